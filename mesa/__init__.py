@@ -1,1 +1,59 @@
-"""Training-free methods that let a causal language model read beyond its trained window."""
+"""Training-free methods that let a causal language model read beyond its trained window.
+
+`mesa.methods` and `mesa.plan` need no torch; the rest is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from mesa.methods import (
+    METHODS,
+    DynamicNTK,
+    LeakyReRoPE,
+    LMInfinite,
+    MesaExtrapolation,
+    Method,
+    NTKMixed,
+    Origin,
+    ReRoPE,
+    SelfExtend,
+    StairPE,
+    StreamingLLM,
+    make,
+)
+from mesa.plan import Plan, distances
+
+if TYPE_CHECKING:
+    from mesa.models import load
+    from mesa.plug import applied
+
+_LAZY = {"applied": "mesa.plug", "load": "mesa.models"}
+
+__all__ = [
+    "METHODS",
+    "DynamicNTK",
+    "LMInfinite",
+    "LeakyReRoPE",
+    "MesaExtrapolation",
+    "Method",
+    "NTKMixed",
+    "Origin",
+    "Plan",
+    "ReRoPE",
+    "SelfExtend",
+    "StairPE",
+    "StreamingLLM",
+    "applied",
+    "distances",
+    "load",
+    "make",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads what needs torch when it is asked for."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'mesa' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

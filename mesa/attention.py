@@ -1,0 +1,227 @@
+"""Executors: they obey a plan and know nothing of methods.
+
+`dense` builds the whole score matrix: O(T^2) memory, gradients, attention weights. `fused` computes attention over
+each region by itself and merges the parts exactly through their log-sum-exp: O(T) memory beside queries and keys.
+Both take raw queries and keys (before rotary embedding) of tokens `start .. plan.length - 1` and 0 .. plan.length - 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mesa.plan import Plan, Position, Region, own_index
+
+BLOCK = 256
+"""Queries a call (tokens) where a mask has to be built."""
+
+Rotate = Callable[[Tensor, Tensor, Plan], Tensor]
+"""Rotates (batch, head, token, dim) by positions (token,) under a plan's frequencies."""
+
+
+@dataclass
+class Schedule:
+    """A plan, bound to the tokens from `start` on; remembers rotary tables between layers."""
+
+    plan: Plan
+    start: int
+    rotate: Rotate
+    _positions: dict[tuple[Position, int, int, torch.device], Tensor] = field(default_factory=dict)
+
+    def positions(self, position: Position, begin: int, end: int, device: torch.device) -> Tensor:
+        """What `position` gives the tokens begin .. end - 1; the same tensor for the same question."""
+        known = (position, begin, end, device)
+        if known not in self._positions:
+            self._positions[known] = position(torch.arange(begin, end, device=device))
+        return self._positions[known]
+
+    def indices(self, begin: int, end: int, device: torch.device) -> Tensor:
+        """Token indices begin .. end - 1."""
+        return self.positions(own_index, begin, end, device)
+
+    def rotated(self, states: Tensor, position: Position, begin: int, end: int) -> Tensor:
+        """`states` of the tokens begin .. end - 1, rotated to the positions that `position` gives them."""
+        return self.rotate(states, self.positions(position, begin, end, states.device), self.plan)
+
+    def query_scale(self, region: Region, begin: int, end: int, like: Tensor) -> Tensor | None:
+        """Factors (token, 1) on queries by log-n scaling, or None where all are 1."""
+        if not region.log_n or end <= region.log_n:
+            return None
+        index = self.indices(begin, end, like.device)
+        return ((index + 1).log() / math.log(region.log_n)).clamp(min=1.0).to(like.dtype)[:, None]
+
+
+def dense(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention output (batch, head, query, dim) and weights (batch, head, query, key) by one full score matrix."""
+    plan, start = schedule.plan, schedule.start
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = query.new_full((*query.shape[:3], plan.length), -math.inf)
+    tokens = schedule.indices(0, plan.length, query.device)
+    for region in plan.regions:
+        inside = region.contains(tokens[start:, None], tokens[None, :])
+        rotated_query = schedule.rotated(query, region.query_position, start, plan.length)
+        factor = schedule.query_scale(region, start, plan.length, query)
+        if factor is not None:
+            rotated_query = rotated_query * factor
+        rotated_key = schedule.rotated(key, region.key_position, 0, plan.length)
+        scores = torch.where(inside, rotated_query @ rotated_key.transpose(-1, -2) * scale, scores)
+    weights = scores.softmax(-1, dtype=torch.promote_types(query.dtype, torch.float32)).to(query.dtype)
+    return weights @ value, weights
+
+
+@dataclass(frozen=True)
+class Call:
+    """One attention call of a region: queries and keys by index, and whether the lower triangle or a mask applies."""
+
+    queries: tuple[int, int]
+    keys: tuple[int, int]
+    causal: bool = False
+    masked: bool = False
+
+
+def calls(region: Region, start: int, length: int) -> Iterator[Call]:
+    """The calls that cover the region's pairs with queries `start` .. `length` - 1, each pair once."""
+    first_key, last_key = region.keys[0], min(region.keys[1], length)
+    begin = max(region.queries[0], start, first_key + region.nearest)
+    end = min(region.queries[1], length)
+    if region.farthest is not None:
+        end = min(end, last_key + region.farthest)
+    if begin >= end or first_key >= last_key:
+        return
+    if region.holds is None and (region.farthest is None or end - begin == 1):
+        if region.farthest is not None:
+            first_key = max(first_key, begin - region.farthest)
+        edge = begin - region.nearest + (end - begin == 1)  # keys before it are seen by every query
+        if first_key < edge:
+            yield Call((begin, end), (first_key, min(edge, last_key)))
+        triangle = (max(edge, first_key), min(last_key, end - region.nearest))
+        if triangle[0] < triangle[1]:
+            yield Call((begin, end), triangle, causal=True)
+        return
+    for block in range(begin, end, BLOCK):
+        block_end = min(block + BLOCK, end)
+        near_key = first_key if region.farthest is None else max(first_key, block - region.farthest)
+        yield Call((block, block_end), (near_key, min(last_key, block_end - region.nearest)), masked=True)
+
+
+def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, None]:
+    """Attention output (batch, head, query, dim), region by region, merged by log-sum-exp; no weights."""
+    start, length = schedule.start, schedule.plan.length
+    work = [(region, list(calls(region, start, length))) for region in schedule.plan.regions]
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        raise RuntimeError("the fused executor has no gradients; use torch.no_grad() or executor='dense'")
+    merged = _Merged(query, start)
+    for region, region_calls in work:
+        if not region_calls:
+            continue
+        first, last = region_calls[0].queries[0], region_calls[-1].queries[1]
+        low, high = min(call.keys[0] for call in region_calls), max(call.keys[1] for call in region_calls)
+        part = schedule.rotated(query[:, :, first - start : last - start], region.query_position, first, last)
+        factor = schedule.query_scale(region, first, last, query)
+        if factor is not None:
+            part = part * factor
+        keys = schedule.rotated(key[:, :, low:high], region.key_position, low, high)
+        for call in region_calls:
+            (q0, q1), (k0, k1) = call.queries, call.keys
+            mask = None
+            if call.masked:
+                index = schedule.indices(0, length, query.device)
+                mask = region.contains(index[q0:q1, None], index[None, k0:k1])
+            output, log_sum = attend(
+                part[:, :, q0 - first : q1 - first],
+                keys[:, :, k0 - low : k1 - low],
+                value[:, :, k0:k1],
+                scale,
+                call.causal,
+                mask,
+            )
+            merged.add(q0, q1, output, log_sum)
+    return merged.output(), None
+
+
+class _Merged:
+    """Running merge of attention parts over disjoint keys, in float32 or better."""
+
+    def __init__(self, query: Tensor, start: int) -> None:
+        self.dtype, self.start, self.shape = query.dtype, start, query.shape
+        self.whole: tuple[Tensor, Tensor] | None = None
+        self.accurate = torch.promote_types(query.dtype, torch.float32)
+        self.device = query.device
+
+    def add(self, begin: int, end: int, output: Tensor, log_sum: Tensor) -> None:
+        """Adds the part of the queries begin .. end - 1."""
+        rows = slice(begin - self.start, end - self.start)
+        if self.whole is None:
+            if end - begin == self.shape[2]:
+                self.whole = output, log_sum
+                return
+            empty = torch.zeros(self.shape, dtype=self.accurate, device=self.device)
+            self.whole = empty, empty.new_full(self.shape[:3], -math.inf)
+        total, total_log = self.whole
+        if total.dtype != self.accurate:
+            total = total.to(self.accurate)
+        old_log = total_log[:, :, rows]
+        new_log = torch.logaddexp(old_log, log_sum)
+        kept = (old_log - new_log).exp().nan_to_num(nan=0.0)[..., None]  # NaN: neither part saw a key
+        added = (log_sum - new_log).exp().nan_to_num(nan=0.0)[..., None]
+        total[:, :, rows].mul_(kept).addcmul_(output.to(self.accurate), added)
+        total_log[:, :, rows] = new_log
+        self.whole = total, total_log
+
+    def output(self) -> Tensor:
+        """The merged output in the query's dtype."""
+        if self.whole is None:
+            return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        return self.whole[0].to(self.dtype)
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention and its log-sum-exp over the keys (-inf where a query sees none).
+
+    Shapes: query (batch, head, q, dim), key and value (batch, key head, k, dim), mask (q, k) bool; returns
+    (batch, head, q, dim) and (batch, head, q). `causal` is the lower triangle from the top left.
+    """
+    if query.device.type != "cpu":
+        return _attend_blocks(query, key, value, scale, causal, mask)
+    additive = None
+    if mask is not None:
+        additive = query.new_zeros(mask.shape).masked_fill_(~mask, -math.inf)
+    output, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, causal, attn_mask=additive, scale=scale
+    )
+    if mask is not None:
+        log_sum = log_sum.masked_fill(~mask.any(-1), -math.inf)  # the op reports 0 there
+    return output, log_sum
+
+
+def _attend_blocks(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """`attend` in plain operations, BLOCK queries at a time, for devices without an op that returns both."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    accurate = torch.promote_types(query.dtype, torch.float32)
+    outputs, log_sums = [], []
+    for begin in range(0, query.shape[2], BLOCK):
+        rows = query[:, :, begin : begin + BLOCK]
+        scores = (rows @ key.transpose(-1, -2)).to(accurate) * scale
+        if causal:
+            ones = torch.ones(rows.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
+            scores = scores.masked_fill(~ones.tril(begin), -math.inf)
+        if mask is not None:
+            scores = scores.masked_fill(~mask[begin : begin + BLOCK], -math.inf)
+        log_sum = scores.logsumexp(-1)
+        weights = (scores - log_sum[..., None]).exp().nan_to_num(nan=0.0)
+        outputs.append(weights.to(query.dtype) @ value)
+        log_sums.append(log_sum)
+    return torch.cat(outputs, 2), torch.cat(log_sums, 2)
+
+
+EXECUTORS = {"dense": dense, "fused": fused}

@@ -1,0 +1,82 @@
+"""Plans: which query sees which key, and which positions both are given. Integers and predicates, no tensors.
+
+Tokens count from 0. `t` is a query's index, `i` a key's, `t - i >= 0` their distance, all in tokens. Every function
+of positions is written with plain operators, so that it serves Python ints, numpy arrays and torch tensors alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Position = Callable[[Any], Any]
+"""Maps token indices to the positions that rotary embedding is given for them."""
+
+
+def own_index(index: Any) -> Any:
+    """Every token keeps its index as its position."""
+    return index
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Every token is given the same position."""
+
+    position: float
+
+    def __call__(self, index: Any) -> Any:
+        """The position, in the shape of `index`."""
+        return index * 0 + self.position
+
+
+@dataclass(frozen=True)
+class Region:
+    """Some query-key pairs, and the positions they are given.
+
+    The pair (t, i) belongs to the region when `queries[0] <= t < queries[1]`, `keys[0] <= i < keys[1]`,
+    `nearest <= t - i <= farthest` and, where given, `holds(t, i)`. Its effective relative position is
+    `query_position(t) - key_position(i)`.
+    """
+
+    queries: tuple[int, int]
+    keys: tuple[int, int]
+    query_position: Position = own_index
+    key_position: Position = own_index
+    nearest: int = 0
+    farthest: int | None = None
+    holds: Callable[[Any, Any], Any] | None = None
+    log_n: int = 0
+    """Where positive: the query is scaled by max(1, ln(t + 1) / ln(log_n))."""
+
+    def contains(self, query: Any, key: Any) -> Any:
+        """Whether the pairs belong to the region (elementwise for arrays)."""
+        distance = query - key
+        inside = (distance >= self.nearest) & (query >= self.queries[0]) & (query < self.queries[1])
+        inside = inside & (key >= self.keys[0]) & (key < self.keys[1])
+        if self.farthest is not None:
+            inside = inside & (distance <= self.farthest)
+        return inside if self.holds is None else inside & self.holds(query, key)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a method does with `length` tokens: disjoint regions (pairs in none are masked), and rotary's base."""
+
+    length: int
+    regions: tuple[Region, ...]
+    frequency_scale: Callable[[Any, int], Any] | None = None
+    """Maps (0-based frequency number, rotary dims) to the factor on that inverse frequency."""
+
+
+def distances(plan: Plan) -> np.ndarray:
+    """Effective relative position of every pair, (length, length), -1 where masked; ints where all are whole."""
+    query, key = np.arange(plan.length)[:, None], np.arange(plan.length)[None, :]
+    result = np.full((plan.length, plan.length), -1.0)
+    for region in plan.regions:
+        relative = region.query_position(query) - region.key_position(key)
+        result = np.where(region.contains(query, key), relative, result)
+    whole = result.astype(np.int64)
+    return whole if (whole == result).all() else result

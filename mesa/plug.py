@@ -1,0 +1,187 @@
+"""Attaches a method to a Hugging Face causal language model, and always takes it off again.
+
+How: while attached, the model's rotary module returns cos = 1 and sin = 0, so that its attention hands raw queries
+and keys to our attention function (and caches raw keys), which rotates them as the method's plan says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, Cache, DynamicCache, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface
+
+from mesa.attention import EXECUTORS, Schedule
+from mesa.methods import Method
+from mesa.rope import Rotary, SilentRotary
+
+FAMILIES = ("llama",)
+"""Model types (`config.model_type`) that methods can be attached to."""
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Rows of a batch with the same left padding, and their schedule."""
+
+    rows: Tensor
+    pad: int
+    schedule: Schedule
+
+
+class Attachment:
+    """A method on a model. `calls` counts, per layer, how often the method's executor ran."""
+
+    def __init__(self, model: PreTrainedModel, method: Method, executor: str) -> None:
+        self.model, self.method, self.executor = model, method, executor
+        self.decoder: Any = model.get_decoder()
+        self.rotary_module: nn.Module = self.decoder.rotary_emb
+        self.rotary = Rotary(self.rotary_module)
+        self.calls: Counter[int] = Counter()
+        self._prompt_lengths: WeakKeyDictionary[Cache, int] = WeakKeyDictionary()
+        self._groups: list[_Group] = []
+        self._attention_module: nn.Module | None = None
+
+    def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Lays out the coming pass: lengths, padding, and one plan for each padding."""
+        inputs = args[0] if args else kwargs.get("input_ids")
+        inputs = kwargs["inputs_embeds"] if inputs is None else inputs
+        batch, new = inputs.shape[:2]
+        cache = kwargs.get("past_key_values")
+        past = 0 if cache is None else int(cache.get_seq_length())
+        if past and not isinstance(cache, DynamicCache):
+            raise TypeError(f"{type(cache).__name__} is not supported; pass a DynamicCache")
+        if past and cache not in self._prompt_lengths:
+            raise ValueError(
+                f"the cache of {past} tokens was not filled under {self.method.name}; start with a new one"
+            )
+        prompt_length = self._prompt_lengths[cache] if past else new
+        if cache is not None:
+            self._prompt_lengths[cache] = prompt_length
+        pads = _left_padding(kwargs.get("attention_mask"), batch, past + new)
+        self.rotary.forget()
+        self._groups = []
+        for pad in sorted(set(pads)):
+            plan = self.method.plan(past + new - pad, prompt_length - pad)
+            schedule = Schedule(plan, max(0, past - pad), self._rotate)
+            rows = torch.tensor([row for row, its_pad in enumerate(pads) if its_pad == pad], device=inputs.device)
+            self._groups.append(_Group(rows, pad, schedule))
+
+    def after_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Remembers the prompt's length for a cache that the model made by itself."""
+        cache = getattr(output, "past_key_values", None)
+        if cache is not None and cache not in self._prompt_lengths:
+            self._prompt_lengths[cache] = int(cache.get_seq_length())
+
+    def attention(
+        self,
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float,
+        dropout: float = 0.0,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """What the model calls in place of its attention: output (batch, query, head, dim), and weights or None."""
+        if dropout:
+            raise ValueError(
+                f"attention dropout={dropout} is not supported while a method is attached; use model.eval()"
+            )
+        self._attention_module = module
+        execute = EXECUTORS[self.executor]
+        self.calls[module.layer_idx] += 1
+        if len(self._groups) == 1 and self._groups[0].pad == 0:
+            output, weights = execute(self._groups[0].schedule, query, key, value, scaling)
+            return output.transpose(1, 2).contiguous(), weights
+        output = torch.zeros_like(query)
+        weights = query.new_zeros(*query.shape[:3], key.shape[2]) if self.executor == "dense" else None
+        for group in self._groups:
+            skip = max(0, group.pad - (key.shape[2] - query.shape[2]))
+            rows = group.rows
+            parts = (query[rows, :, skip:], key[rows, :, group.pad :], value[rows, :, group.pad :])
+            output[rows, :, skip:], row_weights = execute(group.schedule, *parts, scaling)
+            if weights is not None and row_weights is not None:
+                weights[rows, :, skip:, group.pad :] = row_weights
+        return output.transpose(1, 2).contiguous(), weights
+
+    def _rotate(self, states: Tensor, positions: Tensor, plan: Any) -> Tensor:
+        assert self._attention_module is not None
+        return self.rotary(states, positions, plan, self._attention_module)
+
+
+def _left_padding(mask: Tensor | None, batch: int, length: int) -> list[int]:
+    """Tokens of left padding of every row; ValueError for any other mask."""
+    if mask is None:
+        return [0] * batch
+    if mask.dim() != 2 or mask.shape[1] != length:
+        raise ValueError(f"attention_mask has shape {tuple(mask.shape)}; needed is a padding mask ({batch}, {length})")
+    kept = mask.bool()
+    if (kept[:, 1:] < kept[:, :-1]).any():
+        raise ValueError("attention_mask pads on the right; set tokenizer.padding_side='left'")
+    pads = (length - kept.sum(1)).tolist()
+    if length in pads:
+        raise ValueError(f"row {pads.index(length)} of attention_mask is all padding; drop it from the batch")
+    return pads
+
+
+def check_supported(model: PreTrainedModel) -> None:
+    """Raises ValueError, naming what is supported, when no method can be attached to `model`."""
+    kind = model.config.model_type
+    decoder = model.get_decoder()
+    if getattr(decoder, "rotary_emb", None) is None:
+        raise ValueError(f"model type {kind!r} has no rotary embeddings to weave; supported: {', '.join(FAMILIES)}")
+    if kind not in FAMILIES:
+        raise ValueError(f"model type {kind!r} is not supported; supported: {', '.join(FAMILIES)}")
+    if isinstance(decoder.rotary_emb, SilentRotary):
+        raise ValueError("a method is already attached to this model; leave its `with` block first")
+    rope_type = getattr(decoder.rotary_emb, "rope_type", "default")
+    if rope_type in ("dynamic", "longrope"):
+        raise ValueError(f"the model's own rope_type={rope_type!r} changes with length; set it to 'default' to weave")
+
+
+@contextmanager
+def applied(model: PreTrainedModel, method: Method, *, executor: str = "fused") -> Iterator[Attachment]:
+    """Attaches `method` for the length of a `with` block; the model is restored after it, also by an error.
+
+    executor: 'fused' (O(T) memory, no gradients) or 'dense' (O(T^2) memory, gradients, attention weights).
+    Batches may be padded on the left. A KV cache filled inside the block serves only inside it.
+    Raises ValueError for an unsupported model or an unknown executor.
+
+    >>> with mesa.applied(model, mesa.ReRoPE(trained_length=4096)):
+    ...     model.generate(**inputs)
+    """
+    if executor not in EXECUTORS:
+        raise ValueError(f"unknown executor {executor!r}; known: {', '.join(EXECUTORS)}")
+    check_supported(model)
+    attachment = Attachment(model, method, executor)
+    decoder, name = attachment.decoder, f"mesa_lens_{id(attachment):x}"
+    before = model.config._attn_implementation
+    AttentionInterface.register(name, attachment.attention)
+    AttentionMaskInterface.register(name, _no_mask)
+    hooks = (
+        decoder.register_forward_pre_hook(attachment.before_forward, with_kwargs=True),
+        decoder.register_forward_hook(attachment.after_forward, with_kwargs=True),
+    )
+    try:
+        decoder.rotary_emb = SilentRotary(attachment.rotary_module)
+        model.config._attn_implementation = name
+        yield attachment
+    finally:
+        model.config._attn_implementation = before
+        decoder.rotary_emb = attachment.rotary_module
+        for hook in hooks:
+            hook.remove()
+        AttentionInterface._global_mapping.pop(name)
+        AttentionMaskInterface._global_mapping.pop(name)
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    """The plan masks; padding is read from the 2-D mask in `before_forward`."""
