@@ -5,11 +5,12 @@ The nearest wrong formula (a window off by one, no log-n, floor for ceil) is off
 
 from pathlib import Path
 
-import mesa
 import numpy as np
 import pytest
 import torch
 from transformers import DynamicCache, LlamaForCausalLM
+
+import mesa
 
 GOLDEN = Path(__file__).parent / "golden"
 TOLERANCE = 1e-4

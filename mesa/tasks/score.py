@@ -19,7 +19,9 @@ Report = Callable[[], object]
 def heldout_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str] | None = None) -> list[np.ndarray]:
     """Token ids of held-out texts (the shipped ones by default), without special tokens."""
     texts = corpus.heldout() if texts is None else texts
-    return [np.array(ids, np.int64) for ids in tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids]
+    return [
+        np.array(ids, np.int64) for ids in tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids
+    ]
 
 
 def text_windows(documents: Sequence[np.ndarray], tokens: int, count: int) -> list[np.ndarray]:

@@ -1,0 +1,97 @@
+"""`mesa-lens methods`: lists the methods, and draws the relative positions of one."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+
+from mesa.methods import METHODS, Method
+from mesa.plan import distances
+from mesa_lens.settings import make_methods
+
+_WIDEST = 48
+
+
+def add(commands: Any) -> None:
+    """Adds the subcommand."""
+    command = commands.add_parser("methods", help="list the methods, or explain one", description=__doc__)
+    command.add_argument("--trained-length", type=int, default=4096, help="M in tokens (default 4096, LLaMA2's)")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.set_defaults(run=run_list)
+    explain = command.add_subparsers(metavar="explain").add_parser(
+        "explain", help="draw a method's relative-position matrix"
+    )
+    explain.add_argument("name", help=f"one of {', '.join(METHODS)}")
+    explain.add_argument("--length", type=int, default=12, help="tokens to draw (default 12)")
+    explain.add_argument(
+        "--trained-length", type=int, default=None, help="M in tokens (default: two thirds of the length)"
+    )
+    explain.add_argument("--set", action="append", default=[], metavar="METHOD.PARAMETER=VALUE")
+    explain.add_argument("--json", action="store_true", help="print JSON")
+    explain.set_defaults(run=run_explain)
+
+
+def run_list(args: argparse.Namespace) -> int:
+    """Prints every method with its formula, parameters and source."""
+    methods = make_methods("all", args.trained_length)
+    if args.json:
+        print(json.dumps([_record(method) for method in methods.values()], indent=1))
+        return 0
+    print(
+        f"Methods at trained length M = {args.trained_length} tokens. t query, i key, r = t - i; R the distance it is given.\n"
+    )
+    for method in methods.values():
+        print(f"{method.name:14s} {method.formula}")
+        print(f"{'':14s} {_parameters(method)}")
+        print(f"{'':14s} {method.source}\n")
+    return 0
+
+
+def run_explain(args: argparse.Namespace) -> int:
+    """Prints the matrix of effective relative positions, one row a query."""
+    if args.length < 1:
+        raise ValueError(f"--length {args.length} is below 1 token")
+    trained_length = args.trained_length or max(2, args.length * 2 // 3)
+    method = make_methods(args.name, trained_length, args.set)[args.name]
+    matrix = distances(method.plan(args.length))
+    if args.json:
+        print(json.dumps({**_record(method), "length": args.length, "relative_positions": matrix.tolist()}))
+        return 0
+    if args.length > _WIDEST:
+        raise ValueError(f"--length {args.length} is too wide to draw; use at most {_WIDEST}, or --json")
+    print(f"{method.name}: {method.formula}")
+    print(f"M = {trained_length}; {_parameters(method)}")
+    if method.plan(args.length).frequency_scale is not None:
+        print("rotary frequencies are changed at this length; the distances below are not")
+    print("rows: query t, columns: key i, '.': masked\n")
+    print(_drawn(matrix))
+    return 0
+
+
+def _drawn(matrix: np.ndarray) -> str:
+    cells = [[_cell(value) for value in row] for row in matrix]
+    width = max(len(cell) for row in cells for cell in row)
+    label = len(str(len(cells) - 1))
+    head = " " * (label + 3) + " ".join(f"{key:>{width}}" for key in range(len(cells)))
+    rows = [
+        f"{query:>{label}} | " + " ".join(f"{cell:>{width}}" for cell in row[: query + 1])
+        for query, row in enumerate(cells)
+    ]
+    return "\n".join([head, *rows])
+
+
+def _cell(value: float) -> str:
+    return "." if value < 0 else f"{value:.4g}"
+
+
+def _record(method: Method) -> dict[str, Any]:
+    return {**method.describe(), "formula": method.formula, "source": method.source}
+
+
+def _parameters(method: Method) -> str:
+    shown = (field.name for field in dataclasses.fields(method) if field.name != "trained_length")
+    return ", ".join(f"{name}={getattr(method, name)}" for name in shown)

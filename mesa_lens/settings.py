@@ -1,0 +1,38 @@
+"""Methods and their parameters, from text."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from typing import Any
+
+from mesa.methods import METHODS, Method, make
+
+
+def method_settings(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Parameters by method from texts such as 'rerope.window=512'; ValueError names the one it cannot read."""
+    result: dict[str, dict[str, Any]] = {}
+    for setting in settings:
+        target, equals, text = setting.partition("=")
+        name, dot, parameter = target.partition(".")
+        if not (equals and dot):
+            raise ValueError(f"--set {setting!r} is not METHOD.PARAMETER=VALUE, e.g. rerope.window=512")
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            value = text
+        result.setdefault(name, {})[parameter] = value
+    return result
+
+
+def make_methods(names: str, trained_length: int, settings: Sequence[str] = ()) -> dict[str, Method]:
+    """The methods named in a comma-separated text (or 'all'), by name. ValueError for unknown or doubled ones."""
+    wanted = list(METHODS) if names == "all" else [name.strip() for name in names.split(",")]
+    doubled = {name for name in wanted if wanted.count(name) > 1}
+    if doubled:
+        raise ValueError(f"--methods names {', '.join(sorted(doubled))} more than once")
+    parameters = method_settings(settings)
+    for name in parameters:
+        if name not in wanted:
+            raise ValueError(f"--set names {name!r}, which is not among --methods {','.join(wanted)}")
+    return {name: make(name, trained_length, **parameters.get(name, {})) for name in wanted}

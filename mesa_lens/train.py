@@ -1,0 +1,28 @@
+"""`mesa-lens train-default`: trains the shipped model anew."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    """Adds the subcommand."""
+    command = commands.add_parser("train-default", help="train the shipped default model anew", description=__doc__)
+    command.add_argument("--out", type=Path, required=True, help="folder for checkpoint, tokenizer and card")
+    command.add_argument("--tokens", type=int, default=24_000_000, help="training tokens (default 24 million)")
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--device", default="cpu")
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains into a folder that must not hold a model yet."""
+    if (args.out / "config.json").exists():
+        raise FileExistsError(f"--out {args.out} already holds a model; name another folder")
+    from mesa.train import TrainConfig, train
+
+    train(TrainConfig(tokens=args.tokens, seed=args.seed), args.out, device=args.device)
+    print(f"wrote {args.out}; use it with --model {args.out}")
+    return 0

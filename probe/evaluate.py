@@ -1,0 +1,67 @@
+"""Measures, for each method and length, what a model really does: tail likelihood and passkey retrieval."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import xarray as xr
+from tqdm import tqdm
+
+import mesa
+from mesa.methods import Method
+from mesa.models import Loaded
+from mesa.tasks import score
+from mesa.tasks.retrieval import Prompt, first_ids
+
+MULTIPLES = (0.5, 1, 1.5, 2, 3, 4, 6, 8)
+"""Lengths measured by default, in trained windows."""
+
+
+def default_lengths(trained_length: int, longest: int) -> list[int]:
+    """`MULTIPLES` of M up to `longest` tokens."""
+    return [int(trained_length * multiple) for multiple in MULTIPLES if trained_length * multiple <= longest]
+
+
+def evaluate(
+    loaded: Loaded,
+    methods: Mapping[str, Method],
+    lengths: Sequence[int],
+    samples: int,
+    seed: int,
+    documents: Sequence[np.ndarray],
+) -> xr.Dataset:
+    """`tail_nll` (method, length, window) in nats a token and `passkey` (method, length, sample), 1 where found.
+
+    `samples` passkey prompts a length and as many text windows, the same for every method. The tail is M/4 tokens,
+    the same targets at every length. Raises ValueError, before any pass, for a length that a task cannot be built at.
+    """
+    tokenizer = loaded.tokenizer
+    tail = max(1, next(iter(methods.values())).trained_length // 4)
+    first = first_ids(tokenizer)  # pyright: ignore[reportArgumentType]
+    if min(lengths) <= tail + len(first):
+        raise ValueError(
+            f"length={min(lengths)} leaves no context before a tail of {tail} tokens; measure from {2 * tail}"
+        )
+    windows = score.text_windows(documents, max(lengths), samples)
+    asked: dict[int, list[Prompt]] = {
+        length: score.prompts("passkey", tokenizer, length, samples, seed) for length in lengths
+    }
+    shape = (len(methods), len(lengths))
+    nll, hits = np.empty((*shape, len(windows))), np.empty((*shape, samples))
+    with tqdm(
+        total=len(methods) * len(lengths) * (samples + len(windows)), desc="measuring failure", unit="prompt"
+    ) as bar:
+        for row, method in enumerate(methods.values()):
+            with mesa.applied(loaded.model, method):
+                for column, length in enumerate(lengths):
+                    nll[row, column] = score.tail_nll(loaded.model, windows, first, length, tail, bar.update)
+                    hits[row, column] = score.retrieval_hits(loaded.model, tokenizer, asked[length], bar.update)
+    return xr.Dataset(
+        {
+            "tail_nll": (("method", "length", "window"), nll, {"long_name": "tail NLL", "units": "nats/token"}),
+            "passkey": (("method", "length", "sample"), hits, {"long_name": "passkey found", "units": "1"}),
+        },
+        coords={"method": list(methods), "length": list(lengths)},
+        attrs={"tail": tail, "seed": seed, "trained_length": next(iter(methods.values())).trained_length},
+    )

@@ -1,0 +1,105 @@
+"""What to capture: hooks, layers, positions, dims, dtype; parsed from text, checked against a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+HOOKS = {
+    "resid_pre": "blocks.{layer}.hook_resid_pre",
+    "resid_mid": "blocks.{layer}.hook_resid_mid",
+    "resid_post": "blocks.{layer}.hook_resid_post",
+    "attn_out": "blocks.{layer}.hook_attn_out",
+    "mlp_out": "blocks.{layer}.hook_mlp_out",
+    "q": "blocks.{layer}.attn.hook_q",
+    "k": "blocks.{layer}.attn.hook_k",
+    "v": "blocks.{layer}.attn.hook_v",
+    "z": "blocks.{layer}.attn.hook_z",
+}
+"""Our names of TransformerLens hooks. q and k are raw (before rotary); heads are laid side by side in `dim`."""
+
+STORE_DTYPES = ("float32", "float16")
+
+Ranges = tuple[tuple[int, int], ...]
+"""Half-open ranges (start, stop)."""
+
+
+def parse_ranges(text: str, option: str) -> Ranges | None:
+    """Ranges from text such as '0-10,20' (ends included); None for 'all'. ValueError for anything else."""
+    if text == "all":
+        return None
+    ranges = []
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        if not (first.isdigit() and (last or first).isdigit()):
+            raise ValueError(f"{option}={text!r}: {part!r} is no range; write e.g. 0-10,20 or all")
+        start, stop = int(first), int(last or first) + 1
+        if stop <= start:
+            raise ValueError(f"{option}={text!r}: {part!r} is empty; the end comes before the start")
+        ranges.append((start, stop))
+    return tuple(sorted(ranges))
+
+
+def _indices(ranges: Ranges | None, size: int, what: str) -> list[int]:
+    """All indices in the ranges; ValueError when one is not below `size`."""
+    if ranges is None:
+        return list(range(size))
+    for start, stop in ranges:
+        if stop > size:
+            raise ValueError(f"{what} {start}-{stop - 1} is out of range; there are {what}s 0-{size - 1}")
+    return sorted({index for start, stop in ranges for index in range(start, stop)})
+
+
+@dataclass(frozen=True)
+class CaptureSpec:
+    """What to keep of a forward pass; None keeps all. Ranges are half-open, positions count tokens from 0."""
+
+    hooks: tuple[str, ...] = ("resid_post",)
+    layers: Ranges | None = None
+    positions: Ranges | None = None
+    dims: Ranges | None = None
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        """ValueError for unknown hooks or dtypes."""
+        if not self.hooks:
+            raise ValueError(f"hooks is empty; known: {', '.join(HOOKS)}")
+        for hook in self.hooks:
+            if hook not in HOOKS:
+                raise ValueError(f"unknown hook {hook!r}; known: {', '.join(HOOKS)}")
+        if self.dtype not in STORE_DTYPES:
+            raise ValueError(f"unknown store dtype {self.dtype!r}; known: {', '.join(STORE_DTYPES)}")
+
+    def resolve(self, config: Any, length: int) -> Kept:
+        """The indices kept of a model with Hugging Face `config` reading `length` tokens; ValueError out of range."""
+        sizes = {_width(hook, config) for hook in self.hooks}
+        if len(sizes) > 1:
+            raise ValueError(f"hooks {', '.join(self.hooks)} differ in width {sorted(sizes)}; capture them in two runs")
+        return Kept(
+            layers=_indices(self.layers, config.num_hidden_layers, "layer"),
+            positions=_indices(self.positions, length, "position"),
+            dims=_indices(self.dims, sizes.pop(), "dim"),
+        )
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The layers, token positions and dims that are kept, in rising order."""
+
+    layers: Sequence[int]
+    positions: Sequence[int]
+    dims: Sequence[int]
+
+    @property
+    def values(self) -> int:
+        """How many numbers one hook keeps of one pass."""
+        return len(self.layers) * len(self.positions) * len(self.dims)
+
+
+def _width(hook: str, config: Any) -> int:
+    """Dims of a hook's tensor."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if hook in ("k", "v"):
+        return config.num_key_value_heads * head_dim
+    return config.num_attention_heads * head_dim if hook in ("q", "z") else config.hidden_size

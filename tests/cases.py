@@ -1,0 +1,29 @@
+"""One table of methods at a small trained window, for all tests that go over methods."""
+
+import mesa
+
+TRAINED = 24
+
+CASES = {
+    "origin": {},
+    "rerope": {"window": 5},
+    "leaky-rerope": {"window": 5, "k": 4},
+    "dynamic-ntk": {},
+    "ntk-mixed": {},
+    "lm-infinite": {"window": 9, "first": 3},
+    "streaming-llm": {"window": 7, "first": 3},
+    "self-extend": {"window": 7, "group": 3},
+    "stair": {"window": 5, "width": 3},
+    "mesa": {"window": 5, "width": 3, "first": 4, "last": 6, "split_threshold": 3},
+}
+
+
+def method(name: str, **changes) -> mesa.Method:
+    return mesa.make(name, TRAINED, **{**CASES[name], **changes})
+
+
+def oracle_parameters(name: str) -> dict:
+    parameters = dict(CASES[name])
+    if "split_threshold" in parameters:
+        parameters["split"] = parameters.pop("split_threshold")
+    return parameters

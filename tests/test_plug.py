@@ -1,0 +1,218 @@
+import copy
+
+import cases
+import pytest
+import torch
+from transformers import AttentionInterface, DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+import mesa
+
+
+def tiny(seed=0, key_heads=2, **changes):
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=key_heads,
+        max_position_embeddings=cases.TRAINED,
+        bos_token_id=0,
+        eos_token_id=None,
+        pad_token_id=1,
+        **changes,
+    )
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():  # so that positions matter
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight *= 20
+            layer.self_attn.k_proj.weight *= 20
+    return model
+
+
+@pytest.fixture
+def model():
+    return tiny()
+
+
+def tokens(batch, length, seed=0):
+    return torch.randint(2, 97, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def logits(model, ids, **kwargs):
+    with torch.no_grad():
+        return model(ids, **kwargs).logits
+
+
+@pytest.mark.parametrize("executor", ["dense", "fused"])
+@pytest.mark.parametrize("key_heads", [4, 2, 1])
+def test_origin_equals_the_stock_model_with_left_padding_and_decoding(executor, key_heads):
+    model = tiny(key_heads=key_heads)
+    ids, mask = tokens(3, 40), torch.ones(3, 40, dtype=torch.long)
+    mask[0, :7] = mask[2, :1] = 0
+    steps = tokens(3, 20, seed=1)
+
+    def run():
+        cache, grown = DynamicCache(), mask
+        parts = [logits(model, ids, attention_mask=mask, position_ids=positions(mask), past_key_values=cache)]
+        for step in range(20):
+            grown = torch.cat([grown, torch.ones(3, 1, dtype=torch.long)], 1)
+            part = {"attention_mask": grown, "position_ids": positions(grown)[:, -1:], "past_key_values": cache}
+            parts.append(logits(model, steps[:, step : step + 1], **part))
+        return torch.cat(parts, 1)
+
+    stock = run()
+    with mesa.applied(model, mesa.Origin(trained_length=cases.TRAINED), executor=executor):
+        ours = run()
+    real = torch.cat([mask, torch.ones(3, 20, dtype=torch.long)], 1).bool()
+    torch.testing.assert_close(ours[real], stock[real], atol=2e-6, rtol=0)
+    shifted = run_without_mask(model, ids, steps)
+    assert (shifted[0] - stock[0]).abs().max() > 0.1  # what a lost mask would do
+
+
+def positions(mask):
+    return (mask.cumsum(1) - 1).clamp(min=0)
+
+
+def run_without_mask(model, ids, steps):
+    return logits(model, torch.cat([ids, steps], 1))
+
+
+@pytest.mark.parametrize("name", list(cases.CASES))
+def test_a_padded_row_is_what_it_is_alone(model, name):
+    ids, mask = tokens(3, 61), torch.ones(3, 61, dtype=torch.long)
+    mask[0, :11] = mask[1, :30] = 0
+    with mesa.applied(model, cases.method(name)):
+        batch = logits(model, ids, attention_mask=mask)
+        for row, pad in enumerate([11, 30, 0]):
+            alone = logits(model, ids[row : row + 1, pad:])
+            torch.testing.assert_close(batch[row, pad:], alone[0], atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", list(cases.CASES))
+def test_executors_agree_in_prefill_and_decoding(model, name):
+    ids, steps = tokens(2, 61), tokens(2, 6, seed=1)
+    results = []
+    for executor in ("dense", "fused"):
+        with mesa.applied(model, cases.method(name), executor=executor):
+            cache = DynamicCache()
+            parts = [logits(model, ids, past_key_values=cache)]
+            parts += [logits(model, steps[:, n : n + 1], past_key_values=cache) for n in range(6)]
+            results.append(torch.cat(parts, 1))
+    torch.testing.assert_close(*results, atol=2e-5, rtol=0)
+    if name != "origin":
+        assert (results[0] - logits(model, torch.cat([ids, steps], 1))).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("name", list(cases.CASES))
+def test_generate_continues_as_step_by_step_decoding_does(model, name):
+    ids, mask = tokens(2, 50), torch.ones(2, 50, dtype=torch.long)
+    mask[0, :9] = 0
+    with mesa.applied(model, cases.method(name)), torch.no_grad():
+        output = model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False)
+        cache, step, grown, chosen = DynamicCache(), ids, mask, []
+        for _ in range(6):
+            step = model(step, attention_mask=grown, past_key_values=cache).logits[:, -1:].argmax(-1)
+            grown = torch.cat([grown, torch.ones(2, 1, dtype=torch.long)], 1)
+            chosen.append(step)
+    assert output[:, 50:].tolist() == torch.cat(chosen, 1).tolist()
+
+
+def test_dynamic_ntk_forgets_a_long_prompt(model):
+    """Hugging Face's own scaling keeps the base of the longest prompt; long, short, long must not matter."""
+    long, short = tokens(1, 80), tokens(1, 30)
+    with mesa.applied(model, cases.method("dynamic-ntk")):
+        fresh = logits(model, short), logits(model, long)
+        again = logits(model, short), logits(model, long)
+    assert torch.equal(fresh[0], again[0])
+    assert torch.equal(fresh[1], again[1])
+
+
+def test_two_methods_live_side_by_side():
+    one, two, ids = tiny(seed=1), tiny(seed=2), tokens(1, 60)
+    alone = []
+    for model, name in ((one, "rerope"), (two, "mesa")):
+        with mesa.applied(model, cases.method(name)):
+            alone.append(logits(model, ids))
+    with mesa.applied(one, cases.method("rerope")), mesa.applied(two, cases.method("mesa")):
+        assert torch.equal(logits(one, ids), alone[0])
+        assert torch.equal(logits(two, ids), alone[1])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_model_is_as_before(model, fails):
+    ids = tokens(1, 60)
+    before, config, registered = logits(model, ids), copy.deepcopy(model.config), set(AttentionInterface())
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    rotary, modules = model.model.rotary_emb, list(model.modules())
+    try:
+        with mesa.applied(model, cases.method("dynamic-ntk")):
+            logits(model, ids)
+            if fails:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        assert fails
+    assert torch.equal(logits(model, ids), before)
+    assert model.config.to_dict() == config.to_dict()
+    assert model.config._attn_implementation == config._attn_implementation
+    assert set(AttentionInterface()) == registered
+    assert model.model.rotary_emb is rotary
+    assert list(model.modules()) == modules
+    assert not model.model._forward_pre_hooks
+    assert not model.model._forward_hooks
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in weights.items())
+
+
+def test_gradients_flow_through_dense(model):
+    ids = tokens(1, 40)
+    with mesa.applied(model, cases.method("mesa"), executor="dense"):
+        model(ids).logits.sum().backward()
+    assert model.model.layers[0].self_attn.q_proj.weight.grad.abs().max() > 0
+
+
+def test_dense_returns_attention_weights(model):
+    with mesa.applied(model, cases.method("lm-infinite"), executor="dense"), torch.no_grad():
+        weights = model(tokens(1, 30), output_attentions=True).attentions
+    assert len(weights) == 3
+    torch.testing.assert_close(weights[0].sum(-1), torch.ones(1, 4, 30))
+    assert (weights[0][0, :, 20, 3:12] == 0).all()  # masked: beyond the 3 first, before the last 9
+
+
+class TestBadInput:
+    def test_unknown_executor(self, model):
+        with (
+            pytest.raises(ValueError, match="unknown executor 'flash'; known: dense, fused"),
+            mesa.applied(model, cases.method("rerope"), executor="flash"),
+        ):
+            pass
+
+    def test_no_rotary_embeddings(self):
+        model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=9))
+        message = "model type 'gpt2' has no rotary embeddings to weave; supported: llama"
+        with pytest.raises(ValueError, match=message), mesa.applied(model, cases.method("rerope")):
+            pass
+
+    def test_nested(self, model):
+        with (
+            mesa.applied(model, cases.method("rerope")),
+            pytest.raises(ValueError, match="already attached"),
+            mesa.applied(model, cases.method("mesa")),
+        ):
+            pass
+
+    def test_right_padding(self, model):
+        mask = torch.ones(2, 10, dtype=torch.long)
+        mask[0, 8:] = 0
+        with mesa.applied(model, cases.method("rerope")), pytest.raises(ValueError, match="padding_side='left'"):
+            logits(model, tokens(2, 10), attention_mask=mask)
+
+    def test_a_cache_from_outside(self, model):
+        cache = DynamicCache()
+        logits(model, tokens(1, 10), past_key_values=cache)
+        with mesa.applied(model, cases.method("rerope")), pytest.raises(ValueError, match="cache of 10 tokens"):
+            logits(model, tokens(1, 1), past_key_values=cache)
+
+    def test_fused_gradients(self, model):
+        with mesa.applied(model, cases.method("rerope")), pytest.raises(RuntimeError, match="no gradients"):
+            model(tokens(1, 10))
