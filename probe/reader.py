@@ -1,0 +1,121 @@
+"""Opens the store of a run, after checking that it is whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+import zarr
+
+DIMS = ("method", "prompt", "layer", "position", "dim")
+_NOT_CONFIG = ("created", "versions", "complete")  # may differ between runs that give the same numbers
+
+
+@dataclass(frozen=True)
+class Run:
+    """An opened store. `hidden`: one variable a hook, read from disk when used; `evaluation`: scores by length."""
+
+    path: Path
+    hidden: xr.Dataset
+    evaluation: xr.Dataset | None
+
+    @property
+    def trained_length(self) -> int:
+        """The trained window M, in tokens."""
+        return int(self.hidden.attrs["trained_length"])
+
+
+def open_run(path: str | os.PathLike[str]) -> Run:
+    """Opens a run folder or its store.
+
+    Raises FileNotFoundError for a missing path, ValueError for a folder that is no store, an incomplete or a damaged
+    one. Select with a dict, `hidden.sel({"method": "mesa"})`: in `sel`, `method=` means something else.
+    """
+    path = Path(path)
+    inner = path / "store.zarr"
+    path = inner if inner.exists() or partial_path(inner).exists() else path
+    if not path.exists():
+        if partial_path(path).exists():
+            what = list_missing(missing_regions(partial_path(path))) or "it was not finished"
+            raise ValueError(f"{path} is incomplete: {what}; run the capture again")
+        raise FileNotFoundError(f"no run at {path}; make one with `mesa-lens probe`")
+    if not (path / "zarr.json").exists():
+        raise ValueError(f"{path} is not a store: it has no zarr.json; give the folder that `mesa-lens probe` wrote")
+    again = "capture it again with --overwrite"
+    try:
+        hidden = xr.open_zarr(path)
+        evaluation = xr.open_zarr(path, group="evaluation") if (path / "evaluation").exists() else None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({str(error).partition(chr(10))[0]}); {again}") from error
+    for needed, there in (("complete", hidden.attrs), ("trained_length", hidden.attrs), *((d, hidden) for d in DIMS)):
+        if needed not in there:
+            raise ValueError(f"{path} is not a store of hidden states: it has no {needed}")
+    missing = missing_regions(path)
+    if missing or not hidden.attrs["complete"]:
+        raise ValueError(f"{path} is incomplete: {list_missing(missing) or 'it was not finished'}; {again}")
+    return Run(path, _object_labels(hidden), None if evaluation is None else _object_labels(evaluation))
+
+
+def same_config(path: str | os.PathLike[str], attrs: Mapping[str, Any]) -> bool:
+    """Whether a whole store at `path` was made with `attrs` (but for the time and the library versions)."""
+    try:
+        return differing_key(open_run(path), attrs) is None
+    except (OSError, ValueError):
+        return False
+
+
+def differing_key(run: Run, attrs: Mapping[str, Any]) -> str | None:
+    """The first config key in which the run's attributes differ from `attrs`."""
+    stored = run.hidden.attrs
+    for key in sorted((stored.keys() | attrs.keys()) - set(_NOT_CONFIG)):
+        if key not in attrs or key not in stored or stored[key] != json.loads(json.dumps(attrs[key])):
+            return key
+    return None
+
+
+def partial_path(path: Path) -> Path:
+    """Where a store is kept while it is being written."""
+    return path.with_name(path.name + ".partial")
+
+
+def missing_regions(store: Path) -> list[str]:
+    """The regions with no file of the right size; uncompressed, so a region cut short shows."""
+    if not (store / "zarr.json").exists():
+        return ["everything"]
+    group = zarr.open_group(store, mode="r", use_consolidated=False)
+    missing = []
+    for hook, array in sorted(group.arrays()):
+        if hook in DIMS:
+            continue
+        labels = [np.asarray(stored_array(group, name)[:]).tolist() for name in DIMS[:3]]
+        size = int(np.prod(array.chunks)) * array.dtype.itemsize
+        for index in np.ndindex(*array.shape[:3]):
+            chunk = store.joinpath(hook, "c", *map(str, index), "0", "0")
+            if not chunk.exists() or chunk.stat().st_size != size:
+                method, prompt, layer = (names[i] for names, i in zip(labels, index, strict=True))
+                missing.append(f"{hook} of method {method!r}, prompt {prompt!r}, layer {layer}")
+    return missing
+
+
+def list_missing(missing: list[str]) -> str:
+    """What `missing_regions` found, in one line; empty if nothing is missing."""
+    return "" if not missing else f"{len(missing)} region(s) missing or cut short, the first is {missing[0]}"
+
+
+def stored_array(group: zarr.Group, name: str) -> zarr.Array:
+    """The array `name` of a store; ValueError names those it holds."""
+    array = group.get(name)
+    if not isinstance(array, zarr.Array):
+        raise ValueError(f"{name!r} is not in the store, which holds {sorted(group.array_keys())}")
+    return array
+
+
+def _object_labels(dataset: xr.Dataset) -> xr.Dataset:
+    """The dataset with string coordinates as Python strings, which every numpy function takes."""
+    return dataset.assign_coords({n: c.astype(object) for n, c in dataset.coords.items() if c.dtype.kind == "T"})
