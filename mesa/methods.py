@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
 from typing import Any, ClassVar
 
 from mesa.plan import Constant, Plan, Region, own_index
@@ -393,7 +394,7 @@ class MesaExtrapolation(Method):
             plain = min(length, self.trained_length)
             return Plan(length, (Region((0, plain), (0, plain)), *self._last(plain, plain, length)))
         regions = [Region((0, borders[1]), (0, borders[1]))]
-        for begin, end in zip(borders[1:-2], borders[2:-1], strict=True):
+        for begin, end in pairwise(borders[1:-1]):
             shift = begin - borders[1]
             regions.append(Region((begin, end), (begin, end)))
             regions.append(Region((begin, end), (0, borders[1]), query_position=lambda t, shift=shift: t - shift))

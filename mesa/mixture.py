@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mesa.tasks import retrieval
-from mesa.tasks.retrieval import Tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase as Tokenizer
 
 ANSWER, TEXT, PROMPT = 4.0, 1.0, 0.2
 SHARES = {"text": 0.30, "passkey": 0.20, "needle": 0.22, "lines": 0.18, "copy": 0.10}

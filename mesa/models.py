@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 DEFAULT = "default"
@@ -25,11 +25,6 @@ class Loaded:
     tokenizer: PreTrainedTokenizerBase
     name: str
     revision: str
-
-    @property
-    def trained_length(self) -> int:
-        """The window that the config states (tokens). Configs can be wrong about it: say so where it is used."""
-        return int(self.model.config.max_position_embeddings)
 
 
 def default_folder() -> Path:
@@ -58,42 +53,49 @@ def load(
         raise ValueError(f"device={device!r} is not available here; use --device cpu")
     if dtype is None and device_map is None and device == "cpu":
         dtype = "float32"
-    place = str(default_folder()) if name == DEFAULT else name
-    _check_place(name, place)
-    with _quiet():
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=trust_remote_code)
-            model = AutoModelForCausalLM.from_pretrained(
-                place,
-                revision=revision,
-                trust_remote_code=trust_remote_code,
-                dtype=DTYPES[dtype] if dtype else "auto",
-                device_map=device_map,
-                use_safetensors=True,
-            )
-        except OSError as error:
-            raise OSError(f"cannot load model {name!r}: {str(error).strip().splitlines()[0]}") from error
+    place = _place(name)
+    with _loading(name):
+        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=trust_remote_code)
+        model = AutoModelForCausalLM.from_pretrained(
+            place,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            dtype=DTYPES[dtype] if dtype else "auto",
+            device_map=device_map,
+            use_safetensors=True,
+        )
     if device_map is None:
-        model = model.to(device)
+        model.to(torch.device(device))
     commit = getattr(model.config, "_commit_hash", None) or revision or "local"
     return Loaded(model.eval(), tokenizer, name, commit)
 
 
-def _check_place(name: str, place: str) -> None:
+def config_of(name: str, *, revision: str | None = None, trust_remote_code: bool | None = None) -> Any:
+    """The Hugging Face config of a model, without its weights; errors as for `load`."""
+    place = _place(name)
+    with _loading(name):
+        return AutoConfig.from_pretrained(place, revision=revision, trust_remote_code=bool(trust_remote_code))
+
+
+def _place(name: str) -> str:
+    """Folder or hub id of a model; FileNotFoundError for a folder without one."""
+    place = str(default_folder()) if name == DEFAULT else name
     looks_local = name == DEFAULT or place.startswith((".", "/", "~")) or place.count("/") > 1
     folder = Path(place).expanduser()
     if looks_local and not (folder / "config.json").is_file():
         raise FileNotFoundError(f"no model at {str(folder)!r} (no config.json there); give a folder or a hub id")
+    return str(folder) if looks_local else place
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps transformers' own progress bars off; ours speak."""
-    showed = os.environ.get("TRANSFORMERS_VERBOSITY") in ("info", "debug")
-    if not showed:
-        transformers_logging.disable_progress_bar()
+def _loading(name: str) -> Iterator[None]:
+    """Keeps transformers' own progress bars off, and turns its long errors into one line."""
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
     try:
         yield
+    except OSError as error:
+        raise OSError(f"cannot load model {name!r}: {str(error).strip().splitlines()[0]}") from error
     finally:
-        if not showed:
+        if bars:
             transformers_logging.enable_progress_bar()

@@ -61,7 +61,7 @@ class Attachment:
             raise ValueError(
                 f"the cache of {past} tokens was not filled under {self.method.name}; start with a new one"
             )
-        prompt_length = self._prompt_lengths[cache] if past else new
+        prompt_length = self._prompt_lengths[cache] if past and cache is not None else new
         if cache is not None:
             self._prompt_lengths[cache] = prompt_length
         pads = _left_padding(kwargs.get("attention_mask"), batch, past + new)
@@ -132,19 +132,23 @@ def _left_padding(mask: Tensor | None, batch: int, length: int) -> list[int]:
     return pads
 
 
-def check_supported(model: PreTrainedModel) -> None:
-    """Raises ValueError, naming what is supported, when no method can be attached to `model`."""
-    kind = model.config.model_type
-    decoder = model.get_decoder()
-    if getattr(decoder, "rotary_emb", None) is None:
-        raise ValueError(f"model type {kind!r} has no rotary embeddings to weave; supported: {', '.join(FAMILIES)}")
+def check_supported_config(config: Any) -> None:
+    """Raises ValueError, naming what is supported, when no method can be attached to a model with this config."""
+    kind, known = config.model_type, ", ".join(FAMILIES)
+    if not (getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None)):
+        raise ValueError(f"model type {kind!r} has no rotary embeddings to weave; supported: {known}")
     if kind not in FAMILIES:
-        raise ValueError(f"model type {kind!r} is not supported; supported: {', '.join(FAMILIES)}")
-    if isinstance(decoder.rotary_emb, SilentRotary):
-        raise ValueError("a method is already attached to this model; leave its `with` block first")
-    rope_type = getattr(decoder.rotary_emb, "rope_type", "default")
+        raise ValueError(f"model type {kind!r} is not supported; supported: {known}")
+    rope_type = (config.rope_parameters or {}).get("rope_type", "default")
     if rope_type in ("dynamic", "longrope"):
         raise ValueError(f"the model's own rope_type={rope_type!r} changes with length; set it to 'default' to weave")
+
+
+def check_supported(model: PreTrainedModel) -> None:
+    """As `check_supported_config`, and ValueError when a method is attached already."""
+    check_supported_config(model.config)
+    if isinstance(model.get_decoder().rotary_emb, SilentRotary):
+        raise ValueError("a method is already attached to this model; leave its `with` block first")
 
 
 @contextmanager

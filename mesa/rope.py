@@ -33,8 +33,8 @@ class Rotary:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = copy.deepcopy(module)
-        self.frequencies = self.module.inv_freq.detach().clone()
+        self.module: Any = copy.deepcopy(module)
+        self.frequencies: Tensor = self.module.inv_freq.detach().clone()
         self._tables: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, tuple[Tensor, Tensor]]] = {}
 
     def forget(self) -> None:

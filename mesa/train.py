@@ -12,6 +12,7 @@ import math
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -80,7 +81,7 @@ def train_tokenizer(texts: list[str], vocabulary: int) -> PreTrainedTokenizerFas
     )
 
 
-def make_model(config: TrainConfig) -> LlamaForCausalLM:
+def make_model(config: TrainConfig) -> Any:
     """A randomly initialized Llama (RoPE base 10000, tied embeddings) of the configured size."""
     return LlamaForCausalLM(
         LlamaConfig(
@@ -112,7 +113,7 @@ def learning_rate_at(step: int, steps: int, config: TrainConfig) -> float:
     return config.learning_rate * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
-def loss_of(model: LlamaForCausalLM, ids: torch.Tensor, weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+def loss_of(model: Any, ids: torch.Tensor, weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     """Weighted cross-entropy (nats). A weight w < 1 keeps the token with probability w, which saves its logits."""
     with torch.autocast(ids.device.type, torch.bfloat16):
         hidden = model.model(ids, use_cache=False).last_hidden_state[:, :-1]

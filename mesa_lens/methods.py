@@ -11,7 +11,7 @@ import numpy as np
 
 from mesa.methods import METHODS, Method
 from mesa.plan import distances
-from mesa_lens.settings import make_methods
+from mesa.settings import make_methods
 
 _WIDEST = 48
 
@@ -42,7 +42,7 @@ def run_list(args: argparse.Namespace) -> int:
         print(json.dumps([_record(method) for method in methods.values()], indent=1))
         return 0
     print(
-        f"Methods at trained length M = {args.trained_length} tokens. t query, i key, r = t - i; R the distance it is given.\n"
+        f"Trained length M = {args.trained_length} tokens. t: query, i: key, r = t - i, R: the distance it is given\n"
     )
     for method in methods.values():
         print(f"{method.name:14s} {method.formula}")

@@ -15,6 +15,7 @@ from typing import Any
 from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.generalized_components import AttentionBridge, LinearBridge
+from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mesa.plug import check_supported
@@ -29,7 +30,9 @@ def delegating_adapter(base: type[Any]) -> type[Any]:
             self.cfg.attn_implementation = "sdpa"  # anything but None keeps the bridge from forcing 'eager'
 
         def _build_attention_bridge(self) -> AttentionBridge:
-            projections = {letter: LinearBridge(name=f"{letter}_proj") for letter in "qkvo"}
+            projections: dict[str, GeneralizedComponent] = {
+                letter: LinearBridge(name=f"{letter}_proj") for letter in "qkvo"
+            }
             return AttentionBridge(
                 name="self_attn",
                 config=self.cfg,

@@ -40,14 +40,15 @@ def capture(
         part = flat.index_select(0, positions.to(flat.device)).index_select(1, dims.to(flat.device))
         values[name][row] = part.float().cpu().numpy()
 
-    forward_hooks = [
+    forward_hooks: list[Any] = [
         (HOOKS[hook].format(layer=layer), partial(keep, name=hook, row=row))
         for hook in hooks
         for row, layer in enumerate(kept.layers)
     ]
     depth = max(kept.layers) + 1
-    ids = torch.tensor([list(token_ids)], device=bridge.original_model.device)
-    with mesa.applied(bridge.original_model, method, executor=executor) as attachment:
+    model: Any = bridge.original_model
+    ids = torch.tensor([list(token_ids)], device=model.device)
+    with mesa.applied(model, method, executor=executor) as attachment:
         bridge.run_with_hooks(ids, fwd_hooks=forward_hooks, stop_at_layer=depth, return_type=None)
     if any(attachment.calls[layer] != 1 for layer in range(depth)):
         raise RuntimeError(

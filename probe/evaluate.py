@@ -23,6 +23,22 @@ def default_lengths(trained_length: int, longest: int) -> list[int]:
     return [int(trained_length * multiple) for multiple in MULTIPLES if trained_length * multiple <= longest]
 
 
+def tail_tokens(trained_length: int) -> int:
+    """Tokens over which the tail likelihood is taken: a quarter of the trained window."""
+    return max(1, trained_length // 4)
+
+
+def check_lengths(lengths: Sequence[int], trained_length: int) -> None:
+    """ValueError for a length that leaves less context than the tail itself."""
+    least = 2 * tail_tokens(trained_length)
+    if min(lengths) < least:
+        raise ValueError(
+            f"--lengths {min(lengths)} is too short for a tail of {least // 2} tokens; measure from {least}"
+        )
+    if trained_length not in lengths:
+        raise ValueError(f"--lengths leaves out the trained length {trained_length}, the in-window level; include it")
+
+
 def evaluate(
     loaded: Loaded,
     methods: Mapping[str, Method],
@@ -37,12 +53,9 @@ def evaluate(
     the same targets at every length. Raises ValueError, before any pass, for a length that a task cannot be built at.
     """
     tokenizer = loaded.tokenizer
-    tail = max(1, next(iter(methods.values())).trained_length // 4)
-    first = first_ids(tokenizer)  # pyright: ignore[reportArgumentType]
-    if min(lengths) <= tail + len(first):
-        raise ValueError(
-            f"length={min(lengths)} leaves no context before a tail of {tail} tokens; measure from {2 * tail}"
-        )
+    trained_length = next(iter(methods.values())).trained_length
+    tail = tail_tokens(trained_length)
+    first = first_ids(tokenizer)
     windows = score.text_windows(documents, max(lengths), samples)
     asked: dict[int, list[Prompt]] = {
         length: score.prompts("passkey", tokenizer, length, samples, seed) for length in lengths
@@ -63,5 +76,5 @@ def evaluate(
             "passkey": (("method", "length", "sample"), hits, {"long_name": "passkey found", "units": "1"}),
         },
         coords={"method": list(methods), "length": list(lengths)},
-        attrs={"tail": tail, "seed": seed, "trained_length": next(iter(methods.values())).trained_length},
+        attrs={"tail": tail, "seed": seed, "trained_length": trained_length},
     )

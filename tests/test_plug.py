@@ -2,38 +2,16 @@ import copy
 
 import cases
 import pytest
+import tiny
 import torch
-from transformers import AttentionInterface, DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import AttentionInterface, DynamicCache, GPT2Config, GPT2LMHeadModel
 
 import mesa
 
 
-def tiny(seed=0, key_heads=2, **changes):
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=key_heads,
-        max_position_embeddings=cases.TRAINED,
-        bos_token_id=0,
-        eos_token_id=None,
-        pad_token_id=1,
-        **changes,
-    )
-    model = LlamaForCausalLM(config).eval()
-    with torch.no_grad():  # so that positions matter
-        for layer in model.model.layers:
-            layer.self_attn.q_proj.weight *= 20
-            layer.self_attn.k_proj.weight *= 20
-    return model
-
-
 @pytest.fixture
 def model():
-    return tiny()
+    return tiny.model()
 
 
 def tokens(batch, length, seed=0):
@@ -48,7 +26,7 @@ def logits(model, ids, **kwargs):
 @pytest.mark.parametrize("executor", ["dense", "fused"])
 @pytest.mark.parametrize("key_heads", [4, 2, 1])
 def test_origin_equals_the_stock_model_with_left_padding_and_decoding(executor, key_heads):
-    model = tiny(key_heads=key_heads)
+    model = tiny.model(key_heads=key_heads)
     ids, mask = tokens(3, 40), torch.ones(3, 40, dtype=torch.long)
     mask[0, :7] = mask[2, :1] = 0
     steps = tokens(3, 20, seed=1)
@@ -130,7 +108,7 @@ def test_dynamic_ntk_forgets_a_long_prompt(model):
 
 
 def test_two_methods_live_side_by_side():
-    one, two, ids = tiny(seed=1), tiny(seed=2), tokens(1, 60)
+    one, two, ids = tiny.model(seed=1), tiny.model(seed=2), tokens(1, 60)
     alone = []
     for model, name in ((one, "rerope"), (two, "mesa")):
         with mesa.applied(model, cases.method(name)):

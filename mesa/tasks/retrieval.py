@@ -9,11 +9,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mesa.tasks.words import ADJECTIVES, NOUNS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase as Tokenizer
 
 PASSKEY_HEADER = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize it. "
@@ -52,14 +55,6 @@ LINES_QUESTION = (
 )
 
 
-class Tokenizer(Protocol):
-    """What the builders need of a Hugging Face tokenizer."""
-
-    bos_token_id: int | None
-
-    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
-
-
 Filler = Callable[[int], Sequence[Sequence[int]]]
 """Called with a number of tokens; returns sentences (lists of token ids) with at least that many tokens in all."""
 
@@ -83,7 +78,8 @@ def encode(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
 
 def first_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     """The special token a prompt begins with, where the tokenizer has one."""
-    return () if tokenizer.bos_token_id is None else (tokenizer.bos_token_id,)
+    first = getattr(tokenizer, "bos_token_id", None)
+    return () if first is None else (first,)
 
 
 def repeated_sentences(tokenizer: Tokenizer, sentences: Sequence[str] = PASSKEY_FILLER) -> Filler:

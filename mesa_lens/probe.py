@@ -1,0 +1,108 @@
+"""`mesa-lens probe`: captures hidden states under each method, and measures where the model fails."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+DEFAULT_METHODS = "origin,rerope,dynamic-ntk,mesa"
+
+
+def add(commands: Any) -> None:
+    """Adds the subcommand."""
+    command = commands.add_parser(
+        "probe",
+        help="capture hidden states under each method, find thresholds, measure the real failure",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    model = command.add_argument_group("model")
+    model.add_argument("--model", default="default", help="'default' (shipped), a local folder, or a hub id")
+    model.add_argument("--revision", help="hub revision")
+    model.add_argument("--dtype", help="float32, float16 or bfloat16 (None: float32 on a CPU, else the checkpoint's)")
+    model.add_argument("--device", default="cpu")
+    model.add_argument("--device-map", help="accelerate's placement, e.g. auto; in place of --device")
+    model.add_argument("--trust-remote-code", action="store_true", help="run code that the checkpoint brings")
+    model.add_argument("--trained-length", type=int, help="trained window M in tokens (None: the config's word)")
+    what = command.add_argument_group("what to run")
+    what.add_argument(
+        "--methods", default=DEFAULT_METHODS, help="names, separated by commas, or 'all'; first: the reference"
+    )
+    what.add_argument(
+        "--set", action="append", default=[], metavar="METHOD.PARAMETER=VALUE", help="e.g. rerope.window=512"
+    )
+    what.add_argument("--length", type=int, help="tokens captured (None: 4 M)")
+    what.add_argument("--prompt", default="hello", help="the word that is repeated")
+    what.add_argument("--text", type=Path, help="a text file for held-out prompts (None: the shipped held-out text)")
+    what.add_argument("--texts", type=int, default=2, help="held-out prompts beside the repeated word")
+    what.add_argument("--executor", default="fused", help="fused, or dense (O(T^2) memory)")
+    keep = command.add_argument_group("what to keep")
+    keep.add_argument("--hooks", default="resid_post", help="e.g. resid_post,attn_out")
+    keep.add_argument("--layers", default="all", help="e.g. 0-10, ends included")
+    keep.add_argument("--dims", default="all", help="e.g. 0-639")
+    keep.add_argument("--positions", default="all", help="e.g. 4000-5000,7000-8000")
+    keep.add_argument("--store-dtype", default="float32", help="float32 or float16")
+    measure = command.add_argument_group("measuring the real failure")
+    measure.add_argument("--samples", type=int, default=20, help="prompts a length and method; 0: do not measure")
+    measure.add_argument(
+        "--lengths", help="tokens, e.g. 256,512,1024 (None: 0.5, 1, 1.5, 2, 3, 4, 6, 8 M up to --length)"
+    )
+    measure.add_argument("--seed", type=int, default=0)
+    out = command.add_argument_group("output")
+    out.add_argument("--out", type=Path, default=Path("runs/probe"), help="folder for store, report and figures")
+    out.add_argument("--overwrite", action="store_true", help="replace a run that is already there")
+    out.add_argument("--estimate", action="store_true", help="print memory and disk needed, and stop")
+    out.add_argument("--json", action="store_true", help="print summary.json in place of the table")
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Checks everything that can be checked, then runs."""
+    from probe.run import ProbeRequest, estimate, run_probe
+    from probe.spec import CaptureSpec, parse_ranges
+
+    request = ProbeRequest(
+        model=args.model,
+        load={
+            "revision": args.revision,
+            "dtype": args.dtype,
+            "device": args.device,
+            "device_map": args.device_map,
+            "trust_remote_code": args.trust_remote_code,
+        },
+        methods=args.methods,
+        settings=tuple(args.set),
+        trained_length=args.trained_length,
+        length=args.length,
+        word=args.prompt,
+        text=args.text,
+        texts=args.texts,
+        spec=CaptureSpec(
+            hooks=tuple(args.hooks.split(",")),
+            layers=parse_ranges(args.layers, "--layers"),
+            positions=parse_ranges(args.positions, "--positions"),
+            dims=parse_ranges(args.dims, "--dims"),
+            dtype=args.store_dtype,
+        ),
+        samples=args.samples,
+        lengths=_lengths(args.lengths),
+        seed=args.seed,
+        executor=args.executor,
+    )
+    if args.estimate:
+        print(estimate(request))
+        return 0
+    summary, table = run_probe(request, args.out, overwrite=args.overwrite)
+    print(json.dumps(summary, indent=1) if args.json else table)
+    return 0
+
+
+def _lengths(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = text.split(",")
+    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+        raise ValueError(f"--lengths {text!r} is no list of tokens; write e.g. 256,512,1024")
+    return tuple(sorted({int(part) for part in parts}))

@@ -1,0 +1,228 @@
+"""The whole path of a probe run: check, capture, measure, store, analyse, report."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+from transformers import AutoConfig
+
+from mesa.methods import Method
+from mesa.models import Loaded, config_of, load
+from mesa.plug import check_supported_config
+from mesa.settings import make_methods
+from mesa.tasks import score
+from mesa.tasks.retrieval import encode, first_ids
+from probe import store
+from probe.bridge import bridge_to
+from probe.capture import capture, check_memory, peak_bytes
+from probe.evaluate import check_lengths, default_lengths, evaluate
+from probe.publish import publish
+from probe.spec import CaptureSpec, Kept
+
+REPEATED = "repeated"
+"""Name of the paper's prompt: one word, repeated."""
+
+_PACKAGES = ("mesa-lens", "torch", "transformers", "transformer-lens", "numpy", "xarray", "zarr")
+
+
+@dataclass(frozen=True)
+class ProbeRequest:
+    """What a run is asked for; `plan` fills in what depends on the model. Lengths in tokens."""
+
+    model: str = "default"
+    load: Mapping[str, Any] = field(default_factory=dict)
+    methods: str = "origin,rerope,dynamic-ntk,mesa"
+    settings: tuple[str, ...] = ()
+    trained_length: int | None = None
+    length: int | None = None
+    word: str = "hello"
+    text: Path | None = None
+    texts: int = 2
+    spec: CaptureSpec = CaptureSpec()
+    samples: int = 20
+    lengths: tuple[int, ...] | None = None
+    seed: int = 0
+    executor: str = "fused"
+
+
+@dataclass(frozen=True)
+class ProbePlan:
+    """A request, checked against the model's config: nothing here needs the weights."""
+
+    request: ProbeRequest
+    methods: dict[str, Method]
+    trained_length: int
+    length: int
+    lengths: tuple[int, ...]
+    kept: Kept
+    config: Any
+
+    @property
+    def prompts(self) -> list[str]:
+        """Names of the prompts."""
+        return [REPEATED, *(f"text-{index}" for index in range(self.request.texts))]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Size of the store on disk."""
+        numbers = self.kept.values * len(self.request.spec.hooks) * len(self.methods) * len(self.prompts)
+        return numbers * np.dtype(self.request.spec.dtype).itemsize
+
+    @property
+    def pass_bytes(self) -> int:
+        """Estimate of one captured pass's memory beside the weights."""
+        numbers = self.kept.values * len(self.request.spec.hooks)
+        return peak_bytes(self.config, self.length, 4, 4 * numbers)
+
+
+def plan(request: ProbeRequest) -> ProbePlan:
+    """Checks the request against the model's config. Raises ValueError or FileNotFoundError, naming the value."""
+    config = config_of(request.model, **{key: request.load.get(key) for key in ("revision", "trust_remote_code")})
+    check_supported_config(config)
+    trained_length = request.trained_length or int(config.max_position_embeddings)
+    length = request.length or 4 * trained_length
+    if length <= trained_length:
+        raise ValueError(
+            f"--length {length} is within the trained length {trained_length}; go beyond it, e.g. {4 * trained_length}"
+        )
+    if request.texts < 0 or request.samples < 0:
+        raise ValueError(f"--texts {request.texts} and --samples {request.samples} must not be negative")
+    if request.text is not None and not request.text.is_file():
+        raise FileNotFoundError(f"--text {request.text} is not a file")
+    lengths = request.lengths or tuple(default_lengths(trained_length, length))
+    if request.samples:
+        check_lengths(lengths, trained_length)
+    kept = request.spec.resolve(config, length)
+    if trained_length not in kept.positions:
+        raise ValueError(
+            f"--positions leaves out position {trained_length}, the trained length, where thresholds are read; include it"
+        )
+    return ProbePlan(
+        request,
+        make_methods(request.methods, trained_length, request.settings),
+        trained_length,
+        length,
+        lengths,
+        kept,
+        config,
+    )
+
+
+def estimate(request: ProbeRequest) -> str:
+    """Memory and disk that the run needs, as text; loads no weights."""
+    made = plan(request)
+    kept = made.kept
+    return (
+        f"model {request.model}, trained length M = {made.trained_length}, captured length {made.length} tokens\n"
+        f"kept: {len(request.spec.hooks)} hook(s) x {len(made.methods)} method(s) x {len(made.prompts)} prompt(s) x "
+        f"{len(kept.layers)} layer(s) x {len(kept.positions)} position(s) x {len(kept.dims)} dim(s)\n"
+        f"memory for one pass, beside the weights: about {made.pass_bytes / 2**20:.0f} MiB\n"
+        f"disk: {made.kept_bytes / 2**20:.0f} MiB"
+    )
+
+
+def run_probe(request: ProbeRequest, out: Path, *, overwrite: bool = False) -> tuple[dict[str, Any], str]:
+    """Runs it all into the folder `out`; returns the summary (as in summary.json) and its table as text.
+
+    Everything that can be checked is checked before the weights are loaded. The store appears under its name only
+    when it is whole. Raises FileExistsError for a store that is there already, unless `overwrite`.
+    """
+    made = plan(request)
+    check_memory(made.pass_bytes, made.length)
+    path = out / "store.zarr"
+    store.create(
+        path,
+        methods=list(made.methods),
+        prompts=made.prompts,
+        layers=made.kept.layers,
+        positions=made.kept.positions,
+        dims=made.kept.dims,
+        hooks=request.spec.hooks,
+        dtype=request.spec.dtype,
+        attrs=_attrs(made),
+        overwrite=overwrite,
+    )
+    try:
+        _fill(made, path)
+    except BaseException:
+        store.discard(path)
+        raise
+    return publish(out)
+
+
+def _fill(made: ProbePlan, path: Path) -> None:
+    request = made.request
+    loaded = load(request.model, **request.load)
+    documents = _documents(loaded, request)
+    tokens = _prompt_tokens(loaded, made, documents)
+    if request.samples:  # before the capture: the bridge wraps the model
+        measured = evaluate(loaded, made.methods, made.lengths, request.samples, request.seed, documents)
+        store.write_evaluation(path, measured)
+    _capture_all(loaded, made, tokens, path)
+    store.finish(path)
+
+
+def _capture_all(loaded: Loaded, made: ProbePlan, tokens: Mapping[str, list[int]], path: Path) -> None:
+    bridge = bridge_to(loaded.model, loaded.tokenizer)
+    hooks, kept = made.request.spec.hooks, made.kept
+    with tqdm(total=len(made.methods) * len(tokens), desc="capturing hidden states", unit="pass") as bar:
+        for name, method in made.methods.items():
+            for prompt, ids in tokens.items():
+                values = capture(bridge, ids, method, hooks, kept, executor=made.request.executor)
+                for hook, layers in values.items():
+                    for layer, states in zip(kept.layers, layers, strict=True):
+                        store.write(path, hook, name, prompt, layer, states)
+                bar.update()
+
+
+def _documents(loaded: Loaded, request: ProbeRequest) -> list[np.ndarray]:
+    texts = None if request.text is None else [request.text.read_text(encoding="utf-8", errors="replace")]
+    return score.heldout_ids(loaded.tokenizer, texts)
+
+
+def _prompt_tokens(loaded: Loaded, made: ProbePlan, documents: list[np.ndarray]) -> dict[str, list[int]]:
+    """Token ids of every prompt, each of `made.length` tokens, the first special token included."""
+    first = list(first_ids(loaded.tokenizer))
+    word = list(encode(loaded.tokenizer, " " + made.request.word.strip()))
+    room = made.length - len(first)
+    repeated = (word * math.ceil(room / len(word)))[:room] if word else []
+    if not repeated:
+        raise ValueError(f"--prompt {made.request.word!r} is empty; give a word to repeat")
+    windows = score.text_windows(documents, room, made.request.texts) if made.request.texts else []
+    if len(windows) < made.request.texts:
+        raise ValueError(
+            f"--texts {made.request.texts}: the text holds {len(windows)} runs of {room} tokens; ask for fewer"
+        )
+    return dict(zip(made.prompts, [first + repeated, *(first + run.tolist() for run in windows)], strict=True))
+
+
+def _attrs(made: ProbePlan) -> dict[str, Any]:
+    """The store's provenance."""
+    request = made.request
+    return {
+        "trained_length": made.trained_length,
+        "length": made.length,
+        "model": request.model,
+        "model_type": made.config.model_type,
+        "model_revision": getattr(made.config, "_commit_hash", None) or request.load.get("revision") or "local",
+        "source_dtype": request.load.get("dtype") or str(made.config.dtype).removeprefix("torch."),
+        "method_configs": json.dumps({name: method.describe() for name, method in made.methods.items()}),
+        "executor": request.executor,
+        "spec": json.dumps(asdict(request.spec)),
+        "word": request.word,
+        "text": str(request.text or "shipped held-out text"),
+        "lengths": json.dumps(made.lengths if request.samples else []),
+        "samples": request.samples,
+        "seed": request.seed,
+        "versions": json.dumps({package: version(package) for package in _PACKAGES}),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
