@@ -1,0 +1,248 @@
+"""Observed thresholds: at which position a hidden value leaves the range it keeps inside the trained window.
+
+The paper reads, by eye, the value of a dim at the trained length M under Origin (the red line) and says that a method
+fails where its value passes it. Here the same is done for every layer and dim, with a stated rule; `search` also says
+which dims show it clearly, and `negative_control` how many would at a place where nothing happens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import xarray as xr
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossingRule:
+    """How values are read and judged; lengths in tokens, of consecutive captured positions.
+
+    smoothing: a value at t is the mean over (t - smoothing, t], so that it never looks ahead.
+    sustained: a crossing must hold for so many positions, the first of which is the crossing.
+    burn_in: positions below it (few tokens of context, the first token's huge values) are not part of the reference.
+    margin: a value is beyond the threshold when it passes it by `margin` in-window spreads; 0 is the paper's rule,
+        which calls the noise about a level a crossing.
+    minimum_score: the least score of an observable dim; see `search`.
+    share: of the positions of an observable dim, inside (safe side) and after the crossing (beyond).
+    floor: the least in-window spread, as a share of the layer's typical magnitude (median over dims of the median
+        absolute in-window value): smaller motions are not taken for signals.
+    """
+
+    smoothing: int
+    sustained: int
+    burn_in: int = 0
+    margin: float = 3.0
+    minimum_score: float = 6.0
+    share: float = 0.95
+    floor: float = 0.01
+
+    def __post_init__(self) -> None:
+        """ValueError for a value out of range."""
+        for name, least in (("smoothing", 1), ("sustained", 1), ("burn_in", 0), ("margin", 0), ("floor", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} is below {least}")
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share={self.share} is not in (0, 1]")
+
+    @classmethod
+    def scaled(cls, trained_length: int) -> CrossingRule:
+        """The default rule of a model with trained length M: smoothing M/64, sustained M/16, burn-in M/4."""
+        return cls(
+            smoothing=max(1, trained_length // 64),
+            sustained=max(2, trained_length // 16),
+            burn_in=trained_length // 4,
+        )
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where the captured positions lie: each one's run of consecutive positions [start, stop), M and the reference."""
+
+    position: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+    trained: int  # index of position M
+    inside: slice  # in-window reference, burn-in left out
+
+
+def search(hidden: xr.DataArray, trained_length: int, rule: CrossingRule, reference: str = "origin") -> xr.Dataset:
+    """Thresholds, scores and crossings for every layer and dim of `hidden` (method, [prompt,] layer, position, dim).
+
+    With x the smoothed value under `reference`, I its captured positions in [burn_in, M) and B those beyond M:
+
+    - `threshold` = x(M); `side` = sign(median of x over B - threshold)
+    - `spread` = (95% - 5% quantile of x over I) / 3.29, the standard deviation if x is Gaussian; at least `floor`
+    - `limit` = threshold + side * margin * spread, the line that counts as passed
+    - `score` = (side * (median of x over B - threshold) - trend) / spread, where trend is what the in-window slope
+      (median over pairs half of I apart), if it points to `side`, adds from M to the middle of B: a dim that merely
+      goes on as before scores 0
+    - `crossing` (method): first position >= M from which x is beyond `limit` for `sustained` consecutive captured
+      positions; NaN if there is none. `earliest`: the first position it may really be at, smaller than `crossing`
+      where positions just before were not captured
+    - `inside` (method): share of I where that method is beyond `limit` already; its crossing then says little
+    - `observable`: score >= minimum_score, and x is not beyond `limit` on `share` of I, crosses, and is beyond it on
+      `share` of the positions from there on
+    - `rank`: 1 for the observable pair with the highest score, 0 if not observable; `qualified`: how many are
+
+    Raises ValueError when M, enough positions before it or `sustained` consecutive ones beyond it were not captured.
+    """
+    methods = hidden["method"].values.tolist()
+    if reference not in methods:
+        raise ValueError(f"reference {reference!r} was not captured; captured methods: {', '.join(methods)}")
+    layout = _layout(hidden["position"].values, trained_length, rule)
+    if "prompt" in hidden.dims:
+        each = [_search_prompt(hidden.isel(prompt=i), layout, rule, reference) for i in range(hidden.sizes["prompt"])]
+        found = xr.concat(each, dim="prompt")
+    else:
+        found = _search_prompt(hidden, layout, rule, reference)
+    found.attrs = {
+        **asdict(rule),
+        "trained_length": trained_length,
+        "reference": reference,
+        "length": int(layout.position[-1]) + 1,
+        "inside_positions": layout.inside.stop - layout.inside.start,
+        "searched": hidden.sizes["layer"] * hidden.sizes["dim"],
+        "hook": str(hidden.name),
+    }
+    return found
+
+
+def smooth(values: xr.DataArray, smoothing: int) -> xr.DataArray:
+    """`values` averaged over the last `smoothing` positions, not across positions that were not captured."""
+    start, _ = _runs(values["position"].values)
+    moved = values.transpose("position", ...)
+    return moved.copy(data=_smooth(moved.values, start, smoothing)).transpose(*values.dims)
+
+
+def captured_ranges(position: np.ndarray) -> list[tuple[int, int]]:
+    """The runs of consecutive positions, as (first, last) with the last included."""
+    start, stop = _runs(position)
+    return [(int(position[a]), int(position[b - 1])) for a, b in sorted(set(zip(start, stop, strict=True)))]
+
+
+def _search_prompt(hidden: xr.DataArray, layout: _Layout, rule: CrossingRule, reference: str) -> xr.Dataset:
+    """`search` for one prompt; one layer in memory at a time."""
+    order = ("method", "position", "dim")
+    row = hidden["method"].values.tolist().index(reference)
+    layers = [
+        _search_layer(hidden.isel(layer=i).transpose(*order).values, row, layout, rule)
+        for i in range(hidden.sizes["layer"])
+    ]
+    dims = {2: ("layer", "dim"), 3: ("layer", "method", "dim")}
+    stacked = {name: np.stack([layer[name] for layer in layers]) for name in layers[0]}
+    coords = {name: hidden[name] for name in ("method", "layer", "dim")}
+    found = xr.Dataset({name: (dims[values.ndim], values) for name, values in stacked.items()}, coords=coords)
+    found = found.assign_coords({name: hidden[name] for name in ("prompt",) if name in hidden.coords})
+    found["rank"] = _rank(found["score"].where(found["observable"]))
+    found["qualified"] = found["observable"].sum()
+    for name in ("threshold", "limit", "spread"):
+        found[name].attrs["units"] = hidden.attrs.get("units", "activation")
+    for name in ("crossing", "earliest"):
+        found[name].attrs["units"] = "position"
+    return found
+
+
+def _search_layer(values: np.ndarray, row: int, layout: _Layout, rule: CrossingRule) -> dict[str, np.ndarray]:
+    """The formulas of `search` for `values` (method, position, dim) of one layer."""
+    x = np.moveaxis(_smooth(np.moveaxis(values, 1, 0), layout.start, rule.smoothing), 0, 1)
+    trained, position = layout.trained, layout.position
+    inside, beyond = x[row, layout.inside], x[row, trained + 1 :]
+    threshold, middle = x[row, trained], np.median(beyond, axis=0)
+    side = np.sign(middle - threshold)
+    low, high = np.quantile(inside, [0.05, 0.95], axis=0)
+    least = rule.floor * np.median(np.median(np.abs(inside), axis=0))
+    spread = np.maximum((high - low) / 3.29, max(least, np.finfo(np.float32).tiny))
+    half = len(inside) // 2
+    steps = (position[layout.inside][half:] - position[layout.inside][: len(inside) - half])[:, None]
+    slope = np.median((inside[half:] - inside[: len(inside) - half]) / steps, axis=0)
+    trend = np.maximum(0, side * slope) * (np.median(position[trained + 1 :]) - position[trained])
+    score = (side * (middle - threshold) - trend) / spread
+    limit = threshold + side * rule.margin * spread
+    out = side * (x - limit) > 0
+    index = _first_sustained(out[:, trained:], layout.stop[trained:] - trained, rule.sustained)
+    crossing, earliest = _positions(index, position, trained)
+    already = out[:, layout.inside].mean(axis=1)
+    observable = (score >= rule.minimum_score) & (already[row] <= 1 - rule.share)
+    observable &= _stays_out(out[row, trained:], index[row]) >= rule.share
+    return {
+        "threshold": threshold,
+        "limit": limit,
+        "side": side.astype(np.int8),
+        "spread": spread,
+        "score": score,
+        "observable": observable,
+        "crossing": crossing,
+        "earliest": earliest,
+        "inside": already,
+    }
+
+
+def _runs(position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each position, the index range [start, stop) of the run of consecutive positions it is in."""
+    edges = np.concatenate([[0], np.flatnonzero(np.diff(position) != 1) + 1, [len(position)]])
+    lengths = np.diff(edges)
+    return np.repeat(edges[:-1], lengths), np.repeat(edges[1:], lengths)
+
+
+def _smooth(values: np.ndarray, start: np.ndarray, smoothing: int) -> np.ndarray:
+    """Mean over the last `smoothing` rows of `values` (position, ...), fewer at a run's start; float32."""
+    index = np.arange(len(values))
+    first = np.maximum(start, index - smoothing + 1)
+    total = np.cumsum(values, axis=0, dtype=np.float64)
+    total = np.concatenate([np.zeros_like(total[:1]), total])
+    count = (index + 1 - first).reshape(-1, *[1] * (values.ndim - 1))
+    return ((total[1:] - total[first]) / count).astype(np.float32)
+
+
+def _first_sustained(out: np.ndarray, stop: np.ndarray, sustained: int) -> np.ndarray:
+    """First index of `out` (method, position, dim) that begins `sustained` True in one run; -1 if there is none."""
+    total = np.cumsum(out, axis=1, dtype=np.int32)
+    total = np.concatenate([np.zeros_like(total[:, :1]), total], axis=1)
+    held = total[:, sustained:] - total[:, :-sustained] == sustained
+    held &= (stop[: held.shape[1]] - np.arange(held.shape[1]) >= sustained)[:, None]
+    return np.where(held.any(axis=1), held.argmax(axis=1), -1)
+
+
+def _positions(index: np.ndarray, position: np.ndarray, trained: int) -> tuple[np.ndarray, np.ndarray]:
+    """Crossing positions, and the first ones they may be at, of indices counted from `trained`; NaN for -1."""
+    before = np.concatenate([position[:1], position[:-1] + 1])
+    before[trained] = position[trained]
+    at = index + trained
+    return np.where(index < 0, np.nan, position[at]), np.where(index < 0, np.nan, before[at])
+
+
+def _stays_out(out: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Share of positions from `index` on where `out` (position, dim) holds; 0 for index -1."""
+    after = np.arange(len(out))[:, None] >= index
+    return np.where(index < 0, 0, (out & after).sum(axis=0) / after.sum(axis=0))
+
+
+def _rank(score: xr.DataArray) -> xr.DataArray:
+    """1 for the highest score, 0 for NaN."""
+    order = np.argsort(-score.values, axis=None, kind="stable")
+    rank = np.empty(score.size, dtype=int)
+    rank[order] = np.arange(1, score.size + 1)
+    return score.copy(data=np.where(np.isnan(score.values), 0, rank.reshape(score.shape)))
+
+
+def _layout(position: np.ndarray, trained_length: int, rule: CrossingRule) -> _Layout:
+    """The layout of the captured positions; ValueError names what is missing for the search."""
+    start, stop = _runs(position)
+    ranges = ", ".join(f"{first}-{last}" for first, last in captured_ranges(position))
+    where = np.flatnonzero(position == trained_length)
+    if not len(where):
+        raise ValueError(f"position {trained_length} (where thresholds are read) was not captured, only {ranges}")
+    trained = int(where[0])
+    first = int(np.searchsorted(position, rule.burn_in))
+    needed = max(8, rule.smoothing)
+    if trained - first < needed:
+        raise ValueError(
+            f"{trained - first} positions in [{rule.burn_in}, {trained_length}) were captured ({ranges}); "
+            f"capture at least {needed} there"
+        )
+    longest = int((stop - np.maximum(start, trained + 1))[trained:].max())
+    if longest < rule.sustained:
+        raise ValueError(
+            f"a crossing takes {rule.sustained} consecutive positions beyond {trained_length}; captured: {ranges}"
+        )
+    return _Layout(position, start, stop, trained, slice(first, trained))
