@@ -126,7 +126,7 @@ def loss_of(model: Any, ids: torch.Tensor, weights: torch.Tensor, draws: torch.T
 
 
 def train(config: TrainConfig, out: Path, *, device: str = "cpu", save_every: int = 1000) -> Path:
-    """Trains and saves checkpoint, tokenizer and `training.json` to `out`; returns `out`.
+    """Trains and saves checkpoint (float16), tokenizer and `training.json` to `out`; returns `out`.
 
     Also writes `out/log.jsonl` (loss, length, seconds) and a checkpoint every `save_every` steps, so that an
     interrupted run leaves the newest one.
@@ -176,5 +176,6 @@ def train(config: TrainConfig, out: Path, *, device: str = "cpu", save_every: in
                 log.flush()
             if step % save_every == save_every - 1:
                 save(step + 1)
+    model.half()
     save(steps)
     return out

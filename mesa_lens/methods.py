@@ -56,7 +56,7 @@ def run_explain(args: argparse.Namespace) -> int:
     if args.length < 1:
         raise ValueError(f"--length {args.length} is below 1 token")
     trained_length = args.trained_length or max(2, args.length * 2 // 3)
-    method = make_methods(args.name, trained_length, args.set)[args.name]
+    method = make_methods(args.name, trained_length, [*_drawing_sizes(args.name, args.length), *args.set])[args.name]
     matrix = distances(method.plan(args.length))
     if args.json:
         print(json.dumps({**_record(method), "length": args.length, "relative_positions": matrix.tolist()}))
@@ -70,6 +70,19 @@ def run_explain(args: argparse.Namespace) -> int:
     print("rows: query t, columns: key i, '.': masked\n")
     print(_drawn(matrix))
     return 0
+
+
+def _drawing_sizes(name: str, length: int) -> list[str]:
+    """Sizes that show a method's shape in a small matrix, in place of the paper's; --set overrides them."""
+    sizes = {
+        "window": max(1, length // 4),
+        "width": 2,
+        "group": 2,
+        "first": max(1, length // 8),
+        "last": length // 6 or 1,
+    }
+    known = {field.name for field in dataclasses.fields(METHODS[name])} if name in METHODS else set()
+    return [f"{name}.{size}={value}" for size, value in sizes.items() if size in known]
 
 
 def _drawn(matrix: np.ndarray) -> str:
