@@ -48,7 +48,14 @@ def measure(loaded: Loaded, *, prompts: int = PROMPTS, seed: int = MEASURING_SEE
                     for task in TASKS:
                         rows[task].append(_accuracy(loaded, task, length, prompts, seed, documents, bar))
             scores[name] = rows
-    return {"prompts": prompts, "windows": len(windows), "seed": seed, "tail": tail, "lengths": lengths, "scores": scores}
+    return {
+        "prompts": prompts,
+        "windows": len(windows),
+        "seed": seed,
+        "tail": tail,
+        "lengths": lengths,
+        "scores": scores,
+    }
 
 
 def _accuracy(
@@ -80,7 +87,9 @@ def write_card(folder: Path, measured: dict[str, Any]) -> None:
             for name, scores in measured["scores"].items()
         ]
         tables.append("\n".join([f"**{title}**", "", f"| | {' | '.join(headings)} |", "|---" * 6 + "|", *rows]))
-    (folder / "README.md").write_text(_CARD.format(**training, **measured, tables="\n\n".join(tables), heldout=_heldout()))
+    (folder / "README.md").write_text(
+        _CARD.format(**training, **measured, tables="\n\n".join(tables), heldout=_heldout())
+    )
 
 
 def _heldout() -> str:
@@ -89,19 +98,20 @@ def _heldout() -> str:
 
 _CARD = """# The default model
 
-A small Llama that finds what it is asked for inside its trained window M = {config[trained_length]} tokens and breaks beyond it,
-made for trying length-extrapolation methods on a laptop. Made by `mesa-lens train-default`; no use outside this.
+A small Llama that finds what it is asked for inside its trained window M = {config[trained_length]} tokens and breaks
+beyond it, made for trying length-extrapolation methods on a laptop. Made by `mesa-lens train-default`; no use outside.
 
-- Llama architecture: {config[layers]} layers, {config[heads]} heads, hidden size {config[hidden]}, MLP {config[intermediate]}, tied embeddings,
-  RoPE base 10000; float16 safetensors.
+- Llama architecture: {config[layers]} layers, {config[heads]} heads, hidden size {config[hidden]},
+  MLP {config[intermediate]}, tied embeddings, RoPE base 10000; float16 safetensors.
 - Byte-level BPE tokenizer, {config[vocabulary]} tokens, single digits; " hello" is one token.
-- Data: {corpus_files} files of the Python standard library (sources, docstrings, `pydoc` topics; {corpus_tokens:,} tokens),
-  without tests, encodings, idlelib, lib2to3, turtledemo and the held-out files {heldout};
-  mixed with retrieval episodes (`mesa/mixture.py`): 30% plain text, 20% passkey, 22% needles, 18% lines, 10% repeated runs;
-  answers weighted 4, prompts 0.2.
-- Training: {steps:,} steps of {config[tokens_per_step]:,} tokens ({tokens_seen:,} in all), lengths 48 to {config[trained_length]} over the first
-  {config[curriculum]:.0%}, AdamW {config[learning_rate]} with cosine, bf16 autocast, seed {config[seed]}, torch {torch},
-  {wall_seconds:,} s on 2 CPU cores.
+- Data: {corpus_files} files of the Python standard library (sources, docstrings, `pydoc` topics),
+  {corpus_tokens:,} tokens, without tests, encodings, idlelib, lib2to3, turtledemo and the held-out files
+  {heldout};
+  mixed with retrieval episodes (`mesa/mixture.py`): 30% plain text, 20% passkey, 22% needles, 18% lines, 10%
+  repeated runs; answers weighted 4, prompts 0.2.
+- Training: {steps:,} steps of {config[tokens_per_step]:,} tokens ({tokens_seen:,} in all),
+  lengths 48 to {config[trained_length]} over the first {config[curriculum]:.0%}, AdamW {config[learning_rate]} with
+  cosine, bf16 autocast, seed {config[seed]}, torch {torch}, {wall_seconds:,} s on 2 CPU cores.
 - License: Apache-2.0; the held-out text under the PSF license (`heldout/LICENSE`).
 
 ## Scores

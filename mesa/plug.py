@@ -132,6 +132,12 @@ def _left_padding(mask: Tensor | None, batch: int, length: int) -> list[int]:
     return pads
 
 
+def check_executor(executor: str) -> None:
+    """ValueError for an unknown executor."""
+    if executor not in EXECUTORS:
+        raise ValueError(f"unknown executor {executor!r}; known: {', '.join(EXECUTORS)}")
+
+
 def check_supported_config(config: Any) -> None:
     """Raises ValueError, naming what is supported, when no method can be attached to a model with this config."""
     kind, known = config.model_type, ", ".join(FAMILIES)
@@ -162,8 +168,7 @@ def applied(model: PreTrainedModel, method: Method, *, executor: str = "fused") 
     >>> with mesa.applied(model, mesa.ReRoPE(trained_length=4096)):
     ...     model.generate(**inputs)
     """
-    if executor not in EXECUTORS:
-        raise ValueError(f"unknown executor {executor!r}; known: {', '.join(EXECUTORS)}")
+    check_executor(executor)
     check_supported(model)
     attachment = Attachment(model, method, executor)
     decoder, name = attachment.decoder, f"mesa_lens_{id(attachment):x}"

@@ -46,6 +46,7 @@ def evaluate(
     samples: int,
     seed: int,
     documents: Sequence[np.ndarray],
+    executor: str = "fused",
 ) -> xr.Dataset:
     """`tail_nll` (method, length, window) in nats a token and `passkey` (method, length, sample), 1 where found.
 
@@ -66,7 +67,7 @@ def evaluate(
         total=len(methods) * len(lengths) * (samples + len(windows)), desc="measuring failure", unit="prompt"
     ) as bar:
         for row, method in enumerate(methods.values()):
-            with mesa.applied(loaded.model, method):
+            with mesa.applied(loaded.model, method, executor=executor):
                 for column, length in enumerate(lengths):
                     nll[row, column] = score.tail_nll(loaded.model, windows, first, length, tail, bar.update)
                     hits[row, column] = score.retrieval_hits(loaded.model, tokenizer, asked[length], bar.update)

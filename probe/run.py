@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 from tqdm import tqdm
-from transformers import AutoConfig
 
 from mesa.methods import Method
 from mesa.models import Loaded, config_of, load
-from mesa.plug import check_supported_config
+from mesa.plug import check_executor, check_supported_config
 from mesa.settings import make_methods
 from mesa.tasks import score
 from mesa.tasks.retrieval import encode, first_ids
@@ -47,7 +46,7 @@ class ProbeRequest:
     word: str = "hello"
     text: Path | None = None
     texts: int = 2
-    spec: CaptureSpec = CaptureSpec()
+    spec: CaptureSpec = field(default_factory=CaptureSpec)
     samples: int = 20
     lengths: tuple[int, ...] | None = None
     seed: int = 0
@@ -94,6 +93,7 @@ def plan(request: ProbeRequest) -> ProbePlan:
         raise ValueError(
             f"--length {length} is within the trained length {trained_length}; go beyond it, e.g. {4 * trained_length}"
         )
+    check_executor(request.executor)
     if request.texts < 0 or request.samples < 0:
         raise ValueError(f"--texts {request.texts} and --samples {request.samples} must not be negative")
     if request.text is not None and not request.text.is_file():
@@ -104,7 +104,7 @@ def plan(request: ProbeRequest) -> ProbePlan:
     kept = request.spec.resolve(config, length)
     if trained_length not in kept.positions:
         raise ValueError(
-            f"--positions leaves out position {trained_length}, the trained length, where thresholds are read; include it"
+            f"--positions leaves out position {trained_length}, the trained length, where thresholds are read"
         )
     return ProbePlan(
         request,
@@ -165,7 +165,9 @@ def _fill(made: ProbePlan, path: Path) -> None:
     documents = _documents(loaded, request)
     tokens = _prompt_tokens(loaded, made, documents)
     if request.samples:  # before the capture: the bridge wraps the model
-        measured = evaluate(loaded, made.methods, made.lengths, request.samples, request.seed, documents)
+        measured = evaluate(
+            loaded, made.methods, made.lengths, request.samples, request.seed, documents, request.executor
+        )
         store.write_evaluation(path, measured)
     _capture_all(loaded, made, tokens, path)
     store.finish(path)

@@ -1,0 +1,117 @@
+"""The whole path on a tiny local model: command in, store, report and summary out."""
+
+import json
+
+import numpy as np
+import pytest
+import tiny
+import xarray as xr
+
+from mesa_lens.cli import main
+from probe import run
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(tiny.folder(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module")
+def finished(model, tmp_path_factory):
+    out = tmp_path_factory.mktemp("run") / "here"
+    text = tmp_path_factory.mktemp("text") / "held.txt"
+    text.write_text(" ".join(f"Sentence {number} says nothing at all." for number in range(400)))
+    options = f"--length 400 --texts 1 --samples 2 --layers 0-1 --dims 0-9,20 --text {text} --out {out}"
+    assert main(["probe", "--model", model, *options.split()]) == 0
+    return out
+
+
+def test_the_store_is_labelled_and_opens_with_xarray(finished):
+    store = xr.open_zarr(finished / "store.zarr")
+    hidden = store["resid_post"]
+    assert hidden.dims == ("method", "prompt", "layer", "position", "dim")
+    assert hidden["method"].values.tolist() == ["origin", "rerope", "dynamic-ntk", "mesa"]
+    assert hidden["prompt"].values.tolist() == ["repeated", "text-0"]
+    assert hidden["dim"].values.tolist() == [*range(10), 20]
+    assert hidden["position"].values.tolist() == list(range(400))
+    assert np.isfinite(hidden.values).all()
+    assert store.attrs["trained_length"] == 96
+    assert json.loads(store.attrs["method_configs"])["mesa"]["window"] == 12
+    origin, mesa = (hidden.sel({"method": name}).values for name in ("origin", "mesa"))
+    np.testing.assert_array_equal(origin[:, :, :90], mesa[:, :, :90] * 0 + origin[:, :, :90])
+    assert np.abs(origin[:, :, 200:] - mesa[:, :, 200:]).max() > 0.01
+
+
+def test_everything_promised_is_written(finished):
+    names = {path.name for path in finished.iterdir()}
+    assert {"store.zarr", "report.html", "summary.json"} <= names
+    assert not any("partial" in name for name in names)
+    summary = json.loads((finished / "summary.json").read_text())
+    assert {row["method"] for row in summary["methods"]} == {"origin", "rerope", "dynamic-ntk", "mesa"}
+    assert "http" not in (finished / "report.html").read_text()[:2000]
+
+
+def test_estimate_loads_no_weights_and_writes_nothing(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(run, "load", None)
+    assert main(["probe", "--model", model, "--estimate", "--out", str(tmp_path / "x")]) == 0
+    text = capsys.readouterr().out
+    assert "trained length M = 96, captured length 384 tokens" in text
+    assert "disk: 2 MiB" in text  # 4 methods x 3 prompts x 3 layers x 384 positions x 32 dims x 4 bytes
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "code"),
+    [
+        (["--methods", "origin,rope"], "unknown method 'rope'; known: origin,", 2),
+        (["--methods", "origin,origin"], "--methods names origin more than once", 2),
+        (["--dims", "30-40"], "dim 30-40 is out of range; there are dims 0-31", 2),
+        (["--layers", "7"], "layer 7-7 is out of range; there are layers 0-2", 2),
+        (["--positions", "200-100"], "'200-100' is empty", 2),
+        (["--positions", "200-300"], "--positions leaves out position 96, the trained length", 2),
+        (["--length", "90"], "--length 90 is within the trained length 96", 2),
+        (["--length", "100000000000"], "GiB are free; shorten --length", 1),
+        (["--lengths", "20,96"], "--lengths 20 is too short for a tail of 24 tokens; measure from 48", 2),
+        (["--lengths", "50"], "--lengths leaves out the trained length 96", 2),
+        (["--set", "rerope.window=96"], "rerope: window=96 is not below the trained length 96", 2),
+        (["--text", "/nowhere.txt"], "--text /nowhere.txt is not a file", 2),
+        (["--dtype", "int8"], "unknown dtype 'int8'; known: float32, float16, bfloat16", 2),
+        (["--device", "cuda"], "device='cuda' is not available here; use --device cpu", 2),
+        (["--executor", "flash"], "unknown executor 'flash'; known: dense, fused", 2),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(model, tmp_path, capsys, arguments, message, code):
+    out = tmp_path / "out"
+    assert main(["probe", "--model", model, "--out", str(out), "--samples", "1", *arguments]) == code
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert not (out / "store.zarr").exists()
+    assert not list(tmp_path.glob("**/*partial*"))
+
+
+def test_a_missing_model_is_named(tmp_path, capsys):
+    assert main(["probe", "--model", "./nowhere", "--out", str(tmp_path / "out")]) == 2
+    assert "no model at 'nowhere' (no config.json there); give a folder or a hub id" in capsys.readouterr().err
+
+
+def test_a_run_that_is_there_is_not_replaced_unasked(finished, model, capsys):
+    assert main(["probe", "--model", model, "--out", str(finished)]) == 2
+    assert "already holds a run with another config" in capsys.readouterr().err
+
+
+def test_an_interrupt_leaves_nothing_half_written(model, tmp_path, capsys, monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "capture", interrupted)
+    out = tmp_path / "out"
+    assert main(["probe", "--model", model, "--out", str(out), "--samples", "0", "--texts", "0"]) == 1
+    assert "interrupted" in capsys.readouterr().err
+    assert not list(out.iterdir())
+
+
+def test_a_full_disk_is_said_before_the_weights_are_loaded(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(run, "load", None)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: (10, 9, 1))
+    assert main(["probe", "--model", model, "--out", str(tmp_path / "out")]) == 1
+    assert "are free; keep fewer layers, positions or dims" in capsys.readouterr().err
