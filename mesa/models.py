@@ -56,7 +56,7 @@ def load(
     place = _place(name)
     with _loading(name):
         tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=trust_remote_code)
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             place,
             revision=revision,
             trust_remote_code=trust_remote_code,
