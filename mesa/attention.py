@@ -2,7 +2,8 @@
 
 `dense` builds the whole score matrix: O(T^2) memory, gradients, attention weights. `fused` computes attention over
 each region by itself and merges the parts exactly through their log-sum-exp: O(T) memory beside queries and keys.
-Both take raw queries and keys (before rotary embedding) of tokens `start .. plan.length - 1` and 0 .. plan.length - 1.
+Both take queries of the tokens `start` .. plan.length - 1 and keys of 0 .. plan.length - 1, all rotated to the
+schedule's `cached` positions, and turn them on to the plan's.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mesa.plan import Plan, Position, Region, own_index
+from mesa.plan import Plan, Position, Region
 
 BLOCK = 256
 """Queries a call (tokens) where a mask has to be built."""
@@ -29,29 +30,25 @@ class Schedule:
 
     plan: Plan
     start: int
+    cached: Position
     rotate: Rotate
-    _positions: dict[tuple[Position, int, int, torch.device], Tensor] = field(default_factory=dict)
-
-    def positions(self, position: Position, begin: int, end: int, device: torch.device) -> Tensor:
-        """What `position` gives the tokens begin .. end - 1; the same tensor for the same question."""
-        known = (position, begin, end, device)
-        if known not in self._positions:
-            self._positions[known] = position(torch.arange(begin, end, device=device))
-        return self._positions[known]
-
-    def indices(self, begin: int, end: int, device: torch.device) -> Tensor:
-        """Token indices begin .. end - 1."""
-        return self.positions(own_index, begin, end, device)
+    _turns: dict[tuple[Position, int, int, torch.device], Tensor] = field(default_factory=dict)
 
     def rotated(self, states: Tensor, position: Position, begin: int, end: int) -> Tensor:
-        """`states` of the tokens begin .. end - 1, rotated to the positions that `position` gives them."""
-        return self.rotate(states, self.positions(position, begin, end, states.device), self.plan)
+        """`states` of the tokens begin .. end - 1, turned on to the positions that `position` gives them."""
+        if position == self.cached and self.plan.frequency_scale is None:
+            return states
+        known = (position, begin, end, states.device)
+        if known not in self._turns:
+            index = torch.arange(begin, end, device=states.device)
+            self._turns[known] = position(index) - self.cached(index)
+        return self.rotate(states, self._turns[known], self.plan)
 
     def query_scale(self, region: Region, begin: int, end: int, like: Tensor) -> Tensor | None:
         """Factors (token, 1) on queries by log-n scaling, or None where all are 1."""
         if not region.log_n or end <= region.log_n:
             return None
-        index = self.indices(begin, end, like.device)
+        index = torch.arange(begin, end, device=like.device)
         return ((index + 1).log() / math.log(region.log_n)).clamp(min=1.0).to(like.dtype)[:, None]
 
 
@@ -61,7 +58,7 @@ def dense(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scores = query.new_full((*query.shape[:3], plan.length), -math.inf)
-    tokens = schedule.indices(0, plan.length, query.device)
+    tokens = torch.arange(plan.length, device=query.device)
     for region in plan.regions:
         inside = region.contains(tokens[start:, None], tokens[None, :])
         rotated_query = schedule.rotated(query, region.query_position, start, plan.length)
@@ -130,7 +127,7 @@ def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
             (q0, q1), (k0, k1) = call.queries, call.keys
             mask = None
             if call.masked:
-                index = schedule.indices(0, length, query.device)
+                index = torch.arange(length, device=query.device)
                 mask = region.contains(index[q0:q1, None], index[None, k0:k1])
             output, log_sum = attend(
                 part[:, :, q0 - first : q1 - first],

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from mesa.plan import Constant, Plan, Region, own_index
+from mesa.plan import Constant, Plan, Position, Region, Slowed, Stepped, own_index
 
 _SCALED: Any = None  # the default of a size that follows from trained_length
 
@@ -29,6 +29,11 @@ class Method(ABC):
     source: ClassVar[str]
     trained_length: int
     log_n: bool = False
+
+    @property
+    def cached_position(self) -> Position:
+        """The position that a key is rotated to before it is cached: one that most keys keep while decoding."""
+        return own_index
 
     def __post_init__(self) -> None:
         """Fills sizes left out and checks all; ValueError names the value and what it may be."""
@@ -92,6 +97,11 @@ class ReRoPE(Method):
         self._fill("window", self.trained_length / 8)
         self._below_trained_length("window")
 
+    @property
+    def cached_position(self) -> Position:
+        """The far keys': none."""
+        return Constant(0)
+
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
         """Near band with own distances, far part at the constant distance N."""
         near = self._causal(length, farthest=self.window)
@@ -119,12 +129,17 @@ class LeakyReRoPE(Method):
         self._below_trained_length("window")
         self._require(self.k >= 1, "k", "is below 1")
 
+    @property
+    def cached_position(self) -> Position:
+        """The far keys'."""
+        return Slowed(self.k)
+
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
         """Near band with own distances, far part with slowed ones."""
         window, k = self.window, self.k
         near = self._causal(length, farthest=window - 1)
         far = self._causal(
-            length, nearest=window, query_position=lambda t: window + (t - window) / k, key_position=lambda i: i / k
+            length, nearest=window, query_position=Slowed(k, -window, window), key_position=self.cached_position
         )
         return Plan(length, (near, far))
 
@@ -146,6 +161,11 @@ class DynamicNTK(Method):
         """See Method."""
         super().__post_init__()
         self._require(self.factor >= 1, "factor", "is below 1")
+
+    @property
+    def cached_position(self) -> Position:
+        """None: the frequencies change with every token."""
+        return Constant(0)
 
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
         """One causal region with changed frequencies."""
@@ -169,6 +189,11 @@ class NTKMixed(Method):
         """See Method."""
         super().__post_init__()
         self._require(self.k >= 1, "k", "is below 1")
+
+    @property
+    def cached_position(self) -> Position:
+        """None: other frequencies than the model's."""
+        return Constant(0)
 
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
         """One causal region with changed frequencies."""
@@ -259,6 +284,11 @@ class SelfExtend(Method):
         self._below_trained_length("window")
         self._require(self.group >= 1, "group", "is below 1")
 
+    @property
+    def cached_position(self) -> Position:
+        """The far keys'."""
+        return Stepped(self.group)
+
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
         """Near band with own distances, far part with grouped positions."""
         window, group = self.window, self.group
@@ -266,8 +296,8 @@ class SelfExtend(Method):
         far = self._causal(
             length,
             nearest=window,
-            query_position=lambda t: t // group + window - window // group,
-            key_position=lambda i: i // group,
+            query_position=Stepped(group, offset=window - window // group),
+            key_position=self.cached_position,
         )
         return Plan(length, (near, far))
 
@@ -275,28 +305,22 @@ class SelfExtend(Method):
 def _stair(queries: tuple[int, int], length: int, window: int, width: int, log_n: int) -> tuple[Region, ...]:
     """Stair PE for every query: ceil((r - N) / E) = (t - N + E - 1) // E - i // E, less one where residues wrap."""
 
-    def floor_position(t: Any) -> Any:
-        return window + (t - window + width - 1) // width
+    shift = width - 1 - window
 
     def wraps(t: Any, i: Any) -> Any:
-        return (t - window + width - 1) % width < i % width
+        return (t + shift) % width < i % width
 
     def keeps(t: Any, i: Any) -> Any:
-        return (t - window + width - 1) % width >= i % width
+        return (t + shift) % width >= i % width
 
-    def far(query_position: Callable[[Any], Any], holds: Callable[[Any, Any], Any] | None) -> Region:
-        return Region(
-            queries, (0, length), query_position, lambda i: i // width, nearest=window + 1, holds=holds, log_n=log_n
-        )
+    def far(offset: int, holds: Callable[[Any, Any], Any] | None) -> Region:
+        position = Stepped(width, shift, offset)
+        return Region(queries, (0, length), position, Stepped(width), nearest=window + 1, holds=holds, log_n=log_n)
 
     near = Region(queries, (0, length), farthest=window, log_n=log_n)
     if width == 1:
-        return near, far(floor_position, None)
-    return (
-        near,
-        far(floor_position, keeps),
-        far(lambda t: floor_position(t) - 1, wraps),
-    )
+        return near, far(window, None)
+    return near, far(window, keeps), far(window - 1, wraps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,6 +339,11 @@ class StairPE(Method):
         self._fill("window", self.trained_length / 8)
         self._below_trained_length("window")
         self._require(self.width >= 1, "width", "is below 1")
+
+    @property
+    def cached_position(self) -> Position:
+        """The far keys'."""
+        return Stepped(self.width)
 
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
         """Near band, and the stair in two regions."""
@@ -386,6 +415,11 @@ class MesaExtrapolation(Method):
             borders.append(borders[-1] + width)
         return [*borders, prompt_length], width
 
+    @property
+    def cached_position(self) -> Position:
+        """The far keys' in decoding; the reference variant moves them with every token."""
+        return own_index if self.variant == "reference" else Stepped(self.width)
+
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
         """First chunk, middle chunks with the first chunk before each, last chunk and decoded tokens with Stair."""
         prompt = length if prompt_length is None else min(prompt_length, length)
@@ -397,7 +431,7 @@ class MesaExtrapolation(Method):
         for begin, end in pairwise(borders[1:-1]):
             shift = begin - borders[1]
             regions.append(Region((begin, end), (begin, end)))
-            regions.append(Region((begin, end), (0, borders[1]), query_position=lambda t, shift=shift: t - shift))
+            regions.append(Region((begin, end), (0, borders[1]), query_position=Stepped(1, -shift)))
         return Plan(length, (*regions, *self._last(borders[-2], prompt, length)))
 
     def _last(self, begin: int, prompt: int, length: int) -> tuple[Region, ...]:

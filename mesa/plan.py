@@ -33,6 +33,32 @@ class Constant:
 
 
 @dataclass(frozen=True)
+class Stepped:
+    """`offset` + (index + `shift`) // `width`: one position for every `width` tokens."""
+
+    width: int
+    shift: int = 0
+    offset: int = 0
+
+    def __call__(self, index: Any) -> Any:
+        """The positions, in the shape of `index`."""
+        return self.offset + (index + self.shift) // self.width
+
+
+@dataclass(frozen=True)
+class Slowed:
+    """`offset` + (index + `shift`) / `factor`: fractional positions."""
+
+    factor: float
+    shift: int = 0
+    offset: int = 0
+
+    def __call__(self, index: Any) -> Any:
+        """The positions, in the shape of `index`."""
+        return self.offset + (index + self.shift) / self.factor
+
+
+@dataclass(frozen=True)
 class Region:
     """Some query-key pairs, and the positions they are given.
 

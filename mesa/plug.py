@@ -1,7 +1,8 @@
 """Attaches a method to a Hugging Face causal language model, and always takes it off again.
 
-How: while attached, the model's rotary module returns cos = 1 and sin = 0, so that its attention hands raw queries
-and keys to our attention function (and caches raw keys), which rotates them as the method's plan says.
+How: while attached, the model's rotary module gives every token the method's `cached_position` in place of its own, so
+that its attention caches keys there and hands them to our attention function, which turns them on as the plan says.
+A cached key is never rotated anew where its position does not change.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from mesa.attention import EXECUTORS, Schedule
 from mesa.methods import Method
-from mesa.rope import Rotary, SilentRotary
+from mesa.rope import CachedRotary, Rotary
 
 FAMILIES = ("llama",)
 """Model types (`config.model_type`) that methods can be attached to."""
@@ -43,6 +44,7 @@ class Attachment:
         self.decoder: Any = model.get_decoder()
         self.rotary_module: nn.Module = self.decoder.rotary_emb
         self.rotary = Rotary(self.rotary_module)
+        self.cached_rotary = CachedRotary(self.rotary_module)
         self.calls: Counter[int] = Counter()
         self._prompt_lengths: WeakKeyDictionary[Cache, int] = WeakKeyDictionary()
         self._groups: list[_Group] = []
@@ -66,10 +68,12 @@ class Attachment:
             self._prompt_lengths[cache] = prompt_length
         pads = _left_padding(kwargs.get("attention_mask"), batch, past + new)
         self.rotary.forget()
+        index = torch.arange(past, past + new) - torch.tensor(pads)[:, None]
+        self.cached_rotary.positions = self.method.cached_position(index.clamp(min=0))
         self._groups = []
         for pad in sorted(set(pads)):
             plan = self.method.plan(past + new - pad, prompt_length - pad)
-            schedule = Schedule(plan, max(0, past - pad), self._rotate)
+            schedule = Schedule(plan, max(0, past - pad), self.method.cached_position, self._rotate)
             rows = torch.tensor([row for row, its_pad in enumerate(pads) if its_pad == pad], device=inputs.device)
             self._groups.append(_Group(rows, pad, schedule))
 
@@ -153,7 +157,7 @@ def check_supported_config(config: Any) -> None:
 def check_supported(model: PreTrainedModel) -> None:
     """As `check_supported_config`, and ValueError when a method is attached already."""
     check_supported_config(model.config)
-    if isinstance(model.get_decoder().rotary_emb, SilentRotary):
+    if isinstance(model.get_decoder().rotary_emb, CachedRotary):
         raise ValueError("a method is already attached to this model; leave its `with` block first")
 
 
@@ -180,7 +184,7 @@ def applied(model: PreTrainedModel, method: Method, *, executor: str = "fused") 
         decoder.register_forward_hook(attachment.after_forward, with_kwargs=True),
     )
     try:
-        decoder.rotary_emb = SilentRotary(attachment.rotary_module)
+        decoder.rotary_emb = attachment.cached_rotary
         model.config._attn_implementation = name
         yield attachment
     finally:

@@ -12,28 +12,33 @@ from torch import Tensor, nn
 from mesa.plan import Plan
 
 
-class SilentRotary(nn.Module):
-    """Stands in for a model's rotary module: cos = 1 and sin = 0, so that queries and keys stay raw."""
+class CachedRotary(nn.Module):
+    """Stands in for a model's rotary module: gives every token a position of ours in place of its own.
+
+    `positions` (batch, token) are set before each pass.
+    """
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__()
         self.original = original
+        self.positions = torch.empty(0)
 
     def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Ones and zeros in the shapes of the original's cos and sin."""
-        cos, sin = self.original(x, position_ids, *args, **kwargs)
-        return torch.ones_like(cos), torch.zeros_like(sin)
+        """The original's cos and sin at `positions`."""
+        return self.original(x, self.positions.to(x.device), *args, **kwargs)
 
 
 class Rotary:
-    """Rotates states to given positions with a copy of the model's rotary module.
+    """Turns states by given distances with a copy of the model's rotary module.
 
-    The copy's frequencies are set anew for every plan, so nothing of an earlier run can leak in. Tables of cos and
-    sin are kept until `forget`, so that all layers of a forward pass share them.
+    The copy does not scale (YaRN's factor is applied once, by the model's own module). Its frequencies are set anew for
+    every plan, so nothing of an earlier run can leak in. Tables of cos and sin are kept until `forget`, so that all
+    layers of a forward pass share them.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module: Any = copy.deepcopy(module)
+        self.module.attention_scaling = 1.0
         self.frequencies: Tensor = self.module.inv_freq.detach().clone()
         self._tables: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, tuple[Tensor, Tensor]]] = {}
 
@@ -42,7 +47,7 @@ class Rotary:
         self._tables.clear()
 
     def __call__(self, states: Tensor, positions: Tensor, plan: Plan, attention: nn.Module) -> Tensor:
-        """`states` (batch, head, token, dim) rotated to `positions` (token,) as the attention module would."""
+        """`states` (batch, head, token, dim) turned by `positions` (token,) as the attention module would."""
         known = (id(positions), states.dtype, states.device)
         if known not in self._tables:
             self._tables[known] = positions, self._table(states, positions, plan)

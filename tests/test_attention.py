@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 
 from mesa import attention
 from mesa.attention import Call, Schedule, attend, calls
-from mesa.plan import Region
+from mesa.plan import Plan, Region, own_index
 from mesa.rope import Rotary
 
 DIM = 8
@@ -30,7 +30,10 @@ def rotate():
 
 def run(executor, method, tensors, start, prompt):
     query, key, value = tensors
-    schedule = Schedule(method.plan(key.shape[2], prompt), start, rotate())
+    cached, turn = method.cached_position, rotate()
+    index, plain = torch.arange(key.shape[2]), Plan(key.shape[2], ())
+    query, key = (turn(states, cached(index), plain) for states in (query, key))  # as the model's own module does
+    schedule = Schedule(method.plan(key.shape[2], prompt), start, cached, turn)
     with torch.no_grad():
         return attention.EXECUTORS[executor](schedule, query[:, :, start:], key, value, DIM**-0.5)[0]
 
@@ -114,7 +117,7 @@ def test_block_wise_attention_equals_the_cpu_kernel(causal, monkeypatch):
 
 def test_fused_refuses_gradients_rather_than_returning_wrong_ones():
     query, key, value = states(30)
-    schedule = Schedule(cases.method("rerope").plan(30), 0, rotate())
+    schedule = Schedule(cases.method("rerope").plan(30), 0, own_index, rotate())
     with pytest.raises(RuntimeError, match="executor='dense'"):
         attention.fused(schedule, query.requires_grad_(), key, value, 1.0)
     assert attention.dense(schedule, query, key, value, 1.0)[0].requires_grad
