@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -20,53 +20,70 @@ from mesa.plan import Plan, Position, Region
 BLOCK = 256
 """Queries a call (tokens) where a mask has to be built."""
 
-Rotate = Callable[[Tensor, Tensor, Plan], Tensor]
-"""Rotates (batch, head, token, dim) by positions (token,) under a plan's frequencies."""
+Turn = Callable[[Tensor, Tensor, Plan], Tensor]
+"""Turns (batch, head, token, dim) by distances (token,) under a plan's frequencies."""
 
 
 @dataclass
 class Schedule:
-    """A plan, bound to the tokens from `start` on; remembers rotary tables between layers."""
+    """A plan, bound to the queries from token `start` on and the keys from `first_key` on.
+
+    Positions enter by rotation (`turn`, with keys and queries rotated to `cached` already) or, for ALiBi models, as a
+    bias `-slope * (query position - key position)` with one slope a head (`slopes`, (head,)).
+    """
 
     plan: Plan
     start: int
     cached: Position
-    rotate: Rotate
+    turn: Turn | None = None
+    slopes: Tensor | None = None
+    first_key: int = 0
     _turns: dict[tuple[Position, int, int, torch.device], Tensor] = field(default_factory=dict)
 
-    def rotated(self, states: Tensor, position: Position, begin: int, end: int) -> Tensor:
+    def placed(self, states: Tensor, position: Position, begin: int, end: int) -> Tensor:
         """`states` of the tokens begin .. end - 1, turned on to the positions that `position` gives them."""
-        if position == self.cached and self.plan.frequency_scale is None:
+        if self.turn is None or (position == self.cached and self.plan.frequency_scale is None):
             return states
         known = (position, begin, end, states.device)
         if known not in self._turns:
             index = torch.arange(begin, end, device=states.device)
             self._turns[known] = position(index) - self.cached(index)
-        return self.rotate(states, self._turns[known], self.plan)
+        return self.turn(states, self._turns[known], self.plan)
 
     def query_scale(self, region: Region, begin: int, end: int, like: Tensor) -> Tensor | None:
         """Factors (token, 1) on queries by log-n scaling, or None where all are 1."""
         if not region.log_n or end <= region.log_n:
             return None
         index = torch.arange(begin, end, device=like.device)
-        return ((index + 1).log() / math.log(region.log_n)).clamp(min=1.0).to(like.dtype)[:, None]
+        return ((index + 1).double().log() / math.log(region.log_n)).clamp(min=1.0).to(like.dtype)[:, None]
+
+    def within(self, window: int, first_key: int) -> Schedule:
+        """The same without keys `window` or more tokens back, and without those before `first_key`."""
+        regions = tuple(
+            replace(region, farthest=window - 1 if region.farthest is None else min(region.farthest, window - 1))
+            for region in self.plan.regions
+        )
+        return replace(self, plan=replace(self.plan, regions=regions), first_key=first_key, _turns={})
 
 
 def dense(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Attention output (batch, head, query, dim) and weights (batch, head, query, key) by one full score matrix."""
-    plan, start = schedule.plan, schedule.start
+    plan, start, first_key = schedule.plan, schedule.start, schedule.first_key
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    scores = query.new_full((*query.shape[:3], plan.length), -math.inf)
-    tokens = torch.arange(plan.length, device=query.device)
+    scores = query.new_full((*query.shape[:3], key.shape[2]), -math.inf)
+    queries = torch.arange(start, plan.length, device=query.device)[:, None]
+    keys = torch.arange(first_key, plan.length, device=query.device)[None, :]
     for region in plan.regions:
-        inside = region.contains(tokens[start:, None], tokens[None, :])
-        rotated_query = schedule.rotated(query, region.query_position, start, plan.length)
+        part = schedule.placed(query, region.query_position, start, plan.length)
         factor = schedule.query_scale(region, start, plan.length, query)
         if factor is not None:
-            rotated_query = rotated_query * factor
-        rotated_key = schedule.rotated(key, region.key_position, 0, plan.length)
-        scores = torch.where(inside, rotated_query @ rotated_key.transpose(-1, -2) * scale, scores)
+            part = part * factor
+        part = part @ schedule.placed(key, region.key_position, first_key, plan.length).transpose(-1, -2) * scale
+        if schedule.slopes is not None:
+            relative = region.query_position(queries) - region.key_position(keys)
+            part = part - schedule.slopes.to(query)[:, None, None] * relative
+        scores = torch.where(region.contains(queries, keys), part, scores)
     weights = scores.softmax(-1, dtype=torch.promote_types(query.dtype, torch.float32)).to(query.dtype)
     return weights @ value, weights
 
@@ -81,9 +98,12 @@ class Call:
     masked: bool = False
 
 
-def calls(region: Region, start: int, length: int) -> Iterator[Call]:
-    """The calls that cover the region's pairs with queries `start` .. `length` - 1, each pair once."""
-    first_key, last_key = region.keys[0], min(region.keys[1], length)
+def calls(region: Region, start: int, length: int, first_key: int = 0) -> Iterator[Call]:
+    """The calls that cover the region's pairs with queries `start` .. `length` - 1, each pair once.
+
+    Pairs with keys before `first_key` are left out.
+    """
+    first_key, last_key = max(region.keys[0], first_key), min(region.keys[1], length)
     begin = max(region.queries[0], start, first_key + region.nearest)
     end = min(region.queries[1], length)
     if region.farthest is not None:
@@ -108,37 +128,73 @@ def calls(region: Region, start: int, length: int) -> Iterator[Call]:
 
 def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, None]:
     """Attention output (batch, head, query, dim), region by region, merged by log-sum-exp; no weights."""
-    start, length = schedule.start, schedule.plan.length
-    work = [(region, list(calls(region, start, length))) for region in schedule.plan.regions]
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         raise RuntimeError("the fused executor has no gradients; use torch.no_grad() or executor='dense'")
+    start, length, first_key = schedule.start, schedule.plan.length, schedule.first_key
     merged = _Merged(query, start)
-    for region, region_calls in work:
+    for region in schedule.plan.regions:
+        region_calls = list(calls(region, start, length, first_key))
         if not region_calls:
             continue
         first, last = region_calls[0].queries[0], region_calls[-1].queries[1]
         low, high = min(call.keys[0] for call in region_calls), max(call.keys[1] for call in region_calls)
-        part = schedule.rotated(query[:, :, first - start : last - start], region.query_position, first, last)
+        part = schedule.placed(query[:, :, first - start : last - start], region.query_position, first, last)
         factor = schedule.query_scale(region, first, last, query)
         if factor is not None:
             part = part * factor
-        keys = schedule.rotated(key[:, :, low:high], region.key_position, low, high)
+        keys = schedule.placed(key[:, :, low - first_key : high - first_key], region.key_position, low, high)
+        values = value[:, :, low - first_key : high - first_key]
+        offset = None
+        if schedule.slopes is not None:
+            part, keys, values, offset = _with_bias(
+                part, keys, values, schedule.slopes, scale, region, (first, last), (low, high)
+            )
         for call in region_calls:
             (q0, q1), (k0, k1) = call.queries, call.keys
-            mask = None
-            if call.masked:
-                index = torch.arange(length, device=query.device)
-                mask = region.contains(index[q0:q1, None], index[None, k0:k1])
+            rows, columns = slice(q0 - first, q1 - first), slice(k0 - low, k1 - low)
+            mask = _mask(region, call, query.device) if call.masked else None
             output, log_sum = attend(
-                part[:, :, q0 - first : q1 - first],
-                keys[:, :, k0 - low : k1 - low],
-                value[:, :, k0:k1],
-                scale,
-                call.causal,
-                mask,
+                part[:, :, rows], keys[:, :, columns], values[:, :, columns], scale, call.causal, mask
             )
+            if offset is not None:
+                output, log_sum = output[..., : query.shape[3]], log_sum + offset[:, rows]
             merged.add(q0, q1, output, log_sum)
     return merged.output(), None
+
+
+def _mask(region: Region, call: Call, device: torch.device) -> Tensor:
+    queries, keys = torch.arange(*call.queries, device=device), torch.arange(*call.keys, device=device)
+    return region.contains(queries[:, None], keys[None, :])
+
+
+def _with_bias(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    slopes: Tensor,
+    scale: float,
+    region: Region,
+    queries: tuple[int, int],
+    keys: tuple[int, int],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """ALiBi's bias as further dims of queries and keys, and what is to be added to the log-sum-exp (head, query).
+
+    The bias is separable: slope * key position goes with the key (in two parts, so that half precision keeps it),
+    -slope * query position is the same for all keys of a query and so matters to the merge alone.
+    """
+    slopes = slopes.to(query.device, torch.promote_types(query.dtype, torch.float32))
+    key_position = region.key_position(torch.arange(*keys, device=query.device))
+    query_position = region.query_position(torch.arange(*queries, device=query.device))
+    relative = key_position - key_position[-1]
+    bias = slopes[: key.shape[1], None] * relative / scale
+    coarse = bias.to(key.dtype)
+    extra = 8  # dims, of which two carry the bias; the kernel likes round numbers
+    parts = torch.stack([coarse, (bias - coarse).to(key.dtype)], -1).expand(key.shape[0], -1, -1, -1)
+    key = torch.cat([key, parts, key.new_zeros(*key.shape[:3], extra - 2)], -1)
+    ones = query.new_zeros(*query.shape[:3], extra)
+    ones[..., :2] = 1
+    offset = slopes[:, None] * (key_position[-1] - query_position)
+    return torch.cat([query, ones], -1), key, torch.nn.functional.pad(value, (0, extra)), offset
 
 
 class _Merged:

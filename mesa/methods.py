@@ -27,6 +27,8 @@ class Method(ABC):
     name: ClassVar[str]
     formula: ClassVar[str]
     source: ClassVar[str]
+    as_trained: ClassVar[bool] = False
+    """Whether the model's own rotary module is left as it is, also where it changes with length by itself."""
     trained_length: int
     log_n: bool = False
 
@@ -75,10 +77,29 @@ class Origin(Method):
     name = "origin"
     formula = "R = r"
     source = "the stock model"
+    as_trained = True
 
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
         """One causal region."""
         return Plan(length, (self._causal(length),))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoPE(Method):
+    """The model without positions: every pair is at distance 0."""
+
+    name = "nope"
+    formula = "R = 0"
+    source = "Kazemnejad et al. 2023; paper theorem 3.1"
+
+    @property
+    def cached_position(self) -> Position:
+        """None."""
+        return Constant(0)
+
+    def plan(self, length: int, prompt_length: int | None = None) -> Plan:
+        """One causal region at one position."""
+        return Plan(length, (self._causal(length, query_position=Constant(0), key_position=Constant(0)),))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -477,6 +498,7 @@ METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         Origin,
+        NoPE,
         ReRoPE,
         LeakyReRoPE,
         DynamicNTK,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,21 +19,31 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, Cache, DynamicCache, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
+from mesa import families
 from mesa.attention import EXECUTORS, Schedule
 from mesa.methods import Method
 from mesa.rope import CachedRotary, Rotary
 
-FAMILIES = ("llama",)
-"""Model types (`config.model_type`) that methods can be attached to."""
+_NAME = "mesa_lens_"
+"""What the name of every attention function that we register begins with."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Group:
     """Rows of a batch with the same left padding, and their schedule."""
 
     rows: Tensor
     pad: int
     schedule: Schedule
+    windowed: dict[tuple[int, int], Schedule] = field(default_factory=dict)
+
+    def schedule_for(self, window: int | None, first_key: int) -> Schedule:
+        """The schedule of a layer with a sliding window of its own, whose cache holds keys from `first_key` on."""
+        if not window or window >= self.schedule.plan.length:
+            return self.schedule
+        if (window, first_key) not in self.windowed:
+            self.windowed[window, first_key] = self.schedule.within(window, first_key)
+        return self.windowed[window, first_key]
 
 
 class Attachment:
@@ -42,9 +52,15 @@ class Attachment:
     def __init__(self, model: PreTrainedModel, method: Method, executor: str) -> None:
         self.model, self.method, self.executor = model, method, executor
         self.decoder: Any = model.get_decoder()
-        self.rotary_module: nn.Module = self.decoder.rotary_emb
-        self.rotary = Rotary(self.rotary_module)
-        self.cached_rotary = CachedRotary(self.rotary_module)
+        self.rotary: Rotary | None = None
+        self.cached_rotary: CachedRotary | None = None
+        self.slopes: Tensor | None = None
+        if model.config.model_type in families.ROTARY:
+            frozen = families.frozen_rotary(self.decoder.rotary_emb)
+            self.rotary = Rotary(frozen)
+            self.cached_rotary = CachedRotary(self.decoder.rotary_emb if method.as_trained else frozen)
+        else:
+            self.slopes = families.slopes(self)
         self.calls: Counter[int] = Counter()
         self._prompt_lengths: WeakKeyDictionary[Cache, int] = WeakKeyDictionary()
         self._groups: list[_Group] = []
@@ -67,13 +83,15 @@ class Attachment:
         if cache is not None:
             self._prompt_lengths[cache] = prompt_length
         pads = _left_padding(kwargs.get("attention_mask"), batch, past + new)
-        self.rotary.forget()
-        index = torch.arange(past, past + new) - torch.tensor(pads)[:, None]
-        self.cached_rotary.positions = self.method.cached_position(index.clamp(min=0))
+        if self.rotary is not None and self.cached_rotary is not None:
+            self.rotary.forget()
+            index = torch.arange(past, past + new) - torch.tensor(pads)[:, None]
+            self.cached_rotary.positions = self.method.cached_position(index.clamp(min=0))
         self._groups = []
         for pad in sorted(set(pads)):
             plan = self.method.plan(past + new - pad, prompt_length - pad)
-            schedule = Schedule(plan, max(0, past - pad), self.method.cached_position, self._rotate)
+            turn = None if self.rotary is None else self._turn
+            schedule = Schedule(plan, max(0, past - pad), self.method.cached_position, turn, self.slopes)
             rows = torch.tensor([row for row, its_pad in enumerate(pads) if its_pad == pad], device=inputs.device)
             self._groups.append(_Group(rows, pad, schedule))
 
@@ -102,21 +120,27 @@ class Attachment:
         self._attention_module = module
         execute = EXECUTORS[self.executor]
         self.calls[module.layer_idx] += 1
+        window = kwargs.get("sliding_window")
+        total = self._groups[0].pad + self._groups[0].schedule.plan.length
+        first_key = total - key.shape[2]  # above 0 where a sliding layer's cache has dropped keys
         if len(self._groups) == 1 and self._groups[0].pad == 0:
-            output, weights = execute(self._groups[0].schedule, query, key, value, scaling)
+            schedule = self._groups[0].schedule_for(window, first_key)
+            output, weights = execute(schedule, query, key, value, scaling)
             return output.transpose(1, 2).contiguous(), weights
         output = torch.zeros_like(query)
         weights = query.new_zeros(*query.shape[:3], key.shape[2]) if self.executor == "dense" else None
         for group in self._groups:
-            skip = max(0, group.pad - (key.shape[2] - query.shape[2]))
-            rows = group.rows
-            parts = (query[rows, :, skip:], key[rows, :, group.pad :], value[rows, :, group.pad :])
-            output[rows, :, skip:], row_weights = execute(group.schedule, *parts, scaling)
+            rows, skip = group.rows, max(0, group.pad - (total - query.shape[2]))
+            dropped = max(0, group.pad - first_key)
+            schedule = group.schedule_for(window, max(0, first_key - group.pad))
+            parts = (query[rows, :, skip:], key[rows, :, dropped:], value[rows, :, dropped:])
+            output[rows, :, skip:], row_weights = execute(schedule, *parts, scaling)
             if weights is not None and row_weights is not None:
-                weights[rows, :, skip:, group.pad :] = row_weights
+                weights[rows, :, skip:, dropped:] = row_weights
         return output.transpose(1, 2).contiguous(), weights
 
-    def _rotate(self, states: Tensor, positions: Tensor, plan: Any) -> Tensor:
+    def _turn(self, states: Tensor, positions: Tensor, plan: Any) -> Tensor:
+        assert self.rotary is not None
         assert self._attention_module is not None
         return self.rotary(states, positions, plan, self._attention_module)
 
@@ -142,22 +166,10 @@ def check_executor(executor: str) -> None:
         raise ValueError(f"unknown executor {executor!r}; known: {', '.join(EXECUTORS)}")
 
 
-def check_supported_config(config: Any) -> None:
-    """Raises ValueError, naming what is supported, when no method can be attached to a model with this config."""
-    kind, known = config.model_type, ", ".join(FAMILIES)
-    if not (getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None)):
-        raise ValueError(f"model type {kind!r} has no rotary embeddings to weave; supported: {known}")
-    if kind not in FAMILIES:
-        raise ValueError(f"model type {kind!r} is not supported; supported: {known}")
-    rope_type = (config.rope_parameters or {}).get("rope_type", "default")
-    if rope_type in ("dynamic", "longrope"):
-        raise ValueError(f"the model's own rope_type={rope_type!r} changes with length; set it to 'default' to weave")
-
-
 def check_supported(model: PreTrainedModel) -> None:
-    """As `check_supported_config`, and ValueError when a method is attached already."""
-    check_supported_config(model.config)
-    if isinstance(model.get_decoder().rotary_emb, CachedRotary):
+    """ValueError, naming what is supported, for a model no method can be attached to, or that has one attached."""
+    families.check_supported_config(model.config)
+    if str(model.config._attn_implementation).startswith(_NAME):
         raise ValueError("a method is already attached to this model; leave its `with` block first")
 
 
@@ -175,21 +187,21 @@ def applied(model: PreTrainedModel, method: Method, *, executor: str = "fused") 
     check_executor(executor)
     check_supported(model)
     attachment = Attachment(model, method, executor)
-    decoder, name = attachment.decoder, f"mesa_lens_{id(attachment):x}"
+    decoder, name = attachment.decoder, f"{_NAME}{id(attachment):x}"
     before = model.config._attn_implementation
+    replaced = families.forwards_replaced if attachment.rotary is None else families.rotary_replaced
     AttentionInterface.register(name, attachment.attention)
-    AttentionMaskInterface.register(name, _no_mask)
+    AttentionMaskInterface.register(name, _no_mask if attachment.slopes is None else _empty_mask)
     hooks = (
         decoder.register_forward_pre_hook(attachment.before_forward, with_kwargs=True),
         decoder.register_forward_hook(attachment.after_forward, with_kwargs=True),
     )
     try:
-        decoder.rotary_emb = attachment.cached_rotary
-        model.config._attn_implementation = name
-        yield attachment
+        with replaced(attachment):
+            model.config._attn_implementation = name
+            yield attachment
     finally:
         model.config._attn_implementation = before
-        decoder.rotary_emb = attachment.rotary_module
         for hook in hooks:
             hook.remove()
         AttentionInterface._global_mapping.pop(name)
@@ -198,3 +210,8 @@ def applied(model: PreTrainedModel, method: Method, *, executor: str = "fused") 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:
     """The plan masks; padding is read from the 2-D mask in `before_forward`."""
+
+
+def _empty_mask(*args: Any, **kwargs: Any) -> Tensor:
+    """As `_no_mask`, for models that convert what they get."""
+    return torch.empty(0)

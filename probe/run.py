@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from mesa.families import check_supported_config
+from mesa.families import trained_length as stated_length
 from mesa.methods import Method
 from mesa.models import Loaded, config_of, load
-from mesa.plug import check_executor, check_supported_config
+from mesa.plug import check_executor
 from mesa.settings import make_methods
 from mesa.tasks import score
 from mesa.tasks.retrieval import encode, first_ids
@@ -87,7 +89,7 @@ def plan(request: ProbeRequest) -> ProbePlan:
     """Checks the request against the model's config. Raises ValueError or FileNotFoundError, naming the value."""
     config = config_of(request.model, **{key: request.load.get(key) for key in ("revision", "trust_remote_code")})
     check_supported_config(config)
-    trained_length = request.trained_length or int(config.max_position_embeddings)
+    trained_length = request.trained_length or stated_length(config)
     length = request.length or 4 * trained_length
     if length <= trained_length:
         raise ValueError(

@@ -6,6 +6,7 @@ TRAINED = 24
 
 CASES = {
     "origin": {},
+    "nope": {},
     "rerope": {"window": 5},
     "leaky-rerope": {"window": 5, "k": 4},
     "dynamic-ntk": {},

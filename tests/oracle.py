@@ -16,6 +16,8 @@ def relative(name, t, i, *, trained, prompt, window=0, width=0, first=0, last=0,
         return None
     if name in ("origin", "dynamic-ntk", "ntk-mixed"):
         return r
+    if name == "nope":
+        return 0
     if name == "rerope":
         return min(r, window)
     if name == "leaky-rerope":
@@ -86,8 +88,11 @@ def rotated_dot(query, key, relative_position, values):
     return total
 
 
-def attention(name, query, key, value, *, trained, prompt, log_n, **parameters):
-    """Output (token, dim) of one head for all tokens; query, key, value are (token, dim) float64."""
+def attention(name, query, key, value, *, trained, prompt, log_n, slope=None, **parameters):
+    """Output (token, dim) of one head for all tokens; query, key, value are (token, dim) float64.
+
+    With a `slope`, positions enter as ALiBi's bias in place of rotation.
+    """
     length, dim = query.shape
     values = frequencies(name, dim, length, trained)
     output = np.zeros_like(value)
@@ -98,7 +103,10 @@ def attention(name, query, key, value, *, trained, prompt, log_n, **parameters):
             r = relative(name, t, i, trained=trained, prompt=prompt, **parameters)
             if r is not None:
                 seen.append(i)
-                scores.append(scale * rotated_dot(query[t], key[i], r, values) / math.sqrt(dim))
+                if slope is None:
+                    scores.append(scale * rotated_dot(query[t], key[i], r, values) / math.sqrt(dim))
+                else:
+                    scores.append(scale * float(query[t] @ key[i]) / math.sqrt(dim) - slope * r)
         weights = np.exp(np.array(scores) - max(scores))
         output[t] = (weights / weights.sum()) @ value[seen]
     return output

@@ -64,6 +64,34 @@ def test_executors_equal_the_formula_pair_by_pair(name, length, prompt, log_n):
             np.testing.assert_allclose(got, expected[:, start:], atol=5e-5, err_msg=f"{executor} from {start}")
 
 
+@pytest.mark.parametrize("log_n", [False, True])
+@pytest.mark.parametrize("name", list(cases.CASES))
+@pytest.mark.parametrize(("length", "prompt"), [(20, 20), (61, 55)])
+def test_alibi_equals_the_formula_pair_by_pair(name, length, prompt, log_n):
+    query, key, value = states(length)
+    slopes, method = [0.7, 0.05], cases.method(name, log_n=log_n)
+    for executor in ("dense", "fused"):
+        for start in {0, prompt, length - 1} - {length}:
+            schedule = Schedule(
+                method.plan(length, prompt),
+                start,
+                method.cached_position,
+                slopes=torch.tensor(slopes, dtype=torch.float64),
+            )
+            got = attention.EXECUTORS[executor](schedule, query[:, :, start:], key, value, DIM**-0.5)[0][0].numpy()
+            for head, slope in enumerate(slopes):
+                expected = oracle.attention(
+                    name,
+                    *(states[0, head].numpy() for states in (query, key, value)),
+                    trained=cases.TRAINED,
+                    prompt=prompt,
+                    log_n=log_n,
+                    slope=slope,
+                    **cases.oracle_parameters(name),
+                )
+                np.testing.assert_allclose(got[head], expected[start:], atol=1e-9, err_msg=f"{executor} from {start}")
+
+
 @pytest.mark.parametrize("name", list(cases.CASES))
 def test_grouped_key_heads_equal_repeated_ones(name):
     query, key, value = states(61, heads=4, key_heads=2)

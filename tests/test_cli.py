@@ -35,7 +35,7 @@ def test_explain_draws_the_matrix(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["methods", "explain", "rope"], "mesa-lens: unknown method 'rope'; known: origin, rerope,"),
+        (["methods", "explain", "rope"], "mesa-lens: unknown method 'rope'; known: origin, nope, rerope,"),
         (["methods", "explain", "rerope", "--set", "window=3"], "--set 'window=3' is not METHOD.PARAMETER=VALUE"),
         (["methods", "explain", "rerope", "--length", "0"], "--length 0 is below 1 token"),
         (["methods", "explain", "rerope", "--length", "99"], "--length 99 is too wide to draw; use at most 48"),

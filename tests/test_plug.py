@@ -167,7 +167,7 @@ class TestBadInput:
 
     def test_no_rotary_embeddings(self):
         model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=9))
-        message = "model type 'gpt2' has no rotary embeddings to weave; supported: llama"
+        message = "model type 'gpt2' is not supported: it has no rotary embeddings and no ALiBi to weave"
         with pytest.raises(ValueError, match=message), mesa.applied(model, cases.method("rerope")):
             pass
 

@@ -1,0 +1,154 @@
+"""What each model family needs to be attached to: where its positions come from, and how its attention is called."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from mesa.rope import CachedRotary
+
+ROTARY = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt_neox")
+ALIBI = ("mpt", "bloom")
+REFUSED = {"gemma2": "its attention scores are soft-capped, which parts of an attention cannot be merged through"}
+
+
+def check_supported_config(config: Any) -> None:
+    """Raises ValueError, naming what is supported, when no method can be attached to a model with this config."""
+    kind = config.model_type
+    if kind in ROTARY or (kind in ALIBI and uses_alibi(config)):
+        return
+    reason = REFUSED.get(kind)
+    if reason is None:
+        rotary = getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None)
+        reason = "it is not known here" if rotary else "it has no rotary embeddings and no ALiBi to weave"
+    raise ValueError(f"model type {kind!r} is not supported: {reason}; supported: {', '.join(ROTARY + ALIBI)}")
+
+
+def uses_alibi(config: Any) -> bool:
+    """Whether a model of an ALiBi family really uses it (MPT can be configured otherwise)."""
+    attention = getattr(config, "attn_config", None)
+    return attention is None or bool(attention.alibi)
+
+
+def trained_length(config: Any) -> int:
+    """The window that a config states (tokens); ValueError where it states none. Configs can be wrong about it."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    stated = (
+        rope.get("original_max_position_embeddings"),
+        getattr(config, "original_max_position_embeddings", None),
+        getattr(config, "max_position_embeddings", None),
+        getattr(config, "max_seq_len", None),
+    )
+    for length in stated:
+        if length:
+            return int(length)
+    raise ValueError(f"the config of this {config.model_type} model states no trained length; give --trained-length")
+
+
+def frozen_rotary(module: nn.Module) -> nn.Module:
+    """A copy of a rotary module that keeps its frequencies, whatever length it meets (dynamic NTK, LongRoPE)."""
+    frozen: Any = copy.deepcopy(module)
+    frozen.rope_type = "default"
+    return frozen
+
+
+class Attached(Protocol):
+    """What an attachment offers to its family."""
+
+    decoder: Any
+    cached_rotary: CachedRotary | None
+
+    def attention(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, scaling: float
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention output (batch, query, head, dim) and weights."""
+        ...
+
+
+@contextmanager
+def rotary_replaced(attachment: Attached) -> Iterator[None]:
+    """The decoder's rotary module is the attachment's for as long as this lasts."""
+    decoder = attachment.decoder
+    original = decoder.rotary_emb
+    decoder.rotary_emb = attachment.cached_rotary
+    try:
+        yield
+    finally:
+        decoder.rotary_emb = original
+
+
+@contextmanager
+def forwards_replaced(attachment: Attached) -> Iterator[None]:
+    """Every ALiBi attention module calls the attachment for as long as this lasts."""
+    modules = [module for module in attachment.decoder.modules() if type(module).__name__ in _FORWARDS]
+    try:
+        for module in modules:
+            module.forward = _bound(_FORWARDS[type(module).__name__], attachment, module)
+        yield
+    finally:
+        for module in modules:
+            module.__dict__.pop("forward", None)
+
+
+def slopes(attachment: Attached) -> Tensor:
+    """ALiBi's slopes (head,) as the model itself computes them."""
+    module: Any = next(module for module in attachment.decoder.modules() if type(module).__name__ in _FORWARDS)
+    if type(module).__name__ == "BloomAttention":
+        from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
+
+        return _get_alibi_slopes(module.num_heads, torch.device("cpu")).float()
+    from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+
+    maximum = attachment.decoder.config.attn_config.alibi_bias_max
+    return -build_mpt_alibi_tensor(module.n_heads, 2, maximum)[:, 0, 0].float()
+
+
+def _bound(forward: Callable[..., Any], attachment: Attached, module: nn.Module) -> Callable[..., Any]:
+    return lambda *args, **kwargs: forward(attachment, module, *args, **kwargs)
+
+
+def _mpt_forward(
+    attachment: Attached,
+    module: Any,
+    hidden_states: Tensor,
+    position_bias: Tensor | None = None,
+    past_key_values: Any = None,
+    attention_mask: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """`MptAttention.forward` with our attention in the middle."""
+    batch, length = hidden_states.shape[:2]
+    mixed = module.Wqkv(hidden_states)
+    if module.clip_qkv:
+        mixed = mixed.clamp(min=-module.clip_qkv, max=module.clip_qkv)
+    query, key, value = (part.view(batch, length, module.n_heads, -1).transpose(1, 2) for part in mixed.chunk(3, 2))
+    if past_key_values is not None:
+        key, value = past_key_values.update(key, value, module.layer_idx)
+    output, weights = attachment.attention(module, query, key, value, None, scaling=module.softmax_scale)
+    return module.out_proj(output.reshape(batch, length, -1)), weights
+
+
+def _bloom_forward(
+    attachment: Attached,
+    module: Any,
+    hidden_states: Tensor,
+    residual: Tensor,
+    alibi: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    layer_past: Any = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """`BloomAttention.forward` with our attention in the middle, in evaluation mode."""
+    query, key, value = module._reshape(module.query_key_value(hidden_states))
+    if layer_past is not None:
+        key, value = layer_past.update(key, value, module.layer_idx)
+    output, weights = attachment.attention(module, query, key, value, None, scaling=module.inv_norm_factor)
+    return residual + module.dense(output.flatten(2)), weights
+
+
+_FORWARDS = {"MptAttention": _mpt_forward, "BloomAttention": _bloom_forward}
