@@ -2,7 +2,7 @@
 
 TransformerLens re-implements attention for many architectures with a full score matrix; a registered attention
 function would get no call and every method would be captured as Origin. The delegating bridge keeps the module's
-attention and hooks its q, k, v and o projections and the residual stream. It has no `hook_pattern` and no
+attention and hooks its projections (q, k, v and o, or one for q, k and v) and the residual stream. It has no `hook_pattern` and no
 `hook_attn_scores`.
 """
 
@@ -14,8 +14,7 @@ from typing import Any
 
 from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
 from transformer_lens.model_bridge import TransformerBridge
-from transformer_lens.model_bridge.generalized_components import AttentionBridge, LinearBridge
-from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
+from transformer_lens.model_bridge.generalized_components import AttentionBridge
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mesa.plug import check_supported
@@ -28,17 +27,16 @@ def delegating_adapter(base: type[Any]) -> type[Any]:
         def __init__(self, cfg: Any) -> None:
             super().__init__(cfg)
             self.cfg.attn_implementation = "sdpa"  # anything but None keeps the bridge from forcing 'eager'
-
-        def _build_attention_bridge(self) -> AttentionBridge:
-            projections: dict[str, GeneralizedComponent] = {
-                letter: LinearBridge(name=f"{letter}_proj") for letter in "qkvo"
-            }
-            return AttentionBridge(
-                name="self_attn",
+            own = self.component_mapping["blocks"].submodules["attn"]
+            joint = "qkv" in own.submodules
+            kept = {name: part for name, part in own.submodules.items() if not (joint and name in ("q", "k", "v"))}
+            self.component_mapping["blocks"].submodules["attn"] = AttentionBridge(
+                name=own.name,
                 config=self.cfg,
-                submodules=projections,
-                requires_position_embeddings=True,
-                requires_attention_mask=True,
+                submodules=kept,
+                requires_position_embeddings=own.requires_position_embeddings,
+                requires_attention_mask=own.requires_attention_mask,
+                fused_qkv=joint,
             )
 
     return DelegatingAdapter
