@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import xarray as xr
@@ -110,7 +110,7 @@ def negative_control(
     }
     rows = []
     for at, first, last in spans.values():
-        found = search(hidden.sel(position=slice(first, last)), at, rule, reference)
+        found = search(hidden.sel(position=slice(None, last)), at, replace(rule, burn_in=first), reference)
         searched, qualified = found.attrs["searched"], found["qualified"]
         row = xr.Dataset({"at": at, "first": first, "last": last, "searched": searched, "qualified": qualified})
         rows.append(row.assign(share=qualified / searched))
