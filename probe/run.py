@@ -23,10 +23,11 @@ from mesa.settings import make_methods
 from mesa.tasks import score
 from mesa.tasks.retrieval import encode, first_ids
 from probe import store
+from probe.analysis import table
 from probe.bridge import bridge_to
 from probe.capture import capture, check_memory, peak_bytes
 from probe.evaluate import check_lengths, default_lengths, evaluate
-from probe.publish import publish
+from probe.report import write_report
 from probe.spec import CaptureSpec, Kept
 
 REPEATED = "repeated"
@@ -158,7 +159,9 @@ def run_probe(request: ProbeRequest, out: Path, *, overwrite: bool = False) -> t
     except BaseException:
         store.discard(path)
         raise
-    return publish(out)
+    summary = write_report(out)
+    heading = f"model {request.model}, trained length M = {made.trained_length} tokens, captured {made.length}\n\n"
+    return summary, f"{heading}{table(summary)}\n\nwrote {out / 'report.html'}"
 
 
 def _fill(made: ProbePlan, path: Path) -> None:
