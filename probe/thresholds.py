@@ -7,6 +7,7 @@ which dims show it clearly, and `negative_control` how many would at a place whe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -107,6 +108,11 @@ def search(hidden: xr.DataArray, trained_length: int, rule: CrossingRule, refere
     return found
 
 
+def check_positions(position: Sequence[int], trained_length: int, rule: CrossingRule) -> None:
+    """Raises ValueError, before anything is captured, if `search` could not work on these positions."""
+    _layout(np.asarray(position), trained_length, rule)
+
+
 def smooth(values: xr.DataArray, smoothing: int) -> xr.DataArray:
     """`values` averaged over the last `smoothing` positions, not across positions that were not captured."""
     start, _ = _runs(values["position"].values)
@@ -144,7 +150,7 @@ def _search_prompt(hidden: xr.DataArray, layout: _Layout, rule: CrossingRule, re
 
 def _search_layer(values: np.ndarray, row: int, layout: _Layout, rule: CrossingRule) -> dict[str, np.ndarray]:
     """The formulas of `search` for `values` (method, position, dim) of one layer."""
-    x = np.moveaxis(_smooth(np.moveaxis(values, 1, 0), layout.start, rule.smoothing), 0, 1)
+    x = np.stack([_smooth(each, layout.start, rule.smoothing) for each in values])
     trained, position = layout.trained, layout.position
     inside, beyond = x[row, layout.inside], x[row, trained + 1 :]
     threshold, middle = x[row, trained], np.median(beyond, axis=0)

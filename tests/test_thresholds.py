@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from synthetic import DRIFTING, hidden_states
 
 from probe.predict import best, negative_control, predict
-from probe.thresholds import CrossingRule, captured_ranges, search, smooth
+from probe.thresholds import CrossingRule, captured_ranges, check_positions, search, smooth
 
 M, LENGTH = 40, 160
 RULE = CrossingRule(smoothing=1, sustained=3)
@@ -143,6 +143,8 @@ def test_missing_evidence_is_named():
     with pytest.raises(ValueError, match=r"takes 3 consecutive positions beyond 40; captured: 0-42"):
         search(values.sel(position=slice(0, 42)), M, RULE)
     assert search(values.sel(position=slice(0, 43)), M, RULE).attrs["length"] == 44
+    with pytest.raises(ValueError, match=r"position 40 .* was not captured"):
+        check_positions(range(41, 90), M, RULE)
     with pytest.raises(ValueError, match="reference 'rerope' was not captured; captured methods: origin"):
         search(values, M, RULE, "rerope")
     with pytest.raises(ValueError, match="sustained=0 is below 1"):
