@@ -41,10 +41,10 @@ def parse_ranges(text: str, option: str) -> Ranges | None:
     return tuple(sorted(ranges))
 
 
-def _indices(ranges: Ranges | None, size: int, what: str) -> list[int]:
+def _indices(ranges: Ranges | None, size: int, what: str) -> Sequence[int]:
     """All indices in the ranges; ValueError when one is not below `size`."""
     if ranges is None:
-        return list(range(size))
+        return range(size)
     for start, stop in ranges:
         if stop > size:
             raise ValueError(f"{what} {start}-{stop - 1} is out of range; there are {what}s 0-{size - 1}")

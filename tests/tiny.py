@@ -32,7 +32,7 @@ def model(seed: int = 0, *, vocabulary: int = 97, key_heads: int = 2, trained: i
     return built
 
 
-def folder(path: Path, trained: int = 96) -> Path:
+def folder(path: Path, trained: int = 160) -> Path:
     """A checkpoint folder whose window holds a passkey prompt."""
     tokenizer = train_tokenizer(["A text of a few words, to make a tokenizer from."], 900)
     model(vocabulary=len(tokenizer), trained=trained).save_pretrained(path)
