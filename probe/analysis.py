@@ -97,6 +97,7 @@ def summarize(analysis: Analysis) -> dict[str, Any]:
         "methods": [_method_row(analysis, name) for name in analysis.hidden["method"].values.tolist()],
         "control": _control_rows(analysis.control),
         "failure_rule": None if analysis.measured is None else analysis.measured.rule,
+        "passkey_judged": analysis.measured is not None and analysis.measured.passkey_judged,
         "measured_lengths": [] if analysis.measured is None else list(analysis.measured.lengths),
         "method_configs": json.loads(attrs.get("method_configs", "{}")),
         "versions": json.loads(attrs.get("versions", "{}")),

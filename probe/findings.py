@@ -22,7 +22,10 @@ def _broke(summary: dict[str, Any]) -> str:
         return f"Nothing was measured by length; {name} was trained on windows of M = {trained} tokens."
     length = reference["measured"]["length"]
     if length is None:
-        return f"{name} holds up to {summary['measured_lengths'][-1]} tokens, the longest length measured."
+        judged = (
+            "" if summary["passkey_judged"] else f", judged by tail NLL alone: {name} finds no passkey within M either"
+        )
+        return f"{name} holds up to {summary['measured_lengths'][-1]} tokens, the longest length measured{judged}."
     before = max((each for each in summary["measured_lengths"] if each < length), default=None)
     last_good = "" if before is None else f" (at {before} it still held)"
     return (
@@ -76,7 +79,9 @@ def _trust(summary: dict[str, Any]) -> str:
         f"The same search at position {at}, where the model works, calls {rows['control']:.1%} of the pairs "
         f"observable; at M with as many positions {rows['matched']:.1%}, with all of them {rows['all']:.1%}."
     )
-    if max(rows["matched"], rows["all"]) <= rows["control"]:
+    if not rows["all"]:
+        text += " No threshold was found, so nothing is predicted."
+    elif max(rows["matched"], rows["all"]) <= rows["control"]:
         text += " That is no more than the control: the thresholds found here say nothing about M."
     return text
 

@@ -114,6 +114,19 @@ def test_findings_say_what_the_numbers_say(summary):
     assert "say nothing about M" in dict(findings({**summary, "control": flat}))["How far to trust the thresholds"]
 
 
+def test_findings_of_a_model_that_holds(summary):
+    row = {"comparison": "", "at": 32, "share": {"repeated": 0.0}}
+    none = [{**row, "comparison": name} for name in ("control", "matched", "all")]
+    origin = {**summary["methods"][0], "measured": {"length": None, "by_nll": None, "by_passkey": None}}
+    holds = {**summary, "control": none, "methods": [origin], "passkey_judged": False}
+    told = dict(findings(holds))
+    assert told["What broke"].startswith(
+        "origin holds up to 320 tokens, the longest length measured, judged by tail NLL"
+    )
+    assert told["What mended it"] == "No other method was run."
+    assert told["How far to trust the thresholds"].endswith("No threshold was found, so nothing is predicted.")
+
+
 def test_report_stands_alone_and_escapes(summary, folder):
     text = (folder / "report.html").read_text()
     assert HOSTILE not in text
