@@ -29,6 +29,7 @@ from probe.capture import capture, check_memory, peak_bytes
 from probe.evaluate import check_lengths, default_lengths, evaluate
 from probe.report import write_report
 from probe.spec import CaptureSpec, Kept
+from probe.thresholds import CrossingRule, check_positions
 
 REPEATED = "repeated"
 """Name of the paper's prompt: one word, repeated."""
@@ -92,9 +93,10 @@ def plan(request: ProbeRequest) -> ProbePlan:
     check_supported_config(config)
     trained_length = request.trained_length or stated_length(config)
     length = request.length or 4 * trained_length
-    if length <= trained_length:
+    rule = CrossingRule.scaled(trained_length)
+    if length <= trained_length + rule.sustained:
         raise ValueError(
-            f"--length {length} is within the trained length {trained_length}; go beyond it, e.g. {4 * trained_length}"
+            f"--length {length} is not far enough beyond the trained length {trained_length}; take e.g. {4 * trained_length}"
         )
     check_executor(request.executor)
     if request.texts < 0 or request.samples < 0:
@@ -105,10 +107,8 @@ def plan(request: ProbeRequest) -> ProbePlan:
     if request.samples:
         check_lengths(lengths, trained_length)
     kept = request.spec.resolve(config, length)
-    if trained_length not in kept.positions:
-        raise ValueError(
-            f"--positions leaves out position {trained_length}, the trained length, where thresholds are read"
-        )
+    if request.spec.positions is not None:
+        check_positions(kept.positions, trained_length, rule)
     return ProbePlan(
         request,
         make_methods(request.methods, trained_length, request.settings),
