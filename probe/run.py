@@ -96,7 +96,8 @@ def plan(request: ProbeRequest) -> ProbePlan:
     rule = CrossingRule.scaled(trained_length)
     if length <= trained_length + rule.sustained:
         raise ValueError(
-            f"--length {length} is not far enough beyond the trained length {trained_length}; take e.g. {4 * trained_length}"
+            f"--length {length} is not far enough beyond the trained length {trained_length}; "
+            f"take e.g. {4 * trained_length}"
         )
     check_executor(request.executor)
     if request.texts < 0 or request.samples < 0:

@@ -69,7 +69,7 @@ def test_estimate_loads_no_weights_and_writes_nothing(model, tmp_path, capsys, m
         (["--dims", "30-40"], "dim 30-40 is out of range; there are dims 0-31", 2),
         (["--layers", "7"], "layer 7-7 is out of range; there are layers 0-2", 2),
         (["--positions", "200-100"], "'200-100' is empty", 2),
-        (["--positions", "200-300"], "position 160 (the trained length) was not captured, only 200-300", 2),
+        (["--positions", "200-300"], "position 160 (where thresholds are read) was not captured, only 200-300", 2),
         (["--length", "150"], "--length 150 is not far enough beyond the trained length 160; take e.g. 640", 2),
         (["--length", "100000000000"], "GiB are free; shorten --length", 1),
         (["--lengths", "70,160"], "--lengths 70 is too short for a tail of 40 tokens; measure from 80", 2),
