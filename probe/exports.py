@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from probe.analysis import Analysis
 from probe.figures import heatmap_figure
-from probe.heatmap import default_regions, pool, regions, shared_limit, write_npz, write_png
+from probe.heatmap import default_regions, layer_limits, pool, regions, write_npz, write_png
 from probe.static import static_curves, static_heatmap, static_threshold
 
 THRESHOLDS = 4
@@ -26,21 +26,21 @@ def panel(analysis: Analysis) -> xr.DataArray:
 
 
 def write_figures(analysis: Analysis, folder: Path) -> None:
-    """Writes into `folder`, for the headline prompt and on one colour scale:
+    """Writes into `folder`, for the headline prompt and on one colour scale a layer:
 
     heatmap-METHOD.png (one pixel a cell), .html (interactive, with plotly.min.js beside it) and .npz (pooled values
     with labels); heatmaps.png (all methods, with axes); threshold-layerL-dimD and curves as .png and .svg.
     """
     folder.mkdir(parents=True, exist_ok=True)
     shown = panel(analysis)
-    limit = shared_limit(shown)
+    limits = layer_limits(shown)
     for method in tqdm(shown["method"].values.tolist(), desc="drawing heatmaps", unit="method"):
         one, stem = shown.sel({"method": method}), folder / f"heatmap-{_file_name(method)}"
-        write_png(one, stem.with_suffix(".png"), limit)
+        write_png(one, stem.with_suffix(".png"), limits)
         write_npz(pool(one), stem.with_suffix(".npz"))
-        figure = heatmap_figure(one, analysis.trained_length, limit)
+        figure = heatmap_figure(one, analysis.trained_length, limits)
         figure.write_html(stem.with_suffix(".html"), include_plotlyjs="directory")
-    static_heatmap(pool(shown), analysis.trained_length, limit).savefig(folder / "heatmaps.png")
+    static_heatmap(pool(shown), analysis.trained_length, limits).savefig(folder / "heatmaps.png")
     for name, figure in tqdm(list(_charts(analysis)), desc="drawing charts", unit="figure"):
         for suffix in ("png", "svg"):
             figure.savefig(folder / f"{name}.{suffix}")

@@ -32,19 +32,20 @@ def curves_figure(
     return _draw(curves_chart(evaluation, measured, trained_length, predictions))
 
 
-def heatmap_figure(panel: xr.DataArray, trained_length: int, limit: float | None = None) -> go.Figure:
+def heatmap_figure(panel: xr.DataArray, trained_length: int, limits: xr.DataArray | None = None) -> go.Figure:
     """`panel` ([method,] layer, dim, position), from `regions`, pooled if it is large; one row a layer.
 
-    Pass the same `limit` to compare figures. Hovering tells layer, dim, position and value.
+    Pass the same `limits` to compare figures. Hovering tells layer, dim, position and value.
     """
-    grid = heatmap_grid(pool(panel), trained_length, limit)
+    grid = heatmap_grid(pool(panel), trained_length, limits)
     rows, columns = len(grid.cells), len(grid.cells[0])
     figure = make_subplots(
         rows, columns, shared_xaxes=True, shared_yaxes=True, horizontal_spacing=0.012, vertical_spacing=0.12 / rows
     )
     for row, cells in enumerate(grid.cells, 1):
         for column, cell in enumerate(cells, 1):
-            figure.add_trace(_heatmap(cell), row, column)
+            scale = grid.colour_title if row == column == 1 else None
+            figure.add_trace(_heatmap(cell, grid.limits[row - 1], scale), row, column)
             first, last = cell["position"].values[[0, -1]]
             if first < grid.trained_length < last:
                 place: dict[str, Any] = {"row": row, "col": column}
@@ -116,13 +117,22 @@ def _axes(figure: go.Figure, panel: Panel, column: int) -> None:
         figure.update_xaxes(type="log", tickvals=ticks, ticktext=texts, tickangle=-45, row=1, col=column)
 
 
-def _heatmap(cell: xr.DataArray) -> go.Heatmap:
+def _heatmap(cell: xr.DataArray, limit: float, scale: str | None) -> go.Heatmap:
+    """One cell, coloured from -limit to limit; with the colour scale titled `scale`, or without one."""
     spans = {name: _span_text(cell, name) for name in ("dim", "position")}
     return go.Heatmap(
         z=cell.values.astype(np.float32),
         x=cell["position"].values,
         y=cell["dim"].values,
-        coloraxis="coloraxis",
+        zmin=-limit,
+        zmax=limit,
+        colorscale="RdBu_r",
+        showscale=scale is not None,
+        colorbar={
+            "title": {"text": scale or "", "side": "right"},
+            "tickvals": [-limit, 0, limit],
+            "ticktext": ["-limit", "0", "limit"],
+        },
         hovertemplate=f"layer {cell['layer'].item()}<br>{spans['dim']} %{{y}}<br>{spans['position']} %{{x}}"
         "<br>value %{z:.4g}<extra></extra>",
     )
@@ -157,10 +167,4 @@ def _grid_layout(figure: go.Figure, grid: Grid, rows: int, columns: int) -> None
         font=_FONT,
         height=rows * _ROW_PIXELS + _HEAD_PIXELS,
         margin={"t": 90, "b": 80, "l": 80, "r": 30},
-        coloraxis={
-            "colorscale": "RdBu_r",
-            "cmin": -grid.limit,
-            "cmax": grid.limit,
-            "colorbar": {"title": {"text": grid.colour_title, "side": "right"}},
-        },
     )

@@ -71,14 +71,18 @@ def pool(panel: xr.DataArray, cells: int = CELLS) -> xr.DataArray:
     )
 
 
-def shared_limit(*panels: xr.DataArray, quantile: float = 0.99) -> float:
-    """The end of one colour scale (+-limit) for all `panels`: a quantile of the absolute values, robust to spikes."""
-    largest = float(np.quantile(np.concatenate([np.abs(panel.values).ravel() for panel in panels]), quantile))
-    return largest or 1.0
+def layer_limits(panel: xr.DataArray, quantile: float = 0.99) -> xr.DataArray:
+    """The end (+-limit) of each layer's colour scale: a quantile of its absolute values, so robust to spikes.
+
+    Layers differ in size by orders of magnitude; methods and regions share one scale, so that they compare.
+    """
+    values = np.abs(panel.transpose("layer", ...).values).reshape(panel.sizes["layer"], -1)
+    limits = np.quantile(values, quantile, axis=1)
+    return xr.DataArray(np.where(limits > 0, limits, 1.0), dims="layer", coords={"layer": panel["layer"]})
 
 
-def write_png(panel: xr.DataArray, path: str | os.PathLike[str], limit: float) -> None:
-    """Writes `panel` (layer, dim, position), from `regions`, one pixel a cell, coloured from -limit to limit.
+def write_png(panel: xr.DataArray, path: str | os.PathLike[str], limits: xr.DataArray) -> None:
+    """Writes `panel` (layer, dim, position), from `regions`, one pixel a cell, coloured from -limit to limit by layer.
 
     Layers are stacked from the top, each with its first dim at the top; regions stand side by side; thin grey lines
     part them.
@@ -86,7 +90,7 @@ def write_png(panel: xr.DataArray, path: str | os.PathLike[str], limit: float) -
     panel = panel.transpose("layer", "dim", "position")
     breaks = np.flatnonzero(np.diff(panel["region"].values)) + 1
     rows = []
-    for layer in panel.values:
+    for layer, limit in zip(panel.values, limits.values, strict=True):
         image = _colours(layer, limit)
         gap = np.full((len(image), _SEPARATOR, 3), _GREY, np.uint8)
         pieces = np.split(image, breaks, axis=1)

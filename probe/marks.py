@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from probe.failure import LEAST_ACCURACY, NATS_ABOVE, Measured
-from probe.heatmap import region_names, shared_limit
+from probe.heatmap import layer_limits, region_names
 from probe.predict import Prediction
 from probe.thresholds import smooth
 
@@ -87,11 +87,11 @@ class Chart:
 
 @dataclass(frozen=True)
 class Grid:
-    """Heatmaps in rows (layers) and columns (method and region), on one colour scale from -limit to limit."""
+    """Heatmaps in rows (layers) and columns (method and region), coloured from -limit to limit of their row."""
 
     title: str
     colour_title: str
-    limit: float
+    limits: tuple[float, ...]
     cells: tuple[tuple[xr.DataArray, ...], ...]
     row_titles: tuple[str, ...]
     group_titles: tuple[str, ...]
@@ -154,10 +154,10 @@ def curves_chart(evaluation: xr.Dataset, measured: Measured, trained: int, predi
     return Chart("Measured by length; diamonds: predicted failure", tuple(panels))
 
 
-def heatmap_grid(panel: xr.DataArray, trained_length: int, limit: float | None = None) -> Grid:
+def heatmap_grid(panel: xr.DataArray, trained_length: int, limits: xr.DataArray | None = None) -> Grid:
     """A grid of `panel` ([method,] layer, dim, position), from `regions` or `pool`: one row a layer.
 
-    Methods stand side by side. Without `limit` the colour scale is the panel's own `shared_limit`.
+    Methods stand side by side. Without `limits` the colour scales are the panel's own `layer_limits`.
     """
     panel = panel.transpose(..., "layer", "dim", "position")
     each = [panel.sel({"method": m}) for m in panel["method"].values] if "method" in panel.dims else [panel]
@@ -166,13 +166,17 @@ def heatmap_grid(panel: xr.DataArray, trained_length: int, limit: float | None =
         tuple(one.isel(layer=row, position=one["region"].values == number) for one in each for number in numbers)
         for row in range(panel.sizes["layer"])
     )
+    limits = layer_limits(panel) if limits is None else limits
     prompt = f", prompt {panel['prompt'].item()}" if "prompt" in panel.coords else ""
     return Grid(
-        title=f"{panel.name} by position{prompt} (red > 0, blue < 0)",
+        title=f"{panel.name} by position{prompt} (red > 0, blue < 0), one colour scale a layer",
         colour_title=value_title(panel),
-        limit=shared_limit(panel) if limit is None else limit,
+        limits=tuple(limits.values.tolist()),
         cells=cells,
-        row_titles=tuple(f"layer {layer}, dim" for layer in panel["layer"].values),
+        row_titles=tuple(
+            f"layer {layer} (limit {limit:.2g})"
+            for layer, limit in zip(panel["layer"].values, limits.values, strict=True)
+        ),
         group_titles=tuple(str(one["method"].item()) if "method" in one.coords else "" for one in each),
         region_titles=tuple(region_names(panel)),
         trained_length=trained_length,

@@ -16,7 +16,7 @@ from probe.analysis import TOP, Analysis, analyse, summarize
 from probe.exports import THRESHOLDS, panel, write_figures
 from probe.figures import curves_figure, heatmap_figure, threshold_figure
 from probe.findings import findings
-from probe.heatmap import shared_limit
+from probe.heatmap import layer_limits
 from probe.reader import open_run
 
 _SIDE_BY_SIDE = 4  # methods in one heatmap figure
@@ -72,10 +72,10 @@ def _thresholds(analysis: Analysis) -> list[go.Figure]:
 
 def _heatmaps(analysis: Analysis) -> list[go.Figure]:
     shown = panel(analysis)
-    limit = shared_limit(shown)
+    limits = layer_limits(shown)
     starts = range(0, shown.sizes["method"], _SIDE_BY_SIDE)
     groups = [shown.isel({"method": slice(start, start + _SIDE_BY_SIDE)}) for start in starts]
-    return [heatmap_figure(group, analysis.trained_length, limit) for group in groups]
+    return [heatmap_figure(group, analysis.trained_length, limits) for group in groups]
 
 
 def _html(figures: list[go.Figure]) -> list[str]:

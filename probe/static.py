@@ -29,9 +29,9 @@ def static_curves(
     return _draw(curves_chart(evaluation, measured, trained_length, predictions))
 
 
-def static_heatmap(panel: xr.DataArray, trained_length: int, limit: float | None = None) -> Figure:
+def static_heatmap(panel: xr.DataArray, trained_length: int, limits: xr.DataArray | None = None) -> Figure:
     """`panel` ([method,] layer, dim, position), from `regions` or `pool`; `figure.savefig(path)` saves it."""
-    grid = heatmap_grid(panel, trained_length, limit)
+    grid = heatmap_grid(panel, trained_length, limits)
     rows, columns = len(grid.cells), len(grid.cells[0])
     figure = Figure(figsize=(2.2 + 1.9 * columns, 1.2 + 1.4 * rows), dpi=120, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
@@ -41,9 +41,14 @@ def static_heatmap(panel: xr.DataArray, trained_length: int, limit: float | None
         for column, cell in enumerate(cells):
             axis = axes[row, column]
             edges = [*_edges(cell, "position"), *_edges(cell, "dim")[::-1]]
-            bounds = {"vmin": -grid.limit, "vmax": grid.limit}
+            bounds = {"vmin": -1, "vmax": 1}
             image = axis.imshow(
-                cell.values, cmap=COLORMAP, aspect="auto", extent=edges, interpolation="nearest", **bounds
+                cell.values / grid.limits[row],
+                cmap=COLORMAP,
+                aspect="auto",
+                extent=edges,
+                interpolation="nearest",
+                **bounds,
             )
             if edges[0] < grid.trained_length < edges[1]:
                 axis.axvline(grid.trained_length, color=BLACK, linestyle="--", linewidth=1)
@@ -55,7 +60,8 @@ def static_heatmap(panel: xr.DataArray, trained_length: int, limit: float | None
     for group, title in enumerate(grid.group_titles):
         axes[0, group * each].set_title(title, loc="left", fontweight="bold")
     if image is not None:
-        figure.colorbar(image, ax=axes, label=grid.colour_title, fraction=0.03, pad=0.01)
+        bar = figure.colorbar(image, ax=axes, label=grid.colour_title, fraction=0.03, pad=0.01, ticks=[-1, 0, 1])
+        bar.ax.set_yticklabels(["-limit", "0", "limit"])
     figure.suptitle(grid.title)
     return figure
 

@@ -9,7 +9,7 @@ from synthetic import evaluation, hidden_states
 from probe import marks
 from probe.failure import measured_failure
 from probe.figures import curves_figure, heatmap_figure, threshold_figure
-from probe.heatmap import pool, regions
+from probe.heatmap import layer_limits, pool, regions
 from probe.predict import best, predict
 from probe.static import static_curves, static_heatmap, static_threshold
 from probe.thresholds import CrossingRule, search
@@ -109,9 +109,11 @@ def test_heatmap_figure(hidden):
     assert (second.x[0], second.x[-1]) == (256, 319)
     expected = hidden.sel({"method": "origin", "layer": 0}).sel(position=slice(256, 319)).transpose("dim", "position")
     np.testing.assert_array_equal(second.z, expected)
-    scale = figure.layout.coloraxis
-    assert scale.cmin == -scale.cmax
-    assert scale.colorscale[0][1] == "rgb(5,48,97)"  # blue below 0
+    limits = layer_limits(panel).values
+    assert [trace.zmax for trace in figure.data] == [limit for limit in limits for _ in range(4 * 2)]
+    assert all(trace.zmin == -trace.zmax for trace in figure.data)
+    assert second.colorscale[0][1] == "rgb(5,48,97)"  # blue below 0
+    assert [trace.showscale for trace in figure.data] == [True] + [False] * (3 * 4 * 2 - 1)
     assert [note.text for note in figure.layout.annotations] == [f"<b>{m}</b>" for m in hidden["method"].values]
     lines = [shape for shape in figure.layout.shapes if shape.x0 == M]
     assert len(lines) == 3 * 4  # only the first region holds M

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 from synthetic import hidden_states
 
-from probe.heatmap import default_regions, describe, pool, regions, shared_limit, write_npz, write_png
+from probe.heatmap import default_regions, describe, layer_limits, pool, regions, write_npz, write_png
 
 
 def panel(values, positions, bounds, first_dim=0):
@@ -68,18 +68,17 @@ def test_pooling_agrees_with_a_plain_loop(dims, first, second, layers, cells, se
                 assert got == cell[np.abs(cell).argmax()]
 
 
-def test_shared_limit_is_symmetric_and_robust():
-    one = panel(np.full((1, 10, 100), -2.0), range(100), [(0, 100)])
-    spike = one.copy(data=one.values)
-    spike[0, 0, 0] = 500
-    assert shared_limit(one, spike) == 2
-    assert shared_limit(one * 0) == 1
-    assert shared_limit(one, one * 3) == 6
+def test_layer_limits_are_robust_and_do_not_mix_layers():
+    values = np.stack([np.full((10, 100), -2.0), np.full((10, 100), 6.0), np.zeros((10, 100))])
+    values[0, 0, 0] = 500
+    limits = layer_limits(panel(values, range(100), [(0, 100)]))
+    assert limits.values.tolist() == [2, 6, 1]
 
 
 def test_images_have_one_pixel_a_cell_red_above_zero(tmp_path):
     values = [[[5, -5, 0, 5]], [[-1, 1, 0, 0]]]
-    write_png(panel(values, [0, 1, 8, 9], [(0, 2), (8, 10)]), tmp_path / "panel.png", limit=5)
+    limits = xr.DataArray([5.0, 2.0], dims="layer")
+    write_png(panel(values, [0, 1, 8, 9], [(0, 2), (8, 10)]), tmp_path / "panel.png", limits)
     image = (imread(tmp_path / "panel.png")[..., :3] * 255).round().astype(int)
     assert image.shape == (1 + 2 + 1, 2 + 2 + 2, 3)
     red, blue, white = [103, 0, 31], [5, 48, 97], [247, 246, 246]
