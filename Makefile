@@ -5,7 +5,7 @@ OUT ?= runs/demo
 .PHONY: demo test test-slow check format clean
 
 demo: .venv/installed  ## set up, then probe the shipped model: runs/demo/report.html
-	$(BIN)/mesa-lens probe --out $(OUT) --overwrite
+	$(BIN)/mesa-lens probe --length 2048 --out $(OUT) --overwrite
 
 test: .venv/installed  ## set up, then the tests
 	$(BIN)/python -m pytest
