@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from importlib.metadata import entry_points
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ class Method(ABC):
 
     trained_length: the model's trained window M, in tokens.
     log_n: scale each query by max(1, ln(t + 1) / ln M), as in the ReRoPE repository.
+    layers: the layers (from 0) the method is applied to, Origin to the rest; None: all.
     """
 
     name: ClassVar[str]
@@ -31,6 +33,7 @@ class Method(ABC):
     """Whether the model's own rotary module is left as it is, also where it changes with length by itself."""
     trained_length: int
     log_n: bool = False
+    layers: tuple[int, ...] | None = None
 
     @property
     def cached_position(self) -> Position:
@@ -40,10 +43,13 @@ class Method(ABC):
     def __post_init__(self) -> None:
         """Fills sizes left out and checks all; ValueError names the value and what it may be."""
         self._require(self.trained_length >= 2, "trained_length", "is below 2 tokens")
+        if self.layers is not None:
+            object.__setattr__(self, "layers", tuple(self.layers))
+            self._require(len(self.layers) > 0 and min(self.layers) >= 0, "layers", "is empty or has a negative layer")
 
     @abstractmethod
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
-        """The plan for `length` tokens, of which the first `prompt_length` (all, if None) are the prompt."""
+        """The plan for the first `length` tokens of a prompt of `prompt_length` (all, if None), or beyond it."""
 
     def describe(self) -> dict[str, Any]:
         """Name and parameters, ready for JSON."""
@@ -190,9 +196,10 @@ class DynamicNTK(Method):
 
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
         """One causal region with changed frequencies."""
-        if length <= self.trained_length:
+        tokens = max(length, prompt_length or 0)
+        if tokens <= self.trained_length:
             return Plan(length, (self._causal(length),))
-        growth = self.factor * length / self.trained_length - (self.factor - 1)
+        growth = self.factor * tokens / self.trained_length - (self.factor - 1)
         return Plan(length, (self._causal(length),), lambda m, dims: growth ** (-2 * m / (dims - 2)))
 
 
@@ -443,7 +450,7 @@ class MesaExtrapolation(Method):
 
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
         """First chunk, middle chunks with the first chunk before each, last chunk and decoded tokens with Stair."""
-        prompt = length if prompt_length is None else min(prompt_length, length)
+        prompt = length if prompt_length is None else prompt_length
         borders = self.chunks(prompt)
         if len(borders) == 2:  # no split: plain attention up to M
             plain = min(length, self.trained_length)
@@ -457,17 +464,17 @@ class MesaExtrapolation(Method):
 
     def _last(self, begin: int, prompt: int, length: int) -> tuple[Region, ...]:
         """The regions of the queries from `begin` on."""
-        if begin == length:
+        if begin >= length:
             return ()
         if self.variant == "reference":
             width = self._reference_chunks(prompt)[1]
-            position = _reference_position(length, self.trained_length, width, self.width)
+            position = _reference_position(max(length, prompt), self.trained_length, width, self.width)
             return (Region((begin, length), (0, length), position, position, log_n=self._log_n),)
         if self.variant == "exact":
             return _stair((begin, length), length, self.window, self.width, self._log_n)
         position = _aligned_position(prompt - 1, self.window, self.width)
-        aligned = Region((begin, prompt), (0, prompt), position, position, log_n=self._log_n)
-        return (aligned, *_stair((prompt, length), length, self.window, self.width, self._log_n))
+        aligned = Region((begin, min(prompt, length)), (0, prompt), position, position, log_n=self._log_n)
+        return (aligned, *_stair((min(prompt, length), length), length, self.window, self.width, self._log_n))
 
 
 def _aligned_position(last: int, window: int, width: int) -> Callable[[Any], Any]:
@@ -510,15 +517,30 @@ METHODS: dict[str, type[Method]] = {
         MesaExtrapolation,
     )
 }
-"""Every method by its name."""
+"""The methods that come with the package, by name."""
+
+ENTRY_POINTS = "mesa_lens.methods"
+"""Entry-point group in which another package names its `Method` classes."""
+
+
+def registry() -> dict[str, type[Method]]:
+    """Every method by its name: ours, then those of installed packages. ValueError where two share a name."""
+    known = dict(METHODS)
+    for point in entry_points(group=ENTRY_POINTS):
+        method = point.load()
+        if known.get(method.name, method) is not method:
+            raise ValueError(f"{point.value} is called {method.name!r}, as another method is; rename it")
+        known[method.name] = method
+    return known
 
 
 def make(name: str, trained_length: int, **parameters: Any) -> Method:
     """The method called `name`; parameters left out take their defaults. ValueError for unknown names."""
-    if name not in METHODS:
-        raise ValueError(f"unknown method {name!r}; known: {', '.join(METHODS)}")
-    known = {field.name for field in fields(METHODS[name])}
+    methods = registry()
+    if name not in methods:
+        raise ValueError(f"unknown method {name!r}; known: {', '.join(methods)}")
+    known = {field.name for field in fields(methods[name])}
     for parameter in parameters:
         if parameter not in known:
             raise ValueError(f"{name}: unknown parameter {parameter!r}; known: {', '.join(sorted(known))}")
-    return METHODS[name](trained_length=trained_length, **parameters)
+    return methods[name](trained_length=trained_length, **parameters)

@@ -21,7 +21,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from mesa import families
 from mesa.attention import EXECUTORS, Schedule
-from mesa.methods import Method
+from mesa.methods import Method, Origin
 from mesa.rope import CachedRotary, Rotary
 
 _NAME = "mesa_lens_"
@@ -34,23 +34,31 @@ class _Group:
 
     rows: Tensor
     pad: int
-    schedule: Schedule
-    windowed: dict[tuple[int, int], Schedule] = field(default_factory=dict)
+    woven: Schedule
+    as_trained: Schedule
+    windowed: dict[tuple[bool, int, int], Schedule] = field(default_factory=dict)
 
-    def schedule_for(self, window: int | None, first_key: int) -> Schedule:
-        """The schedule of a layer with a sliding window of its own, whose cache holds keys from `first_key` on."""
-        if not window or window >= self.schedule.plan.length:
-            return self.schedule
-        if (window, first_key) not in self.windowed:
-            self.windowed[window, first_key] = self.schedule.within(window, first_key)
-        return self.windowed[window, first_key]
+    @property
+    def length(self) -> int:
+        """Tokens so far, padding left out."""
+        return self.woven.plan.length
+
+    def schedule(self, weave: bool, window: int | None, first_key: int) -> Schedule:
+        """A layer's schedule: woven or not, with a sliding window or none; its cache holds keys from `first_key` on."""
+        whole = self.woven if weave else self.as_trained
+        if not window or window >= self.length:
+            return whole
+        known = (weave, window, first_key)
+        if known not in self.windowed:
+            self.windowed[known] = whole.within(window, first_key)
+        return self.windowed[known]
 
 
 class Attachment:
     """A method on a model. `calls` counts, per layer, how often the method's executor ran."""
 
-    def __init__(self, model: PreTrainedModel, method: Method, executor: str) -> None:
-        self.model, self.method, self.executor = model, method, executor
+    def __init__(self, model: PreTrainedModel, method: Method, executor: str, prompt_length: int | None) -> None:
+        self.model, self.method, self.executor, self.prompt_length = model, method, executor, prompt_length
         self.decoder: Any = model.get_decoder()
         self.rotary: Rotary | None = None
         self.cached_rotary: CachedRotary | None = None
@@ -62,6 +70,7 @@ class Attachment:
         else:
             self.slopes = families.slopes(self)
         self.calls: Counter[int] = Counter()
+        self._origin = Origin(trained_length=method.trained_length)
         self._prompt_lengths: WeakKeyDictionary[Cache, int] = WeakKeyDictionary()
         self._groups: list[_Group] = []
         self._attention_module: nn.Module | None = None
@@ -79,7 +88,9 @@ class Attachment:
             raise ValueError(
                 f"the cache of {past} tokens was not filled under {self.method.name}; start with a new one"
             )
-        prompt_length = self._prompt_lengths[cache] if past and cache is not None else new
+        if self.executor == "fused" and (kwargs.get("output_attentions") or self.decoder.config.output_attentions):
+            raise ValueError("the fused executor has no attention weights for output_attentions; use executor='dense'")
+        prompt_length = self._prompt_lengths[cache] if past and cache is not None else self.prompt_length or new
         if cache is not None:
             self._prompt_lengths[cache] = prompt_length
         pads = _left_padding(kwargs.get("attention_mask"), batch, past + new)
@@ -89,11 +100,14 @@ class Attachment:
             self.cached_rotary.positions = self.method.cached_position(index.clamp(min=0))
         self._groups = []
         for pad in sorted(set(pads)):
-            plan = self.method.plan(past + new - pad, prompt_length - pad)
+            length, start = past + new - pad, max(0, past - pad)
             turn = None if self.rotary is None else self._turn
-            schedule = Schedule(plan, max(0, past - pad), self.method.cached_position, turn, self.slopes)
+            plans = (self.method.plan(length, prompt_length - pad), self._origin.plan(length))
+            woven, as_trained = (
+                Schedule(plan, start, self.method.cached_position, turn, self.slopes) for plan in plans
+            )
             rows = torch.tensor([row for row, its_pad in enumerate(pads) if its_pad == pad], device=inputs.device)
-            self._groups.append(_Group(rows, pad, schedule))
+            self._groups.append(_Group(rows, pad, woven, as_trained))
 
     def after_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Remembers the prompt's length for a cache that the model made by itself."""
@@ -120,11 +134,12 @@ class Attachment:
         self._attention_module = module
         execute = EXECUTORS[self.executor]
         self.calls[module.layer_idx] += 1
+        weave = self.method.layers is None or module.layer_idx in self.method.layers
         window = kwargs.get("sliding_window")
-        total = self._groups[0].pad + self._groups[0].schedule.plan.length
+        total = self._groups[0].pad + self._groups[0].length
         first_key = total - key.shape[2]  # above 0 where a sliding layer's cache has dropped keys
         if len(self._groups) == 1 and self._groups[0].pad == 0:
-            schedule = self._groups[0].schedule_for(window, first_key)
+            schedule = self._groups[0].schedule(weave, window, first_key)
             output, weights = execute(schedule, query, key, value, scaling)
             return output.transpose(1, 2).contiguous(), weights
         output = torch.zeros_like(query)
@@ -132,7 +147,7 @@ class Attachment:
         for group in self._groups:
             rows, skip = group.rows, max(0, group.pad - (total - query.shape[2]))
             dropped = max(0, group.pad - first_key)
-            schedule = group.schedule_for(window, max(0, first_key - group.pad))
+            schedule = group.schedule(weave, window, max(0, first_key - group.pad))
             parts = (query[rows, :, skip:], key[rows, :, dropped:], value[rows, :, dropped:])
             output[rows, :, skip:], row_weights = execute(schedule, *parts, scaling)
             if weights is not None and row_weights is not None:
@@ -174,10 +189,14 @@ def check_supported(model: PreTrainedModel) -> None:
 
 
 @contextmanager
-def applied(model: PreTrainedModel, method: Method, *, executor: str = "fused") -> Iterator[Attachment]:
+def applied(
+    model: PreTrainedModel, method: Method, *, executor: str = "fused", prompt_length: int | None = None
+) -> Iterator[Attachment]:
     """Attaches `method` for the length of a `with` block; the model is restored after it, also by an error.
 
     executor: 'fused' (O(T) memory, no gradients) or 'dense' (O(T^2) memory, gradients, attention weights).
+    prompt_length: tokens of the whole prompt (padding included) where it is given in several calls; Mesa's chunks
+    follow from it. By default the first call with an empty cache is the whole prompt.
     Batches may be padded on the left. A KV cache filled inside the block serves only inside it.
     Raises ValueError for an unsupported model or an unknown executor.
 
@@ -186,7 +205,12 @@ def applied(model: PreTrainedModel, method: Method, *, executor: str = "fused") 
     """
     check_executor(executor)
     check_supported(model)
-    attachment = Attachment(model, method, executor)
+    deepest = max(method.layers or (0,))
+    if deepest >= model.config.num_hidden_layers:
+        raise ValueError(
+            f"layer {deepest} is out of range; the model has layers 0-{model.config.num_hidden_layers - 1}"
+        )
+    attachment = Attachment(model, method, executor, prompt_length)
     decoder, name = attachment.decoder, f"{_NAME}{id(attachment):x}"
     before = model.config._attn_implementation
     replaced = families.forwards_replaced if attachment.rotary is None else families.rotary_replaced

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 from typing import Any
 
-from mesa.methods import METHODS, Method, make
+from mesa.methods import Method, make, registry
 
 
 def method_settings(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -27,7 +27,7 @@ def method_settings(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def make_methods(names: str, trained_length: int, settings: Sequence[str] = ()) -> dict[str, Method]:
     """The methods named in a comma-separated text (or 'all'), by name. ValueError for unknown or doubled ones."""
-    wanted = list(METHODS) if names == "all" else [name.strip() for name in names.split(",")]
+    wanted = list(registry()) if names == "all" else [name.strip() for name in names.split(",")]
     doubled = {name for name in wanted if wanted.count(name) > 1}
     if doubled:
         raise ValueError(f"--methods names {', '.join(sorted(doubled))} more than once")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mesa.methods import METHODS, Method
+from mesa.methods import Method, registry
 from mesa.plan import distances
 from mesa.settings import make_methods
 
@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
     explain = command.add_subparsers(metavar="explain").add_parser(
         "explain", help="draw a method's relative-position matrix"
     )
-    explain.add_argument("name", help=f"one of {', '.join(METHODS)}")
+    explain.add_argument("name", help=f"one of {', '.join(registry())}")
     explain.add_argument("--length", type=int, default=12, help="tokens to draw (default 12)")
     explain.add_argument(
         "--trained-length", type=int, default=None, help="M in tokens (default: two thirds of the length)"
@@ -81,7 +81,8 @@ def _drawing_sizes(name: str, length: int) -> list[str]:
         "first": max(1, length // 8),
         "last": length // 6 or 1,
     }
-    known = {field.name for field in dataclasses.fields(METHODS[name])} if name in METHODS else set()
+    methods = registry()
+    known = {field.name for field in dataclasses.fields(methods[name])} if name in methods else set()
     return [f"{name}.{size}={value}" for size, value in sizes.items() if size in known]
 
 

@@ -117,7 +117,7 @@ def test_mesa_chunks_stay_within_the_window(trained, extra, share, threshold, va
             "mesa: variant=fast is not exact, aligned, reference",
         ),
         (lambda: mesa.make("rope", 64), "unknown method 'rope'; known: origin, nope, rerope"),
-        (lambda: mesa.make("rerope", 64, width=3), "rerope: unknown parameter 'width'; known: log_n, trained_length"),
+        (lambda: mesa.make("rerope", 64, width=3), "rerope: unknown parameter 'width'; known: layers, log_n, trained_length"),
     ],
 )
 def test_bad_parameters_are_named(build, message):

@@ -157,6 +157,39 @@ def test_dense_returns_attention_weights(model):
     assert (weights[0][0, :, 20, 3:12] == 0).all()  # masked: beyond the 3 first, before the last 9
 
 
+@pytest.mark.parametrize("name", list(cases.CASES))
+@pytest.mark.parametrize("executor", ["dense", "fused"])
+def test_a_prompt_in_uneven_pieces_is_the_prompt_in_one_call(model, name, executor):
+    ids, pieces = tokens(1, 70), [1, 29, 3, 20, 8, 1, 1, 1, 6]
+    assert sum(pieces) == 70
+    with mesa.applied(model, cases.method(name), executor=executor, prompt_length=62):
+        cache = DynamicCache()
+        parts = [logits(model, part, past_key_values=cache) for part in ids.split(pieces, 1)]
+        whole = DynamicCache()
+        expected = [logits(model, ids[:, :62], past_key_values=whole)]
+        expected += [logits(model, part, past_key_values=whole) for part in ids[:, 62:].split([1, 1, 6], 1)]
+    torch.testing.assert_close(torch.cat(parts, 1)[:, :62], expected[0], atol=3e-5, rtol=0)
+    if name != "dynamic-ntk":  # its base depends on how many tokens a call brings
+        torch.testing.assert_close(torch.cat(parts, 1)[:, 62:], torch.cat(expected[1:], 1), atol=3e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["rerope", "dynamic-ntk", "mesa", "stair"])
+def test_layers_choose_where_a_method_is_applied(model, name):
+    def states(method):
+        with torch.no_grad(), mesa.applied(model, method):
+            return model(tokens(1, 60), output_hidden_states=True).hidden_states
+
+    origin, woven = states(cases.method("origin")), states(cases.method(name))
+    first, rest = states(cases.method(name, layers=(0,))), states(cases.method(name, layers=(1, 2)))
+    torch.testing.assert_close(first[1], woven[1], atol=1e-5, rtol=0)
+    torch.testing.assert_close(rest[1], origin[1], atol=1e-5, rtol=0)
+    assert (woven[1] - origin[1]).abs().max() > 1e-3
+    for one, other in ((first, woven), (first, origin), (rest, woven), (rest, origin)):
+        assert (one[-1] - other[-1]).abs().max() > 1e-3
+    everywhere = states(cases.method(name, layers=(0, 1, 2)))
+    assert torch.equal(everywhere[-1], woven[-1])
+
+
 class TestBadInput:
     def test_unknown_executor(self, model):
         with (
@@ -170,6 +203,23 @@ class TestBadInput:
         message = "model type 'gpt2' is not supported: it has no rotary embeddings and no ALiBi to weave"
         with pytest.raises(ValueError, match=message), mesa.applied(model, cases.method("rerope")):
             pass
+
+    def test_a_layer_that_is_not_there(self, model):
+        message = "layer 3 is out of range; the model has layers 0-2"
+        with pytest.raises(ValueError, match=message), mesa.applied(model, cases.method("rerope", layers=(1, 3))):
+            pass
+
+    def test_attention_weights_from_the_fused_executor(self, model):
+        with mesa.applied(model, cases.method("rerope")), pytest.raises(ValueError, match="use executor='dense'"):
+            logits(model, tokens(1, 9), output_attentions=True)
+
+    def test_a_cache_of_another_method(self, model):
+        cache = DynamicCache()
+        with mesa.applied(model, cases.method("rerope")):
+            logits(model, tokens(1, 10), past_key_values=cache)
+        message = "the cache of 10 tokens was not filled under mesa; start with a new one"
+        with mesa.applied(model, cases.method("mesa")), pytest.raises(ValueError, match=message):
+            logits(model, tokens(1, 1), past_key_values=cache)
 
     def test_nested(self, model):
         with (
