@@ -1,3 +1,6 @@
+from pathlib import Path
+from types import SimpleNamespace
+
 import cases
 import numpy as np
 import oracle
@@ -117,7 +120,10 @@ def test_mesa_chunks_stay_within_the_window(trained, extra, share, threshold, va
             "mesa: variant=fast is not exact, aligned, reference",
         ),
         (lambda: mesa.make("rope", 64), "unknown method 'rope'; known: origin, nope, rerope"),
-        (lambda: mesa.make("rerope", 64, width=3), "rerope: unknown parameter 'width'; known: layers, log_n, trained_length"),
+        (
+            lambda: mesa.make("rerope", 64, width=3),
+            "rerope: unknown parameter 'width'; known: layers, log_n, trained_length",
+        ),
     ],
 )
 def test_bad_parameters_are_named(build, message):
@@ -130,3 +136,22 @@ def test_sizes_left_out_are_the_papers_scaled_to_the_window():
     assert (paper.window, paper.width, paper.first, paper.last, paper.split_threshold) == (512, 50, 100, 512, 200)
     small = mesa.MesaExtrapolation(trained_length=256)
     assert (small.window, small.width, small.first, small.last, small.split_threshold) == (32, 50, 6, 32, 12)
+
+
+def test_the_documented_new_method_is_found_by_name_and_does_what_it_says(monkeypatch):
+    text = (Path(__file__).parents[1] / "docs" / "new-method.md").read_text()
+    code = text.split("```python\n")[1].split("```")[0]
+    assert len(code.splitlines()) < 40
+    namespace: dict = {}
+    exec(code, namespace)
+    point = SimpleNamespace(load=lambda: namespace["Coarse"], value="my_package:Coarse")
+    monkeypatch.setattr("mesa.methods.entry_points", lambda group: [point] if group == "mesa_lens.methods" else [])
+    method = mesa.make("coarse", 64, window=2, width=2)
+    assert str(distances(method.plan(6))) == text.split("by hand:\n\n```\n")[1].split("\n```")[0]
+
+
+def test_two_methods_of_one_name_are_an_error(monkeypatch):
+    other = SimpleNamespace(load=lambda: SimpleNamespace(name="rerope"), value="my_package:Other")
+    monkeypatch.setattr("mesa.methods.entry_points", lambda group: [other])
+    with pytest.raises(ValueError, match="my_package:Other is called 'rerope', as another method is; rename it"):
+        mesa.make("rerope", 64)
