@@ -1,0 +1,185 @@
+"""Prefill time, decode time and peak memory of every method, as ratios to stock transformers in the same run.
+
+Each configuration runs in a fresh process on a random Llama (hidden 512, 4 layers, 8 heads, float32, 2 threads), with
+M = T / 8 and window N = M / 4; "mesa at M = 512" keeps M fixed, to see how its time grows. Writes a table and a plot.
+
+    python benchmarks/attention.py                      # 1k to 16k tokens, about an hour on 2 cores
+    python benchmarks/attention.py --lengths 2048,4096  # a part of it
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+FOLDER = Path(__file__).parent / "results"
+STOCK = ("stock sdpa", "stock eager")
+METHODS = (
+    "origin",
+    "rerope",
+    "leaky-rerope",
+    "dynamic-ntk",
+    "lm-infinite",
+    "streaming-llm",
+    "self-extend",
+    "stair",
+    "mesa",
+)
+LINEAR = "mesa at M = 512"
+DECODED = 16
+
+
+def measure(name: str, length: int, repeats: int) -> dict[str, float]:
+    """Seconds of a prefill (median), seconds a decoded token, and peak bytes above the loaded model."""
+    import torch
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+    torch.set_num_threads(2)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=1024,
+        hidden_size=512,
+        intermediate_size=1408,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        max_position_embeddings=length,
+        attn_implementation="eager" if name == "stock eager" else "sdpa",
+    )
+    model = LlamaForCausalLM(config).eval()
+    ids = torch.randint(0, 1024, (1, length))
+    with torch.no_grad(), _context(model, name, length):
+        model(ids[:, :64])
+        base = _reset_peak()
+        prefill = []
+        for _ in range(repeats):
+            cache = DynamicCache()
+            begin = time.perf_counter()
+            model(ids, past_key_values=cache, logits_to_keep=1)
+            prefill.append(time.perf_counter() - begin)
+        peak = _peak_bytes() - base
+        steps = []
+        for step in range(DECODED):
+            begin = time.perf_counter()
+            model(ids[:, step : step + 1], past_key_values=cache)
+            steps.append(time.perf_counter() - begin)
+    return {"prefill": float(np.median(prefill)), "decode": float(np.median(steps)), "peak": float(peak)}
+
+
+def _context(model: Any, name: str, length: int) -> Any:
+    import contextlib
+    import dataclasses
+
+    import mesa
+
+    if name in STOCK:
+        return contextlib.nullcontext()
+    trained = 512 if name == LINEAR else length // 8
+    kind = "mesa" if name == LINEAR else name
+    known = {field.name for field in dataclasses.fields(mesa.METHODS[kind])}
+    window = {"window": trained // 4} if "window" in known and kind not in ("lm-infinite", "streaming-llm") else {}
+    return mesa.applied(model, mesa.make(kind, trained, **window))
+
+
+def _reset_peak() -> int:
+    """Resets the kernel's record of this process's peak memory; returns what is in use now, in bytes (Linux)."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def _peak_bytes() -> int:
+    return _status("VmHWM")
+
+
+def _status(field: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def main() -> None:
+    """Runs every configuration and writes results/attention.{json,md,png}."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lengths", default="1024,2048,4096,8192,16384")
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, default=FOLDER)
+    args = parser.parse_args()
+    lengths = [int(length) for length in args.lengths.split(",")]
+    if args.one:
+        print(json.dumps(measure(args.one, lengths[0], args.repeats)))
+        return
+    names = [*STOCK, *args.methods.split(","), LINEAR]
+    jobs = [(name, length) for length in lengths for name in names if not _too_large(name, length)]
+    rows = []
+    for name, length in tqdm(jobs, unit="configuration"):
+        command = [sys.executable, __file__, "--one", name, "--lengths", str(length), "--repeats", str(args.repeats)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        rows.append({"name": name, "length": length, **json.loads(done.stdout.splitlines()[-1])})
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "attention.json").write_text(json.dumps(rows, indent=1) + "\n")
+    text = table(rows, lengths)
+    (args.out / "attention.md").write_text(text + "\n")
+    plot(rows, args.out / "attention.png")
+    print(text)
+
+
+def _too_large(name: str, length: int) -> bool:
+    """Eager attention at 16k holds 8 heads of 16k x 16k scores several times over: beyond 24 GiB."""
+    return name == "stock eager" and length > 8192
+
+
+def table(rows: list[dict[str, Any]], lengths: list[int]) -> str:
+    """Markdown: absolute numbers of stock sdpa, ratios to it for the rest, and how Mesa's time grows."""
+    by = {(row["name"], row["length"]): row for row in rows}
+    parts = []
+    for key, title in (("prefill", "Prefill time"), ("decode", "Decode time a token"), ("peak", "Peak memory")):
+        lines = [f"**{title}**, ratio to stock sdpa", "", "| | " + " | ".join(f"{n}" for n in lengths) + " |"]
+        lines.append("|---" * (len(lengths) + 1) + "|")
+        stock = [by["stock sdpa", length][key] for length in lengths]
+        shown = [f"{value / 2**20:.0f} MiB" if key == "peak" else f"{1000 * value:.4g} ms" for value in stock]
+        lines.append("| stock sdpa | " + " | ".join(shown) + " |")
+        for name in dict.fromkeys(row["name"] for row in rows if row["name"] != "stock sdpa"):
+            values = [by.get((name, length)) for length in lengths]
+            cells = ["-" if v is None else f"{v[key] / s:.2f}" for v, s in zip(values, stock, strict=True)]
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        parts.append("\n".join(lines))
+    grown = [(row["length"], row["prefill"]) for row in rows if row["name"] == LINEAR and row["length"] >= 2048]
+    if len(grown) > 1:
+        exponent = np.polyfit(*np.log(np.array(grown)).T, 1)[0]
+        span = f"{grown[0][0]} to {grown[-1][0]}"
+        parts.append(f"Mesa's prefill time at M = 512 grows as T^{exponent:.2f} from {span} tokens.")
+    return "\n\n".join(parts)
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Prefill time and peak memory over length, as the paper's latency figure."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.6), dpi=120, layout="constrained")
+    axes = figure.subplots(1, 2)
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    for axis, key, unit, scale in ((axes[0], "prefill", "s", 1), (axes[1], "peak", "MiB", 2**20)):
+        for number, name in enumerate(names):
+            own = [row for row in rows if row["name"] == name]
+            style = {"marker": "osvD^"[number % 5], "linestyle": ("-", "--", ":")[number % 3], "markersize": 4}
+            axis.plot([row["length"] for row in own], [row[key] / scale for row in own], label=name, **style)
+        axis.set(xscale="log", yscale="log", xlabel="prompt length (tokens)")
+        ticks = sorted({row["length"] for row in rows})
+        axis.set_xticks(ticks, [str(tick) for tick in ticks])
+        axis.minorticks_off()
+        axis.set_ylabel(f"{'prefill time' if key == 'prefill' else 'peak memory above the model'} ({unit})")
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=9)
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    main()
