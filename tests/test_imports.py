@@ -9,11 +9,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {"mesa": set(), "probe": {"mesa"}, "theory": {"mesa"}, "mesa_lens": {"mesa", "probe", "theory"}}
-WITHOUT_TORCH = (
-    ["mesa", "mesa.methods", "mesa.plan", "mesa.settings"]
-    + ["probe.store", "probe.reader", "probe.thresholds", "probe.predict", "probe.analysis"]
-    + ["probe.heatmap", "probe.figures", "probe.static", "probe.report", "mesa_lens.cli"]
-)
+WITHOUT_TORCH = """
+    mesa mesa.methods mesa.plan mesa.settings
+    probe.store probe.reader probe.thresholds probe.predict probe.analysis
+    probe.heatmap probe.figures probe.static probe.report mesa_lens.cli
+""".split()
 
 
 @pytest.mark.parametrize("package", list(MAY_IMPORT))
