@@ -2,8 +2,8 @@
 
 TransformerLens re-implements attention for many architectures with a full score matrix; a registered attention
 function would get no call and every method would be captured as Origin. The delegating bridge keeps the module's
-attention and hooks its projections (q, k, v and o, or one for q, k and v) and the residual stream. It has no
-`hook_pattern` and no `hook_attn_scores`.
+attention and hooks its projections (q, k, v and o, or one for q, k and v) and the residual stream. Its
+`hook_pattern` fires under `executor="dense"`, which holds the whole pattern; there are no scores before the softmax.
 """
 
 from __future__ import annotations

@@ -61,6 +61,18 @@ def test_heads_are_side_by_side_and_other_hooks_fire(loaded):
     np.testing.assert_allclose(projected, states["attn_out"][0], atol=1e-5)
 
 
+def test_dense_hands_the_pattern_to_its_hook(loaded):
+    fresh = load(loaded.name)
+    bridge, patterns = bridge_to(fresh.model, fresh.tokenizer), []
+    with torch.no_grad(), mesa.applied(fresh.model, cases.method("lm-infinite"), executor="dense"):
+        hooks = [("blocks.1.attn.hook_pattern", lambda pattern, hook: patterns.append(pattern.clone()))]
+        bridge.run_with_hooks(torch.tensor([ids(30)]), fwd_hooks=hooks, return_type=None)
+    (pattern,) = patterns
+    torch.testing.assert_close(pattern.sum(-1), torch.ones(1, 4, 30))
+    assert (pattern[0, :, 20, 3:12] == 0).all()  # masked: beyond the 3 first, before the last 9
+    assert (pattern[0, :, 20, [0, 2, 12, 20]] > 0).all()
+
+
 def test_a_method_that_does_not_run_is_an_error(loaded, monkeypatch):
     fresh = load(loaded.name)
     bridge = bridge_to(fresh.model, fresh.tokenizer)
