@@ -12,43 +12,6 @@ from torch import Tensor, nn
 
 from mesa.rope import CachedRotary
 
-ROTARY = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt_neox")
-ALIBI = ("mpt", "bloom")
-REFUSED = {"gemma2": "its attention scores are soft-capped, which parts of an attention cannot be merged through"}
-
-
-def check_supported_config(config: Any) -> None:
-    """Raises ValueError, naming what is supported, when no method can be attached to a model with this config."""
-    kind = config.model_type
-    if kind in ROTARY or (kind in ALIBI and uses_alibi(config)):
-        return
-    reason = REFUSED.get(kind)
-    if reason is None:
-        rotary = getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None)
-        reason = "it is not known here" if rotary else "it has no rotary embeddings and no ALiBi to weave"
-    raise ValueError(f"model type {kind!r} is not supported: {reason}; supported: {', '.join(ROTARY + ALIBI)}")
-
-
-def uses_alibi(config: Any) -> bool:
-    """Whether a model of an ALiBi family really uses it (MPT can be configured otherwise)."""
-    attention = getattr(config, "attn_config", None)
-    return attention is None or bool(attention.alibi)
-
-
-def trained_length(config: Any) -> int:
-    """The window that a config states (tokens); ValueError where it states none. Configs can be wrong about it."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    stated = (
-        rope.get("original_max_position_embeddings"),
-        getattr(config, "original_max_position_embeddings", None),
-        getattr(config, "max_position_embeddings", None),
-        getattr(config, "max_seq_len", None),
-    )
-    for length in stated:
-        if length:
-            return int(length)
-    raise ValueError(f"the config of this {config.model_type} model states no trained length; give --trained-length")
-
 
 def frozen_rotary(module: nn.Module) -> nn.Module:
     """A copy of a rotary module that keeps its frequencies, whatever length it meets (dynamic NTK, LongRoPE)."""

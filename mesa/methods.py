@@ -31,6 +31,8 @@ class Method(ABC):
     source: ClassVar[str]
     as_trained: ClassVar[bool] = False
     """Whether the model's own rotary module is left as it is, also where it changes with length by itself."""
+    needs_rotary: ClassVar[bool] = False
+    """Whether it works on rotary frequencies, so that ALiBi models cannot have it."""
     trained_length: int
     log_n: bool = False
     layers: tuple[int, ...] | None = None
@@ -182,6 +184,7 @@ class DynamicNTK(Method):
     name = "dynamic-ntk"
     formula = "R = r; base = base0 * (s * n / M - (s - 1))^(d / (d - 2)) for n > M"
     source = "transformers, rope_type='dynamic'"
+    needs_rotary = True
     factor: float = 4.0
 
     def __post_init__(self) -> None:
@@ -210,6 +213,7 @@ class NTKMixed(Method):
     name = "ntk-mixed"
     formula = "R = r; inv_freq_m * exp(-a * m^0.75), a = ln(k) / (d / 2)^0.75, m = 1.."
     source = "Su 2023, github.com/bojone/rerope, ntk_patch.py"
+    needs_rotary = True
     k: float = 12.0
     log_n: bool = True
 

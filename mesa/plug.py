@@ -23,6 +23,7 @@ from mesa import families
 from mesa.attention import EXECUTORS, Schedule
 from mesa.methods import Method, Origin
 from mesa.rope import CachedRotary, Rotary
+from mesa.support import ROTARY, check_method
 
 _NAME = "mesa_lens_"
 """What the name of every attention function that we register begins with."""
@@ -63,7 +64,7 @@ class Attachment:
         self.rotary: Rotary | None = None
         self.cached_rotary: CachedRotary | None = None
         self.slopes: Tensor | None = None
-        if model.config.model_type in families.ROTARY:
+        if model.config.model_type in ROTARY:
             frozen = families.frozen_rotary(self.decoder.rotary_emb)
             self.rotary = Rotary(frozen)
             self.cached_rotary = CachedRotary(self.decoder.rotary_emb if method.as_trained else frozen)
@@ -181,9 +182,8 @@ def check_executor(executor: str) -> None:
         raise ValueError(f"unknown executor {executor!r}; known: {', '.join(EXECUTORS)}")
 
 
-def check_supported(model: PreTrainedModel) -> None:
-    """ValueError, naming what is supported, for a model no method can be attached to, or that has one attached."""
-    families.check_supported_config(model.config)
+def check_free(model: PreTrainedModel) -> None:
+    """ValueError when a method is attached to the model already."""
     if str(model.config._attn_implementation).startswith(_NAME):
         raise ValueError("a method is already attached to this model; leave its `with` block first")
 
@@ -204,12 +204,8 @@ def applied(
     ...     model.generate(**inputs)
     """
     check_executor(executor)
-    check_supported(model)
-    deepest = max(method.layers or (0,))
-    if deepest >= model.config.num_hidden_layers:
-        raise ValueError(
-            f"layer {deepest} is out of range; the model has layers 0-{model.config.num_hidden_layers - 1}"
-        )
+    check_method(model.config, method)
+    check_free(model)
     attachment = Attachment(model, method, executor, prompt_length)
     decoder, name = attachment.decoder, f"{_NAME}{id(attachment):x}"
     before = model.config._attn_implementation

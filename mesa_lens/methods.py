@@ -12,6 +12,7 @@ import numpy as np
 from mesa.methods import Method, registry
 from mesa.plan import distances
 from mesa.settings import make_methods
+from mesa.support import table
 
 _WIDEST = 48
 
@@ -20,6 +21,7 @@ def add(commands: Any) -> None:
     """Adds the subcommand."""
     command = commands.add_parser("methods", help="list the methods, or explain one", description=__doc__)
     command.add_argument("--trained-length", type=int, default=4096, help="M in tokens (default 4096, LLaMA2's)")
+    command.add_argument("--table", action="store_true", help="print which model families take which methods")
     command.add_argument("--json", action="store_true", help="print JSON")
     command.set_defaults(run=run_list)
     explain = command.add_subparsers(metavar="explain").add_parser(
@@ -37,6 +39,9 @@ def add(commands: Any) -> None:
 
 def run_list(args: argparse.Namespace) -> int:
     """Prints every method with its formula, parameters and source."""
+    if args.table:
+        print(table())
+        return 0
     methods = make_methods("all", args.trained_length)
     if args.json:
         print(json.dumps([_record(method) for method in methods.values()], indent=1))

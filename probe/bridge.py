@@ -17,7 +17,8 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.generalized_components import AttentionBridge
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from mesa.plug import check_supported
+from mesa.plug import check_free
+from mesa.support import check_config
 
 
 def delegating_adapter(base: type[Any]) -> type[Any]:
@@ -58,7 +59,8 @@ def bridge_to(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tra
 
     `mesa.applied(model, method)` works on the wrapped model as before. Raises ValueError for an unsupported model.
     """
-    check_supported(model)
+    check_config(model.config)
+    check_free(model)
     architecture = type(model).__name__
     with _registered(architecture):
         return TransformerBridge.boot_transformers(

@@ -66,7 +66,8 @@ def peak_bytes(config: Any, length: int, bytes_a_number: int, kept_bytes: int) -
     hidden, heads = config.hidden_size, config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or hidden // heads
     attention = heads * head_dim
-    token_bytes = bytes_a_number * (4 * hidden + 3 * config.intermediate_size + 8 * attention) + 3 * 4 * attention
+    intermediate = getattr(config, "intermediate_size", None) or 4 * hidden
+    token_bytes = bytes_a_number * (4 * hidden + 3 * intermediate + 8 * attention) + 3 * 4 * attention
     return length * token_bytes + kept_bytes
 
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from mesa.families import check_supported_config
-from mesa.families import trained_length as stated_length
 from mesa.methods import Method
 from mesa.models import Loaded, config_of, load
 from mesa.plug import check_executor
 from mesa.settings import make_methods
+from mesa.support import check_config, check_method
+from mesa.support import trained_length as stated_length
 from mesa.tasks import score
 from mesa.tasks.retrieval import encode, first_ids
 from probe import store
@@ -90,7 +90,7 @@ class ProbePlan:
 def plan(request: ProbeRequest) -> ProbePlan:
     """Checks the request against the model's config. Raises ValueError or FileNotFoundError, naming the value."""
     config = config_of(request.model, **{key: request.load.get(key) for key in ("revision", "trust_remote_code")})
-    check_supported_config(config)
+    check_config(config)
     trained_length = request.trained_length or stated_length(config)
     length = request.length or 4 * trained_length
     rule = CrossingRule.scaled(trained_length)
@@ -110,9 +110,12 @@ def plan(request: ProbeRequest) -> ProbePlan:
     kept = request.spec.resolve(config, length)
     if request.spec.positions is not None:
         check_positions(kept.positions, trained_length, rule)
+    methods = make_methods(request.methods, trained_length, request.settings)
+    for method in methods.values():
+        check_method(config, method)
     return ProbePlan(
         request,
-        make_methods(request.methods, trained_length, request.settings),
+        methods,
         trained_length,
         length,
         lengths,

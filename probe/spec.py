@@ -19,6 +19,8 @@ HOOKS = {
 }
 """Our names of TransformerLens hooks. q and k are raw (before rotary); heads are laid side by side in `dim`."""
 
+_JOINT = ("phi3", "gpt_neox", "mpt", "bloom")
+
 STORE_DTYPES = ("float32", "float16")
 
 Ranges = tuple[tuple[int, int], ...]
@@ -73,6 +75,11 @@ class CaptureSpec:
 
     def resolve(self, config: Any, length: int) -> Kept:
         """The indices kept of a model with Hugging Face `config` reading `length` tokens; ValueError out of range."""
+        for hook in self.hooks:
+            if hook in ("q", "k", "v") and config.model_type in _JOINT:
+                raise ValueError(f"hook {hook!r} is not there: {config.model_type} has one projection for q, k and v")
+            if hook == "resid_mid" and getattr(config, "use_parallel_residual", False):
+                raise ValueError("hook 'resid_mid' is not there: attention and MLP of this model run side by side")
         sizes = {_width(hook, config) for hook in self.hooks}
         if len(sizes) > 1:
             raise ValueError(f"hooks {', '.join(self.hooks)} differ in width {sorted(sizes)}; capture them in two runs")
@@ -101,5 +108,5 @@ def _width(hook: str, config: Any) -> int:
     """Dims of a hook's tensor."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if hook in ("k", "v"):
-        return config.num_key_value_heads * head_dim
+        return getattr(config, "num_key_value_heads", config.num_attention_heads) * head_dim
     return config.num_attention_heads * head_dim if hook in ("q", "z") else config.hidden_size

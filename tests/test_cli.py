@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -47,3 +48,8 @@ def test_misuse_is_one_line_and_exit_code_2(arguments, message, capsys):
     errors = capsys.readouterr().err
     assert message in errors
     assert errors.count("\n") == 1
+
+
+def test_the_readme_has_the_support_table(capsys):
+    assert main(["methods", "--table"]) == 0
+    assert capsys.readouterr().out.strip() in (Path(__file__).parents[1] / "README.md").read_text()

@@ -25,6 +25,8 @@ from transformers import (
 )
 
 import mesa
+from mesa.train import train_tokenizer
+from probe.bridge import bridge_to
 
 SIZES = {
     "vocab_size": 97,
@@ -122,8 +124,15 @@ def test_origin_equals_the_stock_model(family, executor):
     torch.testing.assert_close(ours[real], stock[real], atol=5e-6, rtol=0)
 
 
-@pytest.mark.parametrize("family", list(FAMILIES))
-@pytest.mark.parametrize("name", list(cases.CASES))
+PAIRS = [
+    (family, name)
+    for family in FAMILIES
+    for name in cases.CASES
+    if not (family in ("mpt", "bloom") and mesa.METHODS[name].needs_rotary)
+]
+
+
+@pytest.mark.parametrize(("family", "name"), PAIRS)
 def test_executors_agree_and_padding_changes_nothing(family, name):
     model, (ids, mask, steps) = build(family), padded()
     results = []
@@ -155,3 +164,27 @@ def test_gemma2_is_refused_with_the_reason():
     message = "model type 'gemma2' is not supported: its attention scores are soft-capped"
     with pytest.raises(ValueError, match=message), mesa.applied(model, cases.method("rerope")):
         pass
+
+
+@pytest.mark.parametrize("family", ["mpt", "bloom"])
+@pytest.mark.parametrize("name", ["dynamic-ntk", "ntk-mixed"])
+def test_methods_on_frequencies_are_refused_for_alibi(family, name):
+    model = build(family)
+    message = f"{name} cannot be attached to model type '{family}': it changes rotary frequencies, and ALiBi has none"
+    with pytest.raises(ValueError, match=message), mesa.applied(model, cases.method(name)):
+        pass
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_the_bridge_runs_every_family_under_a_method(family):
+    """Phi-3's, MPT's and BLOOM's MLPs are re-implemented by TransformerLens, so their sums round differently."""
+    model, ids = build(family), tokens(1, 60)
+    method = cases.method("mesa")
+    with torch.no_grad(), mesa.applied(model, method):
+        expected = model(ids).logits
+    bridge = bridge_to(model, train_tokenizer(["A few words."], 400))
+    with torch.no_grad(), mesa.applied(model, method) as attachment:
+        got = bridge(ids)
+    assert dict(attachment.calls) == {0: 1, 1: 1, 2: 1}
+    exact = model.config.model_type not in ("phi3", "mpt", "bloom")
+    torch.testing.assert_close(got, expected, atol=0 if exact else 1e-6, rtol=0)

@@ -1,0 +1,86 @@
+"""Which model families take which methods; reads configs, needs no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mesa.methods import Method, registry
+
+ROTARY = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt_neox")
+"""Supported model types (`config.model_type`) with rotary embeddings."""
+
+ALIBI = ("mpt", "bloom")
+"""Supported model types with ALiBi."""
+
+REFUSED = {"gemma2": "its attention scores are soft-capped, which parts of an attention cannot be merged through"}
+"""Model types that cannot be supported, and why."""
+
+
+def check_config(config: Any) -> None:
+    """Raises ValueError, naming what is supported, when no method can be attached to a model with this config."""
+    kind = config.model_type
+    if kind in ROTARY or (kind in ALIBI and _uses_alibi(config)):
+        return
+    reason = REFUSED.get(kind)
+    if reason is None:
+        rotary = getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None)
+        reason = "it is not known here" if rotary else "it has no rotary embeddings and no ALiBi to weave"
+    raise ValueError(f"model type {kind!r} is not supported: {reason}; supported: {', '.join(ROTARY + ALIBI)}")
+
+
+def check_method(config: Any, method: Method) -> None:
+    """As `check_config`, and ValueError when this method cannot be attached to such a model."""
+    check_config(config)
+    reason = missing(config.model_type, type(method))
+    if reason:
+        raise ValueError(f"{method.name} cannot be attached to model type {config.model_type!r}: {reason}")
+    deepest = max(method.layers or (0,))
+    if deepest >= config.num_hidden_layers:
+        raise ValueError(f"layer {deepest} is out of range; the model has layers 0-{config.num_hidden_layers - 1}")
+
+
+def missing(kind: str, method: type[Method]) -> str:
+    """Why a model type cannot have a method; empty where it can."""
+    if kind in REFUSED:
+        return REFUSED[kind]
+    if kind in ALIBI and method.needs_rotary:
+        return "it changes rotary frequencies, and ALiBi has none"
+    return ""
+
+
+def trained_length(config: Any) -> int:
+    """The window that a config states (tokens); ValueError where it states none. Configs can be wrong about it."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    stated = (
+        rope.get("original_max_position_embeddings"),
+        getattr(config, "original_max_position_embeddings", None),
+        getattr(config, "max_position_embeddings", None),
+        getattr(config, "max_seq_len", None),
+    )
+    for length in stated:
+        if length:
+            return int(length)
+    raise ValueError(f"the config of this {config.model_type} model states no trained length; give --trained-length")
+
+
+def table() -> str:
+    """Families by methods, in Markdown, with the reason where not."""
+    methods = registry()
+    lines = [f"| | {' | '.join(f'`{name}`' for name in methods)} |", "|---" * (len(methods) + 1) + "|"]
+    reasons: list[str] = []
+    for kind in (*ROTARY, *ALIBI, *REFUSED):
+        cells = []
+        for method in methods.values():
+            reason = missing(kind, method)
+            if reason and reason not in reasons:
+                reasons.append(reason)
+            cells.append(f"no ({reasons.index(reason) + 1})" if reason else "yes")
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    notes = [f"({number}) {reason}" for number, reason in enumerate(reasons, 1)]
+    return "\n".join([*lines, "", "; ".join(notes) + "."])
+
+
+def _uses_alibi(config: Any) -> bool:
+    """Whether a model of an ALiBi family really uses it (MPT can be configured otherwise)."""
+    attention = getattr(config, "attn_config", None)
+    return attention is None or bool(attention.alibi)
