@@ -25,7 +25,7 @@ from transformers import (
 )
 
 import mesa
-from mesa.train import train_tokenizer
+from mesa.models import load
 from probe.bridge import bridge_to
 
 SIZES = {
@@ -114,6 +114,11 @@ def padded():
     return tokens(3, 40), mask, tokens(3, 20, seed=1)
 
 
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load().tokenizer
+
+
 @pytest.mark.parametrize("executor", ["dense", "fused"])
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_origin_equals_the_stock_model(family, executor):
@@ -176,13 +181,13 @@ def test_methods_on_frequencies_are_refused_for_alibi(family, name):
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
-def test_the_bridge_runs_every_family_under_a_method(family):
+def test_the_bridge_runs_every_family_under_a_method(family, tokenizer):
     """Phi-3's, MPT's and BLOOM's MLPs are re-implemented by TransformerLens, so their sums round differently."""
     model, ids = build(family), tokens(1, 60)
     method = cases.method("mesa")
     with torch.no_grad(), mesa.applied(model, method):
         expected = model(ids).logits
-    bridge = bridge_to(model, train_tokenizer(["A few words."], 400))
+    bridge = bridge_to(model, tokenizer)
     with torch.no_grad(), mesa.applied(model, method) as attachment:
         got = bridge(ids)
     assert dict(attachment.calls) == {0: 1, 1: 1, 2: 1}
