@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+
 from mesa import weave
 
 DISTANCES = list(range(11))

@@ -65,7 +65,7 @@ def stair_is_recovered(N: int, E: int) -> bool:
     Each stair beyond N holds E keys instead of one, which adds (E - 1) e^-(N+1) of A to the denominator A of position
     W(t - 1) + 1; the MLP's next step begins where that reaches sqrt(e) - 1.
     """
-    return E - 1 <= (math.sqrt(math.e) - 1) * math.exp(N + 1)
+    return (math.sqrt(math.e) - 1) * math.exp(N + 1) >= E - 1
 
 
 def ideal_position(positions: Any, N: int, E: int | None = None) -> Any:
