@@ -137,7 +137,7 @@ class Block(nn.Module):
 class Construction(HookedRootModule):
     """A constructed transformer. Token 0 is <bos>; `tokens` start with it.
 
-    `model.blocks[L].attn.W_Q` and so on can be printed; hooks are listed at the module's head.
+    `model.get_buffer("blocks.0.attn.W_Q")` (head, head size, model size) and so on can be printed; hooks are listed at the module's head.
     """
 
     W_E: Tensor

@@ -124,8 +124,10 @@ def check_range(kind: str, dtype: str, positions: int, slope: float = 1.0) -> No
         return
     if kind not in KINDS:
         raise ValueError(f"unknown position MLP {kind!r}; known: {', '.join(KINDS)}, log")
-    limit = longest(kind, dtype, slope)
-    if positions > limit:
+    with np.errstate(all="ignore"):
+        recovered = _error(kind, dtype, positions, slope) <= EXACT
+    if not recovered:
+        limit = longest(kind, dtype, slope)
         raise ValueError(
             f"{positions} positions exceed what the {kind} MLP recovers in {dtype} ({limit}); "
             f"take M <= {limit} or recovery 'log'"
