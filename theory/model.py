@@ -137,7 +137,8 @@ class Block(nn.Module):
 class Construction(HookedRootModule):
     """A constructed transformer. Token 0 is <bos>; `tokens` start with it.
 
-    `model.get_buffer("blocks.0.attn.W_Q")` (head, head size, model size) and so on can be printed; hooks are listed at the module's head.
+    `model.get_buffer("blocks.0.attn.W_Q")` (head, head size, model size) and so on can be printed; the hook points are
+    listed at the module's head.
     """
 
     W_E: Tensor

@@ -101,20 +101,20 @@ KINDS: dict[str, Callable[..., Weights]] = {"naive": naive, "interpolating": int
 def longest(kind: str, dtype: str, slope: float = 1.0) -> int:
     """The most positions that `kind` recovers exactly (see EXACT) in `dtype`, a numpy name; measured, by bisection."""
     low, high = 2, int(800 / slope)
-    with np.errstate(all="ignore"):  # beyond the answer weights overflow
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if _error(kind, dtype, middle, slope) <= EXACT else (low, middle - 1)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if worst_error(kind, dtype, middle, slope) <= EXACT else (low, middle - 1)
     return low
 
 
-def _error(kind: str, dtype: str, positions: int, slope: float) -> float:
-    """The largest |recovered - t| over t = 1 .. positions, computed in `dtype`."""
-    W_1, W_2 = (matrix.astype(dtype) for matrix in KINDS[kind](Shape(model=FREE), positions, slope))
-    x = _falling(positions, slope).astype(dtype)
-    stream = np.stack([np.ones_like(x), np.zeros_like(x), x], axis=1)
-    recovered = x + np.maximum(stream @ W_1, 0) @ W_2[POSITION]
-    error = np.abs(recovered - np.arange(1, positions + 1)).max()
+def worst_error(kind: str, dtype: str, positions: int, slope: float = 1.0) -> float:
+    """The largest |recovered - t| over t = 1 .. positions, all in `dtype`; infinite where the weights overflow."""
+    with np.errstate(all="ignore"):
+        W_1, W_2 = (matrix.astype(dtype) for matrix in KINDS[kind](Shape(model=FREE), positions, slope))
+        x = _falling(positions, slope).astype(dtype)
+        stream = np.stack([np.ones_like(x), np.zeros_like(x), x], axis=1)
+        recovered = x + np.maximum(stream @ W_1, 0) @ W_2[POSITION]
+        error = np.abs(recovered - np.arange(1, positions + 1)).max()
     return float(error) if np.isfinite(error) else math.inf
 
 
@@ -124,9 +124,7 @@ def check_range(kind: str, dtype: str, positions: int, slope: float = 1.0) -> No
         return
     if kind not in KINDS:
         raise ValueError(f"unknown position MLP {kind!r}; known: {', '.join(KINDS)}, log")
-    with np.errstate(all="ignore"):
-        recovered = _error(kind, dtype, positions, slope) <= EXACT
-    if not recovered:
+    if worst_error(kind, dtype, positions, slope) > EXACT:
         limit = longest(kind, dtype, slope)
         raise ValueError(
             f"{positions} positions exceed what the {kind} MLP recovers in {dtype} ({limit}); "

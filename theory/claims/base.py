@@ -127,7 +127,7 @@ class Settings:
     @property
     def longest_run(self) -> int:
         """The longest input that claims run, in tokens; their tested range says where it cut them short."""
-        return 1600 if self.quick else 4200
+        return max(1600 if self.quick else 4200, (self.M or 0) + 100)
 
     def windows(self, *default: int) -> list[int]:
         """The values of M to try: the user's, or those of the default that can be recovered."""

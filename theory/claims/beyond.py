@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import torch
 
 from theory.bounds import denominator, extended_length
 from theory.claims.base import NOTHING, Claim, Reading, Settings, Verdict, crossing, deviation, grid
@@ -52,8 +51,8 @@ def other_slopes(settings: Settings) -> Claim:
 def llama2_window(settings: Settings) -> Claim:
     """M = 4096: the last t above H is 4095, the first below is 4097."""
     M, length = 4096, 4200
-    options = settings.options(recovers=length, recovery="log", shape=ONE_HEAD)
-    o = plain_model(M, settings.H, **options | {"dtype": torch.float64}).head_output(length)
+    options = Settings(seed=settings.seed).options(recovers=length, recovery="log", shape=ONE_HEAD)
+    o = plain_model(M, settings.H, **options).head_output(length)
     t = np.arange(1, length + 1)
     above, below = t[o > settings.H], t[o < settings.H]
     return Claim(
