@@ -54,7 +54,9 @@ def run(args: argparse.Namespace) -> int:
 def _verify(args: argparse.Namespace, settings: Settings) -> int:
     """Checks the claims and prints them."""
     checks = selected(args.claim)
-    path = None if args.html is None else args.html.with_suffix(".html")
+    path = args.html
+    if path is not None and path.suffix != ".html":
+        path = path.with_name(path.name + ".html")
     if path is not None and not path.parent.is_dir():
         raise ValueError(f"--html {path}: there is no directory {path.parent}; make it first")
     claims = [check(settings) for check in _progress(checks.values(), "claims")]

@@ -49,11 +49,10 @@ class Example:
 def curves(example: Example) -> xr.Dataset:
     """o_t - H, the recovered position and the attention on <bos>, over (construction, t); T* in attrs."""
     M, N, E, settings, length = example.M, example.N, example.E, example.settings, example.length
-    options = settings.options(shape=ONE_HEAD, recovery=settings.recovery)
     models: dict[str, Construction] = {
         NOPE: nope_model(M, settings.H, **settings.options(shape=ONE_HEAD)),
         PE: plain_model(M, settings.H, **_recovering(length, settings)),
-        WEAVE: woven_model(M, N, settings.H, **options),
+        WEAVE: woven_model(M, N, settings.H, **settings.chosen_mlp(M, shape=ONE_HEAD)),
         STAIR: exact_stair_model(M, N, E, length, settings),
     }
     attention = {name: model.bos_attention(length) for name, model in models.items()}

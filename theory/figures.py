@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import plotly.graph_objects as go
 import xarray as xr
 
@@ -28,13 +31,19 @@ def _over_t(data: xr.DataArray) -> go.Figure:
     return figure.update_layout(template="plotly_white", height=440, margin={"t": 40, "r": 20}, hovermode="x unified")
 
 
+def _note(figure: go.Figure, text: str, **place: Any) -> go.Figure:
+    """A text in the figure; on a logarithmic axis plotly takes its place as a power of 10, unlike that of a line."""
+    return figure.add_annotation(text=text, showarrow=False, xanchor="left", font={"size": 11}, **place)
+
+
 def excess_figure(data: xr.Dataset) -> go.Figure:
     """o_t - H over t, with the crossing at M and both T*."""
     figure = _over_t(data.excess)
     figure.add_hline(0, line_width=1)
     marks = (("M", data.M, "#d62728"), ("T* stair", data.T_stair, "#2ca02c"), ("T* weave", data.T_weave, "#1f77b4"))
     for name, position, color in marks:
-        figure.add_vline(position, line={"color": color, "dash": "dot"}, annotation_text=f"{name} = {position:.5g}")
+        figure.add_vline(position, line={"color": color, "dash": "dot"})
+        _note(figure, f"{name} = {position:.5g}", x=math.log10(position), y=3.9, yref="y")
     return figure.update_yaxes(range=[-1.1, 4])
 
 
@@ -46,7 +55,8 @@ def position_figure(data: xr.Dataset) -> go.Figure:
 def attention_figure(data: xr.Dataset) -> go.Figure:
     """Layer 2's attention on <bos> over t; a construction succeeds where it is above 1 / M."""
     figure = _over_t(data.attention).update_yaxes(type="log")
-    return figure.add_hline(1 / data.M, line_width=1, annotation_text="1 / M")
+    figure.add_hline(1 / data.M, line_width=1)
+    return _note(figure, "1 / M: succeeds above", x=0.01, xref="paper", y=-math.log10(data.M), yanchor="top")
 
 
 def dimension_figure(output: xr.DataArray) -> go.Figure:

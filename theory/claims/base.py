@@ -73,8 +73,9 @@ class Claim:
         return f" ({'; '.join(notes)})" if notes else ""
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields and the verdict, ready for JSON."""
-        return asdict(self) | {"expected": str(self.expected), "verdict": str(self.verdict), "ok": self.ok}
+        """All fields and the verdict, ready for JSON; margin and error are None where they are not finite."""
+        numbers = {name: value if math.isfinite(value := getattr(self, name)) else None for name in ("margin", "error")}
+        return asdict(self) | numbers | {"expected": str(self.expected), "verdict": str(self.verdict), "ok": self.ok}
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,10 @@ class Settings:
         if abs(self.H) > most:
             raise ValueError(f"H={self.H} leaves {self.dtype} no digits to tell o from H; take |H| <= {most:.1g}")
         if self.M is not None and self.most_positions < M:
+            other = "" if self.recovery == "log" else " or --recovery log (M <= 4096)"
             raise ValueError(
                 f"M={M} exceeds the {self.most_positions} positions that the {self.recovery} MLP recovers in "
-                f"{self.dtype}; take M <= {self.most_positions} or --recovery log (M <= 4096)"
+                f"{self.dtype}; take M <= {self.most_positions}{other}"
             )
         if self.N is not None:
             check_window(max(3, self.N + 1) if self.M is None else M, self.N)
@@ -154,6 +156,15 @@ class Settings:
     def options(self, **more: Any) -> dict[str, Any]:
         """The builders' keyword arguments: what follows from the settings, and `more`."""
         return {"dtype": self.torch_dtype, "seed": self.seed, **more}
+
+    def chosen_mlp(self, M: int, **more: Any) -> dict[str, Any]:
+        """`options` with the user's position MLP, for K = max(M, 64) positions or as many as it can recover."""
+        positions = max(M, min(64, self.most_positions))
+        return self.options(recovery=self.recovery, recovers=positions, **more)
+
+    def told(self, excess: np.ndarray) -> np.ndarray:
+        """Where |M / D(t) - 1| is so large that the dtype can tell its sign; float64 always can in our ranges."""
+        return np.abs(excess) > SAFETY * np.finfo(self.dtype).eps * len(excess)
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def self_extend_and_stair(settings: Settings) -> Claim:
         error=0.0,
         unit="position",
         correction="it is floor-Stair exactly where t mod G >= i mod G + N mod G, and (N mod G = 0) Stair PE exactly "
-        "where t mod G <= i mod G; elsewhere one less; the shares tend to (G-1)/2G: "
+        "where t mod G <= i mod G; elsewhere it is one below Stair; the shares tend to (G-1)/2G: "
         + ", ".join(str(limit) for limit in limits.values()),
     )
 

@@ -23,7 +23,7 @@ def read_plain(model: Construction, M: int, H: float, length: int, recovers: int
     o, t = model.head_output(length), np.arange(1, length + 1)
     exact = t <= recovers
     error = deviation(o[exact], (M / t - 1 + H)[exact])
-    position = np.abs(model.recovered_position(length) - np.minimum(t, recovers)).max()
+    position = np.abs(model.recovered_position(length) - t)[exact].max()
     return Reading(crossing(o, M, H), max(error, float(position) / M))
 
 
@@ -31,8 +31,9 @@ def plain_fails_beyond_M(settings: Settings) -> Claim:
     """o_t = M / t - 1 + H from recovered positions; beyond the recovered range o is lower still."""
     windows, reading = settings.windows(16, 64, 512), NOTHING
     for M in windows:
-        model = plain_model(M, settings.H, recovery=settings.recovery, **settings.options())
-        reading &= read_plain(model, M, settings.H, min(2 * M, settings.longest_run), max(M, 64))
+        options = settings.chosen_mlp(M)
+        model = plain_model(M, settings.H, **options)
+        reading &= read_plain(model, M, settings.H, min(2 * M, settings.longest_run), options["recovers"])
     return Claim(
         name="3.2",
         statement="With scores q.k - (t - i), o_t = M/t - 1 + H: above H for t < M, below it for t > M",
@@ -91,8 +92,7 @@ def printed_matrices(settings: Settings) -> Claim:
     """Literally built, q.k = tau - t i: D(t) = sum of e^-(t-1)(i-1) stays near 1, so o never crosses H."""
     M, H = settings.windows(64)[0] if settings.windows(64) else 16, settings.H
     length = min(4 * M, settings.longest_run)
-    o = plain_model(M, H, printed=True, recovery=settings.recovery, recovers=M, **settings.options())
-    o = o.head_output(length)
+    o = plain_model(M, H, printed=True, **settings.chosen_mlp(M)).head_output(length)
     t = np.arange(2, min(M, length) + 1)[:, None]
     denominator = np.exp(-(t - 1.0) * np.arange(M)).sum(1, where=np.arange(M) < t)
     lowest = float((o - H).min())

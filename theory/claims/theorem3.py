@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from theory.bounds import denominator, extended_length, first_failure, last_recovered
-from theory.claims.base import NOTHING, SAFETY, Claim, Reading, Settings, Verdict, deviation, grid
+from theory.claims.base import NOTHING, Claim, Reading, Settings, Verdict, deviation, grid
 from theory.parts import Shape
 from theory.weave import woven_model
 
@@ -26,8 +26,7 @@ def ideal_denominator(N: int, length: int, settings: Settings, slope: float = 1.
 
 def woven_head_output(M: int, N: int, length: int, settings: Settings) -> np.ndarray:
     """o_t of the weights of theorem 3.2 under the weave, t = 1 .. length."""
-    options = settings.options(shape=ONE_HEAD, recovery=settings.recovery)
-    return woven_model(M, N, settings.H, **options).head_output(length)
+    return woven_model(M, N, settings.H, **settings.chosen_mlp(M, shape=ONE_HEAD)).head_output(length)
 
 
 def weave_extends(settings: Settings) -> Claim:
@@ -42,7 +41,7 @@ def weave_extends(settings: Settings) -> Claim:
         length = int(min(max(3 * reach, 1500), settings.longest_run))
         t, o = np.arange(1, length + 1), woven_head_output(M, N, length, settings)
         ideal = ideal_denominator(N, length, settings)
-        told = np.abs(M / denominator(t, N) - 1) > SAFETY * np.finfo(settings.dtype).eps * length
+        told = settings.told(M / denominator(t, N) - 1)
         inside, beyond = told & (t > M) & (t < reach), told & (t > reach)
         reading &= Reading(float(M / ideal[inside].max() - 1), deviation(ideal, denominator(t, N)))
         reading &= Reading(float((o - settings.H)[inside].min()))
