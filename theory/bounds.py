@@ -131,6 +131,13 @@ def _stair_line(N: int, E: int, phase: int, slope: float) -> tuple[float, float]
     return constant, rise
 
 
+def _line_reach(M: int, N: int, E: int, phase: int, slope: float) -> float:
+    """Where the line of one phase reaches M, but not before its first t > M, 2N: there is none of it before."""
+    constant, rise = _stair_line(N, E, phase, slope)
+    first = max(M, 2 * N) + 1
+    return max((M - constant) / rise, float(first + (2 * N + 1 - first - phase) % E))
+
+
 def extended_length(M: int, N: int, E: int | None = None, slope: float = 1.0) -> float:
     """T*: the window M, extended by weaving; o_t > H for M < t < T* (theorem 3.3, corollary), in tokens, real.
 
@@ -141,10 +148,11 @@ def extended_length(M: int, N: int, E: int | None = None, slope: float = 1.0) ->
 
     Corollary. D is one line for each phase of t within a stair; T* is where the first of them reaches M. Where E
     divides N that is T* = 2N + e^(N (1 - 1/E)) (M - 2 S_E), 2 S_E = 6.33, 5.48, 5.20, 5.16 for E = 2, 3, 5, 50 and
-    large N. The first failing position lies in T* <= t < T* + E; D oscillates, so some later ones succeed again.
+    large N. The first failing position lies in T* <= t < T* + E (so T* says little for E > T*, but `first_failure`
+    is exact); D oscillates, so some later positions succeed again.
 
-    N = M - 2 gives T* = M under Stair PE: there D(M) = M, as under the plain encoding. Slopes far below 1 may fail
-    before t = 2N, where D is no line yet: then T* is the first failing t. Infinite where e^N is beyond float64.
+    Slopes far below 1 may fail before t = 2N, where D is no line yet: then T* is the first failing t. Infinite where
+    e^N is beyond float64.
     Raises ValueError for what `check_window` refuses.
 
     >>> round(extended_length(M=4, N=2), 2)
@@ -158,8 +166,7 @@ def extended_length(M: int, N: int, E: int | None = None, slope: float = 1.0) ->
     try:
         if E is None:
             return float(2 * N + math.exp(slope * N) * (M - 2 * partial_sum(N, slope)))
-        lines = [_stair_line(N, E, phase, slope) for phase in range(E)]
-        return max(float(M), min((M - constant) / rise for constant, rise in lines))
+        return min(_line_reach(M, N, E, phase, slope) for phase in range(E))
     except (OverflowError, ZeroDivisionError):
         return math.inf
 

@@ -60,17 +60,22 @@ def attention_figure(data: xr.Dataset) -> go.Figure:
 
 
 def dimension_figure(output: xr.DataArray) -> go.Figure:
-    """Layer 2's attention output, dimensions by positions: the third one crosses H at M, the free ones do not."""
-    limit = float(abs(output).quantile(0.98))
+    """Layer 2's attention output minus its value at t = M, dimensions by positions: only the third one turns there.
+
+    Each dimension is drawn as a share of its own largest value, so that the free ones do not outshine it.
+    """
+    change = output - output.sel(t=output.attrs["M"])
+    largest = abs(change).max("t")
+    change = change / largest.where(largest > 0, 1)
     figure = go.Figure(
         go.Heatmap(
             x=output.t.values,
             y=[f"{dimension}" for dimension in output.dimension.values],
-            z=output.values,
-            zmin=-limit,
-            zmax=limit,
+            z=change.values,
+            zmin=-1,
+            zmax=1,
             colorscale="RdBu_r",
-            colorbar={"title": "value"},
+            colorbar={"title": "change from M,<br>share of largest"},
         )
     )
     figure.add_vline(output.attrs["M"], line={"color": "black", "dash": "dash"}, annotation_text="M")

@@ -75,8 +75,8 @@ class Attention(nn.Module):
         index = torch.arange(scores.shape[-1])
         distance = index[:, None] - index
         if self.weave is not None:
-            woven = (self.slope * self.weave(index)).to(scores.dtype)
-            scores = scores - woven[distance.clamp(min=0)]
+            woven = self.weave(index.to(scores.dtype))  # integers times a float would be float32
+            scores = scores - (self.slope * woven)[distance.clamp(min=0)]
         return scores.masked_fill(distance < 0, -torch.inf)
 
 

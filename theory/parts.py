@@ -70,10 +70,17 @@ def _random_reads(shape: Shape, rng: np.random.Generator) -> np.ndarray:
 
 
 def free_head(shape: Shape, rng: np.random.Generator) -> Head:
-    """Any head that leaves the three named directions alone: all random, W_O zero in their rows."""
+    """A random head that leaves the named directions alone: W_O is zero in their rows.
+
+    It may read anything without changing o_t. We let it read all but POSITION, whose values grow with t: so the free
+    directions hold noise that is alike at every t, against which o_t has to be found.
+    """
     W_O = rng.standard_normal((shape.model, shape.head))
     W_O[:FREE] = 0
-    return Head(_random_reads(shape, rng), _random_reads(shape, rng), _random_reads(shape, rng), W_O)
+    reads = [_random_reads(shape, rng) for _ in range(3)]
+    for matrix in reads:
+        matrix[:, POSITION] = 0
+    return Head(reads[0], reads[1], reads[2], W_O)
 
 
 def _with_signal(head: Head, M: int, H: float) -> Head:

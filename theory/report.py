@@ -63,9 +63,9 @@ def _figures(settings: Settings) -> list[dict[str, str]]:
             attention_figure(data),
         ),
         (
-            "Layer 2's attention output, all dimensions",
-            "Plain encoding, free heads and free embedding rows random. Dimension 3 falls through H at M; this is what "
-            "a threshold search over dimensions has to find.",
+            "Layer 2's attention output in all dimensions, minus its value at M",
+            "Plain encoding, free heads and free embedding rows random. Dimension 3 alone is above its value at M "
+            "(that is H) before M and below it after; this is what a threshold search over dimensions has to find.",
             dimension_figure(output),
         ),
     ]

@@ -18,7 +18,7 @@ from theory.weave import plain_model, woven_model
 
 def other_slopes(settings: Settings) -> Claim:
     """Theorems 3.2 and 3.3 with scores q.k - m W(t - i): all exponents take the factor m."""
-    slopes, M, N, reading, reached = (2.0, 0.5, 0.25, 0.0625), 16, 4, NOTHING, []
+    slopes, M, N, reading, reached = (2.0, 0.7, 0.5, 0.25, 0.0625), 16, 4, NOTHING, []
     for slope in slopes:
         options = settings.options(slope=slope, shape=ONE_HEAD)
         if settings.dtype == "float32":

@@ -9,7 +9,7 @@ import numpy as np
 from mesa.weave import stair
 from theory.bounds import denominator, extended_length, first_failure, ideal_position, stair_is_recovered
 from theory.claims.base import NOTHING, Claim, Reading, Settings, Verdict, deviation, grid
-from theory.claims.theorem3 import ONE_HEAD
+from theory.claims.theorem3 import ONE_HEAD, woven_head_output
 from theory.model import Construction
 from theory.recovery import longest
 from theory.weave import plain_model, stair_model
@@ -50,7 +50,7 @@ def stair_extends(settings: Settings) -> Claim:
         expected=Verdict.CORRECTED,
         margin=reading.margin,
         error=reading.error,
-        correction="for M < t < T*, N <= M - 2, E >= 2; the first failure lies in T* <= t <= T* + E",
+        correction="for M < t < T*, N <= M - 2, E >= 2; the first failure lies in T* <= t < T* + E",
     )
 
 
@@ -155,6 +155,9 @@ def stair_against_weave(settings: Settings) -> Claim:
                 tried += 1
     M, N, E = 4, 2, 50
     further = first_failure(M, N, E) - first_failure(M, N)
+    stairs = exact_stair_model(M, N, E, 100, settings).head_output(100) - settings.H
+    weave = woven_head_output(M, N, 100, settings) - settings.H
+    built = [int(np.flatnonzero(excess[M:] <= 0)[0]) + M + 1 for excess in (stairs, weave)]
     return Claim(
         name="corollary-order",
         statement="Stair PE extends less than the weave of theorem 3.3",
@@ -162,11 +165,11 @@ def stair_against_weave(settings: Settings) -> Claim:
         parameters={"N": "2 .. 8", "M": "N + 2 .. 4N + 7", "E": "2 .. N"},
         tested=f"first failures by the closed forms, {tried} cases",
         expected=Verdict.CORRECTED,
-        margin=float(min(worst, further)),
+        margin=float(min(worst, further, built[0] - built[1])),
         unit="token",
         correction="for E <= N; a wider stair can reach further, since up to r = N + E it is min(r, N + 1)",
         counterexample=f"(M, N, E) = ({M}, {N}, {E}): stair fails first at {first_failure(M, N, E)}, "
-        f"weave at {first_failure(M, N)}",
+        f"weave at {first_failure(M, N)} (built: {built[0]} and {built[1]})",
     )
 
 
