@@ -11,8 +11,9 @@ import pytest
 
 from theory.claims import CLAIMS, Settings
 from theory.cli import add_arguments, run
-from theory.curves import IDEAL, PE, STAIR, WEAVE, Example, curves, head_output_by_dimension, recovery_errors
+from theory.curves import Example, curves, head_output_by_dimension, recovery_errors
 from theory.figures import dimension_figure, excess_figure
+from theory.labels import IDEAL, PE, STAIR, WEAVE
 from theory.plots import crossing_plot, recovery_plot
 
 
@@ -30,6 +31,11 @@ def test_lines_and_exit_code(capsys):
     )
     assert "counterexample: t = 6, i = 3: score -1 + tau, printed -3 + tau" in line
     assert total == "1 of 1 claims came out as they must."
+
+
+def test_options_and_figures_need_no_torch():
+    script = "import sys, theory.cli, theory.figures, theory.plots; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_json(capsys):

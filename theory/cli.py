@@ -6,12 +6,15 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tqdm import tqdm
 
-from theory.claims import Claim, Settings, selected
 from theory.recovery import KINDS
+
+if TYPE_CHECKING:
+    from theory.claims import Claim, Settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Does what `args` say. Returns 0 if everything that must hold holds, 1 if not, 2 for misuse."""
+    from theory.claims import Settings  # loads torch
+
     try:
         settings = Settings(args.M, args.N, args.E, args.H, args.dtype, args.seed, args.recovery, args.quick)
         if args.task == "claims":
@@ -53,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace, settings: Settings) -> int:
     """Checks the claims and prints them."""
+    from theory.claims import selected
+
     checks = selected(args.claim)
     path = args.html
     if path is not None and path.suffix != ".html":
@@ -113,6 +120,6 @@ def _write_plots(folder: Path, settings: Settings) -> int:
     return 0
 
 
-def _progress(items, unit: str, total: int | None = None):
+def _progress(items: Any, unit: str, total: int | None = None) -> Any:
     """The items, with a progress bar on stderr once they take more than two seconds."""
     return tqdm(items, total=total, unit=f" {unit}", file=sys.stderr, delay=2, leave=False)

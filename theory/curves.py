@@ -14,14 +14,12 @@ from theory.claims.base import Settings
 from theory.claims.corollary import exact_stair_model
 from theory.claims.theorem2 import measured_error
 from theory.claims.theorem3 import ONE_HEAD, ideal_denominator
+from theory.labels import IDEAL, NOPE, PE, STAIR, WEAVE
 from theory.model import Construction
 from theory.nope import nope_model
 from theory.parts import Shape
 from theory.recovery import KINDS, longest, worst_error
 from theory.weave import plain_model, woven_model
-
-NOPE, PE, IDEAL, WEAVE, STAIR = "NoPE", "PE", "weave, ideal recovery", "weave", "Stair"
-"""The constructions, as figures name them: theorems 3.1, 3.2, 3.3 (ideal and with the step MLP), corollary."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 import xarray as xr
 
-from theory.curves import IDEAL, NOPE, PE, STAIR, WEAVE
+from theory.labels import IDEAL, NOPE, PE, STAIR, WEAVE
 
 LINES = {
     NOPE: {"color": "#999999", "width": 6},

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from theory.curves import IDEAL, NOPE, PE, STAIR, WEAVE
-from theory.table import Row
+from theory.labels import IDEAL, NOPE, PE, STAIR, WEAVE
+
+if TYPE_CHECKING:
+    from theory.table import Row
 
 STYLES: dict[str, dict[str, Any]] = {
     NOPE: {"color": "#888888", "lw": 4, "alpha": 0.6},
