@@ -1,0 +1,134 @@
+"""The closed forms against sums over pairs, written out; the nearest wrong formula is off by a factor or a token."""
+
+import doctest
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from theory import bounds
+
+
+def woven(distance: int, N: int, E: int | None) -> int:
+    """W of theorem 3.3 (E None) or the corollary, as the paper writes them."""
+    if distance < N:
+        return distance
+    return N if E is None else N + math.ceil((distance - N) / E)
+
+
+def pairs_denominator(t: int, N: int, E: int | None, slope: float = 1.0) -> float:
+    """D(t): exponentials of all score differences to <bos>, with positions recovered ideally."""
+    position = {i: woven(i - 1, N, E) + 1 for i in range(1, t + 1)}
+    score = {i: slope * (position[t] - position[i] - woven(t - i, N, E)) for i in position}
+    return sum(math.exp(score[i] - score[1]) for i in position)
+
+
+def first_failure(M: int, N: int, E: int | None, slope: float = 1.0) -> int:
+    t = M + 1
+    while pairs_denominator(t, N, E, slope) < M:
+        t += 1
+    return t
+
+
+@pytest.mark.parametrize("E", [None, 2, 3, 5, 8, 50])
+@pytest.mark.parametrize("N", [1, 2, 3, 5, 8])
+def test_denominator_on_a_grid(N, E):
+    t = list(range(1, 6 * N + 20, 2))
+    expected = [pairs_denominator(position, N, E) for position in t]
+    np.testing.assert_allclose(bounds.denominator(t, N, E), expected, rtol=1e-12)
+    assert np.abs(bounds.denominator(t, N + 1, E) / expected - 1).max() > 0.05
+
+
+@given(st.integers(1, 150), st.integers(1, 14), st.sampled_from([None, 2, 3, 4, 7, 20]), st.floats(0.05, 2))
+def test_denominator_anywhere(t, N, E, slope):
+    assert math.isclose(bounds.denominator(t, N, E, slope), pairs_denominator(t, N, E, slope), rel_tol=1e-11)
+
+
+@given(st.data())
+def test_first_failure_is_the_first(data):
+    M = data.draw(st.integers(3, 7))
+    E = data.draw(st.sampled_from([None, 2, 3, 5]))
+    N = data.draw(st.integers(1, min(3, M - 1 if E is None else M - 2)))
+    expected = first_failure(M, N, E)
+    assert bounds.first_failure(M, N, E) == expected
+    reach = bounds.extended_length(M, N, E)
+    assert reach <= expected < reach + (E or 1)
+    assert all(pairs_denominator(t, N, E) < M for t in range(M + 1, math.ceil(reach)))
+
+
+@pytest.mark.parametrize(
+    ("M", "N", "E", "reach", "failure"),
+    [
+        (4, 2, None, 13.3415, 14),
+        (8, 2, None, 42.8978, 43),
+        (5, 3, None, 46.0419, 47),
+        (8, 3, None, 106.2985, 107),
+        (6, 4, None, 166.0069, 167),
+        (16, 4, 2, 85.7955, 86),
+        (64, 8, 2, 3171.1175, 3172),
+        (4, 2, 50, 11.4032, 26),  # wider than N: min(r, 3) up to r = 52, so it reaches further than the weave's 14
+    ],
+)
+def test_reach_is_what_it_was_measured_to_be(M, N, E, reach, failure):
+    assert bounds.extended_length(M, N, E) == pytest.approx(reach, abs=0.01)
+    assert bounds.first_failure(M, N, E) == failure
+
+
+@pytest.mark.parametrize(("E", "twice"), [(2, 6.33), (3, 5.48), (5, 5.20), (50, 5.16)])
+def test_stair_formula_where_the_width_divides_the_window(E, twice):
+    N = 50 if E == 50 else 60
+    formula = 2 * N + math.exp(N * (1 - 1 / E)) * (64 - twice)
+    assert bounds.extended_length(64, N, E) == pytest.approx(formula, rel=1e-3)
+
+
+def test_small_slopes_fail_before_the_line_begins():
+    M, N, slope = 16, 14, 0.0625
+    assert bounds.extended_length(M, N, slope=slope) == bounds.first_failure(M, N, slope=slope) == 20
+    assert first_failure(M, N, None, slope) == 20
+
+
+def test_recovered_ranges():
+    assert [bounds.last_recovered(N) for N in (2, 3, 4)] == [10, 24, 60]
+    assert bounds.ideal_position([1, 2, 3, 4, 9], 2).tolist() == [1, 2, 3, 3, 3]
+    assert bounds.ideal_position([1, 2, 3, 4, 5, 6, 7], 2, 2).tolist() == [1, 2, 3, 4, 4, 5, 5]
+    assert [bounds.stair_is_recovered(1, E) for E in (5, 6)] == [True, False]
+    x = 1 / bounds.woven_bos_denominator(np.arange(1, 9), 2)
+    scores = [[woven(t - i, 2, None) for i in range(1, t + 1)] for t in range(1, 9)]
+    np.testing.assert_allclose(x, [math.exp(-row[0]) / sum(math.exp(-r) for r in row) for row in scores], rtol=1e-13)
+
+
+def test_reach_beyond_float64_is_infinite():
+    assert bounds.extended_length(4096, 2000) == math.inf
+    assert bounds.extended_length(4096, 2000, 50) == math.inf
+    with pytest.raises(ValueError, match="beyond exact integers; take a smaller N than 512"):
+        bounds.first_failure(4096, 512)
+
+
+@pytest.mark.parametrize(
+    ("M", "N", "E", "message"),
+    [
+        (2, 1, None, "M=2 is below 3: the weave has nothing to extend; take M >= 3"),
+        (8, 0, None, "N=0 is below 1; take 1 <= N <= 7"),
+        (8, 8, None, "N=8 is not below M=8; take N <= 7"),
+        (8, 2, 1, "E=1 is below 2: a stair of width 1 is the plain encoding; take E >= 2"),
+        (8, 7, 2, "N=7 leaves Stair PE no room below M=8; take N <= 6"),
+    ],
+)
+def test_impossible_windows_are_refused(M, N, E, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        bounds.extended_length(M, N, E)
+
+
+def test_positions_count_from_one():
+    with pytest.raises(ValueError, match="position 0 is below 1"):
+        bounds.denominator([0, 1], 2)
+
+
+def test_bounds_need_no_torch_and_their_example_is_true():
+    script = "import sys, theory.bounds; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
+    assert doctest.testmod(bounds) == (0, 1)

@@ -1,0 +1,104 @@
+"""The claims: all come out as they must, and mistakes do not."""
+
+import json
+
+import numpy as np
+import pytest
+
+from theory.bounds import first_failure
+from theory.claims import CLAIMS, Claim, Settings, Verdict, selected
+from theory.claims.base import Reading, crossing
+from theory.claims.beyond import MUTATIONS, mutated
+from theory.claims.paper import printed_split
+from theory.claims.theorem2 import read_plain
+from theory.claims.theorem3 import woven_head_output
+from theory.table import measure, measured_failure, write_csv
+from theory.weave import plain_model
+
+QUICK = Settings(quick=True)
+SLOW = ("M4096",)  # 4200 x 4200 scores: seconds, and under `slow` below
+
+
+@pytest.mark.parametrize("name", [name for name in CLAIMS if name not in SLOW])
+def test_claim_comes_out_as_it_must(name):
+    claim = CLAIMS[name](QUICK)
+    assert claim.name == name
+    assert claim.ok, claim.line()
+    assert json.loads(json.dumps(claim.as_dict()))["verdict"] == claim.expected
+
+
+@pytest.mark.slow
+def test_llama2_window():
+    claim = CLAIMS["M4096"](QUICK)
+    assert claim.ok, claim.line()
+    assert "last above H: 4095, first below: 4097" in claim.tested
+
+
+@pytest.mark.parametrize(
+    "name", ["3.1", "recovery", "3.2", "3.2-printed", "3.3", "3.3-recovery", "corollary", "slopes"]
+)
+def test_claims_hold_in_float32(name):
+    claim = CLAIMS[name](Settings(dtype="float32", quick=True, H=2.0, seed=7))
+    assert claim.ok, claim.line()
+
+
+def test_users_parameters_take_the_place_of_the_grid():
+    claim = CLAIMS["3.3"](Settings(M=12, N=2, E=50, H=-0.5, seed=3, quick=True))
+    assert claim.ok
+    assert claim.parameters["(M, N)"] == (12, 2)
+    assert CLAIMS["corollary"](Settings(M=12, N=2, quick=True)).parameters["(M, N, E)"] == (12, 2, 2)
+
+
+@pytest.mark.parametrize("name", [*MUTATIONS, "printed W_Q, W_K"])
+def test_the_check_of_theorem_32_notices(name):
+    assert not mutated(name, 16, QUICK).holds
+
+
+def test_the_check_of_theorem_32_passes_the_sound_construction():
+    assert read_plain(plain_model(16), 16, 0.5, 32, 64).holds
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_a_crossing_off_by_one_has_no_margin(shift):
+    t = np.arange(1, 40)
+    assert crossing(16 / t - 0.5, 16, 0.5) > 0.05
+    assert crossing((16 + 1.5 * shift) / t - 0.5, 16, 0.5) < 0
+
+
+def test_a_margin_must_be_far_above_the_error():
+    fields = {"name": "x", "statement": "s", "citation": "c", "parameters": {}, "tested": "", "expected": Verdict.HOLDS}
+    assert Claim(**fields, margin=1.0, error=0.01).ok
+    for margin, error in ((1.0, 0.2), (-1.0, 0.0), (0.0, 0.0), (float("nan"), 0.0), (1.0, float("inf"))):
+        claim = Claim(**fields, margin=margin, error=error)
+        assert claim.verdict is Verdict.BROKEN
+        assert json.loads(json.dumps(claim.as_dict(), allow_nan=False))["ok"] is False
+    assert Reading(1, 0.2) & Reading(0.5, 0.1) == Reading(0.5, 0.2)
+
+
+@pytest.mark.parametrize(("N", "M", "first"), [(2, 4, 33), (2, 8, 544), (3, 5, 193)])
+def test_first_failures_of_the_step_mlp(N, M, first):
+    o = woven_head_output(M, N, first + 20, Settings())
+    assert np.flatnonzero(o[M:] <= 0.5)[0] + M + 1 == first > first_failure(M, N)
+
+
+def test_printed_split_leaves_a_last_chunk_below_L():
+    assert printed_split(812, 4096, 100, 512, 200) == ([200, 200, 200], 112)
+    assert printed_split(10000, 4096, 100, 512, 200) == ([3129, 3129, 3129], 513)
+    with pytest.raises(ZeroDivisionError):
+        printed_split(611, 4096, 100, 512, 200)
+
+
+def test_table_measures_what_the_closed_form_says(tmp_path):
+    table = list(measure(Settings(N=2, M=8, E=2, quick=True)))
+    assert [(row.E, row.ideal, row.measured) for row in table] == [(None, 43, 544), (2, 16, 16)]
+    write_csv(table, tmp_path / "table.csv")
+    assert (tmp_path / "table.csv").read_text().splitlines()[0] == "N,M,E,reach,ideal,measured,tried"
+    assert measured_failure(24, 2, None, QUICK) == (None, 1600)
+
+
+def test_claims_are_selected_by_name_or_group():
+    assert list(selected("3.3")) == ["3.3", "3.3-closed-form", "3.3-recovery", "3.3-eq48", "3.3-printed"]
+    assert list(selected("corollary-order")) == ["corollary-order"]
+    assert selected(None) == CLAIMS
+    with pytest.raises(ValueError, match=r"unknown claim '3.9'; known: 3.1, 3.1-head-size"):
+        selected("3.9")

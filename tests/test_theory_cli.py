@@ -1,0 +1,145 @@
+"""The command: exit codes, one-line errors, JSON, the report, the plots' data."""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from theory.claims import CLAIMS, Settings
+from theory.cli import add_arguments, run
+from theory.curves import Example, curves, head_output_by_dimension, recovery_errors
+from theory.figures import dimension_figure, excess_figure
+from theory.labels import IDEAL, PE, STAIR, WEAVE
+from theory.plots import crossing_plot, recovery_plot
+
+
+def command(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return run(parser.parse_args(words))
+
+
+def test_lines_and_exit_code(capsys):
+    assert command("--claim", "3.3-eq48") == 0
+    line, total = capsys.readouterr().out.splitlines()
+    assert line.startswith(
+        "[fails as printed] 3.3-eq48: For t - i < N the score is tau - (t - i) | Theorem 3.3, eq. 48"
+    )
+    assert "counterexample: t = 6, i = 3: score -1 + tau, printed -3 + tau" in line
+    assert total == "1 of 1 claims came out as they must."
+
+
+def test_options_and_figures_need_no_torch():
+    script = "import sys, theory.cli, theory.figures, theory.plots; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_json(capsys):
+    assert command("--claim", "3.1", "--M", "20", "--json") == 0
+    claims = json.loads(capsys.readouterr().out)
+    assert [claim["name"] for claim in claims] == ["3.1", "3.1-head-size", "3.1-reading"]
+    assert claims[0]["parameters"]["M"] == 20
+    assert claims[0]["margin"] == pytest.approx(1 / 21)
+
+
+def test_a_broken_claim_is_exit_code_1(capsys, monkeypatch):
+    monkeypatch.setitem(CLAIMS, "3.1", lambda settings: CLAIMS["alibi-constant"](settings).__class__(
+        "3.1", "s", "c", {}, "t", "holds", margin=-1.0))  # fmt: skip
+    assert command("--claim", "3.1") == 1
+    assert "BROKEN: 3.1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--M 8 --N 8", "N=8 is not below M=8; take N <= 7"),
+        ("--H inf", "H=inf is not finite; take a finite threshold"),
+        ("--H 1e300", "H=1e+300 leaves float64 no digits to tell o from H"),
+        ("--M 709", "M=709 exceeds the 708 positions that the steps MLP recovers in float64; take M <= 708 or"),
+        ("--M 87 --dtype float32", "M=87 exceeds the 86 positions that the steps MLP recovers in float32"),
+        ("--M 5000 --recovery log", "M=5000 exceeds the 4096 positions that the log MLP recovers"),
+        ("--M 8 --N 7 --E 2 --claim corollary", "N=7 leaves Stair PE no room below M=8; take N <= 6"),
+        ("--E 1", "E=1 is below 2: a stair of width 1 is the plain encoding"),
+        ("--claim 9", "unknown claim '9'; known: 3.1,"),
+        ("--html /no/such/place/report", "there is no directory /no/such/place; make it first"),
+        ("table --N 12 --M 64 --quick", "every T* exceeds the 1600 tokens that are run; take a smaller N or M"),
+    ],
+)
+def test_misuse_is_one_line_and_exit_code_2(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert command(*words.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.fullmatch(r"error: [^\n]+\n", captured.err)
+    assert message in captured.err
+
+
+def test_the_module_reports_unknown_options_in_one_line():
+    done = subprocess.run([sys.executable, "-m", "theory", "--M", "many"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "error: argument --M: invalid int value: 'many'\n")
+
+
+def test_report_opens_offline(tmp_path, capsys):
+    assert command("--claim", "3.3-eq48", "--M", "8", "--N", "2", "--html", str(tmp_path / "report")) == 0
+    html = (tmp_path / "report.html").read_text()
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)=", html)
+    assert html.count("plotly-graph-div") >= 4
+    assert "M = 8, N = 2, E = 2" in html
+    assert "fails as printed" in html
+
+
+def test_table_is_written(tmp_path, capsys):
+    assert command("table", "--N", "1", "--M", "4", "--E", "2", "--quick", "--out", str(tmp_path / "new")) == 0
+    assert {file.name for file in (tmp_path / "new").iterdir()} == {"theory_table.csv", "theory_table.png"}
+    assert capsys.readouterr().out.splitlines()[0].endswith("theory_table.csv")
+
+
+@pytest.fixture(scope="module")
+def data():
+    return curves(Example(M=8, N=2, E=2, settings=Settings(quick=True)))
+
+
+def test_curves_cross_where_the_closed_forms_say(data):
+    t = data.t.values
+
+    def first_failing(name: str) -> int:
+        excess = data.excess.sel(construction=name).values
+        return int(t[(t > 8) & (excess <= 0)][0])
+
+    assert {name: first_failing(name) for name in (PE, IDEAL, STAIR)} == {PE: 9, IDEAL: 43, STAIR: 16}
+    assert (data.excess.sel(construction=WEAVE) >= data.excess.sel(construction=IDEAL) - 1e-12).all()
+    assert (data.T_weave, data.T_stair) == pytest.approx((42.8978, 14.8731), abs=1e-4)
+
+
+def test_figures_show_the_data(data):
+    figure = excess_figure(data)
+    drawn = {trace.name: trace for trace in figure.data}
+    np.testing.assert_array_equal(drawn[STAIR].y, data.excess.sel(construction=STAIR))
+    assert [shape.x0 for shape in figure.layout.shapes if shape.x0 == shape.x1] == [8, data.T_stair, data.T_weave]
+    (panel,) = crossing_plot(data).axes
+    assert panel.get_ylabel() == "$o_t - H$"
+
+
+def test_only_the_third_dimension_turns_at_M():
+    output = head_output_by_dimension(Example(M=32))
+    excess = output - output.sel(t=32)
+    turns = (excess.sel(t=slice(8, 31)) > 0).all("t") & (excess.sel(t=slice(33, None)) < 0).all("t")
+    assert output.dimension[turns].values.tolist() == [3]
+    assert float(output.sel(dimension=3, t=32)) == pytest.approx(0.5)
+    assert dimension_figure(output).data[0].z.shape == (12, 128)
+
+
+def test_recovery_errors_show_where_each_mlp_ends():
+    table = recovery_errors("float32", np.array([8, 60, 100]))
+    exact = {str(mlp): (table.sel(mlp=mlp) <= 0.01).values.tolist() for mlp in table.mlp.values}
+    assert exact == {
+        "naive": [True, False, False],
+        "interpolating": [True, True, False],
+        "steps": [True, True, False],
+        "log": [True, True, True],
+    }
+    assert len(recovery_plot([table]).axes) == 1

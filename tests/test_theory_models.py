@@ -1,0 +1,213 @@
+"""The constructions: real matrices against a loop over pairs, the theorems for random free weights, the hooks."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from theory import Construction, nope_model, plain_model, stair_model, woven_model
+from theory.bounds import denominator
+from theory.claims.base import crossing
+from theory.parts import FREE, POSITION, Shape, printed_crossing_head
+from theory.recovery import longest, worst_error
+
+
+def slow_head_output(model: Construction, tokens: list[int], weave, layer: int) -> list[float]:
+    """The third coordinate of head 0's output, computed pair by pair in Python floats; layers run recursively."""
+    streams = [model.W_E[:, token].tolist() for token in tokens]
+
+    def times(matrix, vector):
+        return [sum(a * b for a, b in zip(row, vector, strict=True)) for row in matrix]
+
+    for number in range(layer + 1):
+        block, outputs = f"blocks.{number}.", []
+        heads = [model.get_buffer(f"{block}attn.{name}").tolist() for name in ("W_Q", "W_K", "W_V", "W_O")]
+        for t in range(len(tokens)):
+            total, first = [0.0] * len(streams[0]), 0.0
+            for place, (W_Q, W_K, W_V, W_O) in enumerate(zip(*heads, strict=True)):
+                query = times(W_Q, streams[t])
+                scores = [
+                    sum(a * b for a, b in zip(query, times(W_K, streams[i]), strict=True)) - weave(t - i)
+                    for i in range(t + 1)
+                ]
+                weights = [math.exp(score - max(scores)) for score in scores]
+                values = [times(W_V, streams[i]) for i in range(t + 1)]
+                mean = [
+                    sum(w * v[row] for w, v in zip(weights, values, strict=True)) / sum(weights)
+                    for row in range(len(W_V))
+                ]
+                out = times(W_O, mean)
+                first = out[POSITION] if place == 0 else first
+                total = [a + b for a, b in zip(total, out, strict=True)]
+            outputs.append((first, [a + b for a, b in zip(streams[t], total, strict=True)]))
+        streams = [stream for _, stream in outputs]
+        if number < layer:
+            W_1, W_2 = (model.get_buffer(f"{block}mlp.{name}").tolist() for name in ("W_1", "W_2"))
+            hidden = [[max(0.0, value) for value in times(zip(*W_1, strict=True), stream)] for stream in streams]
+            streams = [
+                [a + b for a, b in zip(stream, times(W_2, units), strict=True)]
+                for stream, units in zip(streams, hidden, strict=True)
+            ]
+    return [first for first, _ in outputs]
+
+
+WEAVES = {
+    "nope": (lambda: nope_model(5, 0.3, seed=4), lambda r: 0, 0),
+    "plain": (lambda: plain_model(5, 0.3, seed=4, recovers=12), lambda r: r, 1),
+    "woven": (lambda: woven_model(5, 2, 0.3, seed=4, recovers=12), lambda r: min(r, 2), 1),
+    "stair": (
+        lambda: stair_model(5, 2, 2, 0.3, seed=4, recovers=12),
+        lambda r: r if r < 2 else 2 + math.ceil((r - 2) / 2),
+        1,
+    ),
+    "printed": (lambda: plain_model(5, 0.3, seed=4, recovers=12, printed=True), lambda r: r, 1),
+}
+
+
+@pytest.mark.parametrize("name", list(WEAVES))
+def test_models_do_what_a_loop_over_pairs_does(name):
+    build, weave, layer = WEAVES[name]
+    model = build()
+    tokens = model.tokens(9, seed=1)
+    expected = slow_head_output(model, tokens[0].tolist(), weave, layer)
+    np.testing.assert_allclose(model.head_output(9, seed=1), expected, atol=1e-12)
+
+
+seeds = st.integers(0, 2**32 - 1)
+thresholds = st.floats(-3, 3)
+
+
+@settings(max_examples=25)
+@given(seeds, st.integers(2, 40), thresholds, st.sampled_from([1, 2, 5]), st.integers(1, 3))
+def test_nope_fails_beyond_M_whatever_the_free_weights(seed, M, H, head, heads):
+    o = nope_model(M, H, seed=seed, shape=Shape(head=head, heads=heads)).head_output(2 * M + 2, seed)
+    t = np.arange(1, 2 * M + 3)
+    np.testing.assert_allclose(o, M / t - 1 + H, atol=1e-12)
+    assert (o[t < M] > H).all()
+    assert (o[t > M] < H).all()
+
+
+@settings(max_examples=25)
+@given(seeds, st.integers(3, 40), thresholds, st.sampled_from([2, 3, 6]), st.floats(0.1, 2))
+def test_plain_fails_beyond_M_whatever_the_free_weights(seed, M, H, head, slope):
+    o = plain_model(M, H, seed=seed, shape=Shape(head=head, model=10), slope=slope).head_output(2 * M, seed)
+    t = np.arange(1, 2 * M + 1)
+    np.testing.assert_allclose(o[:M], (M / t - 1 + H)[:M], atol=1e-10)
+    assert (o[t < M] > H).all()
+    assert (o[t > M] < H).all()
+
+
+@pytest.mark.parametrize("slope", [0.1, 0.3, 1.7])
+def test_slopes_keep_float64s_precision(slope):
+    t = np.arange(1, 17)
+    np.testing.assert_allclose(plain_model(16, slope=slope).head_output(16), 16 / t - 0.5, atol=1e-13)
+
+
+@settings(max_examples=25)
+@given(seeds, st.integers(1, 6), thresholds)
+def test_woven_matrices_have_the_closed_forms_denominator(seed, N, H):
+    model = woven_model(N + 2, N, H, recovers=N + 1, seed=seed)
+    length = 5 * N + 30
+    np.testing.assert_allclose(1 / model.bos_attention(length, seed), denominator(np.arange(1, length + 1), N), 1e-12)
+
+
+def test_free_heads_may_read_anything():
+    model, same = woven_model(8, 2), woven_model(8, 2)
+    for name in ("W_Q", "W_K", "W_V"):
+        same.get_buffer(f"blocks.1.attn.{name}")[1:] += torch.randn(1, 4, 8, generator=torch.manual_seed(0))
+    np.testing.assert_array_equal(model.head_output(60), same.head_output(60))
+
+
+def test_weights_of_theorem_32_are_unchanged_in_33_and_the_corollary():
+    plain, others = plain_model(16, seed=3), (woven_model(16, 4, seed=3), stair_model(16, 4, 2, seed=3))
+    for other in others:
+        for name, matrix in plain.named_buffers():
+            assert torch.equal(matrix, other.get_buffer(name)), name
+
+
+def test_hooks_are_named_as_in_transformerlens_and_o_is_the_sum_of_the_heads():
+    model = plain_model(8, shape=Shape(model=8, head=4, heads=2))
+    tokens = model.tokens(12)
+    _, cache = model.run_with_cache(tokens)
+    shapes = {
+        "hook_embed": (1, 12, 8),
+        "blocks.0.attn.hook_q": (1, 12, 2, 4),
+        "blocks.1.attn.hook_pattern": (1, 2, 12, 12),
+        "blocks.1.attn.hook_result": (1, 12, 2, 8),
+        "blocks.0.mlp.hook_post": (1, 12, 128),
+        "blocks.0.hook_out": (1, 12, 8),
+        "blocks.1.attn.hook_out": (1, 12, 8),
+    }
+    assert {name: tuple(cache[name].shape) for name in shapes} == shapes
+    assert model.output_hook == "blocks.1.attn.hook_out"
+    result = cache["blocks.1.attn.hook_result"]
+    assert torch.equal(cache[model.output_hook], result.sum(2))
+    assert result[0, :, 1, :FREE].abs().max() == 0
+    assert np.array_equal(model.head_output(12), result[0, :, 0, POSITION].numpy())
+    changed = model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.hook_out", lambda value, hook: value * 0)])
+    assert not torch.equal(changed, cache["blocks.1.hook_out"])
+
+
+def test_the_residual_sum_is_above_H_always():
+    model = plain_model(8)
+    _, cache = model.run_with_cache(model.tokens(60))
+    assert (cache["blocks.1.hook_out"][0, :, POSITION] > 0.5).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "positions"),
+    [
+        ("naive", "float32", 13),
+        ("naive", "float64", 33),
+        ("interpolating", "float32", 90),
+        ("interpolating", "float64", 710),
+        ("steps", "float32", 86),
+        ("steps", "float64", 708),
+    ],
+)
+def test_recovered_ranges_are_measured(kind, dtype, positions):
+    assert longest(kind, dtype) == positions
+    assert worst_error(kind, dtype, positions) <= 0.01 < worst_error(kind, dtype, positions + 1)
+    options = {"recovers": positions, "recovery": kind, "dtype": getattr(torch, dtype)}
+    recovered = plain_model(8, **options).recovered_position(positions)
+    assert np.abs(recovered - np.arange(1, positions + 1)).max() <= 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_log_steps_go_on_where_matrices_overflow(dtype):
+    model = plain_model(900, recovers=1000, recovery="log", dtype=dtype, shape=Shape(heads=1))
+    assert np.abs(model.recovered_position(1000) - np.arange(1, 1001)).max() < 1e-3
+    assert crossing(model.head_output(1000), 900, 0.5) > 1e-3  # one position is 1.1e-3; t = 900 itself is undecided
+
+
+def test_logarithm_of_layer_1_is_the_logarithm():
+    plain, logarithm = woven_model(8, 3), woven_model(8, 3, recovery="log")
+    name = "blocks.0.attn.hook_out"
+    x, log_x = (model.captured(50, name)[name][:, POSITION] for model in (plain, logarithm))
+    torch.testing.assert_close(x.log(), log_x)
+    np.testing.assert_allclose(plain.head_output(200), logarithm.head_output(200), atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: nope_model(1), "M=1 is below 2"),
+        (lambda: nope_model(8, math.nan), "H=nan is not finite"),
+        (lambda: plain_model(8, slope=0.0), "slope=0.0 is not a positive finite number"),
+        (lambda: plain_model(8, recovers=6), "recovers=6 positions are too few for M=8; take recovers >= 7"),
+        (lambda: plain_model(800), r"800 positions exceed what the steps MLP recovers in float64 \(708\)"),
+        (lambda: plain_model(87, dtype=torch.float32), r"87 positions exceed .* in float32 \(86\); take M <= 86"),
+        (lambda: plain_model(8, recovery="cubic"), "unknown position MLP 'cubic'; known: naive, interpolating, steps"),
+        (lambda: plain_model(8, shape=Shape(head=1)), "head=1 is below 2"),
+        (lambda: printed_crossing_head(Shape(head=2), np.random.default_rng(0), 8, 0.5), "head=2 is below 3"),
+        (lambda: Shape(model=2), "model=2 is below 3"),
+        (lambda: woven_model(8, 8), "N=8 is not below M=8"),
+        (lambda: stair_model(8, 2, 1), "E=1 is below 2"),
+    ],
+)
+def test_impossible_constructions_are_refused(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()

@@ -1,0 +1,42 @@
+"""The paper's constructed transformers as real weights, and what really holds of theorems 3.1-3.3 and the corollary.
+
+`theory.bounds` (closed forms) needs no torch; the rest is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from theory.bounds import denominator, extended_length, first_failure
+
+if TYPE_CHECKING:
+    from theory.model import Construction
+    from theory.nope import nope_model
+    from theory.weave import plain_model, stair_model, woven_model
+
+_LAZY = {
+    "Construction": "theory.model",
+    "nope_model": "theory.nope",
+    "plain_model": "theory.weave",
+    "stair_model": "theory.weave",
+    "woven_model": "theory.weave",
+}
+
+__all__ = [
+    "Construction",
+    "denominator",
+    "extended_length",
+    "first_failure",
+    "nope_model",
+    "plain_model",
+    "stair_model",
+    "woven_model",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads what needs torch when it is asked for."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'theory' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

@@ -1,0 +1,185 @@
+"""Closed forms of the theorems: how far a woven construction reaches. Numbers and numpy arrays, no torch.
+
+Positions t count from 1, with <bos> at t = 1. M is the window, N the weave's window, E the stair's width (None: the
+weave of theorem 3.3), H the threshold, all of the paper; `slope` is the additive encoding's m in q.k - m * W(t - i)
+(the paper's is 1). The head output of every theorem is o_t = M / D(t) - 1 + H, so o_t > H exactly where D(t) < M.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from mesa.weave import rerope, stair
+
+
+def check_window(M: int, N: int, E: int | None = None) -> None:
+    """Raises ValueError, naming the value and the remedy, where the theorems' conditions do not hold.
+
+    Theorem 3.3 holds for 1 <= N <= M - 1 and M >= 3; the corollary for N <= M - 2 and E >= 2 (E = 1 is the plain
+    encoding). The paper asks for N << M only.
+    """
+    if M < 3:
+        raise ValueError(f"M={M} is below 3: the weave has nothing to extend; take M >= 3")
+    if N < 1:
+        raise ValueError(f"N={N} is below 1; take 1 <= N <= {M - 1}")
+    if N >= M:
+        raise ValueError(f"N={N} is not below M={M}; take N <= {M - 1}")
+    if E is not None and E < 2:
+        raise ValueError(f"E={E} is below 2: a stair of width 1 is the plain encoding; take E >= 2")
+    if E is not None and N > M - 2:
+        raise ValueError(f"N={N} leaves Stair PE no room below M={M}; take N <= {M - 2}")
+
+
+def partial_sum(terms: Any, slope: float = 1.0) -> Any:
+    """S(n) = sum of e^(-slope * j) over j < n: the normaliser of a plain encoding's attention (paper eq. 16)."""
+    return np.expm1(-slope * np.asarray(terms)) / math.expm1(-slope)
+
+
+def bos_denominator(positions: Any, slope: float = 1.0) -> Any:
+    """A_t = sum of e^(slope * j) over j < t: layer 1 of theorem 3.2 gives <bos> the attention x_t = 1 / A_t."""
+    return np.expm1(slope * np.asarray(positions)) / math.expm1(slope)
+
+
+def woven_bos_denominator(positions: Any, N: int, slope: float = 1.0) -> Any:
+    """1 / x_t under theorem 3.3's weave: A_t for t <= N + 1, then A_(N+1) + (t - N - 1): one a token, for ever."""
+    positions = np.asarray(positions)
+    return bos_denominator(np.minimum(positions, N + 1), slope) + np.maximum(positions - N - 1, 0)
+
+
+def last_recovered(N: int, slope: float = 1.0) -> int:
+    """The last t whose woven position comes out as exactly N + 1: 10, 24, 60 for N = 2, 3, 4.
+
+    The MLP's step from N + 1 to N + 2 begins at c = sqrt(x_(N+1) x_(N+2)), so 1 / x_t must not exceed
+    sqrt(A_(N+1) A_(N+2)). The paper (theorem 3.3) lets it be N + 1 for ever; later it grows like ln t.
+    """
+    nearest, following = float(bos_denominator(N + 1, slope)), float(bos_denominator(N + 2, slope))
+    return math.floor(N + 1 + math.sqrt(nearest) * math.sqrt(following) - nearest)
+
+
+def stair_is_recovered(N: int, E: int) -> bool:
+    """Whether the recovered position is W(t - 1) + 1 at every t under Stair PE: E - 1 <= (sqrt(e) - 1) e^(N + 1).
+
+    Each stair beyond N holds E keys instead of one, which adds (E - 1) e^-(N+1) of A to the denominator A of position
+    W(t - 1) + 1; the MLP's next step begins where that reaches sqrt(e) - 1.
+    """
+    return (math.sqrt(math.e) - 1) * math.exp(N + 1) >= E - 1
+
+
+def ideal_position(positions: Any, N: int, E: int | None = None) -> Any:
+    """The position that layer 1 recovers at t where it rounds ideally: W(t - 1) + 1.
+
+    The paper prints W(t) for the stair (I_t in the corollary's proof), which is off by one.
+    """
+    distance = np.asarray(positions) - 1
+    return (rerope(distance, N) if E is None else stair(distance, N, E)) + 1
+
+
+def denominator(positions: Any, N: int, E: int | None = None, slope: float = 1.0) -> Any:
+    """D(t) = 1 / (attention on <bos> in layer 2) where positions are recovered ideally; float64, as `positions`.
+
+    Each key i adds e^(slope * (W(t-1) - W(i-1) - W(t-i))). For the weave (E None) the keys fall in three groups:
+    D = t for t <= N; S(t-N) + (2N+1-t) e^-(t-N-1) + S(t-N-1) for N < t <= 2N; 2 S(N) + (t-2N) e^-N beyond.
+    For the stair: a sum over keys up to t = 2N, and `_stair_line` beyond. Raises ValueError for t < 1.
+    """
+    t = np.asarray(positions)
+    if np.any(t < 1):
+        raise ValueError(f"position {t.min()} is below 1: positions count from <bos> at 1")
+    if E is not None:
+        terms = [_stair_denominator(int(position), N, E, slope) for position in t.ravel()]
+        return np.array(terms).reshape(t.shape)
+    middle = np.clip(t, N + 1, 2 * N)
+    between = partial_sum(middle - N, slope) + partial_sum(middle - N - 1, slope)
+    between = between + (2 * N + 1 - middle) * np.exp(-slope * (middle - N - 1))
+    beyond = 2 * partial_sum(N, slope) + (t - 2 * N) * np.exp(-slope * N)
+    return np.where(t <= N, t, np.where(t <= 2 * N, between, beyond)).astype(float)
+
+
+def head_output(positions: Any, M: int, H: float, N: int, E: int | None = None, slope: float = 1.0) -> Any:
+    """o_t = M / D(t) - 1 + H, the third coordinate of layer 2's head output (paper eq. 53)."""
+    return M / denominator(positions, N, E, slope) - 1 + H
+
+
+def _stair_denominator(position: int, N: int, E: int, slope: float) -> float:
+    """D(t) of Stair PE at one position."""
+    phase = (2 * N + 1 - position) % E
+    if position > 2 * N:
+        constant, rise = _stair_line(N, E, phase, slope)
+        return constant + rise * position
+    distance = np.arange(position)
+    woven = stair(distance, N, E)
+    return float(np.exp(slope * (woven[-1] - woven - woven[::-1])).sum())
+
+
+def _stair_line(N: int, E: int, phase: int, slope: float) -> tuple[float, float]:
+    """(constant, rise): D(t) = constant + rise * t at the t > 2N whose phase (2N + 1 - t) mod E is `phase`.
+
+    Write m = t - 1 - 2N, g = phase, N = kE + s with 0 <= s < E. The N nearest and the N first keys add
+    e^(-u + floor((u + (g - s) mod E) / E)) for u < N, each. The m + 1 keys between add e^(k - N + c) where the
+    distances' residues do not carry, and e^(k - N + c - 1) where they do, with c = 1 if g < s else 0. With m = qE - g,
+    1 + q(g + 1) - g of them do not carry and q(E - 1 - g) do.
+    """
+    steps, rest = divmod(N, E)
+    u = np.arange(N)
+    ends = 2 * float(np.exp(slope * (-u + (u + (phase - rest) % E) // E)).sum())
+    high = math.exp(slope * (steps - N + (phase < rest)))
+    low = high * math.exp(-slope)
+    rise = (high * (phase + 1) + low * (E - 1 - phase)) / E  # q = (t - 1 - 2N + g) / E
+    constant = ends + high * (1 - phase) + rise * (phase - 1 - 2 * N)
+    return constant, rise
+
+
+def _line_reach(M: int, N: int, E: int, phase: int, slope: float) -> float:
+    """Where the line of one phase reaches M, but not before its first t > M, 2N: there is none of it before."""
+    constant, rise = _stair_line(N, E, phase, slope)
+    first = max(M, 2 * N) + 1
+    return max((M - constant) / rise, float(first + (2 * N + 1 - first - phase) % E))
+
+
+def extended_length(M: int, N: int, E: int | None = None, slope: float = 1.0) -> float:
+    """T*: the window M, extended by weaving; o_t > H for M < t < T* (theorem 3.3, corollary), in tokens, real.
+
+    Theorem 3.3 (E None). D(t) = 2 S(N) + (t - 2N) e^-N grows by e^-N a token, so it reaches M at
+    T* = 2N + e^N (M - 2 S(N)), and o_t < H for every t > T*: the weave extends the window by a factor of about e^N,
+    not for ever as the paper has it. Positions are taken as recovered ideally; the real MLP recovers larger ones
+    later, which lowers D, so it reaches at least as far.
+
+    Corollary. D is one line for each phase of t within a stair; T* is where the first of them reaches M. Where E
+    divides N that is T* = 2N + e^(N (1 - 1/E)) (M - 2 S_E), 2 S_E = 6.33, 5.48, 5.20, 5.16 for E = 2, 3, 5, 50 and
+    large N. The first failing position lies in T* <= t < T* + E (so T* says little for E > T*, but `first_failure`
+    is exact); D oscillates, so some later positions succeed again.
+
+    Slopes far below 1 may fail before t = 2N, where D is no line yet: then T* is the first failing t. Infinite where
+    e^N is beyond float64.
+    Raises ValueError for what `check_window` refuses.
+
+    >>> round(extended_length(M=4, N=2), 2)
+    13.34
+    """
+    check_window(M, N, E)
+    early = np.arange(M + 1, 2 * N + 1)
+    failing = early[denominator(early, N, E, slope) >= M]
+    if failing.size:
+        return float(failing[0])
+    try:
+        if E is None:
+            return float(2 * N + math.exp(slope * N) * (M - 2 * partial_sum(N, slope)))
+        return min(_line_reach(M, N, E, phase, slope) for phase in range(E))
+    except (OverflowError, ZeroDivisionError):
+        return math.inf
+
+
+def first_failure(M: int, N: int, E: int | None = None, slope: float = 1.0) -> int:
+    """The first t > M where o_t > H fails under ideal recovery: exact, from the closed forms.
+
+    Raises ValueError for what `check_window` refuses, and where the answer is beyond 2^53.
+    """
+    reach = extended_length(M, N, E, slope)
+    if reach >= 2**53:
+        raise ValueError(f"T*={reach:.3g} is beyond exact integers; take a smaller N than {N}")
+    t = max(M + 1, math.ceil(reach))
+    while denominator(t, N, E, slope) < M:
+        t += 1
+    return t

@@ -1,0 +1,31 @@
+"""Every claim of the paper that we check, and some of our own; see theory.claims.base.Claim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from theory.claims import beyond, corollary, paper, theorem1, theorem2, theorem3
+from theory.claims.base import Claim, Settings, Verdict
+
+CLAIMS: dict[str, Callable[[Settings], Claim]] = {
+    **theorem1.CLAIMS,
+    **theorem2.CLAIMS,
+    **theorem3.CLAIMS,
+    **corollary.CLAIMS,
+    **beyond.CLAIMS,
+    **paper.CLAIMS,
+}
+"""Every check by the name of its claim."""
+
+
+def selected(name: str | None) -> dict[str, Callable[[Settings], Claim]]:
+    """The claims called `name` or `name-...`; all for None. ValueError for an unknown name, naming the known ones."""
+    if name is None:
+        return CLAIMS
+    found = {known: check for known, check in CLAIMS.items() if known == name or known.startswith(f"{name}-")}
+    if not found:
+        raise ValueError(f"unknown claim {name!r}; known: {', '.join(CLAIMS)}")
+    return found
+
+
+__all__ = ["CLAIMS", "Claim", "Settings", "Verdict", "selected"]

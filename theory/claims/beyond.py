@@ -1,0 +1,129 @@
+"""Beyond the paper: other slopes, LLaMA2's window, and mutated constructions that the verification must notice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from theory.bounds import denominator, extended_length
+from theory.claims.base import NOTHING, Claim, Reading, Settings, Verdict, crossing, deviation, grid
+from theory.claims.theorem2 import read_plain
+from theory.claims.theorem3 import ONE_HEAD, ideal_denominator
+from theory.model import Construction
+from theory.parts import BOS, POSITION
+from theory.weave import plain_model, woven_model
+
+
+def other_slopes(settings: Settings) -> Claim:
+    """Theorems 3.2 and 3.3 with scores q.k - m W(t - i): all exponents take the factor m."""
+    slopes, M, N, reading, reached = (2.0, 0.7, 0.5, 0.25, 0.0625), 16, 4, NOTHING, []
+    for slope in slopes:
+        options = settings.options(slope=slope, shape=ONE_HEAD)
+        if settings.dtype == "float32":
+            options["recovers"] = 40  # at slope 2, what float32's exponents allow
+        o = plain_model(M, settings.H, **options).head_output(M * 2)
+        t = np.arange(1, M * 2 + 1)
+        reading &= Reading(crossing(o, M, settings.H), deviation(o, M / t - 1 + settings.H))
+        reach = extended_length(M, N, slope=slope)
+        length = int(min(1.5 * reach + 2 * M, settings.longest_run))
+        t = np.arange(1, length + 1)
+        ideal = ideal_denominator(N, length, settings, slope)
+        reading &= Reading(math.inf, deviation(ideal, denominator(t, N, slope=slope)))
+        o = woven_model(M, N, settings.H, **options).head_output(length)
+        inside = (t > M) & (t < reach)
+        if inside.any():
+            reading &= Reading(float((o - settings.H)[inside].min()))
+        reached.append(f"{slope:g}: {reach:.1f}")
+    return Claim(
+        name="slopes",
+        statement="The same for additive encodings with slope m: x_t, D(t), T* = 2N + e^(mN) (M - 2 S_m(N))",
+        citation="ours (ALiBi's slopes; theorems 3.2 and 3.3 take 1)",
+        parameters={"m": grid(slopes), "(M, N)": (M, N)},
+        tested=f"t = 1 .. 2M plain; to 1.5 T* woven; T* = {', '.join(reached)}",
+        expected=Verdict.HOLDS,
+        margin=reading.margin,
+        error=reading.error,
+    )
+
+
+def llama2_window(settings: Settings) -> Claim:
+    """M = 4096: the last t above H is 4095, the first below is 4097."""
+    M, length = 4096, 4200
+    options = Settings(seed=settings.seed).options(recovers=length, recovery="log", shape=ONE_HEAD)
+    o = plain_model(M, settings.H, **options).head_output(length)
+    t = np.arange(1, length + 1)
+    above, below = t[o > settings.H], t[o < settings.H]
+    return Claim(
+        name="M4096",
+        statement="Theorem 3.2 at LLaMA2's window: o crosses H between 4095 and 4097",
+        citation="ours (theorem 3.2)",
+        parameters={"M": M, "H": settings.H, "MLP": "log", "dtype": "float64"},
+        tested=f"t = 1 .. {length}; last above H: {above[-1]}, first below: {below[0]}",
+        expected=Verdict.HOLDS,
+        margin=crossing(o, M, settings.H),
+        error=deviation(o, M / t - 1 + settings.H),
+    )
+
+
+def _wrong_sign(model: Construction) -> None:
+    """Keys (1, +i): scores grow like t + i."""
+    model.get_buffer("blocks.1.attn.W_K")[0] *= -1
+
+
+def _missed_step(model: Construction) -> None:
+    """The step from 8 to 9, two hidden units, is missing: later positions are one too small."""
+    W_2 = model.get_buffer("blocks.0.mlp.W_2")
+    steps = (W_2.shape[1] - 2) // 2
+    W_2[POSITION, [8, 8 + steps]] = 0
+
+
+def _shifted_position(model: Construction) -> None:
+    """All positions are one too large; layer 2 takes differences only, so o does not show it."""
+    model.get_buffer("blocks.0.mlp.W_2")[POSITION, 0] += 1
+
+
+def _wrong_window(model: Construction) -> None:
+    """W_V holds M + 1."""
+    model.get_buffer("blocks.1.attn.W_V")[0, 0, BOS] += 1
+
+
+MUTATIONS: dict[str, Callable[[Construction], None]] = {
+    "wrong sign of W_K": _wrong_sign,
+    "one step of the MLP missing": _missed_step,
+    "positions shifted by one": _shifted_position,
+    "M + 1 in W_V": _wrong_window,
+}
+"""Mistakes, each made in place in the construction of theorem 3.2; the printed W_K is one of the builders' options."""
+
+
+def mutated(name: str, M: int, settings: Settings) -> Reading:
+    """What theorem 3.2's check reads off a mutated construction. `name` is in MUTATIONS or 'printed W_Q, W_K'."""
+    printed = name not in MUTATIONS
+    model = plain_model(M, settings.H, printed=printed, **settings.options())
+    if not printed:
+        MUTATIONS[name](model)
+    return read_plain(model, M, settings.H, 2 * M, max(M, 64))
+
+
+def mutations_are_noticed(settings: Settings) -> Claim:
+    """Each mutation must break theorem 3.2's check."""
+    M, names = 16, [*MUTATIONS, "printed W_Q, W_K"]
+    readings = {name: mutated(name, M, settings) for name in names}
+    sound = read_plain(plain_model(M, settings.H, **settings.options()), M, settings.H, 2 * M, 64)
+    missed = [name for name, reading in readings.items() if reading.holds]
+    far = min(max(-reading.margin, reading.error) for reading in readings.values())
+    return Claim(
+        name="mutations",
+        statement="The check of theorem 3.2 notices each mistake put into its construction",
+        citation="ours",
+        parameters={"M": M, "mutations": grid(names)},
+        tested="t = 1 .. 2M; missed: " + (", ".join(missed) or "none"),
+        expected=Verdict.HOLDS,
+        margin=-1.0 if missed or not sound.holds else far,
+        error=sound.error,
+    )
+
+
+CLAIMS = {"slopes": other_slopes, "M4096": llama2_window, "mutations": mutations_are_noticed}

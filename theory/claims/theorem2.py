@@ -1,0 +1,154 @@
+"""Theorem 3.2: a plain relative encoding fails beyond M."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import mpmath
+import numpy as np
+
+from theory.claims.base import NOTHING, Claim, Reading, Settings, Verdict, crossing, deviation, grid
+from theory.model import Construction
+from theory.parts import Shape
+from theory.recovery import KINDS, longest, sharpness
+from theory.weave import plain_model
+
+
+def read_plain(model: Construction, M: int, H: float, length: int, recovers: int) -> Reading:
+    """How well a construction does what theorem 3.2 says, and what its proof says: o_t and the recovered t.
+
+    Mutated constructions must fail here. An error in the position counts in full, since the nearest mistake is 1.
+    """
+    o, t = model.head_output(length), np.arange(1, length + 1)
+    exact = t <= recovers
+    error = deviation(o[exact], (M / t - 1 + H)[exact])
+    position = np.abs(model.recovered_position(length) - t)[exact].max()
+    return Reading(crossing(o, M, H), max(error, float(position) / M))
+
+
+def plain_fails_beyond_M(settings: Settings) -> Claim:
+    """o_t = M / t - 1 + H from recovered positions; beyond the recovered range o is lower still."""
+    windows, reading = settings.windows(16, 64, 512), NOTHING
+    for M in windows:
+        options = settings.chosen_mlp(M)
+        model = plain_model(M, settings.H, **options)
+        reading &= read_plain(model, M, settings.H, min(2 * M, settings.longest_run), options["recovers"])
+    return Claim(
+        name="3.2",
+        statement="With scores q.k - (t - i), o_t = M/t - 1 + H: above H for t < M, below it for t > M",
+        citation="Theorem 3.2",
+        parameters={"M": grid(windows), "H": settings.H, "MLP": settings.recovery, "dtype": settings.dtype},
+        tested="t = 1 .. 2M",
+        expected=Verdict.CORRECTED,
+        margin=reading.margin,
+        error=reading.error,
+        correction="layer 2 reads the position in two coordinates: query (t, 1), key (1, -i)",
+    )
+
+
+def range_of_positions(settings: Settings) -> Claim:
+    """K = M - 1 recovered positions are enough; with K = M - 2, D(M - 1) = M - 2 + e > M."""
+    M, H = 16, settings.H
+    enough = plain_model(M, H, recovers=M - 1, **settings.options()).head_output(4 * M)
+    short = plain_model(M - 1, H, recovers=M - 2, **settings.options())
+    denominator = 1 / short.bos_attention(4 * M)
+    failing = float(denominator[M - 2] - M) / M
+    reference = M - 2 + math.e
+    return Claim(
+        name="3.2-range",
+        statement="Recovering K >= M - 1 positions is enough for theorem 3.2, and K = M - 2 is not",
+        citation="Theorem 3.2, proof ('we can always let the MLP layer recover the value of t'); range ours",
+        parameters={"M": M, "H": H, "K": grid([M - 1, M - 2])},
+        tested=f"t = 1 .. {4 * M}",
+        expected=Verdict.HOLDS,
+        margin=min(crossing(enough, M, H), failing),
+        error=abs(float(denominator[M - 2]) - reference) / reference,
+    )
+
+
+def exact_recovery(settings: Settings) -> Claim:
+    """Interval arithmetic: every step of the MLP is exactly 0 or 1 at every x_t, so o_M = H exactly."""
+    K = 128 if settings.quick else 700
+    interval: Any = mpmath.iv
+    interval.dps = 30
+    slack, b = math.inf, sharpness()
+    for k in range(1, K):
+        shrink = interval.sqrt((interval.exp(k) - 1) / (interval.exp(k + 1) - 1))  # sqrt(x_(k+1) / x_k)
+        slack = min(slack, float((1 / shrink - 1).a), float((b * (1 - shrink) - 1).a))
+    return Claim(
+        name="3.2-exact",
+        statement="In exact arithmetic the step MLP recovers t itself, so at t = M o is H: nothing is claimed there",
+        citation="Theorem 3.2 (T = M is left out)",
+        parameters={"K": K, "b": b},
+        tested=f"all steps k < {K}, interval arithmetic (mpmath)",
+        expected=Verdict.HOLDS,
+        margin=slack,
+        unit="step",
+    )
+
+
+def printed_matrices(settings: Settings) -> Claim:
+    """Literally built, q.k = tau - t i: D(t) = sum of e^-(t-1)(i-1) stays near 1, so o never crosses H."""
+    M, H = settings.windows(64)[0] if settings.windows(64) else 16, settings.H
+    length = min(4 * M, settings.longest_run)
+    o = plain_model(M, H, printed=True, **settings.chosen_mlp(M)).head_output(length)
+    t = np.arange(2, min(M, length) + 1)[:, None]
+    denominator = np.exp(-(t - 1.0) * np.arange(M)).sum(1, where=np.arange(M) < t)
+    lowest = float((o - H).min())
+    return Claim(
+        name="3.2-printed",
+        statement="Layer 2's W_Q, W_K as printed give q.k = tau + (t - i)",
+        citation="Theorem 3.2, proof, layer 2",
+        parameters={"M": M, "H": H},
+        tested=f"t = 1 .. {length}",
+        expected=Verdict.PRINTED,
+        margin=lowest,
+        error=deviation(o[1:M], (M / denominator - 1 + H)),
+        correction="they give q.k = tau - t i; see 3.2",
+        counterexample=f"o never crosses H: min over t of o - H is {lowest:.3f}; at t = M + 1 it is {o[M] - H:.3f}",
+    )
+
+
+def recovery_ranges(settings: Settings) -> Claim:
+    """The measured table: how many positions each MLP recovers, in each dtype; and the log-domain steps far out."""
+    table: dict[str, dict[str, int]] = {}
+    error = 0.0
+    for kind in KINDS:
+        table[kind] = {dtype: longest(kind, dtype) for dtype in ("float32", "float64")}
+        for dtype, limit in table[kind].items():
+            error = max(error, measured_error(kind, dtype, limit))
+    far = 1024 if settings.quick else 4200
+    table["log"] = dict.fromkeys(("float32", "float64"), far)
+    error = max(error, *(measured_error("log", dtype, far) for dtype in table["log"]))
+    ranges = "; ".join(f"{kind} {row['float32']} / {row['float64']}" for kind, row in table.items())
+    return Claim(
+        name="recovery",
+        statement="The MLP can always recover t from x_t = e^-(t-1)/S(t)",
+        citation="Theorem 3.2, proof",
+        parameters={"MLP": grid(list(table)), "dtype": "{float32, float64}"},
+        tested=f"largest T with every t <= T recovered to 0.01, float32 / float64: {ranges} (log: as far as tried)",
+        expected=Verdict.CORRECTED,
+        margin=1.0,
+        error=error,
+        unit="position",
+        correction="within the dtype's exponent range, where the MLP is written so that nothing cancels",
+        details={"ranges": table},
+    )
+
+
+def measured_error(kind: str, dtype: str, positions: int) -> float:
+    """The worst position error of `kind` in the built transformer, in positions."""
+    settings = Settings(dtype=dtype)
+    options = settings.options(recovers=positions, recovery=kind, shape=Shape(heads=1))
+    recovered = plain_model(min(positions, 8), **options).recovered_position(positions)
+    return float(np.abs(recovered - np.arange(1, positions + 1)).max())
+
+
+CLAIMS = {
+    "recovery": recovery_ranges,
+    "3.2": plain_fails_beyond_M,
+    "3.2-range": range_of_positions,
+    "3.2-exact": exact_recovery,
+    "3.2-printed": printed_matrices,
+}

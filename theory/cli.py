@@ -1,0 +1,125 @@
+"""The verification's command line: `python -m theory`, and `mesa-lens verify` over the same two functions."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tqdm import tqdm
+
+from theory.recovery import KINDS
+
+if TYPE_CHECKING:
+    from theory.claims import Claim, Settings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the verification to `parser`."""
+    parser.add_argument(
+        "task",
+        nargs="?",
+        default="claims",
+        choices=["claims", "table", "plots"],
+        help="claims (default): check them; table: the (N, M, E) table as CSV and plot; plots: the figures as PNG",
+    )
+    parser.add_argument("--claim", metavar="NAME", help="check this claim only, with those named NAME-...")
+    parser.add_argument("--M", type=int, help="the window, in tokens (default: each claim's own grid)")
+    parser.add_argument("--N", type=int, help="the weave's window, in tokens")
+    parser.add_argument("--E", type=int, help="the stair's width, in tokens")
+    parser.add_argument("--H", type=float, default=0.5, help="the threshold (default: %(default)s)")
+    parser.add_argument("--dtype", choices=["float32", "float64"], default="float64", help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="of the free weights (default: %(default)s)")
+    recoveries = [*KINDS, "log"]
+    parser.add_argument("--recovery", choices=recoveries, default="steps", help="position MLP (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="shorter inputs: under 20 seconds")
+    parser.add_argument("--json", action="store_true", help="print the claims as JSON")
+    parser.add_argument("--html", type=Path, metavar="PATH", help="write the report there too (.html is added)")
+    parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="where table and plots are written")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Does what `args` say. Returns 0 if everything that must hold holds, 1 if not, 2 for misuse."""
+    from theory.claims import Settings  # loads torch
+
+    try:
+        settings = Settings(args.M, args.N, args.E, args.H, args.dtype, args.seed, args.recovery, args.quick)
+        if args.task == "claims":
+            return _verify(args, settings)
+        args.out.mkdir(parents=True, exist_ok=True)
+        return _write_table(args.out, settings) if args.task == "table" else _write_plots(args.out, settings)
+    except (ValueError, OSError) as problem:
+        sys.stderr.write(f"error: {problem}\n")
+        return 2
+
+
+def _verify(args: argparse.Namespace, settings: Settings) -> int:
+    """Checks the claims and prints them."""
+    from theory.claims import selected
+
+    checks = selected(args.claim)
+    path = args.html
+    if path is not None and path.suffix != ".html":
+        path = path.with_name(path.name + ".html")
+    if path is not None and not path.parent.is_dir():
+        raise ValueError(f"--html {path}: there is no directory {path.parent}; make it first")
+    claims = [check(settings) for check in _progress(checks.values(), "claims")]
+    _print_claims(claims, args.json)
+    if path is not None:
+        from theory.report import write_report
+
+        write_report(claims, settings, path)
+        sys.stderr.write(f"report: {path}\n")
+    return 0 if all(claim.ok for claim in claims) else 1
+
+
+def _print_claims(claims: list[Claim], as_json: bool) -> None:
+    if as_json:
+        text = json.dumps([claim.as_dict() for claim in claims], indent=2)
+    else:
+        from theory.report import summary
+
+        text = "\n".join([*(claim.line() for claim in claims), summary(claims)])
+    sys.stdout.write(text + "\n")
+
+
+def _write_table(folder: Path, settings: Settings) -> int:
+    """Writes theory_table.csv and theory_table.png."""
+    from theory.plots import save, table_plot
+    from theory.table import measure, rows, write_csv
+
+    cases = rows(settings)
+    if not cases:
+        raise ValueError(f"every T* exceeds the {settings.longest_run} tokens that are run; take a smaller N or M")
+    table = list(_progress(measure(settings), "cases", len(cases)))
+    write_csv(table, folder / "theory_table.csv")
+    save(table_plot(table), folder / "theory_table.png")
+    sys.stdout.write(f"{folder / 'theory_table.csv'}\n{folder / 'theory_table.png'}\n")
+    early = [row for row in table if row.measured is not None and row.measured < row.reach]
+    return 1 if early else 0
+
+
+def _write_plots(folder: Path, settings: Settings) -> int:
+    """Writes the figures of docs/theory.md, but for the table's."""
+    from theory.curves import Example, curves, recovery_errors
+    from theory.plots import crossing_plot, position_plot, recovery_plot, save
+
+    data = curves(Example.of(settings))
+    ranges = {"float32": np.arange(2, 121, 2), "float64": np.arange(4, 801, 12)}
+    figures = {
+        "crossing": crossing_plot(data),
+        "position": position_plot(data),
+        "recovery": recovery_plot([recovery_errors(dtype, positions) for dtype, positions in ranges.items()]),
+    }
+    for name, figure in figures.items():
+        save(figure, folder / f"theory_{name}.png")
+        sys.stdout.write(f"{folder / f'theory_{name}.png'}\n")
+    return 0
+
+
+def _progress(items: Any, unit: str, total: int | None = None) -> Any:
+    """The items, with a progress bar on stderr once they take more than two seconds."""
+    return tqdm(items, total=total, unit=f" {unit}", file=sys.stderr, delay=2, leave=False)

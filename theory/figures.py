@@ -1,0 +1,84 @@
+"""The report's interactive figures (plotly), from the labelled arrays of theory.curves."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import plotly.graph_objects as go
+import xarray as xr
+
+from theory.labels import IDEAL, NOPE, PE, STAIR, WEAVE
+
+LINES = {
+    NOPE: {"color": "#999999", "width": 6},
+    PE: {"color": "#d62728", "width": 2},
+    WEAVE: {"color": "#1f77b4", "width": 2},
+    IDEAL: {"color": "#1f77b4", "width": 2, "dash": "dash"},
+    STAIR: {"color": "#2ca02c", "width": 1.5},
+}
+
+
+def _over_t(data: xr.DataArray) -> go.Figure:
+    """One line a construction, over t; titles from the array's labels."""
+    figure = go.Figure()
+    for name in data.construction.values:
+        line = data.sel(construction=name)
+        if line.notnull().any():
+            figure.add_scatter(x=line.t.values, y=line.values, name=str(name), line=LINES[str(name)], mode="lines")
+    figure.update_xaxes(type="log", title="position t")
+    figure.update_yaxes(title=data.attrs["long_name"])
+    return figure.update_layout(template="plotly_white", height=440, margin={"t": 40, "r": 20}, hovermode="x unified")
+
+
+def _note(figure: go.Figure, text: str, **place: Any) -> go.Figure:
+    """A text in the figure; on a logarithmic axis plotly takes its place as a power of 10, unlike that of a line."""
+    return figure.add_annotation(text=text, showarrow=False, xanchor="left", font={"size": 11}, **place)
+
+
+def excess_figure(data: xr.Dataset) -> go.Figure:
+    """o_t - H over t, with the crossing at M and both T*."""
+    figure = _over_t(data.excess)
+    figure.add_hline(0, line_width=1)
+    marks = (("M", data.M, "#d62728"), ("T* stair", data.T_stair, "#2ca02c"), ("T* weave", data.T_weave, "#1f77b4"))
+    for name, position, color in marks:
+        figure.add_vline(position, line={"color": color, "dash": "dot"})
+        _note(figure, f"{name} = {position:.5g}", x=math.log10(position), y=3.9, yref="y")
+    return figure.update_yaxes(range=[-1.1, 4])
+
+
+def position_figure(data: xr.Dataset) -> go.Figure:
+    """The recovered position over t."""
+    return _over_t(data.position).update_yaxes(type="log")
+
+
+def attention_figure(data: xr.Dataset) -> go.Figure:
+    """Layer 2's attention on <bos> over t; a construction succeeds where it is above 1 / M."""
+    figure = _over_t(data.attention).update_yaxes(type="log")
+    figure.add_hline(1 / data.M, line_width=1)
+    return _note(figure, "1 / M: succeeds above", x=0.01, xref="paper", y=-math.log10(data.M), yanchor="top")
+
+
+def dimension_figure(output: xr.DataArray) -> go.Figure:
+    """Layer 2's attention output minus its value at t = M, dimensions by positions: only the third one turns there.
+
+    Each dimension is drawn as a share of its own largest value, so that the free ones do not outshine it.
+    """
+    change = output - output.sel(t=output.attrs["M"])
+    largest = abs(change).max("t")
+    change = change / largest.where(largest > 0, 1)
+    figure = go.Figure(
+        go.Heatmap(
+            x=output.t.values,
+            y=[f"{dimension}" for dimension in output.dimension.values],
+            z=change.values,
+            zmin=-1,
+            zmax=1,
+            colorscale="RdBu_r",
+            colorbar={"title": "change from M,<br>share of largest"},
+        )
+    )
+    figure.add_vline(output.attrs["M"], line={"color": "black", "dash": "dash"}, annotation_text="M")
+    figure.update_xaxes(title="position t")
+    figure.update_yaxes(title="dimension", autorange="reversed", type="category")
+    return figure.update_layout(template="plotly_white", height=360, margin={"t": 40, "r": 20})

@@ -1,0 +1,170 @@
+"""The matrices of the proofs: embedding and attention heads, each with the proof of what it does.
+
+Columns are hidden states, as in the paper: q = W_Q h with W_Q of shape (head size, model size), o = W_O z with W_O of
+shape (model size, head size). The residual stream has three named directions and free ones, which the constructed
+heads neither read nor write. Positions t, i count from 1; <bos> is token 0 of the vocabulary and stands at t = 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+CONST, BOS, POSITION, FREE = 0, 1, 2, 3
+"""Residual directions: 1 everywhere; 1 at <bos>; the paper's third dimension; the first of the free ones."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a construction. Head 0 is the constructed one; the others and the free rows are random.
+
+    Raises ValueError for sizes with no room for the construction.
+    """
+
+    model: int = 8
+    head: int = 4
+    heads: int = 2
+    vocabulary: int = 11
+
+    def __post_init__(self) -> None:
+        """Checks the sizes."""
+        for name, value, least in (
+            ("model", self.model, FREE),
+            ("head", self.head, 1),
+            ("heads", self.heads, 1),
+            ("vocabulary", self.vocabulary, 2),
+        ):
+            if value < least:
+                raise ValueError(f"{name}={value} is below {least}, the least the construction needs")
+
+
+@dataclass(frozen=True)
+class Head:
+    """One attention head: W_Q, W_K, W_V (head size, model size) and W_O (model size, head size)."""
+
+    W_Q: np.ndarray
+    W_K: np.ndarray
+    W_V: np.ndarray
+    W_O: np.ndarray
+
+
+def embedding(shape: Shape, rng: np.random.Generator) -> np.ndarray:
+    """W_E (model size, vocabulary) of theorem 3.1: 1 in CONST, <bos> marked in BOS, 0 in POSITION, free rows random."""
+    W_E = np.zeros((shape.model, shape.vocabulary))
+    W_E[CONST] = 1
+    W_E[BOS, 0] = 1
+    W_E[FREE:] = rng.standard_normal((shape.model - FREE, shape.vocabulary))
+    return W_E
+
+
+def _blank(shape: Shape) -> Head:
+    """A head of zeros."""
+    reads = np.zeros((shape.head, shape.model))
+    return Head(reads, reads.copy(), reads.copy(), reads.T.copy())
+
+
+def _random_reads(shape: Shape, rng: np.random.Generator) -> np.ndarray:
+    return rng.standard_normal((shape.head, shape.model))
+
+
+def free_head(shape: Shape, rng: np.random.Generator) -> Head:
+    """A random head that leaves the named directions alone: W_O is zero in their rows.
+
+    It may read anything without changing o_t. We let it read all but POSITION, whose values grow with t: so the free
+    directions hold noise that is alike at every t, against which o_t has to be found.
+    """
+    W_O = rng.standard_normal((shape.model, shape.head))
+    W_O[:FREE] = 0
+    reads = [_random_reads(shape, rng) for _ in range(3)]
+    for matrix in reads:
+        matrix[:, POSITION] = 0
+    return Head(reads[0], reads[1], reads[2], W_O)
+
+
+def _with_signal(head: Head, M: int, H: float) -> Head:
+    """Lets `head` write M * (attention on <bos>) - (1 - H) to POSITION (paper eq. wo-matrix).
+
+    v_i = (M [i is <bos>], 1 - H) and W_O's third row is (1, -1), so o_t = M alpha_1 - (1 - H) since the attention sums
+    to 1. The printed W_V needs two rows, though theorem 3.1 says head size h >= 1; with h = 1 we write both into one
+    row, (H - 1, M), which does the same.
+    """
+    W_V, W_O = np.zeros_like(head.W_V), np.zeros_like(head.W_O)
+    W_V[0, BOS] = M
+    W_O[POSITION, 0] = 1
+    if len(W_V) == 1:
+        W_V[0, CONST] = H - 1
+    else:
+        W_V[1, CONST] = 1 - H
+        W_O[POSITION, 1] = -1
+    return replace(head, W_V=W_V, W_O=W_O)
+
+
+def averaging_head(shape: Shape, rng: np.random.Generator, M: int, H: float) -> Head:
+    """Theorem 3.1's head: o_t = M / t - 1 + H.
+
+    Every key is (1, ..., 1), read from CONST, so all scores of a query are equal, whatever W_Q is, and the attention on
+    each of t tokens is 1 / t.
+    """
+    head = _blank(shape)
+    head.W_K[:, CONST] = 1
+    return _with_signal(replace(head, W_Q=_random_reads(shape, rng)), M, H)
+
+
+def bos_head(shape: Shape, rng: np.random.Generator) -> Head:
+    """Layer 1 of theorem 3.2: writes x_t, the attention on <bos>, to POSITION.
+
+    W_K = 0, so the position encoding alone makes the scores: -m W(t - i), whatever W_Q is. Plain encoding:
+    x_t = e^-m(t-1) / S(t) = 1 / A_t, strictly falling in t, so that t can be read from it.
+    """
+    head = _blank(shape)
+    head.W_V[0, BOS] = 1
+    head.W_O[POSITION, 0] = 1
+    return replace(head, W_Q=_random_reads(shape, rng))
+
+
+def crossing_head(shape: Shape, rng: np.random.Generator, M: int, H: float, slope: float = 1.0) -> Head:
+    """Layer 2 of theorem 3.2, corrected: o_t = M / D(t) - 1 + H.
+
+    With p the recovered positions, rows 0 and 1 give the query (m p_t, 1) and the key (1, -m p_i), so
+    q.k = m (p_t - p_i), which cancels a plain encoding's -m (t - i): all scores are equal and D(t) = t. A woven
+    encoding leaves m (p_t - p_i - W(t - i)). The other rows are the paper's: W_Q arbitrary against keys of 1, a
+    constant in each row of scores. Raises ValueError for head size 1.
+    """
+    if shape.head < 2:
+        raise ValueError(f"head={shape.head} is below 2: query and key take two coordinates")
+    head = replace(_blank(shape), W_Q=_random_reads(shape, rng))
+    head.W_Q[:2] = 0
+    head.W_Q[0, POSITION] = slope
+    head.W_Q[1, CONST] = 1
+    head.W_K[0, CONST] = 1
+    head.W_K[1, POSITION] = -slope
+    head.W_K[2:, CONST] = 1
+    return _with_signal(head, M, H)
+
+
+def printed_crossing_head(shape: Shape, rng: np.random.Generator, M: int, H: float) -> Head:
+    """Layer 2 as the paper prints it: W_Q and W_K read the position in one and the same coordinate.
+
+    So q.k = tau - t i, not tau + (t - i): the score of key i is below that of <bos> by (t - 1)(i - 1), nearly all
+    attention stays on <bos>, and o_t stays near M - 1 + H for ever. Raises ValueError for head size below 3.
+    """
+    if shape.head < 3:
+        raise ValueError(f"head={shape.head} is below 3, which the printed matrices need")
+    head = replace(_blank(shape), W_Q=_random_reads(shape, rng))
+    head.W_Q[:3] = 0
+    head.W_Q[2, POSITION] = 1
+    head.W_K[2, POSITION] = -1
+    head.W_K[3:, CONST] = 1
+    return _with_signal(head, M, H)
+
+
+def check_numbers(M: int, H: float, slope: float = 1.0) -> None:
+    """Raises ValueError, naming value and remedy, for M < 2, H not finite or a slope that is not positive."""
+    if M < 2:
+        raise ValueError(f"M={M} is below 2; take M >= 2")
+    if not math.isfinite(H):
+        raise ValueError(f"H={H} is not finite; take a finite threshold")
+    if not (math.isfinite(slope) and slope > 0):
+        raise ValueError(f"slope={slope} is not a positive finite number; ALiBi's slopes are above 0")

@@ -1,0 +1,92 @@
+"""Theorems 3.2 and 3.3 and the corollary: one set of weights under a plain, a woven and a stair encoding.
+
+The three builders differ in the weave function alone; the same arguments give the same weights.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, TypedDict, Unpack
+
+import numpy as np
+import torch
+
+from mesa import weave
+from theory.bounds import check_window
+from theory.model import Construction, Layer, LogSteps, Weave
+from theory.parts import Shape, bos_head, check_numbers, crossing_head, embedding, free_head, printed_crossing_head
+from theory.recovery import KINDS, check_range
+
+
+class Options(TypedDict, total=False):
+    """Options of every builder here.
+
+    recovers: K, how many positions the MLP tells apart; at least M - 1 (default: M, but not below 64).
+    recovery: the position MLP: steps (default), interpolating, naive or log (see theory.recovery).
+    slope: m in q.k - m * W(t - i), 1 in the paper. printed: take layer 2's W_Q and W_K as the paper prints them.
+    shape, seed, dtype: sizes, the free weights' random seed, and the precision that all is computed in.
+    """
+
+    recovers: int
+    recovery: str
+    slope: float
+    printed: bool
+    shape: Shape
+    seed: int
+    dtype: torch.dtype
+
+
+def identity(distance: Any) -> Any:
+    """Every distance as it is."""
+    return distance
+
+
+def plain_model(M: int, H: float = 0.5, **options: Unpack[Options]) -> Construction:
+    """Theorem 3.2: o_t > H for t < M and o_t < H for t > M, with scores q.k - (t - i).
+
+    Layer 1 turns its attention on <bos>, 1 / A_t, into t; layer 2 uses t to cancel the position term, which leaves
+    theorem 3.1's average. Raises ValueError for M < 2, H not finite, or more positions than the dtype can recover.
+    """
+    return _two_layers(identity, M, H, options)
+
+
+def woven_model(M: int, N: int, H: float = 0.5, **options: Unpack[Options]) -> Construction:
+    """Theorem 3.3: the weights of `plain_model` with distances cut to N; o_t > H for M < t < T*(M, N).
+
+    Distances from <bos> are N at most, so layer 1 recovers about N + 1 for every t > N, and layer 2 no longer cancels
+    the position term: <bos> keeps more than 1 / t of the attention. See theory.bounds.extended_length for T*.
+    Raises ValueError as `plain_model`, and for N >= M.
+    """
+    check_window(M, N)
+    return _two_layers(partial(weave.rerope, window=N), M, H, options)
+
+
+def stair_model(M: int, N: int, E: int, H: float = 0.5, **options: Unpack[Options]) -> Construction:
+    """The corollary: the weights of `plain_model` under Stair PE; o_t > H for M < t < T*(M, N, E).
+
+    Layer 1 recovers W(t - 1) + 1 while that is at most `recovers`: for T* to hold, recovers >= W(T* - 1) + 1.
+    Raises ValueError as `plain_model`, and for N > M - 2 or E < 2.
+    """
+    check_window(M, N, E)
+    return _two_layers(partial(weave.stair, window=N, width=E), M, H, options)
+
+
+def _two_layers(function: Weave, M: int, H: float, options: Options) -> Construction:
+    """The weights of theorem 3.2 under the encoding that `function` weaves."""
+    slope, shape = options.get("slope", 1.0), options.get("shape") or Shape()
+    recovery, recovers = options.get("recovery", "steps"), options.get("recovers", max(M, 64))
+    dtype = options.get("dtype", torch.float64)
+    check_numbers(M, H, slope)
+    if recovers < M - 1:
+        raise ValueError(f"recovers={recovers} positions are too few for M={M}; take recovers >= {M - 1}")
+    check_range(recovery, str(dtype).removeprefix("torch."), recovers, slope)
+    rng = np.random.default_rng(options.get("seed", 0))
+    W_E = embedding(shape, rng)
+    mlp = LogSteps(recovers, slope) if recovery == "log" else KINDS[recovery](shape, recovers, slope)
+    others = [[free_head(shape, rng) for _ in range(shape.heads - 1)] for _ in range(2)]
+    if options.get("printed", False):
+        second = printed_crossing_head(shape, rng, M, H)
+    else:
+        second = crossing_head(shape, rng, M, H, slope)
+    layers = [Layer([bos_head(shape, rng), *others[0]], mlp), Layer([second, *others[1]])]
+    return Construction(W_E, layers, weave=function, slope=slope, dtype=dtype)
