@@ -13,6 +13,7 @@ WITHOUT_TORCH = """
     mesa mesa.methods mesa.plan mesa.settings
     probe.store probe.reader probe.thresholds probe.predict probe.analysis
     probe.heatmap probe.figures probe.static probe.report mesa_lens.cli
+    mesa.weave mesa.support theory.bounds theory.cli theory.figures theory.plots
 """.split()
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mesa
+from mesa import weave
 from mesa.plan import distances
 
 
@@ -155,3 +156,17 @@ def test_two_methods_of_one_name_are_an_error(monkeypatch):
     monkeypatch.setattr("mesa.methods.entry_points", lambda group: [other])
     with pytest.raises(ValueError, match="my_package:Other is called 'rerope', as another method is; rename it"):
         mesa.make("rerope", 64)
+
+
+@pytest.mark.parametrize(
+    ("method", "woven"),
+    [
+        (mesa.ReRoPE(trained_length=64, window=5), lambda r: weave.rerope(r, 5)),
+        (mesa.LeakyReRoPE(trained_length=64, window=5, k=4), lambda r: weave.leaky_rerope(r, 5, 4)),
+        (mesa.StairPE(trained_length=64, window=5, width=3), lambda r: weave.stair(r, 5, 3)),
+    ],
+)
+def test_plans_weave_as_the_weave_functions_do(method, woven):
+    matrix = distances(method.plan(60))
+    query, key = np.tril_indices(60)
+    np.testing.assert_allclose(matrix[query, key], woven(query - key))

@@ -1,0 +1,14 @@
+"""`mesa-lens verify`: the paper's theorems as constructed transformers, checked numerically (see docs/theory.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from theory.cli import add_arguments, run
+
+
+def add(commands: Any) -> None:
+    """Adds the subcommand."""
+    command = commands.add_parser("verify", help="check the theorems on constructed models", description=__doc__)
+    add_arguments(command)
+    command.set_defaults(run=run)
