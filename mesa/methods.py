@@ -361,9 +361,10 @@ class StairPE(Method):
 
     name = "stair"
     formula = "R = r if r <= N else N + ceil((r - N) / E)"
-    source = "paper eq. 6"
+    source = "paper eq. 6; github.com/soacker/Mesa-Extrapolation scales queries"
     window: int = _SCALED
     width: int = 50
+    log_n: bool = True
 
     def __post_init__(self) -> None:
         """See Method."""
