@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,21 @@ BLOCK = 256
 
 Turn = Callable[[Tensor, Tensor, Plan], Tensor]
 """Turns (batch, head, token, dim) by distances (token,) under a plan's frequencies."""
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A mask as the kernels take it: 0 or -inf to add, (query, key), and the queries that see nothing, if any."""
+
+    added: Tensor
+    blind: Tensor | None
+
+    @classmethod
+    def of(cls, seen: Tensor, dtype: torch.dtype) -> Mask:
+        """From booleans, True where a query sees a key."""
+        blind = ~seen.any(-1)
+        added = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -math.inf)
+        return cls(added, blind if bool(blind.any()) else None)
 
 
 @dataclass
@@ -39,6 +55,7 @@ class Schedule:
     slopes: Tensor | None = None
     first_key: int = 0
     _turns: dict[tuple[Position, int, int, torch.device], Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[Any, ...], Mask] = field(default_factory=dict)
 
     def placed(self, states: Tensor, position: Position, begin: int, end: int) -> Tensor:
         """`states` of the tokens begin .. end - 1, turned on to the positions that `position` gives them."""
@@ -63,7 +80,18 @@ class Schedule:
             replace(region, farthest=window - 1 if region.farthest is None else min(region.farthest, window - 1))
             for region in self.plan.regions
         )
-        return replace(self, plan=replace(self.plan, regions=regions), first_key=first_key, _turns={})
+        return replace(self, plan=replace(self.plan, regions=regions), first_key=first_key, _turns={}, _masks={})
+
+    def mask(self, region: Region, call: Call, like: Tensor) -> Mask:
+        """The mask of a call, remembered where it is small or the same for other calls and layers."""
+        queries, keys = (torch.arange(*span, device=like.device) for span in (call.queries, call.keys))
+        if region.holds is not None and len(queries) > 1:  # as large as the scores of a block: made anew each time
+            return Mask.of(region.contains(queries[:, None], keys[None, :]), like.dtype)
+        offset = call.queries[0] - call.keys[0]  # a band looks the same wherever it is
+        known = (region, offset, len(queries), len(keys), like.dtype, like.device, region.holds and call)
+        if known not in self._masks:
+            self._masks[known] = Mask.of(region.contains(queries[:, None], keys[None, :]), like.dtype)
+        return self._masks[known]
 
 
 def dense(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -75,10 +103,7 @@ def dense(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
     queries = torch.arange(start, plan.length, device=query.device)[:, None]
     keys = torch.arange(first_key, plan.length, device=query.device)[None, :]
     for region in plan.regions:
-        part = schedule.placed(query, region.query_position, start, plan.length)
-        factor = schedule.query_scale(region, start, plan.length, query)
-        if factor is not None:
-            part = part * factor
+        part = _placed_query(schedule, query, region, start, plan.length)
         part = part @ schedule.placed(key, region.key_position, first_key, plan.length).transpose(-1, -2) * scale
         if schedule.slopes is not None:
             relative = region.query_position(queries) - region.key_position(keys)
@@ -131,17 +156,20 @@ def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         raise RuntimeError("the fused executor has no gradients; use torch.no_grad() or executor='dense'")
     start, length, first_key = schedule.start, schedule.plan.length, schedule.first_key
+    if query.shape[2] == 1 and schedule.slopes is None:
+        return _one_query(schedule, query, key, value, scale), None
     merged = _Merged(query, start)
+    placed: tuple[Any, Tensor] | None = None  # the last region's queries: chunks ask for the same ones twice
     for region in schedule.plan.regions:
         region_calls = list(calls(region, start, length, first_key))
         if not region_calls:
             continue
         first, last = region_calls[0].queries[0], region_calls[-1].queries[1]
         low, high = min(call.keys[0] for call in region_calls), max(call.keys[1] for call in region_calls)
-        part = schedule.placed(query[:, :, first - start : last - start], region.query_position, first, last)
-        factor = schedule.query_scale(region, first, last, query)
-        if factor is not None:
-            part = part * factor
+        asked = (region.query_position, region.log_n, first, last)
+        if placed is None or placed[0] != asked:
+            placed = asked, _placed_query(schedule, query[:, :, first - start : last - start], region, first, last)
+        part = placed[1]
         keys = schedule.placed(key[:, :, low - first_key : high - first_key], region.key_position, low, high)
         values = value[:, :, low - first_key : high - first_key]
         offset = None
@@ -152,7 +180,7 @@ def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
         for call in region_calls:
             (q0, q1), (k0, k1) = call.queries, call.keys
             rows, columns = slice(q0 - first, q1 - first), slice(k0 - low, k1 - low)
-            mask = _mask(region, call, query.device) if call.masked else None
+            mask = schedule.mask(region, call, query) if call.masked else None
             output, log_sum = attend(
                 part[:, :, rows], keys[:, :, columns], values[:, :, columns], scale, call.causal, mask
             )
@@ -162,9 +190,35 @@ def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
     return merged.output(), None
 
 
-def _mask(region: Region, call: Call, device: torch.device) -> Tensor:
-    queries, keys = torch.arange(*call.queries, device=device), torch.arange(*call.keys, device=device)
-    return region.contains(queries[:, None], keys[None, :])
+def _one_query(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """`fused` for a single query: regions with the same keys at the same positions are read once."""
+    start, length, first_key = schedule.start, schedule.plan.length, schedule.first_key
+    shared: dict[tuple[Position, tuple[int, int], bool], list[tuple[Region, Call]]] = {}
+    for region in schedule.plan.regions:
+        for call in calls(region, start, length, first_key):
+            shared.setdefault((region.key_position, call.keys, call.masked), []).append((region, call))
+    outputs, log_sums = [], []
+    for (position, (low, high), masked), members in shared.items():
+        rows = torch.cat([_placed_query(schedule, query, region, start, length) for region, _ in members], 2)
+        masks = [schedule.mask(region, call, query) for region, call in members] if masked else []
+        mask = None
+        if masks:
+            blind = torch.cat([part.added.isneginf().all(-1) for part in masks])
+            mask = Mask(torch.cat([part.added for part in masks]), blind)
+        keys = schedule.placed(key[:, :, low - first_key : high - first_key], position, low, high)
+        values = value[:, :, low - first_key : high - first_key]
+        output, log_sum = attend(rows, keys, values, scale, False, mask)
+        outputs.append(output)
+        log_sums.append(log_sum)
+    weights = torch.cat(log_sums, 2).softmax(-1)[..., None]
+    return (torch.cat(outputs, 2) * weights).sum(2, keepdim=True).to(query.dtype)
+
+
+def _placed_query(schedule: Schedule, query: Tensor, region: Region, begin: int, end: int) -> Tensor:
+    """The queries begin .. end - 1 at the positions and the scale that a region gives them."""
+    part = schedule.placed(query, region.query_position, begin, end)
+    factor = schedule.query_scale(region, begin, end, query)
+    return part if factor is None else part * factor
 
 
 def _with_bias(
@@ -234,28 +288,25 @@ class _Merged:
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool, mask: Tensor | None
+    query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool, mask: Mask | None
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention and its log-sum-exp over the keys (-inf where a query sees none).
 
-    Shapes: query (batch, head, q, dim), key and value (batch, key head, k, dim), mask (q, k) bool; returns
+    Shapes: query (batch, head, q, dim), key and value (batch, key head, k, dim), mask (q, k); returns
     (batch, head, q, dim) and (batch, head, q). `causal` is the lower triangle from the top left.
     """
     if query.device.type != "cpu":
         return _attend_blocks(query, key, value, scale, causal, mask)
-    additive = None
-    if mask is not None:
-        additive = query.new_zeros(mask.shape).masked_fill_(~mask, -math.inf)
     output, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, 0.0, causal, attn_mask=additive, scale=scale
+        query, key, value, 0.0, causal, attn_mask=None if mask is None else mask.added, scale=scale
     )
-    if mask is not None:
-        log_sum = log_sum.masked_fill(~mask.any(-1), -math.inf)  # the op reports 0 there
+    if mask is not None and mask.blind is not None:
+        log_sum = log_sum.masked_fill(mask.blind, -math.inf)  # the op reports 0 there
     return output, log_sum
 
 
 def _attend_blocks(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool, mask: Tensor | None
+    query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool, mask: Mask | None
 ) -> tuple[Tensor, Tensor]:
     """`attend` in plain operations, BLOCK queries at a time, for devices without an op that returns both."""
     groups = query.shape[1] // key.shape[1]
@@ -269,7 +320,7 @@ def _attend_blocks(
             ones = torch.ones(rows.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
             scores = scores.masked_fill(~ones.tril(begin), -math.inf)
         if mask is not None:
-            scores = scores.masked_fill(~mask[begin : begin + BLOCK], -math.inf)
+            scores = scores + mask.added[begin : begin + BLOCK]
         log_sum = scores.logsumexp(-1)
         weights = (scores - log_sum[..., None]).exp().nan_to_num(nan=0.0)
         outputs.append(weights.to(query.dtype) @ value)

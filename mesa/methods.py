@@ -464,7 +464,7 @@ class MesaExtrapolation(Method):
         for begin, end in pairwise(borders[1:-1]):
             shift = begin - borders[1]
             regions.append(Region((begin, end), (begin, end)))
-            regions.append(Region((begin, end), (0, borders[1]), query_position=Stepped(1, -shift)))
+            regions.append(Region((begin, end), (0, borders[1]), key_position=Stepped(1, shift)))
         return Plan(length, (*regions, *self._last(borders[-2], prompt, length)))
 
     def _last(self, begin: int, prompt: int, length: int) -> tuple[Region, ...]:

@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
 from mesa import attention
-from mesa.attention import Call, Schedule, attend, calls
+from mesa.attention import Call, Mask, Schedule, attend, calls
 from mesa.plan import Plan, Region, own_index
 from mesa.rope import Rotary
 
@@ -135,6 +135,7 @@ def test_block_wise_attention_equals_the_cpu_kernel(causal, monkeypatch):
     mask = None if causal else torch.rand(50, 50, generator=torch.Generator().manual_seed(1)) < 0.5
     if mask is not None:
         mask[3] = False  # a query that sees nothing
+        mask = Mask.of(mask, torch.float64)
     for got, expected in zip(
         attention._attend_blocks(query, key, value, 0.3, causal, mask),
         attend(query, key, value, 0.3, causal, mask),
