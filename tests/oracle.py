@@ -9,7 +9,7 @@ def stair(r, window, width):
     return r if r <= window else window + math.ceil((r - window) / width)
 
 
-def relative(name, t, i, *, trained, prompt, window=0, width=0, first=0, last=0, split=0, k=0, group=0):
+def relative(name, t, i, *, trained, prompt, window=0, width=0, first=0, last=0, split=0, k=0, group=0, weave="stair"):
     """Effective relative position of the pair, or None where it is masked."""
     r = t - i
     if r < 0:
@@ -33,7 +33,7 @@ def relative(name, t, i, *, trained, prompt, window=0, width=0, first=0, last=0,
     if name == "stair":
         return stair(r, window, width)
     assert name == "mesa"
-    return mesa(t, i, trained, prompt, window, width, first, last, split)
+    return mesa(t, i, trained, prompt, window, width, first, last, split, weave)
 
 
 def split_prompt(trained, prompt, first, last, split):
@@ -53,13 +53,19 @@ def query_scale(name, t, trained, prompt, first=0, last=0, split=0, **_):
     return max(1.0, math.log(t + 1) / math.log(trained))
 
 
-def mesa(t, i, trained, prompt, window, width, first, last, split):
+def mesa(t, i, trained, prompt, window, width, first, last, split, weave):
     r = t - i
+    if weave == "rerope":
+        woven = min(r, window)
+    elif weave == "leaky-rerope":
+        woven = r if r < window else window + (r - window) / width
+    else:
+        woven = stair(r, window, width)
     if prompt <= trained:
-        return r if t < trained else stair(r, window, width)
+        return r if t < trained else woven
     begin_last, chunk = split_prompt(trained, prompt, first, last, split)
     if t >= begin_last:
-        return stair(r, window, width)
+        return woven
     if t < first:
         return r
     begin = first + (t - first) // chunk * chunk

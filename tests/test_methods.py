@@ -47,6 +47,16 @@ def test_mesa_distances():
     ]
 
 
+@pytest.mark.parametrize("weave", ["rerope", "leaky-rerope"])
+@pytest.mark.parametrize(("length", "prompt"), [(90, 80), (30, 20)])
+def test_the_ablation_weaves_the_last_chunk_differently(weave, length, prompt):
+    matrix = distances(cases.method("mesa", weave=weave).plan(length, prompt))
+    parameters = {"trained": cases.TRAINED, "prompt": prompt, "weave": weave, **cases.oracle_parameters("mesa")}
+    for t in range(length):
+        expected = [oracle.relative("mesa", t, i, **parameters) for i in range(length)]
+        assert matrix[t].tolist() == pytest.approx([-1 if r is None else r for r in expected])
+
+
 def test_aligned_mesa_gives_the_last_query_exact_stair_and_the_others_differences():
     method = mesa.MesaExtrapolation(
         trained_length=5, window=2, width=2, first=1, last=3, split_threshold=1, variant="aligned"

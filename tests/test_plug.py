@@ -83,6 +83,18 @@ def test_executors_agree_in_prefill_and_decoding(model, name):
         assert (results[0] - logits(model, torch.cat([ids, steps], 1))).abs().max() > 0.05
 
 
+@pytest.mark.parametrize("weave", ["rerope", "leaky-rerope"])
+def test_the_ablation_decodes_by_both_executors(model, weave):
+    ids, results = tokens(1, 64), []
+    for executor in ("dense", "fused"):
+        with mesa.applied(model, cases.method("mesa", weave=weave), executor=executor):
+            cache = DynamicCache()
+            results.append(
+                torch.cat([logits(model, part, past_key_values=cache) for part in ids.split([61, 1, 2], 1)], 1)
+            )
+    torch.testing.assert_close(*results, atol=2e-5, rtol=0)
+
+
 @pytest.mark.parametrize("name", list(cases.CASES))
 def test_generate_continues_as_step_by_step_decoding_does(model, name):
     ids, mask = tokens(2, 50), torch.ones(2, 50, dtype=torch.long)

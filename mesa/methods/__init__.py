@@ -1,0 +1,60 @@
+"""The methods, by name. Formulas in docs/methods.md.
+
+M is the trained window (`trained_length`). Sizes left out are the paper's, scaled to M (its M is 4096).
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from importlib.metadata import entry_points
+from typing import Any
+
+from mesa.methods.base import Method
+from mesa.methods.chunked import MesaExtrapolation
+from mesa.methods.plain import DynamicNTK, NoPE, NTKMixed, Origin
+from mesa.methods.windowed import LMInfinite, StreamingLLM
+from mesa.methods.woven import LeakyReRoPE, ReRoPE, SelfExtend, StairPE
+
+METHODS: dict[str, type[Method]] = {
+    method.name: method
+    for method in (
+        Origin,
+        NoPE,
+        ReRoPE,
+        LeakyReRoPE,
+        DynamicNTK,
+        NTKMixed,
+        LMInfinite,
+        StreamingLLM,
+        SelfExtend,
+        StairPE,
+        MesaExtrapolation,
+    )
+}
+"""The methods that come with the package, by name."""
+
+ENTRY_POINTS = "mesa_lens.methods"
+"""Entry-point group in which another package names its `Method` classes."""
+
+
+def registry() -> dict[str, type[Method]]:
+    """Every method by its name: ours, then those of installed packages. ValueError where two share a name."""
+    known = dict(METHODS)
+    for point in entry_points(group=ENTRY_POINTS):
+        method = point.load()
+        if known.get(method.name, method) is not method:
+            raise ValueError(f"{point.value} is called {method.name!r}, as another method is; rename it")
+        known[method.name] = method
+    return known
+
+
+def make(name: str, trained_length: int, **parameters: Any) -> Method:
+    """The method called `name`; parameters left out take their defaults. ValueError for unknown names."""
+    methods = registry()
+    if name not in methods:
+        raise ValueError(f"unknown method {name!r}; known: {', '.join(methods)}")
+    known = {field.name for field in fields(methods[name])}
+    for parameter in parameters:
+        if parameter not in known:
+            raise ValueError(f"{name}: unknown parameter {parameter!r}; known: {', '.join(sorted(known))}")
+    return methods[name](trained_length=trained_length, **parameters)

@@ -1,0 +1,72 @@
+"""What every method is: a frozen config that makes a plan."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from mesa.plan import Plan, Position, Region, own_index
+
+SCALED: Any = None  # the default of a size that follows from trained_length
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(ABC):
+    """A way to give query-key pairs their positions; see `plan`.
+
+    trained_length: the model's trained window M, in tokens.
+    log_n: scale each query by max(1, ln(t + 1) / ln M), as in the ReRoPE repository.
+    layers: the layers (from 0) the method is applied to, Origin to the rest; None: all.
+    """
+
+    name: ClassVar[str]
+    formula: ClassVar[str]
+    source: ClassVar[str]
+    as_trained: ClassVar[bool] = False
+    """Whether the model's own rotary module is left as it is, also where it changes with length by itself."""
+    needs_rotary: ClassVar[bool] = False
+    """Whether it works on rotary frequencies, so that ALiBi models cannot have it."""
+    trained_length: int
+    log_n: bool = False
+    layers: tuple[int, ...] | None = None
+
+    @property
+    def cached_position(self) -> Position:
+        """The position that a key is rotated to before it is cached: one that most keys keep while decoding."""
+        return own_index
+
+    def __post_init__(self) -> None:
+        """Fills sizes left out and checks all; ValueError names the value and what it may be."""
+        self._require(self.trained_length >= 2, "trained_length", "is below 2 tokens")
+        if self.layers is not None:
+            object.__setattr__(self, "layers", tuple(self.layers))
+            self._require(len(self.layers) > 0 and min(self.layers) >= 0, "layers", "is empty or has a negative layer")
+
+    @abstractmethod
+    def plan(self, length: int, prompt_length: int | None = None) -> Plan:
+        """The plan for the first `length` tokens of a prompt of `prompt_length` (all, if None), or beyond it."""
+
+    def describe(self) -> dict[str, Any]:
+        """Name and parameters, ready for JSON."""
+        return {"name": self.name, **asdict(self)}
+
+    def _require(self, good: bool, field: str, complaint: str) -> None:
+        if not good:
+            raise ValueError(f"{self.name}: {field}={getattr(self, field)} {complaint}")
+
+    def _fill(self, field: str, scaled: float) -> None:
+        if getattr(self, field) is None:
+            object.__setattr__(self, field, max(1, round(scaled)))
+
+    def _below_trained_length(self, field: str, smallest: int = 1) -> None:
+        self._require(getattr(self, field) >= smallest, field, f"is below {smallest}")
+        complaint = f"is not below the trained length {self.trained_length}"
+        self._require(getattr(self, field) < self.trained_length, field, complaint)
+
+    @property
+    def _log_n(self) -> int:
+        return self.trained_length if self.log_n else 0
+
+    def _causal(self, length: int, **changes: Any) -> Region:
+        return Region((0, length), (0, length), log_n=self._log_n, **changes)

@@ -1,0 +1,163 @@
+"""Methods that see every pair, far ones at a woven distance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mesa.methods.base import SCALED, Method
+from mesa.plan import Constant, Plan, Position, Region, Slowed, Stepped
+
+
+def rerope(queries: tuple[int, int], length: int, window: int, log_n: int) -> tuple[Region, ...]:
+    """Distances cut to `window`, for these queries: near band, and the far part at one distance."""
+    near = Region(queries, (0, length), farthest=window, log_n=log_n)
+    far = Region(queries, (0, length), Constant(window), Constant(0), nearest=window + 1, log_n=log_n)
+    return near, far
+
+
+def leaky(queries: tuple[int, int], length: int, window: int, factor: float, log_n: int) -> tuple[Region, ...]:
+    """Distances from `window` on slowed by `factor`, for these queries; far positions are fractional."""
+    near = Region(queries, (0, length), farthest=window - 1, log_n=log_n)
+    position = Slowed(factor, -window, window)
+    far = Region(queries, (0, length), position, Slowed(factor), nearest=window, log_n=log_n)
+    return near, far
+
+
+def stair(queries: tuple[int, int], length: int, window: int, width: int, log_n: int) -> tuple[Region, ...]:
+    """Stair PE for every query: ceil((r - N) / E) = (t - N + E - 1) // E - i // E, less one where residues wrap."""
+
+    shift = width - 1 - window
+
+    def wraps(t: Any, i: Any) -> Any:
+        return (t + shift) % width < i % width
+
+    def keeps(t: Any, i: Any) -> Any:
+        return (t + shift) % width >= i % width
+
+    def far(offset: int, holds: Callable[[Any, Any], Any] | None) -> Region:
+        position = Stepped(width, shift, offset)
+        return Region(queries, (0, length), position, Stepped(width), nearest=window + 1, holds=holds, log_n=log_n)
+
+    near = Region(queries, (0, length), farthest=window, log_n=log_n)
+    if width == 1:
+        return near, far(window, None)
+    return near, far(window, keeps), far(window - 1, wraps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReRoPE(Method):
+    """Distances beyond `window` are cut to it (theorem 3.3's weave)."""
+
+    name = "rerope"
+    formula = "R = min(r, N)"
+    source = "Su 2023, github.com/bojone/rerope; paper eq. 4"
+    window: int = SCALED
+    log_n: bool = True
+
+    def __post_init__(self) -> None:
+        """See Method."""
+        super().__post_init__()
+        self._fill("window", self.trained_length / 8)
+        self._below_trained_length("window")
+
+    @property
+    def cached_position(self) -> Position:
+        """The far keys': none."""
+        return Constant(0)
+
+    def plan(self, length: int, prompt_length: int | None = None) -> Plan:
+        """Near band with own distances, far part at the constant distance N."""
+        return Plan(length, rerope((0, length), length, self.window, self._log_n))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeakyReRoPE(Method):
+    """Distances beyond `window` grow k times slower; positions are fractional."""
+
+    name = "leaky-rerope"
+    formula = "R = r if r < N else N + (r - N) / k"
+    source = "Su 2023, github.com/bojone/rerope"
+    window: int = SCALED
+    k: float = 16.0
+    log_n: bool = True
+
+    def __post_init__(self) -> None:
+        """See Method."""
+        super().__post_init__()
+        self._fill("window", self.trained_length / 8)
+        self._below_trained_length("window")
+        self._require(self.k >= 1, "k", "is below 1")
+
+    @property
+    def cached_position(self) -> Position:
+        """The far keys'."""
+        return Slowed(self.k)
+
+    def plan(self, length: int, prompt_length: int | None = None) -> Plan:
+        """Near band with own distances, far part with slowed ones."""
+        return Plan(length, leaky((0, length), length, self.window, self.k, self._log_n))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfExtend(Method):
+    """Distances beyond `window` are those of groups of `group` tokens."""
+
+    name = "self-extend"
+    formula = "R = r if r < N else t // G - i // G + N - N // G"
+    source = "Jin et al. 2024, github.com/datamllab/LongLM"
+    window: int = SCALED
+    group: int = 8
+
+    def __post_init__(self) -> None:
+        """See Method."""
+        super().__post_init__()
+        self._fill("window", self.trained_length / 4)
+        self._below_trained_length("window")
+        self._require(self.group >= 1, "group", "is below 1")
+
+    @property
+    def cached_position(self) -> Position:
+        """The far keys'."""
+        return Stepped(self.group)
+
+    def plan(self, length: int, prompt_length: int | None = None) -> Plan:
+        """Near band with own distances, far part with grouped positions."""
+        window, group = self.window, self.group
+        near = self._causal(length, farthest=window - 1)
+        far = self._causal(
+            length,
+            nearest=window,
+            query_position=Stepped(group, offset=window - window // group),
+            key_position=self.cached_position,
+        )
+        return Plan(length, (near, far))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StairPE(Method):
+    """Distances beyond `window` rise by one every `width` tokens (paper eq. 6), without chunks."""
+
+    name = "stair"
+    formula = "R = r if r <= N else N + ceil((r - N) / E)"
+    source = "paper eq. 6; github.com/soacker/Mesa-Extrapolation scales queries"
+    window: int = SCALED
+    width: int = 50
+    log_n: bool = True
+
+    def __post_init__(self) -> None:
+        """See Method."""
+        super().__post_init__()
+        self._fill("window", self.trained_length / 8)
+        self._below_trained_length("window")
+        self._require(self.width >= 1, "width", "is below 1")
+
+    @property
+    def cached_position(self) -> Position:
+        """The far keys'."""
+        return Stepped(self.width)
+
+    def plan(self, length: int, prompt_length: int | None = None) -> Plan:
+        """Near band, and the stair in two regions."""
+        return Plan(length, stair((0, length), length, self.window, self.width, self._log_n))
