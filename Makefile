@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 OUT ?= runs/demo
 
-.PHONY: demo test test-slow check format clean
+.PHONY: demo test test-slow check bench format clean
 
 demo: .venv/installed  ## set up, then probe the shipped model: runs/demo/report.html
 	$(BIN)/mesa-lens probe --length 2048 --out $(OUT) --overwrite
@@ -18,6 +18,9 @@ check: .venv/installed  ## the gate: format, lint, types, tests
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/python -m pytest
+
+bench: .venv/installed  ## benchmarks/results: time and memory of every method beside stock transformers (15 minutes)
+	$(BIN)/python benchmarks/attention.py --repeats 2
 
 format: .venv/installed
 	$(BIN)/ruff format .
