@@ -82,9 +82,9 @@ class Attachment:
         inputs = kwargs["inputs_embeds"] if inputs is None else inputs
         batch, new = inputs.shape[:2]
         cache = kwargs.get("past_key_values")
+        if cache is not None and not isinstance(cache, DynamicCache):
+            raise ValueError(f"a {type(cache).__name__} is not supported; pass a DynamicCache")
         past = 0 if cache is None else int(cache.get_seq_length())
-        if past and not isinstance(cache, DynamicCache):
-            raise TypeError(f"{type(cache).__name__} is not supported; pass a DynamicCache")
         if past and cache not in self._prompt_lengths:
             raise ValueError(
                 f"the cache of {past} tokens was not filled under {self.method.name}; start with a new one"

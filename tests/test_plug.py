@@ -4,7 +4,7 @@ import cases
 import pytest
 import tiny
 import torch
-from transformers import AttentionInterface, DynamicCache, GPT2Config, GPT2LMHeadModel
+from transformers import AttentionInterface, DynamicCache, GPT2Config, GPT2LMHeadModel, StaticCache
 
 import mesa
 
@@ -224,6 +224,11 @@ class TestBadInput:
     def test_attention_weights_from_the_fused_executor(self, model):
         with mesa.applied(model, cases.method("rerope")), pytest.raises(ValueError, match="use executor='dense'"):
             logits(model, tokens(1, 9), output_attentions=True)
+
+    def test_a_static_cache(self, model):
+        cache = StaticCache(config=model.config, max_cache_len=20)
+        with mesa.applied(model, cases.method("rerope")), pytest.raises(ValueError, match="pass a DynamicCache"):
+            logits(model, tokens(1, 9), past_key_values=cache)
 
     def test_a_cache_of_another_method(self, model):
         cache = DynamicCache()
