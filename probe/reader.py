@@ -62,14 +62,6 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     return Run(path, _object_labels(hidden), None if evaluation is None else _object_labels(evaluation))
 
 
-def same_config(path: str | os.PathLike[str], attrs: Mapping[str, Any]) -> bool:
-    """Whether a whole store at `path` was made with `attrs` (but for the time and the library versions)."""
-    try:
-        return differing_key(open_run(path), attrs) is None
-    except (OSError, ValueError):
-        return False
-
-
 def differing_key(run: Run, attrs: Mapping[str, Any]) -> str | None:
     """The first config key in which the run's attributes differ from `attrs`."""
     stored = run.hidden.attrs

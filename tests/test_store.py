@@ -10,7 +10,7 @@ import xarray as xr
 import zarr
 
 from probe import store
-from probe.reader import open_run, same_config
+from probe.reader import differing_key, open_run
 
 METHODS, PROMPTS, LAYERS, POSITIONS, DIMS = ["origin", "mesa"], ["repeated"], [0, 3], [4, 5, 9], [7, 8]
 ATTRS = {"trained_length": 4, "model": "tiny", "spec": json.dumps({"dims": DIMS}), "created": "2026-01-01"}
@@ -144,11 +144,11 @@ def test_an_existing_run_is_kept_unless_told(whole):
     assert [entry.name for entry in whole.parent.iterdir()] == ["store.zarr"]
 
 
-def test_same_config_looks_past_time_and_versions_only(whole, tmp_path):
-    assert same_config(whole, {**ATTRS, "created": "later", "versions": "{}"})
-    assert not same_config(whole, {**ATTRS, "trained_length": 5})
-    assert not same_config(whole, {key: value for key, value in ATTRS.items() if key != "spec"})
-    assert not same_config(tmp_path / "nowhere", ATTRS)
+def test_configs_are_compared_past_time_and_versions_only(whole):
+    run = open_run(whole)
+    assert differing_key(run, {**ATTRS, "created": "later", "versions": "{}"}) is None
+    assert differing_key(run, {**ATTRS, "trained_length": 5}) == "trained_length"
+    assert differing_key(run, {key: value for key, value in ATTRS.items() if key != "spec"}) == "spec"
 
 
 def test_float16_refuses_what_it_cannot_hold(path):
