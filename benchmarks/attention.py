@@ -1,10 +1,12 @@
 """Prefill time, decode time and peak memory of every method, as ratios to stock transformers in the same run.
 
-Each configuration runs in a fresh process on a random Llama (hidden 512, 4 layers, 8 heads, float32, 2 threads), with
-M = T / 8 and window N = M / 4; "mesa at M = 512" keeps M fixed, to see how its time grows. Writes a table and a plot.
+Each configuration runs in a fresh process on a random Llama (hidden 512, 4 layers, 8 heads, float32, 2 threads; on a
+GPU: hidden 2048, 16 layers, 32 heads, bfloat16), with M = T / 8 and window N = M / 4; "mesa at M = 512" keeps M fixed,
+to see how its time grows. Writes a table and a plot.
 
     python benchmarks/attention.py                      # 1k to 16k tokens, about an hour on 2 cores
     python benchmarks/attention.py --lengths 2048,4096  # a part of it
+    python benchmarks/attention.py --device cuda --out benchmarks/results/cuda
 """
 
 from __future__ import annotations
@@ -37,39 +39,40 @@ LINEAR = "mesa at M = 512"
 DECODED = 16
 
 
-def measure(name: str, length: int, repeats: int) -> dict[str, float]:
+def measure(name: str, length: int, repeats: int, device: str) -> dict[str, float]:
     """Seconds of a prefill (median), seconds a decoded token, and peak bytes above the loaded model."""
     import torch
     from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
     torch.set_num_threads(2)
     torch.manual_seed(0)
+    hidden, layers, dtype = (512, 4, torch.float32) if device == "cpu" else (2048, 16, torch.bfloat16)
     config = LlamaConfig(
         vocab_size=1024,
-        hidden_size=512,
-        intermediate_size=1408,
-        num_hidden_layers=4,
-        num_attention_heads=8,
+        hidden_size=hidden,
+        intermediate_size=11 * hidden // 4,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
         max_position_embeddings=length,
         attn_implementation="eager" if name == "stock eager" else "sdpa",
     )
-    model = LlamaForCausalLM(config).eval()
-    ids = torch.randint(0, 1024, (1, length))
+    model = LlamaForCausalLM(config).eval().to(device, dtype)
+    ids = torch.randint(0, 1024, (1, length), device=device)
     with torch.no_grad(), _context(model, name, length):
         model(ids[:, :64])
-        base = _reset_peak()
+        base = _reset_peak(device)
         prefill = []
         for _ in range(repeats):
             cache = DynamicCache()
-            begin = time.perf_counter()
+            begin = _now(device)
             model(ids, past_key_values=cache, logits_to_keep=1)
-            prefill.append(time.perf_counter() - begin)
-        peak = _peak_bytes() - base
+            prefill.append(_now(device) - begin)
+        peak = _peak_bytes(device) - base
         steps = []
         for step in range(DECODED):
-            begin = time.perf_counter()
+            begin = _now(device)
             model(ids[:, step : step + 1], past_key_values=cache)
-            steps.append(time.perf_counter() - begin)
+            steps.append(_now(device) - begin)
     return {"prefill": float(np.median(prefill)), "decode": float(np.median(steps)), "peak": float(peak)}
 
 
@@ -88,14 +91,30 @@ def _context(model: Any, name: str, length: int) -> Any:
     return mesa.applied(model, mesa.make(kind, trained, **window))
 
 
-def _reset_peak() -> int:
-    """Resets the kernel's record of this process's peak memory; returns what is in use now, in bytes (Linux)."""
+def _now(device: str) -> float:
+    """Seconds on a clock, all work on the device done."""
+    import torch
+
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _reset_peak(device: str) -> int:
+    """Resets the record of peak memory (this process's by the Linux kernel, a GPU's by torch); returns bytes in use."""
+    import torch
+
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats(device)
+        return torch.cuda.memory_allocated(device)
     Path("/proc/self/clear_refs").write_text("5")
     return _status("VmRSS")
 
 
-def _peak_bytes() -> int:
-    return _status("VmHWM")
+def _peak_bytes(device: str) -> int:
+    import torch
+
+    return _status("VmHWM") if device == "cpu" else torch.cuda.max_memory_allocated(device)
 
 
 def _status(field: str) -> int:
@@ -109,18 +128,20 @@ def main() -> None:
     parser.add_argument("--lengths", default="1024,2048,4096,8192,16384")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=FOLDER)
     args = parser.parse_args()
     lengths = [int(length) for length in args.lengths.split(",")]
     if args.one:
-        print(json.dumps(measure(args.one, lengths[0], args.repeats)))
+        print(json.dumps(measure(args.one, lengths[0], args.repeats, args.device)))
         return
     names = [*STOCK, *args.methods.split(","), LINEAR]
     jobs = [(name, length) for length in lengths for name in names if not _too_large(name, length)]
     rows = []
     for name, length in tqdm(jobs, unit="configuration"):
-        command = [sys.executable, __file__, "--one", name, "--lengths", str(length), "--repeats", str(args.repeats)]
+        command = [sys.executable, __file__, "--one", name, "--lengths", str(length)]
+        command += ["--repeats", str(args.repeats), "--device", args.device]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         rows.append({"name": name, "length": length, **json.loads(done.stdout.splitlines()[-1])})
     args.out.mkdir(parents=True, exist_ok=True)

@@ -16,28 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mesa.kernels import BLOCK, Mask, attend
 from mesa.plan import Plan, Position, Region
-
-BLOCK = 256
-"""Queries a call (tokens) where a mask has to be built."""
 
 Turn = Callable[[Tensor, Tensor, Plan], Tensor]
 """Turns (batch, head, token, dim) by distances (token,) under a plan's frequencies."""
-
-
-@dataclass(frozen=True)
-class Mask:
-    """A mask as the kernels take it: 0 or -inf to add, (query, key), and the queries that see nothing, if any."""
-
-    added: Tensor
-    blind: Tensor | None
-
-    @classmethod
-    def of(cls, seen: Tensor, dtype: torch.dtype) -> Mask:
-        """From booleans, True where a query sees a key."""
-        blind = ~seen.any(-1)
-        added = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -math.inf)
-        return cls(added, blind if bool(blind.any()) else None)
 
 
 @dataclass
@@ -285,47 +268,6 @@ class _Merged:
         if self.whole is None:
             return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
         return self.whole[0].to(self.dtype)
-
-
-def attend(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool, mask: Mask | None
-) -> tuple[Tensor, Tensor]:
-    """Softmax attention and its log-sum-exp over the keys (-inf where a query sees none).
-
-    Shapes: query (batch, head, q, dim), key and value (batch, key head, k, dim), mask (q, k); returns
-    (batch, head, q, dim) and (batch, head, q). `causal` is the lower triangle from the top left.
-    """
-    if query.device.type != "cpu":
-        return _attend_blocks(query, key, value, scale, causal, mask)
-    output, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, 0.0, causal, attn_mask=None if mask is None else mask.added, scale=scale
-    )
-    if mask is not None and mask.blind is not None:
-        log_sum = log_sum.masked_fill(mask.blind, -math.inf)  # the op reports 0 there
-    return output, log_sum
-
-
-def _attend_blocks(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool, mask: Mask | None
-) -> tuple[Tensor, Tensor]:
-    """`attend` in plain operations, BLOCK queries at a time, for devices without an op that returns both."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    accurate = torch.promote_types(query.dtype, torch.float32)
-    outputs, log_sums = [], []
-    for begin in range(0, query.shape[2], BLOCK):
-        rows = query[:, :, begin : begin + BLOCK]
-        scores = (rows @ key.transpose(-1, -2)).to(accurate) * scale
-        if causal:
-            ones = torch.ones(rows.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
-            scores = scores.masked_fill(~ones.tril(begin), -math.inf)
-        if mask is not None:
-            scores = scores + mask.added[begin : begin + BLOCK]
-        log_sum = scores.logsumexp(-1)
-        weights = (scores - log_sum[..., None]).exp().nan_to_num(nan=0.0)
-        outputs.append(weights.to(query.dtype) @ value)
-        log_sums.append(log_sum)
-    return torch.cat(outputs, 2), torch.cat(log_sums, 2)
 
 
 EXECUTORS = {"dense": dense, "fused": fused}

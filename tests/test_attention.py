@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
 from mesa import attention
-from mesa.attention import Call, Mask, Schedule, attend, calls
+from mesa.attention import Call, Schedule, calls
 from mesa.plan import Plan, Region, own_index
 from mesa.rope import Rotary
 
@@ -126,22 +126,6 @@ def test_a_far_part_is_one_causal_call():
     far = Region((0, 100), (0, 100), nearest=11)
     assert list(calls(far, 0, 100)) == [Call((11, 100), (0, 89), causal=True)]
     assert list(calls(far, 99, 100)) == [Call((99, 100), (0, 89))]
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_block_wise_attention_equals_the_cpu_kernel(causal, monkeypatch):
-    monkeypatch.setattr(attention, "BLOCK", 16)
-    query, key, value = states(50, heads=4)
-    mask = None if causal else torch.rand(50, 50, generator=torch.Generator().manual_seed(1)) < 0.5
-    if mask is not None:
-        mask[3] = False  # a query that sees nothing
-        mask = Mask.of(mask, torch.float64)
-    for got, expected in zip(
-        attention._attend_blocks(query, key, value, 0.3, causal, mask),
-        attend(query, key, value, 0.3, causal, mask),
-        strict=True,
-    ):
-        torch.testing.assert_close(got, expected)
 
 
 def test_fused_refuses_gradients_rather_than_returning_wrong_ones():

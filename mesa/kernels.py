@@ -1,0 +1,134 @@
+"""Attention over one block of keys, with its log-sum-exp: each device's own kernel, plain operations elsewhere."""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+BLOCK = 256
+"""Queries a call (tokens) where a mask has to be built."""
+
+_TOLERANCE = 0.02
+"""Largest difference from plain operations in half precision; forgetting one of 70 keys is 0.1 and more."""
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A mask as the kernels take it: 0 or -inf to add, (query, key), and the queries that see nothing, if any."""
+
+    added: Tensor
+    blind: Tensor | None
+
+    @classmethod
+    def of(cls, seen: Tensor, dtype: torch.dtype) -> Mask:
+        """From booleans, True where a query sees a key."""
+        blind = ~seen.any(-1)
+        added = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -math.inf)
+        return cls(added, blind if bool(blind.any()) else None)
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool, mask: Mask | None
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention and its log-sum-exp over the keys (-inf where a query sees none).
+
+    Shapes: query (batch, head, q, dim), key and value (batch, key head, k, dim), mask (q, k); returns
+    (batch, head, q, dim) and (batch, head, q). `causal` is the lower triangle from the top left.
+    """
+    device = query.device
+    if device.type == "cpu":
+        output, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, causal, attn_mask=None if mask is None else mask.added, scale=scale
+        )
+    elif device.type == "cuda" and cuda_agrees(device, query.dtype, query.shape[3]):
+        output, log_sum = attend_cuda(query, key, value, scale, causal, mask)
+    else:
+        return attend_plainly(query, key, value, scale, causal, mask)
+    if mask is not None and mask.blind is not None:  # where the kernels report 0 or NaN
+        output.masked_fill_(mask.blind[:, None], 0.0)
+        log_sum.masked_fill_(mask.blind, -math.inf)
+    return output, log_sum
+
+
+def attend_cuda(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool, mask: Mask | None
+) -> tuple[Tensor, Tensor]:
+    """`attend` by PyTorch's flash kernel (half precision, no mask) or its memory-efficient one."""
+    square = query.shape[2] == key.shape[2]  # flash aligns its triangle at the bottom right
+    if query.dtype != torch.float32 and mask is None and (square or not causal) and query.shape[3] % 8 == 0:
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        return flash(query, key, value, 0.0, causal, False, scale=scale)[:2]
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    added = None
+    if mask is not None:  # the kernel reads rows of whole blocks of 16
+        queries, keys = mask.added.shape
+        aligned = mask.added.new_zeros(queries, math.ceil(keys / 16) * 16)[:, :keys].copy_(mask.added)
+        added = aligned.expand(*query.shape[:2], queries, keys)
+    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+    output, log_sum, *_ = efficient(query, key, value, added, True, 0.0, causal, scale=scale)
+    return output, log_sum[:, :, : query.shape[2]]  # the kernel pads it
+
+
+@functools.cache
+def cuda_agrees(device: torch.device, dtype: torch.dtype, dim: int) -> bool:
+    """Whether `attend_cuda` gives what plain operations give, tried once; warns where it does not.
+
+    The kernels are PyTorch's inner ones, which may change, and refuse some devices, dtypes and head dims.
+    """
+    if dtype == torch.float64:
+        return False
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(2, heads, tokens, dim, generator=generator).to(device, dtype)
+        for heads, tokens in ((4, 70), (2, 70), (2, 70))
+    )
+    band = torch.arange(70)[:, None] - torch.arange(45)[None, :]
+    cases = (
+        (key, value, True, None),
+        (key[:, :, :45], value[:, :, :45], True, None),
+        (key[:, :, :45], value[:, :, :45], False, None),
+        (key[:, :, :45], value[:, :, :45], False, Mask.of(((band >= 5) & (band < 30)).to(device), dtype)),
+    )
+    try:
+        for keys, values, causal, mask in cases:
+            got = attend_cuda(query, keys, values, dim**-0.5, causal, mask)
+            wanted = attend_plainly(query, keys, values, dim**-0.5, causal, mask)
+            sighted = slice(None) if mask is None or mask.blind is None else ~mask.blind
+            for one, other in zip(got, wanted, strict=True):
+                difference = (one[:, :, sighted].float() - other[:, :, sighted].float()).abs().max()
+                if not difference <= _TOLERANCE:
+                    raise RuntimeError(f"difference {float(difference):.2g}")
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        warnings.warn(f"no fused attention for {dtype}, head dim {dim}, on {device}: {reason}; slower", stacklevel=2)
+        return False
+    return True
+
+
+def attend_plainly(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool, mask: Mask | None
+) -> tuple[Tensor, Tensor]:
+    """`attend` in plain operations, BLOCK queries at a time, for devices without a kernel that returns both."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    accurate = torch.promote_types(query.dtype, torch.float32)
+    outputs, log_sums = [], []
+    for begin in range(0, query.shape[2], BLOCK):
+        rows = query[:, :, begin : begin + BLOCK]
+        scores = (rows @ key.transpose(-1, -2)).to(accurate) * scale
+        if causal:
+            ones = torch.ones(rows.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
+            scores = scores.masked_fill(~ones.tril(begin), -math.inf)
+        if mask is not None:
+            scores = scores + mask.added[begin : begin + BLOCK]
+        log_sum = scores.logsumexp(-1)
+        weights = (scores - log_sum[..., None]).exp().nan_to_num(nan=0.0)
+        outputs.append(weights.to(query.dtype) @ value)
+        log_sums.append(log_sum)
+    return torch.cat(outputs, 2), torch.cat(log_sums, 2)
