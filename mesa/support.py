@@ -63,19 +63,26 @@ def trained_length(config: Any) -> int:
     raise ValueError(f"the config of this {config.model_type} model states no trained length; give --trained-length")
 
 
-def table() -> str:
-    """Families by methods, in Markdown, with the reason where not."""
-    methods = registry()
-    lines = [f"| | {' | '.join(f'`{name}`' for name in methods)} |", "|---" * (len(methods) + 1) + "|"]
+def cells() -> tuple[dict[str, dict[str, str]], list[str]]:
+    """'yes' or 'no (number)' by family and method, and the reasons by number, from 1."""
     reasons: list[str] = []
+    found: dict[str, dict[str, str]] = {}
     for kind in (*ROTARY, *ALIBI, *REFUSED):
-        cells = []
-        for method in methods.values():
+        found[kind] = {}
+        for name, method in registry().items():
             reason = missing(kind, method)
             if reason and reason not in reasons:
                 reasons.append(reason)
-            cells.append(f"no ({reasons.index(reason) + 1})" if reason else "yes")
-        lines.append(f"| {kind} | {' | '.join(cells)} |")
+            found[kind][name] = f"no ({reasons.index(reason) + 1})" if reason else "yes"
+    return found, reasons
+
+
+def table() -> str:
+    """Families by methods, in Markdown, with the reason where not."""
+    found, reasons = cells()
+    names = list(registry())
+    lines = [f"| | {' | '.join(f'`{name}`' for name in names)} |", "|---" * (len(names) + 1) + "|"]
+    lines += [f"| {kind} | {' | '.join(row.values())} |" for kind, row in found.items()]
     notes = [f"({number}) {reason}" for number, reason in enumerate(reasons, 1)]
     return "\n".join([*lines, "", "; ".join(notes) + "."])
 

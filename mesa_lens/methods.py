@@ -61,7 +61,8 @@ def run_explain(args: argparse.Namespace) -> int:
     if args.length < 1:
         raise ValueError(f"--length {args.length} is below 1 token")
     trained_length = args.trained_length or max(2, args.length * 2 // 3)
-    method = make_methods(args.name, trained_length, [*_drawing_sizes(args.name, args.length), *args.set])[args.name]
+    sizes = [f"{args.name}.{size}={value}" for size, value in drawing_sizes(args.name, trained_length).items()]
+    method = make_methods(args.name, trained_length, [*sizes, *args.set])[args.name]
     matrix = distances(method.plan(args.length))
     if args.json:
         print(json.dumps({**_record(method), "length": args.length, "relative_positions": matrix.tolist()}))
@@ -77,18 +78,18 @@ def run_explain(args: argparse.Namespace) -> int:
     return 0
 
 
-def _drawing_sizes(name: str, length: int) -> list[str]:
-    """Sizes that show a method's shape in a small matrix, in place of the paper's; --set overrides them."""
+def drawing_sizes(name: str, trained_length: int) -> dict[str, int]:
+    """Sizes that show a method's shape in a small matrix, in place of the paper's: those of them that it has."""
     sizes = {
-        "window": max(1, length // 4),
+        "window": max(1, trained_length * 3 // 8),
         "width": 2,
         "group": 2,
-        "first": max(1, length // 8),
-        "last": length // 6 or 1,
+        "first": max(1, trained_length * 3 // 16),
+        "last": max(1, trained_length // 4),
     }
     methods = registry()
     known = {field.name for field in dataclasses.fields(methods[name])} if name in methods else set()
-    return [f"{name}.{size}={value}" for size, value in sizes.items() if size in known]
+    return {size: value for size, value in sizes.items() if size in known}
 
 
 def _drawn(matrix: np.ndarray) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -56,7 +57,9 @@ def heatmap_figure(panel: xr.DataArray, trained_length: int, limits: xr.DataArra
 
 
 def _draw(chart: Chart) -> go.Figure:
-    figure = make_subplots(1, len(chart.panels), horizontal_spacing=0.1, subplot_titles=[p.title for p in chart.panels])
+    figure = make_subplots(
+        1, len(chart.panels), horizontal_spacing=0.12, subplot_titles=[_text(p.title) for p in chart.panels]
+    )
     listed: set[Any] = set()
     for column, panel in enumerate(chart.panels, 1):
         for trace in [*(_line(line) for line in panel.lines), *(_point(point) for point in panel.points)]:
@@ -66,7 +69,7 @@ def _draw(chart: Chart) -> go.Figure:
             _add_rule(figure, rule, panel, column)
         _axes(figure, panel, column)
     figure.update_layout(
-        title={"text": chart.title, "x": 0.01, "y": 0.98, "yanchor": "top"},
+        title={"text": _text(chart.title), "x": 0.01, "y": 0.98, "yanchor": "top"},
         template="plotly_white",
         font=_FONT,
         height=520,
@@ -76,18 +79,24 @@ def _draw(chart: Chart) -> go.Figure:
     return figure
 
 
+def _text(text: str) -> str:
+    """A text in which plotly sees no markup."""
+    return html.escape(text, quote=False)
+
+
 def _line(line: Line) -> go.Scatter:
     drawn = {"color": line.colour, "dash": line.dash, "width": 1.5 if line.symbol is None else 2}
     mode = "lines" if line.symbol is None else "lines+markers"
     return go.Scatter(
-        x=line.x, y=line.y, name=line.label, mode=mode, line=drawn, marker={"symbol": line.symbol, "size": 8}
+        x=line.x, y=line.y, name=_text(line.label), mode=mode, line=drawn, marker={"symbol": line.symbol, "size": 8}
     )
 
 
 def _point(point: Point) -> go.Scatter:
     marker = {"symbol": "diamond-open", "size": 15, "color": point.colour, "line": {"width": 3}}
-    text = f"{point.text}<extra></extra>"
-    return go.Scatter(x=[point.x], y=[point.y], name=point.text, mode="markers", marker=marker, hovertemplate=text)
+    text = _text(point.text)
+    hover = f"{text}<extra></extra>"
+    return go.Scatter(x=[point.x], y=[point.y], name=text, mode="markers", marker=marker, hovertemplate=hover)
 
 
 def _add_rule(figure: go.Figure, rule: Rule, panel: Panel, column: int) -> None:
@@ -104,13 +113,13 @@ def _add_rule(figure: go.Figure, rule: Rule, panel: Panel, column: int) -> None:
     else:
         below = rule.at > sum(panel.y_range) / 2
         where = {"x": 0, "xref": "x domain", "y": rule.at, "yanchor": "top" if below else "bottom"}
-    text = {"text": rule.text, "font": {"color": rule.colour}, "bgcolor": "rgba(255, 255, 255, 0.8)"}
+    text = {"text": _text(rule.text), "font": {"color": rule.colour}, "bgcolor": "rgba(255, 255, 255, 0.8)"}
     figure.add_annotation(**text, **where, xanchor="left", showarrow=False, **place)
 
 
 def _axes(figure: go.Figure, panel: Panel, column: int) -> None:
-    figure.update_yaxes(title_text=panel.y_title, range=panel.y_range, zeroline=False, row=1, col=column)
-    figure.update_xaxes(title_text=panel.x_title, title_standoff=8, zeroline=False, row=1, col=column)
+    figure.update_yaxes(title_text=_text(panel.y_title), range=panel.y_range, zeroline=False, row=1, col=column)
+    figure.update_xaxes(title_text=_text(panel.x_title), title_standoff=8, zeroline=False, row=1, col=column)
     if panel.log_x:
         ticks = list(panel.x_ticks)
         texts = [str(tick) for tick in ticks]
@@ -129,7 +138,7 @@ def _heatmap(cell: xr.DataArray, limit: float, scale: str | None) -> go.Heatmap:
         colorscale="RdBu_r",
         showscale=scale is not None,
         colorbar={
-            "title": {"text": scale or "", "side": "right"},
+            "title": {"text": _text(scale or ""), "side": "right"},
             "tickvals": [-limit, 0, limit],
             "ticktext": ["-limit", "0", "limit"],
         },
@@ -146,23 +155,18 @@ def _span_text(cell: xr.DataArray, name: str) -> str:
     return name if block == 1 else f"{block} {name}s from"
 
 
-def _axis_name(column: int) -> str:
-    """Plotly's name of the x axis of a column of the first row."""
-    return "xaxis" if column == 1 else f"xaxis{column}"
-
-
 def _grid_layout(figure: go.Figure, grid: Grid, rows: int, columns: int) -> None:
     each = len(grid.region_titles)
     for column in range(1, columns + 1):
         title = f"positions<br>{grid.region_titles[(column - 1) % each]}"
-        figure.update_xaxes(title_text=title, title_font_size=12, nticks=3, tickangle=0, row=rows, col=column)
+        figure.update_xaxes(title_text=title, title_font_size=12, nticks=2, tickangle=0, row=rows, col=column)
     for group, title in enumerate(grid.group_titles):
-        spans: list[Any] = [figure.layout[_axis_name(group * each + side)]["domain"] for side in (1, each)]
-        place = {"x": (spans[0][0] + spans[1][1]) / 2, "y": 1, "xref": "paper", "yref": "paper", "yanchor": "bottom"}
-        figure.add_annotation(text=f"<b>{title}</b>", showarrow=False, font_size=14, **place)
+        place = {"x": 0, "xref": f"x{group * each + 1 if group else ''} domain", "y": 1, "yref": "paper"}
+        anchors = {"xanchor": "left", "yanchor": "bottom"}
+        figure.add_annotation(text=f"<b>{_text(title)}</b>", showarrow=False, font_size=14, **place, **anchors)
     figure.update_yaxes(autorange="reversed", nticks=4)
     figure.update_layout(
-        title={"text": grid.title, "x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 16}},
+        title={"text": _text(grid.title), "x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 16}},
         template="plotly_white",
         font=_FONT,
         height=rows * _ROW_PIXELS + _HEAD_PIXELS,

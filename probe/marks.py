@@ -123,13 +123,13 @@ def threshold_chart(hidden: xr.DataArray, found: xr.Dataset, layer: int, dim: in
     ranges = [list(np.quantile(late.sel(layer=each), [0.005, 0.995])) for each in layers]
     ranges[-1] = [min(ranges[-1][0], float(at["limit"])), max(ranges[-1][1], float(at["limit"]))]
     span = 1.15 * max(high - low for low, high in ranges) or 1.0
-    average = "" if smoothing == 1 else f"; each value is the mean of the last {smoothing}"
+    average = "" if smoothing == 1 else f", mean of the last {smoothing}"
     panels = []
     for each, (low, high) in zip(layers, ranges, strict=True):
         observing = each == layer
         panels.append(
             Panel(
-                title=f"layer {each}, dim {dim}" + (_threshold_text(at) if observing else ""),
+                title=f"layer {each}, dim {dim}",
                 x_title=f"position (tokens){average}",
                 y_title=value_title(hidden),
                 lines=tuple(_value_line(values.sel({"layer": each, "method": m}), at) for m in hidden["method"].values),
@@ -139,7 +139,7 @@ def threshold_chart(hidden: xr.DataArray, found: xr.Dataset, layer: int, dim: in
             )
         )
     prompt = f", prompt {found['prompt'].item()}" if "prompt" in found.coords else ""
-    return Chart(f"{hidden.name}, dim {dim}: threshold observed at layer {layer}{prompt}", tuple(panels))
+    return Chart(f"{hidden.name}, dim {dim}, layer {layer}{prompt}: {_threshold_text(at)}", tuple(panels))
 
 
 def curves_chart(evaluation: xr.Dataset, measured: Measured, trained: int, predictions: Sequence[Prediction]) -> Chart:
@@ -195,7 +195,7 @@ def _threshold_rules(at: xr.Dataset) -> tuple[Rule, ...]:
 
 def _threshold_text(at: xr.Dataset) -> str:
     threshold, limit = float(at["threshold"]), float(at["limit"])
-    return f": threshold {threshold:.3g}" + ("" if limit == threshold else f", passed beyond {limit:.3g}")
+    return f"threshold {threshold:.3g}" + ("" if limit == threshold else f", passed beyond {limit:.3g}")
 
 
 def _crossing_text(at: xr.Dataset, method: str) -> str:

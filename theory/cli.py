@@ -37,7 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recovery", choices=recoveries, default="steps", help="position MLP (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="shorter inputs: under 20 seconds")
     parser.add_argument("--json", action="store_true", help="print the claims as JSON")
-    parser.add_argument("--html", type=Path, metavar="PATH", help="write the report there too (.html is added)")
+    parser.add_argument(
+        "--html",
+        type=Path,
+        metavar="PATH",
+        help="write the report there too (.html is added), and the claims beside it (.json)",
+    )
     parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="where table and plots are written")
 
 
@@ -72,18 +77,23 @@ def _verify(args: argparse.Namespace, settings: Settings) -> int:
         from theory.report import write_report
 
         write_report(claims, settings, path)
-        sys.stderr.write(f"report: {path}\n")
+        path.with_suffix(".json").write_text(_as_json(claims) + "\n")
+        sys.stderr.write(f"report: {path}, its claims: {path.with_suffix('.json')}\n")
     return 0 if all(claim.ok for claim in claims) else 1
 
 
 def _print_claims(claims: list[Claim], as_json: bool) -> None:
     if as_json:
-        text = json.dumps([claim.as_dict() for claim in claims], indent=2)
+        text = _as_json(claims)
     else:
         from theory.report import summary
 
         text = "\n".join([*(claim.line() for claim in claims), summary(claims)])
     sys.stdout.write(text + "\n")
+
+
+def _as_json(claims: list[Claim]) -> str:
+    return json.dumps([claim.as_dict() for claim in claims], indent=2)
 
 
 def _write_table(folder: Path, settings: Settings) -> int:

@@ -12,10 +12,10 @@ from theory.labels import IDEAL, NOPE, PE, STAIR, WEAVE
 
 LINES = {
     NOPE: {"color": "#999999", "width": 6},
-    PE: {"color": "#d62728", "width": 2},
-    WEAVE: {"color": "#1f77b4", "width": 2},
-    IDEAL: {"color": "#1f77b4", "width": 2, "dash": "dash"},
-    STAIR: {"color": "#2ca02c", "width": 1.5},
+    PE: {"color": "#D55E00", "width": 2},
+    WEAVE: {"color": "#0072B2", "width": 2},
+    IDEAL: {"color": "#0072B2", "width": 2, "dash": "dash"},
+    STAIR: {"color": "#009E73", "width": 1.5},
 }
 
 
@@ -40,7 +40,7 @@ def excess_figure(data: xr.Dataset) -> go.Figure:
     """o_t - H over t, with the crossing at M and both T*."""
     figure = _over_t(data.excess)
     figure.add_hline(0, line_width=1)
-    marks = (("M", data.M, "#d62728"), ("T* stair", data.T_stair, "#2ca02c"), ("T* weave", data.T_weave, "#1f77b4"))
+    marks = (("M", data.M, "#D55E00"), ("T* stair", data.T_stair, "#009E73"), ("T* weave", data.T_weave, "#0072B2"))
     for name, position, color in marks:
         figure.add_vline(position, line={"color": color, "dash": "dot"})
         _note(figure, f"{name} = {position:.5g}", x=math.log10(position), y=3.9, yref="y")

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 STYLES: dict[str, dict[str, Any]] = {
     NOPE: {"color": "#888888", "lw": 4, "alpha": 0.6},
-    PE: {"color": "#d62728", "lw": 1.6},
-    WEAVE: {"color": "#1f77b4", "lw": 1.8},
-    IDEAL: {"color": "#1f77b4", "lw": 1.4, "ls": "--"},
-    STAIR: {"color": "#2ca02c", "lw": 1.4},
+    PE: {"color": "#D55E00", "lw": 1.6},
+    WEAVE: {"color": "#0072B2", "lw": 1.8},
+    IDEAL: {"color": "#0072B2", "lw": 1.4, "ls": "--"},
+    STAIR: {"color": "#009E73", "lw": 1.4},
 }
 """One style a construction; NoPE and PE coincide, so one is drawn wide."""
 
@@ -46,7 +46,7 @@ def _figure(count: int = 1) -> tuple[Figure, list[Any]]:
 
 def _marks(panel: Any, data: xr.Dataset, heights: tuple[float, float, float]) -> None:
     """Vertical lines at M and at both T*."""
-    marks = (("M", data.M, "#d62728"), ("T* stair", data.T_stair, "#2ca02c"), ("T* weave", data.T_weave, "#1f77b4"))
+    marks = (("M", data.M, "#D55E00"), ("T* stair", data.T_stair, "#009E73"), ("T* weave", data.T_weave, "#0072B2"))
     for (name, position, color), height in zip(marks, heights, strict=True):
         panel.axvline(position, color=color, ls=":", lw=1.2)
         panel.text(position * 1.03, height, f"{name} = {position:.4g}", color=color, fontsize=8)
@@ -112,7 +112,7 @@ def table_plot(table: list[Row]) -> Figure:
             panel.plot(M, measured, color=color, ls="", marker="o", ms=5, mfc="none")
             beyond = [row.tried if row.measured is None else np.nan for row in chosen]
             panel.plot(M, beyond, color=color, ls="", marker="^", ms=6)
-        panel.plot(lengths, lengths, color="#d62728", lw=1, ls=":")
+        panel.plot(lengths, lengths, color="#D55E00", lw=1, ls=":")
         title = "weave (theorem 3.3)" if width is None else f"Stair PE, E = {width}"
         panel.set(xscale="log", yscale="log", title=title, ylim=(3, 2 * max(row.tried for row in table)))
         panel.set(xlabel="window M", ylabel="first failing t (dotted: M)")

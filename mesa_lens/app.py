@@ -1,0 +1,57 @@
+"""`mesa-lens app`: the dashboard over a folder of runs, in the browser."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from mesa_lens.dashboard.runs import ROOT_VARIABLE
+
+
+def add(commands: Any) -> None:
+    """Adds the subcommand."""
+    command = commands.add_parser(
+        "app",
+        help="open the dashboard over a folder of runs",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    command.add_argument("--store", type=Path, default=Path("runs"), help="folder of runs, or one run")
+    command.add_argument("--host", default="127.0.0.1", help="address to listen on; any but this one is open to others")
+    command.add_argument("--port", type=int, default=8501)
+    command.add_argument("--no-browser", action="store_true", help="do not open a browser")
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Starts Streamlit and waits for it."""
+    if importlib.util.find_spec("streamlit") is None:
+        raise ValueError("the dashboard needs Streamlit; pip install 'mesa-lens[app]'")
+    if args.store.exists() and not args.store.is_dir():
+        raise NotADirectoryError(f"--store {args.store} is not a folder; give the folder that holds the runs")
+    if not 0 < args.port < 65536:
+        raise ValueError(f"--port {args.port} is not within 1 to 65535")
+    script = Path(__file__).parent / "dashboard" / "main.py"
+    options = {
+        "server.address": args.host,
+        "server.port": args.port,
+        "server.headless": str(args.no_browser).lower(),
+        "server.fileWatcherType": "none",
+        "browser.gatherUsageStats": "false",
+        "client.toolbarMode": "viewer",
+        "client.showErrorDetails": "none",
+        "runner.magicEnabled": "false",
+        "theme.light.primaryColor": "#0072B2",
+        "theme.dark.primaryColor": "#56B4E9",
+    }
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    environment = {**os.environ, ROOT_VARIABLE: str(args.store.resolve())}
+    try:
+        return subprocess.call([sys.executable, "-m", "streamlit", "run", str(script), *flags], env=environment)
+    except KeyboardInterrupt:
+        return 0

@@ -1,0 +1,57 @@
+"""How things look: figures that read well on light and dark, texts from stores that stay texts."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import plotly.graph_objects as go
+import streamlit as st
+
+from probe.marks import BLACK, GREY, RED
+
+_ON_BOTH = {  # at least 3:1 on white and on Streamlit's dark ground
+    BLACK: "#808080",
+    GREY: "#8a8a8a",
+    RED: "#e04848",
+    "#882255": "#b8558a",
+    "#F0E442": "#a89a00",
+    "black": "#808080",
+    "#999999": "#8a8a8a",
+    "rgba(255, 255, 255, 0.8)": "rgba(0, 0, 0, 0)",
+}
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|<>$~:&])")
+
+
+def plain(text: object) -> str:
+    """`text` with everything that Streamlit's Markdown would take for markup escaped."""
+    return _MARKDOWN.sub(r"\\\1", " ".join(str(text).split()))
+
+
+def on_both_themes(figure: go.Figure) -> go.Figure:
+    """The figure in colours that read on light and dark ground; text and ground are the theme's own."""
+    drawn = figure.to_dict()
+    layout = drawn.get("layout", {})
+    layout.pop("template", None)
+    layout.get("font", {}).pop("color", None)
+    return go.Figure(_recoloured(drawn), skip_invalid=False)
+
+
+def _recoloured(part: Any) -> Any:
+    if isinstance(part, dict):
+        return {key: _recoloured(value) for key, value in part.items()}
+    if isinstance(part, (list, tuple)):
+        return [_recoloured(each) for each in part]
+    return _ON_BOTH.get(part, part) if isinstance(part, str) else part
+
+
+def show(figure: go.Figure, alt: str, key: str) -> None:
+    """Draws a figure over the page's width; `alt` says what it shows to those who do not see it."""
+    config = {"displaylogo": False, "toImageButtonOptions": {"format": "svg", "filename": key}}
+    st.plotly_chart(on_both_themes(figure), key=key, alt=alt, config=config)
+
+
+def columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Rows as columns, for `st.dataframe`; missing cells are None."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return {name: [row.get(name) for row in rows] for name in names}

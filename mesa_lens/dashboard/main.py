@@ -1,0 +1,96 @@
+"""The dashboard's frame: the choice of a run, the pages, and what is said where something is wrong."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import streamlit as st
+from PIL import Image
+
+from mesa_lens.dashboard.context import Context
+from mesa_lens.dashboard.look import plain
+from mesa_lens.dashboard.pages import compare, heatmaps, methods, overview, theory, thresholds
+from mesa_lens.dashboard.runs import Entry, entries, root_folder
+
+_LOG = logging.getLogger(__name__)
+
+# Title, icon and function of each page, and whether it needs a run.
+PAGES: dict[str, tuple[str, str, Callable[[Context], None], bool]] = {
+    "overview": ("Overview", ":material/summarize:", overview.page, True),
+    "thresholds": ("Thresholds", ":material/show_chart:", thresholds.page, True),
+    "heatmaps": ("Heatmaps", ":material/grid_on:", heatmaps.page, True),
+    "compare": ("Compare runs", ":material/compare_arrows:", compare.page, True),
+    "methods": ("Methods", ":material/apps:", methods.page, False),
+    "theory": ("Theory", ":material/functions:", theory.page, False),
+}
+
+MAKE_ONE = "make demo\n# or, on your own model\nmesa-lens probe --model <hub id or local path> --out runs/mine"
+
+
+_STYLE = """<style>
+.stMainBlockContainer {padding: 4.5rem clamp(1rem, 4vw, 4rem) 3rem}
+h1 {padding-top: 0}
+</style>"""
+
+
+def main() -> None:
+    """Draws the page that the URL names."""
+    st.set_page_config("Mesa Lens", _icon(), layout="wide")
+    st.html(_STYLE)
+    root = root_folder()
+    found = tuple(entries(root))
+    pages: dict[str, Any] = {}
+    header = st.container(horizontal=True, vertical_alignment="bottom")
+    heading = header.empty()
+    context = Context(str(root), found, _chosen(header, found), pages)
+    for url, (title, icon, draw, needs_run) in PAGES.items():
+        body = partial(_guarded, draw, context, title, needs_run)
+        pages[url] = st.Page(body, title=title, icon=icon, url_path=url, default=url == "overview")
+    chosen = st.navigation(list(pages.values()), position="top")
+    heading.title(chosen.title, anchor=False)
+    chosen.run()
+
+
+def _chosen(place: Any, found: tuple[Entry, ...]) -> Entry | None:
+    """The chosen run: the URL's, else the newest."""
+    if not found:
+        return None
+    names = [entry.name for entry in found]
+    name = place.selectbox("Run", names, key="run", bind="query-params", width=260, help="Newest first")
+    return found[names.index(name)] if name in names else found[0]
+
+
+def _guarded(draw: Callable[[Context], None], context: Context, title: str, needs_run: bool) -> None:
+    """Draws a page; what is wrong with a store is explained, never a traceback."""
+    try:
+        if needs_run and context.entry is None:
+            _no_run(context)
+        else:
+            draw(context)
+    except (ValueError, OSError) as error:
+        st.error(plain(error))
+    except Exception as error:
+        _LOG.exception("%s could not be drawn", title)
+        remedy = "if the run is damaged, capture it again"
+        st.error(plain(f"{title} could not be drawn ({type(error).__name__}: {error}); {remedy}"))
+
+
+def _icon() -> Image.Image:
+    """Mesa's chunks, as an image: each with itself and the first, the last with all."""
+    chunk = np.arange(32) // 8
+    seen = (chunk[:, None] == chunk[None]) | (chunk[None] == 0) | (chunk[:, None] == 3)
+    seen &= np.arange(32)[:, None] >= np.arange(32)[None]
+    return Image.fromarray(np.where(seen[..., None], (0, 114, 178), (222, 235, 247)).astype(np.uint8))
+
+
+def _no_run(context: Context) -> None:
+    st.info(plain(f"There is no run under {context.root} yet. Make one, then reload this page:"))
+    st.code(MAKE_ONE, language="bash")
+
+
+if __name__ == "__main__":  # how `mesa-lens app` has Streamlit run it
+    main()

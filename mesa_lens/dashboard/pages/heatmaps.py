@@ -1,0 +1,116 @@
+"""Heatmaps: the paper's panels, layers x dims x positions, method against method or their difference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import streamlit as st
+import xarray as xr
+
+from mesa_lens.dashboard.context import Context
+from mesa_lens.dashboard.look import plain, show
+from mesa_lens.dashboard.state import choose_states, opened, states
+from probe.figures import heatmap_figure
+from probe.heatmap import default_regions, layer_limits, pool, regions
+from probe.reader import Run
+
+_AROUND, _ALL, _CHOSEN = "around M, and the end", "all", "choose"
+
+
+def page(context: Context) -> None:
+    """Widgets and one figure on one colour scale a layer; zooming reads and pools anew."""
+    entry = context.run
+    run = opened(entry)
+    hook, prompt = choose_states(run)
+    names = run.hidden["method"].values.tolist()
+    methods, minus = _methods(names)
+    layers, dims = _spans(run)
+    bounds = _bounds(run)
+    quantile = st.slider(
+        "Colour scale: share of values within it", 0.9, 1.0, 0.99, 0.005, key="scale", bind="query-params",
+        help="The scale of each layer ends at this quantile of its absolute values, and is shared by all methods",
+    )  # fmt: skip
+    if not methods:
+        st.info("Choose a method.")
+        return
+    shown, limits = _panel(
+        str(entry.path), entry.stamp, run, hook, prompt, (methods, minus, layers, dims, bounds, quantile)
+    )
+    figure = heatmap_figure(shown, run.trained_length, limits)
+    against = f" minus {minus}" if minus else ""
+    show(
+        figure,
+        f"{hook} of prompt {prompt} under {', '.join(methods)}{against}: layers {layers[0]} to {layers[1]}, dims "
+        f"{dims[0]} to {dims[1]}; red above 0, blue below",
+        "heatmap",
+    )
+    _scale(shown, limits)
+
+
+def _methods(names: list[str]) -> tuple[list[str], str | None]:
+    left, right = st.columns(2)
+    minus = right.selectbox(
+        "Minus", ["nothing", *names], key="minus", bind="query-params", help="Shows the difference to this method"
+    )
+    chosen = left.multiselect("Methods", names, names[:4], key="methods", bind="query-params")
+    base = None if minus == "nothing" else str(minus)
+    return [name for name in chosen if name != base], base
+
+
+def _spans(run: Run) -> tuple[tuple[int, int], tuple[int, int]]:
+    """First and last layer and dim, from sliders; both ends included."""
+    left, right = st.columns(2)
+    return _span(left, "Layers", "layers", run.hidden["layer"].values), _span(
+        right, "Dims", "dims", run.hidden["dim"].values
+    )
+
+
+def _span(place: Any, label: str, key: str, values: np.ndarray) -> tuple[int, int]:
+    first, last = int(values[0]), int(values[-1])
+    if first == last:
+        place.markdown(f"{label}: {first}")
+        return first, last
+    low, high = place.slider(label, first, last, (first, last), key=key, bind="query-params")
+    return int(low), int(high)
+
+
+def _bounds(run: Run) -> tuple[tuple[int, int], ...]:
+    """Half-open regions of positions."""
+    position = run.hidden["position"].values
+    which = st.segmented_control(
+        "Positions", [_AROUND, _ALL, _CHOSEN], default=_AROUND, required=True, key="positions", bind="query-params"
+    )
+    if which == _CHOSEN:
+        first, last = _span(st, "First and last position", "zoom", position)
+        return ((first, last + 1),)
+    if which == _ALL:
+        return ((int(position[0]), int(position[-1]) + 1),)
+    return tuple(default_regions(position, run.trained_length))
+
+
+@st.cache_data(max_entries=8, show_spinner="Reading hidden states …")
+def _panel(
+    path: str, stamp: tuple[float, float], _run: Run, hook: str, prompt: str, choice: tuple[Any, ...]
+) -> tuple[xr.DataArray, xr.DataArray]:
+    """The pooled panel (method, layer, dim, position) and its limits by layer."""
+    methods, minus, layers, dims, bounds, quantile = choice
+    hidden = states(_run, hook, prompt).sel(layer=slice(*layers), dim=slice(*dims))
+    shown = regions(hidden.sel({"method": methods}), bounds).load()
+    if minus:
+        other = regions(hidden.sel({"method": minus}), bounds).load()
+        shown = (shown - other.drop_vars("method")).assign_attrs(shown.attrs).rename(f"{hook} minus {minus}")
+        shown.attrs["long_name"] = f"{hook} minus {minus}"
+    return pool(shown), layer_limits(shown, quantile)
+
+
+def _scale(shown: xr.DataArray, limits: xr.DataArray) -> None:
+    blocks = [int((shown[f"{name}_last"] - shown[name]).max()) + 1 for name in ("dim", "position")]
+    pooled = "Every value is drawn." if blocks == [1, 1] else (
+        f"Blocks of {blocks[0]} dims x {blocks[1]} positions are drawn as their value farthest from 0; narrow the "
+        "spans to see more."
+    )  # fmt: skip
+    ends = ", ".join(
+        f"layer {layer}: {limit:.3g}" for layer, limit in zip(limits["layer"].values, limits.values, strict=True)
+    )
+    st.caption(plain(f"{pooled} Colour scale ends at, in activation: {ends}."))

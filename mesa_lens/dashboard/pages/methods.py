@@ -1,0 +1,113 @@
+"""Methods: the relative position that a method gives every query and key, drawn beside another's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import streamlit as st
+
+from mesa.methods import Method, make, registry
+from mesa.plan import distances
+from mesa.support import cells
+from mesa_lens.dashboard.context import Context
+from mesa_lens.dashboard.look import columns, plain, show
+from mesa_lens.methods import drawing_sizes
+
+_NUMBERED = 24  # tokens up to which numbers stand in the cells
+_GAPS = 64  # tokens up to which cells are parted
+
+
+def page(context: Context) -> None:
+    """Two methods side by side, and the support table."""
+    left, right = st.columns(2)
+    length = int(left.slider("Length (tokens)", 4, 256, 24, key="length", bind="query-params"))
+    trained = int(right.slider("Trained window M (tokens)", 2, 256, 16, key="M", bind="query-params"))
+    choices = [_choose(place, *side, trained) for place, side in zip(st.columns(2), _SIDES, strict=True)]
+    for place, method in zip(st.columns(2), choices, strict=True):
+        if method is not None:
+            place.markdown(f"`{method.formula}`  \n{plain(method.source)}")
+    for place, (side, _), method in zip(st.columns(2), _SIDES, choices, strict=True):
+        if method is not None:
+            with place:
+                _draw(method, f"{method.name}-{side}", length, trained)
+    _support()
+
+
+_SIDES = (("a", "rerope"), ("b", "mesa"))
+
+
+def _choose(place: Any, side: str, default: str, trained: int) -> Method | None:
+    """A method with its sizes from widgets, small ones that show its shape by default; None where it refuses them."""
+    names = list(registry())
+    name = str(place.selectbox(f"Method {side}", names, names.index(default), key=side, bind="query-params"))
+    sizes = drawing_sizes(name, trained)
+    for (size, value), column in zip(sizes.items(), place.columns(len(sizes)) if sizes else (), strict=True):
+        key = f"{side}.{name}.{size}"
+        sizes[size] = int(column.number_input(size, 1, 4096, value, key=key, bind="query-params"))
+    try:
+        return make(name, trained, **sizes)
+    except ValueError as error:
+        place.warning(plain(error))
+        return None
+
+
+def _draw(method: Method, key: str, length: int, trained: int) -> None:
+    """The matrix, and what it says in numbers."""
+    plan = method.plan(length)
+    matrix = distances(plan)
+    masked = int((matrix < 0).sum()) - length * (length - 1) // 2
+    beyond, largest = int((matrix >= trained).sum()), float(matrix.max())
+    facts = f"largest {largest:.4g}; {beyond} pairs at M = {trained} or beyond; {masked} causal pairs masked"
+    show(matrix_figure(matrix, trained), f"Relative positions of {method.name} for {length} tokens: {facts}", key)
+    st.markdown(
+        f"Largest relative position **{largest:.4g}**. **{beyond}** pairs at M = {trained} or beyond, where the model "
+        f"was never trained. **{masked}** causal pairs masked."
+    )
+    if plan.frequency_scale is not None:
+        st.caption("Rotary frequencies are changed at this length; the positions above are not.")
+
+
+def matrix_figure(matrix: np.ndarray, trained: int) -> go.Figure:
+    """The matrix (query, key) of relative positions, blue below M and orange from M on; masked pairs are blank."""
+    length = len(matrix)
+    shown = np.where(matrix < 0, np.nan, matrix)
+    numbers = {}
+    if length <= _NUMBERED:
+        texts = [["" if value < 0 else f"{value:.3g}" for value in row] for row in matrix]
+        numbers = {"text": texts, "texttemplate": "%{text}"}
+    top, gap = max(float(matrix.max()), trained), int(length <= _GAPS)
+    figure = go.Figure(
+        go.Heatmap(
+            z=shown,
+            zmin=0,
+            zmax=top,
+            colorscale=_scale(trained / top),
+            xgap=gap,
+            ygap=gap,
+            hovertemplate="query %{y}, key %{x}<br>relative position %{z:.4g}<extra></extra>",
+            hoverongaps=False,
+            colorbar={"orientation": "h", "thickness": 10, "y": -0.14, "yanchor": "top", "len": 0.9},
+            **numbers,
+        )
+    )
+    bare = {"showgrid": False, "zeroline": False, "constrain": "domain"}
+    figure.update_xaxes(title_text="key i", **bare)
+    figure.update_yaxes(title_text="query t", autorange="reversed", scaleanchor="x", **bare)
+    return figure.update_layout(height=470, margin={"t": 10, "b": 90, "l": 50, "r": 0})
+
+
+def _scale(window: float) -> list[list[Any]]:
+    """Blues up to M, the share `window` of the scale; oranges beyond."""
+    inside = [[0, "#deebf7"], [min(window, 1), "#6baed6"]]
+    return inside if window >= 1 else [*inside, [window, "#fdae6b"], [1, "#d94801"]]
+
+
+def _support() -> None:
+    """The support table, methods down and families across."""
+    st.subheader("Which model families take which methods")
+    found, reasons = cells()
+    rows = [{"method": name, **{kind: row[name] for kind, row in found.items()}} for name in registry()]
+    st.dataframe(columns(rows), hide_index=True, alt="Support of each method by model family", height="content")
+    st.caption(plain("; ".join(f"({number}) {reason}" for number, reason in enumerate(reasons, 1)) + "."))

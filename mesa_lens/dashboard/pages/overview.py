@@ -1,0 +1,126 @@
+"""Overview: what broke, where inside it shows, what mended it, and how far to trust it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any
+
+import streamlit as st
+
+from mesa_lens.dashboard.context import Context
+from mesa_lens.dashboard.look import columns, plain, show
+from mesa_lens.dashboard.runs import Entry
+from mesa_lens.dashboard.state import analysed, opened
+from probe.analysis import summarize
+from probe.failure import measured_failure
+from probe.figures import curves_figure
+from probe.findings import findings
+from probe.predict import Prediction
+from probe.reader import Run
+
+_SHOWN = ("model", "model_revision", "model_type", "source_dtype", "created", "executor", "word", "text", "seed")
+
+
+def page(context: Context) -> None:
+    """The run's summary in words, a table, curves over length, links and provenance."""
+    run = opened(context.run)
+    summary = _summary(context.run, run)
+    trained, captured = summary["trained_length"], summary["captured_length"]
+    st.markdown(
+        f"Model **{plain(summary['model'])}**, trained window **M = {trained}** tokens, "
+        f"read up to **{captured}** tokens under {len(summary['methods'])} methods."
+    )
+    st.dataframe(
+        columns([_row(row) for row in summary["methods"]]),
+        hide_index=True,
+        alt="Predicted and measured failure length and scores of each method",
+        column_config=_formats(summary),
+    )
+    _curves(run, summary)
+    for heading, text in findings(summary):
+        st.subheader(heading)
+        st.markdown(plain(text))
+    _links(context, summary)
+    _provenance(run, summary)
+
+
+def _summary(entry: Entry, run: Run) -> dict[str, Any]:
+    """summary.json where it is this store's, else worked out again."""
+    try:
+        written = json.loads((entry.path / "summary.json").read_text(encoding="utf-8"))
+        if written["created"] == run.hidden.attrs["created"]:
+            return written
+    except (OSError, ValueError, KeyError, TypeError):  # none, or not whole
+        pass
+    return summarize(analysed(entry))
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    """One method's line of the table."""
+    scores = {f"NLL {name}": each["tail_nll"] for name, each in row["scores"].items()}
+    scores |= {f"passkey {name}": each["passkey"] for name, each in row["scores"].items()}
+    return {
+        "method": row["method"],
+        "predicted": row["predicted"]["text"],
+        "measured": row["measured"]["text"],
+        **scores,
+    }
+
+
+def _formats(summary: dict[str, Any]) -> dict[str, Any]:
+    """Two decimals, and what the columns mean."""
+    predicted = (
+        "Failure length in tokens, read from hidden states alone: the median position at which the clearest dims cross "
+        "the value they have at M under the reference"
+    )
+    measured = (
+        f"The first length at which: {summary['failure_rule']}" if summary["failure_rule"] else "Nothing was measured"
+    )
+    texts = {"predicted": predicted, "measured": measured}
+    named = {name: st.column_config.TextColumn(help=plain(text)) for name, text in texts.items()}
+    scores = [f"{name} {multiple}" for name in ("NLL", "passkey") for multiple in ("M", "2M", "4M")]
+    return named | {name: st.column_config.NumberColumn(format="%.2f") for name in scores}
+
+
+def _curves(run: Run, summary: dict[str, Any]) -> None:
+    if run.evaluation is None:
+        st.info("Nothing was measured by length: the run was made with \\-\\-samples 0.")
+        return
+    known = [field.name for field in fields(Prediction)]
+    predictions = [Prediction(**{name: row["predicted"][name] for name in known}) for row in summary["methods"]]
+    measured = measured_failure(run.evaluation, run.trained_length, summary["reference"])
+    failing = ", ".join(f"{each.method} {each.length or 'never'}" for each in measured.failures)
+    figure = curves_figure(run.evaluation, measured, run.trained_length, predictions)
+    show(figure, f"Tail NLL and passkey accuracy over length by method. Measured failure: {failing}", "curves")
+
+
+def _links(context: Context, summary: dict[str, Any]) -> None:
+    """Links to the other pages, with the run and the clearest dim in the URL."""
+    st.subheader("Look closer")
+    here = {"run": context.run.name, "prompt": summary["prompt"]}
+    best = summary["best"]
+    clearest = {"pairs": f"{best[0]['layer']}:{best[0]['dim']}"} if best else {}
+    places = (
+        ("thresholds", "The clearest dim over position", here | clearest),
+        ("heatmaps", "Hidden states, method by method", here),
+        ("compare", "Beside another run", {"run": context.run.name}),
+    )
+    for column, (url, label, query) in zip(st.columns(len(places)), places, strict=True):
+        column.page_link(context.pages[url], label=label, query_params=query)
+
+
+def _provenance(run: Run, summary: dict[str, Any]) -> None:
+    attrs = run.hidden.attrs
+    with st.expander("Where these numbers come from"):
+        st.json({name: attrs[name] for name in _SHOWN if name in attrs} | {"versions": summary["versions"]})
+        st.markdown("Methods, as they were run, and the rule that thresholds were read by:")
+        st.json({"methods": summary["method_configs"], "rule": summary["rule"]}, expanded=False)
+    st.download_button(
+        "Summary (JSON)",
+        json.dumps(summary, indent=1),
+        "summary.json",
+        "application/json",
+        on_click="ignore",
+        icon=":material/download:",
+    )

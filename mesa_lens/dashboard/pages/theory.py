@@ -1,0 +1,101 @@
+"""Theory: how far the paper's constructions reach, by their closed forms, and what the verification found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import streamlit as st
+import xarray as xr
+
+from mesa_lens.dashboard.context import Context
+from mesa_lens.dashboard.look import columns, plain, show
+from theory.bounds import check_window, denominator, extended_length, ideal_position
+from theory.figures import attention_figure, excess_figure, position_figure
+from theory.labels import IDEAL, PE, STAIR
+
+REPORT = "theory.json"
+_LONGEST = 4000
+
+
+def page(context: Context) -> None:
+    """Sliders, three figures, and the table of verified claims."""
+    st.markdown(
+        "The head output o_t of the paper's constructed transformers is M / D(t) - 1 + H: it falls below the threshold "
+        "H where D(t) passes M. Plain positions give D(t) = t; weaving slows it down. These are the closed forms; "
+        "`mesa-lens verify` checks them on real weights."
+    )
+    M, H, N, E = _parameters()
+    try:
+        check_window(M, N, E)
+    except ValueError as error:
+        st.warning(plain(error))
+        return
+    data = closed_forms(M, H, N, E)
+    weave, stair = data.attrs["T_weave"], data.attrs["T_stair"]
+    reached = {"Plain positions fail at": M, "Weave reaches T*": weave, "Stair PE reaches T*": stair}
+    for column, (label, value) in zip(st.columns(3), reached.items(), strict=True):
+        column.metric(label, f"{value:,.5g}", help="tokens", border=True)
+    output, position, attention = st.tabs(["Head output o_t - H", "Recovered position", "Attention on <bos>"])
+    reach = f"M = {M}, T* of the weave {weave:.5g}, of Stair PE {stair:.5g}"
+    with output:
+        show(excess_figure(data), f"Head output minus H over position t: above 0 succeeds. {reach}", "excess")
+    with position:
+        show(position_figure(data), f"The position that layer 1 recovers at t. {reach}", "position")
+    with attention:
+        show(attention_figure(data), f"Attention on bos over t: above 1/M succeeds. {reach}", "attention")
+    _claims(Path(context.root) / REPORT)
+
+
+def _parameters() -> tuple[int, float, int, int]:
+    one, two, three, four = st.columns(4)
+    M = one.slider("M, the window (tokens)", 4, 64, 16, key="M", bind="query-params")
+    N = two.slider("N, the weave's window (tokens)", 1, 12, 3, key="N", bind="query-params")
+    E = three.slider("E, the stair's width (tokens)", 2, 50, 3, key="E", bind="query-params")
+    H = four.slider("H, the threshold", 0.0, 2.0, 0.5, 0.1, key="H", bind="query-params")
+    return int(M), float(H), int(N), int(E)
+
+
+@st.cache_data(max_entries=64)
+def closed_forms(M: int, H: float, N: int, E: int) -> xr.Dataset:
+    """o_t - H, the recovered position and the attention on <bos> over (construction, t), with ideal recovery."""
+    weave, stair = extended_length(M, N), extended_length(M, N, E)
+    length = int(np.clip(1.5 * max(weave, stair), 4 * M, _LONGEST))
+    t = np.arange(1, length + 1)
+    D = {PE: t.astype(float), IDEAL: denominator(t, N), STAIR: denominator(t, N, E)}
+    position = {PE: t.astype(float), IDEAL: ideal_position(t, N), STAIR: ideal_position(t, N, E)}
+    dims = ("construction", "t")
+    data: dict[str, Any] = {
+        "excess": (
+            dims,
+            np.stack([M / each - 1 for each in D.values()]),
+            {"long_name": f"head output o_t - H (H = {H:g})"},
+        ),
+        "position": (dims, np.stack(list(position.values())), {"long_name": "recovered position"}),
+        "attention": (dims, np.stack([1 / each for each in D.values()]), {"long_name": "attention on <bos>"}),
+    }
+    attrs = {"M": M, "N": N, "E": E, "H": H, "T_weave": weave, "T_stair": stair}
+    return xr.Dataset(data, {"construction": list(D), "t": t}, attrs)
+
+
+def _claims(path: Path) -> None:
+    """The verification's table, where it was run."""
+    st.subheader("What the verification found")
+    if not path.is_file():
+        st.info(plain(f"There is no {path} yet. Run the verification (20 seconds), then reload this page:"))
+        st.code(f"mesa-lens verify --html {path.with_suffix('')}", language="bash")
+        return
+    claims = json.loads(path.read_text(encoding="utf-8"))
+    broken = [claim["name"] for claim in claims if not claim["ok"]]
+    st.markdown(plain(f"{len(claims) - len(broken)} of {len(claims)} claims came out as they must.") + (
+        f" **Broken: {plain(', '.join(broken))}**" if broken else ""
+    ))  # fmt: skip
+    shown = ("name", "verdict", "statement", "citation", "tested", "margin", "error", "correction", "counterexample")
+    st.dataframe(
+        columns([{name: claim.get(name) for name in shown} for claim in claims]),
+        hide_index=True,
+        alt="Every claim with its verdict, margin and error",
+        column_config={name: st.column_config.NumberColumn(format="%.2g") for name in ("margin", "error")},
+    )

@@ -1,0 +1,174 @@
+"""Thresholds: values of chosen dims over position, the ranking of dims, and the rule, adjustable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import streamlit as st
+import xarray as xr
+
+from mesa_lens.dashboard.context import Context
+from mesa_lens.dashboard.look import columns, plain, show
+from mesa_lens.dashboard.state import choose_states, control, opened, searched, states
+from probe.figures import threshold_figure
+from probe.predict import best, predict
+from probe.reader import Run
+from probe.thresholds import CrossingRule
+
+_MOST = 6  # figures drawn at once
+_LISTED = 1000  # dims in the table
+
+
+def page(context: Context) -> None:
+    """Widgets, one figure a chosen (layer, dim), predictions, ranking and control."""
+    entry = context.run
+    run = opened(entry)
+    hook, prompt = choose_states(run)
+    reference = _reference(run)
+    trained, rule = _rule(run)
+    found = searched(entry, hook, prompt, trained, rule, reference)
+    hidden = states(run, hook, prompt)
+    qualified = int(found["qualified"])
+    st.markdown(
+        f"**{qualified}** of {found.attrs['searched']} (layer, dim) pairs show an observable threshold at "
+        f"position {trained} under {plain(reference)}; the smoothed value at that position is the threshold."
+    )
+    pairs = _pairs(found)
+    for layer, dim in pairs:
+        crossings = _crossings(found, layer, dim)
+        figure = threshold_figure(hidden, found, layer, dim)
+        show(figure, f"Layer {layer}, dim {dim} over position. {crossings}", f"layer{layer}-dim{dim}")
+    ranking, trust = st.tabs(["Ranking of dims", "Predictions and control"])
+    with ranking:
+        _ranking(found)
+    with trust:
+        _predictions(found)
+        _negative_control(control(entry, hook, prompt, trained, rule, reference), prompt)
+
+
+def _reference(run: Run) -> str:
+    methods = run.hidden["method"].values.tolist()
+    return "origin" if "origin" in methods else str(methods[0])
+
+
+def _rule(run: Run) -> tuple[int, CrossingRule]:
+    """M and the rule, from widgets; lengths in tokens."""
+    scaled = CrossingRule.scaled(run.trained_length)
+    last = int(run.hidden["position"].values[-1])
+    whole = (  # name, least, most, default, meaning
+        ("M", 2, last, run.trained_length, "The trained window, in tokens"),
+        ("smoothing", 1, 512, scaled.smoothing, "A value is the mean over so many positions"),
+        ("sustained", 1, 4096, scaled.sustained, "A crossing lasts for so many positions"),
+        ("burn_in", 0, last, scaled.burn_in, "Positions before it are left out"),
+    )
+    real = (
+        ("margin", 50.0, scaled.margin, 0.5, "In-window spreads beyond the threshold; 0 is the paper's rule"),
+        ("minimum_score", 1000.0, scaled.minimum_score, 1.0, "Motion beyond M, in spreads, of an observable dim"),
+        ("share", 1.0, scaled.share, 0.01, "Of positions inside, and after the crossing, that must agree"),
+        ("floor", 1.0, scaled.floor, 0.01, "Least spread, as a share of the layer's typical size"),
+    )
+    values: dict[str, Any] = {}
+    with st.expander("The rule: M, smoothing, how long a crossing must last"):
+        for (name, least, most, value, meaning), place in zip(whole, st.columns(4), strict=True):
+            values[name] = int(
+                place.number_input(name, least, max(most, value), value, key=name, bind="query-params", help=meaning)
+            )
+        for (name, most, value, step, meaning), place in zip(real, st.columns(4), strict=True):
+            values[name] = place.number_input(name, 0.0, most, value, step, key=name, bind="query-params", help=meaning)
+    return values.pop("M"), CrossingRule(**values)
+
+
+def _pairs(found: xr.Dataset) -> list[tuple[int, int]]:
+    """The (layer, dim) pairs to draw: chosen, else the clearest."""
+    clearest = best(found, 50)
+    options = [f"{layer}:{dim}" for layer, dim in clearest]
+    asked = st.multiselect(
+        "Layer and dim to draw, as layer:dim",
+        options,
+        key="pairs",
+        bind="query-params",
+        accept_new_options=True,
+        max_selections=_MOST,
+        placeholder=f"the clearest ({options[0]})" if options else "none is observable; write e.g. 1:17",
+        help="The list holds the clearest dims; any other can be written",
+    )
+    pairs = [pair for text in asked if (pair := _pair(text, found)) is not None]
+    return pairs or clearest[:1]
+
+
+def _pair(text: str, found: xr.Dataset) -> tuple[int, int] | None:
+    layers, dims = found["layer"].values, found["dim"].values
+    layer, _, dim = text.partition(":")
+    if layer.strip().isdigit() and dim.strip().isdigit() and int(layer) in layers and int(dim) in dims:
+        return int(layer), int(dim)
+    spans = f"layers {layers[0]} to {layers[-1]}, dims {dims[0]} to {dims[-1]}"
+    st.warning(plain(f"{text!r} is no captured layer:dim; the store holds {spans}"))
+    return None
+
+
+def _crossings(found: xr.Dataset, layer: int, dim: int) -> str:
+    at = found["crossing"].sel(layer=layer, dim=dim)
+    values = zip(at["method"].values.tolist(), at.values, strict=True)
+    return "; ".join(
+        f"{name} crosses at {value:.0f}" if np.isfinite(value) else f"{name} never" for name, value in values
+    )
+
+
+def _ranking(found: xr.Dataset) -> None:
+    """Every observable pair, or all of them, sortable and searchable."""
+    every = st.toggle("Also dims that are not observable", key="every", bind="query-params")
+    names = ["rank", "score", "threshold", "limit", "spread"]
+    table = found[[*names, "observable"]].to_dataframe().reset_index()
+    for method in found["method"].values.tolist():
+        table[f"{method} crosses at"] = found["crossing"].sel({"method": method}).values.ravel()
+    order = np.lexsort((-table["score"], ~table["observable"]))
+    if not every:
+        order = order[: int(found["qualified"])]
+    table = table.iloc[order[:_LISTED]]
+    kept = [column for column in table.columns if column in {"layer", "dim", *names} or column.endswith("crosses at")]
+    st.dataframe(
+        table[kept],
+        hide_index=True,
+        alt="Dims by score, with threshold and crossing of each method",
+        column_config={"rank": st.column_config.NumberColumn(help="1: the highest score; 0: not observable")},
+    )
+    if len(table) == _LISTED:
+        st.caption(f"The first {_LISTED} are shown.")
+
+
+def _predictions(found: xr.Dataset) -> None:
+    rows = [
+        {
+            "method": each.method,
+            "predicted failure": str(each),
+            "dims judged": each.judged,
+            "of them cross": each.crossed,
+        }
+        for each in predict(found)
+    ]
+    st.markdown("Predicted failure length: the median crossing over the ten clearest dims, each dim's best layer only.")
+    st.dataframe(columns(rows), hide_index=True, alt="Predicted failure length of each method")
+
+
+def _negative_control(found: xr.Dataset | str, prompt: str) -> None:
+    st.markdown(
+        "**Negative control**: the same search half-way inside the window, where the model works. Dims found there "
+        "are found by drift alone; `matched` is the search at M with as many positions as the control has."
+    )
+    if isinstance(found, str):
+        st.info(plain(f"The control could not be made: {found}."))
+        return
+    rows = [
+        {
+            "search": str(row["comparison"].item()),
+            "at position": int(row["at"]),
+            "positions": f"{int(row['first'])} to {int(row['last'])}",
+            "observable": int(row["qualified"]),
+            "share": f"{float(row['share']):.1%}",
+        }
+        for row in (found.isel(comparison=index) for index in range(found.sizes["comparison"]))
+    ]
+    st.dataframe(
+        columns(rows), hide_index=True, alt=f"Share of observable dims at M and in the control, prompt {prompt}"
+    )

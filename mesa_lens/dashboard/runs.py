@@ -1,0 +1,66 @@
+"""Which runs lie under the root folder. Nothing outside it is ever opened."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from probe.reader import partial_path
+
+ROOT_VARIABLE = "MESA_LENS_RUNS"
+"""Environment variable that names the root folder."""
+
+_DEPTH = 3
+_STORE = "store.zarr"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run's folder, by its name: the path from the root on."""
+
+    name: str
+    path: Path
+
+    @property
+    def stamp(self) -> tuple[float, float]:
+        """Changes when the store is written anew; its parts are 0 where there is none, or none unfinished."""
+        store = self.path / _STORE
+        return _changed(store / "zarr.json"), _changed(partial_path(store))
+
+
+def root_folder() -> Path:
+    """The folder whose runs are shown: `MESA_LENS_RUNS`, or runs/."""
+    return Path(os.environ.get(ROOT_VARIABLE, "runs"))
+
+
+def entries(root: Path) -> list[Entry]:
+    """The runs at most three folders below `root`, finished or not, newest first. A link out of it is left out."""
+    home = root.resolve()
+    found = [Entry(_name(path, root), path) for path in _folders(root, _DEPTH) if path.resolve().is_relative_to(home)]
+    return sorted(found, key=lambda entry: (-max(entry.stamp), entry.name))
+
+
+def _folders(folder: Path, depth: int) -> Iterator[Path]:
+    store = folder / _STORE
+    if store.exists() or partial_path(store).exists():
+        yield folder
+    elif depth:
+        try:
+            inner = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+        except OSError:  # not there, or not ours to read
+            return
+        for each in inner:
+            yield from _folders(each, depth - 1)
+
+
+def _name(path: Path, root: Path) -> str:
+    return root.resolve().name if path == root else path.relative_to(root).as_posix()
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,83 @@
+"""What the pages work on: opened runs and their analyses, kept while the store on disk stays the same."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from typing import Any
+
+import streamlit as st
+import xarray as xr
+
+from mesa_lens.dashboard.runs import Entry
+from probe.analysis import Analysis, analyse
+from probe.predict import negative_control
+from probe.reader import Run, open_run
+from probe.thresholds import CrossingRule, search
+
+
+@st.cache_resource(max_entries=4, show_spinner="Opening the run …")
+def _opened(path: str, stamp: tuple[float, float]) -> Run:
+    return open_run(path)
+
+
+@st.cache_resource(max_entries=8, show_spinner="Reading thresholds …")
+def _analysed(path: str, stamp: tuple[float, float], hook: str | None) -> Analysis:
+    return analyse(_opened(path, stamp), hook)
+
+
+@st.cache_resource(max_entries=24, show_spinner="Searching …")
+def _searched(
+    path: str, stamp: tuple[float, float], hook: str, prompt: str, trained: int, rule: tuple[Any, ...], reference: str
+) -> xr.Dataset:
+    hidden = states(_opened(path, stamp), hook, prompt)
+    return search(hidden, trained, _rule(rule), reference)
+
+
+@st.cache_resource(max_entries=24, show_spinner="Making the control …")
+def _control(
+    path: str, stamp: tuple[float, float], hook: str, prompt: str, trained: int, rule: tuple[Any, ...], reference: str
+) -> xr.Dataset | str:
+    try:
+        hidden = states(_opened(path, stamp), hook, prompt)
+        return negative_control(hidden, trained, trained // 2, _rule(rule), reference)
+    except ValueError as error:
+        return str(error)
+
+
+def _rule(values: tuple[Any, ...]) -> CrossingRule:
+    return CrossingRule(**dict(zip(CrossingRule.__dataclass_fields__, values, strict=True)))
+
+
+def opened(entry: Entry) -> Run:
+    """The run; raises what `open_run` raises."""
+    return _opened(str(entry.path), entry.stamp)
+
+
+def analysed(entry: Entry, hook: str | None = None) -> Analysis:
+    """The analysis under the run's default rule."""
+    return _analysed(str(entry.path), entry.stamp, hook)
+
+
+def searched(entry: Entry, hook: str, prompt: str, trained: int, rule: CrossingRule, reference: str) -> xr.Dataset:
+    """`search` for one prompt."""
+    return _searched(str(entry.path), entry.stamp, hook, prompt, trained, astuple(rule), reference)
+
+
+def control(entry: Entry, hook: str, prompt: str, trained: int, rule: CrossingRule, reference: str) -> xr.Dataset | str:
+    """`negative_control` for one prompt, or why it could not be made."""
+    return _control(str(entry.path), entry.stamp, hook, prompt, trained, astuple(rule), reference)
+
+
+def states(run: Run, hook: str, prompt: str) -> xr.DataArray:
+    """The hidden states (method, layer, position, dim) of a prompt, read when used."""
+    return run.hidden[hook].sel({"prompt": prompt})
+
+
+def choose_states(run: Run) -> tuple[str, str]:
+    """Widgets for the hook (where there are several) and the prompt; returns both."""
+    hooks = [str(name) for name in run.hidden.data_vars]
+    prompts = run.hidden["prompt"].values.tolist()
+    left, right = st.columns(2)
+    prompt = left.selectbox("Prompt", prompts, key="prompt", bind="query-params")
+    hook = right.selectbox("Hook", hooks, key="hook", bind="query-params", disabled=len(hooks) == 1)
+    return str(hook), str(prompt)
