@@ -2,16 +2,23 @@ PYTHON ?= python3
 BIN := .venv/bin
 OUT ?= runs/demo
 
-.PHONY: demo test test-slow check bench format clean
+.PHONY: demo app test test-slow test-browser check bench format clean
 
 demo: .venv/installed  ## set up, then probe the shipped model: runs/demo/report.html
 	$(BIN)/mesa-lens probe --length 2048 --out $(OUT) --overwrite
+	$(BIN)/mesa-lens verify --quick --html $(dir $(OUT))theory > /dev/null
+
+app: .venv/installed  ## the dashboard over runs/, in the browser
+	$(BIN)/mesa-lens app
 
 test: .venv/installed  ## set up, then the tests
 	$(BIN)/python -m pytest
 
 test-slow: .venv/installed  ## the tests marked slow
 	$(BIN)/python -m pytest -m slow
+
+test-browser: .venv/browser  ## the dashboard in Chromium: screenshots in runs/screenshots
+	$(BIN)/python -m pytest -m browser tests/browser
 
 check: .venv/installed  ## the gate: format, lint, types, tests
 	$(BIN)/ruff format --check .
@@ -33,4 +40,10 @@ clean:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+.venv/browser: .venv/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
+	command -v chromium chromium-browser google-chrome || { apt-get update -qq && apt-get install -y -qq chromium; } || \
+	  { echo 'Chromium is needed: install it, or run this as root on Debian' >&2; exit 1; }
 	touch $@

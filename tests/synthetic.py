@@ -3,6 +3,8 @@
 import numpy as np
 import xarray as xr
 
+from probe import store
+
 LEAVES_AT = {"origin": 1.1, "dynamic-ntk": 3.0}  # in trained windows; the other methods never leave
 DRIFTING = 10  # the first dims of every layer but the first
 
@@ -54,3 +56,24 @@ def evaluation(trained_length=64, windows=5):
         },
         coords={"method": methods, "length": lengths},
     )
+
+
+def write_run(folder, hidden, scores=None, model="tiny", trained_length=64):
+    path = folder / "store.zarr"
+    names = {f"{name}s": hidden[name].values.tolist() for name in ("method", "prompt", "layer", "position", "dim")}
+    attrs = {
+        "trained_length": trained_length,
+        "model": model,
+        "created": "2026-01-01",
+        "method_configs": '{"mesa": {"window": 8}}',
+    }
+    store.create(path, hooks=[hidden.name], attrs=attrs, **names)
+    for method in names["methods"]:
+        for prompt in names["prompts"]:
+            for layer in names["layers"]:
+                values = hidden.sel({"method": method, "prompt": prompt, "layer": layer}).values
+                store.write(path, hidden.name, method, prompt, layer, values)
+    if scores is not None:
+        store.write_evaluation(path, scores)
+    store.finish(path)
+    return folder

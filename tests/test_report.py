@@ -5,9 +5,8 @@ import re
 
 import numpy as np
 import pytest
-from synthetic import evaluation, hidden_states
+from synthetic import evaluation, hidden_states, write_run
 
-from probe import store
 from probe.analysis import analyse, summarize, table
 from probe.failure import measured_failure
 from probe.findings import findings
@@ -16,22 +15,6 @@ from probe.report import render, write_report
 
 M = 64
 HOSTILE = "<script>alert(1)</script>"
-
-
-def write_run(folder, hidden, scores=None, model="tiny"):
-    path = folder / "store.zarr"
-    names = {f"{name}s": hidden[name].values.tolist() for name in ("method", "prompt", "layer", "position", "dim")}
-    attrs = {"trained_length": M, "model": model, "created": "2026-01-01", "method_configs": '{"mesa": {"window": 8}}'}
-    store.create(path, hooks=[hidden.name], attrs=attrs, **names)
-    for method in names["methods"]:
-        for prompt in names["prompts"]:
-            for layer in names["layers"]:
-                values = hidden.sel({"method": method, "prompt": prompt, "layer": layer}).values
-                store.write(path, hidden.name, method, prompt, layer, values)
-    if scores is not None:
-        store.write_evaluation(path, scores)
-    store.finish(path)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -37,8 +37,8 @@ h1 {padding-top: 0}
 </style>"""
 
 
-def main() -> None:
-    """Draws the page that the URL names."""
+def main(start: str = "overview") -> None:
+    """Draws the page that the URL names, or `start` where it names none."""
     st.set_page_config("Mesa Lens", _icon(), layout="wide")
     st.html(_STYLE)
     root = root_folder()
@@ -49,7 +49,7 @@ def main() -> None:
     context = Context(str(root), found, _chosen(header, found), pages)
     for url, (title, icon, draw, needs_run) in PAGES.items():
         body = partial(_guarded, draw, context, title, needs_run)
-        pages[url] = st.Page(body, title=title, icon=icon, url_path=url, default=url == "overview")
+        pages[url] = st.Page(body, title=title, icon=icon, url_path=url, default=url == start)
     chosen = st.navigation(list(pages.values()), position="top")
     heading.title(chosen.title, anchor=False)
     chosen.run()

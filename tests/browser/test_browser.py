@@ -1,0 +1,242 @@
+"""The dashboard in a real browser: every page, widgets, deep links, downloads, a quiet console, screenshots."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from synthetic import evaluation, hidden_states, write_run
+
+from probe.report import write_report
+
+sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
+
+pytestmark = pytest.mark.browser
+SHOTS = Path(os.environ.get("SCREENSHOTS", "runs/screenshots"))
+M = 256
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+PAGES = ["overview", "thresholds", "heatmaps", "compare", "methods", "theory"]
+TITLES = {"compare": "Compare runs"}
+PROBED = ("/_stcore/health", "/_stcore/host-config")  # Streamlit asks for these below a page's address too: 404
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    """The address of a dashboard over a store as large as the demo's, and a smaller second one."""
+    root = tmp_path_factory.mktemp("runs")
+    prompts = ("repeated", "text-0", "text-1")
+    for name, windows, layers, dims in (("second", 4, 2, 64), ("demo", 8, 4, 256)):
+        hidden = hidden_states(M, windows, layers, dims, prompts if name == "demo" else prompts[:1])
+        write_report(write_run(root / name, hidden, evaluation(M, windows), trained_length=M))
+    (root / "theory.json").write_text(json.dumps([{"name": "3.1", "verdict": "holds", "ok": True, "margin": 1.0}]))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mesa_lens", "app", "--no-browser", "--store", str(root), "--port", str(port)]
+    server = subprocess.Popen(command, start_new_session=True)
+    try:
+        _wait_until_up(f"http://127.0.0.1:{port}/_stcore/health")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(server.pid, 15)
+        server.wait(20)
+
+
+def _wait_until_up(url):
+    for _ in range(120):
+        try:
+            if urllib.request.urlopen(url, timeout=1).status == 200:
+                return
+        except OSError:
+            time.sleep(0.5)
+    raise TimeoutError(f"{url} did not answer within a minute")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.fail("no Chromium on the path; `make test-browser` installs Debian's")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser, address):
+    """Opens a page of the dashboard in a new window; at the end, nothing may have gone wrong in any console."""
+    complaints, contexts = [], []
+
+    def open_page(path, width=1280, theme="light"):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(30_000)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda message: _note(message, complaints))
+        page.goto(f"{address}/{path}")
+        settle(page)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def _note(message, complaints):
+    if message.type == "error" and not message.location["url"].endswith(PROBED):
+        complaints.append(f"{message.text} {message.location['url']}")
+
+
+def settle(page):
+    """Waits until the page is drawn: its title, no run in progress, its charts."""
+    page.wait_for_selector("h1")
+    page.wait_for_function(
+        """() => document.querySelector('[data-testid=stApp]').dataset.testScriptState === 'notRunning'
+        && !document.querySelector('[data-stale=true], [data-testid=stSkeleton]')
+        && [...document.querySelectorAll('[data-testid=stPlotlyChart]')].some(e => e.querySelector('.main-svg'))"""
+    )
+
+
+def shoot(page, name):
+    """Saves the whole page."""
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    width = page.viewport_size["width"]
+    tall = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
+    page.set_viewport_size({"width": width, "height": min(max(tall, 900), 6000)})
+    page.wait_for_timeout(500)
+    page.screenshot(path=SHOTS / f"{name}.png")
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (1280, "dark"), (800, "light"), (800, "dark")])
+def test_every_page_is_drawn(visit, width, theme):
+    page = visit("?run=demo", width, theme)
+    for name in PAGES:
+        if name != "overview":
+            page.set_viewport_size({"width": width, "height": 900})
+            page.goto(page.url.partition("?")[0].removesuffix(PAGES[PAGES.index(name) - 1]) + f"{name}?run=demo")
+            settle(page)
+        assert page.locator("h1").inner_text() == TITLES.get(name, name.capitalize())
+        assert page.locator("[data-testid=stException], [data-testid=stAlert]").count() == 0
+        too_wide = "document.querySelector('[data-testid=stMain]').scrollWidth > window.innerWidth"
+        assert not page.evaluate(too_wide)
+        shoot(page, f"{name}-{theme}-{width}")
+
+
+def test_pages_and_interactions_are_quick(visit):
+    """Prints times on a store of the demo's size; asserts only that none is ten times what it should be."""
+    page = visit("?run=demo")
+    times = {}
+    for name in [*PAGES[1:], *PAGES]:
+        begin = time.perf_counter()
+        page.get_by_test_id("stTopNavLink").filter(has_text=TITLES.get(name, name.capitalize())).first.click()
+        page.wait_for_function(
+            "title => document.querySelector('h1')?.innerText === title", arg=TITLES.get(name, name.capitalize())
+        )
+        settle(page)
+        times[f"open {name}"] = time.perf_counter() - begin
+    page.goto(page.url.partition("/theory")[0] + "/thresholds?run=demo")
+    settle(page)
+    page.get_by_text("The rule: M").click()
+    times["change the rule"] = timed(page, lambda: write(page, "minimum_score", "900.0"))
+    page.goto(page.url.partition("/thresholds")[0] + "/heatmaps?run=demo")
+    settle(page)
+    times["zoom a heatmap"] = timed(page, lambda: page.get_by_role("radio", name="all").click())
+    page.goto(page.url.partition("/heatmaps")[0] + "/theory")
+    settle(page)
+    times["move a slider"] = timed(page, lambda: page.get_by_role("slider").first.press("ArrowRight"))
+    print("\n" + "\n".join(f"{name}: {seconds:.2f} s" for name, seconds in times.items()))
+    assert max(times.values()) < 20
+
+
+def timed(page, action):
+    """Seconds from an action to the page that follows from it: other words, then everything drawn."""
+    text = "document.querySelector('[data-testid=stMain]').innerText"
+    before = page.evaluate(text)
+    begin = time.perf_counter()
+    action()
+    page.wait_for_function(f"before => {text} !== before", arg=before)
+    settle(page)
+    return time.perf_counter() - begin
+
+
+def write(page, label, value):
+    """Writes into a number widget."""
+    widget = page.get_by_label(label, exact=True)
+    widget.fill(value)
+    widget.press("Enter")
+
+
+def until(page, part):
+    """Waits until the address holds `part`."""
+    page.wait_for_function("part => location.href.includes(part)", arg=part)
+
+
+def test_a_changed_rule_is_in_the_link_and_the_link_brings_it_back(visit):
+    page = visit("thresholds?run=demo")
+    before = page.locator("text=(layer, dim) pairs show").inner_text()
+    page.get_by_text("The rule: M").click()
+    timed(page, lambda: write(page, "minimum_score", "900.0"))
+    assert "minimum_score=900" in page.url
+    after = page.locator("text=(layer, dim) pairs show").inner_text()
+    assert after != before
+    again = visit(page.url.partition("//")[2].partition("/")[2])
+    assert again.locator("text=(layer, dim) pairs show").inner_text() == after
+
+
+def test_links_keep_the_run_and_the_dim(visit):
+    page = visit("?run=second")
+    page.get_by_role("link", name="The clearest dim over position").click()
+    until(page, "/thresholds")
+    settle(page)
+    assert "run=second" in page.url
+    assert "pairs=" in page.url
+    page.get_by_role("link", name="Heatmaps").first.click()
+    until(page, "/heatmaps")
+    settle(page)
+    assert "run=second" in page.url
+
+
+def test_a_run_outside_the_root_is_not_opened(visit):
+    page = visit("?run=../../../etc")
+    assert page.get_by_role("combobox").first.input_value() == "demo"
+
+
+def test_the_keyboard_reaches_the_widgets(visit):
+    page = visit("methods")
+    slider = page.get_by_role("slider").first
+    slider.focus()
+    slider.press("ArrowRight")
+    until(page, "length=25")
+    settle(page)
+
+
+def test_charts_say_what_they_show(visit):
+    page = visit("?run=demo")
+    labels = page.locator("[data-testid=stPlotlyChart]").evaluate_all("all => all.map(e => e.outerHTML)")
+    assert "Measured failure: origin 512" in "".join(labels)
+
+
+def test_the_summary_is_downloaded(visit, tmp_path):
+    page = visit("?run=demo")
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="Summary (JSON)").click()
+    waiting.value.save_as(tmp_path / "summary.json")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["trained_length"] == M
+    assert {row["method"] for row in summary["methods"]} == {"origin", "rerope", "dynamic-ntk", "mesa"}
