@@ -11,8 +11,8 @@ from streamlit.testing.v1 import AppTest
 from synthetic import evaluation, hidden_states, write_run
 
 from mesa_lens.dashboard.look import on_both_themes, plain
-from mesa_lens.dashboard.pages.theory import closed_forms
 from mesa_lens.dashboard.runs import entries
+from mesa_lens.dashboard.views.theory import closed_forms
 from probe.report import write_report
 from theory.bounds import first_failure
 

@@ -13,8 +13,8 @@ from PIL import Image
 
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.look import plain
-from mesa_lens.dashboard.pages import compare, heatmaps, methods, overview, theory, thresholds
 from mesa_lens.dashboard.runs import Entry, entries, root_folder
+from mesa_lens.dashboard.views import compare, heatmaps, methods, overview, theory, thresholds
 
 _LOG = logging.getLogger(__name__)
 

@@ -1,1 +1,0 @@
-"""One module a page; each has `page(context)`."""
