@@ -56,6 +56,8 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     for needed, there in (("complete", hidden.attrs), ("trained_length", hidden.attrs), *((d, hidden) for d in DIMS)):
         if needed not in there:
             raise ValueError(f"{path} is not a store of hidden states: it has no {needed}")
+    if not isinstance(hidden.attrs["trained_length"], int):
+        raise ValueError(f"{path} is damaged (trained_length is {hidden.attrs['trained_length']!r}); {again}")
     missing = missing_regions(path)
     if missing or not hidden.attrs["complete"]:
         raise ValueError(f"{path} is incomplete: {list_missing(missing) or 'it was not finished'}; {again}")

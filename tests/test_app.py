@@ -213,6 +213,8 @@ def test_a_bad_store_is_explained(root, monkeypatch, tmp_path, kind, page):
     app = run(tmp_path, monkeypatch, page)
     assert len(app.error) == 1
     assert not figures(app)
+    remedies = {"unfinished": "reload this page when the capture is done", "no metadata": "give the folder"}
+    assert remedies.get(kind, "capture it again") in app.error[0].value.replace("\\", "")
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -13,7 +13,7 @@ ROOT_VARIABLE = "MESA_LENS_RUNS"
 """Environment variable that names the root folder."""
 
 _DEPTH = 3
-_STORE = "store.zarr"
+STORE = "store.zarr"
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Entry:
     @property
     def stamp(self) -> tuple[float, float]:
         """Changes when the store is written anew; its parts are 0 where there is none, or none unfinished."""
-        store = self.path / _STORE
+        store = self.path / STORE
         return _changed(store / "zarr.json"), _changed(partial_path(store))
 
 
@@ -43,7 +43,7 @@ def entries(root: Path) -> list[Entry]:
 
 
 def _folders(folder: Path, depth: int) -> Iterator[Path]:
-    store = folder / _STORE
+    store = folder / STORE
     if store.exists() or partial_path(store).exists():
         yield folder
     elif depth:

@@ -8,10 +8,10 @@ from typing import Any
 import streamlit as st
 import xarray as xr
 
-from mesa_lens.dashboard.runs import Entry
+from mesa_lens.dashboard.runs import STORE, Entry
 from probe.analysis import Analysis, analyse
 from probe.predict import negative_control
-from probe.reader import Run, open_run
+from probe.reader import Run, list_missing, missing_regions, open_run, partial_path
 from probe.thresholds import CrossingRule, search
 
 
@@ -49,12 +49,20 @@ def _rule(values: tuple[Any, ...]) -> CrossingRule:
 
 
 def opened(entry: Entry) -> Run:
-    """The run; raises what `open_run` raises."""
+    """The run; raises what `open_run` raises, and ValueError for one that is not finished."""
+    whole, partial = entry.stamp
+    if partial and not whole:
+        missing = list_missing(missing_regions(partial_path(entry.path / STORE))) or "it is not finished"
+        raise ValueError(
+            f"run {entry.name} is still being written, or was cut short: {missing}; "
+            "reload this page when the capture is done, or capture it again"
+        )
     return _opened(str(entry.path), entry.stamp)
 
 
 def analysed(entry: Entry, hook: str | None = None) -> Analysis:
     """The analysis under the run's default rule."""
+    opened(entry)
     return _analysed(str(entry.path), entry.stamp, hook)
 
 
