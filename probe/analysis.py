@@ -11,6 +11,7 @@ import xarray as xr
 from probe.failure import Measured, measured_failure
 from probe.predict import Prediction, best, negative_control, predict
 from probe.reader import Run
+from probe.select import hook_values, reference_method
 from probe.thresholds import CrossingRule, search
 
 TOP = 10
@@ -53,12 +54,8 @@ def analyse(run: Run, hook: str | None = None, rule: CrossingRule | None = None)
     The reference is Origin, or the run's first method. Raises ValueError for an unknown hook and where `search` does.
     """
     trained = run.trained_length
-    hook = str(next(iter(run.hidden.data_vars))) if hook is None else hook
-    if hook not in run.hidden:
-        raise ValueError(f"hook {hook!r} was not captured; captured: {', '.join(map(str, run.hidden.data_vars))}")
-    hidden = run.hidden[hook]
-    methods = hidden["method"].values.tolist()
-    reference = "origin" if "origin" in methods else methods[0]
+    hidden = hook_values(run, hook)
+    reference = reference_method(hidden["method"].values.tolist())
     rule = rule or CrossingRule.scaled(trained)
     found = search(hidden, trained, rule, reference)
     try:

@@ -17,20 +17,25 @@ from probe.heatmap import pool
 from probe.marks import BLACK, Chart, Grid, Line, Panel, Point, Rule, curves_chart, heatmap_grid, threshold_chart
 from probe.predict import Prediction
 
-_ROW_PIXELS, _HEAD_PIXELS = 150, 170
+_ROW_PIXELS, _LEAST_PIXELS, _HEAD_PIXELS = 150, 330, 170
 _FONT = {"family": "Helvetica, Arial, sans-serif", "size": 13, "color": "#222222"}
+
+
+def draw(figure: Chart | Grid) -> go.Figure:
+    """The plotly figure of what `probe.marks` works out."""
+    return _draw_grid(figure) if isinstance(figure, Grid) else _draw_chart(figure)
 
 
 def threshold_figure(hidden: xr.DataArray, found: xr.Dataset, layer: int, dim: int) -> go.Figure:
     """The figure of `threshold_chart`: a dim's value over position at two layers, with its threshold and crossings."""
-    return _draw(threshold_chart(hidden, found, layer, dim))
+    return draw(threshold_chart(hidden, found, layer, dim))
 
 
 def curves_figure(
     evaluation: xr.Dataset, measured: Measured, trained_length: int, predictions: Sequence[Prediction] = ()
 ) -> go.Figure:
     """The figure of `curves_chart`: tail NLL and passkey accuracy over length."""
-    return _draw(curves_chart(evaluation, measured, trained_length, predictions))
+    return draw(curves_chart(evaluation, measured, trained_length, predictions))
 
 
 def heatmap_figure(panel: xr.DataArray, trained_length: int, limits: xr.DataArray | None = None) -> go.Figure:
@@ -38,10 +43,18 @@ def heatmap_figure(panel: xr.DataArray, trained_length: int, limits: xr.DataArra
 
     Pass the same `limits` to compare figures. Hovering tells layer, dim, position and value.
     """
-    grid = heatmap_grid(pool(panel), trained_length, limits)
+    return draw(heatmap_grid(pool(panel), trained_length, limits))
+
+
+def _draw_grid(grid: Grid) -> go.Figure:
     rows, columns = len(grid.cells), len(grid.cells[0])
     figure = make_subplots(
-        rows, columns, shared_xaxes=True, shared_yaxes=True, horizontal_spacing=0.012, vertical_spacing=0.12 / rows
+        rows,
+        columns,
+        shared_xaxes=True,
+        shared_yaxes=True,
+        horizontal_spacing=min(0.012, 0.3 / columns),
+        vertical_spacing=0.12 / rows,
     )
     for row, cells in enumerate(grid.cells, 1):
         for column, cell in enumerate(cells, 1):
@@ -56,7 +69,7 @@ def heatmap_figure(panel: xr.DataArray, trained_length: int, limits: xr.DataArra
     return figure
 
 
-def _draw(chart: Chart) -> go.Figure:
+def _draw_chart(chart: Chart) -> go.Figure:
     figure = make_subplots(
         1, len(chart.panels), horizontal_spacing=0.12, subplot_titles=[_text(p.title) for p in chart.panels]
     )
@@ -85,8 +98,8 @@ def _text(text: str) -> str:
 
 
 def _line(line: Line) -> go.Scatter:
-    drawn = {"color": line.colour, "dash": line.dash, "width": 1.5 if line.symbol is None else 2}
-    mode = "lines" if line.symbol is None else "lines+markers"
+    drawn = {"color": line.colour, "dash": line.dash, "width": 1.5 if line.crowded else 2}
+    mode = "lines" if line.crowded else "lines+markers"
     return go.Scatter(
         x=line.x, y=line.y, name=_text(line.label), mode=mode, line=drawn, marker={"symbol": line.symbol, "size": 8}
     )
@@ -169,6 +182,6 @@ def _grid_layout(figure: go.Figure, grid: Grid, rows: int, columns: int) -> None
         title={"text": _text(grid.title), "x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 16}},
         template="plotly_white",
         font=_FONT,
-        height=rows * _ROW_PIXELS + _HEAD_PIXELS,
+        height=max(rows * _ROW_PIXELS, _LEAST_PIXELS) + _HEAD_PIXELS,
         margin={"t": 90, "b": 80, "l": 80, "r": 30},
     )

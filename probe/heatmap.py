@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import BinaryIO
 
 import matplotlib
 import numpy as np
@@ -45,29 +46,44 @@ def regions(hidden: xr.DataArray, bounds: Sequence[tuple[int, int]]) -> xr.DataA
     return hidden.isel(position=index).assign_coords(region=("position", number))
 
 
+def difference(panel: xr.DataArray, method: str) -> xr.DataArray:
+    """`panel` (method, ...) less its values under `method`, for the other methods; name and labels say so."""
+    others = panel.sel({"method": panel["method"] != method})
+    if not others.size:
+        raise ValueError(f"{method!r} is the only method; a difference takes a second one")
+    name = f"{panel.attrs.get('long_name', panel.name)} minus {method}"
+    values = others.values - panel.sel({"method": [method]}).values
+    return others.copy(data=values).assign_coords(minus=method).assign_attrs(long_name=name)
+
+
 def pool(panel: xr.DataArray, cells: int = CELLS) -> xr.DataArray:
-    """`panel`, from `regions`, with blocks of dims and positions merged until at most `cells` values are left.
+    """`panel`, from `regions`, with blocks of dims and positions merged until at most `cells` values are left."""
+    counts = np.unique(panel["region"].values, return_counts=True)[1]
+    return merged(panel, *_blocks(panel.sizes["dim"], counts, panel.size, cells))
+
+
+def merged(panel: xr.DataArray, dim_block: int, position_block: int) -> xr.DataArray:
+    """`panel`, from `regions` or `pool`, with blocks of so many dims and positions merged.
 
     A block's value is the one of its values that is farthest from 0, with its sign, so that spikes survive. Blocks do
     not reach across regions. `dim` and `position` are the first of each block, `dim_last` and `position_last` the last.
     """
     panel = panel.transpose(..., "dim", "position")
-    counts = np.bincount(panel["region"].values)
-    dim_block, position_block = _blocks(panel.sizes["dim"], counts, panel.size, cells)
+    counts = np.unique(panel["region"].values, return_counts=True)[1]
     dims = np.arange(0, panel.sizes["dim"], dim_block)
     offsets = np.cumsum(counts) - counts
     starts = np.concatenate(
         [start + np.arange(0, count, position_block) for start, count in zip(offsets, counts, strict=True)]
     )
     ends = np.append(starts[1:], panel.sizes["position"]) - 1
+    dim_ends = np.append(dims[1:], panel.sizes["dim"]) - 1
     high, low = (
         ufunc.reduceat(ufunc.reduceat(panel.values, dims, axis=-2), starts, axis=-1)
         for ufunc in (np.maximum, np.minimum)
     )
     pooled = panel.isel(dim=dims, position=starts).copy(data=np.where(high >= -low, high, low))
-    dim_ends = np.append(dims[1:], panel.sizes["dim"]) - 1
     return pooled.assign_coords(
-        dim_last=("dim", panel["dim"].values[dim_ends]), position_last=("position", panel["position"].values[ends])
+        dim_last=("dim", _last(panel, "dim")[dim_ends]), position_last=("position", _last(panel, "position")[ends])
     )
 
 
@@ -81,7 +97,7 @@ def layer_limits(panel: xr.DataArray, quantile: float = 0.99) -> xr.DataArray:
     return xr.DataArray(np.where(limits > 0, limits, 1.0), dims="layer", coords={"layer": panel["layer"]})
 
 
-def write_png(panel: xr.DataArray, path: str | os.PathLike[str], limits: xr.DataArray) -> None:
+def write_png(panel: xr.DataArray, file: str | os.PathLike[str] | BinaryIO, limits: xr.DataArray) -> None:
     """Writes `panel` (layer, dim, position), from `regions`, one pixel a cell, coloured from -limit to limit by layer.
 
     Layers are stacked from the top, each with its first dim at the top; regions stand side by side; thin grey lines
@@ -98,21 +114,15 @@ def write_png(panel: xr.DataArray, path: str | os.PathLike[str], limits: xr.Data
             [piece for pair in zip(pieces, [gap] * len(pieces), strict=True) for piece in pair][:-1], 1
         )
         rows += [row, np.full((_SEPARATOR, row.shape[1], 3), _GREY, np.uint8)]
-    imsave(path, np.concatenate(rows[:-1]), metadata={"Description": describe(panel)})
-
-
-def write_npz(panel: xr.DataArray, path: str | os.PathLike[str]) -> None:
-    """Writes the values of `panel` with its coordinates, under their names, for `numpy.load`."""
-    labels = {str(name): coord.values for name, coord in panel.coords.items()}
-    plain = {name: label.astype(str) if label.dtype == object else label for name, label in labels.items()}
-    np.savez(path, allow_pickle=False, **{str(panel.name): panel.values}, **plain)
+    imsave(file, np.concatenate(rows[:-1]), format="png", metadata={"Description": describe(panel)})
 
 
 def describe(panel: xr.DataArray) -> str:
     """What a panel shows, in one line: hook, method, prompt, layers, dims, position regions."""
     labels = [str(panel[name].item()) for name in ("method", "prompt") if name in panel.coords and not panel[name].ndim]
+    name = str(panel.attrs.get("long_name", panel.name))
     spans = [f"{name}s {panel[name].values[0]}-{_last(panel, name)[-1]}" for name in ("layer", "dim")]
-    return ", ".join([str(panel.name), *labels, *spans, "positions " + " and ".join(region_names(panel))])
+    return ", ".join([name, *labels, *spans, "positions " + " and ".join(region_names(panel))])
 
 
 def region_names(panel: xr.DataArray) -> list[str]:

@@ -14,6 +14,7 @@ from probe.predict import Prediction
 from probe.thresholds import smooth
 
 BLACK, RED, GREY = "#000000", "#CC0000", "#666666"
+_MARKED = 64  # values
 
 STYLES = {  # Okabe and Ito's palette, wine and grey added; (colour, dash, symbol)
     "origin": (BLACK, "solid", "circle"),
@@ -31,14 +32,19 @@ STYLES = {  # Okabe and Ito's palette, wine and grey added; (colour, dash, symbo
 
 @dataclass(frozen=True)
 class Line:
-    """A line; NaN parts it. dash: solid, dash, dot or dashdot. symbol: of its markers, None for none."""
+    """A line; NaN parts it. dash: solid, dash, dot or dashdot. symbol: of its markers."""
 
     label: str
     x: np.ndarray
     y: np.ndarray
     colour: str
     dash: str
-    symbol: str | None
+    symbol: str
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a marker at every value would hide the line."""
+        return len(self.x) > _MARKED
 
 
 @dataclass(frozen=True)
@@ -99,14 +105,28 @@ class Grid:
     trained_length: int
 
 
+@dataclass(frozen=True)
+class Raster:
+    """`values` (layer, dim, position) of one method, from `regions`: a picture of one pixel a cell, without axes."""
+
+    title: str
+    values: xr.DataArray
+    limits: xr.DataArray
+
+
 def style(method: str) -> tuple[str, str, str]:
     """A method's colour, dash and symbol: the same in every figure; grey for a name we do not know."""
     return STYLES.get(method, (GREY, "solid", "circle"))
 
 
+def value_name(values: xr.DataArray) -> str:
+    """Name of what an array holds."""
+    return str(values.attrs.get("long_name", values.name))
+
+
 def value_title(values: xr.DataArray) -> str:
     """Name and unit of what an array holds."""
-    return f"{values.attrs.get('long_name', values.name)} ({values.attrs.get('units', 'activation')})"
+    return f"{value_name(values)} ({values.attrs.get('units', 'activation')})"
 
 
 def threshold_chart(hidden: xr.DataArray, found: xr.Dataset, layer: int, dim: int) -> Chart:
@@ -139,7 +159,9 @@ def threshold_chart(hidden: xr.DataArray, found: xr.Dataset, layer: int, dim: in
             )
         )
     prompt = f", prompt {found['prompt'].item()}" if "prompt" in found.coords else ""
-    return Chart(f"{hidden.name}, dim {dim}, layer {layer}{prompt}: {_threshold_text(at)}", tuple(panels))
+    seen = "" if bool(at["observable"]) else ", not observable"
+    title = f"{value_name(hidden)}, dim {dim}, layer {layer}{prompt}: {_threshold_text(at)}{seen}"
+    return Chart(title, tuple(panels))
 
 
 def curves_chart(evaluation: xr.Dataset, measured: Measured, trained: int, predictions: Sequence[Prediction]) -> Chart:
@@ -169,7 +191,7 @@ def heatmap_grid(panel: xr.DataArray, trained_length: int, limits: xr.DataArray 
     limits = layer_limits(panel) if limits is None else limits
     prompt = f", prompt {panel['prompt'].item()}" if "prompt" in panel.coords else ""
     return Grid(
-        title=f"{panel.name} by position{prompt} (red > 0, blue < 0), one colour scale a layer",
+        title=f"{value_name(panel)} by position{prompt} (red > 0, blue < 0), one colour scale a layer",
         colour_title=value_title(panel),
         limits=tuple(limits.values.tolist()),
         cells=cells,
@@ -213,7 +235,7 @@ def _value_line(values: xr.DataArray, at: xr.Dataset) -> Line:
     gaps = np.flatnonzero(np.diff(position) != 1) + 1
     x = np.insert(position.astype(float), gaps, np.nan)
     y = np.insert(values.values.astype(float), gaps, np.nan)
-    return Line(_crossing_text(at, method), x, y, style(method)[0], "solid", None)
+    return Line(_crossing_text(at, method), x, y, *style(method))
 
 
 def _crossings(values: xr.DataArray, at: xr.Dataset) -> tuple[Point, ...]:
@@ -240,7 +262,8 @@ def _score_panel(
         if each.length is not None and each.method in means["method"].values:
             y = np.interp(np.log(each.length), np.log(lengths), means.sel({"method": each.method}).values)
             points.append(Point(f"{each.method} predicted: {each}", each.length, float(y), style(each.method)[0]))
-    low, high = min(float(means.min()), rule.at), max(float(means.max()), rule.at)
+    drawn = np.array([*means.values.flat, rule.at])
+    low, high = np.quantile(drawn[np.isfinite(drawn)], [0, 1]).tolist()
     pad = 0.12 * (high - low)
     return Panel(
         title=title,

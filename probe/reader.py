@@ -50,8 +50,9 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     again = "capture it again with --overwrite"
     try:
         hidden = xr.open_zarr(path)
-        evaluation = xr.open_zarr(path, group="evaluation") if (path / "evaluation").exists() else None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        evaluation = xr.open_zarr(path, group="evaluation").load() if (path / "evaluation").exists() else None
+        _check_labels(hidden)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:  # Runtime: of the decompressor
         raise ValueError(f"{path} is damaged ({str(error).partition(chr(10))[0]}); {again}") from error
     for needed, there in (("complete", hidden.attrs), ("trained_length", hidden.attrs), *((d, hidden) for d in DIMS)):
         if needed not in there:
@@ -108,6 +109,14 @@ def stored_array(group: zarr.Group, name: str) -> zarr.Array:
     if not isinstance(array, zarr.Array):
         raise ValueError(f"{name!r} is not in the store, which holds {sorted(group.array_keys())}")
     return array
+
+
+def _check_labels(hidden: xr.Dataset) -> None:
+    """ValueError for repeated labels, and for numbers that do not rise: what is left of a coordinate whose file is gone."""
+    for name in (dim for dim in DIMS if dim in hidden.coords):
+        labels = hidden[name].values
+        if len(set(labels.tolist())) < len(labels) or (labels.dtype.kind in "iu" and (np.diff(labels) < 0).any()):
+            raise ValueError(f"the {name} labels repeat or do not rise")
 
 
 def _object_labels(dataset: xr.Dataset) -> xr.Dataset:

@@ -9,17 +9,21 @@ from typing import Any
 
 import jinja2
 import plotly.graph_objects as go
+import xarray as xr
 from plotly.offline import get_plotlyjs
 from tqdm import tqdm
 
 from probe.analysis import TOP, Analysis, analyse, summarize
-from probe.exports import THRESHOLDS, panel, write_figures
-from probe.figures import curves_figure, heatmap_figure, threshold_figure
+from probe.export import SIDE_BY_SIDE, safe_name, write
+from probe.figures import draw, heatmap_figure
 from probe.findings import findings
-from probe.heatmap import layer_limits
+from probe.heatmap import default_regions, layer_limits, pool, regions
+from probe.marks import Chart, Raster, curves_chart, heatmap_grid, threshold_chart
 from probe.reader import open_run
+from probe.render import page, rendered
+from probe.tables import npz_bytes
 
-_SIDE_BY_SIDE = 4  # methods in one heatmap figure
+_THRESHOLDS = 4  # charts, of the best dims
 
 
 def write_report(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
@@ -49,32 +53,65 @@ def render(analysis: Analysis, summary: dict[str, Any]) -> str:
         summary=summary,
         findings=findings(summary),
         top=TOP,
-        curves=_html(_curves(analysis)),
-        thresholds=_html(_thresholds(analysis)),
+        curves=_html([draw(chart) for chart in _curves(analysis)]),
+        thresholds=_html([draw(_threshold(analysis, layer, dim)) for layer, dim in _best(analysis)]),
         heatmaps=_html(_heatmaps(analysis)),
         provenance={name: attrs[name] for name in shown if name in attrs},
         plotly_js=get_plotlyjs(),
     )
 
 
-def _curves(analysis: Analysis) -> list[go.Figure]:
+def write_figures(analysis: Analysis, folder: Path) -> None:
+    """Writes into `folder`, for the headline prompt and on one colour scale a layer:
+
+    heatmap-METHOD.png (one pixel a cell), .html (interactive, with plotly.min.js beside it) and .npz (pooled values
+    with labels); heatmaps.png (all methods, with axes); threshold-layerL-dimD and curves as .png and .svg.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    shown, trained = _panel(analysis), analysis.trained_length
+    limits = layer_limits(shown)
+    write(folder / "plotly.min.js", get_plotlyjs().encode())
+    for method in tqdm(shown["method"].values.tolist(), desc="drawing heatmaps", unit="method"):
+        one, stem = shown.sel({"method": method}), f"heatmap-{safe_name(method)}"
+        pooled = pool(one)
+        write(folder / f"{stem}.png", rendered(Raster(stem, one, limits), "png"))
+        write(folder / f"{stem}.npz", npz_bytes(pooled.to_dataset(name=str(one.name))))
+        write(folder / f"{stem}.html", page(heatmap_grid(pooled, trained, limits), "directory"))
+    write(folder / "heatmaps.png", rendered(heatmap_grid(pool(shown), trained, limits), "png"))
+    charts = {f"threshold-layer{layer}-dim{dim}": _threshold(analysis, layer, dim) for layer, dim in _best(analysis)}
+    charts |= dict(zip(("curves",), _curves(analysis), strict=False))
+    for name, chart in tqdm(charts.items(), desc="drawing charts", unit="figure"):
+        for form in ("png", "svg"):
+            write(folder / f"{name}.{form}", rendered(chart, form))
+
+
+def _curves(analysis: Analysis) -> list[Chart]:
     evaluation, measured = analysis.run.evaluation, analysis.measured
     if evaluation is None or measured is None:
         return []
-    predictions = analysis.predictions[analysis.prompt]
-    return [curves_figure(evaluation, measured, analysis.trained_length, predictions)]
+    return [curves_chart(evaluation, measured, analysis.trained_length, analysis.predictions[analysis.prompt])]
 
 
-def _thresholds(analysis: Analysis) -> list[go.Figure]:
+def _best(analysis: Analysis) -> list[tuple[int, int]]:
+    return analysis.best[:_THRESHOLDS]
+
+
+def _threshold(analysis: Analysis, layer: int, dim: int) -> Chart:
     hidden, found = analysis.hidden.sel(prompt=analysis.prompt), analysis.found.sel(prompt=analysis.prompt)
-    return [threshold_figure(hidden, found, layer, dim) for layer, dim in analysis.best[:THRESHOLDS]]
+    return threshold_chart(hidden, found, layer, dim)
+
+
+def _panel(analysis: Analysis) -> xr.DataArray:
+    """The headline prompt's hidden states at the default regions: (method, layer, dim, position), in memory."""
+    bounds = default_regions(analysis.hidden["position"].values, analysis.trained_length)
+    return regions(analysis.hidden.sel(prompt=analysis.prompt), bounds).load()
 
 
 def _heatmaps(analysis: Analysis) -> list[go.Figure]:
-    shown = panel(analysis)
+    shown = _panel(analysis)
     limits = layer_limits(shown)
-    starts = range(0, shown.sizes["method"], _SIDE_BY_SIDE)
-    groups = [shown.isel({"method": slice(start, start + _SIDE_BY_SIDE)}) for start in starts]
+    starts = range(0, shown.sizes["method"], SIDE_BY_SIDE)
+    groups = [shown.isel({"method": slice(start, start + SIDE_BY_SIDE)}) for start in starts]
     return [heatmap_figure(group, analysis.trained_length, limits) for group in groups]
 
 

@@ -1,78 +1,96 @@
-"""Static figures (matplotlib, for PNG and SVG) of what `probe.marks` works out."""
+"""Static figures (matplotlib) of what `probe.marks` works out, sized for a paper."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import textwrap
+import threading
+from typing import Any
 
 import xarray as xr
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from probe.failure import Measured
-from probe.heatmap import COLORMAP
-from probe.marks import BLACK, Chart, Panel, curves_chart, heatmap_grid, threshold_chart
-from probe.predict import Prediction
+from probe.heatmap import COLORMAP, merged
+from probe.marks import BLACK, Chart, Grid, Line, Panel, Rule
 
-_DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
-_MARKERS = {"circle": "o", "square": "s", "triangle-up": "^", "triangle-down": "v", "diamond": "D", None: None}
+DPI = 300
+_SETTINGS: dict[Any, Any] = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "figure.titlesize": 9,
+    "legend.fontsize": 7.5,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "text.parse_math": False,  # labels come from stores
+    "svg.fonttype": "none",  # text stays text
+    "pdf.fonttype": 42,
+    "svg.hashsalt": "mesa-lens",
+}
+_UNDATED = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+_DASHES = {"solid": "-", "dash": (0, (4, 1.5)), "dot": (0, (1, 1.2)), "dashdot": (0, (5, 1.2, 1, 1.2))}
+_MARKERS = {"circle": "o", "square": "s", "triangle-up": "^", "triangle-down": "v", "diamond": "D"}
+_PANEL, _LINE_INCHES, _LEAST_INCHES = (3.6, 3.1), 0.135, 5.5
+_CELL_INCHES = (0.8, 0.95)
+_ONE_AT_A_TIME = threading.Lock()  # matplotlib's settings are the process's
 
 
-def static_threshold(hidden: xr.DataArray, found: xr.Dataset, layer: int, dim: int) -> Figure:
-    """The figure of `threshold_chart`; save it with `figure.savefig(path)`."""
-    return _draw(threshold_chart(hidden, found, layer, dim))
+def picture(figure: Chart | Grid, form: str) -> bytes:
+    """The figure as a png (300 dpi), svg (text as text) or pdf file; the same bytes for the same figure."""
+    file = io.BytesIO()
+    with _ONE_AT_A_TIME, rc_context(_SETTINGS):
+        draw(figure).savefig(file, format=form, dpi=DPI, metadata={"Title": figure.title, **_UNDATED[form]})
+    return file.getvalue()
 
 
-def static_curves(
-    evaluation: xr.Dataset, measured: Measured, trained_length: int, predictions: Sequence[Prediction] = ()
-) -> Figure:
-    """The figure of `curves_chart`; save it with `figure.savefig(path)`."""
-    return _draw(curves_chart(evaluation, measured, trained_length, predictions))
+def draw(figure: Chart | Grid) -> Figure:
+    """The matplotlib figure of what `probe.marks` works out."""
+    return _draw_grid(figure) if isinstance(figure, Grid) else _draw_chart(figure)
 
 
-def static_heatmap(panel: xr.DataArray, trained_length: int, limits: xr.DataArray | None = None) -> Figure:
-    """`panel` ([method,] layer, dim, position), from `regions` or `pool`; `figure.savefig(path)` saves it."""
-    grid = heatmap_grid(panel, trained_length, limits)
+def _draw_grid(grid: Grid) -> Figure:
     rows, columns = len(grid.cells), len(grid.cells[0])
-    figure = Figure(figsize=(2.2 + 1.9 * columns, 1.2 + 1.4 * rows), dpi=120, layout="constrained")
+    width = max(_LEAST_INCHES, 1.2 + columns * _CELL_INCHES[0])
+    height = max(2.5, rows * _CELL_INCHES[1]) + 0.8
+    figure = _figure(grid.title, width, height)
     axes = figure.subplots(rows, columns, squeeze=False)
+    room = (int(DPI * (height - 1) / rows), int(DPI * (width - 1.5) / columns))
     each = len(grid.region_titles)
-    image = None
     for row, cells in enumerate(grid.cells):
         for column, cell in enumerate(cells):
             axis = axes[row, column]
-            edges = [*_edges(cell, "position"), *_edges(cell, "dim")[::-1]]
-            bounds = {"vmin": -1, "vmax": 1}
-            image = axis.imshow(
-                cell.values / grid.limits[row],
-                cmap=COLORMAP,
-                aspect="auto",
-                extent=edges,
-                interpolation="nearest",
-                **bounds,
-            )
-            if edges[0] < grid.trained_length < edges[1]:
-                axis.axvline(grid.trained_length, color=BLACK, linestyle="--", linewidth=1)
-            axis.tick_params(labelsize=8, labelleft=column == 0, labelbottom=row == rows - 1)
+            _draw_cell(axis, cell, grid.limits[row], grid.trained_length, room)
+            axis.tick_params(labelsize=6.5, labelleft=column == 0, labelbottom=row == rows - 1)
             axis.locator_params(nbins=3)
-        axes[row, 0].set_ylabel(grid.row_titles[row])
+        axes[row, 0].set_ylabel("\n".join(textwrap.wrap(grid.row_titles[row], 13)), fontsize=7)
     for column in range(columns):
-        axes[-1, column].set_xlabel(f"positions\n{grid.region_titles[column % each]}", fontsize=9)
+        axes[-1, column].set_xlabel(f"positions\n{grid.region_titles[column % each]}", fontsize=7)
     for group, title in enumerate(grid.group_titles):
         axes[0, group * each].set_title(title, loc="left", fontweight="bold")
-    if image is not None:
-        bar = figure.colorbar(image, ax=axes, label=grid.colour_title, fraction=0.03, pad=0.01, ticks=[-1, 0, 1])
-        bar.ax.set_yticklabels(["-limit", "0", "limit"])
-    figure.suptitle(grid.title)
+    bar = figure.colorbar(axes[0, 0].images[0], ax=axes, label=grid.colour_title, aspect=30, pad=0.01, ticks=[-1, 0, 1])
+    bar.ax.set_yticklabels(["-limit", "0", "limit"])
     return figure
 
 
-def _edges(cell: xr.DataArray, name: str) -> list[float]:
-    last = cell[f"{name}_last"] if f"{name}_last" in cell.coords else cell[name]
-    return [float(cell[name].values[0]) - 0.5, float(last.values[-1]) + 0.5]
+def _draw_cell(axis: Axes, cell: xr.DataArray, limit: float, trained_length: int, room: tuple[int, int]) -> None:
+    """One heatmap, its values merged where there would be more than pixels: a renderer drops some of them instead."""
+    shown = merged(cell, *(-(-size // pixels) for size, pixels in zip(cell.shape, room, strict=True)))
+    (left, right), (top, bottom) = _edges(shown, "position"), _edges(shown, "dim")
+    look: dict[str, Any] = {"cmap": COLORMAP, "aspect": "auto", "interpolation": "none", "vmin": -1, "vmax": 1}
+    axis.imshow(shown.values / limit, extent=(left, right, bottom, top), **look)
+    if left < trained_length < right:
+        axis.axvline(trained_length, color=BLACK, linestyle="--", linewidth=0.8)
 
 
-def _draw(chart: Chart) -> Figure:
-    figure = Figure(figsize=(6.2 * len(chart.panels), 5.4), dpi=120, layout="constrained")
+def _edges(cell: xr.DataArray, name: str) -> tuple[float, float]:
+    return float(cell[name].values[0]) - 0.5, float(cell[f"{name}_last"].values[-1]) + 0.5
+
+
+def _draw_chart(chart: Chart) -> Figure:
+    width = max(_LEAST_INCHES, _PANEL[0] * len(chart.panels))
+    figure = _figure(chart.title, width, _PANEL[1])
     axes = figure.subplots(1, len(chart.panels), squeeze=False)[0]
     for axis, panel in zip(axes, chart.panels, strict=True):
         _draw_panel(axis, panel)
@@ -80,35 +98,56 @@ def _draw(chart: Chart) -> Figure:
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             listed.setdefault(label, handle)
-    where = {"loc": "outside lower left", "ncols": 2 * len(chart.panels), "frameon": False, "fontsize": 9}
-    figure.legend(listed.values(), listed.keys(), **where)
-    figure.suptitle(chart.title)
+    rows = -(-len(listed) // max(1, int(width / (0.45 + 0.056 * max(map(len, listed))))))
+    figure.set_figheight(_PANEL[1] + rows * _LINE_INCHES)
+    figure.legend(
+        listed.values(), listed.keys(), loc="outside lower left", ncols=-(-len(listed) // rows), frameon=False
+    )
+    return figure
+
+
+def _figure(title: str, width: float, height: float) -> Figure:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.suptitle("\n".join(textwrap.wrap(title, int(width / 0.07))))
     return figure
 
 
 def _draw_panel(axis: Axes, panel: Panel) -> None:
-    for line in panel.lines:
-        marks = {"linestyle": _DASHES[line.dash], "marker": _MARKERS[line.symbol], "markersize": 5}
-        axis.plot(line.x, line.y, color=line.colour, label=line.label, linewidth=1.2, **marks)
+    for number, line in enumerate(panel.lines):
+        _draw_line(axis, line, number)
     for point in panel.points:
-        marks = {"markersize": 10, "markerfacecolor": "none", "markeredgewidth": 2.2}
+        marks: dict[str, Any] = {"markersize": 7.5, "markerfacecolor": "none", "markeredgewidth": 1.6, "zorder": 5}
         axis.plot(point.x, point.y, "D", color=point.colour, label=point.text, **marks)
     for rule in panel.rules:
-        style = {"color": rule.colour, "linestyle": _DASHES[rule.dash], "linewidth": 1.2}
-        if rule.vertical:
-            axis.axvline(rule.at, **style)
-            place = {"xycoords": ("data", "axes fraction"), "xytext": (4, -2), "ha": "left", "va": "top"}
-            axis.annotate(rule.text, (rule.at, 1), textcoords="offset points", fontsize=9, **place)
-        else:
-            axis.axhline(rule.at, **style)
-            below = rule.at > sum(panel.y_range) / 2
-            place = {"xytext": (4, -4 if below else 4), "ha": "left", "va": "top" if below else "bottom"}
-            where = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-            box = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1}
-            axis.annotate(rule.text, (0, rule.at), color=rule.colour, fontsize=9, bbox=box, **where, **place)
+        _draw_rule(axis, rule, panel)
     axis.set(title=panel.title, xlabel=panel.x_title, ylabel=panel.y_title, ylim=panel.y_range)
     axis.spines[["top", "right"]].set_visible(False)
     if panel.log_x:
         axis.set_xscale("log", base=2)
         axis.set_xticks(panel.x_ticks, [str(tick) for tick in panel.x_ticks], rotation=45)
         axis.minorticks_off()
+
+
+def _draw_line(axis: Axes, line: Line, number: int) -> None:
+    """A line with a marker at each value, or at a few, away from those of the lines drawn before."""
+    step = len(line.x) // 6
+    marks: dict[str, Any] = {"marker": _MARKERS[line.symbol], "markersize": 3.5, "markerfacecolor": "none"}
+    if line.crowded:
+        marks["markevery"] = (step * (2 + number) // 6 % step, step)
+    style = {"color": line.colour, "linestyle": _DASHES[line.dash], "linewidth": 1}
+    axis.plot(line.x, line.y, label=line.label, **style, **marks)
+
+
+def _draw_rule(axis: Axes, rule: Rule, panel: Panel) -> None:
+    style: dict[str, Any] = {"color": rule.colour, "linestyle": _DASHES[rule.dash], "linewidth": 0.8}
+    box = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 0.8}
+    look: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7.5, "color": rule.colour, "bbox": box}
+    if rule.vertical:
+        axis.axvline(rule.at, **style)
+        place = {"xycoords": ("data", "axes fraction"), "xytext": (3, -1), "ha": "left", "va": "top"}
+        axis.annotate(rule.text, (rule.at, 1), **place, **look)
+    else:
+        axis.axhline(rule.at, **style)
+        below = rule.at > sum(panel.y_range) / 2
+        place = {"xytext": (3, -3 if below else 3), "ha": "left", "va": "top" if below else "bottom"}
+        axis.annotate(rule.text, (0, rule.at), xycoords=("axes fraction", "data"), **place, **look)

@@ -11,7 +11,7 @@ from probe.failure import measured_failure
 from probe.figures import curves_figure, heatmap_figure, threshold_figure
 from probe.heatmap import layer_limits, pool, regions
 from probe.predict import best, predict
-from probe.static import static_curves, static_heatmap, static_threshold
+from probe.static import DPI, draw
 from probe.thresholds import CrossingRule, search
 
 M = 64
@@ -130,12 +130,41 @@ def test_large_heatmaps_are_pooled_and_say_so(hidden):
 def test_static_figures_draw_the_same(hidden, found):
     layer, dim = best(found, 1)[0]
     chart = marks.threshold_chart(hidden, found, layer, dim)
-    axes = static_threshold(hidden, found, layer, dim).axes
+    axes = draw(chart).axes
     assert [axis.get_title() for axis in axes] == [panel.title for panel in chart.panels]
     np.testing.assert_array_equal(axes[1].lines[0].get_ydata(), chart.panels[1].lines[0].y)
-    assert static_curves(*curves()).axes[0].get_xscale() == "log"
+    looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in axes[1].lines[:4]}
+    assert {(colour, marker) for colour, marker, _ in looks} == {
+        (marks.style(method)[0], marker) for method, marker in zip(hidden["method"].values, "os^D", strict=True)
+    }
+    assert draw(marks.curves_chart(*curves())).axes[0].get_xscale() == "log"
     panel = regions(hidden, [(32, 96), (256, 320)])
     for shown in (panel, pool(panel, 1000)):
-        image = static_heatmap(shown, M).axes[1].images[0]
-        assert image.get_extent() == [255.5, 319.5, 31.5, -0.5]
+        image = draw(marks.heatmap_grid(shown, M)).axes[1].images[0]
+        assert tuple(image.get_extent()) == (255.5, 319.5, 31.5, -0.5)
         assert image.get_array().shape == (shown.sizes["dim"], (shown["region"] == 1).sum())
+
+
+def test_spikes_survive_where_there_are_more_values_than_pixels(hidden):
+    many = hidden.isel({"method": [0], "layer": [0], "dim": np.arange(4000) % 32}) * 0
+    many = many.assign_coords(dim=np.arange(4000))
+    many[0, 0, 200, 1717] = -5
+    grid = marks.heatmap_grid(regions(many, [(0, 320)]), M)
+    figure = draw(grid)
+    shown = figure.axes[0].images[0].get_array()
+    assert shown.shape[0] < DPI * figure.get_figheight()
+    assert shown.min() == -5 / grid.limits[0]
+
+
+def test_a_dim_without_an_observable_threshold_says_so(hidden, found):
+    assert not found["observable"].sel(layer=1, dim=31)
+    assert marks.threshold_chart(hidden, found, 1, 31).title.endswith(", not observable")
+    layer, dim = best(found, 1)[0]
+    assert "observable" not in marks.threshold_chart(hidden, found, layer, dim).title
+
+
+def test_curves_are_drawn_where_some_scores_are_infinite():
+    scores, measured, trained, predictions = curves()
+    scores["tail_nll"][0, -1] = np.inf
+    low, high = marks.curves_chart(scores, measured, trained, predictions).panels[0].y_range
+    assert 2.5 < low < high < 4.5

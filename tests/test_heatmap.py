@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 from synthetic import hidden_states
 
-from probe.heatmap import default_regions, describe, layer_limits, pool, regions, write_npz, write_png
+from probe.heatmap import default_regions, describe, difference, layer_limits, merged, pool, regions, write_png
 
 
 def panel(values, positions, bounds, first_dim=0):
@@ -88,12 +88,24 @@ def test_images_have_one_pixel_a_cell_red_above_zero(tmp_path):
     assert image[3, 1, 0] > image[3, 1, 2]  # 1: pale red
 
 
-def test_npz_carries_the_labels(tmp_path):
+def test_a_panel_is_described_in_words():
     hidden = hidden_states(windows=2).sel({"method": "mesa", "prompt": "repeated"})
     both = regions(hidden, [(0, 64), (100, 128)])
-    write_npz(both, tmp_path / "panel.npz")
-    loaded = np.load(tmp_path / "panel.npz")
-    np.testing.assert_array_equal(loaded["resid_post"], both)
-    assert loaded["position"].tolist() == [*range(64), *range(100, 128)]
-    assert loaded["method"].item() == "mesa"
     assert describe(both) == "resid_post, mesa, repeated, layers 0-2, dims 0-31, positions 0-63 and 100-127"
+
+
+def test_differences_say_what_they_are():
+    hidden = hidden_states(windows=2).sel(prompt="repeated")
+    less = difference(regions(hidden, [(0, 128)]), "rerope")
+    assert less["method"].values.tolist() == ["origin", "dynamic-ntk", "mesa"]
+    expected = hidden.sel({"method": "mesa"}) - hidden.sel({"method": "rerope"})
+    np.testing.assert_array_equal(less.sel({"method": "mesa"}), expected)
+    assert describe(less).startswith("resid_post minus rerope, repeated, layers 0-2")
+    with pytest.raises(ValueError, match="'origin' is the only method; a difference takes a second one"):
+        difference(regions(hidden.isel({"method": [0]}), [(0, 9)]), "origin")
+
+
+def test_merging_twice_is_merging_once():
+    both = panel(np.random.default_rng(0).normal(size=(2, 24, 40)), [*range(16), *range(50, 74)], [(0, 20), (50, 80)])
+    once, twice = merged(both, 4, 8), merged(merged(both, 2, 4), 2, 2)
+    xr.testing.assert_identical(once, twice)

@@ -1,0 +1,211 @@
+"""`mesa-lens export`: figures of a run, and the numbers in them, as files; needs no model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from probe.export import Export
+    from probe.reader import Run
+    from probe.thresholds import CrossingRule
+
+_SAYS = {
+    "heatmap": "hidden states by layer, dim and position, methods side by side",
+    "thresholds": "values of (layer, dim) pairs over position, with threshold and crossings",
+    "curves": "tail NLL and passkey accuracy by length, with predicted failures",
+}
+_RULE = {  # of probe.thresholds.CrossingRule, which stays unloaded until the command runs
+    "smoothing": (int, "tokens a value is the mean of (None: M/64)"),
+    "sustained": (int, "positions a crossing must hold for (None: M/16)"),
+    "burn_in": (int, "first position of the in-window reference (None: M/4)"),
+    "margin": (float, "spreads beyond the threshold that count as passed; 0: the paper's rule (None: 3)"),
+    "minimum_score": (float, "least score of an observable dim (None: 6)"),
+    "share": (float, "of positions an observable dim keeps its side (None: 0.95)"),
+    "floor": (float, "least in-window spread, of the layer's magnitude (None: 0.01)"),
+}
+
+
+def add(commands: Any) -> None:
+    """Adds the subcommand, with one of its own for each kind of export."""
+    command = commands.add_parser("export", help="write a run's figures and numbers as files", description=__doc__)
+    kinds = command.add_subparsers(title="kinds", required=True, metavar="KIND", dest="kind")
+    made = {kind: _kind(kinds, kind) for kind in _SAYS}
+    heatmap = made["heatmap"]
+    heatmap.add_argument("--layers", default="all", help="e.g. 0-10, ends included")
+    heatmap.add_argument("--dims", default="all", help="e.g. 0-639")
+    heatmap.add_argument("--positions", help="e.g. 4000-5000,7000-8000, side by side (None: around M and the last M)")
+    heatmap.add_argument("--minus", metavar="METHOD", help="show differences to this method")
+    heatmap.add_argument("--limit", type=float, help="end of the colour scales (None: each layer's 99%% quantile)")
+    heatmap.add_argument("--pool", type=int, default=300_000, metavar="CELLS", help="most values kept in a figure")
+    heatmap.add_argument("--native", action="store_true", help="a png a method, one pixel a value; npz, csv unpooled")
+    thresholds = made["thresholds"]
+    thresholds.add_argument("--pairs", metavar="LAYER:DIM,...", help="e.g. 1:234,2:17 (None: the best)")
+    thresholds.add_argument("--top", type=int, default=4, help="how many of the best observable dims")
+    for kind in ("thresholds", "curves"):
+        rule = made[kind].add_argument_group("what counts as a crossing")
+        for name, (of, says) in _RULE.items():
+            rule.add_argument(f"--{name.replace('_', '-')}", type=of, help=says)
+
+
+def _kind(kinds: Any, kind: str) -> Any:
+    command = kinds.add_parser(
+        kind, help=_SAYS[kind], description=_SAYS[kind], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    command.add_argument("store", type=Path, help="the folder that `mesa-lens probe` wrote, or its store")
+    command.add_argument("--format", default="png", help="html, png, svg, pdf, npz, csv; several with commas")
+    command.add_argument("--out", type=Path, help="folder for the files (None: exports, beside the store)")
+    command.add_argument("--renderer", default="matplotlib", help="of png, svg, pdf: matplotlib or kaleido (Chrome)")
+    command.add_argument("--hook", help="e.g. resid_post (None: the first captured)")
+    command.add_argument("--prompt", help="e.g. text-0 (None: the first captured)")
+    command.add_argument("--methods", default="all", help="names, separated by commas, or all")
+    command.add_argument("--trained-length", type=int, help="trained window M in tokens (None: the run's)")
+    command.add_argument("--json", action="store_true", help="print the paths as JSON")
+    command.set_defaults(run=run)
+    return command
+
+
+def run(args: argparse.Namespace) -> int:
+    """Checks, exports, and prints the path of every file written."""
+    from tqdm import tqdm
+
+    from probe.export import check_format, write
+    from probe.reader import open_run
+    from probe.render import check_renderer
+
+    forms = list(dict.fromkeys(form.strip() for form in args.format.split(",")))
+    for form in forms:
+        check_format(args.kind, form, getattr(args, "native", False))
+    check_renderer(args.renderer)
+    if args.trained_length is not None and args.trained_length < 2:
+        raise ValueError(f"--trained-length {args.trained_length} is below 2 tokens")
+    opened = open_run(args.store)
+    folder = opened.path.parent / "exports" if args.out is None else args.out
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"--out {folder} is a file; name a folder")
+    export = {"heatmap": _heatmap, "thresholds": _thresholds, "curves": _curves}[args.kind](args, opened)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for form in tqdm(forms, desc="writing files", unit="format"):
+        for name, content in export.files(form, args.renderer):
+            write(folder / name, content)
+            written.append(str(folder / name))
+    print(json.dumps(written, indent=1) if args.json else "\n".join(written))
+    return 0
+
+
+def _heatmap(args: argparse.Namespace, opened: Run) -> Export:
+    import xarray as xr
+
+    from probe.export import heatmap_export
+    from probe.heatmap import default_regions, difference, regions
+    from probe.select import check_labels, in_ranges
+    from probe.spec import parse_ranges
+    from probe.tables import check_rows
+    from probe.thresholds import captured_ranges
+
+    if args.pool < 1 or (args.limit is not None and not args.limit > 0):
+        raise ValueError(f"--pool {args.pool} and --limit {args.limit} must be above 0")
+    hidden, trained = _hidden(args, opened), _trained_length(args, opened)
+    for dim in ("layer", "dim"):
+        hidden = in_ranges(hidden, dim, parse_ranges(getattr(args, f"{dim}s"), f"--{dim}s"))
+    position = hidden["position"].values
+    if args.positions is None:
+        bounds = default_regions(position, trained)
+    else:
+        bounds = parse_ranges(args.positions, "--positions")
+        in_ranges(hidden, "position", bounds)
+        bounds = bounds or [(first, last + 1) for first, last in captured_ranges(position)]
+    methods = _methods(args, hidden)
+    if args.minus is not None:
+        check_labels(hidden, "method", [args.minus])
+        methods = [*(method for method in methods if method != args.minus), args.minus]
+    panel = regions(hidden.sel({"method": methods}), bounds)
+    if "csv" in args.format:
+        check_rows(panel.size if args.native else min(panel.size, args.pool))
+    panel = panel.load() if args.minus is None else difference(panel.load(), args.minus)
+    limits = None if args.limit is None else xr.full_like(panel["layer"], args.limit, dtype=float)
+    return heatmap_export(panel, trained, limits, args.pool, args.native)
+
+
+def _thresholds(args: argparse.Namespace, opened: Run) -> Export:
+    from probe.export import threshold_export
+    from probe.predict import best
+    from probe.select import check_pairs
+
+    if args.top < 1:
+        raise ValueError(f"--top {args.top} is below 1")
+    pairs = [] if args.pairs is None else _pairs(args.pairs)
+    hidden = _hidden(args, opened)
+    methods = _methods(args, hidden)
+    check_pairs(hidden, pairs)
+    found = _searched(args, opened, hidden)
+    pairs = pairs or best(found, args.top)
+    if not pairs:
+        where = f"prompt {hidden['prompt'].item()!r} at M = {found.attrs['trained_length']}"
+        raise ValueError(f"no observable dim on {where}; name some with --pairs, or lower --minimum-score")
+    return threshold_export(hidden.sel({"method": methods}), found.sel({"method": methods}), pairs)
+
+
+def _curves(args: argparse.Namespace, opened: Run) -> Export:
+    from probe.analysis import TOP
+    from probe.export import curves_export
+    from probe.failure import measured_failure
+    from probe.predict import predict
+    from probe.select import reference_method
+
+    scores, trained = opened.evaluation, _trained_length(args, opened)
+    if scores is None:
+        raise ValueError(f"{opened.path} holds no scores by length; probe with --samples above 0")
+    measured = measured_failure(scores, trained, reference_method(scores["method"].values.tolist()))
+    methods = _methods(args, scores)
+    predictions = predict(_searched(args, opened, _hidden(args, opened)), TOP)
+    return curves_export(scores.sel({"method": methods}), measured, trained, predictions)
+
+
+def _hidden(args: argparse.Namespace, opened: Run) -> xr.DataArray:
+    from probe.select import hook_values, one_prompt
+
+    return one_prompt(hook_values(opened, args.hook), args.prompt)
+
+
+def _searched(args: argparse.Namespace, opened: Run, hidden: xr.DataArray) -> xr.Dataset:
+    from probe.select import reference_method
+    from probe.thresholds import search
+
+    trained = _trained_length(args, opened)
+    return search(hidden, trained, _rule(args, trained), reference_method(hidden["method"].values.tolist()))
+
+
+def _rule(args: argparse.Namespace, trained_length: int) -> CrossingRule:
+    from probe.thresholds import CrossingRule
+
+    given = {each.name: getattr(args, each.name) for each in fields(CrossingRule)}
+    changed = {name: value for name, value in given.items() if value is not None}
+    return replace(CrossingRule.scaled(trained_length), **changed)
+
+
+def _methods(args: argparse.Namespace, values: xr.DataArray | xr.Dataset) -> list[str]:
+    from probe.select import check_labels
+
+    if args.methods == "all":
+        return values["method"].values.tolist()
+    methods = list(dict.fromkeys(name.strip() for name in args.methods.split(",")))
+    check_labels(values, "method", methods)
+    return methods
+
+
+def _trained_length(args: argparse.Namespace, opened: Run) -> int:
+    return args.trained_length or opened.trained_length
+
+
+def _pairs(text: str) -> list[tuple[int, int]]:
+    pairs = [part.strip().partition(":") for part in text.split(",")]
+    if not all(layer.isdigit() and dim.isdigit() for layer, _, dim in pairs):
+        raise ValueError(f"--pairs {text!r} is no list of layer:dim; write e.g. 1:234,2:17")
+    return [(int(layer), int(dim)) for layer, _, dim in pairs]

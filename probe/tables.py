@@ -1,0 +1,63 @@
+"""Labelled numbers as files' contents: tidy CSV, and NPZ with the coordinates beside the values."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+
+import numpy as np
+import xarray as xr
+
+ROWS = 1_000_000
+"""A CSV holds no more rows: about what a spreadsheet opens."""
+
+_ORDER = "row prompt method minus layer dim dim_last region position position_last length window sample".split()
+_WHOLE = ("position", "tokens")  # units of numbers that are whole, or missing
+
+
+def check_rows(rows: int) -> None:
+    """Raises ValueError if a CSV of so many rows would be of no use."""
+    if rows > ROWS:
+        raise ValueError(
+            f"csv: {rows} rows are more than {ROWS}; choose fewer layers, dims or positions, pool them, or take npz"
+        )
+
+
+def csv_bytes(numbers: xr.Dataset) -> bytes:
+    """A row for each combination of the labels, a column for each label and variable; blank where there is no value.
+
+    Dims without labels are numbered; a dim named `row` is left out. Raises ValueError for too many rows.
+    """
+    check_rows(math.prod(numbers.sizes.values()))
+    frame = numbers.to_dataframe(sorted(map(str, numbers.dims), key=_place)).reset_index()
+    whole = [name for name, values in numbers.items() if values.attrs.get("units") in _WHOLE]
+    frame = frame.astype(dict.fromkeys(whole, "Int64"))
+    variables = [str(name) for name in numbers.data_vars]
+    labels = sorted((name for name in frame.columns if name not in (*variables, "row")), key=_place)
+    return frame[[*labels, *variables]].to_csv(index=False, lineterminator="\n").encode()
+
+
+def npz_bytes(numbers: xr.Dataset) -> bytes:
+    """Variables and coordinates under their names, for `numpy.load`; no pickles.
+
+    `about` is JSON: `dims` and `units` of the variables, and `attrs` of the dataset.
+    """
+    about = {
+        "dims": {str(name): values.dims for name, values in numbers.items()},
+        "units": {str(name): values.attrs["units"] for name, values in numbers.items() if "units" in values.attrs},
+        "attrs": numbers.attrs,
+    }
+    arrays = {str(name): _plain(values.values) for name, values in numbers.variables.items()}
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, about=json.dumps(about, sort_keys=True, default=str), **arrays)
+    return file.getvalue()
+
+
+def _place(name: str) -> int:
+    return _ORDER.index(name) if name in _ORDER else len(_ORDER)
+
+
+def _plain(values: np.ndarray) -> np.ndarray:
+    """Texts as numpy's own, which need no pickle."""
+    return values.astype(str) if values.dtype.kind in "OT" else values
