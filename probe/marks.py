@@ -191,7 +191,7 @@ def heatmap_grid(panel: xr.DataArray, trained_length: int, limits: xr.DataArray 
     limits = layer_limits(panel) if limits is None else limits
     prompt = f", prompt {panel['prompt'].item()}" if "prompt" in panel.coords else ""
     return Grid(
-        title=f"{value_name(panel)} by position{prompt} (red > 0, blue < 0), one colour scale a layer",
+        title=f"{value_name(panel)} by dim and position{prompt} (red > 0, blue < 0), one colour scale a layer",
         colour_title=value_title(panel),
         limits=tuple(limits.values.tolist()),
         cells=cells,

@@ -112,7 +112,7 @@ def stored_array(group: zarr.Group, name: str) -> zarr.Array:
 
 
 def _check_labels(hidden: xr.Dataset) -> None:
-    """ValueError for repeated labels, and for numbers that do not rise: what is left of a coordinate whose file is gone."""
+    """ValueError for labels that repeat, or numbers that do not rise, as where a coordinate's file is gone."""
     for name in (dim for dim in DIMS if dim in hidden.coords):
         labels = hidden[name].values
         if len(set(labels.tolist())) < len(labels) or (labels.dtype.kind in "iu" and (np.diff(labels) < 0).any()):

@@ -33,6 +33,7 @@ _UNDATED = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 _DASHES = {"solid": "-", "dash": (0, (4, 1.5)), "dot": (0, (1, 1.2)), "dashdot": (0, (5, 1.2, 1, 1.2))}
 _MARKERS = {"circle": "o", "square": "s", "triangle-up": "^", "triangle-down": "v", "diamond": "D"}
 _PANEL, _LINE_INCHES, _LEAST_INCHES = (3.6, 3.1), 0.135, 5.5
+_TITLE = 50  # characters a panel holds
 _CELL_INCHES = (0.8, 0.95)
 _ONE_AT_A_TIME = threading.Lock()  # matplotlib's settings are the process's
 
@@ -63,8 +64,9 @@ def _draw_grid(grid: Grid) -> Figure:
             axis = axes[row, column]
             _draw_cell(axis, cell, grid.limits[row], grid.trained_length, room)
             axis.tick_params(labelsize=6.5, labelleft=column == 0, labelbottom=row == rows - 1)
-            axis.locator_params(nbins=3)
-        axes[row, 0].set_ylabel("\n".join(textwrap.wrap(grid.row_titles[row], 13)), fontsize=7)
+            axis.locator_params("y", nbins=3)
+            axis.locator_params("x", nbins=3 if cell["position"].values[-1] < 1000 else 2)
+        axes[row, 0].set_ylabel(textwrap.fill(grid.row_titles[row], 13), fontsize=7)
     for column in range(columns):
         axes[-1, column].set_xlabel(f"positions\n{grid.region_titles[column % each]}", fontsize=7)
     for group, title in enumerate(grid.group_titles):
@@ -108,7 +110,7 @@ def _draw_chart(chart: Chart) -> Figure:
 
 def _figure(title: str, width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
-    figure.suptitle("\n".join(textwrap.wrap(title, int(width / 0.07))))
+    figure.suptitle(textwrap.fill(title, int(width / 0.07)))
     return figure
 
 
@@ -120,7 +122,8 @@ def _draw_panel(axis: Axes, panel: Panel) -> None:
         axis.plot(point.x, point.y, "D", color=point.colour, label=point.text, **marks)
     for rule in panel.rules:
         _draw_rule(axis, rule, panel)
-    axis.set(title=panel.title, xlabel=panel.x_title, ylabel=panel.y_title, ylim=panel.y_range)
+    title = panel.title if len(panel.title) <= _TITLE else panel.title.replace(": ", "\n", 1)
+    axis.set(title=title, xlabel=panel.x_title, ylabel=panel.y_title, ylim=panel.y_range)
     axis.spines[["top", "right"]].set_visible(False)
     if panel.log_x:
         axis.set_xscale("log", base=2)

@@ -175,7 +175,7 @@ def test_differences_and_native_pictures(folder, tmp_path, one):
     assert loaded["method"].tolist() == ["mesa", "origin"]
     assert loaded["minus"].item() == "rerope"
     (grid,) = heatmap_export(difference(regions(one, [(40, 100)]), "rerope"), M).figures.values()
-    assert grid.title.startswith("resid_post minus rerope by position, prompt repeated")
+    assert grid.title.startswith("resid_post minus rerope by dim and position, prompt repeated")
     assert grid.colour_title == "resid_post minus rerope (activation)"
 
 

@@ -12,7 +12,8 @@ MAY_IMPORT = {"mesa": set(), "probe": {"mesa"}, "theory": {"mesa"}, "mesa_lens":
 WITHOUT_TORCH = """
     mesa mesa.methods mesa.plan mesa.settings
     probe.store probe.reader probe.thresholds probe.predict probe.analysis
-    probe.heatmap probe.figures probe.static probe.render probe.tables probe.select probe.export probe.report mesa_lens.cli
+    probe.heatmap probe.figures probe.static probe.render probe.tables probe.select probe.export probe.report
+    mesa_lens.cli mesa_lens.export
     mesa.weave mesa.support theory.bounds theory.cli theory.figures theory.plots
 """.split()
 
