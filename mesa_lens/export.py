@@ -175,11 +175,16 @@ def _hidden(args: argparse.Namespace, opened: Run) -> xr.DataArray:
 
 
 def _searched(args: argparse.Namespace, opened: Run, hidden: xr.DataArray) -> xr.Dataset:
+    from tqdm import tqdm
+
     from probe.select import reference_method
     from probe.thresholds import search
 
-    trained = _trained_length(args, opened)
-    return search(hidden, trained, _rule(args, trained), reference_method(hidden["method"].values.tolist()))
+    trained, reference = _trained_length(args, opened), reference_method(hidden["method"].values.tolist())
+    with tqdm(total=1, desc="finding thresholds", unit="search") as bar:
+        found = search(hidden, trained, _rule(args, trained), reference)
+        bar.update()
+    return found
 
 
 def _rule(args: argparse.Namespace, trained_length: int) -> CrossingRule:
