@@ -77,6 +77,13 @@ def config_of(name: str, *, revision: str | None = None, trust_remote_code: bool
         return AutoConfig.from_pretrained(place, revision=revision, trust_remote_code=bool(trust_remote_code))
 
 
+def tokenizer_of(name: str, *, revision: str | None = None, trust_remote_code: bool | None = None) -> Any:
+    """The tokenizer of a model, without its weights; errors as for `load`."""
+    place = _place(name)
+    with _loading(name):
+        return AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=bool(trust_remote_code))
+
+
 def _place(name: str) -> str:
     """Folder or hub id of a model; FileNotFoundError for a folder without one."""
     place = str(default_folder()) if name == DEFAULT else name

@@ -100,9 +100,14 @@ def _text(text: str) -> str:
 def _line(line: Line) -> go.Scatter:
     drawn = {"color": line.colour, "dash": line.dash, "width": 1.5 if line.crowded else 2}
     mode = "lines" if line.crowded else "lines+markers"
-    return go.Scatter(
+    trace = go.Scatter(
         x=line.x, y=line.y, name=_text(line.label), mode=mode, line=drawn, marker={"symbol": line.symbol, "size": 8}
     )
+    if line.interval is not None:
+        low, high = line.interval
+        ends = {"array": high - line.y, "arrayminus": line.y - low, "symmetric": False}
+        trace.update(error_y={"type": "data", "thickness": 1, "width": 3, **ends})
+    return trace
 
 
 def _point(point: Point) -> go.Scatter:

@@ -32,7 +32,7 @@ STYLES = {  # Okabe and Ito's palette, wine and grey added; (colour, dash, symbo
 
 @dataclass(frozen=True)
 class Line:
-    """A line; NaN parts it. dash: solid, dash, dot or dashdot. symbol: of its markers."""
+    """A line; NaN parts it. dash: solid, dash, dot or dashdot. symbol: of its markers. interval: (low, high) of y."""
 
     label: str
     x: np.ndarray
@@ -40,6 +40,7 @@ class Line:
     colour: str
     dash: str
     symbol: str
+    interval: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def crowded(self) -> bool:
@@ -154,7 +155,7 @@ def threshold_chart(hidden: xr.DataArray, found: xr.Dataset, layer: int, dim: in
                 y_title=value_title(hidden),
                 lines=tuple(_value_line(values.sel({"layer": each, "method": m}), at) for m in hidden["method"].values),
                 points=_crossings(values.sel(layer=each), at) if observing else (),
-                rules=(_trained_rule(trained), *(_threshold_rules(at) if observing else ())),
+                rules=(trained_rule(trained), *(_threshold_rules(at) if observing else ())),
                 y_range=((low + high - span) / 2, (low + high + span) / 2),
             )
         )
@@ -205,7 +206,8 @@ def heatmap_grid(panel: xr.DataArray, trained_length: int, limits: xr.DataArray 
     )
 
 
-def _trained_rule(trained: int) -> Rule:
+def trained_rule(trained: int) -> Rule:
+    """The line that marks the trained window M, in tokens."""
     return Rule(trained, f"M = {trained}", BLACK, vertical=True)
 
 
@@ -271,7 +273,7 @@ def _score_panel(
         y_title=value_title(scores),
         lines=tuple(lines),
         points=tuple(points),
-        rules=(_trained_rule(trained), rule),
+        rules=(trained_rule(trained), rule),
         y_range=(low - pad, high + pad),
         x_ticks=tuple(int(length) for length in lengths),
         log_x=True,

@@ -7,6 +7,7 @@ import textwrap
 import threading
 from typing import Any
 
+import numpy as np
 import xarray as xr
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -139,6 +140,9 @@ def _draw_line(axis: Axes, line: Line, number: int) -> None:
         marks["markevery"] = (step * (2 + number) // 6 % step, step)
     style = {"color": line.colour, "linestyle": _DASHES[line.dash], "linewidth": 1}
     axis.plot(line.x, line.y, label=line.label, **style, **marks)
+    if line.interval is not None:
+        ends = np.abs(np.stack(line.interval) - line.y)
+        axis.errorbar(line.x, line.y, ends, fmt="none", ecolor=line.colour, elinewidth=0.6, capsize=1.5)
 
 
 def _draw_rule(axis: Axes, rule: Rule, panel: Panel) -> None:

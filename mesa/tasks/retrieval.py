@@ -31,6 +31,11 @@ PASSKEY_FILLER = (
 )
 PASSKEY_KEY = " The pass key is {key}. Remember it. {key} is the pass key."
 PASSKEY_QUESTION = "\nWhat is the pass key? The pass key is"
+PASSKEY_ENHANCED = {
+    "question": ("Q: what is the passkey in below text? ", "\nWhat is the pass key?\nA:"),
+    "answer": ("Q: ", "\nWhat is the pass key?\nA: the passkey is"),
+}
+"""The paper's enhanced prompts (appendix "Enhanced Prompts"): what stands before the sample, and its question."""
 
 NEEDLE_HEADER = (
     "A special magic number is hidden within the following text. Make sure to memorize it. "
@@ -89,6 +94,21 @@ def repeated_sentences(tokenizer: Tokenizer, sentences: Sequence[str] = PASSKEY_
     return lambda tokens: encoded * (tokens // round_tokens + 1)
 
 
+def random_sentences(tokenizer: Tokenizer, rng: np.random.Generator) -> Filler:
+    """Filler of sentences of eight random words."""
+
+    def fill(tokens: int) -> list[Sequence[int]]:
+        sentences: list[Sequence[int]] = []
+        left = tokens
+        while left > 0:
+            words = rng.choice([*ADJECTIVES, *NOUNS], 8)
+            sentences.append(tuple(tokenizer.encode(f" {' '.join(words)}.", add_special_tokens=False)))
+            left -= len(sentences[-1])
+        return sentences
+
+    return fill
+
+
 def random_name(rng: np.random.Generator) -> str:
     """An adjective-noun pair, e.g. 'brave-otter'."""
     return f"{rng.choice(ADJECTIVES)}-{rng.choice(NOUNS)}"
@@ -145,17 +165,20 @@ def passkey(
     depth: float | None = None,
     digits: int = 5,
     filler: Filler | None = None,
+    enhanced: str | None = None,
 ) -> Prompt:
     """The paper's passkey prompt (appendix "Passkey Retrieval Dataset") of exactly `length` tokens.
 
-    `depth` is the key's place in the filler, 0 (start) to 1 (end); drawn uniformly when None.
+    `depth` is the key's place in the filler, 0 (start) to 1 (end); drawn uniformly when None. `enhanced` is None or
+    one of `PASSKEY_ENHANCED`.
     Raises ValueError when `length` cannot hold the fixed text.
     """
     key = random_key(rng, digits)
     depth = float(rng.random()) if depth is None else depth
     filler = filler or repeated_sentences(tokenizer)
     sentence = PASSKEY_KEY.format(key=key)
-    return _single_key(tokenizer, length, PASSKEY_HEADER, sentence, PASSKEY_QUESTION, key, filler, depth)
+    before, question = PASSKEY_ENHANCED[enhanced] if enhanced else ("", PASSKEY_QUESTION)
+    return _single_key(tokenizer, length, before + PASSKEY_HEADER, sentence, question, key, filler, depth)
 
 
 def needle(

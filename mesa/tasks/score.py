@@ -71,8 +71,7 @@ def retrieval_hits(
     hits: list[bool] = []
     for begin in range(0, len(prompts), batch):
         part = prompts[begin : begin + batch]
-        ids = torch.tensor([prompt.ids for prompt in part], device=model.device)
-        output = _greedy(model, ids, max(len(prompt.answer_ids) for prompt in part))
+        output = greedy(model, [prompt.ids for prompt in part], max(len(prompt.answer_ids) for prompt in part))
         texts = tokenizer.batch_decode(output)
         for text, prompt in zip(texts, part, strict=True):
             hits.append(text.strip().startswith(prompt.answer))
@@ -80,8 +79,10 @@ def retrieval_hits(
     return hits
 
 
-def _greedy(model: PreTrainedModel, ids: torch.Tensor, count: int) -> torch.Tensor:
+@torch.no_grad()
+def greedy(model: PreTrainedModel, prompts: Sequence[Sequence[int]], count: int) -> torch.Tensor:
     """The `count` most likely next tokens, one after the other, (batch, count); end tokens do not stop it."""
+    ids = torch.tensor(prompts, device=model.device)
     cache, output = DynamicCache(), []
     for _ in range(count):
         ids = model(ids, past_key_values=cache, logits_to_keep=1).logits[:, -1:].argmax(-1)

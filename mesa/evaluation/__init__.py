@@ -1,0 +1,1 @@
+"""Runs tasks over methods and lengths, resumably, and sums them up."""

@@ -1,0 +1,122 @@
+"""Runs the cells of an evaluation, and keeps every score in a folder."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+import mesa
+from mesa.evaluation.plan import TASKS, EvalPlan
+from mesa.evaluation.summary import summarize
+from mesa.journal import Journal
+from mesa.models import Loaded, load
+from mesa.tasks.base import Score
+
+COLUMNS = ("task", "method", "length", "seed", "sample", "metric", "score", "seconds")
+_PACKAGES = ("mesa-lens", "torch", "transformers")
+
+
+def open_journal(made: EvalPlan, out: Path, *, overwrite: bool = False) -> Journal:
+    """The folder's journal. Raises FileExistsError for one of other settings, or with other sizes of a method."""
+    if overwrite:
+        shutil.rmtree(out, ignore_errors=True)
+    journal = Journal(out / "cells.jsonl", made.settings)
+    for (task, name, length), row in journal.rows.items():
+        if name in made.methods and row["config"] != json.loads(json.dumps(made.methods[str(name)].describe())):
+            raise FileExistsError(
+                f"{journal.path} holds {task} of {name} at {length} with other parameters; "
+                "use --overwrite or another --out"
+            )
+    return journal
+
+
+def run(made: EvalPlan, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
+    """Runs what is missing in the folder `out`; writes samples.csv and summary.json; returns the summary.
+
+    A cell (task, method, length) is whole in cells.jsonl or absent, so an interrupted run goes on from there. Raises
+    FileExistsError for a folder that holds another evaluation.
+    """
+    journal = open_journal(made, out, overwrite=overwrite)
+    missing = [cell for cell in made.cells if cell not in journal.rows]
+    if missing:
+        loaded = load(made.request.model, **made.request.load)
+        try:
+            _run_cells(made, loaded, missing, journal)
+        finally:  # what is done is readable, also after an interrupt
+            write_samples(journal, made.setting.seed, out / "samples.csv")
+    write_samples(journal, made.setting.seed, out / "samples.csv")
+    summary = {
+        "model": made.request.model,
+        "trained_length": made.setting.trained_length,
+        "seed": made.setting.seed,
+        "methods": {name: method.describe() for name, method in made.methods.items()},
+        "versions": {package: version(package) for package in _PACKAGES},
+        "cells": summarize(samples(journal, made), TASKS),
+    }
+    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    return summary
+
+
+def _run_cells(made: EvalPlan, loaded: Loaded, missing: list[tuple[str, str, int]], journal: Journal) -> None:
+    """Runs cells one after another; tokens are the bar's unit, so that its ETA knows long prompts."""
+    total = sum(length for _, _, length in missing) * made.setting.samples
+    with tqdm(total=total, desc="evaluating", unit="token", unit_scale=True, smoothing=0.05) as bar:
+        for task, name, length in missing:
+            bar.set_postfix_str(f"{task}, {name}, {length}")
+            prepared = TASKS[task].prepare(loaded.tokenizer, length, made.setting, made.setting.samples)
+            with mesa.applied(loaded.model, made.methods[name], executor=made.request.executor):
+                scores = list(_with_smaller_batches(made, loaded, task, length, prepared))
+            row = {"config": made.methods[name].describe(), "scores": [asdict(score) for score in scores]}
+            journal.add((task, name, length), row)
+            bar.update(length * made.setting.samples)
+
+
+def _with_smaller_batches(made: EvalPlan, loaded: Loaded, task: str, length: int, prepared: Any) -> Iterator[Score]:
+    """The scores of a cell; where memory runs out, again with half the batch, down to one prompt."""
+    setting = made.setting
+    while True:
+        try:
+            yield from list(TASKS[task].measure(loaded, length, prepared, setting))
+            return
+        except torch.OutOfMemoryError:
+            if setting.batch == 1:
+                raise
+            setting = replace(setting, batch=setting.batch // 2)
+
+
+def samples(journal: Journal, made: EvalPlan | None = None) -> list[dict[str, Any]]:
+    """One row a sample and metric, in `COLUMNS` without the seed; of all cells, or of those of a plan."""
+    wanted = None if made is None else set(made.cells)
+    return [
+        {
+            "task": task,
+            "method": method,
+            "length": score["length"],
+            "sample": score["sample"],
+            "metric": score["metric"],
+            "score": score["value"],
+            "seconds": score["seconds"],
+        }
+        for (task, method, length), row in journal.rows.items()
+        if wanted is None or (task, method, length) in wanted
+        for score in row["scores"]
+    ]
+
+
+def write_samples(journal: Journal, seed: int, path: Path) -> None:
+    """Writes the tidy table."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        for row in samples(journal):
+            row["seed"] = seed
+            writer.writerow({name: row[name] for name in COLUMNS})

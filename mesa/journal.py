@@ -1,0 +1,54 @@
+"""Finished cells of a long run, kept on disk, so that it takes up where it was interrupted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+Cell = tuple[str | int, ...]
+"""What a cell is: names and numbers, e.g. task, method and length."""
+
+
+class Journal:
+    """Finished cells in a file of one JSON line each; the first line holds the run's settings.
+
+    A line that an interrupt cut short is dropped. Raises FileExistsError, naming what differs, for the journal of a
+    run with other settings, and ValueError for a file that is no journal.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self.path = path
+        self.rows: dict[Cell, dict[str, Any]] = {}
+        if path.exists() and path.stat().st_size:
+            self._read(json.loads(json.dumps(settings)))
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._write("w", {"settings": settings})
+
+    def add(self, cell: Cell, row: Mapping[str, Any]) -> None:
+        """Keeps what a cell gave."""
+        self.rows[cell] = dict(row)
+        self._write("a", {"cell": cell, **row})
+
+    def _read(self, settings: Mapping[str, Any]) -> None:
+        text = self.path.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]
+        try:
+            header, *rows = (json.loads(line) for line in whole.splitlines())
+            stored = header["settings"]
+            self.rows = {tuple(row.pop("cell")): row for row in rows}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{self.path} is no journal of a run; use --overwrite or another --out") from error
+        differing = sorted(key for key in {*settings, *stored} if settings.get(key) != stored.get(key))
+        if differing:
+            raise FileExistsError(
+                f"{self.path} holds a run with another {differing[0]}; use --overwrite or another --out"
+            )
+        if whole != text:
+            self.path.write_text(whole, encoding="utf-8")
+
+    def _write(self, mode: str, row: Mapping[str, Any]) -> None:
+        with self.path.open(mode, encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")

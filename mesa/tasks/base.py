@@ -1,0 +1,78 @@
+"""What every evaluation task is: prompts of an exact length, and scores, one a sample and metric."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from mesa.models import Loaded
+
+Report = Callable[[], object]
+"""Called after each sample, to move a progress bar."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a task scores. binary: each sample is 0 or 1."""
+
+    name: str
+    unit: str
+    binary: bool = False
+    higher_is_better: bool = True
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the tasks of one evaluation share. Lengths in tokens.
+
+    samples: prompts a length. documents: token ids of the texts that NLL and essay haystacks are taken from.
+    data: file of (document, summary) lines. depth: the key's place, 0 to 1; None: uniform. batch: prompts decoded at
+    once.
+    """
+
+    trained_length: int
+    lengths: tuple[int, ...]
+    samples: int = 100
+    seed: int = 0
+    documents: tuple[np.ndarray, ...] = ()
+    data: Path | None = None
+    depth: float | None = None
+    new_tokens: int = 128
+    batch: int = 8
+
+
+@dataclass(frozen=True)
+class Score:
+    """One sample's score. seconds: its share of its batch's time, model calls only."""
+
+    length: int
+    sample: int
+    metric: str
+    value: float
+    seconds: float | None = None
+
+
+class Task(ABC):
+    """A task by its name; `prepare` builds what `measure` runs."""
+
+    name: str
+    about: str
+    metrics: tuple[Metric, ...]
+
+    def passes(self, setting: Setting) -> tuple[int, ...]:
+        """The lengths that are run, one cell each; usually all."""
+        return setting.lengths
+
+    @abstractmethod
+    def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[Any]:
+        """`samples` seeded samples of exactly `length` tokens. Raises ValueError where that cannot be."""
+
+    @abstractmethod
+    def measure(self, loaded: Loaded, length: int, prepared: Sequence[Any], setting: Setting) -> Iterator[Score]:
+        """Runs the samples under whatever method is attached; the scores of a sample come one after another."""

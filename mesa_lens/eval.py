@@ -1,0 +1,129 @@
+"""`mesa-lens eval`: tasks over methods and lengths, resumably, with intervals and curves."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    """Adds the subcommand."""
+    command = commands.add_parser(
+        "eval",
+        help="run passkey, NLL, needle, LongEval, summaries, latency or lm-eval tasks under each method",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    what = command.add_argument_group("what to run")
+    what.add_argument("--task", default="passkey,nll", help="names, separated by commas; --list-tasks explains them")
+    what.add_argument("--list-tasks", action="store_true", help="print the tasks and stop")
+    what.add_argument("--lengths", help="tokens, e.g. 256,512 or 1k:16k:1k (None: 1, 2, 4, 8 M)")
+    what.add_argument("--samples", type=int, default=100, help="prompts a length and method")
+    what.add_argument("--seed", type=int, default=0)
+    what.add_argument("--methods", default="all", help="names, separated by commas, or 'all'")
+    what.add_argument("--set", action="append", default=[], metavar="METHOD.PARAMETER=VALUE")
+    what.add_argument("--executor", default="fused", help="fused, or dense (O(T^2) memory)")
+    what.add_argument("--batch", type=int, default=8, help="prompts decoded at once; halved where memory runs out")
+    data = command.add_argument_group("data")
+    data.add_argument("--text", help="text for NLL and essays: a file, folder or hub dataset (None: the shipped one)")
+    data.add_argument("--data", type=Path, help="documents and summaries: .jsonl or dataset folder")
+    data.add_argument("--depth", type=float, help="the key's place, 0 (start) to 1 (end) (None: uniform)")
+    data.add_argument("--new-tokens", type=int, default=128, help="tokens of a summary")
+    model = command.add_argument_group("model")
+    model.add_argument("--model", default="default", help="'default' (shipped), a local folder, or a hub id")
+    model.add_argument("--revision", help="hub revision")
+    model.add_argument("--dtype", help="float32, float16 or bfloat16 (None: float32 on a CPU, else the checkpoint's)")
+    model.add_argument("--device", default="cpu")
+    model.add_argument("--device-map", help="accelerate's placement, e.g. auto; in place of --device")
+    model.add_argument("--trust-remote-code", action="store_true", help="run code that the checkpoint brings")
+    model.add_argument("--trained-length", type=int, help="trained window M in tokens (None: the config's word)")
+    harness = command.add_argument_group("lm-evaluation-harness, in place of --task")
+    harness.add_argument("--harness", help="lm-eval tasks, e.g. longbench_qasper,niah_single_1")
+    harness.add_argument("--include-path", type=Path, help="folder with tasks of your own")
+    harness.add_argument("--limit", type=int, help="documents a task (None: all)")
+    out = command.add_argument_group("output")
+    out.add_argument("--out", type=Path, default=Path("runs/eval"), help="folder; an interrupted run goes on in it")
+    out.add_argument("--overwrite", action="store_true", help="replace an evaluation that is already there")
+    out.add_argument("--estimate", action="store_true", help="print cells, tokens and memory, and stop")
+    out.add_argument("--json", action="store_true", help="print summary.json in place of tables")
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Checks everything that can be checked, then runs."""
+    from mesa.evaluation.plan import EvalRequest, estimate, names, parse_lengths, plan, task_table
+
+    if args.list_tasks:
+        print("\n".join(f"{name:18s} {about}" for name, about in task_table()))
+        return 0
+    load = {name: getattr(args, name) for name in ("revision", "dtype", "device", "device_map", "trust_remote_code")}
+    request = EvalRequest(
+        tasks=names(args.task),
+        model=args.model,
+        load=load,
+        methods=args.methods,
+        settings=tuple(args.set),
+        lengths=None if args.lengths is None else parse_lengths(args.lengths),
+        trained_length=args.trained_length,
+        samples=args.samples,
+        seed=args.seed,
+        text=args.text,
+        data=args.data,
+        depth=args.depth,
+        new_tokens=args.new_tokens,
+        batch=args.batch,
+        executor=args.executor,
+    )
+    if args.harness:
+        return _harness(args, request)
+    made = plan(request)
+    if args.estimate:
+        print(estimate(made))
+        return 0
+    from mesa.evaluation.run import run as run_cells
+    from mesa.evaluation.summary import tables
+    from probe.evaluation_chart import write_curves
+
+    try:
+        summary = run_cells(made, args.out, overwrite=args.overwrite)
+    except KeyboardInterrupt:
+        print(f"\nmesa-lens: interrupted; the same command goes on from {args.out}", file=sys.stderr)
+        return 1
+    written = write_curves(summary, args.out)
+    print(json.dumps(summary, indent=1) if args.json else f"{tables(summary['cells'])}\n\nwrote {args.out}: "
+          f"samples.csv, summary.json, {', '.join(path.name for path in written)}")  # fmt: skip
+    return 0
+
+
+def _harness(args: argparse.Namespace, request: Any) -> int:
+    from dataclasses import replace
+
+    from mesa.evaluation.harness import check_tasks, run_harness
+    from mesa.evaluation.plan import names, plan
+    from mesa.models import load
+
+    tasks = names(args.harness)
+    made = plan(replace(request, tasks=("latency",)))
+    manager = check_tasks(tasks, args.include_path)
+    path = args.out / "harness.json"
+    if path.exists() and not args.overwrite:
+        raise FileExistsError(f"{path} is already there; use --overwrite or another --out")
+    loaded = load(request.model, **request.load)
+    longest = max(made.setting.lengths)
+    found = run_harness(
+        loaded, made.methods, tasks, manager=manager, max_length=longest, limit=args.limit, executor=args.executor
+    )
+    args.out.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"model": args.model, "max_length": longest, "results": found}, indent=1) + "\n")
+    if args.json:
+        print(path.read_text(), end="")
+        return 0
+    for method, results in found.items():
+        for task, scores in results.items():
+            shown = ", ".join(f"{name} {value:.4g}" for name, value in scores.items() if "stderr" not in name)
+            print(f"{method:14s} {task}: {shown}")
+    print(f"\nwrote {path}")
+    return 0
