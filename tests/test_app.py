@@ -89,7 +89,7 @@ def test_a_summary_of_another_store_is_not_believed(root, monkeypatch, tmp_path)
 
 def test_thresholds_follow_the_rule(opened):
     app = opened("thresholds", run="first")
-    assert app.markdown[0].value.startswith("**20** of 96")  # 10 drifting dims in two layers
+    assert app.markdown[0].value.startswith("**16** of 96")  # of 20 drifting ones
     app.number_input(key="minimum_score").set_value(1000.0).run()
     assert app.markdown[0].value.startswith("**0** of 96")
     assert not app.exception

@@ -1,0 +1,58 @@
+"""`mesa-lens paper`: the paper's figures and tables that a model allows, from one config, in one report."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    """Adds the subcommand."""
+    command = commands.add_parser(
+        "paper",
+        help="run the paper's experiments from a config, into one report",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    command.add_argument("--config", type=Path, default=Path("configs/default.yaml"), help="YAML; see configs/")
+    command.add_argument(
+        "--out", type=Path, default=Path("runs/paper"), help="folder; an interrupted run goes on in it"
+    )
+    command.add_argument("--sections", help="only these, separated by commas")
+    command.add_argument("--estimate", action="store_true", help="print cells, tokens and memory, and stop")
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Checks every section, runs what is missing, writes the report."""
+    from dataclasses import replace
+
+    from mesa_lens.paper.config import check, estimate, read
+
+    config = read(args.config)
+    if args.sections:
+        wanted = [name.strip() for name in args.sections.split(",")]
+        unknown = [name for name in wanted if name not in config.sections]
+        if unknown:
+            raise ValueError(f"--sections {unknown[0]!r} is not in {args.config}; there: {', '.join(config.sections)}")
+        config = replace(config, sections={name: config.sections[name] for name in wanted})
+    if args.estimate:
+        print(estimate(config))
+        return 0
+    plans = check(config)
+    from mesa_lens.paper.report import write_report
+    from mesa_lens.paper.run import run_sections
+
+    try:
+        found = run_sections(config, plans, args.out)
+    except KeyboardInterrupt:
+        print(f"\nmesa-lens: interrupted; the same command goes on from {args.out}", file=sys.stderr)
+        return 1
+    path = write_report(config, found, args.out)
+    for name, result in found.items():
+        if "left_out" in result:
+            print(f"{name}: left out, {result['left_out']}")
+    print(f"wrote {path}")
+    return 0

@@ -1,0 +1,225 @@
+"""Reads the YAML config of `mesa-lens paper`, and plans every section before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mesa.evaluation.plan import EvalPlan, EvalRequest, memory_bytes, parse_lengths, plan
+from mesa.methods import Method, make
+from mesa.models import config_of
+from mesa.settings import make_methods
+from mesa.support import check_config, check_method
+from mesa.tasks.base import Setting
+from mesa_lens.paper.sections import SECTIONS, Section
+from probe.run import ProbeRequest
+from probe.run import plan as plan_probe
+from probe.spec import CaptureSpec, parse_ranges
+
+_TOP = ("title", "model", "load", "architecture", "trained_length", "methods", "set", "seed", "sections")
+_LOAD = ("revision", "dtype", "device", "device_map", "trust_remote_code")
+
+
+@dataclass(frozen=True)
+class PaperConfig:
+    """A config, its keys checked. architecture: of the model, for estimates where its own config is not at hand."""
+
+    title: str
+    model: str
+    load: Mapping[str, Any]
+    architecture: Mapping[str, Any] | None
+    trained_length: int
+    methods: str
+    settings: tuple[str, ...]
+    seed: int
+    sections: Mapping[str, Mapping[str, Any]]
+
+
+def read(path: Path) -> PaperConfig:
+    """The config in a YAML file. Raises FileNotFoundError, and ValueError naming the key that cannot be read."""
+    if not path.is_file():
+        raise FileNotFoundError(f"--config {path} is not a file")
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(raw, dict):
+        raise ValueError(f"{path} holds no keys; see configs/default.yaml")
+    _only(raw, _TOP, str(path))
+    for needed in ("model", "trained_length", "sections"):
+        if needed not in raw:
+            raise ValueError(f"{path} has no {needed}; see configs/default.yaml")
+    load = raw.get("load") or {}
+    _only(load, _LOAD, f"{path}: load")
+    sections = {str(name): dict(values or {}) for name, values in (raw["sections"] or {}).items()}
+    _only(sections, tuple(SECTIONS), f"{path}: sections")
+    for name, values in sections.items():
+        _only(values, SECTIONS[name].keys, f"{path}: {name}")
+    methods = raw.get("methods", "all")
+    return PaperConfig(
+        title=str(raw.get("title", raw["model"])),
+        model=str(raw["model"]),
+        load=load,
+        architecture=raw.get("architecture"),
+        trained_length=int(raw["trained_length"]),
+        methods=",".join(methods) if isinstance(methods, list) else str(methods),
+        settings=tuple(raw.get("set", ())),
+        seed=int(raw.get("seed", 0)),
+        sections=sections,
+    )
+
+
+def _only(values: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    for key in values:
+        if key not in known:
+            raise ValueError(f"{where} has an unknown key {key!r}; known: {', '.join(known)}")
+
+
+def reason_left_out(section: Section, values: Mapping[str, Any]) -> str:
+    """Why a section cannot run as configured; empty where it can."""
+    if section.name == "summary" and not values.get("data"):
+        return "no documents are given; set `data:` to a .jsonl with document and summary (GovReport: report, summary)"
+    if section.name == "longbench" and not values.get("tasks"):
+        return "no lm-eval tasks are given; set `tasks:`, e.g. longbench_qasper (its data comes from the hub)"
+    return ""
+
+
+def eval_request(config: PaperConfig, name: str) -> EvalRequest:
+    """The request of an evaluated section."""
+    values = config.sections[name]
+    lengths = values.get("lengths")
+    return EvalRequest(
+        tasks=SECTIONS[name].tasks or ("latency",),
+        model=config.model,
+        load=dict(config.load),
+        methods=_methods_text(config, values),
+        settings=config.settings,
+        lengths=None if lengths is None else parse_lengths(str(lengths)),
+        trained_length=config.trained_length,
+        samples=int(values.get("samples", 100)),
+        seed=config.seed,
+        text=values.get("text"),
+        data=Path(values["data"]) if values.get("data") else None,
+        new_tokens=int(values.get("new_tokens", 128)),
+        batch=int(values.get("batch", 8)),
+    )
+
+
+def _methods_text(config: PaperConfig, values: Mapping[str, Any]) -> str:
+    methods = values.get("methods", config.methods)
+    return ",".join(methods) if isinstance(methods, list) else str(methods)
+
+
+def section_methods(config: PaperConfig, name: str) -> dict[str, Method]:
+    """The methods of a section by their labels; ValueError for one that a `set` names but it does not have."""
+    section, values = SECTIONS[name], config.sections[name]
+    if section.variants:
+        own = make_methods("mesa", config.trained_length, [s for s in config.settings if s.startswith("mesa.")])["mesa"]
+        sizes = {key: value for key, value in own.describe().items() if key not in ("name", "trained_length")}
+        return {
+            label: make(method, config.trained_length, **{**sizes, **changed})
+            for label, method, changed in section.variants
+        }
+    names = _methods_text(config, values)
+    wanted = [each.strip() for each in names.split(",")]
+    settings = [each for each in config.settings if names == "all" or each.partition(".")[0] in wanted]
+    return make_methods(names, config.trained_length, settings)
+
+
+def plan_section(config: PaperConfig, name: str) -> EvalPlan:
+    """The checked plan of an evaluated section; raises what `mesa.evaluation.plan.plan` raises."""
+    request = eval_request(config, name)
+    made = plan(replace(request, methods="origin", settings=()))
+    methods = section_methods(config, name)
+    for method in methods.values():
+        check_method(made.config, method)
+    return replace(made, methods=methods)
+
+
+def probe_request(config: PaperConfig) -> ProbeRequest:
+    """The request of the probe section."""
+    values = config.sections["probe"]
+    layers, dims, positions = (
+        parse_ranges(str(values.get(key, "all")), key) for key in ("layers", "dims", "positions")
+    )
+    methods = section_methods(config, "probe")
+    return ProbeRequest(
+        model=config.model,
+        load=dict(config.load),
+        methods=",".join(methods),
+        settings=tuple(each for each in config.settings if each.partition(".")[0] in methods),
+        trained_length=config.trained_length,
+        length=int(values.get("length", 4 * config.trained_length)),
+        word=str(values.get("prompt", "hello")),
+        texts=int(values.get("texts", 0)),
+        spec=CaptureSpec(
+            layers=layers, dims=dims, positions=positions, dtype=str(values.get("store_dtype", "float32"))
+        ),
+        samples=int(values.get("samples", 20)),
+        seed=config.seed,
+    )
+
+
+def check(config: PaperConfig) -> dict[str, Any]:
+    """The plans of all sections that can run, by name; everything that can be wrong is found here."""
+    plans: dict[str, Any] = {}
+    for name, values in config.sections.items():
+        if reason_left_out(SECTIONS[name], values):
+            continue
+        plans[name] = plan_probe(probe_request(config)) if name == "probe" else plan_section(config, name)
+    return plans
+
+
+def estimate(config: PaperConfig) -> str:
+    """Cells, tokens and memory of every section as text, from `architecture` where the config has one. No weights."""
+    from transformers import AutoConfig
+
+    if config.architecture is None:
+        model = config_of(config.model, **{key: config.load.get(key) for key in ("revision", "trust_remote_code")})
+    else:
+        facts = dict(config.architecture)
+        model = AutoConfig.for_model(facts.pop("model_type"), **facts)
+    check_config(model)
+    half = str(config.load.get("dtype") or getattr(model, "dtype", None) or "float32").endswith("16")
+    lines = [f"{config.title}: weights about {_weights(model) * (2 if half else 4) / 2**30:.1f} GiB"]
+    for name, values in config.sections.items():
+        section = SECTIONS[name]
+        reason = reason_left_out(section, values)
+        if reason:
+            lines.append(f"{name}: left out, {reason}")
+            continue
+        methods = section_methods(config, name)
+        for method in methods.values():
+            check_method(model, method)
+        lines.append(f"{name} ({section.place}): {_section_estimate(config, name, model, len(methods), half)}")
+    return "\n".join(lines)
+
+
+def _section_estimate(config: PaperConfig, name: str, model: Any, methods: int, half: bool) -> str:
+    if name == "probe":
+        request = probe_request(config)
+        kept = request.spec.resolve(model, request.length or 0)
+        numbers = kept.values * methods * (1 + request.texts)
+        size = numbers * (2 if request.spec.dtype == "float16" else 4) / 2**20
+        return f"{methods} methods, {request.length} tokens, store {size:,.0f} MiB"
+    request = eval_request(config, name)
+    if name == "longbench":
+        return f"{methods} methods, lm-eval {', '.join(config.sections[name]['tasks'])}"
+    lengths = request.lengths or tuple(config.trained_length * multiple for multiple in (1, 2, 4, 8))
+    cells = len(request.tasks) * methods * len(lengths)
+    tokens = len(request.tasks) * methods * sum(lengths) * request.samples
+    held = memory_bytes(model, Setting(config.trained_length, lengths, batch=request.batch), 2 if half else 4)
+    return f"{cells} cells, about {tokens:,} prompt tokens, memory beside the weights {held / 2**30:,.1f} GiB"
+
+
+def _weights(model: Any) -> int:
+    """Parameters of a model with this config, built without memory."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return sum(each.numel() for each in AutoModelForCausalLM.from_config(model).parameters())

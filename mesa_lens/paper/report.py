@@ -1,0 +1,122 @@
+"""One HTML file with a section for every figure and table of the paper that was asked for; opens offline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from mesa_lens.paper.config import PaperConfig
+from mesa_lens.paper.sections import SECTIONS
+from probe.analysis import analyse
+from probe.evaluation_chart import evaluation_charts
+from probe.export import write
+from probe.figures import curves_figure, draw, heatmap_figure, threshold_figure
+from probe.findings import findings
+from probe.heatmap import default_regions, layer_limits, regions
+from probe.reader import open_run
+
+_SHOWN_DIMS = 2
+
+
+def write_report(config: PaperConfig, found: Mapping[str, Mapping[str, Any]], out: Path) -> Path:
+    """Writes report.html and results.json into `out`; returns the report's path."""
+    printed = json.loads(files("mesa_lens.paper").joinpath("printed.json").read_text(encoding="utf-8"))
+    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
+        files("mesa_lens.paper").joinpath("report.html").read_text(encoding="utf-8")
+    )
+    sections = [
+        {
+            "section": SECTIONS[name],
+            "left_out": result.get("left_out"),
+            "printed": [printed[table] for table in SECTIONS[name].printed],
+            **_shown(name, result, out / name),
+        }
+        for name, result in found.items()
+    ]
+    page = template.render(config=config, sections=sections, plotly_js=Markup(get_plotlyjs()))
+    write(out / "report.html", page.encode())
+    write(out / "results.json", (json.dumps({"model": config.model, "sections": found}, indent=1) + "\n").encode())
+    return out / "report.html"
+
+
+def _shown(name: str, result: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Figures (HTML), tables and sentences of a section."""
+    empty: dict[str, Any] = {"figures": [], "tables": [], "words": []}
+    if "left_out" in result:
+        return empty
+    if name == "probe":
+        return _probe(result, folder)
+    if name == "longbench":
+        rows = [
+            [method, task, ", ".join(f"{key} {value:.4g}" for key, value in scores.items())]
+            for method, tasks in result["results"].items()
+            for task, scores in tasks.items()
+        ]
+        return {**empty, "tables": [{"title": "lm-eval", "head": ["method", "task", "scores"], "rows": rows}]}
+    charts = evaluation_charts(result)
+    return {
+        "figures": [_html(draw(chart)) for chart in charts.values()],
+        "tables": _score_tables(result["cells"]),
+        "words": _words(result),
+    }
+
+
+def _score_tables(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    tables = []
+    for task, metric in dict.fromkeys((cell["task"], cell["metric"]) for cell in cells):
+        own = [cell for cell in cells if (cell["task"], cell["metric"]) == (task, metric)]
+        lengths = sorted({cell["length"] for cell in own})
+        by = {(cell["method"], cell["length"]): cell for cell in own}
+        methods = dict.fromkeys(cell["method"] for cell in own)
+        rows = [[method, *(_cell(by.get((method, length))) for length in lengths)] for method in methods]
+        title = f"{task}, {metric} ({own[0]['unit']}): mean of {own[0]['n']} and 95% interval"
+        tables.append({"title": title, "head": ["method", *map(str, lengths)], "rows": rows})
+    return tables
+
+
+def _cell(cell: Mapping[str, Any] | None) -> str:
+    return "" if cell is None else f"{cell['mean']:.3g} [{cell['low']:.3g}, {cell['high']:.3g}]"
+
+
+def _words(result: Mapping[str, Any]) -> list[str]:
+    """What the numbers say at the longest length, task by task, for the first metric."""
+    words = []
+    for task in dict.fromkeys(cell["task"] for cell in result["cells"]):
+        own = [cell for cell in result["cells"] if cell["task"] == task]
+        own = [cell for cell in own if cell["metric"] == own[0]["metric"]]
+        longest = max(cell["length"] for cell in own)
+        last = [cell for cell in own if cell["length"] == longest]
+        means = ", ".join(f"{cell['method']} {cell['mean']:.3g}" for cell in last)
+        ratio = longest / result["trained_length"]
+        words.append(f"{task}, {own[0]['metric']} at {longest} tokens ({ratio:.3g} M): {means}.")
+    return words
+
+
+def _probe(summary: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    run = open_run(folder)
+    analysis = analyse(run)
+    hidden, found = analysis.hidden.sel(prompt=analysis.prompt), analysis.found.sel(prompt=analysis.prompt)
+    figures = [threshold_figure(hidden, found, layer, dim) for layer, dim in analysis.best[:_SHOWN_DIMS]]
+    if run.evaluation is not None and analysis.measured is not None:
+        predictions = analysis.predictions[analysis.prompt]
+        figures.append(curves_figure(run.evaluation, analysis.measured, analysis.trained_length, predictions))
+    shown = regions(
+        hidden.isel({"method": slice(0, 4)}), default_regions(hidden["position"].values, run.trained_length)
+    )
+    figures.append(heatmap_figure(shown.load(), run.trained_length, layer_limits(shown)))
+    rows = [[row["method"], row["predicted"]["text"], row["measured"]["text"]] for row in summary["methods"]]
+    table = {"title": "Failure length (tokens)", "head": ["method", "predicted", "measured"], "rows": rows}
+    words = [f"{heading}: {text}" for heading, text in findings(dict(summary))]
+    return {"figures": [_html(figure) for figure in figures], "tables": [table], "words": words}
+
+
+def _html(figure: Any) -> Markup:
+    config = {"responsive": True, "displaylogo": False}
+    return Markup(figure.to_html(full_html=False, include_plotlyjs=False, config=config))

@@ -1,0 +1,119 @@
+"""The paper's experiments: which figure or table each is, which tasks it runs, and what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+WEAVES = ("stair", "rerope", "leaky-rerope")
+_EVALUATED = ("lengths", "samples", "methods", "batch")
+
+
+@dataclass(frozen=True)
+class Section:
+    """One experiment. tasks: of `mesa-lens eval`; none: `probe` or lm-eval. keys: what a config may set.
+
+    variants: methods in place of the config's, as (label, method, parameters).
+    printed: the table in printed.json that the paper has of it.
+    """
+
+    name: str
+    place: str
+    title: str
+    paper: str
+    tasks: tuple[str, ...] = ()
+    keys: tuple[str, ...] = _EVALUATED
+    variants: tuple[tuple[str, str, Mapping[str, Any]], ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    printed: tuple[str, ...] = ()
+
+
+SECTIONS = {
+    section.name: section
+    for section in (
+        Section(
+            "probe",
+            "Figures 2 and 11 to 16",
+            "Thresholds in hidden states",
+            "Under Origin, values at some dims pass the value they have at M, just beyond M; under ReRoPE and Mesa "
+            "they do not, and under Dynamic-NTK later. Chosen and read by eye, in two models.",
+            keys=("length", "samples", "methods", "prompt", "texts", "layers", "dims", "positions", "store_dtype"),
+        ),
+        Section(
+            "passkey",
+            "Figure 3",
+            "Passkey retrieval",
+            "ReRoPE, Leaky-ReRoPE and Mesa keep finding the passkey beyond M; Origin does not; Dynamic-NTK does for a "
+            "while; LM-Infinite and StreamingLLM drop what they would need.",
+            tasks=("passkey",),
+        ),
+        Section(
+            "nll",
+            "Figures 4 and 6",
+            "Language modelling",
+            "Origin's NLL rises beyond M; the others' stays low, Dynamic-NTK's rises slightly.",
+            tasks=("nll",),
+            keys=(*_EVALUATED, "text"),
+        ),
+        Section(
+            "summary",
+            "Tables 1 and 2",
+            "Summaries of GovReport",
+            "LLaMA2-7B-Chat, 8 samples a length: Origin and StreamingLLM give nothing beyond M; Dynamic-NTK is best up "
+            "to 11k, the woven methods are close.",
+            tasks=("summary",),
+            keys=(*_EVALUATED, "data", "new_tokens"),
+            printed=("rouge", "bleu"),
+        ),
+        Section(
+            "latency",
+            "Figure 5",
+            "Memory and latency",
+            "Origin and Dynamic-NTK grow quadratically, ReRoPE and Leaky-ReRoPE need most, Mesa grows linearly and "
+            "needs least. (The paper runs the public implementations, with full score matrices.)",
+            tasks=("latency",),
+        ),
+        Section(
+            "longeval",
+            "Figure 7",
+            "LongEval lines",
+            "Origin and StreamingLLM fail beyond M; the woven methods hold, less the longer.",
+            tasks=("lines",),
+        ),
+        Section(
+            "longbench",
+            "Table 3",
+            "LongBench",
+            "LLaMA2-7B-Chat: Mesa is best on most tasks, Dynamic-NTK on code.",
+            keys=("tasks", "limit", "methods", "max_length", "include_path"),
+            printed=("longbench",),
+        ),
+        Section(
+            "enhanced",
+            "Figure 8",
+            "Enhanced prompts",
+            "Under Mesa, stating the goal before or after the sample raises accuracy.",
+            tasks=("passkey", "passkey-question", "passkey-answer"),
+            variants=(("mesa", "mesa", {}),),
+        ),
+        Section(
+            "ablation",
+            "Figure 9",
+            "Weave schemes on the chunked matrix",
+            "On the same chunked triangular attention, Stair PE is compared with ReRoPE and Leaky-ReRoPE on the last "
+            "chunk.",
+            tasks=("passkey", "nll"),
+            variants=tuple((f"mesa, {weave}", "mesa", {"weave": weave}) for weave in WEAVES),
+        ),
+        Section(
+            "niah",
+            "Figure 10",
+            "Needle in a haystack",
+            "Phi-3-mini-128k: Mesa keeps finding the needle beyond 128k, Origin does not.",
+            tasks=("niah-repeat", "niah-essay", "niah-noise"),
+            keys=(*_EVALUATED, "text"),
+        ),
+    )
+}  # fmt: skip
+"""By name, in the report's order."""
