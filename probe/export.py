@@ -79,18 +79,7 @@ def heatmap_export(
     stem = _file_name("heatmap", panel, *(["minus", str(panel["minus"].item())] if "minus" in panel.coords else []))
     limits = layer_limits(panel) if limits is None else limits
     shown = panel if native else pool(panel, cells)
-    methods, figures = panel["method"].values.tolist(), {}
-    if native:
-        for method in methods:
-            raster = Raster(f"{panel.name}, {method}", panel.sel({"method": method}), limits)
-            figures[f"{stem}-{safe_name(method)}"] = raster
-    else:
-        starts = range(0, len(methods), SIDE_BY_SIDE)
-        for start in starts:
-            group = shown.isel({"method": slice(start, start + SIDE_BY_SIDE)})
-            figures[stem if len(starts) == 1 else f"{stem}-{start // SIDE_BY_SIDE + 1}"] = heatmap_grid(
-                group, trained_length, limits
-            )
+    figures = _rasters(stem, shown, limits) if native else _grids(stem, shown, limits, trained_length)
     numbers = shown.to_dataset(name=str(panel.name)).assign_attrs(panel.attrs, trained_length=trained_length)
     return Export(figures, {stem: numbers})
 
@@ -139,6 +128,18 @@ def write(path: Path, content: bytes) -> None:
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _rasters(stem: str, panel: xr.DataArray, limits: xr.DataArray) -> dict[str, Figure]:
+    methods = panel["method"].values.tolist()
+    return {f"{stem}-{safe_name(method)}": Raster(panel.sel({"method": method}), limits) for method in methods}
+
+
+def _grids(stem: str, panel: xr.DataArray, limits: xr.DataArray, trained_length: int) -> dict[str, Figure]:
+    starts = range(0, panel.sizes["method"], SIDE_BY_SIDE)
+    groups = [panel.isel({"method": slice(start, start + SIDE_BY_SIDE)}) for start in starts]
+    names = [stem] if len(groups) == 1 else [f"{stem}-{number}" for number in range(1, len(groups) + 1)]
+    return {name: heatmap_grid(group, trained_length, limits) for name, group in zip(names, groups, strict=True)}
 
 
 def _failures(methods: list[str], measured: Measured, predictions: Sequence[Prediction]) -> xr.Dataset:

@@ -110,7 +110,6 @@ class Grid:
 class Raster:
     """`values` (layer, dim, position) of one method, from `regions`: a picture of one pixel a cell, without axes."""
 
-    title: str
     values: xr.DataArray
     limits: xr.DataArray
 

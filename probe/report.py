@@ -74,7 +74,7 @@ def write_figures(analysis: Analysis, folder: Path) -> None:
     for method in tqdm(shown["method"].values.tolist(), desc="drawing heatmaps", unit="method"):
         one, stem = shown.sel({"method": method}), f"heatmap-{safe_name(method)}"
         pooled = pool(one)
-        write(folder / f"{stem}.png", rendered(Raster(stem, one, limits), "png"))
+        write(folder / f"{stem}.png", rendered(Raster(one, limits), "png"))
         write(folder / f"{stem}.npz", npz_bytes(pooled.to_dataset(name=str(one.name))))
         write(folder / f"{stem}.html", page(heatmap_grid(pooled, trained, limits), "directory"))
     write(folder / "heatmaps.png", rendered(heatmap_grid(pool(shown), trained, limits), "png"))

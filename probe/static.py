@@ -34,7 +34,6 @@ _UNDATED = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 _DASHES = {"solid": "-", "dash": (0, (4, 1.5)), "dot": (0, (1, 1.2)), "dashdot": (0, (5, 1.2, 1, 1.2))}
 _MARKERS = {"circle": "o", "square": "s", "triangle-up": "^", "triangle-down": "v", "diamond": "D"}
 _PANEL, _LINE_INCHES, _LEAST_INCHES = (3.6, 3.1), 0.135, 5.5
-_TITLE = 50  # characters a panel holds
 _CELL_INCHES = (0.8, 0.95)
 _ONE_AT_A_TIME = threading.Lock()  # matplotlib's settings are the process's
 
@@ -123,8 +122,7 @@ def _draw_panel(axis: Axes, panel: Panel) -> None:
         axis.plot(point.x, point.y, "D", color=point.colour, label=point.text, **marks)
     for rule in panel.rules:
         _draw_rule(axis, rule, panel)
-    title = panel.title if len(panel.title) <= _TITLE else panel.title.replace(": ", "\n", 1)
-    axis.set(title=title, xlabel=panel.x_title, ylabel=panel.y_title, ylim=panel.y_range)
+    axis.set(title=panel.title, xlabel=panel.x_title, ylabel=panel.y_title, ylim=panel.y_range)
     axis.spines[["top", "right"]].set_visible(False)
     if panel.log_x:
         axis.set_xscale("log", base=2)
