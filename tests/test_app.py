@@ -1,19 +1,25 @@
 """The dashboard's pages on made-up stores: what they show, what a link reproduces, what a bad store leads to."""
 
+import io
 import json
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
 from synthetic import evaluation, hidden_states, write_run
 
+from mesa_lens.dashboard import state
+from mesa_lens.dashboard.downloads import content
 from mesa_lens.dashboard.look import on_both_themes, plain
 from mesa_lens.dashboard.runs import entries
 from mesa_lens.dashboard.views.theory import closed_forms
+from probe.export import threshold_export
 from probe.report import write_report
+from probe.thresholds import CrossingRule
 from theory.bounds import first_failure
 
 ROOT = Path(__file__).parents[1]
@@ -130,6 +136,20 @@ def test_differences_are_differences(opened):
     assert {trace["type"] for trace in figure["data"]} == {"heatmap"}
     assert len(figure["data"]) == 6  # three methods, two regions; the one subtracted is left out
     assert "resid_post minus origin" in figure["layout"]["title"]["text"]
+
+
+def test_downloads_hold_what_is_shown(root):
+    entry = entries(root / "first")[0]
+    run, rule = state.opened(entry), CrossingRule.scaled(64)
+    hidden = state.states(run, "resid_post", "repeated")
+    found = state.searched(entry, "resid_post", "repeated", 64, rule, "origin")
+    one = content(lambda: threshold_export(hidden, found, [(1, 3)]), "svg", several=False)
+    assert b"dim 3, layer 1" in one
+    with zipfile.ZipFile(io.BytesIO(content(lambda: threshold_export(hidden, found, [(1, 3)]), "csv", True))) as packed:
+        table = packed.read("thresholds-resid_post-repeated.csv").decode().splitlines()
+    crossing = float(found["crossing"].sel({"method": "origin", "layer": 1, "dim": 3}))
+    row = next(dict(zip(table[0].split(","), line.split(","), strict=True)) for line in table[1:] if "origin" in line)
+    assert float(row["crossing"]) == crossing
 
 
 def test_zooming_reads_more(opened):

@@ -240,3 +240,21 @@ def test_the_summary_is_downloaded(visit, tmp_path):
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["trained_length"] == M
     assert {row["method"] for row in summary["methods"]} == {"origin", "rerope", "dynamic-ntk", "mesa"}
+
+
+@pytest.mark.parametrize(
+    ("path", "button", "name", "begin"),
+    [
+        ("thresholds?run=demo", "SVG", "thresholds.svg", b"<?xml"),
+        ("thresholds?run=demo", "CSV", "thresholds-csv.zip", b"PK"),
+        ("heatmaps?run=second", "HTML", "heatmap.html", b"<!doctype html>"),
+        ("heatmaps?run=second", "PNG", "heatmap.png", b"\x89PNG"),
+    ],
+)
+def test_figures_are_downloaded(visit, tmp_path, path, button, name, begin):
+    page = visit(path)
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name=button).first.click()
+    assert waiting.value.suggested_filename == name
+    waiting.value.save_as(tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(begin)

@@ -9,10 +9,12 @@ import streamlit as st
 import xarray as xr
 
 from mesa_lens.dashboard.context import Context
+from mesa_lens.dashboard.downloads import buttons
 from mesa_lens.dashboard.look import plain, show
 from mesa_lens.dashboard.state import choose_states, opened, states
+from probe.export import SIDE_BY_SIDE, Export, heatmap_export
 from probe.figures import heatmap_figure
-from probe.heatmap import default_regions, layer_limits, pool, regions
+from probe.heatmap import default_regions, difference, layer_limits, pool, regions
 from probe.reader import Run
 
 _AROUND, _ALL, _CHOSEN = "around M, and the end", "all", "choose"
@@ -34,9 +36,8 @@ def page(context: Context) -> None:
     if not methods:
         st.info("Choose a method.")
         return
-    shown, limits = _panel(
-        str(entry.path), entry.stamp, run, hook, prompt, (methods, minus, layers, dims, bounds, quantile)
-    )
+    choice = (methods, minus, layers, dims, bounds, quantile)
+    shown, limits = _panel(str(entry.path), entry.stamp, run, hook, prompt, choice)
     figure = heatmap_figure(shown, run.trained_length, limits)
     against = f" minus {minus}" if minus else ""
     show(
@@ -46,6 +47,7 @@ def page(context: Context) -> None:
         "heatmap",
     )
     _scale(shown, limits)
+    _downloads(run, hook, prompt, choice)
 
 
 def _methods(names: list[str]) -> tuple[list[str], str | None]:
@@ -89,19 +91,35 @@ def _bounds(run: Run) -> tuple[tuple[int, int], ...]:
     return tuple(default_regions(position, run.trained_length))
 
 
+def _values(run: Run, hook: str, prompt: str, choice: tuple[Any, ...]) -> xr.DataArray:
+    """The chosen values (method, layer, dim, position), none pooled, in memory."""
+    methods, minus, layers, dims, bounds, _ = choice
+    wanted = methods if minus is None else [*methods, minus]
+    hidden = states(run, hook, prompt).sel(layer=slice(*layers), dim=slice(*dims))
+    shown = regions(hidden.sel({"method": wanted}), bounds).load()
+    return shown if minus is None else difference(shown, minus)
+
+
 @st.cache_data(max_entries=8, show_spinner="Reading hidden states …")
 def _panel(
     path: str, stamp: tuple[float, float], _run: Run, hook: str, prompt: str, choice: tuple[Any, ...]
 ) -> tuple[xr.DataArray, xr.DataArray]:
     """The pooled panel (method, layer, dim, position) and its limits by layer."""
-    methods, minus, layers, dims, bounds, quantile = choice
-    hidden = states(_run, hook, prompt).sel(layer=slice(*layers), dim=slice(*dims))
-    shown = regions(hidden.sel({"method": methods}), bounds).load()
-    if minus:
-        other = regions(hidden.sel({"method": minus}), bounds).load()
-        shown = (shown - other.drop_vars("method")).assign_attrs(shown.attrs).rename(f"{hook} minus {minus}")
-        shown.attrs["long_name"] = f"{hook} minus {minus}"
-    return pool(shown), layer_limits(shown, quantile)
+    shown = _values(_run, hook, prompt, choice)
+    return pool(shown), layer_limits(shown, choice[-1])
+
+
+def _downloads(run: Run, hook: str, prompt: str, choice: tuple[Any, ...]) -> None:
+    """The figure and its numbers, and pictures of one pixel a value."""
+
+    def export(native: bool) -> Export:
+        values = _values(run, hook, prompt, choice)
+        return heatmap_export(values, run.trained_length, layer_limits(values, choice[-1]), native=native)
+
+    several = ("png", "svg", "html") if len(choice[0]) > SIDE_BY_SIDE else ()
+    buttons(lambda: export(False), "heatmap", ("png", "svg", "html", "npz"), several)
+    st.caption("As captured, one pixel a value and a picture a method:")
+    buttons(lambda: export(True), "heatmap-native", ("png", "npz"), ("png",))
 
 
 def _scale(shown: xr.DataArray, limits: xr.DataArray) -> None:

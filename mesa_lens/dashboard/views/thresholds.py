@@ -9,11 +9,14 @@ import streamlit as st
 import xarray as xr
 
 from mesa_lens.dashboard.context import Context
+from mesa_lens.dashboard.downloads import buttons
 from mesa_lens.dashboard.look import columns, plain, show
 from mesa_lens.dashboard.state import choose_states, control, opened, searched, states
+from probe.export import threshold_export
 from probe.figures import threshold_figure
 from probe.predict import best, predict
 from probe.reader import Run
+from probe.select import reference_method
 from probe.thresholds import CrossingRule
 
 _MOST = 6  # figures drawn at once
@@ -25,7 +28,7 @@ def page(context: Context) -> None:
     entry = context.run
     run = opened(entry)
     hook, prompt = choose_states(run)
-    reference = _reference(run)
+    reference = reference_method(run.hidden["method"].values.tolist())
     trained, rule = _rule(run)
     found = searched(entry, hook, prompt, trained, rule, reference)
     hidden = states(run, hook, prompt)
@@ -39,17 +42,15 @@ def page(context: Context) -> None:
         crossings = _crossings(found, layer, dim)
         figure = threshold_figure(hidden, found, layer, dim)
         show(figure, f"Layer {layer}, dim {dim} over position. {crossings}", f"layer{layer}-dim{dim}")
+    if pairs:
+        several = ("csv",) if len(pairs) == 1 else ("csv", "png", "svg", "html")  # csv: thresholds, and values
+        buttons(lambda: threshold_export(hidden, found, pairs), "thresholds", ("csv", "png", "svg", "html"), several)
     ranking, trust = st.tabs(["Ranking of dims", "Predictions and control"])
     with ranking:
         _ranking(found)
     with trust:
         _predictions(found)
         _negative_control(control(entry, hook, prompt, trained, rule, reference), prompt)
-
-
-def _reference(run: Run) -> str:
-    methods = run.hidden["method"].values.tolist()
-    return "origin" if "origin" in methods else str(methods[0])
 
 
 def _rule(run: Run) -> tuple[int, CrossingRule]:

@@ -1,0 +1,50 @@
+"""Download buttons: a page's figures and numbers as files, made when asked for."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import streamlit as st
+
+from probe.export import Export
+
+_MIMES = {
+    "png": "image/png",
+    "svg": "image/svg+xml",
+    "html": "text/html",
+    "pdf": "application/pdf",
+    "csv": "text/csv",
+    "npz": "application/octet-stream",
+    "zip": "application/zip",
+}
+
+
+def buttons(make: Callable[[], Export], stem: str, forms: Sequence[str], several: Sequence[str] = ()) -> None:
+    """A button a format; `several` are those with more than one file, which come as a zip."""
+    with st.container(horizontal=True):
+        for form in forms:
+            suffix = "zip" if form in several else form
+            st.download_button(
+                form.upper(),
+                partial(content, make, form, form in several),
+                f"{stem}-{form}.zip" if form in several else f"{stem}.{form}",
+                _MIMES[suffix],
+                key=f"{stem}.{form}",
+                on_click="ignore",
+                icon=":material/download:",
+            )
+
+
+def content(make: Callable[[], Export], form: str, several: bool) -> bytes:
+    """The one file of a format, or a zip of all."""
+    files = list(make().files(form))
+    if not several:
+        return files[0][1]
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files:
+            archive.writestr(name, data)
+    return packed.getvalue()
