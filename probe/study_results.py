@@ -71,7 +71,13 @@ def gather(journal: Journal, settings: Mapping[str, Any], arithmetic: Mapping[st
             lengths = [cell["by_nll"] or none, cell["by_passkey"] or none]
             measured[:, row, seed] = [min(lengths), *lengths]
     cells = {key[1:]: row["lengths"] for key, row in journal.rows.items() if key[0] == "predicted"}
-    labels = {"prompt": [], "rule": list(settings["rules"]), "top": list(settings["tops"]), "config": configs, "seed": seeds}
+    labels = {
+        "prompt": [],
+        "rule": list(settings["rules"]),
+        "top": list(settings["tops"]),
+        "config": configs,
+        "seed": seeds,
+    }
     parts, counts = [], []
     for prompt in settings["prompts"]:
         for kind in cells[prompt, configs[0], 0]:
