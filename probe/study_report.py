@@ -85,11 +85,12 @@ def _lengths_panel(axes: Axes, results: xr.Dataset, predicted: np.ndarray, title
 def _point(axes: Axes, method: str, x: np.ndarray, y: np.ndarray, named: bool) -> None:
     """The medians of x and y, with bars from least to most."""
     colour, _, symbol = style(method)
-    bars = [[[np.median(each) - each.min()], [each.max() - np.median(each)]] for each in (y, x)]
+    across, up = ([[np.median(each) - each.min()], [each.max() - np.median(each)]] for each in (x, y))
     axes.errorbar(
         float(np.median(x)),
         float(np.median(y)),
-        *bars,
+        xerr=across,
+        yerr=up,
         marker=_MARKERS[symbol],
         color=colour,
         markersize=6,
