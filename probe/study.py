@@ -172,7 +172,8 @@ def _lengths(
     return found
 
 
-def _arithmetic(method: Method, made: StudyPlan) -> int:
-    """The first position that sees a relative position of M or more in one pass of L tokens; L + 1 if none does."""
-    beyond = np.flatnonzero(reach(method.plan(made.length)) >= made.trained_length)
-    return int(beyond[0]) if len(beyond) else made.length + 1
+def _arithmetic(method: Method, made: StudyPlan) -> list[int]:
+    """For each of `BOUNDS`, the first position in a pass of L tokens that sees such a distance; L + 1: none."""
+    largest = reach(method.plan(made.length))
+    beyond = (np.flatnonzero(large) for large in (largest >= made.trained_length, largest > made.trained_length))
+    return [int(found[0]) if len(found) else made.length + 1 for found in beyond]

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from probe.marks import style
 from probe.study_results import write_results
-from probe.study_table import arithmetic, correlation_by_top, predicted_lengths, settings, tables
+from probe.study_table import arithmetic, predicted_lengths, scores_by_top, settings, tables
 
 _MARKERS = {"circle": "o", "square": "s", "triangle-up": "^", "triangle-down": "v", "diamond": "D"}
 
@@ -42,11 +42,11 @@ def dims_figure(results: xr.Dataset) -> Figure:
     """Rank correlation over the number of dims, for every prompt and rule that calls anything."""
     figure = Figure(figsize=(7.5, 4), dpi=110, layout="constrained")
     axes = figure.subplots()
-    found = correlation_by_top(results)
+    found = scores_by_top(results)
     for number, ((prompt, rule), scores) in enumerate(found.items()):
         x = np.array(list(scores), dtype=float) * 1.05 ** (number - len(found) / 2)
-        value = np.array([one.value for one in scores.values()])
-        ends = np.array([(one.low, one.high) for one in scores.values()]).T
+        value = np.array([one.correlation.value for one in scores.values()])
+        ends = np.array([(one.correlation.low, one.correlation.high) for one in scores.values()]).T
         bars = np.abs(ends - value)
         axes.errorbar(x, value, bars, marker="o", ms=4, capsize=2, lw=1.2, label=f"{prompt}, {rule}")
     axes.axhline(0, color="0.6", lw=0.8)
@@ -61,8 +61,8 @@ def dims_figure(results: xr.Dataset) -> Figure:
 def _lengths_panel(axes: Axes, results: xr.Dataset, predicted: np.ndarray, title: str) -> None:
     asked = settings(results)
     trained, length = asked["trained_length"], asked["length"]
-    none, ends = 1.25 * length, (0.9 * trained, 1.42 * length)
-    asides = none * np.geomspace(0.91, 1.1, results.sizes["config"])  # so that configs that never fail stay apart
+    none, ends = 1.6 * length, (0.9 * trained, 1.9 * length)
+    asides = none * np.geomspace(0.87, 1.15, results.sizes["config"])  # so that configs that never fail stay apart
     measured = results["measured"].sel(criterion="either").transpose("config", "seed").values
     shown: set[str] = set()
     for config, x, y, aside in zip(results["config"].values.tolist(), measured, predicted, asides, strict=True):
@@ -79,7 +79,7 @@ def _lengths_panel(axes: Axes, results: xr.Dataset, predicted: np.ndarray, title
     axes.set_yticks([*ticks, none], names)
     axes.minorticks_off()
     for span in (axes.axvspan, axes.axhspan):
-        span(1.1 * length, ends[1], color="0.95", zorder=-1)
+        span(1.25 * length, ends[1], color="0.95", zorder=-1)
 
 
 def _point(axes: Axes, method: str, x: np.ndarray, y: np.ndarray, named: bool) -> None:

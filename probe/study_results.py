@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import numpy as np
 import xarray as xr
 
 CRITERIA = ("either", "nll", "passkey")
+BOUNDS = ("M or more", "more than M")
+"""Relative positions that the arithmetic prediction takes for a failure."""
 Cell = tuple[str, str, str, int]
 """What was done ('measured' or 'predicted'), on which prompt ('' for measured), with which config and seed."""
 
@@ -56,11 +58,11 @@ class Journal:
             file.write(json.dumps(row) + "\n")
 
 
-def gather(journal: Journal, settings: Mapping[str, Any], arithmetic: Mapping[str, int]) -> xr.Dataset:
+def gather(journal: Journal, settings: Mapping[str, Any], arithmetic: Mapping[str, Sequence[int]]) -> xr.Dataset:
     """All lengths of a finished journal, labelled, in tokens; none up to L is L + 1, no call is NaN.
 
     `predicted` (prompt, rule, top, config, seed); `qualified` (prompt, rule, seed): dims that qualify; `measured`
-    (criterion, config, seed); `arithmetic` (config): first position whose largest distance reaches M.
+    (criterion, config, seed); `arithmetic` (bound, config): first position that sees such a distance.
     """
     configs, seeds = list(arithmetic), list(range(settings["seeds"]))
     none = settings["length"] + 1
@@ -91,9 +93,9 @@ def gather(journal: Journal, settings: Mapping[str, Any], arithmetic: Mapping[st
             "predicted": (tuple(labels), predicted, {"units": "tokens"}),
             "qualified": (("prompt", "rule", "seed"), np.array(counts), {"units": "dims"}),
             "measured": (("criterion", "config", "seed"), measured, {"units": "tokens"}),
-            "arithmetic": ("config", np.array(list(arithmetic.values()), dtype=float), {"units": "tokens"}),
+            "arithmetic": (("config", "bound"), np.array(list(arithmetic.values()), dtype=float), {"units": "tokens"}),
         },
-        coords={**labels, "criterion": list(CRITERIA)},
+        coords={**labels, "criterion": list(CRITERIA), "bound": list(BOUNDS)},
         attrs={"settings": json.dumps(settings)},
     )
 

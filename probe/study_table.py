@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from probe.study_score import Estimate, Score, advantage, score
+from probe.study_results import BOUNDS
+from probe.study_score import Score, advantage, resamples, score
 
 TOP = 10
 """Dims that a headline prediction is the median of, as in a probe run."""
@@ -28,7 +29,7 @@ def tables(results: xr.Dataset) -> str:
     parts = (
         ("Rank correlation of predicted with measured failure length", _correlation_rows(results)),
         ("Share of right calls of 'fails by that length'", _call_rows(results)),
-        ("Rank correlation by number of dims", _top_rows(results)),
+        ("Rank correlation by number of dims, and the share of pairs called", _top_rows(results)),
         ("Rank correlation by measured criterion", _criterion_rows(results)),
         ("Measured over predicted length, where both fail: median (10% to 90% of pairs)", _ratio_rows(results)),
         ("Failure lengths by method config, median over seeds (least to most)", _config_rows(results)),
@@ -42,9 +43,9 @@ def scored(results: xr.Dataset, criterion: str = "either", **which: Any) -> Scor
     return score(predicted, _measured(results, criterion), _thresholds(results))
 
 
-def arithmetic(results: xr.Dataset) -> np.ndarray:
+def arithmetic(results: xr.Dataset, bound: str = BOUNDS[0]) -> np.ndarray:
     """The arithmetic prediction (config, seed), the same for every seed."""
-    return np.repeat(results["arithmetic"].values[:, None], results.sizes["seed"], axis=1)
+    return np.repeat(results["arithmetic"].sel(bound=bound).values[:, None], results.sizes["seed"], axis=1)
 
 
 def predicted_lengths(results: xr.Dataset, **which: Any) -> np.ndarray:
@@ -83,16 +84,20 @@ def _correlation_rows(results: xr.Dataset) -> list[Sequence[str]]:
         shares = (f"{value:.2f}" for value in (none.mean(), inside.mean(), found.called))
         estimates = map(str, (found.correlation, other, difference))
         rows.append((kind["prompt"], kind["rule"], f"{np.median(qualified):.0f}", *shares, *estimates))
-    plain = score(arithmetic(results), _measured(results), _thresholds(results))
-    return [*rows, ("arithmetic", "", "", "", "", "1.00", str(plain.correlation), "", "")]
+    for bound in BOUNDS:
+        plain = score(arithmetic(results, bound), _measured(results), ())
+        rows.append((f"arithmetic, {bound}", "", "", "", "", "1.00", str(plain.correlation), "", ""))
+    return rows
 
 
 def _call_rows(results: xr.Dataset) -> list[Sequence[str]]:
     trained = settings(results)["trained_length"]
     rows: list[Sequence[str]] = [("prompt", "rule", "fails by", "right", "always-yes", "always-no", "over the better")]
     scores = [((kind["prompt"], kind["rule"]), scored(results, **kind)) for kind in _kinds(results)]
-    plain = score(arithmetic(results), _measured(results), _thresholds(results))
-    for names, found in (*scores, (("arithmetic", ""), plain)):
+    for bound in BOUNDS:
+        plain = score(arithmetic(results, bound), _measured(results), _thresholds(results))
+        scores.append(((f"arithmetic, {bound}", ""), plain))
+    for names, found in scores:
         for threshold, right in found.right.items() if found.called else ():
             yes = found.yes[threshold]
             gain = str(found.gain[threshold])
@@ -100,38 +105,46 @@ def _call_rows(results: xr.Dataset) -> list[Sequence[str]]:
     return rows
 
 
-def correlation_by_top(results: xr.Dataset) -> dict[tuple[str, str], dict[int, Estimate]]:
-    """Rank correlations by number of dims, for every (prompt, rule) that calls anything."""
+def scores_by_top(results: xr.Dataset) -> dict[tuple[str, str], dict[int, Score]]:
+    """Scores by number of dims, for every (prompt, rule) that calls anything."""
     tops = results["top"].values.tolist()
     found = {(k["prompt"], k["rule"]): {t: scored(results, top=t, **k) for t in tops} for k in _kinds(results)}
-    return {
-        kind: {top: one.correlation for top, one in scores.items()}
-        for kind, scores in found.items()
-        if any(one.called for one in scores.values())
-    }
+    return {kind: scores for kind, scores in found.items() if any(one.called for one in scores.values())}
 
 
 def _top_rows(results: xr.Dataset) -> list[Sequence[str]]:
     rows: list[Sequence[str]] = [("prompt", "rule", *map(str, results["top"].values.tolist()))]
-    return rows + [(*kind, *map(str, each.values())) for kind, each in correlation_by_top(results).items()]
+    for kind, scores in scores_by_top(results).items():
+        rows.append((*kind, *(f"{one.correlation} of {one.called:.2f}" for one in scores.values())))
+    return rows
 
 
 def _criterion_rows(results: xr.Dataset) -> list[Sequence[str]]:
-    rows: list[Sequence[str]] = [("measured by", "thresholds (repeated, standard)", "arithmetic", "difference")]
-    predicted, either = predicted_lengths(results), _measured(results)
-    failing = np.where(either > settings(results)["length"], np.nan, predicted)
+    heads = [head for bound in BOUNDS for head in (f"arithmetic, {bound}", "difference")]
+    rows: list[Sequence[str]] = [("measured by", "thresholds (repeated, standard)", "interval by method", *heads)]
+    predicted, length = predicted_lengths(results), settings(results)["length"]
     cases = [(name, predicted, _measured(results, name)) for name in results["criterion"].values.tolist()]
-    for name, lengths, measured in (*cases, ("either, where it fails", failing, either)):
-        found = score(lengths, measured, ())
-        rows.append((name, str(found.correlation), *map(str, advantage(lengths, arithmetic(results), measured))))
+    failing = [(f"{n}, where it fails", np.where(m > length, np.nan, predicted), m) for n, _, m in cases]
+    for name, lengths, measured in (*cases, *failing):
+        found = [score(lengths, measured, (), drawn).correlation for drawn in (None, _method_resamples(results))]
+        for bound in BOUNDS:
+            found.extend(advantage(lengths, arithmetic(results, bound), measured))
+        rows.append((name, *map(str, found)))
     return rows
+
+
+def _method_resamples(results: xr.Dataset) -> np.ndarray | None:
+    """Resamples in which a method's configs are drawn together; None for fewer than 3 methods."""
+    methods = [config.split()[0] for config in results["config"].values.tolist()]
+    kinds = list(dict.fromkeys(methods))
+    return resamples(len(kinds))[:, [kinds.index(method) for method in methods]] if len(kinds) > 2 else None
 
 
 def _ratio_rows(results: xr.Dataset) -> list[Sequence[str]]:
     rows: list[Sequence[str]] = [("prompt", "rule", "pairs", "measured / predicted")]
     measured, length = _measured(results), settings(results)["length"]
     each = [((k["prompt"], k["rule"]), predicted_lengths(results, **k)) for k in _kinds(results)]
-    for names, predicted in (*each, (("arithmetic", ""), arithmetic(results))):
+    for names, predicted in (*each, ((f"arithmetic, {BOUNDS[0]}", ""), arithmetic(results))):
         both = (predicted <= length) & (measured <= length)
         if both.any():
             low, middle, high = np.quantile(measured[both] / predicted[both], [0.1, 0.5, 0.9])

@@ -12,6 +12,7 @@ MAY_IMPORT = {"mesa": set(), "probe": {"mesa"}, "theory": {"mesa"}, "mesa_lens":
 WITHOUT_TORCH = """
     mesa mesa.methods mesa.plan mesa.settings
     probe.store probe.reader probe.thresholds probe.predict probe.analysis
+    probe.variants probe.study_results probe.study_score probe.study_table probe.study_report
     probe.heatmap probe.figures probe.static probe.report mesa_lens.cli
     mesa.weave mesa.support theory.bounds theory.cli theory.figures theory.plots
 """.split()
