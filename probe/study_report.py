@@ -54,7 +54,8 @@ def dims_figure(results: xr.Dataset) -> Figure:
     tops = results["top"].values
     axes.set_xticks(tops, [str(top) for top in tops], minor=False)
     axes.minorticks_off()
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    if found:
+        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 

@@ -9,7 +9,7 @@ import tiny
 
 from mesa_lens.cli import main
 from probe import study, study_cells
-from probe.study_report import lengths_figure
+from probe.study_report import dims_figure, lengths_figure
 from probe.study_results import Journal, read_results
 from probe.study_table import scored, settings, tables
 
@@ -136,3 +136,11 @@ def test_points_of_the_figure_are_medians_over_seeds():
     predicted = origin["predicted"].sel(prompt="repeated", rule="standard", top=10)
     assert marker.get_xdata()[0] == float(origin["measured"].sel(criterion="either"))
     assert marker.get_ydata()[0] == float(predicted)
+
+
+def test_figures_and_tables_of_a_study_that_calls_nothing():
+    results = published()
+    silent = results.assign(predicted=results["predicted"] * np.nan)
+    assert dims_figure(silent).axes[0].get_legend() is None
+    assert not lengths_figure(silent).axes[0].containers
+    assert "| repeated | standard | 2 M |" not in tables(silent)
