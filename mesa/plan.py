@@ -99,10 +99,24 @@ class Plan:
 
 def distances(plan: Plan) -> np.ndarray:
     """Effective relative position of every pair, (length, length), -1 where masked; ints where all are whole."""
-    query, key = np.arange(plan.length)[:, None], np.arange(plan.length)[None, :]
-    result = np.full((plan.length, plan.length), -1.0)
+    index = np.arange(plan.length)
+    result = _relative(plan, index, index)
+    whole = result.astype(np.int64)
+    return whole if (whole == result).all() else result
+
+
+def reach(plan: Plan, block: int = 256) -> np.ndarray:
+    """The largest effective relative position that each query sees, (length,); `block` queries in memory at a time."""
+    index = np.arange(plan.length)
+    blocks = (index[begin : begin + block] for begin in range(0, plan.length, block))
+    return np.concatenate([_relative(plan, queries, index).max(axis=1) for queries in blocks])
+
+
+def _relative(plan: Plan, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Effective relative positions (query, key), -1 where masked."""
+    query, key = queries[:, None], keys[None, :]
+    result = np.full((len(queries), len(keys)), -1.0)
     for region in plan.regions:
         relative = region.query_position(query) - region.key_position(key)
         result = np.where(region.contains(query, key), relative, result)
-    whole = result.astype(np.int64)
-    return whole if (whole == result).all() else result
+    return result

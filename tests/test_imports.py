@@ -14,6 +14,7 @@ WITHOUT_TORCH = """
     probe.store probe.reader probe.thresholds probe.predict probe.analysis
     probe.heatmap probe.figures probe.static probe.render probe.tables probe.select probe.export probe.report
     mesa_lens.cli mesa_lens.export
+    probe.variants probe.study_results probe.study_score probe.study_table probe.study_report
     mesa.weave mesa.support theory.bounds theory.cli theory.figures theory.plots
 """.split()
 

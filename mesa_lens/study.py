@@ -1,0 +1,59 @@
+"""`mesa-lens study`: do thresholds in hidden states predict where a model fails?"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    """Adds the subcommand."""
+    command = commands.add_parser(
+        "study",
+        help="compare predicted with measured failure lengths over prompts, methods and seeds",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    command.add_argument("--model", default="default", help="'default' (shipped), a local folder, or a hub id")
+    command.add_argument("--device", default="cpu")
+    command.add_argument("--dtype", help="float32, float16 or bfloat16")
+    command.add_argument("--trained-length", type=int, help="trained window M in tokens (None: the config's word)")
+    command.add_argument("--methods", default="all", help="names, separated by commas, each with several parameters")
+    command.add_argument("--prompts", default="repeated,text,passkey")
+    command.add_argument("--seeds", type=int, default=8)
+    command.add_argument("--length", type=int, help="longest length L in tokens (None: 8 M)")
+    command.add_argument("--tops", default="1,3,10,30,100", help="numbers of dims that a prediction is the median of")
+    command.add_argument("--windows", type=int, default=8, help="texts, or passkey prompts, in an average")
+    command.add_argument("--samples", type=int, default=5, help="measured passkey prompts and texts a length and seed")
+    command.add_argument("--out", type=Path, default=Path("runs/study"), help="folder; an interrupted study goes on")
+    command.add_argument("--overwrite", action="store_true", help="begin anew")
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs or resumes the study, writes its results, tables and figures, and prints the tables."""
+    from probe.study import StudyRequest, run_study
+    from probe.study_report import write_study
+
+    request = StudyRequest(
+        model=args.model,
+        load={"device": args.device, "dtype": args.dtype},
+        methods=args.methods,
+        prompts=tuple(args.prompts.split(",")),
+        seeds=args.seeds,
+        length=args.length,
+        trained_length=args.trained_length,
+        tops=_numbers(args.tops),
+        windows=args.windows,
+        samples=args.samples,
+    )
+    print(write_study(run_study(request, args.out, overwrite=args.overwrite), args.out))
+    return 0
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() for part in parts):
+        raise ValueError(f"--tops {text!r} is no list of numbers; write e.g. 1,3,10")
+    return tuple(int(part) for part in parts)

@@ -1,0 +1,46 @@
+"""The method configs a study goes over: every method, with parameters that let it fail early, late or not at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mesa.methods import Method, make, registry
+from mesa.settings import make_methods
+from mesa.support import missing
+
+REFERENCE = "origin"
+
+
+def variants(names: str, trained_length: int, model_type: str) -> dict[str, Method]:
+    """Configs by label, such as 'leaky-rerope k=2', of the methods named ('all': those the model takes); Origin first.
+
+    Each method comes with its defaults and as `_varied` says. Raises ValueError for unknown or unsupported methods.
+    """
+    known = registry()
+    if names == "all":
+        names = ",".join(name for name, kind in known.items() if not missing(model_type, kind))
+    chosen = make_methods(names, trained_length)
+    for name in chosen:
+        if reason := missing(model_type, known[name]):
+            raise ValueError(f"{name} cannot be attached to model type {model_type!r}: {reason}")
+    result: dict[str, Method] = {REFERENCE: make(REFERENCE, trained_length)}
+    varied = _varied(trained_length)
+    for name, method in chosen.items():
+        result[name] = method
+        for parameters in varied.get(name, ()):
+            words = " ".join(f"{key}={value}" for key, value in parameters.items())
+            result[f"{name} {words}"] = make(name, trained_length, **parameters)
+    return result
+
+
+def _varied(trained_length: int) -> dict[str, tuple[dict[str, Any], ...]]:
+    """Parameters beside the defaults; those of slowed distances put their reach of M between 1.4 and 7 M."""
+    return {
+        "rerope": ({"window": trained_length // 2},),
+        "leaky-rerope": ({"k": 1.5}, {"k": 2}, {"k": 4}, {"k": 8}),
+        "dynamic-ntk": ({"factor": 1}, {"factor": 2}),
+        "ntk-mixed": ({"k": 2}, {"k": 4}),
+        "self-extend": ({"group": 2}, {"group": 4}),
+        "stair": ({"width": 2}, {"width": 4}),
+        "mesa": ({"width": 4},),
+    }
