@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
     command.add_argument("--trained-length", type=int, help="trained window M in tokens (None: the config's word)")
     command.add_argument("--methods", default="all", help="names, separated by commas, each with several parameters")
     command.add_argument("--prompts", default="repeated,text,passkey")
-    command.add_argument("--seeds", type=int, default=8)
+    command.add_argument("--seeds", type=int, default=5)
     command.add_argument("--length", type=int, help="longest length L in tokens (None: 8 M)")
     command.add_argument("--tops", default="1,3,10,30,100", help="numbers of dims that a prediction is the median of")
     command.add_argument("--windows", type=int, default=8, help="texts, or passkey prompts, in an average")

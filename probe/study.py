@@ -42,7 +42,7 @@ class StudyRequest:
     load: Mapping[str, Any] = field(default_factory=dict)
     methods: str = "all"
     prompts: tuple[str, ...] = PROMPTS
-    seeds: int = 8
+    seeds: int = 5
     length: int | None = None
     trained_length: int | None = None
     tops: tuple[int, ...] = (1, 3, 10, 30, 100)

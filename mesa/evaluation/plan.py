@@ -174,22 +174,22 @@ def estimate(made: EvalPlan) -> str:
     samples, cells = made.request.samples, made.cells
     tokens = sum(length for _, _, length in cells) * samples
     half = str(made.request.load.get("dtype") or made.config.dtype).endswith("16")
-    needed = memory_bytes(made.config, made.setting, 2 if half else 4)
+    needed = memory_bytes(made.config, made.request.tasks, made.setting, 2 if half else 4)
     return (
         f"{len(cells)} cells ({len(made.request.tasks)} tasks x {len(made.methods)} methods), {samples} samples each: "
         f"about {tokens:,} prompt tokens\n"
-        f"memory beside the weights, batch {made.setting.batch} at {max(made.setting.lengths)} tokens: about "
-        f"{needed / 2**20:,.0f} MiB"
+        f"memory beside the weights at {max(made.setting.lengths)} tokens: about {needed / 2**20:,.0f} MiB"
     )
 
 
-def memory_bytes(config: Any, setting: Setting, number_bytes: int) -> int:
+def memory_bytes(config: Any, tasks: Sequence[str], setting: Setting, number_bytes: int) -> int:
     """Rough memory of a batch of the longest prompts beside the weights: key-value cache and one layer's states."""
+    batch = setting.batch if any(TASKS[task].batched for task in tasks) else 1
     hidden, heads = config.hidden_size, config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     width = getattr(config, "head_dim", None) or hidden // heads
     each = 2 * config.num_hidden_layers * key_heads * width + 12 * hidden
-    return setting.batch * max(setting.lengths) * each * number_bytes
+    return batch * max(setting.lengths) * each * number_bytes
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -64,6 +64,8 @@ class Task(ABC):
     name: str
     about: str
     metrics: tuple[Metric, ...]
+    batched: ClassVar[bool] = False
+    """Whether samples are run `Setting.batch` at a time."""
 
     def passes(self, setting: Setting) -> tuple[int, ...]:
         """The lengths that are run, one cell each; usually all."""

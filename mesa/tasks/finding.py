@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,6 +27,7 @@ class Finding(Task):
     about: str
     build: Build
     metrics: tuple[Metric, ...] = (Metric("accuracy", "share found", binary=True),)
+    batched: ClassVar[bool] = True
 
     def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[Prompt]:
         """The prompts; the same for every method. Raises ValueError for a length that they cannot have."""

@@ -6,7 +6,7 @@ import importlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -40,6 +40,7 @@ class Summaries(Task):
         Metric("rougeL", "F-measure"),
         Metric("bleu", "0 to 100"),
     )
+    batched: ClassVar[bool] = True
 
     def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[SummaryPrompt]:
         """Prompts of documents that have tokens enough, the first `length` of them, in the file's order.

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     plans = check(config)
     from mesa_lens.paper.report import write_report
-    from mesa_lens.paper.run import run_sections
+    from mesa_lens.paper.runner import run_sections
 
     try:
         found = run_sections(config, plans, args.out)

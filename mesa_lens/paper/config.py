@@ -212,7 +212,9 @@ def _section_estimate(config: PaperConfig, name: str, model: Any, methods: int, 
     lengths = request.lengths or tuple(config.trained_length * multiple for multiple in (1, 2, 4, 8))
     cells = len(request.tasks) * methods * len(lengths)
     tokens = len(request.tasks) * methods * sum(lengths) * request.samples
-    held = memory_bytes(model, Setting(config.trained_length, lengths, batch=request.batch), 2 if half else 4)
+    held = memory_bytes(
+        model, request.tasks, Setting(config.trained_length, lengths, batch=request.batch), 2 if half else 4
+    )
     return f"{cells} cells, about {tokens:,} prompt tokens, memory beside the weights {held / 2**30:,.1f} GiB"
 
 
