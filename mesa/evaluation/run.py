@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from importlib.metadata import version
@@ -28,7 +27,7 @@ _PACKAGES = ("mesa-lens", "torch", "transformers")
 def open_journal(made: EvalPlan, out: Path, *, overwrite: bool = False) -> Journal:
     """The folder's journal. Raises FileExistsError for one of other settings, or with other sizes of a method."""
     if overwrite:
-        shutil.rmtree(out, ignore_errors=True)
+        (out / "cells.jsonl").unlink(missing_ok=True)
     journal = Journal(out / "cells.jsonl", made.settings)
     for (task, name, length), row in journal.rows.items():
         if name in made.methods and row["config"] != json.loads(json.dumps(made.methods[str(name)].describe())):
