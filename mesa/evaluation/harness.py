@@ -67,7 +67,7 @@ def run_harness(
                 model=model, tasks=list(tasks), task_manager=manager, limit=limit, log_samples=False, verbosity="ERROR"
             )
         found[name] = {
-            task: {key: value for key, value in scores.items() if isinstance(value, int | float)}
+            task: {key: value for key, value in scores.items() if "," in key and isinstance(value, int | float)}
             for task, scores in results["results"].items()
         }
     return found
