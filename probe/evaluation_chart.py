@@ -36,13 +36,18 @@ def write_curves(summary: Mapping[str, Any], folder: Path) -> list[Path]:
     return written
 
 
+def _style(label: str) -> tuple[str, str, str]:
+    """A method's style; of a variant such as 'mesa, rerope' that of what it is called after."""
+    return style(label.rpartition(", ")[2])
+
+
 def _panel(cells: Cells, metric: str, trained: int) -> Panel:
     own = [cell for cell in cells if cell["metric"] == metric]
     lines = []
     for method in dict.fromkeys(cell["method"] for cell in own):
         mine = sorted((cell for cell in own if cell["method"] == method), key=lambda cell: cell["length"])
         x, y, low, high = (np.array([cell[name] for cell in mine], float) for name in ("length", "mean", "low", "high"))
-        lines.append(Line(method, x, y, *style(method), interval=(low, high)))
+        lines.append(Line(method, x, y, *_style(method), interval=(low, high)))
     lengths = sorted({int(cell["length"]) for cell in own})
     ends = [end for cell in own for end in (cell["low"], cell["high"])]
     pad = 0.06 * (max(ends) - min(ends) or 1)
