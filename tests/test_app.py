@@ -104,6 +104,17 @@ def test_thresholds_follow_the_rule(opened):
     assert app.markdown[0].value.startswith("**0** of 96")
 
 
+def test_the_control_stands_beside_the_search(opened):
+    app = opened("thresholds", run="first")
+    app.segmented_control(key="below").set_value("negative control").run()
+    shares = app.dataframe[0].value.set_index("search")["observable"]
+    assert list(shares.index) == ["control", "matched", "all"]
+    assert shares["all"] == 16 > shares["control"]
+    app.segmented_control(key="below").set_value("predictions").run()
+    predicted = app.dataframe[0].value.set_index("method")["predicted failure"]
+    assert predicted["rerope"] == "none up to 320"
+
+
 def test_dims_are_chosen_by_name(opened):
     app = opened("thresholds", run="first")
     app.multiselect(key="pairs").set_value(["1:3", "2:20", "7:1", "abc"]).run()

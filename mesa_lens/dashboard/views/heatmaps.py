@@ -17,6 +17,7 @@ from probe.figures import heatmap_figure
 from probe.heatmap import default_regions, difference, layer_limits, pool, regions
 from probe.reader import Run
 
+_CELLS = 120_000  # drawn at once: about one in three pixels of a wide page
 _AROUND, _ALL, _CHOSEN = "around M, and the end", "all", "choose"
 
 
@@ -106,7 +107,7 @@ def _panel(
 ) -> tuple[xr.DataArray, xr.DataArray]:
     """The pooled panel (method, layer, dim, position) and its limits by layer."""
     shown = _values(_run, hook, prompt, choice)
-    return pool(shown), layer_limits(shown, choice[-1])
+    return pool(shown, _CELLS), layer_limits(shown, choice[-1])
 
 
 def _downloads(run: Run, hook: str, prompt: str, choice: tuple[Any, ...]) -> None:

@@ -19,6 +19,7 @@ from probe.reader import Run
 from probe.select import reference_method
 from probe.thresholds import CrossingRule
 
+_RANKING, _PREDICTED, _CONTROL = "ranking of dims", "predictions", "negative control"
 _MOST = 6  # figures drawn at once
 _LISTED = 1000  # dims in the table
 
@@ -45,12 +46,15 @@ def page(context: Context) -> None:
     if pairs:
         several = ("csv",) if len(pairs) == 1 else ("csv", "png", "svg", "html")  # csv: thresholds, and values
         buttons(lambda: threshold_export(hidden, found, pairs), "thresholds", ("csv", "png", "svg", "html"), several)
-    ranking, trust = st.tabs(["Ranking of dims", "Predictions and control"])
-    with ranking:
-        _ranking(found)
-    with trust:
-        _predictions(found)
+    below = st.segmented_control(
+        "Below", [_RANKING, _PREDICTED, _CONTROL], default=_RANKING, required=True, key="below", bind="query-params"
+    )
+    if below == _CONTROL:  # three more searches, so only when asked for
         _negative_control(control(entry, hook, prompt, trained, rule, reference), prompt)
+    elif below == _PREDICTED:
+        _predictions(found)
+    else:
+        _ranking(found)
 
 
 def _rule(run: Run) -> tuple[int, CrossingRule]:
