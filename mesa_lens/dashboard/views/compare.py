@@ -45,7 +45,11 @@ def page(context: Context) -> None:
             st.subheader(plain(entry.name), anchor=False)
             _draw(entry, analysis, summary)
     st.subheader("Settings that differ")
-    st.dataframe(columns(_differences(pair, found)), hide_index=True, alt="Settings in which the runs differ")
+    differences = _differences(pair, found)
+    if differences:
+        st.dataframe(columns(differences), hide_index=True, alt="Settings in which the runs differ")
+    else:
+        st.markdown("None of those that are recorded.")
 
 
 def _rows(pair: tuple[Entry, ...], summaries: list[dict[str, Any]]) -> list[dict[str, Any]]:
