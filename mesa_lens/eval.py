@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mesa_lens.model import add_model_options, load_options
+
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
@@ -32,14 +34,7 @@ def add(commands: Any) -> None:
     data.add_argument("--data", type=Path, help="documents and summaries: .jsonl or dataset folder")
     data.add_argument("--depth", type=float, help="the key's place, 0 (start) to 1 (end) (None: uniform)")
     data.add_argument("--new-tokens", type=int, default=128, help="tokens of a summary")
-    model = command.add_argument_group("model")
-    model.add_argument("--model", default="default", help="'default' (shipped), a local folder, or a hub id")
-    model.add_argument("--revision", help="hub revision")
-    model.add_argument("--dtype", help="float32, float16 or bfloat16 (None: float32 on a CPU, else the checkpoint's)")
-    model.add_argument("--device", default="cpu")
-    model.add_argument("--device-map", help="accelerate's placement, e.g. auto; in place of --device")
-    model.add_argument("--trust-remote-code", action="store_true", help="run code that the checkpoint brings")
-    model.add_argument("--trained-length", type=int, help="trained window M in tokens (None: the config's word)")
+    add_model_options(command)
     harness = command.add_argument_group("lm-evaluation-harness, in place of --task")
     harness.add_argument("--harness", help="lm-eval tasks, e.g. longbench_qasper,niah_single_1")
     harness.add_argument("--include-path", type=Path, help="folder with tasks of your own")
@@ -59,11 +54,10 @@ def run(args: argparse.Namespace) -> int:
     if args.list_tasks:
         print("\n".join(f"{name:18s} {about}" for name, about in task_table()))
         return 0
-    load = {name: getattr(args, name) for name in ("revision", "dtype", "device", "device_map", "trust_remote_code")}
     request = EvalRequest(
         tasks=names(args.task),
         model=args.model,
-        load=load,
+        load=load_options(args),
         methods=args.methods,
         settings=tuple(args.set),
         lengths=None if args.lengths is None else parse_lengths(args.lengths),

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from mesa_lens.model import add_model_options, load_options
+
 DEFAULT_METHODS = "origin,rerope,dynamic-ntk,mesa"
 
 
@@ -18,14 +20,7 @@ def add(commands: Any) -> None:
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    model = command.add_argument_group("model")
-    model.add_argument("--model", default="default", help="'default' (shipped), a local folder, or a hub id")
-    model.add_argument("--revision", help="hub revision")
-    model.add_argument("--dtype", help="float32, float16 or bfloat16 (None: float32 on a CPU, else the checkpoint's)")
-    model.add_argument("--device", default="cpu")
-    model.add_argument("--device-map", help="accelerate's placement, e.g. auto; in place of --device")
-    model.add_argument("--trust-remote-code", action="store_true", help="run code that the checkpoint brings")
-    model.add_argument("--trained-length", type=int, help="trained window M in tokens (None: the config's word)")
+    add_model_options(command)
     what = command.add_argument_group("what to run")
     what.add_argument(
         "--methods", default=DEFAULT_METHODS, help="names, separated by commas, or 'all'; first: the reference"
@@ -65,13 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
     request = ProbeRequest(
         model=args.model,
-        load={
-            "revision": args.revision,
-            "dtype": args.dtype,
-            "device": args.device,
-            "device_map": args.device_map,
-            "trust_remote_code": args.trust_remote_code,
-        },
+        load=load_options(args),
         methods=args.methods,
         settings=tuple(args.set),
         trained_length=args.trained_length,

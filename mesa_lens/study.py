@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from mesa_lens.model import add_model_options, load_options
+
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
@@ -15,13 +17,10 @@ def add(commands: Any) -> None:
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    command.add_argument("--model", default="default", help="'default' (shipped), a local folder, or a hub id")
-    command.add_argument("--device", default="cpu")
-    command.add_argument("--dtype", help="float32, float16 or bfloat16")
-    command.add_argument("--trained-length", type=int, help="trained window M in tokens (None: the config's word)")
+    add_model_options(command)
     command.add_argument("--methods", default="all", help="names, separated by commas, each with several parameters")
-    command.add_argument("--prompts", default="repeated,text,passkey")
-    command.add_argument("--seeds", type=int, default=5)
+    command.add_argument("--prompts", default="repeated,text,passkey", help="kinds of prompts, by commas")
+    command.add_argument("--seeds", type=int, default=5, help="each with prompts and words of its own")
     command.add_argument("--length", type=int, help="longest length L in tokens (None: 8 M)")
     command.add_argument("--tops", default="1,3,10,30,100", help="numbers of dims that a prediction is the median of")
     command.add_argument("--windows", type=int, default=8, help="texts, or passkey prompts, in an average")
@@ -38,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
     request = StudyRequest(
         model=args.model,
-        load={"device": args.device, "dtype": args.dtype},
+        load=load_options(args),
         methods=args.methods,
         prompts=tuple(args.prompts.split(",")),
         seeds=args.seeds,

@@ -1,0 +1,25 @@
+"""The options that say which model is loaded, and how; the same in every command that loads one."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+_LOAD = ("revision", "dtype", "device", "device_map", "trust_remote_code")
+
+
+def add_model_options(command: argparse.ArgumentParser) -> None:
+    """Adds --model and how to load it, and --trained-length."""
+    model = command.add_argument_group("model")
+    model.add_argument("--model", default="default", help="'default' (shipped), a local folder, or a hub id")
+    model.add_argument("--revision", help="hub revision")
+    model.add_argument("--dtype", help="float32, float16 or bfloat16 (None: float32 on a CPU, else the checkpoint's)")
+    model.add_argument("--device", default="cpu")
+    model.add_argument("--device-map", help="accelerate's placement, e.g. auto; in place of --device")
+    model.add_argument("--trust-remote-code", action="store_true", help="run code that the checkpoint brings")
+    model.add_argument("--trained-length", type=int, help="trained window M in tokens (None: the config's word)")
+
+
+def load_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What `mesa.load` is to be called with, beside the model's name."""
+    return {name: getattr(args, name) for name in _LOAD}
