@@ -169,7 +169,7 @@ def test_latency_and_its_peak(loaded, setting):
     scores = list(task.measure(loaded, 100, task.prepare(loaded.tokenizer, 100, setting, 2), setting))
     assert [each.metric for each in scores] == ["prefill", "decode", "peak_memory"] * 2
     assert all(each.value > 0 for each in scores if each.metric != "peak_memory")
-    with latency._Peak(torch.device("cpu")) as peak:
+    with latency.Peak(torch.device("cpu")) as peak:
         held = torch.ones(64 * 2**18)  # 64 MiB
         for _ in range(20):
             held += 1

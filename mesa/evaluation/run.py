@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 from collections.abc import Iterator
@@ -19,8 +20,9 @@ from mesa.evaluation.summary import summarize
 from mesa.journal import Journal
 from mesa.models import Loaded, load
 from mesa.tasks.base import Score
+from mesa.tasks.latency import Peak
 
-COLUMNS = ("task", "method", "length", "seed", "sample", "metric", "score", "seconds")
+COLUMNS = ("task", "method", "length", "seed", "sample", "metric", "score", "seconds", "peak_mib")
 _PACKAGES = ("mesa-lens", "torch", "transformers")
 
 
@@ -72,9 +74,14 @@ def _run_cells(made: EvalPlan, loaded: Loaded, missing: list[tuple[str, str, int
         for task, name, length in missing:
             bar.set_postfix_str(f"{task}, {name}, {length}")
             prepared = TASKS[task].prepare(loaded.tokenizer, length, made.setting, made.setting.samples)
-            with mesa.applied(loaded.model, made.methods[name], executor=made.request.executor):
+            measured = contextlib.nullcontext() if task == "latency" else Peak(loaded.model.device)  # it has its own
+            with measured as peak, mesa.applied(loaded.model, made.methods[name], executor=made.request.executor):
                 scores = list(_with_smaller_batches(made, loaded, task, length, prepared))
-            row = {"config": made.methods[name].describe(), "scores": [asdict(score) for score in scores]}
+            row = {
+                "config": made.methods[name].describe(),
+                "peak_mib": None if peak is None else peak.bytes / 2**20,
+                "scores": [asdict(score) for score in scores],
+            }
             journal.add((task, name, length), row)
             bar.update(length * made.setting.samples)
 
@@ -104,6 +111,7 @@ def samples(journal: Journal, made: EvalPlan | None = None) -> list[dict[str, An
             "metric": score["metric"],
             "score": score["value"],
             "seconds": score["seconds"],
+            "peak_mib": row["peak_mib"],
         }
         for (task, method, length), row in journal.rows.items()
         if wanted is None or (task, method, length) in wanted

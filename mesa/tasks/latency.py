@@ -54,7 +54,7 @@ class Latency(Task):
         model = loaded.model
         tokens = torch.tensor(ids, device=model.device)[None]
         cache = DynamicCache()
-        with _Peak(model.device) as peak:
+        with Peak(model.device) as peak:
             begin = _now(model.device)
             model(tokens, past_key_values=cache, logits_to_keep=1)
             prefilled = _now(model.device)
@@ -77,14 +77,15 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-class _Peak:
-    """Peak memory above what is in use at the start, in bytes."""
+class Peak:
+    """Peak memory above what is in use at the start, in bytes; peaks do not nest on CUDA."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.bytes = device, 0
         self._done = threading.Event()
 
-    def __enter__(self) -> _Peak:
+    def __enter__(self) -> Peak:
+        """Begins to watch."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             self._base = torch.cuda.memory_allocated(self.device)
@@ -99,6 +100,7 @@ class _Peak:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Ends it; `bytes` is the peak."""
         if self.device.type == "cuda":
             self.bytes = torch.cuda.max_memory_allocated(self.device) - self._base
         else:
