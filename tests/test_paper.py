@@ -138,7 +138,7 @@ def test_bad_configs_are_told_before_anything_runs(folder, tmp_path, changes, me
 
 def test_misuse(tmp_path, capsys):
     assert main(["paper", "--config", "nowhere.yaml"]) == 2
-    assert "--config nowhere.yaml is not a file" in capsys.readouterr().err
+    assert "--config nowhere.yaml is no file and not one of default, llama2-7b" in capsys.readouterr().err
     (tmp_path / "broken.yaml").write_text("a: [")
     assert main(["paper", "--config", str(tmp_path / "broken.yaml")]) == 2
     assert "is not YAML" in capsys.readouterr().err

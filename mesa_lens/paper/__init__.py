@@ -16,7 +16,7 @@ def add(commands: Any) -> None:
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    command.add_argument("--config", type=Path, default=Path("configs/default.yaml"), help="YAML; see configs/")
+    command.add_argument("--config", default="default", help="a YAML file, or the name of one of configs/")
     command.add_argument(
         "--out", type=Path, default=Path("runs/paper"), help="folder; an interrupted run goes on in it"
     )

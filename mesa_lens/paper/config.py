@@ -39,10 +39,18 @@ class PaperConfig:
     sections: Mapping[str, Mapping[str, Any]]
 
 
-def read(path: Path) -> PaperConfig:
-    """The config in a YAML file. Raises FileNotFoundError, and ValueError naming the key that cannot be read."""
+SHIPPED = Path(__file__).parent / "configs"
+
+
+def read(name: str | Path) -> PaperConfig:
+    """The config in a YAML file, or the shipped one of that name.
+
+    Raises FileNotFoundError, and ValueError naming the key that cannot be read.
+    """
+    shipped = {path.stem: path for path in sorted(SHIPPED.glob("*.yaml"))}
+    path = shipped.get(str(name), Path(name))
     if not path.is_file():
-        raise FileNotFoundError(f"--config {path} is not a file")
+        raise FileNotFoundError(f"--config {name} is no file and not one of {', '.join(shipped)}")
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
