@@ -44,6 +44,7 @@ clean:
 
 .venv/browser: .venv/installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
-	command -v chromium chromium-browser google-chrome || { apt-get update -qq && apt-get install -y -qq chromium; } || \
+	for name in chromium chromium-browser google-chrome google-chrome-stable; do command -v $$name && exit 0; done; \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; } || \
 	  { echo 'Chromium is needed: install it, or run this as root on Debian' >&2; exit 1; }
 	touch $@

@@ -17,7 +17,7 @@ from probe.figures import heatmap_figure
 from probe.heatmap import default_regions, difference, layer_limits, pool, regions
 from probe.reader import Run
 
-_CELLS = 120_000  # drawn at once: about one in three pixels of a wide page
+_CELLS = 90_000  # drawn at once: about one in four pixels of a wide page
 _AROUND, _ALL, _CHOSEN = "around M, and the end", "all", "choose"
 
 
