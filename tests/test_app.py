@@ -290,3 +290,12 @@ for page in {PAGES!r}:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+def test_changing_the_run_keeps_only_what_the_other_run_has(opened):
+    app = opened("heatmaps", run="first")
+    app.slider(key="layers").set_value((2, 2)).run()
+    app.selectbox(key="run").set_value("nested/second").run()
+    assert not app.error
+    assert not app.exception
+    assert len(figures(app)) == 1
