@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ class Journal:
                 f"{self.path} holds a run with another {differing[0]}; use --overwrite or another --out"
             )
         if whole != text:
-            self.path.write_text(whole, encoding="utf-8")
+            os.truncate(self.path, len(whole.encode()))
 
     def _write(self, mode: str, row: Mapping[str, Any]) -> None:
         with self.path.open(mode, encoding="utf-8") as file:

@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
     what.add_argument("--batch", type=int, default=8, help="prompts decoded at once; halved where memory runs out")
     data = command.add_argument_group("data")
     data.add_argument("--text", help="text for NLL and essays: a file, folder or hub dataset (None: the shipped one)")
-    data.add_argument("--data", type=Path, help="documents and summaries: .jsonl or dataset folder")
+    data.add_argument("--data", help="documents and summaries: .jsonl, dataset folder or hub dataset")
     data.add_argument("--depth", type=float, help="the key's place, 0 (start) to 1 (end) (None: uniform)")
     data.add_argument("--new-tokens", type=int, default=128, help="tokens of a summary")
     model = command.add_argument_group("model")
@@ -79,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.harness:
         return _harness(args, request)
+    if not request.tasks:
+        raise ValueError("--task names no task; --list-tasks shows them")
     made = plan(request)
     if args.estimate:
         print(estimate(made))
@@ -90,7 +92,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         summary = run_cells(made, args.out, overwrite=args.overwrite)
     except KeyboardInterrupt:
-        print(f"\nmesa-lens: interrupted; the same command goes on from {args.out}", file=sys.stderr)
+        again = "without --overwrite, the" if args.overwrite else "the"
+        print(f"\nmesa-lens: interrupted; {again} same command goes on from {args.out}", file=sys.stderr)
         return 1
     written = write_curves(summary, args.out)
     print(json.dumps(summary, indent=1) if args.json else f"{tables(summary['cells'])}\n\nwrote {args.out}: "
@@ -105,8 +108,10 @@ def _harness(args: argparse.Namespace, request: Any) -> int:
     from mesa.evaluation.plan import names, plan
     from mesa.models import load
 
+    if args.estimate:
+        raise ValueError("--estimate is for --task; lm-eval's prompts are known only as they run")
     tasks = names(args.harness)
-    made = plan(replace(request, tasks=("latency",)))
+    made = plan(replace(request, tasks=()))
     manager = check_tasks(tasks, args.include_path)
     path = args.out / "harness.json"
     if path.exists() and not args.overwrite:
