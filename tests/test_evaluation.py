@@ -17,17 +17,25 @@ from mesa.tasks import finding
 from mesa.tasks.finding import FINDING
 from mesa.tasks.likelihood import Likelihood
 from mesa.tasks.retrieval import PASSKEY_ENHANCED
-from mesa.tasks.score import heldout_ids
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(tiny.folder(tmp_path_factory.mktemp("model")))
+def asked(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("asked")
+    text = folder / "text.txt"
+    text.write_text(" ".join(f"Sentence {number} says {number**2}." for number in range(200)))
+    model = tiny.folder(folder / "model")
+    return EvalRequest(model=str(model), methods="origin,mesa", lengths=(96, 200), samples=2, text=str(text))
 
 
-@pytest.fixture
-def asked(model):
-    return EvalRequest(model=model, methods="origin,mesa", lengths=(96, 200), samples=2)
+@pytest.fixture(scope="module")
+def tokenizer(asked):
+    return tokenizer_of(asked.model)
+
+
+@pytest.fixture(scope="module")
+def setting(asked):
+    return plan(asked).setting
 
 
 def rows(out):
@@ -113,9 +121,9 @@ def test_a_tokenizer_without_line_breaks_is_told_apart_from_a_bad_length(asked, 
         plan(replace(asked, tasks=("lines",), lengths=(250,)))
 
 
-def test_methods_a_model_cannot_have_are_refused_by_name_and_left_out_of_all(asked, tmp_path, capsys):
+def test_methods_a_model_cannot_have_are_refused_by_name_and_left_out_of_all(asked, tokenizer, tmp_path, capsys):
     config = {"model_type": "bloom", "hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 97}
-    tokenizer_of(asked.model).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config))
     bloom = replace(asked, model=str(tmp_path), trained_length=160)
     with pytest.raises(ValueError, match="ntk-mixed cannot be attached to model type 'bloom'"):
@@ -128,9 +136,7 @@ def test_methods_a_model_cannot_have_are_refused_by_name_and_left_out_of_all(ask
 
 @pytest.mark.parametrize("task", FINDING, ids=lambda task: task.name)
 @pytest.mark.parametrize("length", [160, 333])
-def test_prompts_are_seeded_exactly_long_and_hold_their_answer(asked, task, length):
-    tokenizer = tokenizer_of(asked.model)
-    setting = replace(plan(asked).setting, documents=tuple(heldout_ids(tokenizer)))
+def test_prompts_are_seeded_exactly_long_and_hold_their_answer(tokenizer, setting, task, length):
     prompts = task.prepare(tokenizer, length, setting, 5)
     assert [len(prompt.ids) for prompt in prompts] == [length] * 5
     assert prompts == task.prepare(tokenizer, length, setting, 5)
@@ -143,17 +149,15 @@ def test_prompts_are_seeded_exactly_long_and_hold_their_answer(asked, task, leng
 
 
 @pytest.mark.parametrize("prompt", ["question", "answer"])
-def test_enhanced_prompts_are_the_papers(asked, prompt):
-    tokenizer = tokenizer_of(asked.model)
-    (made,) = TASKS[f"passkey-{prompt}"].prepare(tokenizer, 160, plan(asked).setting, 1)
+def test_enhanced_prompts_are_the_papers(tokenizer, setting, prompt):
+    (made,) = TASKS[f"passkey-{prompt}"].prepare(tokenizer, 160, setting, 1)
     text = tokenizer.decode(made.ids[1:])
     before, question = PASSKEY_ENHANCED[prompt]
     assert text.startswith(f"{before}There is an important info hidden")
     assert text.endswith(question)
 
 
-def test_depth_places_the_key(asked):
-    tokenizer, setting = tokenizer_of(asked.model), plan(asked).setting
+def test_depth_places_the_key(tokenizer, setting):
     start, uniform, end = (
         TASKS["passkey"].prepare(tokenizer, 400, replace(setting, depth=depth), 8) for depth in (0.0, None, 1.0)
     )
@@ -290,12 +294,12 @@ def test_batches_are_halved_where_memory_runs_out(tmp_path, monkeypatch, error):
             raise error
         return original(model, tokenizer, prompts, report, batch)
 
-    asked = EvalRequest(tasks=("passkey",), methods="origin", lengths=(704,), samples=6, batch=8)
+    asked = EvalRequest(tasks=("passkey",), methods="origin", lengths=(608,), samples=6, batch=8)
     run(plan(asked), tmp_path / "whole")
     original = finding.retrieval_hits
     monkeypatch.setattr(finding, "retrieval_hits", small)
     run(plan(asked), tmp_path / "halved")
-    assert sizes == [6, 3, 1, 1, 1, 1, 1, 1]
+    assert sizes == [6, 3, *[1] * 6]
     assert rows(tmp_path / "halved") == rows(tmp_path / "whole")
     assert {row["score"] for row in rows(tmp_path / "whole")} == {"0.0", "1.0"}
 
