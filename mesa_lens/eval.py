@@ -112,10 +112,10 @@ def _harness(args: argparse.Namespace, request: Any) -> int:
         raise ValueError("--estimate is for --task; lm-eval's prompts are known only as they run")
     tasks = names(args.harness)
     made = plan(replace(request, tasks=()))
-    manager = check_tasks(tasks, args.include_path)
     path = args.out / "harness.json"
     if path.exists() and not args.overwrite:
         raise FileExistsError(f"{path} is already there; use --overwrite or another --out")
+    manager = check_tasks(tasks, args.include_path)
     loaded = load(request.model, **request.load)
     longest = max(made.setting.lengths)
     found = run_harness(
@@ -128,7 +128,9 @@ def _harness(args: argparse.Namespace, request: Any) -> int:
         return 0
     for method, results in found.items():
         for task, scores in results.items():
-            shown = ", ".join(f"{name} {value:.4g}" for name, value in scores.items() if "stderr" not in name)
+            shown = ", ".join(
+                f"{name} {value:.4g}" for name, value in scores.items() if "," in name and "_stderr" not in name
+            )
             print(f"{method:14s} {task}: {shown}")
     print(f"\nwrote {path}")
     return 0
