@@ -15,7 +15,7 @@ Cell = tuple[str | int, ...]
 class Journal:
     """Finished cells in a file of one JSON line each; the first line holds the run's settings.
 
-    A line that an interrupt cut short is dropped. Raises FileExistsError, naming what differs, for the journal of a
+    A line that an interrupt cut short is dropped; a journal without cells is begun anew. Raises FileExistsError, naming what differs, for the journal of a
     run with other settings, and ValueError for a file that is no journal.
     """
 
@@ -43,6 +43,9 @@ class Journal:
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{self.path} is no journal of a run; use --overwrite or another --out") from error
         differing = sorted(key for key in {*settings, *stored} if settings.get(key) != stored.get(key))
+        if differing and not self.rows:
+            self._write("w", {"settings": settings})
+            return
         if differing:
             raise FileExistsError(
                 f"{self.path} holds a run with another {differing[0]}; use --overwrite or another --out"

@@ -238,6 +238,13 @@ def test_another_evaluation_in_the_folder_is_refused_naming_what_differs(asked, 
         run(plan(replace(asked, settings=("mesa.width=7",))), tmp_path)
 
 
+def test_a_run_that_kept_nothing_binds_to_nothing(asked, tmp_path):
+    assert open_journal(plan(asked), tmp_path).rows == {}
+    run(plan(replace(asked, seed=1)), tmp_path)
+    with pytest.raises(FileExistsError, match="another seed"):
+        run(plan(asked), tmp_path)
+
+
 def test_tasks_methods_and_shorter_lengths_can_be_added(asked, tmp_path):
     run(plan(replace(asked, tasks=("nll",), methods="origin", lengths=(200,))), tmp_path)
     before = rows(tmp_path)

@@ -9,7 +9,6 @@ import tiny
 import torch
 
 import mesa
-from mesa import models
 from mesa.evaluation import harness
 from mesa_lens.cli import main
 
@@ -75,13 +74,14 @@ def finished(folder):
     def refused(*_):
         raise OSError("no network in tests")
 
-    original, finished = models.load, {"passes": passes}
+    original, finished = harness.load, {"passes": passes}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(models, "load", watched)
+        patch.setattr(harness, "load", watched)
         patch.setattr(socket.socket, "connect", refused)
         for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
             patch.setenv(name, "1")
         finished["code"] = main(asked(folder, "choose,say"))
+    _, *finished["journal"] = map(json.loads, (folder / "out" / harness.JOURNAL).read_text().splitlines())
     return finished
 
 
@@ -93,6 +93,7 @@ def test_local_tasks_are_scored_for_each_method(folder, finished):
     assert list(written["results"]) == ["origin", "mesa"]
     for results in written["results"].values():
         assert results["choose"]["acc,none"] in (0, pytest.approx(1 / 3), pytest.approx(2 / 3), 1)
+        assert results["choose"]["sample_len"] == 3
         assert results["say"]["exact_match,none"] == 0  # a random model says nothing of the kind
 
 
@@ -102,6 +103,9 @@ def test_each_method_is_attached_while_its_tasks_run(finished):
     passes = finished["passes"]
     assert len(passes) % 2 == 0
     assert len(passes) >= 4  # the choices and a generation, twice
+    assert [line["cell"][:2] for line in finished["journal"]] == [
+        ["choose", "origin"], ["say", "origin"], ["choose", "mesa"], ["say", "mesa"],
+    ]  # fmt: skip
     half = len(passes) // 2
     for name, mine in (("origin", passes[:half]), ("mesa", passes[half:])):
         for ids, logits in mine:
@@ -113,13 +117,25 @@ def test_each_method_is_attached_while_its_tasks_run(finished):
 
 
 @pytest.mark.slow
-def test_results_are_not_overwritten_unasked_and_unknown_tasks_are_misuse(folder, finished, capsys):
-    assert main(asked(folder, "choose")) == 2
-    assert "harness.json is already there; use --overwrite or another --out" in capsys.readouterr().err
-    assert main(asked(folder, "choose", "--overwrite", "--limit", "1", "--json")) == 0
+def test_finished_tasks_are_not_run_again(folder, finished, capsys, monkeypatch):
+    monkeypatch.setattr(harness, "harness", None)
+    assert main(asked(folder, "choose", "--json")) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert printed["results"]["mesa"]["choose"]["acc,none"] in (0, 1)
-    assert main(asked(folder, "choose,nonsense", "--overwrite")) == 2
+    assert {name: list(results) for name, results in printed["results"].items()} == {
+        "origin": ["choose"],
+        "mesa": ["choose"],
+    }
+    for options, message in {
+        ("--limit", "1"): "holds a run with another limit; use --overwrite",
+        ("--set", "mesa.width=7"): "holds choose of mesa at 300 with other parameters",
+    }.items():
+        assert main(asked(folder, "choose", *options)) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_unknown_tasks_are_misuse(folder, finished, capsys):
+    assert main(asked(folder, "choose,nonsense")) == 2
     assert "lm-eval knows no task 'nonsense'" in capsys.readouterr().err
 
 

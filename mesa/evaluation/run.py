@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +17,7 @@ import mesa
 from mesa.evaluation.plan import TASKS, EvalPlan
 from mesa.evaluation.summary import summarize
 from mesa.journal import Journal
+from mesa.methods import Method
 from mesa.models import Loaded, load
 from mesa.tasks.base import Score
 
@@ -40,13 +41,18 @@ def open_journal(made: EvalPlan, out: Path, *, overwrite: bool = False) -> Journ
         for name in (JOURNAL, *TABLES, *(f"{task}.{form}" for task in TASKS for form in ("png", "html"))):
             (out / name).unlink(missing_ok=True)
     journal = Journal(path, made.settings)
+    check_methods(journal, made.methods)
+    return journal
+
+
+def check_methods(journal: Journal, methods: Mapping[str, Method]) -> None:
+    """Raises FileExistsError for a journal that holds one of the methods with other parameters."""
     for (task, name, length), row in journal.rows.items():
-        if name in made.methods and row["config"] != json.loads(json.dumps(made.methods[str(name)].describe())):
+        if name in methods and row["config"] != json.loads(json.dumps(methods[str(name)].describe())):
             raise FileExistsError(
                 f"{journal.path} holds {task} of {name} at {length} with other parameters; "
                 "use --overwrite or another --out"
             )
-    return journal
 
 
 def run(made: EvalPlan, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
