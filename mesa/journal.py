@@ -15,8 +15,8 @@ Cell = tuple[str | int, ...]
 class Journal:
     """Finished cells in a file of one JSON line each; the first line holds the run's settings.
 
-    A line that an interrupt cut short is dropped; a journal without cells is begun anew. Raises FileExistsError, naming what differs, for the journal of a
-    run with other settings, and ValueError for a file that is no journal.
+    A line that an interrupt cut short is dropped; a journal without cells is begun anew. Raises FileExistsError,
+    naming what differs, for the journal of a run with other settings, and ValueError for a file that is no journal.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:

@@ -100,8 +100,11 @@ def _tasks(args: argparse.Namespace, request: Any) -> int:
 
     summary = run_cells(made, args.out, overwrite=args.overwrite)
     written = write_curves(summary, args.out)
-    print(json.dumps(summary, indent=1) if args.json else f"{tables(summary['cells'])}\n\nwrote {args.out}: "
-          f"samples.csv, summary.json, {', '.join(path.name for path in written)}")  # fmt: skip
+    if args.json:
+        print(json.dumps(summary, indent=1))
+        return 0
+    files = ", ".join(["samples.csv", "summary.json", *(path.name for path in written)])
+    print(f"{tables(summary['cells'])}\n\nwrote {args.out}: {files}")
     return 0
 
 
