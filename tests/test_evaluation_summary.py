@@ -67,6 +67,13 @@ def test_tables_have_methods_down_and_lengths_across(cells):
     ]
 
 
+def test_labels_of_many_lengths_do_not_touch():
+    rows = [row("origin", 1024 * number, 1.0) for number in range(1, 17)]
+    summary = {"cells": summarize(rows, TASKS), "trained_length": 1024, "model": "default"}
+    (panel,) = evaluation_charts(summary)["passkey"].panels
+    assert [tick // 1024 for tick in panel.x_ticks] == [1, 2, 3, 4, 5, 6, 8, 10, 13, 16]
+
+
 def test_curves_show_means_intervals_and_the_trained_length(cells, tmp_path):
     summary = {"cells": cells, "trained_length": 200, "model": "some/model"}
     charts = evaluation_charts(summary)
@@ -78,6 +85,7 @@ def test_curves_show_means_intervals_and_the_trained_length(cells, tmp_path):
     assert lines["origin"].y.tolist() == [0.5]
     assert [end.tolist() for end in lines["origin"].interval] == [[wilson(1, 2)[0]], [wilson(1, 2)[1]]]
     assert [rule.at for rule in panel.rules] == [200]
+    assert panel.x_ticks == (128, 256)
     low, high = panel.y_range
     assert low < wilson(1, 2)[0]
     assert high > 1
