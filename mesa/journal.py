@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ Cell = tuple[str | int, ...]
 class Journal:
     """Finished cells in a file of one JSON line each; the first line holds the run's settings.
 
-    A line that an interrupt cut short is dropped. Raises FileExistsError, naming what differs, for the journal of a
-    run with other settings, and ValueError for a file that is no journal.
+    A line that an interrupt cut short is dropped; a journal without cells is begun anew. Raises FileExistsError,
+    naming what differs, for the journal of a run with other settings, and ValueError for a file that is no journal.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
@@ -42,12 +43,15 @@ class Journal:
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{self.path} is no journal of a run; use --overwrite or another --out") from error
         differing = sorted(key for key in {*settings, *stored} if settings.get(key) != stored.get(key))
+        if differing and not self.rows:
+            self._write("w", {"settings": settings})
+            return
         if differing:
             raise FileExistsError(
                 f"{self.path} holds a run with another {differing[0]}; use --overwrite or another --out"
             )
         if whole != text:
-            self.path.write_text(whole, encoding="utf-8")
+            os.truncate(self.path, len(whole.encode()))
 
     def _write(self, mode: str, row: Mapping[str, Any]) -> None:
         with self.path.open(mode, encoding="utf-8") as file:

@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
     what.add_argument("--batch", type=int, default=8, help="prompts decoded at once; halved where memory runs out")
     data = command.add_argument_group("data")
     data.add_argument("--text", help="text for NLL and essays: a file, folder or hub dataset (None: the shipped one)")
-    data.add_argument("--data", type=Path, help="documents and summaries: .jsonl or dataset folder")
+    data.add_argument("--data", help="documents and summaries: .jsonl, dataset folder or hub dataset")
     data.add_argument("--depth", type=float, help="the key's place, 0 (start) to 1 (end) (None: uniform)")
     data.add_argument("--new-tokens", type=int, default=128, help="tokens of a summary")
     add_model_options(command)
@@ -49,7 +49,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Checks everything that can be checked, then runs."""
-    from mesa.evaluation.plan import EvalRequest, estimate, names, parse_lengths, plan, task_table
+    from mesa.evaluation.plan import EvalRequest, names, parse_lengths, task_table
 
     if args.list_tasks:
         print("\n".join(f"{name:18s} {about}" for name, about in task_table()))
@@ -71,8 +71,19 @@ def run(args: argparse.Namespace) -> int:
         batch=args.batch,
         executor=args.executor,
     )
-    if args.harness:
-        return _harness(args, request)
+    try:
+        return _harness(args, request) if args.harness else _tasks(args, request)
+    except KeyboardInterrupt:
+        again = "without --overwrite, the" if args.overwrite else "the"
+        print(f"\nmesa-lens: interrupted; {again} same command goes on from {args.out}", file=sys.stderr)
+        return 1
+
+
+def _tasks(args: argparse.Namespace, request: Any) -> int:
+    from mesa.evaluation.plan import estimate, plan
+
+    if not request.tasks:
+        raise ValueError("--task names no task; --list-tasks shows them")
     made = plan(request)
     if args.estimate:
         print(estimate(made))
@@ -81,43 +92,41 @@ def run(args: argparse.Namespace) -> int:
     from mesa.evaluation.summary import tables
     from probe.evaluation_chart import write_curves
 
-    try:
-        summary = run_cells(made, args.out, overwrite=args.overwrite)
-    except KeyboardInterrupt:
-        print(f"\nmesa-lens: interrupted; the same command goes on from {args.out}", file=sys.stderr)
-        return 1
+    summary = run_cells(made, args.out, overwrite=args.overwrite)
     written = write_curves(summary, args.out)
-    print(json.dumps(summary, indent=1) if args.json else f"{tables(summary['cells'])}\n\nwrote {args.out}: "
-          f"samples.csv, summary.json, {', '.join(path.name for path in written)}")  # fmt: skip
+    if args.json:
+        print(json.dumps(summary, indent=1))
+        return 0
+    files = ", ".join(["samples.csv", "summary.json", *(path.name for path in written)])
+    print(f"{tables(summary['cells'])}\n\nwrote {args.out}: {files}")
     return 0
 
 
 def _harness(args: argparse.Namespace, request: Any) -> int:
     from dataclasses import replace
 
-    from mesa.evaluation.harness import check_tasks, run_harness
+    from mesa.evaluation.harness import RESULTS, run_harness
     from mesa.evaluation.plan import names, plan
-    from mesa.models import load
 
-    tasks = names(args.harness)
-    made = plan(replace(request, tasks=("latency",)))
-    manager = check_tasks(tasks, args.include_path)
-    path = args.out / "harness.json"
-    if path.exists() and not args.overwrite:
-        raise FileExistsError(f"{path} is already there; use --overwrite or another --out")
-    loaded = load(request.model, **request.load)
-    longest = max(made.setting.lengths)
-    found = run_harness(
-        loaded, made.methods, tasks, manager=manager, max_length=longest, limit=args.limit, executor=args.executor
+    if args.estimate:
+        raise ValueError("--estimate is for --task; lm-eval's prompts are known only as they run")
+    made = plan(replace(request, tasks=()))
+    written = run_harness(
+        made,
+        names(args.harness),
+        args.out,
+        include_path=args.include_path,
+        limit=args.limit,
+        overwrite=args.overwrite,
     )
-    args.out.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"model": args.model, "max_length": longest, "results": found}, indent=1) + "\n")
     if args.json:
-        print(path.read_text(), end="")
+        print(json.dumps(written, indent=1))
         return 0
-    for method, results in found.items():
+    for method, results in written["results"].items():
         for task, scores in results.items():
-            shown = ", ".join(f"{name} {value:.4g}" for name, value in scores.items() if "stderr" not in name)
+            shown = ", ".join(
+                f"{name} {value:.4g}" for name, value in scores.items() if "," in name and "_stderr" not in name
+            )
             print(f"{method:14s} {task}: {shown}")
-    print(f"\nwrote {path}")
+    print(f"\nwrote {args.out / RESULTS}")
     return 0

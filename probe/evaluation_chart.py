@@ -58,7 +58,16 @@ def _panel(cells: Cells, metric: str, trained: int) -> Panel:
         lines=tuple(lines),
         points=(),
         rules=(trained_rule(trained),),
-        y_range=(min(ends) - pad, max(ends) + pad),
-        x_ticks=tuple(lengths),
+        y_range=(min(ends) - pad, max(ends) + 2 * pad),
+        x_ticks=_apart(lengths),
         log_x=True,
     )
+
+
+def _apart(lengths: Sequence[int]) -> tuple[int, ...]:
+    """The lengths, from the longest down, whose labels do not touch on a log axis."""
+    kept = [lengths[-1]]
+    for length in reversed(lengths):
+        if kept[-1] >= length * (lengths[-1] / lengths[0]) ** 0.07 and length < kept[-1]:
+            kept.append(length)
+    return tuple(reversed(kept))

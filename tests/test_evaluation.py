@@ -1,254 +1,343 @@
-"""`mesa-lens eval`: plans, resuming, statistics, files."""
+"""An evaluation is checked before it runs, is the same for every method, and goes on where it was interrupted."""
 
 import csv
 import json
+from dataclasses import replace
 
-import numpy as np
 import pytest
 import tiny
 import torch
 
 from mesa.evaluation import run as running
 from mesa.evaluation.plan import TASKS, EvalRequest, estimate, parse_lengths, plan
-from mesa.evaluation.summary import bootstrap, interval, tables, wilson
+from mesa.evaluation.run import open_journal, run
 from mesa.journal import Journal
-from mesa.tasks.base import Metric
-from mesa_lens.cli import main
-from probe.evaluation_chart import evaluation_charts
-
-FINDING = [name for name, task in TASKS.items() if task.metrics[0].name == "accuracy"]
+from mesa.models import tokenizer_of
+from mesa.tasks import finding
+from mesa.tasks.finding import FINDING
+from mesa.tasks.likelihood import Likelihood
+from mesa.tasks.retrieval import PASSKEY_ENHANCED
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny.folder(tmp_path_factory.mktemp("model"))
+def asked(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("asked")
+    text = folder / "text.txt"
+    text.write_text(" ".join(f"Sentence {number} says {number**2}." for number in range(200)))
+    model = tiny.folder(folder / "model")
+    return EvalRequest(model=str(model), methods="origin,mesa", lengths=(96, 200), samples=2, text=str(text))
 
 
-def request(folder, **changes):
-    asked = {"tasks": ("passkey", "nll"), "methods": "origin,mesa", "lengths": (200, 320), "samples": 2}
-    return EvalRequest(model=str(folder), **{**asked, **changes})
+@pytest.fixture(scope="module")
+def tokenizer(asked):
+    return tokenizer_of(asked.model)
+
+
+@pytest.fixture(scope="module")
+def setting(asked):
+    return plan(asked).setting
+
+
+def rows(out):
+    """samples.csv without its times."""
+    with (out / "samples.csv").open() as file:
+        return [
+            {name: row[name] for name in row if name not in ("seconds", "peak_mib")} for row in csv.DictReader(file)
+        ]
 
 
 @pytest.mark.parametrize(
     ("text", "lengths"),
-    [("256,512", (256, 512)), ("1k", (1024,)), ("1k:3k:1k", (1024, 2048, 3072)), ("8:10:1,9,64", (8, 9, 10, 64))],
+    [
+        ("256,512", (256, 512)),
+        (" 512, 256,512", (256, 512)),
+        ("1k", (1024,)),
+        ("1K:4k:1k,100", (100, 1024, 2048, 3072, 4096)),
+        ("10:25:10", (10, 20)),
+    ],
 )
 def test_lengths_are_read(text, lengths):
     assert parse_lengths(text) == lengths
 
 
-@pytest.mark.parametrize("text", ["", "1m", "0", "3:1:1", "1:2", "-5"])
-def test_unreadable_lengths_are_told(text):
-    with pytest.raises(ValueError, match=r"--lengths .* (is no number of tokens|is no FIRST:LAST:STEP)"):
+@pytest.mark.parametrize("text", ["", "0", "-5", "1.5k", "256,", "1k:2k", "2k:1k:1", "1k:2k:0", "long"])
+def test_lengths_that_are_none_are_refused(text):
+    with pytest.raises(ValueError, match=r"--lengths .*e\.g\."):
         parse_lengths(text)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tasks": ("passkeys",)}, "unknown task 'passkeys'; known: passkey, passkey-question"),
-        ({"lengths": (20,)}, "length=20 is below the task's fixed text of"),
-        ({"tasks": ("nll",), "lengths": (20,)}, "nll: length=20 is below 80 tokens"),
+        ({"tasks": ("passkey", "nonsense")}, "unknown task 'nonsense'; known: passkey, passkey-question"),
         ({"samples": 0}, "--samples 0 is below 1"),
         ({"batch": 0}, "--batch 0 is below 1"),
-        ({"depth": 1.5}, r"--depth 1.5 is not within 0 \(start\) to 1 \(end\)"),
-        ({"tasks": ("summary",)}, "summary needs documents; give --data"),
-        ({"methods": "origin,rope"}, "unknown method 'rope'"),
-        ({"tasks": ("nll",), "lengths": (10**7,)}, "the text has .* tokens at most"),
-        ({"executor": "fast"}, "executor"),
+        ({"new_tokens": -1}, "--new-tokens -1 is below 1"),
+        ({"depth": 1.5}, r"--depth 1\.5 is not within 0 \(start\) to 1 \(end\)"),
+        ({"lengths": (200, 50)}, "length=50 is below the task's fixed text of 66 tokens; ask for at least 66"),
+        ({"tasks": ("lines",)}, "length=96 is below the task's fixed text of 1.. tokens; ask for at least"),
+        ({"tasks": ("nll",), "lengths": (50, 90)}, "nll: length=50 is below 80 tokens; ask for at least 80"),
+        ({"tasks": ("nll-position",), "lengths": (1, 90)}, "nll-position: length=1 is below 8 tokens"),
+        ({"tasks": ("nll",), "lengths": (10**6,)}, "the text has .* tokens at most, 999999 are needed"),
+        ({"tasks": ("summary",)}, "summary needs documents; give --data FILE"),
+        ({"methods": "origin,nonsense"}, "nonsense"),
+        ({"executor": "nonsense"}, "nonsense"),
     ],
 )
-def test_bad_requests_are_told_before_weights_are_loaded(folder, changes, message, monkeypatch):
-    monkeypatch.setattr("mesa.models.AutoModelForCausalLM.from_pretrained", lambda *a, **k: pytest.fail("loaded"))
+def test_bad_input_is_refused_before_anything_runs(asked, changes, message):
     with pytest.raises(ValueError, match=message):
-        plan(request(folder, **changes))
+        plan(replace(asked, **changes))
 
 
-def test_a_tokenizer_that_cannot_hit_the_length_says_by_how_much(folder, monkeypatch):
-    from mesa.tasks import retrieval
-
-    real = retrieval._haystack
-    monkeypatch.setattr(retrieval, "_haystack", lambda filler, tokens, depth: real(filler, tokens - 3, depth))
-    with pytest.raises(ValueError, match="cannot make a prompt of 200 tokens, it is off by -3"):
-        plan(request(folder, tasks=("passkey",)))
-
-
-def test_all_methods_leave_out_what_the_model_cannot_have(folder, monkeypatch, capsys):
-    from mesa.evaluation import plan as planning
-
-    def check(config, method):
-        if method.name == "dynamic-ntk":
-            raise ValueError("dynamic-ntk cannot be attached")
-
-    monkeypatch.setattr(planning, "check_method", check)
-    assert "dynamic-ntk" not in plan(request(folder, methods="all")).methods
-    assert "left out: dynamic-ntk cannot be attached" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="cannot be attached"):
-        plan(request(folder, methods="dynamic-ntk"))
+def test_missing_and_empty_files_are_named(asked, tmp_path):
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "blank.txt").write_text(" \n")
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.jsonl is not a file or folder"):
+        plan(replace(asked, tasks=("summary",), data=str(tmp_path / "nowhere.jsonl")))
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.txt is not a file or folder"):
+        plan(replace(asked, text="nowhere.txt"))
+    with pytest.raises(FileNotFoundError, match="no model at"):
+        plan(replace(asked, model=str(tmp_path / "nowhere")))
+    with pytest.raises(ValueError, match=r"empty\.jsonl is empty"):
+        plan(replace(asked, tasks=("summary",), data=str(tmp_path / "empty.jsonl")))
+    for name in ("empty.jsonl", "blank.txt"):
+        with pytest.raises(ValueError, match=rf"{name} holds no text"):
+            plan(replace(asked, text=str(tmp_path / name)))
 
 
-@pytest.mark.parametrize("name", FINDING)
-def test_prompts_have_the_exact_length_and_hold_the_answer(folder, name):
-    made = plan(request(folder, tasks=(name,), lengths=(260,)))
-    tokenizer = running.load(str(folder)).tokenizer
-    prompts = TASKS[name].prepare(tokenizer, 260, made.setting, 3)
-    assert [len(prompt.ids) for prompt in prompts] == [260] * 3
-    assert all(prompt.answer in tokenizer.decode(prompt.ids) for prompt in prompts)
-    assert len({prompt.answer for prompt in prompts}) == 3
-    again = TASKS[name].prepare(tokenizer, 260, made.setting, 3)
-    assert [prompt.ids for prompt in prompts] == [prompt.ids for prompt in again]
-    other = plan(request(folder, tasks=(name,), lengths=(260,), seed=1))
-    assert TASKS[name].prepare(tokenizer, 260, other.setting, 1)[0].ids != prompts[0].ids
+def test_a_tokenizer_that_cannot_make_the_length_says_by_how_much(asked, monkeypatch):
+    def short(*arguments, **options):
+        prompt = original(*arguments, **options)
+        return replace(prompt, ids=prompt.ids[:-3])
+
+    original = finding.retrieval.passkey
+    monkeypatch.setattr(finding.retrieval, "passkey", short)
+    with pytest.raises(ValueError, match="passkey: this tokenizer cannot make a prompt of 96 tokens, it is off by -3"):
+        plan(asked)
 
 
-def test_enhanced_prompts_are_the_papers(folder):
-    tokenizer = running.load(str(folder)).tokenizer
-    setting = plan(request(folder)).setting
-    question = tokenizer.decode(TASKS["passkey-question"].prepare(tokenizer, 260, setting, 1)[0].ids)
-    answer = tokenizer.decode(TASKS["passkey-answer"].prepare(tokenizer, 260, setting, 1)[0].ids)
-    assert "Q: what is the passkey in below text? There is an important info" in question
-    assert question.endswith("\nA:")
-    assert "Q: There is an important info" in answer
-    assert answer.endswith("\nA: the passkey is")
+def test_a_tokenizer_without_line_breaks_is_told_apart_from_a_bad_length(asked, monkeypatch):
+    original = finding.retrieval.encode
+    monkeypatch.setattr(finding.retrieval, "encode", lambda t, text: () if text == "\n" else original(t, text))
+    with pytest.raises(ValueError, match=r"lines: this tokenizer cannot make a prompt of 250 tokens, it is off by -\d"):
+        plan(replace(asked, tasks=("lines",), lengths=(250,)))
 
 
-@pytest.mark.parametrize("depth", [0.0, 1.0])
-def test_the_key_is_where_depth_says(folder, depth):
-    tokenizer = running.load(str(folder)).tokenizer
-    setting = plan(request(folder, depth=depth)).setting
-    positions = [prompt.key_position for prompt in TASKS["passkey"].prepare(tokenizer, 300, setting, 4)]
-    assert len(set(positions)) == 1
-    middle = plan(request(folder)).setting
-    uniform = [prompt.key_position for prompt in TASKS["passkey"].prepare(tokenizer, 300, middle, 8)]
-    assert (min if depth == 0 else max)([*uniform, positions[0]]) == positions[0]
+def test_methods_a_model_cannot_have_are_refused_by_name_and_left_out_of_all(asked, tokenizer, tmp_path, capsys):
+    config = {"model_type": "bloom", "hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 97}
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    bloom = replace(asked, model=str(tmp_path), trained_length=160)
+    with pytest.raises(ValueError, match="ntk-mixed cannot be attached to model type 'bloom'"):
+        plan(replace(bloom, methods="origin,ntk-mixed"))
+    kept = plan(replace(bloom, methods="all")).methods
+    assert "mesa" in kept
+    assert not {"ntk-mixed", "dynamic-ntk"} & set(kept)
+    assert "left out: ntk-mixed cannot be attached" in capsys.readouterr().err
 
 
-def test_an_interrupted_run_goes_on_to_the_same_table(folder, tmp_path, monkeypatch):
-    made = plan(request(folder))
-    whole = running.run(made, tmp_path / "whole")
-    real, calls = Journal.add, []
+@pytest.mark.parametrize("task", FINDING, ids=lambda task: task.name)
+@pytest.mark.parametrize("length", [160, 333])
+def test_prompts_are_seeded_exactly_long_and_hold_their_answer(tokenizer, setting, task, length):
+    prompts = task.prepare(tokenizer, length, setting, 5)
+    assert [len(prompt.ids) for prompt in prompts] == [length] * 5
+    assert prompts == task.prepare(tokenizer, length, setting, 5)
+    assert len({prompt.answer for prompt in prompts}) == 5
+    others = task.prepare(tokenizer, length, replace(setting, seed=1), 5)
+    assert not {prompt.ids for prompt in prompts} & {prompt.ids for prompt in others}
+    for prompt in prompts:
+        assert prompt.answer in tokenizer.decode(prompt.ids[prompt.key_position :])
+        assert prompt.answer not in tokenizer.decode(prompt.ids[: prompt.key_position])
 
-    def interrupted(self, cell, row):
+
+@pytest.mark.parametrize("prompt", ["question", "answer"])
+def test_enhanced_prompts_are_the_papers(tokenizer, setting, prompt):
+    (made,) = TASKS[f"passkey-{prompt}"].prepare(tokenizer, 160, setting, 1)
+    text = tokenizer.decode(made.ids[1:])
+    before, question = PASSKEY_ENHANCED[prompt]
+    assert text.startswith(f"{before}There is an important info hidden")
+    assert text.endswith(question)
+
+
+def test_depth_places_the_key(tokenizer, setting):
+    start, uniform, end = (
+        TASKS["passkey"].prepare(tokenizer, 400, replace(setting, depth=depth), 8) for depth in (0.0, None, 1.0)
+    )
+    assert len({prompt.key_position for prompt in start}) == 1
+    assert len({prompt.key_position for prompt in uniform}) > 4
+    assert all(prompt.key_position < 60 for prompt in start)  # after the header
+    assert all(prompt.key_position > 340 for prompt in end)  # before the question
+
+
+def test_every_method_is_given_the_same_prompts(asked, tmp_path, monkeypatch):
+    given = {}
+
+    def watched(self, loaded, length, prepared, setting):
+        given.setdefault((self.name, length), []).append([tuple(prompt.ids) for prompt in prepared])
+        return original(self, loaded, length, prepared, setting)
+
+    original = finding.Finding.measure
+    monkeypatch.setattr(finding.Finding, "measure", watched)
+    run(plan(replace(asked, tasks=("passkey", "niah-noise"))), tmp_path / "out")
+    assert len(given) == 4
+    assert all(first == second for first, second in given.values())
+
+
+def test_an_interrupted_run_goes_on_to_the_same_table(asked, tmp_path, monkeypatch):
+    calls = []
+
+    def interrupted(self, *arguments):
+        calls.append(self.name)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        calls.append(cell)
-        real(self, cell, row)
+        return original(self, *arguments)
 
-    monkeypatch.setattr(Journal, "add", interrupted)
+    made = plan(asked)
+    run(made, tmp_path / "whole")
+    original = Likelihood.measure
+    monkeypatch.setattr(Likelihood, "measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        running.run(made, tmp_path / "parts")
-    monkeypatch.setattr(Journal, "add", real)
-    path = tmp_path / "parts" / "cells.jsonl"
-    with (tmp_path / "parts" / "samples.csv").open() as file:
-        assert len({(row["task"], row["method"], row["length"]) for row in csv.DictReader(file)}) == 3
-    with path.open("a") as file:
-        file.write('{"cell": ["passkey", "me')  # cut by a kill
-    assert without_times(running.run(made, tmp_path / "parts")) == without_times(whole)
-    tables_ = [table(tmp_path / name) for name in ("whole", "parts")]
-    assert tables_[0] == tables_[1]
-    monkeypatch.setattr(running, "load", lambda *a, **k: pytest.fail("everything is there"))
-    running.run(made, tmp_path / "parts")
+        run(made, tmp_path / "cut")
+    assert len(rows(tmp_path / "cut")) == 12  # all of passkey, two cells of nll
+    assert not (tmp_path / "cut" / "summary.json").exists()
+    run(made, tmp_path / "cut")
+    assert len(calls) == 5  # the third again, and the fourth
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+    first, second = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "cut"))
+    assert first == second
 
 
-def table(folder):
-    with (folder / "samples.csv").open() as file:
-        varying = {"seconds", "peak_mib"}
-        return [{key: value for key, value in row.items() if key not in varying} for row in csv.DictReader(file)]
+def test_a_line_that_an_interrupt_cut_is_dropped(asked, tmp_path, monkeypatch):
+    made = plan(replace(asked, tasks=("nll",)))
+    run(made, tmp_path)
+    whole, path = rows(tmp_path), tmp_path / "cells.jsonl"
+    path.write_text(path.read_text()[:-40])
+    journal = open_journal(made, tmp_path)
+    assert len(journal.rows) == 3
+    assert path.read_text().endswith("}\n")
+    run(made, tmp_path)
+    assert rows(tmp_path) == whole
 
 
-def without_times(summary):
-    return {key: value for key, value in summary.items() if key != "versions"}
+def test_a_finished_run_loads_no_model(asked, tmp_path, monkeypatch):
+    first = run(plan(asked), tmp_path)
+    monkeypatch.setattr(running, "load", None)
+    assert run(plan(asked), tmp_path) == first
 
 
-def test_a_folder_holds_one_evaluation(folder, tmp_path):
-    running.run(plan(request(folder, tasks=("nll",))), tmp_path)
+def test_another_evaluation_in_the_folder_is_refused_naming_what_differs(asked, tmp_path):
+    run(plan(asked), tmp_path)
+    for name, changes in {
+        "seed": {"seed": 1},
+        "samples": {"samples": 3},
+        "longest": {"lengths": (96, 300)},
+        "dtype": {"load": {"dtype": "bfloat16"}},
+        "trained_length": {"trained_length": 150},
+    }.items():
+        with pytest.raises(FileExistsError, match=f"another {name}; use --overwrite or another --out"):
+            run(plan(replace(asked, **changes)), tmp_path)
+    with pytest.raises(FileExistsError, match="of mesa at 96 with other parameters"):
+        run(plan(replace(asked, settings=("mesa.width=7",))), tmp_path)
+
+
+def test_a_run_that_kept_nothing_binds_to_nothing(asked, tmp_path):
+    assert open_journal(plan(asked), tmp_path).rows == {}
+    run(plan(replace(asked, seed=1)), tmp_path)
+    with pytest.raises(FileExistsError, match="another seed"):
+        run(plan(asked), tmp_path)
+
+
+def test_tasks_methods_and_shorter_lengths_can_be_added(asked, tmp_path):
+    run(plan(replace(asked, tasks=("nll",), methods="origin", lengths=(200,))), tmp_path)
+    before = rows(tmp_path)
+    summary = run(plan(asked), tmp_path)
+    assert rows(tmp_path)[: len(before)] == before
+    assert {(cell["task"], cell["method"], cell["length"]) for cell in summary["cells"]} == set(plan(asked).cells)
+    run(plan(replace(asked, methods="origin")), tmp_path)  # what is asked for again is shown; nothing is lost
+    assert {row["method"] for row in rows(tmp_path)} == {"origin", "mesa"}
+
+
+def test_buckets_by_position_are_measured_anew_when_lengths_are_added(asked, tmp_path):
+    by_position = replace(asked, tasks=("nll-position",), methods="origin")
+    run(plan(replace(by_position, lengths=(100, 200))), tmp_path / "out")
+    added = run(plan(replace(by_position, lengths=(50, 100, 200))), tmp_path / "out")
+    assert added == run(plan(replace(by_position, lengths=(50, 100, 200))), tmp_path / "once")
+    assert [cell["length"] for cell in added["cells"]] == [50, 100, 200]
+
+
+def test_overwriting_removes_what_an_evaluation_writes_and_nothing_else(asked, tmp_path):
+    run(plan(asked), tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match=r"another seed; use --overwrite or another --out"):
-        running.run(plan(request(folder, tasks=("nll",), seed=1)), tmp_path)
-    with pytest.raises(FileExistsError, match=r"nll of mesa at 200 with other parameters"):
-        running.run(plan(request(folder, tasks=("nll",), settings=("mesa.width=3",))), tmp_path)
-    more = running.run(plan(request(folder, tasks=("nll", "latency"), methods="origin,mesa,rerope")), tmp_path)
-    assert {(cell["task"], cell["method"]) for cell in more["cells"]} >= {("nll", "rerope"), ("latency", "origin")}
-    running.run(plan(request(folder, tasks=("nll",), seed=1)), tmp_path, overwrite=True)
-    assert {row["seed"] for row in table(tmp_path)} == {"1"}
+    (tmp_path / "lines.png").touch()
+    run(plan(replace(asked, seed=1)), tmp_path, overwrite=True)
+    assert {row["seed"] for row in rows(tmp_path)} == {"1"}
     assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert not (tmp_path / "lines.png").exists()
 
 
-def test_a_file_that_is_no_journal_is_left_alone(tmp_path):
-    (tmp_path / "cells.jsonl").write_text("hello\n")
-    with pytest.raises(ValueError, match="is no journal of a run"):
-        Journal(tmp_path / "cells.jsonl", {"seed": 0})
-    assert (tmp_path / "cells.jsonl").read_text() == "hello\n"
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_of_something_else_is_left_alone(asked, tmp_path, overwrite):
+    (tmp_path / "summary.json").write_text("of a probe")
+    with pytest.raises(FileExistsError, match=r"summary\.json is no evaluation's; choose another --out"):
+        run(plan(asked), tmp_path, overwrite=overwrite)
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+    assert (tmp_path / "summary.json").read_text() == "of a probe"
 
 
-def test_less_memory_means_smaller_batches_and_the_same_scores(folder, tmp_path, monkeypatch):
-    made = plan(request(folder, tasks=("passkey",), methods="origin", lengths=(200,), samples=5, batch=4))
-    expected = running.run(made, tmp_path / "a")
-    from mesa.tasks import finding
+@pytest.mark.parametrize("text", ["not json\n", '{"settings": {}}\n[1]\n', '{"a": 1}\n', "cut"])
+def test_a_file_that_is_no_journal_is_refused(tmp_path, text):
+    (tmp_path / "cells.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=r"cells\.jsonl is no journal of a run; use --overwrite"):
+        Journal(tmp_path / "cells.jsonl", {})
 
-    real, sizes = finding.retrieval_hits, []
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
+def test_batches_are_halved_where_memory_runs_out(tmp_path, monkeypatch, error):
+    sizes = []
 
     def small(model, tokenizer, prompts, report, batch):
         sizes.append(len(prompts))
-        if len(prompts) > 1:
-            raise torch.OutOfMemoryError("out of memory")
-        return real(model, tokenizer, prompts, report, batch)
+        if len(prompts) > 2:
+            raise error
+        return original(model, tokenizer, prompts, report, batch)
 
+    asked = EvalRequest(tasks=("passkey",), methods="origin", lengths=(608,), samples=6, batch=8)
+    run(plan(asked), tmp_path / "whole")
+    original = finding.retrieval_hits
     monkeypatch.setattr(finding, "retrieval_hits", small)
-    assert running.run(made, tmp_path / "b")["cells"] == expected["cells"]
-    assert sizes == [4, 2, 1, 1, 1, 1, 1]
+    run(plan(asked), tmp_path / "halved")
+    assert sizes == [6, 3, *[1] * 6]
+    assert rows(tmp_path / "halved") == rows(tmp_path / "whole")
+    assert {row["score"] for row in rows(tmp_path / "whole")} == {"0.0", "1.0"}
 
 
-def test_intervals():
-    assert wilson(0, 10) == pytest.approx((0, 0.2775), abs=1e-3)  # Wilson's published example values
-    assert wilson(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-3)
-    values = np.random.default_rng(0).normal(3, 2, 400)
-    low, high = bootstrap(values)
-    half = 1.96 * values.std() / 20
-    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.05)
-    assert interval([1.0] * 10, Metric("accuracy", "", binary=True)) == wilson(10, 10)
-    assert interval([1.0] * 10, Metric("nll", "")) == (1, 1)
+def test_a_prompt_that_does_not_fit_at_all_and_other_errors_end_the_run(asked, tmp_path, monkeypatch):
+    def failing(*_):
+        raise error
+
+    monkeypatch.setattr(finding, "retrieval_hits", failing)
+    error = torch.OutOfMemoryError()
+    with pytest.raises(RuntimeError, match="passkey does not fit in memory at 96 tokens; ask for shorter --lengths"):
+        run(plan(asked), tmp_path)
+    error = RuntimeError("something else")
+    with pytest.raises(RuntimeError, match="something else"):
+        run(plan(asked), tmp_path)
 
 
-def test_tables_and_charts_hold_the_means(folder, tmp_path):
-    summary = running.run(plan(request(folder, tasks=("nll", "nll-position"), samples=3)), tmp_path)
-    text = tables(summary["cells"])
-    cell = next(
-        cell for cell in summary["cells"] if (cell["task"], cell["method"], cell["length"]) == ("nll", "mesa", 320)
-    )
-    assert f"{cell['mean']:.3g} [{cell['low']:.3g}, {cell['high']:.3g}]" in text
+def test_the_estimate_counts_cells_tokens_and_bytes(asked):
+    made = plan(replace(asked, tasks=("passkey", "nll-position")))
+    text = estimate(made)
+    assert "6 cells (2 tasks x 2 methods), 2 samples each" in text
+    assert f"about {2 * 2 * (96 + 200 + 200):,} prompt tokens" in text
+    memory = 8 * 200 * 4 * (2 * 3 * 2 * 8 + 12 * 32)  # batch, tokens, bytes; keys and values of 2 heads, hidden states
+    assert f"at 200 tokens: about {memory / 2**20:,.0f} MiB" in text
+
+
+def test_every_sample_has_its_time_and_its_cells_memory(asked, tmp_path):
+    run(plan(asked), tmp_path)
     with (tmp_path / "samples.csv").open() as file:
-        assert all(float(row["seconds"]) > 0 and float(row["peak_mib"]) >= 0 for row in csv.DictReader(file))
-    line = next(line for line in evaluation_charts(summary)["nll"].panels[0].lines if line.label == "mesa")
-    assert line.y[-1] == cell["mean"]
-    assert (line.interval[0][-1], line.interval[1][-1]) == (cell["low"], cell["high"])
-    rows = [
-        float(row["score"])
-        for row in table(tmp_path)
-        if (row["task"], row["method"], row["length"]) == ("nll", "mesa", "320")
-    ]
-    assert np.mean(rows) == pytest.approx(cell["mean"])
-
-
-def test_the_command(folder, tmp_path, capsys):
-    arguments = ["eval", "--model", str(folder), "--task", "passkey,latency", "--methods", "origin", "--lengths", "200"]
-    arguments += ["--samples", "2", "--out", str(tmp_path / "out")]
-    assert main([*arguments, "--estimate"]) == 0
-    assert "2 cells (2 tasks x 1 methods), 2 samples each: about 800 prompt tokens" in capsys.readouterr().out
-    assert not (tmp_path / "out").exists()
-    assert main([*arguments, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["trained_length"] == 160
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        *("cells.jsonl", "samples.csv", "summary.json"),
-        *(f"{task}.{form}" for task in ("passkey", "latency") for form in ("png", "html")),
-    }
-    assert main([*arguments[:-2], "--seed", "3", "--out", str(tmp_path / "out")]) == 2
-    assert "another seed" in capsys.readouterr().err
-    assert main(["eval", "--list-tasks"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(TASKS)
-
-
-def test_estimates_count_batches_only_where_tasks_have_them(folder):
-    texts = [estimate(plan(request(folder, tasks=(task,), batch=8))) for task in ("nll", "passkey")]
-    sizes = [int(text.split("about ")[2].split()[0].replace(",", "")) for text in texts]
-    assert sizes[1] == pytest.approx(8 * sizes[0], abs=8)
+        rows = list(csv.DictReader(file))
+    assert all(float(row["seconds"]) > 0 and float(row["peak_mib"]) >= 0 for row in rows)
+    assert max(float(row["peak_mib"]) for row in rows) > 0

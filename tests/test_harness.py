@@ -1,83 +1,163 @@
-"""lm-evaluation-harness tasks of our own, from local files, under each method."""
+"""lm-eval runs local tasks under each method, without the network."""
 
 import json
+import socket
+import sys
 
 import pytest
 import tiny
-import yaml
+import torch
 
+import mesa
 from mesa.evaluation import harness
-from mesa.plug import applied
 from mesa_lens.cli import main
 
-pytest.importorskip("lm_eval")
+TASK = """
+task: {name}
+dataset_path: json
+dataset_kwargs:
+  data_files: {data}
+test_split: train
+doc_to_text: "{{{{text}}}}"
+output_type: {kind}
+"""
+CHOICE = """
+doc_to_target: label
+doc_to_choice: [" green", " blue"]
+metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
+"""
+FREE = """
+doc_to_target: "{{answer}}"
+generation_kwargs: {until: ["."], max_gen_toks: 4, do_sample: false}
+metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
+"""
+ROWS = (
+    {"text": "The grass is green. " * 60 + "The grass is", "label": 0, "answer": "green"},
+    {"text": "The sky is", "label": 1, "answer": "blue"},
+    {"text": "The sky, on a day without clouds, is", "label": 1, "answer": "blue"},
+)
 
 
-@pytest.fixture
-def task(tmp_path, monkeypatch):
-    """A folder with a task: which of two words follows; the words are far apart, so that positions matter."""
-    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
-        monkeypatch.setenv(name, "1")
-    folder = tmp_path / "tasks"
-    folder.mkdir()
-    rows = [
-        {"question": f"{'a few words, ' * 60}{number}", "choices": ["text", "words"], "answer": number % 2}
-        for number in range(4)
-    ]
-    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    config = {
-        "task": "mesa_words",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(folder / "rows.jsonl")}},
-        "output_type": "multiple_choice",
-        "test_split": "test",
-        "doc_to_text": "{{question}}",
-        "doc_to_target": "answer",
-        "doc_to_choice": "choices",
-        "metric_list": [{"metric": "acc"}],
-    }
-    (folder / "mesa_words.yaml").write_text(yaml.safe_dump(config))
+def asked(folder, tasks, *options):
+    return ["eval", "--harness", tasks, "--include-path", str(folder / "tasks"), "--model", str(folder / "model"),
+            "--methods", "origin,mesa", "--lengths", "300", "--out", str(folder / "out"), *options]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("here")
+    tiny.folder(folder / "model")
+    (folder / "tasks").mkdir()
+    data = folder / "tasks" / "data.jsonl"
+    data.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    for name, kind, rest in (("choose", "multiple_choice", CHOICE), ("say", "generate_until", FREE)):
+        (folder / "tasks" / f"{name}.yaml").write_text(TASK.format(name=name, data=data, kind=kind) + rest)
     return folder
 
 
-def test_a_local_task_under_two_methods(task, tmp_path, monkeypatch, capsys):
-    model, attached = tiny.folder(tmp_path / "model"), []
+@pytest.fixture(scope="module")
+def finished(folder):
+    """The command's exit code, the model, and the ids and logits of its passes over cut prompts."""
+    passes = []
 
-    def recorded(model, method, **options):
-        attached.append(method.name)
-        return applied(model, method, **options)
+    def watched(*arguments, **options):
+        loaded = original(*arguments, **options)
+        loaded.model.register_forward_hook(keep, with_kwargs=True)
+        finished["model"] = loaded.model
+        return loaded
 
-    monkeypatch.setattr(harness.mesa, "applied", recorded)
-    arguments = ["eval", "--model", str(model), "--harness", "mesa_words", "--include-path", str(task)]
-    arguments += ["--methods", "origin,mesa", "--lengths", "512", "--out", str(tmp_path / "out")]
-    assert main(arguments) == 0
-    assert attached == ["origin", "mesa"]
-    results = json.loads((tmp_path / "out" / "harness.json").read_text())["results"]
-    assert {name: list(tasks) for name, tasks in results.items()} == {"origin": ["mesa_words"], "mesa": ["mesa_words"]}
-    assert all(0 <= tasks["mesa_words"]["acc,none"] <= 1 for tasks in results.values())
-    assert "mesa_words: acc,none" in capsys.readouterr().out
-    assert main(arguments) == 2
-    assert "is already there; use --overwrite" in capsys.readouterr().err
+    def keep(model, arguments, options, output):
+        ids = arguments[0] if arguments else options["input_ids"]
+        if ids.shape[1] > 290:
+            passes.append((ids.clone(), output.logits.clone()))
 
+    def refused(*_):
+        raise OSError("no network in tests")
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--harness", "no_such_task"], "lm-eval knows no task 'no_such_task'"),
-        (["--harness", "mesa_words", "--include-path", "nowhere"], "--include-path nowhere is not a folder"),
-    ],
-)
-def test_misuse(task, tmp_path, arguments, message, capsys):
-    assert (
-        main(["eval", "--model", str(tiny.folder(tmp_path / "model")), *arguments, "--out", str(tmp_path / "out")]) == 2
-    )
-    assert message in capsys.readouterr().err
+    original, finished = harness.load, {"passes": passes}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(harness, "load", watched)
+        patch.setattr(socket.socket, "connect", refused)
+        for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+            patch.setenv(name, "1")
+        finished["code"] = main(asked(folder, "choose,say"))
+    _, *finished["journal"] = map(json.loads, (folder / "out" / harness.JOURNAL).read_text().splitlines())
+    return finished
 
 
-def test_without_lm_eval_the_remedy_is_named(monkeypatch):
-    def missing(name):
-        raise ImportError("No module named 'lm_eval'")
+@pytest.mark.slow
+def test_local_tasks_are_scored_for_each_method(folder, finished):
+    assert finished["code"] == 0
+    written = json.loads((folder / "out" / "harness.json").read_text())
+    assert written["max_length"] == 300
+    assert list(written["results"]) == ["origin", "mesa"]
+    for results in written["results"].values():
+        assert results["choose"]["acc,none"] in (0, pytest.approx(1 / 3), pytest.approx(2 / 3), 1)
+        assert results["choose"]["sample_len"] == 3
+        assert results["say"]["exact_match,none"] == 0  # a random model says nothing of the kind
 
-    monkeypatch.setattr(harness.importlib, "import_module", missing)
-    with pytest.raises(ValueError, match=r"pip install 'mesa-lens\[eval\]'"):
-        harness.harness()
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_each_method_is_attached_while_its_tasks_run(finished):
+    passes = finished["passes"]
+    assert len(passes) % 2 == 0
+    assert len(passes) >= 4  # the choices and a generation, twice
+    assert [line["cell"][:2] for line in finished["journal"]] == [
+        ["choose", "origin"], ["say", "origin"], ["choose", "mesa"], ["say", "mesa"],
+    ]  # fmt: skip
+    half = len(passes) // 2
+    for name, mine in (("origin", passes[:half]), ("mesa", passes[half:])):
+        for ids, logits in mine:
+            with mesa.applied(finished["model"], mesa.make(name, 160)):
+                expected = finished["model"](ids).logits
+            other = finished["model"](ids).logits
+            torch.testing.assert_close(logits[:, -1], expected[:, -1], atol=1e-5, rtol=0)
+            assert (float((logits[:, -1] - other[:, -1]).abs().max()) > 1e-2) == (name == "mesa")
+
+
+@pytest.mark.slow
+def test_finished_tasks_are_not_run_again(folder, finished, capsys, monkeypatch):
+    monkeypatch.setattr(harness, "harness", None)
+    assert main(asked(folder, "choose", "--json")) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert {name: list(results) for name, results in printed["results"].items()} == {
+        "origin": ["choose"],
+        "mesa": ["choose"],
+    }
+    for options, message in {
+        ("--limit", "1"): "holds a run with another limit; use --overwrite",
+        ("--set", "mesa.width=7"): "holds choose of mesa at 300 with other parameters",
+    }.items():
+        assert main(asked(folder, "choose", *options)) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_unknown_tasks_are_misuse(folder, finished, capsys):
+    assert main(asked(folder, "choose,nonsense")) == 2
+    assert "lm-eval knows no task 'nonsense'" in capsys.readouterr().err
+
+
+def test_misuse_is_told_before_lm_eval_is_loaded(folder, capsys, monkeypatch):
+    monkeypatch.setattr(harness, "harness", None)
+    for options, message in {
+        ("--methods", "nonsense"): "nonsense",
+        ("--estimate",): "--estimate is for --task",
+    }.items():
+        assert main(asked(folder, "choose", *options)) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_lm_eval_missing_names_the_extra(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    assert main(asked(folder, "choose", "--out", str(tmp_path))) == 2
+    error = capsys.readouterr().err
+    assert "--harness needs lm-evaluation-harness" in error
+    assert "pip install 'mesa-lens[eval]'" in error
+
+
+def test_a_missing_folder_of_tasks_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(harness, "harness", lambda: None)
+    with pytest.raises(FileNotFoundError, match=r"--include-path .*nowhere is not a folder"):
+        harness.check_tasks(["choose"], tmp_path / "nowhere")

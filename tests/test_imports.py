@@ -10,9 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {"mesa": set(), "probe": {"mesa"}, "theory": {"mesa"}, "mesa_lens": {"mesa", "probe", "theory"}}
 WITHOUT_TORCH = """
-    mesa mesa.methods mesa.plan mesa.settings
+    mesa mesa.methods mesa.plan mesa.settings mesa.journal mesa.evaluation.summary mesa.tasks.sources
     probe.store probe.reader probe.thresholds probe.predict probe.analysis
     probe.heatmap probe.figures probe.static probe.render probe.tables probe.select probe.export probe.report
+    probe.evaluation_chart
     mesa_lens.cli mesa_lens.export
     probe.variants probe.study_results probe.study_score probe.study_table probe.study_report
     mesa.weave mesa.support theory.bounds theory.cli theory.figures theory.plots

@@ -123,7 +123,7 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
         ({"sections": {"passkeys": {}}}, "has an unknown key 'passkeys'; known: probe, passkey"),
         ({"sections": {"passkey": {"length": 5}}}, "passkey has an unknown key 'length'; known: lengths, samples"),
         ({"sections": {"passkey": {"lengths": "20"}}}, "length=20 is below the task's fixed text"),
-        ({"sections": {"summary": {"data": "nowhere.jsonl"}}}, "--data nowhere.jsonl is not there"),
+        ({"sections": {"summary": {"data": "nowhere.jsonl"}}}, "nowhere.jsonl is not a file or folder"),
         ({"sections": {"nll": {"methods": ["mesa", "rope"]}}}, "unknown method 'rope'"),
         ({"sections": {}, "load": {"quantized": 4}}, "load has an unknown key 'quantized'"),
         ({"sections": {"nll": {}}, "set": ["mesa.window=999"]}, "mesa: window=999"),

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import mesa
-from mesa.methods import Method
-from mesa.models import Loaded
+from mesa.evaluation.plan import EvalPlan
+from mesa.evaluation.run import check_methods
+from mesa.journal import Journal
+from mesa.models import load
+
+JOURNAL, RESULTS = "harness.jsonl", "harness.json"
 
 
 def harness() -> Any:
@@ -37,37 +42,60 @@ def check_tasks(tasks: Sequence[str], include_path: Path | None) -> Any:
 
 
 def run_harness(
-    loaded: Loaded,
-    methods: dict[str, Method],
+    made: EvalPlan,
     tasks: Sequence[str],
+    out: Path,
     *,
-    manager: Any,
-    max_length: int,
+    include_path: Path | None = None,
     limit: int | None = None,
-    executor: str = "fused",
-) -> dict[str, dict[str, Any]]:
-    """lm-eval's results by method: task, then metric. One prompt at a time.
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Runs what is missing in the folder `out`, task by task; writes and returns harness.json.
 
-    max_length: tokens that a prompt may have; lm-eval cuts longer ones on the left. A batch is one prompt, because
-    methods whose structure follows the length would take padding for prompt.
+    lm-eval cuts prompts to the plan's longest length, on the left. A batch is one prompt, because methods whose
+    structure follows the length would take padding for prompt. Errors as for `mesa.evaluation.run.run`.
     """
-    lm_eval = harness()
+    if overwrite:
+        for name in (JOURNAL, RESULTS):
+            (out / name).unlink(missing_ok=True)
+    where = None if include_path is None else str(include_path)
+    settings = {name: made.settings[name] for name in ("model", "trained_length", "longest", "executor")}
+    placed = {key: value for key, value in made.request.load.items() if value is not None}
+    journal = Journal(out / JOURNAL, {**settings, **placed, "include_path": where, "limit": limit})
+    check_methods(journal, made.methods)
+    longest = max(made.setting.lengths)
+    cells = [(task, name, longest) for name in made.methods for task in tasks]
+    missing = [cell for cell in cells if cell not in journal.rows]
+    if missing:
+        _run_cells(made, missing, check_tasks(tasks, include_path), limit, journal)
+    found = {name: {} for name in made.methods}
+    for cell in cells:
+        found[cell[1]].update(journal.rows[cell]["results"])
+    written = {"model": made.request.model, "max_length": longest, "limit": limit, "results": found}
+    (out / RESULTS).write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+    return written
+
+
+def _run_cells(
+    made: EvalPlan, missing: Sequence[tuple[str, str, int]], manager: Any, limit: int | None, journal: Journal
+) -> None:
+    loaded = load(made.request.model, **made.request.load)
     models = importlib.import_module("lm_eval.models.huggingface")
-    found = {}
-    for name, method in methods.items():
-        with mesa.applied(loaded.model, method, executor=executor):
+    for task, name, longest in missing:
+        method = made.methods[name]
+        with mesa.applied(loaded.model, method, executor=made.request.executor):
             model = models.HFLM(
                 pretrained=loaded.model,
                 tokenizer=loaded.tokenizer,
                 batch_size=1,
-                max_length=max_length,
+                max_length=longest,
                 backend="causal",
             )
-            results = lm_eval.simple_evaluate(
-                model=model, tasks=list(tasks), task_manager=manager, limit=limit, log_samples=False, verbosity="ERROR"
+            results = harness().simple_evaluate(
+                model=model, tasks=[task], task_manager=manager, limit=limit, log_samples=False, verbosity="ERROR"
             )
-        found[name] = {
-            task: {key: value for key, value in scores.items() if "," in key and isinstance(value, int | float)}
-            for task, scores in results["results"].items()
+        scores = {
+            part: {key: value for key, value in scores.items() if isinstance(value, int | float)}
+            for part, scores in results["results"].items()
         }
-    return found
+        journal.add((task, name, longest), {"config": method.describe(), "results": scores})

@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,7 +42,7 @@ class EvalRequest:
     samples: int = 100
     seed: int = 0
     text: str | None = None
-    data: Path | None = None
+    data: str | None = None
     depth: float | None = None
     new_tokens: int = 128
     batch: int = 8
@@ -73,12 +72,11 @@ class EvalPlan:
     def settings(self) -> dict[str, Any]:
         """Everything that scores depend on, ready for JSON. Tasks, methods and lengths may be added to a run."""
         asked = asdict(self.request)
-        for name in ("tasks", "methods", "settings", "lengths", "batch", "data"):
+        for name in ("tasks", "methods", "settings", "lengths", "batch", "load"):
             asked.pop(name)
         return {
             **asked,
-            "load": {key: value for key, value in self.request.load.items() if value is not None},
-            "data": None if self.request.data is None else str(self.request.data),
+            **{key: value for key, value in self.request.load.items() if value is not None},
             "trained_length": self.setting.trained_length,
             "longest": max(self.setting.lengths),
         }
@@ -99,7 +97,7 @@ def parse_lengths(text: str) -> tuple[int, ...]:
 
 
 def _tokens(text: str, whole: str) -> int:
-    found = re.fullmatch(r"\s*(\d+)(k?)\s*", text)
+    found = re.fullmatch(r"\s*(\d+)([kK]?)\s*", text)
     if not found or int(found[1]) == 0:
         raise ValueError(f"--lengths {whole!r}: {text!r} is no number of tokens; write e.g. 256,512 or 1k:16k:1k")
     return int(found[1]) * (1024 if found[2] else 1)
@@ -112,16 +110,14 @@ def plan(request: EvalRequest) -> EvalPlan:
     left out and named on stderr.
     """
     unknown = [task for task in request.tasks if task not in TASKS]
-    if unknown or not request.tasks:
-        raise ValueError(f"unknown task {(unknown or [''])[0]!r}; known: {', '.join(TASKS)}")
+    if unknown:
+        raise ValueError(f"unknown task {unknown[0]!r}; known: {', '.join(TASKS)}")
     least = {"samples": request.samples, "batch": request.batch, "new_tokens": request.new_tokens}
     for name, value in least.items():
         if value < 1:
             raise ValueError(f"--{name.replace('_', '-')} {value} is below 1")
     if request.depth is not None and not 0 <= request.depth <= 1:
         raise ValueError(f"--depth {request.depth} is not within 0 (start) to 1 (end)")
-    if request.data is not None and not request.data.exists():
-        raise FileNotFoundError(f"--data {request.data} is not there")
     check_executor(request.executor)
     where = {key: request.load.get(key) for key in ("revision", "trust_remote_code")}
     config = config_of(request.model, **where)
@@ -134,7 +130,7 @@ def plan(request: EvalRequest) -> EvalPlan:
         request.samples,
         request.seed,
         _documents(tokenizer, request),
-        request.data,
+        _pairs(request),
         request.depth,
         request.new_tokens,
         request.batch,
@@ -151,6 +147,12 @@ def _documents(tokenizer: Any, request: EvalRequest) -> tuple[np.ndarray, ...]:
     if not needs & set(request.tasks):
         return ()
     return tuple(heldout_ids(tokenizer, sources.texts(request.text)))
+
+
+def _pairs(request: EvalRequest) -> tuple[tuple[str, str], ...]:
+    if request.data is None or Summaries.name not in request.tasks:
+        return ()
+    return tuple(sources.pairs(request.data))
 
 
 def _methods(request: EvalRequest, trained: int, config: Any) -> dict[str, Method]:
@@ -173,7 +175,9 @@ def estimate(made: EvalPlan) -> str:
     """Cells, tokens and memory of a run, as text."""
     samples, cells = made.request.samples, made.cells
     tokens = sum(length for _, _, length in cells) * samples
-    half = str(made.request.load.get("dtype") or made.config.dtype).endswith("16")
+    load = made.request.load
+    on_cpu = load.get("device", "cpu") == "cpu" and not load.get("device_map")
+    half = str(load.get("dtype") or ("float32" if on_cpu else made.config.dtype)).endswith("16")
     needed = memory_bytes(made.config, made.request.tasks, made.setting, 2 if half else 4)
     return (
         f"{len(cells)} cells ({len(made.request.tasks)} tasks x {len(made.methods)} methods), {samples} samples each: "

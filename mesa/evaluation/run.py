@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -18,26 +18,43 @@ import mesa
 from mesa.evaluation.plan import TASKS, EvalPlan
 from mesa.evaluation.summary import summarize
 from mesa.journal import Journal
+from mesa.methods import Method
 from mesa.models import Loaded, load
 from mesa.tasks.base import Score
 from mesa.tasks.latency import Peak
 
+JOURNAL = "cells.jsonl"
+TABLES = ("samples.csv", "summary.json")
 COLUMNS = ("task", "method", "length", "seed", "sample", "metric", "score", "seconds", "peak_mib")
 _PACKAGES = ("mesa-lens", "torch", "transformers")
 
 
 def open_journal(made: EvalPlan, out: Path, *, overwrite: bool = False) -> Journal:
-    """The folder's journal. Raises FileExistsError for one of other settings, or with other sizes of a method."""
+    """The folder's journal. Raises FileExistsError for one of other settings, or with other sizes of a method.
+
+    `overwrite` removes what an evaluation writes and nothing else. A folder whose samples or summary are no
+    evaluation's is refused.
+    """
+    path = out / JOURNAL
+    foreign = [name for name in TABLES if (out / name).exists()]
+    if foreign and not path.exists():
+        raise FileExistsError(f"{out / foreign[0]} is no evaluation's; choose another --out")
     if overwrite:
-        (out / "cells.jsonl").unlink(missing_ok=True)
-    journal = Journal(out / "cells.jsonl", made.settings)
+        for name in (JOURNAL, *TABLES, *(f"{task}.{form}" for task in TASKS for form in ("png", "html"))):
+            (out / name).unlink(missing_ok=True)
+    journal = Journal(path, made.settings)
+    check_methods(journal, made.methods)
+    return journal
+
+
+def check_methods(journal: Journal, methods: Mapping[str, Method]) -> None:
+    """Raises FileExistsError for a journal that holds one of the methods with other parameters."""
     for (task, name, length), row in journal.rows.items():
-        if name in made.methods and row["config"] != json.loads(json.dumps(made.methods[str(name)].describe())):
+        if name in methods and row["config"] != json.loads(json.dumps(methods[str(name)].describe())):
             raise FileExistsError(
                 f"{journal.path} holds {task} of {name} at {length} with other parameters; "
                 "use --overwrite or another --out"
             )
-    return journal
 
 
 def run(made: EvalPlan, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
@@ -47,14 +64,15 @@ def run(made: EvalPlan, out: Path, *, overwrite: bool = False) -> dict[str, Any]
     FileExistsError for a folder that holds another evaluation.
     """
     journal = open_journal(made, out, overwrite=overwrite)
-    missing = [cell for cell in made.cells if cell not in journal.rows]
+    missing = [cell for cell in made.cells if not _is_done(made, journal, cell)]
     if missing:
         loaded = load(made.request.model, **made.request.load)
         try:
             _run_cells(made, loaded, missing, journal)
         finally:  # what is done is readable, also after an interrupt
             write_samples(journal, made.setting.seed, out / "samples.csv")
-    write_samples(journal, made.setting.seed, out / "samples.csv")
+    else:
+        write_samples(journal, made.setting.seed, out / "samples.csv")
     summary = {
         "model": made.request.model,
         "trained_length": made.setting.trained_length,
@@ -67,6 +85,15 @@ def run(made: EvalPlan, out: Path, *, overwrite: bool = False) -> dict[str, Any]
     return summary
 
 
+def _is_done(made: EvalPlan, journal: Journal, cell: tuple[str, str, int]) -> bool:
+    """Whether the journal has the cell, with scores of the lengths that are asked for now."""
+    task, _, length = cell
+    row = journal.rows.get(cell)
+    return row is not None and {score["length"] for score in row["scores"]} == {
+        *TASKS[task].scored(length, made.setting)
+    }
+
+
 def _run_cells(made: EvalPlan, loaded: Loaded, missing: list[tuple[str, str, int]], journal: Journal) -> None:
     """Runs cells one after another; tokens are the bar's unit, so that its ETA knows long prompts."""
     total = sum(length for _, _, length in missing) * made.setting.samples
@@ -76,7 +103,7 @@ def _run_cells(made: EvalPlan, loaded: Loaded, missing: list[tuple[str, str, int
             prepared = TASKS[task].prepare(loaded.tokenizer, length, made.setting, made.setting.samples)
             measured = contextlib.nullcontext() if task == "latency" else Peak(loaded.model.device)  # it has its own
             with measured as peak, mesa.applied(loaded.model, made.methods[name], executor=made.request.executor):
-                scores = list(_with_smaller_batches(made, loaded, task, length, prepared))
+                scores = _with_smaller_batches(made, loaded, task, length, prepared)
             row = {
                 "config": made.methods[name].describe(),
                 "peak_mib": None if peak is None else peak.bytes / 2**20,
@@ -86,17 +113,26 @@ def _run_cells(made: EvalPlan, loaded: Loaded, missing: list[tuple[str, str, int
             bar.update(length * made.setting.samples)
 
 
-def _with_smaller_batches(made: EvalPlan, loaded: Loaded, task: str, length: int, prepared: Any) -> Iterator[Score]:
+def _with_smaller_batches(
+    made: EvalPlan, loaded: Loaded, task: str, length: int, prepared: Sequence[Any]
+) -> list[Score]:
     """The scores of a cell; where memory runs out, again with half the batch, down to one prompt."""
-    setting = made.setting
+    batch = min(made.setting.batch, len(prepared))
     while True:
         try:
-            yield from list(TASKS[task].measure(loaded, length, prepared, setting))
-            return
-        except torch.OutOfMemoryError:
-            if setting.batch == 1:
+            return list(TASKS[task].measure(loaded, length, prepared, replace(made.setting, batch=batch)))
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
                 raise
-            setting = replace(setting, batch=setting.batch // 2)
+            if batch == 1:
+                raise RuntimeError(
+                    f"{task} does not fit in memory at {length} tokens; ask for shorter --lengths"
+                ) from error
+        batch //= 2
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def samples(journal: Journal, made: EvalPlan | None = None) -> list[dict[str, Any]]:

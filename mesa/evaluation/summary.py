@@ -77,7 +77,9 @@ def tables(cells: Sequence[Mapping[str, Any]]) -> str:
             rows.append([method, *(_shown(by.get(length)) for length in lengths)])
         widths = [max(len(row[column]) for row in rows) for column in range(len(lengths) + 1)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        parts.append("\n".join([f"{task}, {metric} ({own[0]['unit']}); mean of {own[0]['n']} [95% interval]", *lines]))
+        counts = sorted({cell["n"] for cell in own})
+        shown = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else counts[0]
+        parts.append("\n".join([f"{task}, {metric} ({own[0]['unit']}); mean of {shown} [95% interval]", *lines]))
     return "\n\n".join(parts)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -32,7 +31,7 @@ class Setting:
     """What the tasks of one evaluation share. Lengths in tokens.
 
     samples: prompts a length. documents: token ids of the texts that NLL and essay haystacks are taken from.
-    data: file of (document, summary) lines. depth: the key's place, 0 to 1; None: uniform. batch: prompts decoded at
+    pairs: (document, summary). depth: the key's place, 0 to 1; None: uniform. batch: prompts decoded at
     once.
     """
 
@@ -41,7 +40,7 @@ class Setting:
     samples: int = 100
     seed: int = 0
     documents: tuple[np.ndarray, ...] = ()
-    data: Path | None = None
+    pairs: tuple[tuple[str, str], ...] = ()
     depth: float | None = None
     new_tokens: int = 128
     batch: int = 8
@@ -70,6 +69,10 @@ class Task(ABC):
     def passes(self, setting: Setting) -> tuple[int, ...]:
         """The lengths that are run, one cell each; usually all."""
         return setting.lengths
+
+    def scored(self, length: int, setting: Setting) -> tuple[int, ...]:
+        """The lengths that the scores of the cell at `length` are of; usually that one."""
+        return (length,)
 
     @abstractmethod
     def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[Any]:

@@ -31,13 +31,18 @@ class Likelihood(Task):
         """All lengths; by position, the longest alone."""
         return (max(setting.lengths),) if self.kind == "position" else setting.lengths
 
+    def scored(self, length: int, setting: Setting) -> tuple[int, ...]:
+        """That length; by position, every length ends a bucket."""
+        return setting.lengths if self.kind == "position" else (length,)
+
     def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[np.ndarray]:
         """Token ids of runs of text, the same for every length and method; the first special token included."""
         first = np.array(first_ids(tokenizer), np.int64)
         longest, tail = max(setting.lengths), self._tail(setting)
         least = 2 * tail if self.kind == "tail" else 8
-        if length < least:
-            raise ValueError(f"{self.name}: length={length} is below {least} tokens; ask for at least {least}")
+        shortest = min(self.scored(length, setting))
+        if shortest < least:
+            raise ValueError(f"{self.name}: length={shortest} is below {least} tokens; ask for at least {least}")
         room = (2 if self.kind == "sliding" else 1) * longest - len(first)
         windows = text_windows(setting.documents, room, samples)
         if self.kind == "tail":  # the same last tokens at every length

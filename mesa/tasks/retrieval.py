@@ -223,9 +223,9 @@ def lines(tokenizer: Tokenizer, length: int, rng: np.random.Generator, *, digits
     name = list(names)[index]
     asked = tuple(tokenizer.encode(LINES_QUESTION.format(name=name), add_special_tokens=False))
     missing = room - sum(map(len, body)) - len(asked)
-    (newline,) = encode(tokenizer, "\n")[-1:]
+    newline = encode(tokenizer, "\n")[-1:]
     return Prompt(
-        ids=(*start, *([newline] * missing), *(token for line in body for token in line), *asked),
+        ids=(*start, *(newline * missing), *(token for line in body for token in line), *asked),
         answer_ids=encode(tokenizer, names[name]),
         answer=names[name],
         key_position=len(start) + missing + sum(map(len, body[:index])),

@@ -9,6 +9,7 @@ from typing import Any
 
 from mesa import corpus
 
+_SUFFIXES = (".txt", ".md", ".json", ".jsonl")
 _PAIRS = (("document", "summary"), ("report", "summary"))
 
 
@@ -58,7 +59,8 @@ def _rows(source: str) -> Iterator[Mapping[str, Any]]:
                     raise ValueError(f"{source}, line {number} is no object with fields: {line[:40]!r}")
                 yield row
         return
-    if not path.is_dir() and (path.is_absolute() or path.suffix or source.count("/") > 1):
+    looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1 or path.suffix in _SUFFIXES
+    if looks_local and not path.is_dir():
         raise FileNotFoundError(f"{source} is not a file or folder")
     yield from _dataset(source)
 

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mesa.models import Loaded
-from mesa.tasks import sources
 from mesa.tasks.base import Metric, Score, Setting, Task
 from mesa.tasks.retrieval import encode, first_ids
 from mesa.tasks.score import greedy
@@ -47,7 +46,7 @@ class Summaries(Task):
 
         Raises ValueError without data, and where no document is long enough or the fixed text does not fit.
         """
-        if setting.data is None:
+        if not setting.pairs:
             raise ValueError("summary needs documents; give --data FILE with lines of document and summary")
         start, end = (*first_ids(tokenizer), *encode(tokenizer, BEFORE)), encode(tokenizer, AFTER)
         room = length - len(start) - len(end)
@@ -55,7 +54,7 @@ class Summaries(Task):
             fixed = len(start) + len(end) + 1
             raise ValueError(f"summary: length={length} is below the fixed text of {fixed - 1} tokens; ask for {fixed}")
         made, longest = [], 0
-        for document, summary in sources.pairs(str(setting.data)):
+        for document, summary in setting.pairs:
             ids = tokenizer(document, add_special_tokens=False, verbose=False).input_ids
             longest = max(longest, len(ids))
             if len(ids) >= room:

@@ -99,9 +99,9 @@ def reason_left_out(section: Section, values: Mapping[str, Any]) -> str:
 def eval_request(config: PaperConfig, name: str) -> EvalRequest:
     """The request of an evaluated section."""
     values = config.sections[name]
-    lengths = values.get("lengths")
+    lengths = values.get("max_length", 8 * config.trained_length) if name == "longbench" else values.get("lengths")
     return EvalRequest(
-        tasks=SECTIONS[name].tasks or ("latency",),
+        tasks=SECTIONS[name].tasks,
         model=config.model,
         load=dict(config.load),
         methods=_methods_text(config, values),
@@ -111,7 +111,7 @@ def eval_request(config: PaperConfig, name: str) -> EvalRequest:
         samples=int(values.get("samples", 100)),
         seed=config.seed,
         text=values.get("text"),
-        data=Path(values["data"]) if values.get("data") else None,
+        data=values.get("data"),
         new_tokens=int(values.get("new_tokens", 128)),
         batch=int(values.get("batch", 8)),
     )

@@ -55,7 +55,7 @@ def _shown(name: str, result: Mapping[str, Any], folder: Path) -> dict[str, Any]
         return _probe(result, folder)
     if name == "longbench":
         rows = [
-            [method, task, ", ".join(f"{key} {value:.4g}" for key, value in scores.items())]
+            [method, task, ", ".join(f"{key} {value:.4g}" for key, value in scores.items() if "," in key)]
             for method, tasks in result["results"].items()
             for task, scores in tasks.items()
         ]

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mesa.evaluation.harness import check_tasks, run_harness
+from mesa.evaluation.harness import run_harness
+from mesa.evaluation.plan import EvalPlan
 from mesa.evaluation.run import run as run_cells
-from mesa.models import load
-from mesa_lens.paper.config import PaperConfig, eval_request, probe_request, reason_left_out, section_methods
+from mesa_lens.paper.config import PaperConfig, probe_request, reason_left_out
 from mesa_lens.paper.sections import SECTIONS
 from probe.reader import open_run
 from probe.run import ProbePlan, run_probe
@@ -26,7 +26,7 @@ def run_sections(config: PaperConfig, plans: Mapping[str, Any], out: Path) -> di
         elif name == "probe":
             found[name] = _probe(config, plans[name], out / name)
         elif name == "longbench":
-            found[name] = _longbench(config, out / name)
+            found[name] = _longbench(config, plans[name], out / name)
         else:
             found[name] = run_cells(plans[name], out / name)
     return found
@@ -45,22 +45,7 @@ def _probe(config: PaperConfig, made: ProbePlan, folder: Path) -> dict[str, Any]
     return run_probe(probe_request(config), folder, overwrite=True)[0]
 
 
-def _longbench(config: PaperConfig, folder: Path) -> dict[str, Any]:
-    path = folder / "harness.json"
-    if path.is_file():
-        return json.loads(path.read_text(encoding="utf-8"))
-    values, request = config.sections["longbench"], eval_request(config, "longbench")
+def _longbench(config: PaperConfig, made: EvalPlan, folder: Path) -> dict[str, Any]:
+    values = config.sections["longbench"]
     include = Path(values["include_path"]) if values.get("include_path") else None
-    manager = check_tasks(values["tasks"], include)
-    loaded = load(request.model, **request.load)
-    results = run_harness(
-        loaded,
-        section_methods(config, "longbench"),
-        values["tasks"],
-        manager=manager,
-        max_length=int(values.get("max_length", 8 * config.trained_length)),
-        limit=values.get("limit"),
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"results": results}, indent=1) + "\n", encoding="utf-8")
-    return {"results": results}
+    return run_harness(made, values["tasks"], folder, include_path=include, limit=values.get("limit"))
