@@ -1,8 +1,8 @@
 """Prefill time, decode time and peak memory of every method, as ratios to stock transformers in the same run.
 
-Each configuration runs in a fresh process on a random Llama (hidden 512, 4 layers, 8 heads, float32, 2 threads; on a
-GPU: hidden 2048, 16 layers, 32 heads, bfloat16), with M = T / 8 and window N = M / 4; "mesa at M = 512" keeps M fixed,
-to see how its time grows. Writes a table and a plot.
+A random Llama (hidden 512, 4 layers, 8 heads, float32, 2 threads; on a GPU: hidden 2048, 16 layers, bfloat16),
+with M = T / 8 and window N = M / 4; "mesa at M = 512" keeps M fixed, to see how its time grows. Each configuration runs
+in fresh processes: one for time, in turn with stock sdpa, and one for memory. Writes a table and a plot.
 
     python benchmarks/attention.py                      # 1k to 16k tokens, about an hour on 2 cores
     python benchmarks/attention.py --lengths 2048,4096  # a part of it
@@ -12,10 +12,14 @@ to see how its time grows. Writes a table and a plot.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import json
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +27,7 @@ import numpy as np
 from tqdm import tqdm
 
 FOLDER = Path(__file__).parent / "results"
-STOCK = ("stock sdpa", "stock eager")
+STOCK = "stock sdpa"
 METHODS = (
     "origin",
     "rerope",
@@ -37,12 +41,43 @@ METHODS = (
 )
 LINEAR = "mesa at M = 512"
 DECODED = 16
+FREED_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+"""For glibc: memory that is freed goes back to the kernel, so the peak of a process is the peak of what is in use."""
 
 
-def measure(name: str, length: int, repeats: int, device: str) -> dict[str, float]:
-    """Seconds of a prefill (median), seconds a decoded token, and peak bytes above the loaded model."""
+def measure_time(name: str, length: int, repeats: int, device: str) -> dict[str, float]:
+    """Seconds of a prefill and of a decoded token, of the configuration and of stock sdpa in turn; least of `repeats`.
+
+    Whatever else the machine does falls on both alike, and the least of several is what it disturbed least.
+    """
+    model = _model(length, device)
+    times: dict[str, list[float]] = {}
+    for _ in range(repeats):
+        for kind in (STOCK, name):
+            with _configured(model, kind, length):
+                prefill, decode = _generate_once(model, length, device)
+            times.setdefault("prefill" if kind == name else "stock_prefill", []).append(prefill)
+            times.setdefault("decode" if kind == name else "stock_decode", []).append(decode)
+    return {key: min(values) for key, values in times.items()}
+
+
+def measure_peak(name: str, length: int, device: str) -> dict[str, float]:
+    """Peak bytes of a prefill above the loaded model."""
     import torch
-    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+    from transformers import DynamicCache
+
+    model = _model(length, device)
+    with torch.no_grad(), _configured(model, name, length):
+        ids = torch.zeros(1, length, dtype=torch.long, device=device)
+        model(ids[:, :64])
+        base = _reset_peak(device)
+        model(ids, past_key_values=DynamicCache(), logits_to_keep=1)
+        return {"peak": float(_peak_bytes(device) - base)}
+
+
+def _model(length: int, device: str) -> Any:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.set_num_threads(2)
     torch.manual_seed(0)
@@ -54,41 +89,47 @@ def measure(name: str, length: int, repeats: int, device: str) -> dict[str, floa
         num_hidden_layers=layers,
         num_attention_heads=hidden // 64,
         max_position_embeddings=length,
-        attn_implementation="eager" if name == "stock eager" else "sdpa",
+        attn_implementation="sdpa",
     )
-    model = LlamaForCausalLM(config).eval().to(device, dtype)
-    ids = torch.randint(0, 1024, (1, length), device=device)
-    with torch.no_grad(), _context(model, name, length):
+    return LlamaForCausalLM(config).eval().to(device, dtype)
+
+
+def _generate_once(model: Any, length: int, device: str) -> tuple[float, float]:
+    """Seconds of a prefill, and of the median of `DECODED` tokens after it."""
+    import torch
+    from transformers import DynamicCache
+
+    with torch.no_grad():
+        ids = torch.randint(0, 1024, (1, length), device=device)
         model(ids[:, :64])
-        base = _reset_peak(device)
-        prefill = []
-        for _ in range(repeats):
-            cache = DynamicCache()
-            begin = _now(device)
-            model(ids, past_key_values=cache, logits_to_keep=1)
-            prefill.append(_now(device) - begin)
-        peak = _peak_bytes(device) - base
+        cache = DynamicCache()
+        begin = _now(device)
+        model(ids, past_key_values=cache, logits_to_keep=1)
+        prefill = _now(device) - begin
         steps = []
         for step in range(DECODED):
             begin = _now(device)
             model(ids[:, step : step + 1], past_key_values=cache)
             steps.append(_now(device) - begin)
-    return {"prefill": float(np.median(prefill)), "decode": float(np.median(steps)), "peak": float(peak)}
+    return prefill, float(np.median(steps))
 
 
-def _context(model: Any, name: str, length: int) -> Any:
-    import contextlib
-    import dataclasses
-
+@contextlib.contextmanager
+def _configured(model: Any, name: str, length: int) -> Iterator[None]:
+    """The model under a configuration: stock attention, or a method."""
     import mesa
 
-    if name in STOCK:
-        return contextlib.nullcontext()
+    if name.startswith("stock "):
+        model.set_attn_implementation(name.removeprefix("stock "))
+        yield
+        model.set_attn_implementation("sdpa")
+        return
     trained = 512 if name == LINEAR else length // 8
     kind = "mesa" if name == LINEAR else name
     known = {field.name for field in dataclasses.fields(mesa.METHODS[kind])}
     window = {"window": trained // 4} if "window" in known and kind not in ("lm-infinite", "streaming-llm") else {}
-    return mesa.applied(model, mesa.make(kind, trained, **window))
+    with mesa.applied(model, mesa.make(kind, trained, **window)):
+        yield
 
 
 def _now(device: str) -> float:
@@ -129,21 +170,31 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=2, metavar=("WHAT", "NAME"), help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=FOLDER)
     args = parser.parse_args()
     lengths = [int(length) for length in args.lengths.split(",")]
     if args.one:
-        print(json.dumps(measure(args.one, lengths[0], args.repeats, args.device)))
+        what, name = args.one
+        timed = what == "time"
+        got = measure_time(name, lengths[0], args.repeats, args.device) if timed else None
+        print(json.dumps(got or measure_peak(name, lengths[0], args.device)))
         return
-    names = [*STOCK, *args.methods.split(","), LINEAR]
+    names = [*args.methods.split(","), LINEAR, "stock eager", STOCK]
     jobs = [(name, length) for length in lengths for name in names if not _too_large(name, length)]
     rows = []
     for name, length in tqdm(jobs, unit="configuration"):
-        command = [sys.executable, __file__, "--one", name, "--lengths", str(length)]
-        command += ["--repeats", str(args.repeats), "--device", args.device]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        rows.append({"name": name, "length": length, **json.loads(done.stdout.splitlines()[-1])})
+        row: dict[str, Any] = {"name": name, "length": length}
+        for what in ("peak",) if name == STOCK else ("time", "peak"):
+            command = [sys.executable, __file__, "--one", what, name, "--lengths", str(length)]
+            command += ["--repeats", str(args.repeats), "--device", args.device]
+            environment = {**os.environ, **FREED_AT_ONCE} if what == "peak" else None
+            done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+            row |= json.loads(done.stdout.splitlines()[-1])
+        if name == STOCK:
+            beside = [other for other in rows if other["length"] == length]
+            row |= {key: min(other[f"stock_{key}"] for other in beside) for key in ("prefill", "decode")}
+        rows.append(row)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "attention.json").write_text(json.dumps(rows, indent=1) + "\n")
     text = table(rows, lengths)
@@ -164,12 +215,15 @@ def table(rows: list[dict[str, Any]], lengths: list[int]) -> str:
     for key, title in (("prefill", "Prefill time"), ("decode", "Decode time a token"), ("peak", "Peak memory")):
         lines = [f"**{title}**, ratio to stock sdpa", "", "| | " + " | ".join(f"{n}" for n in lengths) + " |"]
         lines.append("|---" * (len(lengths) + 1) + "|")
-        stock = [by["stock sdpa", length][key] for length in lengths]
+        stock = [by[STOCK, length][key] for length in lengths]
         shown = [f"{value / 2**20:.0f} MiB" if key == "peak" else f"{1000 * value:.4g} ms" for value in stock]
         lines.append("| stock sdpa | " + " | ".join(shown) + " |")
-        for name in dict.fromkeys(row["name"] for row in rows if row["name"] != "stock sdpa"):
-            values = [by.get((name, length)) for length in lengths]
-            cells = ["-" if v is None else f"{v[key] / s:.2f}" for v, s in zip(values, stock, strict=True)]
+        for name in dict.fromkeys(row["name"] for row in rows if row["name"] != STOCK):
+            own = [by.get((name, length)) for length in lengths]
+            cells = [
+                "-" if row is None else f"{row[key] / row.get(f'stock_{key}', beside):.2f}"
+                for row, beside in zip(own, stock, strict=True)
+            ]
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
         parts.append("\n".join(lines))
     grown = [(row["length"], row["prefill"]) for row in rows if row["name"] == LINEAR and row["length"] >= 2048]
@@ -186,7 +240,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
     figure = Figure(figsize=(11, 4.6), dpi=120, layout="constrained")
     axes = figure.subplots(1, 2)
-    names = list(dict.fromkeys(row["name"] for row in rows))
+    names = sorted(dict.fromkeys(row["name"] for row in rows), key=lambda name: not name.startswith("stock"))
     for axis, key, unit, scale in ((axes[0], "prefill", "s", 1), (axes[1], "peak", "MiB", 2**20)):
         for number, name in enumerate(names):
             own = [row for row in rows if row["name"] == name]

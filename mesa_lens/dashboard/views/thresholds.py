@@ -121,7 +121,7 @@ def _crossings(found: xr.Dataset, layer: int, dim: int) -> str:
 
 
 def _ranking(found: xr.Dataset) -> None:
-    """Every observable pair, or all of them, sortable and searchable."""
+    """Every observable pair, or all of them, sortable and searchable; a ticked row is drawn above."""
     every = st.toggle("Also dims that are not observable", key="every", bind="query-params")
     names = ["rank", "score", "threshold", "limit", "spread"]
     table = found[[*names, "observable"]].to_dataframe().reset_index()
@@ -132,14 +132,23 @@ def _ranking(found: xr.Dataset) -> None:
         order = order[: int(found["qualified"])]
     table = table.iloc[order[:_LISTED]]
     kept = [column for column in table.columns if column in {"layer", "dim", *names} or column.endswith("crosses at")]
+    pairs = [f"{layer}:{dim}" for layer, dim in zip(table["layer"], table["dim"], strict=True)]
+    key = f"ranked-{hash(tuple(pairs))}"  # ticks are row numbers: other rows, other ticks
     st.dataframe(
         table[kept],
+        key=key,
+        on_select=lambda: _draw(key, pairs),
         hide_index=True,
         alt="Dims by score, with threshold and crossing of each method",
         column_config={"rank": st.column_config.NumberColumn(help="1: the highest score; 0: not observable")},
     )
     if len(table) == _LISTED:
         st.caption(f"The first {_LISTED} are shown.")
+
+
+def _draw(key: str, pairs: list[str]) -> None:
+    """Choose the ticked rows' pairs."""
+    st.session_state["pairs"] = [pairs[row] for row in st.session_state[key].selection.rows[:_MOST]]
 
 
 def _predictions(found: xr.Dataset) -> None:
