@@ -26,8 +26,8 @@ check: .venv/installed  ## the gate: format, lint, types, tests
 	$(BIN)/pyright
 	$(BIN)/python -m pytest
 
-bench: .venv/installed  ## benchmarks/results: time and memory of every method beside stock transformers (15 minutes)
-	$(BIN)/python benchmarks/attention.py --repeats 2
+bench: .venv/installed  ## benchmarks/results: time and memory of every method beside stock transformers (40 minutes)
+	$(BIN)/python benchmarks/attention.py
 
 format: .venv/installed
 	$(BIN)/ruff format .

@@ -4,7 +4,7 @@ A random Llama (hidden 512, 4 layers, 8 heads, float32, 2 threads; on a GPU: hid
 with M = T / 8 and window N = M / 4; "mesa at M = 512" keeps M fixed, to see how its time grows. Each configuration runs
 in fresh processes: one for time, in turn with stock sdpa, and one for memory. Writes a table and a plot.
 
-    python benchmarks/attention.py                      # 1k to 16k tokens, about an hour on 2 cores
+    python benchmarks/attention.py                      # 1k to 16k tokens, 40 minutes on 2 cores
     python benchmarks/attention.py --lengths 2048,4096  # a part of it
     python benchmarks/attention.py --device cuda --out benchmarks/results/cuda
 """
@@ -208,6 +208,16 @@ def _too_large(name: str, length: int) -> bool:
     return name == "stock eager" and length > 8192
 
 
+def stock_row(rows: list[dict[str, Any]], length: int) -> dict[str, Any]:
+    """The numbers of stock sdpa at a length."""
+    return next(row for row in rows if (row["name"], row["length"]) == (STOCK, length))
+
+
+def ratio(row: dict[str, Any], key: str, rows: list[dict[str, Any]]) -> float:
+    """A number of a configuration as a ratio to stock sdpa's, measured beside it where it is a time."""
+    return row[key] / row.get(f"stock_{key}", stock_row(rows, row["length"])[key])
+
+
 def table(rows: list[dict[str, Any]], lengths: list[int]) -> str:
     """Markdown: absolute numbers of stock sdpa, ratios to it for the rest, and how Mesa's time grows."""
     by = {(row["name"], row["length"]): row for row in rows}
@@ -215,15 +225,12 @@ def table(rows: list[dict[str, Any]], lengths: list[int]) -> str:
     for key, title in (("prefill", "Prefill time"), ("decode", "Decode time a token"), ("peak", "Peak memory")):
         lines = [f"**{title}**, ratio to stock sdpa", "", "| | " + " | ".join(f"{n}" for n in lengths) + " |"]
         lines.append("|---" * (len(lengths) + 1) + "|")
-        stock = [by[STOCK, length][key] for length in lengths]
+        stock = [stock_row(rows, length)[key] for length in lengths]
         shown = [f"{value / 2**20:.0f} MiB" if key == "peak" else f"{1000 * value:.4g} ms" for value in stock]
         lines.append("| stock sdpa | " + " | ".join(shown) + " |")
         for name in dict.fromkeys(row["name"] for row in rows if row["name"] != STOCK):
             own = [by.get((name, length)) for length in lengths]
-            cells = [
-                "-" if row is None else f"{row[key] / row.get(f'stock_{key}', beside):.2f}"
-                for row, beside in zip(own, stock, strict=True)
-            ]
+            cells = ["-" if row is None else f"{ratio(row, key, rows):.2f}" for row in own]
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
         parts.append("\n".join(lines))
     grown = [(row["length"], row["prefill"]) for row in rows if row["name"] == LINEAR and row["length"] >= 2048]
@@ -244,8 +251,10 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     for axis, key, unit, scale in ((axes[0], "prefill", "s", 1), (axes[1], "peak", "MiB", 2**20)):
         for number, name in enumerate(names):
             own = [row for row in rows if row["name"] == name]
+            values = [ratio(row, key, rows) * stock_row(rows, row["length"])[key] / scale for row in own]
             style = {"marker": "osvD^"[number % 5], "linestyle": ("-", "--", ":")[number % 3], "markersize": 4}
-            axis.plot([row["length"] for row in own], [row[key] / scale for row in own], label=name, **style)
+            colour = {STOCK: "black", "stock eager": "0.6"}.get(name)
+            axis.plot([row["length"] for row in own], values, label=name, color=colour, **style)
         axis.set(xscale="log", yscale="log", xlabel="prompt length (tokens)")
         ticks = sorted({row["length"] for row in rows})
         axis.set_xticks(ticks, [str(tick) for tick in ticks])
