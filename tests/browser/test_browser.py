@@ -199,6 +199,18 @@ def test_a_changed_rule_is_in_the_link_and_the_link_brings_it_back(visit):
     assert again.locator("text=(layer, dim) pairs show").inner_text() == after
 
 
+def test_a_ticked_row_of_the_ranking_is_drawn(visit):
+    page = visit("thresholds?run=demo")
+    assert "pairs=" not in page.url
+    ranking = page.get_by_test_id("stDataFrame")
+    ranking.scroll_into_view_if_needed()
+    for row in (2, 3):  # row 0 holds the names of the columns; each is 35 pixels high
+        ranking.click(position={"x": 15, "y": 35 * row + 17})
+    until(page, "pairs=")
+    settle(page)
+    page.wait_for_function("() => document.querySelectorAll('[data-testid=stPlotlyChart]').length === 2")
+
+
 def test_links_keep_the_run_and_the_dim(visit):
     page = visit("?run=second")
     page.get_by_role("link", name="The clearest dim over position").click()
