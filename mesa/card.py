@@ -109,6 +109,7 @@ beyond it, made for trying length-extrapolation methods on a laptop. Made by `me
 - Llama architecture: {config[layers]} layers, {config[heads]} heads, hidden size {config[hidden]},
   MLP {config[intermediate]}, tied embeddings, RoPE base 10000; float16 safetensors.
 - Byte-level BPE tokenizer, {config[vocabulary]} tokens, single digits; " hello" is one token.
+  It puts <bos> before every text.
 - Data: {corpus_files} files of the Python standard library (sources, docstrings, `pydoc` topics),
   {corpus_tokens:,} tokens, without tests, encodings, idlelib, lib2to3, turtledemo and the held-out files
   {heldout};

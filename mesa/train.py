@@ -77,7 +77,12 @@ def train_tokenizer(texts: list[str], vocabulary: int) -> PreTrainedTokenizerFas
     )
     tokenizer.train_from_iterator([*texts, *(task_text * 3000), *(words * 400)], trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", padding_side="left"
+        tokenizer_object=tokenizer,
+        bos_token="<bos>",
+        eos_token="<eos>",
+        pad_token="<pad>",
+        padding_side="left",
+        add_bos_token=True,
     )
 
 

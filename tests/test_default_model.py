@@ -40,7 +40,7 @@ def test_files_are_small_and_the_tokenizer_is_as_the_card_says(loaded):
     assert loaded.model.config.max_position_embeddings == 256
     assert len(loaded.tokenizer.encode(" hello", add_special_tokens=False)) == 1
     assert len(loaded.tokenizer.encode("2026", add_special_tokens=False)) == 4
-    assert loaded.tokenizer.decode(loaded.tokenizer.encode("def f(x): é")) == "def f(x): é"
+    assert loaded.tokenizer.decode(loaded.tokenizer.encode("def f(x): é")) == "<bos>def f(x): é"
 
 
 def test_the_cards_scores_show_what_they_must():

@@ -231,12 +231,12 @@ def test_latency_has_three_positive_metrics_a_run(loaded, setting):
 
 
 def test_the_peak_sees_memory_that_is_given_back_at_once():
-    with Peak(torch.device("cpu")) as peak:
+    with Peak([torch.device("cpu")]) as peak:
         block = np.ones(64 * 2**20, np.uint8)
         _wait_for(peak, block.nbytes)
         del block
     assert 63 * 2**20 < peak.bytes < 128 * 2**20
-    with Peak(torch.device("cpu")) as idle:
+    with Peak([torch.device("cpu")]) as idle:
         pass
     assert idle.bytes < 32 * 2**20
 

@@ -21,7 +21,7 @@ from mesa.journal import Journal
 from mesa.methods import Method
 from mesa.models import Loaded, load
 from mesa.tasks.base import Score
-from mesa.tasks.latency import Peak
+from mesa.tasks.latency import Peak, devices
 
 JOURNAL = "cells.jsonl"
 TABLES = ("samples.csv", "summary.json")
@@ -101,7 +101,7 @@ def _run_cells(made: EvalPlan, loaded: Loaded, missing: list[tuple[str, str, int
         for task, name, length in missing:
             bar.set_postfix_str(f"{task}, {name}, {length}")
             prepared = TASKS[task].prepare(loaded.tokenizer, length, made.setting, made.setting.samples)
-            measured = contextlib.nullcontext() if task == "latency" else Peak(loaded.model.device)  # it has its own
+            measured = contextlib.nullcontext() if task == "latency" else Peak(devices(loaded.model))  # it has its own
             with measured as peak, mesa.applied(loaded.model, made.methods[name], executor=made.request.executor):
                 scores = _with_smaller_batches(made, loaded, task, length, prepared)
             row = {

@@ -51,16 +51,16 @@ class Latency(Task):
 
     @torch.no_grad()
     def _run(self, loaded: Loaded, ids: np.ndarray) -> tuple[float, float, float]:
-        model = loaded.model
+        model, places = loaded.model, devices(loaded.model)
         tokens = torch.tensor(ids, device=model.device)[None]
         cache = DynamicCache()
-        with Peak(model.device) as peak:
-            begin = _now(model.device)
+        with Peak(places) as peak:
+            begin = _now(places)
             model(tokens, past_key_values=cache, logits_to_keep=1)
-            prefilled = _now(model.device)
+            prefilled = _now(places)
             for _ in range(self.decoded):
                 model(tokens[:, :1], past_key_values=cache, logits_to_keep=1)
-            end = _now(model.device)
+            end = _now(places)
         return prefilled - begin, (end - prefilled) / self.decoded, peak.bytes / 2**20
 
 
@@ -71,24 +71,37 @@ def _give_back() -> None:
         trim(0)
 
 
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def devices(model: torch.nn.Module) -> tuple[torch.device, ...]:
+    """Where a model lies: one device, or the several that a device map puts it on."""
+    found = dict.fromkeys(parameter.device for parameter in model.parameters())
+    return tuple(device for device in found if device.type != "meta")  # meta: kept elsewhere until needed
+
+
+def _now(places: Sequence[torch.device]) -> float:
+    """Seconds on a clock, all work on the devices done."""
+    for device in places:
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
     return time.perf_counter()
 
 
 class Peak:
-    """Peak memory above what is in use at the start, in bytes; peaks do not nest on CUDA."""
+    """Peak memory above what is in use at the start, in bytes: of the CUDA devices in sum, else of the process.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.bytes = device, 0
+    Peaks do not nest on CUDA.
+    """
+
+    def __init__(self, places: Sequence[torch.device]) -> None:
+        self.bytes = 0
+        self._cuda = [device for device in places if device.type == "cuda"]
         self._done = threading.Event()
 
     def __enter__(self) -> Peak:
         """Begins to watch."""
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-            self._base = torch.cuda.memory_allocated(self.device)
+        if self._cuda:
+            for device in self._cuda:
+                torch.cuda.reset_peak_memory_stats(device)
+            self._base = sum(map(torch.cuda.memory_allocated, self._cuda))
         else:
             _give_back()
             self._process = psutil.Process()
@@ -101,8 +114,8 @@ class Peak:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Ends it; `bytes` is the peak."""
-        if self.device.type == "cuda":
-            self.bytes = torch.cuda.max_memory_allocated(self.device) - self._base
+        if self._cuda:
+            self.bytes = sum(map(torch.cuda.max_memory_allocated, self._cuda)) - self._base
         else:
             self._done.set()
             self._thread.join()

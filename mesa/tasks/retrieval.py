@@ -75,16 +75,30 @@ class Prompt:
     """Position (tokens) at which the sentence with the answer begins."""
 
 
-@functools.lru_cache(maxsize=4096)
-def encode(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """Token ids of `text` alone, without special tokens."""
-    return tuple(tokenizer.encode(text, add_special_tokens=False))
+def encode_once(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    """Token ids of `text`, without special tokens; text that begins with white space goes on from other text.
+
+    Tokenizers of the SentencePiece kind put a space before whatever they are given, which would double it here.
+    """
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    if text[:1].isspace():
+        word = encode(tokenizer, "a")
+        joined = tokenizer.encode("a" + text, add_special_tokens=False)
+        if tuple(joined[: len(word)]) == word:
+            ids = joined[len(word) :]
+    return tuple(ids)
 
 
+encode = functools.lru_cache(maxsize=4096)(encode_once)
+"""`encode_once`, remembered."""
+
+
+@functools.lru_cache(maxsize=64)
 def first_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The special token a prompt begins with, where the tokenizer has one."""
-    first = getattr(tokenizer, "bos_token_id", None)
-    return () if first is None else (first,)
+    """The special tokens that the tokenizer puts before a text, if any."""
+    plain = tokenizer.encode("a", add_special_tokens=False)
+    whole = tokenizer.encode("a")
+    return tuple(whole[: next(n for n in range(len(whole)) if whole[n : n + len(plain)] == plain)])
 
 
 def repeated_sentences(tokenizer: Tokenizer, sentences: Sequence[str] = PASSKEY_FILLER) -> Filler:
@@ -102,7 +116,7 @@ def random_sentences(tokenizer: Tokenizer, rng: np.random.Generator) -> Filler:
         left = tokens
         while left > 0:
             words = rng.choice([*ADJECTIVES, *NOUNS], 8)
-            sentences.append(tuple(tokenizer.encode(f" {' '.join(words)}.", add_special_tokens=False)))
+            sentences.append(encode_once(tokenizer, f" {' '.join(words)}."))
             left -= len(sentences[-1])
         return sentences
 
@@ -207,8 +221,8 @@ def lines(tokenizer: Tokenizer, length: int, rng: np.random.Generator, *, digits
     room = length - len(start)
     while True:
         name, key = random_name(rng), random_key(rng, digits)
-        line = tuple(tokenizer.encode(LINES_LINE.format(name=name, key=key), add_special_tokens=False))
-        asked = tuple(tokenizer.encode(LINES_QUESTION.format(name=name), add_special_tokens=False))
+        line = encode_once(tokenizer, LINES_LINE.format(name=name, key=key))
+        asked = encode_once(tokenizer, LINES_QUESTION.format(name=name))
         if sum(map(len, body)) + len(line) + max(len(question), len(asked)) > room:
             break
         if name in names:
@@ -221,7 +235,7 @@ def lines(tokenizer: Tokenizer, length: int, rng: np.random.Generator, *, digits
         raise ValueError(f"length={length} is below the task's fixed text of {fixed} tokens; ask for at least {fixed}")
     index = int(rng.integers(len(body)))
     name = list(names)[index]
-    asked = tuple(tokenizer.encode(LINES_QUESTION.format(name=name), add_special_tokens=False))
+    asked = encode_once(tokenizer, LINES_QUESTION.format(name=name))
     missing = room - sum(map(len, body)) - len(asked)
     newline = encode(tokenizer, "\n")[-1:]
     return Prompt(
