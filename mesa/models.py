@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -47,10 +47,7 @@ def load(
     device_map: as in accelerate (e.g. 'auto'), in place of `device`.
     Raises FileNotFoundError for a missing folder, OSError for what the hub does not have, ValueError for bad values.
     """
-    if dtype is not None and dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
-    if device_map is None and torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={device!r} is not available here; use --device cpu")
+    check_placement({"dtype": dtype, "device": device, "device_map": device_map})
     if dtype is None and device_map is None and device == "cpu":
         dtype = "float32"
     place = _place(name)
@@ -68,6 +65,21 @@ def load(
         model.to(torch.device(device))
     commit = getattr(model.config, "_commit_hash", None) or revision or "local"
     return Loaded(model.eval(), tokenizer, name, commit)
+
+
+def check_placement(options: Mapping[str, Any]) -> None:
+    """Raises ValueError for a `dtype` that is not known or a `device` that is not here; options as for `load`."""
+    dtype, device = options.get("dtype"), options.get("device")
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
+    if device is None or options.get("device_map") is not None:
+        return
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ValueError(f"unknown device {device!r}; use e.g. --device cpu or cuda:0") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={device!r} is not available here; use --device cpu")
 
 
 def config_of(name: str, *, revision: str | None = None, trust_remote_code: bool | None = None) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 from mesa.methods import Method
-from mesa.models import Loaded, config_of, load
+from mesa.models import Loaded, check_placement, config_of, load
 from mesa.plug import check_executor
 from mesa.settings import make_methods
 from mesa.support import check_config, check_method
@@ -89,6 +89,7 @@ class ProbePlan:
 
 def plan(request: ProbeRequest) -> ProbePlan:
     """Checks the request against the model's config. Raises ValueError or FileNotFoundError, naming the value."""
+    check_placement(request.load)
     config = config_of(request.model, **{key: request.load.get(key) for key in ("revision", "trust_remote_code")})
     check_config(config)
     trained_length = request.trained_length or stated_length(config)
@@ -155,7 +156,7 @@ def run_probe(request: ProbeRequest, out: Path, *, overwrite: bool = False) -> t
         dims=made.kept.dims,
         hooks=request.spec.hooks,
         dtype=request.spec.dtype,
-        attrs=_attrs(made),
+        attrs=provenance(made),
         overwrite=overwrite,
     )
     try:
@@ -216,8 +217,8 @@ def _prompt_tokens(loaded: Loaded, made: ProbePlan, documents: list[np.ndarray])
     return dict(zip(made.prompts, [first + repeated, *(first + run.tolist() for run in windows)], strict=True))
 
 
-def _attrs(made: ProbePlan) -> dict[str, Any]:
-    """The store's provenance."""
+def provenance(made: ProbePlan) -> dict[str, Any]:
+    """The attributes that the plan's store is given: everything that its numbers depend on."""
     request = made.request
     return {
         "trained_length": made.trained_length,

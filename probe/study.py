@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from mesa.journal import Journal
 from mesa.methods import Method
-from mesa.models import Loaded, config_of, load
+from mesa.models import Loaded, check_placement, config_of, load
 from mesa.plan import reach
 from mesa.support import check_config
 from mesa.support import trained_length as stated_length
@@ -88,6 +88,7 @@ def plan(request: StudyRequest) -> StudyPlan:
     least = min(request.seeds, request.windows, request.samples, *request.tops)
     if least < 1:
         raise ValueError(f"--seeds, --windows, --samples and --tops must be at least 1, not {least}")
+    check_placement(request.load)
     config = config_of(request.model, **{key: request.load.get(key) for key in ("revision", "trust_remote_code")})
     check_config(config)
     trained = request.trained_length or stated_length(config)

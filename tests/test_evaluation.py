@@ -2,8 +2,10 @@
 
 import csv
 import json
+import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -275,6 +277,23 @@ def test_overwriting_removes_what_an_evaluation_writes_and_nothing_else(asked, t
     assert not (tmp_path / "lines.png").exists()
 
 
+def test_overwriting_removes_nothing_for_a_run_that_cannot_be(asked, tmp_path, monkeypatch):
+    run(plan(asked), tmp_path)
+    before = rows(tmp_path)
+    with pytest.raises(ValueError, match="unknown dtype 'fp16'; known: float32, float16, bfloat16"):
+        plan(replace(asked, load={"dtype": "fp16"}))
+    with pytest.raises(ValueError, match="unknown device 'gpu'"):
+        plan(replace(asked, load={"device": "gpu"}))
+
+    def broken(*_, **__):
+        raise OSError("no weights")
+
+    monkeypatch.setattr(running, "load", broken)
+    with pytest.raises(OSError, match="no weights"):
+        run(plan(replace(asked, seed=1)), tmp_path, overwrite=True)
+    assert rows(tmp_path) == before
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_folder_of_something_else_is_left_alone(asked, tmp_path, overwrite):
     (tmp_path / "summary.json").write_text("of a probe")
@@ -313,26 +332,75 @@ def test_batches_are_halved_where_memory_runs_out(tmp_path, monkeypatch, error):
     assert {row["score"] for row in rows(tmp_path / "whole")} == {"0.0", "1.0"}
 
 
-def test_a_prompt_that_does_not_fit_at_all_and_other_errors_end_the_run(asked, tmp_path, monkeypatch):
+def test_cells_that_do_not_fit_are_left_out_and_told(asked, tmp_path, monkeypatch, capsys):
+    tried = []
+
+    def small(self, loaded, length, *rest):
+        tried.append((self.name, length))
+        if self.name == "nll" and length > 96:
+            raise torch.OutOfMemoryError
+        return original(self, loaded, length, *rest)
+
+    original = Likelihood.measure
+    monkeypatch.setattr(Likelihood, "measure", small)
+    summary = run(plan(replace(asked, lengths=(96, 150, 200))), tmp_path)
+    left_out = [(task, method, length) for task, method, length in summary["out_of_memory"]]
+    assert left_out == [("nll", method, length) for method in ("origin", "mesa") for length in (150, 200)]
+    assert tried == [("nll", 96), ("nll", 150)] * 2  # one prompt at a time is tried once, longer ones not at all
+    assert {(cell["task"], cell["length"]) for cell in summary["cells"]} == {
+        ("nll", 96),
+        *(("passkey", length) for length in (96, 150, 200)),
+    }
+    assert "left out: nll under mesa does not fit in memory at 200 tokens" in capsys.readouterr().err
+    monkeypatch.setattr(Likelihood, "measure", original)
+    assert run(plan(replace(asked, lengths=(96, 150, 200))), tmp_path)["out_of_memory"] == []
+
+
+def test_a_run_of_which_nothing_fits_and_other_errors_end_it(asked, tmp_path, monkeypatch):
     def failing(*_):
         raise error
 
     monkeypatch.setattr(finding, "retrieval_hits", failing)
     error = torch.OutOfMemoryError()
-    with pytest.raises(RuntimeError, match="passkey does not fit in memory at 96 tokens; ask for shorter --lengths"):
-        run(plan(asked), tmp_path)
+    with pytest.raises(RuntimeError, match="nothing fits in memory from 96 tokens on"):
+        run(plan(replace(asked, tasks=("passkey",))), tmp_path)
     error = RuntimeError("something else")
     with pytest.raises(RuntimeError, match="something else"):
         run(plan(asked), tmp_path)
 
 
-def test_the_estimate_counts_cells_tokens_and_bytes(asked):
+def test_the_estimate_counts_cells_tokens_and_bytes(asked, tokenizer):
     made = plan(replace(asked, tasks=("passkey", "nll-position")))
     text = estimate(made)
     assert "6 cells (2 tasks x 2 methods), 2 samples each" in text
     assert f"about {2 * 2 * (96 + 200 + 200):,} prompt tokens" in text
-    memory = 8 * 200 * 4 * (2 * 3 * 2 * 8 + 12 * 32)  # batch, tokens, bytes; keys and values of 2 heads, hidden states
-    assert f"at 200 tokens: about {memory / 2**20:,.0f} MiB" in text
+    states = 8 * 200 * 4 * (2 * 3 * 2 * 8 + 12 * 32)  # batch, tokens, bytes; keys and values of 2 heads, hidden states
+    logits = 200 * len(tokenizer) * (4 + 2 * 4)
+    assert f"at 200 tokens: about {(states + logits) / 2**20:,.0f} MiB" in text
+
+
+def test_the_estimate_counts_what_a_task_really_runs(asked):
+    many = replace(asked, tasks=("latency",), methods="origin", samples=100)
+    assert f"about {4 * (96 + 200):,} prompt tokens" in estimate(plan(many))
+    sliding = plan(replace(asked, tasks=("nll-sliding",), methods="origin"))
+    windows = {96: len(range(0, 400 - 96 + 1, 48)), 200: 3}
+    assert f"about {2 * (windows[96] * 96 + windows[200] * 200):,} prompt tokens" in estimate(sliding)
+
+
+def test_more_lines_than_names(tokenizer, monkeypatch):
+    monkeypatch.setattr(finding.retrieval, "ADJECTIVES", ("red", "blue"))
+    monkeypatch.setattr(finding.retrieval, "NOUNS", ("fox", "owl"))
+    prompt = finding.retrieval.lines(tokenizer, 1200, np.random.default_rng(0))
+    assert len(prompt.ids) == 1200
+    names = re.findall(r"\nline (\S+):", tokenizer.decode(prompt.ids))
+    assert len(names) == len(set(names)) > 8
+
+
+def test_essays_are_strung_together_where_none_is_long_enough(tokenizer, setting):
+    short = replace(setting, documents=(np.arange(40), np.arange(50, 80)))
+    for prompt in TASKS["niah-essay"].prepare(tokenizer, 500, short, 3):
+        assert len(prompt.ids) == 500
+        assert {*range(10, 40), *range(50, 80)} <= set(prompt.ids)
 
 
 def test_every_sample_has_its_time_and_its_cells_memory(asked, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import socket
 import sys
+from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -160,4 +161,52 @@ def test_lm_eval_missing_names_the_extra(folder, tmp_path, capsys, monkeypatch):
 def test_a_missing_folder_of_tasks_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(harness, "harness", lambda: None)
     with pytest.raises(FileNotFoundError, match=r"--include-path .*nowhere is not a folder"):
-        harness.check_tasks(["choose"], tmp_path / "nowhere")
+        harness.check_tasks(["choose"], tmp_path / "nowhere", {})
+
+
+def test_a_task_that_lacks_a_package_says_which_extra(monkeypatch):
+    class Manager:
+        def __init__(self, **_):
+            pass
+
+        def match_tasks(self, names):
+            return names
+
+        def load(self, names):
+            raise ImportError(f"Please install jieba for {names[0]}.\nMore of it.")
+
+    monkeypatch.setattr(harness, "harness", lambda: None)
+    monkeypatch.setattr(harness.importlib, "import_module", lambda name: SimpleNamespace(TaskManager=Manager))
+    with pytest.raises(
+        ValueError, match=r"qasper lacks a package: Please install jieba for qasper\.; pip install 'mesa-"
+    ):
+        harness.check_tasks(["qasper"], None, {})
+
+
+@pytest.mark.slow
+def test_overwriting_removes_nothing_for_tasks_that_are_unknown(folder, finished, capsys):
+    before = (folder / "out" / harness.JOURNAL).read_text()
+    assert main(asked(folder, "nonsense", "--overwrite")) == 2
+    assert "lm-eval knows no task 'nonsense'" in capsys.readouterr().err
+    assert (folder / "out" / harness.JOURNAL).read_text() == before
+
+
+@pytest.mark.slow
+def test_rulers_needle_is_as_long_as_asked(folder, tmp_path, monkeypatch):
+    seen = []
+
+    def watched(*arguments, **options):
+        loaded = original(*arguments, **options)
+        loaded.model.register_forward_pre_hook(keep, with_kwargs=True)
+        return loaded
+
+    def keep(model, arguments, options):
+        seen.append((arguments[0] if arguments else options["input_ids"]).shape[1])
+
+    original = harness.load
+    monkeypatch.setattr(harness, "load", watched)
+    options = ("--out", str(tmp_path), "--lengths", "4096", "--limit", "1", "--methods", "mesa")
+    assert main(asked(folder, "niah_single_1", *options)) == 0
+    assert 3700 < max(seen) <= 4096 - 128  # the answer has room
+    written = json.loads((tmp_path / "harness.json").read_text())
+    assert written["results"]["mesa"]["niah_single_1"]["4096,none"] in (0, 1)

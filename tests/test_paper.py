@@ -106,7 +106,7 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     path, out = write(tmp_path / "config.yaml", folder, sections), tmp_path / "out"
     real = runner.run_cells
 
-    def interrupted(*arguments):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runner, "run_cells", interrupted)
@@ -115,6 +115,30 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runner, "run_cells", real)
     monkeypatch.setattr(runner, "run_probe", lambda *a, **k: pytest.fail("the probe was whole"))
     assert main(["paper", "--config", str(path), "--out", str(out)]) == 0
+
+
+def test_folders_of_another_run_are_refused_before_anything_runs(folder, tmp_path, monkeypatch, capsys):
+    sections = {"probe": {"length": 320, "samples": 1, "texts": 0}, "passkey": {"lengths": "200", "samples": 1}}
+    path, out = write(tmp_path / "config.yaml", folder, sections), tmp_path / "out"
+    asked = ["paper", "--config", str(path), "--out", str(out)]
+    assert main(asked) == 0
+    with monkeypatch.context() as patch:
+        for name in ("run_probe", "run_cells"):
+            patch.setattr(runner, name, lambda *_, **__: pytest.fail("ran"))
+        for change, different in {
+            "prompt": ({"prompt": "text"}, {}),
+            "samples": ({"samples": 2}, {}),
+            "texts": ({"texts": 1}, {}),
+            "passkey": ({}, {"samples": 2}),
+        }.items():
+            probe, passkey = different
+            changed = {"probe": {**sections["probe"], **probe}, "passkey": {**sections["passkey"], **passkey}}
+            write(path, folder, changed)
+            assert main(asked) == 2
+            word = {"prompt": "word", "texts": "number of texts"}.get(change, "samples")
+            assert f"holds a run with another {word}; use --overwrite or another --out" in capsys.readouterr().err
+    assert main([*asked, "--overwrite"]) == 0
+    assert json.loads((out / "results.json").read_text())["sections"]["passkey"]["cells"][0]["n"] == 2
 
 
 @pytest.mark.parametrize(
@@ -127,6 +151,13 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
         ({"sections": {"nll": {"methods": ["mesa", "rope"]}}}, "unknown method 'rope'"),
         ({"sections": {}, "load": {"quantized": 4}}, "load has an unknown key 'quantized'"),
         ({"sections": {"nll": {}}, "set": ["mesa.window=999"]}, "mesa: window=999"),
+        ({"sections": {"nll": {}}, "set": "mesa.window=999"}, "mesa: window=999"),
+        ({"sections": {"nll": {}}, "set": ["leaky_rerope.window=9"]}, "set has an unknown key 'leaky_rerope'; known: "),
+        ({"sections": ["nll"]}, "sections holds ['nll'] in place of keys and values"),
+        ({"sections": {"nll": 3}}, "nll holds 3 in place of keys and values"),
+        ({"sections": {}, "trained_length": None}, "has no trained_length"),
+        ({"sections": {}, "trained_length": "4k"}, "trained_length '4k' is no number of tokens"),
+        ({"sections": {"nll": {}}, "load": {"dtype": "fp16"}}, "unknown dtype 'fp16'"),
     ],
 )
 def test_bad_configs_are_told_before_anything_runs(folder, tmp_path, changes, message, capsys):

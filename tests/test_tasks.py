@@ -136,6 +136,15 @@ def test_a_perfect_summary_scores_all_and_an_empty_one_nothing(loaded, summary_s
     assert values[1] == {"rouge1": 0, "rouge2": 0, "rougeL": 0, "bleu": 0}
 
 
+def test_a_summary_ends_at_any_of_the_models_end_tokens(loaded, summary_setting, monkeypatch):
+    answer = loaded.tokenizer.encode("A text of a few words.", add_special_tokens=False)
+    more = loaded.tokenizer.encode(" And more of it.", add_special_tokens=False)
+    monkeypatch.setattr(loaded.model.generation_config, "eos_token_id", [1, 2])
+    for end in (1, 2):
+        monkeypatch.setattr(summaries, "greedy", lambda *_, end=end: torch.tensor([[*answer, end, *more]]))
+        assert scores(loaded, "summary", 100, summary_setting)[0].value == 1
+
+
 def test_summaries_decode_the_tokens_asked_for(loaded, summary_setting, monkeypatch):
     counts = []
 
@@ -187,6 +196,12 @@ def test_pairs_take_govreports_fields_too(tmp_path):
     (tmp_path / "set").mkdir()
     lines(tmp_path / "set" / "test.jsonl", {"report": "r", "summary": "t"})
     assert sources.pairs(str(tmp_path / "set")) == [("r", "t")]
+
+
+def test_a_line_ends_only_at_a_line_break(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"document": "one\u2028two\u0085three", "summary": "s"}\r\n', encoding="utf-8")
+    assert sources.pairs(str(path)) == [("one\u2028two\u0085three", "s")]
 
 
 def test_bad_sources_name_the_file_and_line(tmp_path):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mesa.methods import Method
-from mesa.models import config_of, tokenizer_of
+from mesa.models import check_placement, config_of, tokenizer_of
 from mesa.plug import check_executor
 from mesa.settings import make_methods
 from mesa.support import check_config, check_method
@@ -119,6 +119,7 @@ def plan(request: EvalRequest) -> EvalPlan:
     if request.depth is not None and not 0 <= request.depth <= 1:
         raise ValueError(f"--depth {request.depth} is not within 0 (start) to 1 (end)")
     check_executor(request.executor)
+    check_placement(request.load)
     where = {key: request.load.get(key) for key in ("revision", "trust_remote_code")}
     config = config_of(request.model, **where)
     check_config(config)
@@ -173,27 +174,36 @@ def _methods(request: EvalRequest, trained: int, config: Any) -> dict[str, Metho
 
 def estimate(made: EvalPlan) -> str:
     """Cells, tokens and memory of a run, as text."""
-    samples, cells = made.request.samples, made.cells
-    tokens = sum(length for _, _, length in cells) * samples
-    load = made.request.load
-    on_cpu = load.get("device", "cpu") == "cpu" and not load.get("device_map")
-    half = str(load.get("dtype") or ("float32" if on_cpu else made.config.dtype)).endswith("16")
-    needed = memory_bytes(made.config, made.request.tasks, made.setting, 2 if half else 4)
+    cells, setting = made.cells, made.setting
+    tokens = sum(TASKS[task].tokens(length, setting) for task, _, length in cells)
+    needed = memory_bytes(made.config, made.request.tasks, setting, number_bytes(made.config, made.request.load))
     return (
-        f"{len(cells)} cells ({len(made.request.tasks)} tasks x {len(made.methods)} methods), {samples} samples each: "
-        f"about {tokens:,} prompt tokens\n"
-        f"memory beside the weights at {max(made.setting.lengths)} tokens: about {needed / 2**20:,.0f} MiB"
+        f"{len(cells)} cells ({len(made.request.tasks)} tasks x {len(made.methods)} methods), "
+        f"{setting.samples} samples each: about {tokens:,} prompt tokens\n"
+        f"memory beside the weights at {max(setting.lengths)} tokens: about {needed / 2**20:,.0f} MiB"
     )
 
 
-def memory_bytes(config: Any, tasks: Sequence[str], setting: Setting, number_bytes: int) -> int:
-    """Rough memory of a batch of the longest prompts beside the weights: key-value cache and one layer's states."""
+def number_bytes(config: Any, options: Mapping[str, Any]) -> int:
+    """Bytes of a number in the dtype that `mesa.load` would choose with these options."""
+    on_cpu = options.get("device", "cpu") == "cpu" and not options.get("device_map")
+    chosen = options.get("dtype") or ("float32" if on_cpu else getattr(config, "dtype", None))
+    return 2 if str(chosen).endswith("16") else 4
+
+
+def memory_bytes(config: Any, tasks: Sequence[str], setting: Setting, each: int) -> int:
+    """Rough memory, at the longest prompts, beside weights of `each` bytes a number.
+
+    Key-value cache and one layer's states of a batch, and the logits that a task holds with their float32 copies.
+    """
+    longest = max(setting.lengths)
     batch = setting.batch if any(TASKS[task].batched for task in tasks) else 1
     hidden, heads = config.hidden_size, config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     width = getattr(config, "head_dim", None) or hidden // heads
-    each = 2 * config.num_hidden_layers * key_heads * width + 12 * hidden
-    return batch * max(setting.lengths) * each * number_bytes
+    states = batch * longest * (2 * config.num_hidden_layers * key_heads * width + 12 * hidden) * each
+    logits = max((TASKS[task].logits(longest, setting) for task in tasks), default=0)
+    return states + logits * config.vocab_size * (each + 2 * 4)
 
 
 def names(text: str) -> tuple[str, ...]:

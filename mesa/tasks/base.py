@@ -74,6 +74,14 @@ class Task(ABC):
         """The lengths that the scores of the cell at `length` are of; usually that one."""
         return (length,)
 
+    def tokens(self, length: int, setting: Setting) -> int:
+        """Prompt tokens that a cell reads, roughly."""
+        return length * setting.samples
+
+    def logits(self, length: int, setting: Setting) -> int:
+        """Positions whose logits are held at once."""
+        return setting.batch if self.batched else 1
+
     @abstractmethod
     def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[Any]:
         """`samples` seeded samples of exactly `length` tokens. Raises ValueError where that cannot be."""

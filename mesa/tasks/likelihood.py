@@ -35,6 +35,15 @@ class Likelihood(Task):
         """That length; by position, every length ends a bucket."""
         return setting.lengths if self.kind == "position" else (length,)
 
+    def tokens(self, length: int, setting: Setting) -> int:
+        """As for Task; a window slides over a text of twice the longest length."""
+        windows = (2 * max(setting.lengths) - length) // (length // 2) + 1 if self.kind == "sliding" else 1
+        return windows * length * setting.samples
+
+    def logits(self, length: int, setting: Setting) -> int:
+        """As for Task: those of the scored tokens."""
+        return {"tail": self._tail(setting), "position": length, "sliding": length - length // 2}[self.kind]
+
     def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[np.ndarray]:
         """Token ids of runs of text, the same for every length and method; the first special token included."""
         first = np.array(first_ids(tokenizer), np.int64)

@@ -219,16 +219,20 @@ def lines(tokenizer: Tokenizer, length: int, rng: np.random.Generator, *, digits
     body: list[tuple[int, ...]] = []
     question: tuple[int, ...] = ()
     room = length - len(start)
+    used = 0
     while True:
         name, key = random_name(rng), random_key(rng, digits)
+        if name in names and 2 * len(names) > len(ADJECTIVES) * len(NOUNS):  # names run out
+            name = f"{name}-{len(names)}"
         line = encode_once(tokenizer, LINES_LINE.format(name=name, key=key))
         asked = encode_once(tokenizer, LINES_QUESTION.format(name=name))
-        if sum(map(len, body)) + len(line) + max(len(question), len(asked)) > room:
+        if used + len(line) + max(len(question), len(asked)) > room:
             break
         if name in names:
             continue
         names[name] = key
         body.append(line)
+        used += len(line)
         question = max(question, asked, key=len)
     if not body:
         fixed = len(start) + len(line) + len(asked)
@@ -236,7 +240,7 @@ def lines(tokenizer: Tokenizer, length: int, rng: np.random.Generator, *, digits
     index = int(rng.integers(len(body)))
     name = list(names)[index]
     asked = encode_once(tokenizer, LINES_QUESTION.format(name=name))
-    missing = room - sum(map(len, body)) - len(asked)
+    missing = room - used - len(asked)
     newline = encode(tokenizer, "\n")[-1:]
     return Prompt(
         ids=(*start, *(newline * missing), *(token for line in body for token in line), *asked),

@@ -91,12 +91,16 @@ def greedy(model: PreTrainedModel, prompts: Sequence[Sequence[int]], count: int)
 
 
 def text_filler(documents: Sequence[np.ndarray], rng: np.random.Generator) -> Filler:
-    """Filler of running text from a random place, in sentences of 16 tokens."""
+    """Filler of running text from a random place, in sentences of 16 tokens.
+
+    Where no document is long enough they are strung together, again and again if need be.
+    """
 
     def fill(tokens: int) -> list[Sequence[int]]:
         long_enough = [ids for ids in documents if len(ids) >= tokens]
         if not long_enough:
-            raise ValueError(f"no text holds {tokens} tokens of filler; give a longer text")
+            strung = np.concatenate(documents)
+            long_enough = [np.tile(strung, -(-tokens // len(strung)))]
         document = long_enough[int(rng.integers(len(long_enough)))]
         begin = int(rng.integers(len(document) - tokens + 1))
         ids = document[begin : begin + tokens].tolist()

@@ -49,7 +49,7 @@ def pairs(source: str) -> list[tuple[str, str]]:
 def _rows(source: str) -> Iterator[Mapping[str, Any]]:
     path = Path(source)
     if path.is_file():
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
             if line.strip():
                 try:
                     row = json.loads(line)

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from mesa.models import Loaded
 from mesa.tasks.base import Metric, Score, Setting, Task
 from mesa.tasks.retrieval import encode, first_ids
@@ -44,10 +42,12 @@ class Summaries(Task):
     def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[SummaryPrompt]:
         """Prompts of documents that have tokens enough, the first `length` of them, in the file's order.
 
-        Raises ValueError without data, and where no document is long enough or the fixed text does not fit.
+        Raises ValueError without data or the scorers' packages, and where no document is long enough or the fixed
+        text does not fit.
         """
         if not setting.pairs:
             raise ValueError("summary needs documents; give --data FILE with lines of document and summary")
+        _scorers()
         start, end = (*first_ids(tokenizer), *encode(tokenizer, BEFORE)), encode(tokenizer, AFTER)
         room = length - len(start) - len(end)
         if room < 1:
@@ -76,7 +76,7 @@ class Summaries(Task):
             output = greedy(loaded.model, [prompt.ids for prompt in part], setting.new_tokens)
             seconds = (time.perf_counter() - started) / len(part)
             for offset, (ids, prompt) in enumerate(zip(output.tolist(), part, strict=True)):
-                text = _until_end(loaded.tokenizer, ids)
+                text = _until_end(loaded, ids)
                 rouge = score_rouge(prompt.reference, text)
                 values = {name: rouge[name].fmeasure for name in ("rouge1", "rouge2", "rougeL")}
                 values["bleu"] = score_bleu(text, [prompt.reference]).score
@@ -84,9 +84,13 @@ class Summaries(Task):
                     yield Score(length, begin + offset, name, float(value), seconds)
 
 
-def _until_end(tokenizer: Any, ids: list[int]) -> str:
-    ends = np.flatnonzero(np.array(ids) == tokenizer.eos_token_id) if tokenizer.eos_token_id is not None else []
-    return tokenizer.decode(ids[: ends[0]] if len(ends) else ids, skip_special_tokens=True).strip()
+def _until_end(loaded: Loaded, ids: list[int]) -> str:
+    """The text up to the first end token, of the tokenizer or of the model's generation config."""
+    tokenizer: Any = loaded.tokenizer
+    stated = getattr(loaded.model.generation_config, "eos_token_id", None)
+    ends = [tokenizer.eos_token_id, *(stated if isinstance(stated, list) else [stated])]
+    length = next((place for place, token in enumerate(ids) if token in ends), len(ids))
+    return tokenizer.decode(ids[:length], skip_special_tokens=True).strip()
 
 
 def _scorers() -> tuple[Any, Any]:

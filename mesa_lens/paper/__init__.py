@@ -21,6 +21,7 @@ def add(commands: Any) -> None:
         "--out", type=Path, default=Path("runs/paper"), help="folder; an interrupted run goes on in it"
     )
     command.add_argument("--sections", help="only these, separated by commas")
+    command.add_argument("--overwrite", action="store_true", help="begin the sections anew that are already there")
     command.add_argument("--estimate", action="store_true", help="print cells, tokens and memory, and stop")
     command.set_defaults(run=run)
 
@@ -46,9 +47,10 @@ def run(args: argparse.Namespace) -> int:
     from mesa_lens.paper.runner import run_sections
 
     try:
-        found = run_sections(config, plans, args.out)
+        found = run_sections(config, plans, args.out, overwrite=args.overwrite)
     except KeyboardInterrupt:
-        print(f"\nmesa-lens: interrupted; the same command goes on from {args.out}", file=sys.stderr)
+        again = "without --overwrite, the" if args.overwrite else "the"
+        print(f"\nmesa-lens: interrupted; {again} same command goes on from {args.out}", file=sys.stderr)
         return 1
     path = write_report(config, found, args.out)
     for name, result in found.items():

@@ -9,10 +9,11 @@ from typing import Any
 
 import yaml
 
-from mesa.evaluation.plan import EvalPlan, EvalRequest, memory_bytes, parse_lengths, plan
-from mesa.methods import Method, make
+from mesa.evaluation.harness import checked_tasks
+from mesa.evaluation.plan import TASKS, EvalPlan, EvalRequest, memory_bytes, names, number_bytes, parse_lengths, plan
+from mesa.methods import Method, make, registry
 from mesa.models import config_of
-from mesa.settings import make_methods
+from mesa.settings import make_methods, method_settings
 from mesa.support import check_config, check_method
 from mesa.tasks.base import Setting
 from mesa_lens.paper.sections import SECTIONS, Section
@@ -59,26 +60,40 @@ def read(name: str | Path) -> PaperConfig:
         raise ValueError(f"{path} holds no keys; see configs/default.yaml")
     _only(raw, _TOP, str(path))
     for needed in ("model", "trained_length", "sections"):
-        if needed not in raw:
+        if raw.get(needed) is None:
             raise ValueError(f"{path} has no {needed}; see configs/default.yaml")
-    load = raw.get("load") or {}
+    if not isinstance(raw["trained_length"], int):
+        raise ValueError(f"{path}: trained_length {raw['trained_length']!r} is no number of tokens")
+    load, sections = _keys(raw, "load", str(path)), _keys(raw, "sections", str(path))
     _only(load, _LOAD, f"{path}: load")
-    sections = {str(name): dict(values or {}) for name, values in (raw["sections"] or {}).items()}
     _only(sections, tuple(SECTIONS), f"{path}: sections")
+    sections = {name: _keys(sections, name, str(path)) for name in sections}
     for name, values in sections.items():
         _only(values, SECTIONS[name].keys, f"{path}: {name}")
-    methods = raw.get("methods", "all")
+        if isinstance(values.get("tasks"), str):
+            values["tasks"] = list(names(values["tasks"]))
+    methods, settings = raw.get("methods", "all"), raw.get("set") or ()
+    settings = (settings,) if isinstance(settings, str) else tuple(map(str, settings))
+    _only(method_settings(settings), tuple(registry()), f"{path}: set")
     return PaperConfig(
         title=str(raw.get("title", raw["model"])),
         model=str(raw["model"]),
         load=load,
-        architecture=raw.get("architecture"),
-        trained_length=int(raw["trained_length"]),
+        architecture=_keys(raw, "architecture", str(path)) or None,
+        trained_length=raw["trained_length"],
         methods=",".join(methods) if isinstance(methods, list) else str(methods),
-        settings=tuple(raw.get("set", ())),
+        settings=settings,
         seed=int(raw.get("seed", 0)),
         sections=sections,
     )
+
+
+def _keys(raw: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
+    """What a key holds, which must be keys and values; nothing is none of them."""
+    found = raw.get(name)
+    if found is not None and not isinstance(found, dict):
+        raise ValueError(f"{where}: {name} holds {found!r} in place of keys and values; see configs/default.yaml")
+    return dict(found or {})
 
 
 def _only(values: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
@@ -123,7 +138,7 @@ def _methods_text(config: PaperConfig, values: Mapping[str, Any]) -> str:
 
 
 def section_methods(config: PaperConfig, name: str) -> dict[str, Method]:
-    """The methods of a section by their labels; ValueError for one that a `set` names but it does not have."""
+    """The methods of a section by their labels, with what `set` says of them."""
     section, values = SECTIONS[name], config.sections[name]
     if section.variants:
         own = make_methods("mesa", config.trained_length, [s for s in config.settings if s.startswith("mesa.")])["mesa"]
@@ -132,10 +147,9 @@ def section_methods(config: PaperConfig, name: str) -> dict[str, Method]:
             label: make(method, config.trained_length, **{**sizes, **changed})
             for label, method, changed in section.variants
         }
-    names = _methods_text(config, values)
-    wanted = [each.strip() for each in names.split(",")]
-    settings = [each for each in config.settings if names == "all" or each.partition(".")[0] in wanted]
-    return make_methods(names, config.trained_length, settings)
+    asked = _methods_text(config, values)
+    settings = [each for each in config.settings if asked == "all" or each.partition(".")[0] in names(asked)]
+    return make_methods(asked, config.trained_length, settings)
 
 
 def plan_section(config: PaperConfig, name: str) -> EvalPlan:
@@ -179,7 +193,15 @@ def check(config: PaperConfig) -> dict[str, Any]:
         if reason_left_out(SECTIONS[name], values):
             continue
         plans[name] = plan_probe(probe_request(config)) if name == "probe" else plan_section(config, name)
+        if name == "longbench":
+            with checked_tasks(plans[name], values["tasks"], include_path(values)):
+                pass
     return plans
+
+
+def include_path(values: Mapping[str, Any]) -> Path | None:
+    """The folder with lm-eval tasks of one's own, if a section names one."""
+    return Path(values["include_path"]) if values.get("include_path") else None
 
 
 def estimate(config: PaperConfig) -> str:
@@ -192,8 +214,8 @@ def estimate(config: PaperConfig) -> str:
         facts = dict(config.architecture)
         model = AutoConfig.for_model(facts.pop("model_type"), **facts)
     check_config(model)
-    half = str(config.load.get("dtype") or getattr(model, "dtype", None) or "float32").endswith("16")
-    lines = [f"{config.title}: weights about {_weights(model) * (2 if half else 4) / 2**30:.1f} GiB"]
+    each = number_bytes(model, config.load)
+    lines = [f"{config.title}: weights about {_weights(model) * each / 2**30:.1f} GiB"]
     for name, values in config.sections.items():
         section = SECTIONS[name]
         reason = reason_left_out(section, values)
@@ -203,11 +225,11 @@ def estimate(config: PaperConfig) -> str:
         methods = section_methods(config, name)
         for method in methods.values():
             check_method(model, method)
-        lines.append(f"{name} ({section.place}): {_section_estimate(config, name, model, len(methods), half)}")
+        lines.append(f"{name} ({section.place}): {_section_estimate(config, name, model, len(methods), each)}")
     return "\n".join(lines)
 
 
-def _section_estimate(config: PaperConfig, name: str, model: Any, methods: int, half: bool) -> str:
+def _section_estimate(config: PaperConfig, name: str, model: Any, methods: int, each: int) -> str:
     if name == "probe":
         request = probe_request(config)
         kept = request.spec.resolve(model, request.length or 0)
@@ -218,12 +240,11 @@ def _section_estimate(config: PaperConfig, name: str, model: Any, methods: int, 
     if name == "longbench":
         return f"{methods} methods, lm-eval {', '.join(config.sections[name]['tasks'])}"
     lengths = request.lengths or tuple(config.trained_length * multiple for multiple in (1, 2, 4, 8))
-    cells = len(request.tasks) * methods * len(lengths)
-    tokens = len(request.tasks) * methods * sum(lengths) * request.samples
-    held = memory_bytes(
-        model, request.tasks, Setting(config.trained_length, lengths, batch=request.batch), 2 if half else 4
-    )
-    return f"{cells} cells, about {tokens:,} prompt tokens, memory beside the weights {held / 2**30:,.1f} GiB"
+    setting = Setting(config.trained_length, lengths, request.samples, batch=request.batch)
+    cells = [(task, length) for task in request.tasks for length in TASKS[task].passes(setting)]
+    tokens = methods * sum(TASKS[task].tokens(length, setting) for task, length in cells)
+    held = memory_bytes(model, request.tasks, setting, each) / 2**30
+    return f"{methods * len(cells)} cells, about {tokens:,} prompt tokens, memory beside the weights {held:,.1f} GiB"
 
 
 def _weights(model: Any) -> int:

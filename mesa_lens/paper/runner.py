@@ -7,45 +7,73 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mesa.evaluation.harness import run_harness
-from mesa.evaluation.plan import EvalPlan
+from mesa.evaluation.harness import JOURNAL as HARNESS_JOURNAL
+from mesa.evaluation.harness import open_harness, run_harness
+from mesa.evaluation.run import JOURNAL, open_journal
 from mesa.evaluation.run import run as run_cells
-from mesa_lens.paper.config import PaperConfig, probe_request, reason_left_out
+from mesa_lens.paper.config import PaperConfig, include_path, probe_request, reason_left_out
 from mesa_lens.paper.sections import SECTIONS
-from probe.reader import open_run
-from probe.run import ProbePlan, run_probe
+from probe.reader import Run, differing_key, open_run
+from probe.run import provenance, run_probe
 
 
-def run_sections(config: PaperConfig, plans: Mapping[str, Any], out: Path) -> dict[str, dict[str, Any]]:
-    """What each section of the config gave: a summary, or 'left_out' with the reason."""
+def check_folders(config: PaperConfig, plans: Mapping[str, Any], out: Path) -> None:
+    """Raises FileExistsError, naming what differs, for a section's folder that holds another run."""
+    for name, made in plans.items():
+        if name == "probe":
+            run = _finished_probe(out / name)
+            if run is None:
+                continue
+            texts = run.hidden["prompt"].values.tolist() != made.prompts
+            if different := differing_key(run, provenance(made)) or ("number of texts" if texts else None):
+                raise FileExistsError(
+                    f"{out / name} holds a run with another {different}; use --overwrite or another --out"
+                )
+        elif name == "longbench" and (out / name / HARNESS_JOURNAL).exists():
+            open_harness(made, out / name, **_harness_options(config))
+        elif name != "longbench" and (out / name / JOURNAL).exists():
+            open_journal(made, out / name)
+
+
+def run_sections(
+    config: PaperConfig, plans: Mapping[str, Any], out: Path, *, overwrite: bool = False
+) -> dict[str, dict[str, Any]]:
+    """What each section of the config gave: a summary, or 'left_out' with the reason.
+
+    Raises FileExistsError, before anything runs, for folders of another run, unless `overwrite`.
+    """
+    if not overwrite:
+        check_folders(config, plans, out)
     found: dict[str, dict[str, Any]] = {}
     for name in (name for name in SECTIONS if name in config.sections):
         reason = reason_left_out(SECTIONS[name], config.sections[name])
         if reason:
             found[name] = {"left_out": reason}
         elif name == "probe":
-            found[name] = _probe(config, plans[name], out / name)
+            found[name] = _probe(config, out / name, overwrite)
         elif name == "longbench":
-            found[name] = _longbench(config, plans[name], out / name)
+            tasks, options = config.sections[name]["tasks"], _harness_options(config)
+            found[name] = run_harness(plans[name], tasks, out / name, overwrite=overwrite, **options)
         else:
-            found[name] = run_cells(plans[name], out / name)
+            found[name] = run_cells(plans[name], out / name, overwrite=overwrite)
     return found
 
 
-def _probe(config: PaperConfig, made: ProbePlan, folder: Path) -> dict[str, Any]:
-    """The summary of a probe run; a whole one of the same settings is not run again."""
-    path = folder / "summary.json"
-    wanted = json.loads(json.dumps({name: method.describe() for name, method in made.methods.items()}))
-    if path.is_file():
-        summary = json.loads(path.read_text(encoding="utf-8"))
-        same = summary["method_configs"] == wanted and summary["captured_length"] == made.length
-        if same and summary["measured_lengths"] == (list(made.lengths) if made.request.samples else []):
-            open_run(folder)
-            return summary
+def _finished_probe(folder: Path) -> Run | None:
+    """The probe run in a folder; None where there is none, or one that was not finished."""
+    try:
+        return open_run(folder) if (folder / "summary.json").is_file() else None
+    except ValueError:
+        return None
+
+
+def _probe(config: PaperConfig, folder: Path, overwrite: bool) -> dict[str, Any]:
+    """The summary of a probe run; a whole one is not run again."""
+    if not overwrite and _finished_probe(folder) is not None:
+        return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return run_probe(probe_request(config), folder, overwrite=True)[0]
 
 
-def _longbench(config: PaperConfig, made: EvalPlan, folder: Path) -> dict[str, Any]:
+def _harness_options(config: PaperConfig) -> dict[str, Any]:
     values = config.sections["longbench"]
-    include = Path(values["include_path"]) if values.get("include_path") else None
-    return run_harness(made, values["tasks"], folder, include_path=include, limit=values.get("limit"))
+    return {"include_path": include_path(values), "limit": values.get("limit")}
