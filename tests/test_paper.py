@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import tiny
+import torch
 import yaml
 
+from mesa.tasks.likelihood import Likelihood
 from mesa_lens.cli import main
 from mesa_lens.paper import runner
 from mesa_lens.paper.config import estimate, plan_section, read, section_methods
@@ -99,6 +101,20 @@ def test_a_report_of_every_kind_of_section(folder, tmp_path, capsys):
     assert "42.76" in html  # Table 3: Mesa, M-Document QA, 8k+
     for name in sections:
         assert f'id="{name}"' in html
+
+
+def test_the_report_says_what_did_not_fit(folder, tmp_path, monkeypatch):
+    def small(self, loaded, length, *rest):
+        if length > 200:
+            raise torch.OutOfMemoryError
+        return original(self, loaded, length, *rest)
+
+    original = Likelihood.measure
+    monkeypatch.setattr(Likelihood, "measure", small)
+    path = write(tmp_path / "config.yaml", folder, {"nll": {"lengths": LENGTHS, "samples": 1}})
+    assert main(["paper", "--config", str(path), "--out", str(tmp_path / "out")]) == 0
+    html = (tmp_path / "out" / "report.html").read_text()
+    assert "Did not fit in memory: nll under origin at 320, nll under mesa at 320." in html
 
 
 def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):

@@ -96,7 +96,8 @@ def _words(result: Mapping[str, Any]) -> list[str]:
         means = ", ".join(f"{cell['method']} {cell['mean']:.3g}" for cell in last)
         ratio = longest / result["trained_length"]
         words.append(f"{task}, {own[0]['metric']} at {longest} tokens ({ratio:.3g} M): {means}.")
-    return words
+    left_out = [f"{task} under {method} at {length}" for task, method, length in result["out_of_memory"]]
+    return [*words, f"Did not fit in memory: {', '.join(left_out)}."] if left_out else words
 
 
 def _probe(summary: Mapping[str, Any], folder: Path) -> dict[str, Any]:
