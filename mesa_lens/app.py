@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
         "client.toolbarMode": "viewer",
         "client.showErrorDetails": "none",
         "runner.magicEnabled": "false",
+        "global.disableWidgetStateDuplicationWarning": "true",  # see `state.follow`
         "theme.light.primaryColor": "#0072B2",
         "theme.dark.primaryColor": "#56B4E9",
     }

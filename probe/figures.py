@@ -13,7 +13,7 @@ import xarray as xr
 from plotly.subplots import make_subplots
 
 from probe.failure import Measured
-from probe.heatmap import pool
+from probe.heatmap import block_size, is_regular, pool
 from probe.marks import BLACK, Chart, Grid, Line, Panel, Point, Rule, curves_chart, heatmap_grid, threshold_chart
 from probe.predict import Prediction
 
@@ -65,6 +65,8 @@ def _draw_grid(grid: Grid) -> go.Figure:
             if first < grid.trained_length < last:
                 shapes.append(_trained_line(grid.trained_length, (row - 1) * columns + column))
         figure.update_yaxes(title_text=grid.row_titles[row - 1], row=row, col=1)
+    if not is_regular(grid.cells[0][0]):
+        figure.update_yaxes(type="category")
     figure.update_layout(shapes=shapes)  # all at once: `add_vline` takes longer than everything else
     _grid_layout(figure, grid, rows, columns)
     return figure
@@ -175,9 +177,7 @@ def _heatmap(cell: xr.DataArray, limit: float, scale: str | None) -> go.Heatmap:
 
 def _span_text(cell: xr.DataArray, name: str) -> str:
     """What a hovered label means: the thing itself, or the first of a block."""
-    if f"{name}_last" not in cell.coords:
-        return name
-    block = int((cell[f"{name}_last"] - cell[name]).max()) + 1
+    block = block_size(cell, name)
     return name if block == 1 else f"{block} {name}s from"
 
 

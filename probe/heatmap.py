@@ -133,6 +133,16 @@ def region_names(panel: xr.DataArray) -> list[str]:
     ]
 
 
+def block_size(panel: xr.DataArray, name: str) -> int:
+    """How many dims or positions a value of a pooled panel stands for; the last of a region may stand for fewer."""
+    return int(np.median(_last(panel, name) - panel[name].values)) + 1  # a block across a gap looks larger
+
+
+def is_regular(panel: xr.DataArray) -> bool:
+    """Whether the dims are evenly spaced, so that rows of one height stand where their labels do."""
+    return len(np.unique(np.diff(panel["dim"].values))) < 2
+
+
 def _last(panel: xr.DataArray, name: str) -> np.ndarray:
     """The last label of each cell along `name`, pooled or not."""
     return panel[f"{name}_last" if f"{name}_last" in panel.coords else name].values

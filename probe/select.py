@@ -40,7 +40,7 @@ def check_labels(values: xr.DataArray | xr.Dataset, dim: str, wanted: Sequence[o
     labels = values[dim].values.tolist()
     for label in wanted:
         if label not in labels:
-            raise ValueError(f"{dim} {label!r} was not captured; captured: {_listed(values[dim].values)}")
+            raise ValueError(f"{dim} {label!r} was not captured; captured: {listed(values[dim].values)}")
 
 
 def check_pairs(hidden: xr.DataArray, pairs: Sequence[tuple[int, int]]) -> None:
@@ -59,12 +59,13 @@ def in_ranges(values: xr.DataArray, dim: str, ranges: Ranges | None) -> xr.DataA
     for start, stop in ranges:
         inside = (labels >= start) & (labels < stop)
         if inside.sum() < stop - start:
-            raise ValueError(f"{dim}s {start}-{stop - 1} were not all captured; captured: {_listed(labels)}")
+            raise ValueError(f"{dim}s {start}-{stop - 1} were not all captured; captured: {listed(labels)}")
         kept |= inside
     return values.isel({dim: np.flatnonzero(kept)})
 
 
-def _listed(labels: np.ndarray) -> str:
+def listed(labels: np.ndarray) -> str:
+    """Labels as text, whole numbers as ranges."""
     if labels.dtype.kind not in "iu":
         return ", ".join(map(str, labels.tolist()))
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in captured_ranges(labels))

@@ -13,7 +13,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from probe.heatmap import COLORMAP, merged
+from probe.heatmap import COLORMAP, is_regular, merged
 from probe.marks import BLACK, Chart, Grid, Line, Panel, Rule
 
 DPI = 300
@@ -80,6 +80,10 @@ def _draw_cell(axis: Axes, cell: xr.DataArray, limit: float, trained_length: int
     """One heatmap, its values merged where there would be more than pixels: a renderer drops some of them instead."""
     shown = merged(cell, *(-(-size // pixels) for size, pixels in zip(cell.shape, room, strict=True)))
     (left, right), (top, bottom) = _edges(shown, "position"), _edges(shown, "dim")
+    if not is_regular(shown):  # one row a dim, under its own label
+        top, bottom = -0.5, shown.sizes["dim"] - 0.5
+        labels = dict(enumerate(shown["dim"].values))
+        axis.yaxis.set_major_formatter(lambda row, _: str(labels.get(int(row), "") if row == int(row) else ""))
     look: dict[str, Any] = {"cmap": COLORMAP, "aspect": "auto", "interpolation": "none", "vmin": -1, "vmax": 1}
     axis.imshow(shown.values / limit, extent=(left, right, bottom, top), **look)
     if left < trained_length < right:

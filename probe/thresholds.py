@@ -40,7 +40,7 @@ class CrossingRule:
     def __post_init__(self) -> None:
         """ValueError for a value out of range."""
         for name, least in (("smoothing", 1), ("sustained", 1), ("burn_in", 0), ("margin", 0), ("floor", 0)):
-            if getattr(self, name) < least:
+            if not getattr(self, name) >= least:
                 raise ValueError(f"{name}={getattr(self, name)} is below {least}")
         if not 0 < self.share <= 1:
             raise ValueError(f"share={self.share} is not in (0, 1]")

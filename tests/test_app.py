@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -117,7 +118,7 @@ def test_the_control_stands_beside_the_search(opened):
 
 def test_dims_are_chosen_by_name(opened):
     app = opened("thresholds", run="first")
-    app.multiselect(key="pairs").set_value(["1:3", "2:20", "7:1", "abc"]).run()
+    app.multiselect(key="pairs").set_value(["1:3", "2:20", "7:1", "abc", "01: 3"]).run()
     titles = [figure["layout"]["title"]["text"] for figure in figures(app)]
     assert ["dim 3, layer 1" in titles[0], "dim 20, layer 2" in titles[1], len(titles)] == [True, True, 2]
     assert len(app.warning) == 2
@@ -130,7 +131,7 @@ def test_dims_are_chosen_by_name(opened):
         ("thresholds", {"pairs": ["1:3"], "prompt": "text-0"}, "prompt text-0"),
         ("thresholds", {"M": "100"}, "position 100"),
         ("heatmaps", {"minus": "origin", "layers": ["1", "1"]}, "minus origin"),
-        ("theory", {"M": "20", "N": "2"}, "M = 20"),
+        ("theory", {"theory_M": "20", "N": "2"}, "M = 20"),
     ],
 )
 def test_a_link_reproduces_the_view(opened, page, query, shown):
@@ -182,13 +183,30 @@ def test_methods_are_drawn_side_by_side(opened):
     assert table.loc["dynamic-ntk", "mpt"] == "no (1)"
 
 
+def test_the_sizes_of_a_method_follow_m(opened):
+    app = opened("methods", a="rerope")
+    app.number_input(key="a.rerope.window").set_value(3).run()
+    app.slider(key="window").set_value(128).run()
+    fresh = opened("methods", a="rerope", window="128")
+    assert app.number_input(key="a.rerope.window").value == fresh.number_input(key="a.rerope.window").value > 16
+    assert app.number_input(key="b.mesa.window").value == fresh.number_input(key="b.mesa.window").value > 16
+    linked = opened("methods", **{"a": "rerope", "window": "128", "a.rerope.window": "9"})
+    assert linked.number_input(key="a.rerope.window").value == 9
+
+
+def test_theory_draws_the_threshold(opened):
+    figure = figures(opened("theory", H="1.5"))[0]
+    assert 1.5 in [shape["y0"] for shape in figure["layout"]["shapes"]]
+    assert figure["layout"]["yaxis"]["title"]["text"] == "head output o_t"
+
+
 def test_theory_shows_what_the_closed_forms_say(opened):
     data = closed_forms(16, 0.5, 3, 3)
     for construction, E in (("weave, ideal recovery", None), ("Stair", 3)):
         excess = data["excess"].sel(construction=construction)
         beyond = excess.where((excess["t"] > 16) & (excess <= 0), drop=True)
         assert int(beyond["t"][0]) == first_failure(16, 3, E)
-    app = opened("theory", M="4")
+    app = opened("theory", theory_M="4")
     app.slider(key="N").set_value(8).run()
     assert "N=8 is not below M=4" in app.warning[0].value.replace("\\", "")
     assert "Broken: 3.2" in texts(opened("theory")).replace("\\", "")
@@ -260,6 +278,11 @@ def test_only_runs_under_the_root_are_listed(root, tmp_path, opened):
     inside = tmp_path / "inside"
     inside.mkdir()
     (inside / "link").symlink_to(root / "first")
+    (inside / "real").mkdir()
+    (inside / "real" / "store.zarr").symlink_to(root / "first" / "store.zarr")
+    shutil.copytree(root / "first", inside / "run")
+    (inside / "run" / "summary.json").unlink()
+    (inside / "run" / "summary.json").symlink_to(root / "first" / "summary.json")
     assert entries(inside) == []
     assert [entry.name for entry in entries(root)] == ["nested/second", "first"]
     assert [entry.name for entry in entries(root / "first")] == ["first"]
@@ -290,6 +313,71 @@ for page in {PAGES!r}:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+def test_another_run_brings_its_own_rule(root, monkeypatch, tmp_path):
+    for name, trained in (("a", 64), ("b", 32)):
+        write_run(
+            tmp_path / name, hidden_states(trained, windows=320 // trained), evaluation(trained), trained_length=trained
+        )
+    app = run(tmp_path, monkeypatch, "thresholds", run="a")
+    app.number_input(key="smoothing").set_value(7).run()
+    app.selectbox(key="run").set_value("b").run()
+    fresh = run(tmp_path, monkeypatch, "thresholds", run="b")
+    assert app.markdown[0].value == fresh.markdown[0].value
+    assert "position 32" in app.markdown[0].value
+    assert [each.value for each in app.number_input] == [each.value for each in fresh.number_input]
+    linked = run(tmp_path, monkeypatch, "thresholds", run="b", M="40")
+    assert "position 40" in linked.markdown[0].value
+
+
+def test_runs_with_one_layer_are_compared(monkeypatch, tmp_path):
+    for name in ("a", "b"):
+        write_run(tmp_path / name, hidden_states(layers=2).sel(layer=[1]), evaluation())
+    app = run(tmp_path, monkeypatch, "compare")
+    assert not app.error
+    assert len(figures(app)) == 4
+
+
+def with_gaps(folder):
+    """A run with layers 0 and 2, dims 0-5 and 18-23, positions 16-127 and 256-319."""
+    whole = hidden_states(layers=3)
+    kept = {"layer": [0, 2], "dim": [*range(6), *range(18, 24)], "position": [*range(16, 128), *range(256, 320)]}
+    write_run(folder, whole.sel(kept), evaluation())
+
+
+def test_no_region_spans_a_gap_in_what_was_captured(monkeypatch, tmp_path):
+    with_gaps(tmp_path / "gaps")
+    for query, columns in (({"positions": "all"}, 2), ({"positions": "choose", "zoom": ["100", "300"]}, 2)):
+        app = run(tmp_path, monkeypatch, "heatmaps", **query)
+        assert not app.error
+        spans = [(trace["x"], trace["y"]) for trace in figures(app)[0]["data"]]
+        assert len(spans) == 4 * columns * 2  # methods, regions, layers
+    assert figures(app)[0]["layout"]["yaxis"]["type"] == "category"
+
+
+@pytest.mark.parametrize(
+    ("key", "span", "message"),
+    [
+        ("layers", (1, 1), "layers 1 to 1 were not captured; captured: 0, 2"),
+        ("dims", (8, 12), "dims 8 to 12 were not captured; captured: 0-5, 18-23"),
+    ],
+)
+def test_a_span_in_a_gap_says_what_was_captured(monkeypatch, tmp_path, key, span, message):
+    with_gaps(tmp_path / "gaps")
+    app = run(tmp_path, monkeypatch, "heatmaps")
+    app.slider(key=key).set_value(span).run()
+    assert plain(message) in app.error[0].value
+
+
+def test_a_download_does_not_mix_two_captures(root, tmp_path):
+    shutil.copytree(root / "first", tmp_path / "run")
+    entry = entries(tmp_path)[0]
+    make = state.while_unchanged(entry, lambda: "made")
+    assert make() == "made"
+    os.utime(tmp_path / "run" / "store.zarr" / "zarr.json", (1, 1))
+    with pytest.raises(ValueError, match="run run was captured anew since this page was drawn; reload the page"):
+        make()
 
 
 def test_changing_the_run_keeps_only_what_the_other_run_has(opened):

@@ -36,15 +36,22 @@ def _note(figure: go.Figure, text: str, **place: Any) -> go.Figure:
     return figure.add_annotation(text=text, showarrow=False, xanchor="left", font={"size": 11}, **place)
 
 
-def excess_figure(data: xr.Dataset) -> go.Figure:
-    """o_t - H over t, with the crossing at M and both T*."""
+def output_figure(data: xr.Dataset) -> go.Figure:
+    """`excess_figure` raised by H: o_t over t, and a line at H."""
+    H = float(data.attrs["H"])
+    figure = excess_figure(data.assign(excess=(data.excess + H).assign_attrs(long_name="head output o_t")), H)
+    return _note(figure, f"H = {H:g}: fails below", x=0.01, xref="paper", y=H, yref="y", yanchor="top")
+
+
+def excess_figure(data: xr.Dataset, least: float = 0.0) -> go.Figure:
+    """o_t - H over t, with the crossing at M and both T*; it succeeds above `least`."""
     figure = _over_t(data.excess)
-    figure.add_hline(0, line_width=1)
+    figure.add_hline(least, line_width=1)
     marks = (("M", data.M, "#D55E00"), ("T* stair", data.T_stair, "#009E73"), ("T* weave", data.T_weave, "#0072B2"))
     for name, position, color in marks:
         figure.add_vline(position, line={"color": color, "dash": "dot"})
-        _note(figure, f"{name} = {position:.5g}", x=math.log10(position), y=3.9, yref="y")
-    return figure.update_yaxes(range=[-1.1, 4])
+        _note(figure, f"{name} = {position:.5g}", x=math.log10(position), y=least + 3.9, yref="y")
+    return figure.update_yaxes(range=[least - 1.1, least + 4])
 
 
 def position_figure(data: xr.Dataset) -> go.Figure:

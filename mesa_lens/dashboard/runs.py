@@ -36,10 +36,21 @@ def root_folder() -> Path:
 
 
 def entries(root: Path) -> list[Entry]:
-    """The runs at most three folders below `root`, finished or not, newest first. A link out of it is left out."""
-    home = root.resolve()
-    found = [Entry(_name(path, root), path) for path in _folders(root, _DEPTH) if path.resolve().is_relative_to(home)]
+    """The runs at most three folders below `root`, finished or not, newest first.
+
+    A run of which the folder, the store or the summary is a link out of `root` is left out.
+    """
+    found = [
+        Entry(_name(path, root), path)
+        for path in _folders(root, _DEPTH)
+        if all(is_inside(path / part, root) for part in ("", STORE, partial_path(Path(STORE)), "summary.json"))
+    ]
     return sorted(found, key=lambda entry: (-max(entry.stamp), entry.name))
+
+
+def is_inside(path: Path, root: Path) -> bool:
+    """Whether `path`, its links followed, lies in `root` or is it."""
+    return path.resolve().is_relative_to(root.resolve())
 
 
 def _folders(folder: Path, depth: int) -> Iterator[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import astuple
 from typing import Any
 
@@ -10,6 +11,7 @@ import xarray as xr
 
 from mesa_lens.dashboard.runs import STORE, Entry
 from probe.analysis import Analysis, analyse
+from probe.export import Export
 from probe.predict import negative_control
 from probe.reader import Run, list_missing, missing_regions, open_run, partial_path
 from probe.thresholds import CrossingRule, search
@@ -79,6 +81,30 @@ def control(entry: Entry, hook: str, prompt: str, trained: int, rule: CrossingRu
 def states(run: Run, hook: str, prompt: str) -> xr.DataArray:
     """The hidden states (method, layer, position, dim) of a prompt, read when used."""
     return run.hidden[hook].sel({"prompt": prompt})
+
+
+def follow(what: str, value: object, defaults: Mapping[str, Any]) -> None:
+    """Puts widgets back to `defaults` (by key) when `value`, which these come from, is another than when last drawn.
+
+    By itself a widget keeps its value when its default changes. The first time nothing is put back, so that a link's
+    values stand.
+    """
+    known = f"followed {what}"
+    if st.session_state.get(known, value) != value:
+        st.session_state.update(defaults)
+    st.session_state[known] = value
+
+
+def while_unchanged(entry: Entry, make: Callable[[], Export]) -> Callable[[], Export]:
+    """`make`, for later; then it raises ValueError if the run has been captured anew, for half of it would be old."""
+    stamp = entry.stamp
+
+    def unless_changed() -> Export:
+        if entry.stamp != stamp:
+            raise ValueError(f"run {entry.name} was captured anew since this page was drawn; reload the page")
+        return make()
+
+    return unless_changed
 
 
 def choose_states(run: Run) -> tuple[str, str]:

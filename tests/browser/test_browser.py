@@ -199,6 +199,17 @@ def test_a_changed_rule_is_in_the_link_and_the_link_brings_it_back(visit):
     assert again.locator("text=(layer, dim) pairs show").inner_text() == after
 
 
+def test_a_size_on_one_page_is_not_taken_on_another(visit):
+    page = visit("methods")
+    slider = page.get_by_role("slider").first
+    slider.focus()
+    slider.press("ArrowRight")
+    until(page, "length=25")
+    for name, text in (("Theory", "Plain positions fail at"), ("Thresholds", "at position 256 under origin")):
+        page.get_by_test_id("stTopNavLink").filter(has_text=name).first.click()
+        page.wait_for_function("text => document.body.innerText.includes(text)", arg=text)
+
+
 def test_a_ticked_row_of_the_ranking_is_drawn(visit):
     page = visit("thresholds?run=demo")
     assert "pairs=" not in page.url

@@ -85,7 +85,7 @@ def _draw(entry: Entry, analysis: Analysis, summary: dict[str, Any]) -> None:
 
 def _stacked(figure: Any) -> Any:
     """Two panels one above the other, untitled: half a page is too narrow for more."""
-    if figure.layout["xaxis2"]["domain"] is None:
+    if "xaxis2" not in figure.layout:
         return figure
     figure.update_layout(
         xaxis_domain=[0, 1], xaxis2_domain=[0, 1], yaxis_domain=[0.58, 1], yaxis2_domain=[0, 0.42], height=820

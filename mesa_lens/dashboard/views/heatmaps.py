@@ -11,11 +11,14 @@ import xarray as xr
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.downloads import buttons
 from mesa_lens.dashboard.look import plain, show
-from mesa_lens.dashboard.state import choose_states, opened, states
+from mesa_lens.dashboard.runs import Entry
+from mesa_lens.dashboard.state import choose_states, opened, states, while_unchanged
 from probe.export import SIDE_BY_SIDE, Export, heatmap_export
 from probe.figures import heatmap_figure
-from probe.heatmap import default_regions, difference, layer_limits, pool, regions
+from probe.heatmap import block_size, default_regions, difference, layer_limits, pool, regions
 from probe.reader import Run
+from probe.select import listed
+from probe.thresholds import captured_ranges
 
 _CELLS = 90_000  # drawn at once: about one in four pixels of a wide page
 _AROUND, _ALL, _CHOSEN = "around M, and the end", "all", "choose"
@@ -48,7 +51,7 @@ def page(context: Context) -> None:
         "heatmap",
     )
     _scale(shown, limits)
-    _downloads(run, hook, prompt, choice)
+    _downloads(entry, run, hook, prompt, choice)
 
 
 def _methods(names: list[str]) -> tuple[list[str], str | None]:
@@ -79,17 +82,18 @@ def _span(place: Any, label: str, key: str, values: np.ndarray) -> tuple[int, in
 
 
 def _bounds(run: Run) -> tuple[tuple[int, int], ...]:
-    """Half-open regions of positions."""
+    """Half-open regions of positions, none across a gap in what was captured."""
     position = run.hidden["position"].values
     which = st.segmented_control(
         "Positions", [_AROUND, _ALL, _CHOSEN], default=_AROUND, required=True, key="positions", bind="query-params"
     )
+    if which == _AROUND:
+        return tuple(default_regions(position, run.trained_length))
+    first, last = int(position[0]), int(position[-1])
     if which == _CHOSEN:
         first, last = _span(st, "First and last position", "zoom", position)
-        return ((first, last + 1),)
-    if which == _ALL:
-        return ((int(position[0]), int(position[-1]) + 1),)
-    return tuple(default_regions(position, run.trained_length))
+    runs = [(max(begin, first), min(end, last) + 1) for begin, end in captured_ranges(position)]
+    return tuple((begin, end) for begin, end in runs if begin < end) or ((first, last + 1),)
 
 
 def _values(run: Run, hook: str, prompt: str, choice: tuple[Any, ...]) -> xr.DataArray:
@@ -97,6 +101,10 @@ def _values(run: Run, hook: str, prompt: str, choice: tuple[Any, ...]) -> xr.Dat
     methods, minus, layers, dims, bounds, _ = choice
     wanted = methods if minus is None else [*methods, minus]
     hidden = states(run, hook, prompt).sel(layer=slice(*layers), dim=slice(*dims))
+    for name, span in (("layer", layers), ("dim", dims)):
+        if not hidden.sizes[name]:
+            captured = listed(run.hidden[name].values)
+            raise ValueError(f"{name}s {span[0]} to {span[1]} were not captured; captured: {captured}")
     shown = regions(hidden.sel({"method": wanted}), bounds).load()
     return shown if minus is None else difference(shown, minus)
 
@@ -110,7 +118,7 @@ def _panel(
     return pool(shown, _CELLS), layer_limits(shown, choice[-1])
 
 
-def _downloads(run: Run, hook: str, prompt: str, choice: tuple[Any, ...]) -> None:
+def _downloads(entry: Entry, run: Run, hook: str, prompt: str, choice: tuple[Any, ...]) -> None:
     """The figure and its numbers, and pictures of one pixel a value."""
 
     def export(native: bool) -> Export:
@@ -118,13 +126,13 @@ def _downloads(run: Run, hook: str, prompt: str, choice: tuple[Any, ...]) -> Non
         return heatmap_export(values, run.trained_length, layer_limits(values, choice[-1]), native=native)
 
     several = ("png", "svg", "html") if len(choice[0]) > SIDE_BY_SIDE else ()
-    buttons(lambda: export(False), "heatmap", ("png", "svg", "html", "npz"), several)
+    buttons(while_unchanged(entry, lambda: export(False)), "heatmap", ("png", "svg", "html", "npz"), several)
     st.caption("As captured, one pixel a value and a picture a method:")
-    buttons(lambda: export(True), "heatmap-native", ("png", "npz"), ("png",))
+    buttons(while_unchanged(entry, lambda: export(True)), "heatmap-native", ("png", "npz"), ("png",))
 
 
 def _scale(shown: xr.DataArray, limits: xr.DataArray) -> None:
-    blocks = [int((shown[f"{name}_last"] - shown[name]).max()) + 1 for name in ("dim", "position")]
+    blocks = [block_size(shown, name) for name in ("dim", "position")]
     pooled = "Every value is drawn." if blocks == [1, 1] else (
         f"Blocks of {blocks[0]} dims x {blocks[1]} positions are drawn as their value farthest from 0; narrow the "
         "spans to see more."

@@ -13,6 +13,7 @@ from mesa.plan import distances
 from mesa.support import cells
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.look import columns, plain, show
+from mesa_lens.dashboard.state import follow
 from mesa_lens.methods import drawing_sizes
 
 _NUMBERED = 24  # tokens up to which numbers stand in the cells
@@ -23,7 +24,7 @@ def page(context: Context) -> None:
     """Two methods side by side, and the support table."""
     left, right = st.columns(2)
     length = int(left.slider("Length (tokens)", 4, 256, 24, key="length", bind="query-params"))
-    trained = int(right.slider("Trained window M (tokens)", 2, 256, 16, key="M", bind="query-params"))
+    trained = int(right.slider("Trained window M (tokens)", 2, 256, 16, key="window", bind="query-params"))
     choices = [_choose(place, *side, trained) for place, side in zip(st.columns(2), _SIDES, strict=True)]
     for place, method in zip(st.columns(2), choices, strict=True):
         if method is not None:
@@ -43,9 +44,10 @@ def _choose(place: Any, side: str, default: str, trained: int) -> Method | None:
     names = list(registry())
     name = str(place.selectbox(f"Method {side}", names, names.index(default), key=side, bind="query-params"))
     sizes = drawing_sizes(name, trained)
+    keys = {size: f"{side}.{name}.{size}" for size in sizes}
+    follow(f"{side}.{name}", trained, {keys[size]: value for size, value in sizes.items()})
     for (size, value), column in zip(sizes.items(), place.columns(len(sizes)) if sizes else (), strict=True):
-        key = f"{side}.{name}.{size}"
-        sizes[size] = int(column.number_input(size, 1, 4096, value, key=key, bind="query-params"))
+        sizes[size] = int(column.number_input(size, 1, 4096, value, key=keys[size], bind="query-params"))
     try:
         return make(name, trained, **sizes)
     except ValueError as error:

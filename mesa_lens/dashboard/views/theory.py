@@ -12,8 +12,9 @@ import xarray as xr
 
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.look import columns, plain, show
+from mesa_lens.dashboard.runs import is_inside
 from theory.bounds import check_window, denominator, extended_length, ideal_position
-from theory.figures import attention_figure, excess_figure, position_figure
+from theory.figures import attention_figure, output_figure, position_figure
 from theory.labels import IDEAL, PE, STAIR
 
 REPORT = "theory.json"
@@ -38,20 +39,21 @@ def page(context: Context) -> None:
     reached = {"Plain positions fail at": M, "Weave reaches T*": weave, "Stair PE reaches T*": stair}
     for column, (label, value) in zip(st.columns(3), reached.items(), strict=True):
         column.metric(label, f"{value:,.5g}", help="tokens", border=True)
-    output, position, attention = st.tabs(["Head output o_t - H", "Recovered position", "Attention on <bos>"])
+    output, position, attention = st.tabs(["Head output o_t", "Recovered position", "Attention on <bos>"])
     reach = f"M = {M}, T* of the weave {weave:.5g}, of Stair PE {stair:.5g}"
     with output:
-        show(excess_figure(data), f"Head output minus H over position t: above 0 succeeds. {reach}", "excess")
+        show(output_figure(data), f"Head output o_t over position t: fails below H = {H:g}. {reach}", "output")
+        st.caption(plain("How far o_t is above H, M / D(t) - 1, is the same for every H."))
     with position:
         show(position_figure(data), f"The position that layer 1 recovers at t. {reach}", "position")
     with attention:
         show(attention_figure(data), f"Attention on bos over t: above 1/M succeeds. {reach}", "attention")
-    _claims(Path(context.root) / REPORT)
+    _claims(Path(context.root))
 
 
 def _parameters() -> tuple[int, float, int, int]:
     one, two, three, four = st.columns(4)
-    M = one.slider("M, the window (tokens)", 4, 64, 16, key="M", bind="query-params")
+    M = one.slider("M, the window (tokens)", 4, 64, 16, key="theory_M", bind="query-params")
     N = two.slider("N, the weave's window (tokens)", 1, 12, 3, key="N", bind="query-params")
     E = three.slider("E, the stair's width (tokens)", 2, 50, 3, key="E", bind="query-params")
     H = four.slider("H, the threshold", 0.0, 2.0, 0.5, 0.1, key="H", bind="query-params")
@@ -71,7 +73,7 @@ def closed_forms(M: int, H: float, N: int, E: int) -> xr.Dataset:
         "excess": (
             dims,
             np.stack([M / each - 1 for each in D.values()]),
-            {"long_name": f"head output o_t - H (H = {H:g})"},
+            {"long_name": "head output o_t - H"},
         ),
         "position": (dims, np.stack(list(position.values())), {"long_name": "recovered position"}),
         "attention": (dims, np.stack([1 / each for each in D.values()]), {"long_name": "attention on <bos>"}),
@@ -80,10 +82,11 @@ def closed_forms(M: int, H: float, N: int, E: int) -> xr.Dataset:
     return xr.Dataset(data, {"construction": list(D), "t": t}, attrs)
 
 
-def _claims(path: Path) -> None:
+def _claims(root: Path) -> None:
     """The verification's table, where it was run."""
     st.subheader("What the verification found")
-    if not path.is_file():
+    path = root / REPORT
+    if not (path.is_file() and is_inside(path, root)):
         st.info(plain(f"There is no {path} yet. Run the verification (20 seconds), then reload this page:"))
         st.code(f"mesa-lens verify --html {path.with_suffix('')}", language="bash")
         return

@@ -11,7 +11,7 @@ import xarray as xr
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.downloads import buttons
 from mesa_lens.dashboard.look import columns, plain, show
-from mesa_lens.dashboard.state import choose_states, control, opened, searched, states
+from mesa_lens.dashboard.state import choose_states, control, follow, opened, searched, states, while_unchanged
 from probe.export import threshold_export
 from probe.figures import threshold_figure
 from probe.predict import best, predict
@@ -30,7 +30,7 @@ def page(context: Context) -> None:
     run = opened(entry)
     hook, prompt = choose_states(run)
     reference = reference_method(run.hidden["method"].values.tolist())
-    trained, rule = _rule(run)
+    trained, rule = _rule(run, entry.name)
     found = searched(entry, hook, prompt, trained, rule, reference)
     hidden = states(run, hook, prompt)
     qualified = int(found["qualified"])
@@ -45,7 +45,8 @@ def page(context: Context) -> None:
         show(figure, f"Layer {layer}, dim {dim} over position. {crossings}", f"layer{layer}-dim{dim}")
     if pairs:
         several = ("csv",) if len(pairs) == 1 else ("csv", "png", "svg", "html")  # csv: thresholds, and values
-        buttons(lambda: threshold_export(hidden, found, pairs), "thresholds", ("csv", "png", "svg", "html"), several)
+        make = while_unchanged(entry, lambda: threshold_export(hidden, found, pairs))
+        buttons(make, "thresholds", ("csv", "png", "svg", "html"), several)
     below = st.segmented_control(
         "Below", [_RANKING, _PREDICTED, _CONTROL], default=_RANKING, required=True, key="below", bind="query-params"
     )
@@ -57,8 +58,8 @@ def page(context: Context) -> None:
         _ranking(found)
 
 
-def _rule(run: Run) -> tuple[int, CrossingRule]:
-    """M and the rule, from widgets; lengths in tokens."""
+def _rule(run: Run, name: str) -> tuple[int, CrossingRule]:
+    """M and the rule, from widgets, the run's own by default; lengths in tokens."""
     scaled = CrossingRule.scaled(run.trained_length)
     last = int(run.hidden["position"].values[-1])
     whole = (  # name, least, most, default, meaning
@@ -73,6 +74,7 @@ def _rule(run: Run) -> tuple[int, CrossingRule]:
         ("share", 1.0, scaled.share, 0.01, "Of positions inside, and after the crossing, that must agree"),
         ("floor", 1.0, scaled.floor, 0.01, "Least spread, as a share of the layer's typical size"),
     )
+    follow("rule", name, {each[0]: each[-2] for each in whole} | {each[0]: each[2] for each in real})
     values: dict[str, Any] = {}
     with st.expander("The rule: M, smoothing, how long a crossing must last"):
         for (name, least, most, value, meaning), place in zip(whole, st.columns(4), strict=True):
@@ -99,7 +101,7 @@ def _pairs(found: xr.Dataset) -> list[tuple[int, int]]:
         help="The list holds the clearest dims; any other can be written",
     )
     pairs = [pair for text in asked if (pair := _pair(text, found)) is not None]
-    return pairs or clearest[:1]
+    return list(dict.fromkeys(pairs)) or clearest[:1]
 
 
 def _pair(text: str, found: xr.Dataset) -> tuple[int, int] | None:
