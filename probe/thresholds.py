@@ -41,7 +41,7 @@ class CrossingRule:
         """ValueError for a value out of range."""
         for name, least in (("smoothing", 1), ("sustained", 1), ("burn_in", 0), ("margin", 0), ("floor", 0)):
             if not getattr(self, name) >= least:
-                raise ValueError(f"{name}={getattr(self, name)} is below {least}")
+                raise ValueError(f"{name}={getattr(self, name)} is not at least {least}")
         if not 0 < self.share <= 1:
             raise ValueError(f"share={self.share} is not in (0, 1]")
 

@@ -9,7 +9,7 @@ from synthetic import evaluation, hidden_states
 from probe import marks
 from probe.failure import measured_failure
 from probe.figures import curves_figure, heatmap_figure, threshold_figure
-from probe.heatmap import layer_limits, pool, regions
+from probe.heatmap import block_size, layer_limits, merged, pool, regions
 from probe.predict import best, predict
 from probe.static import DPI, draw
 from probe.thresholds import CrossingRule, search
@@ -143,6 +143,23 @@ def test_static_figures_draw_the_same(hidden, found):
         image = draw(marks.heatmap_grid(shown, M)).axes[1].images[0]
         assert tuple(image.get_extent()) == (255.5, 319.5, 31.5, -0.5)
         assert image.get_array().shape == (shown.sizes["dim"], (shown["region"] == 1).sum())
+
+
+def test_dims_beside_a_gap_stand_under_their_own_labels(hidden):
+    panel = regions(hidden.sel(dim=[*range(6), *range(18, 24)]), [(32, 96)])
+    figure = draw(marks.heatmap_grid(panel, M))
+    axis = figure.axes[0]
+    assert tuple(axis.images[0].get_extent()) == (31.5, 95.5, 11.5, -0.5)  # one row a dim, none for the gap
+    label = axis.yaxis.get_major_formatter()
+    assert [label(row, None) for row in (0, 5, 6, 11, 5.5, 12)] == ["0", "5", "18", "23", "", ""]
+    assert heatmap_figure(panel, M).layout.yaxis.type == "category"
+
+
+def test_a_block_across_a_gap_does_not_count_it(hidden):
+    panel = regions(hidden.sel(dim=[*range(6), *range(18, 24)]), [(32, 96)])
+    assert block_size(merged(panel, 4, 7), "dim") == 4
+    assert block_size(merged(panel, 4, 7), "position") == 7
+    assert block_size(panel, "dim") == 1
 
 
 def test_spikes_survive_where_there_are_more_values_than_pixels(hidden):

@@ -147,8 +147,10 @@ def test_missing_evidence_is_named():
         check_positions(range(41, 90), M, RULE)
     with pytest.raises(ValueError, match="reference 'rerope' was not captured; captured methods: origin"):
         search(values, M, RULE, "rerope")
-    with pytest.raises(ValueError, match="sustained=0 is below 1"):
+    with pytest.raises(ValueError, match="sustained=0 is not at least 1"):
         CrossingRule(smoothing=1, sustained=0)
+    with pytest.raises(ValueError, match="margin=nan is not at least 0"):
+        replace(RULE, margin=np.nan)
     with pytest.raises(ValueError, match=r"share=1\.5 is not in"):
         replace(RULE, share=1.5)
 
