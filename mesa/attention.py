@@ -67,14 +67,38 @@ class Schedule:
 
     def mask(self, region: Region, call: Call, like: Tensor) -> Mask:
         """The mask of a call, remembered where it is small or the same for other calls and layers."""
-        queries, keys = (torch.arange(*span, device=like.device) for span in (call.queries, call.keys))
-        if region.holds is not None and len(queries) > 1:  # as large as the scores of a block: made anew each time
-            return Mask.of(region.contains(queries[:, None], keys[None, :]), like.dtype)
+        queries, keys = len(range(*call.queries)), len(range(*call.keys))
         offset = call.queries[0] - call.keys[0]  # a band looks the same wherever it is
-        known = (region, offset, len(queries), len(keys), like.dtype, like.device, region.holds and call)
-        if known not in self._masks:
-            self._masks[known] = Mask.of(region.contains(queries[:, None], keys[None, :]), like.dtype)
+        known = (region, offset, queries, keys, like.dtype, like.device, region.holds and call)
+        if known in self._masks:
+            return self._masks[known]
+        if region.holds is None or queries == 1:
+            self._masks[known] = Mask.of(_seen(region, call.queries, call.keys, like.device), like.dtype)
+        elif 0 < region.period <= BLOCK:
+            added = self._periodic(region, call, like)
+            self._masks[known] = Mask(added, added.isneginf().all(-1))
+        else:  # as large as the scores of a block: made anew each time
+            return Mask.of(_seen(region, call.queries, call.keys, like.device), like.dtype)
         return self._masks[known]
+
+    def _periodic(self, region: Region, call: Call, like: Tensor) -> Tensor:
+        """What to add to a call's scores, cut out of what serves all calls whose queries begin at the same phase."""
+        phase, rows = call.queries[0] % region.period, min(BLOCK, self.plan.length - self.start)
+        begin = -(-self.plan.length // region.period) * region.period + phase  # no call's queries begin later
+        known = (region, phase, like.dtype, like.device)
+        if known not in self._masks:
+            anywhere = replace(region, queries=(0, begin + rows), keys=(0, begin + rows))
+            seen = _seen(anywhere, (begin, begin + rows), (0, begin + rows), like.device)
+            self._masks[known] = Mask.of(seen, like.dtype)
+        moved = begin - call.queries[0]
+        (q0, q1), (k0, k1) = call.queries, call.keys
+        return self._masks[known].added[: q1 - q0, k0 + moved : k1 + moved]
+
+
+def _seen(region: Region, queries: tuple[int, int], keys: tuple[int, int], device: torch.device) -> Tensor:
+    """Whether the region holds each pair (query, key) of two ranges."""
+    index = [torch.arange(*span, device=device) for span in (queries, keys)]
+    return region.contains(index[0][:, None], index[1][None, :])
 
 
 def dense(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -128,8 +152,9 @@ def calls(region: Region, start: int, length: int, first_key: int = 0) -> Iterat
         if triangle[0] < triangle[1]:
             yield Call((begin, end), triangle, causal=True)
         return
-    for block in range(begin, end, BLOCK):
-        block_end = min(block + BLOCK, end)
+    step = BLOCK // region.period * region.period if 0 < region.period <= BLOCK else BLOCK
+    for block in range(begin, end, step):
+        block_end = min(block + step, end)
         near_key = first_key if region.farthest is None else max(first_key, block - region.farthest)
         yield Call((block, block_end), (near_key, min(last_key, block_end - region.nearest)), masked=True)
 

@@ -64,7 +64,8 @@ class Region:
 
     The pair (t, i) belongs to the region when `queries[0] <= t < queries[1]`, `keys[0] <= i < keys[1]`,
     `nearest <= t - i <= farthest` and, where given, `holds(t, i)`. Its effective relative position is
-    `query_position(t) - key_position(i)`.
+    `query_position(t) - key_position(i)`. period: where positive, `holds` says the same of (t + period, i + period),
+    which spares making its mask again and again.
     """
 
     queries: tuple[int, int]
@@ -74,6 +75,7 @@ class Region:
     nearest: int = 0
     farthest: int | None = None
     holds: Callable[[Any, Any], Any] | None = None
+    period: int = 0
     log_n: int = 0
     """Where positive: the query is scaled by max(1, ln(t + 1) / ln(log_n))."""
 

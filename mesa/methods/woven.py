@@ -38,7 +38,8 @@ def stair(queries: tuple[int, int], length: int, window: int, width: int, log_n:
 
     def far(offset: int, holds: Callable[[Any, Any], Any] | None) -> Region:
         position = Stepped(width, shift, offset)
-        return Region(queries, (0, length), position, Stepped(width), nearest=window + 1, holds=holds, log_n=log_n)
+        far_keys = {"key_position": Stepped(width), "nearest": window + 1}
+        return Region(queries, (0, length), position, **far_keys, holds=holds, period=width, log_n=log_n)
 
     near = Region(queries, (0, length), farthest=window, log_n=log_n)
     if width == 1:
