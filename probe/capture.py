@@ -71,9 +71,16 @@ def peak_bytes(config: Any, length: int, bytes_a_number: int, kept_bytes: int) -
     return length * token_bytes + kept_bytes
 
 
-def check_memory(needed: int, length: int) -> None:
+def free_bytes(device: torch.device | str = "cpu") -> int:
+    """Free memory of a CUDA device, or of the machine."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(torch.device(device))[0]
+    return psutil.virtual_memory().available
+
+
+def check_memory(needed: int, length: int, device: torch.device | str = "cpu") -> None:
     """MemoryError when `needed` bytes are more than what is free, before any work."""
-    free = psutil.virtual_memory().available
+    free = free_bytes(device)
     if needed > free:
         raise MemoryError(
             f"length={length} needs about {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -10,9 +11,10 @@ from tqdm import tqdm
 
 import mesa
 from mesa.methods import Method
-from mesa.models import Loaded
+from mesa.models import Loaded, prompt_bytes
 from mesa.tasks import score
 from mesa.tasks.retrieval import Prompt, first_ids
+from probe.capture import free_bytes
 
 MULTIPLES = (0.5, 1, 1.5, 2, 3, 4, 6, 8)
 """Lengths measured by default, in trained windows."""
@@ -37,6 +39,12 @@ def check_lengths(lengths: Sequence[int], trained_length: int) -> None:
         )
     if trained_length not in lengths:
         raise ValueError(f"--lengths leaves out the trained length {trained_length}, the in-window level; include it")
+
+
+def _batch(model: Any, length: int) -> int:
+    """How many prompts are decoded at once: up to 8 that take half of the free memory."""
+    needed = prompt_bytes(model.config, length, model.dtype.itemsize)
+    return max(1, min(8, free_bytes(model.device) // 2 // needed))
 
 
 def evaluate(
@@ -70,7 +78,14 @@ def evaluate(
             with mesa.applied(loaded.model, method, executor=executor):
                 for column, length in enumerate(lengths):
                     nll[row, column] = score.tail_nll(loaded.model, windows, first, length, tail, bar.update)
-                    hits[row, column] = score.retrieval_hits(loaded.model, tokenizer, asked[length], bar.update)
+                    if np.isnan(nll[row, column]).any():
+                        raise ValueError(
+                            f"the tail NLL under {method.name} at {length} tokens is not a number; run the model with "
+                            "--dtype float32"
+                        )
+                    hits[row, column] = score.retrieval_hits(
+                        loaded.model, tokenizer, asked[length], bar.update, _batch(loaded.model, length)
+                    )
     return xr.Dataset(
         {
             "tail_nll": (("method", "length", "window"), nll, {"long_name": "tail NLL", "units": "nats/token"}),

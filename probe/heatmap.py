@@ -92,8 +92,7 @@ def layer_limits(panel: xr.DataArray, quantile: float = 0.99) -> xr.DataArray:
 
     Layers differ in size by orders of magnitude; methods and regions share one scale, so that they compare.
     """
-    values = np.abs(panel.transpose("layer", ...).values).reshape(panel.sizes["layer"], -1)
-    limits = np.quantile(values, quantile, axis=1)
+    limits = np.array([np.quantile(np.abs(layer.values), quantile) for layer in panel.transpose("layer", ...)])
     return xr.DataArray(np.where(limits > 0, limits, 1.0), dims="layer", coords={"layer": panel["layer"]})
 
 

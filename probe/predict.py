@@ -103,10 +103,16 @@ def negative_control(
     if not rule.burn_in < control_length < trained_length:
         raise ValueError(f"control_length={control_length} is not within ({rule.burn_in}, {trained_length})")
     before, beyond = control_length - rule.burn_in, trained_length - control_length
+    captured = int(hidden["position"][-1])
+    if captured < trained_length + beyond:
+        raise ValueError(
+            f"a fair partner at {trained_length} takes positions up to {trained_length + beyond}, captured up to "
+            f"{captured}; capture with --length {trained_length + beyond + 1} or more"
+        )
     spans = {
         "control": (control_length, rule.burn_in, trained_length),
         "matched": (trained_length, trained_length - before, trained_length + beyond),
-        "all": (trained_length, rule.burn_in, int(hidden["position"][-1])),
+        "all": (trained_length, rule.burn_in, captured),
     }
     rows = []
     for at, first, last in spans.values():

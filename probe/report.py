@@ -24,6 +24,7 @@ from probe.render import page, rendered
 from probe.tables import npz_bytes
 
 _THRESHOLDS = 4  # charts, of the best dims
+_WRITTEN = ("report.html", "summary.json", "figures/heatmap*.*", "figures/threshold-layer*.*", "figures/curves.*")
 
 
 def write_report(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
@@ -37,6 +38,9 @@ def write_report(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
         bar.update()
     summary = summarize(analysis)
     folder = run.path.parent
+    for pattern in _WRITTEN:  # a former run's
+        for path in folder.glob(pattern):
+            path.unlink()
     write_figures(analysis, folder / "figures")
     (folder / "report.html").write_text(render(analysis, summary), encoding="utf-8")
     (folder / "summary.json").write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n", encoding="utf-8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -15,18 +14,25 @@ import numpy as np
 from tqdm import tqdm
 
 from mesa.methods import Method
-from mesa.models import Loaded, check_placement, config_of, load
+from mesa.models import (
+    Loaded,
+    bytes_a_number,
+    check_placement,
+    chosen_dtype,
+    config_of,
+    load,
+    prompt_bytes,
+)
 from mesa.plug import check_executor
 from mesa.settings import make_methods
 from mesa.support import check_config, check_method
 from mesa.support import trained_length as stated_length
-from mesa.tasks import score
-from mesa.tasks.retrieval import encode, first_ids
 from probe import store
 from probe.analysis import table
 from probe.bridge import bridge_to
 from probe.capture import capture, check_memory, peak_bytes
 from probe.evaluate import check_lengths, default_lengths, evaluate
+from probe.inputs import check_values, prepare
 from probe.report import write_report
 from probe.spec import CaptureSpec, Kept
 from probe.thresholds import CrossingRule, check_positions
@@ -82,9 +88,20 @@ class ProbePlan:
 
     @property
     def pass_bytes(self) -> int:
-        """Estimate of one captured pass's memory beside the weights."""
-        numbers = self.kept.values * len(self.request.spec.hooks)
-        return peak_bytes(self.config, self.length, 4, 4 * numbers)
+        """Estimate of the memory of the largest pass, captured or measured, beside the weights; where the model is."""
+        each = bytes_a_number(self.config, self.request.load)
+        captured = peak_bytes(self.config, self.length, each, 0)
+        longest = max(self.lengths) if self.request.samples else 0
+        scores = self.config.num_attention_heads * max(self.length, longest) ** 2  # of one layer
+        dense = 3 * 4 * scores if self.request.executor == "dense" else 0
+        return max(captured, prompt_bytes(self.config, longest, each)) + dense
+
+    @property
+    def host_bytes(self) -> int:
+        """Estimate of the memory for captured values: a prompt's under one method, or the report's, under all."""
+        one = 4 * self.kept.values
+        around = min(len(self.kept.positions), 2 * self.trained_length) / len(self.kept.positions)
+        return max(one * len(self.request.spec.hooks), 7 * one, int(2 * around * len(self.methods) * one))
 
 
 def plan(request: ProbeRequest) -> ProbePlan:
@@ -133,7 +150,8 @@ def estimate(request: ProbeRequest) -> str:
         f"model {request.model}, trained length M = {made.trained_length}, captured length {made.length} tokens\n"
         f"kept: {len(request.spec.hooks)} hook(s) x {len(made.methods)} method(s) x {len(made.prompts)} prompt(s) x "
         f"{len(kept.layers)} layer(s) x {len(kept.positions)} position(s) x {len(kept.dims)} dim(s)\n"
-        f"memory for one pass, beside the weights: about {made.pass_bytes / 2**20:.0f} MiB\n"
+        f"memory for one pass, beside the weights: about {made.pass_bytes / 2**20:.0f} MiB; for captured values: about "
+        f"{made.host_bytes / 2**20:.0f} MiB\n"
         f"disk: {made.kept_bytes / 2**20:.0f} MiB"
     )
 
@@ -145,7 +163,8 @@ def run_probe(request: ProbeRequest, out: Path, *, overwrite: bool = False) -> t
     when it is whole. Raises FileExistsError for a store that is there already, unless `overwrite`.
     """
     made = plan(request)
-    check_memory(made.pass_bytes, made.length)
+    _check_memory(made)
+    prepared = prepare(made)
     path = out / "store.zarr"
     store.create(
         path,
@@ -160,7 +179,7 @@ def run_probe(request: ProbeRequest, out: Path, *, overwrite: bool = False) -> t
         overwrite=overwrite,
     )
     try:
-        _fill(made, path)
+        _fill(made, prepared, path)
     except BaseException:
         store.discard(path)
         raise
@@ -169,11 +188,22 @@ def run_probe(request: ProbeRequest, out: Path, *, overwrite: bool = False) -> t
     return summary, f"{heading}{table(summary)}\n\nwrote {out / 'report.html'}"
 
 
-def _fill(made: ProbePlan, path: Path) -> None:
-    request = made.request
+def _check_memory(made: ProbePlan) -> None:
+    """MemoryError where captured values or a pass cannot fit; a device map places the model wherever there is room."""
+    options = made.request.load
+    device = options.get("device") or "cpu"
+    if options.get("device_map") or not str(device).startswith("cpu"):
+        check_memory(made.host_bytes, made.length)
+        if not options.get("device_map"):
+            check_memory(made.pass_bytes, made.length, device)
+    else:
+        check_memory(made.pass_bytes + made.host_bytes, made.length)
+
+
+def _fill(made: ProbePlan, prepared: tuple[list[np.ndarray], dict[str, list[int]]], path: Path) -> None:
+    request, (documents, tokens) = made.request, prepared
     loaded = load(request.model, **request.load)
-    documents = _documents(loaded, request)
-    tokens = _prompt_tokens(loaded, made, documents)
+    check_values(loaded, made, next(iter(tokens.values())))
     if request.samples:  # before the capture: the bridge wraps the model
         measured = evaluate(
             loaded, made.methods, made.lengths, request.samples, request.seed, documents, request.executor
@@ -196,27 +226,6 @@ def _capture_all(loaded: Loaded, made: ProbePlan, tokens: Mapping[str, list[int]
                 bar.update()
 
 
-def _documents(loaded: Loaded, request: ProbeRequest) -> list[np.ndarray]:
-    texts = None if request.text is None else [request.text.read_text(encoding="utf-8", errors="replace")]
-    return score.heldout_ids(loaded.tokenizer, texts)
-
-
-def _prompt_tokens(loaded: Loaded, made: ProbePlan, documents: list[np.ndarray]) -> dict[str, list[int]]:
-    """Token ids of every prompt, each of `made.length` tokens, the first special token included."""
-    first = list(first_ids(loaded.tokenizer))
-    word = list(encode(loaded.tokenizer, " " + made.request.word.strip()))
-    room = made.length - len(first)
-    repeated = (word * math.ceil(room / len(word)))[:room] if word else []
-    if not repeated:
-        raise ValueError(f"--prompt {made.request.word!r} is empty; give a word to repeat")
-    windows = score.text_windows(documents, room, made.request.texts) if made.request.texts else []
-    if len(windows) < made.request.texts:
-        raise ValueError(
-            f"--texts {made.request.texts}: the text holds {len(windows)} runs of {room} tokens; ask for fewer"
-        )
-    return dict(zip(made.prompts, [first + repeated, *(first + run.tolist() for run in windows)], strict=True))
-
-
 def provenance(made: ProbePlan) -> dict[str, Any]:
     """The attributes that the plan's store is given: everything that its numbers depend on."""
     request = made.request
@@ -226,7 +235,7 @@ def provenance(made: ProbePlan) -> dict[str, Any]:
         "model": request.model,
         "model_type": made.config.model_type,
         "model_revision": getattr(made.config, "_commit_hash", None) or request.load.get("revision") or "local",
-        "source_dtype": request.load.get("dtype") or str(made.config.dtype).removeprefix("torch."),
+        "source_dtype": chosen_dtype(made.config, request.load),
         "method_configs": json.dumps({name: method.describe() for name, method in made.methods.items()}),
         "executor": request.executor,
         "spec": json.dumps(asdict(request.spec)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,11 +17,18 @@ _PROVENANCE = ("model", "model_revision")
 
 def hook_values(run: Run, hook: str | None = None) -> xr.DataArray:
     """The hidden states of `hook` (default: the run's first), with the model's name; ValueError for an unknown hook."""
-    hooks = [str(name) for name in run.hidden.data_vars]
+    hooks = hooks_of(run)
     hook = hooks[0] if hook is None else hook
     if hook not in hooks:
         raise ValueError(f"hook {hook!r} was not captured; captured: {', '.join(hooks)}")
     return run.hidden[hook].assign_attrs({k: run.hidden.attrs[k] for k in _PROVENANCE if k in run.hidden.attrs})
+
+
+def hooks_of(run: Run) -> list[str]:
+    """The captured hooks, as asked for: a store lists them by the alphabet."""
+    there = [str(name) for name in run.hidden.data_vars]
+    asked = json.loads(run.hidden.attrs.get("spec", "{}")).get("hooks", there)
+    return sorted(there, key=lambda hook: asked.index(hook) if hook in asked else len(asked))
 
 
 def reference_method(methods: Sequence[str]) -> str:

@@ -84,7 +84,7 @@ def write(path: str | os.PathLike[str], hook: str, method: str, prompt: str, lay
     index = tuple(_index(group, name, label) for name, label in zip(DIMS, (method, prompt, layer), strict=False))
     if values.shape != array.shape[3:]:
         raise ValueError(f"{place} has shape {values.shape}, but the store holds {array.shape[3:]} (position, dim)")
-    _check_values(values, array.dtype, place)
+    check_values(values, array.dtype, place)
     with _disk_full_removes(partial), zarr.config.set({"array.write_empty_chunks": True}):
         array[index] = values.astype(array.dtype)
 
@@ -158,7 +158,8 @@ def _check_template(coords: Mapping[str, Sequence[Any]], hooks: Sequence[str], d
         raise ValueError("attrs has no trained_length (tokens)")
 
 
-def _check_values(values: np.ndarray, dtype: np.dtype, place: str) -> None:
+def check_values(values: np.ndarray, dtype: np.dtype, place: str) -> None:
+    """ValueError for values that are not finite, or beyond what `dtype` holds; `place` names them."""
     unfit = int(np.count_nonzero(~np.isfinite(values)))
     if unfit:
         raise ValueError(f"{place} has {unfit} values that are not finite; run the model with --dtype float32")

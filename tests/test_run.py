@@ -9,6 +9,8 @@ import pytest
 import tiny
 import xarray as xr
 
+from mesa.models import tokenizer_of
+from mesa.tasks import score
 from mesa_lens.cli import main
 from probe import run
 
@@ -96,6 +98,70 @@ def test_bad_input_is_one_line_and_leaves_nothing(model, tmp_path, capsys, argum
 def test_a_missing_model_is_named(tmp_path, capsys):
     assert main(["probe", "--model", "./nowhere", "--out", str(tmp_path / "out")]) == 2
     assert "no model at 'nowhere' (no config.json there); give a folder or a hub id" in capsys.readouterr().err
+
+
+def test_what_cannot_be_read_or_built_is_told_before_the_weights_are_loaded(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(run, "load", None)
+    (tmp_path / "short.txt").write_text("Too short. " * 30)
+    asked = ["probe", "--model", model, "--out", str(tmp_path / "out"), "--text", str(tmp_path / "short.txt")]
+    assert main([*asked, "--length", "400"]) == 2
+    assert re.search(r"the text has \d+ tokens, 399 are needed; give a longer text", capsys.readouterr().err)
+    assert main([*asked, "--length", "400", "--texts", "0", "--lengths", "160,399"]) == 2
+    assert "tokens, 399 are needed" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_values_that_the_store_cannot_hold_are_found_before_anything_is_measured(tmp_path, capsys, monkeypatch):
+    folder = tiny.folder(tmp_path / "model")
+    large = tiny.model(vocabulary=900, trained=160)
+    large.model.layers[2].mlp.down_proj.weight.data *= 1e8
+    large.resize_token_embeddings(tokenizer_of(str(folder)).vocab_size)
+    large.save_pretrained(folder)
+    monkeypatch.setattr(run, "evaluate", lambda *_: pytest.fail("measured"))
+    asked = ["probe", "--model", str(folder), "--out", str(tmp_path / "out"), "--length", "300", "--texts", "0"]
+    assert main([*asked, "--store-dtype", "float16"]) == 2
+    assert re.search(r"layer 2 has the value .*, beyond float16's range; store it", capsys.readouterr().err)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_scores_that_are_no_numbers_end_the_run(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(score, "tail_nll", lambda *_: [1.0, np.nan])
+    asked = ["probe", "--model", model, "--out", str(tmp_path), "--length", "300", "--texts", "0", "--samples", "2"]
+    assert main(asked) == 2
+    assert "the tail NLL under origin at 80 tokens is not a number; run the model with --dtype float32" in (
+        capsys.readouterr().err
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_run_in_the_folder_leaves_nothing_of_the_first(tmp_path, capsys):
+    folder = tiny.folder(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    out = tmp_path / "out"
+    asked = ["probe", "--model", str(folder), "--out", str(out), "--length", "300", "--texts", "0"]
+    assert main([*asked, "--methods", "origin,rerope", "--samples", "1"]) == 0
+    assert (out / "figures" / "curves.svg").exists()
+    (out / "figures" / "mine.txt").write_text("mine")
+    hooks = ["--methods", "rerope", "--samples", "0", "--hooks", "resid_post,attn_out", "--overwrite"]
+    assert main([*asked, *hooks]) == 0
+    names = {path.name for path in (out / "figures").iterdir()}
+    assert "heatmap-rerope.png" in names
+    assert "mine.txt" in names
+    assert not any("origin" in name or "curves" in name for name in names)
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["hook"] == "resid_post"  # the first asked for, not by the alphabet
+    assert xr.open_zarr(out / "store.zarr").attrs["source_dtype"] == "float32"  # as loaded on a CPU
+    assert "captured with --length" not in summary["control"]
+
+
+def test_the_estimate_knows_what_is_measured_and_how(model):
+    def needed(**changes):
+        return run.plan(run.ProbeRequest(model=model, length=640, **changes))
+
+    assert needed(executor="dense").pass_bytes == needed().pass_bytes + 3 * 4 * 4 * 640**2  # 4 heads
+    assert needed(samples=1, lengths=(160, 10**6)).pass_bytes > 100 * needed(samples=0).pass_bytes
+    assert needed(methods="origin").host_bytes < needed(methods="all").host_bytes
 
 
 def test_a_run_that_is_there_is_not_replaced_unasked(finished, model, capsys):

@@ -263,3 +263,6 @@ def test_control_counts_what_would_qualify_where_nothing_happens():
     assert control["share"].values.tolist() == [0.25, 0.25, 0.5]
     with pytest.raises(ValueError, match=r"control_length=40 is not within \(0, 40\)"):
         negative_control(series(at_m), M, 40, RULE)
+    short = series(at_m).sel(position=slice(0, 58))
+    with pytest.raises(ValueError, match=r"positions up to 59, captured up to 58; capture with --length 60 or more"):
+        negative_control(short, M, 21, RULE)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mesa.methods import Method
-from mesa.models import check_placement, config_of, tokenizer_of
+from mesa.models import bytes_a_number, check_placement, config_of, prompt_bytes, tokenizer_of
 from mesa.plug import check_executor
 from mesa.settings import make_methods
 from mesa.support import check_config, check_method
@@ -176,19 +176,12 @@ def estimate(made: EvalPlan) -> str:
     """Cells, tokens and memory of a run, as text."""
     cells, setting = made.cells, made.setting
     tokens = sum(TASKS[task].tokens(length, setting) for task, _, length in cells)
-    needed = memory_bytes(made.config, made.request.tasks, setting, number_bytes(made.config, made.request.load))
+    needed = memory_bytes(made.config, made.request.tasks, setting, bytes_a_number(made.config, made.request.load))
     return (
         f"{len(cells)} cells ({len(made.request.tasks)} tasks x {len(made.methods)} methods), "
         f"{setting.samples} samples each: about {tokens:,} prompt tokens\n"
         f"memory beside the weights at {max(setting.lengths)} tokens: about {needed / 2**20:,.0f} MiB"
     )
-
-
-def number_bytes(config: Any, options: Mapping[str, Any]) -> int:
-    """Bytes of a number in the dtype that `mesa.load` would choose with these options."""
-    on_cpu = options.get("device", "cpu") == "cpu" and not options.get("device_map")
-    chosen = options.get("dtype") or ("float32" if on_cpu else getattr(config, "dtype", None))
-    return 2 if str(chosen).endswith("16") else 4
 
 
 def memory_bytes(config: Any, tasks: Sequence[str], setting: Setting, each: int) -> int:
@@ -198,10 +191,7 @@ def memory_bytes(config: Any, tasks: Sequence[str], setting: Setting, each: int)
     """
     longest = max(setting.lengths)
     batch = setting.batch if any(TASKS[task].batched for task in tasks) else 1
-    hidden, heads = config.hidden_size, config.num_attention_heads
-    key_heads = getattr(config, "num_key_value_heads", None) or heads
-    width = getattr(config, "head_dim", None) or hidden // heads
-    states = batch * longest * (2 * config.num_hidden_layers * key_heads * width + 12 * hidden) * each
+    states = batch * prompt_bytes(config, longest, each)
     logits = max((TASKS[task].logits(longest, setting) for task in tasks), default=0)
     return states + logits * config.vocab_size * (each + 2 * 4)
 

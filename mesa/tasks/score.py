@@ -27,15 +27,18 @@ def heldout_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str] | None 
 def text_windows(documents: Sequence[np.ndarray], tokens: int, count: int) -> list[np.ndarray]:
     """`count` runs of `tokens` tokens, spread evenly over documents and without overlap while there is room.
 
-    Raises ValueError when no document holds `tokens` tokens.
+    Where no document is long enough they are strung together. Raises ValueError when all of them do not hold `tokens`
+    tokens.
     """
+    if documents and max(map(len, documents)) < tokens:
+        documents = [np.concatenate(documents)]
     starts = [(d, s) for d, ids in enumerate(documents) for s in range(0, len(ids) - tokens + 1, tokens)]
     if len(starts) < count:
         step = max(1, sum(max(0, len(ids) - tokens) for ids in documents) // max(1, count))
         starts = [(d, s) for d, ids in enumerate(documents) for s in range(0, len(ids) - tokens + 1, step)]
     if not starts:
-        longest = max((len(ids) for ids in documents), default=0)
-        raise ValueError(f"the text has {longest} tokens at most, {tokens} are needed; give a longer text")
+        there = sum(map(len, documents))
+        raise ValueError(f"the text has {there} tokens, {tokens} are needed; give a longer text (--text)")
     chosen = np.linspace(0, len(starts) - 1, min(count, len(starts))).round().astype(int)
     return [documents[d][s : s + tokens] for d, s in (starts[index] for index in chosen)]
 

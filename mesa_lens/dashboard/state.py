@@ -14,6 +14,7 @@ from probe.analysis import Analysis, analyse
 from probe.export import Export
 from probe.predict import negative_control
 from probe.reader import Run, list_missing, missing_regions, open_run, partial_path
+from probe.select import hooks_of
 from probe.thresholds import CrossingRule, search
 
 
@@ -109,7 +110,7 @@ def while_unchanged(entry: Entry, make: Callable[[], Export]) -> Callable[[], Ex
 
 def choose_states(run: Run) -> tuple[str, str]:
     """Widgets for the hook (where there are several) and the prompt; returns both."""
-    hooks = [str(name) for name in run.hidden.data_vars]
+    hooks = hooks_of(run)
     prompts = run.hidden["prompt"].values.tolist()
     left, right = st.columns(2)
     prompt = left.selectbox("Prompt", prompts, key="prompt", bind="query-params")

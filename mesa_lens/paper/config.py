@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 
 from mesa.evaluation.harness import checked_tasks
-from mesa.evaluation.plan import TASKS, EvalPlan, EvalRequest, memory_bytes, names, number_bytes, parse_lengths, plan
+from mesa.evaluation.plan import TASKS, EvalPlan, EvalRequest, memory_bytes, names, parse_lengths, plan
 from mesa.methods import Method, make, registry
-from mesa.models import config_of
+from mesa.models import bytes_a_number, config_of
 from mesa.settings import make_methods, method_settings
 from mesa.support import check_config, check_method
 from mesa.tasks.base import Setting
@@ -214,7 +214,7 @@ def estimate(config: PaperConfig) -> str:
         facts = dict(config.architecture)
         model = AutoConfig.for_model(facts.pop("model_type"), **facts)
     check_config(model)
-    each = number_bytes(model, config.load)
+    each = bytes_a_number(model, config.load)
     lines = [f"{config.title}: weights about {_weights(model) * each / 2**30:.1f} GiB"]
     for name, values in config.sections.items():
         section = SECTIONS[name]

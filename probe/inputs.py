@@ -1,0 +1,72 @@
+"""What a probe run reads: texts and prompts as token ids, before the weights are loaded; and a short first pass."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from mesa.models import Loaded, tokenizer_of
+from mesa.tasks import score
+from mesa.tasks.retrieval import encode, first_ids
+from probe import store
+
+if TYPE_CHECKING:
+    from probe.run import ProbePlan
+
+_TRIED = 64  # tokens
+
+
+def prepare(made: ProbePlan) -> tuple[list[np.ndarray], dict[str, list[int]]]:
+    """Texts and prompts as token ids; what cannot be built is told before the weights are loaded."""
+    request = made.request
+    tokenizer = tokenizer_of(request.model, **{key: request.load.get(key) for key in ("revision", "trust_remote_code")})
+    texts = None if request.text is None else [request.text.read_text(encoding="utf-8", errors="replace")]
+    documents = score.heldout_ids(tokenizer, texts)
+    tokens = _prompt_tokens(tokenizer, made, documents)
+    if request.samples:
+        score.prompts("passkey", tokenizer, min(made.lengths), 1, request.seed)
+        score.text_windows(documents, max(made.lengths), 1)
+    return documents, tokens
+
+
+@torch.no_grad()
+def check_values(loaded: Loaded, made: ProbePlan, ids: list[int]) -> None:
+    """Raises ValueError where a short pass shows values that the store cannot hold: before hours of measuring."""
+    model: Any = loaded.model
+    count = model.config.num_hidden_layers
+    layers = next(each for each in model.modules() if isinstance(each, torch.nn.ModuleList) and len(each) == count)
+    dims, seen = torch.tensor(made.kept.dims), {}
+
+    def keep(module: Any, args: Any, output: Any, layer: int) -> None:
+        states = output[0] if isinstance(output, tuple) else output
+        width = states.shape[-1]
+        seen[layer] = states[0][:, (dims[dims < width]).to(states.device)].float().cpu().numpy()
+
+    handles = [layers[layer].register_forward_hook(partial(keep, layer=layer)) for layer in made.kept.layers]
+    try:
+        model(torch.tensor([ids[:_TRIED]], device=model.device), use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for layer, values in seen.items():
+        store.check_values(values, np.dtype(made.request.spec.dtype), f"layer {layer}")
+
+
+def _prompt_tokens(tokenizer: Any, made: ProbePlan, documents: list[np.ndarray]) -> dict[str, list[int]]:
+    """Token ids of every prompt, each of `made.length` tokens, with the special tokens that come first."""
+    first = list(first_ids(tokenizer))
+    word = list(encode(tokenizer, " " + made.request.word.strip()))
+    room = made.length - len(first)
+    repeated = (word * math.ceil(room / len(word)))[:room] if word else []
+    if not repeated:
+        raise ValueError(f"--prompt {made.request.word!r} is empty; give a word to repeat")
+    windows = score.text_windows(documents, room, made.request.texts) if made.request.texts else []
+    if len(windows) < made.request.texts:
+        raise ValueError(
+            f"--texts {made.request.texts}: the text holds {len(windows)} runs of {room} tokens; ask for fewer"
+        )
+    return dict(zip(made.prompts, [first + repeated, *(first + run.tolist() for run in windows)], strict=True))
