@@ -19,6 +19,9 @@ from torch import Tensor
 from mesa.kernels import BLOCK, Mask, attend
 from mesa.plan import Plan, Position, Region
 
+_SHARE = 64.0
+"""The part of ALiBi's bias that goes with queries."""
+
 Turn = Callable[[Tensor, Tensor, Plan], Tensor]
 """Turns (batch, head, token, dim) by distances (token,) under a plan's frequencies."""
 
@@ -241,20 +244,21 @@ def _with_bias(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """ALiBi's bias as further dims of queries and keys, and what is to be added to the log-sum-exp (head, query).
 
-    The bias is separable: slope * key position goes with the key (in two parts, so that half precision keeps it),
+    The bias is separable: slope * key position goes with the key (in two parts, so that half precision keeps it, and a
+    factor of it with the query, so that float16 holds it at any length in use),
     -slope * query position is the same for all keys of a query and so matters to the merge alone.
     """
     slopes = slopes.to(query.device, torch.promote_types(query.dtype, torch.float32))
     key_position = region.key_position(torch.arange(*keys, device=query.device))
     query_position = region.query_position(torch.arange(*queries, device=query.device))
     relative = key_position - key_position[-1]
-    bias = slopes[: key.shape[1], None] * relative / scale
+    bias = slopes[: key.shape[1], None] * relative / scale / _SHARE
     coarse = bias.to(key.dtype)
     extra = 8  # dims, of which two carry the bias; the kernel likes round numbers
     parts = torch.stack([coarse, (bias - coarse).to(key.dtype)], -1).expand(key.shape[0], -1, -1, -1)
     key = torch.cat([key, parts, key.new_zeros(*key.shape[:3], extra - 2)], -1)
     ones = query.new_zeros(*query.shape[:3], extra)
-    ones[..., :2] = 1
+    ones[..., :2] = _SHARE
     offset = slopes[:, None] * (key_position[-1] - query_position)
     return torch.cat([query, ones], -1), key, torch.nn.functional.pad(value, (0, extra)), offset
 

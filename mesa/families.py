@@ -8,16 +8,31 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
+from accelerate.hooks import remove_hook_from_module
 from torch import Tensor, nn
 
 from mesa.rope import CachedRotary
 
 
 def frozen_rotary(module: nn.Module) -> nn.Module:
-    """A copy of a rotary module that keeps its frequencies, whatever length it meets (dynamic NTK, LongRoPE)."""
+    """A copy of a rotary module that keeps its frequencies (dynamic NTK's first ones) until `settle`, at any length."""
     frozen: Any = copy.deepcopy(module)
+    if hasattr(frozen, "_hf_hook"):  # accelerate's: it would put what comes out on the module's own device
+        remove_hook_from_module(frozen)
+    if hasattr(frozen, "original_inv_freq"):  # a long input may have changed the others in place
+        frozen.inv_freq = frozen.original_inv_freq.clone()
+    frozen.by_length = frozen.rope_type == "longrope"
     frozen.rope_type = "default"
     return frozen
+
+
+def settle(frozen: Any, length: int) -> None:
+    """Has a frozen LongRoPE choose its frequencies as the model itself does for a prompt of `length` tokens."""
+    if frozen.by_length:
+        frozen.rope_type = "longrope"
+        place = frozen.inv_freq.device
+        frozen(torch.zeros(1, device=place), torch.tensor([[length - 1]], device=place))
+        frozen.rope_type = "default"
 
 
 class Attached(Protocol):

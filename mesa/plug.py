@@ -7,6 +7,7 @@ A cached key is never rotated anew where its position does not change.
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,13 +62,15 @@ class Attachment:
     def __init__(self, model: PreTrainedModel, method: Method, executor: str, prompt_length: int | None) -> None:
         self.model, self.method, self.executor, self.prompt_length = model, method, executor, prompt_length
         self.decoder: Any = model.get_decoder()
+        self._names = list(inspect.signature(self.decoder.forward).parameters)
         self.rotary: Rotary | None = None
         self.cached_rotary: CachedRotary | None = None
         self.slopes: Tensor | None = None
+        self._frozen: Any = None
         if model.config.model_type in ROTARY:
-            frozen = families.frozen_rotary(self.decoder.rotary_emb)
-            self.rotary = Rotary(frozen)
-            self.cached_rotary = CachedRotary(self.decoder.rotary_emb if method.as_trained else frozen)
+            self._frozen = families.frozen_rotary(self.decoder.rotary_emb)
+            self.rotary = Rotary(self._frozen)
+            self.cached_rotary = CachedRotary(self.decoder.rotary_emb if method.as_trained else self._frozen)
         else:
             self.slopes = families.slopes(self)
         self.calls: Counter[int] = Counter()
@@ -78,7 +81,8 @@ class Attachment:
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Lays out the coming pass: lengths, padding, and one plan for each padding."""
-        inputs = args[0] if args else kwargs.get("input_ids")
+        kwargs = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        inputs = kwargs.get("input_ids")
         inputs = kwargs["inputs_embeds"] if inputs is None else inputs
         batch, new = inputs.shape[:2]
         cache = kwargs.get("past_key_values")
@@ -95,9 +99,12 @@ class Attachment:
         if cache is not None:
             self._prompt_lengths[cache] = prompt_length
         pads = _left_padding(kwargs.get("attention_mask"), batch, past + new)
+        index = torch.arange(past, past + new) - torch.tensor(pads)[:, None]
+        _check_positions(kwargs.get("position_ids"), index)
         if self.rotary is not None and self.cached_rotary is not None:
+            families.settle(self._frozen, prompt_length - min(pads))
+            self.rotary.frequencies = self._frozen.inv_freq.clone()
             self.rotary.forget()
-            index = torch.arange(past, past + new) - torch.tensor(pads)[:, None]
             self.cached_rotary.positions = self.method.cached_position(index.clamp(min=0))
         self._groups = []
         for pad in sorted(set(pads)):
@@ -107,14 +114,14 @@ class Attachment:
             woven, as_trained = (
                 Schedule(plan, start, self.method.cached_position, turn, self.slopes) for plan in plans
             )
-            rows = torch.tensor([row for row, its_pad in enumerate(pads) if its_pad == pad], device=inputs.device)
+            rows = torch.tensor([row for row, its_pad in enumerate(pads) if its_pad == pad])
             self._groups.append(_Group(rows, pad, woven, as_trained))
 
     def after_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Remembers the prompt's length for a cache that the model made by itself."""
         cache = getattr(output, "past_key_values", None)
         if cache is not None and cache not in self._prompt_lengths:
-            self._prompt_lengths[cache] = int(cache.get_seq_length())
+            self._prompt_lengths[cache] = self.prompt_length or int(cache.get_seq_length())
 
     def attention(
         self,
@@ -161,6 +168,14 @@ class Attachment:
         return self.rotary(states, positions, plan, self._attention_module)
 
 
+def _check_positions(given: Tensor | None, index: Tensor) -> None:
+    """ValueError for positions (1 or batch, token) of one's own; `index` are the tokens', below 0 for padding."""
+    if given is not None and ((given.cpu() != index) & (index >= 0)).any():
+        raise ValueError(
+            "position_ids differ from the tokens' places, which a method's positions follow; leave them out"
+        )
+
+
 def _left_padding(mask: Tensor | None, batch: int, length: int) -> list[int]:
     """Tokens of left padding of every row; ValueError for any other mask."""
     if mask is None:
@@ -196,7 +211,8 @@ def applied(
 
     executor: 'fused' (O(T) memory, no gradients) or 'dense' (O(T^2) memory, gradients, attention weights).
     prompt_length: tokens of the whole prompt (padding included) where it is given in several calls; Mesa's chunks
-    follow from it. By default the first call with an empty cache is the whole prompt.
+    follow from it. By default the first call with an empty cache is the whole prompt, so assisted decoding (its first
+    call holds candidates too) and use_cache=False (every call is a first one) need it stated.
     Batches may be padded on the left. A KV cache filled inside the block serves only inside it.
     Raises ValueError for an unsupported model or an unknown executor.
 

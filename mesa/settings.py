@@ -17,6 +17,7 @@ def method_settings(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
         name, dot, parameter = target.partition(".")
         if not (equals and dot):
             raise ValueError(f"--set {setting!r} is not METHOD.PARAMETER=VALUE, e.g. rerope.window=512")
+        text = {"true": "True", "false": "False"}.get(text.strip().lower(), text)
         try:
             value = ast.literal_eval(text)
         except (ValueError, SyntaxError):

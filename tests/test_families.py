@@ -12,6 +12,8 @@ from transformers import (
     Gemma2ForCausalLM,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     MptConfig,
@@ -25,6 +27,7 @@ from transformers import (
 )
 
 import mesa
+from mesa.attention import EXECUTORS, Schedule
 from mesa.models import load
 from probe.bridge import bridge_to
 
@@ -193,3 +196,39 @@ def test_the_bridge_runs_every_family_under_a_method(family, tokenizer):
     assert dict(attachment.calls) == {0: 1, 1: 1, 2: 1}
     exact = model.config.model_type not in ("phi3", "mpt", "bloom")
     torch.testing.assert_close(got, expected, atol=0 if exact else 1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["phi3 longrope", "llama dynamic"])
+def test_a_long_input_before_leaves_no_trace(family):
+    model = build(family) if family in FAMILIES else dynamic_llama()
+    ids = tokens(1, 3 * cases.TRAINED)
+    results = []
+    for _ in range(2):
+        with torch.no_grad():
+            with mesa.applied(model, cases.method("rerope")):
+                results.append(model(ids).logits)
+            model(tokens(1, 6 * cases.TRAINED))  # stock: transformers changes the frequencies in place
+    torch.testing.assert_close(results[1], results[0], atol=0, rtol=0)
+
+
+def dynamic_llama():
+    torch.manual_seed(0)
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    return LlamaForCausalLM(
+        LlamaConfig(**{**GROUPED, "max_position_embeddings": cases.TRAINED}, rope_parameters=rope)
+    ).eval()
+
+
+@pytest.mark.parametrize("executor", ["fused", "dense"])
+def test_alibi_in_half_precision_holds_at_great_lengths(executor):
+    length, heads, dim = 1200, 2, 128
+    generator = torch.Generator().manual_seed(0)
+    states = [torch.randn(1, heads, length, dim, generator=generator) for _ in range(3)]
+    slopes, results = torch.tensor([6.0, 0.1]), {}  # 6.0 at 1200 tokens is as 0.84 at 8600
+    for dtype in (torch.float32, torch.float16):
+        method = mesa.Origin(trained_length=length)
+        schedule = Schedule(method.plan(length), 0, method.cached_position, slopes=slopes)
+        given = [each.to(dtype) for each in states]
+        results[dtype] = EXECUTORS[executor](schedule, *given, dim**-0.5)[0].float()
+    assert torch.isfinite(results[torch.float16]).all()
+    torch.testing.assert_close(results[torch.float16], results[torch.float32], atol=5e-3, rtol=0)

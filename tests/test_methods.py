@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 import mesa
 from mesa import weave
 from mesa.plan import distances
+from mesa.settings import make_methods
 
 
 def test_rerope_distances():
@@ -130,6 +132,12 @@ def test_mesa_chunks_stay_within_the_window(trained, extra, share, threshold, va
             lambda: mesa.MesaExtrapolation(trained_length=64, variant="fast"),
             "mesa: variant=fast is not exact, aligned, reference",
         ),
+        (lambda: mesa.ReRoPE(trained_length=64, window=6.5), "rerope: window=6.5 is not a whole number"),
+        (lambda: mesa.ReRoPE(trained_length=64, window=True), "rerope: window=True is not a whole number"),
+        (lambda: mesa.make("rerope", 64, window="abc"), "rerope: window=abc is not a whole number"),
+        (lambda: mesa.make("rerope", 64, log_n="no"), "rerope: log_n=no is not true or false"),
+        (lambda: mesa.make("leaky-rerope", 64, k="x"), "leaky-rerope: k=x is not a number"),
+        (lambda: mesa.make("rerope", 64, layers=1), "rerope: layers=1 is no sequence of layers, such as (0, 1)"),
         (lambda: mesa.make("rope", 64), "unknown method 'rope'; known: origin, nope, rerope"),
         (
             lambda: mesa.make("rerope", 64, width=3),
@@ -138,8 +146,15 @@ def test_mesa_chunks_stay_within_the_window(trained, extra, share, threshold, va
     ],
 )
 def test_bad_parameters_are_named(build, message):
-    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+    with pytest.raises(ValueError, match=re.escape(message)):
         build()
+
+
+def test_switches_are_read_in_any_case():
+    for text in ("false", "False", "FALSE"):
+        assert make_methods("rerope", 64, [f"rerope.log_n={text}"])["rerope"].log_n is False
+    assert make_methods("stair", 64, ["stair.log_n=true"])["stair"].log_n is True
+    assert make_methods("rerope", 64, ["rerope.layers=0,1"])["rerope"].layers == (0, 1)
 
 
 def test_sizes_left_out_are_the_papers_scaled_to_the_window():

@@ -4,6 +4,7 @@ import cases
 import pytest
 import tiny
 import torch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from transformers import AttentionInterface, DynamicCache, GPT2Config, GPT2LMHeadModel, StaticCache
 
 import mesa
@@ -261,3 +262,45 @@ class TestBadInput:
     def test_fused_gradients(self, model):
         with mesa.applied(model, cases.method("rerope")), pytest.raises(RuntimeError, match="no gradients"):
             model(tokens(1, 10))
+
+
+def test_a_stated_prompt_length_holds_also_for_a_cache_that_the_model_makes(model):
+    ids, method = tokens(1, 61), cases.method("mesa")
+    with mesa.applied(model, method):
+        whole = logits(model, ids)[:, 30:]
+    with mesa.applied(model, method, prompt_length=61), torch.no_grad():
+        first = model(ids[:, :30], use_cache=True)
+        second = logits(model, ids[:, 30:], past_key_values=first.past_key_values)
+    torch.testing.assert_close(second, whole, atol=2e-5, rtol=0)
+
+
+def test_arguments_by_position_are_heeded(model):
+    ids, mask = tokens(2, 40), torch.ones(2, 40, dtype=torch.long)
+    mask[0, :9] = 0
+    with torch.no_grad(), mesa.applied(model, cases.method("rerope")):
+        by_name = model.model(input_ids=ids, attention_mask=mask).last_hidden_state
+        by_place = model.model(ids, mask).last_hidden_state
+        without = model.model(ids).last_hidden_state
+    torch.testing.assert_close(by_place, by_name, atol=0, rtol=0)
+    assert (without[0, 9:] - by_name[0, 9:]).abs().max() > 0.1
+
+
+def test_positions_of_ones_own_are_refused(model):
+    ids = tokens(1, 20)
+    with mesa.applied(model, mesa.Origin(trained_length=cases.TRAINED)):
+        logits(model, ids, position_ids=torch.arange(20)[None])
+        with pytest.raises(ValueError, match="position_ids differ from the tokens' places"):
+            logits(model, ids, position_ids=torch.arange(20)[None] % 7)
+
+
+def test_rotary_tables_come_out_where_the_states_are():
+    model = tiny.model()
+    ids = tokens(1, 61)
+    with mesa.applied(model, cases.method("rerope")):
+        expected = logits(model, ids)
+    hook = AlignDevicesHook(execution_device="cpu")
+    add_hook_to_module(model.model.rotary_emb, hook)  # as a device map does
+    hook.execution_device = "meta"
+    with mesa.applied(model, cases.method("rerope")):
+        torch.testing.assert_close(logits(model, ids), expected, atol=0, rtol=0)
+    assert model.model.rotary_emb._hf_hook is hook  # the model keeps its own

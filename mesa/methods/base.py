@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from numbers import Integral, Real
 from typing import Any, ClassVar
 
 from mesa.plan import Plan, Position, Region, own_index
 
+_KINDS: dict[str, tuple[Any, str]] = {  # by annotation: what is allowed, in words
+    "int": (Integral, "a whole number"),
+    "float": (Real, "a number"),
+    "bool": (bool, "true or false"),
+    "str": (str, "a text"),
+}
 SCALED: Any = None  # the default of a size that follows from trained_length
 
 
@@ -38,8 +46,17 @@ class Method(ABC):
 
     def __post_init__(self) -> None:
         """Fills sizes left out and checks all; ValueError names the value and what it may be."""
+        for field in fields(self):
+            kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", "")
+            value = getattr(self, field.name)
+            if value is not None and kind in _KINDS:
+                allowed, meaning = _KINDS[kind]
+                fits = isinstance(value, allowed) and (kind == "bool" or not isinstance(value, bool))
+                self._require(fits, field.name, f"is not {meaning}")
         self._require(self.trained_length >= 2, "trained_length", "is below 2 tokens")
         if self.layers is not None:
+            whole = isinstance(self.layers, Sequence) and all(isinstance(layer, Integral) for layer in self.layers)
+            self._require(whole, "layers", "is no sequence of layers, such as (0, 1)")
             object.__setattr__(self, "layers", tuple(self.layers))
             self._require(len(self.layers) > 0 and min(self.layers) >= 0, "layers", "is empty or has a negative layer")
 
