@@ -27,10 +27,10 @@ from mesa.methods import (
 from mesa.plan import Plan, distances
 
 if TYPE_CHECKING:
+    from mesa.engine.plug import applied
     from mesa.models import load
-    from mesa.plug import applied
 
-_LAZY = {"applied": "mesa.plug", "load": "mesa.models"}
+_LAZY = {"applied": "mesa.engine.plug", "load": "mesa.models"}
 
 __all__ = [
     "METHODS",

@@ -49,7 +49,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Checks everything that can be checked, then runs."""
-    from mesa.evaluation.plan import EvalRequest, names, parse_lengths, task_table
+    from probe.evaluation.plan import EvalRequest, names, parse_lengths, task_table
 
     if args.list_tasks:
         print("\n".join(f"{name:18s} {about}" for name, about in task_table()))
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tasks(args: argparse.Namespace, request: Any) -> int:
-    from mesa.evaluation.plan import estimate, plan
+    from probe.evaluation.plan import estimate, plan
 
     if not request.tasks:
         raise ValueError("--task names no task; --list-tasks shows them")
@@ -88,9 +88,9 @@ def _tasks(args: argparse.Namespace, request: Any) -> int:
     if args.estimate:
         print(estimate(made))
         return 0
-    from mesa.evaluation.run import run as run_cells
-    from mesa.evaluation.summary import tables
-    from probe.evaluation_chart import write_curves
+    from probe.evaluation.run import run as run_cells
+    from probe.evaluation.summary import tables
+    from probe.figures.evaluation_chart import write_curves
 
     summary = run_cells(made, args.out, overwrite=args.overwrite)
     written = write_curves(summary, args.out)
@@ -105,8 +105,8 @@ def _tasks(args: argparse.Namespace, request: Any) -> int:
 def _harness(args: argparse.Namespace, request: Any) -> int:
     from dataclasses import replace
 
-    from mesa.evaluation.harness import RESULTS, run_harness
-    from mesa.evaluation.plan import names, plan
+    from probe.evaluation.harness import RESULTS, run_harness
+    from probe.evaluation.plan import names, plan
 
     if args.estimate:
         raise ValueError("--estimate is for --task; lm-eval's prompts are known only as they run")

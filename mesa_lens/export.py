@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import xarray as xr
 
-    from probe.export import Export
-    from probe.reader import Run
-    from probe.thresholds import CrossingRule
+    from probe.figures.export import Export
+    from probe.store.reader import Run
+    from probe.thresholds.search import CrossingRule
 
 _SAYS = {
     "heatmap": "hidden states by layer, dim and position, methods side by side",
@@ -74,9 +74,9 @@ def run(args: argparse.Namespace) -> int:
     """Checks, exports, and prints the path of every file written."""
     from tqdm import tqdm
 
-    from probe.export import check_format, write
-    from probe.reader import open_run
-    from probe.render import check_renderer
+    from probe.figures.export import check_format, write
+    from probe.figures.render import check_renderer
+    from probe.store.reader import open_run
 
     forms = list(dict.fromkeys(form.strip() for form in args.format.split(",")))
     for form in forms:
@@ -102,12 +102,12 @@ def run(args: argparse.Namespace) -> int:
 def _heatmap(args: argparse.Namespace, opened: Run) -> Export:
     import xarray as xr
 
-    from probe.export import heatmap_export
-    from probe.heatmap import default_regions, difference, regions
-    from probe.select import check_labels, in_ranges
-    from probe.spec import parse_ranges
-    from probe.tables import check_rows
-    from probe.thresholds import captured_ranges
+    from probe.capture.spec import parse_ranges
+    from probe.figures.export import heatmap_export
+    from probe.figures.heatmap import default_regions, difference, regions
+    from probe.figures.tables import check_rows
+    from probe.store.select import check_labels, in_ranges
+    from probe.thresholds.search import captured_ranges
 
     if args.pool < 1 or (args.limit is not None and not args.limit > 0):
         raise ValueError(f"--pool {args.pool} and --limit {args.limit} must be above 0")
@@ -134,9 +134,9 @@ def _heatmap(args: argparse.Namespace, opened: Run) -> Export:
 
 
 def _thresholds(args: argparse.Namespace, opened: Run) -> Export:
-    from probe.export import threshold_export
-    from probe.predict import best
-    from probe.select import check_pairs
+    from probe.figures.export import threshold_export
+    from probe.store.select import check_pairs
+    from probe.thresholds.predict import best
 
     if args.top < 1:
         raise ValueError(f"--top {args.top} is below 1")
@@ -153,11 +153,11 @@ def _thresholds(args: argparse.Namespace, opened: Run) -> Export:
 
 
 def _curves(args: argparse.Namespace, opened: Run) -> Export:
-    from probe.analysis import TOP
-    from probe.export import curves_export
-    from probe.failure import measured_failure
-    from probe.predict import predict
-    from probe.select import reference_method
+    from probe.figures.export import curves_export
+    from probe.store.select import reference_method
+    from probe.thresholds.analysis import TOP
+    from probe.thresholds.failure import measured_failure
+    from probe.thresholds.predict import predict
 
     scores, trained = opened.evaluation, _trained_length(args, opened)
     if scores is None:
@@ -169,7 +169,7 @@ def _curves(args: argparse.Namespace, opened: Run) -> Export:
 
 
 def _hidden(args: argparse.Namespace, opened: Run) -> xr.DataArray:
-    from probe.select import hook_values, one_prompt
+    from probe.store.select import hook_values, one_prompt
 
     return one_prompt(hook_values(opened, args.hook), args.prompt)
 
@@ -177,8 +177,8 @@ def _hidden(args: argparse.Namespace, opened: Run) -> xr.DataArray:
 def _searched(args: argparse.Namespace, opened: Run, hidden: xr.DataArray) -> xr.Dataset:
     from tqdm import tqdm
 
-    from probe.select import reference_method
-    from probe.thresholds import search
+    from probe.store.select import reference_method
+    from probe.thresholds.search import search
 
     trained, reference = _trained_length(args, opened), reference_method(hidden["method"].values.tolist())
     with tqdm(total=1, desc="finding thresholds", unit="search") as bar:
@@ -188,7 +188,7 @@ def _searched(args: argparse.Namespace, opened: Run, hidden: xr.DataArray) -> xr
 
 
 def _rule(args: argparse.Namespace, trained_length: int) -> CrossingRule:
-    from probe.thresholds import CrossingRule
+    from probe.thresholds.search import CrossingRule
 
     given = {each.name: getattr(args, each.name) for each in fields(CrossingRule)}
     changed = {name: value for name, value in given.items() if value is not None}
@@ -196,7 +196,7 @@ def _rule(args: argparse.Namespace, trained_length: int) -> CrossingRule:
 
 
 def _methods(args: argparse.Namespace, values: xr.DataArray | xr.Dataset) -> list[str]:
-    from probe.select import check_labels
+    from probe.store.select import check_labels
 
     if args.methods == "all":
         return values["method"].values.tolist()

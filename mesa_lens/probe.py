@@ -55,8 +55,8 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Checks everything that can be checked, then runs."""
+    from probe.capture.spec import CaptureSpec, parse_ranges
     from probe.run import ProbeRequest, estimate, run_probe
-    from probe.spec import CaptureSpec, parse_ranges
 
     request = ProbeRequest(
         model=args.model,

@@ -32,8 +32,8 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs or resumes the study, writes its results, tables and figures, and prints the tables."""
-    from probe.study import StudyRequest, run_study
-    from probe.study_report import write_study
+    from probe.study.report import write_study
+    from probe.study.run import StudyRequest, run_study
 
     request = StudyRequest(
         model=args.model,

@@ -21,9 +21,9 @@ def run(args: argparse.Namespace) -> int:
     """Trains into a folder that must not hold a model yet, measures the result and writes its card."""
     if (args.out / "config.json").exists():
         raise FileExistsError(f"--out {args.out} already holds a model; name another folder")
-    from mesa import card
     from mesa.models import load
-    from mesa.train import TrainConfig, train
+    from mesa_lens.training import card
+    from mesa_lens.training.train import TrainConfig, train
 
     train(TrainConfig(tokens=args.tokens, seed=args.seed), args.out, device=args.device)
     card.write_card(args.out, card.measure(load(str(args.out))))

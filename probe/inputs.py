@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from mesa.models import Loaded, tokenizer_of
-from mesa.tasks import score
-from mesa.tasks.retrieval import encode, first_ids
-from probe import store
+from probe.store import store
+from probe.tasks import score
+from probe.tasks.retrieval import encode, first_ids
 
 if TYPE_CHECKING:
     from probe.run import ProbePlan

@@ -13,15 +13,15 @@ import xarray as xr
 from plotly.offline import get_plotlyjs
 from tqdm import tqdm
 
-from probe.analysis import TOP, Analysis, analyse, summarize
-from probe.export import SIDE_BY_SIDE, safe_name, write
-from probe.figures import draw, heatmap_figure
-from probe.findings import findings
-from probe.heatmap import default_regions, layer_limits, pool, regions
-from probe.marks import Chart, Raster, curves_chart, heatmap_grid, threshold_chart
-from probe.reader import open_run
-from probe.render import page, rendered
-from probe.tables import npz_bytes
+from probe.figures.export import SIDE_BY_SIDE, safe_name, write
+from probe.figures.heatmap import default_regions, layer_limits, pool, regions
+from probe.figures.interactive import draw, heatmap_figure
+from probe.figures.marks import Chart, Raster, curves_chart, heatmap_grid, threshold_chart
+from probe.figures.render import page, rendered
+from probe.figures.tables import npz_bytes
+from probe.store.reader import open_run
+from probe.thresholds.analysis import TOP, Analysis, analyse, summarize
+from probe.thresholds.findings import findings
 
 _THRESHOLDS = 4  # charts, of the best dims
 _WRITTEN = ("report.html", "summary.json", "figures/heatmap*.*", "figures/threshold-layer*.*", "figures/curves.*")

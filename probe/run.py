@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from mesa.engine.plug import check_executor
 from mesa.methods import Method
 from mesa.models import (
     Loaded,
@@ -23,19 +24,18 @@ from mesa.models import (
     load,
     prompt_bytes,
 )
-from mesa.plug import check_executor
 from mesa.settings import make_methods
 from mesa.support import check_config, check_method
 from mesa.support import trained_length as stated_length
-from probe import store
-from probe.analysis import table
-from probe.bridge import bridge_to
-from probe.capture import capture, check_memory, peak_bytes
-from probe.evaluate import check_lengths, default_lengths, evaluate
+from probe.capture.bridge import bridge_to
+from probe.capture.capture import capture, check_memory, peak_bytes
+from probe.capture.spec import CaptureSpec, Kept
+from probe.evaluation.by_length import check_lengths, default_lengths, evaluate
 from probe.inputs import check_values, prepare
 from probe.report import write_report
-from probe.spec import CaptureSpec, Kept
-from probe.thresholds import CrossingRule, check_positions
+from probe.store import store
+from probe.thresholds.analysis import table
+from probe.thresholds.search import CrossingRule, check_positions
 
 REPEATED = "repeated"
 """Name of the paper's prompt: one word, repeated."""

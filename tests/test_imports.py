@@ -10,13 +10,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {"mesa": set(), "probe": {"mesa"}, "theory": {"mesa"}, "mesa_lens": {"mesa", "probe", "theory"}}
 WITHOUT_TORCH = """
-    mesa mesa.methods mesa.plan mesa.settings mesa.journal mesa.evaluation.summary mesa.tasks.sources
-    probe.store probe.reader probe.thresholds probe.predict probe.analysis
-    probe.heatmap probe.figures probe.static probe.render probe.tables probe.select probe.export probe.report
-    probe.evaluation_chart
-    mesa_lens.cli mesa_lens.export
-    probe.variants probe.study_results probe.study_score probe.study_table probe.study_report
-    mesa.weave mesa.support theory.bounds theory.cli theory.figures theory.plots
+    mesa mesa.methods mesa.plan mesa.settings mesa.support mesa.weave
+    probe.evaluation.journal probe.evaluation.summary probe.tasks.sources probe.store.store probe.store.reader
+    probe.store.select probe.thresholds.search probe.thresholds.predict probe.thresholds.analysis
+    probe.figures.heatmap probe.figures.interactive probe.figures.static probe.figures.render probe.figures.tables
+    probe.figures.export probe.figures.evaluation_chart probe.report
+    probe.study.variants probe.study.results probe.study.score probe.study.table probe.study.report
+    mesa_lens.cli mesa_lens.export theory.bounds theory.cli theory.figures theory.plots
 """.split()
 
 

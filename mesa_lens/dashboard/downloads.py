@@ -9,7 +9,7 @@ from functools import partial
 
 import streamlit as st
 
-from probe.export import Export
+from probe.figures.export import Export
 
 _MIMES = {
     "png": "image/png",

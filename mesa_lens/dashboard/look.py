@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 import streamlit as st
 
-from probe.marks import BLACK, GREY, RED
+from probe.figures.marks import BLACK, GREY, RED
 
 _ON_BOTH = {  # at least 3:1 on white and on Streamlit's dark ground
     BLACK: "#808080",

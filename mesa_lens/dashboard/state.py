@@ -10,12 +10,12 @@ import streamlit as st
 import xarray as xr
 
 from mesa_lens.dashboard.runs import STORE, Entry
-from probe.analysis import Analysis, analyse
-from probe.export import Export
-from probe.predict import negative_control
-from probe.reader import Run, list_missing, missing_regions, open_run, partial_path
-from probe.select import hooks_of
-from probe.thresholds import CrossingRule, search
+from probe.figures.export import Export
+from probe.store.reader import Run, list_missing, missing_regions, open_run, partial_path
+from probe.store.select import hooks_of
+from probe.thresholds.analysis import Analysis, analyse
+from probe.thresholds.predict import negative_control
+from probe.thresholds.search import CrossingRule, search
 
 
 @st.cache_resource(max_entries=4, show_spinner="Opening the run …")

@@ -9,17 +9,17 @@ from typing import Any
 
 import yaml
 
-from mesa.evaluation.harness import checked_tasks
-from mesa.evaluation.plan import TASKS, EvalPlan, EvalRequest, memory_bytes, names, parse_lengths, plan
 from mesa.methods import Method, make, registry
 from mesa.models import bytes_a_number, config_of
 from mesa.settings import make_methods, method_settings
 from mesa.support import check_config, check_method
-from mesa.tasks.base import Setting
 from mesa_lens.paper.sections import SECTIONS, Section
+from probe.capture.spec import CaptureSpec, parse_ranges
+from probe.evaluation.harness import checked_tasks
+from probe.evaluation.plan import TASKS, EvalPlan, EvalRequest, memory_bytes, names, parse_lengths, plan
 from probe.run import ProbeRequest
 from probe.run import plan as plan_probe
-from probe.spec import CaptureSpec, parse_ranges
+from probe.tasks.base import Setting
 
 _TOP = ("title", "model", "load", "architecture", "trained_length", "methods", "set", "seed", "sections")
 _LOAD = ("revision", "dtype", "device", "device_map", "trust_remote_code")
@@ -153,7 +153,7 @@ def section_methods(config: PaperConfig, name: str) -> dict[str, Method]:
 
 
 def plan_section(config: PaperConfig, name: str) -> EvalPlan:
-    """The checked plan of an evaluated section; raises what `mesa.evaluation.plan.plan` raises."""
+    """The checked plan of an evaluated section; raises what `probe.evaluation.plan.plan` raises."""
     request = eval_request(config, name)
     made = plan(replace(request, methods="origin", settings=()))
     methods = section_methods(config, name)

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mesa.evaluation.harness import JOURNAL as HARNESS_JOURNAL
-from mesa.evaluation.harness import open_harness, run_harness
-from mesa.evaluation.run import JOURNAL, open_journal
-from mesa.evaluation.run import run as run_cells
 from mesa_lens.paper.config import PaperConfig, include_path, probe_request, reason_left_out
 from mesa_lens.paper.sections import SECTIONS
-from probe.reader import Run, differing_key, open_run
+from probe.evaluation.harness import JOURNAL as HARNESS_JOURNAL
+from probe.evaluation.harness import open_harness, run_harness
+from probe.evaluation.run import JOURNAL, open_journal
+from probe.evaluation.run import run as run_cells
 from probe.run import provenance, run_probe
+from probe.store.reader import Run, differing_key, open_run
 
 
 def check_folders(config: PaperConfig, plans: Mapping[str, Any], out: Path) -> None:

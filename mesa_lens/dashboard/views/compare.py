@@ -10,8 +10,8 @@ from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.look import columns, plain, show
 from mesa_lens.dashboard.runs import Entry
 from mesa_lens.dashboard.state import analysed
-from probe.analysis import Analysis, summarize
-from probe.figures import curves_figure, threshold_figure
+from probe.figures.interactive import curves_figure, threshold_figure
+from probe.thresholds.analysis import Analysis, summarize
 
 _PROVENANCE = (
     "model",

@@ -12,12 +12,12 @@ from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.look import columns, plain, show
 from mesa_lens.dashboard.runs import Entry
 from mesa_lens.dashboard.state import analysed, opened
-from probe.analysis import summarize
-from probe.failure import measured_failure
-from probe.figures import curves_figure
-from probe.findings import findings
-from probe.predict import Prediction
-from probe.reader import Run
+from probe.figures.interactive import curves_figure
+from probe.store.reader import Run
+from probe.thresholds.analysis import summarize
+from probe.thresholds.failure import measured_failure
+from probe.thresholds.findings import findings
+from probe.thresholds.predict import Prediction
 
 _SHOWN = ("model", "model_revision", "model_type", "source_dtype", "created", "executor", "word", "text", "seed")
 

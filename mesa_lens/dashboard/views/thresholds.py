@@ -12,12 +12,12 @@ from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.downloads import buttons
 from mesa_lens.dashboard.look import columns, plain, show
 from mesa_lens.dashboard.state import choose_states, control, follow, opened, searched, states, while_unchanged
-from probe.export import threshold_export
-from probe.figures import threshold_figure
-from probe.predict import best, predict
-from probe.reader import Run
-from probe.select import reference_method
-from probe.thresholds import CrossingRule
+from probe.figures.export import threshold_export
+from probe.figures.interactive import threshold_figure
+from probe.store.reader import Run
+from probe.store.select import reference_method
+from probe.thresholds.predict import best, predict
+from probe.thresholds.search import CrossingRule
 
 _RANKING, _PREDICTED, _CONTROL = "ranking of dims", "predictions", "negative control"
 _MOST = 6  # figures drawn at once

@@ -1,0 +1,302 @@
+"""Executors: they obey a plan and know nothing of methods.
+
+`dense` builds the whole score matrix: O(T^2) memory, gradients, attention weights. `fused` computes attention over
+each region by itself and merges the parts exactly through their log-sum-exp: O(T) memory beside queries and keys.
+Both take queries of the tokens `start` .. plan.length - 1 and keys of 0 .. plan.length - 1, all rotated to the
+schedule's `cached` positions, and turn them on to the plan's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mesa.engine.kernels import BLOCK, Mask, attend
+from mesa.plan import Plan, Position, Region
+
+_SHARE = 64.0
+"""The part of ALiBi's bias that goes with queries."""
+
+Turn = Callable[[Tensor, Tensor, Plan], Tensor]
+"""Turns (batch, head, token, dim) by distances (token,) under a plan's frequencies."""
+
+
+@dataclass
+class Schedule:
+    """A plan, bound to the queries from token `start` on and the keys from `first_key` on.
+
+    Positions enter by rotation (`turn`, with keys and queries rotated to `cached` already) or, for ALiBi models, as a
+    bias `-slope * (query position - key position)` with one slope a head (`slopes`, (head,)).
+    """
+
+    plan: Plan
+    start: int
+    cached: Position
+    turn: Turn | None = None
+    slopes: Tensor | None = None
+    first_key: int = 0
+    _turns: dict[tuple[Position, int, int, torch.device], Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[Any, ...], Mask] = field(default_factory=dict)
+
+    def placed(self, states: Tensor, position: Position, begin: int, end: int) -> Tensor:
+        """`states` of the tokens begin .. end - 1, turned on to the positions that `position` gives them."""
+        if self.turn is None or (position == self.cached and self.plan.frequency_scale is None):
+            return states
+        known = (position, begin, end, states.device)
+        if known not in self._turns:
+            index = torch.arange(begin, end, device=states.device)
+            self._turns[known] = position(index) - self.cached(index)
+        return self.turn(states, self._turns[known], self.plan)
+
+    def query_scale(self, region: Region, begin: int, end: int, like: Tensor) -> Tensor | None:
+        """Factors (token, 1) on queries by log-n scaling, or None where all are 1."""
+        if not region.log_n or end <= region.log_n:
+            return None
+        index = torch.arange(begin, end, device=like.device)
+        return ((index + 1).double().log() / math.log(region.log_n)).clamp(min=1.0).to(like.dtype)[:, None]
+
+    def within(self, window: int, first_key: int) -> Schedule:
+        """The same without keys `window` or more tokens back, and without those before `first_key`."""
+        regions = tuple(
+            replace(region, farthest=window - 1 if region.farthest is None else min(region.farthest, window - 1))
+            for region in self.plan.regions
+        )
+        return replace(self, plan=replace(self.plan, regions=regions), first_key=first_key, _turns={}, _masks={})
+
+    def mask(self, region: Region, call: Call, like: Tensor) -> Mask:
+        """The mask of a call, remembered where it is small or the same for other calls and layers."""
+        queries, keys = len(range(*call.queries)), len(range(*call.keys))
+        offset = call.queries[0] - call.keys[0]  # a band looks the same wherever it is
+        known = (region, offset, queries, keys, like.dtype, like.device, region.holds and call)
+        if known in self._masks:
+            return self._masks[known]
+        if region.holds is None or queries == 1:
+            self._masks[known] = Mask.of(_seen(region, call.queries, call.keys, like.device), like.dtype)
+        elif 0 < region.period <= BLOCK:
+            added = self._periodic(region, call, like)
+            self._masks[known] = Mask(added, added.isneginf().all(-1))
+        else:  # as large as the scores of a block: made anew each time
+            return Mask.of(_seen(region, call.queries, call.keys, like.device), like.dtype)
+        return self._masks[known]
+
+    def _periodic(self, region: Region, call: Call, like: Tensor) -> Tensor:
+        """What to add to a call's scores, cut out of what serves all calls whose queries begin at the same phase."""
+        phase, rows = call.queries[0] % region.period, min(BLOCK, self.plan.length - self.start)
+        begin = -(-self.plan.length // region.period) * region.period + phase  # no call's queries begin later
+        known = (region, phase, like.dtype, like.device)
+        if known not in self._masks:
+            anywhere = replace(region, queries=(0, begin + rows), keys=(0, begin + rows))
+            seen = _seen(anywhere, (begin, begin + rows), (0, begin + rows), like.device)
+            self._masks[known] = Mask.of(seen, like.dtype)
+        moved = begin - call.queries[0]
+        (q0, q1), (k0, k1) = call.queries, call.keys
+        return self._masks[known].added[: q1 - q0, k0 + moved : k1 + moved]
+
+
+def _seen(region: Region, queries: tuple[int, int], keys: tuple[int, int], device: torch.device) -> Tensor:
+    """Whether the region holds each pair (query, key) of two ranges."""
+    index = [torch.arange(*span, device=device) for span in (queries, keys)]
+    return region.contains(index[0][:, None], index[1][None, :])
+
+
+def dense(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention output (batch, head, query, dim) and weights (batch, head, query, key) by one full score matrix."""
+    plan, start, first_key = schedule.plan, schedule.start, schedule.first_key
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = query.new_full((*query.shape[:3], key.shape[2]), -math.inf)
+    queries = torch.arange(start, plan.length, device=query.device)[:, None]
+    keys = torch.arange(first_key, plan.length, device=query.device)[None, :]
+    for region in plan.regions:
+        part = _placed_query(schedule, query, region, start, plan.length)
+        part = part @ schedule.placed(key, region.key_position, first_key, plan.length).transpose(-1, -2) * scale
+        if schedule.slopes is not None:
+            relative = region.query_position(queries) - region.key_position(keys)
+            part = part - schedule.slopes.to(query)[:, None, None] * relative
+        scores = torch.where(region.contains(queries, keys), part, scores)
+    weights = scores.softmax(-1, dtype=torch.promote_types(query.dtype, torch.float32)).to(query.dtype)
+    return weights @ value, weights
+
+
+@dataclass(frozen=True)
+class Call:
+    """One attention call of a region: queries and keys by index, and whether the lower triangle or a mask applies."""
+
+    queries: tuple[int, int]
+    keys: tuple[int, int]
+    causal: bool = False
+    masked: bool = False
+
+
+def calls(region: Region, start: int, length: int, first_key: int = 0) -> Iterator[Call]:
+    """The calls that cover the region's pairs with queries `start` .. `length` - 1, each pair once.
+
+    Pairs with keys before `first_key` are left out.
+    """
+    first_key, last_key = max(region.keys[0], first_key), min(region.keys[1], length)
+    begin = max(region.queries[0], start, first_key + region.nearest)
+    end = min(region.queries[1], length)
+    if region.farthest is not None:
+        end = min(end, last_key + region.farthest)
+    if begin >= end or first_key >= last_key:
+        return
+    if region.holds is None and (region.farthest is None or end - begin == 1):
+        if region.farthest is not None:
+            first_key = max(first_key, begin - region.farthest)
+        edge = begin - region.nearest + (end - begin == 1)  # keys before it are seen by every query
+        if first_key < edge:
+            yield Call((begin, end), (first_key, min(edge, last_key)))
+        triangle = (max(edge, first_key), min(last_key, end - region.nearest))
+        if triangle[0] < triangle[1]:
+            yield Call((begin, end), triangle, causal=True)
+        return
+    step = BLOCK // region.period * region.period if 0 < region.period <= BLOCK else BLOCK
+    for block in range(begin, end, step):
+        block_end = min(block + step, end)
+        near_key = first_key if region.farthest is None else max(first_key, block - region.farthest)
+        yield Call((block, block_end), (near_key, min(last_key, block_end - region.nearest)), masked=True)
+
+
+def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, None]:
+    """Attention output (batch, head, query, dim), region by region, merged by log-sum-exp; no weights."""
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        raise RuntimeError("the fused executor has no gradients; use torch.no_grad() or executor='dense'")
+    start, length, first_key = schedule.start, schedule.plan.length, schedule.first_key
+    if query.shape[2] == 1 and schedule.slopes is None:
+        return _one_query(schedule, query, key, value, scale), None
+    merged = _Merged(query, start)
+    placed: tuple[Any, Tensor] | None = None  # the last region's queries: chunks ask for the same ones twice
+    for region in schedule.plan.regions:
+        region_calls = list(calls(region, start, length, first_key))
+        if not region_calls:
+            continue
+        first, last = region_calls[0].queries[0], region_calls[-1].queries[1]
+        low, high = min(call.keys[0] for call in region_calls), max(call.keys[1] for call in region_calls)
+        asked = (region.query_position, region.log_n, first, last)
+        if placed is None or placed[0] != asked:
+            placed = asked, _placed_query(schedule, query[:, :, first - start : last - start], region, first, last)
+        part = placed[1]
+        keys = schedule.placed(key[:, :, low - first_key : high - first_key], region.key_position, low, high)
+        values = value[:, :, low - first_key : high - first_key]
+        offset = None
+        if schedule.slopes is not None:
+            part, keys, values, offset = _with_bias(
+                part, keys, values, schedule.slopes, scale, region, (first, last), (low, high)
+            )
+        for call in region_calls:
+            (q0, q1), (k0, k1) = call.queries, call.keys
+            rows, columns = slice(q0 - first, q1 - first), slice(k0 - low, k1 - low)
+            mask = schedule.mask(region, call, query) if call.masked else None
+            output, log_sum = attend(
+                part[:, :, rows], keys[:, :, columns], values[:, :, columns], scale, call.causal, mask
+            )
+            if offset is not None:
+                output, log_sum = output[..., : query.shape[3]], log_sum + offset[:, rows]
+            merged.add(q0, q1, output, log_sum)
+    return merged.output(), None
+
+
+def _one_query(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """`fused` for a single query: regions with the same keys at the same positions are read once."""
+    start, length, first_key = schedule.start, schedule.plan.length, schedule.first_key
+    shared: dict[tuple[Position, tuple[int, int], bool], list[tuple[Region, Call]]] = {}
+    for region in schedule.plan.regions:
+        for call in calls(region, start, length, first_key):
+            shared.setdefault((region.key_position, call.keys, call.masked), []).append((region, call))
+    outputs, log_sums = [], []
+    for (position, (low, high), masked), members in shared.items():
+        rows = torch.cat([_placed_query(schedule, query, region, start, length) for region, _ in members], 2)
+        masks = [schedule.mask(region, call, query) for region, call in members] if masked else []
+        mask = None
+        if masks:
+            blind = torch.cat([part.added.isneginf().all(-1) for part in masks])
+            mask = Mask(torch.cat([part.added for part in masks]), blind)
+        keys = schedule.placed(key[:, :, low - first_key : high - first_key], position, low, high)
+        values = value[:, :, low - first_key : high - first_key]
+        output, log_sum = attend(rows, keys, values, scale, False, mask)
+        outputs.append(output)
+        log_sums.append(log_sum)
+    weights = torch.cat(log_sums, 2).softmax(-1)[..., None]
+    return (torch.cat(outputs, 2) * weights).sum(2, keepdim=True).to(query.dtype)
+
+
+def _placed_query(schedule: Schedule, query: Tensor, region: Region, begin: int, end: int) -> Tensor:
+    """The queries begin .. end - 1 at the positions and the scale that a region gives them."""
+    part = schedule.placed(query, region.query_position, begin, end)
+    factor = schedule.query_scale(region, begin, end, query)
+    return part if factor is None else part * factor
+
+
+def _with_bias(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    slopes: Tensor,
+    scale: float,
+    region: Region,
+    queries: tuple[int, int],
+    keys: tuple[int, int],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """ALiBi's bias as further dims of queries and keys, and what is to be added to the log-sum-exp (head, query).
+
+    The bias is separable: slope * key position goes with the key (in two parts, so that half precision keeps it, and a
+    factor of it with the query, so that float16 holds it at any length in use),
+    -slope * query position is the same for all keys of a query and so matters to the merge alone.
+    """
+    slopes = slopes.to(query.device, torch.promote_types(query.dtype, torch.float32))
+    key_position = region.key_position(torch.arange(*keys, device=query.device))
+    query_position = region.query_position(torch.arange(*queries, device=query.device))
+    relative = key_position - key_position[-1]
+    bias = slopes[: key.shape[1], None] * relative / scale / _SHARE
+    coarse = bias.to(key.dtype)
+    extra = 8  # dims, of which two carry the bias; the kernel likes round numbers
+    parts = torch.stack([coarse, (bias - coarse).to(key.dtype)], -1).expand(key.shape[0], -1, -1, -1)
+    key = torch.cat([key, parts, key.new_zeros(*key.shape[:3], extra - 2)], -1)
+    ones = query.new_zeros(*query.shape[:3], extra)
+    ones[..., :2] = _SHARE
+    offset = slopes[:, None] * (key_position[-1] - query_position)
+    return torch.cat([query, ones], -1), key, torch.nn.functional.pad(value, (0, extra)), offset
+
+
+class _Merged:
+    """Running merge of attention parts over disjoint keys, in float32 or better."""
+
+    def __init__(self, query: Tensor, start: int) -> None:
+        self.dtype, self.start, self.shape = query.dtype, start, query.shape
+        self.whole: tuple[Tensor, Tensor] | None = None
+        self.accurate = torch.promote_types(query.dtype, torch.float32)
+        self.device = query.device
+
+    def add(self, begin: int, end: int, output: Tensor, log_sum: Tensor) -> None:
+        """Adds the part of the queries begin .. end - 1."""
+        rows = slice(begin - self.start, end - self.start)
+        if self.whole is None:
+            if end - begin == self.shape[2]:
+                self.whole = output, log_sum
+                return
+            empty = torch.zeros(self.shape, dtype=self.accurate, device=self.device)
+            self.whole = empty, empty.new_full(self.shape[:3], -math.inf)
+        total, total_log = self.whole
+        if total.dtype != self.accurate:
+            total = total.to(self.accurate)
+        old_log = total_log[:, :, rows]
+        new_log = torch.logaddexp(old_log, log_sum)
+        kept = (old_log - new_log).exp().nan_to_num(nan=0.0)[..., None]  # NaN: neither part saw a key
+        added = (log_sum - new_log).exp().nan_to_num(nan=0.0)[..., None]
+        total[:, :, rows].mul_(kept).addcmul_(output.to(self.accurate), added)
+        total_log[:, :, rows] = new_log
+        self.whole = total, total_log
+
+    def output(self) -> Tensor:
+        """The merged output in the query's dtype."""
+        if self.whole is None:
+            return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        return self.whole[0].to(self.dtype)
+
+
+EXECUTORS = {"dense": dense, "fused": fused}

@@ -1,0 +1,132 @@
+"""What each model family needs to be attached to: where its positions come from, and how its attention is called."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from accelerate.hooks import remove_hook_from_module
+from torch import Tensor, nn
+
+from mesa.engine.rope import CachedRotary
+
+
+def frozen_rotary(module: nn.Module) -> nn.Module:
+    """A copy of a rotary module that keeps its frequencies (dynamic NTK's first ones) until `settle`, at any length."""
+    frozen: Any = copy.deepcopy(module)
+    if hasattr(frozen, "_hf_hook"):  # accelerate's: it would put what comes out on the module's own device
+        remove_hook_from_module(frozen)
+    if hasattr(frozen, "original_inv_freq"):  # a long input may have changed the others in place
+        frozen.inv_freq = frozen.original_inv_freq.clone()
+    frozen.by_length = frozen.rope_type == "longrope"
+    frozen.rope_type = "default"
+    return frozen
+
+
+def settle(frozen: Any, length: int) -> None:
+    """Has a frozen LongRoPE choose its frequencies as the model itself does for a prompt of `length` tokens."""
+    if frozen.by_length:
+        frozen.rope_type = "longrope"
+        place = frozen.inv_freq.device
+        frozen(torch.zeros(1, device=place), torch.tensor([[length - 1]], device=place))
+        frozen.rope_type = "default"
+
+
+class Attached(Protocol):
+    """What an attachment offers to its family."""
+
+    decoder: Any
+    cached_rotary: CachedRotary | None
+
+    def attention(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, scaling: float
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention output (batch, query, head, dim) and weights."""
+        ...
+
+
+@contextmanager
+def rotary_replaced(attachment: Attached) -> Iterator[None]:
+    """The decoder's rotary module is the attachment's for as long as this lasts."""
+    decoder = attachment.decoder
+    original = decoder.rotary_emb
+    decoder.rotary_emb = attachment.cached_rotary
+    try:
+        yield
+    finally:
+        decoder.rotary_emb = original
+
+
+@contextmanager
+def forwards_replaced(attachment: Attached) -> Iterator[None]:
+    """Every ALiBi attention module calls the attachment for as long as this lasts."""
+    modules = [module for module in attachment.decoder.modules() if type(module).__name__ in _FORWARDS]
+    try:
+        for module in modules:
+            module.forward = _bound(_FORWARDS[type(module).__name__], attachment, module)
+        yield
+    finally:
+        for module in modules:
+            module.__dict__.pop("forward", None)
+
+
+def slopes(attachment: Attached) -> Tensor:
+    """ALiBi's slopes (head,) as the model itself computes them."""
+    module: Any = next(module for module in attachment.decoder.modules() if type(module).__name__ in _FORWARDS)
+    if type(module).__name__ == "BloomAttention":
+        from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
+
+        return _get_alibi_slopes(module.num_heads, torch.device("cpu")).float()
+    from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+
+    maximum = attachment.decoder.config.attn_config.alibi_bias_max
+    return -build_mpt_alibi_tensor(module.n_heads, 2, maximum)[:, 0, 0].float()
+
+
+def _bound(forward: Callable[..., Any], attachment: Attached, module: nn.Module) -> Callable[..., Any]:
+    return lambda *args, **kwargs: forward(attachment, module, *args, **kwargs)
+
+
+def _mpt_forward(
+    attachment: Attached,
+    module: Any,
+    hidden_states: Tensor,
+    position_bias: Tensor | None = None,
+    past_key_values: Any = None,
+    attention_mask: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """`MptAttention.forward` with our attention in the middle."""
+    batch, length = hidden_states.shape[:2]
+    mixed = module.Wqkv(hidden_states)
+    if module.clip_qkv:
+        mixed = mixed.clamp(min=-module.clip_qkv, max=module.clip_qkv)
+    query, key, value = (part.view(batch, length, module.n_heads, -1).transpose(1, 2) for part in mixed.chunk(3, 2))
+    if past_key_values is not None:
+        key, value = past_key_values.update(key, value, module.layer_idx)
+    output, weights = attachment.attention(module, query, key, value, None, scaling=module.softmax_scale)
+    return module.out_proj(output.reshape(batch, length, -1)), weights
+
+
+def _bloom_forward(
+    attachment: Attached,
+    module: Any,
+    hidden_states: Tensor,
+    residual: Tensor,
+    alibi: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    layer_past: Any = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """`BloomAttention.forward` with our attention in the middle, in evaluation mode."""
+    query, key, value = module._reshape(module.query_key_value(hidden_states))
+    if layer_past is not None:
+        key, value = layer_past.update(key, value, module.layer_idx)
+    output, weights = attachment.attention(module, query, key, value, None, scaling=module.inv_norm_factor)
+    return residual + module.dense(output.flatten(2)), weights
+
+
+_FORWARDS = {"MptAttention": _mpt_forward, "BloomAttention": _bloom_forward}

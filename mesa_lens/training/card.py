@@ -1,0 +1,127 @@
+"""Measures the default model and writes its model card."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+import mesa
+from mesa.methods import Method
+from mesa.models import Loaded
+from probe.tasks import corpus, score
+from probe.tasks.retrieval import first_ids
+
+METHODS = ("origin", "rerope", "dynamic-ntk", "lm-infinite", "stair", "mesa")
+MULTIPLES = (0.5, 1, 2, 4, 8)
+TASKS = ("passkey", "needle", "lines")
+PROMPTS, WINDOWS = 100, 32
+LONGEST_LINES = 1  # in trained windows: LongEval is asked inside the window only
+MEASURING_SEED = 20_000
+"""Not the seed of any prompt seen while training or choosing a checkpoint."""
+
+
+def measure(loaded: Loaded, *, prompts: int = PROMPTS, seed: int = MEASURING_SEED) -> dict[str, Any]:
+    """Scores of every method in `METHODS` with its default sizes, at every length in `MULTIPLES` of M.
+
+    Returns {"prompts", "seed", "tail", "lengths", "scores": {method: {task or "tail_nll": [one a length]}}};
+    None where a prompt cannot be built, and for lines beyond the window.
+    """
+    trained_length = int(loaded.model.config.max_position_embeddings)
+    lengths = [int(trained_length * multiple) for multiple in MULTIPLES]
+    documents = score.heldout_ids(loaded.tokenizer)
+    windows = score.text_windows(documents, max(lengths), WINDOWS)
+    first, tail = first_ids(loaded.tokenizer), trained_length // 4
+    scores: dict[str, dict[str, list[float | None]]] = {}
+    total = len(METHODS) * len(lengths) * (len(windows) + len(TASKS) * prompts)
+    with tqdm(total=total, desc="measuring the model", unit="prompt") as bar:
+        for name in METHODS:
+            method: Method = mesa.make(name, trained_length)
+            rows: dict[str, list[float | None]] = {key: [] for key in ("tail_nll", *TASKS)}
+            with mesa.applied(loaded.model, method):
+                for length in lengths:
+                    nll = score.tail_nll(loaded.model, windows, first, length, tail, bar.update)
+                    rows["tail_nll"].append(round(float(np.mean(nll)), 4))
+                    for task in TASKS:
+                        if task == "lines" and length > LONGEST_LINES * trained_length:
+                            rows[task].append(None)
+                            bar.update(prompts)
+                            continue
+                        rows[task].append(_accuracy(loaded, task, length, prompts, seed, documents, bar))
+            scores[name] = rows
+    return {
+        "prompts": prompts,
+        "windows": len(windows),
+        "seed": seed,
+        "tail": tail,
+        "lengths": lengths,
+        "scores": scores,
+    }
+
+
+def _accuracy(
+    loaded: Loaded, task: str, length: int, count: int, seed: int, documents: list[np.ndarray], bar: tqdm[Any]
+) -> float | None:
+    try:
+        asked = score.prompts(task, loaded.tokenizer, length, count, seed, documents)
+    except ValueError:  # the length is below the task's fixed text
+        bar.update(count)
+        return None
+    return round(float(np.mean(score.retrieval_hits(loaded.model, loaded.tokenizer, asked, bar.update))), 3)
+
+
+def write_card(folder: Path, measured: dict[str, Any]) -> None:
+    """Writes `scores.json` and the card (`README.md`) beside the checkpoint in `folder`."""
+    (folder / "scores.json").write_text(json.dumps(measured, indent=1) + "\n")
+    training = json.loads((folder / "training.json").read_text())
+    config = training["config"]
+    headings = [f"{length / config['trained_length']:g} M" for length in measured["lengths"]]
+    tables = []
+    for key, title in (
+        ("passkey", "Passkey accuracy"),
+        ("needle", "Needle in held-out text, accuracy"),
+        ("lines", "LongEval lines, accuracy"),
+        ("tail_nll", f"NLL of the last {measured['tail']} tokens (nats/token), same targets at every length"),
+    ):
+        rows = [
+            f"| {name} | " + " | ".join("-" if value is None else f"{value:.2f}" for value in scores[key]) + " |"
+            for name, scores in measured["scores"].items()
+        ]
+        tables.append("\n".join([f"**{title}**", "", f"| | {' | '.join(headings)} |", "|---" * 6 + "|", *rows]))
+    (folder / "README.md").write_text(
+        _CARD.format(**training, **measured, tables="\n\n".join(tables), heldout=_heldout())
+    )
+
+
+def _heldout() -> str:
+    return ", ".join(corpus.HELDOUT_FILES)
+
+
+_CARD = """# The default model
+
+A small Llama that finds what it is asked for inside its trained window M = {config[trained_length]} tokens and breaks
+beyond it, made for trying length-extrapolation methods on a laptop. Made by `mesa-lens train-default`; no use outside.
+
+- Llama architecture: {config[layers]} layers, {config[heads]} heads, hidden size {config[hidden]},
+  MLP {config[intermediate]}, tied embeddings, RoPE base 10000; float16 safetensors.
+- Byte-level BPE tokenizer, {config[vocabulary]} tokens, single digits; " hello" is one token.
+  It puts <bos> before every text.
+- Data: {corpus_files} files of the Python standard library (sources, docstrings, `pydoc` topics),
+  {corpus_tokens:,} tokens, without tests, encodings, idlelib, lib2to3, turtledemo and the held-out files
+  {heldout};
+  mixed with retrieval episodes (`mesa_lens/training/mixture.py`): 30% plain text, 20% passkey, 22% needles, 18% lines, 10%
+  repeated runs; answers weighted 4, prompts 0.2.
+- Training: {steps:,} steps of {config[tokens_per_step]:,} tokens ({tokens_seen:,} in all),
+  lengths 48 to {config[trained_length]} over the first {config[curriculum]:.0%}, AdamW {config[learning_rate]} with
+  cosine, bf16 autocast, seed {config[seed]}, torch {torch}, {wall_seconds:,} s on 2 CPU cores.
+- License: Apache-2.0; the held-out text under the PSF license (`heldout/LICENSE`).
+
+## Scores
+
+{prompts} fresh prompts (seed {seed}) and {windows} held-out windows a length; every method with its default sizes.
+
+{tables}
+"""

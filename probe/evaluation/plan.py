@@ -1,0 +1,206 @@
+"""What an evaluation is asked for, and the check of all of it before any weights are loaded into a run."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mesa.engine.plug import check_executor
+from mesa.methods import Method
+from mesa.models import bytes_a_number, check_placement, config_of, prompt_bytes, tokenizer_of
+from mesa.settings import make_methods
+from mesa.support import check_config, check_method
+from mesa.support import trained_length as stated_length
+from probe.tasks import sources
+from probe.tasks.base import Setting, Task
+from probe.tasks.finding import FINDING
+from probe.tasks.latency import Latency
+from probe.tasks.likelihood import LIKELIHOOD
+from probe.tasks.score import heldout_ids
+from probe.tasks.summaries import Summaries
+
+TASKS: dict[str, Task] = {task.name: task for task in (*FINDING, *LIKELIHOOD, Summaries(), Latency())}
+"""Every task by its name."""
+
+
+@dataclass(frozen=True)
+class EvalRequest:
+    """What is asked for; lengths in tokens. The rest as in `Setting`."""
+
+    tasks: tuple[str, ...] = ("passkey", "nll")
+    model: str = "default"
+    load: Mapping[str, Any] = field(default_factory=dict)
+    methods: str = "all"
+    settings: tuple[str, ...] = ()
+    lengths: tuple[int, ...] | None = None
+    trained_length: int | None = None
+    samples: int = 100
+    seed: int = 0
+    text: str | None = None
+    data: str | None = None
+    depth: float | None = None
+    new_tokens: int = 128
+    batch: int = 8
+    executor: str = "fused"
+
+
+@dataclass(frozen=True)
+class EvalPlan:
+    """A request, checked: methods, shared setting, and the cells (task, method, length)."""
+
+    request: EvalRequest
+    methods: dict[str, Method]
+    setting: Setting
+    config: Any
+
+    @property
+    def cells(self) -> list[tuple[str, str, int]]:
+        """Every cell, short lengths first within a task and method."""
+        return [
+            (task, method, length)
+            for task in self.request.tasks
+            for method in self.methods
+            for length in TASKS[task].passes(self.setting)
+        ]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything that scores depend on, ready for JSON. Tasks, methods and lengths may be added to a run."""
+        asked = asdict(self.request)
+        for name in ("tasks", "methods", "settings", "lengths", "batch", "load"):
+            asked.pop(name)
+        return {
+            **asked,
+            **{key: value for key, value in self.request.load.items() if value is not None},
+            "trained_length": self.setting.trained_length,
+            "longest": max(self.setting.lengths),
+        }
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """Lengths in tokens from e.g. '256,512', '1k' (1024) or '1k:16k:1k' (first:last:step, ends included)."""
+    found: set[int] = set()
+    for part in text.split(","):
+        numbers = [_tokens(one, text) for one in part.split(":")]
+        if len(numbers) == 1:
+            found.add(numbers[0])
+        elif len(numbers) == 3 and numbers[0] <= numbers[1]:
+            found.update(range(numbers[0], numbers[1] + 1, numbers[2]))
+        else:
+            raise ValueError(f"--lengths {text!r}: {part!r} is no FIRST:LAST:STEP, e.g. 1k:16k:1k")
+    return tuple(sorted(found))
+
+
+def _tokens(text: str, whole: str) -> int:
+    found = re.fullmatch(r"\s*(\d+)([kK]?)\s*", text)
+    if not found or int(found[1]) == 0:
+        raise ValueError(f"--lengths {whole!r}: {text!r} is no number of tokens; write e.g. 256,512 or 1k:16k:1k")
+    return int(found[1]) * (1024 if found[2] else 1)
+
+
+def plan(request: EvalRequest) -> EvalPlan:
+    """Checks the request with the model's config and tokenizer; builds one sample a task and length.
+
+    Raises ValueError or FileNotFoundError, naming the value. With methods 'all', those that the model cannot have are
+    left out and named on stderr.
+    """
+    unknown = [task for task in request.tasks if task not in TASKS]
+    if unknown:
+        raise ValueError(f"unknown task {unknown[0]!r}; known: {', '.join(TASKS)}")
+    least = {"samples": request.samples, "batch": request.batch, "new_tokens": request.new_tokens}
+    for name, value in least.items():
+        if value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {value} is below 1")
+    if request.depth is not None and not 0 <= request.depth <= 1:
+        raise ValueError(f"--depth {request.depth} is not within 0 (start) to 1 (end)")
+    check_executor(request.executor)
+    check_placement(request.load)
+    where = {key: request.load.get(key) for key in ("revision", "trust_remote_code")}
+    config = config_of(request.model, **where)
+    check_config(config)
+    trained = request.trained_length or stated_length(config)
+    tokenizer = tokenizer_of(request.model, **where)
+    setting = Setting(
+        trained,
+        request.lengths or tuple(trained * multiple for multiple in (1, 2, 4, 8)),
+        request.samples,
+        request.seed,
+        _documents(tokenizer, request),
+        _pairs(request),
+        request.depth,
+        request.new_tokens,
+        request.batch,
+    )
+    made = EvalPlan(request, _methods(request, trained, config), setting, config)
+    for name in request.tasks:
+        for length in TASKS[name].passes(setting):
+            TASKS[name].prepare(tokenizer, length, setting, 1)
+    return made
+
+
+def _documents(tokenizer: Any, request: EvalRequest) -> tuple[np.ndarray, ...]:
+    needs = {task.name for task in LIKELIHOOD} | {"niah-essay"}
+    if not needs & set(request.tasks):
+        return ()
+    return tuple(heldout_ids(tokenizer, sources.texts(request.text)))
+
+
+def _pairs(request: EvalRequest) -> tuple[tuple[str, str], ...]:
+    if request.data is None or Summaries.name not in request.tasks:
+        return ()
+    return tuple(sources.pairs(request.data))
+
+
+def _methods(request: EvalRequest, trained: int, config: Any) -> dict[str, Method]:
+    methods = make_methods(request.methods, trained, request.settings)
+    if request.methods != "all":
+        for method in methods.values():
+            check_method(config, method)
+        return methods
+    kept = {}
+    for name, method in methods.items():
+        try:
+            check_method(config, method)
+            kept[name] = method
+        except ValueError as error:
+            sys.stderr.write(f"left out: {error}\n")
+    return kept
+
+
+def estimate(made: EvalPlan) -> str:
+    """Cells, tokens and memory of a run, as text."""
+    cells, setting = made.cells, made.setting
+    tokens = sum(TASKS[task].tokens(length, setting) for task, _, length in cells)
+    needed = memory_bytes(made.config, made.request.tasks, setting, bytes_a_number(made.config, made.request.load))
+    return (
+        f"{len(cells)} cells ({len(made.request.tasks)} tasks x {len(made.methods)} methods), "
+        f"{setting.samples} samples each: about {tokens:,} prompt tokens\n"
+        f"memory beside the weights at {max(setting.lengths)} tokens: about {needed / 2**20:,.0f} MiB"
+    )
+
+
+def memory_bytes(config: Any, tasks: Sequence[str], setting: Setting, each: int) -> int:
+    """Rough memory, at the longest prompts, beside weights of `each` bytes a number.
+
+    Key-value cache and one layer's states of a batch, and the logits that a task holds with their float32 copies.
+    """
+    longest = max(setting.lengths)
+    batch = setting.batch if any(TASKS[task].batched for task in tasks) else 1
+    states = batch * prompt_bytes(config, longest, each)
+    logits = max((TASKS[task].logits(longest, setting) for task in tasks), default=0)
+    return states + logits * config.vocab_size * (each + 2 * 4)
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names separated by commas, without doubles."""
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def task_table() -> Sequence[tuple[str, str]]:
+    """Name and description of every task."""
+    return [(task.name, task.about) for task in TASKS.values()]

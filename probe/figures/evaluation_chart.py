@@ -1,0 +1,73 @@
+"""Draws an evaluation's summary: each task's mean score over length, with 95% intervals and M marked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from probe.figures.export import write
+from probe.figures.marks import Chart, Line, Panel, style, trained_rule
+from probe.figures.render import rendered
+
+Cells = Sequence[Mapping[str, Any]]
+
+
+def evaluation_charts(summary: Mapping[str, Any]) -> dict[str, Chart]:
+    """One chart a task, a panel a metric, by the task's name."""
+    charts: dict[str, Chart] = {}
+    cells = summary["cells"]
+    for task in dict.fromkeys(cell["task"] for cell in cells):
+        own = [cell for cell in cells if cell["task"] == task]
+        panels = [_panel(own, metric, summary["trained_length"]) for metric in dict.fromkeys(c["metric"] for c in own)]
+        charts[task] = Chart(f"{task}: {summary['model']}; mean and 95% interval", tuple(panels))
+    return charts
+
+
+def write_curves(summary: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Writes each chart as TASK.png and TASK.html (opens offline); returns the paths."""
+    written = []
+    for task, chart in evaluation_charts(summary).items():
+        for form in ("png", "html"):
+            written.append(folder / f"{task}.{form}")
+            write(written[-1], rendered(chart, form))
+    return written
+
+
+def _style(label: str) -> tuple[str, str, str]:
+    """A method's style; of a variant such as 'mesa, rerope' that of what it is called after."""
+    return style(label.rpartition(", ")[2])
+
+
+def _panel(cells: Cells, metric: str, trained: int) -> Panel:
+    own = [cell for cell in cells if cell["metric"] == metric]
+    lines = []
+    for method in dict.fromkeys(cell["method"] for cell in own):
+        mine = sorted((cell for cell in own if cell["method"] == method), key=lambda cell: cell["length"])
+        x, y, low, high = (np.array([cell[name] for cell in mine], float) for name in ("length", "mean", "low", "high"))
+        lines.append(Line(method, x, y, *_style(method), interval=(low, high)))
+    lengths = sorted({int(cell["length"]) for cell in own})
+    ends = [end for cell in own for end in (cell["low"], cell["high"])]
+    pad = 0.06 * (max(ends) - min(ends) or 1)
+    return Panel(
+        title=metric,
+        x_title=f"length (tokens); {max(cell['n'] for cell in own)} samples",
+        y_title=f"{metric} ({own[0]['unit']})",
+        lines=tuple(lines),
+        points=(),
+        rules=(trained_rule(trained),),
+        y_range=(min(ends) - pad, max(ends) + 2 * pad),
+        x_ticks=_apart(lengths),
+        log_x=True,
+    )
+
+
+def _apart(lengths: Sequence[int]) -> tuple[int, ...]:
+    """The lengths, from the longest down, whose labels do not touch on a log axis."""
+    kept = [lengths[-1]]
+    for length in reversed(lengths):
+        if kept[-1] >= length * (lengths[-1] / lengths[0]) ** 0.07 and length < kept[-1]:
+            kept.append(length)
+    return tuple(reversed(kept))

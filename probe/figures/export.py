@@ -1,0 +1,168 @@
+"""What can be taken out of a run: figures and the numbers they show, as the contents of files.
+
+Each `*_export` takes labelled values and returns an `Export`; its `files` are bytes, for `write` or a download.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+
+from probe.figures.heatmap import CELLS, layer_limits, pool
+from probe.figures.marks import Raster, curves_chart, heatmap_grid, threshold_chart
+from probe.figures.render import PICTURES, Figure, rendered
+from probe.figures.tables import csv_bytes, npz_bytes
+from probe.store.select import check_pairs
+from probe.thresholds.failure import Measured
+from probe.thresholds.predict import Prediction
+from probe.thresholds.search import smooth
+
+KINDS = ("heatmap", "thresholds", "curves")
+SIDE_BY_SIDE = 4
+"""Methods in one heatmap figure."""
+
+_NUMBERS = {"npz": npz_bytes, "csv": csv_bytes}
+_JUDGED = ("threshold", "limit", "side", "spread", "score", "observable", "rank", "crossing", "earliest", "inside")
+
+
+@dataclass(frozen=True)
+class Export:
+    """Figures and the numbers in them, under the names of their files, without suffix."""
+
+    figures: Mapping[str, Figure]
+    numbers: Mapping[str, xr.Dataset]
+
+    def files(self, form: str, renderer: str = "matplotlib") -> Iterator[tuple[str, bytes]]:
+        """Names and contents of the files in format `form`; raises what `rendered` and `csv_bytes` raise."""
+        if form in PICTURES:
+            for name, figure in self.figures.items():
+                yield f"{name}.{form}", rendered(figure, form, renderer)
+        else:
+            check_format("heatmap", form)
+            for name, numbers in self.numbers.items():
+                yield f"{name}.{form}", _NUMBERS[form](numbers)
+
+
+def formats(kind: str, native: bool = False) -> tuple[str, ...]:
+    """The formats a kind of export can be had in. native: heatmaps at one pixel a cell."""
+    if kind not in KINDS:
+        raise ValueError(f"nothing is exported as {kind!r}; known: {', '.join(KINDS)}")
+    return ("png", *_NUMBERS) if native and kind == "heatmap" else (*PICTURES, *_NUMBERS)
+
+
+def check_format(kind: str, form: str, native: bool = False) -> None:
+    """Raises ValueError for a format that `formats` does not have."""
+    there = formats(kind, native)
+    if form not in there:
+        what = f"a native {kind}" if native else kind
+        raise ValueError(f"format {form!r} is not there for {what}; known: {', '.join(there)}")
+
+
+def heatmap_export(
+    panel: xr.DataArray,
+    trained_length: int,
+    limits: xr.DataArray | None = None,
+    cells: int = CELLS,
+    native: bool = False,
+) -> Export:
+    """Heatmaps of one prompt's `panel` (method, layer, dim, position), from `regions`, perhaps its `difference`.
+
+    Four methods stand side by side, pooled to at most `cells` values. native: a picture a method, one pixel a cell,
+    and numbers that are not pooled. `limits`: ends of the layers' colour scales (default: `layer_limits`).
+    """
+    stem = _file_name("heatmap", panel, *(["minus", str(panel["minus"].item())] if "minus" in panel.coords else []))
+    limits = layer_limits(panel) if limits is None else limits
+    shown = panel if native else pool(panel, cells)
+    figures = _rasters(stem, shown, limits) if native else _grids(stem, shown, limits, trained_length)
+    numbers = shown.to_dataset(name=str(panel.name)).assign_attrs(panel.attrs, trained_length=trained_length)
+    return Export(figures, {stem: numbers})
+
+
+def threshold_export(hidden: xr.DataArray, found: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> Export:
+    """A chart a (layer, dim) pair of one prompt's `hidden` and `found` (from `search`), and two tables of all pairs.
+
+    `thresholds`, by pair and method: what `search` found. `threshold-values`, by pair, method and position: the value,
+    and the mean over the last `smoothing` positions that thresholds and crossings are read from.
+    """
+    pairs = list(dict.fromkeys(pairs))
+    if not pairs:
+        raise ValueError("no (layer, dim) pair is given to export thresholds of")
+    check_pairs(hidden, pairs)
+    stem = _file_name("threshold", hidden)
+    figures = {f"{stem}-layer{layer}-dim{dim}": threshold_chart(hidden, found, layer, dim) for layer, dim in pairs}
+    layers, dims = (xr.DataArray(list(labels), dims="row") for labels in zip(*pairs, strict=True))
+    judged = found[list(_JUDGED)].sel(layer=layers, dim=dims)
+    each = [hidden.sel(layer=layer, dim=dim).load() for layer, dim in pairs]
+    values = xr.concat(each, dim="row", coords="different", compat="equals").rename("value")
+    smoothed = smooth(values, found.attrs["smoothing"])
+    attrs = {**hidden.attrs, **found.attrs}
+    series = xr.Dataset({"value": values, "smoothed": smoothed}).assign_attrs(attrs)
+    return Export(figures, {_file_name("thresholds", hidden): judged.assign_attrs(attrs), f"{stem}-values": series})
+
+
+def curves_export(
+    evaluation: xr.Dataset, measured: Measured, trained_length: int, predictions: Sequence[Prediction] = ()
+) -> Export:
+    """The chart of scores by length, a table of every sample of each score, and `failures`, predicted and measured."""
+    for name, values in evaluation.items():
+        if not np.isfinite(values).any():
+            raise ValueError(f"{name} holds no number; measure again: `mesa-lens probe --overwrite`")
+    chart = curves_chart(evaluation, measured, trained_length, predictions)
+    attrs = {**evaluation.attrs, "trained_length": trained_length}
+    scores = {f"curves-{name}": evaluation[[name]].assign_attrs(attrs) for name in evaluation.data_vars}
+    failures = _failures(evaluation["method"].values.tolist(), measured, predictions)
+    return Export({"curves": chart}, {**scores, "failures": failures.assign_attrs(attrs, rule=measured.rule)})
+
+
+def write(path: Path, content: bytes) -> None:
+    """Writes a file that is there whole or not at all, in place of a former one."""
+    unfinished = path.with_name(f".{path.name}.partial")
+    try:
+        unfinished.write_bytes(content)
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _rasters(stem: str, panel: xr.DataArray, limits: xr.DataArray) -> dict[str, Figure]:
+    methods = panel["method"].values.tolist()
+    return {f"{stem}-{safe_name(method)}": Raster(panel.sel({"method": method}), limits) for method in methods}
+
+
+def _grids(stem: str, panel: xr.DataArray, limits: xr.DataArray, trained_length: int) -> dict[str, Figure]:
+    starts = range(0, panel.sizes["method"], SIDE_BY_SIDE)
+    groups = [panel.isel({"method": slice(start, start + SIDE_BY_SIDE)}) for start in starts]
+    names = [stem] if len(groups) == 1 else [f"{stem}-{number}" for number in range(1, len(groups) + 1)]
+    return {name: heatmap_grid(group, trained_length, limits) for name, group in zip(names, groups, strict=True)}
+
+
+def _failures(methods: list[str], measured: Measured, predictions: Sequence[Prediction]) -> xr.Dataset:
+    """Predicted and measured failure lengths by method; NaN for none."""
+    by_method = {each.method: each for each in measured.failures}
+    predicted = {each.method: each for each in predictions}
+    columns = {
+        "predicted": [getattr(predicted.get(method), "length", None) for method in methods],
+        "predicted_earliest": [getattr(predicted.get(method), "earliest", None) for method in methods],
+        "measured": [by_method[method].length for method in methods],
+        "measured_by_nll": [by_method[method].by_nll for method in methods],
+        "measured_by_passkey": [by_method[method].by_passkey for method in methods],
+    }
+    tokens = {name: ("method", np.array(column, dtype=float), {"units": "tokens"}) for name, column in columns.items()}
+    texts = [str(predicted.get(method, "not predicted")) for method in methods]
+    return xr.Dataset({**tokens, "predicted_text": ("method", texts)}, coords={"method": methods})
+
+
+def _file_name(first: str, values: xr.DataArray, *more: str) -> str:
+    prompt = [str(values["prompt"].item())] if "prompt" in values.coords else []
+    return "-".join(safe_name(part) for part in (first, str(values.name), *prompt, *more))
+
+
+def safe_name(label: str) -> str:
+    """A label as part of a file name."""
+    return re.sub(r"[^\w.-]", "-", label)

@@ -1,0 +1,166 @@
+"""The paper's probe panels: layers x dims x position regions of a method's hidden states; red > 0, blue < 0."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import BinaryIO
+
+import matplotlib
+import numpy as np
+import xarray as xr
+from matplotlib.image import imsave
+
+from probe.thresholds.search import captured_ranges
+
+COLORMAP = "RdBu_r"
+CELLS = 300_000
+_SEPARATOR = 2  # pixels between layers and between regions
+_GREY = 128
+
+
+def default_regions(position: np.ndarray, trained_length: int) -> list[tuple[int, int]]:
+    """Half-open regions: the captured runs if there are several, else [M/2, 3 M/2) and the last M positions."""
+    runs = [(first, last + 1) for first, last in captured_ranges(position)]
+    if len(runs) > 1:
+        return runs
+    start, stop = runs[0]
+    around = (max(start, trained_length // 2), min(stop, trained_length + trained_length // 2))
+    return [around, (max(around[1], stop - trained_length), stop)] if stop > around[1] else [around]
+
+
+def regions(hidden: xr.DataArray, bounds: Sequence[tuple[int, int]]) -> xr.DataArray:
+    """The captured positions in the half-open `bounds`, side by side, with their number as coordinate `region`.
+
+    Raises ValueError for bounds in which no position was captured.
+    """
+    position, parts = hidden["position"].values, []
+    for start, stop in bounds:
+        chosen = (position >= start) & (position < stop)
+        if not chosen.any():
+            captured = ", ".join(f"{first}-{last}" for first, last in captured_ranges(position))
+            raise ValueError(f"region {start}-{stop - 1} holds no captured position; captured: {captured}")
+        parts.append(chosen)
+    index = np.concatenate([np.flatnonzero(chosen) for chosen in parts])
+    number = np.repeat(np.arange(len(parts)), [int(chosen.sum()) for chosen in parts])
+    return hidden.isel(position=index).assign_coords(region=("position", number))
+
+
+def difference(panel: xr.DataArray, method: str) -> xr.DataArray:
+    """`panel` (method, ...) less its values under `method`, for the other methods; name and labels say so."""
+    others = panel.sel({"method": panel["method"] != method})
+    if not others.size:
+        raise ValueError(f"{method!r} is the only method; a difference takes a second one")
+    name = f"{panel.attrs.get('long_name', panel.name)} minus {method}"
+    values = others.values - panel.sel({"method": [method]}).values
+    return others.copy(data=values).assign_coords(minus=method).assign_attrs(long_name=name)
+
+
+def pool(panel: xr.DataArray, cells: int = CELLS) -> xr.DataArray:
+    """`panel`, from `regions`, with blocks of dims and positions merged until at most `cells` values are left."""
+    counts = np.unique(panel["region"].values, return_counts=True)[1]
+    return merged(panel, *_blocks(panel.sizes["dim"], counts, panel.size, cells))
+
+
+def merged(panel: xr.DataArray, dim_block: int, position_block: int) -> xr.DataArray:
+    """`panel`, from `regions` or `pool`, with blocks of so many dims and positions merged.
+
+    A block's value is the one of its values that is farthest from 0, with its sign, so that spikes survive. Blocks do
+    not reach across regions. `dim` and `position` are the first of each block, `dim_last` and `position_last` the last.
+    """
+    panel = panel.transpose(..., "dim", "position")
+    counts = np.unique(panel["region"].values, return_counts=True)[1]
+    dims = np.arange(0, panel.sizes["dim"], dim_block)
+    offsets = np.cumsum(counts) - counts
+    starts = np.concatenate(
+        [start + np.arange(0, count, position_block) for start, count in zip(offsets, counts, strict=True)]
+    )
+    ends = np.append(starts[1:], panel.sizes["position"]) - 1
+    dim_ends = np.append(dims[1:], panel.sizes["dim"]) - 1
+    high, low = (
+        ufunc.reduceat(ufunc.reduceat(panel.values, dims, axis=-2), starts, axis=-1)
+        for ufunc in (np.maximum, np.minimum)
+    )
+    pooled = panel.isel(dim=dims, position=starts).copy(data=np.where(high >= -low, high, low))
+    return pooled.assign_coords(
+        dim_last=("dim", _last(panel, "dim")[dim_ends]), position_last=("position", _last(panel, "position")[ends])
+    )
+
+
+def layer_limits(panel: xr.DataArray, quantile: float = 0.99) -> xr.DataArray:
+    """The end (+-limit) of each layer's colour scale: a quantile of its absolute values, so robust to spikes.
+
+    Layers differ in size by orders of magnitude; methods and regions share one scale, so that they compare.
+    """
+    limits = np.array([np.quantile(np.abs(layer.values), quantile) for layer in panel.transpose("layer", ...)])
+    return xr.DataArray(np.where(limits > 0, limits, 1.0), dims="layer", coords={"layer": panel["layer"]})
+
+
+def write_png(panel: xr.DataArray, file: str | os.PathLike[str] | BinaryIO, limits: xr.DataArray) -> None:
+    """Writes `panel` (layer, dim, position), from `regions`, one pixel a cell, coloured from -limit to limit by layer.
+
+    Layers are stacked from the top, each with its first dim at the top; regions stand side by side; thin grey lines
+    part them.
+    """
+    panel = panel.transpose("layer", "dim", "position")
+    breaks = np.flatnonzero(np.diff(panel["region"].values)) + 1
+    rows = []
+    for layer, limit in zip(panel.values, limits.values, strict=True):
+        image = _colours(layer, limit)
+        gap = np.full((len(image), _SEPARATOR, 3), _GREY, np.uint8)
+        pieces = np.split(image, breaks, axis=1)
+        row = np.concatenate(
+            [piece for pair in zip(pieces, [gap] * len(pieces), strict=True) for piece in pair][:-1], 1
+        )
+        rows += [row, np.full((_SEPARATOR, row.shape[1], 3), _GREY, np.uint8)]
+    imsave(file, np.concatenate(rows[:-1]), format="png", metadata={"Description": describe(panel)})
+
+
+def describe(panel: xr.DataArray) -> str:
+    """What a panel shows, in one line: hook, method, prompt, layers, dims, position regions."""
+    labels = [str(panel[name].item()) for name in ("method", "prompt") if name in panel.coords and not panel[name].ndim]
+    name = str(panel.attrs.get("long_name", panel.name))
+    spans = [f"{name}s {panel[name].values[0]}-{_last(panel, name)[-1]}" for name in ("layer", "dim")]
+    return ", ".join([name, *labels, *spans, "positions " + " and ".join(region_names(panel))])
+
+
+def region_names(panel: xr.DataArray) -> list[str]:
+    """The first and last position of each region, as text."""
+    region, last = panel["region"].values, _last(panel, "position")
+    return [
+        f"{panel['position'].values[region == number][0]}-{last[region == number][-1]}" for number in np.unique(region)
+    ]
+
+
+def block_size(panel: xr.DataArray, name: str) -> int:
+    """How many dims or positions a value of a pooled panel stands for; the last of a region may stand for fewer."""
+    return int(np.median(_last(panel, name) - panel[name].values)) + 1  # a block across a gap looks larger
+
+
+def is_regular(panel: xr.DataArray) -> bool:
+    """Whether the dims are evenly spaced, so that rows of one height stand where their labels do."""
+    return len(np.unique(np.diff(panel["dim"].values))) < 2
+
+
+def _last(panel: xr.DataArray, name: str) -> np.ndarray:
+    """The last label of each cell along `name`, pooled or not."""
+    return panel[f"{name}_last" if f"{name}_last" in panel.coords else name].values
+
+
+def _blocks(dims: int, counts: np.ndarray, size: int, cells: int) -> tuple[int, int]:
+    """Block sizes (dims, positions): the axis with more cells left is merged further until `cells` hold all."""
+    others = size // (dims * int(counts.sum()))
+    dim_block = position_block = 1
+    while True:
+        rows, columns = -(-dims // dim_block), int((-(-counts // position_block)).sum())
+        if others * rows * columns <= cells or rows * columns == len(counts):
+            return dim_block, position_block
+        if rows > columns or columns == len(counts):
+            dim_block += 1
+        else:
+            position_block += 1
+
+
+def _colours(values: np.ndarray, limit: float) -> np.ndarray:
+    scaled = np.clip(values.astype(np.float32) / (2 * limit) + 0.5, 0, 1)
+    return matplotlib.colormaps[COLORMAP](scaled, bytes=True)[..., :3]

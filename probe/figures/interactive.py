@@ -1,0 +1,211 @@
+"""Interactive figures (plotly) of what `probe.figures.marks` works out."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+from plotly.subplots import make_subplots
+
+from probe.figures.heatmap import block_size, is_regular, pool
+from probe.figures.marks import (
+    BLACK,
+    Chart,
+    Grid,
+    Line,
+    Panel,
+    Point,
+    Rule,
+    curves_chart,
+    heatmap_grid,
+    threshold_chart,
+)
+from probe.thresholds.failure import Measured
+from probe.thresholds.predict import Prediction
+
+_ROW_PIXELS, _LEAST_PIXELS, _HEAD_PIXELS = 150, 330, 170
+_FONT = {"family": "Helvetica, Arial, sans-serif", "size": 13, "color": "#222222"}
+
+
+def draw(figure: Chart | Grid) -> go.Figure:
+    """The plotly figure of what `probe.figures.marks` works out."""
+    return _draw_grid(figure) if isinstance(figure, Grid) else _draw_chart(figure)
+
+
+def threshold_figure(hidden: xr.DataArray, found: xr.Dataset, layer: int, dim: int) -> go.Figure:
+    """The figure of `threshold_chart`: a dim's value over position at two layers, with its threshold and crossings."""
+    return draw(threshold_chart(hidden, found, layer, dim))
+
+
+def curves_figure(
+    evaluation: xr.Dataset, measured: Measured, trained_length: int, predictions: Sequence[Prediction] = ()
+) -> go.Figure:
+    """The figure of `curves_chart`: tail NLL and passkey accuracy over length."""
+    return draw(curves_chart(evaluation, measured, trained_length, predictions))
+
+
+def heatmap_figure(panel: xr.DataArray, trained_length: int, limits: xr.DataArray | None = None) -> go.Figure:
+    """`panel` ([method,] layer, dim, position), from `regions`, pooled if it is large; one row a layer.
+
+    Pass the same `limits` to compare figures. Hovering tells layer, dim, position and value.
+    """
+    return draw(heatmap_grid(pool(panel), trained_length, limits))
+
+
+def _draw_grid(grid: Grid) -> go.Figure:
+    rows, columns = len(grid.cells), len(grid.cells[0])
+    figure = make_subplots(
+        rows,
+        columns,
+        shared_xaxes=True,
+        shared_yaxes=True,
+        horizontal_spacing=min(0.012, 0.3 / columns),
+        vertical_spacing=0.12 / rows,
+    )
+    shapes: list[dict[str, Any]] = []
+    for row, cells in enumerate(grid.cells, 1):
+        for column, cell in enumerate(cells, 1):
+            scale = grid.colour_title if row == column == 1 else None
+            figure.add_trace(_heatmap(cell, grid.limits[row - 1], scale), row, column)
+            first, last = cell["position"].values[[0, -1]]
+            if first < grid.trained_length < last:
+                shapes.append(_trained_line(grid.trained_length, (row - 1) * columns + column))
+        figure.update_yaxes(title_text=grid.row_titles[row - 1], row=row, col=1)
+    if not is_regular(grid.cells[0][0]):
+        figure.update_yaxes(type="category")
+    figure.update_layout(shapes=shapes)  # all at once: `add_vline` takes longer than everything else
+    _grid_layout(figure, grid, rows, columns)
+    return figure
+
+
+def _trained_line(trained_length: int, number: int) -> dict[str, Any]:
+    """The line at M in the subplot of that number, from 1."""
+    axis = "" if number == 1 else number
+    ends = {"x0": trained_length, "x1": trained_length, "xref": f"x{axis}", "y0": 0, "y1": 1, "yref": f"y{axis} domain"}
+    return {"type": "line", "line": {"color": BLACK, "width": 1.5, "dash": "dash"}, **ends}
+
+
+def _draw_chart(chart: Chart) -> go.Figure:
+    figure = make_subplots(
+        1, len(chart.panels), horizontal_spacing=0.12, subplot_titles=[_text(p.title) for p in chart.panels]
+    )
+    listed: set[Any] = set()
+    for column, panel in enumerate(chart.panels, 1):
+        for trace in [*(_line(line) for line in panel.lines), *(_point(point) for point in panel.points)]:
+            figure.add_trace(trace.update(legendgroup=trace.name, showlegend=trace.name not in listed), 1, column)
+            listed.add(trace.name)
+        for rule in panel.rules:
+            _add_rule(figure, rule, panel, column)
+        _axes(figure, panel, column)
+    figure.update_layout(
+        title={"text": _text(chart.title), "x": 0.01, "y": 0.98, "yanchor": "top"},
+        template="plotly_white",
+        font=_FONT,
+        height=520,
+        margin={"t": 90, "b": 150, "l": 80, "r": 30},
+        legend={"orientation": "h", "y": -0.25, "yanchor": "top", "x": 0},
+    )
+    return figure
+
+
+def _text(text: str) -> str:
+    """A text in which plotly sees no markup."""
+    return html.escape(text, quote=False)
+
+
+def _line(line: Line) -> go.Scatter:
+    drawn = {"color": line.colour, "dash": line.dash, "width": 1.5 if line.crowded else 2}
+    mode = "lines" if line.crowded else "lines+markers"
+    trace = go.Scatter(
+        x=line.x, y=line.y, name=_text(line.label), mode=mode, line=drawn, marker={"symbol": line.symbol, "size": 8}
+    )
+    if line.interval is not None:
+        low, high = line.interval
+        ends = {"array": high - line.y, "arrayminus": line.y - low, "symmetric": False}
+        trace.update(error_y={"type": "data", "thickness": 1, "width": 3, **ends})
+    return trace
+
+
+def _point(point: Point) -> go.Scatter:
+    marker = {"symbol": "diamond-open", "size": 15, "color": point.colour, "line": {"width": 3}}
+    text = _text(point.text)
+    hover = f"{text}<extra></extra>"
+    return go.Scatter(x=[point.x], y=[point.y], name=text, mode="markers", marker=marker, hovertemplate=hover)
+
+
+def _add_rule(figure: go.Figure, rule: Rule, panel: Panel, column: int) -> None:
+    place: dict[str, Any] = {"row": 1, "col": column}
+    line = {"color": rule.colour, "dash": rule.dash, "width": 1.5}
+    (figure.add_vline if rule.vertical else figure.add_hline)(rule.at, line=line, **place)
+    if rule.vertical:  # an annotation on a logarithmic axis takes the logarithm, a line does not
+        where: dict[str, Any] = {
+            "x": math.log10(rule.at) if panel.log_x else rule.at,
+            "y": 1,
+            "yref": "y domain",
+            "yanchor": "top",
+        }
+    else:
+        below = rule.at > sum(panel.y_range) / 2
+        where = {"x": 0, "xref": "x domain", "y": rule.at, "yanchor": "top" if below else "bottom"}
+    text = {"text": _text(rule.text), "font": {"color": rule.colour}, "bgcolor": "rgba(255, 255, 255, 0.8)"}
+    figure.add_annotation(**text, **where, xanchor="left", showarrow=False, **place)
+
+
+def _axes(figure: go.Figure, panel: Panel, column: int) -> None:
+    figure.update_yaxes(title_text=_text(panel.y_title), range=panel.y_range, zeroline=False, row=1, col=column)
+    figure.update_xaxes(title_text=_text(panel.x_title), title_standoff=8, zeroline=False, row=1, col=column)
+    if panel.log_x:
+        ticks = list(panel.x_ticks)
+        texts = [str(tick) for tick in ticks]
+        figure.update_xaxes(type="log", tickvals=ticks, ticktext=texts, tickangle=-45, row=1, col=column)
+
+
+def _heatmap(cell: xr.DataArray, limit: float, scale: str | None) -> go.Heatmap:
+    """One cell, coloured from -limit to limit; with the colour scale titled `scale`, or without one."""
+    spans = {name: _span_text(cell, name) for name in ("dim", "position")}
+    return go.Heatmap(
+        z=cell.values.astype(np.float32),
+        x=cell["position"].values,
+        y=cell["dim"].values,
+        zmin=-limit,
+        zmax=limit,
+        colorscale="RdBu_r",
+        showscale=scale is not None,
+        colorbar={
+            "title": {"text": _text(scale or ""), "side": "right"},
+            "tickvals": [-limit, 0, limit],
+            "ticktext": ["-limit", "0", "limit"],
+        },
+        hovertemplate=f"layer {cell['layer'].item()}<br>{spans['dim']} %{{y}}<br>{spans['position']} %{{x}}"
+        "<br>value %{z:.4g}<extra></extra>",
+    )
+
+
+def _span_text(cell: xr.DataArray, name: str) -> str:
+    """What a hovered label means: the thing itself, or the first of a block."""
+    block = block_size(cell, name)
+    return name if block == 1 else f"{block} {name}s from"
+
+
+def _grid_layout(figure: go.Figure, grid: Grid, rows: int, columns: int) -> None:
+    each = len(grid.region_titles)
+    for column in range(1, columns + 1):
+        title = f"positions<br>{grid.region_titles[(column - 1) % each]}"
+        figure.update_xaxes(title_text=title, title_font_size=12, nticks=2, tickangle=0, row=rows, col=column)
+    for group, title in enumerate(grid.group_titles):
+        place = {"x": 0, "xref": f"x{group * each + 1 if group else ''} domain", "y": 1, "yref": "paper"}
+        anchors = {"xanchor": "left", "yanchor": "bottom"}
+        figure.add_annotation(text=f"<b>{_text(title)}</b>", showarrow=False, font_size=14, **place, **anchors)
+    figure.update_yaxes(autorange="reversed", nticks=4)
+    figure.update_layout(
+        title={"text": _text(grid.title), "x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 16}},
+        template="plotly_white",
+        font=_FONT,
+        height=max(rows * _ROW_PIXELS, _LEAST_PIXELS) + _HEAD_PIXELS,
+        margin={"t": 90, "b": 80, "l": 80, "r": 30},
+    )

@@ -1,0 +1,279 @@
+"""What the figures show, worked out once: lines, points, rules and texts that any renderer can draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xarray as xr
+
+from probe.figures.heatmap import layer_limits, region_names
+from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE, Measured
+from probe.thresholds.predict import Prediction
+from probe.thresholds.search import smooth
+
+BLACK, RED, GREY = "#000000", "#CC0000", "#666666"
+_MARKED = 64  # values
+
+STYLES = {  # Okabe and Ito's palette, wine and grey added; (colour, dash, symbol)
+    "origin": (BLACK, "solid", "circle"),
+    "rerope": ("#0072B2", "dash", "square"),
+    "dynamic-ntk": ("#E69F00", "solid", "triangle-up"),
+    "mesa": ("#009E73", "dot", "diamond"),
+    "leaky-rerope": ("#56B4E9", "dash", "square"),
+    "ntk-mixed": ("#F0E442", "solid", "triangle-up"),
+    "lm-infinite": ("#D55E00", "dashdot", "triangle-down"),
+    "streaming-llm": ("#999999", "dashdot", "triangle-down"),
+    "self-extend": ("#CC79A7", "dash", "diamond"),
+    "stair": ("#882255", "dot", "diamond"),
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line; NaN parts it. dash: solid, dash, dot or dashdot. symbol: of its markers. interval: (low, high) of y."""
+
+    label: str
+    x: np.ndarray
+    y: np.ndarray
+    colour: str
+    dash: str
+    symbol: str
+    interval: tuple[np.ndarray, np.ndarray] | None = None
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a marker at every value would hide the line."""
+        return len(self.x) > _MARKED
+
+
+@dataclass(frozen=True)
+class Point:
+    """One marked place; `text` tells it in the legend, unless a line says the same, and on hovering."""
+
+    text: str
+    x: float
+    y: float
+    colour: str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A straight line across the panel, at `at` on the y axis, or on the x axis if `vertical`."""
+
+    at: float
+    text: str
+    colour: str
+    dash: str = "dash"
+    vertical: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes. log_x: x is drawn as powers of two, with ticks at `x_ticks`."""
+
+    title: str
+    x_title: str
+    y_title: str
+    lines: tuple[Line, ...]
+    points: tuple[Point, ...]
+    rules: tuple[Rule, ...]
+    y_range: tuple[float, float]
+    x_ticks: tuple[int, ...] = ()
+    log_x: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Panels side by side under one legend, which lists each text once."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Heatmaps in rows (layers) and columns (method and region), coloured from -limit to limit of their row."""
+
+    title: str
+    colour_title: str
+    limits: tuple[float, ...]
+    cells: tuple[tuple[xr.DataArray, ...], ...]
+    row_titles: tuple[str, ...]
+    group_titles: tuple[str, ...]
+    region_titles: tuple[str, ...]
+    trained_length: int
+
+
+@dataclass(frozen=True)
+class Raster:
+    """`values` (layer, dim, position) of one method, from `regions`: a picture of one pixel a cell, without axes."""
+
+    values: xr.DataArray
+    limits: xr.DataArray
+
+
+def style(method: str) -> tuple[str, str, str]:
+    """A method's colour, dash and symbol: the same in every figure; grey for a name we do not know."""
+    return STYLES.get(method, (GREY, "solid", "circle"))
+
+
+def value_name(values: xr.DataArray) -> str:
+    """Name of what an array holds."""
+    return str(values.attrs.get("long_name", values.name))
+
+
+def value_title(values: xr.DataArray) -> str:
+    """Name and unit of what an array holds."""
+    return f"{value_name(values)} ({values.attrs.get('units', 'activation')})"
+
+
+def threshold_chart(hidden: xr.DataArray, found: xr.Dataset, layer: int, dim: int) -> Chart:
+    """One dim's value over position at the first captured layer and at `layer`, where its threshold is observed.
+
+    hidden (method, layer, position, dim) and found (from `search`) are of one prompt. Values are smoothed as in the
+    search. Both panels span the same range of values, so that their motions compare.
+    """
+    smoothing, trained = found.attrs["smoothing"], found.attrs["trained_length"]
+    layers = sorted({int(hidden["layer"].values[0]), layer})
+    values = smooth(hidden.sel(layer=layers, dim=dim).load(), smoothing)
+    at = found.sel(layer=layer, dim=dim)
+    late = values.sel(position=slice(max(found.attrs["burn_in"], int(values["position"][0])), None))
+    ranges = [list(np.quantile(late.sel(layer=each), [0.005, 0.995])) for each in layers]
+    ranges[-1] = [min(ranges[-1][0], float(at["limit"])), max(ranges[-1][1], float(at["limit"]))]
+    span = 1.15 * max(high - low for low, high in ranges) or 1.0
+    average = "" if smoothing == 1 else f", mean of the last {smoothing}"
+    panels = []
+    for each, (low, high) in zip(layers, ranges, strict=True):
+        observing = each == layer
+        panels.append(
+            Panel(
+                title=f"layer {each}, dim {dim}",
+                x_title=f"position (tokens){average}",
+                y_title=value_title(hidden),
+                lines=tuple(_value_line(values.sel({"layer": each, "method": m}), at) for m in hidden["method"].values),
+                points=_crossings(values.sel(layer=each), at) if observing else (),
+                rules=(trained_rule(trained), *(_threshold_rules(at) if observing else ())),
+                y_range=((low + high - span) / 2, (low + high + span) / 2),
+            )
+        )
+    prompt = f", prompt {found['prompt'].item()}" if "prompt" in found.coords else ""
+    seen = "" if bool(at["observable"]) else ", not observable"
+    title = f"{value_name(hidden)}, dim {dim}, layer {layer}{prompt}: {_threshold_text(at)}{seen}"
+    return Chart(title, tuple(panels))
+
+
+def curves_chart(evaluation: xr.Dataset, measured: Measured, trained: int, predictions: Sequence[Prediction]) -> Chart:
+    """Tail NLL and passkey accuracy over length, each method's predicted failure length marked on its line."""
+    nll_limit = measured.level + NATS_ABOVE
+    nll_rule = Rule(nll_limit, f"fails above {nll_limit:.2f}", RED)
+    panels = [_score_panel(evaluation["tail_nll"], "window", "tail NLL by length", trained, nll_rule, predictions)]
+    if "passkey" in evaluation:
+        hit_rule = Rule(LEAST_ACCURACY, f"fails below {LEAST_ACCURACY:g}", RED)
+        found = evaluation["passkey"].assign_attrs(long_name="passkey accuracy", units="share found")
+        panels.append(_score_panel(found, "sample", "passkey accuracy by length", trained, hit_rule, predictions))
+    return Chart("Measured by length; diamonds: predicted failure", tuple(panels))
+
+
+def heatmap_grid(panel: xr.DataArray, trained_length: int, limits: xr.DataArray | None = None) -> Grid:
+    """A grid of `panel` ([method,] layer, dim, position), from `regions` or `pool`: one row a layer.
+
+    Methods stand side by side. Without `limits` the colour scales are the panel's own `layer_limits`.
+    """
+    panel = panel.transpose(..., "layer", "dim", "position")
+    each = [panel.sel({"method": m}) for m in panel["method"].values] if "method" in panel.dims else [panel]
+    numbers = np.unique(panel["region"].values)
+    cells = tuple(
+        tuple(one.isel(layer=row, position=one["region"].values == number) for one in each for number in numbers)
+        for row in range(panel.sizes["layer"])
+    )
+    limits = layer_limits(panel) if limits is None else limits
+    prompt = f", prompt {panel['prompt'].item()}" if "prompt" in panel.coords else ""
+    return Grid(
+        title=f"{value_name(panel)} by dim and position{prompt} (red > 0, blue < 0), one colour scale a layer",
+        colour_title=value_title(panel),
+        limits=tuple(limits.values.tolist()),
+        cells=cells,
+        row_titles=tuple(
+            f"layer {layer} (limit {limit:.2g})"
+            for layer, limit in zip(panel["layer"].values, limits.values, strict=True)
+        ),
+        group_titles=tuple(str(one["method"].item()) if "method" in one.coords else "" for one in each),
+        region_titles=tuple(region_names(panel)),
+        trained_length=trained_length,
+    )
+
+
+def trained_rule(trained: int) -> Rule:
+    """The line that marks the trained window M, in tokens."""
+    return Rule(trained, f"M = {trained}", BLACK, vertical=True)
+
+
+def _threshold_rules(at: xr.Dataset) -> tuple[Rule, ...]:
+    threshold, limit = float(at["threshold"]), float(at["limit"])
+    drawn = Rule(threshold, "", RED)
+    return (drawn,) if limit == threshold else (drawn, Rule(limit, "", RED, dash="dot"))
+
+
+def _threshold_text(at: xr.Dataset) -> str:
+    threshold, limit = float(at["threshold"]), float(at["limit"])
+    return f"threshold {threshold:.3g}" + ("" if limit == threshold else f", passed beyond {limit:.3g}")
+
+
+def _crossing_text(at: xr.Dataset, method: str) -> str:
+    crossing, earliest = (float(at[name].sel({"method": method})) for name in ("crossing", "earliest"))
+    if np.isnan(crossing):
+        return f"{method}: none up to {at.attrs['length']}"
+    where = f"at {crossing:.0f}" if earliest == crossing else f"between {earliest:.0f} and {crossing:.0f}"
+    return f"{method}: crosses {where}"
+
+
+def _value_line(values: xr.DataArray, at: xr.Dataset) -> Line:
+    """A method's values over position, parted where positions were not captured."""
+    method = str(values["method"].item())
+    position = values["position"].values
+    gaps = np.flatnonzero(np.diff(position) != 1) + 1
+    x = np.insert(position.astype(float), gaps, np.nan)
+    y = np.insert(values.values.astype(float), gaps, np.nan)
+    return Line(_crossing_text(at, method), x, y, *style(method))
+
+
+def _crossings(values: xr.DataArray, at: xr.Dataset) -> tuple[Point, ...]:
+    points = []
+    for method in values["method"].values.tolist():
+        crossing = float(at["crossing"].sel({"method": method}))
+        if np.isfinite(crossing):
+            y = float(values.sel({"method": method, "position": int(crossing)}))
+            points.append(Point(_crossing_text(at, method), crossing, y, style(method)[0]))
+    return tuple(points)
+
+
+def _score_panel(
+    scores: xr.DataArray, repeats: str, title: str, trained: int, rule: Rule, predictions: Sequence[Prediction]
+) -> Panel:
+    """Mean scores over length; predicted failures lie on their method's line."""
+    means = scores.mean(repeats, keep_attrs=True).sortby("length")
+    lengths = means["length"].values
+    lines, points = [], []
+    for method in means["method"].values.tolist():
+        colour, dash, symbol = style(method)
+        lines.append(Line(method, lengths.astype(float), means.sel({"method": method}).values, colour, dash, symbol))
+    for each in predictions:
+        if each.length is not None and each.method in means["method"].values:
+            y = np.interp(np.log(each.length), np.log(lengths), means.sel({"method": each.method}).values)
+            points.append(Point(f"{each.method} predicted: {each}", each.length, float(y), style(each.method)[0]))
+    drawn = np.array([*means.values.flat, rule.at])
+    low, high = np.quantile(drawn[np.isfinite(drawn)], [0, 1]).tolist()
+    pad = 0.12 * (high - low)
+    return Panel(
+        title=title,
+        x_title=f"length (tokens); mean of {scores.sizes[repeats]}",
+        y_title=value_title(scores),
+        lines=tuple(lines),
+        points=tuple(points),
+        rules=(trained_rule(trained), rule),
+        y_range=(low - pad, high + pad),
+        x_ticks=tuple(int(length) for length in lengths),
+        log_x=True,
+    )

@@ -1,0 +1,162 @@
+"""Static figures (matplotlib) of what `probe.figures.marks` works out, sized for a paper."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+import threading
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from probe.figures.heatmap import COLORMAP, is_regular, merged
+from probe.figures.marks import BLACK, Chart, Grid, Line, Panel, Rule
+
+DPI = 300
+_SETTINGS: dict[Any, Any] = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "figure.titlesize": 9,
+    "legend.fontsize": 7.5,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "text.parse_math": False,  # labels come from stores
+    "svg.fonttype": "none",  # text stays text
+    "pdf.fonttype": 42,
+    "svg.hashsalt": "mesa-lens",
+}
+_UNDATED = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+_DASHES = {"solid": "-", "dash": (0, (4, 1.5)), "dot": (0, (1, 1.2)), "dashdot": (0, (5, 1.2, 1, 1.2))}
+_MARKERS = {"circle": "o", "square": "s", "triangle-up": "^", "triangle-down": "v", "diamond": "D"}
+_PANEL, _LINE_INCHES, _LEAST_INCHES = (3.6, 3.1), 0.135, 5.5
+_CELL_INCHES = (0.8, 0.95)
+_ONE_AT_A_TIME = threading.Lock()  # matplotlib's settings are the process's
+
+
+def picture(figure: Chart | Grid, form: str) -> bytes:
+    """The figure as a png (300 dpi), svg (text as text) or pdf file; the same bytes for the same figure."""
+    file = io.BytesIO()
+    with _ONE_AT_A_TIME, rc_context(_SETTINGS):
+        draw(figure).savefig(file, format=form, dpi=DPI, metadata={"Title": figure.title, **_UNDATED[form]})
+    return file.getvalue()
+
+
+def draw(figure: Chart | Grid) -> Figure:
+    """The matplotlib figure of what `probe.figures.marks` works out."""
+    return _draw_grid(figure) if isinstance(figure, Grid) else _draw_chart(figure)
+
+
+def _draw_grid(grid: Grid) -> Figure:
+    rows, columns = len(grid.cells), len(grid.cells[0])
+    width = max(_LEAST_INCHES, 1.2 + columns * _CELL_INCHES[0])
+    height = max(2.5, rows * _CELL_INCHES[1]) + 0.8
+    figure = _figure(grid.title, width, height)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    room = (int(DPI * (height - 1) / rows), int(DPI * (width - 1.5) / columns))
+    each = len(grid.region_titles)
+    for row, cells in enumerate(grid.cells):
+        for column, cell in enumerate(cells):
+            axis = axes[row, column]
+            _draw_cell(axis, cell, grid.limits[row], grid.trained_length, room)
+            axis.tick_params(labelsize=6.5, labelleft=column == 0, labelbottom=row == rows - 1)
+            axis.locator_params("y", nbins=3)
+            axis.locator_params("x", nbins=3 if cell["position"].values[-1] < 1000 else 2)
+        axes[row, 0].set_ylabel(textwrap.fill(grid.row_titles[row], 13), fontsize=7)
+    for column in range(columns):
+        axes[-1, column].set_xlabel(f"positions\n{grid.region_titles[column % each]}", fontsize=7)
+    for group, title in enumerate(grid.group_titles):
+        axes[0, group * each].set_title(title, loc="left", fontweight="bold")
+    bar = figure.colorbar(axes[0, 0].images[0], ax=axes, label=grid.colour_title, aspect=30, pad=0.01, ticks=[-1, 0, 1])
+    bar.ax.set_yticklabels(["-limit", "0", "limit"])
+    return figure
+
+
+def _draw_cell(axis: Axes, cell: xr.DataArray, limit: float, trained_length: int, room: tuple[int, int]) -> None:
+    """One heatmap, its values merged where there would be more than pixels: a renderer drops some of them instead."""
+    shown = merged(cell, *(-(-size // pixels) for size, pixels in zip(cell.shape, room, strict=True)))
+    (left, right), (top, bottom) = _edges(shown, "position"), _edges(shown, "dim")
+    if not is_regular(shown):  # one row a dim, under its own label
+        top, bottom = -0.5, shown.sizes["dim"] - 0.5
+        labels = dict(enumerate(shown["dim"].values))
+        axis.yaxis.set_major_formatter(lambda row, _: str(labels.get(int(row), "") if row == int(row) else ""))
+    look: dict[str, Any] = {"cmap": COLORMAP, "aspect": "auto", "interpolation": "none", "vmin": -1, "vmax": 1}
+    axis.imshow(shown.values / limit, extent=(left, right, bottom, top), **look)
+    if left < trained_length < right:
+        axis.axvline(trained_length, color=BLACK, linestyle="--", linewidth=0.8)
+
+
+def _edges(cell: xr.DataArray, name: str) -> tuple[float, float]:
+    return float(cell[name].values[0]) - 0.5, float(cell[f"{name}_last"].values[-1]) + 0.5
+
+
+def _draw_chart(chart: Chart) -> Figure:
+    width = max(_LEAST_INCHES, _PANEL[0] * len(chart.panels))
+    figure = _figure(chart.title, width, _PANEL[1])
+    axes = figure.subplots(1, len(chart.panels), squeeze=False)[0]
+    for axis, panel in zip(axes, chart.panels, strict=True):
+        _draw_panel(axis, panel)
+    listed = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            listed.setdefault(label, handle)
+    rows = -(-len(listed) // max(1, int(width / (0.45 + 0.056 * max(map(len, listed))))))
+    figure.set_figheight(_PANEL[1] + rows * _LINE_INCHES)
+    figure.legend(
+        listed.values(), listed.keys(), loc="outside lower left", ncols=-(-len(listed) // rows), frameon=False
+    )
+    return figure
+
+
+def _figure(title: str, width: float, height: float) -> Figure:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.suptitle(textwrap.fill(title, int(width / 0.07)))
+    return figure
+
+
+def _draw_panel(axis: Axes, panel: Panel) -> None:
+    for number, line in enumerate(panel.lines):
+        _draw_line(axis, line, number)
+    for point in panel.points:
+        marks: dict[str, Any] = {"markersize": 7.5, "markerfacecolor": "none", "markeredgewidth": 1.6, "zorder": 5}
+        axis.plot(point.x, point.y, "D", color=point.colour, label=point.text, **marks)
+    for rule in panel.rules:
+        _draw_rule(axis, rule, panel)
+    axis.set(title=panel.title, xlabel=panel.x_title, ylabel=panel.y_title, ylim=panel.y_range)
+    axis.spines[["top", "right"]].set_visible(False)
+    if panel.log_x:
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(panel.x_ticks, [str(tick) for tick in panel.x_ticks], rotation=45)
+        axis.minorticks_off()
+
+
+def _draw_line(axis: Axes, line: Line, number: int) -> None:
+    """A line with a marker at each value, or at a few, away from those of the lines drawn before."""
+    step = len(line.x) // 6
+    marks: dict[str, Any] = {"marker": _MARKERS[line.symbol], "markersize": 3.5, "markerfacecolor": "none"}
+    if line.crowded:
+        marks["markevery"] = (step * (2 + number) // 6 % step, step)
+    style = {"color": line.colour, "linestyle": _DASHES[line.dash], "linewidth": 1}
+    axis.plot(line.x, line.y, label=line.label, **style, **marks)
+    if line.interval is not None:
+        ends = np.abs(np.stack(line.interval) - line.y)
+        axis.errorbar(line.x, line.y, ends, fmt="none", ecolor=line.colour, elinewidth=0.6, capsize=1.5)
+
+
+def _draw_rule(axis: Axes, rule: Rule, panel: Panel) -> None:
+    style: dict[str, Any] = {"color": rule.colour, "linestyle": _DASHES[rule.dash], "linewidth": 0.8}
+    box = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 0.8}
+    look: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7.5, "color": rule.colour, "bbox": box}
+    if rule.vertical:
+        axis.axvline(rule.at, **style)
+        place = {"xycoords": ("data", "axes fraction"), "xytext": (3, -1), "ha": "left", "va": "top"}
+        axis.annotate(rule.text, (rule.at, 1), **place, **look)
+    else:
+        axis.axhline(rule.at, **style)
+        below = rule.at > sum(panel.y_range) / 2
+        place = {"xytext": (3, -3 if below else 3), "ha": "left", "va": "top" if below else "bottom"}
+        axis.annotate(rule.text, (0, rule.at), xycoords=("axes fraction", "data"), **place, **look)

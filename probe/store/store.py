@@ -1,0 +1,208 @@
+"""The store of a run: labelled hidden states on disk, written region by region, never half-written and whole-looking.
+
+A store is a zarr v3 folder that `xarray.open_zarr` opens: one variable a hook, dims (method, prompt, layer, position,
+dim). One chunk holds all positions and dims of one (method, prompt, layer); it is what a write fills and a reader asks
+for, so shards around it would gain nothing. Activations compress by 8% only: compression is off.
+
+Everything is written to `<path>.partial`, which `finish` renames once each region is there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+import zarr
+
+from probe.store.reader import DIMS, differing_key, list_missing, missing_regions, open_run, partial_path, stored_array
+
+
+def create(
+    path: str | os.PathLike[str],
+    *,
+    methods: Sequence[str],
+    prompts: Sequence[str],
+    layers: Sequence[int],
+    positions: Sequence[int],
+    dims: Sequence[int],
+    hooks: Sequence[str],
+    dtype: str = "float32",
+    attrs: Mapping[str, Any],
+    overwrite: bool = False,
+) -> None:
+    """Makes the empty template of a store at `<path>.partial`; `write` fills it, `finish` gives it its name.
+
+    attrs: the run's provenance and config (texts and numbers); needs `trained_length` in tokens.
+    A left-over partial store is dropped. A whole one stays until `finish` and is an error without `overwrite`.
+    Raises FileExistsError, OSError (too little disk) and ValueError (an empty or repeated coordinate).
+    """
+    path = Path(path)
+    coords: dict[str, Sequence[Any]] = dict(zip(DIMS, (methods, prompts, layers, positions, dims), strict=True))
+    _check_template(coords, hooks, dtype, attrs)
+    if not overwrite:
+        _refuse_existing(path, attrs)
+    partial = partial_path(path)
+    shutil.rmtree(partial, ignore_errors=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shape = tuple(len(values) for values in coords.values())
+    _check_disk(path, len(hooks) * int(np.prod(shape)) * np.dtype(dtype).itemsize)
+    with _disk_full_removes(partial):
+        template = xr.Dataset(coords={name: _plain(values) for name, values in coords.items()})
+        template.attrs = {**attrs, "complete": False}
+        template.to_zarr(partial, zarr_format=3, consolidated=False)
+        group = zarr.open_group(partial, mode="r+", use_consolidated=False)
+        for hook in hooks:
+            group.create_array(
+                hook,
+                shape=shape,
+                chunks=(1, 1, 1, *shape[3:]),
+                dtype=dtype,
+                compressors=None,
+                fill_value=np.nan,
+                dimension_names=DIMS,
+                attributes={"long_name": hook, "units": "activation"},
+            )
+
+
+def write(path: str | os.PathLike[str], hook: str, method: str, prompt: str, layer: int, values: np.ndarray) -> None:
+    """Writes one region, `values` (position, dim), of the store that `create` began at `path`.
+
+    Raises ValueError for a wrong label or shape and for values that are not finite or do not fit the store's dtype.
+    """
+    partial = partial_path(Path(path))
+    group = zarr.open_group(partial, mode="r+", use_consolidated=False)
+    array = stored_array(group, hook)
+    place = f"{hook} of method {method!r}, prompt {prompt!r}, layer {layer}"
+    index = tuple(_index(group, name, label) for name, label in zip(DIMS, (method, prompt, layer), strict=False))
+    if values.shape != array.shape[3:]:
+        raise ValueError(f"{place} has shape {values.shape}, but the store holds {array.shape[3:]} (position, dim)")
+    check_values(values, array.dtype, place)
+    with _disk_full_removes(partial), zarr.config.set({"array.write_empty_chunks": True}):
+        array[index] = values.astype(array.dtype)
+
+
+def write_evaluation(path: str | os.PathLike[str], dataset: xr.Dataset) -> None:
+    """Writes the scores by length as group `evaluation`: into the partial store, else into the finished one.
+
+    The group appears under its name only when all of it is written; a former one is replaced.
+    """
+    path = Path(path)
+    store = partial_path(path) if partial_path(path).exists() else path
+    target, unfinished = store / "evaluation", path.with_name(path.name + ".evaluation")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    labelled = dataset.assign_coords(
+        {name: _plain(coord.values) for name, coord in dataset.coords.items() if coord.dtype.kind in "UT"}
+    )
+    with _disk_full_removes(unfinished):
+        labelled.to_zarr(unfinished, zarr_format=3, consolidated=False)
+        _consolidate(unfinished)
+        shutil.rmtree(target, ignore_errors=True)
+        unfinished.rename(target)
+    if store == path:
+        _consolidate(path)
+
+
+def discard(path: str | os.PathLike[str]) -> None:
+    """Removes what `create` and `write` have begun and `finish` has not named; a whole store stays."""
+    shutil.rmtree(partial_path(Path(path)), ignore_errors=True)
+
+
+def finish(path: str | os.PathLike[str]) -> None:
+    """Marks the store complete and gives it its name; ValueError, and nothing renamed, if a region is missing."""
+    path = Path(path)
+    partial = partial_path(path)
+    missing = missing_regions(partial)
+    if missing:
+        raise ValueError(f"{path} cannot be finished: {list_missing(missing)}")
+    group = zarr.open_group(partial, mode="r+", use_consolidated=False)
+    group.attrs["complete"] = True
+    _consolidate(partial)
+    former = path.with_name(path.name + ".former")
+    shutil.rmtree(former, ignore_errors=True)
+    if path.exists():
+        path.rename(former)
+    partial.rename(path)
+    shutil.rmtree(former, ignore_errors=True)
+
+
+def _plain(values: Sequence[Any] | np.ndarray) -> np.ndarray:
+    """Labels as integers or as Python strings (numpy's fixed-width strings have no zarr v3 specification)."""
+    array = np.asarray(values)
+    return array if array.dtype.kind in "iu" else array.astype(str).astype(object)
+
+
+def _index(group: zarr.Group, name: str, label: str | int) -> int:
+    labels = np.asarray(stored_array(group, name)[:]).tolist()
+    if label not in labels:
+        raise ValueError(f"{name} {label!r} is not in the store, which holds {labels}")
+    return labels.index(label)
+
+
+def _check_template(coords: Mapping[str, Sequence[Any]], hooks: Sequence[str], dtype: str, attrs: Mapping) -> None:
+    for name, values in (*coords.items(), ("hook", hooks)):
+        if len(values) == 0:
+            raise ValueError(f"nothing to store: no {name} is chosen")
+        if len(set(values)) < len(values):
+            raise ValueError(f"the {name} labels {list(values)[:8]} repeat one")
+    if dtype not in ("float32", "float16"):
+        raise ValueError(f"dtype {dtype!r} cannot be stored; use float32 or float16")
+    if "trained_length" not in attrs:
+        raise ValueError("attrs has no trained_length (tokens)")
+
+
+def check_values(values: np.ndarray, dtype: np.dtype, place: str) -> None:
+    """ValueError for values that are not finite, or beyond what `dtype` holds; `place` names them."""
+    unfit = int(np.count_nonzero(~np.isfinite(values)))
+    if unfit:
+        raise ValueError(f"{place} has {unfit} values that are not finite; run the model with --dtype float32")
+    largest = float(values.flat[np.argmax(np.abs(values))])
+    if abs(largest) > float(np.finfo(dtype).max):
+        raise ValueError(
+            f"{place} has the value {largest:g}, beyond {dtype.name}'s range; store it with --store-dtype float32"
+        )
+
+
+def _refuse_existing(path: Path, attrs: Mapping[str, Any]) -> None:
+    if not path.exists():
+        return
+    remedy = "use --overwrite or another --out"
+    try:
+        key = differing_key(open_run(path), attrs)
+    except ValueError as error:
+        raise FileExistsError(f"{path} exists and cannot be compared ({error}); {remedy}") from error
+    what = "the same config" if key is None else f"another config: {key} differs"
+    raise FileExistsError(f"{path} already holds a run with {what}; {remedy}")
+
+
+def _consolidate(store: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Consolidated metadata is currently not part")
+        zarr.consolidate_metadata(store)
+
+
+def _check_disk(path: Path, needed: int) -> None:
+    free = shutil.disk_usage(path.parent).free
+    if needed > free:
+        need, have = (f"{size / 2**20:.1f} MiB" for size in (needed, free))
+        raise OSError(errno.ENOSPC, f"{path} needs {need}, {have} are free; keep fewer layers, positions or dims")
+
+
+@contextmanager
+def _disk_full_removes(partial: Path) -> Iterator[None]:
+    """Turns a full disk into a one-line error and removes what was being written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        shutil.rmtree(partial, ignore_errors=True)
+        message = f"the disk is full: removed the unfinished {partial}; free some space or use another --out"
+        raise OSError(errno.ENOSPC, message) from error

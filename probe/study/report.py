@@ -1,0 +1,102 @@
+"""Writes a study's results, tables and figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from probe.figures.marks import style
+from probe.study.results import write_results
+from probe.study.table import arithmetic, predicted_lengths, scores_by_top, settings, tables
+
+_MARKERS = {"circle": "o", "square": "s", "triangle-up": "^", "triangle-down": "v", "diamond": "D"}
+
+
+def write_study(results: xr.Dataset, out: Path) -> str:
+    """Writes study.json, study.md, lengths.png and dims.png into the folder `out`; returns the tables."""
+    write_results(results, out / "study.json")
+    text = tables(results)
+    (out / "study.md").write_text(text + "\n", encoding="utf-8")
+    lengths_figure(results).savefig(out / "lengths.png")
+    dims_figure(results).savefig(out / "dims.png")
+    return text
+
+
+def lengths_figure(results: xr.Dataset) -> Figure:
+    """Predicted over measured length, one point a config, by thresholds and by arithmetic; bars: all seeds."""
+    figure = Figure(figsize=(10.5, 4.8), dpi=110, layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True, sharex=True)
+    _lengths_panel(left, results, predicted_lengths(results), "hidden states (repeated word)")
+    _lengths_panel(right, results, arithmetic(results), "arithmetic: largest distance reaches M")
+    left.set_ylabel("predicted failure (tokens)")
+    handles, labels = right.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=9)
+    return figure
+
+
+def dims_figure(results: xr.Dataset) -> Figure:
+    """Rank correlation over the number of dims, for every prompt and rule that calls anything."""
+    figure = Figure(figsize=(7.5, 4), dpi=110, layout="constrained")
+    axes = figure.subplots()
+    found = scores_by_top(results)
+    for number, ((prompt, rule), scores) in enumerate(found.items()):
+        x = np.array(list(scores), dtype=float) * 1.05 ** (number - len(found) / 2)
+        value = np.array([one.correlation.value for one in scores.values()])
+        ends = np.array([(one.correlation.low, one.correlation.high) for one in scores.values()]).T
+        bars = np.abs(ends - value)
+        axes.errorbar(x, value, bars, marker="o", ms=4, capsize=2, lw=1.2, label=f"{prompt}, {rule}")
+    axes.axhline(0, color="0.6", lw=0.8)
+    axes.set(xscale="log", xlabel="dims that a prediction is the median of", ylabel="Spearman, 95% interval")
+    tops = results["top"].values
+    axes.set_xticks(tops, [str(top) for top in tops], minor=False)
+    axes.minorticks_off()
+    if found:
+        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def _lengths_panel(axes: Axes, results: xr.Dataset, predicted: np.ndarray, title: str) -> None:
+    asked = settings(results)
+    trained, length = asked["trained_length"], asked["length"]
+    none, ends = 1.6 * length, (0.9 * trained, 1.9 * length)
+    asides = none * np.geomspace(0.87, 1.15, results.sizes["config"])  # so that configs that never fail stay apart
+    measured = results["measured"].sel(criterion="either").transpose("config", "seed").values
+    shown: set[str] = set()
+    for config, x, y, aside in zip(results["config"].values.tolist(), measured, predicted, asides, strict=True):
+        called = np.where(y > length, none, y)[~np.isnan(y)]
+        if called.size:
+            method = config.split()[0]
+            _point(axes, method, np.where(x > length, aside, x), called, method not in shown)
+            shown.add(method)
+    axes.plot([trained, length], [trained, length], color="0.7", lw=0.8, zorder=0)
+    ticks = [multiple * trained for multiple in (1, 2, 4, 8, 16) if multiple * trained <= length]
+    names = [*map(str, ticks), "none"]
+    axes.set(xscale="log", yscale="log", title=title, xlabel="measured failure (tokens)", xlim=ends, ylim=ends)
+    axes.set_xticks([*ticks, none], names)
+    axes.set_yticks([*ticks, none], names)
+    axes.minorticks_off()
+    for span in (axes.axvspan, axes.axhspan):
+        span(1.25 * length, ends[1], color="0.95", zorder=-1)
+
+
+def _point(axes: Axes, method: str, x: np.ndarray, y: np.ndarray, named: bool) -> None:
+    """The medians of x and y, with bars from least to most."""
+    colour, _, symbol = style(method)
+    across, up = ([[np.median(each) - each.min()], [each.max() - np.median(each)]] for each in (x, y))
+    axes.errorbar(
+        float(np.median(x)),
+        float(np.median(y)),
+        xerr=across,
+        yerr=up,
+        marker=_MARKERS[symbol],
+        color=colour,
+        markersize=6,
+        linewidth=0.8,
+        linestyle="",
+        alpha=0.85,
+        label=method if named else None,
+    )

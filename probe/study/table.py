@@ -1,0 +1,181 @@
+"""A study's results as Markdown tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from probe.study.results import BOUNDS
+from probe.study.score import Score, advantage, resamples, score
+
+TOP = 10
+"""Dims that a headline prediction is the median of, as in a probe run."""
+MULTIPLES = (2, 4, 8)
+"""Thresholds of 'fails by that length', in trained windows."""
+HEADLINE = {"prompt": "repeated", "rule": "standard"}
+
+
+def settings(results: xr.Dataset) -> dict[str, Any]:
+    """What the study was asked for."""
+    return json.loads(results.attrs["settings"])
+
+
+def tables(results: xr.Dataset) -> str:
+    """Every table, each under a line that says what it shows."""
+    parts = (
+        ("Rank correlation of predicted with measured failure length", _correlation_rows(results)),
+        ("Share of right calls of 'fails by that length'", _call_rows(results)),
+        ("Rank correlation by number of dims, and the share of pairs called", _top_rows(results)),
+        ("Rank correlation by measured criterion", _criterion_rows(results)),
+        ("Measured over predicted length, where both fail: median (10% to 90% of pairs)", _ratio_rows(results)),
+        ("Failure lengths by method config, median over seeds (least to most)", _config_rows(results)),
+    )
+    return "\n\n".join(f"**{title}**\n\n{_markdown(rows)}" for title, rows in parts)
+
+
+def scored(results: xr.Dataset, criterion: str = "either", **which: Any) -> Score:
+    """The score of one kind of prediction, `which` naming prompt, rule and perhaps top, against a criterion."""
+    predicted = predicted_lengths(results, **which)
+    return score(predicted, _measured(results, criterion), _thresholds(results))
+
+
+def arithmetic(results: xr.Dataset, bound: str = BOUNDS[0]) -> np.ndarray:
+    """The arithmetic prediction (config, seed), the same for every seed."""
+    return np.repeat(results["arithmetic"].sel(bound=bound).values[:, None], results.sizes["seed"], axis=1)
+
+
+def predicted_lengths(results: xr.Dataset, **which: Any) -> np.ndarray:
+    """Predicted lengths (config, seed), NaN for no call: the headline's kind, but for what `which` names."""
+    tops = results["top"].values.tolist()
+    chosen = {"top": TOP if TOP in tops else tops[0], **HEADLINE, **which}
+    return results["predicted"].sel(chosen).transpose("config", "seed").values
+
+
+def _measured(results: xr.Dataset, criterion: str = "either") -> np.ndarray:
+    return results["measured"].sel(criterion=criterion).transpose("config", "seed").values
+
+
+def _thresholds(results: xr.Dataset) -> tuple[int, ...]:
+    asked = settings(results)
+    every = (multiple * asked["trained_length"] for multiple in MULTIPLES)
+    return tuple(threshold for threshold in every if threshold <= asked["length"])
+
+
+def _kinds(results: xr.Dataset) -> list[dict[str, str]]:
+    return [
+        {"prompt": p, "rule": r} for p in results["prompt"].values.tolist() for r in results["rule"].values.tolist()
+    ]
+
+
+def _correlation_rows(results: xr.Dataset) -> list[Sequence[str]]:
+    rows: list[Sequence[str]] = [
+        ("prompt", "rule", "dims", "no dim", "inside", "called", "Spearman", "arithmetic there", "difference")
+    ]
+    for kind in _kinds(results):
+        predicted, qualified = predicted_lengths(results, **kind), results["qualified"].sel(kind).values
+        none = np.broadcast_to(qualified == 0, predicted.shape)
+        inside = np.isnan(predicted) & ~none
+        found = scored(results, **kind)
+        other, difference = advantage(predicted, arithmetic(results), _measured(results))
+        shares = (f"{value:.2f}" for value in (none.mean(), inside.mean(), found.called))
+        estimates = map(str, (found.correlation, other, difference))
+        rows.append((kind["prompt"], kind["rule"], f"{np.median(qualified):.0f}", *shares, *estimates))
+    for bound in BOUNDS:
+        plain = score(arithmetic(results, bound), _measured(results), ())
+        rows.append((f"arithmetic, {bound}", "", "", "", "", "1.00", str(plain.correlation), "", ""))
+    return rows
+
+
+def _call_rows(results: xr.Dataset) -> list[Sequence[str]]:
+    trained = settings(results)["trained_length"]
+    rows: list[Sequence[str]] = [("prompt", "rule", "fails by", "right", "always-yes", "always-no", "over the better")]
+    scores = [((kind["prompt"], kind["rule"]), scored(results, **kind)) for kind in _kinds(results)]
+    for bound in BOUNDS:
+        plain = score(arithmetic(results, bound), _measured(results), _thresholds(results))
+        scores.append(((f"arithmetic, {bound}", ""), plain))
+    for names, found in scores:
+        for threshold, right in found.right.items() if found.called else ():
+            yes = found.yes[threshold]
+            gain = str(found.gain[threshold])
+            rows.append((*names, f"{threshold / trained:g} M", str(right), f"{yes:.2f}", f"{1 - yes:.2f}", gain))
+    return rows
+
+
+def scores_by_top(results: xr.Dataset) -> dict[tuple[str, str], dict[int, Score]]:
+    """Scores by number of dims, for every (prompt, rule) that calls anything."""
+    tops = results["top"].values.tolist()
+    found = {(k["prompt"], k["rule"]): {t: scored(results, top=t, **k) for t in tops} for k in _kinds(results)}
+    return {kind: scores for kind, scores in found.items() if any(one.called for one in scores.values())}
+
+
+def _top_rows(results: xr.Dataset) -> list[Sequence[str]]:
+    rows: list[Sequence[str]] = [("prompt", "rule", *map(str, results["top"].values.tolist()))]
+    for kind, scores in scores_by_top(results).items():
+        rows.append((*kind, *(f"{one.correlation} of {one.called:.2f}" for one in scores.values())))
+    return rows
+
+
+def _criterion_rows(results: xr.Dataset) -> list[Sequence[str]]:
+    heads = [head for bound in BOUNDS for head in (f"arithmetic, {bound}", "difference")]
+    rows: list[Sequence[str]] = [("measured by", "thresholds (repeated, standard)", "interval by method", *heads)]
+    predicted, length = predicted_lengths(results), settings(results)["length"]
+    cases = [(name, predicted, _measured(results, name)) for name in results["criterion"].values.tolist()]
+    failing = [(f"{n}, where it fails", np.where(m > length, np.nan, predicted), m) for n, _, m in cases]
+    for name, lengths, measured in (*cases, *failing):
+        found = [score(lengths, measured, (), drawn).correlation for drawn in (None, _method_resamples(results))]
+        for bound in BOUNDS:
+            found.extend(advantage(lengths, arithmetic(results, bound), measured))
+        rows.append((name, *map(str, found)))
+    return rows
+
+
+def _method_resamples(results: xr.Dataset) -> np.ndarray | None:
+    """Resamples in which a method's configs are drawn together; None for fewer than 3 methods."""
+    methods = [config.split()[0] for config in results["config"].values.tolist()]
+    kinds = list(dict.fromkeys(methods))
+    return resamples(len(kinds))[:, [kinds.index(method) for method in methods]] if len(kinds) > 2 else None
+
+
+def _ratio_rows(results: xr.Dataset) -> list[Sequence[str]]:
+    rows: list[Sequence[str]] = [("prompt", "rule", "pairs", "measured / predicted")]
+    measured, length = _measured(results), settings(results)["length"]
+    each = [((k["prompt"], k["rule"]), predicted_lengths(results, **k)) for k in _kinds(results)]
+    for names, predicted in (*each, ((f"arithmetic, {BOUNDS[0]}", ""), arithmetic(results))):
+        both = (predicted <= length) & (measured <= length)
+        if both.any():
+            low, middle, high = np.quantile(measured[both] / predicted[both], [0.1, 0.5, 0.9])
+            rows.append((*names, str(both.sum()), f"{middle:.2f} ({low:.2f} to {high:.2f})"))
+    return rows
+
+
+def _config_rows(results: xr.Dataset) -> list[Sequence[str]]:
+    length = settings(results)["length"]
+    rows: list[Sequence[str]] = [
+        ("config", "measured by NLL", "by passkey", "predicted (repeated, standard)", "arithmetic")
+    ]
+    nll, passkey, predicted = _measured(results, "nll"), _measured(results, "passkey"), predicted_lengths(results)
+    for row, config in enumerate(results["config"].values.tolist()):
+        spans = [_span(values[row], length) for values in (nll, passkey, predicted, arithmetic(results))]
+        rows.append((config, *spans))
+    return rows
+
+
+def _span(lengths: np.ndarray, length: int) -> str:
+    """Median and range of lengths in words; `length` + 1 is none."""
+    called = lengths[~np.isnan(lengths)]
+    if 2 * len(called) <= len(lengths):
+        return "no call"
+    middle, *ends = (
+        "none" if value > length else f"{value:.0f}"
+        for value in (np.quantile(called, 0.5, method="lower"), called.min(), called.max())
+    )
+    return middle if len(set(ends)) == 1 else f"{middle} ({ends[0]} to {ends[1]})"
+
+
+def _markdown(rows: list[Sequence[str]]) -> str:
+    head, *body = (f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join([head, "|---" * len(rows[0]) + "|", *body])

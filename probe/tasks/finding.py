@@ -1,0 +1,92 @@
+"""Retrieval tasks: passkey (three prompts), RULER's single needle (three haystacks), LongEval's lines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mesa.models import Loaded
+from probe.tasks import retrieval
+from probe.tasks.base import Metric, Score, Setting, Task
+from probe.tasks.retrieval import Prompt
+from probe.tasks.score import retrieval_hits, text_filler
+
+Build = Callable[[Any, int, np.random.Generator, Setting], Prompt]
+"""Called with tokenizer, length, random generator and setting."""
+
+
+@dataclass(frozen=True)
+class Finding(Task):
+    """A task whose answer is found in its prompt; 1 where greedy decoding begins with it."""
+
+    name: str
+    about: str
+    build: Build
+    metrics: tuple[Metric, ...] = (Metric("accuracy", "share found", binary=True),)
+    batched: ClassVar[bool] = True
+
+    def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[Prompt]:
+        """The prompts; the same for every method. Raises ValueError for a length that they cannot have."""
+        rng = np.random.default_rng([setting.seed, length, *self.name.encode()])
+        made = [self.build(tokenizer, length, rng, setting) for _ in range(samples)]
+        for prompt in made:
+            if len(prompt.ids) != length:
+                raise ValueError(
+                    f"{self.name}: this tokenizer cannot make a prompt of {length} tokens, it is off by "
+                    f"{len(prompt.ids) - length:+d}; choose other --lengths"
+                )
+        return made
+
+    def measure(self, loaded: Loaded, length: int, prepared: Sequence[Prompt], setting: Setting) -> Iterator[Score]:
+        """One score a prompt, `setting.batch` prompts at a time."""
+        for begin in range(0, len(prepared), setting.batch):
+            part = prepared[begin : begin + setting.batch]
+            started = time.perf_counter()
+            hits = retrieval_hits(loaded.model, loaded.tokenizer, part, lambda: None, setting.batch)
+            seconds = (time.perf_counter() - started) / len(part)
+            for offset, hit in enumerate(hits):
+                yield Score(length, begin + offset, "accuracy", float(hit), seconds)
+
+
+def _passkey(tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting) -> Prompt:
+    return retrieval.passkey(tokenizer, length, rng, depth=setting.depth)
+
+
+def _passkey_enhanced(prompt: str) -> Build:
+    def build(tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting) -> Prompt:
+        return retrieval.passkey(tokenizer, length, rng, depth=setting.depth, enhanced=prompt)
+
+    return build
+
+
+def _niah(haystack: str) -> Build:
+    def build(tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting) -> Prompt:
+        fillers = {
+            "repeat": lambda: retrieval.repeated_sentences(tokenizer),
+            "essay": lambda: text_filler(setting.documents, rng),
+            "noise": lambda: retrieval.random_sentences(tokenizer, rng),
+        }
+        return retrieval.needle(tokenizer, length, rng, filler=fillers[haystack](), depth=setting.depth)
+
+    return build
+
+
+def _lines(tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting) -> Prompt:
+    return retrieval.lines(tokenizer, length, rng)
+
+
+_ASKED = "passkey, enhanced: 'Q: what is the passkey in below text? ... A:'"
+
+FINDING = (
+    Finding("passkey", "the paper's passkey prompt", _passkey),
+    Finding("passkey-question", _ASKED, _passkey_enhanced("question")),
+    Finding("passkey-answer", "passkey, enhanced: 'Q: ... A: the passkey is'", _passkey_enhanced("answer")),
+    Finding("niah-repeat", "RULER's single needle in repeated sentences", _niah("repeat")),
+    Finding("niah-essay", "RULER's single needle in running text", _niah("essay")),
+    Finding("niah-noise", "RULER's single needle in random words", _niah("noise")),
+    Finding("lines", "LongEval's lines", _lines),
+)

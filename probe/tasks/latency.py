@@ -1,0 +1,129 @@
+"""Latency and memory by length: prefill, decoding, and peak memory above the loaded model."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from transformers import DynamicCache
+
+from mesa.models import Loaded
+from probe.tasks.base import Metric, Score, Setting, Task
+
+_SAMPLED_SECONDS = 0.005
+
+
+@dataclass(frozen=True)
+class Latency(Task):
+    """The paper's figure of memory and latency. Random tokens; the first run of a cell is not counted."""
+
+    name: str = "latency"
+    about: str = "seconds of a prefill and of a decoded token, peak memory above the model"
+    metrics: tuple[Metric, ...] = (
+        Metric("prefill", "s", higher_is_better=False),
+        Metric("decode", "s/token", higher_is_better=False),
+        Metric("peak_memory", "MiB", higher_is_better=False),
+    )
+    decoded: int = 8
+    most: int = 3
+    """Samples a cell, if more are asked for: runs differ by little and take long."""
+
+    def tokens(self, length: int, setting: Setting) -> int:
+        """As for Task, with the run that is not counted."""
+        return length * (min(setting.samples, self.most) + 1)
+
+    def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[np.ndarray]:
+        """Random token ids."""
+        rng = np.random.default_rng([setting.seed, length])
+        return [rng.integers(0, len(tokenizer), length) for _ in range(min(samples, self.most))]
+
+    def measure(self, loaded: Loaded, length: int, prepared: Sequence[np.ndarray], setting: Setting) -> Iterator[Score]:
+        """Three scores a run. Peak memory is the device's own record, or the process's resident size, sampled."""
+        self._run(loaded, prepared[0])
+        for sample, ids in enumerate(prepared):
+            for metric, value in zip(self.metrics, self._run(loaded, ids), strict=True):
+                yield Score(length, sample, metric.name, value)
+
+    @torch.no_grad()
+    def _run(self, loaded: Loaded, ids: np.ndarray) -> tuple[float, float, float]:
+        model, places = loaded.model, devices(loaded.model)
+        tokens = torch.tensor(ids, device=model.device)[None]
+        cache = DynamicCache()
+        with Peak(places) as peak:
+            begin = _now(places)
+            model(tokens, past_key_values=cache, logits_to_keep=1)
+            prefilled = _now(places)
+            for _ in range(self.decoded):
+                model(tokens[:, :1], past_key_values=cache, logits_to_keep=1)
+            end = _now(places)
+        return prefilled - begin, (end - prefilled) / self.decoded, peak.bytes / 2**20
+
+
+def _give_back() -> None:
+    """Has glibc return freed memory to the system, so that using it again shows."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
+def devices(model: torch.nn.Module) -> tuple[torch.device, ...]:
+    """Where a model lies: one device, or the several that a device map puts it on."""
+    found = dict.fromkeys(parameter.device for parameter in model.parameters())
+    return tuple(device for device in found if device.type != "meta")  # meta: kept elsewhere until needed
+
+
+def _now(places: Sequence[torch.device]) -> float:
+    """Seconds on a clock, all work on the devices done."""
+    for device in places:
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+    return time.perf_counter()
+
+
+class Peak:
+    """Peak memory above what is in use at the start, in bytes: of the CUDA devices in sum, else of the process.
+
+    Peaks do not nest on CUDA.
+    """
+
+    def __init__(self, places: Sequence[torch.device]) -> None:
+        self.bytes = 0
+        self._cuda = [device for device in places if device.type == "cuda"]
+        self._done = threading.Event()
+
+    def __enter__(self) -> Peak:
+        """Begins to watch."""
+        if self._cuda:
+            for device in self._cuda:
+                torch.cuda.reset_peak_memory_stats(device)
+            self._base = sum(map(torch.cuda.memory_allocated, self._cuda))
+        else:
+            _give_back()
+            self._process = psutil.Process()
+            self._base = self._process.memory_info().rss
+            self._thread = threading.Thread(target=self._watch, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends it; `bytes` is the peak."""
+        if self._cuda:
+            self.bytes = sum(map(torch.cuda.max_memory_allocated, self._cuda)) - self._base
+        else:
+            self._done.set()
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._done.wait(_SAMPLED_SECONDS):
+            self.bytes = max(self.bytes, self._process.memory_info().rss - self._base)

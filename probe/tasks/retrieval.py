@@ -1,0 +1,250 @@
+"""Retrieval prompts of an exact token length: the paper's passkey, RULER's single needle, LongEval's lines.
+
+Every builder takes `length`, the number of prompt tokens with the first special token included, and returns a
+`Prompt`. The pieces of a prompt are tokenized one by one, and only filler is cut, so the length is exact.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from probe.tasks.words import ADJECTIVES, NOUNS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase as Tokenizer
+
+PASSKEY_HEADER = (
+    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize it. "
+    "I will quiz you about the important information there."
+)
+PASSKEY_FILLER = (
+    " The grass is green.",
+    " The sky is blue.",
+    " The sun is yellow.",
+    " Here we go.",
+    " There and back again.",
+)
+PASSKEY_KEY = " The pass key is {key}. Remember it. {key} is the pass key."
+PASSKEY_QUESTION = "\nWhat is the pass key? The pass key is"
+PASSKEY_ENHANCED = {
+    "question": ("Q: what is the passkey in below text? ", "\nWhat is the pass key?\nA:"),
+    "answer": ("Q: ", "\nWhat is the pass key?\nA: the passkey is"),
+}
+"""The paper's enhanced prompts (appendix "Enhanced Prompts"): what stands before the sample, and its question."""
+
+NEEDLE_HEADER = (
+    "A special magic number is hidden within the following text. Make sure to memorize it. "
+    "I will quiz you about the number afterwards.\n"
+)
+NEEDLE_KEY = "\nOne of the special magic numbers for {name} is: {key}.\n"
+NEEDLE_QUESTION = (
+    "\nWhat is the special magic number for {name} mentioned in the provided text?"
+    " The special magic number for {name} mentioned in the provided text is"
+)
+
+LINES_HEADER = (
+    "Below is a record of lines I want you to remember. Each line begins with 'line <line index>' and contains a "
+    "'<REGISTER_CONTENT>' at the end of the line as a numerical value. For each line index, memorize its "
+    "corresponding <REGISTER_CONTENT>. At the end of the record, I will ask you to retrieve the corresponding "
+    "<REGISTER_CONTENT> of a certain line index. Now the record start:\n"
+)
+LINES_LINE = "\nline {name}: REGISTER_CONTENT is <{key}>"
+LINES_QUESTION = (
+    "\nNow the record is over. Tell me what is the <REGISTER_CONTENT> in line {name}? I need the number."
+    " The <REGISTER_CONTENT> in line {name} is <"
+)
+
+
+Filler = Callable[[int], Sequence[Sequence[int]]]
+"""Called with a number of tokens; returns sentences (lists of token ids) with at least that many tokens in all."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids of a prompt and of its one right answer."""
+
+    ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+    answer: str
+    key_position: int
+    """Position (tokens) at which the sentence with the answer begins."""
+
+
+def encode_once(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    """Token ids of `text`, without special tokens; text that begins with white space goes on from other text.
+
+    Tokenizers of the SentencePiece kind put a space before whatever they are given, which would double it here.
+    """
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    if text[:1].isspace():
+        word = encode(tokenizer, "a")
+        joined = tokenizer.encode("a" + text, add_special_tokens=False)
+        if tuple(joined[: len(word)]) == word:
+            ids = joined[len(word) :]
+    return tuple(ids)
+
+
+encode = functools.lru_cache(maxsize=4096)(encode_once)
+"""`encode_once`, remembered."""
+
+
+@functools.lru_cache(maxsize=64)
+def first_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The special tokens that the tokenizer puts before a text, if any."""
+    plain = tokenizer.encode("a", add_special_tokens=False)
+    whole = tokenizer.encode("a")
+    return tuple(whole[: next(n for n in range(len(whole)) if whole[n : n + len(plain)] == plain)])
+
+
+def repeated_sentences(tokenizer: Tokenizer, sentences: Sequence[str] = PASSKEY_FILLER) -> Filler:
+    """Filler that repeats `sentences` in order (the paper's haystack)."""
+    encoded = [encode(tokenizer, sentence) for sentence in sentences]
+    round_tokens = sum(map(len, encoded))
+    return lambda tokens: encoded * (tokens // round_tokens + 1)
+
+
+def random_sentences(tokenizer: Tokenizer, rng: np.random.Generator) -> Filler:
+    """Filler of sentences of eight random words."""
+
+    def fill(tokens: int) -> list[Sequence[int]]:
+        sentences: list[Sequence[int]] = []
+        left = tokens
+        while left > 0:
+            words = rng.choice([*ADJECTIVES, *NOUNS], 8)
+            sentences.append(encode_once(tokenizer, f" {' '.join(words)}."))
+            left -= len(sentences[-1])
+        return sentences
+
+    return fill
+
+
+def random_name(rng: np.random.Generator) -> str:
+    """An adjective-noun pair, e.g. 'brave-otter'."""
+    return f"{rng.choice(ADJECTIVES)}-{rng.choice(NOUNS)}"
+
+
+def random_key(rng: np.random.Generator, digits: int = 5) -> str:
+    """A number of exactly `digits` digits, without a leading zero."""
+    return str(rng.integers(10 ** (digits - 1), 10**digits))
+
+
+def _haystack(filler: Filler, tokens: int, depth: float) -> tuple[list[int], list[int]]:
+    """`tokens` tokens of filler, parted at the sentence end nearest to the fraction `depth`."""
+    ids: list[int] = []
+    ends = [0]
+    for sentence in filler(tokens):
+        ids.extend(sentence)
+        if len(ids) >= tokens:
+            break
+        ends.append(len(ids))
+    cut = min(ends, key=lambda end: abs(end - depth * tokens))
+    return ids[:cut], ids[cut:tokens]
+
+
+def _single_key(
+    tokenizer: Tokenizer,
+    length: int,
+    header: str,
+    sentence: str,
+    question: str,
+    key: str,
+    filler: Filler,
+    depth: float,
+) -> Prompt:
+    start = first_ids(tokenizer) + encode(tokenizer, header)
+    middle, end = encode(tokenizer, sentence), encode(tokenizer, question)
+    fixed = len(start) + len(middle) + len(end)
+    if length < fixed:
+        raise ValueError(f"length={length} is below the task's fixed text of {fixed} tokens; ask for at least {fixed}")
+    before, after = _haystack(filler, length - fixed, depth)
+    prefix = "" if question.endswith("<") else " "
+    return Prompt(
+        ids=(*start, *before, *middle, *after, *end),
+        answer_ids=encode(tokenizer, prefix + key),
+        answer=key,
+        key_position=len(start) + len(before),
+    )
+
+
+def passkey(
+    tokenizer: Tokenizer,
+    length: int,
+    rng: np.random.Generator,
+    *,
+    depth: float | None = None,
+    digits: int = 5,
+    filler: Filler | None = None,
+    enhanced: str | None = None,
+) -> Prompt:
+    """The paper's passkey prompt (appendix "Passkey Retrieval Dataset") of exactly `length` tokens.
+
+    `depth` is the key's place in the filler, 0 (start) to 1 (end); drawn uniformly when None. `enhanced` is None or
+    one of `PASSKEY_ENHANCED`.
+    Raises ValueError when `length` cannot hold the fixed text.
+    """
+    key = random_key(rng, digits)
+    depth = float(rng.random()) if depth is None else depth
+    filler = filler or repeated_sentences(tokenizer)
+    sentence = PASSKEY_KEY.format(key=key)
+    before, question = PASSKEY_ENHANCED[enhanced] if enhanced else ("", PASSKEY_QUESTION)
+    return _single_key(tokenizer, length, before + PASSKEY_HEADER, sentence, question, key, filler, depth)
+
+
+def needle(
+    tokenizer: Tokenizer,
+    length: int,
+    rng: np.random.Generator,
+    *,
+    filler: Filler,
+    depth: float | None = None,
+    digits: int = 5,
+) -> Prompt:
+    """RULER's single needle (niah_single) in `filler`, exactly `length` tokens; arguments as for `passkey`."""
+    name, key = random_name(rng), random_key(rng, digits)
+    depth = float(rng.random()) if depth is None else depth
+    sentence = NEEDLE_KEY.format(name=name, key=key)
+    question = NEEDLE_QUESTION.format(name=name)
+    return _single_key(tokenizer, length, NEEDLE_HEADER, sentence, question, key, filler, depth)
+
+
+def lines(tokenizer: Tokenizer, length: int, rng: np.random.Generator, *, digits: int = 5) -> Prompt:
+    """LongEval's line retrieval: as many lines as fit, one asked for; the rest is filled with line breaks."""
+    start = first_ids(tokenizer) + encode(tokenizer, LINES_HEADER)
+    names: dict[str, str] = {}
+    body: list[tuple[int, ...]] = []
+    question: tuple[int, ...] = ()
+    room = length - len(start)
+    used = 0
+    while True:
+        name, key = random_name(rng), random_key(rng, digits)
+        if name in names and 2 * len(names) > len(ADJECTIVES) * len(NOUNS):  # names run out
+            name = f"{name}-{len(names)}"
+        line = encode_once(tokenizer, LINES_LINE.format(name=name, key=key))
+        asked = encode_once(tokenizer, LINES_QUESTION.format(name=name))
+        if used + len(line) + max(len(question), len(asked)) > room:
+            break
+        if name in names:
+            continue
+        names[name] = key
+        body.append(line)
+        used += len(line)
+        question = max(question, asked, key=len)
+    if not body:
+        fixed = len(start) + len(line) + len(asked)
+        raise ValueError(f"length={length} is below the task's fixed text of {fixed} tokens; ask for at least {fixed}")
+    index = int(rng.integers(len(body)))
+    name = list(names)[index]
+    asked = encode_once(tokenizer, LINES_QUESTION.format(name=name))
+    missing = room - used - len(asked)
+    newline = encode(tokenizer, "\n")[-1:]
+    return Prompt(
+        ids=(*start, *(newline * missing), *(token for line in body for token in line), *asked),
+        answer_ids=encode(tokenizer, names[name]),
+        answer=names[name],
+        key_position=len(start) + missing + sum(map(len, body[:index])),
+    )

@@ -1,0 +1,83 @@
+"""Where texts come from: the shipped held-out text, a file, a folder, or a dataset of the hub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from probe.tasks import corpus
+
+_SUFFIXES = (".txt", ".md", ".json", ".jsonl")
+_PAIRS = (("document", "summary"), ("report", "summary"))
+
+
+def texts(source: str | None, column: str = "text") -> list[str]:
+    """Texts of `source`: None for the shipped held-out text, a .txt or .jsonl file, a dataset folder or hub name.
+
+    Of datasets the column `column` of the split 'test' (or the first there is) is taken. Raises FileNotFoundError for
+    what is neither here nor on the hub, ValueError for an empty source or a missing column.
+    """
+    if source is None:
+        return corpus.heldout()
+    path = Path(source)
+    if path.is_file() and path.suffix != ".jsonl":
+        found = [path.read_text(encoding="utf-8", errors="replace")]
+    else:
+        found = [str(_field(row, (column,), source, number)) for number, row in enumerate(_rows(source), 1)]
+    found = [text for text in found if text.strip()]
+    if not found:
+        raise ValueError(f"{source} holds no text; give a file or dataset that does")
+    return found
+
+
+def pairs(source: str) -> list[tuple[str, str]]:
+    """(document, summary) of a .jsonl file, dataset folder or hub name; GovReport's (report, summary) too.
+
+    Errors as for `texts`.
+    """
+    found = []
+    for number, row in enumerate(_rows(source), 1):
+        names = next((names for names in _PAIRS if names[0] in row), _PAIRS[0])
+        found.append((str(_field(row, names[:1], source, number)), str(_field(row, names[1:], source, number))))
+    if not found:
+        raise ValueError(f"{source} is empty; give lines with document and summary")
+    return found
+
+
+def _rows(source: str) -> Iterator[Mapping[str, Any]]:
+    path = Path(source)
+    if path.is_file():
+        for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+            if line.strip():
+                try:
+                    row = json.loads(line)
+                except ValueError as error:
+                    raise ValueError(f"{source}, line {number} is not JSON: {line[:40]!r}") from error
+                if not isinstance(row, dict):
+                    raise ValueError(f"{source}, line {number} is no object with fields: {line[:40]!r}")
+                yield row
+        return
+    looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1 or path.suffix in _SUFFIXES
+    if looks_local and not path.is_dir():
+        raise FileNotFoundError(f"{source} is not a file or folder")
+    yield from _dataset(source)
+
+
+def _dataset(source: str) -> Any:
+    from datasets import load_dataset  # transformer-lens brings it
+
+    try:
+        splits = load_dataset(source)
+    except Exception as error:  # its many kinds of 'not there'
+        reason = str(error).partition("\n")[0]
+        raise FileNotFoundError(f"{source} is no file, folder, or dataset that can be loaded: {reason}") from error
+    return splits["test"] if "test" in splits else next(iter(splits.values()))
+
+
+def _field(row: Mapping[str, Any], names: tuple[str, ...], source: str, number: int) -> Any:
+    for name in names:
+        if name in row:
+            return row[name]
+    raise ValueError(f"{source}, row {number} has no field {names[0]!r}; it has {', '.join(map(str, row))}")

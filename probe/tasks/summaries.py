@@ -1,0 +1,103 @@
+"""Summaries: ROUGE (rouge-score) and BLEU (sacrebleu) of greedy summaries of documents cut to an exact length."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from mesa.models import Loaded
+from probe.tasks.base import Metric, Score, Setting, Task
+from probe.tasks.retrieval import encode, first_ids
+from probe.tasks.score import greedy
+
+BEFORE = "Summarize the following report.\n\nReport:\n"
+AFTER = "\n\nSummary:"
+
+
+@dataclass(frozen=True)
+class SummaryPrompt:
+    """Token ids of a prompt, and the summary it is compared with."""
+
+    ids: tuple[int, ...]
+    reference: str
+
+
+@dataclass(frozen=True)
+class Summaries(Task):
+    """The paper's GovReport task. ROUGE is the F-measure with stemming, 0 to 1; BLEU the sentence's, 0 to 100."""
+
+    name: str = "summary"
+    about: str = "ROUGE-1/2/L and BLEU of greedy summaries; needs --data"
+    metrics: tuple[Metric, ...] = (
+        Metric("rouge1", "F-measure"),
+        Metric("rouge2", "F-measure"),
+        Metric("rougeL", "F-measure"),
+        Metric("bleu", "0 to 100"),
+    )
+    batched: ClassVar[bool] = True
+
+    def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[SummaryPrompt]:
+        """Prompts of documents that have tokens enough, the first `length` of them, in the file's order.
+
+        Raises ValueError without data or the scorers' packages, and where no document is long enough or the fixed
+        text does not fit.
+        """
+        if not setting.pairs:
+            raise ValueError("summary needs documents; give --data FILE with lines of document and summary")
+        _scorers()
+        start, end = (*first_ids(tokenizer), *encode(tokenizer, BEFORE)), encode(tokenizer, AFTER)
+        room = length - len(start) - len(end)
+        if room < 1:
+            fixed = len(start) + len(end) + 1
+            raise ValueError(f"summary: length={length} is below the fixed text of {fixed - 1} tokens; ask for {fixed}")
+        made, longest = [], 0
+        for document, summary in setting.pairs:
+            ids = tokenizer(document, add_special_tokens=False, verbose=False).input_ids
+            longest = max(longest, len(ids))
+            if len(ids) >= room:
+                made.append(SummaryPrompt((*start, *ids[:room], *end), summary))
+            if len(made) == samples:
+                return made
+        if not made:
+            raise ValueError(f"summary: no document has {room} tokens, the longest has {longest}; ask for less")
+        return made
+
+    def measure(
+        self, loaded: Loaded, length: int, prepared: Sequence[SummaryPrompt], setting: Setting
+    ) -> Iterator[Score]:
+        """Four scores a document; `setting.new_tokens` tokens are decoded, the text ends at an end token."""
+        score_rouge, score_bleu = _scorers()
+        for begin in range(0, len(prepared), setting.batch):
+            part = prepared[begin : begin + setting.batch]
+            started = time.perf_counter()
+            output = greedy(loaded.model, [prompt.ids for prompt in part], setting.new_tokens)
+            seconds = (time.perf_counter() - started) / len(part)
+            for offset, (ids, prompt) in enumerate(zip(output.tolist(), part, strict=True)):
+                text = _until_end(loaded, ids)
+                rouge = score_rouge(prompt.reference, text)
+                values = {name: rouge[name].fmeasure for name in ("rouge1", "rouge2", "rougeL")}
+                values["bleu"] = score_bleu(text, [prompt.reference]).score
+                for name, value in values.items():
+                    yield Score(length, begin + offset, name, float(value), seconds)
+
+
+def _until_end(loaded: Loaded, ids: list[int]) -> str:
+    """The text up to the first end token, of the tokenizer or of the model's generation config."""
+    tokenizer: Any = loaded.tokenizer
+    stated = getattr(loaded.model.generation_config, "eos_token_id", None)
+    ends = [tokenizer.eos_token_id, *(stated if isinstance(stated, list) else [stated])]
+    length = next((place for place, token in enumerate(ids) if token in ends), len(ids))
+    return tokenizer.decode(ids[:length], skip_special_tokens=True).strip()
+
+
+def _scorers() -> tuple[Any, Any]:
+    try:
+        rouge, bleu = importlib.import_module("rouge_score.rouge_scorer"), importlib.import_module("sacrebleu")
+    except ImportError as error:
+        raise ValueError(
+            f"summaries need rouge-score and sacrebleu ({error}); pip install 'mesa-lens[eval]'"
+        ) from error
+    return rouge.RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True).score, bleu.sentence_bleu

@@ -1,0 +1,389 @@
+"""The dashboard's pages on made-up stores: what they show, what a link reproduces, what a bad store leads to."""
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+from synthetic import evaluation, hidden_states, write_run
+
+from mesa_lens.dashboard import state
+from mesa_lens.dashboard.downloads import content
+from mesa_lens.dashboard.look import on_both_themes, plain
+from mesa_lens.dashboard.runs import entries
+from mesa_lens.dashboard.views.theory import closed_forms
+from probe.figures.export import threshold_export
+from probe.report import write_report
+from probe.thresholds.search import CrossingRule
+from theory.bounds import first_failure
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["overview", "thresholds", "heatmaps", "compare", "methods", "theory"]
+HOSTILE = "<script>alert(1)</script> **bold** :red[x] $y$"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("root")
+    for name, layers in (("first", 3), ("nested/second", 2)):
+        write_run(root / name, hidden_states(layers=layers), evaluation(), model=HOSTILE)
+    write_report(root / "first")
+    claim = {"name": "3.1", "verdict": "holds", "statement": "it holds", "ok": True, "margin": 1.0, "error": 0.0}
+    (root / "theory.json").write_text(json.dumps([claim, claim | {"name": "3.2", "ok": False}]))
+    return root
+
+
+@pytest.fixture
+def opened(root, monkeypatch):
+    return lambda page, **query: run(root, monkeypatch, page, **query)
+
+
+def run(root, monkeypatch, page, **query):
+    monkeypatch.setenv("MESA_LENS_RUNS", str(root))
+    script = f"from mesa_lens.dashboard.main import main\nmain({page!r})"
+    app = AppTest.from_string(script, default_timeout=60)
+    app.query_params.update(query)
+    app.run()
+    assert not app.exception
+    return app
+
+
+def texts(app):
+    kinds = (app.markdown, app.error, app.warning, app.info, app.caption, app.subheader, app.code)
+    return "\n".join(element.value for kind in kinds for element in kind)
+
+
+def figures(app):
+    return [json.loads(chart.proto.spec) for chart in app.get("plotly_chart")]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_page_opens_on_every_run(opened, page):
+    for name in ("first", "nested/second"):
+        app = opened(page, run=name)
+        assert not app.error
+        assert page == "methods" or len(figures(app)) + len(app.dataframe) > 0
+        assert app.selectbox(key="run").value == name
+
+
+def test_the_overview_says_what_the_report_says(opened):
+    app = opened("overview", run="first")
+    table = app.dataframe[0].value.set_index("method")
+    assert table.loc["origin", "measured"] == "128"
+    assert table.loc["mesa", "measured"] == "none up to 320"
+    assert 64 <= int(table.loc["origin", "predicted"]) <= 80  # it leaves at 1.1 M
+    assert "origin fails at 128 tokens" in texts(app)
+    names = {trace["name"] for trace in figures(app)[0]["data"]}
+    assert {"origin", "rerope", "dynamic-ntk", "mesa"} <= names
+
+
+def test_a_summary_of_another_store_is_not_believed(root, monkeypatch, tmp_path):
+    shutil.copytree(root / "first", tmp_path / "run")
+    path = tmp_path / "run" / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["methods"][0]["measured"]["text"] = "999"
+    for created, shown in ((summary["created"], "999"), ("1999-01-01", "128")):
+        path.write_text(json.dumps(summary | {"created": created}))
+        app = run(tmp_path, monkeypatch, "overview")
+        assert app.dataframe[0].value.set_index("method").loc["origin", "measured"] == shown
+
+
+def test_thresholds_follow_the_rule(opened):
+    app = opened("thresholds", run="first")
+    assert app.markdown[0].value.startswith("**16** of 96")  # of 20 drifting ones
+    app.number_input(key="minimum_score").set_value(1000.0).run()
+    assert app.markdown[0].value.startswith("**0** of 96")
+    assert not app.exception
+    app.number_input(key="minimum_score").set_value(6.0)
+    app.number_input(key="M").set_value(130).run()  # Origin has left long ago: nothing crosses there
+    assert app.markdown[0].value.startswith("**0** of 96")
+
+
+def test_the_control_stands_beside_the_search(opened):
+    app = opened("thresholds", run="first")
+    app.segmented_control(key="below").set_value("negative control").run()
+    shares = app.dataframe[0].value.set_index("search")["observable"]
+    assert list(shares.index) == ["control", "matched", "all"]
+    assert shares["all"] == 16 > shares["control"]
+    app.segmented_control(key="below").set_value("predictions").run()
+    predicted = app.dataframe[0].value.set_index("method")["predicted failure"]
+    assert predicted["rerope"] == "none up to 320"
+
+
+def test_dims_are_chosen_by_name(opened):
+    app = opened("thresholds", run="first")
+    app.multiselect(key="pairs").set_value(["1:3", "2:20", "7:1", "abc", "01: 3"]).run()
+    titles = [figure["layout"]["title"]["text"] for figure in figures(app)]
+    assert ["dim 3, layer 1" in titles[0], "dim 20, layer 2" in titles[1], len(titles)] == [True, True, 2]
+    assert len(app.warning) == 2
+    assert "layers 0 to 2" in app.warning[0].value
+
+
+@pytest.mark.parametrize(
+    ("page", "query", "shown"),
+    [
+        ("thresholds", {"pairs": ["1:3"], "prompt": "text-0"}, "prompt text-0"),
+        ("thresholds", {"M": "100"}, "position 100"),
+        ("heatmaps", {"minus": "origin", "layers": ["1", "1"]}, "minus origin"),
+        ("theory", {"theory_M": "20", "N": "2"}, "M = 20"),
+    ],
+)
+def test_a_link_reproduces_the_view(opened, page, query, shown):
+    app = opened(page, run="first", **query)
+    assert shown in texts(app) + json.dumps(figures(app))
+    for name, value in query.items():
+        assert app.query_params[name] == (value[0] if len(value) == 1 and isinstance(value, list) else value)
+
+
+def test_differences_are_differences(opened):
+    app = opened("heatmaps", run="first", minus="origin")
+    app.slider(key="layers").set_value((2, 2)).run()
+    figure = figures(app)[0]
+    assert {trace["type"] for trace in figure["data"]} == {"heatmap"}
+    assert len(figure["data"]) == 6  # three methods, two regions; the one subtracted is left out
+    assert "resid_post minus origin" in figure["layout"]["title"]["text"]
+
+
+def test_downloads_hold_what_is_shown(root):
+    entry = entries(root / "first")[0]
+    run, rule = state.opened(entry), CrossingRule.scaled(64)
+    hidden = state.states(run, "resid_post", "repeated")
+    found = state.searched(entry, "resid_post", "repeated", 64, rule, "origin")
+    one = content(lambda: threshold_export(hidden, found, [(1, 3)]), "svg", several=False)
+    assert b"dim 3, layer 1" in one
+    with zipfile.ZipFile(io.BytesIO(content(lambda: threshold_export(hidden, found, [(1, 3)]), "csv", True))) as packed:
+        table = packed.read("thresholds-resid_post-repeated.csv").decode().splitlines()
+    crossing = float(found["crossing"].sel({"method": "origin", "layer": 1, "dim": 3}))
+    row = next(dict(zip(table[0].split(","), line.split(","), strict=True)) for line in table[1:] if "origin" in line)
+    assert float(row["crossing"]) == crossing
+
+
+def test_zooming_reads_more(opened):
+    app = opened("heatmaps", run="first", positions="choose")
+    app.slider(key="zoom").set_value((60, 69)).run()
+    app.slider(key="dims").set_value((0, 3)).run()
+    assert "Every value is drawn" in texts(app)
+    assert figures(app)[0]["data"][0]["z"]["shape"] == "4, 10"
+
+
+def test_methods_are_drawn_side_by_side(opened):
+    app = opened("methods", a="stair", b="mesa")
+    assert len(figures(app)) == 2
+    app.selectbox(key="a").set_value("origin").run()
+    assert "**36** pairs at M \\= 16" in texts(app) or "**36** pairs at M = 16" in texts(app)  # 1 + ... + 8
+    app.number_input(key="b.mesa.window").set_value(16).run()
+    assert "window=16" in app.warning[0].value.replace("\\", "")
+    table = app.dataframe[0].value.set_index("method")
+    assert table.loc["dynamic-ntk", "mpt"] == "no (1)"
+
+
+def test_the_sizes_of_a_method_follow_m(opened):
+    app = opened("methods", a="rerope")
+    app.number_input(key="a.rerope.window").set_value(3).run()
+    app.slider(key="window").set_value(128).run()
+    fresh = opened("methods", a="rerope", window="128")
+    assert app.number_input(key="a.rerope.window").value == fresh.number_input(key="a.rerope.window").value > 16
+    assert app.number_input(key="b.mesa.window").value == fresh.number_input(key="b.mesa.window").value > 16
+    linked = opened("methods", **{"a": "rerope", "window": "128", "a.rerope.window": "9"})
+    assert linked.number_input(key="a.rerope.window").value == 9
+
+
+def test_theory_draws_the_threshold(opened):
+    figure = figures(opened("theory", H="1.5"))[0]
+    assert 1.5 in [shape["y0"] for shape in figure["layout"]["shapes"]]
+    assert figure["layout"]["yaxis"]["title"]["text"] == "head output o_t"
+
+
+def test_theory_shows_what_the_closed_forms_say(opened):
+    data = closed_forms(16, 0.5, 3, 3)
+    for construction, E in (("weave, ideal recovery", None), ("Stair", 3)):
+        excess = data["excess"].sel(construction=construction)
+        beyond = excess.where((excess["t"] > 16) & (excess <= 0), drop=True)
+        assert int(beyond["t"][0]) == first_failure(16, 3, E)
+    app = opened("theory", theory_M="4")
+    app.slider(key="N").set_value(8).run()
+    assert "N=8 is not below M=4" in app.warning[0].value.replace("\\", "")
+    assert "Broken: 3.2" in texts(opened("theory")).replace("\\", "")
+
+
+def test_two_runs_side_by_side(opened):
+    app = opened("compare", run="first")
+    assert len(figures(app)) == 4
+    shown = app.dataframe[0].value
+    assert list(shown.columns) == [
+        "method",
+        *(f"{w}, {r}" for w in ("predicted", "measured") for r in ("first", "nested/second")),
+    ]
+
+
+def test_names_from_stores_stay_text(opened):
+    shown = texts(opened("overview", run="first"))
+    assert plain(HOSTILE) in shown
+    assert "<script>" not in shown.replace("\\<", "")
+    hostile = hidden_states(prompts=("<b>loud</b>", "text-0"))
+    assert "&lt;b&gt;loud" in json.dumps(titles_of(hostile))
+
+
+def titles_of(hidden):
+    from probe.figures.interactive import threshold_figure
+    from probe.thresholds.search import CrossingRule, search
+
+    one = hidden.isel(prompt=0)
+    found = search(one, 64, CrossingRule.scaled(64))
+    return threshold_figure(one, found, 1, 3).layout.title.text
+
+
+def damaged(kind, root, target):
+    shutil.copytree(root / "first", target)
+    store = target / "store.zarr"
+    if kind == "unfinished":
+        store.rename(target / "store.zarr.partial")
+    elif kind == "no metadata":
+        (store / "zarr.json").unlink()
+    elif kind == "garbage":
+        (store / "zarr.json").write_text("{")
+    elif kind == "missing region":
+        next(path for path in sorted((store / "resid_post").rglob("*")) if path.is_file() and path.name == "0").unlink()
+    elif kind == "wrong attributes":
+        text = (store / "zarr.json").read_text()
+        (store / "zarr.json").write_text(text.replace('"trained_length": 64', '"trained_length": "many"'))
+
+
+@pytest.mark.parametrize("kind", ["unfinished", "no metadata", "garbage", "missing region", "wrong attributes"])
+@pytest.mark.parametrize("page", ["overview", "thresholds", "heatmaps"])
+def test_a_bad_store_is_explained(root, monkeypatch, tmp_path, kind, page):
+    damaged(kind, root, tmp_path / "bad")
+    app = run(tmp_path, monkeypatch, page)
+    assert len(app.error) == 1
+    assert not figures(app)
+    remedies = {"unfinished": "reload this page when the capture is done", "no metadata": "give the folder"}
+    assert remedies.get(kind, "capture it again") in app.error[0].value.replace("\\", "")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_without_a_run_it_says_how_to_make_one(monkeypatch, tmp_path, page):
+    app = run(tmp_path / "nothing", monkeypatch, page)
+    assert not app.error
+    if page in ("overview", "thresholds", "heatmaps", "compare"):
+        assert "make demo" in texts(app)
+
+
+def test_only_runs_under_the_root_are_listed(root, tmp_path, opened):
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (inside / "link").symlink_to(root / "first")
+    (inside / "real").mkdir()
+    (inside / "real" / "store.zarr").symlink_to(root / "first" / "store.zarr")
+    shutil.copytree(root / "first", inside / "run")
+    (inside / "run" / "summary.json").unlink()
+    (inside / "run" / "summary.json").symlink_to(root / "first" / "summary.json")
+    assert entries(inside) == []
+    assert [entry.name for entry in entries(root)] == ["nested/second", "first"]
+    assert [entry.name for entry in entries(root / "first")] == ["first"]
+    app = opened("overview", run="../../etc")
+    assert app.selectbox(key="run").value == "nested/second"
+
+
+def test_colours_read_on_light_and_dark():
+    import plotly.graph_objects as go
+
+    figure = go.Figure(go.Scatter(x=[1], y=[1], line={"color": "#000000"})).update_layout(font={"color": "#222222"})
+    shown = on_both_themes(figure)
+    assert shown.data[0].line.color == "#808080"
+    assert shown.layout.font.color is None
+
+
+def test_the_dashboard_needs_no_torch(root):
+    code = f"""
+import os, sys
+for name in ("torch", "transformers", "transformer_lens"): sys.modules[name] = None
+os.environ["MESA_LENS_RUNS"] = {str(root)!r}
+from streamlit.testing.v1 import AppTest
+AppTest.from_file("app.py", default_timeout=60).run()
+for page in {PAGES!r}:
+    script = f"from mesa_lens.dashboard.main import main\\nmain({{page!r}})"
+    app = AppTest.from_string(script, default_timeout=60).run()
+    assert not app.exception and not app.error, (page, app.exception, app.error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_another_run_brings_its_own_rule(root, monkeypatch, tmp_path):
+    for name, trained in (("a", 64), ("b", 32)):
+        write_run(
+            tmp_path / name, hidden_states(trained, windows=320 // trained), evaluation(trained), trained_length=trained
+        )
+    app = run(tmp_path, monkeypatch, "thresholds", run="a")
+    app.number_input(key="smoothing").set_value(7).run()
+    app.selectbox(key="run").set_value("b").run()
+    fresh = run(tmp_path, monkeypatch, "thresholds", run="b")
+    assert app.markdown[0].value == fresh.markdown[0].value
+    assert "position 32" in app.markdown[0].value
+    assert [each.value for each in app.number_input] == [each.value for each in fresh.number_input]
+    linked = run(tmp_path, monkeypatch, "thresholds", run="b", M="40")
+    assert "position 40" in linked.markdown[0].value
+
+
+def test_runs_with_one_layer_are_compared(monkeypatch, tmp_path):
+    for name in ("a", "b"):
+        write_run(tmp_path / name, hidden_states(layers=2).sel(layer=[1]), evaluation())
+    app = run(tmp_path, monkeypatch, "compare")
+    assert not app.error
+    assert len(figures(app)) == 4
+
+
+def with_gaps(folder):
+    """A run with layers 0 and 2, dims 0-5 and 18-23, positions 16-127 and 256-319."""
+    whole = hidden_states(layers=3)
+    kept = {"layer": [0, 2], "dim": [*range(6), *range(18, 24)], "position": [*range(16, 128), *range(256, 320)]}
+    write_run(folder, whole.sel(kept), evaluation())
+
+
+def test_no_region_spans_a_gap_in_what_was_captured(monkeypatch, tmp_path):
+    with_gaps(tmp_path / "gaps")
+    for query, columns in (({"positions": "all"}, 2), ({"positions": "choose", "zoom": ["100", "300"]}, 2)):
+        app = run(tmp_path, monkeypatch, "heatmaps", **query)
+        assert not app.error
+        spans = [(trace["x"], trace["y"]) for trace in figures(app)[0]["data"]]
+        assert len(spans) == 4 * columns * 2  # methods, regions, layers
+    assert figures(app)[0]["layout"]["yaxis"]["type"] == "category"
+
+
+@pytest.mark.parametrize(
+    ("key", "span", "message"),
+    [
+        ("layers", (1, 1), "layers 1 to 1 were not captured; captured: 0, 2"),
+        ("dims", (8, 12), "dims 8 to 12 were not captured; captured: 0-5, 18-23"),
+    ],
+)
+def test_a_span_in_a_gap_says_what_was_captured(monkeypatch, tmp_path, key, span, message):
+    with_gaps(tmp_path / "gaps")
+    app = run(tmp_path, monkeypatch, "heatmaps")
+    app.slider(key=key).set_value(span).run()
+    assert plain(message) in app.error[0].value
+
+
+def test_a_download_does_not_mix_two_captures(root, tmp_path):
+    shutil.copytree(root / "first", tmp_path / "run")
+    entry = entries(tmp_path)[0]
+    make = state.while_unchanged(entry, lambda: "made")
+    assert make() == "made"
+    os.utime(tmp_path / "run" / "store.zarr" / "zarr.json", (1, 1))
+    with pytest.raises(ValueError, match="run run was captured anew since this page was drawn; reload the page"):
+        make()
+
+
+def test_changing_the_run_keeps_only_what_the_other_run_has(opened):
+    app = opened("heatmaps", run="first")
+    app.slider(key="layers").set_value((2, 2)).run()
+    app.selectbox(key="run").set_value("nested/second").run()
+    assert not app.error
+    assert not app.exception
+    assert len(figures(app)) == 1

@@ -1,0 +1,57 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from mesa_lens.cli import main
+
+
+def test_methods_are_listed_with_parameters_and_formula(capsys):
+    assert main(["methods", "--trained-length", "256"]) == 0
+    text = capsys.readouterr().out
+    assert "R = min(r, N)" in text
+    assert "window=32, width=50, first=6, last=32" in text
+
+
+def test_methods_as_json(capsys):
+    assert main(["methods", "--json"]) == 0
+    records = {record["name"]: record for record in json.loads(capsys.readouterr().out)}
+    assert records["mesa"]["window"] == 512
+    assert records["rerope"]["formula"] == "R = min(r, N)"
+
+
+def test_explain_draws_the_matrix(capsys):
+    assert main(["methods", "explain", "lm-infinite", "--length", "6", "--set", "lm-infinite.window=3"]) == 0
+    drawn = capsys.readouterr().out.splitlines()[-6:]
+    assert drawn == [
+        "0 | 0",
+        "1 | 1 0",
+        "2 | 2 1 0",
+        "3 | 3 2 1 0",
+        "4 | 3 . 2 1 0",
+        "5 | 3 . . 2 1 0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["app", "--store", "README.md"], "mesa-lens: --store README.md is not a folder"),
+        (["app", "--port", "0"], "mesa-lens: --port 0 is not within 1 to 65535"),
+        (["methods", "explain", "rope"], "mesa-lens: unknown method 'rope'; known: origin, nope, rerope,"),
+        (["methods", "explain", "rerope", "--set", "window=3"], "--set 'window=3' is not METHOD.PARAMETER=VALUE"),
+        (["methods", "explain", "rerope", "--length", "0"], "--length 0 is below 1 token"),
+        (["methods", "explain", "rerope", "--length", "99"], "--length 99 is too wide to draw; use at most 48"),
+        (["methods", "--trained-length", "1"], "origin: trained_length=1 is below 2 tokens"),
+    ],
+)
+def test_misuse_is_one_line_and_exit_code_2(arguments, message, capsys):
+    assert main(arguments) == 2
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert errors.count("\n") == 1
+
+
+def test_the_readme_has_the_support_table(capsys):
+    assert main(["methods", "--table"]) == 0
+    assert capsys.readouterr().out.strip() in (Path(__file__).parents[2] / "README.md").read_text()

@@ -1,0 +1,70 @@
+"""The shipped model shows the real thing: it retrieves inside its window, breaks beyond it, and is mended."""
+
+import json
+
+import numpy as np
+import pytest
+
+import mesa
+from mesa.models import default_folder, load
+from mesa_lens.training import card
+from probe.tasks import score
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return load()
+
+
+def check(scores: dict, lengths: list[int], trained: int, slack: float = 0.0) -> None:
+    """What the model must show; `slack` allows for the noise of fewer prompts."""
+
+    def at(method, key, multiple):
+        return scores[method][key][lengths.index(multiple * trained)]
+
+    in_window = at("origin", "tail_nll", 1)
+    assert at("origin", "passkey", 1) >= 0.95 - slack
+    assert at("origin", "needle", 1) >= 0.95 - slack
+    assert at("origin", "passkey", 4) <= 0.3 + slack
+    assert at("origin", "tail_nll", 4) >= in_window + 0.5
+    for method in ("rerope", "stair", "mesa"):
+        for multiple in (4, 8):
+            assert at(method, "passkey", multiple) >= 0.9 - slack, (method, multiple)
+            assert at(method, "tail_nll", multiple) <= in_window + 0.2 + slack, (method, multiple)
+    for method in ("dynamic-ntk", "lm-infinite"):
+        assert at("origin", "passkey", 4) < at(method, "passkey", 4) <= at("mesa", "passkey", 4)
+
+
+def test_files_are_small_and_the_tokenizer_is_as_the_card_says(loaded):
+    assert sum(path.stat().st_size for path in default_folder().rglob("*")) <= 12e6
+    assert loaded.model.config.max_position_embeddings == 256
+    assert len(loaded.tokenizer.encode(" hello", add_special_tokens=False)) == 1
+    assert len(loaded.tokenizer.encode("2026", add_special_tokens=False)) == 4
+    assert loaded.tokenizer.decode(loaded.tokenizer.encode("def f(x): é")) == "<bos>def f(x): é"
+
+
+def test_the_cards_scores_show_what_they_must():
+    measured = json.loads((default_folder() / "scores.json").read_text())
+    assert measured["prompts"] == 100
+    check(measured["scores"], measured["lengths"], 256)
+
+
+def test_the_cards_scores_are_this_models(loaded):
+    """A few of the card's very prompts and windows again."""
+    measured = json.loads((default_folder() / "scores.json").read_text())
+    documents = score.heldout_ids(loaded.tokenizer)
+    windows = score.text_windows(documents, max(measured["lengths"]), measured["windows"])
+    for name, length in (("origin", 256), ("origin", 1024), ("mesa", 1024)):
+        with mesa.applied(loaded.model, mesa.make(name, 256)):
+            nll = score.tail_nll(loaded.model, windows, [0], length, measured["tail"], lambda: None)
+            prompts = score.prompts("passkey", loaded.tokenizer, length, 16, measured["seed"])
+            hits = score.retrieval_hits(loaded.model, loaded.tokenizer, prompts, lambda: None)
+        column = measured["lengths"].index(length)
+        assert np.mean(nll) == pytest.approx(measured["scores"][name]["tail_nll"][column], abs=2e-3)
+        assert np.mean(hits) == pytest.approx(measured["scores"][name]["passkey"][column], abs=0.3)
+
+
+@pytest.mark.slow
+def test_all_scores_again_with_other_prompts(loaded):
+    measured = card.measure(loaded, prompts=50, seed=77)
+    check(measured["scores"], measured["lengths"], 256, slack=0.06)

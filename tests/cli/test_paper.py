@@ -1,0 +1,193 @@
+"""`mesa-lens paper`: every config is planned, the tiny model's report holds its numbers, an interrupted run goes on."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+import yaml
+
+from mesa_lens.cli import main
+from mesa_lens.paper import runner
+from mesa_lens.paper.config import estimate, plan_section, read, section_methods
+from mesa_lens.paper.sections import SECTIONS
+from probe.tasks.likelihood import Likelihood
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+LENGTHS = "200,320"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny.folder(tmp_path_factory.mktemp("model"))
+
+
+def write(path, folder, sections, **more):
+    config = {"model": str(folder), "trained_length": 160, "methods": ["origin", "mesa"], "sections": sections, **more}
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_is_planned_and_its_memory_estimated(path):
+    config = read(path)
+    text = estimate(config)
+    for name in config.sections:
+        assert f"\n{name}" in text
+        for method in section_methods(config, name).values():
+            assert method.trained_length == config.trained_length
+
+
+def test_estimates_know_the_size_of_the_models():
+    weights = {path.stem: float(re.search(r"weights about ([\d.]+) GiB", estimate(read(path)))[1]) for path in CONFIGS}
+    assert weights["llama2-7b"] == pytest.approx(6.74e9 * 2 / 2**30, rel=0.01)
+    assert weights["vicuna-13b"] == pytest.approx(13.0e9 * 2 / 2**30, rel=0.01)
+    assert weights["pythia-6.9b"] == pytest.approx(6.86e9 * 2 / 2**30, rel=0.01)
+    assert weights["mpt-7b"] == pytest.approx(6.65e9 * 2 / 2**30, rel=0.01)
+    assert weights["phi-3"] == pytest.approx(3.82e9 * 2 / 2**30, rel=0.01)
+
+
+def test_the_default_config_runs_as_it_stands():
+    config = read(ROOT / "configs" / "default.yaml")
+    for name, section in SECTIONS.items():
+        assert name in config.sections
+        if section.tasks and name != "summary":
+            assert plan_section(config, name).cells
+
+
+def test_the_papers_sizes_are_in_its_configs():
+    methods = section_methods(read(ROOT / "configs" / "llama2-7b.yaml"), "passkey")
+    mesa = methods["mesa"].describe()
+    assert {key: mesa[key] for key in ("window", "width", "first", "last")} == {
+        "window": 512,
+        "width": 50,
+        "first": 100,
+        "last": 512,
+    }
+    ablation = section_methods(read(ROOT / "configs" / "llama2-7b.yaml"), "ablation")
+    assert [method.weave for method in ablation.values()] == ["stair", "rerope", "leaky-rerope"]
+    assert {method.window for method in ablation.values()} == {512}
+
+
+def test_a_report_of_every_kind_of_section(folder, tmp_path, capsys):
+    data = tmp_path / "reports.jsonl"
+    data.write_text("\n".join(json.dumps({"report": "word " * 400, "summary": "a word"}) for _ in range(2)))
+    sections = {
+        "probe": {"length": 320, "samples": 1, "texts": 0},
+        "passkey": {"lengths": LENGTHS, "samples": 2},
+        "nll": {"lengths": LENGTHS, "samples": 2},
+        "summary": {"lengths": "200", "samples": 2, "data": str(data), "new_tokens": 4},
+        "latency": {"lengths": "64", "samples": 1},
+        "longbench": {},
+        "ablation": {"lengths": "320", "samples": 1},
+    }
+    path, out = write(tmp_path / "config.yaml", folder, sections, title="<b>Tiny</b>"), tmp_path / "out"
+    assert main(["paper", "--config", str(path), "--out", str(out)]) == 0
+    assert "longbench: left out, no lm-eval tasks are given" in capsys.readouterr().out
+    html = (out / "report.html").read_text()
+    assert "&lt;b&gt;Tiny" in html
+    assert not re.search(r"<(script|link|img)\s[^>]*(src|href)=", html)  # nothing is fetched
+    results = json.loads((out / "results.json").read_text())["sections"]
+    assert set(results) == set(sections)
+    for cell in results["nll"]["cells"]:
+        assert f"{cell['mean']:.3g} [{cell['low']:.3g}, {cell['high']:.3g}]" in html
+    assert {cell["method"] for cell in results["ablation"]["cells"]} == {
+        f"mesa, {w}" for w in ("stair", "rerope", "leaky-rerope")
+    }
+    assert "41.0/20.4/37.5" in html  # Table 1: Mesa at 4k
+    assert "42.76" in html  # Table 3: Mesa, M-Document QA, 8k+
+    for name in sections:
+        assert f'id="{name}"' in html
+
+
+def test_the_report_says_what_did_not_fit(folder, tmp_path, monkeypatch):
+    def small(self, loaded, length, *rest):
+        if length > 200:
+            raise torch.OutOfMemoryError
+        return original(self, loaded, length, *rest)
+
+    original = Likelihood.measure
+    monkeypatch.setattr(Likelihood, "measure", small)
+    path = write(tmp_path / "config.yaml", folder, {"nll": {"lengths": LENGTHS, "samples": 1}})
+    assert main(["paper", "--config", str(path), "--out", str(tmp_path / "out")]) == 0
+    html = (tmp_path / "out" / "report.html").read_text()
+    assert "Did not fit in memory: nll under origin at 320, nll under mesa at 320." in html
+
+
+def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
+    sections = {"probe": {"length": 320, "samples": 1, "texts": 0}, "passkey": {"lengths": "200", "samples": 1}}
+    path, out = write(tmp_path / "config.yaml", folder, sections), tmp_path / "out"
+    real = runner.run_cells
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "run_cells", interrupted)
+    assert main(["paper", "--config", str(path), "--out", str(out)]) == 1
+    assert "goes on from" in capsys.readouterr().err
+    monkeypatch.setattr(runner, "run_cells", real)
+    monkeypatch.setattr(runner, "run_probe", lambda *a, **k: pytest.fail("the probe was whole"))
+    assert main(["paper", "--config", str(path), "--out", str(out)]) == 0
+
+
+def test_folders_of_another_run_are_refused_before_anything_runs(folder, tmp_path, monkeypatch, capsys):
+    sections = {"probe": {"length": 320, "samples": 1, "texts": 0}, "passkey": {"lengths": "200", "samples": 1}}
+    path, out = write(tmp_path / "config.yaml", folder, sections), tmp_path / "out"
+    asked = ["paper", "--config", str(path), "--out", str(out)]
+    assert main(asked) == 0
+    with monkeypatch.context() as patch:
+        for name in ("run_probe", "run_cells"):
+            patch.setattr(runner, name, lambda *_, **__: pytest.fail("ran"))
+        for change, different in {
+            "prompt": ({"prompt": "text"}, {}),
+            "samples": ({"samples": 2}, {}),
+            "texts": ({"texts": 1}, {}),
+            "passkey": ({}, {"samples": 2}),
+        }.items():
+            probe, passkey = different
+            changed = {"probe": {**sections["probe"], **probe}, "passkey": {**sections["passkey"], **passkey}}
+            write(path, folder, changed)
+            assert main(asked) == 2
+            word = {"prompt": "word", "texts": "number of texts"}.get(change, "samples")
+            assert f"holds a run with another {word}; use --overwrite or another --out" in capsys.readouterr().err
+    assert main([*asked, "--overwrite"]) == 0
+    assert json.loads((out / "results.json").read_text())["sections"]["passkey"]["cells"][0]["n"] == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sections": {"passkeys": {}}}, "has an unknown key 'passkeys'; known: probe, passkey"),
+        ({"sections": {"passkey": {"length": 5}}}, "passkey has an unknown key 'length'; known: lengths, samples"),
+        ({"sections": {"passkey": {"lengths": "20"}}}, "length=20 is below the task's fixed text"),
+        ({"sections": {"summary": {"data": "nowhere.jsonl"}}}, "nowhere.jsonl is not a file or folder"),
+        ({"sections": {"nll": {"methods": ["mesa", "rope"]}}}, "unknown method 'rope'"),
+        ({"sections": {}, "load": {"quantized": 4}}, "load has an unknown key 'quantized'"),
+        ({"sections": {"nll": {}}, "set": ["mesa.window=999"]}, "mesa: window=999"),
+        ({"sections": {"nll": {}}, "set": "mesa.window=999"}, "mesa: window=999"),
+        ({"sections": {"nll": {}}, "set": ["leaky_rerope.window=9"]}, "set has an unknown key 'leaky_rerope'; known: "),
+        ({"sections": ["nll"]}, "sections holds ['nll'] in place of keys and values"),
+        ({"sections": {"nll": 3}}, "nll holds 3 in place of keys and values"),
+        ({"sections": {}, "trained_length": None}, "has no trained_length"),
+        ({"sections": {}, "trained_length": "4k"}, "trained_length '4k' is no number of tokens"),
+        ({"sections": {"nll": {}}, "load": {"dtype": "fp16"}}, "unknown dtype 'fp16'"),
+    ],
+)
+def test_bad_configs_are_told_before_anything_runs(folder, tmp_path, changes, message, capsys):
+    path = write(tmp_path / "config.yaml", folder, **changes)
+    assert main(["paper", "--config", str(path), "--out", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_misuse(tmp_path, capsys):
+    assert main(["paper", "--config", "nowhere.yaml"]) == 2
+    assert "--config nowhere.yaml is no file and not one of default, llama2-7b" in capsys.readouterr().err
+    (tmp_path / "broken.yaml").write_text("a: [")
+    assert main(["paper", "--config", str(tmp_path / "broken.yaml")]) == 2
+    assert "is not YAML" in capsys.readouterr().err
+    assert main(["paper", "--config", str(CONFIGS[0]), "--sections", "nothing"]) == 2
+    assert "--sections 'nothing' is not in" in capsys.readouterr().err

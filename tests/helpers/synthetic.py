@@ -1,0 +1,79 @@
+"""Hidden states with known breaks: a slow noise about each dim's level, and a jump in some dims of deeper layers."""
+
+import numpy as np
+import xarray as xr
+
+from probe.store import store
+
+LEAVES_AT = {"origin": 1.1, "dynamic-ntk": 3.0}  # in trained windows; the other methods never leave
+DRIFTING = 10  # the first dims of every layer but the first
+
+
+def hidden_states(trained_length=64, windows=5, layers=3, dims=32, prompts=("repeated", "text-0"), seed=0, noise=0.2):
+    """(method, prompt, layer, position, dim); `text-0` has five times the noise of `repeated`."""
+    methods = ["origin", "rerope", "dynamic-ntk", "mesa"]
+    length = windows * trained_length
+    rng = np.random.default_rng(seed)
+    levels, sides = rng.normal(0, 1, (layers, 1, dims)), rng.choice([-1, 1], (layers, 1, dims))
+    white = rng.normal(0, noise, (len(methods), len(prompts), layers, length, dims))
+    white[:, 1:] *= 5
+    values = levels + white
+    position = np.arange(length)
+    for row, method in enumerate(methods):
+        if method in LEAVES_AT:
+            past = np.clip((position - LEAVES_AT[method] * trained_length) / trained_length * 4, 0, 1)
+            values[row, :, 1:, :, :DRIFTING] += 4 * past[:, None] * sides[1:, :, :DRIFTING]
+    values[..., 0, :] += 30  # the first token's huge values
+    return xr.DataArray(
+        values.astype(np.float32),
+        dims=("method", "prompt", "layer", "position", "dim"),
+        coords={
+            "method": methods,
+            "prompt": list(prompts),
+            "layer": range(layers),
+            "position": position,
+            "dim": range(dims),
+        },
+        name="resid_post",
+        attrs={"long_name": "resid_post", "units": "activation"},
+    )
+
+
+def evaluation(trained_length=64, windows=5):
+    """Scores by length to match: Origin fails from 2 M, Dynamic-NTK at the last length, the others never."""
+    lengths = [trained_length // 2, *(trained_length * n for n in range(1, windows + 1))]
+    methods = ["origin", "rerope", "dynamic-ntk", "mesa"]
+    nll, hits = np.full((4, len(lengths), 6), 3.0), np.ones((4, len(lengths), 20))
+    nll[0, 2:] = 3.8
+    hits[0, 3:] = 0
+    nll[2, -1] = 3.7
+    hits[2, -1, :9] = 0
+    nll += np.random.default_rng(1).normal(0, 0.02, nll.shape)
+    return xr.Dataset(
+        {
+            "tail_nll": (("method", "length", "window"), nll, {"long_name": "tail NLL", "units": "nats/token"}),
+            "passkey": (("method", "length", "sample"), hits, {"long_name": "passkey found", "units": "1"}),
+        },
+        coords={"method": methods, "length": lengths},
+    )
+
+
+def write_run(folder, hidden, scores=None, model="tiny", trained_length=64):
+    path = folder / "store.zarr"
+    names = {f"{name}s": hidden[name].values.tolist() for name in ("method", "prompt", "layer", "position", "dim")}
+    attrs = {
+        "trained_length": trained_length,
+        "model": model,
+        "created": "2026-01-01",
+        "method_configs": '{"mesa": {"window": 8}}',
+    }
+    store.create(path, hooks=[hidden.name], attrs=attrs, **names)
+    for method in names["methods"]:
+        for prompt in names["prompts"]:
+            for layer in names["layers"]:
+                values = hidden.sel({"method": method, "prompt": prompt, "layer": layer}).values
+                store.write(path, hidden.name, method, prompt, layer, values)
+    if scores is not None:
+        store.write_evaluation(path, scores)
+    store.finish(path)
+    return folder

@@ -1,0 +1,40 @@
+"""A tiny random Llama, and the same as a local folder with a tokenizer."""
+
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from mesa_lens.training.train import train_tokenizer
+
+TRAINED = 24
+
+
+def model(seed: int = 0, *, vocabulary: int = 97, key_heads: int = 2, trained: int = TRAINED) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=key_heads,
+        max_position_embeddings=trained,
+        bos_token_id=0,
+        eos_token_id=None,
+        pad_token_id=1,
+    )
+    built = LlamaForCausalLM(config).eval()
+    with torch.no_grad():  # so that positions matter
+        for layer in built.model.layers:
+            layer.self_attn.q_proj.weight *= 20
+            layer.self_attn.k_proj.weight *= 20
+    return built
+
+
+def folder(path: Path, trained: int = 160) -> Path:
+    """A checkpoint folder whose window holds a passkey prompt."""
+    tokenizer = train_tokenizer(["A text of a few words, to make a tokenizer from."], 900)
+    model(vocabulary=len(tokenizer), trained=trained).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path

@@ -1,0 +1,136 @@
+"""Executors against the pair-by-pair oracle; a window off by one moves these outputs by more than 1e-3."""
+
+import cases
+import numpy as np
+import oracle
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
+
+from mesa.engine import attention
+from mesa.engine.attention import Call, Schedule, calls
+from mesa.engine.rope import Rotary
+from mesa.plan import Plan, Region, own_index
+
+DIM = 8
+
+
+def states(length, heads=2, key_heads=2, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((heads, length), (key_heads, length), (key_heads, length))
+    return [2 * torch.randn(1, *shape, DIM, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+def rotate():
+    config = LlamaConfig(hidden_size=2 * DIM, num_attention_heads=2)
+    rotary, module = Rotary(LlamaRotaryEmbedding(config)), LlamaAttention(config, 0)
+    return lambda tensor, positions, plan: rotary(tensor, positions, plan, module)
+
+
+def run(executor, method, tensors, start, prompt):
+    query, key, value = tensors
+    cached, turn = method.cached_position, rotate()
+    index, plain = torch.arange(key.shape[2]), Plan(key.shape[2], ())
+    query, key = (turn(states, cached(index), plain) for states in (query, key))  # as the model's own module does
+    schedule = Schedule(method.plan(key.shape[2], prompt), start, cached, turn)
+    with torch.no_grad():
+        return attention.EXECUTORS[executor](schedule, query[:, :, start:], key, value, DIM**-0.5)[0]
+
+
+@pytest.mark.parametrize("log_n", [False, True])
+@pytest.mark.parametrize("name", list(cases.CASES))
+@pytest.mark.parametrize(("length", "prompt"), [(20, 20), (61, 61), (61, 55), (30, 20)])
+def test_executors_equal_the_formula_pair_by_pair(name, length, prompt, log_n):
+    tensors = states(length)
+    arrays = [tensor[0].numpy() for tensor in tensors]
+    expected = np.stack(
+        [
+            oracle.attention(
+                name,
+                *(array[head] for array in arrays),
+                trained=cases.TRAINED,
+                prompt=prompt,
+                log_n=log_n,
+                **cases.oracle_parameters(name),
+            )
+            for head in range(2)
+        ]
+    )
+    for executor in ("dense", "fused"):
+        for start in {0, min(prompt, length - 1), length - 1}:
+            got = run(executor, cases.method(name, log_n=log_n), tensors, start, prompt)[0].numpy()
+            # rotary tables are float32, as in transformers: 2e-5 on outputs of size 2
+            np.testing.assert_allclose(got, expected[:, start:], atol=5e-5, err_msg=f"{executor} from {start}")
+
+
+@pytest.mark.parametrize("log_n", [False, True])
+@pytest.mark.parametrize("name", list(cases.CASES))
+@pytest.mark.parametrize(("length", "prompt"), [(20, 20), (61, 55)])
+def test_alibi_equals_the_formula_pair_by_pair(name, length, prompt, log_n):
+    query, key, value = states(length)
+    slopes, method = [0.7, 0.05], cases.method(name, log_n=log_n)
+    for executor in ("dense", "fused"):
+        for start in {0, prompt, length - 1} - {length}:
+            schedule = Schedule(
+                method.plan(length, prompt),
+                start,
+                method.cached_position,
+                slopes=torch.tensor(slopes, dtype=torch.float64),
+            )
+            got = attention.EXECUTORS[executor](schedule, query[:, :, start:], key, value, DIM**-0.5)[0][0].numpy()
+            for head, slope in enumerate(slopes):
+                expected = oracle.attention(
+                    name,
+                    *(states[0, head].numpy() for states in (query, key, value)),
+                    trained=cases.TRAINED,
+                    prompt=prompt,
+                    log_n=log_n,
+                    slope=slope,
+                    **cases.oracle_parameters(name),
+                )
+                np.testing.assert_allclose(got[head], expected[start:], atol=1e-9, err_msg=f"{executor} from {start}")
+
+
+@pytest.mark.parametrize("name", list(cases.CASES))
+def test_grouped_key_heads_equal_repeated_ones(name):
+    query, key, value = states(61, heads=4, key_heads=2)
+    repeated = key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
+    for executor in ("dense", "fused"):
+        got = run(executor, cases.method(name), (query, key, value), 0, 61)
+        torch.testing.assert_close(got, run(executor, cases.method(name), (query, *repeated), 0, 61))
+
+
+@pytest.mark.parametrize("name", list(cases.CASES))
+@pytest.mark.parametrize("start", [0, 13, 40])
+def test_calls_cover_every_pair_of_every_region_once(name, start, monkeypatch):
+    monkeypatch.setattr(attention, "BLOCK", 7)
+    plan = cases.method(name).plan(61, 55)
+    tokens = np.arange(61)
+    for region in plan.regions:
+        covered = np.zeros((61, 61), int)
+        for call in calls(region, start, 61):
+            rows, columns = slice(*call.queries), slice(*call.keys)
+            block = np.ones((call.queries[1] - call.queries[0], call.keys[1] - call.keys[0]), bool)
+            if call.causal:
+                block = np.tril(block)
+            if call.masked:
+                block = region.contains(tokens[rows, None], tokens[None, columns])
+            covered[rows, columns] += block
+        expected = region.contains(tokens[:, None], tokens[None, :])
+        expected[:start] = False
+        assert (covered == expected).all()
+
+
+def test_a_far_part_is_one_causal_call():
+    far = Region((0, 100), (0, 100), nearest=11)
+    assert list(calls(far, 0, 100)) == [Call((11, 100), (0, 89), causal=True)]
+    assert list(calls(far, 99, 100)) == [Call((99, 100), (0, 89))]
+
+
+def test_fused_refuses_gradients_rather_than_returning_wrong_ones():
+    query, key, value = states(30)
+    schedule = Schedule(cases.method("rerope").plan(30), 0, own_index, rotate())
+    with pytest.raises(RuntimeError, match="executor='dense'"):
+        attention.fused(schedule, query.requires_grad_(), key, value, 1.0)
+    assert attention.dense(schedule, query, key, value, 1.0)[0].requires_grad

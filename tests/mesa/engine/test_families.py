@@ -1,0 +1,234 @@
+"""Every supported family, as a tiny random model: Origin is the stock model, and both executors agree beyond it."""
+
+import cases
+import pytest
+import tiny
+import torch
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    DynamicCache,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MptConfig,
+    MptForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+import mesa
+from mesa.engine.attention import EXECUTORS, Schedule
+from mesa.models import load
+from probe.capture.bridge import bridge_to
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": cases.TRAINED,
+    "bos_token_id": 0,
+    "eos_token_id": None,
+    "pad_token_id": 1,
+}
+GROUPED = {**SIZES, "num_key_value_heads": 2}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1],
+    "long_factor": [2.0, 3.0],
+    "original_max_position_embeddings": cases.TRAINED,
+    "partial_rotary_factor": 0.5,
+    "factor": 4.0,
+}
+FAMILIES = {
+    "llama": lambda: tiny.model(),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**GROUPED, sliding_window=None)),
+    "mistral sliding": lambda: MistralForCausalLM(MistralConfig(**GROUPED, sliding_window=17)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**GROUPED)),
+    "qwen2 sliding": lambda: Qwen2ForCausalLM(
+        Qwen2Config(**GROUPED, use_sliding_window=True, sliding_window=17, max_window_layers=1)
+    ),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**GROUPED, head_dim=8)),
+    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**GROUPED, rope_parameters={"rope_type": "default", "rope_theta": 1e4})),
+    "phi3 longrope": lambda: Phi3ForCausalLM(
+        Phi3Config(
+            **{**GROUPED, "max_position_embeddings": 4 * cases.TRAINED},
+            original_max_position_embeddings=cases.TRAINED,
+            rope_parameters=LONG_ROPE,
+        )
+    ),
+    "gpt_neox": lambda: GPTNeoXForCausalLM(
+        GPTNeoXConfig(
+            **SIZES, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+        )
+    ),
+    "mpt": lambda: MptForCausalLM(
+        MptConfig(vocab_size=97, d_model=32, n_layers=3, n_heads=4, max_seq_len=128, expansion_ratio=2)
+    ),
+    "bloom": lambda: BloomForCausalLM(
+        BloomConfig(vocab_size=97, hidden_size=32, n_layer=3, n_head=4, bos_token_id=0, eos_token_id=None)
+    ),
+}
+
+
+def build(family):
+    torch.manual_seed(0)
+    model = FAMILIES[family]().eval()
+    with torch.no_grad():  # so that positions matter
+        for name, weight in model.named_parameters():
+            parts = ("q_proj.weight", "k_proj.weight", "qkv", "query_key_value.weight")
+            if family != "llama" and any(part in name for part in parts):
+                weight *= 10
+    return model
+
+
+def tokens(batch, length, seed=0):
+    return torch.randint(2, 97, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def decoded(model, ids, mask, steps):
+    """Logits of a padded prompt and of the tokens that follow, one by one."""
+    cache, parts = DynamicCache(config=model.config), []
+    with torch.no_grad():
+        for part in (ids, *steps.split(1, 1)):
+            if part is not ids:
+                mask = torch.cat([mask, torch.ones(len(mask), 1, dtype=torch.long)], 1)
+            positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -part.shape[1] :]
+            given = {} if model.config.model_type in ("mpt", "bloom") else {"position_ids": positions}
+            parts.append(model(part, attention_mask=mask, past_key_values=cache, **given).logits)
+    return torch.cat(parts, 1), torch.cat([mask[:, : ids.shape[1]], torch.ones_like(steps)], 1).bool()
+
+
+def padded():
+    mask = torch.ones(3, 40, dtype=torch.long)
+    mask[0, :7] = mask[2, :1] = 0
+    return tokens(3, 40), mask, tokens(3, 20, seed=1)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load().tokenizer
+
+
+@pytest.mark.parametrize("executor", ["dense", "fused"])
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_origin_equals_the_stock_model(family, executor):
+    model = build(family)
+    stock, real = decoded(model, *padded())
+    with mesa.applied(model, mesa.Origin(trained_length=cases.TRAINED), executor=executor):
+        ours, _ = decoded(model, *padded())
+    torch.testing.assert_close(ours[real], stock[real], atol=5e-6, rtol=0)
+
+
+PAIRS = [
+    (family, name)
+    for family in FAMILIES
+    for name in cases.CASES
+    if not (family in ("mpt", "bloom") and mesa.METHODS[name].needs_rotary)
+]
+
+
+@pytest.mark.parametrize(("family", "name"), PAIRS)
+def test_executors_agree_and_padding_changes_nothing(family, name):
+    model, (ids, mask, steps) = build(family), padded()
+    results = []
+    for executor in ("dense", "fused"):
+        with mesa.applied(model, cases.method(name), executor=executor):
+            logits, real = decoded(model, ids, mask, steps)
+            results.append(logits[real])
+    torch.testing.assert_close(*results, atol=3e-5, rtol=0)
+    with mesa.applied(model, cases.method(name)):
+        alone, _ = decoded(model, ids[:1, 7:], mask[:1, 7:], steps[:1])
+    torch.testing.assert_close(alone[0], logits[0, 7:], atol=3e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_methods_change_what_lies_beyond_their_window_and_the_model_is_restored(family):
+    model, ids = build(family), tokens(1, 60)
+    with torch.no_grad():
+        before = model(ids).logits
+        with mesa.applied(model, cases.method("rerope")):
+            woven = model(ids).logits
+        after = model(ids).logits
+    assert torch.equal(before, after)
+    torch.testing.assert_close(woven[:, :6], before[:, :6], atol=5e-6, rtol=0)
+    assert (woven[:, 30:] - before[:, 30:]).abs().max() > 1e-3
+
+
+def test_gemma2_is_refused_with_the_reason():
+    model = Gemma2ForCausalLM(Gemma2Config(**GROUPED, head_dim=8))
+    message = "model type 'gemma2' is not supported: its attention scores are soft-capped"
+    with pytest.raises(ValueError, match=message), mesa.applied(model, cases.method("rerope")):
+        pass
+
+
+@pytest.mark.parametrize("family", ["mpt", "bloom"])
+@pytest.mark.parametrize("name", ["dynamic-ntk", "ntk-mixed"])
+def test_methods_on_frequencies_are_refused_for_alibi(family, name):
+    model = build(family)
+    message = f"{name} cannot be attached to model type '{family}': it changes rotary frequencies, and ALiBi has none"
+    with pytest.raises(ValueError, match=message), mesa.applied(model, cases.method(name)):
+        pass
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_the_bridge_runs_every_family_under_a_method(family, tokenizer):
+    """Phi-3's, MPT's and BLOOM's MLPs are re-implemented by TransformerLens, so their sums round differently."""
+    model, ids = build(family), tokens(1, 60)
+    method = cases.method("mesa")
+    with torch.no_grad(), mesa.applied(model, method):
+        expected = model(ids).logits
+    bridge = bridge_to(model, tokenizer)
+    with torch.no_grad(), mesa.applied(model, method) as attachment:
+        got = bridge(ids)
+    assert dict(attachment.calls) == {0: 1, 1: 1, 2: 1}
+    exact = model.config.model_type not in ("phi3", "mpt", "bloom")
+    torch.testing.assert_close(got, expected, atol=0 if exact else 1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["phi3 longrope", "llama dynamic"])
+def test_a_long_input_before_leaves_no_trace(family):
+    model = build(family) if family in FAMILIES else dynamic_llama()
+    ids = tokens(1, 3 * cases.TRAINED)
+    results = []
+    for _ in range(2):
+        with torch.no_grad():
+            with mesa.applied(model, cases.method("rerope")):
+                results.append(model(ids).logits)
+            model(tokens(1, 6 * cases.TRAINED))  # stock: transformers changes the frequencies in place
+    torch.testing.assert_close(results[1], results[0], atol=0, rtol=0)
+
+
+def dynamic_llama():
+    torch.manual_seed(0)
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    return LlamaForCausalLM(
+        LlamaConfig(**{**GROUPED, "max_position_embeddings": cases.TRAINED}, rope_parameters=rope)
+    ).eval()
+
+
+@pytest.mark.parametrize("executor", ["fused", "dense"])
+def test_alibi_in_half_precision_holds_at_great_lengths(executor):
+    length, heads, dim = 1200, 2, 128
+    generator = torch.Generator().manual_seed(0)
+    states = [torch.randn(1, heads, length, dim, generator=generator) for _ in range(3)]
+    slopes, results = torch.tensor([6.0, 0.1]), {}  # 6.0 at 1200 tokens is as 0.84 at 8600
+    for dtype in (torch.float32, torch.float16):
+        method = mesa.Origin(trained_length=length)
+        schedule = Schedule(method.plan(length), 0, method.cached_position, slopes=slopes)
+        given = [each.to(dtype) for each in states]
+        results[dtype] = EXECUTORS[executor](schedule, *given, dim**-0.5)[0].float()
+    assert torch.isfinite(results[torch.float16]).all()
+    torch.testing.assert_close(results[torch.float16], results[torch.float32], atol=5e-3, rtol=0)

@@ -1,0 +1,197 @@
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import cases
+import numpy as np
+import oracle
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mesa
+from mesa import weave
+from mesa.plan import distances
+from mesa.settings import make_methods
+
+
+def test_rerope_distances():
+    assert distances(mesa.ReRoPE(trained_length=8, window=2).plan(4)).tolist() == [
+        [0, -1, -1, -1],  # -1: masked
+        [1, 0, -1, -1],
+        [2, 1, 0, -1],
+        [2, 2, 1, 0],
+    ]
+
+
+def test_stair_distances_are_the_papers_figure():
+    """Paper, figure 1 right: N = 4, E = 2, ten tokens; the last row."""
+    assert distances(mesa.StairPE(trained_length=8, window=4, width=2).plan(10))[9].tolist() == [
+        7, 6, 6, 5, 5, 4, 3, 2, 1, 0,
+    ]  # fmt: skip
+
+
+def test_mesa_distances():
+    method = mesa.MesaExtrapolation(trained_length=5, window=2, width=2, first=1, last=2, split_threshold=1)
+    assert method.chunks(9) == [0, 1, 4, 7, 9]
+    assert distances(method.plan(10, 9)).tolist() == [
+        [0, -1, -1, -1, -1, -1, -1, -1, -1, -1],
+        [1, 0, -1, -1, -1, -1, -1, -1, -1, -1],
+        [2, 1, 0, -1, -1, -1, -1, -1, -1, -1],
+        [3, 2, 1, 0, -1, -1, -1, -1, -1, -1],
+        [1, -1, -1, -1, 0, -1, -1, -1, -1, -1],  # a new chunk follows the first one directly
+        [2, -1, -1, -1, 1, 0, -1, -1, -1, -1],
+        [3, -1, -1, -1, 2, 1, 0, -1, -1, -1],
+        [5, 4, 4, 3, 3, 2, 1, 0, -1, -1],  # the last chunk sees all, by Stair
+        [5, 5, 4, 4, 3, 3, 2, 1, 0, -1],
+        [6, 5, 5, 4, 4, 3, 3, 2, 1, 0],  # a decoded token too
+    ]
+
+
+@pytest.mark.parametrize("weave", ["rerope", "leaky-rerope"])
+@pytest.mark.parametrize(("length", "prompt"), [(90, 80), (30, 20)])
+def test_the_ablation_weaves_the_last_chunk_differently(weave, length, prompt):
+    matrix = distances(cases.method("mesa", weave=weave).plan(length, prompt))
+    parameters = {"trained": cases.TRAINED, "prompt": prompt, "weave": weave, **cases.oracle_parameters("mesa")}
+    for t in range(length):
+        expected = [oracle.relative("mesa", t, i, **parameters) for i in range(length)]
+        assert matrix[t].tolist() == pytest.approx([-1 if r is None else r for r in expected])
+
+
+def test_aligned_mesa_gives_the_last_query_exact_stair_and_the_others_differences():
+    method = mesa.MesaExtrapolation(
+        trained_length=5, window=2, width=2, first=1, last=3, split_threshold=1, variant="aligned"
+    )
+    matrix = distances(method.plan(10))
+    last = [oracle.stair(9 - i, 2, 2) for i in range(10)]
+    assert matrix[9].tolist() == last
+    assert matrix[8].tolist() == [value - last[8] if i <= 8 else -1 for i, value in enumerate(last)]
+
+
+@pytest.mark.parametrize("name", list(cases.CASES))
+@given(length=st.integers(1, 90), decoded=st.integers(0, 20))
+def test_every_pair_is_in_one_region_and_has_the_formulas_distance(name, length, decoded):
+    plan = cases.method(name).plan(length + decoded, length)
+    total = length + decoded
+    tokens = np.arange(total)
+    count = sum(region.contains(tokens[:, None], tokens[None, :]).astype(int) for region in plan.regions)
+    assert count.max() <= 1
+    matrix = distances(plan)
+    parameters = {"trained": cases.TRAINED, "prompt": length, **cases.oracle_parameters(name)}
+    for t in {0, length - 1, total - 1, total // 2}:
+        expected = [oracle.relative(name, t, i, **parameters) for i in range(total)]
+        assert matrix[t].tolist() == pytest.approx([-1 if r is None else r for r in expected])
+
+
+@pytest.mark.parametrize("name", list(cases.CASES))
+def test_positions_are_the_same_from_torch_and_numpy(name):
+    plan = cases.method(name).plan(70, 61)
+    array, tensor = np.arange(70), torch.arange(70)
+    for region in plan.regions:
+        for position in (region.query_position, region.key_position):
+            np.testing.assert_allclose(position(array), position(tensor).numpy())
+        inside = region.contains(tensor[:, None], tensor[None, :])
+        assert (region.contains(array[:, None], array[None, :]) == inside.numpy()).all()
+
+
+@given(
+    trained=st.integers(8, 300),
+    extra=st.integers(1, 2000),
+    share=st.floats(0.01, 0.45),
+    threshold=st.integers(1, 50),
+    variant=st.sampled_from(["exact", "aligned", "reference"]),
+)
+def test_mesa_chunks_stay_within_the_window(trained, extra, share, threshold, variant):
+    first = max(1, int(share * trained))
+    last = max(1, int(share * trained))
+    method = mesa.MesaExtrapolation(
+        trained_length=trained, window=1, first=first, last=last, split_threshold=threshold, variant="exact"
+    )
+    borders = method.chunks(trained + extra)
+    widths = np.diff(borders)
+    assert borders[0] == 0
+    assert borders[-1] == trained + extra
+    assert (widths > 0).all()
+    assert (widths[1:-1] + first <= trained).all()
+    assert widths[-1] >= last
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: mesa.ReRoPE(trained_length=64, window=64), "rerope: window=64 is not below the trained length 64"),
+        (lambda: mesa.ReRoPE(trained_length=64, window=-3), "rerope: window=-3 is below 1"),
+        (lambda: mesa.ReRoPE(trained_length=0), "rerope: trained_length=0 is below 2 tokens"),
+        (lambda: mesa.StairPE(trained_length=64, width=0), "stair: width=0 is below 1"),
+        (
+            lambda: mesa.MesaExtrapolation(trained_length=64, first=30, last=34),
+            "mesa: first=30 plus last=34 is not below the trained length 64",
+        ),
+        (
+            lambda: mesa.MesaExtrapolation(trained_length=64, variant="fast"),
+            "mesa: variant=fast is not exact, aligned, reference",
+        ),
+        (lambda: mesa.ReRoPE(trained_length=64, window=6.5), "rerope: window=6.5 is not a whole number"),
+        (lambda: mesa.ReRoPE(trained_length=64, window=True), "rerope: window=True is not a whole number"),
+        (lambda: mesa.make("rerope", 64, window="abc"), "rerope: window=abc is not a whole number"),
+        (lambda: mesa.make("rerope", 64, log_n="no"), "rerope: log_n=no is not true or false"),
+        (lambda: mesa.make("leaky-rerope", 64, k="x"), "leaky-rerope: k=x is not a number"),
+        (lambda: mesa.make("rerope", 64, layers=1), "rerope: layers=1 is no sequence of layers, such as (0, 1)"),
+        (lambda: mesa.make("rope", 64), "unknown method 'rope'; known: origin, nope, rerope"),
+        (
+            lambda: mesa.make("rerope", 64, width=3),
+            "rerope: unknown parameter 'width'; known: layers, log_n, trained_length",
+        ),
+    ],
+)
+def test_bad_parameters_are_named(build, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        build()
+
+
+def test_switches_are_read_in_any_case():
+    for text in ("false", "False", "FALSE"):
+        assert make_methods("rerope", 64, [f"rerope.log_n={text}"])["rerope"].log_n is False
+    assert make_methods("stair", 64, ["stair.log_n=true"])["stair"].log_n is True
+    assert make_methods("rerope", 64, ["rerope.layers=0,1"])["rerope"].layers == (0, 1)
+
+
+def test_sizes_left_out_are_the_papers_scaled_to_the_window():
+    paper = mesa.MesaExtrapolation(trained_length=4096)
+    assert (paper.window, paper.width, paper.first, paper.last, paper.split_threshold) == (512, 50, 100, 512, 200)
+    small = mesa.MesaExtrapolation(trained_length=256)
+    assert (small.window, small.width, small.first, small.last, small.split_threshold) == (32, 50, 6, 32, 12)
+
+
+def test_the_documented_new_method_is_found_by_name_and_does_what_it_says(monkeypatch):
+    text = (Path(__file__).parents[2] / "docs" / "new-method.md").read_text()
+    code = text.split("```python\n")[1].split("```")[0]
+    assert len(code.splitlines()) < 40
+    namespace: dict = {}
+    exec(code, namespace)
+    point = SimpleNamespace(load=lambda: namespace["Coarse"], value="my_package:Coarse")
+    monkeypatch.setattr("mesa.methods.entry_points", lambda group: [point] if group == "mesa_lens.methods" else [])
+    method = mesa.make("coarse", 64, window=2, width=2)
+    assert str(distances(method.plan(6))) == text.split("by hand:\n\n```\n")[1].split("\n```")[0]
+
+
+def test_two_methods_of_one_name_are_an_error(monkeypatch):
+    other = SimpleNamespace(load=lambda: SimpleNamespace(name="rerope"), value="my_package:Other")
+    monkeypatch.setattr("mesa.methods.entry_points", lambda group: [other])
+    with pytest.raises(ValueError, match="my_package:Other is called 'rerope', as another method is; rename it"):
+        mesa.make("rerope", 64)
+
+
+@pytest.mark.parametrize(
+    ("method", "woven"),
+    [
+        (mesa.ReRoPE(trained_length=64, window=5), lambda r: weave.rerope(r, 5)),
+        (mesa.LeakyReRoPE(trained_length=64, window=5, k=4), lambda r: weave.leaky_rerope(r, 5, 4)),
+        (mesa.StairPE(trained_length=64, window=5, width=3), lambda r: weave.stair(r, 5, 3)),
+    ],
+)
+def test_plans_weave_as_the_weave_functions_do(method, woven):
+    matrix = distances(method.plan(60))
+    query, key = np.tril_indices(60)
+    np.testing.assert_allclose(matrix[query, key], woven(query - key))

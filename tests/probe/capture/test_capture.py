@@ -1,0 +1,119 @@
+"""Captures through the delegating bridge against Hugging Face's own hidden states."""
+
+import cases
+import numpy as np
+import pytest
+import tiny
+import torch
+from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
+
+import mesa
+from mesa.models import load
+from probe.capture.bridge import bridge_to
+from probe.capture.capture import capture
+from probe.capture.spec import CaptureSpec, Kept, parse_ranges
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    return load(str(tiny.folder(tmp_path_factory.mktemp("model"), trained=cases.TRAINED)))
+
+
+def ids(length=70):
+    return torch.randint(3, 90, (length,), generator=torch.Generator().manual_seed(0)).tolist()
+
+
+@pytest.mark.parametrize("name", list(cases.CASES))
+def test_bridge_equals_the_plugged_model(loaded, name):
+    """Difference 0: the bridge runs the very same attention. TransformerLens' own would give Origin here."""
+    tokens = torch.tensor([ids()])
+    fresh = load(loaded.name)
+    with torch.no_grad(), mesa.applied(fresh.model, cases.method(name)):
+        expected = fresh.model(tokens, output_hidden_states=True)
+    bridge = bridge_to(fresh.model, fresh.tokenizer)
+    with torch.no_grad(), mesa.applied(fresh.model, cases.method(name)) as attachment:
+        assert torch.equal(bridge(tokens), expected.logits)
+    assert dict(attachment.calls) == {0: 1, 1: 1, 2: 1}
+    kept = Kept(layers=[0, 1], positions=[0, 5, 69], dims=[3, 31])
+    states = capture(bridge, ids(), cases.method(name), ["resid_post"], kept)["resid_post"]
+    for layer in (0, 1):  # hidden_states[i + 1] is block i's output, but for the last, which is normed
+        hidden = expected.hidden_states[layer + 1][0].numpy()
+        np.testing.assert_array_equal(states[layer], hidden[[0, 5, 69]][:, [3, 31]])
+
+
+def test_building_a_bridge_leaves_transformer_lens_as_it_was(loaded):
+    before = dict(ArchitectureAdapterFactory._adapters)
+    bridge_to(load(loaded.name).model, loaded.tokenizer)
+    assert ArchitectureAdapterFactory._adapters == before
+
+
+def test_heads_are_side_by_side_and_other_hooks_fire(loaded):
+    fresh = load(loaded.name)
+    bridge = bridge_to(fresh.model, fresh.tokenizer)
+    kept = Kept(layers=[2], positions=range(70), dims=range(32))
+    hooks = ["resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post", "q", "z"]
+    states = capture(bridge, ids(), cases.method("mesa"), hooks, kept)
+    np.testing.assert_allclose(states["resid_pre"] + states["attn_out"], states["resid_mid"], atol=1e-6)
+    np.testing.assert_allclose(states["resid_mid"] + states["mlp_out"], states["resid_post"], atol=1e-6)
+    layer = fresh.model.model.layers[2]
+    with torch.no_grad():
+        projected = layer.self_attn.o_proj(torch.from_numpy(states["z"][0])).numpy()
+    np.testing.assert_allclose(projected, states["attn_out"][0], atol=1e-5)
+
+
+def test_dense_hands_the_pattern_to_its_hook(loaded):
+    fresh = load(loaded.name)
+    bridge, patterns = bridge_to(fresh.model, fresh.tokenizer), []
+    with torch.no_grad(), mesa.applied(fresh.model, cases.method("lm-infinite"), executor="dense"):
+        hooks = [("blocks.1.attn.hook_pattern", lambda pattern, hook: patterns.append(pattern.clone()))]
+        bridge.run_with_hooks(torch.tensor([ids(30)]), fwd_hooks=hooks, return_type=None)
+    (pattern,) = patterns
+    torch.testing.assert_close(pattern.sum(-1), torch.ones(1, 4, 30))
+    assert (pattern[0, :, 20, 3:12] == 0).all()  # masked: beyond the 3 first, before the last 9
+    assert (pattern[0, :, 20, [0, 2, 12, 20]] > 0).all()
+
+
+def test_a_method_that_does_not_run_is_an_error(loaded, monkeypatch):
+    fresh = load(loaded.name)
+    bridge = bridge_to(fresh.model, fresh.tokenizer)
+    monkeypatch.setattr("mesa.engine.plug.Attachment.attention", _uncounted)
+    with pytest.raises(RuntimeError, match=r"mesa ran \{\} times by layer, once in each of 2 expected"):
+        capture(bridge, ids(), cases.method("mesa"), ["resid_post"], Kept([1], [0], [0]))
+
+
+def _uncounted(attachment, module, query, *args, **kwargs):
+    return query.transpose(1, 2), None
+
+
+def test_ranges_are_parsed_with_their_ends():
+    assert parse_ranges("4000-5000,7", "--positions") == ((7, 8), (4000, 5001))
+    assert parse_ranges("all", "--positions") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("5-3", "--dims='5-3': '5-3' is empty"),
+        ("a", "'a' is no range; write e.g. 0-10,20 or all"),
+        ("-3", "is no range"),
+    ],
+)
+def test_bad_ranges_are_named(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_ranges(text, "--dims")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"layers": ((0, 4),)}, "layer 0-3 is out of range; there are layers 0-2"),
+        ({"dims": ((30, 33),)}, "dim 30-32 is out of range; there are dims 0-31"),
+        ({"positions": ((60, 71),)}, "position 60-70 is out of range; there are positions 0-69"),
+        ({"hooks": ("resid_post", "k")}, "hooks resid_post, k differ in width"),
+        ({"hooks": ("hidden",)}, "unknown hook 'hidden'; known: resid_pre"),
+        ({"dtype": "bfloat16"}, "unknown store dtype 'bfloat16'; known: float32, float16"),
+    ],
+)
+def test_what_is_not_there_is_named(loaded, spec, message):
+    with pytest.raises(ValueError, match=message):
+        CaptureSpec(**spec).resolve(loaded.model.config, 70)

@@ -1,0 +1,411 @@
+"""An evaluation is checked before it runs, is the same for every method, and goes on where it was interrupted."""
+
+import csv
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tiny
+import torch
+
+from mesa.models import tokenizer_of
+from probe.evaluation import run as running
+from probe.evaluation.journal import Journal
+from probe.evaluation.plan import TASKS, EvalRequest, estimate, parse_lengths, plan
+from probe.evaluation.run import open_journal, run
+from probe.tasks import finding
+from probe.tasks.finding import FINDING
+from probe.tasks.likelihood import Likelihood
+from probe.tasks.retrieval import PASSKEY_ENHANCED
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("asked")
+    text = folder / "text.txt"
+    text.write_text(" ".join(f"Sentence {number} says {number**2}." for number in range(200)))
+    model = tiny.folder(folder / "model")
+    return EvalRequest(model=str(model), methods="origin,mesa", lengths=(96, 200), samples=2, text=str(text))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(asked):
+    return tokenizer_of(asked.model)
+
+
+@pytest.fixture(scope="module")
+def setting(asked):
+    return plan(asked).setting
+
+
+def rows(out):
+    """samples.csv without its times."""
+    with (out / "samples.csv").open() as file:
+        return [
+            {name: row[name] for name in row if name not in ("seconds", "peak_mib")} for row in csv.DictReader(file)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("text", "lengths"),
+    [
+        ("256,512", (256, 512)),
+        (" 512, 256,512", (256, 512)),
+        ("1k", (1024,)),
+        ("1K:4k:1k,100", (100, 1024, 2048, 3072, 4096)),
+        ("10:25:10", (10, 20)),
+    ],
+)
+def test_lengths_are_read(text, lengths):
+    assert parse_lengths(text) == lengths
+
+
+@pytest.mark.parametrize("text", ["", "0", "-5", "1.5k", "256,", "1k:2k", "2k:1k:1", "1k:2k:0", "long"])
+def test_lengths_that_are_none_are_refused(text):
+    with pytest.raises(ValueError, match=r"--lengths .*e\.g\."):
+        parse_lengths(text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tasks": ("passkey", "nonsense")}, "unknown task 'nonsense'; known: passkey, passkey-question"),
+        ({"samples": 0}, "--samples 0 is below 1"),
+        ({"batch": 0}, "--batch 0 is below 1"),
+        ({"new_tokens": -1}, "--new-tokens -1 is below 1"),
+        ({"depth": 1.5}, r"--depth 1\.5 is not within 0 \(start\) to 1 \(end\)"),
+        ({"lengths": (200, 50)}, "length=50 is below the task's fixed text of 66 tokens; ask for at least 66"),
+        ({"tasks": ("lines",)}, "length=96 is below the task's fixed text of 1.. tokens; ask for at least"),
+        ({"tasks": ("nll",), "lengths": (50, 90)}, "nll: length=50 is below 80 tokens; ask for at least 80"),
+        ({"tasks": ("nll-position",), "lengths": (1, 90)}, "nll-position: length=1 is below 8 tokens"),
+        ({"tasks": ("nll",), "lengths": (10**6,)}, "the text has .* tokens, 999999 are needed"),
+        ({"tasks": ("summary",)}, "summary needs documents; give --data FILE"),
+        ({"methods": "origin,nonsense"}, "nonsense"),
+        ({"executor": "nonsense"}, "nonsense"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_runs(asked, changes, message):
+    with pytest.raises(ValueError, match=message):
+        plan(replace(asked, **changes))
+
+
+def test_missing_and_empty_files_are_named(asked, tmp_path):
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "blank.txt").write_text(" \n")
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.jsonl is not a file or folder"):
+        plan(replace(asked, tasks=("summary",), data=str(tmp_path / "nowhere.jsonl")))
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.txt is not a file or folder"):
+        plan(replace(asked, text="nowhere.txt"))
+    with pytest.raises(FileNotFoundError, match="no model at"):
+        plan(replace(asked, model=str(tmp_path / "nowhere")))
+    with pytest.raises(ValueError, match=r"empty\.jsonl is empty"):
+        plan(replace(asked, tasks=("summary",), data=str(tmp_path / "empty.jsonl")))
+    for name in ("empty.jsonl", "blank.txt"):
+        with pytest.raises(ValueError, match=rf"{name} holds no text"):
+            plan(replace(asked, text=str(tmp_path / name)))
+
+
+def test_a_tokenizer_that_cannot_make_the_length_says_by_how_much(asked, monkeypatch):
+    def short(*arguments, **options):
+        prompt = original(*arguments, **options)
+        return replace(prompt, ids=prompt.ids[:-3])
+
+    original = finding.retrieval.passkey
+    monkeypatch.setattr(finding.retrieval, "passkey", short)
+    with pytest.raises(ValueError, match="passkey: this tokenizer cannot make a prompt of 96 tokens, it is off by -3"):
+        plan(asked)
+
+
+def test_a_tokenizer_without_line_breaks_is_told_apart_from_a_bad_length(asked, monkeypatch):
+    original = finding.retrieval.encode
+    monkeypatch.setattr(finding.retrieval, "encode", lambda t, text: () if text == "\n" else original(t, text))
+    with pytest.raises(ValueError, match=r"lines: this tokenizer cannot make a prompt of 250 tokens, it is off by -\d"):
+        plan(replace(asked, tasks=("lines",), lengths=(250,)))
+
+
+def test_methods_a_model_cannot_have_are_refused_by_name_and_left_out_of_all(asked, tokenizer, tmp_path, capsys):
+    config = {"model_type": "bloom", "hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 97}
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    bloom = replace(asked, model=str(tmp_path), trained_length=160)
+    with pytest.raises(ValueError, match="ntk-mixed cannot be attached to model type 'bloom'"):
+        plan(replace(bloom, methods="origin,ntk-mixed"))
+    kept = plan(replace(bloom, methods="all")).methods
+    assert "mesa" in kept
+    assert not {"ntk-mixed", "dynamic-ntk"} & set(kept)
+    assert "left out: ntk-mixed cannot be attached" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("task", FINDING, ids=lambda task: task.name)
+@pytest.mark.parametrize("length", [160, 333])
+def test_prompts_are_seeded_exactly_long_and_hold_their_answer(tokenizer, setting, task, length):
+    prompts = task.prepare(tokenizer, length, setting, 5)
+    assert [len(prompt.ids) for prompt in prompts] == [length] * 5
+    assert prompts == task.prepare(tokenizer, length, setting, 5)
+    assert len({prompt.answer for prompt in prompts}) == 5
+    others = task.prepare(tokenizer, length, replace(setting, seed=1), 5)
+    assert not {prompt.ids for prompt in prompts} & {prompt.ids for prompt in others}
+    for prompt in prompts:
+        assert prompt.answer in tokenizer.decode(prompt.ids[prompt.key_position :])
+        assert prompt.answer not in tokenizer.decode(prompt.ids[: prompt.key_position])
+
+
+@pytest.mark.parametrize("prompt", ["question", "answer"])
+def test_enhanced_prompts_are_the_papers(tokenizer, setting, prompt):
+    (made,) = TASKS[f"passkey-{prompt}"].prepare(tokenizer, 160, setting, 1)
+    text = tokenizer.decode(made.ids[1:])
+    before, question = PASSKEY_ENHANCED[prompt]
+    assert text.startswith(f"{before}There is an important info hidden")
+    assert text.endswith(question)
+
+
+def test_depth_places_the_key(tokenizer, setting):
+    start, uniform, end = (
+        TASKS["passkey"].prepare(tokenizer, 400, replace(setting, depth=depth), 8) for depth in (0.0, None, 1.0)
+    )
+    assert len({prompt.key_position for prompt in start}) == 1
+    assert len({prompt.key_position for prompt in uniform}) > 4
+    assert all(prompt.key_position < 60 for prompt in start)  # after the header
+    assert all(prompt.key_position > 340 for prompt in end)  # before the question
+
+
+def test_every_method_is_given_the_same_prompts(asked, tmp_path, monkeypatch):
+    given = {}
+
+    def watched(self, loaded, length, prepared, setting):
+        given.setdefault((self.name, length), []).append([tuple(prompt.ids) for prompt in prepared])
+        return original(self, loaded, length, prepared, setting)
+
+    original = finding.Finding.measure
+    monkeypatch.setattr(finding.Finding, "measure", watched)
+    run(plan(replace(asked, tasks=("passkey", "niah-noise"))), tmp_path / "out")
+    assert len(given) == 4
+    assert all(first == second for first, second in given.values())
+
+
+def test_an_interrupted_run_goes_on_to_the_same_table(asked, tmp_path, monkeypatch):
+    calls = []
+
+    def interrupted(self, *arguments):
+        calls.append(self.name)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original(self, *arguments)
+
+    made = plan(asked)
+    run(made, tmp_path / "whole")
+    original = Likelihood.measure
+    monkeypatch.setattr(Likelihood, "measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(made, tmp_path / "cut")
+    assert len(rows(tmp_path / "cut")) == 12  # all of passkey, two cells of nll
+    assert not (tmp_path / "cut" / "summary.json").exists()
+    run(made, tmp_path / "cut")
+    assert len(calls) == 5  # the third again, and the fourth
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+    first, second = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "cut"))
+    assert first == second
+
+
+def test_a_line_that_an_interrupt_cut_is_dropped(asked, tmp_path, monkeypatch):
+    made = plan(replace(asked, tasks=("nll",)))
+    run(made, tmp_path)
+    whole, path = rows(tmp_path), tmp_path / "cells.jsonl"
+    path.write_text(path.read_text()[:-40])
+    journal = open_journal(made, tmp_path)
+    assert len(journal.rows) == 3
+    assert path.read_text().endswith("}\n")
+    run(made, tmp_path)
+    assert rows(tmp_path) == whole
+
+
+def test_a_finished_run_loads_no_model(asked, tmp_path, monkeypatch):
+    first = run(plan(asked), tmp_path)
+    monkeypatch.setattr(running, "load", None)
+    assert run(plan(asked), tmp_path) == first
+
+
+def test_another_evaluation_in_the_folder_is_refused_naming_what_differs(asked, tmp_path):
+    run(plan(asked), tmp_path)
+    for name, changes in {
+        "seed": {"seed": 1},
+        "samples": {"samples": 3},
+        "longest": {"lengths": (96, 300)},
+        "dtype": {"load": {"dtype": "bfloat16"}},
+        "trained_length": {"trained_length": 150},
+    }.items():
+        with pytest.raises(FileExistsError, match=f"another {name}; use --overwrite or another --out"):
+            run(plan(replace(asked, **changes)), tmp_path)
+    with pytest.raises(FileExistsError, match="of mesa at 96 with other parameters"):
+        run(plan(replace(asked, settings=("mesa.width=7",))), tmp_path)
+
+
+def test_a_run_that_kept_nothing_binds_to_nothing(asked, tmp_path):
+    assert open_journal(plan(asked), tmp_path).rows == {}
+    run(plan(replace(asked, seed=1)), tmp_path)
+    with pytest.raises(FileExistsError, match="another seed"):
+        run(plan(asked), tmp_path)
+
+
+def test_tasks_methods_and_shorter_lengths_can_be_added(asked, tmp_path):
+    run(plan(replace(asked, tasks=("nll",), methods="origin", lengths=(200,))), tmp_path)
+    before = rows(tmp_path)
+    summary = run(plan(asked), tmp_path)
+    assert rows(tmp_path)[: len(before)] == before
+    assert {(cell["task"], cell["method"], cell["length"]) for cell in summary["cells"]} == set(plan(asked).cells)
+    run(plan(replace(asked, methods="origin")), tmp_path)  # what is asked for again is shown; nothing is lost
+    assert {row["method"] for row in rows(tmp_path)} == {"origin", "mesa"}
+
+
+def test_buckets_by_position_are_measured_anew_when_lengths_are_added(asked, tmp_path):
+    by_position = replace(asked, tasks=("nll-position",), methods="origin")
+    run(plan(replace(by_position, lengths=(100, 200))), tmp_path / "out")
+    added = run(plan(replace(by_position, lengths=(50, 100, 200))), tmp_path / "out")
+    assert added == run(plan(replace(by_position, lengths=(50, 100, 200))), tmp_path / "once")
+    assert [cell["length"] for cell in added["cells"]] == [50, 100, 200]
+
+
+def test_overwriting_removes_what_an_evaluation_writes_and_nothing_else(asked, tmp_path):
+    run(plan(asked), tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "lines.png").touch()
+    run(plan(replace(asked, seed=1)), tmp_path, overwrite=True)
+    assert {row["seed"] for row in rows(tmp_path)} == {"1"}
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert not (tmp_path / "lines.png").exists()
+
+
+def test_overwriting_removes_nothing_for_a_run_that_cannot_be(asked, tmp_path, monkeypatch):
+    run(plan(asked), tmp_path)
+    before = rows(tmp_path)
+    with pytest.raises(ValueError, match="unknown dtype 'fp16'; known: float32, float16, bfloat16"):
+        plan(replace(asked, load={"dtype": "fp16"}))
+    with pytest.raises(ValueError, match="unknown device 'gpu'"):
+        plan(replace(asked, load={"device": "gpu"}))
+
+    def broken(*_, **__):
+        raise OSError("no weights")
+
+    monkeypatch.setattr(running, "load", broken)
+    with pytest.raises(OSError, match="no weights"):
+        run(plan(replace(asked, seed=1)), tmp_path, overwrite=True)
+    assert rows(tmp_path) == before
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_of_something_else_is_left_alone(asked, tmp_path, overwrite):
+    (tmp_path / "summary.json").write_text("of a probe")
+    with pytest.raises(FileExistsError, match=r"summary\.json is no evaluation's; choose another --out"):
+        run(plan(asked), tmp_path, overwrite=overwrite)
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+    assert (tmp_path / "summary.json").read_text() == "of a probe"
+
+
+@pytest.mark.parametrize("text", ["not json\n", '{"settings": {}}\n[1]\n', '{"a": 1}\n', "cut"])
+def test_a_file_that_is_no_journal_is_refused(tmp_path, text):
+    (tmp_path / "cells.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=r"cells\.jsonl is no journal of a run; use --overwrite"):
+        Journal(tmp_path / "cells.jsonl", {})
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
+def test_batches_are_halved_where_memory_runs_out(tmp_path, monkeypatch, error):
+    sizes = []
+
+    def small(model, tokenizer, prompts, report, batch):
+        sizes.append(len(prompts))
+        if len(prompts) > 2:
+            raise error
+        return original(model, tokenizer, prompts, report, batch)
+
+    asked = EvalRequest(tasks=("passkey",), methods="origin", lengths=(608,), samples=6, batch=8)
+    run(plan(asked), tmp_path / "whole")
+    original = finding.retrieval_hits
+    monkeypatch.setattr(finding, "retrieval_hits", small)
+    run(plan(asked), tmp_path / "halved")
+    assert sizes == [6, 3, *[1] * 6]
+    assert rows(tmp_path / "halved") == rows(tmp_path / "whole")
+    assert {row["score"] for row in rows(tmp_path / "whole")} == {"0.0", "1.0"}
+
+
+def test_cells_that_do_not_fit_are_left_out_and_told(asked, tmp_path, monkeypatch, capsys):
+    tried = []
+
+    def small(self, loaded, length, *rest):
+        tried.append((self.name, length))
+        if self.name == "nll" and length > 96:
+            raise torch.OutOfMemoryError
+        return original(self, loaded, length, *rest)
+
+    original = Likelihood.measure
+    monkeypatch.setattr(Likelihood, "measure", small)
+    summary = run(plan(replace(asked, lengths=(96, 150, 200))), tmp_path)
+    left_out = [(task, method, length) for task, method, length in summary["out_of_memory"]]
+    assert left_out == [("nll", method, length) for method in ("origin", "mesa") for length in (150, 200)]
+    assert tried == [("nll", 96), ("nll", 150)] * 2  # one prompt at a time is tried once, longer ones not at all
+    assert {(cell["task"], cell["length"]) for cell in summary["cells"]} == {
+        ("nll", 96),
+        *(("passkey", length) for length in (96, 150, 200)),
+    }
+    assert "left out: nll under mesa does not fit in memory at 200 tokens" in capsys.readouterr().err
+    monkeypatch.setattr(Likelihood, "measure", original)
+    assert run(plan(replace(asked, lengths=(96, 150, 200))), tmp_path)["out_of_memory"] == []
+
+
+def test_a_run_of_which_nothing_fits_and_other_errors_end_it(asked, tmp_path, monkeypatch):
+    def failing(*_):
+        raise error
+
+    monkeypatch.setattr(finding, "retrieval_hits", failing)
+    error = torch.OutOfMemoryError()
+    with pytest.raises(RuntimeError, match="nothing fits in memory from 96 tokens on"):
+        run(plan(replace(asked, tasks=("passkey",))), tmp_path)
+    error = RuntimeError("something else")
+    with pytest.raises(RuntimeError, match="something else"):
+        run(plan(asked), tmp_path)
+
+
+def test_the_estimate_counts_cells_tokens_and_bytes(asked, tokenizer):
+    made = plan(replace(asked, tasks=("passkey", "nll-position")))
+    text = estimate(made)
+    assert "6 cells (2 tasks x 2 methods), 2 samples each" in text
+    assert f"about {2 * 2 * (96 + 200 + 200):,} prompt tokens" in text
+    states = 8 * 200 * 4 * (2 * 3 * 2 * 8 + 12 * 32)  # batch, tokens, bytes; keys and values of 2 heads, hidden states
+    logits = 200 * len(tokenizer) * (4 + 2 * 4)
+    assert f"at 200 tokens: about {(states + logits) / 2**20:,.0f} MiB" in text
+
+
+def test_the_estimate_counts_what_a_task_really_runs(asked):
+    many = replace(asked, tasks=("latency",), methods="origin", samples=100)
+    assert f"about {4 * (96 + 200):,} prompt tokens" in estimate(plan(many))
+    sliding = plan(replace(asked, tasks=("nll-sliding",), methods="origin"))
+    windows = {96: len(range(0, 400 - 96 + 1, 48)), 200: 3}
+    assert f"about {2 * (windows[96] * 96 + windows[200] * 200):,} prompt tokens" in estimate(sliding)
+
+
+def test_more_lines_than_names(tokenizer, monkeypatch):
+    monkeypatch.setattr(finding.retrieval, "ADJECTIVES", ("red", "blue"))
+    monkeypatch.setattr(finding.retrieval, "NOUNS", ("fox", "owl"))
+    prompt = finding.retrieval.lines(tokenizer, 1200, np.random.default_rng(0))
+    assert len(prompt.ids) == 1200
+    names = re.findall(r"\nline (\S+):", tokenizer.decode(prompt.ids))
+    assert len(names) == len(set(names)) > 8
+
+
+def test_essays_are_strung_together_where_none_is_long_enough(tokenizer, setting):
+    short = replace(setting, documents=(np.arange(40), np.arange(50, 80)))
+    for prompt in TASKS["niah-essay"].prepare(tokenizer, 500, short, 3):
+        assert len(prompt.ids) == 500
+        assert {*range(10, 40), *range(50, 80)} <= set(prompt.ids)
+
+
+def test_every_sample_has_its_time_and_its_cells_memory(asked, tmp_path):
+    run(plan(asked), tmp_path)
+    with (tmp_path / "samples.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert all(float(row["seconds"]) > 0 and float(row["peak_mib"]) >= 0 for row in rows)
+    assert max(float(row["peak_mib"]) for row in rows) > 0

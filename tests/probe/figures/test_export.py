@@ -1,0 +1,375 @@
+"""Exports: what is in the files, that the same store gives the same bytes, and what is refused."""
+
+import io
+import json
+import re
+import shutil
+import sys
+import types
+from xml.etree import ElementTree
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.image import imread
+from synthetic import evaluation, hidden_states, write_run
+
+from mesa_lens.cli import main
+from probe.figures import tables
+from probe.figures.export import Export, curves_export, formats, heatmap_export, threshold_export, write
+from probe.figures.heatmap import difference, layer_limits, regions
+from probe.figures.marks import Chart
+from probe.figures.render import rendered
+from probe.thresholds.failure import measured_failure
+from probe.thresholds.predict import best
+from probe.thresholds.search import CrossingRule, search
+
+M = 64
+MAGIC = {"html": b"<!doctype html>", "png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF", "npz": b"PK", "csv": b""}
+HOSTILE = "</script><script>alert(1)</script> $\\frac$"
+
+
+@pytest.fixture(scope="module")
+def hidden():
+    return hidden_states(windows=3, layers=2, dims=12)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, hidden):
+    return write_run(tmp_path_factory.mktemp("run"), hidden, evaluation(windows=3))
+
+
+@pytest.fixture(scope="module")
+def one(hidden):
+    return hidden.sel(prompt="repeated")
+
+
+@pytest.fixture(scope="module")
+def found(one):
+    return search(one, M, CrossingRule.scaled(M))
+
+
+def run(folder, tmp_path, *arguments):
+    """Exit code of the command, writing into tmp_path."""
+    kind, *rest = arguments
+    return main(["export", kind, str(folder), "--out", str(tmp_path), *rest])
+
+
+def table(content):
+    return pd.read_csv(io.BytesIO(content))
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "pictures", "numbers"),
+    [
+        ("heatmap", ["--layers", "1"], ["heatmap-resid_post-repeated"], ["heatmap-resid_post-repeated"]),
+        (
+            "thresholds",
+            ["--pairs", "1:3"],
+            ["threshold-resid_post-repeated-layer1-dim3"],
+            ["thresholds-resid_post-repeated", "threshold-resid_post-repeated-values"],
+        ),
+        ("curves", [], ["curves"], ["curves-passkey", "curves-tail_nll", "failures"]),
+    ],
+)
+def test_each_kind_in_each_format(kind, arguments, pictures, numbers, folder, tmp_path, capsys):
+    forms = formats(kind)
+    assert run(folder, tmp_path, kind, *arguments, "--json", "--format", ",".join(forms)) == 0
+    printed = json.loads(capsys.readouterr().out)
+    names = {f"{name}.{form}" for form in forms for name in (pictures if form in forms[:4] else numbers)}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    assert sorted(printed) == sorted(str(tmp_path / name) for name in names)
+    for path in tmp_path.iterdir():
+        assert path.read_bytes().startswith(MAGIC[path.suffix[1:]])
+    page = (tmp_path / f"{pictures[0]}.html").read_text()
+    assert page.count("plotly.js v") == 1
+    assert not re.search(r"<(script|link|img)[^>]*(src|href)=", page)
+    texts = [
+        each.text for each in ElementTree.parse(tmp_path / f"{pictures[0]}.svg").iter() if each.tag.endswith("}text")
+    ]
+    assert "positions" in texts or any("(tokens)" in text for text in texts)
+    fonts = (tmp_path / f"{pictures[0]}.pdf").read_bytes()
+    assert b"/CIDFontType2" in fonts
+    assert b"/Type3" not in fonts
+
+
+def test_the_same_store_gives_the_same_bytes(hidden):
+    def made():
+        panel, scores = regions(hidden.sel(prompt="repeated"), [(32, 96)]), evaluation(windows=3)[["tail_nll"]]
+        heatmap, curves = heatmap_export(panel, M), curves_export(scores, measured_failure(scores, M), M)
+        files = [*heatmap.files("svg"), *heatmap.files("npz")]
+        return dict([*files, *(each for form in formats("curves") for each in curves.files(form))])
+
+    first, second = made(), made()
+    assert len(first) == 2 + 4 + 2 * 2
+    assert first == second
+
+
+def test_by_default_the_best_dims_as_png_beside_the_store(tmp_path, hidden, found, capsys):
+    folder = write_run(tmp_path, hidden)
+    assert main(["export", "thresholds", str(folder / "store.zarr"), "--top", "2"]) == 0
+    names = [f"threshold-resid_post-repeated-layer{layer}-dim{dim}.png" for layer, dim in best(found, 2)]
+    assert capsys.readouterr().out.split() == [str(tmp_path / "exports" / name) for name in names]
+    assert [imread(tmp_path / "exports" / name).shape[1] for name in names] == [2160, 2160]  # 7.2 inches at 300 dpi
+
+
+def test_heatmap_numbers_carry_their_labels(one):
+    panel = regions(one, [(0, 64), (100, 128)]).assign_attrs(model="tiny")
+    ((name, content),) = heatmap_export(panel, M, native=True).files("npz")
+    assert name == "heatmap-resid_post-repeated.npz"
+    loaded = np.load(io.BytesIO(content))
+    about = json.loads(loaded["about"].item())
+    values = loaded["resid_post"].transpose([about["dims"]["resid_post"].index(dim) for dim in panel.dims])
+    np.testing.assert_array_equal(values, panel)
+    assert loaded["position"].tolist() == [*range(64), *range(100, 128)]
+    assert loaded["method"].tolist() == one["method"].values.tolist()
+    assert loaded["prompt"].item() == "repeated"
+    assert about["units"] == {"resid_post": "activation"}
+    assert about["attrs"]["model"] == "tiny"
+    assert about["attrs"]["trained_length"] == M
+
+
+def test_heatmap_csv_has_a_row_for_each_value(folder, tmp_path, one):
+    chosen = ["--methods", "mesa,origin", "--layers", "1", "--dims", "2-4", "--positions", "10-19,64"]
+    assert run(folder, tmp_path, "heatmap", "--prompt", "repeated", "--format", "csv", *chosen) == 0
+    rows = pd.read_csv(tmp_path / "heatmap-resid_post-repeated.csv")
+    assert list(rows)[:5] == ["prompt", "method", "layer", "dim", "dim_last"]
+    assert len(rows) == 2 * 1 * 3 * 11
+    assert rows["method"].unique().tolist() == ["mesa", "origin"]
+    assert set(rows["position"]) == {*range(10, 20), 64}
+    row = rows[(rows["method"] == "mesa") & (rows["dim"] == 4) & (rows["position"] == 64)]
+    expected = one.sel({"method": "mesa", "layer": 1, "dim": 4, "position": 64}).item()
+    assert row["resid_post"].item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_pooled_numbers_are_what_the_figure_shows(one):
+    export = heatmap_export(regions(one, [(0, 192)]), M, cells=500)
+    ((_, content),) = export.files("csv")
+    rows = table(content)
+    assert len(rows) <= 500
+    assert rows["resid_post"].abs().max() == pytest.approx(np.abs(one).max().item(), rel=1e-6)
+    (grid,) = export.figures.values()
+    cell = grid.cells[1][0]
+    shown = rows[(rows["method"] == "origin") & (rows["layer"] == 1)]["resid_post"]
+    np.testing.assert_allclose(shown, cell.values.ravel(), rtol=1e-6)
+
+
+def test_many_methods_are_drawn_four_side_by_side(one):
+    six = one.isel({"method": [0, 1, 2, 3, 0, 1]}).assign_coords(method=list("abcdef"))
+    figures = heatmap_export(regions(six, [(0, 64)]), M).figures
+    assert list(figures) == ["heatmap-resid_post-repeated-1", "heatmap-resid_post-repeated-2"]
+    assert [grid.group_titles for grid in figures.values()] == [("a", "b", "c", "d"), ("e", "f")]
+    assert len({grid.limits for grid in figures.values()}) == 1
+
+
+def test_differences_and_native_pictures(folder, tmp_path, one):
+    chosen = ["--minus", "rerope", "--methods", "mesa,origin", "--positions", "40-99", "--native"]
+    assert run(folder, tmp_path, "heatmap", *chosen, "--format", "png,npz") == 0
+    stem = "heatmap-resid_post-repeated-minus-rerope"
+    assert {path.name for path in tmp_path.iterdir()} == {f"{stem}-mesa.png", f"{stem}-origin.png", f"{stem}.npz"}
+    assert imread(tmp_path / f"{stem}-mesa.png").shape[:2] == (2 * 12 + 2, 60)
+    loaded = np.load(tmp_path / f"{stem}.npz")
+    between = one.sel(position=slice(40, 99))
+    expected = between.sel({"method": ["mesa", "origin"]}).values - between.sel({"method": ["rerope"]}).values
+    np.testing.assert_array_equal(loaded["resid_post"], expected)
+    assert loaded["method"].tolist() == ["mesa", "origin"]
+    assert loaded["minus"].item() == "rerope"
+    (grid,) = heatmap_export(difference(regions(one, [(40, 100)]), "rerope"), M).figures.values()
+    assert grid.title.startswith("resid_post minus rerope by dim and position, prompt repeated")
+    assert grid.colour_title == "resid_post minus rerope (activation)"
+
+
+def test_the_colour_scale_can_be_given(folder, tmp_path):
+    assert run(folder, tmp_path, "heatmap", "--limit", "2.5", "--format", "svg") == 0
+    text = (tmp_path / "heatmap-resid_post-repeated.svg").read_text()
+    assert text.count("(limit 2.5)") == 2
+
+
+def test_threshold_tables(one, found):
+    pairs = [(1, 3), (0, 11), (1, 3)]
+    files = dict(threshold_export(one, found, pairs).files("csv"))
+    judged = table(files["thresholds-resid_post-repeated.csv"])
+    assert list(zip(judged["layer"], judged["dim"], judged["method"], strict=True)) == [
+        (layer, dim, method) for layer, dim in pairs[:2] for method in one["method"].values
+    ]
+    for name in ("threshold", "score", "crossing", "rank"):
+        expected = [
+            found[name].broadcast_like(found["crossing"]).sel({"layer": layer, "dim": dim, "method": method}).item()
+            for layer, dim, method in zip(judged["layer"], judged["dim"], judged["method"], strict=True)
+        ]
+        np.testing.assert_allclose(judged[name].astype(float), expected, rtol=1e-6)
+    assert not files["thresholds-resid_post-repeated.csv"].count(b".0,,")  # positions are whole, or blank
+
+
+def test_threshold_values_over_position(folder, tmp_path, one):
+    rule = ["--smoothing", "5", "--sustained", "3", "--margin", "0", "--trained-length", "70"]
+    assert run(folder, tmp_path, "thresholds", "--pairs", "1:3", "--methods", "mesa", "--format", "csv", *rule) == 0
+    rows = pd.read_csv(tmp_path / "threshold-resid_post-repeated-values.csv")
+    values = one.sel({"method": "mesa", "layer": 1, "dim": 3}).values.astype(float)
+    assert rows["position"].tolist() == list(range(192))
+    np.testing.assert_allclose(rows["value"], values, rtol=1e-6)
+    smoothed = [values[max(0, at - 4) : at + 1].mean() for at in range(192)]
+    np.testing.assert_allclose(rows["smoothed"], smoothed, rtol=1e-5)
+    origin = one.sel({"method": "origin", "layer": 1, "dim": 3}).values.astype(float)
+    judged = pd.read_csv(tmp_path / "thresholds-resid_post-repeated.csv")
+    assert judged["method"].tolist() == ["mesa"]
+    assert judged["threshold"].item() == pytest.approx(origin[66:71].mean(), rel=1e-5)
+    assert judged["limit"].item() == pytest.approx(judged["threshold"].item(), rel=1e-6)
+
+
+def test_curves_have_a_row_for_each_sample_and_the_failures(folder, tmp_path):
+    assert run(folder, tmp_path, "curves", "--format", "csv") == 0
+    scores = evaluation(windows=3)
+    nll = pd.read_csv(tmp_path / "curves-tail_nll.csv")
+    assert len(nll) == scores["tail_nll"].size
+    mesa = nll[(nll["method"] == "mesa") & (nll["length"] == 128)]["tail_nll"]
+    np.testing.assert_allclose(mesa, scores["tail_nll"].sel({"method": "mesa", "length": 128}))
+    failures = pd.read_csv(tmp_path / "failures.csv").set_index("method")
+    assert failures.loc["origin", ["measured_by_nll", "measured_by_passkey"]].tolist() == [128, 192]
+    assert 71 <= failures.loc["origin", "predicted"] <= 80
+    assert np.isnan(failures.loc["mesa", "predicted"])
+    assert failures.loc["mesa", "predicted_text"] == "none up to 192"
+
+
+def test_a_csv_of_too_many_rows_is_refused_before_it_is_made(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tables, "ROWS", 1000)
+    assert run(folder, tmp_path / "none", "heatmap", "--native", "--format", "csv") == 2
+    size = 4 * 2 * 12 * 128  # methods, layers, dims, positions of the default regions
+    assert f"csv: {size} rows are more than 1000; choose fewer layers, dims or" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+    assert run(folder, tmp_path, "heatmap", "--native", "--format", "csv", "--dims", "3", "--layers", "1") == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["heatmap", "--format", "png,gif"],
+            "format 'gif' is not there for heatmap; known: html, png, svg, pdf, npz, csv",
+        ),
+        (
+            ["heatmap", "--native", "--format", "svg"],
+            "format 'svg' is not there for a native heatmap; known: png, npz,",
+        ),
+        (["heatmap", "--hook", "z"], "hook 'z' was not captured; captured: resid_post"),
+        (["heatmap", "--prompt", "z"], "prompt 'z' was not captured; captured: repeated, text-0"),
+        (
+            ["heatmap", "--methods", "mesa,rope"],
+            "method 'rope' was not captured; captured: origin, rerope, dynamic-ntk",
+        ),
+        (["heatmap", "--minus", "rope"], "method 'rope' was not captured; captured: origin"),
+        (["heatmap", "--layers", "0-2"], "layers 0-2 were not all captured; captured: 0-1"),
+        (["heatmap", "--dims", "12"], "dims 12-12 were not all captured; captured: 0-11"),
+        (["heatmap", "--positions", "0-9999999999"], "positions 0-9999999999 were not all captured; captured: 0-191"),
+        (["heatmap", "--limit", "0"], "--pool 300000 and --limit 0.0 must be above 0"),
+        (["heatmap", "--trained-length", "0"], "--trained-length 0 is below 2 tokens"),
+        (["thresholds", "--pairs", "1:99"], "dim 99 was not captured; captured: 0-11"),
+        (["thresholds", "--pairs", "2:1"], "layer 2 was not captured; captured: 0-1"),
+        (["thresholds", "--pairs", "1-2"], "--pairs '1-2' is no list of layer:dim; write e.g. 1:234,2:17"),
+        (["thresholds", "--top", "0"], "--top 0 is below 1"),
+        (["thresholds", "--share", "2"], "share=2.0 is not in (0, 1]"),
+        (["thresholds", "--minimum-score", "1e9"], "no observable dim on prompt 'repeated' at M = 64; name some with"),
+        (["curves", "--trained-length", "20"], "no length within the trained window 20 was measured"),
+        (["curves", "--renderer", "gd"], "unknown renderer 'gd'; known: matplotlib, kaleido"),
+    ],
+)
+def test_misuse_names_what_is_there_and_writes_nothing(arguments, message, folder, tmp_path, capsys):
+    assert run(folder, tmp_path / "none", *arguments) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert message in errors[-1]
+    assert not (tmp_path / "none").exists()
+
+
+def test_stores_that_cannot_be_read(tmp_path, hidden, capsys):
+    def complaint(*arguments):
+        assert main(["export", *arguments]) == 2
+        return capsys.readouterr().err
+
+    assert "no run at" in complaint("heatmap", str(tmp_path / "none"))
+    assert "is not a store: it has no zarr.json" in complaint("heatmap", str(tmp_path))
+    scored = write_run(tmp_path / "scored", hidden, evaluation(windows=3))
+    plain = write_run(tmp_path / "plain", hidden)
+    assert "holds no scores by length; probe with --samples" in complaint("curves", str(plain))
+    store = scored / "store.zarr"
+    (store / "evaluation/tail_nll/c/0/0/0").write_bytes(b"short")
+    assert "is damaged" in complaint("curves", str(scored))
+    (store / "evaluation/tail_nll/c/0/0/0").unlink()
+    assert "tail_nll holds no number; measure again" in complaint("curves", str(scored))
+    (store / "position/c/0").unlink()
+    assert "is damaged (the position labels repeat or do not rise)" in complaint("heatmap", str(scored))
+    shutil.rmtree(plain / "store.zarr/resid_post/c/0/0/1")
+    assert "is incomplete: 1 region(s) missing or cut short" in complaint("heatmap", str(plain))
+    (plain / "store.zarr").rename(plain / "store.zarr.partial")
+    assert "is incomplete" in complaint("heatmap", str(plain))
+
+
+def test_files_are_replaced_whole_or_stay(tmp_path, monkeypatch):
+    target = tmp_path / "curves.csv"
+    write(target, b"former")
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk")))
+    with pytest.raises(OSError, match="disk"):
+        write(target, b"later")
+    assert target.read_bytes() == b"former"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_out_must_be_a_folder(folder, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert run(folder, tmp_path / "file", "heatmap") == 2
+    assert "is a file; name a folder" in capsys.readouterr().err
+
+
+def test_labels_from_a_store_are_only_text(one):
+    labelled = one.assign_coords(prompt=HOSTILE, method=[HOSTILE, "rerope", "dynamic-ntk", "mesa"])
+    found = search(labelled, M, CrossingRule.scaled(M), HOSTILE)
+    exports = heatmap_export(regions(labelled, [(0, 64)]), M), threshold_export(labelled, found, [(1, 3)])
+    for export in exports:
+        for form in ("html", "svg"):
+            ((name, content),) = export.files(form)
+            assert re.fullmatch(r"[\w.-]+", name)
+            assert b"<script>alert(1)" not in content
+        texts = [each.text or "" for each in ElementTree.fromstring(content).iter()]
+        assert any("$\\frac$" in text for text in texts)  # not mathematics
+
+
+def test_kaleido_only_when_asked_for(folder, tmp_path, monkeypatch, capsys):
+    def nothing(*_, **__):
+        raise AssertionError("kaleido was used")
+
+    monkeypatch.setitem(sys.modules, "kaleido", types.SimpleNamespace(calc_fig_sync=nothing, __spec__=object()))
+    assert run(folder, tmp_path, "curves", "--format", "png") == 0
+    seen = {}
+
+    def fake(figure, opts, kopts):
+        seen.update(figure=figure, **opts, **kopts)
+        return b"drawn"
+
+    monkeypatch.setattr(sys.modules["kaleido"], "calc_fig_sync", fake)
+    assert run(folder, tmp_path, "curves", "--format", "pdf", "--renderer", "kaleido") == 0
+    assert (tmp_path / "curves.pdf").read_bytes() == b"drawn"
+    assert (seen["format"], seen["mathjax"]) == ("pdf", False)
+    assert seen["figure"]["layout"]["title"]["text"].startswith("Measured by length")
+
+    def broken(*_, **__):
+        raise RuntimeError("no browser")
+
+    monkeypatch.setattr(sys.modules["kaleido"], "calc_fig_sync", broken)
+    assert run(folder, tmp_path, "curves", "--format", "pdf", "--renderer", "kaleido") == 1
+    assert "no browser); install Chrome or Chromium, or take --renderer matplotlib" in capsys.readouterr().err
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert run(folder, tmp_path / "none", "curves", "--renderer", "kaleido") == 1
+    assert "install it with `pip install 'mesa-lens[export]'`" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+def test_formats_that_are_not_there(one):
+    panel = regions(one, [(0, 64)])
+    native = heatmap_export(panel, M, layer_limits(panel), native=True)
+    with pytest.raises(ValueError, match="one pixel a cell is png, not svg"):
+        list(native.files("svg"))
+    with pytest.raises(ValueError, match="format 'gif' is not there"):
+        list(Export({}, {}).files("gif"))
+    with pytest.raises(ValueError, match="a figure has no format 'csv'; known: html, png, svg, pdf"):
+        rendered(Chart("", ()), "csv")
+    with pytest.raises(ValueError, match="nothing is exported as 'pictures'; known: heatmap, thresholds, curves"):
+        formats("pictures")

@@ -1,0 +1,187 @@
+"""Figures: their data, texts and colours; both renderers draw the same marks."""
+
+import re
+
+import numpy as np
+import pytest
+from synthetic import evaluation, hidden_states
+
+from probe.figures import marks
+from probe.figures.heatmap import block_size, layer_limits, merged, pool, regions
+from probe.figures.interactive import curves_figure, heatmap_figure, threshold_figure
+from probe.figures.static import DPI, draw
+from probe.thresholds.failure import measured_failure
+from probe.thresholds.predict import best, predict
+from probe.thresholds.search import CrossingRule, search
+
+M = 64
+
+
+@pytest.fixture(scope="module")
+def hidden():
+    return hidden_states().sel(prompt="repeated")
+
+
+@pytest.fixture(scope="module")
+def found(hidden):
+    return search(hidden, M, CrossingRule.scaled(M))
+
+
+def curves():
+    scores = evaluation()
+    predictions = predict(search(hidden_states(), M, CrossingRule.scaled(M)).sel(prompt="repeated"))
+    return scores, measured_failure(scores, M), M, predictions
+
+
+def test_threshold_marks(hidden, found):
+    layer, dim = best(found, 1)[0]
+    chart = marks.threshold_chart(hidden, found, layer, dim)
+    first, observing = chart.panels
+    assert [first.title[:8], observing.title[:8]] == ["layer 0,", f"layer {layer},"]
+    assert observing.y_title == "resid_post (activation)"
+    assert [rule.at for rule in first.rules] == [M]
+    at = found.sel(layer=layer, dim=dim)
+    assert [rule.at for rule in observing.rules] == [M, float(at["threshold"]), float(at["limit"])]
+    assert [rule.colour for rule in observing.rules] == [marks.BLACK, marks.RED, marks.RED]
+    crossing = {method: float(at["crossing"].sel({"method": method})) for method in ("origin", "dynamic-ntk")}
+    assert {(point.text.split(":")[0], point.x) for point in observing.points} == set(crossing.items())
+    for line, method in zip(observing.lines, hidden["method"].values, strict=True):
+        np.testing.assert_allclose(line.y, hidden.sel({"method": method, "layer": layer, "dim": dim}), rtol=1e-6)
+    spans = [panel.y_range[1] - panel.y_range[0] for panel in chart.panels]
+    assert spans[0] == pytest.approx(spans[1])
+    assert spans[0] > 4
+
+
+def test_lines_are_parted_where_nothing_was_captured(hidden):
+    parts = hidden.sel(position=[*range(40, 80), *range(250, 300)])
+    found = search(parts, M, CrossingRule.scaled(M))
+    chart = marks.threshold_chart(parts, found, *best(found, 1)[0])
+    line = chart.panels[1].lines[2]
+    assert np.flatnonzero(np.isnan(line.y)).tolist() == [40]
+    assert (line.x[39], line.x[41]) == (79, 250)
+    assert line.label == "dynamic-ntk: crosses between 80 and 250"
+    assert chart.panels[1].lines[1].label == "rerope: none up to 300"
+
+
+def test_one_layer_is_one_panel(hidden, found):
+    assert len(marks.threshold_chart(hidden, found, 0, 3).panels) == 1
+
+
+def test_curve_marks():
+    scores, measured, trained, predictions = curves()
+    nll, passkey = marks.curves_chart(scores, measured, trained, predictions).panels
+    assert nll.y_title == "tail NLL (nats/token)"
+    assert passkey.y_title == "passkey accuracy (share found)"
+    assert nll.rules[1].at == pytest.approx(measured.level + 0.5)
+    assert passkey.rules[1].at == 0.5
+    np.testing.assert_allclose(nll.lines[0].y, scores["tail_nll"].sel({"method": "origin"}).mean("window"))
+    assert passkey.lines[2].y.tolist() == [1, 1, 1, 1, 1, 0.55]
+    assert {point.text.split()[0] for point in nll.points} == {"origin", "dynamic-ntk"}
+    origin = next(point for point in nll.points if point.text.startswith("origin"))
+    between = (np.log(origin.x) - np.log(64)) / np.log(2)  # of 64 and 128 tokens
+    assert origin.y == pytest.approx((1 - between) * nll.lines[0].y[1] + between * nll.lines[0].y[2])
+
+
+def test_each_method_has_its_own_colour_everywhere():
+    assert len({colour for colour, _, _ in marks.STYLES.values()}) == len(marks.STYLES)
+    assert marks.style("mesa") == marks.STYLES["mesa"]
+    assert marks.style("another")[0] == marks.GREY
+
+
+def test_plotly_draws_the_marks(hidden, found):
+    layer, dim = best(found, 1)[0]
+    figure = threshold_figure(hidden, found, layer, dim)
+    shown = [trace.name for trace in figure.data if trace.showlegend]
+    assert shown == [line.label for line in marks.threshold_chart(hidden, found, layer, dim).panels[0].lines]
+    assert {shape.x0 for shape in figure.layout.shapes if shape.x0 == shape.x1} == {M}
+    curved = curves_figure(*curves())
+    label = next(note for note in curved.layout.annotations if note.text == f"M = {M}")
+    assert label.x == pytest.approx(np.log10(M))  # where plotly puts it on a logarithmic axis
+    assert curved.layout.xaxis.type == "log"
+    assert list(curved.layout.xaxis.tickvals) == [32, 64, 128, 192, 256, 320]
+
+
+def test_heatmap_figure(hidden):
+    panel = regions(hidden, [(32, 96), (256, 320)])
+    figure = heatmap_figure(panel, M)
+    assert len(figure.data) == 3 * 4 * 2  # layers, methods, regions
+    second = figure.data[1]
+    assert (second.x[0], second.x[-1]) == (256, 319)
+    expected = hidden.sel({"method": "origin", "layer": 0}).sel(position=slice(256, 319)).transpose("dim", "position")
+    np.testing.assert_array_equal(second.z, expected)
+    limits = layer_limits(panel).values
+    assert [trace.zmax for trace in figure.data] == [limit for limit in limits for _ in range(4 * 2)]
+    assert all(trace.zmin == -trace.zmax for trace in figure.data)
+    assert second.colorscale[0][1] == "rgb(5,48,97)"  # blue below 0
+    assert [trace.showscale for trace in figure.data] == [True] + [False] * (3 * 4 * 2 - 1)
+    assert [note.text for note in figure.layout.annotations] == [f"<b>{m}</b>" for m in hidden["method"].values]
+    lines = [shape for shape in figure.layout.shapes if shape.x0 == M]
+    assert len(lines) == 3 * 4  # only the first region holds M
+    assert figure.layout.yaxis.autorange == "reversed"
+
+
+def test_large_heatmaps_are_pooled_and_say_so(hidden):
+    panel = regions(hidden.isel(dim=np.arange(3200) % 32).assign_coords(dim=np.arange(3200)), [(0, 320)])
+    figure = heatmap_figure(panel, M)
+    assert sum(trace.z.size for trace in figure.data) <= 300_000
+    assert re.search(r">\d+ dims from %\{y\}<br>\d+ positions from %\{x\}<", figure.data[0].hovertemplate)
+
+
+def test_static_figures_draw_the_same(hidden, found):
+    layer, dim = best(found, 1)[0]
+    chart = marks.threshold_chart(hidden, found, layer, dim)
+    axes = draw(chart).axes
+    assert [axis.get_title() for axis in axes] == [panel.title for panel in chart.panels]
+    np.testing.assert_array_equal(axes[1].lines[0].get_ydata(), chart.panels[1].lines[0].y)
+    looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in axes[1].lines[:4]}
+    assert {(colour, marker) for colour, marker, _ in looks} == {
+        (marks.style(method)[0], marker) for method, marker in zip(hidden["method"].values, "os^D", strict=True)
+    }
+    assert draw(marks.curves_chart(*curves())).axes[0].get_xscale() == "log"
+    panel = regions(hidden, [(32, 96), (256, 320)])
+    for shown in (panel, pool(panel, 1000)):
+        image = draw(marks.heatmap_grid(shown, M)).axes[1].images[0]
+        assert tuple(image.get_extent()) == (255.5, 319.5, 31.5, -0.5)
+        assert image.get_array().shape == (shown.sizes["dim"], (shown["region"] == 1).sum())
+
+
+def test_dims_beside_a_gap_stand_under_their_own_labels(hidden):
+    panel = regions(hidden.sel(dim=[*range(6), *range(18, 24)]), [(32, 96)])
+    figure = draw(marks.heatmap_grid(panel, M))
+    axis = figure.axes[0]
+    assert tuple(axis.images[0].get_extent()) == (31.5, 95.5, 11.5, -0.5)  # one row a dim, none for the gap
+    label = axis.yaxis.get_major_formatter()
+    assert [label(row, None) for row in (0, 5, 6, 11, 5.5, 12)] == ["0", "5", "18", "23", "", ""]
+    assert heatmap_figure(panel, M).layout.yaxis.type == "category"
+
+
+def test_a_block_across_a_gap_does_not_count_it(hidden):
+    panel = regions(hidden.sel(dim=[*range(6), *range(18, 24)]), [(32, 96)])
+    assert block_size(merged(panel, 4, 7), "dim") == 4
+    assert block_size(merged(panel, 4, 7), "position") == 7
+    assert block_size(panel, "dim") == 1
+
+
+def test_spikes_survive_where_there_are_more_values_than_pixels(hidden):
+    many = hidden.isel({"method": [0], "layer": [0], "dim": np.arange(4000) % 32}) * 0
+    many = many.assign_coords(dim=np.arange(4000))
+    many[0, 0, 200, 1717] = -5
+    grid = marks.heatmap_grid(regions(many, [(0, 320)]), M)
+    figure = draw(grid)
+    shown = figure.axes[0].images[0].get_array()
+    assert shown.shape[0] < DPI * figure.get_figheight()
+    assert shown.min() == -5 / grid.limits[0]
+
+
+def test_a_dim_without_an_observable_threshold_says_so(hidden, found):
+    assert not found["observable"].sel(layer=1, dim=31)
+    assert marks.threshold_chart(hidden, found, 1, 31).title.endswith(", not observable")
+    layer, dim = best(found, 1)[0]
+    assert "observable" not in marks.threshold_chart(hidden, found, layer, dim).title
+
+
+def test_curves_are_drawn_where_some_scores_are_infinite():
+    scores, measured, trained, predictions = curves()
+    scores["tail_nll"][0, -1] = np.inf
+    low, high = marks.curves_chart(scores, measured, trained, predictions).panels[0].y_range
+    assert 2.5 < low < high < 4.5

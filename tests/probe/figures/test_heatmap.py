@@ -1,0 +1,111 @@
+"""Pooling keeps spikes, signs and labels; images have one pixel a cell."""
+
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.image import imread
+from synthetic import hidden_states
+
+from probe.figures.heatmap import default_regions, describe, difference, layer_limits, merged, pool, regions, write_png
+
+
+def panel(values, positions, bounds, first_dim=0):
+    values = np.asarray(values, dtype=np.float32)
+    coords = {"layer": range(len(values)), "dim": first_dim + np.arange(values.shape[1]), "position": positions}
+    hidden = xr.DataArray(values, dims=("layer", "dim", "position"), coords=coords, name="resid_post")
+    return regions(hidden, bounds)
+
+
+def test_regions_are_half_open_and_numbered():
+    both = panel(np.zeros((1, 1, 10)), range(10), [(0, 3), (7, 9)])
+    assert both["position"].values.tolist() == [0, 1, 2, 7, 8]
+    assert both["region"].values.tolist() == [0, 0, 0, 1, 1]
+    with pytest.raises(ValueError, match="region 20-29 holds no captured position; captured: 0-9"):
+        panel(np.zeros((1, 1, 10)), range(10), [(20, 30)])
+
+
+def test_default_regions_lie_around_m_and_at_the_end():
+    assert default_regions(np.arange(1024), 256) == [(128, 384), (768, 1024)]
+    assert default_regions(np.arange(400), 256) == [(128, 384), (384, 400)]
+    assert default_regions(np.arange(300), 256) == [(128, 300)]
+    assert default_regions(np.r_[4000:5001, 7000:8001], 4096) == [(4000, 5001), (7000, 8001)]
+
+
+def test_pooling_keeps_the_farthest_value_with_its_sign():
+    values = [[[1, 2, -9, 3, 4, 5], [0, 0, 1, 0, 0, -6], [7, 0, 0, 0, 0, 0], [0, 0, 0, 8, 0, 0]]]
+    pooled = pool(panel(values, [10, 11, 12, 13, 20, 21], [(0, 14), (20, 30)]), cells=6)
+    assert pooled.values.tolist() == [[[2, -9, -6], [7, 8, 0]]]
+    assert pooled["position"].values.tolist() == [10, 12, 20]
+    assert pooled["position_last"].values.tolist() == [11, 13, 21]
+    assert pooled["region"].values.tolist() == [0, 0, 1]
+    assert pooled["dim"].values.tolist() == [0, 2]
+    assert pooled["dim_last"].values.tolist() == [1, 3]
+
+
+def test_small_panels_are_not_pooled():
+    both = panel(np.arange(12).reshape(1, 2, 6), range(6), [(0, 2), (4, 6)])
+    np.testing.assert_array_equal(pool(both, cells=8), both)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.integers(1, 9), st.integers(1, 30), st.integers(1, 30), st.integers(1, 3), st.integers(4, 90), st.integers(0, 99)
+)
+def test_pooling_agrees_with_a_plain_loop(dims, first, second, layers, cells, seed):
+    values = np.random.default_rng(seed).normal(size=(layers, dims, first + second))
+    both = panel(values, [*range(first), *range(100, 100 + second)], [(0, 100), (100, 200)])
+    pooled = pool(both, cells)
+    assert pooled.size <= max(cells, 2 * layers)
+    dim, position = both["dim"].values, both["position"].values
+    for row, (top, bottom) in enumerate(zip(pooled["dim"].values, pooled["dim_last"].values, strict=True)):
+        for column, (left, right) in enumerate(
+            zip(pooled["position"].values, pooled["position_last"].values, strict=True)
+        ):
+            block = both.values[:, (dim >= top) & (dim <= bottom)][..., (position >= left) & (position <= right)]
+            for got, cell in zip(pooled.values[:, row, column], block.reshape(layers, -1), strict=True):
+                assert got == cell[np.abs(cell).argmax()]
+
+
+def test_layer_limits_are_robust_and_do_not_mix_layers():
+    values = np.stack([np.full((10, 100), -2.0), np.full((10, 100), 6.0), np.zeros((10, 100))])
+    values[0, 0, 0] = 500
+    limits = layer_limits(panel(values, range(100), [(0, 100)]))
+    assert limits.values.tolist() == [2, 6, 1]
+
+
+def test_images_have_one_pixel_a_cell_red_above_zero(tmp_path):
+    values = [[[5, -5, 0, 5]], [[-1, 1, 0, 0]]]
+    limits = xr.DataArray([5.0, 2.0], dims="layer")
+    write_png(panel(values, [0, 1, 8, 9], [(0, 2), (8, 10)]), tmp_path / "panel.png", limits)
+    image = (imread(tmp_path / "panel.png")[..., :3] * 255).round().astype(int)
+    assert image.shape == (1 + 2 + 1, 2 + 2 + 2, 3)
+    red, blue, white = [103, 0, 31], [5, 48, 97], [247, 246, 246]
+    assert image[0].tolist() == [red, blue, [128] * 3, [128] * 3, white, red]
+    assert image[1:3].reshape(-1, 3).tolist() == [[128] * 3] * 12
+    assert image[3, 0, 2] > image[3, 0, 0]  # -1: pale blue
+    assert image[3, 1, 0] > image[3, 1, 2]  # 1: pale red
+
+
+def test_a_panel_is_described_in_words():
+    hidden = hidden_states(windows=2).sel({"method": "mesa", "prompt": "repeated"})
+    both = regions(hidden, [(0, 64), (100, 128)])
+    assert describe(both) == "resid_post, mesa, repeated, layers 0-2, dims 0-31, positions 0-63 and 100-127"
+
+
+def test_differences_say_what_they_are():
+    hidden = hidden_states(windows=2).sel(prompt="repeated")
+    less = difference(regions(hidden, [(0, 128)]), "rerope")
+    assert less["method"].values.tolist() == ["origin", "dynamic-ntk", "mesa"]
+    expected = hidden.sel({"method": "mesa"}) - hidden.sel({"method": "rerope"})
+    np.testing.assert_array_equal(less.sel({"method": "mesa"}), expected)
+    assert describe(less).startswith("resid_post minus rerope, repeated, layers 0-2")
+    with pytest.raises(ValueError, match="'origin' is the only method; a difference takes a second one"):
+        difference(regions(hidden.isel({"method": [0]}), [(0, 9)]), "origin")
+
+
+def test_merging_twice_is_merging_once():
+    both = panel(np.random.default_rng(0).normal(size=(2, 24, 40)), [*range(16), *range(50, 74)], [(0, 20), (50, 80)])
+    once, twice = merged(both, 4, 8), merged(merged(both, 2, 4), 2, 2)
+    xr.testing.assert_identical(once, twice)

@@ -1,0 +1,226 @@
+"""A store is whole or does not open, and says why."""
+
+import errno
+import json
+import shutil
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+from probe.store import store
+from probe.store.reader import differing_key, open_run
+
+METHODS, PROMPTS, LAYERS, POSITIONS, DIMS = ["origin", "mesa"], ["repeated"], [0, 3], [4, 5, 9], [7, 8]
+ATTRS = {"trained_length": 4, "model": "tiny", "spec": json.dumps({"dims": DIMS}), "created": "2026-01-01"}
+
+
+def begin(path, **changes):
+    labels = {"methods": METHODS, "prompts": PROMPTS, "layers": LAYERS, "positions": POSITIONS, "dims": DIMS}
+    store.create(path, **{**labels, "hooks": ["resid_post"], "attrs": ATTRS, **changes})
+
+
+def region(method, layer):
+    """Values that tell method, layer, position and dim apart."""
+    start = 1000 * METHODS.index(method) + 100 * layer
+    return start + 10 * np.arange(3)[:, None] + np.arange(2)[None].astype(np.float32)
+
+
+def fill(path, skip=()):
+    for method in METHODS:
+        for layer in LAYERS:
+            if (method, layer) not in skip:
+                store.write(path, "resid_post", method, "repeated", layer, region(method, layer))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "demo" / "store.zarr"
+
+
+@pytest.fixture
+def whole(path):
+    begin(path)
+    fill(path)
+    store.finish(path)
+    return path
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_every_region_comes_back_under_its_labels(path, dtype):
+    begin(path, dtype=dtype)
+    fill(path)
+    store.finish(path)
+    hidden = xr.open_zarr(path)["resid_post"]
+    assert hidden.dtype == dtype
+    assert hidden.dims == ("method", "prompt", "layer", "position", "dim")
+    for method in METHODS:
+        for layer in LAYERS:
+            got = hidden.sel({"method": method, "prompt": "repeated", "layer": layer})
+            np.testing.assert_array_equal(got, region(method, layer))
+    assert float(hidden.sel({"method": "mesa", "prompt": "repeated", "layer": 3, "position": 9, "dim": 8})) == 1321
+    assert hidden.attrs["units"] == "activation"
+
+
+def test_an_all_zero_region_counts_as_written(path):
+    begin(path)
+    fill(path, skip=[("mesa", 3)])
+    store.write(path, "resid_post", "mesa", "repeated", 3, np.zeros((3, 2), np.float32))
+    store.finish(path)
+    assert open_run(path).hidden.attrs["complete"]
+
+
+def test_the_run_folder_opens_as_well_as_its_store(whole):
+    assert open_run(whole.parent).path == open_run(whole).path == whole
+    assert open_run(whole).trained_length == 4
+    assert open_run(whole).evaluation is None
+
+
+def test_nothing_stands_under_the_name_before_the_end(path):
+    begin(path)
+    fill(path, skip=[("mesa", 0)])
+    assert not path.exists()
+    with pytest.raises(ValueError, match=r"incomplete: 1 region.*'mesa', prompt 'repeated', layer 0; run the capture"):
+        open_run(path.parent)
+    with pytest.raises(ValueError, match=r"cannot be finished: 1 region"):
+        store.finish(path)
+    assert not path.exists()
+
+
+def test_an_unfinished_store_with_all_regions_does_not_open(path):
+    begin(path)
+    fill(path)
+    with pytest.raises(ValueError, match="it was not finished"):
+        open_run(path)
+
+
+def test_discard_drops_the_unfinished_one_only(whole):
+    begin(whole, overwrite=True)
+    store.discard(whole)
+    assert [entry.name for entry in whole.parent.iterdir()] == ["store.zarr"]
+    assert open_run(whole).hidden.sizes["dim"] == 2
+
+
+def test_damage_after_the_end_shows(whole):
+    chunk = whole / "resid_post" / "c" / "1" / "0" / "1" / "0" / "0"
+    content = chunk.read_bytes()
+    chunk.write_bytes(content[:-1])
+    with pytest.raises(ValueError, match=r"1 region.*'mesa'.*layer 3; capture it again with --overwrite"):
+        open_run(whole)
+    chunk.unlink()
+    with pytest.raises(ValueError, match=r"1 region"):
+        open_run(whole)
+    chunk.write_bytes(content)
+    (whole / "zarr.json").write_text("{")
+    with pytest.raises(ValueError, match="is damaged"):
+        open_run(whole)
+
+
+def test_paths_that_are_no_run(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no run at .*nowhere"):
+        open_run(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"not a store: it has no zarr\.json"):
+        open_run(tmp_path)
+    xr.Dataset({"x": ("a", [1])}).to_zarr(tmp_path / "other", zarr_format=3, consolidated=False)
+    zarr.open_group(tmp_path / "other").attrs["complete"] = True
+    with (
+        pytest.raises(ValueError, match="not a store of hidden states: it has no trained_length"),
+        pytest.warns(RuntimeWarning),
+    ):
+        open_run(tmp_path / "other")
+
+
+def test_an_existing_run_is_kept_unless_told(whole):
+    with pytest.raises(FileExistsError, match=r"the same config; use --overwrite or another --out"):
+        begin(whole)
+    with pytest.raises(FileExistsError, match=r"another config: model differs"):
+        begin(whole, attrs={**ATTRS, "model": "other"})
+    begin(whole, attrs={**ATTRS, "model": "other"}, overwrite=True)
+    assert open_run(whole).hidden.attrs["model"] == "tiny"  # until the new one is whole
+    fill(whole)
+    store.finish(whole)
+    assert open_run(whole).hidden.attrs["model"] == "other"
+    assert [entry.name for entry in whole.parent.iterdir()] == ["store.zarr"]
+
+
+def test_configs_are_compared_past_time_and_versions_only(whole):
+    run = open_run(whole)
+    assert differing_key(run, {**ATTRS, "created": "later", "versions": "{}"}) is None
+    assert differing_key(run, {**ATTRS, "trained_length": 5}) == "trained_length"
+    assert differing_key(run, {key: value for key, value in ATTRS.items() if key != "spec"}) == "spec"
+
+
+def test_float16_refuses_what_it_cannot_hold(path):
+    begin(path, dtype="float16")
+    values = region("origin", 0)
+    values[1, 1] = -65504
+    store.write(path, "resid_post", "origin", "repeated", 0, values)
+    values[1, 1] = -70000
+    with pytest.raises(
+        ValueError, match=r"the value -70000, beyond float16's range; store it with --store-dtype float32"
+    ):
+        store.write(path, "resid_post", "origin", "repeated", 0, values)
+    values[1, 1] = np.nan
+    with pytest.raises(ValueError, match=r"1 values that are not finite"):
+        store.write(path, "resid_post", "origin", "repeated", 0, values)
+
+
+def test_wrong_labels_and_shapes_are_named(path):
+    begin(path)
+    with pytest.raises(ValueError, match=r"layer 1 is not in the store, which holds \[0, 3\]"):
+        store.write(path, "resid_post", "origin", "repeated", 1, region("origin", 0))
+    with pytest.raises(ValueError, match=r"'resid_pre' is not in the store"):
+        store.write(path, "resid_pre", "origin", "repeated", 0, region("origin", 0))
+    with pytest.raises(ValueError, match=r"shape \(2, 3\), but the store holds \(3, 2\)"):
+        store.write(path, "resid_post", "origin", "repeated", 0, region("origin", 0).T)
+    for changes, message in [
+        ({"dims": []}, "no dim is chosen"),
+        ({"layers": [0, 0]}, "repeat one"),
+        ({"dtype": "bfloat16"}, "use float32 or float16"),
+        ({"attrs": {}}, "no trained_length"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            begin(path, **changes)
+
+
+def test_too_small_a_disk_is_told_beforehand(path, monkeypatch):
+    path.parent.mkdir()
+    needed = 2 * 1 * 2 * 3 * 2 * 4
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100, 100, needed - 1))
+    with pytest.raises(OSError, match="MiB are free; keep fewer layers, positions or dims"):
+        begin(path)
+    assert list(path.parent.iterdir()) == []
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100, 100, needed))
+    begin(path)
+
+
+def test_a_disk_that_fills_up_leaves_nothing_behind(path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    begin(path)
+    monkeypatch.setattr(zarr.Array, "__setitem__", full)
+    with pytest.raises(OSError, match=r"the disk is full: removed the unfinished .*; free some space"):
+        fill(path)
+    assert list(path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_evaluation_travels_with_the_store(path, late):
+    scores = xr.Dataset(
+        {"tail_nll": (("method", "length", "window"), np.arange(12.0).reshape(2, 3, 2))},
+        coords={"method": METHODS, "length": [4, 8, 16]},
+    )
+    begin(path)
+    fill(path)
+    if not late:
+        store.write_evaluation(path, scores + 1)
+        store.write_evaluation(path, scores)
+    store.finish(path)
+    if late:
+        store.write_evaluation(path, scores)
+    evaluation = open_run(path).evaluation
+    assert evaluation["tail_nll"].sel({"method": "mesa", "length": 16}).values.tolist() == [10, 11]
+    assert xr.open_zarr(path, group="evaluation").sizes == scores.sizes
+    assert [entry.name for entry in path.parent.iterdir()] == ["store.zarr"]

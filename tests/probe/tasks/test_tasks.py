@@ -1,0 +1,263 @@
+"""What the tasks score: likelihood against slow loops, summaries, sources of text, latency."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tiny
+import torch
+
+import mesa
+from mesa.models import load
+from probe.evaluation.plan import TASKS
+from probe.tasks import sources, summaries
+from probe.tasks.base import Setting
+from probe.tasks.latency import Peak
+from probe.tasks.likelihood import token_nll
+from probe.tasks.score import tail_nll, text_windows
+
+M = 160
+WORDS = "A text of a few words, to make a tokenizer from. "
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    return load(str(tiny.folder(tmp_path_factory.mktemp("model"))))
+
+
+@pytest.fixture(scope="module")
+def setting(loaded):
+    rng = np.random.default_rng(0)
+    documents = tuple(rng.integers(2, len(loaded.tokenizer), 1000) for _ in range(2))
+    return Setting(M, (100, 160, 240), samples=3, documents=documents)
+
+
+@pytest.fixture(scope="module")
+def summary_setting():
+    pairs = ((WORDS, "too short"), (WORDS * 20, "A text of a few words."), (WORDS * 30, "Nothing like that."))
+    return Setting(M, (100,), samples=5, pairs=pairs, new_tokens=6, batch=1)
+
+
+def scores(loaded, task, length, setting):
+    prepared = TASKS[task].prepare(loaded.tokenizer, length, setting, setting.samples)
+    return list(TASKS[task].measure(loaded, length, prepared, setting))
+
+
+@torch.no_grad()
+def slow_nll(loaded, ids, position):
+    """NLL of the token at `position`, from a pass of its own over what stands before it."""
+    logits = loaded.model(torch.tensor(ids[None, :position])).logits[0, -1]
+    return float(-torch.log_softmax(logits, 0)[ids[position]])
+
+
+@pytest.mark.parametrize("method", ["origin", "mesa"])
+def test_tail_nll_is_the_probes_and_a_hand_written_cross_entropy(loaded, setting, method):
+    longest = max(setting.lengths)
+    windows = text_windows(setting.documents, longest - 1, 3)
+    for length in setting.lengths:
+        with mesa.applied(loaded.model, mesa.make(method, M)):
+            found = scores(loaded, "nll", length, setting)
+            probed = tail_nll(loaded.model, windows, [0], length, M // 4, lambda: None)
+        assert [score.value for score in found] == pytest.approx(probed, abs=1e-6)
+        assert [(score.length, score.sample, score.metric) for score in found] == [(length, n, "nll") for n in range(3)]
+        assert all(score.seconds > 0 for score in found)
+    if method == "origin":
+        ids = np.concatenate([[0], windows[0]])
+        expected = np.mean([slow_nll(loaded, ids, position) for position in range(longest - M // 4, longest)])
+        assert found[0].value == pytest.approx(expected, abs=1e-5)
+
+
+def test_tail_nll_is_of_the_same_tokens_at_every_length(loaded, setting):
+    tails = {
+        length: [tuple(ids[-M // 4 :]) for ids in TASKS["nll"].prepare(loaded.tokenizer, length, setting, 3)]
+        for length in setting.lengths
+    }
+    assert len(set(map(tuple, tails.values()))) == 1
+    assert len(set(tails[100])) == 3
+
+
+def test_nll_by_position_averages_to_the_whole(loaded, setting):
+    assert TASKS["nll-position"].passes(setting) == (240,)
+    found = scores(loaded, "nll-position", 240, setting)
+    (ids, *_) = TASKS["nll-position"].prepare(loaded.tokenizer, 240, setting, 3)
+    assert [score.length for score in found] == [100, 160, 240] * 3
+    assert {score.sample for score in found} == {0, 1, 2}
+    losses = [slow_nll(loaded, ids, position) for position in range(1, 240)]
+    buckets = [np.mean(losses[:99]), np.mean(losses[99:159]), np.mean(losses[159:])]
+    assert [score.value for score in found[:3]] == pytest.approx(buckets, abs=1e-5)
+    weighted = np.dot([99, 60, 80], [score.value for score in found[:3]]) / 239
+    assert weighted == pytest.approx(token_nll(loaded, ids, 239).mean(), abs=1e-5)
+
+
+@pytest.mark.parametrize("length", [40, 41, 240])
+def test_sliding_nll_is_a_slow_loop_over_windows(loaded, setting, length):
+    found = scores(loaded, "nll-sliding", length, replace(setting, samples=1))
+    (ids,) = TASKS["nll-sliding"].prepare(loaded.tokenizer, length, setting, 1)
+    assert len(ids) == 2 * 240
+    half, begin, losses = length // 2, 0, []
+    while begin + length <= len(ids):
+        window = ids[begin : begin + length]
+        losses.append(np.mean([slow_nll(loaded, window, position) for position in range(half, length)]))
+        begin += half
+    assert [score.value for score in found] == pytest.approx([np.mean(losses)], abs=1e-5)
+
+
+def test_summary_prompts_are_exactly_long(loaded, summary_setting):
+    prompts = TASKS["summary"].prepare(loaded.tokenizer, 100, summary_setting, 5)
+    assert [len(prompt.ids) for prompt in prompts] == [100, 100]
+    assert [prompt.reference for prompt in prompts] == ["A text of a few words.", "Nothing like that."]
+    text = loaded.tokenizer.decode(prompts[0].ids[1:])
+    assert text.startswith(f"{summaries.BEFORE}{WORDS[:-1]}")
+    assert text.endswith(summaries.AFTER)
+    assert len(TASKS["summary"].prepare(loaded.tokenizer, 100, summary_setting, 1)) == 1
+
+
+def test_summaries_that_cannot_be_asked_for_say_so(loaded, summary_setting):
+    task = TASKS["summary"]
+    with pytest.raises(ValueError, match=r"no document has \d+ tokens, the longest has \d+; ask for less"):
+        task.prepare(loaded.tokenizer, 5000, summary_setting, 1)
+    with pytest.raises(ValueError, match=r"length=9 is below the fixed text of (\d+) tokens; ask for \d+") as caught:
+        task.prepare(loaded.tokenizer, 9, summary_setting, 1)
+    fixed = int(str(caught.value).rpartition(" ")[2])
+    (prompt,) = task.prepare(loaded.tokenizer, fixed, summary_setting, 1)
+    assert len(prompt.ids) == fixed
+
+
+def test_a_perfect_summary_scores_all_and_an_empty_one_nothing(loaded, summary_setting, monkeypatch):
+    tokenizer = loaded.tokenizer
+    end = tokenizer.eos_token_id
+    answers = [[*tokenizer.encode("A text of a few words.", add_special_tokens=False), end, 5, 6], [end, 5, 6]]
+    left = iter(answers)
+    monkeypatch.setattr(summaries, "greedy", lambda model, prompts, count: torch.tensor([next(left)]))
+    found = scores(loaded, "summary", 100, summary_setting)
+    values = [{score.metric: score.value for score in found if score.sample == sample} for sample in (0, 1)]
+    assert values[0] == pytest.approx({"rouge1": 1, "rouge2": 1, "rougeL": 1, "bleu": 100})
+    assert values[1] == {"rouge1": 0, "rouge2": 0, "rougeL": 0, "bleu": 0}
+
+
+def test_a_summary_ends_at_any_of_the_models_end_tokens(loaded, summary_setting, monkeypatch):
+    answer = loaded.tokenizer.encode("A text of a few words.", add_special_tokens=False)
+    more = loaded.tokenizer.encode(" And more of it.", add_special_tokens=False)
+    monkeypatch.setattr(loaded.model.generation_config, "eos_token_id", [1, 2])
+    for end in (1, 2):
+        monkeypatch.setattr(summaries, "greedy", lambda *_, end=end: torch.tensor([[*answer, end, *more]]))
+        assert scores(loaded, "summary", 100, summary_setting)[0].value == 1
+
+
+def test_summaries_decode_the_tokens_asked_for(loaded, summary_setting, monkeypatch):
+    counts = []
+
+    def watched(model, prompts, count):
+        counts.append((len(prompts), count))
+        return original(model, prompts, count)
+
+    original = summaries.greedy
+    monkeypatch.setattr(summaries, "greedy", watched)
+    found = scores(loaded, "summary", 100, replace(summary_setting, batch=8))
+    assert counts == [(2, 6)]
+    assert [(score.sample, score.metric) for score in found[:5]] == [
+        (0, "rouge1"), (0, "rouge2"), (0, "rougeL"), (0, "bleu"), (1, "rouge1"),
+    ]  # fmt: skip
+
+
+def test_missing_scorers_name_the_extra(monkeypatch):
+    def missing(name):
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(summaries.importlib, "import_module", missing)
+    with pytest.raises(ValueError, match=r"No module named 'rouge_score.*pip install 'mesa-lens\[eval\]'"):
+        summaries._scorers()
+
+
+def lines(path, *rows):
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(path)
+
+
+def test_texts_come_from_files_lines_and_dataset_folders(tmp_path):
+    (tmp_path / "a.txt").write_text("one\ntext")
+    assert sources.texts(str(tmp_path / "a.txt")) == ["one\ntext"]
+    listed = lines(tmp_path / "a.jsonl", {"text": "one"}, {"text": " "}, {"text": "two"})
+    assert sources.texts(listed) == ["one", "two"]
+    assert sources.texts(lines(tmp_path / "b.jsonl", {"body": "one"}), "body") == ["one"]
+    assert len(sources.texts(None)) == 8
+    folder = tmp_path / "set"
+    folder.mkdir()
+    lines(folder / "train.jsonl", {"text": "of train"})
+    assert sources.texts(str(folder)) == ["of train"]
+    lines(folder / "test.jsonl", {"text": "of test"}, {"text": "again"})
+    assert sources.texts(str(folder)) == ["of test", "again"]
+
+
+def test_pairs_take_govreports_fields_too(tmp_path):
+    listed = lines(tmp_path / "a.jsonl", {"document": "d", "summary": "s"}, {"report": "r", "summary": "t", "id": 3})
+    assert sources.pairs(listed) == [("d", "s"), ("r", "t")]
+    (tmp_path / "set").mkdir()
+    lines(tmp_path / "set" / "test.jsonl", {"report": "r", "summary": "t"})
+    assert sources.pairs(str(tmp_path / "set")) == [("r", "t")]
+
+
+def test_a_line_ends_only_at_a_line_break(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"document": "one\u2028two\u0085three", "summary": "s"}\r\n', encoding="utf-8")
+    assert sources.pairs(str(path)) == [("one\u2028two\u0085three", "s")]
+
+
+def test_bad_sources_name_the_file_and_line(tmp_path):
+    (tmp_path / "broken.jsonl").write_text('{"text": "one"}\n\n{"text": "two\n')
+    (tmp_path / "list.jsonl").write_text("[1]\n")
+    (tmp_path / "folder").mkdir()
+    wrong = lines(tmp_path / "wrong.jsonl", {"title": "x", "body": "y"})
+    with pytest.raises(ValueError, match=r"broken\.jsonl, line 3 is not JSON"):
+        sources.texts(str(tmp_path / "broken.jsonl"))
+    with pytest.raises(ValueError, match=r"list\.jsonl, line 1 is no object with fields"):
+        sources.pairs(str(tmp_path / "list.jsonl"))
+    with pytest.raises(ValueError, match=r"wrong\.jsonl, row 1 has no field 'text'; it has title, body"):
+        sources.texts(wrong)
+    with pytest.raises(ValueError, match=r"row 1 has no field 'document'; it has title, body"):
+        sources.pairs(wrong)
+    with pytest.raises(FileNotFoundError, match="folder is no file, folder, or dataset that can be loaded"):
+        sources.texts(str(tmp_path / "folder"))
+
+
+@pytest.mark.parametrize("source", ["./notes", "~/notes", "a/b/c", "notes.md", "/nowhere"])
+def test_a_missing_path_is_not_looked_for_on_the_hub(source, monkeypatch):
+    monkeypatch.setattr(sources, "_dataset", None)
+    with pytest.raises(FileNotFoundError, match="is not a file or folder"):
+        sources.texts(source)
+
+
+@pytest.mark.parametrize("source", ["wikitext", "ccdv/govreport-summarization", "someone/set-2.1"])
+def test_other_names_are_datasets_of_the_hub(source, monkeypatch):
+    asked = []
+    monkeypatch.setattr("datasets.load_dataset", lambda name: asked.append(name) or {"train": [{"text": "one"}]})
+    assert sources.texts(source) == ["one"]
+    assert asked == [source]
+
+
+def test_latency_has_three_positive_metrics_a_run(loaded, setting):
+    found = scores(loaded, "latency", 100, replace(setting, samples=7))
+    assert [(score.sample, score.metric) for score in found] == [
+        (sample, metric) for sample in range(3) for metric in ("prefill", "decode", "peak_memory")
+    ]
+    assert all(score.value > 0 for score in found if score.metric != "peak_memory")
+    assert all(score.value >= 0 for score in found)
+
+
+def test_the_peak_sees_memory_that_is_given_back_at_once():
+    with Peak([torch.device("cpu")]) as peak:
+        block = np.ones(64 * 2**20, np.uint8)
+        _wait_for(peak, block.nbytes)
+        del block
+    assert 63 * 2**20 < peak.bytes < 128 * 2**20
+    with Peak([torch.device("cpu")]) as idle:
+        pass
+    assert idle.bytes < 32 * 2**20
+
+
+def _wait_for(peak, size):
+    for _ in range(400):
+        if peak.bytes >= size * 0.99:
+            return
+        peak._done.wait(0.005)

@@ -1,0 +1,153 @@
+"""The report of a stored run: numbers, words, files; opens offline and escapes what it is given."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from synthetic import evaluation, hidden_states, write_run
+
+from probe.report import render, write_report
+from probe.store.reader import open_run
+from probe.thresholds.analysis import analyse, summarize, table
+from probe.thresholds.failure import measured_failure
+from probe.thresholds.findings import findings
+
+M = 64
+HOSTILE = "<script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("run"), hidden_states(), evaluation(), model=HOSTILE)
+
+
+@pytest.fixture(scope="module")
+def summary(folder):
+    return write_report(folder)
+
+
+def test_measured_failures():
+    measured = measured_failure(evaluation(), M)
+    assert measured.level == pytest.approx(3, abs=0.05)
+    assert measured.level_length == M
+    lengths = {failure.method: (failure.by_nll, failure.by_passkey, failure.length) for failure in measured.failures}
+    assert lengths == {
+        "origin": (128, 192, 128),
+        "rerope": (None, None, None),
+        "dynamic-ntk": (320, None, 320),  # 11 of 20 found: still 0.55
+        "mesa": (None, None, None),
+    }
+    assert measured.rule.startswith("tail NLL more than 0.5 nats/token above 3.0")
+
+
+def test_the_rules_are_strict():
+    scores = evaluation()
+    scores["tail_nll"][:] = 3.0
+    scores["tail_nll"][0, 3] = 3.5
+    scores["passkey"][:] = 1
+    scores["passkey"][1, 4, :10] = 0
+    assert all(failure.length is None for failure in measured_failure(scores, M).failures)
+    scores["tail_nll"][0, 3] = 3.51
+    scores["passkey"][1, 4, 10] = 0
+    assert [failure.length for failure in measured_failure(scores, M).failures] == [192, 256, None, None]
+
+
+def test_passkeys_a_model_never_finds_are_not_judged():
+    scores = evaluation()
+    scores["passkey"][:] = 0
+    measured = measured_failure(scores, M)
+    assert [failure.by_passkey for failure in measured.failures] == [None] * 4
+    assert f"not judged: origin itself is below it at {M}" in measured.rule
+    with pytest.raises(ValueError, match=r"no length within the trained window 16 was measured, only \[32, 64"):
+        measured_failure(scores, 16)
+
+
+def test_summary(summary, folder):
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    rows = {row["method"]: row for row in summary["methods"]}
+    assert 71 <= rows["origin"]["predicted"]["length"] <= 80
+    assert rows["origin"]["measured"]["length"] == 128
+    assert rows["mesa"]["predicted"]["text"] == rows["mesa"]["measured"]["text"] == "none up to 320"
+    assert rows["origin"]["scores"]["M"]["tail_nll"] == pytest.approx(3, abs=0.05)
+    assert rows["origin"]["scores"]["2M"] == {"tail_nll": pytest.approx(3.8, abs=0.05), "passkey": 1}
+    assert rows["origin"]["scores"]["4M"]["passkey"] == 0
+    assert summary["searched"] == 3 * 32
+    assert summary["qualified"]["repeated"] == summary["control"][2]["qualified"]["repeated"]
+    assert summary["control"][0]["qualified"]["repeated"] == 0
+    assert summary["rule"]["smoothing"] == 1
+
+
+def test_table(summary):
+    lines = table(summary).splitlines()
+    assert lines[0].split() == "method predicted measured NLL M NLL 2M NLL 4M passkey M passkey 2M passkey 4M".split()
+    assert re.fullmatch(r"mesa +none up to 320 +none up to 320 +(\d\.\d\d +){3}1\.00 +1\.00 +1\.00", lines[4])
+
+
+def test_findings_say_what_the_numbers_say(summary):
+    told = dict(findings(summary))
+    assert told["What broke"].startswith(
+        "origin fails at 128 tokens, 2 times its trained window of 64 (at 64 it still held): "
+        "by tail NLL from 128 on and by passkey accuracy from 192 on."
+    )
+    assert "mesa holds up to 320 tokens" in told["What mended it"]
+    assert "dynamic-ntk fails at 320 tokens, by tail NLL from 320 on" in told["What mended it"]
+    assert "calls 0.0% of the pairs observable" in told["How far to trust the thresholds"]
+    flat = [{**row, "share": dict.fromkeys(row["share"], 0.1)} for row in summary["control"]]
+    assert "say nothing about M" in dict(findings({**summary, "control": flat}))["How far to trust the thresholds"]
+
+
+def test_findings_of_a_model_that_holds(summary):
+    row = {"comparison": "", "at": 32, "share": {"repeated": 0.0}}
+    none = [{**row, "comparison": name} for name in ("control", "matched", "all")]
+    origin = {**summary["methods"][0], "measured": {"length": None, "by_nll": None, "by_passkey": None}}
+    holds = {**summary, "control": none, "methods": [origin], "passkey_judged": False}
+    told = dict(findings(holds))
+    assert told["What broke"].startswith(
+        "origin holds up to 320 tokens, the longest length measured, judged by tail NLL"
+    )
+    assert told["What mended it"] == "No other method was run."
+    assert told["How far to trust the thresholds"].endswith("No threshold was found, so nothing is predicted.")
+
+
+def test_report_stands_alone_and_escapes(summary, folder):
+    text = (folder / "report.html").read_text()
+    assert HOSTILE not in text
+    assert "&lt;script&gt;alert(1)" in text
+    assert text.count("plotly.js v") == 1
+    assert not re.search(r"<(script|link|img)[^>]*(src|href)=", text)
+    assert text.count('class="plotly-graph-div"') == 1 + 4 + 1  # curves, thresholds, heatmaps
+
+
+def test_every_figure_is_written(summary, folder):
+    names = {path.name for path in (folder / "figures").iterdir()}
+    for method in ("origin", "rerope", "dynamic-ntk", "mesa"):
+        assert {f"heatmap-{method}.png", f"heatmap-{method}.html", f"heatmap-{method}.npz"} <= names
+    best = summary["best"][0]
+    assert {f"threshold-layer{best['layer']}-dim{best['dim']}.svg", "curves.png", "heatmaps.png"} <= names
+    assert "plotly.min.js" in names
+
+
+def test_a_run_without_scores_or_signal_still_reports(tmp_path):
+    hidden = hidden_states(windows=3)
+    still = hidden * 0 + hidden.isel({"method": 1})
+    positions = [*range(50, 80), *range(150, 170)]
+    run = open_run(write_run(tmp_path, still.rename("resid_post").sel(position=positions)))
+    analysis = analyse(run)
+    summary = summarize(analysis)
+    text = render(analysis, summary)
+    assert summary["methods"][0]["predicted"]["text"] == "no observable dim"
+    assert "could not be made: position 32" in dict(findings(summary))["How far to trust the thresholds"]
+    assert "Not measured in this run" in text
+    assert "not measured" in table(summary)
+    assert json.loads(json.dumps(summary, allow_nan=False))["best"] == []
+    with pytest.raises(ValueError, match="hook 'attn_out' was not captured; captured: resid_post"):
+        analyse(run, "attn_out")
+
+
+def test_without_origin_the_first_method_is_the_reference(tmp_path):
+    hidden = hidden_states(windows=3).isel({"method": [2, 3]})
+    scores = evaluation(windows=3).isel({"method": [2, 3]})
+    analysis = analyse(open_run(write_run(tmp_path, hidden, scores)))
+    assert analysis.reference == "dynamic-ntk"
+    assert np.isfinite(analysis.measured.level)

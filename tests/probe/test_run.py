@@ -1,0 +1,187 @@
+"""The whole path on a tiny local model: command in, store, report and summary out."""
+
+import json
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tiny
+import xarray as xr
+
+from mesa.models import tokenizer_of
+from mesa_lens.cli import main
+from probe import run
+from probe.tasks import score
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(tiny.folder(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module")
+def finished(model, tmp_path_factory):
+    out = tmp_path_factory.mktemp("run") / "here"
+    text = tmp_path_factory.mktemp("text") / "held.txt"
+    text.write_text(" ".join(f"Sentence {number} says nothing at all." for number in range(400)))
+    options = f"--length 400 --texts 1 --samples 2 --layers 0-1 --dims 0-9,20 --text {text} --out {out}"
+    assert main(["probe", "--model", model, *options.split()]) == 0
+    return out
+
+
+def test_the_store_is_labelled_and_opens_with_xarray(finished):
+    store = xr.open_zarr(finished / "store.zarr")
+    hidden = store["resid_post"]
+    assert hidden.dims == ("method", "prompt", "layer", "position", "dim")
+    assert hidden["method"].values.tolist() == ["origin", "rerope", "dynamic-ntk", "mesa"]
+    assert hidden["prompt"].values.tolist() == ["repeated", "text-0"]
+    assert hidden["dim"].values.tolist() == [*range(10), 20]
+    assert hidden["position"].values.tolist() == list(range(400))
+    assert np.isfinite(hidden.values).all()
+    assert store.attrs["trained_length"] == 160
+    assert json.loads(store.attrs["method_configs"])["mesa"]["window"] == 20
+    origin, mesa = (hidden.sel({"method": name}).values for name in ("origin", "mesa"))
+    np.testing.assert_allclose(origin[:, :, :50], mesa[:, :, :50], atol=1e-5)  # the first chunks are plain
+    assert np.abs(origin[:, :, 200:] - mesa[:, :, 200:]).max() > 0.01
+
+
+def test_everything_promised_is_written(finished):
+    names = {path.name for path in finished.iterdir()}
+    assert {"store.zarr", "report.html", "summary.json"} <= names
+    assert not any("partial" in name for name in names)
+    summary = json.loads((finished / "summary.json").read_text())
+    assert {row["method"] for row in summary["methods"]} == {"origin", "rerope", "dynamic-ntk", "mesa"}
+    report = (finished / "report.html").read_text()
+    assert "Plotly.newPlot" in report
+    assert not re.search(r"<(script|link|img|iframe)\b[^>]*(src|href)=", report)  # nothing is fetched: opens offline
+
+
+def test_estimate_loads_no_weights_and_writes_nothing(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(run, "load", None)
+    assert main(["probe", "--model", model, "--estimate", "--out", str(tmp_path / "x")]) == 0
+    text = capsys.readouterr().out
+    assert "trained length M = 160, captured length 640 tokens" in text
+    assert "disk: 3 MiB" in text  # 4 methods x 3 prompts x 3 layers x 640 positions x 32 dims x 4 bytes
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "code"),
+    [
+        (["--methods", "origin,rope"], "unknown method 'rope'; known: origin,", 2),
+        (["--methods", "origin,origin"], "--methods names origin more than once", 2),
+        (["--dims", "30-40"], "dim 30-40 is out of range; there are dims 0-31", 2),
+        (["--layers", "7"], "layer 7-7 is out of range; there are layers 0-2", 2),
+        (["--positions", "200-100"], "'200-100' is empty", 2),
+        (["--positions", "200-300"], "position 160 (where thresholds are read) was not captured, only 200-300", 2),
+        (["--length", "150"], "--length 150 is not far enough beyond the trained length 160; take e.g. 640", 2),
+        (["--length", "100000000000"], "GiB are free; shorten --length", 1),
+        (["--lengths", "70,160"], "--lengths 70 is too short for a tail of 40 tokens; measure from 80", 2),
+        (["--lengths", "90"], "--lengths leaves out the trained length 160", 2),
+        (["--set", "rerope.window=160"], "rerope: window=160 is not below the trained length 160", 2),
+        (["--text", "/nowhere.txt"], "--text /nowhere.txt is not a file", 2),
+        (["--dtype", "int8"], "unknown dtype 'int8'; known: float32, float16, bfloat16", 2),
+        (["--device", "cuda"], "device='cuda' is not available here; use --device cpu", 2),
+        (["--executor", "flash"], "unknown executor 'flash'; known: dense, fused", 2),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(model, tmp_path, capsys, arguments, message, code):
+    out = tmp_path / "out"
+    assert main(["probe", "--model", model, "--out", str(out), "--samples", "1", *arguments]) == code
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert not (out / "store.zarr").exists()
+    assert not list(tmp_path.glob("**/*partial*"))
+
+
+def test_a_missing_model_is_named(tmp_path, capsys):
+    assert main(["probe", "--model", "./nowhere", "--out", str(tmp_path / "out")]) == 2
+    assert "no model at 'nowhere' (no config.json there); give a folder or a hub id" in capsys.readouterr().err
+
+
+def test_what_cannot_be_read_or_built_is_told_before_the_weights_are_loaded(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(run, "load", None)
+    (tmp_path / "short.txt").write_text("Too short. " * 30)
+    asked = ["probe", "--model", model, "--out", str(tmp_path / "out"), "--text", str(tmp_path / "short.txt")]
+    assert main([*asked, "--length", "400"]) == 2
+    assert re.search(r"the text has \d+ tokens, 399 are needed; give a longer text", capsys.readouterr().err)
+    assert main([*asked, "--length", "400", "--texts", "0", "--lengths", "160,399"]) == 2
+    assert "tokens, 399 are needed" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_values_that_the_store_cannot_hold_are_found_before_anything_is_measured(tmp_path, capsys, monkeypatch):
+    folder = tiny.folder(tmp_path / "model")
+    large = tiny.model(vocabulary=900, trained=160)
+    large.model.layers[2].mlp.down_proj.weight.data *= 1e8
+    large.resize_token_embeddings(tokenizer_of(str(folder)).vocab_size)
+    large.save_pretrained(folder)
+    monkeypatch.setattr(run, "evaluate", lambda *_: pytest.fail("measured"))
+    asked = ["probe", "--model", str(folder), "--out", str(tmp_path / "out"), "--length", "300", "--texts", "0"]
+    assert main([*asked, "--store-dtype", "float16"]) == 2
+    assert re.search(r"layer 2 has the value .*, beyond float16's range; store it", capsys.readouterr().err)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_scores_that_are_no_numbers_end_the_run(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(score, "tail_nll", lambda *_: [1.0, np.nan])
+    asked = ["probe", "--model", model, "--out", str(tmp_path), "--length", "300", "--texts", "0", "--samples", "2"]
+    assert main(asked) == 2
+    assert "the tail NLL under origin at 80 tokens is not a number; run the model with --dtype float32" in (
+        capsys.readouterr().err
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_run_in_the_folder_leaves_nothing_of_the_first(tmp_path, capsys):
+    folder = tiny.folder(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    out = tmp_path / "out"
+    asked = ["probe", "--model", str(folder), "--out", str(out), "--length", "300", "--texts", "0"]
+    assert main([*asked, "--methods", "origin,rerope", "--samples", "1"]) == 0
+    assert (out / "figures" / "curves.svg").exists()
+    (out / "figures" / "mine.txt").write_text("mine")
+    hooks = ["--methods", "rerope", "--samples", "0", "--hooks", "resid_post,attn_out", "--overwrite"]
+    assert main([*asked, *hooks]) == 0
+    names = {path.name for path in (out / "figures").iterdir()}
+    assert "heatmap-rerope.png" in names
+    assert "mine.txt" in names
+    assert not any("origin" in name or "curves" in name for name in names)
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["hook"] == "resid_post"  # the first asked for, not by the alphabet
+    assert xr.open_zarr(out / "store.zarr").attrs["source_dtype"] == "float32"  # as loaded on a CPU
+    assert "captured with --length" not in summary["control"]
+
+
+def test_the_estimate_knows_what_is_measured_and_how(model):
+    def needed(**changes):
+        return run.plan(run.ProbeRequest(model=model, length=640, **changes))
+
+    assert needed(executor="dense").pass_bytes == needed().pass_bytes + 3 * 4 * 4 * 640**2  # 4 heads
+    assert needed(samples=1, lengths=(160, 10**6)).pass_bytes > 100 * needed(samples=0).pass_bytes
+    assert needed(methods="origin").host_bytes < needed(methods="all").host_bytes
+
+
+def test_a_run_that_is_there_is_not_replaced_unasked(finished, model, capsys):
+    assert main(["probe", "--model", model, "--out", str(finished)]) == 2
+    assert "already holds a run with another config" in capsys.readouterr().err
+
+
+def test_an_interrupt_leaves_nothing_half_written(model, tmp_path, capsys, monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "capture", interrupted)
+    out = tmp_path / "out"
+    assert main(["probe", "--model", model, "--out", str(out), "--samples", "0", "--texts", "0"]) == 1
+    assert "interrupted" in capsys.readouterr().err
+    assert not list(out.iterdir())
+
+
+def test_a_full_disk_is_said_before_the_weights_are_loaded(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(run, "load", None)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1))
+    assert main(["probe", "--model", model, "--out", str(tmp_path / "out")]) == 1
+    assert "are free; keep fewer layers, positions or dims" in capsys.readouterr().err

@@ -1,0 +1,268 @@
+"""Crossings and thresholds of series short enough to check by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic import DRIFTING, hidden_states
+
+from probe.thresholds.predict import best, negative_control, predict
+from probe.thresholds.search import CrossingRule, captured_ranges, check_positions, search, smooth
+
+M, LENGTH = 40, 160
+RULE = CrossingRule(smoothing=1, sustained=3)
+SPREAD = 0.2 / 3.29  # of values that alternate between -0.1 and 0.1
+
+
+def wobble():
+    """-0.1, 0.1, -0.1, ... and, at M only, 0.05, which is no neighbour's value."""
+    values = np.where(np.arange(LENGTH) % 2, 0.1, -0.1)
+    values[M] = 0.05
+    return values
+
+
+def series(*columns, methods=("origin",), positions=None):
+    """One layer; column j of every method is dim j, given as one series, or as one for each method."""
+    each = [[column] * len(methods) if np.ndim(column) == 1 else column for column in columns]
+    data = np.array(each, dtype=float).transpose(1, 2, 0)[:, None]
+    coords = {"method": list(methods), "layer": [7], "position": np.arange(LENGTH), "dim": np.arange(len(columns))}
+    hidden = xr.DataArray(data, dims=("method", "layer", "position", "dim"), coords=coords, name="resid_post")
+    return hidden if positions is None else hidden.sel(position=positions)
+
+
+def changed(*pieces, base=None):
+    """The wobble with `value` added over [start, stop), for each piece."""
+    values = wobble() if base is None else base.copy()
+    for start, stop, value in pieces:
+        values[start:stop] += value
+    return values
+
+
+def at(found, dim=0, method="origin"):
+    return found.sel({"method": method, "layer": 7, "dim": dim})
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_threshold_is_the_value_at_m_and_the_crossing_the_first_position_beyond(sign):
+    found = at(search(series(sign * changed((60, LENGTH, 10))), M, RULE))
+    assert found["threshold"] == pytest.approx(sign * 0.05)
+    assert found["side"] == sign
+    assert found["spread"] == pytest.approx(SPREAD, rel=1e-6)
+    assert found["limit"] == pytest.approx(sign * (0.05 + 3 * SPREAD))
+    assert (found["crossing"], found["earliest"]) == (60, 60)
+    assert found["observable"]
+    assert found["rank"] == 1
+    assert found["score"] == pytest.approx((10 - 0.05) / SPREAD, rel=0.02)
+
+
+def test_a_crossing_lasts_for_exactly_the_sustained_length():
+    late = (100, LENGTH, 10)
+    short = changed((60, 62, 10), late)
+    enough = changed((60, 63, 10), late)
+    at_the_end = changed((LENGTH - 2, LENGTH, 10))
+    found = search(series(short, enough, at_the_end), M, RULE)
+    assert at(found)["crossing"].values.tolist() == 100
+    assert at(found, 1)["crossing"].values.tolist() == 60
+    assert np.isnan(at(found, 2)["crossing"])
+
+
+def test_margin_zero_is_the_bare_threshold():
+    little = changed((61, LENGTH, 0.16))  # 0.06 and 0.26: above the threshold 0.05, on both phases
+    assert at(search(series(little), M, replace(RULE, margin=0)))["crossing"] == 61
+    assert np.isnan(at(search(series(little), M, RULE))["crossing"])
+
+
+def test_smoothing_looks_back_only():
+    step = np.where(np.arange(LENGTH) < 60, 0.0, 8.0)
+    rule = CrossingRule(smoothing=4, sustained=3, margin=0)
+    assert at(search(series(step), M, rule))["crossing"] == 60  # mean of 0, 0, 0, 8 is beyond 0
+    high = xr.DataArray([0.0, 8, 8, 8, 8, 2, 2], dims="position", coords={"position": [1, 2, 3, 4, 5, 9, 10]})
+    assert smooth(high, 4).values.tolist() == pytest.approx([0, 4, 16 / 3, 6, 8, 2, 2])  # 9 does not see 5
+
+
+def test_methods_are_judged_by_origins_threshold():
+    origin, flat, later = changed((50, LENGTH, 10)), wobble(), changed((90, LENGTH, 10))
+    found = search(series([flat, origin, later], methods=["mesa", "origin", "dynamic-ntk"]), M, RULE)
+    assert at(found, method="origin")["crossing"] == 50
+    assert at(found, method="dynamic-ntk")["crossing"] == 90
+    assert np.isnan(at(found, method="mesa")["crossing"])
+    other = search(series([flat, origin, later], methods=["mesa", "origin", "dynamic-ntk"]), M, RULE, "mesa")
+    assert not other["observable"].any()
+
+
+def test_a_trend_that_merely_goes_on_is_no_signal():
+    trend = 0.05 * np.arange(LENGTH) + wobble()
+    found = search(series(trend, trend + changed((60, LENGTH, 40), base=np.zeros(LENGTH)), -trend), M, RULE)
+    scores = found["score"].values[0]
+    assert abs(scores[0]) < 0.2
+    assert abs(scores[2]) < 0.2
+    assert scores[1] > 20
+    assert found["observable"].values[0].tolist() == [False, True, False]
+    assert np.isfinite(found["crossing"].sel({"method": "origin", "dim": 0})).all()  # it does pass the limit
+
+
+def test_what_comes_back_or_was_beyond_inside_is_not_observable():
+    returns = changed((50, LENGTH, 10), (60, 70, -10))
+    inside = changed((10, 20, 10), (60, LENGTH, 10))
+    burnt_in = changed((0, 4, 10), (60, LENGTH, 10))
+    found = search(series(returns, inside, burnt_in, changed((60, LENGTH, 10))), M, replace(RULE, burn_in=4))
+    assert found["observable"].values[0].tolist() == [False, False, True, True]
+    assert found["rank"].values[0].tolist() == [0, 0, 1, 2]
+    assert int(found["qualified"]) == 2
+    assert found.attrs["searched"] == 4
+
+
+def test_tiny_motions_of_a_still_dim_are_no_signal():
+    still = np.where(np.arange(LENGTH) < 60, 1.0, 1.001)
+    large = np.where(np.arange(LENGTH) < 60, 1.0, 1.1)
+    found = search(series(still, large, np.ones(LENGTH)), M, RULE)
+    assert found["spread"].values[0].tolist() == pytest.approx([0.01] * 3)
+    assert found["observable"].values[0].tolist() == [False, True, False]
+    assert found["side"].values[0].tolist() == [1, 1, 0]
+
+
+def test_positions_not_captured_bound_the_crossing():
+    positions = [*range(20, 60), *range(100, 140)]
+    found = at(search(series(changed((70, LENGTH, 10)), positions=positions), M, RULE))
+    assert (found["crossing"], found["earliest"]) == (100, 60)
+    early = at(search(series(changed((58, LENGTH, 10)), positions=positions), M, RULE))
+    assert early["crossing"] == 100  # 58 and 59 are too few to tell
+    kept = at(search(series(changed((104, LENGTH, 10)), positions=positions), M, RULE))
+    assert (kept["crossing"], kept["earliest"]) == (104, 104)
+
+
+def test_missing_evidence_is_named():
+    values = series(changed((60, LENGTH, 10)))
+    with pytest.raises(ValueError, match=r"position 40 .* was not captured, only 0-39, 100-139"):
+        search(values.sel(position=[*range(40), *range(100, 140)]), M, RULE)
+    with pytest.raises(ValueError, match=r"5 positions in \[0, 40\) were captured \(35-159\); capture at least 8"):
+        search(values.sel(position=slice(35, None)), M, RULE)
+    with pytest.raises(ValueError, match=r"takes 3 consecutive positions beyond 40; captured: 0-42"):
+        search(values.sel(position=slice(0, 42)), M, RULE)
+    assert search(values.sel(position=slice(0, 43)), M, RULE).attrs["length"] == 44
+    with pytest.raises(ValueError, match=r"position 40 .* was not captured"):
+        check_positions(range(41, 90), M, RULE)
+    with pytest.raises(ValueError, match="reference 'rerope' was not captured; captured methods: origin"):
+        search(values, M, RULE, "rerope")
+    with pytest.raises(ValueError, match="sustained=0 is not at least 1"):
+        CrossingRule(smoothing=1, sustained=0)
+    with pytest.raises(ValueError, match="margin=nan is not at least 0"):
+        replace(RULE, margin=np.nan)
+    with pytest.raises(ValueError, match=r"share=1\.5 is not in"):
+        replace(RULE, share=1.5)
+
+
+def test_scaled_rule():
+    assert CrossingRule.scaled(4096) == CrossingRule(smoothing=64, sustained=256, burn_in=1024)
+    assert captured_ranges(np.array([3, 4, 5, 9, 11, 12])) == [(3, 5), (9, 9), (11, 12)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 5),
+    st.integers(1, 6),
+    st.sampled_from([0.0, 1.0]),
+    st.lists(st.integers(45, 150), max_size=3),
+)
+def test_crossings_agree_with_a_plain_loop(seed, smoothing, sustained, margin, gaps):
+    values = np.cumsum(np.random.default_rng(seed).normal(size=LENGTH))
+    positions = [p for p in range(LENGTH) if not any(gap <= p < gap + 5 for gap in gaps)]
+    rule = CrossingRule(smoothing=smoothing, sustained=sustained, margin=margin)
+    found = at(search(series(values, positions=positions), M, rule))
+
+    side, limit = float(found["side"]), float(found["limit"])
+
+    def value(position):
+        window = [position]
+        while len(window) < smoothing and window[-1] - 1 in positions:
+            window.append(window[-1] - 1)
+        return np.mean(values[window])
+
+    def beyond(position):
+        return position in positions and side * (np.float32(value(position)) - limit) > 0
+
+    expected = [p for p in range(M, LENGTH) if all(beyond(p + step) for step in range(sustained))]
+    assert found["threshold"] == pytest.approx(value(M), abs=1e-5)
+    if not expected:
+        assert np.isnan(found["crossing"])
+        return
+    first = expected[0]
+    earliest = first if first == M else max(p for p in positions if p < first) + 1
+    assert (found["crossing"], found["earliest"]) == (first, earliest)
+
+
+def test_known_breaks_are_found_for_each_prompt():
+    hidden = hidden_states()
+    found = search(hidden, 64, CrossingRule.scaled(64))
+    calm = found.sel(prompt="repeated")
+    assert int(calm["qualified"]) >= DRIFTING
+    assert not calm["observable"].sel(layer=0).any()
+    assert not calm["observable"].sel(dim=slice(DRIFTING, None)).any()
+    assert set(found["qualified"].dims) == {"prompt"}
+    assert int(found["qualified"].sel(prompt="text-0")) < int(calm["qualified"])
+    predictions = {each.method: each for each in predict(calm)}
+    assert 71 <= predictions["origin"].length <= 80  # leaves from 70.4 on, its limit a little later
+    assert 192 <= predictions["dynamic-ntk"].length <= 202
+    assert [str(predictions[name]) for name in ("rerope", "mesa")] == ["none up to 320"] * 2
+
+
+def test_best_takes_each_dim_once():
+    hidden = series(changed((60, LENGTH, 10)), changed((60, LENGTH, 30)), changed((60, LENGTH, 20)))
+    deeper = (hidden * 1.5 + 0 * hidden).assign_coords(layer=[8])
+    both = xr.concat([hidden, deeper.where(deeper["position"] < 60, deeper * 2)], dim="layer")
+    found = search(both, M, RULE)
+    assert int(found["qualified"]) == 6
+    assert best(found, 10) == [(8, 1), (8, 2), (8, 0)]
+    assert best(found, 2) == [(8, 1), (8, 2)]
+    with pytest.raises(ValueError, match="choose one of the prompts"):
+        best(found.expand_dims(prompt=["a"]), 1)
+
+
+def leaving(*starts):
+    """Origin leaves at 50 in every dim, the other method at the given positions (None: never)."""
+    columns = [[changed((50, LENGTH, 10)), wobble() if s is None else changed((s, LENGTH, 10))] for s in starts]
+    return predict(search(series(*columns, methods=["origin", "mesa"]), M, RULE))[1]
+
+
+def test_prediction_is_the_median_crossing():
+    assert leaving(60, 80, 110).length == 80
+    assert leaving(60, 80, 110, 120).length == 95
+    three_of_five = leaving(60, 80, 110, None, None)
+    assert (three_of_five.length, three_of_five.crossed, three_of_five.judged) == (110, 3, 5)
+    half = leaving(60, 80, None, None)
+    assert half.length is None
+    assert str(half) == "none up to 160"
+
+
+def test_dims_where_a_method_is_beyond_inside_the_window_do_not_judge_it():
+    always = leaving(0, 70, 80)
+    assert (always.length, always.judged, always.chosen) == (75, 2, 3)
+    assert str(leaving(0, 0)) == "beyond the thresholds already inside the window"
+
+
+def test_prediction_in_words():
+    gap = series(changed((70, LENGTH, 10)), positions=[*range(20, 60), *range(100, 140)])
+    assert str(predict(search(gap, M, RULE))[0]) == "between 60 and 100"
+    assert str(predict(search(series(wobble()), M, RULE))[0]) == "no observable dim"
+    assert str(leaving(60)) == "60"
+
+
+def test_control_counts_what_would_qualify_where_nothing_happens():
+    at_m, at_control = changed((M + 1, LENGTH, 10)), changed((22, LENGTH, 10))
+    late = changed((M + 30, LENGTH, 10))
+    control = negative_control(series(at_m, at_control, late, wobble()), M, 21, RULE)
+    assert control["comparison"].values.tolist() == ["control", "matched", "all"]
+    assert control["at"].values.tolist() == [21, M, M]
+    assert control["first"].values.tolist() == [0, 19, 0]
+    assert control["last"].values.tolist() == [40, 59, 159]
+    assert control["qualified"].values.tolist() == [1, 1, 2]  # at_control; at_m; at_m and late
+    assert control["share"].values.tolist() == [0.25, 0.25, 0.5]
+    with pytest.raises(ValueError, match=r"control_length=40 is not within \(0, 40\)"):
+        negative_control(series(at_m), M, 40, RULE)
+    short = series(at_m).sel(position=slice(0, 58))
+    with pytest.raises(ValueError, match=r"positions up to 59, captured up to 58; capture with --length 60 or more"):
+        negative_control(short, M, 21, RULE)
