@@ -112,7 +112,7 @@ beyond it, made for trying length-extrapolation methods on a laptop. Made by `me
 - Data: {corpus_files} files of the Python standard library (sources, docstrings, `pydoc` topics),
   {corpus_tokens:,} tokens, without tests, encodings, idlelib, lib2to3, turtledemo and the held-out files
   {heldout};
-  mixed with retrieval episodes (`mesa_lens/training/mixture.py`): 30% plain text, 20% passkey, 22% needles, 18% lines, 10%
+  mixed with retrieval episodes (`mesa_lens/training/mixture.py`): 30% text, 20% passkey, 22% needles, 18% lines, 10%
   repeated runs; answers weighted 4, prompts 0.2.
 - Training: {steps:,} steps of {config[tokens_per_step]:,} tokens ({tokens_seen:,} in all),
   lengths 48 to {config[trained_length]} over the first {config[curriculum]:.0%}, AdamW {config[learning_rate]} with
