@@ -94,14 +94,6 @@ def bytes_a_number(config: Any, options: Mapping[str, Any]) -> int:
     return 2 if chosen_dtype(config, options).endswith("16") else 4
 
 
-def prompt_bytes(config: Any, tokens: int, each: int) -> int:
-    """Rough memory of a prompt, with `each` bytes a number: its key-value cache and one layer's states."""
-    hidden, heads = config.hidden_size, config.num_attention_heads
-    key_heads = getattr(config, "num_key_value_heads", None) or heads
-    width = getattr(config, "head_dim", None) or hidden // heads
-    return tokens * (2 * config.num_hidden_layers * key_heads * width + 12 * hidden) * each
-
-
 def config_of(name: str, *, revision: str | None = None, trust_remote_code: bool | None = None) -> Any:
     """The Hugging Face config of a model, without its weights; errors as for `load`."""
     place = _place(name)

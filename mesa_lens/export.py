@@ -106,8 +106,8 @@ def _heatmap(args: argparse.Namespace, opened: Run) -> Export:
     from probe.figures.export import heatmap_export
     from probe.figures.heatmap import default_regions, difference, regions
     from probe.figures.tables import check_rows
+    from probe.store.positions import captured_ranges
     from probe.store.select import check_labels, in_ranges
-    from probe.thresholds.search import captured_ranges
 
     if args.pool < 1 or (args.limit is not None and not args.limit > 0):
         raise ValueError(f"--pool {args.pool} and --limit {args.limit} must be above 0")

@@ -22,13 +22,13 @@ from mesa.models import (
     chosen_dtype,
     config_of,
     load,
-    prompt_bytes,
 )
 from mesa.settings import make_methods
 from mesa.support import check_config, check_method
 from mesa.support import trained_length as stated_length
 from probe.capture.bridge import bridge_to
-from probe.capture.capture import capture, check_memory, peak_bytes
+from probe.capture.capture import capture
+from probe.capture.memory import check_memory, peak_bytes, prompt_bytes
 from probe.capture.spec import CaptureSpec, Kept
 from probe.evaluation.by_length import check_lengths, default_lengths, evaluate
 from probe.inputs import check_values, prepare

@@ -11,8 +11,8 @@ from tqdm import tqdm
 
 import mesa
 from mesa.methods import Method
-from mesa.models import Loaded, prompt_bytes
-from probe.capture.capture import free_bytes
+from mesa.models import Loaded
+from probe.capture.memory import free_bytes, prompt_bytes
 from probe.tasks import score
 from probe.tasks.retrieval import Prompt, first_ids
 

@@ -12,10 +12,11 @@ import numpy as np
 
 from mesa.engine.plug import check_executor
 from mesa.methods import Method
-from mesa.models import bytes_a_number, check_placement, config_of, prompt_bytes, tokenizer_of
+from mesa.models import bytes_a_number, check_placement, config_of, tokenizer_of
 from mesa.settings import make_methods
 from mesa.support import check_config, check_method
 from mesa.support import trained_length as stated_length
+from probe.capture.memory import prompt_bytes
 from probe.tasks import sources
 from probe.tasks.base import Setting, Task
 from probe.tasks.finding import FINDING

@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.image import imsave
 
-from probe.thresholds.search import captured_ranges
+from probe.store.positions import captured_ranges
 
 COLORMAP = "RdBu_r"
 CELLS = 300_000

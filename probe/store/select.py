@@ -9,8 +9,8 @@ import numpy as np
 import xarray as xr
 
 from probe.capture.spec import Ranges
+from probe.store.positions import captured_ranges
 from probe.store.reader import Run
-from probe.thresholds.search import captured_ranges
 
 _PROVENANCE = ("model", "model_revision")
 

@@ -17,7 +17,7 @@ from mesa.plan import reach
 from mesa.support import check_config
 from mesa.support import trained_length as stated_length
 from probe.capture.bridge import bridge_to
-from probe.capture.capture import check_memory, peak_bytes
+from probe.capture.memory import check_memory, peak_bytes
 from probe.capture.spec import CaptureSpec, Kept
 from probe.evaluation.journal import Journal
 from probe.study.cells import Trial, predicted_lengths, seeded_windows, states, study_prompts

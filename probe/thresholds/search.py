@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import xarray as xr
 
+from probe.store.positions import captured_ranges, run_bounds
+
 
 @dataclass(frozen=True, kw_only=True)
 class CrossingRule:
@@ -115,15 +117,9 @@ def check_positions(position: Sequence[int], trained_length: int, rule: Crossing
 
 def smooth(values: xr.DataArray, smoothing: int) -> xr.DataArray:
     """`values` averaged over the last `smoothing` positions, not across positions that were not captured."""
-    start, _ = _runs(values["position"].values)
+    start, _ = run_bounds(values["position"].values)
     moved = values.transpose("position", ...)
     return moved.copy(data=_smooth(moved.values, start, smoothing)).transpose(*values.dims)
-
-
-def captured_ranges(position: np.ndarray) -> list[tuple[int, int]]:
-    """The runs of consecutive positions, as (first, last) with the last included."""
-    start, stop = _runs(position)
-    return [(int(position[a]), int(position[b - 1])) for a, b in sorted(set(zip(start, stop, strict=True)))]
 
 
 def _search_prompt(hidden: xr.DataArray, layout: _Layout, rule: CrossingRule, reference: str) -> xr.Dataset:
@@ -183,13 +179,6 @@ def _search_layer(values: np.ndarray, row: int, layout: _Layout, rule: CrossingR
     }
 
 
-def _runs(position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each position, the index range [start, stop) of the run of consecutive positions it is in."""
-    edges = np.concatenate([[0], np.flatnonzero(np.diff(position) != 1) + 1, [len(position)]])
-    lengths = np.diff(edges)
-    return np.repeat(edges[:-1], lengths), np.repeat(edges[1:], lengths)
-
-
 def _smooth(values: np.ndarray, start: np.ndarray, smoothing: int) -> np.ndarray:
     """Mean over the last `smoothing` rows of `values` (position, ...), fewer at a run's start; float32."""
     index = np.arange(len(values))
@@ -233,7 +222,7 @@ def _rank(score: xr.DataArray) -> xr.DataArray:
 
 def _layout(position: np.ndarray, trained_length: int, rule: CrossingRule) -> _Layout:
     """The layout of the captured positions; ValueError names what is missing for the search."""
-    start, stop = _runs(position)
+    start, stop = run_bounds(position)
     ranges = ", ".join(f"{first}-{last}" for first, last in captured_ranges(position))
     where = np.flatnonzero(position == trained_length)
     if not len(where):

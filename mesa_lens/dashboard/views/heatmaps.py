@@ -16,9 +16,9 @@ from mesa_lens.dashboard.state import choose_states, opened, states, while_uncha
 from probe.figures.export import SIDE_BY_SIDE, Export, heatmap_export
 from probe.figures.heatmap import block_size, default_regions, difference, layer_limits, pool, regions
 from probe.figures.interactive import heatmap_figure
+from probe.store.positions import captured_ranges
 from probe.store.reader import Run
 from probe.store.select import listed
-from probe.thresholds.search import captured_ranges
 
 _CELLS = 90_000  # drawn at once: about one in four pixels of a wide page
 _AROUND, _ALL, _CHOSEN = "around M, and the end", "all", "choose"

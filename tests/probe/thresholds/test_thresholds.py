@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from synthetic import DRIFTING, hidden_states
 
 from probe.thresholds.predict import best, negative_control, predict
-from probe.thresholds.search import CrossingRule, captured_ranges, check_positions, search, smooth
+from probe.thresholds.search import CrossingRule, check_positions, search, smooth
 
 M, LENGTH = 40, 160
 RULE = CrossingRule(smoothing=1, sustained=3)
@@ -157,7 +157,6 @@ def test_missing_evidence_is_named():
 
 def test_scaled_rule():
     assert CrossingRule.scaled(4096) == CrossingRule(smoothing=64, sustained=256, burn_in=1024)
-    assert captured_ranges(np.array([3, 4, 5, 9, 11, 12])) == [(3, 5), (9, 9), (11, 12)]
 
 
 @settings(max_examples=60, deadline=None)
