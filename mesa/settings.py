@@ -1,9 +1,10 @@
-"""Methods and their parameters, from text."""
+"""Methods and their parameters from text, and sizes to draw them with."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from mesa.methods import Method, make, registry
@@ -37,3 +38,17 @@ def make_methods(names: str, trained_length: int, settings: Sequence[str] = ()) 
         if name not in wanted:
             raise ValueError(f"--set names {name!r}, which is not among --methods {','.join(wanted)}")
     return {name: make(name, trained_length, **parameters.get(name, {})) for name in wanted}
+
+
+def drawing_sizes(name: str, trained_length: int) -> dict[str, int]:
+    """Sizes that show a method's shape in a small matrix, in place of the paper's: those of them that it has."""
+    sizes = {
+        "window": max(1, trained_length * 3 // 8),
+        "width": 2,
+        "group": 2,
+        "first": max(1, trained_length * 3 // 16),
+        "last": max(1, trained_length // 4),
+    }
+    methods = registry()
+    known = {field.name for field in fields(methods[name])} if name in methods else set()
+    return {size: value for size, value in sizes.items() if size in known}

@@ -11,7 +11,7 @@ import numpy as np
 
 from mesa.methods import Method, registry
 from mesa.plan import distances
-from mesa.settings import make_methods
+from mesa.settings import drawing_sizes, make_methods
 from mesa.support import table
 
 _WIDEST = 48
@@ -76,20 +76,6 @@ def run_explain(args: argparse.Namespace) -> int:
     print("rows: query t, columns: key i, '.': masked\n")
     print(_drawn(matrix))
     return 0
-
-
-def drawing_sizes(name: str, trained_length: int) -> dict[str, int]:
-    """Sizes that show a method's shape in a small matrix, in place of the paper's: those of them that it has."""
-    sizes = {
-        "window": max(1, trained_length * 3 // 8),
-        "width": 2,
-        "group": 2,
-        "first": max(1, trained_length * 3 // 16),
-        "last": max(1, trained_length // 4),
-    }
-    methods = registry()
-    known = {field.name for field in dataclasses.fields(methods[name])} if name in methods else set()
-    return {size: value for size, value in sizes.items() if size in known}
 
 
 def _drawn(matrix: np.ndarray) -> str:

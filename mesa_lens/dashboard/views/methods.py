@@ -10,11 +10,11 @@ import streamlit as st
 
 from mesa.methods import Method, make, registry
 from mesa.plan import distances
+from mesa.settings import drawing_sizes
 from mesa.support import cells
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.look import columns, plain, show
 from mesa_lens.dashboard.state import follow
-from mesa_lens.methods import drawing_sizes
 
 _NUMBERED = 24  # tokens up to which numbers stand in the cells
 _GAPS = 64  # tokens up to which cells are parted
