@@ -12,7 +12,8 @@ from mesa_lens import __version__
 
 def parser() -> argparse.ArgumentParser:
     """The whole command's parser; every subcommand sets `run`."""
-    from mesa_lens import app, eval, export, methods, paper, probe, study, train, verify
+    from mesa_lens import app, eval, export, methods, probe, study, train, verify
+    from mesa_lens.paper import command as paper
 
     top = argparse.ArgumentParser(
         prog="mesa-lens",

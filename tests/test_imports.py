@@ -1,34 +1,126 @@
-"""Data flows one way: mesa -> probe -> command; theory uses mesa. What draws and reads needs no torch."""
+"""The floors of the house, as data: imports run down only. What draws and reads needs no torch."""
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAY_IMPORT = {"mesa": set(), "probe": {"mesa"}, "theory": {"mesa"}, "mesa_lens": {"mesa", "probe", "theory"}}
+FLOORS = """
+    mesa.plan mesa.weave  <-
+    mesa.methods          <- mesa.plan mesa.weave
+    mesa                  <- mesa.plan mesa.weave mesa.methods
+    mesa.engine           <- mesa
+    probe.tasks           <- mesa
+    probe.capture         <- mesa
+    probe.evaluation      <- mesa probe.tasks probe.capture
+    probe.store           <- probe.capture
+    probe.thresholds      <- mesa probe.tasks probe.capture probe.evaluation probe.store
+    probe.figures         <- probe.capture probe.store probe.thresholds
+    probe.study           <- mesa probe.tasks probe.capture probe.evaluation probe.store probe.thresholds probe.figures
+    probe                 <- mesa probe
+    theory                <- mesa
+    theory.claims         <- mesa theory
+    theory.curves theory.table theory.plots theory.report theory.cli theory.__main__  <- mesa theory
+    mesa_lens.training    <- mesa probe.tasks
+    mesa_lens.paper       <- mesa probe
+    mesa_lens.dashboard   <- mesa probe theory
+    mesa_lens             <- mesa probe theory mesa_lens
+"""
+"""From the ground up: folders (or modules with a floor of their own) <- what they may import beside themselves.
+
+A name on the left is the folder's own files, one on the right all of them that stand further up in this table.
+"""
+PACKAGES = ("mesa", "probe", "theory", "mesa_lens")
 WITHOUT_TORCH = """
     mesa mesa.methods mesa.plan mesa.settings mesa.support mesa.weave
-    probe.evaluation.journal probe.evaluation.summary probe.tasks.sources probe.store.store probe.store.reader
-    probe.store.select probe.thresholds.search probe.thresholds.predict probe.thresholds.analysis
+    probe probe.evaluation.journal probe.evaluation.summary probe.tasks.sources
+    probe.store.store probe.store.reader probe.store.select probe.store.positions
+    probe.thresholds.search probe.thresholds.predict probe.thresholds.analysis
     probe.figures.heatmap probe.figures.interactive probe.figures.static probe.figures.render probe.figures.tables
     probe.figures.export probe.figures.evaluation_chart probe.report
     probe.study.variants probe.study.results probe.study.score probe.study.table probe.study.report
-    mesa_lens.cli mesa_lens.export theory.bounds theory.cli theory.figures theory.plots
+    mesa_lens.cli mesa_lens.export mesa_lens.paper.command theory theory.bounds theory.cli theory.figures theory.plots
 """.split()
 
 
-@pytest.mark.parametrize("package", list(MAY_IMPORT))
-def test_packages_import_only_what_comes_before_them(package):
-    ours = set(MAY_IMPORT) - {package}
-    for path in (ROOT / package).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            wrong = {name for name in names if name.split(".")[0] in ours - MAY_IMPORT[package]}
-            assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
+@cache
+def floors() -> dict[str, set[str]]:
+    """What may be imported by each folder or module of the table, itself included; KeyError for a name not above."""
+    allowed: dict[str, set[str]] = {}
+    for line in FLOORS.strip().splitlines():
+        own, below = (side.split() for side in line.split("<-"))
+        under = {room: [up for up in allowed if f"{up}.".startswith(f"{room}.")] for room in below}
+        assert all(under[room] or room in own for room in below), f"{line.strip()}: something stands further down"
+        allowed |= {room: {*own, *(up for rooms in under.values() for up in rooms)} for room in own}
+    return allowed
+
+
+def room_of(module: str) -> str:
+    """The entry of the table that a module belongs to: the longest that begins its name."""
+    return max((room for room in floors() if f"{module}.".startswith(f"{room}.")), key=len)
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and module of every import of ours, also in functions and for types; a door's lazy names are left out."""
+    tree = ast.parse(path.read_text())
+    if path.name == "__init__.py":
+        tree.body = [node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node))]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from ((node.lineno, name) for name in names if name.split(".")[0] in PACKAGES)
+
+
+def offences(root: Path) -> list[str]:
+    """Every import of the packages under `root` that the table does not allow, as 'file:line ...'."""
+    allowed, found = floors(), []
+    for path in sorted(path for package in PACKAGES for path in (root / package).rglob("*.py")):
+        relative = path.relative_to(root)
+        room = room_of(".".join(relative.with_suffix("").parts).removesuffix(".__init__"))
+        for line, name in imports(path):
+            if room_of(name) not in allowed[room]:
+                found.append(f"{relative}:{line} imports {name}; {room} may import {', '.join(sorted(allowed[room]))}")
+    return found
+
+
+def test_imports_run_down_only():
+    assert not (found := offences(ROOT)), "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "line"),
+    [
+        ("mesa/methods/new.py", "def f():\n    from mesa.engine import plug\n", 2),
+        ("mesa/models.py", "import mesa.engine.plug\n", 1),
+        ("probe/store/new.py", "if TYPE_CHECKING:\n    from probe.thresholds.search import search\n", 2),
+        ("probe/figures/new.py", "\nfrom probe.study import table\n", 2),
+        ("probe/tasks/new.py", "import probe.run\n", 1),
+        ("theory/parts.py", "from theory.claims import Claim\n", 1),
+        ("theory/bounds.py", "from theory import table\n", 1),
+        ("mesa_lens/dashboard/views/new.py", "from mesa_lens.methods import run_list\n", 1),
+    ],
+)
+def test_an_import_upwards_is_named(tmp_path, file, text, line):
+    path = tmp_path / file
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    (found,) = offences(tmp_path)
+    assert found.startswith(f"{file}:{line} imports ")
+
+
+def test_every_folder_has_a_floor():
+    folders = {path.parent for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    missing = {".".join(folder.relative_to(ROOT).parts) for folder in folders} - set(floors())
+    assert missing == {"mesa_lens.dashboard.views"}  # the dashboard's
 
 
 def test_reading_and_drawing_needs_no_torch():
