@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from mesa.methods.base import SCALED, Method
 from mesa.methods.woven import leaky, rerope, stair
@@ -50,45 +50,24 @@ class MesaExtrapolation(Method):
         self._require(self.width >= 1, "width", "is below 1")
         self._require(self.split_threshold >= 1, "split_threshold", "is below 1")
         self._require(self.headroom >= 0, "headroom", "is below 0")
-        self._require(self.variant in ("exact", "aligned", "reference"), "variant", "is not exact, aligned, reference")
-        self._require(self.weave in ("stair", "rerope", "leaky-rerope"), "weave", "is not stair, rerope, leaky-rerope")
-        self._require(
-            self.weave == "stair" or self.variant == "exact", "weave", f"goes with variant exact, not {self.variant}"
-        )
+        roomy = self.variant != "reference" or 2 * self.first < self.trained_length
+        self._require(roomy, "first", f"is not below half of the trained length {self.trained_length}")
+        for field, known in (("variant", _VARIANTS), ("weave", _WEAVES)):
+            self._require(getattr(self, field) in known, field, f"is not {', '.join(known)}")
+        self._require((self.variant, self.weave) in _TABLE, "weave", f"goes with variant exact, not {self.variant}")
+
+    @property
+    def _row(self) -> _Row:
+        return _TABLE[self.variant, self.weave]
 
     def chunks(self, prompt_length: int) -> list[int]:
         """Where the chunks of a prompt begin and end: [0, F, ..., begin of the last chunk, prompt_length]."""
-        first, trained, total = self.first, self.trained_length, prompt_length
-        if self.variant == "reference":
-            return self._reference_chunks(prompt_length)[0]
-        if total <= trained:
-            return [0, total]
-        middle = total - self.last - first
-        count, rest = divmod(middle, trained - first)
-        width = trained - first
-        if rest >= self.split_threshold:
-            count += 1
-            width = middle // count
-        return [0, first, *(first + width * (n + 1) for n in range(count)), total]
-
-    def _reference_chunks(self, prompt_length: int) -> tuple[list[int], int]:
-        """Chunk borders and chunk width of the authors' code."""
-        room = self.trained_length - 2 * self.first
-        count, rest = divmod(prompt_length + self.headroom - self.last - self.first, room)
-        width = room if rest < self.split_threshold else (room * count + rest) // (count + 1)
-        if prompt_length + self.headroom <= self.trained_length:
-            return [0, prompt_length], width
-        borders = [0, self.first]
-        while borders[-1] + width < prompt_length:
-            borders.append(borders[-1] + width)
-        return [*borders, prompt_length], width
+        return self._row.chunks(self, prompt_length)
 
     @property
     def cached_position(self) -> Position:
         """The far keys' in decoding; the reference variant moves them with every token."""
-        if self.variant == "reference":
-            return own_index
-        return {"stair": Stepped(self.width), "rerope": Constant(0), "leaky-rerope": Slowed(self.width)}[self.weave]
+        return self._row.cached(self)
 
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
         """First chunk, middle chunks with the first chunk before each, last chunk and decoded tokens with Stair."""
@@ -105,26 +84,66 @@ class MesaExtrapolation(Method):
         return Plan(length, (*regions, *self._last(borders[-2], prompt, length)))
 
     def _last(self, begin: int, prompt: int, length: int) -> tuple[Region, ...]:
-        """The regions of the queries from `begin` on."""
-        if begin >= length:
-            return ()
-        if self.variant == "reference":
-            width = self._reference_chunks(prompt)[1]
-            position = _reference_position(max(length, prompt), self.trained_length, width, self.width)
-            return (Region((begin, length), (0, length), position, position, log_n=self._log_n),)
-        if self.variant == "exact":
-            return self._woven((begin, length), length)
-        position = _aligned_position(prompt - 1, self.window, self.width)
-        aligned = Region((begin, min(prompt, length)), (0, prompt), position, position, log_n=self._log_n)
-        return (aligned, *self._woven((min(prompt, length), length), length))
+        """The regions of the queries from `begin` on, which see all keys."""
+        return self._row.last(self, begin, prompt, length) if begin < length else ()
 
-    def _woven(self, queries: tuple[int, int], length: int) -> tuple[Region, ...]:
-        """The regions of queries that see all keys."""
-        if self.weave == "rerope":
-            return rerope(queries, length, self.window, self._log_n)
-        if self.weave == "leaky-rerope":
-            return leaky(queries, length, self.window, self.width, self._log_n)
-        return stair(queries, length, self.window, self.width, self._log_n)
+
+def _split(method: MesaExtrapolation, prompt: int) -> list[int]:
+    """The paper's DynamicSplit: middle chunks that, with the first before them, fill M."""
+    first, trained = method.first, method.trained_length
+    if prompt <= trained:
+        return [0, prompt]
+    middle, width = prompt - method.last - first, trained - first
+    count, rest = divmod(middle, width)
+    if rest >= method.split_threshold:
+        count += 1
+        width = middle // count
+    return [0, first, *(first + width * (n + 1) for n in range(count)), prompt]
+
+
+def _reference_split(method: MesaExtrapolation, prompt: int) -> list[int]:
+    """Chunk borders of the authors' code."""
+    if prompt + method.headroom <= method.trained_length:
+        return [0, prompt]
+    width = _reference_width(method, prompt)
+    return [0, *range(method.first, max(prompt, method.first + 1), width), prompt]
+
+
+def _reference_width(method: MesaExtrapolation, prompt: int) -> int:
+    """Chunk width of the authors' code."""
+    room = method.trained_length - 2 * method.first
+    count, rest = divmod(prompt + method.headroom - method.last - method.first, room)
+    return room if rest < method.split_threshold else (room * count + rest) // (count + 1)
+
+
+def _stair(method: MesaExtrapolation, begin: int, prompt: int, length: int) -> tuple[Region, ...]:
+    """Every query follows Stair PE."""
+    return stair((begin, length), length, method.window, method.width, method._log_n)
+
+
+def _rerope(method: MesaExtrapolation, begin: int, prompt: int, length: int) -> tuple[Region, ...]:
+    """Every query follows ReRoPE."""
+    return rerope((begin, length), length, method.window, method._log_n)
+
+
+def _leaky(method: MesaExtrapolation, begin: int, prompt: int, length: int) -> tuple[Region, ...]:
+    """Every query follows Leaky-ReRoPE."""
+    return leaky((begin, length), length, method.window, method.width, method._log_n)
+
+
+def _aligned(method: MesaExtrapolation, begin: int, prompt: int, length: int) -> tuple[Region, ...]:
+    """The prompt's last query, and every decoded one, follow Stair PE; the others use differences of its positions."""
+    position = _aligned_position(prompt - 1, method.window, method.width)
+    end = min(prompt, length)
+    aligned = Region((begin, end), (0, prompt), position, position, log_n=method._log_n)
+    return (aligned, *_stair(method, end, prompt, length))
+
+
+def _reference(method: MesaExtrapolation, begin: int, prompt: int, length: int) -> tuple[Region, ...]:
+    """The authors' positions, which all tokens change with the length."""
+    chunk = _reference_width(method, prompt)
+    position = _reference_position(max(length, prompt), method.trained_length, chunk, method.width)
+    return (Region((begin, length), (0, length), position, position, log_n=method._log_n),)
 
 
 def _aligned_position(last: int, window: int, width: int) -> Callable[[Any], Any]:
@@ -149,3 +168,27 @@ def _reference_position(length: int, trained_length: int, chunk: int, width: int
         return (index >= boundary) * index + (index < boundary) * slow
 
     return position
+
+
+class _Row(NamedTuple):
+    """What one variant and weave do."""
+
+    chunks: Callable[[MesaExtrapolation, int], list[int]]
+    """Chunk borders of a prompt of that length."""
+    last: Callable[[MesaExtrapolation, int, int, int], tuple[Region, ...]]
+    """Regions of the last chunk and of decoded tokens; by its begin, the prompt's length and the length."""
+    cached: Callable[[MesaExtrapolation], Position]
+    """Position of a key when it is cached."""
+
+
+_TABLE: dict[tuple[str, str], _Row] = {
+    ("exact", "stair"): _Row(_split, _stair, lambda method: Stepped(method.width)),
+    ("exact", "rerope"): _Row(_split, _rerope, lambda method: Constant(0)),
+    ("exact", "leaky-rerope"): _Row(_split, _leaky, lambda method: Slowed(method.width)),
+    ("aligned", "stair"): _Row(_split, _aligned, lambda method: Stepped(method.width)),
+    ("reference", "stair"): _Row(_reference_split, _reference, lambda method: own_index),
+}
+"""By variant and weave."""
+
+_VARIANTS = tuple(dict.fromkeys(variant for variant, _ in _TABLE))
+_WEAVES = tuple(dict.fromkeys(weave for _, weave in _TABLE))

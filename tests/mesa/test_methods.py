@@ -132,6 +132,14 @@ def test_mesa_chunks_stay_within_the_window(trained, extra, share, threshold, va
             lambda: mesa.MesaExtrapolation(trained_length=64, variant="fast"),
             "mesa: variant=fast is not exact, aligned, reference",
         ),
+        (
+            lambda: mesa.MesaExtrapolation(trained_length=64, variant="aligned", weave="rerope"),
+            "mesa: weave=rerope goes with variant exact, not aligned",
+        ),
+        (
+            lambda: mesa.MesaExtrapolation(trained_length=64, first=32, last=8, variant="reference"),
+            "mesa: first=32 is not below half of the trained length 64",
+        ),
         (lambda: mesa.ReRoPE(trained_length=64, window=6.5), "rerope: window=6.5 is not a whole number"),
         (lambda: mesa.ReRoPE(trained_length=64, window=True), "rerope: window=True is not a whole number"),
         (lambda: mesa.make("rerope", 64, window="abc"), "rerope: window=abc is not a whole number"),
