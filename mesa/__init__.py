@@ -1,6 +1,7 @@
 """Training-free methods that let a causal language model read beyond its trained window.
 
-`mesa.methods` and `mesa.plan` need no torch; the rest is loaded when it is first used.
+In: a method's config and a Hugging Face model. Out: the same model, attending as the method's plan says.
+Open first: plan.py, then methods/woven.py. `mesa.methods` and `mesa.plan` need no torch; the rest is loaded when used.
 """
 
 from __future__ import annotations
@@ -59,3 +60,8 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'mesa' has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

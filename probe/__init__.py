@@ -1,1 +1,95 @@
-"""Captures hidden states of a model under each method, and reads thresholds from them."""
+"""What is measured on a model: hidden states under each method, the thresholds in them, and where it really fails.
+
+In: a request (model, methods, lengths, what to keep). Out: a store on disk, the thresholds and failure lengths in it,
+figures, a report. Open first: run.py, the whole path in one file. Names are loaded when used: reading needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from probe.capture.bridge import bridge_to
+    from probe.capture.capture import capture_states
+    from probe.capture.spec import CaptureSpec
+    from probe.evaluation.plan import EvalRequest
+    from probe.evaluation.plan import plan as plan_evaluation
+    from probe.evaluation.run import run as run_evaluation
+    from probe.figures.export import curves_export, heatmap_export, threshold_export
+    from probe.figures.heatmap import default_regions, regions
+    from probe.report import write_report
+    from probe.run import ProbeRequest, run_probe
+    from probe.store.reader import Run, open_run
+    from probe.store.select import hook_values
+    from probe.thresholds.analysis import analyse, summarize
+    from probe.thresholds.failure import measured_failure
+    from probe.thresholds.predict import negative_control, predict
+    from probe.thresholds.search import CrossingRule, search
+
+_LAZY = {
+    "CaptureSpec": "probe.capture.spec",
+    "CrossingRule": "probe.thresholds.search",
+    "EvalRequest": "probe.evaluation.plan",
+    "ProbeRequest": "probe.run",
+    "Run": "probe.store.reader",
+    "analyse": "probe.thresholds.analysis",
+    "bridge_to": "probe.capture.bridge",
+    "capture_states": "probe.capture.capture",
+    "curves_export": "probe.figures.export",
+    "default_regions": "probe.figures.heatmap",
+    "heatmap_export": "probe.figures.export",
+    "hook_values": "probe.store.select",
+    "measured_failure": "probe.thresholds.failure",
+    "negative_control": "probe.thresholds.predict",
+    "open_run": "probe.store.reader",
+    "plan_evaluation": "probe.evaluation.plan:plan",
+    "predict": "probe.thresholds.predict",
+    "regions": "probe.figures.heatmap",
+    "run_evaluation": "probe.evaluation.run:run",
+    "run_probe": "probe.run",
+    "search": "probe.thresholds.search",
+    "summarize": "probe.thresholds.analysis",
+    "threshold_export": "probe.figures.export",
+    "write_report": "probe.report",
+}
+
+__all__ = [
+    "CaptureSpec",
+    "CrossingRule",
+    "EvalRequest",
+    "ProbeRequest",
+    "Run",
+    "analyse",
+    "bridge_to",
+    "capture_states",
+    "curves_export",
+    "default_regions",
+    "heatmap_export",
+    "hook_values",
+    "measured_failure",
+    "negative_control",
+    "open_run",
+    "plan_evaluation",
+    "predict",
+    "regions",
+    "run_evaluation",
+    "run_probe",
+    "search",
+    "summarize",
+    "threshold_export",
+    "write_report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name when it is asked for."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'probe' has no attribute {name!r}")
+    module, _, attribute = _LAZY[name].partition(":")
+    return getattr(importlib.import_module(module), attribute or name)
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

@@ -1,6 +1,7 @@
 """The paper's constructed transformers as real weights, and what really holds of theorems 3.1-3.3 and the corollary.
 
-`theory.bounds` (closed forms) needs no torch; the rest is loaded when it is first used.
+In: the theorems' sizes (M, N, E, H). Out: models with hooks, closed forms, and verdicts on every claim.
+Open first: bounds.py, then nope.py, the smallest model. `theory.bounds` needs no torch; the rest is loaded when used.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 from theory.bounds import denominator, extended_length, first_failure
 
 if TYPE_CHECKING:
+    from theory.builders import build
     from theory.model import Construction
     from theory.nope import nope_model
     from theory.weave import plain_model, stair_model, woven_model
 
 _LAZY = {
     "Construction": "theory.model",
+    "build": "theory.builders",
     "nope_model": "theory.nope",
     "plain_model": "theory.weave",
     "stair_model": "theory.weave",
@@ -25,6 +28,7 @@ _LAZY = {
 
 __all__ = [
     "Construction",
+    "build",
     "denominator",
     "extended_length",
     "first_failure",
@@ -40,3 +44,8 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'theory' has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

@@ -1,6 +1,7 @@
 """The methods, by name. Formulas in docs/methods.md.
 
-M is the trained window (`trained_length`). Sizes left out are the paper's, scaled to M (its M is 4096).
+In: the trained window M (`trained_length`) and sizes; those left out are the paper's, scaled to M (its M is 4096).
+Out: plans (see mesa.plan), integers and predicates only. Open first: woven.py.
 """
 
 from __future__ import annotations

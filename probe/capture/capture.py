@@ -8,12 +8,40 @@ from typing import Any
 
 import numpy as np
 import torch
+import xarray as xr
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 import mesa
 from mesa.methods import Method
-from probe.capture.spec import HOOKS, Kept
+from probe.capture.spec import HOOKS, CaptureSpec, Kept
+
+
+def capture_states(
+    bridge: TransformerBridge,
+    token_ids: Sequence[int],
+    method: Method,
+    spec: CaptureSpec | None = None,
+    *,
+    executor: str = "fused",
+) -> xr.Dataset:
+    """Labelled hidden states of one pass over `token_ids` under `method`: a variable a hook, (layer, position, dim).
+
+    spec: what to keep (default: all of resid_post); values are float32 whatever dtype it names for a store. The
+    method's name is a coordinate, so that `xr.concat(passes, "method")` is what `search` takes. Raises ValueError for
+    what the model or the prompt does not have, and what `capture` raises.
+    """
+    spec, model = spec or CaptureSpec(), bridge.original_model
+    kept = spec.resolve(model.config, len(token_ids))
+    values = capture(bridge, token_ids, method, spec.hooks, kept, executor=executor)
+    return xr.Dataset(
+        {
+            hook: (("layer", "position", "dim"), each, {"long_name": hook, "units": "activation"})
+            for hook, each in values.items()
+        },
+        {"layer": kept.layers, "position": kept.positions, "dim": kept.dims, "method": method.name},
+        {"trained_length": method.trained_length},
+    )
 
 
 @torch.no_grad()

@@ -1,1 +1,5 @@
-"""Retrieval prompts, and likelihood by length, to measure where a model really fails."""
+"""What is asked of a model: retrieval prompts, likelihood, summaries, latency; to measure where it really fails.
+
+In: a loaded model or its tokenizer, a length, a seed. Out: prompts of exactly that length, and scores a sample.
+Open first: base.py (what a task is), then finding.py; retrieval.py builds prompts, score.py measures.
+"""

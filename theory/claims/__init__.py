@@ -1,4 +1,8 @@
-"""Every claim of the paper that we check, and some of our own; see theory.claims.base.Claim."""
+"""Every claim of the paper that we check, and some of our own.
+
+In: `Settings` (sizes, precision, seed). Out: a `Claim` each, with its readings and verdict.
+Open first: base.py, then theorem1.py, the shortest.
+"""
 
 from __future__ import annotations
 

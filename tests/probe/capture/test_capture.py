@@ -10,7 +10,7 @@ from transformer_lens.factories.architecture_adapter_factory import Architecture
 import mesa
 from mesa.models import load
 from probe.capture.bridge import bridge_to
-from probe.capture.capture import capture
+from probe.capture.capture import capture, capture_states
 from probe.capture.spec import CaptureSpec, Kept, parse_ranges
 
 
@@ -117,3 +117,26 @@ def test_bad_ranges_are_named(text, message):
 def test_what_is_not_there_is_named(loaded, spec, message):
     with pytest.raises(ValueError, match=message):
         CaptureSpec(**spec).resolve(loaded.model.config, 70)
+
+
+def test_captured_states_carry_their_labels(loaded):
+    fresh = load(loaded.name)
+    bridge = bridge_to(fresh.model, fresh.tokenizer)
+    spec = CaptureSpec(hooks=("resid_pre", "resid_post"), layers=((1, 3),), positions=((5, 7), (60, 70)), dims=((4, 9),))
+    kept = Kept(layers=[1, 2], positions=[5, 6, *range(60, 70)], dims=[4, 5, 6, 7, 8])
+    for method in (cases.method("origin"), cases.method("rerope")):
+        states = capture_states(bridge, ids(), method, spec)
+        expected = capture(bridge, ids(), method, spec.hooks, kept)
+        for hook in spec.hooks:
+            np.testing.assert_array_equal(states[hook], expected[hook])
+        labels = {name: states[name].values.tolist() for name in ("layer", "position", "dim", "method")}
+        assert labels == {
+            "layer": kept.layers,
+            "position": kept.positions,
+            "dim": kept.dims,
+            "method": method.name,
+        }
+    assert states["resid_post"].attrs == {"long_name": "resid_post", "units": "activation"}
+    assert capture_states(bridge, ids(9), method)["resid_post"].shape == (3, 9, 32)
+    with pytest.raises(ValueError, match="position 60-69 is out of range; there are positions 0-29"):
+        capture_states(bridge, ids(30), method, spec)

@@ -1,0 +1,39 @@
+"""The constructions by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import Parameter, signature
+from typing import Any
+
+from theory.model import Construction
+from theory.nope import nope_model
+from theory.weave import Options, plain_model, stair_model, woven_model
+
+BUILDERS: dict[str, Callable[..., Construction]] = {
+    "nope": nope_model,
+    "plain": plain_model,
+    "woven": woven_model,
+    "stair": stair_model,
+}
+
+
+def build(name: str, **parameters: Any) -> Construction:
+    """The construction called `name` (theorem 3.1 'nope', 3.2 'plain', 3.3 'woven', the corollary 'stair').
+
+    Parameters are its builder's: `theory.build("woven", M=64, N=8)` is `theory.woven_model(64, 8)`. Raises ValueError
+    for an unknown name, an unknown parameter and a missing one, and what the builder raises.
+    """
+    if name not in BUILDERS:
+        raise ValueError(f"unknown construction {name!r}; known: {', '.join(BUILDERS)}")
+    stated = signature(BUILDERS[name]).parameters.values()
+    known = {each.name: each.default is Parameter.empty for each in stated if each.kind is not Parameter.VAR_KEYWORD}
+    if any(each.kind is Parameter.VAR_KEYWORD for each in stated):
+        known |= dict.fromkeys(Options.__annotations__, False)
+    for parameter in parameters:
+        if parameter not in known:
+            raise ValueError(f"{name}: unknown parameter {parameter!r}; known: {', '.join(known)}")
+    missing = [parameter for parameter, needed in known.items() if needed and parameter not in parameters]
+    if missing:
+        raise ValueError(f"{name}: {', '.join(missing)} must be given")
+    return BUILDERS[name](**parameters)
