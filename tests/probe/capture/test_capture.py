@@ -122,7 +122,9 @@ def test_what_is_not_there_is_named(loaded, spec, message):
 def test_captured_states_carry_their_labels(loaded):
     fresh = load(loaded.name)
     bridge = bridge_to(fresh.model, fresh.tokenizer)
-    spec = CaptureSpec(hooks=("resid_pre", "resid_post"), layers=((1, 3),), positions=((5, 7), (60, 70)), dims=((4, 9),))
+    spec = CaptureSpec(
+        hooks=("resid_pre", "resid_post"), layers=((1, 3),), positions=((5, 7), (60, 70)), dims=((4, 9),)
+    )
     kept = Kept(layers=[1, 2], positions=[5, 6, *range(60, 70)], dims=[4, 5, 6, 7, 8])
     for method in (cases.method("origin"), cases.method("rerope")):
         states = capture_states(bridge, ids(), method, spec)

@@ -1,0 +1,38 @@
+"""Constructions by name are those of their builders; what cannot be built is named."""
+
+import pytest
+import torch
+
+import theory
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "expected"),
+    [
+        ("nope", {"M": 6, "H": 0.25, "seed": 3}, lambda: theory.nope_model(6, 0.25, seed=3)),
+        ("plain", {"M": 6, "slope": 0.5}, lambda: theory.plain_model(6, slope=0.5)),
+        ("woven", {"M": 6, "N": 2}, lambda: theory.woven_model(6, 2)),
+        ("stair", {"M": 6, "N": 2, "E": 3}, lambda: theory.stair_model(6, 2, 3)),
+    ],
+)
+def test_a_name_gives_its_builders_model(name, parameters, expected):
+    made, wanted = theory.build(name, **parameters), expected()
+    assert made.state_dict().keys() == wanted.state_dict().keys()
+    for key, value in wanted.state_dict().items():
+        assert torch.equal(made.state_dict()[key], value), key
+    tokens = torch.zeros((1, 12), dtype=torch.long)
+    assert torch.equal(made(tokens), wanted(tokens))
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        ("ladder", {}, "unknown construction 'ladder'; known: nope, plain, woven, stair"),
+        ("nope", {"M": 6, "N": 2}, "nope: unknown parameter 'N'; known: M, H, shape, seed, dtype"),
+        ("woven", {"M": 6, "slop": 1}, "woven: unknown parameter 'slop'; known: M, N, H, recovers, recovery, slope"),
+        ("stair", {"M": 6}, "stair: N, E must be given"),
+    ],
+)
+def test_bad_requests_name_what_is_known(name, parameters, message):
+    with pytest.raises(ValueError, match=message):
+        theory.build(name, **parameters)
