@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {"mesa": set(), "probe": {"mesa"}, "theory": {"mesa"}, "mesa_lens": {"mesa", "probe", "theory"}}
 WITHOUT_TORCH = """
-    mesa mesa.methods mesa.plan mesa.settings mesa.support mesa.weave
+    mesa mesa.checkpoints mesa.gguf_header mesa.methods mesa.place mesa.plan mesa.settings mesa.support mesa.weave
     probe.evaluation.journal probe.evaluation.summary probe.tasks.sources probe.store.store probe.store.reader
     probe.store.select probe.thresholds.search probe.thresholds.predict probe.thresholds.analysis
     probe.figures.heatmap probe.figures.interactive probe.figures.static probe.figures.render probe.figures.tables
