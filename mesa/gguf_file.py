@@ -23,8 +23,10 @@ def reading(path: Path) -> Iterator[None]:
     reader.tqdm = lambda tensors, **_: tensors
     try:
         yield
+    except (ValueError, NotImplementedError) as error:
+        raise ValueError(f"{str(path)!r} cannot be loaded: {error}") from error
     except (LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{str(path)!r} lacks what its model or tokenizer needs: {error!r}") from error
+        raise ValueError(f"{str(path)!r} cannot be loaded; its metadata lacks something: {error!r}") from error
     finally:
         reader.tqdm = bar
 

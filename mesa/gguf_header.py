@@ -83,7 +83,7 @@ def _parse(data: mmap.mmap) -> tuple[Header, int]:
 
 def _tensors(data: mmap.mmap, place: int, count: int) -> tuple[list[tuple[str, int, str]], int, int]:
     """Name, axes and type of every tensor, where their table ends, and how far their values reach beyond it."""
-    blocks = _blocks()
+    blocks = tensor_types()
     found, last = [], 0
     for _ in range(count):
         name, place = _string(data, place)
@@ -119,8 +119,8 @@ def _value(data: mmap.mmap, place: int, kind: int) -> tuple[Any, int]:
     return None, place
 
 
-def _blocks() -> dict[int, tuple[str, int, int]]:
-    """Name of every tensor type, and the elements and bytes of its blocks."""
+def tensor_types() -> dict[int, tuple[str, int, int]]:
+    """Name of every tensor type, and the elements and bytes of its blocks; ValueError without the package `gguf`."""
     try:
         from gguf.constants import GGML_QUANT_SIZES
     except ImportError as error:

@@ -134,15 +134,22 @@ def _tokenizer(place: Place, options: Mapping[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _loading(name: str, place: Place) -> Iterator[None]:
-    """Keeps transformers' own progress bars off, and turns its long errors into one line."""
+def quiet() -> Iterator[None]:
+    """Keeps transformers' own progress bars off."""
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
-        with reading(place.file) if place.file else contextlib.nullcontext():
-            yield
-    except OSError as error:
-        raise OSError(f"cannot load model {name!r}: {str(error).strip().splitlines()[0]}") from error
+        yield
     finally:
         if bars:
             transformers_logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _loading(name: str, place: Place) -> Iterator[None]:
+    """Quiet, and turns transformers' long errors into one line."""
+    try:
+        with quiet(), reading(place.file) if place.file else contextlib.nullcontext():
+            yield
+    except OSError as error:
+        raise OSError(f"cannot load model {name!r}: {str(error).strip().splitlines()[0]}") from error

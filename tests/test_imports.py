@@ -16,7 +16,7 @@ WITHOUT_TORCH = """
     probe.figures.heatmap probe.figures.interactive probe.figures.static probe.figures.render probe.figures.tables
     probe.figures.export probe.figures.evaluation_chart probe.report
     probe.study.variants probe.study.results probe.study.score probe.study.table probe.study.report
-    mesa_lens.cli mesa_lens.export theory.bounds theory.cli theory.figures theory.plots
+    mesa_lens.cli mesa_lens.export mesa_lens.fetching theory.bounds theory.cli theory.figures theory.plots
 """.split()
 
 
