@@ -26,11 +26,11 @@ NAMES = {
 TEMPLATE = "{% for message in messages %}<eos>{{ message['content'] }}{% endfor %}"
 
 
-def write(path: Path, folder: Path | None = None, *, leave_out: str = "", **extra: str) -> Path:
+def write(path: Path, folder: Path | None = None, *, leave_out: str = "", more: str = "", **extra: str) -> Path:
     """Writes `path` and returns a checkpoint folder, whose weights are the file's, dequantized.
 
-    folder: a model to write, in place of a fresh one; leave_out: a tensor, or 'tokenizer'; extra: more metadata, with
-    __ for dots.
+    folder: a model to write, in place of a fresh one; leave_out: a tensor, or 'tokenizer'; more: a tensor beside the
+    model's; extra: more metadata, with __ for dots.
     """
     folder = folder or tiny.folder(path.parent / "plain")
     model = AutoModelForCausalLM.from_pretrained(folder)
@@ -40,6 +40,8 @@ def write(path: Path, folder: Path | None = None, *, leave_out: str = "", **extr
         _write_tokenizer(writer, json.loads((folder / "tokenizer.json").read_text()))
     for key, value in extra.items():
         writer.add_string(key.replace("__", "."), value)
+    if more:
+        writer.add_tensor(more, torch.ones(4).numpy())
     for name, weight in model.state_dict().items():
         stored = gguf_name(name)
         if stored == leave_out:
