@@ -1,35 +1,31 @@
-"""Loads causal language models: the shipped default, a local folder, or a Hugging Face hub id."""
+"""Loads causal language models: the shipped default, a fetched checkpoint, a local folder, a GGUF file, or a hub id."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-DEFAULT = "default"
+from mesa.gguf_file import as_plain, mend_tokenizer, reading
+from mesa.place import DEFAULT, Place, place_of
+
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model with its tokenizer, the name it was asked for by, and its revision."""
+    """A model with its tokenizer, the name it was asked for by, its revision and, if it had one, its quantization."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     name: str
     revision: str
-
-
-def default_folder() -> Path:
-    """Where the shipped checkpoint lies."""
-    return Path(str(resources.files("mesa") / "default"))
+    quantization: str | None = None
 
 
 def load(
@@ -41,30 +37,43 @@ def load(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Loaded:
-    """The model called `name` ('default', a folder, or a hub id), in evaluation mode. Safetensors only.
+    """The model called `name` in evaluation mode: 'default', 'smollm2' once fetched, a folder, .gguf file or hub id.
 
-    dtype: 'float32', 'float16' or 'bfloat16'; by default float32 on a CPU, else the checkpoint's own.
+    Weights are safetensors, or GGUF, which is dequantized.
+    dtype: 'float32', 'float16' or 'bfloat16'; by default float32 on a CPU and from GGUF, else the checkpoint's own.
     device_map: as in accelerate (e.g. 'auto'), in place of `device`.
-    Raises FileNotFoundError for a missing folder, OSError for what the hub does not have, ValueError for bad values.
+    Raises FileNotFoundError for a missing folder or file, OSError for what the hub does not have, ValueError for bad
+    values and files.
     """
     check_placement({"dtype": dtype, "device": device, "device_map": device_map})
-    if dtype is None and device_map is None and device == "cpu":
+    place = place_of(name)
+    if dtype is None and (place.file or (device_map is None and device == "cpu")):
         dtype = "float32"
-    place = _place(name)
-    with _loading(name):
-        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=trust_remote_code)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            place,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
+    options = {"revision": revision, "trust_remote_code": trust_remote_code, **place.arguments}
+    with _loading(name, place):
+        tokenizer = _tokenizer(place, options)
+        found: Any = AutoModelForCausalLM.from_pretrained(
+            place.where,
             dtype=DTYPES[dtype] if dtype else "auto",
             device_map=device_map,
             use_safetensors=True,
+            output_loading_info=True,
+            **options,
         )
+    model, info = found
+    if place.file:
+        as_plain(model, info["missing_keys"], place.file)
     if device_map is None:
         model.to(torch.device(device))
-    commit = getattr(model.config, "_commit_hash", None) or revision or "local"
-    return Loaded(model.eval(), tokenizer, name, commit)
+    commit = origin(name, model.config, revision)
+    return Loaded(model.eval(), tokenizer, name, commit["model_revision"], commit.get("quantization"))
+
+
+def origin(name: str, config: Any, revision: str | None = None) -> dict[str, str]:
+    """`model_revision` of a model and, where its weights were quantized, `quantization`; needs no weights."""
+    place = place_of(name)
+    found = {"model_revision": getattr(config, "_commit_hash", None) or place.revision or revision or "local"}
+    return found | ({"quantization": place.quantization} if place.quantization else {})
 
 
 def check_placement(options: Mapping[str, Any]) -> None:
@@ -96,37 +105,43 @@ def bytes_a_number(config: Any, options: Mapping[str, Any]) -> int:
 
 def config_of(name: str, *, revision: str | None = None, trust_remote_code: bool | None = None) -> Any:
     """The Hugging Face config of a model, without its weights; errors as for `load`."""
-    place = _place(name)
-    with _loading(name):
-        return AutoConfig.from_pretrained(place, revision=revision, trust_remote_code=bool(trust_remote_code))
+    place = place_of(name)
+    options = {"revision": revision, "trust_remote_code": bool(trust_remote_code), **place.arguments}
+    with _loading(name, place):
+        return AutoConfig.from_pretrained(place.where, **options)
 
 
 def tokenizer_of(name: str, *, revision: str | None = None, trust_remote_code: bool | None = None) -> Any:
     """The tokenizer of a model, without its weights; errors as for `load`."""
-    place = _place(name)
-    with _loading(name):
-        return AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=bool(trust_remote_code))
+    place = place_of(name)
+    with _loading(name, place):
+        return _tokenizer(
+            place, {"revision": revision, "trust_remote_code": bool(trust_remote_code), **place.arguments}
+        )
 
 
-def _place(name: str) -> str:
-    """Folder or hub id of a model; FileNotFoundError for a folder without one."""
-    place = str(default_folder()) if name == DEFAULT else name
-    looks_local = name == DEFAULT or place.startswith((".", "/", "~")) or place.count("/") > 1
-    folder = Path(place).expanduser()
-    if looks_local and not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"no model at {str(folder)!r} (no config.json there); give a folder or a hub id")
-    return str(folder) if looks_local else place
+def _tokenizer(place: Place, options: Mapping[str, Any]) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(place.where, **options)
+    return mend_tokenizer(tokenizer, place.header) if place.header else tokenizer
 
 
 @contextlib.contextmanager
-def _loading(name: str) -> Iterator[None]:
-    """Keeps transformers' own progress bars off, and turns its long errors into one line."""
+def quiet() -> Iterator[None]:
+    """Keeps transformers' own progress bars off."""
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
         yield
-    except OSError as error:
-        raise OSError(f"cannot load model {name!r}: {str(error).strip().splitlines()[0]}") from error
     finally:
         if bars:
             transformers_logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _loading(name: str, place: Place) -> Iterator[None]:
+    """Quiet, and turns transformers' long errors into one line."""
+    try:
+        with quiet(), reading(place.file) if place.file else contextlib.nullcontext():
+            yield
+    except OSError as error:
+        raise OSError(f"cannot load model {name!r}: {str(error).strip().splitlines()[0]}") from error

@@ -11,7 +11,11 @@ _LOAD = ("revision", "dtype", "device", "device_map", "trust_remote_code")
 def add_model_options(command: argparse.ArgumentParser) -> None:
     """Adds --model and how to load it, and --trained-length."""
     model = command.add_argument_group("model")
-    model.add_argument("--model", default="default", help="'default' (shipped), a local folder, or a hub id")
+    model.add_argument(
+        "--model",
+        default="default",
+        help="'default' (shipped), 'smollm2' (once fetched), a local folder, a .gguf file, or a hub id",
+    )
     model.add_argument("--revision", help="hub revision")
     model.add_argument("--dtype", help="float32, float16 or bfloat16 (None: float32 on a CPU, else the checkpoint's)")
     model.add_argument("--device", default="cpu")

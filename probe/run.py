@@ -22,6 +22,7 @@ from mesa.models import (
     chosen_dtype,
     config_of,
     load,
+    origin,
 )
 from mesa.settings import make_methods
 from mesa.support import check_config, check_method
@@ -234,7 +235,7 @@ def provenance(made: ProbePlan) -> dict[str, Any]:
         "length": made.length,
         "model": request.model,
         "model_type": made.config.model_type,
-        "model_revision": getattr(made.config, "_commit_hash", None) or request.load.get("revision") or "local",
+        **origin(request.model, made.config, request.load.get("revision")),
         "source_dtype": chosen_dtype(made.config, request.load),
         "method_configs": json.dumps({name: method.describe() for name, method in made.methods.items()}),
         "executor": request.executor,

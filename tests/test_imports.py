@@ -37,14 +37,15 @@ A name on the left is the folder's own files, one on the right all of them that 
 """
 PACKAGES = ("mesa", "probe", "theory", "mesa_lens")
 WITHOUT_TORCH = """
-    mesa mesa.methods mesa.plan mesa.settings mesa.support mesa.weave
+    mesa mesa.checkpoints mesa.gguf_header mesa.methods mesa.place mesa.plan mesa.settings mesa.support mesa.weave
     probe probe.evaluation.journal probe.evaluation.summary probe.tasks.sources
     probe.store.store probe.store.reader probe.store.select probe.store.positions
     probe.thresholds.search probe.thresholds.predict probe.thresholds.analysis
     probe.figures.heatmap probe.figures.interactive probe.figures.static probe.figures.render probe.figures.tables
     probe.figures.export probe.figures.evaluation_chart probe.report
     probe.study.variants probe.study.results probe.study.score probe.study.table probe.study.report
-    mesa_lens.cli mesa_lens.export mesa_lens.paper.command theory theory.bounds theory.cli theory.figures theory.plots
+    mesa_lens.cli mesa_lens.export mesa_lens.fetching mesa_lens.paper.command
+    theory theory.bounds theory.cli theory.figures theory.plots
 """.split()
 
 

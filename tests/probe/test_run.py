@@ -97,7 +97,10 @@ def test_bad_input_is_one_line_and_leaves_nothing(model, tmp_path, capsys, argum
 
 def test_a_missing_model_is_named(tmp_path, capsys):
     assert main(["probe", "--model", "./nowhere", "--out", str(tmp_path / "out")]) == 2
-    assert "no model at 'nowhere' (no config.json there); give a folder or a hub id" in capsys.readouterr().err
+    assert (
+        "no model at 'nowhere' (no config.json there); give a folder, a .gguf file or a hub id"
+        in capsys.readouterr().err
+    )
 
 
 def test_what_cannot_be_read_or_built_is_told_before_the_weights_are_loaded(model, tmp_path, capsys, monkeypatch):

