@@ -114,6 +114,21 @@ def reach(plan: Plan, block: int = 256) -> np.ndarray:
     return np.concatenate([_relative(plan, queries, index).max(axis=1) for queries in blocks])
 
 
+def restarts(plan: Plan) -> dict[int, int]:
+    """The queries at which positions begin anew, and the largest relative position that each of them sees.
+
+    There it falls from that of the query before.
+
+    >>> from mesa import make
+    >>> restarts(make("mesa", 24, first=4, last=6, split_threshold=3, window=4).plan(60))
+    {20: 4, 36: 4, 52: 5}
+    """
+    begins = sorted({region.queries[0] for region in plan.regions} & set(range(1, plan.length)))
+    index = np.arange(plan.length)
+    pairs = [_relative(plan, np.array([begin - 1, begin]), index).max(axis=1) for begin in begins]
+    return {begin: int(after) for begin, (before, after) in zip(begins, pairs, strict=True) if after < before - 1}
+
+
 def _relative(plan: Plan, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """Effective relative positions (query, key), -1 where masked."""
     query, key = queries[:, None], keys[None, :]

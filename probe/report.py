@@ -13,6 +13,7 @@ import xarray as xr
 from plotly.offline import get_plotlyjs
 from tqdm import tqdm
 
+from probe.figures.drift import carrier_chart, drift_chart
 from probe.figures.export import SIDE_BY_SIDE, safe_name, write
 from probe.figures.heatmap import default_regions, layer_limits, pool, regions
 from probe.figures.interactive import draw, heatmap_figure
@@ -21,10 +22,18 @@ from probe.figures.render import page, rendered
 from probe.figures.tables import npz_bytes
 from probe.store.reader import open_run
 from probe.thresholds.analysis import TOP, Analysis, analyse, summarize
+from probe.thresholds.calls import carriers
 from probe.thresholds.findings import findings
 
 _THRESHOLDS = 4  # charts, of the best dims
-_WRITTEN = ("report.html", "summary.json", "figures/heatmap*.*", "figures/threshold-layer*.*", "figures/curves.*")
+_WRITTEN = (
+    "report.html",
+    "summary.json",
+    "figures/heatmap*.*",
+    "figures/threshold-layer*.*",
+    "figures/curves.*",
+    "figures/drift.*",
+)
 
 
 def write_report(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
@@ -58,6 +67,7 @@ def render(analysis: Analysis, summary: dict[str, Any]) -> str:
         findings=findings(summary),
         top=TOP,
         curves=_html([draw(chart) for chart in _curves(analysis)]),
+        drift=_html([draw(chart) for chart in _drift(analysis)]),
         thresholds=_html([draw(_threshold(analysis, layer, dim)) for layer, dim in _best(analysis)]),
         heatmaps=_html(_heatmaps(analysis)),
         provenance={name: attrs[name] for name in shown if name in attrs},
@@ -84,6 +94,7 @@ def write_figures(analysis: Analysis, folder: Path) -> None:
     write(folder / "heatmaps.png", rendered(heatmap_grid(pool(shown), trained, limits), "png"))
     charts = {f"threshold-layer{layer}-dim{dim}": _threshold(analysis, layer, dim) for layer, dim in _best(analysis)}
     charts |= dict(zip(("curves",), _curves(analysis), strict=False))
+    charts |= dict(zip(("drift",), _drift(analysis), strict=False))
     for name, chart in tqdm(charts.items(), desc="drawing charts", unit="figure"):
         for form in ("png", "svg"):
             write(folder / f"{name}.{form}", rendered(chart, form))
@@ -93,7 +104,16 @@ def _curves(analysis: Analysis) -> list[Chart]:
     evaluation, measured = analysis.run.evaluation, analysis.measured
     if evaluation is None or measured is None:
         return []
-    return [curves_chart(evaluation, measured, analysis.trained_length, analysis.predictions[analysis.prompt])]
+    return [curves_chart(evaluation, measured, analysis.trained_length, analysis.headline)]
+
+
+def _drift(analysis: Analysis) -> list[Chart]:
+    """The layer where drift begins, by prompt; then the dims that carry it, of the headline prompt."""
+    if isinstance(analysis.drifts, str):
+        return []
+    charts = [drift_chart(found, prompt=name) for name, found in analysis.drifts.items()]
+    hidden, found = analysis.hidden.sel(prompt=analysis.prompt), analysis.drifts[analysis.prompt]
+    return charts + [carrier_chart(hidden, found, layer, dim) for layer, dim in carriers(found, _THRESHOLDS)]
 
 
 def _best(analysis: Analysis) -> list[tuple[int, int]]:

@@ -106,7 +106,7 @@ def _probe(summary: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     hidden, found = analysis.hidden.sel(prompt=analysis.prompt), analysis.found.sel(prompt=analysis.prompt)
     figures = [threshold_figure(hidden, found, layer, dim) for layer, dim in analysis.best[:_SHOWN_DIMS]]
     if run.evaluation is not None and analysis.measured is not None:
-        predictions = analysis.predictions[analysis.prompt]
+        predictions = analysis.headline
         figures.append(curves_figure(run.evaluation, analysis.measured, analysis.trained_length, predictions))
     shown = regions(
         hidden.isel({"method": slice(0, 4)}), default_regions(hidden["position"].values, run.trained_length)

@@ -19,6 +19,7 @@ from probe.figures.marks import Raster, curves_chart, heatmap_grid, threshold_ch
 from probe.figures.render import PICTURES, Figure, rendered
 from probe.figures.tables import csv_bytes, npz_bytes
 from probe.store.select import check_pairs
+from probe.thresholds.calls import Call
 from probe.thresholds.failure import Measured
 from probe.thresholds.predict import Prediction
 from probe.thresholds.search import smooth
@@ -107,7 +108,7 @@ def threshold_export(hidden: xr.DataArray, found: xr.Dataset, pairs: Sequence[tu
 
 
 def curves_export(
-    evaluation: xr.Dataset, measured: Measured, trained_length: int, predictions: Sequence[Prediction] = ()
+    evaluation: xr.Dataset, measured: Measured, trained_length: int, predictions: Sequence[Call | Prediction] = ()
 ) -> Export:
     """The chart of scores by length, a table of every sample of each score, and `failures`, predicted and measured."""
     for name, values in evaluation.items():
@@ -142,7 +143,7 @@ def _grids(stem: str, panel: xr.DataArray, limits: xr.DataArray, trained_length:
     return {name: heatmap_grid(group, trained_length, limits) for name, group in zip(names, groups, strict=True)}
 
 
-def _failures(methods: list[str], measured: Measured, predictions: Sequence[Prediction]) -> xr.Dataset:
+def _failures(methods: list[str], measured: Measured, predictions: Sequence[Call | Prediction]) -> xr.Dataset:
     """Predicted and measured failure lengths by method; NaN for none."""
     by_method = {each.method: each for each in measured.failures}
     predicted = {each.method: each for each in predictions}

@@ -25,6 +25,7 @@ from probe.figures.marks import (
     heatmap_grid,
     threshold_chart,
 )
+from probe.thresholds.calls import Call
 from probe.thresholds.failure import Measured
 from probe.thresholds.predict import Prediction
 
@@ -43,7 +44,7 @@ def threshold_figure(hidden: xr.DataArray, found: xr.Dataset, layer: int, dim: i
 
 
 def curves_figure(
-    evaluation: xr.Dataset, measured: Measured, trained_length: int, predictions: Sequence[Prediction] = ()
+    evaluation: xr.Dataset, measured: Measured, trained_length: int, predictions: Sequence[Call | Prediction] = ()
 ) -> go.Figure:
     """The figure of `curves_chart`: tail NLL and passkey accuracy over length."""
     return draw(curves_chart(evaluation, measured, trained_length, predictions))

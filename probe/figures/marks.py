@@ -9,6 +9,7 @@ import numpy as np
 import xarray as xr
 
 from probe.figures.heatmap import layer_limits, region_names
+from probe.thresholds.calls import Call
 from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE, Measured
 from probe.thresholds.predict import Prediction
 from probe.thresholds.search import smooth
@@ -164,7 +165,9 @@ def threshold_chart(hidden: xr.DataArray, found: xr.Dataset, layer: int, dim: in
     return Chart(title, tuple(panels))
 
 
-def curves_chart(evaluation: xr.Dataset, measured: Measured, trained: int, predictions: Sequence[Prediction]) -> Chart:
+def curves_chart(
+    evaluation: xr.Dataset, measured: Measured, trained: int, predictions: Sequence[Call | Prediction]
+) -> Chart:
     """Tail NLL and passkey accuracy over length, each method's predicted failure length marked on its line."""
     nll_limit = measured.level + NATS_ABOVE
     nll_rule = Rule(nll_limit, f"fails above {nll_limit:.2f}", RED)
@@ -250,7 +253,7 @@ def _crossings(values: xr.DataArray, at: xr.Dataset) -> tuple[Point, ...]:
 
 
 def _score_panel(
-    scores: xr.DataArray, repeats: str, title: str, trained: int, rule: Rule, predictions: Sequence[Prediction]
+    scores: xr.DataArray, repeats: str, title: str, trained: int, rule: Rule, predictions: Sequence[Call | Prediction]
 ) -> Panel:
     """Mean scores over length; predicted failures lie on their method's line."""
     means = scores.mean(repeats, keep_attrs=True).sortby("length")

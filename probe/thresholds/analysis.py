@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import xarray as xr
 
+from mesa.methods import make
+from mesa.plan import restarts
 from probe.store.reader import Run
 from probe.store.select import hook_values, reference_method
+from probe.thresholds.calls import Call, calls, carriers, saturated
+from probe.thresholds.drift import DriftRule, drift
 from probe.thresholds.failure import Measured, measured_failure
 from probe.thresholds.predict import Prediction, best, negative_control, predict
 from probe.thresholds.search import CrossingRule, search
@@ -19,12 +24,21 @@ TOP = 10
 
 _MULTIPLES = (1, 2, 4)
 
+_RESOLUTION = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+
+RULES = ("drift", "paper")
+"""What a failure is predicted by: a layer's joint drift, or thresholds dim by dim, as the paper reads them."""
+
+MEAN = "text-mean"
+"""Label of the mean over the prompts of text."""
+
 
 @dataclass(frozen=True)
 class Analysis:
     """A run and what was read from it.
 
-    prompt: the first one, whose best dims make the headline predictions. predictions: by prompt.
+    prompt: the first one, of which the headline predictions are made. predictions: by prompt, by thresholds.
+    drifts: by prompt or `MEAN` of those of text, or why drift could not be judged. rule: of `RULES`.
     control: the negative control, or why it could not be made. measured: None if nothing was measured by length.
     """
 
@@ -34,6 +48,8 @@ class Analysis:
     prompt: str
     found: xr.Dataset
     predictions: dict[str, list[Prediction]]
+    drifts: dict[str, xr.Dataset] | str
+    rule: str
     control: xr.Dataset | str
     measured: Measured | None
 
@@ -43,16 +59,26 @@ class Analysis:
         return self.run.trained_length
 
     @property
+    def headline(self) -> Sequence[Call | Prediction]:
+        """One prediction a method, by the rule asked for."""
+        if self.rule == "drift" and not isinstance(self.drifts, str):
+            return calls(self.drifts[self.prompt])
+        return self.predictions[self.prompt]
+
+    @property
     def best(self) -> list[tuple[int, int]]:
         """The (layer, dim) pairs of the headline predictions, best first."""
         return best(self.found.sel(prompt=self.prompt), TOP)
 
 
-def analyse(run: Run, hook: str | None = None, rule: CrossingRule | None = None) -> Analysis:
-    """Reads thresholds, predictions and measured failures from a run, for `hook` (default: its first).
+def analyse(run: Run, hook: str | None = None, rule: CrossingRule | None = None, by: str = "drift") -> Analysis:
+    """Reads thresholds, drift, predictions and measured failures from a run, for `hook` (default: its first).
 
-    The reference is Origin, or the run's first method. Raises ValueError for an unknown hook and where `search` does.
+    `by`: which of `RULES` makes the headline predictions. The reference is Origin, or the run's first method. Raises
+    ValueError for an unknown hook or rule, and where `search` does.
     """
+    if by not in RULES:
+        raise ValueError(f"unknown rule {by!r}; known: {', '.join(RULES)}")
     trained = run.trained_length
     hidden = hook_values(run, hook)
     reference = reference_method(hidden["method"].values.tolist())
@@ -65,7 +91,41 @@ def analyse(run: Run, hook: str | None = None, rule: CrossingRule | None = None)
     prompts = hidden["prompt"].values.tolist()
     predictions = {prompt: predict(found.sel(prompt=prompt), TOP) for prompt in prompts}
     measured = None if run.evaluation is None else measured_failure(run.evaluation, trained, reference)
-    return Analysis(run, hidden, reference, prompts[0], found, predictions, control, measured)
+    try:
+        drifts: dict[str, xr.Dataset] | str = _drifts(run, hidden, reference)
+    except ValueError as error:
+        drifts, by = str(error), "paper"
+    return Analysis(run, hidden, reference, prompts[0], found, predictions, drifts, by, control, measured)
+
+
+def _drifts(run: Run, hidden: xr.DataArray, reference: str) -> dict[str, xr.Dataset]:
+    """`drift` of the first prompt and of every other that is no text, and of the mean over texts."""
+    attrs = run.hidden.attrs
+    prompts = hidden["prompt"].values.tolist()
+    texts = [name for name in prompts if name.startswith("text-")]
+    judged = {name: hidden.sel(prompt=name) for name in prompts if name == prompts[0] or name not in texts}
+    if texts:
+        judged[MEAN if len(texts) > 1 else texts[0]] = hidden.sel(prompt=texts)
+    rule = DriftRule.scaled(run.trained_length, resolution(attrs.get("source_dtype"), str(hidden.dtype)))
+    begin_anew = _restarts(json.loads(attrs.get("method_configs", "{}")), int(hidden["position"].values[-1]) + 1)
+    options = {"restarts": begin_anew, "reference": reference}
+    return {name: drift(values, run.trained_length, rule, **options) for name, values in judged.items()}
+
+
+def resolution(*dtypes: str | None) -> float:
+    """The least relative motion that states computed and stored in these dtypes resolve; float32 accumulates errors."""
+    return max(_RESOLUTION.get(str(dtype), 2.0**-20) for dtype in dtypes)
+
+
+def _restarts(configs: dict[str, dict[str, Any]], length: int) -> dict[str, dict[int, int]]:
+    """By method, the positions at which it counts anew in a pass of `length` tokens."""
+    found = {}
+    for name, config in configs.items():
+        given: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in config.items()}
+        if {"name", "trained_length"} <= given.keys():
+            method = make(given.pop("name"), given.pop("trained_length"), **given)
+            found[name] = restarts(method.plan(length))
+    return found
 
 
 def summarize(analysis: Analysis) -> dict[str, Any]:
@@ -81,6 +141,8 @@ def summarize(analysis: Analysis) -> dict[str, Any]:
         "prompt": analysis.prompt,
         "reference": analysis.reference,
         "rule": {name: found.attrs[name] for name in CrossingRule.__dataclass_fields__},
+        "predicted_by": analysis.rule,
+        "drift": analysis.drifts if isinstance(analysis.drifts, str) else _drift_rows(analysis, analysis.drifts),
         "searched": found.attrs["searched"],
         "qualified": {prompt: int(found["qualified"].sel(prompt=prompt)) for prompt in analysis.predictions},
         "best": [
@@ -116,13 +178,30 @@ def table(summary: dict[str, Any]) -> str:
     )
 
 
+def _drift_rows(analysis: Analysis, drifts: dict[str, xr.Dataset]) -> dict[str, Any]:
+    """The rule, and by prompt each method's call, the layers that hide theirs and the dims that carry it."""
+    rule = {name: drifts[analysis.prompt].attrs[name] for name in DriftRule.__dataclass_fields__}
+    return {"rule": rule, "prompts": {name: _drift_row(found) for name, found in drifts.items()}}
+
+
+def _drift_row(found: xr.Dataset) -> dict[str, Any]:
+    at = found.sel({"method": found.attrs["reference"]})
+    dims = []
+    for layer, dim in carriers(found, TOP):
+        one = at.sel(layer=layer, dim=dim)
+        dims.append({"layer": layer, "dim": dim, **{n: float(one[n]) for n in ("share", "centre", "range")}})
+    methods = [{**asdict(call), "text": str(call)} for call in calls(found)]
+    return {"methods": methods, "saturated": saturated(found), "dims": dims}
+
+
 def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
     """A method's predicted and measured failure lengths, and its scores at 1, 2 and 4 M."""
     by_prompt = {prompt: _of(each, method) for prompt, each in analysis.predictions.items()}
-    predicted = by_prompt[analysis.prompt]
+    predicted, thresholds = _of(analysis.headline, method), by_prompt[analysis.prompt]
     row: dict[str, Any] = {
         "method": method,
         "predicted": {**asdict(predicted), "text": str(predicted)},
+        "predicted_by_thresholds": {**asdict(thresholds), "text": str(thresholds)},
         "predicted_by_prompt": {prompt: str(each) for prompt, each in by_prompt.items()},
         "measured": {"text": "not measured"},
         "scores": {_multiple(m): {"tail_nll": None, "passkey": None} for m in _MULTIPLES},

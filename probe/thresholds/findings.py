@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -11,7 +12,7 @@ def findings(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("What broke", _broke(summary)),
         ("Where inside", _where(summary)),
         ("What mended it", _mended(summary)),
-        ("How far to trust the thresholds", _trust(summary)),
+        ("How far to trust it", _trust(summary)),
     ]
 
 
@@ -35,15 +36,63 @@ def _broke(summary: dict[str, Any]) -> str:
 
 
 def _where(summary: dict[str, Any]) -> str:
+    drift = summary.get("drift", "it was not judged when this run was made")
+    if isinstance(drift, str):
+        return f"Drift could not be judged: {drift}. {_thresholds(summary)}"
+    return " ".join(
+        [
+            *(_drifts(name, each, summary["reference"]) for name, each in drift["prompts"].items()),
+            _thresholds(summary),
+        ]
+    )
+
+
+def _drifts(prompt: str, found: dict[str, Any], reference: str) -> str:
+    """Where the reference's states leave their in-window range, on one prompt."""
+    call = next(each for each in found["methods"] if each["method"] == reference)
+    on = f"On {prompt}, the states of {reference}"
+    if call["length"] is None:
+        return f"{on} keep to their in-window range in every layer ({call['text']})."
+    until = max(call["layers"].values())
+    text = f"{on} leave their in-window range from {_position(call)} on, first in layer {call['layer']}"
+    text += f" and in {len(call['layers'])} layers ({_ranges(call['layers'])}) by {until}."
+    if found["saturated"]:
+        layers = _ranges(found["saturated"])
+        text += f" Layers {layers} move so much inside the window already that a break there may not show."
+    dims = ", ".join(f"{each['layer']}:{each['dim']} ({each['share']:.0%})" for each in found["dims"][:3])
+    return f"{text} Most of it is carried by (layer:dim) {dims}."
+
+
+def _position(call: dict[str, Any]) -> str:
+    """A call with its interval, where that is wider."""
+    low, high = call["low"], call["high"]
+    end = call["captured"] if high is None else high
+    interval = "" if low == high == call["length"] else f" (95% interval {low} to {end})"
+    return f"{call['length']}{interval}"
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Numbers as text, runs of them as ranges."""
+    parts: list[list[int]] = []
+    for number in sorted(map(int, numbers)):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+
+
+def _thresholds(summary: dict[str, Any]) -> str:
     searched, prompt = summary["searched"], summary["prompt"]
     qualified = summary["qualified"][prompt]
     share = f"{qualified} of {searched} (layer, dim) pairs ({qualified / searched:.1%})"
     others = ", ".join(f"{count} on {name}" for name, count in summary["qualified"].items() if name != prompt)
-    text = f"On prompt {prompt}, {share} of {summary['hook']} show an observable threshold"
+    text = f"Dim by dim (the rule `paper`), {share} of {summary['hook']} on {prompt} show an observable threshold"
     text += f"; {others}." if others else "."
     if summary["best"]:
         first = summary["best"][0]
-        predicted = _row(summary, summary["reference"])["predicted"]
+        row = _row(summary, summary["reference"])
+        predicted = row.get("predicted_by_thresholds", row["predicted"])
         text += (
             f" The clearest is layer {first['layer']}, dim {first['dim']} (score {first['score']:.0f}). "
             f"{summary['reference']} passes the thresholds of the best {predicted['chosen']} dims at "
@@ -70,6 +119,29 @@ def _one_method(summary: dict[str, Any], row: dict[str, Any]) -> str:
 
 
 def _trust(summary: dict[str, Any]) -> str:
+    return f"{_false_alarms(summary)} {_control(summary)}".strip()
+
+
+def _false_alarms(summary: dict[str, Any]) -> str:
+    """How often the rule `drift` calls a break where the model works."""
+    drift = summary.get("drift", "")
+    if isinstance(drift, str):
+        return ""
+    windows, trained = drift["rule"]["pretended"], summary["trained_length"]
+    rates = []
+    for call in drift["prompts"][summary["prompt"]]["methods"]:
+        if call["false_alarms"] is None:
+            rates.append(f"{call['method']} could not be judged")
+        else:
+            rates.append(f"{call['method']} {call['false_alarms']:.1%} ({call['any_false_alarm']:.0%} in any layer)")
+    until = trained - drift["rule"]["held_out"]
+    return (
+        f"False alarms of the rule `drift`, measured with {windows} pretended windows between {trained // 2} and "
+        f"{until} tokens, as shares of (layer, window) pairs: {', '.join(rates)}."
+    )
+
+
+def _control(summary: dict[str, Any]) -> str:
     control = summary["control"]
     if isinstance(control, str):
         return f"The negative control could not be made: {control}."

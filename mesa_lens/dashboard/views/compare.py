@@ -70,7 +70,7 @@ def _draw(entry: Entry, analysis: Analysis, summary: dict[str, Any]) -> None:
     trained = analysis.trained_length
     st.caption(plain(f"{summary['model']}, M = {trained}, read up to {summary['captured_length']} tokens"))
     if analysis.run.evaluation is not None and analysis.measured is not None:
-        predictions = analysis.predictions[analysis.prompt]
+        predictions = analysis.headline
         curves = curves_figure(analysis.run.evaluation, analysis.measured, trained, predictions)
         show(_stacked(curves), f"Scores over length of run {entry.name}", f"curves-{entry.name}")
     if not analysis.best:

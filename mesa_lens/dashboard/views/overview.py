@@ -15,6 +15,7 @@ from mesa_lens.dashboard.state import analysed, opened
 from probe.figures.interactive import curves_figure
 from probe.store.reader import Run
 from probe.thresholds.analysis import summarize
+from probe.thresholds.calls import Call
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.findings import findings
 from probe.thresholds.predict import Prediction
@@ -71,8 +72,8 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
 def _formats(summary: dict[str, Any]) -> dict[str, Any]:
     """Two decimals, and what the columns mean."""
     predicted = (
-        "Failure length in tokens, read from hidden states alone: the median position at which the clearest dims cross "
-        "the value they have at M under the reference"
+        "Failure length in tokens, read from hidden states alone: where the states of the first layer leave what they "
+        "did inside the window"
     )
     measured = (
         f"The first length at which: {summary['failure_rule']}" if summary["failure_rule"] else "Nothing was measured"
@@ -87,8 +88,9 @@ def _curves(run: Run, summary: dict[str, Any]) -> None:
     if run.evaluation is None:
         st.info("Nothing was measured by length: the run was made with \\-\\-samples 0.")
         return
-    known = [field.name for field in fields(Prediction)]
-    predictions = [Prediction(**{name: row["predicted"][name] for name in known}) for row in summary["methods"]]
+    kind = Call if summary.get("predicted_by") == "drift" else Prediction
+    known = [field.name for field in fields(kind)]
+    predictions = [kind(**{name: row["predicted"][name] for name in known}) for row in summary["methods"]]
     measured = measured_failure(run.evaluation, run.trained_length, summary["reference"])
     failing = ", ".join(f"{each.method} {each.length or 'never'}" for each in measured.failures)
     figure = curves_figure(run.evaluation, measured, run.trained_length, predictions)

@@ -1,0 +1,108 @@
+"""What `drift` says of each method: where its states first leave what they did inside the window, and how surely."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+SATURATED = 10
+"""Times the motion of the layers in which a break shows: a layer that moves so much inside its window hides it."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A method's call by the rule `drift`; positions in tokens.
+
+    length: the first run in which any layer is beyond its limit; None: none is. layer: that layer, the lowest of
+        several. low, high: the 95% interval of `length` over resampled dims; None where most draws call nothing.
+    layers: the first run by layer, of those that are called.
+    false_alarms: share of (layer, pretended window) pairs in which the same rule calls a break where the model works;
+        any_false_alarm: share of the windows with one in any layer; None where none could be judged.
+    judged: positions beyond M that are not settling. captured: up to which length.
+    """
+
+    method: str
+    length: int | None
+    low: int | None
+    high: int | None
+    layer: int | None
+    layers: dict[int, int]
+    false_alarms: float | None
+    any_false_alarm: float | None
+    judged: int
+    captured: int
+
+    @property
+    def earliest(self) -> int | None:
+        """The lower end of the interval."""
+        return self.low
+
+    def __str__(self) -> str:
+        """The call in words."""
+        if not self.judged:
+            return "not judged: settling all the time"
+        return f"none up to {self.captured}" if self.length is None else str(self.length)
+
+
+def calls(found: xr.Dataset) -> list[Call]:
+    """One call a method, from `drift`."""
+    return [_call(found.sel({"method": name})) for name in found["method"].values.tolist()]
+
+
+def saturated(found: xr.Dataset) -> list[int]:
+    """Layers in which the reference is not called though others are, and which move far more inside the window."""
+    at = found.sel({"method": found.attrs["reference"]})
+    called = np.isfinite(at["first"].values)
+    if not called.any():
+        return []
+    hidden = ~called & (at["motion"].values >= SATURATED * np.median(at["motion"].values[called]))
+    return at["layer"].values[hidden].tolist()
+
+
+def carriers(found: xr.Dataset, top: int) -> list[tuple[int, int]]:
+    """Up to `top` (layer, dim) that carry most of the reference's drift, best first; of each dim its best layer only.
+
+    Ranked by the dim's share of its layer's drift, among the layers called no later than a run after the first.
+    """
+    at = found.sel({"method": found.attrs["reference"]})
+    first = at["first"].values
+    if not np.isfinite(first).any():
+        return []
+    early = first <= np.nanmin(first) + found.attrs["run"]
+    share = np.where(early[:, None], at["share"].values, 0)
+    layers, dims = found["layer"].values, found["dim"].values
+    best = share.argmax(0)
+    order = np.argsort(-share.max(0), kind="stable")[:top]
+    return [(int(layers[best[dim]]), int(dims[dim])) for dim in order if share[best[dim], dim] > 0]
+
+
+def _call(at: xr.Dataset) -> Call:
+    first = at["first"].values
+    called = np.flatnonzero(np.isfinite(first))
+    run = at.attrs["run"]
+    begins = at["run"].values[(at["run"].values >= at.attrs["trained_length"]) & ~at["settling"].values]
+    row = called[first[called].argmin()] if called.size else None
+    low, high = (None, None) if row is None else (_whole(at[name].values[row]) for name in ("low", "high"))
+    return Call(
+        method=str(at["method"].item()),
+        length=None if row is None else int(first[row]),
+        low=low,
+        high=high,
+        layer=None if row is None else int(at["layer"].values[row]),
+        layers={int(at["layer"].values[each]): int(first[each]) for each in called},
+        false_alarms=_number(at["false_alarms"].mean()),
+        any_false_alarm=_number(at["any_false_alarm"]),
+        judged=int(len(begins) * run) if np.isfinite(at["limit"].values).any() else 0,
+        captured=int(at.attrs["length"]),
+    )
+
+
+def _whole(value: Any) -> int | None:
+    return int(value) if np.isfinite(value) else None
+
+
+def _number(value: xr.DataArray) -> float | None:
+    return float(value) if np.isfinite(value) else None

@@ -1,0 +1,352 @@
+"""The rule `drift`: where the states of a whole layer leave what they did inside the window, judged jointly over dims.
+
+On a pretrained model dims burst and return rather than step, each by little beside the layer's massive activations, and
+many of them together. So each dim is measured in ranges of its own motion inside the window, all dims of a short run of
+positions are judged at once, and a sweep over pretended windows says how often the same rule would call a break where
+the model is known to work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+import xarray as xr
+
+_SAMPLES = 16  # positions of a run that are read
+_REFERENCE, _PRETENDED_REFERENCE = 512, 128  # positions of a reference that are read
+_LEAST_RUNS = 8
+_DRAWS = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriftRule:
+    """How the states of a layer are judged; lengths in tokens.
+
+    run: positions that are judged together. burn_in: positions below it, and as many after a method begins to count
+        positions anew, are settling: no part of the reference, and not called.
+    held_out: positions before M that are no part of the reference: few training texts reached them, so that a break
+        may begin there already.
+    quantile: of |x - centre| inside the window: a dim's range. clip: the most ranges that one dim counts.
+    factor: how far the mean square, in ranges, must exceed the largest one inside the window, at least 1 (all dims at
+        the edges of their ranges). pretended: windows of the sweep.
+    alarm_rate: the most false alarms, of its pretended windows, with which a layer is called.
+    resolution: least range, as a share of a dim's level: what the model's arithmetic and the store's dtype resolve.
+    """
+
+    run: int
+    burn_in: int
+    held_out: int
+    quantile: float = 0.99
+    clip: float = 30.0
+    factor: float = 4.0
+    pretended: int = 16
+    alarm_rate: float = 0.05
+    resolution: float = 2.0**-20
+
+    def __post_init__(self) -> None:
+        """ValueError for a value out of range."""
+        least = {"run": 1, "burn_in": 0, "held_out": 0, "clip": 1, "factor": 1, "pretended": 0}
+        for name, value in least.items():
+            if not getattr(self, name) >= value:
+                raise ValueError(f"{name}={getattr(self, name)} is not at least {value}")
+        for name in ("quantile", "resolution"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)} is not in (0, 1]")
+
+    @classmethod
+    def scaled(cls, trained_length: int, resolution: float = 2.0**-20) -> DriftRule:
+        """The default rule of a model with trained length M: runs of M/128, burn-in M/4, M/4 held out."""
+        quarter = trained_length // 4
+        return cls(run=max(1, trained_length // 128), burn_in=quarter, held_out=quarter, resolution=resolution)
+
+
+def drift(
+    hidden: xr.DataArray,
+    trained_length: int,
+    rule: DriftRule | None = None,
+    *,
+    restarts: Mapping[str, Mapping[int, int]] | None = None,
+    reference: str = "origin",
+) -> xr.Dataset:
+    """Where each layer of `hidden` (method, [prompt,] layer, position, dim) leaves what it did inside the window M.
+
+    Of several prompts the mean is judged: with many texts, the positional vector. restarts: by method, where it begins
+    to count positions anew and from which on (`mesa.plan.restarts`): states settle again there, and come again into
+    positions like those held out, neither of which is judged.
+
+    With I the positions in [burn_in, M - held_out) that are not settling, for each method, layer and dim:
+
+    - `centre` = median of x over I; slope = change of x with ln t over I (median over pairs half of I apart)
+    - `range` = `quantile` of |x - centre| over I, no less than the reference method's and `resolution` * |centre|
+    - z = distance of x from the span between `centre` and the trend with that slope, in ranges, at most `clip`: what
+      stays, or goes on as before, is 0
+    - `level` (method, layer, run) = mean of z^2 over the dims and positions of a run; `run` is its first position
+    - `limit` (method, layer) = factor * max(1, largest level in I)
+    - `first` (method, layer): the first run from M on, not settling, whose level is above the limit; NaN: none, or
+      more than `alarm_rate` false alarms. `low`, `high`: its 95% interval over resampled dims (infinity: none).
+      `settling` (method, run): left out. `before` (method, layer): the same in the M - held_out .. M tokens, which
+      says that a break called at M began earlier
+    - `share` (method, layer, dim): the dim's part of the levels above the limit; 0 where there are none
+    - `false_alarms` (method, layer): of the pretended windows, `pretended` of them between M/2 and M - held_out, the
+      share beyond which the same rule calls a break before M - held_out; NaN where none could be judged.
+      `any_false_alarm` (method): the same for a break in any layer
+    - `motion` (method, layer) = median over dims of range / |centre|
+
+    Raises ValueError where too few positions were captured on either side of M.
+    """
+    rule = rule or DriftRule.scaled(trained_length)
+    position = hidden["position"].values
+    runs = _Runs.of(position, rule.run)
+    _check(runs, rule, trained_length, position)
+    methods = hidden["method"].values.tolist()
+    first = reference if reference in methods else methods[0]
+    layers = hidden["layer"].values
+    rows: dict[str, list[_Layer]] = {name: [] for name in methods}
+    for number in range(len(layers)):
+        widths = None
+        for name in sorted(methods, key=lambda each: each != first):
+            values = hidden.sel({"method": name}).isel(layer=number)
+            judged = _Layer.of(
+                _states(values, runs), runs, rule, trained_length, (restarts or {}).get(name, {}), widths
+            )
+            widths = judged.width if widths is None else widths
+            rows[name].append(judged)
+    found = xr.Dataset(
+        {
+            "level": (("method", "layer", "run"), _stacked(rows, "level")),
+            "settling": (("method", "run"), np.stack([each[0].settling for each in rows.values()])),
+            **{
+                name: (("method", "layer"), _stacked(rows, name))
+                for name in ("limit", "first", "low", "high", "before", "motion")
+            },
+            **{name: (("method", "layer", "dim"), _stacked(rows, name)) for name in ("share", "centre")},
+            "range": (("method", "layer", "dim"), _stacked(rows, "width")),
+            "false_alarms": (("method", "layer"), np.stack([_rates(each) for each in rows.values()])),
+            "any_false_alarm": ("method", np.array([_any_rate(each) for each in rows.values()])),
+        },
+        {"method": methods, "layer": layers, "run": runs.begin, "dim": hidden["dim"].values},
+        {
+            **asdict(rule),
+            "trained_length": trained_length,
+            "length": int(position[-1]) + 1,
+            "reference": first,
+            "hook": str(hidden.name),
+        },
+    )
+    for name in ("first", "low", "high", "before", "run"):
+        found[name].attrs["units"] = "position"
+    found["level"].attrs.update(long_name="mean square distance from the in-window range", units="ranges^2")
+    return found
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """The sampled ones of the captured positions, where each run begins among them, and each run's first position."""
+
+    index: np.ndarray
+    position: np.ndarray
+    start: np.ndarray
+    begin: np.ndarray
+
+    @classmethod
+    def of(cls, position: np.ndarray, run: int) -> _Runs:
+        """Up to `_SAMPLES` positions of every run of which half or more was captured."""
+        numbers, counts = np.unique(position // run, return_counts=True)
+        whole = np.isin(position // run, numbers[2 * counts >= run])
+        index = np.flatnonzero(whole & (position % run % max(1, run // _SAMPLES) == 0))
+        number, start = np.unique(position[index] // run, return_index=True)
+        return cls(index, position[index], start, number * run)
+
+    def mean(self, values: np.ndarray) -> np.ndarray:
+        """Means by run of `values` (sampled position, ...)."""
+        counts = np.diff(np.append(self.start, len(values)))
+        return np.add.reduceat(values, self.start, axis=0) / counts.reshape(-1, *[1] * (values.ndim - 1))
+
+    def each(self, of_run: np.ndarray) -> np.ndarray:
+        """What is said of runs, for their sampled positions."""
+        return np.repeat(of_run, np.diff(np.append(self.start, len(self.position))))
+
+    def thinned(self, kept: np.ndarray, step: int) -> _Runs:
+        """Of the runs `kept`, every `step`-th sampled position; `index` is into this one's sampled positions."""
+        index = np.flatnonzero(self.each(kept))[::step]
+        begin, start = np.unique(self.each(self.begin)[index], return_index=True)
+        return _Runs(index, self.position[index], start, begin)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The formulas of `drift` for one method and layer; `alarms`: by pretended window, NaN where not judged."""
+
+    level: np.ndarray
+    settling: np.ndarray
+    limit: float
+    first: float
+    low: float
+    high: float
+    before: float
+    share: np.ndarray
+    centre: np.ndarray
+    width: np.ndarray
+    alarms: np.ndarray
+
+    @property
+    def motion(self) -> float:
+        """Median over dims of range / |centre|."""
+        return float(np.median(self.width / np.maximum(np.abs(self.centre), np.finfo(np.float32).tiny)))
+
+    @classmethod
+    def of(
+        cls,
+        x: np.ndarray,
+        runs: _Runs,
+        rule: DriftRule,
+        trained: int,
+        restarts: Mapping[int, int],
+        widths: np.ndarray | None,
+    ) -> _Layer:
+        """Judges `x` (sampled position, dim); `widths`: the least range of each dim."""
+        known = trained - rule.held_out
+        settling = _settling(runs.begin, rule, restarts, trained)
+        usable = ~settling & (runs.begin + rule.run <= known)
+        if usable.sum() < _LEAST_RUNS:  # it counts anew too often to settle
+            return cls.unjudged(x, runs)
+        squares, centre, width = _squares(x, runs, usable, rule, _REFERENCE, widths)
+        by_run = runs.mean(squares)
+        level = by_run.mean(1)
+        alarms = []
+        for part in range(rule.pretended):
+            window = int(trained / 2 + (known - trained / 2) * part / rule.pretended)
+            most, limit = _pretended(x, runs, rule, window, trained, restarts, widths)
+            alarms.append(np.nan if np.isnan(most) else float(most > limit))
+        limit = rule.factor * max(1.0, float(level[usable].max()))
+        trusted = not np.mean([each for each in alarms if not np.isnan(each)] or [0]) > rule.alarm_rate
+        judged = trusted & (runs.begin >= trained) & ~settling
+        first, low, high, share = _called(by_run, level, judged, runs.begin, limit)
+        held_out = trusted & (runs.begin >= known) & (runs.begin < trained) & ~settling
+        before = _called(by_run, level, held_out, runs.begin, limit)[0]
+        return cls(level, settling, limit, first, low, high, before, share, centre, width, np.array(alarms))
+
+    @classmethod
+    def unjudged(cls, x: np.ndarray, runs: _Runs) -> _Layer:
+        """Of a method that is settling all the time: nothing is called, nothing is known of false alarms."""
+        none, zeros = np.full(len(runs.begin), np.nan), np.zeros(x.shape[1])
+        everywhere = np.ones(len(runs.begin), bool)
+        return cls(none, everywhere, np.nan, np.nan, np.nan, np.nan, np.nan, zeros, zeros, zeros, np.array([]))
+
+
+def _states(values: xr.DataArray, runs: _Runs) -> np.ndarray:
+    """The sampled positions of one method and layer, (position, dim), the mean over prompts if there are several."""
+    prompts = [values.isel(prompt=i) for i in range(values.sizes["prompt"])] if "prompt" in values.dims else [values]
+    total = sum(each.transpose("position", "dim").values[runs.index].astype(np.float32) for each in prompts)
+    return np.asarray(total, np.float32) / len(prompts)
+
+
+def _settling(begin: np.ndarray, rule: DriftRule, restarts: Mapping[int, int], trained: int) -> np.ndarray:
+    """The runs that are not judged: below burn_in, and after a restart what is settling or again held out."""
+    left_out = begin < rule.burn_in
+    ends = [*restarts, np.inf][1:]
+    for (at, reach), end in zip(restarts.items(), ends, strict=True):
+        after = (begin + rule.run > at) & (begin < end)
+        held_out = (begin - at + reach >= trained - rule.held_out) & (begin >= trained)
+        left_out = left_out | (after & ((begin < at + rule.burn_in) | held_out))
+    return left_out
+
+
+def _squares(
+    x: np.ndarray, runs: _Runs, usable: np.ndarray, rule: DriftRule, samples: int, widths: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """z^2 (sampled position, dim), centre and range (dim), with the runs `usable` as reference."""
+    reference = np.flatnonzero(runs.each(usable))
+    reference = reference[:: max(1, len(reference) // samples)]
+    time = np.log(runs.position + 1.0).astype(np.float32)
+    inner, half = np.ascontiguousarray(x[reference].T), len(reference) // 2
+    passed = time[reference][half : 2 * half] - time[reference][:half]
+    slope = _quantile((inner[:, half : 2 * half] - inner[:, :half]) / passed, 0.5)
+    offset = _quantile(inner - slope[:, None] * time[reference], 0.5)
+    centre = _quantile(inner, 0.5)
+    width = _quantile(np.abs(inner - centre[:, None]), rule.quantile)
+    least = rule.resolution * np.abs(centre)
+    width = np.maximum.reduce(
+        [width, np.maximum(least, np.finfo(np.float32).tiny), least if widths is None else widths]
+    )
+    trend = offset + time[:, None] * slope
+    z = np.maximum(x - np.maximum(trend, centre), np.minimum(trend, centre) - x) / width
+    np.clip(z, 0, rule.clip, out=z)
+    return np.square(z, out=z), centre, width
+
+
+def _quantile(values: np.ndarray, share: float) -> np.ndarray:
+    """The nearest quantile of each row; many times faster than numpy's."""
+    return np.sort(values, axis=1)[:, round(share * (values.shape[1] - 1))]
+
+
+def _called(
+    squares: np.ndarray, level: np.ndarray, judged: np.ndarray, begin: np.ndarray, limit: float
+) -> tuple[float, float, float, np.ndarray]:
+    """First run among the `judged` whose level passes the limit, its interval, and the dims' shares."""
+    out = judged & (level > limit)
+    if not out.any():
+        return np.nan, np.nan, np.nan, np.zeros(squares.shape[1])
+    total = squares[out].sum(0)
+    dims = squares.shape[1]
+    weights = np.random.default_rng(0).multinomial(dims, np.full(dims, 1 / dims), _DRAWS).T / dims
+    drawn = squares[judged] @ weights.astype(np.float32) > limit
+    firsts = np.where(drawn.any(0), begin[judged][drawn.argmax(0)], np.inf)
+    low, high = np.quantile(firsts, [0.025, 0.975], method="nearest")
+    return float(begin[out.argmax()]), float(low), float(high), total / total.sum()
+
+
+def _pretended(
+    x: np.ndarray,
+    runs: _Runs,
+    rule: DriftRule,
+    window: int,
+    trained: int,
+    restarts: Mapping[int, int],
+    widths: np.ndarray | None,
+) -> tuple[float, float]:
+    """Largest level from `window` on, were it the trained length, and the limit; NaN where it cannot be judged."""
+    scale = window / trained
+    settling = _settling(runs.begin, replace(rule, burn_in=int(rule.burn_in * scale)), restarts, trained)
+    known = window - int(rule.held_out * scale)
+    usable = ~settling & (runs.begin + rule.run <= known)
+    tested = ~settling & (runs.begin >= window) & (runs.begin + rule.run <= trained - rule.held_out)
+    if usable.sum() < _LEAST_RUNS or not tested.any():
+        return np.nan, np.nan
+    kept = usable | tested
+    fewer = runs.thinned(kept, max(1, int(runs.each(usable).sum()) // _PRETENDED_REFERENCE))
+    inside = fewer.begin + rule.run <= known
+    level = fewer.mean(_squares(x[fewer.index], fewer, inside, rule, _PRETENDED_REFERENCE, widths)[0].mean(1))
+    return float(level[~inside].max()), rule.factor * max(1.0, float(level[inside].max()))
+
+
+def _check(runs: _Runs, rule: DriftRule, trained: int, position: np.ndarray) -> None:
+    known = trained - rule.held_out
+    inside = int(((runs.begin >= rule.burn_in) & (runs.begin + rule.run <= known)).sum())
+    for count, least, where in (
+        (inside, _LEAST_RUNS, f"in [{rule.burn_in}, {known})"),
+        (int((runs.begin >= trained).sum()), 1, f"from {trained} on"),
+    ):
+        if count < least:
+            raise ValueError(
+                f"{count} runs of {rule.run} positions {where} were captured, of {position[0]}-{position[-1]}; "
+                f"capture at least {least} there"
+            )
+
+
+def _stacked(rows: Mapping[str, Sequence[_Layer]], name: str) -> np.ndarray:
+    return np.stack([[getattr(layer, name) for layer in layers] for layers in rows.values()])
+
+
+def _rates(layers: Sequence[_Layer]) -> np.ndarray:
+    """Share of alarms by layer."""
+    return np.array([np.nanmean(each.alarms) if np.isfinite(each.alarms).any() else np.nan for each in layers])
+
+
+def _any_rate(layers: Sequence[_Layer]) -> float:
+    """Share of the pretended windows with an alarm in any layer."""
+    alarms = np.stack([each.alarms for each in layers])
+    judged = alarms[:, np.isfinite(alarms).all(0)]
+    return float(judged.any(0).mean()) if judged.size else np.nan
