@@ -56,7 +56,8 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Checks everything that can be checked, then runs."""
     from probe.capture.spec import CaptureSpec, parse_ranges
-    from probe.run import ProbeRequest, estimate, run_probe
+    from probe.plan import ProbeRequest, estimate
+    from probe.run import run_probe
 
     request = ProbeRequest(
         model=args.model,

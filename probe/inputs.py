@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from mesa.models import Loaded, tokenizer_of
+from probe.plan import ProbePlan
 from probe.store import store
 from probe.tasks import score
 from probe.tasks.retrieval import encode, first_ids
-
-if TYPE_CHECKING:
-    from probe.run import ProbePlan
 
 _TRIED = 64  # tokens
 

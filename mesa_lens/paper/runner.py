@@ -13,7 +13,8 @@ from probe.evaluation.harness import JOURNAL as HARNESS_JOURNAL
 from probe.evaluation.harness import open_harness, run_harness
 from probe.evaluation.run import JOURNAL, open_journal
 from probe.evaluation.run import run as run_cells
-from probe.run import provenance, run_probe
+from probe.plan import provenance
+from probe.run import run_probe
 from probe.store.reader import Run, differing_key, open_run
 
 

@@ -12,6 +12,7 @@ import xarray as xr
 from mesa.models import tokenizer_of
 from mesa_lens.cli import main
 from probe import run
+from probe.plan import ProbeRequest, plan
 from probe.tasks import score
 
 
@@ -157,7 +158,7 @@ def test_another_run_in_the_folder_leaves_nothing_of_the_first(tmp_path, capsys)
 
 def test_the_estimate_knows_what_is_measured_and_how(model):
     def needed(**changes):
-        return run.plan(run.ProbeRequest(model=model, length=640, **changes))
+        return plan(ProbeRequest(model=model, length=640, **changes))
 
     assert needed(executor="dense").pass_bytes == needed().pass_bytes + 3 * 4 * 4 * 640**2  # 4 heads
     assert needed(samples=1, lengths=(160, 10**6)).pass_bytes > 100 * needed(samples=0).pass_bytes
