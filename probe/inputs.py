@@ -10,9 +10,11 @@ import numpy as np
 import torch
 
 from mesa.models import Loaded, tokenizer_of
-from probe.plan import ProbePlan
+from probe.plan import ProbePlan, measuring
 from probe.store import store
 from probe.tasks import score
+from probe.tasks.finding import PASSKEY
+from probe.tasks.likelihood import TAIL
 from probe.tasks.retrieval import encode, first_ids
 
 _TRIED = 64  # tokens
@@ -26,8 +28,9 @@ def prepare(made: ProbePlan) -> tuple[list[np.ndarray], dict[str, list[int]]]:
     documents = score.heldout_ids(tokenizer, texts)
     tokens = _prompt_tokens(tokenizer, made, documents)
     if request.samples:
-        score.prompts("passkey", tokenizer, min(made.lengths), 1, request.seed)
-        score.text_windows(documents, max(made.lengths), 1)
+        setting = measuring(made, documents).setting
+        for task in (PASSKEY, TAIL):
+            task.prepare(tokenizer, min(made.lengths), setting, 1)
     return documents, tokens
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -20,7 +20,10 @@ from mesa.support import check_config, check_method
 from mesa.support import trained_length as stated_length
 from probe.capture.capture import peak_bytes
 from probe.capture.spec import CaptureSpec, Kept
+from probe.evaluation import by_length
 from probe.evaluation.by_length import check_lengths, default_lengths
+from probe.evaluation.plan import EvalPlan, EvalRequest
+from probe.tasks.base import Setting
 from probe.thresholds.search import CrossingRule, check_positions
 
 REPEATED = "repeated"
@@ -140,6 +143,24 @@ def estimate(request: ProbeRequest) -> str:
         f"{made.host_bytes / 2**20:.0f} MiB\n"
         f"disk: {made.kept_bytes / 2**20:.0f} MiB"
     )
+
+
+def measuring(made: ProbePlan, documents: Sequence[np.ndarray]) -> EvalPlan:
+    """The evaluation that the measured failure is made of; its settings are what the scores depend on."""
+    request = made.request
+    setting = Setting(made.trained_length, made.lengths, request.samples, request.seed, tuple(documents))
+    asked = EvalRequest(
+        tasks=by_length.TASKS,
+        model=request.model,
+        load=request.load,
+        trained_length=made.trained_length,
+        lengths=made.lengths,
+        samples=request.samples,
+        seed=request.seed,
+        text=None if request.text is None else str(request.text),
+        executor=request.executor,
+    )
+    return EvalPlan(asked, made.methods, setting, made.config)
 
 
 def provenance(made: ProbePlan) -> dict[str, Any]:

@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from mesa.models import Loaded, load
 from probe.capture.bridge import bridge_to
 from probe.capture.capture import capture, check_memory
-from probe.evaluation.by_length import evaluate
+from probe.evaluation import by_length
+from probe.evaluation.journal import Journal
+from probe.evaluation.plan import EvalPlan
 from probe.inputs import check_values, prepare
-from probe.plan import ProbePlan, ProbeRequest, plan, provenance
+from probe.plan import ProbePlan, ProbeRequest, measuring, plan, provenance
 from probe.report import write_report
 from probe.store import store
 from probe.thresholds.analysis import table
@@ -42,10 +43,18 @@ def run_probe(request: ProbeRequest, out: Path, *, overwrite: bool = False) -> t
         attrs=provenance(made),
         overwrite=overwrite,
     )
+    if overwrite:
+        (out / by_length.JOURNAL).unlink(missing_ok=True)
+    documents, tokens = prepared
+    measured, journal = measuring(made, documents), None
     try:
-        _fill(made, prepared, path)
+        if request.samples:
+            journal = Journal(out / by_length.JOURNAL, measured.settings)
+        _fill(made, measured, journal, tokens, path)
     except BaseException:
         store.discard(path)
+        if journal is not None:
+            journal.drop_empty()
         raise
     summary = write_report(out)
     heading = f"model {request.model}, trained length M = {made.trained_length} tokens, captured {made.length}\n\n"
@@ -64,15 +73,14 @@ def _check_memory(made: ProbePlan) -> None:
         check_memory(made.pass_bytes + made.host_bytes, made.length)
 
 
-def _fill(made: ProbePlan, prepared: tuple[list[np.ndarray], dict[str, list[int]]], path: Path) -> None:
-    request, (documents, tokens) = made.request, prepared
-    loaded = load(request.model, **request.load)
+def _fill(
+    made: ProbePlan, measured: EvalPlan, journal: Journal | None, tokens: Mapping[str, list[int]], path: Path
+) -> None:
+    loaded = load(made.request.model, **made.request.load)
     check_values(loaded, made, next(iter(tokens.values())))
-    if request.samples:  # before the capture: the bridge wraps the model
-        measured = evaluate(
-            loaded, made.methods, made.lengths, request.samples, request.seed, documents, request.executor
-        )
-        store.write_evaluation(path, measured)
+    if journal is not None:  # before the capture: the bridge wraps the model
+        by_length.measure(measured, loaded, journal)
+        store.write_evaluation(path, by_length.scores(measured, journal))
     _capture_all(loaded, made, tokens, path)
     store.finish(path)
 

@@ -33,6 +33,11 @@ class Journal:
         self.rows[cell] = dict(row)
         self._write("a", {"cell": cell, **row})
 
+    def drop_empty(self) -> None:
+        """Removes the file if it holds no cell."""
+        if not self.rows:
+            self.path.unlink(missing_ok=True)
+
     def _read(self, settings: Mapping[str, Any]) -> None:
         text = self.path.read_text(encoding="utf-8")
         whole = text[: text.rfind("\n") + 1]

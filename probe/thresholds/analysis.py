@@ -8,6 +8,7 @@ from typing import Any
 
 import xarray as xr
 
+from probe.evaluation.summary import intervals
 from probe.store.reader import Run
 from probe.store.select import hook_values, reference_method
 from probe.thresholds.failure import Measured, measured_failure
@@ -142,7 +143,7 @@ def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
         if length in measured.lengths:
             scores = evaluation.sel({"method": method, "length": length})
             means = {name: float(scores[name].mean()) for name in ("tail_nll", "passkey") if name in scores}
-            row["scores"][_multiple(multiple)].update(means)
+            row["scores"][_multiple(multiple)].update({**means, **intervals(scores)})
     return row
 
 

@@ -7,13 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tiny
+import torch
 import xarray as xr
 
 from mesa.models import tokenizer_of
 from mesa_lens.cli import main
 from probe import run
 from probe.plan import ProbeRequest, plan
-from probe.tasks import score
+from probe.tasks import likelihood
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +119,7 @@ def test_values_that_the_store_cannot_hold_are_found_before_anything_is_measured
     large.model.layers[2].mlp.down_proj.weight.data *= 1e8
     large.resize_token_embeddings(tokenizer_of(str(folder)).vocab_size)
     large.save_pretrained(folder)
-    monkeypatch.setattr(run, "evaluate", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(run.by_length, "measure", lambda *_: pytest.fail("measured"))
     asked = ["probe", "--model", str(folder), "--out", str(tmp_path / "out"), "--length", "300", "--texts", "0"]
     assert main([*asked, "--store-dtype", "float16"]) == 2
     assert re.search(r"layer 2 has the value .*, beyond float16's range; store it", capsys.readouterr().err)
@@ -126,7 +127,7 @@ def test_values_that_the_store_cannot_hold_are_found_before_anything_is_measured
 
 
 def test_scores_that_are_no_numbers_end_the_run(model, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(score, "tail_nll", lambda *_: [1.0, np.nan])
+    monkeypatch.setattr(likelihood, "nll", lambda *_, **__: torch.tensor(torch.nan))
     asked = ["probe", "--model", model, "--out", str(tmp_path), "--length", "300", "--texts", "0", "--samples", "2"]
     assert main(asked) == 2
     assert "the tail NLL under origin at 80 tokens is not a number; run the model with --dtype float32" in (
