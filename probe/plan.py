@@ -163,6 +163,21 @@ def measuring(made: ProbePlan, documents: Sequence[np.ndarray]) -> EvalPlan:
     return EvalPlan(asked, made.methods, setting, made.config)
 
 
+def template(made: ProbePlan) -> dict[str, Any]:
+    """What the plan's store is created with: labels, hooks, dtype and attributes."""
+    spec, kept = made.request.spec, made.kept
+    return {
+        "methods": list(made.methods),
+        "prompts": made.prompts,
+        "layers": kept.layers,
+        "positions": kept.positions,
+        "dims": kept.dims,
+        "hooks": spec.hooks,
+        "dtype": spec.dtype,
+        "attrs": provenance(made),
+    }
+
+
 def provenance(made: ProbePlan) -> dict[str, Any]:
     """The attributes that the plan's store is given: everything that its numbers depend on."""
     request = made.request

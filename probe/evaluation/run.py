@@ -79,7 +79,8 @@ def run(made: EvalPlan, out: Path, *, overwrite: bool = False) -> dict[str, Any]
         if missing:
             too_large = run_cells(made, loaded or load(made.request.model, **made.request.load), missing, journal)
     finally:  # what is done is readable, also after an interrupt
-        write_samples(journal, made.setting.seed, out / "samples.csv")
+        if journal.rows:
+            write_samples(journal, made.setting.seed, out / "samples.csv")
     found = samples(journal, made)
     if not found and too_large:
         raise RuntimeError(f"nothing fits in memory from {min(length for *_, length in too_large)} tokens on")

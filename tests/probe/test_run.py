@@ -2,6 +2,10 @@
 
 import json
 import re
+import signal
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +18,7 @@ from mesa.models import tokenizer_of
 from mesa_lens.cli import main
 from probe import run
 from probe.plan import ProbeRequest, plan
+from probe.store.reader import whole_passes
 from probe.tasks import likelihood
 
 
@@ -171,15 +176,154 @@ def test_a_run_that_is_there_is_not_replaced_unasked(finished, model, capsys):
     assert "already holds a run with another config" in capsys.readouterr().err
 
 
-def test_an_interrupt_leaves_nothing_half_written(model, tmp_path, capsys, monkeypatch):
-    def interrupted(*args, **kwargs):
-        raise KeyboardInterrupt
+def interrupt_at(monkeypatch, place, name, count):
+    """Raises KeyboardInterrupt in the `count`-th call of place.name; counts go on in what is returned."""
+    calls, original = [], getattr(place, name)
 
-    monkeypatch.setattr(run, "capture", interrupted)
+    def interrupted(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == count:
+            raise KeyboardInterrupt
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(place, name, interrupted)
+    return calls
+
+
+def asked(model, out, *more):
+    options = "--length 300 --texts 0 --samples 1 --methods origin,rerope --lengths 80,160 --layers 0-1"
+    return ["probe", "--model", model, "--out", str(out), *options.split(), *more]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(model, tmp_path_factory):
+    out = tmp_path_factory.mktemp("uninterrupted") / "run"
+    assert main(asked(model, out)) == 0
+    return out
+
+
+def files(folder):
+    """Contents by path of a store, less its attributes, which hold the time."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder): path.read_bytes() for path in paths if path != folder / "zarr.json"}
+
+
+def same(out, other):
+    assert files(out / "store.zarr") == files(other / "store.zarr")
+    first, second = (json.loads((each / "summary.json").read_text()) for each in (out, other))
+    assert first | {"created": ""} == second | {"created": ""}
+    assert {path.name for path in out.iterdir()} == {path.name for path in other.iterdir()}
+
+
+def test_an_interrupt_before_anything_is_kept_leaves_nothing(model, tmp_path, capsys, monkeypatch):
+    interrupt_at(monkeypatch, run, "capture", 1)
+    assert main(asked(model, tmp_path / "out", "--samples", "0")) == 1
+    assert capsys.readouterr().err.endswith("mesa-lens: interrupted; nothing half-written was left\n")
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_an_interrupted_capture_goes_on_where_it_was(model, uninterrupted, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
-    assert main(["probe", "--model", model, "--out", str(out), "--samples", "0", "--texts", "0"]) == 1
-    assert "interrupted" in capsys.readouterr().err
-    assert not list(out.iterdir())
+    calls = interrupt_at(monkeypatch, run, "capture", 2)
+    assert main(asked(model, out)) == 1
+    assert f"interrupted; what is done is kept: the same command goes on from {out}\n" in capsys.readouterr().err
+    region = next((out / "store.zarr.partial").glob("resid_post/c/0/0/1/0/0"))
+    monkeypatch.setattr(run.by_length, "measure", lambda made, loaded, journal: len(journal.rows) == 8 or pytest.fail())
+    assert main(asked(model, out)) == 0
+    assert [args[2].name for args in calls] == ["origin", "rerope", "rerope"]
+    assert not region.exists()  # its store has its name now
+    same(out, uninterrupted)
+
+
+def test_an_interrupted_measuring_goes_on_where_it_was(model, uninterrupted, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    calls = interrupt_at(monkeypatch, likelihood, "nll", 4)
+    assert main(asked(model, out)) == 1
+    assert "the same command goes on" in capsys.readouterr().err
+    assert main(asked(model, out)) == 0
+    assert len(calls) == 5
+    same(out, uninterrupted)
+
+
+def test_a_region_cut_short_is_captured_again(model, uninterrupted, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, run, "capture", 2)
+        assert main(asked(model, out)) == 1
+    (region,) = (out / "store.zarr.partial").glob("resid_post/c/0/0/1/0/0")
+    region.write_bytes(region.read_bytes()[:-4])
+    assert main(asked(model, out)) == 0
+    same(out, uninterrupted)
+
+
+def test_an_unfinished_run_of_other_settings_is_refused_before_long_work(model, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, run, "capture", 2)
+        assert main(asked(model, out, "--overwrite")) == 1
+    assert "kept: without --overwrite, the same command goes on" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "load", None)
+        for option, value, message in [
+            ("--prompt", "world", "an unfinished run with another config: word differs; use --overwrite"),
+            ("--texts", "1", "an unfinished run with another config: prompt differs; use --overwrite"),
+            ("--seed", "1", "a run with another seed; use --overwrite"),
+        ]:
+            assert main(asked(model, out, option, value)) == 2
+            assert message in (error := capsys.readouterr().err)
+            assert "goes on" not in error
+    assert main(asked(model, out, "--prompt", "world", "--overwrite")) == 0
+    assert xr.open_zarr(out / "store.zarr").attrs["word"] == "world"
+
+
+def test_a_whole_store_without_its_report_is_finished(model, uninterrupted, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, run, "write_report", 1)
+        assert main(asked(model, out)) == 1
+    assert "the same command goes on" in capsys.readouterr().err
+    monkeypatch.setattr(run, "load", None)
+    assert main(asked(model, out)) == 0
+    same(out, uninterrupted)
+    assert main(asked(model, out)) == 2
+    assert "already holds a run with the same config; use --overwrite" in capsys.readouterr().err
+
+
+def test_a_failure_says_what_is_kept(model, tmp_path, capsys, monkeypatch):
+    def failing(*args, **kwargs):
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(run, "capture", failing)
+    assert main(asked(model, tmp_path / "out")) == 1
+    assert re.search(
+        r"mesa-lens: no luck; what is done is kept: the same command goes on from \S+\n$", capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_run_goes_on_to_the_same_bytes(model, uninterrupted, tmp_path, capsys, sent):
+    out = tmp_path / "out"
+    code = (
+        "import sys, time\nfrom mesa_lens.cli import main\nfrom probe import run\nfirst = run.capture\n"
+        "def slow(*args, **kwargs):\n    values = first(*args, **kwargs)\n    run.capture = hang\n    return values\n"
+        "def hang(*args, **kwargs):\n    time.sleep(60)\n"
+        "run.capture = slow\nraise SystemExit(main(sys.argv[1:]))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *asked(model, out)], stderr=subprocess.PIPE, text=True
+    ) as process:
+        partial = out / "store.zarr.partial"
+        while not partial.exists() or not whole_passes(partial):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(sent)
+        _, error = process.communicate()
+    if sent == signal.SIGTERM:
+        assert process.returncode == 1
+        assert error.endswith(f"mesa-lens: interrupted; what is done is kept: the same command goes on from {out}\n")
+    assert whole_passes(partial) == {("origin", "repeated")}
+    assert main(asked(model, out)) == 0
+    same(out, uninterrupted)
 
 
 def test_a_full_disk_is_said_before_the_weights_are_loaded(model, tmp_path, capsys, monkeypatch):
