@@ -15,9 +15,9 @@ Cell = tuple[str | int, ...]
 class Journal:
     """Finished cells in a file of one JSON line each; the first line holds the run's settings.
 
-    The file appears with the first cell. A line that an interrupt cut short is dropped; a journal without cells is begun
-    anew. Raises FileExistsError, naming what differs, for the journal of a run with other settings, and ValueError for
-    a file that is no journal.
+    It appears with the first cell. A line that an interrupt cut short is dropped; a journal without cells binds to
+    nothing. Raises FileExistsError, naming what differs, for the journal of a run with other settings, and ValueError
+    for a file that is no journal.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
