@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -12,17 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from mesa.engine.plug import check_executor
 from mesa.methods import Method
-from mesa.models import bytes_a_number, check_placement, chosen_dtype, config_of, prompt_bytes
-from mesa.settings import make_methods
-from mesa.support import check_config, check_method
-from mesa.support import trained_length as stated_length
+from mesa.models import bytes_a_number, chosen_dtype, prompt_bytes
 from probe.capture.capture import peak_bytes
 from probe.capture.spec import CaptureSpec, Kept
 from probe.evaluation import by_length
 from probe.evaluation.by_length import check_lengths, default_lengths
 from probe.evaluation.plan import EvalPlan, EvalRequest
+from probe.request import MethodsRequest
 from probe.tasks.base import Setting
 from probe.thresholds.search import CrossingRule, check_positions
 
@@ -33,14 +30,10 @@ _PACKAGES = ("mesa-lens", "torch", "transformers", "transformer-lens", "numpy", 
 
 
 @dataclass(frozen=True)
-class ProbeRequest:
+class ProbeRequest(MethodsRequest):
     """What a run is asked for; `plan` fills in what depends on the model. Lengths in tokens."""
 
-    model: str = "default"
-    load: Mapping[str, Any] = field(default_factory=dict)
     methods: str = "origin,rerope,dynamic-ntk,mesa"
-    settings: tuple[str, ...] = ()
-    trained_length: int | None = None
     length: int | None = None
     word: str = "hello"
     text: Path | None = None
@@ -48,8 +41,6 @@ class ProbeRequest:
     spec: CaptureSpec = field(default_factory=CaptureSpec)
     samples: int = 20
     lengths: tuple[int, ...] | None = None
-    seed: int = 0
-    executor: str = "fused"
 
 
 @dataclass(frozen=True)
@@ -95,10 +86,7 @@ class ProbePlan:
 
 def plan(request: ProbeRequest) -> ProbePlan:
     """Checks the request against the model's config. Raises ValueError or FileNotFoundError, naming the value."""
-    check_placement(request.load)
-    config = config_of(request.model, **{key: request.load.get(key) for key in ("revision", "trust_remote_code")})
-    check_config(config)
-    trained_length = request.trained_length or stated_length(config)
+    config, trained_length = request.checked_model()
     length = request.length or 4 * trained_length
     rule = CrossingRule.scaled(trained_length)
     if length <= trained_length + rule.sustained:
@@ -106,7 +94,6 @@ def plan(request: ProbeRequest) -> ProbePlan:
             f"--length {length} is not far enough beyond the trained length {trained_length}; "
             f"take e.g. {4 * trained_length}"
         )
-    check_executor(request.executor)
     if request.texts < 0 or request.samples < 0:
         raise ValueError(f"--texts {request.texts} and --samples {request.samples} must not be negative")
     if request.text is not None and not request.text.is_file():
@@ -117,18 +104,8 @@ def plan(request: ProbeRequest) -> ProbePlan:
     kept = request.spec.resolve(config, length)
     if request.spec.positions is not None:
         check_positions(kept.positions, trained_length, rule)
-    methods = make_methods(request.methods, trained_length, request.settings)
-    for method in methods.values():
-        check_method(config, method)
-    return ProbePlan(
-        request,
-        methods,
-        trained_length,
-        length,
-        lengths,
-        kept,
-        config,
-    )
+    methods = request.checked_methods(config, trained_length)
+    return ProbePlan(request, methods, trained_length, length, lengths, kept, config)
 
 
 def estimate(request: ProbeRequest) -> str:

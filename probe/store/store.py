@@ -101,7 +101,8 @@ def found(
 
     Raises FileExistsError, naming what differs, where there is only another.
     """
-    coords = dict(zip(DIMS, (methods, prompts, layers, positions, dims), strict=True))
+    labels = (methods, prompts, layers, positions, dims)
+    coords: dict[str, Sequence[Any]] = dict(zip(DIMS, labels, strict=True))
     return _found(Path(path), coords, hooks, dtype, attrs)
 
 
