@@ -14,11 +14,11 @@ import numpy as np
 
 from mesa.methods import Method
 from mesa.models import bytes_a_number, chosen_dtype, prompt_bytes
-from probe.capture.capture import peak_bytes
 from probe.capture.spec import CaptureSpec, Kept
 from probe.evaluation import by_length
 from probe.evaluation.by_length import check_lengths, default_lengths
 from probe.evaluation.plan import EvalPlan, EvalRequest
+from probe.memory import peak_bytes
 from probe.request import MethodsRequest
 from probe.tasks.base import Setting
 from probe.thresholds.search import CrossingRule, check_positions

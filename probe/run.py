@@ -11,12 +11,13 @@ from tqdm import tqdm
 
 from mesa.models import Loaded, load
 from probe.capture.bridge import bridge_to
-from probe.capture.capture import capture, check_memory
+from probe.capture.capture import capture
 from probe.evaluation import by_length
 from probe.evaluation.journal import Journal
 from probe.evaluation.plan import EvalPlan
 from probe.evaluation.run import missing_cells
 from probe.inputs import check_values, prepare
+from probe.memory import check_memory
 from probe.plan import ProbePlan, ProbeRequest, measuring, plan, template
 from probe.report import REPORTED, remove_report, write_report
 from probe.store import store

@@ -18,10 +18,10 @@ from tqdm import tqdm
 import mesa
 from mesa.methods import Method
 from mesa.models import Loaded, load, prompt_bytes
-from probe.capture.capture import free_bytes
 from probe.evaluation.journal import Journal
 from probe.evaluation.plan import TASKS, EvalPlan
 from probe.evaluation.summary import summarize
+from probe.memory import free_bytes
 from probe.tasks.latency import Peak, devices
 
 JOURNAL = "cells.jsonl"

@@ -15,9 +15,9 @@ from mesa.methods import Method
 from mesa.models import Loaded, load
 from mesa.plan import reach
 from probe.capture.bridge import bridge_to
-from probe.capture.capture import check_memory, peak_bytes
 from probe.capture.spec import CaptureSpec, Kept
 from probe.evaluation.journal import Journal
+from probe.memory import check_memory, peak_bytes
 from probe.request import ModelRequest
 from probe.study.cells import Trial, predicted_lengths, seeded_windows, states, study_prompts
 from probe.study.results import gather

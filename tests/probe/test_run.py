@@ -17,6 +17,10 @@ import xarray as xr
 from mesa.models import tokenizer_of
 from mesa_lens.cli import main
 from probe import run
+from probe.evaluation.plan import EvalRequest
+from probe.evaluation.plan import plan as plan_evaluation
+from probe.evaluation.run import run as run_evaluation
+from probe.evaluation.summary import wilson
 from probe.plan import ProbeRequest, plan
 from probe.store.reader import whole_passes
 from probe.tasks import likelihood
@@ -59,6 +63,10 @@ def test_everything_promised_is_written(finished):
     assert not any("partial" in name for name in names)
     summary = json.loads((finished / "summary.json").read_text())
     assert {row["method"] for row in summary["methods"]} == {"origin", "rerope", "dynamic-ntk", "mesa"}
+    scores = summary["methods"][0]["scores"]["M"]
+    low, high = scores["tail_nll_interval"]
+    assert low < scores["tail_nll"] < high
+    assert scores["passkey_interval"] == pytest.approx(wilson(round(2 * scores["passkey"]), 2))
     report = (finished / "report.html").read_text()
     assert "Plotly.newPlot" in report
     assert not re.search(r"<(script|link|img|iframe)\b[^>]*(src|href)=", report)  # nothing is fetched: opens offline
@@ -85,6 +93,7 @@ def test_estimate_loads_no_weights_and_writes_nothing(model, tmp_path, capsys, m
         (["--length", "150"], "--length 150 is not far enough beyond the trained length 160; take e.g. 640", 2),
         (["--length", "100000000000"], "GiB are free; shorten --length", 1),
         (["--lengths", "70,160"], "--lengths 70 is too short for a tail of 40 tokens; measure from 80", 2),
+        (["--lengths", "1k:2k"], "is no FIRST:LAST:STEP, e.g. 1k:16k:1k", 2),
         (["--lengths", "90"], "--lengths leaves out the trained length 160", 2),
         (["--set", "rerope.window=160"], "rerope: window=160 is not below the trained length 160", 2),
         (["--text", "/nowhere.txt"], "--text /nowhere.txt is not a file", 2),
@@ -191,7 +200,7 @@ def interrupt_at(monkeypatch, place, name, count):
 
 
 def asked(model, out, *more):
-    options = "--length 300 --texts 0 --samples 1 --methods origin,rerope --lengths 80,160 --layers 0-1"
+    options = "--length 300 --texts 0 --samples 1 --methods origin,rerope --lengths 80:160:80 --layers 0-1"
     return ["probe", "--model", model, "--out", str(out), *options.split(), *more]
 
 
@@ -208,11 +217,32 @@ def files(folder):
     return {path.relative_to(folder): path.read_bytes() for path in paths if path != folder / "zarr.json"}
 
 
+def scored(out):
+    """The journal's scores by cell, without times."""
+    rows = map(json.loads, (out / "measured.jsonl").read_text().splitlines()[1:])
+    return {tuple(row["cell"]): [score["value"] for score in row["scores"]] for row in rows}
+
+
 def same(out, other):
+    assert scored(out) == scored(other)
     assert files(out / "store.zarr") == files(other / "store.zarr")
     first, second = (json.loads((each / "summary.json").read_text()) for each in (out, other))
     assert first | {"created": ""} == second | {"created": ""}
     assert {path.name for path in out.iterdir()} == {path.name for path in other.iterdir()}
+
+
+def test_measured_failure_is_the_evaluations_cells(model, uninterrupted, tmp_path):
+    made = plan_evaluation(
+        EvalRequest(model=model, methods="origin,rerope", samples=1, lengths=(80, 160), tasks=("nll", "passkey"))
+    )
+    run_evaluation(made, tmp_path)
+    rows = map(json.loads, (tmp_path / "cells.jsonl").read_text().splitlines()[1:])
+    cells = {tuple(row["cell"]): [score["value"] for score in row["scores"]] for row in rows}
+    assert cells == scored(uninterrupted)
+    stored = xr.open_zarr(uninterrupted / "store.zarr", group="evaluation")
+    for (task, method, length), values in cells.items():
+        at = stored[{"nll": "tail_nll"}.get(task, task)].sel({"method": method, "length": length})
+        assert at.values.tolist() == values
 
 
 def test_an_interrupt_before_anything_is_kept_leaves_nothing(model, tmp_path, capsys, monkeypatch):
@@ -227,10 +257,10 @@ def test_an_interrupted_capture_goes_on_where_it_was(model, uninterrupted, tmp_p
     calls = interrupt_at(monkeypatch, run, "capture", 2)
     assert main(asked(model, out)) == 1
     assert f"interrupted; what is done is kept: the same command goes on from {out}\n" in capsys.readouterr().err
-    scored = interrupt_at(monkeypatch, likelihood, "nll", 0)
+    measured = interrupt_at(monkeypatch, likelihood, "nll", 0)
     assert main(asked(model, out)) == 0
     assert [args[2].name for args in calls] == ["origin", "rerope", "rerope"]
-    assert not scored
+    assert not measured
     same(out, uninterrupted)
 
 

@@ -1,0 +1,39 @@
+"""How much memory a captured pass takes, how much is free, and the refusal of what cannot fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psutil
+import torch
+
+
+def peak_bytes(config: Any, length: int, bytes_a_number: int, kept_bytes: int) -> int:
+    """Estimate of the memory one captured pass takes beside the weights.
+
+    Counted for each token: the residual stream and its normed copy, the MLP's three intermediates, queries, keys and
+    values raw and rotated, and one attention output being merged in float32.
+    """
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or hidden // heads
+    attention = heads * head_dim
+    intermediate = getattr(config, "intermediate_size", None) or 4 * hidden
+    token_bytes = bytes_a_number * (4 * hidden + 3 * intermediate + 8 * attention) + 3 * 4 * attention
+    return length * token_bytes + kept_bytes
+
+
+def free_bytes(device: torch.device | str = "cpu") -> int:
+    """Free memory of a CUDA device, or of the machine."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(torch.device(device))[0]
+    return psutil.virtual_memory().available
+
+
+def check_memory(needed: int, length: int, device: torch.device | str = "cpu") -> None:
+    """MemoryError when `needed` bytes are more than what is free, before any work."""
+    free = free_bytes(device)
+    if needed > free:
+        raise MemoryError(
+            f"length={length} needs about {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free; "
+            "shorten --length or keep fewer --layers, --dims, --positions"
+        )
