@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from mesa_lens import __version__
 
@@ -30,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0, 2 for misuse or 1 for failure, after one line on stderr."""
     args = parser().parse_args(argv)
     try:
-        return args.run(args) or 0
+        with _terminated_as_interrupted():
+            return args.run(args) or 0
     except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -38,12 +42,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(error, 2)
     except (OSError, MemoryError, RuntimeError) as error:
         return _complain(error, 1)
-    except KeyboardInterrupt:
-        print("mesa-lens: interrupted; nothing half-written was left", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        *_, kept = ["nothing half-written was left", *getattr(error, "__notes__", [])]
+        print(f"\nmesa-lens: interrupted; {kept}", file=sys.stderr)
         return 1
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def _complain(error: BaseException, code: int) -> int:
     line = " ".join(str(error).split()) or type(error).__name__
-    print(f"mesa-lens: {line}", file=sys.stderr)
+    print("; ".join([f"mesa-lens: {line}", *getattr(error, "__notes__", [])[-1:]]), file=sys.stderr)
     return code

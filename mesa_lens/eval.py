@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 from mesa_lens.model import add_model_options, load_options
+from mesa_lens.options import (
+    add_lengths,
+    add_methods,
+    add_output,
+    add_samples,
+    add_seed,
+    add_settings,
+    goes_on,
+    lengths,
+)
 
 
 def add(commands: Any) -> None:
@@ -22,12 +31,11 @@ def add(commands: Any) -> None:
     what = command.add_argument_group("what to run")
     what.add_argument("--task", default="passkey,nll", help="names, separated by commas; --list-tasks explains them")
     what.add_argument("--list-tasks", action="store_true", help="print the tasks and stop")
-    what.add_argument("--lengths", help="tokens, e.g. 256,512 or 1k:16k:1k (None: 1, 2, 4, 8 M)")
-    what.add_argument("--samples", type=int, default=100, help="prompts a length and method")
-    what.add_argument("--seed", type=int, default=0)
-    what.add_argument("--methods", default="all", help="names, separated by commas, or 'all'")
-    what.add_argument("--set", action="append", default=[], metavar="METHOD.PARAMETER=VALUE")
-    what.add_argument("--executor", default="fused", help="fused, or dense (O(T^2) memory)")
+    add_lengths(what, "1, 2, 4, 8 M")
+    add_samples(what, 100)
+    add_seed(what)
+    add_methods(what)
+    add_settings(what)
     what.add_argument("--batch", type=int, default=8, help="prompts decoded at once; halved where memory runs out")
     data = command.add_argument_group("data")
     data.add_argument("--text", help="text for NLL and essays: a file, folder or hub dataset (None: the shipped one)")
@@ -39,17 +47,13 @@ def add(commands: Any) -> None:
     harness.add_argument("--harness", help="lm-eval tasks, e.g. longbench_qasper,niah_single_1")
     harness.add_argument("--include-path", type=Path, help="folder with tasks of your own")
     harness.add_argument("--limit", type=int, help="documents a task (None: all)")
-    out = command.add_argument_group("output")
-    out.add_argument("--out", type=Path, default=Path("runs/eval"), help="folder; an interrupted run goes on in it")
-    out.add_argument("--overwrite", action="store_true", help="replace an evaluation that is already there")
-    out.add_argument("--estimate", action="store_true", help="print cells, tokens and memory, and stop")
-    out.add_argument("--json", action="store_true", help="print summary.json in place of tables")
+    add_output(command, "runs/eval", "")
     command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Checks everything that can be checked, then runs."""
-    from probe.evaluation.plan import EvalRequest, names, parse_lengths, task_table
+    from probe.evaluation.plan import EvalRequest, names, task_table
 
     if args.list_tasks:
         print("\n".join(f"{name:18s} {about}" for name, about in task_table()))
@@ -60,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         load=load_options(args),
         methods=args.methods,
         settings=tuple(args.set),
-        lengths=None if args.lengths is None else parse_lengths(args.lengths),
+        lengths=lengths(args),
         trained_length=args.trained_length,
         samples=args.samples,
         seed=args.seed,
@@ -71,12 +75,8 @@ def run(args: argparse.Namespace) -> int:
         batch=args.batch,
         executor=args.executor,
     )
-    try:
+    with goes_on(args):
         return _harness(args, request) if args.harness else _tasks(args, request)
-    except KeyboardInterrupt:
-        again = "without --overwrite, the" if args.overwrite else "the"
-        print(f"\nmesa-lens: interrupted; {again} same command goes on from {args.out}", file=sys.stderr)
-        return 1
 
 
 def _tasks(args: argparse.Namespace, request: Any) -> int:

@@ -18,10 +18,15 @@ def add_model_options(command: argparse.ArgumentParser) -> None:
     )
     model.add_argument("--revision", help="hub revision")
     model.add_argument("--dtype", help="float32, float16 or bfloat16 (None: float32 on a CPU, else the checkpoint's)")
-    model.add_argument("--device", default="cpu")
+    add_device(model)
     model.add_argument("--device-map", help="accelerate's placement, e.g. auto; in place of --device")
     model.add_argument("--trust-remote-code", action="store_true", help="run code that the checkpoint brings")
     model.add_argument("--trained-length", type=int, help="trained window M in tokens (None: the config's word)")
+
+
+def add_device(group: Any) -> None:
+    """Adds --device."""
+    group.add_argument("--device", default="cpu", help="e.g. cpu or cuda:0")
 
 
 def load_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mesa_lens.model import add_model_options, load_options
+from mesa_lens.options import add_lengths, add_methods, add_output, add_samples, add_seed, add_settings, lengths
 
 DEFAULT_METHODS = "origin,rerope,dynamic-ntk,mesa"
 
@@ -22,17 +23,12 @@ def add(commands: Any) -> None:
     )
     add_model_options(command)
     what = command.add_argument_group("what to run")
-    what.add_argument(
-        "--methods", default=DEFAULT_METHODS, help="names, separated by commas, or 'all'; first: the reference"
-    )
-    what.add_argument(
-        "--set", action="append", default=[], metavar="METHOD.PARAMETER=VALUE", help="e.g. rerope.window=512"
-    )
+    add_methods(what, DEFAULT_METHODS, "or 'all'; first: the reference")
+    add_settings(what)
     what.add_argument("--length", type=int, help="tokens captured (None: 4 M)")
     what.add_argument("--prompt", default="hello", help="the word that is repeated")
     what.add_argument("--text", type=Path, help="a text file for held-out prompts (None: the shipped held-out text)")
     what.add_argument("--texts", type=int, default=2, help="held-out prompts beside the repeated word")
-    what.add_argument("--executor", default="fused", help="fused, or dense (O(T^2) memory)")
     keep = command.add_argument_group("what to keep")
     keep.add_argument("--hooks", default="resid_post", help="e.g. resid_post,attn_out")
     keep.add_argument("--layers", default="all", help="e.g. 0-10, ends included")
@@ -40,23 +36,18 @@ def add(commands: Any) -> None:
     keep.add_argument("--positions", default="all", help="e.g. 4000-5000,7000-8000")
     keep.add_argument("--store-dtype", default="float32", help="float32 or float16")
     measure = command.add_argument_group("measuring the real failure")
-    measure.add_argument("--samples", type=int, default=20, help="prompts a length and method; 0: do not measure")
-    measure.add_argument(
-        "--lengths", help="tokens, e.g. 256,512,1024 (None: 0.5, 1, 1.5, 2, 3, 4, 6, 8 M up to --length)"
-    )
-    measure.add_argument("--seed", type=int, default=0)
-    out = command.add_argument_group("output")
-    out.add_argument("--out", type=Path, default=Path("runs/probe"), help="folder for store, report and figures")
-    out.add_argument("--overwrite", action="store_true", help="replace a run that is already there")
-    out.add_argument("--estimate", action="store_true", help="print memory and disk needed, and stop")
-    out.add_argument("--json", action="store_true", help="print summary.json in place of the table")
+    add_samples(measure, 20, "; 0: do not measure")
+    add_lengths(measure, "0.5, 1, 1.5, 2, 3, 4, 6, 8 M up to --length")
+    add_seed(measure)
+    add_output(command, "runs/probe", " for store, report and figures")
     command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Checks everything that can be checked, then runs."""
     from probe.capture.spec import CaptureSpec, parse_ranges
-    from probe.run import ProbeRequest, estimate, run_probe
+    from probe.plan import ProbeRequest, estimate
+    from probe.run import run_probe
 
     request = ProbeRequest(
         model=args.model,
@@ -76,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             dtype=args.store_dtype,
         ),
         samples=args.samples,
-        lengths=_lengths(args.lengths),
+        lengths=lengths(args),
         seed=args.seed,
         executor=args.executor,
     )
@@ -86,12 +77,3 @@ def run(args: argparse.Namespace) -> int:
     summary, table = run_probe(request, args.out, overwrite=args.overwrite)
     print(json.dumps(summary, indent=1) if args.json else table)
     return 0
-
-
-def _lengths(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    parts = text.split(",")
-    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-        raise ValueError(f"--lengths {text!r} is no list of tokens; write e.g. 256,512,1024")
-    return tuple(sorted({int(part) for part in parts}))

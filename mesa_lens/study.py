@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from mesa_lens.model import add_model_options, load_options
+from mesa_lens.options import add_methods, add_output, add_samples, goes_on
 
 
 def add(commands: Any) -> None:
@@ -18,15 +18,14 @@ def add(commands: Any) -> None:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add_model_options(command)
-    command.add_argument("--methods", default="all", help="names, separated by commas, each with several parameters")
+    add_methods(command, more="or 'all', each with several parameters")
     command.add_argument("--prompts", default="repeated,text,passkey", help="kinds of prompts, by commas")
     command.add_argument("--seeds", type=int, default=5, help="each with prompts and words of its own")
     command.add_argument("--length", type=int, help="longest length L in tokens (None: 8 M)")
     command.add_argument("--tops", default="1,3,10,30,100", help="numbers of dims that a prediction is the median of")
     command.add_argument("--windows", type=int, default=8, help="texts, or passkey prompts, in an average")
-    command.add_argument("--samples", type=int, default=5, help="measured passkey prompts and texts a length and seed")
-    command.add_argument("--out", type=Path, default=Path("runs/study"), help="folder; an interrupted study goes on")
-    command.add_argument("--overwrite", action="store_true", help="begin anew")
+    add_samples(command, 5, " and seed, of passkeys and of texts")
+    add_output(command, "runs/study", "", shows=False)
     command.set_defaults(run=run)
 
 
@@ -47,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
         windows=args.windows,
         samples=args.samples,
     )
-    print(write_study(run_study(request, args.out, overwrite=args.overwrite), args.out))
+    with goes_on(args):
+        print(write_study(run_study(request, args.out, overwrite=args.overwrite), args.out))
     return 0
 
 

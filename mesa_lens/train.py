@@ -6,14 +6,17 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from mesa_lens.model import add_device
+from mesa_lens.options import add_seed
+
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
     command = commands.add_parser("train-default", help="train the shipped default model anew", description=__doc__)
     command.add_argument("--out", type=Path, required=True, help="folder for checkpoint, tokenizer and card")
     command.add_argument("--tokens", type=int, default=24_000_000, help="training tokens (default 24 million)")
-    command.add_argument("--seed", type=int, default=0)
-    command.add_argument("--device", default="cpu")
+    add_seed(command)
+    add_device(command)
     command.set_defaults(run=run)
 
 

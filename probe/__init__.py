@@ -18,11 +18,14 @@ if TYPE_CHECKING:
     from probe.evaluation.run import run as run_evaluation
     from probe.figures.export import curves_export, heatmap_export, threshold_export
     from probe.figures.heatmap import default_regions, regions
+    from probe.plan import ProbeRequest
     from probe.report import write_report
-    from probe.run import ProbeRequest, run_probe
+    from probe.run import run_probe
     from probe.store.reader import Run, open_run
     from probe.store.select import hook_values
     from probe.thresholds.analysis import analyse, summarize
+    from probe.thresholds.calls import drift_calls
+    from probe.thresholds.drift import DriftRule, find_drift
     from probe.thresholds.failure import measured_failure
     from probe.thresholds.predict import negative_control, predict
     from probe.thresholds.search import CrossingRule, search
@@ -30,14 +33,17 @@ if TYPE_CHECKING:
 _LAZY = {
     "CaptureSpec": "probe.capture.spec",
     "CrossingRule": "probe.thresholds.search",
+    "DriftRule": "probe.thresholds.drift",
     "EvalRequest": "probe.evaluation.plan",
-    "ProbeRequest": "probe.run",
+    "ProbeRequest": "probe.plan",
     "Run": "probe.store.reader",
     "analyse": "probe.thresholds.analysis",
     "bridge_to": "probe.capture.bridge",
     "capture_states": "probe.capture.capture",
     "curves_export": "probe.figures.export",
     "default_regions": "probe.figures.heatmap",
+    "drift_calls": "probe.thresholds.calls",
+    "find_drift": "probe.thresholds.drift",
     "heatmap_export": "probe.figures.export",
     "hook_values": "probe.store.select",
     "measured_failure": "probe.thresholds.failure",
@@ -57,6 +63,7 @@ _LAZY = {
 __all__ = [
     "CaptureSpec",
     "CrossingRule",
+    "DriftRule",
     "EvalRequest",
     "ProbeRequest",
     "Run",
@@ -65,6 +72,8 @@ __all__ = [
     "capture_states",
     "curves_export",
     "default_regions",
+    "drift_calls",
+    "find_drift",
     "heatmap_export",
     "hook_values",
     "measured_failure",

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from mesa.models import Loaded, tokenizer_of
+from probe.capture.capture import check_distinct
+from probe.plan import ProbePlan, measuring
 from probe.store import store
 from probe.tasks import score
-from probe.tasks.retrieval import encode, first_ids
-
-if TYPE_CHECKING:
-    from probe.run import ProbePlan
+from probe.tasks.finding import PASSKEY
+from probe.tasks.likelihood import TAIL
+from probe.tasks.repeated import repeated_word
+from probe.tasks.retrieval import first_ids
 
 _TRIED = 64  # tokens
 
@@ -28,8 +30,9 @@ def prepare(made: ProbePlan) -> tuple[list[np.ndarray], dict[str, list[int]]]:
     documents = score.heldout_ids(tokenizer, texts)
     tokens = _prompt_tokens(tokenizer, made, documents)
     if request.samples:
-        score.prompts("passkey", tokenizer, min(made.lengths), 1, request.seed)
-        score.text_windows(documents, max(made.lengths), 1)
+        setting = measuring(made, documents).setting
+        for task in (PASSKEY, TAIL):
+            task.prepare(tokenizer, min(made.lengths), setting, 1)
     return documents, tokens
 
 
@@ -59,14 +62,16 @@ def check_values(loaded: Loaded, made: ProbePlan, ids: list[int]) -> None:
 def _prompt_tokens(tokenizer: Any, made: ProbePlan, documents: list[np.ndarray]) -> dict[str, list[int]]:
     """Token ids of every prompt, each of `made.length` tokens, with the special tokens that come first."""
     first = list(first_ids(tokenizer))
-    word = list(encode(tokenizer, " " + made.request.word.strip()))
     room = made.length - len(first)
-    repeated = (word * math.ceil(room / len(word)))[:room] if word else []
-    if not repeated:
-        raise ValueError(f"--prompt {made.request.word!r} is empty; give a word to repeat")
+    repeated, added = repeated_word(tokenizer, made.request.word, made.length)
+    if added:
+        sys.stderr.write(f"the tokenizer puts no token first: the repeated word comes after {added}\n")
     windows = score.text_windows(documents, room, made.request.texts) if made.request.texts else []
     if len(windows) < made.request.texts:
         raise ValueError(
             f"--texts {made.request.texts}: the text holds {len(windows)} runs of {room} tokens; ask for fewer"
         )
-    return dict(zip(made.prompts, [first + repeated, *(first + run.tolist() for run in windows)], strict=True))
+    tokens = dict(zip(made.prompts, [repeated, *(first + run.tolist() for run in windows)], strict=True))
+    for name, ids in tokens.items():
+        check_distinct(ids, f"prompt {name}")
+    return tokens

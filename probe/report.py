@@ -26,14 +26,9 @@ from probe.thresholds.calls import carriers
 from probe.thresholds.findings import findings
 
 _THRESHOLDS = 4  # charts, of the best dims
-_WRITTEN = (
-    "report.html",
-    "summary.json",
-    "figures/heatmap*.*",
-    "figures/threshold-layer*.*",
-    "figures/curves.*",
-    "figures/drift.*",
-)
+REPORTED = ("report.html", "summary.json")
+"""What a finished report consists of, beside its figures."""
+_WRITTEN = (*REPORTED, "figures/heatmap*.*", "figures/threshold-layer*.*", "figures/curves.*", "figures/drift.*")
 
 
 def write_report(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
@@ -47,13 +42,18 @@ def write_report(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
         bar.update()
     summary = summarize(analysis)
     folder = run.path.parent
-    for pattern in _WRITTEN:  # a former run's
+    remove_report(folder)
+    write_figures(analysis, folder / "figures")
+    write(folder / "report.html", render(analysis, summary).encode())
+    write(folder / "summary.json", (json.dumps(summary, indent=2, allow_nan=False) + "\n").encode())
+    return summary
+
+
+def remove_report(folder: Path) -> None:
+    """Removes what `write_report` wrote for a former run, and nothing else."""
+    for pattern in _WRITTEN:
         for path in folder.glob(pattern):
             path.unlink()
-    write_figures(analysis, folder / "figures")
-    (folder / "report.html").write_text(render(analysis, summary), encoding="utf-8")
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    return summary
 
 
 def render(analysis: Analysis, summary: dict[str, Any]) -> str:
@@ -61,7 +61,18 @@ def render(analysis: Analysis, summary: dict[str, Any]) -> str:
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
     attrs = analysis.run.hidden.attrs
-    shown = ("model", "model_revision", "source_dtype", "created", "executor", "word", "text", "seed")
+    shown = (
+        "model",
+        "model_revision",
+        "source_dtype",
+        "created",
+        "executor",
+        "word",
+        "first_token",
+        "quantization",
+        "text",
+        "seed",
+    )
     return environment.get_template("report.html").render(
         summary=summary,
         findings=findings(summary),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
+
+from mesa_lens.options import goes_on
 
 
 def add(commands: Any) -> None:
@@ -46,12 +47,8 @@ def run(args: argparse.Namespace) -> int:
     from mesa_lens.paper.report import write_report
     from mesa_lens.paper.runner import run_sections
 
-    try:
+    with goes_on(args):
         found = run_sections(config, plans, args.out, overwrite=args.overwrite)
-    except KeyboardInterrupt:
-        again = "without --overwrite, the" if args.overwrite else "the"
-        print(f"\nmesa-lens: interrupted; {again} same command goes on from {args.out}", file=sys.stderr)
-        return 1
     path = write_report(config, found, args.out)
     for name, result in found.items():
         if "left_out" in result:

@@ -17,8 +17,8 @@ from mesa_lens.paper.sections import SECTIONS, Section
 from probe.capture.spec import CaptureSpec, parse_ranges
 from probe.evaluation.harness import checked_tasks
 from probe.evaluation.plan import TASKS, EvalPlan, EvalRequest, memory_bytes, names, parse_lengths, plan
-from probe.run import ProbeRequest
-from probe.run import plan as plan_probe
+from probe.plan import ProbeRequest
+from probe.plan import plan as plan_probe
 from probe.tasks.base import Setting
 
 _TOP = ("title", "model", "load", "architecture", "trained_length", "methods", "set", "seed", "sections")

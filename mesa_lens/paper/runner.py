@@ -7,28 +7,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mesa_lens.paper.config import PaperConfig, include_path, probe_request, reason_left_out
+from mesa_lens.paper.config import PaperConfig, include_path, reason_left_out
 from mesa_lens.paper.sections import SECTIONS
 from probe.evaluation.harness import JOURNAL as HARNESS_JOURNAL
 from probe.evaluation.harness import open_harness, run_harness
 from probe.evaluation.run import JOURNAL, open_journal
 from probe.evaluation.run import run as run_cells
-from probe.run import provenance, run_probe
-from probe.store.reader import Run, differing_key, open_run
+from probe.plan import ProbePlan
+from probe.run import is_whole, run_probe
 
 
 def check_folders(config: PaperConfig, plans: Mapping[str, Any], out: Path) -> None:
     """Raises FileExistsError, naming what differs, for a section's folder that holds another run."""
     for name, made in plans.items():
         if name == "probe":
-            run = _finished_probe(out / name)
-            if run is None:
-                continue
-            texts = run.hidden["prompt"].values.tolist() != made.prompts
-            if different := differing_key(run, provenance(made)) or ("number of texts" if texts else None):
-                raise FileExistsError(
-                    f"{out / name} holds a run with another {different}; use --overwrite or another --out"
-                )
+            is_whole(made, out / name)
         elif name == "longbench" and (out / name / HARNESS_JOURNAL).exists():
             open_harness(made, out / name, **_harness_options(config))
         elif name != "longbench" and (out / name / JOURNAL).exists():
@@ -50,7 +43,7 @@ def run_sections(
         if reason:
             found[name] = {"left_out": reason}
         elif name == "probe":
-            found[name] = _probe(config, out / name, overwrite)
+            found[name] = _probe(plans[name], out / name, overwrite)
         elif name == "longbench":
             tasks, options = config.sections[name]["tasks"], _harness_options(config)
             found[name] = run_harness(plans[name], tasks, out / name, overwrite=overwrite, **options)
@@ -59,19 +52,11 @@ def run_sections(
     return found
 
 
-def _finished_probe(folder: Path) -> Run | None:
-    """The probe run in a folder; None where there is none, or one that was not finished."""
-    try:
-        return open_run(folder) if (folder / "summary.json").is_file() else None
-    except ValueError:
-        return None
-
-
-def _probe(config: PaperConfig, folder: Path, overwrite: bool) -> dict[str, Any]:
+def _probe(made: ProbePlan, folder: Path, overwrite: bool) -> dict[str, Any]:
     """The summary of a probe run; a whole one is not run again."""
-    if not overwrite and _finished_probe(folder) is not None:
+    if not overwrite and is_whole(made, folder):
         return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return run_probe(probe_request(config), folder, overwrite=True)[0]
+    return run_probe(made.request, folder, overwrite=overwrite)[0]
 
 
 def _harness_options(config: PaperConfig) -> dict[str, Any]:

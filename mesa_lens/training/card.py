@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,19 @@ import mesa
 from mesa.methods import Method
 from mesa.models import Loaded
 from probe.tasks import corpus, score
-from probe.tasks.retrieval import first_ids
+from probe.tasks.base import Setting, Task
+from probe.tasks.finding import FINDING
+from probe.tasks.likelihood import TAIL, tail_tokens
 
 METHODS = ("origin", "rerope", "dynamic-ntk", "lm-infinite", "stair", "mesa")
 MULTIPLES = (0.5, 1, 2, 4, 8)
-TASKS = ("passkey", "needle", "lines")
+_FINDING = {task.name: task for task in FINDING}
+TASKS: dict[str, Task] = {
+    "tail_nll": TAIL,
+    "passkey": _FINDING["passkey"],
+    "needle": replace(_FINDING["niah-essay"], name="needle"),
+    "lines": _FINDING["lines"],
+}
 PROMPTS, WINDOWS = 100, 32
 LONGEST_LINES = 1  # in trained windows: LongEval is asked inside the window only
 MEASURING_SEED = 20_000
@@ -32,45 +41,40 @@ def measure(loaded: Loaded, *, prompts: int = PROMPTS, seed: int = MEASURING_SEE
     """
     trained_length = int(loaded.model.config.max_position_embeddings)
     lengths = [int(trained_length * multiple) for multiple in MULTIPLES]
-    documents = score.heldout_ids(loaded.tokenizer)
-    windows = score.text_windows(documents, max(lengths), WINDOWS)
-    first, tail = first_ids(loaded.tokenizer), trained_length // 4
+    documents = tuple(score.heldout_ids(loaded.tokenizer))
+    setting = Setting(trained_length, tuple(lengths), prompts, seed, documents)
+    windows = len(score.text_windows(documents, max(lengths), WINDOWS))
     scores: dict[str, dict[str, list[float | None]]] = {}
-    total = len(METHODS) * len(lengths) * (len(windows) + len(TASKS) * prompts)
+    total = len(METHODS) * len(lengths) * (windows + (len(TASKS) - 1) * prompts)
     with tqdm(total=total, desc="measuring the model", unit="prompt") as bar:
         for name in METHODS:
             method: Method = mesa.make(name, trained_length)
-            rows: dict[str, list[float | None]] = {key: [] for key in ("tail_nll", *TASKS)}
             with mesa.applied(loaded.model, method):
-                for length in lengths:
-                    nll = score.tail_nll(loaded.model, windows, first, length, tail, bar.update)
-                    rows["tail_nll"].append(round(float(np.mean(nll)), 4))
-                    for task in TASKS:
-                        if task == "lines" and length > LONGEST_LINES * trained_length:
-                            rows[task].append(None)
-                            bar.update(prompts)
-                            continue
-                        rows[task].append(_accuracy(loaded, task, length, prompts, seed, documents, bar))
-            scores[name] = rows
+                scores[name] = {key: [_mean(loaded, key, length, setting, bar) for length in lengths] for key in TASKS}
     return {
         "prompts": prompts,
-        "windows": len(windows),
+        "windows": windows,
         "seed": seed,
-        "tail": tail,
+        "tail": tail_tokens(trained_length),
         "lengths": lengths,
         "scores": scores,
     }
 
 
-def _accuracy(
-    loaded: Loaded, task: str, length: int, count: int, seed: int, documents: list[np.ndarray], bar: tqdm[Any]
-) -> float | None:
+def _mean(loaded: Loaded, key: str, length: int, setting: Setting, bar: tqdm[Any]) -> float | None:
+    """A task's mean score; None for prompts that cannot be built, and for lines beyond the window."""
+    task, count = TASKS[key], WINDOWS if key == "tail_nll" else setting.samples
+    too_long = key == "lines" and length > LONGEST_LINES * setting.trained_length
     try:
-        asked = score.prompts(task, loaded.tokenizer, length, count, seed, documents)
+        prepared = [] if too_long else task.prepare(loaded.tokenizer, length, setting, count)
     except ValueError:  # the length is below the task's fixed text
-        bar.update(count)
-        return None
-    return round(float(np.mean(score.retrieval_hits(loaded.model, loaded.tokenizer, asked, bar.update))), 3)
+        prepared = []
+    values = []
+    for each in task.measure(loaded, length, prepared, setting):
+        values.append(each.value)
+        bar.update()
+    bar.update(0 if values else count)
+    return round(float(np.mean(values)), 4 if key == "tail_nll" else 3) if values else None
 
 
 def write_card(folder: Path, measured: dict[str, Any]) -> None:

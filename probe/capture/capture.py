@@ -57,8 +57,10 @@ def capture(
     """Hidden states by hook, each float32 (layer, position, dim), of one pass over `token_ids` under `method`.
 
     Slices are copied inside the hook, so that memory is what is kept, not what is computed. Layers above the last
-    kept one are not run. Raises RuntimeError when the method's executor did not run once in every layer below.
+    kept one are not run. Raises ValueError for a prompt of identical tokens, RuntimeError when the method's executor
+    did not run once in every layer below.
     """
+    check_distinct(token_ids, "the prompt")
     values = {hook: np.empty((len(kept.layers), len(kept.positions), len(kept.dims)), np.float32) for hook in hooks}
     positions, dims = torch.tensor(kept.positions), torch.tensor(kept.dims)
 
@@ -82,3 +84,12 @@ def capture(
             f"{method.name} ran {dict(attachment.calls)} times by layer, once in each of {depth} expected"
         )
     return values
+
+
+def check_distinct(ids: Sequence[int], what: str) -> None:
+    """ValueError for a prompt whose tokens are all the same: its hidden states cannot depend on position."""
+    if len(ids) > 1 and len(set(ids)) == 1:
+        raise ValueError(
+            f"all {len(ids)} tokens of {what} are the same (id {ids[0]}): every value is then the same, attention "
+            "gives it back whatever its weights, and hidden states cannot depend on position; put another token first"
+        )

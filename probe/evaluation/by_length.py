@@ -1,21 +1,23 @@
-"""Measures, for each method and length, what a model really does: tail likelihood and passkey retrieval."""
+"""The measured failure of a probe run: evaluation cells of tail likelihood and passkey retrieval, by length."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import xarray as xr
-from tqdm import tqdm
 
-import mesa
-from mesa.methods import Method
 from mesa.models import Loaded
-from probe.capture.memory import free_bytes, prompt_bytes
-from probe.tasks import score
-from probe.tasks.retrieval import Prompt, first_ids
+from probe.evaluation.journal import Journal
+from probe.evaluation.plan import EvalPlan
+from probe.evaluation.run import missing_cells, run_cells
+from probe.tasks.finding import PASSKEY
+from probe.tasks.likelihood import TAIL, tail_tokens
 
+JOURNAL = "measured.jsonl"
+TASKS = (TAIL.name, PASSKEY.name)
 MULTIPLES = (0.5, 1, 1.5, 2, 3, 4, 6, 8)
 """Lengths measured by default, in trained windows."""
 
@@ -23,11 +25,6 @@ MULTIPLES = (0.5, 1, 1.5, 2, 3, 4, 6, 8)
 def default_lengths(trained_length: int, longest: int) -> list[int]:
     """`MULTIPLES` of M up to `longest` tokens."""
     return [int(trained_length * multiple) for multiple in MULTIPLES if trained_length * multiple <= longest]
-
-
-def tail_tokens(trained_length: int) -> int:
-    """Tokens over which the tail likelihood is taken: a quarter of the trained window."""
-    return max(1, trained_length // 4)
 
 
 def check_lengths(lengths: Sequence[int], trained_length: int) -> None:
@@ -41,56 +38,52 @@ def check_lengths(lengths: Sequence[int], trained_length: int) -> None:
         raise ValueError(f"--lengths leaves out the trained length {trained_length}, the in-window level; include it")
 
 
-def _batch(model: Any, length: int) -> int:
-    """How many prompts are decoded at once: up to 8 that take half of the free memory."""
-    needed = prompt_bytes(model.config, length, model.dtype.itemsize)
-    return max(1, min(8, free_bytes(model.device) // 2 // needed))
+def measure(made: EvalPlan, loaded: Loaded, journal: Journal) -> None:
+    """Runs the cells that the journal lacks.
+
+    Raises ValueError for a likelihood that is no number, RuntimeError for a cell that does not fit in memory.
+    """
+    run_cells(made, loaded, missing_cells(made, journal), journal, what="measuring failure", check=_check)
 
 
-def evaluate(
-    loaded: Loaded,
-    methods: Mapping[str, Method],
-    lengths: Sequence[int],
-    samples: int,
-    seed: int,
-    documents: Sequence[np.ndarray],
-    executor: str = "fused",
-) -> xr.Dataset:
+def scores(made: EvalPlan, journal: Journal) -> xr.Dataset:
     """`tail_nll` (method, length, window) in nats a token and `passkey` (method, length, sample), 1 where found.
 
-    `samples` passkey prompts a length and as many text windows, the same for every method. The tail is M/4 tokens,
-    the same targets at every length. Raises ValueError, before any pass, for a length that a task cannot be built at.
+    The journal has every cell of the plan. The tail is M/4 tokens, the same targets at every length.
     """
-    tokenizer = loaded.tokenizer
-    trained_length = next(iter(methods.values())).trained_length
-    tail = tail_tokens(trained_length)
-    first = first_ids(tokenizer)
-    windows = score.text_windows(documents, max(lengths), samples)
-    asked: dict[int, list[Prompt]] = {
-        length: score.prompts("passkey", tokenizer, length, samples, seed) for length in lengths
-    }
-    shape = (len(methods), len(lengths))
-    nll, hits = np.empty((*shape, len(windows))), np.empty((*shape, samples))
-    with tqdm(
-        total=len(methods) * len(lengths) * (samples + len(windows)), desc="measuring failure", unit="prompt"
-    ) as bar:
-        for row, method in enumerate(methods.values()):
-            with mesa.applied(loaded.model, method, executor=executor):
-                for column, length in enumerate(lengths):
-                    nll[row, column] = score.tail_nll(loaded.model, windows, first, length, tail, bar.update)
-                    if np.isnan(nll[row, column]).any():
-                        raise ValueError(
-                            f"the tail NLL under {method.name} at {length} tokens is not a number; run the model with "
-                            "--dtype float32"
-                        )
-                    hits[row, column] = score.retrieval_hits(
-                        loaded.model, tokenizer, asked[length], bar.update, _batch(loaded.model, length)
-                    )
+    nll, hits = (
+        np.array(
+            [
+                [[score["value"] for score in journal.rows[task, name, length]["scores"]] for length in _lengths(made)]
+                for name in made.methods
+            ]
+        )
+        for task in TASKS
+    )
+    setting = made.setting
     return xr.Dataset(
         {
             "tail_nll": (("method", "length", "window"), nll, {"long_name": "tail NLL", "units": "nats/token"}),
             "passkey": (("method", "length", "sample"), hits, {"long_name": "passkey found", "units": "1"}),
         },
-        coords={"method": list(methods), "length": list(lengths)},
-        attrs={"tail": tail, "seed": seed, "trained_length": trained_length},
+        coords={"method": list(made.methods), "length": _lengths(made)},
+        attrs={
+            "tail": tail_tokens(setting.trained_length),
+            "seed": setting.seed,
+            "trained_length": setting.trained_length,
+        },
     )
+
+
+def _lengths(made: EvalPlan) -> list[int]:
+    return list(made.setting.lengths)
+
+
+def _check(cell: tuple[str, str, int], row: Mapping[str, Any] | None) -> None:
+    task, name, length = cell
+    if row is None:
+        raise RuntimeError(f"{task} under {name} does not fit in memory at {length} tokens; shorten --lengths")
+    if any(math.isnan(score["value"]) for score in row["scores"]):
+        raise ValueError(
+            f"the tail NLL under {name} at {length} tokens is not a number; run the model with --dtype float32"
+        )

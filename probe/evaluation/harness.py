@@ -56,9 +56,8 @@ def check_tasks(tasks: Sequence[str], include_path: Path | None, metadata: Mappi
 @contextlib.contextmanager
 def checked_tasks(made: EvalPlan, tasks: Sequence[str], include_path: Path | None) -> Iterator[Any]:
     """`check_tasks` for a plan's tokenizer and lengths; the manager serves inside the context."""
-    where = {key: made.request.load.get(key) for key in ("revision", "trust_remote_code")}
     with tempfile.TemporaryDirectory() as folder:  # lm-eval would load a tokenizer by name, with remote code
-        tokenizer_of(made.request.model, **where).save_pretrained(folder)
+        tokenizer_of(made.request.model, **made.request.source).save_pretrained(folder)
         yield check_tasks(tasks, include_path, {"tokenizer": folder, "max_seq_lengths": list(made.setting.lengths)})
 
 

@@ -15,23 +15,24 @@ Cell = tuple[str | int, ...]
 class Journal:
     """Finished cells in a file of one JSON line each; the first line holds the run's settings.
 
-    A line that an interrupt cut short is dropped; a journal without cells is begun anew. Raises FileExistsError,
-    naming what differs, for the journal of a run with other settings, and ValueError for a file that is no journal.
+    It appears with the first cell. A line that an interrupt cut short is dropped; a journal without cells binds to
+    nothing. Raises FileExistsError, naming what differs, for the journal of a run with other settings, and ValueError
+    for a file that is no journal.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        self.path = path
+        self.path, self.settings = path, dict(settings)
         self.rows: dict[Cell, dict[str, Any]] = {}
         if path.exists() and path.stat().st_size:
             self._read(json.loads(json.dumps(settings)))
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._write("w", {"settings": settings})
 
     def add(self, cell: Cell, row: Mapping[str, Any]) -> None:
         """Keeps what a cell gave."""
-        self.rows[cell] = dict(row)
+        if not self.rows:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._write("w", {"settings": self.settings})
         self._write("a", {"cell": cell, **row})
+        self.rows[cell] = dict(row)
 
     def _read(self, settings: Mapping[str, Any]) -> None:
         text = self.path.read_text(encoding="utf-8")
@@ -43,10 +44,7 @@ class Journal:
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{self.path} is no journal of a run; use --overwrite or another --out") from error
         differing = sorted(key for key in {*settings, *stored} if settings.get(key) != stored.get(key))
-        if differing and not self.rows:
-            self._write("w", {"settings": settings})
-            return
-        if differing:
+        if differing and self.rows:
             raise FileExistsError(
                 f"{self.path} holds a run with another {differing[0]}; use --overwrite or another --out"
             )

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from mesa.engine.plug import check_executor
 from mesa.methods import Method
-from mesa.models import bytes_a_number, check_placement, config_of, tokenizer_of
-from mesa.settings import make_methods
-from mesa.support import check_config, check_method
-from mesa.support import trained_length as stated_length
+from mesa.models import bytes_a_number, tokenizer_of
 from probe.capture.memory import prompt_bytes
 from probe.tasks import sources
 from probe.tasks.base import Setting, Task
 from probe.tasks.finding import FINDING
 from probe.tasks.latency import Latency
 from probe.tasks.likelihood import LIKELIHOOD
+from probe.tasks.request import MethodsRequest
 from probe.tasks.score import heldout_ids
 from probe.tasks.summaries import Summaries
 
@@ -30,24 +26,17 @@ TASKS: dict[str, Task] = {task.name: task for task in (*FINDING, *LIKELIHOOD, Su
 
 
 @dataclass(frozen=True)
-class EvalRequest:
+class EvalRequest(MethodsRequest):
     """What is asked for; lengths in tokens. The rest as in `Setting`."""
 
     tasks: tuple[str, ...] = ("passkey", "nll")
-    model: str = "default"
-    load: Mapping[str, Any] = field(default_factory=dict)
-    methods: str = "all"
-    settings: tuple[str, ...] = ()
     lengths: tuple[int, ...] | None = None
-    trained_length: int | None = None
     samples: int = 100
-    seed: int = 0
     text: str | None = None
     data: str | None = None
     depth: float | None = None
     new_tokens: int = 128
     batch: int = 8
-    executor: str = "fused"
 
 
 @dataclass(frozen=True)
@@ -119,13 +108,9 @@ def plan(request: EvalRequest) -> EvalPlan:
             raise ValueError(f"--{name.replace('_', '-')} {value} is below 1")
     if request.depth is not None and not 0 <= request.depth <= 1:
         raise ValueError(f"--depth {request.depth} is not within 0 (start) to 1 (end)")
-    check_executor(request.executor)
-    check_placement(request.load)
-    where = {key: request.load.get(key) for key in ("revision", "trust_remote_code")}
-    config = config_of(request.model, **where)
-    check_config(config)
-    trained = request.trained_length or stated_length(config)
-    tokenizer = tokenizer_of(request.model, **where)
+    config, trained = request.checked_model()
+    methods = request.checked_methods(config, trained)
+    tokenizer = tokenizer_of(request.model, **request.source)
     setting = Setting(
         trained,
         request.lengths or tuple(trained * multiple for multiple in (1, 2, 4, 8)),
@@ -137,7 +122,7 @@ def plan(request: EvalRequest) -> EvalPlan:
         request.new_tokens,
         request.batch,
     )
-    made = EvalPlan(request, _methods(request, trained, config), setting, config)
+    made = EvalPlan(request, methods, setting, config)
     for name in request.tasks:
         for length in TASKS[name].passes(setting):
             TASKS[name].prepare(tokenizer, length, setting, 1)
@@ -155,22 +140,6 @@ def _pairs(request: EvalRequest) -> tuple[tuple[str, str], ...]:
     if request.data is None or Summaries.name not in request.tasks:
         return ()
     return tuple(sources.pairs(request.data))
-
-
-def _methods(request: EvalRequest, trained: int, config: Any) -> dict[str, Method]:
-    methods = make_methods(request.methods, trained, request.settings)
-    if request.methods != "all":
-        for method in methods.values():
-            check_method(config, method)
-        return methods
-    kept = {}
-    for name, method in methods.items():
-        try:
-            check_method(config, method)
-            kept[name] = method
-        except ValueError as error:
-            sys.stderr.write(f"left out: {error}\n")
-    return kept
 
 
 def estimate(made: EvalPlan) -> str:

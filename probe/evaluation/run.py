@@ -6,7 +6,7 @@ import contextlib
 import csv
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +18,7 @@ from tqdm import tqdm
 import mesa
 from mesa.methods import Method
 from mesa.models import Loaded, load
+from probe.capture.memory import free_bytes, prompt_bytes
 from probe.evaluation.journal import Journal
 from probe.evaluation.plan import TASKS, EvalPlan
 from probe.evaluation.summary import summarize
@@ -26,6 +27,8 @@ from probe.tasks.latency import Peak, devices
 JOURNAL = "cells.jsonl"
 TABLES = ("samples.csv", "summary.json")
 COLUMNS = ("task", "method", "length", "seed", "sample", "metric", "score", "seconds", "peak_mib")
+EvalCell = tuple[str, str, int]
+"""Task, method and length."""
 _PACKAGES = ("mesa-lens", "torch", "transformers")
 
 
@@ -70,13 +73,14 @@ def run(made: EvalPlan, out: Path, *, overwrite: bool = False) -> dict[str, Any]
     check_owner(out)
     loaded = load(made.request.model, **made.request.load) if overwrite else None  # before anything is removed
     journal = open_journal(made, out, overwrite=overwrite)
-    missing = [cell for cell in made.cells if not _is_done(made, journal, cell)]
-    too_large: list[tuple[str, str, int]] = []
+    missing = missing_cells(made, journal)
+    too_large: list[EvalCell] = []
     try:
         if missing:
-            too_large = _run_cells(made, loaded or load(made.request.model, **made.request.load), missing, journal)
+            too_large = run_cells(made, loaded or load(made.request.model, **made.request.load), missing, journal)
     finally:  # what is done is readable, also after an interrupt
-        write_samples(journal, made.setting.seed, out / "samples.csv")
+        if journal.rows:
+            write_samples(journal, made.setting.seed, out / "samples.csv")
     found = samples(journal, made)
     if not found and too_large:
         raise RuntimeError(f"nothing fits in memory from {min(length for *_, length in too_large)} tokens on")
@@ -93,7 +97,12 @@ def run(made: EvalPlan, out: Path, *, overwrite: bool = False) -> dict[str, Any]
     return summary
 
 
-def _is_done(made: EvalPlan, journal: Journal, cell: tuple[str, str, int]) -> bool:
+def missing_cells(made: EvalPlan, journal: Journal) -> list[EvalCell]:
+    """The cells of the plan that the journal lacks, or has for other lengths than are asked for now."""
+    return [cell for cell in made.cells if not _is_done(made, journal, cell)]
+
+
+def _is_done(made: EvalPlan, journal: Journal, cell: EvalCell) -> bool:
     """Whether the journal has the cell, with scores of the lengths that are asked for now."""
     task, _, length = cell
     row = journal.rows.get(cell)
@@ -102,21 +111,29 @@ def _is_done(made: EvalPlan, journal: Journal, cell: tuple[str, str, int]) -> bo
     }
 
 
-def _run_cells(
-    made: EvalPlan, loaded: Loaded, missing: Sequence[tuple[str, str, int]], journal: Journal
-) -> list[tuple[str, str, int]]:
+def run_cells(
+    made: EvalPlan,
+    loaded: Loaded,
+    missing: Sequence[EvalCell],
+    journal: Journal,
+    *,
+    what: str = "evaluating",
+    check: Callable[[EvalCell, Mapping[str, Any] | None], object] = lambda cell, row: None,
+) -> list[EvalCell]:
     """Runs cells one after another; returns those that do not fit in memory, longer ones untried.
 
-    Tokens are the bar's unit, so that its ETA knows long prompts.
+    what: the bar's name; its unit is tokens, so that its ETA knows long prompts. check: called with each cell and its
+    row (None: it does not fit) before the row is kept; may raise.
     """
     too_large: dict[tuple[str, str], int] = {}
     left_out = []
     total = sum(TASKS[task].tokens(length, made.setting) for task, _, length in missing)
-    with tqdm(total=total, desc="evaluating", unit="token", unit_scale=True, smoothing=0.05) as bar:
+    with tqdm(total=total, desc=what, unit="token", unit_scale=True, smoothing=0.05) as bar:
         for task, name, length in missing:
             bar.set_postfix_str(f"{task}, {name}, {length}")
             if length < too_large.get((task, name), length + 1):
                 row = _cell(made, loaded, task, name, length)
+                check((task, name, length), row)
                 if row is None:
                     too_large[task, name] = length
                 else:
@@ -132,7 +149,7 @@ def _cell(made: EvalPlan, loaded: Loaded, task: str, name: str, length: int) -> 
     """A cell's journal row; None where it does not fit in memory, even prompt by prompt."""
     prepared = TASKS[task].prepare(loaded.tokenizer, length, made.setting, made.setting.samples)
     method = made.methods[name]
-    batch = min(made.setting.batch, len(prepared)) if TASKS[task].batched else 1
+    batch = min(_batch(loaded.model, length, made.setting.batch), len(prepared)) if TASKS[task].batched else 1
     measured = contextlib.nullcontext() if task == "latency" else Peak(devices(loaded.model))  # it has its own
     with measured as peak, mesa.applied(loaded.model, method, executor=made.request.executor):
         scores = None
@@ -150,6 +167,12 @@ def _cell(made: EvalPlan, loaded: Loaded, task: str, name: str, length: int) -> 
         "peak_mib": None if peak is None else peak.bytes / 2**20,
         "scores": [asdict(score) for score in scores],
     }
+
+
+def _batch(model: Any, length: int, most: int) -> int:
+    """How many prompts are decoded at once: up to `most` that take half of the free memory."""
+    needed = prompt_bytes(model.config, length, model.dtype.itemsize)
+    return max(1, min(most, free_bytes(model.device) // 2 // needed))
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import xarray as xr
 
 from probe.tasks.base import Metric, Task
 
 _Z = 1.959964  # of 95%
 _RESAMPLED = 2000
+_BY_LENGTH = {"tail_nll": Metric("nll", "nats/token"), "passkey": Metric("accuracy", "share found", binary=True)}
 
 
 def wilson(hits: int, count: int) -> tuple[float, float]:
@@ -37,6 +39,15 @@ def bootstrap(values: Sequence[float]) -> tuple[float, float]:
 def interval(values: Sequence[float], metric: Metric) -> tuple[float, float]:
     """95% interval of the mean: Wilson's for 0 and 1, else by bootstrap."""
     return wilson(round(sum(values)), len(values)) if metric.binary else bootstrap(values)
+
+
+def intervals(scores: xr.Dataset) -> dict[str, list[float]]:
+    """`tail_nll_interval` and `passkey_interval`, [low, high], of one method's scores at one length."""
+    return {
+        f"{name}_interval": list(interval(scores[name].values.tolist(), metric))
+        for name, metric in _BY_LENGTH.items()
+        if name in scores
+    }
 
 
 def summarize(rows: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task]) -> list[dict[str, Any]]:

@@ -6,28 +6,28 @@ import numpy as np
 import xarray as xr
 
 from probe.figures.marks import RED, Chart, Line, Panel, Point, Rule, style, trained_rule, value_name, value_title
-from probe.thresholds.calls import Call, calls
+from probe.thresholds.calls import Call, drift_calls
 
 
 def shown_layers(found: xr.Dataset) -> list[int]:
     """The layer in which the reference's drift begins, or is strongest; before it the first captured one."""
     at = found.sel({"method": found.attrs["reference"]})
     layers = found["layer"].values.tolist()
-    call = next(each for each in calls(found) if each.method == found.attrs["reference"])
+    call = next(each for each in drift_calls(found) if each.method == found.attrs["reference"])
     beyond = at["level"].where((at["run"] >= at.attrs["trained_length"]) & ~at["settling"], 0)
     strongest = int(beyond.max("run").fillna(0).values.argmax())
     return sorted({layers[0], layers[strongest] if call.layer is None else call.layer})
 
 
 def drift_chart(found: xr.Dataset, layers: list[int] | None = None, prompt: str = "") -> Chart:
-    """How far a layer's states are from their in-window range, by position and method, for `layers` of `drift`.
+    """How far a layer's states are from their in-window range, by position and method, for `layers` of `find_drift`.
 
     Drawn is the root mean square over dims, in ranges: 1 is every dim at the edge of its in-window range. What is not
     judged, since states are settling, is left out. Default layers: `shown_layers`.
     """
     layers = shown_layers(found) if layers is None else layers
     reference, trained = found.attrs["reference"], found.attrs["trained_length"]
-    by_method = {call.method: call for call in calls(found)}
+    by_method = {call.method: call for call in drift_calls(found)}
     panels = []
     top = float(np.sqrt(found["level"].sel(layer=layers).where(~found["settling"]).max()))
     for layer in layers:
@@ -54,7 +54,7 @@ def drift_chart(found: xr.Dataset, layers: list[int] | None = None, prompt: str 
 def carrier_chart(hidden: xr.DataArray, found: xr.Dataset, layer: int, dim: int) -> Chart:
     """One dim's value over position under every method, at the first captured layer and at `layer`, where it drifts.
 
-    hidden (method, layer, position, dim) is of the prompt that `found` (from `drift`) is of. Red: the threshold, the
+    hidden (method, layer, position, dim) is of the prompt that `found` (from `find_drift`) is of. Red: the threshold, the
     reference's value at M; dotted: the range it kept to inside the window. Both panels span as many units.
     """
     reference, trained = found.attrs["reference"], found.attrs["trained_length"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,9 +65,8 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     return Run(path, _object_labels(hidden), None if evaluation is None else _object_labels(evaluation))
 
 
-def differing_key(run: Run, attrs: Mapping[str, Any]) -> str | None:
-    """The first config key in which the run's attributes differ from `attrs`."""
-    stored = run.hidden.attrs
+def differing_key(stored: Mapping[str, Any], attrs: Mapping[str, Any]) -> str | None:
+    """The first config key in which a store's attributes differ from `attrs`."""
     for key in sorted((stored.keys() | attrs.keys()) - set(_NOT_CONFIG)):
         if key not in attrs or key not in stored or stored[key] != json.loads(json.dumps(attrs[key])):
             return key
@@ -83,8 +82,22 @@ def missing_regions(store: Path) -> list[str]:
     """The regions with no file of the right size; uncompressed, so a region cut short shows."""
     if not (store / "zarr.json").exists():
         return ["everything"]
+    return [
+        f"{hook} of method {method!r}, prompt {prompt!r}, layer {layer}"
+        for hook, method, prompt, layer, whole in _regions(store)
+        if not whole
+    ]
+
+
+def whole_passes(store: Path) -> set[tuple[str, str]]:
+    """The (method, prompt) pairs all of whose regions are whole."""
+    regions = list(_regions(store))
+    return {region[1:3] for region in regions} - {region[1:3] for region in regions if not region[-1]}
+
+
+def _regions(store: Path) -> Iterator[tuple[str, str, str, int, bool]]:
+    """Hook, method, prompt and layer of every region, and whether its file has the right size."""
     group = zarr.open_group(store, mode="r", use_consolidated=False)
-    missing = []
     for hook, array in sorted(group.arrays()):
         if hook in DIMS:
             continue
@@ -92,10 +105,8 @@ def missing_regions(store: Path) -> list[str]:
         size = int(np.prod(array.chunks)) * array.dtype.itemsize
         for index in np.ndindex(*array.shape[:3]):
             chunk = store.joinpath(hook, "c", *map(str, index), "0", "0")
-            if not chunk.exists() or chunk.stat().st_size != size:
-                method, prompt, layer = (names[i] for names, i in zip(labels, index, strict=True))
-                missing.append(f"{hook} of method {method!r}, prompt {prompt!r}, layer {layer}")
-    return missing
+            method, prompt, layer = (names[i] for names, i in zip(labels, index, strict=True))
+            yield hook, method, prompt, layer, chunk.exists() and chunk.stat().st_size == size
 
 
 def list_missing(missing: list[str]) -> str:

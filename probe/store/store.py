@@ -4,7 +4,8 @@ A store is a zarr v3 folder that `xarray.open_zarr` opens: one variable a hook, 
 dim). One chunk holds all positions and dims of one (method, prompt, layer); it is what a write fills and a reader asks
 for, so shards around it would gain nothing. Activations compress by 8% only: compression is off.
 
-Everything is written to `<path>.partial`, which `finish` renames once each region is there.
+Everything is written to `<path>.partial`, which `finish` renames once each region is there; a run that was cut short
+goes on in it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import zarr
 
 from probe.store.reader import DIMS, differing_key, list_missing, missing_regions, open_run, partial_path, stored_array
 
+_REMEDY = "use --overwrite or another --out"
+
 
 def create(
     path: str | os.PathLike[str],
@@ -41,24 +44,33 @@ def create(
     """Makes the empty template of a store at `<path>.partial`; `write` fills it, `finish` gives it its name.
 
     attrs: the run's provenance and config (texts and numbers); needs `trained_length` in tokens.
-    A left-over partial store is dropped. A whole one stays until `finish` and is an error without `overwrite`.
-    Raises FileExistsError, OSError (too little disk) and ValueError (an empty or repeated coordinate).
+    A left-over partial store of the same config and labels is kept, to go on with; with `overwrite` it is dropped. A
+    whole one stays until `finish` and is an error without `overwrite`.
+    Raises what `found` raises, OSError (too little disk) and ValueError (an empty or repeated coordinate).
     """
     path = Path(path)
     coords: dict[str, Sequence[Any]] = dict(zip(DIMS, (methods, prompts, layers, positions, dims), strict=True))
     _check_template(coords, hooks, dtype, attrs)
-    if not overwrite:
-        _refuse_existing(path, attrs)
+    there = None if overwrite else _found(path, coords, hooks, dtype, attrs)
+    if there == path:
+        raise FileExistsError(f"{path} already holds a run with the same config; {_REMEDY}")
     partial = partial_path(path)
-    shutil.rmtree(partial, ignore_errors=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
     shape = tuple(len(values) for values in coords.values())
-    _check_disk(path, len(hooks) * int(np.prod(shape)) * np.dtype(dtype).itemsize)
-    with _disk_full_removes(partial):
+    region = int(np.prod(shape[3:])) * np.dtype(dtype).itemsize
+    if there == partial:
+        for cut in partial.rglob("*.partial"):  # zarr's, of a chunk that was being written
+            cut.unlink()
+        _check_disk(path, len(missing_regions(partial)) * region)
+        return
+    discard(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _check_disk(path, len(hooks) * int(np.prod(shape[:3])) * region)
+    begun = _begun_path(path)
+    with _disk_full(begun, removed=True):
         template = xr.Dataset(coords={name: _plain(values) for name, values in coords.items()})
         template.attrs = {**attrs, "complete": False}
-        template.to_zarr(partial, zarr_format=3, consolidated=False)
-        group = zarr.open_group(partial, mode="r+", use_consolidated=False)
+        template.to_zarr(begun, zarr_format=3, consolidated=False)
+        group = zarr.open_group(begun, mode="r+", use_consolidated=False)
         for hook in hooks:
             group.create_array(
                 hook,
@@ -70,6 +82,65 @@ def create(
                 dimension_names=DIMS,
                 attributes={"long_name": hook, "units": "activation"},
             )
+    begun.rename(partial)
+
+
+def found(
+    path: str | os.PathLike[str],
+    *,
+    methods: Sequence[str],
+    prompts: Sequence[str],
+    layers: Sequence[int],
+    positions: Sequence[int],
+    dims: Sequence[int],
+    hooks: Sequence[str],
+    dtype: str = "float32",
+    attrs: Mapping[str, Any],
+) -> Path | None:
+    """The store at `path` that has this config and these labels: the partial one, else the whole one; None: neither.
+
+    Raises FileExistsError, naming what differs, where there is only another.
+    """
+    labels = (methods, prompts, layers, positions, dims)
+    coords: dict[str, Sequence[Any]] = dict(zip(DIMS, labels, strict=True))
+    return _found(Path(path), coords, hooks, dtype, attrs)
+
+
+def _found(
+    path: Path, coords: Mapping[str, Sequence[Any]], hooks: Sequence[str], dtype: str, attrs: Mapping[str, Any]
+) -> Path | None:
+    refused = None
+    for store, holds in ((partial_path(path), "an unfinished run"), (path, "a run")):
+        if not store.exists():
+            continue
+        try:
+            if store == path:
+                open_run(path)
+            key = _differing(store, coords, hooks, dtype, attrs)
+        except (OSError, ValueError, KeyError) as error:
+            refused = f"{store} exists and cannot be compared ({error}); {_REMEDY}"
+            continue
+        if key is None:
+            return store
+        refused = f"{path} already holds {holds} with another config: {key} differs; {_REMEDY}"
+    if refused:
+        raise FileExistsError(refused)
+    return None
+
+
+def _differing(
+    store: Path, coords: Mapping[str, Sequence[Any]], hooks: Sequence[str], dtype: str, attrs: Mapping[str, Any]
+) -> str | None:
+    """The first key, label or array in which a store is not as `create` would make it."""
+    group = zarr.open_group(store, mode="r", use_consolidated=False)
+    if key := differing_key(dict(group.attrs), attrs):
+        return key
+    for name, values in coords.items():
+        if np.asarray(stored_array(group, name)[:]).tolist() != _plain(values).tolist():
+            return name
+    if {*group.array_keys()} - {*DIMS} != {*hooks}:
+        return "hooks"
+    return "dtype" if any(stored_array(group, hook).dtype != dtype for hook in hooks) else None
 
 
 def write(path: str | os.PathLike[str], hook: str, method: str, prompt: str, layer: int, values: np.ndarray) -> None:
@@ -85,7 +156,7 @@ def write(path: str | os.PathLike[str], hook: str, method: str, prompt: str, lay
     if values.shape != array.shape[3:]:
         raise ValueError(f"{place} has shape {values.shape}, but the store holds {array.shape[3:]} (position, dim)")
     check_values(values, array.dtype, place)
-    with _disk_full_removes(partial), zarr.config.set({"array.write_empty_chunks": True}):
+    with _disk_full(partial, removed=False), zarr.config.set({"array.write_empty_chunks": True}):
         array[index] = values.astype(array.dtype)
 
 
@@ -101,7 +172,7 @@ def write_evaluation(path: str | os.PathLike[str], dataset: xr.Dataset) -> None:
     labelled = dataset.assign_coords(
         {name: _plain(coord.values) for name, coord in dataset.coords.items() if coord.dtype.kind in "UT"}
     )
-    with _disk_full_removes(unfinished):
+    with _disk_full(unfinished, removed=True):
         labelled.to_zarr(unfinished, zarr_format=3, consolidated=False)
         _consolidate(unfinished)
         shutil.rmtree(target, ignore_errors=True)
@@ -112,7 +183,8 @@ def write_evaluation(path: str | os.PathLike[str], dataset: xr.Dataset) -> None:
 
 def discard(path: str | os.PathLike[str]) -> None:
     """Removes what `create` and `write` have begun and `finish` has not named; a whole store stays."""
-    shutil.rmtree(partial_path(Path(path)), ignore_errors=True)
+    for begun in (partial_path(Path(path)), _begun_path(Path(path))):
+        shutil.rmtree(begun, ignore_errors=True)
 
 
 def finish(path: str | os.PathLike[str]) -> None:
@@ -131,6 +203,11 @@ def finish(path: str | os.PathLike[str]) -> None:
         path.rename(former)
     partial.rename(path)
     shutil.rmtree(former, ignore_errors=True)
+
+
+def _begun_path(path: Path) -> Path:
+    """Where a template is made, so that a partial store is never half a template."""
+    return path.with_name(path.name + ".begun")
 
 
 def _plain(values: Sequence[Any] | np.ndarray) -> np.ndarray:
@@ -170,18 +247,6 @@ def check_values(values: np.ndarray, dtype: np.dtype, place: str) -> None:
         )
 
 
-def _refuse_existing(path: Path, attrs: Mapping[str, Any]) -> None:
-    if not path.exists():
-        return
-    remedy = "use --overwrite or another --out"
-    try:
-        key = differing_key(open_run(path), attrs)
-    except ValueError as error:
-        raise FileExistsError(f"{path} exists and cannot be compared ({error}); {remedy}") from error
-    what = "the same config" if key is None else f"another config: {key} differs"
-    raise FileExistsError(f"{path} already holds a run with {what}; {remedy}")
-
-
 def _consolidate(store: Path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Consolidated metadata is currently not part")
@@ -196,13 +261,15 @@ def _check_disk(path: Path, needed: int) -> None:
 
 
 @contextmanager
-def _disk_full_removes(partial: Path) -> Iterator[None]:
-    """Turns a full disk into a one-line error and removes what was being written."""
+def _disk_full(place: Path, *, removed: bool) -> Iterator[None]:
+    """Turns a full disk into a one-line error; removes what was being written, or leaves it to go on with."""
     try:
         yield
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        shutil.rmtree(partial, ignore_errors=True)
-        message = f"the disk is full: removed the unfinished {partial}; free some space or use another --out"
+        if removed:
+            shutil.rmtree(place, ignore_errors=True)
+        what = f"removed the unfinished {place}" if removed else f"{place} is kept as it is"
+        message = f"the disk is full: {what}; free some space or use another --out"
         raise OSError(errno.ENOSPC, message) from error

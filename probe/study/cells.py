@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,11 @@ from mesa.methods import Method
 from mesa.models import Loaded
 from probe.capture.capture import capture
 from probe.capture.spec import Kept
-from probe.evaluation.by_length import tail_tokens
 from probe.tasks import score
+from probe.tasks.base import Setting, Task
+from probe.tasks.finding import PASSKEY
+from probe.tasks.likelihood import TAIL, tail_prompts
+from probe.tasks.repeated import repeated_ids
 from probe.tasks.retrieval import first_ids
 from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE
 from probe.thresholds.predict import best, predict
@@ -46,11 +49,12 @@ def study_prompts(
         if len(words) < seeds:
             raise ValueError(f"seeds={seeds} need as many words of one token; this vocabulary has {len(words)}")
         chosen = np.random.default_rng(0).permutation(words)[:seeds]
-        return [[[*first, *[int(word)] * room]] for word in chosen]
+        return [[repeated_ids(loaded.tokenizer, [int(word)], length)[0]] for word in chosen]
     if prompt == "text":
         runs = seeded_windows(documents, room, seeds, windows)
         return [[[*first, *run.tolist()] for run in mine] for mine in runs]
-    made = (score.prompts("passkey", loaded.tokenizer, length, windows, seed) for seed in range(seeds))
+    settings = (Setting(length, (length,), seed=seed) for seed in range(seeds))
+    made = (PASSKEY.prepare(loaded.tokenizer, length, setting, windows) for setting in settings)
     return [[list(each.ids) for each in mine] for mine in made]
 
 
@@ -103,31 +107,31 @@ def predicted_lengths(
 
 @dataclass(frozen=True)
 class Trial:
-    """What one seed measures with: text windows, the tail's tokens, passkey prompts a length, and the in-window level.
+    """What one seed measures with: the evaluation's tasks, their prompts by length, and the in-window level.
 
     level: Origin's tail NLL at M. judged: whether Origin finds passkeys there; if not, they say nothing about length.
     """
 
     loaded: Loaded
-    windows: Sequence[np.ndarray]
-    prompts: Mapping[int, Any]
-    tail: int
-    level: float
-    judged: bool
+    setting: Setting
+    texts: Mapping[int, Sequence[Any]]
+    passkeys: Mapping[int, Sequence[Any]]
+    level: float = 0.0
+    judged: bool = False
 
     @classmethod
     def of(
         cls, loaded: Loaded, origin: Method, windows: Sequence[np.ndarray], lengths: Sequence[int], seed: int
     ) -> Trial:
         """The trial of `seed`, with as many passkey prompts a length as there are windows."""
-        made = {
-            length: score.prompts("passkey", loaded.tokenizer, length, len(windows), MEASURED_SEEDS + seed)
-            for length in lengths
-        }
-        trial = cls(loaded, windows, made, tail_tokens(origin.trained_length), 0.0, False)
+        trained, first, count = origin.trained_length, first_ids(loaded.tokenizer), len(windows)
+        setting = Setting(trained, tuple(lengths), count, MEASURED_SEEDS + seed)
+        texts = {length: tail_prompts(windows, first, length) for length in lengths}
+        passkeys = {length: PASSKEY.prepare(loaded.tokenizer, length, setting, count) for length in lengths}
+        trial = cls(loaded, setting, texts, passkeys)
         with mesa.applied(loaded.model, origin):
-            nll, accuracy = trial._nll(origin.trained_length), trial._accuracy(origin.trained_length)
-        return cls(loaded, windows, made, trial.tail, nll, accuracy >= LEAST_ACCURACY)
+            level, accuracy = trial._mean(TAIL, texts, trained), trial._mean(PASSKEY, passkeys, trained)
+        return replace(trial, level=level, judged=accuracy >= LEAST_ACCURACY)
 
     def failures(self, method: Method) -> tuple[int | None, int | None]:
         """The first lengths (tokens) at which the method fails by tail NLL and by passkey; None: at none of them.
@@ -136,21 +140,13 @@ class Trial:
         """
         by_nll = by_passkey = None
         with mesa.applied(self.loaded.model, method):
-            for length in sorted(self.prompts):
-                if by_nll is None and self._nll(length) > self.level + NATS_ABOVE:
+            for length in sorted(self.setting.lengths):
+                if by_nll is None and self._mean(TAIL, self.texts, length) > self.level + NATS_ABOVE:
                     by_nll = length
-                if self.judged and by_passkey is None and self._accuracy(length) < LEAST_ACCURACY:
+                if self.judged and by_passkey is None and self._mean(PASSKEY, self.passkeys, length) < LEAST_ACCURACY:
                     by_passkey = length
         return by_nll, by_passkey
 
-    def _nll(self, length: int) -> float:
-        first = first_ids(self.loaded.tokenizer)
-        return float(np.mean(score.tail_nll(self.loaded.model, self.windows, first, length, self.tail, _nothing)))
-
-    def _accuracy(self, length: int) -> float:
-        hits = score.retrieval_hits(self.loaded.model, self.loaded.tokenizer, self.prompts[length], _nothing)
-        return float(np.mean(hits))
-
-
-def _nothing() -> None:
-    pass
+    def _mean(self, task: Task, prompts: Mapping[int, Sequence[Any]], length: int) -> float:
+        scores = task.measure(self.loaded, length, prompts[length], self.setting)
+        return float(np.mean([score.value for score in scores]))

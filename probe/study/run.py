@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,8 @@ import xarray as xr
 from tqdm import tqdm
 
 from mesa.methods import Method
-from mesa.models import Loaded, check_placement, config_of, load
+from mesa.models import Loaded, load
 from mesa.plan import reach
-from mesa.support import check_config
-from mesa.support import trained_length as stated_length
 from probe.capture.bridge import bridge_to
 from probe.capture.memory import check_memory, peak_bytes
 from probe.capture.spec import CaptureSpec, Kept
@@ -24,6 +22,7 @@ from probe.study.cells import Trial, predicted_lengths, seeded_windows, states, 
 from probe.study.results import gather
 from probe.study.variants import REFERENCE, variants
 from probe.tasks import score
+from probe.tasks.request import ModelRequest
 from probe.thresholds.search import CrossingRule
 
 PROMPTS = ("repeated", "text", "passkey")
@@ -32,19 +31,15 @@ MULTIPLES = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 8)
 
 
 @dataclass(frozen=True)
-class StudyRequest:
+class StudyRequest(ModelRequest):
     """What a study is asked for. length: L in tokens, 8 M if None. windows: prompts that an average is taken over.
 
     samples: passkey prompts, and text windows, a length and seed.
     """
 
-    model: str = "default"
-    load: Mapping[str, Any] = field(default_factory=dict)
-    methods: str = "all"
     prompts: tuple[str, ...] = PROMPTS
     seeds: int = 5
     length: int | None = None
-    trained_length: int | None = None
     tops: tuple[int, ...] = (1, 3, 10, 30, 100)
     windows: int = 8
     samples: int = 5
@@ -88,10 +83,7 @@ def plan(request: StudyRequest) -> StudyPlan:
     least = min(request.seeds, request.windows, request.samples, *request.tops)
     if least < 1:
         raise ValueError(f"--seeds, --windows, --samples and --tops must be at least 1, not {least}")
-    check_placement(request.load)
-    config = config_of(request.model, **{key: request.load.get(key) for key in ("revision", "trust_remote_code")})
-    check_config(config)
-    trained = request.trained_length or stated_length(config)
+    config, trained = request.checked_model()
     length = request.length or MULTIPLES[-1] * trained
     if length < 2 * trained:
         raise ValueError(f"--length {length} is below twice the trained length {trained}; take e.g. {8 * trained}")

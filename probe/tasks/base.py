@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,9 +11,6 @@ import numpy as np
 
 if TYPE_CHECKING:
     from mesa.models import Loaded
-
-Report = Callable[[], object]
-"""Called after each sample, to move a progress bar."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class Finding(Task):
 
     def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[Prompt]:
         """The prompts; the same for every method. Raises ValueError for a length that they cannot have."""
-        rng = np.random.default_rng([setting.seed, length, *self.name.encode()])
+        rng = np.random.default_rng([setting.seed, length, len(self.name)])
         made = [self.build(tokenizer, length, rng, setting) for _ in range(samples)]
         for prompt in made:
             if len(prompt.ids) != length:
@@ -46,7 +46,7 @@ class Finding(Task):
         for begin in range(0, len(prepared), setting.batch):
             part = prepared[begin : begin + setting.batch]
             started = time.perf_counter()
-            hits = retrieval_hits(loaded.model, loaded.tokenizer, part, lambda: None, setting.batch)
+            hits = retrieval_hits(loaded.model, loaded.tokenizer, part)
             seconds = (time.perf_counter() - started) / len(part)
             for offset, hit in enumerate(hits):
                 yield Score(length, begin + offset, "accuracy", float(hit), seconds)
@@ -90,3 +90,5 @@ FINDING = (
     Finding("niah-noise", "RULER's single needle in random words", _niah("noise")),
     Finding("lines", "LongEval's lines", _lines),
 )
+PASSKEY = FINDING[0]
+"""The task of every measured failure."""

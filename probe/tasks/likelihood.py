@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from mesa.models import Loaded
 from probe.tasks.base import Metric, Score, Setting, Task
 from probe.tasks.retrieval import first_ids
-from probe.tasks.score import text_windows
+from probe.tasks.score import nll, text_windows
 
 NLL = Metric("nll", "nats/token", higher_is_better=False)
 
@@ -42,21 +41,22 @@ class Likelihood(Task):
 
     def logits(self, length: int, setting: Setting) -> int:
         """As for Task: those of the scored tokens."""
-        return {"tail": self._tail(setting), "position": length, "sliding": length - length // 2}[self.kind]
+        return {"tail": tail_tokens(setting.trained_length), "position": length, "sliding": length - length // 2}[
+            self.kind
+        ]
 
     def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[np.ndarray]:
         """Token ids of runs of text, the same for every length and method; the first special token included."""
         first = np.array(first_ids(tokenizer), np.int64)
-        longest, tail = max(setting.lengths), self._tail(setting)
-        least = 2 * tail if self.kind == "tail" else 8
+        longest = max(setting.lengths)
+        least = 2 * tail_tokens(setting.trained_length) if self.kind == "tail" else 8
         shortest = min(self.scored(length, setting))
         if shortest < least:
             raise ValueError(f"{self.name}: length={shortest} is below {least} tokens; ask for at least {least}")
+        if self.kind == "tail":
+            return tail_prompts(text_windows(setting.documents, longest, samples), first, length)
         room = (2 if self.kind == "sliding" else 1) * longest - len(first)
-        windows = text_windows(setting.documents, room, samples)
-        if self.kind == "tail":  # the same last tokens at every length
-            windows = [window[len(window) - (length - len(first)) :] for window in windows]
-        return [np.concatenate([first, window]) for window in windows]
+        return [np.concatenate([first, window]) for window in text_windows(setting.documents, room, samples)]
 
     def measure(self, loaded: Loaded, length: int, prepared: Sequence[np.ndarray], setting: Setting) -> Iterator[Score]:
         """One score a run of text (and bucket of positions); text and method decide it, nothing is drawn."""
@@ -65,12 +65,13 @@ class Likelihood(Task):
             if self.kind == "sliding":
                 parts = [(length, self._sliding(loaded, ids, length))]
             elif self.kind == "position":
-                losses = token_nll(loaded, ids, len(ids) - 1)
+                losses = nll(loaded.model, ids, len(ids) - 1).numpy()
                 ends = sorted(setting.lengths)
                 spans = zip([1, *ends[:-1]], ends, strict=True)
                 parts = [(end, float(losses[begin - 1 : end - 1].mean())) for begin, end in spans]
             else:
-                parts = [(length, float(token_nll(loaded, ids, self._tail(setting)).mean()))]
+                tail = tail_tokens(setting.trained_length)
+                parts = [(length, float(nll(loaded.model, ids, tail, reduction="mean")))]
             seconds = time.perf_counter() - started
             for at, value in parts:
                 yield Score(at, sample, "nll", value, seconds)
@@ -79,22 +80,18 @@ class Likelihood(Task):
         """Mean over all tokens from `length`/2 on, each seeing between `length`/2 and `length` tokens."""
         half = length // 2
         starts = range(0, len(ids) - length + 1, half)
-        return float(
-            np.mean([token_nll(loaded, ids[start : start + length], length - half).mean() for start in starts])
-        )
-
-    @staticmethod
-    def _tail(setting: Setting) -> int:
-        return max(1, setting.trained_length // 4)
+        runs = (ids[start : start + length] for start in starts)
+        return float(np.mean([nll(loaded.model, run, length - half).numpy().mean() for run in runs]))
 
 
-@torch.no_grad()
-def token_nll(loaded: Loaded, ids: np.ndarray, last: int) -> np.ndarray:
-    """NLL (nats) of each of the `last` tokens of `ids`, after all tokens before it."""
-    tokens = torch.tensor(ids, device=loaded.model.device)[None]
-    logits = loaded.model(tokens, use_cache=False, logits_to_keep=last + 1).logits[0, :-1].float()
-    loss = torch.nn.functional.cross_entropy(logits, tokens[0, -last:].to(logits.device), reduction="none")
-    return loss.cpu().numpy()
+def tail_tokens(trained_length: int) -> int:
+    """Tokens over which the tail likelihood is taken: a quarter of the trained window."""
+    return max(1, trained_length // 4)
+
+
+def tail_prompts(windows: Sequence[np.ndarray], first: Sequence[int] | np.ndarray, length: int) -> list[np.ndarray]:
+    """The windows cut to `length` tokens at their start, `first` included: the same last tokens at every length."""
+    return [np.array([*first, *window[len(window) - (length - len(first)) :]]) for window in windows]
 
 
 LIKELIHOOD = (
@@ -102,3 +99,5 @@ LIKELIHOOD = (
     Likelihood("nll-position", "NLL by position in one pass: from the length before up to each length", "position"),
     Likelihood("nll-sliding", "NLL over a window of that length, sliding by half of it", "sliding"),
 )
+TAIL = LIKELIHOOD[0]
+"""The task of every measured failure."""

@@ -40,12 +40,3 @@ def first_token(tokenizer: Any, others: Sequence[int]) -> int:
     special = [tokenizer.bos_token_id, tokenizer.eos_token_id, *tokenizer.all_special_ids]
     taken = {*others, None}
     return next(token for token in (*special, *range(len(tokenizer))) if token not in taken)
-
-
-def check_distinct(ids: Sequence[int], what: str) -> None:
-    """ValueError for a prompt whose tokens are all the same: its hidden states cannot depend on position."""
-    if len(ids) > 1 and len(set(ids)) == 1:
-        raise ValueError(
-            f"all {len(ids)} tokens of {what} are the same (id {ids[0]}): every value is then the same, attention "
-            "gives it back whatever its weights, and hidden states cannot depend on position; put another token first"
-        )

@@ -1,18 +1,15 @@
-"""Where a model really fails: tail likelihood and retrieval by length, under whatever method is attached."""
+"""What the tasks score with, under whatever method is attached: likelihood of text, and greedy retrieval."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from probe.tasks import corpus, retrieval
+from probe.tasks import corpus
 from probe.tasks.retrieval import Filler, Prompt
-
-Report = Callable[[], object]
-"""Called after each sample, to move a progress bar."""
 
 
 def heldout_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str] | None = None) -> list[np.ndarray]:
@@ -43,42 +40,18 @@ def text_windows(documents: Sequence[np.ndarray], tokens: int, count: int) -> li
 
 
 @torch.no_grad()
-def tail_nll(
-    model: PreTrainedModel, windows: Sequence[np.ndarray], first: Sequence[int], length: int, tail: int, report: Report
-) -> list[float]:
-    """Mean negative log-likelihood (nats a token) of the last `tail` tokens of every window, after `length` tokens.
-
-    The targets are the same at every length; only the context before them grows. `first` are the special tokens
-    that a prompt begins with; they count towards `length`.
-    """
-    values = []
-    for window in windows:
-        ids = torch.tensor([[*first, *window[len(window) - (length - len(first)) :]]], device=model.device)
-        logits = model(ids, use_cache=False, logits_to_keep=tail + 1).logits[0, :-1].float()
-        loss = torch.nn.functional.cross_entropy(logits, ids[0, -tail:].to(logits.device))
-        values.append(float(loss))
-        report()
-    return values
+def nll(model: PreTrainedModel, ids: np.ndarray, last: int, *, reduction: str = "none") -> torch.Tensor:
+    """NLL (nats) of each of the `last` tokens of `ids`, after all before it; their mean with reduction 'mean'."""
+    tokens = torch.tensor(ids, device=model.device)[None]
+    logits = model(tokens, use_cache=False, logits_to_keep=last + 1).logits[0, :-1].float()
+    return torch.nn.functional.cross_entropy(logits, tokens[0, -last:].to(logits.device), reduction=reduction).cpu()
 
 
-@torch.no_grad()
-def retrieval_hits(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Prompt],
-    report: Report,
-    batch: int = 8,
-) -> list[bool]:
-    """Whether greedy decoding continues each prompt (all of one length) with its answer."""
-    hits: list[bool] = []
-    for begin in range(0, len(prompts), batch):
-        part = prompts[begin : begin + batch]
-        output = greedy(model, [prompt.ids for prompt in part], max(len(prompt.answer_ids) for prompt in part))
-        texts = tokenizer.batch_decode(output)
-        for text, prompt in zip(texts, part, strict=True):
-            hits.append(text.strip().startswith(prompt.answer))
-            report()
-    return hits
+def retrieval_hits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[bool]:
+    """Whether greedy decoding, of all prompts (of one length) at once, continues each with its answer."""
+    output = greedy(model, [prompt.ids for prompt in prompts], max(len(prompt.answer_ids) for prompt in prompts))
+    texts = tokenizer.batch_decode(output)
+    return [text.strip().startswith(prompt.answer) for text, prompt in zip(texts, prompts, strict=True)]
 
 
 @torch.no_grad()
@@ -109,23 +82,3 @@ def text_filler(documents: Sequence[np.ndarray], rng: np.random.Generator) -> Fi
         return [ids[place : place + 16] for place in range(0, tokens, 16)]
 
     return fill
-
-
-def prompts(
-    task: str,
-    tokenizer: PreTrainedTokenizerBase,
-    length: int,
-    count: int,
-    seed: int,
-    documents: Sequence[np.ndarray] = (),
-) -> list[Prompt]:
-    """`count` seeded prompts of `length` tokens of 'passkey', 'needle' (in `documents`) or 'lines'."""
-    rng = np.random.default_rng([seed, length, len(task)])
-    if task == "passkey":
-        return [retrieval.passkey(tokenizer, length, rng) for _ in range(count)]
-    if task == "needle":
-        filler = text_filler(documents, rng)
-        return [retrieval.needle(tokenizer, length, rng, filler=filler) for _ in range(count)]
-    if task == "lines":
-        return [retrieval.lines(tokenizer, length, rng) for _ in range(count)]
-    raise ValueError(f"unknown task {task!r}; known: passkey, needle, lines")

@@ -11,10 +11,11 @@ import xarray as xr
 
 from mesa.methods import make
 from mesa.plan import restarts
+from probe.evaluation.summary import intervals
 from probe.store.reader import Run
 from probe.store.select import hook_values, reference_method
-from probe.thresholds.calls import Call, calls, carriers, saturated
-from probe.thresholds.drift import DriftRule, drift
+from probe.thresholds.calls import Call, drift_calls, carriers, saturated
+from probe.thresholds.drift import DriftRule, find_drift
 from probe.thresholds.failure import Measured, measured_failure
 from probe.thresholds.predict import Prediction, best, negative_control, predict
 from probe.thresholds.search import CrossingRule, search
@@ -62,7 +63,7 @@ class Analysis:
     def headline(self) -> Sequence[Call | Prediction]:
         """One prediction a method, by the rule asked for."""
         if self.rule == "drift" and not isinstance(self.drifts, str):
-            return calls(self.drifts[self.prompt])
+            return drift_calls(self.drifts[self.prompt])
         return self.predictions[self.prompt]
 
     @property
@@ -109,7 +110,7 @@ def _drifts(run: Run, hidden: xr.DataArray, reference: str) -> dict[str, xr.Data
     rule = DriftRule.scaled(run.trained_length, resolution(attrs.get("source_dtype"), str(hidden.dtype)))
     begin_anew = _restarts(json.loads(attrs.get("method_configs", "{}")), int(hidden["position"].values[-1]) + 1)
     options = {"restarts": begin_anew, "reference": reference}
-    return {name: drift(values, run.trained_length, rule, **options) for name, values in judged.items()}
+    return {name: find_drift(values, run.trained_length, rule, **options) for name, values in judged.items()}
 
 
 def resolution(*dtypes: str | None) -> float:
@@ -190,7 +191,7 @@ def _drift_row(found: xr.Dataset) -> dict[str, Any]:
     for layer, dim in carriers(found, TOP):
         one = at.sel(layer=layer, dim=dim)
         dims.append({"layer": layer, "dim": dim, **{n: float(one[n]) for n in ("share", "centre", "range")}})
-    methods = [{**asdict(call), "text": str(call)} for call in calls(found)]
+    methods = [{**asdict(call), "text": str(call)} for call in drift_calls(found)]
     return {"methods": methods, "saturated": saturated(found), "dims": dims}
 
 
@@ -221,7 +222,7 @@ def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
         if length in measured.lengths:
             scores = evaluation.sel({"method": method, "length": length})
             means = {name: float(scores[name].mean()) for name in ("tail_nll", "passkey") if name in scores}
-            row["scores"][_multiple(multiple)].update(means)
+            row["scores"][_multiple(multiple)].update({**means, **intervals(scores)})
     return row
 
 

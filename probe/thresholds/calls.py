@@ -47,8 +47,8 @@ class Call:
         return f"none up to {self.captured}" if self.length is None else str(self.length)
 
 
-def calls(found: xr.Dataset) -> list[Call]:
-    """One call a method, from `drift`."""
+def drift_calls(found: xr.Dataset) -> list[Call]:
+    """One call a method, from `find_drift`."""
     return [_call(found.sel({"method": name})) for name in found["method"].values.tolist()]
 
 

@@ -62,7 +62,7 @@ class DriftRule:
         return cls(run=max(1, trained_length // 128), burn_in=quarter, held_out=quarter, resolution=resolution)
 
 
-def drift(
+def find_drift(
     hidden: xr.DataArray,
     trained_length: int,
     rule: DriftRule | None = None,

@@ -10,6 +10,9 @@ from mesa.models import load
 from mesa.place import default_folder
 from mesa_lens.training import card
 from probe.tasks import score
+from probe.tasks.base import Setting
+from probe.tasks.finding import PASSKEY
+from probe.tasks.likelihood import TAIL
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +56,19 @@ def test_the_cards_scores_show_what_they_must():
 def test_the_cards_scores_are_this_models(loaded):
     """A few of the card's very prompts and windows again."""
     measured = json.loads((default_folder() / "scores.json").read_text())
-    documents = score.heldout_ids(loaded.tokenizer)
-    windows = score.text_windows(documents, max(measured["lengths"]), measured["windows"])
+    documents = tuple(score.heldout_ids(loaded.tokenizer))
+    setting = Setting(256, tuple(measured["lengths"]), seed=measured["seed"], documents=documents)
     for name, length in (("origin", 256), ("origin", 1024), ("mesa", 1024)):
         with mesa.applied(loaded.model, mesa.make(name, 256)):
-            nll = score.tail_nll(loaded.model, windows, [0], length, measured["tail"], lambda: None)
-            prompts = score.prompts("passkey", loaded.tokenizer, length, 16, measured["seed"])
-            hits = score.retrieval_hits(loaded.model, loaded.tokenizer, prompts, lambda: None)
+            nll, hits = (
+                [
+                    each.value
+                    for each in task.measure(
+                        loaded, length, task.prepare(loaded.tokenizer, length, setting, count), setting
+                    )
+                ]
+                for task, count in ((TAIL, measured["windows"]), (PASSKEY, 16))
+            )
         column = measured["lengths"].index(length)
         assert np.mean(nll) == pytest.approx(measured["scores"][name]["tail_nll"][column], abs=2e-3)
         assert np.mean(hits) == pytest.approx(measured["scores"][name]["passkey"][column], abs=0.3)

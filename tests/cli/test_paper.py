@@ -151,8 +151,9 @@ def test_folders_of_another_run_are_refused_before_anything_runs(folder, tmp_pat
             changed = {"probe": {**sections["probe"], **probe}, "passkey": {**sections["passkey"], **passkey}}
             write(path, folder, changed)
             assert main(asked) == 2
-            word = {"prompt": "word", "texts": "number of texts"}.get(change, "samples")
-            assert f"holds a run with another {word}; use --overwrite or another --out" in capsys.readouterr().err
+            what = {"prompt": "config: word differs", "texts": "config: prompt differs", "passkey": "samples"}
+            what = what.get(change, "config: samples differs")
+            assert f"holds a run with another {what}; use --overwrite or another --out" in capsys.readouterr().err
     assert main([*asked, "--overwrite"]) == 0
     assert json.loads((out / "results.json").read_text())["sections"]["passkey"]["cells"][0]["n"] == 2
 

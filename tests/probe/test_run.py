@@ -2,17 +2,28 @@
 
 import json
 import re
+import signal
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tiny
+import torch
 import xarray as xr
 
 from mesa.models import tokenizer_of
 from mesa_lens.cli import main
 from probe import run
-from probe.tasks import score
+from probe.evaluation.plan import EvalRequest
+from probe.evaluation.plan import plan as plan_evaluation
+from probe.evaluation.run import run as run_evaluation
+from probe.evaluation.summary import wilson
+from probe.plan import ProbeRequest, plan
+from probe.store.reader import whole_passes
+from probe.tasks import likelihood
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +63,10 @@ def test_everything_promised_is_written(finished):
     assert not any("partial" in name for name in names)
     summary = json.loads((finished / "summary.json").read_text())
     assert {row["method"] for row in summary["methods"]} == {"origin", "rerope", "dynamic-ntk", "mesa"}
+    scores = summary["methods"][0]["scores"]["M"]
+    low, high = scores["tail_nll_interval"]
+    assert low < scores["tail_nll"] < high
+    assert scores["passkey_interval"] == pytest.approx(wilson(round(2 * scores["passkey"]), 2))
     report = (finished / "report.html").read_text()
     assert "Plotly.newPlot" in report
     assert not re.search(r"<(script|link|img|iframe)\b[^>]*(src|href)=", report)  # nothing is fetched: opens offline
@@ -78,6 +93,7 @@ def test_estimate_loads_no_weights_and_writes_nothing(model, tmp_path, capsys, m
         (["--length", "150"], "--length 150 is not far enough beyond the trained length 160; take e.g. 640", 2),
         (["--length", "100000000000"], "GiB are free; shorten --length", 1),
         (["--lengths", "70,160"], "--lengths 70 is too short for a tail of 40 tokens; measure from 80", 2),
+        (["--lengths", "1k:2k"], "is no FIRST:LAST:STEP, e.g. 1k:16k:1k", 2),
         (["--lengths", "90"], "--lengths leaves out the trained length 160", 2),
         (["--set", "rerope.window=160"], "rerope: window=160 is not below the trained length 160", 2),
         (["--text", "/nowhere.txt"], "--text /nowhere.txt is not a file", 2),
@@ -120,7 +136,7 @@ def test_values_that_the_store_cannot_hold_are_found_before_anything_is_measured
     large.model.layers[2].mlp.down_proj.weight.data *= 1e8
     large.resize_token_embeddings(tokenizer_of(str(folder)).vocab_size)
     large.save_pretrained(folder)
-    monkeypatch.setattr(run, "evaluate", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(run.by_length, "measure", lambda *_: pytest.fail("measured"))
     asked = ["probe", "--model", str(folder), "--out", str(tmp_path / "out"), "--length", "300", "--texts", "0"]
     assert main([*asked, "--store-dtype", "float16"]) == 2
     assert re.search(r"layer 2 has the value .*, beyond float16's range; store it", capsys.readouterr().err)
@@ -128,7 +144,7 @@ def test_values_that_the_store_cannot_hold_are_found_before_anything_is_measured
 
 
 def test_scores_that_are_no_numbers_end_the_run(model, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(score, "tail_nll", lambda *_: [1.0, np.nan])
+    monkeypatch.setattr(likelihood, "nll", lambda *_, **__: torch.tensor(torch.nan))
     asked = ["probe", "--model", model, "--out", str(tmp_path), "--length", "300", "--texts", "0", "--samples", "2"]
     assert main(asked) == 2
     assert "the tail NLL under origin at 80 tokens is not a number; run the model with --dtype float32" in (
@@ -160,7 +176,7 @@ def test_another_run_in_the_folder_leaves_nothing_of_the_first(tmp_path, capsys)
 
 def test_the_estimate_knows_what_is_measured_and_how(model):
     def needed(**changes):
-        return run.plan(run.ProbeRequest(model=model, length=640, **changes))
+        return plan(ProbeRequest(model=model, length=640, **changes))
 
     assert needed(executor="dense").pass_bytes == needed().pass_bytes + 3 * 4 * 4 * 640**2  # 4 heads
     assert needed(samples=1, lengths=(160, 10**6)).pass_bytes > 100 * needed(samples=0).pass_bytes
@@ -172,15 +188,174 @@ def test_a_run_that_is_there_is_not_replaced_unasked(finished, model, capsys):
     assert "already holds a run with another config" in capsys.readouterr().err
 
 
-def test_an_interrupt_leaves_nothing_half_written(model, tmp_path, capsys, monkeypatch):
-    def interrupted(*args, **kwargs):
-        raise KeyboardInterrupt
+def interrupt_at(monkeypatch, place, name, count):
+    """Raises KeyboardInterrupt in the `count`-th call of place.name; counts go on in what is returned."""
+    calls, original = [], getattr(place, name)
 
-    monkeypatch.setattr(run, "capture", interrupted)
+    def interrupted(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == count:
+            raise KeyboardInterrupt
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(place, name, interrupted)
+    return calls
+
+
+def asked(model, out, *more):
+    options = "--length 300 --texts 0 --samples 1 --methods origin,rerope --lengths 80:160:80 --layers 0-1"
+    return ["probe", "--model", model, "--out", str(out), *options.split(), *more]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(model, tmp_path_factory):
+    out = tmp_path_factory.mktemp("uninterrupted") / "run"
+    assert main(asked(model, out)) == 0
+    return out
+
+
+def files(folder):
+    """Contents by path of a store, less its attributes, which hold the time."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder): path.read_bytes() for path in paths if path != folder / "zarr.json"}
+
+
+def scored(out):
+    """The journal's scores by cell, without times."""
+    rows = map(json.loads, (out / "measured.jsonl").read_text().splitlines()[1:])
+    return {tuple(row["cell"]): [score["value"] for score in row["scores"]] for row in rows}
+
+
+def same(out, other):
+    assert scored(out) == scored(other)
+    assert files(out / "store.zarr") == files(other / "store.zarr")
+    first, second = (json.loads((each / "summary.json").read_text()) for each in (out, other))
+    assert first | {"created": ""} == second | {"created": ""}
+    assert {path.name for path in out.iterdir()} == {path.name for path in other.iterdir()}
+
+
+def test_measured_failure_is_the_evaluations_cells(model, uninterrupted, tmp_path):
+    made = plan_evaluation(
+        EvalRequest(model=model, methods="origin,rerope", samples=1, lengths=(80, 160), tasks=("nll", "passkey"))
+    )
+    run_evaluation(made, tmp_path)
+    rows = map(json.loads, (tmp_path / "cells.jsonl").read_text().splitlines()[1:])
+    cells = {tuple(row["cell"]): [score["value"] for score in row["scores"]] for row in rows}
+    assert cells == scored(uninterrupted)
+    stored = xr.open_zarr(uninterrupted / "store.zarr", group="evaluation")
+    for (task, method, length), values in cells.items():
+        at = stored[{"nll": "tail_nll"}.get(task, task)].sel({"method": method, "length": length})
+        assert at.values.tolist() == values
+
+
+def test_an_interrupt_before_anything_is_kept_leaves_nothing(model, tmp_path, capsys, monkeypatch):
+    interrupt_at(monkeypatch, run, "capture", 1)
+    assert main(asked(model, tmp_path / "out", "--samples", "0")) == 1
+    assert capsys.readouterr().err.endswith("mesa-lens: interrupted; nothing half-written was left\n")
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_an_interrupted_capture_goes_on_where_it_was(model, uninterrupted, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
-    assert main(["probe", "--model", model, "--out", str(out), "--samples", "0", "--texts", "0"]) == 1
-    assert "interrupted" in capsys.readouterr().err
-    assert not list(out.iterdir())
+    calls = interrupt_at(monkeypatch, run, "capture", 2)
+    assert main(asked(model, out)) == 1
+    assert f"interrupted; what is done is kept: the same command goes on from {out}\n" in capsys.readouterr().err
+    measured = interrupt_at(monkeypatch, likelihood, "nll", 0)
+    assert main(asked(model, out)) == 0
+    assert [args[2].name for args in calls] == ["origin", "rerope", "rerope"]
+    assert not measured
+    same(out, uninterrupted)
+
+
+def test_an_interrupted_measuring_goes_on_where_it_was(model, uninterrupted, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    calls = interrupt_at(monkeypatch, likelihood, "nll", 4)
+    assert main(asked(model, out)) == 1
+    assert "the same command goes on" in capsys.readouterr().err
+    assert main(asked(model, out)) == 0
+    assert len(calls) == 5
+    same(out, uninterrupted)
+
+
+def test_a_region_cut_short_is_captured_again(model, uninterrupted, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, run, "capture", 2)
+        assert main(asked(model, out)) == 1
+    (region,) = (out / "store.zarr.partial").glob("resid_post/c/0/0/1/0/0")
+    region.write_bytes(region.read_bytes()[:-4])
+    assert main(asked(model, out)) == 0
+    same(out, uninterrupted)
+
+
+def test_an_unfinished_run_of_other_settings_is_refused_before_long_work(model, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, run, "capture", 2)
+        assert main(asked(model, out, "--overwrite")) == 1
+    assert "kept: without --overwrite, the same command goes on" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "load", None)
+        for option, value, message in [
+            ("--prompt", "world", "an unfinished run with another config: word differs; use --overwrite"),
+            ("--texts", "1", "an unfinished run with another config: prompt differs; use --overwrite"),
+            ("--seed", "1", "an unfinished run with another config: seed differs; use --overwrite"),
+        ]:
+            assert main(asked(model, out, option, value)) == 2
+            assert message in (error := capsys.readouterr().err)
+            assert "goes on" not in error
+    assert main(asked(model, out, "--prompt", "world", "--overwrite")) == 0
+    assert xr.open_zarr(out / "store.zarr").attrs["word"] == "world"
+
+
+def test_a_whole_store_without_its_report_is_finished(model, uninterrupted, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, run, "write_report", 1)
+        assert main(asked(model, out)) == 1
+    assert "the same command goes on" in capsys.readouterr().err
+    monkeypatch.setattr(run, "load", None)
+    assert main(asked(model, out)) == 0
+    same(out, uninterrupted)
+    assert main(asked(model, out)) == 2
+    assert "already holds a run with the same config; use --overwrite" in capsys.readouterr().err
+
+
+def test_a_failure_says_what_is_kept(model, tmp_path, capsys, monkeypatch):
+    def failing(*args, **kwargs):
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(run, "capture", failing)
+    assert main(asked(model, tmp_path / "out")) == 1
+    error = capsys.readouterr().err
+    assert error.endswith(
+        f"mesa-lens: no luck; what is done is kept: the same command goes on from {tmp_path / 'out'}\n"
+    )
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
+def test_a_killed_run_goes_on_to_the_same_bytes(model, uninterrupted, tmp_path, capsys, sent):
+    out = tmp_path / "out"
+    code = (
+        "import sys, time\nfrom mesa_lens.cli import main\nfrom probe import run\nfirst = run.capture\n"
+        "def slow(*args, **kwargs):\n    values = first(*args, **kwargs)\n    run.capture = hang\n    return values\n"
+        "def hang(*args, **kwargs):\n    time.sleep(60)\n"
+        "run.capture = slow\nraise SystemExit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, *asked(model, out)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        partial = out / "store.zarr.partial"
+        while not partial.exists() or not whole_passes(partial):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(sent)
+        _, error = process.communicate()
+    if sent == signal.SIGTERM:
+        assert process.returncode == 1
+        assert error.endswith(f"mesa-lens: interrupted; what is done is kept: the same command goes on from {out}\n")
+    assert whole_passes(partial) == {("origin", "repeated")}
+    assert main(asked(model, out)) == 0
+    same(out, uninterrupted)
 
 
 def test_a_full_disk_is_said_before_the_weights_are_loaded(model, tmp_path, capsys, monkeypatch):

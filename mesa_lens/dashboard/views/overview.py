@@ -20,7 +20,19 @@ from probe.thresholds.failure import measured_failure
 from probe.thresholds.findings import findings
 from probe.thresholds.predict import Prediction
 
-_SHOWN = ("model", "model_revision", "model_type", "source_dtype", "created", "executor", "word", "text", "seed")
+_SHOWN = (
+    "model",
+    "model_revision",
+    "model_type",
+    "source_dtype",
+    "created",
+    "executor",
+    "word",
+    "first_token",
+    "quantization",
+    "text",
+    "seed",
+)
 
 
 def page(context: Context) -> None:

@@ -80,7 +80,7 @@ def test_lengths_that_are_none_are_refused(text):
         ({"tasks": ("lines",)}, "length=96 is below the task's fixed text of 1.. tokens; ask for at least"),
         ({"tasks": ("nll",), "lengths": (50, 90)}, "nll: length=50 is below 80 tokens; ask for at least 80"),
         ({"tasks": ("nll-position",), "lengths": (1, 90)}, "nll-position: length=1 is below 8 tokens"),
-        ({"tasks": ("nll",), "lengths": (10**6,)}, "the text has .* tokens, 999999 are needed"),
+        ({"tasks": ("nll",), "lengths": (10**6,)}, "the text has .* tokens, 1000000 are needed"),
         ({"tasks": ("summary",)}, "summary needs documents; give --data FILE"),
         ({"methods": "origin,nonsense"}, "nonsense"),
         ({"executor": "nonsense"}, "nonsense"),
@@ -316,11 +316,11 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path, text):
 def test_batches_are_halved_where_memory_runs_out(tmp_path, monkeypatch, error):
     sizes = []
 
-    def small(model, tokenizer, prompts, report, batch):
+    def small(model, tokenizer, prompts):
         sizes.append(len(prompts))
         if len(prompts) > 2:
             raise error
-        return original(model, tokenizer, prompts, report, batch)
+        return original(model, tokenizer, prompts)
 
     asked = EvalRequest(tasks=("passkey",), methods="origin", lengths=(608,), samples=6, batch=8)
     run(plan(asked), tmp_path / "whole")

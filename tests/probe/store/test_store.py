@@ -10,7 +10,7 @@ import xarray as xr
 import zarr
 
 from probe.store import store
-from probe.store.reader import differing_key, open_run
+from probe.store.reader import differing_key, missing_regions, open_run, partial_path, whole_passes
 
 METHODS, PROMPTS, LAYERS, POSITIONS, DIMS = ["origin", "mesa"], ["repeated"], [0, 3], [4, 5, 9], [7, 8]
 ATTRS = {"trained_length": 4, "model": "tiny", "spec": json.dumps({"dims": DIMS}), "created": "2026-01-01"}
@@ -145,10 +145,10 @@ def test_an_existing_run_is_kept_unless_told(whole):
 
 
 def test_configs_are_compared_past_time_and_versions_only(whole):
-    run = open_run(whole)
-    assert differing_key(run, {**ATTRS, "created": "later", "versions": "{}"}) is None
-    assert differing_key(run, {**ATTRS, "trained_length": 5}) == "trained_length"
-    assert differing_key(run, {key: value for key, value in ATTRS.items() if key != "spec"}) == "spec"
+    stored = open_run(whole).hidden.attrs
+    assert differing_key(stored, {**ATTRS, "created": "later", "versions": "{}"}) is None
+    assert differing_key(stored, {**ATTRS, "trained_length": 5}) == "trained_length"
+    assert differing_key(stored, {key: value for key, value in ATTRS.items() if key != "spec"}) == "spec"
 
 
 def test_float16_refuses_what_it_cannot_hold(path):
@@ -195,15 +195,65 @@ def test_too_small_a_disk_is_told_beforehand(path, monkeypatch):
     begin(path)
 
 
-def test_a_disk_that_fills_up_leaves_nothing_behind(path, monkeypatch):
+def test_a_disk_that_fills_up_loses_nothing_that_was_written(path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     begin(path)
-    monkeypatch.setattr(zarr.Array, "__setitem__", full)
-    with pytest.raises(OSError, match=r"the disk is full: removed the unfinished .*; free some space"):
-        fill(path)
-    assert list(path.parent.iterdir()) == []
+    fill(path, skip=[("mesa", 3)])
+    with monkeypatch.context() as patch:
+        patch.setattr(zarr.Array, "__setitem__", full)
+        with pytest.raises(OSError, match=r"the disk is full: .*partial is kept as it is; free some space"):
+            store.write(path, "resid_post", "mesa", "repeated", 3, region("mesa", 3))
+    begin(path)
+    assert len(missing_regions(partial_path(path))) == 1
+
+
+def test_a_store_that_was_cut_short_is_gone_on_with(path):
+    begin(path)
+    fill(path, skip=[("mesa", 3)])
+    chunk = partial_path(path) / "resid_post" / "c" / "0" / "0" / "1" / "0" / "0"
+    chunk.write_bytes(chunk.read_bytes()[:-1])
+    chunk.with_name("0.5.partial").write_text("of a write that was killed")
+    begin(path, attrs={**ATTRS, "created": "later"})
+    assert whole_passes(partial_path(path)) == set()
+    store.write(path, "resid_post", "origin", "repeated", 3, region("origin", 3))
+    assert whole_passes(partial_path(path)) == {("origin", "repeated")}
+    store.write(path, "resid_post", "mesa", "repeated", 3, region("mesa", 3))
+    store.finish(path)
+    hidden = open_run(path).hidden
+    assert hidden.attrs["created"] == ATTRS["created"]
+    np.testing.assert_array_equal(hidden["resid_post"].sel({"method": "origin", "layer": 3})[0], region("origin", 3))
+    assert not list(path.rglob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"attrs": {**ATTRS, "model": "other"}}, "model"),
+        ({"prompts": ["text"]}, "prompt"),
+        ({"positions": [4, 5, 10]}, "position"),
+        ({"hooks": ["resid_post", "q"]}, "hooks"),
+        ({"dtype": "float16"}, "dtype"),
+    ],
+)
+def test_an_unfinished_store_of_another_config_is_kept_unless_told(path, changes, key):
+    begin(path)
+    fill(path, skip=[("mesa", 3)])
+    with pytest.raises(FileExistsError, match=f"an unfinished run with another config: {key} differs; use --overwrite"):
+        begin(path, **changes)
+    assert len(missing_regions(partial_path(path))) == 1
+    begin(path, **changes, overwrite=True)
+    assert not whole_passes(partial_path(path))
+
+
+def test_an_unfinished_store_goes_before_the_whole_one_it_is_to_replace(whole):
+    begin(whole, attrs={**ATTRS, "model": "other"}, overwrite=True)
+    fill(whole, skip=[("mesa", 3)])
+    begin(whole, attrs={**ATTRS, "model": "other"})
+    assert whole_passes(partial_path(whole)) == {("origin", "repeated")}
+    with pytest.raises(FileExistsError, match="already holds a run with the same config"):
+        begin(whole)
 
 
 @pytest.mark.parametrize("late", [False, True])

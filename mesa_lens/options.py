@@ -1,0 +1,65 @@
+"""The options that several commands share, in one wording, and how an interrupted one goes on."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def add_methods(group: Any, default: str = "all", more: str = "or 'all'") -> None:
+    """Adds --methods."""
+    group.add_argument("--methods", default=default, help=f"names, separated by commas, {more}")
+
+
+def add_settings(group: Any) -> None:
+    """Adds --set and --executor: parameters of the methods, and what runs them."""
+    group.add_argument(
+        "--set", action="append", default=[], metavar="METHOD.PARAMETER=VALUE", help="e.g. rerope.window=512"
+    )
+    group.add_argument("--executor", default="fused", help="fused, or dense (O(T^2) memory)")
+
+
+def add_samples(group: Any, default: int, more: str = "") -> None:
+    """Adds --samples."""
+    group.add_argument("--samples", type=int, default=default, help=f"prompts a length and method{more}")
+
+
+def add_lengths(group: Any, default: str) -> None:
+    """Adds --lengths, which `lengths` reads; `default` says what None is."""
+    group.add_argument("--lengths", help=f"tokens, e.g. 256,512 or 1k:16k:1k (None: {default})")
+
+
+def add_seed(group: Any) -> None:
+    """Adds --seed."""
+    group.add_argument("--seed", type=int, default=0, help="of everything that is drawn")
+
+
+def add_output(command: argparse.ArgumentParser, folder: str, about: str, *, shows: bool = True) -> None:
+    """Adds --out and --overwrite and, with `shows`, --estimate and --json."""
+    out = command.add_argument_group("output")
+    out.add_argument("--out", type=Path, default=Path(folder), help=f"folder{about}; an interrupted run goes on in it")
+    out.add_argument("--overwrite", action="store_true", help="begin anew, in place of what is already there")
+    if shows:
+        out.add_argument("--estimate", action="store_true", help="print the work, memory and disk it takes, and stop")
+        out.add_argument("--json", action="store_true", help="print summary.json in place of tables")
+
+
+def lengths(args: argparse.Namespace) -> tuple[int, ...] | None:
+    """What --lengths says, in tokens. Raises ValueError for what it cannot read."""
+    from probe.evaluation.plan import parse_lengths
+
+    return None if args.lengths is None else parse_lengths(args.lengths)
+
+
+@contextmanager
+def goes_on(args: argparse.Namespace) -> Iterator[None]:
+    """An interrupt says that the same command goes on from --out."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        again = "without --overwrite, the" if args.overwrite else "the"
+        error.add_note(f"{again} same command goes on from {args.out}")
+        raise

@@ -1,0 +1,186 @@
+"""What a probe run is asked for, and the check of all of it against the model's config: no weights are needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mesa.methods import Method
+from mesa.models import bytes_a_number, chosen_dtype, origin, tokenizer_of
+from probe.capture.memory import peak_bytes, prompt_bytes
+from probe.capture.spec import CaptureSpec, Kept
+from probe.evaluation import by_length
+from probe.evaluation.by_length import check_lengths, default_lengths
+from probe.evaluation.plan import EvalPlan, EvalRequest
+from probe.tasks.base import Setting
+from probe.tasks.repeated import repeated_word
+from probe.tasks.request import MethodsRequest
+from probe.thresholds.search import CrossingRule, check_positions
+
+REPEATED = "repeated"
+"""Name of the paper's prompt: one word, repeated."""
+
+_PACKAGES = ("mesa-lens", "torch", "transformers", "transformer-lens", "numpy", "xarray", "zarr")
+
+
+@dataclass(frozen=True)
+class ProbeRequest(MethodsRequest):
+    """What a run is asked for; `plan` fills in what depends on the model. Lengths in tokens."""
+
+    methods: str = "origin,rerope,dynamic-ntk,mesa"
+    length: int | None = None
+    word: str = "hello"
+    text: Path | None = None
+    texts: int = 2
+    spec: CaptureSpec = field(default_factory=CaptureSpec)
+    samples: int = 20
+    lengths: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class ProbePlan:
+    """A request, checked against the model's config: nothing here needs the weights."""
+
+    request: ProbeRequest
+    methods: dict[str, Method]
+    trained_length: int
+    length: int
+    lengths: tuple[int, ...]
+    kept: Kept
+    config: Any
+
+    @cached_property
+    def first_token(self) -> str:
+        """What comes before the repeated word, where the tokenizer itself puts nothing; else empty."""
+        return repeated_word(tokenizer_of(self.request.model, **self.request.source), self.request.word, 2)[1]
+
+    @property
+    def prompts(self) -> list[str]:
+        """Names of the prompts."""
+        return [REPEATED, *(f"text-{index}" for index in range(self.request.texts))]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Size of the store on disk."""
+        numbers = self.kept.values * len(self.request.spec.hooks) * len(self.methods) * len(self.prompts)
+        return numbers * np.dtype(self.request.spec.dtype).itemsize
+
+    @property
+    def pass_bytes(self) -> int:
+        """Estimate of the memory of the largest pass, captured or measured, beside the weights; where the model is."""
+        each = bytes_a_number(self.config, self.request.load)
+        captured = peak_bytes(self.config, self.length, each, 0)
+        longest = max(self.lengths) if self.request.samples else 0
+        scores = self.config.num_attention_heads * max(self.length, longest) ** 2  # of one layer
+        dense = 3 * 4 * scores if self.request.executor == "dense" else 0
+        return max(captured, prompt_bytes(self.config, longest, each)) + dense
+
+    @property
+    def host_bytes(self) -> int:
+        """Estimate of the memory for captured values: a prompt's under one method, or the report's, under all."""
+        one = 4 * self.kept.values
+        around = min(len(self.kept.positions), 2 * self.trained_length) / len(self.kept.positions)
+        return max(one * len(self.request.spec.hooks), 7 * one, int(2 * around * len(self.methods) * one))
+
+
+def plan(request: ProbeRequest) -> ProbePlan:
+    """Checks the request against the model's config. Raises ValueError or FileNotFoundError, naming the value."""
+    config, trained_length = request.checked_model()
+    length = request.length or 4 * trained_length
+    rule = CrossingRule.scaled(trained_length)
+    if length <= trained_length + rule.sustained:
+        raise ValueError(
+            f"--length {length} is not far enough beyond the trained length {trained_length}; "
+            f"take e.g. {4 * trained_length}"
+        )
+    if request.texts < 0 or request.samples < 0:
+        raise ValueError(f"--texts {request.texts} and --samples {request.samples} must not be negative")
+    if request.text is not None and not request.text.is_file():
+        raise FileNotFoundError(f"--text {request.text} is not a file")
+    lengths = request.lengths or tuple(default_lengths(trained_length, length))
+    if request.samples:
+        check_lengths(lengths, trained_length)
+    kept = request.spec.resolve(config, length)
+    if request.spec.positions is not None:
+        check_positions(kept.positions, trained_length, rule)
+    methods = request.checked_methods(config, trained_length)
+    return ProbePlan(request, methods, trained_length, length, lengths, kept, config)
+
+
+def estimate(request: ProbeRequest) -> str:
+    """Memory and disk that the run needs, as text; loads no weights."""
+    made = plan(request)
+    kept = made.kept
+    return (
+        f"model {request.model}, trained length M = {made.trained_length}, captured length {made.length} tokens\n"
+        f"kept: {len(request.spec.hooks)} hook(s) x {len(made.methods)} method(s) x {len(made.prompts)} prompt(s) x "
+        f"{len(kept.layers)} layer(s) x {len(kept.positions)} position(s) x {len(kept.dims)} dim(s)\n"
+        f"memory for one pass, beside the weights: about {made.pass_bytes / 2**20:.0f} MiB; for captured values: about "
+        f"{made.host_bytes / 2**20:.0f} MiB\n"
+        f"disk: {made.kept_bytes / 2**20:.0f} MiB"
+    )
+
+
+def measuring(made: ProbePlan, documents: Sequence[np.ndarray]) -> EvalPlan:
+    """The evaluation that the measured failure is made of; its settings are what the scores depend on."""
+    request = made.request
+    setting = Setting(made.trained_length, made.lengths, request.samples, request.seed, tuple(documents))
+    asked = EvalRequest(
+        tasks=by_length.TASKS,
+        model=request.model,
+        load=request.load,
+        trained_length=made.trained_length,
+        lengths=made.lengths,
+        samples=request.samples,
+        seed=request.seed,
+        text=None if request.text is None else str(request.text),
+        executor=request.executor,
+    )
+    return EvalPlan(asked, made.methods, setting, made.config)
+
+
+def template(made: ProbePlan) -> dict[str, Any]:
+    """What the plan's store is created with: labels, hooks, dtype and attributes."""
+    spec, kept = made.request.spec, made.kept
+    return {
+        "methods": list(made.methods),
+        "prompts": made.prompts,
+        "layers": kept.layers,
+        "positions": kept.positions,
+        "dims": kept.dims,
+        "hooks": spec.hooks,
+        "dtype": spec.dtype,
+        "attrs": provenance(made),
+    }
+
+
+def provenance(made: ProbePlan) -> dict[str, Any]:
+    """The attributes that the plan's store is given: everything that its numbers depend on."""
+    request = made.request
+    return {
+        "trained_length": made.trained_length,
+        "length": made.length,
+        "model": request.model,
+        "model_type": made.config.model_type,
+        **origin(request.model, made.config, request.load.get("revision")),
+        "source_dtype": chosen_dtype(made.config, request.load),
+        "method_configs": json.dumps({name: method.describe() for name, method in made.methods.items()}),
+        "executor": request.executor,
+        "spec": json.dumps(asdict(request.spec)),
+        "word": request.word,
+        **({"first_token": made.first_token} if made.first_token else {}),
+        "text": str(request.text or "shipped held-out text"),
+        "lengths": json.dumps(made.lengths if request.samples else []),
+        "samples": request.samples,
+        "seed": request.seed,
+        "versions": json.dumps({package: version(package) for package in _PACKAGES}),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }

@@ -1,0 +1,63 @@
+"""What probe, evaluation and study are all asked for: a model and the methods to put on it; and the check of both."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mesa.engine.plug import check_executor
+from mesa.methods import Method
+from mesa.models import check_placement, config_of
+from mesa.settings import make_methods
+from mesa.support import check_config, check_method
+from mesa.support import trained_length as stated_length
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """A model, with the options of `mesa.load`, and methods by name. trained_length: M in tokens; None: as stated."""
+
+    model: str = "default"
+    load: Mapping[str, Any] = field(default_factory=dict)
+    methods: str = "all"
+    trained_length: int | None = None
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """The options with which config and tokenizer are read."""
+        return {key: self.load.get(key) for key in ("revision", "trust_remote_code")}
+
+    def checked_model(self) -> tuple[Any, int]:
+        """The model's config and M. Raises ValueError or FileNotFoundError for what cannot be loaded or supported."""
+        check_placement(self.load)
+        config = config_of(self.model, **self.source)
+        check_config(config)
+        return config, self.trained_length or stated_length(config)
+
+
+@dataclass(frozen=True)
+class MethodsRequest(ModelRequest):
+    """The same with parameters of methods (as `mesa.settings` reads them), the seed of prompts, and the executor."""
+
+    settings: tuple[str, ...] = ()
+    seed: int = 0
+    executor: str = "fused"
+
+    def checked_methods(self, config: Any, trained_length: int) -> dict[str, Method]:
+        """The methods by name. Raises ValueError for one that cannot be made or that the model cannot have.
+
+        Of 'all', those that the model cannot have are left out and named on stderr.
+        """
+        check_executor(self.executor)
+        kept = {}
+        for name, method in make_methods(self.methods, trained_length, self.settings).items():
+            try:
+                check_method(config, method)
+                kept[name] = method
+            except ValueError as error:
+                if self.methods != "all":
+                    raise
+                sys.stderr.write(f"left out: {error}\n")
+        return kept
