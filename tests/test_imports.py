@@ -27,7 +27,8 @@ FLOORS = """
     theory.claims         <- mesa theory
     theory.curves theory.table theory.plots theory.report theory.cli theory.__main__  <- mesa theory
     mesa_lens.training    <- mesa probe.tasks
-    mesa_lens.paper       <- mesa probe
+    mesa_lens.options     <- mesa probe
+    mesa_lens.paper       <- mesa probe mesa_lens.options
     mesa_lens.dashboard   <- mesa probe theory
     mesa_lens             <- mesa probe theory mesa_lens
 """

@@ -54,7 +54,7 @@ def drift_chart(found: xr.Dataset, layers: list[int] | None = None, prompt: str 
 def carrier_chart(hidden: xr.DataArray, found: xr.Dataset, layer: int, dim: int) -> Chart:
     """One dim's value over position under every method, at the first captured layer and at `layer`, where it drifts.
 
-    hidden (method, layer, position, dim) is of the prompt that `found` (from `find_drift`) is of. Red: the threshold, the
+    hidden (method, layer, position, dim) is of the prompt that `found` (`find_drift`) is of. Red: the threshold, the
     reference's value at M; dotted: the range it kept to inside the window. Both panels span as many units.
     """
     reference, trained = found.attrs["reference"], found.attrs["trained_length"]

@@ -14,7 +14,7 @@ from mesa.plan import restarts
 from probe.evaluation.summary import intervals
 from probe.store.reader import Run
 from probe.store.select import hook_values, reference_method
-from probe.thresholds.calls import Call, drift_calls, carriers, saturated
+from probe.thresholds.calls import Call, carriers, drift_calls, saturated
 from probe.thresholds.drift import DriftRule, find_drift
 from probe.thresholds.failure import Measured, measured_failure
 from probe.thresholds.predict import Prediction, best, negative_control, predict
@@ -191,8 +191,16 @@ def _drift_row(found: xr.Dataset) -> dict[str, Any]:
     for layer, dim in carriers(found, TOP):
         one = at.sel(layer=layer, dim=dim)
         dims.append({"layer": layer, "dim": dim, **{n: float(one[n]) for n in ("share", "centre", "range")}})
-    methods = [{**asdict(call), "text": str(call)} for call in drift_calls(found)]
+    methods = [_predicted(call) for call in drift_calls(found)]
     return {"methods": methods, "saturated": saturated(found), "dims": dims}
+
+
+def _predicted(made: Call | Prediction) -> dict[str, Any]:
+    """A prediction with its words; layers as texts, as JSON has them."""
+    row = {**asdict(made), "text": str(made)}
+    return row | {
+        name: {str(layer): at for layer, at in each.items()} for name, each in row.items() if name == "layers"
+    }
 
 
 def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
@@ -201,8 +209,8 @@ def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
     predicted, thresholds = _of(analysis.headline, method), by_prompt[analysis.prompt]
     row: dict[str, Any] = {
         "method": method,
-        "predicted": {**asdict(predicted), "text": str(predicted)},
-        "predicted_by_thresholds": {**asdict(thresholds), "text": str(thresholds)},
+        "predicted": _predicted(predicted),
+        "predicted_by_thresholds": _predicted(thresholds),
         "predicted_by_prompt": {prompt: str(each) for prompt, each in by_prompt.items()},
         "measured": {"text": "not measured"},
         "scores": {_multiple(m): {"tail_nll": None, "passkey": None} for m in _MULTIPLES},

@@ -66,7 +66,16 @@ def test_passkeys_a_model_never_finds_are_not_judged():
 def test_summary(summary, folder):
     assert json.loads((folder / "summary.json").read_text()) == summary
     rows = {row["method"]: row for row in summary["methods"]}
-    assert 71 <= rows["origin"]["predicted"]["length"] <= 80
+    assert 71 <= rows["origin"]["predicted_by_thresholds"]["length"] <= 80
+    assert summary["predicted_by"] == "drift"
+    assert 70 <= rows["origin"]["predicted"]["length"] <= 80
+    assert rows["origin"]["predicted"]["layer"] in (1, 2)
+    assert rows["rerope"]["predicted"]["text"] == "none up to 320"
+    assert 192 <= rows["dynamic-ntk"]["predicted"]["length"] <= 202
+    drifts = summary["drift"]["prompts"]
+    assert list(drifts) == ["repeated", "text-0"]
+    assert {dim["dim"] for dim in drifts["repeated"]["dims"]} <= set(range(10))
+    assert all(row["false_alarms"] == 0 for row in drifts["repeated"]["methods"])
     assert rows["origin"]["measured"]["length"] == 128
     assert rows["mesa"]["predicted"]["text"] == rows["mesa"]["measured"]["text"] == "none up to 320"
     assert rows["origin"]["scores"]["M"]["tail_nll"] == pytest.approx(3, abs=0.05)
@@ -95,9 +104,9 @@ def test_findings_say_what_the_numbers_say(summary):
     )
     assert "mesa holds up to 320 tokens" in told["What mended it"]
     assert "dynamic-ntk fails at 320 tokens, by tail NLL from 320 on" in told["What mended it"]
-    assert "calls 0.0% of the pairs observable" in told["How far to trust the thresholds"]
+    assert "calls 0.0% of the pairs observable" in told["How far to trust it"]
     flat = [{**row, "share": dict.fromkeys(row["share"], 0.1)} for row in summary["control"]]
-    assert "say nothing about M" in dict(findings({**summary, "control": flat}))["How far to trust the thresholds"]
+    assert "say nothing about M" in dict(findings({**summary, "control": flat}))["How far to trust it"]
 
 
 def test_findings_of_a_model_that_holds(summary):
@@ -110,7 +119,7 @@ def test_findings_of_a_model_that_holds(summary):
         "origin holds up to 320 tokens, the longest length measured, judged by tail NLL"
     )
     assert told["What mended it"] == "No other method was run."
-    assert told["How far to trust the thresholds"].endswith("No threshold was found, so nothing is predicted.")
+    assert told["How far to trust it"].endswith("No threshold was found, so nothing is predicted.")
 
 
 def test_report_stands_alone_and_escapes(summary, folder):
@@ -119,7 +128,7 @@ def test_report_stands_alone_and_escapes(summary, folder):
     assert "&lt;script&gt;alert(1)" in text
     assert text.count("plotly.js v") == 1
     assert not re.search(r"<(script|link|img)[^>]*(src|href)=", text)
-    assert text.count('class="plotly-graph-div"') == 1 + 4 + 1  # curves, thresholds, heatmaps
+    assert text.count('class="plotly-graph-div"') == 1 + 2 + 4 + 4 + 1  # curves, drift, dims, thresholds, heatmaps
 
 
 def test_every_figure_is_written(summary, folder):
@@ -127,7 +136,7 @@ def test_every_figure_is_written(summary, folder):
     for method in ("origin", "rerope", "dynamic-ntk", "mesa"):
         assert {f"heatmap-{method}.png", f"heatmap-{method}.html", f"heatmap-{method}.npz"} <= names
     best = summary["best"][0]
-    assert {f"threshold-layer{best['layer']}-dim{best['dim']}.svg", "curves.png", "heatmaps.png"} <= names
+    assert {f"threshold-layer{best['layer']}-dim{best['dim']}.svg", "curves.png", "drift.png", "heatmaps.png"} <= names
     assert "plotly.min.js" in names
 
 
@@ -140,7 +149,7 @@ def test_a_run_without_scores_or_signal_still_reports(tmp_path):
     summary = summarize(analysis)
     text = render(analysis, summary)
     assert summary["methods"][0]["predicted"]["text"] == "no observable dim"
-    assert "could not be made: position 32" in dict(findings(summary))["How far to trust the thresholds"]
+    assert "could not be made: position 32" in dict(findings(summary))["How far to trust it"]
     assert "Not measured in this run" in text
     assert "not measured" in table(summary)
     assert json.loads(json.dumps(summary, allow_nan=False))["best"] == []
