@@ -32,7 +32,9 @@ def asked(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tokenizer(asked):
-    return tokenizer_of(asked.model)
+    found = tokenizer_of(asked.model)
+    found.chat_template = tiny.CHAT
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +79,7 @@ def test_lengths_that_are_none_are_refused(text):
         ({"new_tokens": -1}, "--new-tokens -1 is below 1"),
         ({"depth": 1.5}, r"--depth 1\.5 is not within 0 \(start\) to 1 \(end\)"),
         ({"lengths": (200, 50)}, "length=50 is below the task's fixed text of 66 tokens; ask for at least 66"),
+        ({"tasks": ("passkey-chat",)}, "this tokenizer has no chat template; use the task passkey"),
         ({"tasks": ("lines",)}, "length=96 is below the task's fixed text of 1.. tokens; ask for at least"),
         ({"tasks": ("nll",), "lengths": (50, 90)}, "nll: length=50 is below 80 tokens; ask for at least 80"),
         ({"tasks": ("nll-position",), "lengths": (1, 90)}, "nll-position: length=1 is below 8 tokens"),
