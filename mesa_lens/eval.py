@@ -42,6 +42,7 @@ def add(commands: Any) -> None:
     out = command.add_argument_group("output")
     out.add_argument("--out", type=Path, default=Path("runs/eval"), help="folder; an interrupted run goes on in it")
     out.add_argument("--overwrite", action="store_true", help="replace an evaluation that is already there")
+    out.add_argument("--minutes", type=float, help="begin no cell after this; the same command goes on (None: run all)")
     out.add_argument("--estimate", action="store_true", help="print cells, tokens and memory, and stop")
     out.add_argument("--json", action="store_true", help="print summary.json in place of tables")
     command.set_defaults(run=run)
@@ -74,9 +75,13 @@ def run(args: argparse.Namespace) -> int:
     try:
         return _harness(args, request) if args.harness else _tasks(args, request)
     except KeyboardInterrupt:
-        again = "without --overwrite, the" if args.overwrite else "the"
-        print(f"\nmesa-lens: interrupted; {again} same command goes on from {args.out}", file=sys.stderr)
+        print(f"\nmesa-lens: interrupted; {_again(args)}", file=sys.stderr)
         return 1
+
+
+def _again(args: argparse.Namespace) -> str:
+    again = "without --overwrite, the" if args.overwrite else "the"
+    return f"{again} same command goes on from {args.out}"
 
 
 def _tasks(args: argparse.Namespace, request: Any) -> int:
@@ -88,12 +93,16 @@ def _tasks(args: argparse.Namespace, request: Any) -> int:
     if args.estimate:
         print(estimate(made))
         return 0
+    from probe.evaluation.clock import deadline
     from probe.evaluation.run import run as run_cells
     from probe.evaluation.summary import tables
     from probe.figures.evaluation_chart import write_curves
 
-    summary = run_cells(made, args.out, overwrite=args.overwrite)
+    summary = run_cells(made, args.out, overwrite=args.overwrite, until=deadline(args.minutes))
     written = write_curves(summary, args.out)
+    if summary["cells_left"]:
+        left = f"{summary['cells_left']} of {len(made.cells)} cells are left"
+        print(f"mesa-lens: {args.minutes:g} minutes are over, {left}; {_again(args)}", file=sys.stderr)
     if args.json:
         print(json.dumps(summary, indent=1))
         return 0
@@ -110,6 +119,8 @@ def _harness(args: argparse.Namespace, request: Any) -> int:
 
     if args.estimate:
         raise ValueError("--estimate is for --task; lm-eval's prompts are known only as they run")
+    if args.minutes is not None:
+        raise ValueError("--minutes is for --task; lm-eval's tasks are run whole")
     made = plan(replace(request, tasks=()))
     written = run_harness(
         made,

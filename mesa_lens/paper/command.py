@@ -22,6 +22,9 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--sections", help="only these, separated by commas")
     command.add_argument("--overwrite", action="store_true", help="begin the sections anew that are already there")
+    command.add_argument(
+        "--minutes", type=float, help="begin nothing after this; the same command goes on (None: run all)"
+    )
     command.add_argument("--estimate", action="store_true", help="print cells, tokens and memory, and stop")
     command.set_defaults(run=run)
 
@@ -44,17 +47,20 @@ def run(args: argparse.Namespace) -> int:
         return 0
     plans = check(config)
     from mesa_lens.paper.report import write_report
-    from mesa_lens.paper.runner import run_sections
+    from mesa_lens.paper.runner import left, run_sections
+    from probe.evaluation.clock import deadline
 
+    again = f"{'without --overwrite, the' if args.overwrite else 'the'} same command goes on from {args.out}"
     try:
-        found = run_sections(config, plans, args.out, overwrite=args.overwrite)
+        found = run_sections(config, plans, args.out, overwrite=args.overwrite, until=deadline(args.minutes))
     except KeyboardInterrupt:
-        again = "without --overwrite, the" if args.overwrite else "the"
-        print(f"\nmesa-lens: interrupted; {again} same command goes on from {args.out}", file=sys.stderr)
+        print(f"\nmesa-lens: interrupted; {again}", file=sys.stderr)
         return 1
     path = write_report(config, found, args.out)
     for name, result in found.items():
         if "left_out" in result:
             print(f"{name}: left out, {result['left_out']}")
     print(f"wrote {path}")
+    if remaining := left(found):
+        print(f"mesa-lens: {args.minutes:g} minutes are over, left: {', '.join(remaining)}; {again}", file=sys.stderr)
     return 0

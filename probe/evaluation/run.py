@@ -18,6 +18,7 @@ from tqdm import tqdm
 import mesa
 from mesa.methods import Method
 from mesa.models import Loaded, load
+from probe.evaluation.clock import is_over
 from probe.evaluation.journal import Journal
 from probe.evaluation.plan import TASKS, EvalPlan
 from probe.evaluation.summary import summarize
@@ -60,11 +61,12 @@ def check_methods(journal: Journal, methods: Mapping[str, Method]) -> None:
             )
 
 
-def run(made: EvalPlan, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
+def run(made: EvalPlan, out: Path, *, overwrite: bool = False, until: float | None = None) -> dict[str, Any]:
     """Runs what is missing in the folder `out`; writes samples.csv and summary.json; returns the summary.
 
-    A cell (task, method, length) is whole in cells.jsonl or absent, so an interrupted run goes on from there. Cells
-    that do not fit in memory are left out, told on stderr and in the summary's `out_of_memory`. Raises
+    A cell (task, method, length) is whole in cells.jsonl or absent, so an interrupted run goes on from there. After
+    the `clock.deadline` `until` no cell is begun; the summary's `cells_left` counts those that are not run. Cells that
+    do not fit in memory are left out, told on stderr and in the summary's `out_of_memory`. Raises
     FileExistsError for a folder that holds another evaluation, RuntimeError where no cell fits.
     """
     check_owner(out)
@@ -73,8 +75,9 @@ def run(made: EvalPlan, out: Path, *, overwrite: bool = False) -> dict[str, Any]
     missing = [cell for cell in made.cells if not _is_done(made, journal, cell)]
     too_large: list[tuple[str, str, int]] = []
     try:
-        if missing:
-            too_large = _run_cells(made, loaded or load(made.request.model, **made.request.load), missing, journal)
+        if missing and not is_over(until):
+            loaded = loaded or load(made.request.model, **made.request.load)
+            too_large = _run_cells(made, loaded, missing, journal, until)
     finally:  # what is done is readable, also after an interrupt
         write_samples(journal, made.setting.seed, out / "samples.csv")
     found = samples(journal, made)
@@ -87,6 +90,7 @@ def run(made: EvalPlan, out: Path, *, overwrite: bool = False) -> dict[str, Any]
         "methods": {name: method.describe() for name, method in made.methods.items()},
         "versions": {package: version(package) for package in _PACKAGES},
         "out_of_memory": too_large,
+        "cells_left": sum(not _is_done(made, journal, cell) for cell in made.cells) - len(too_large),
         "cells": summarize(found, TASKS),
     }
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
@@ -103,9 +107,9 @@ def _is_done(made: EvalPlan, journal: Journal, cell: tuple[str, str, int]) -> bo
 
 
 def _run_cells(
-    made: EvalPlan, loaded: Loaded, missing: Sequence[tuple[str, str, int]], journal: Journal
+    made: EvalPlan, loaded: Loaded, missing: Sequence[tuple[str, str, int]], journal: Journal, until: float | None
 ) -> list[tuple[str, str, int]]:
-    """Runs cells one after another; returns those that do not fit in memory, longer ones untried.
+    """Runs cells one after another until `until`; returns those that do not fit in memory, longer ones untried.
 
     Tokens are the bar's unit, so that its ETA knows long prompts.
     """
@@ -125,6 +129,8 @@ def _run_cells(
                 left_out.append((task, name, length))
                 bar.write(f"left out: {task} under {name} does not fit in memory at {length} tokens", file=sys.stderr)
             bar.update(TASKS[task].tokens(length, made.setting))
+            if is_over(until):
+                break
     return left_out
 
 

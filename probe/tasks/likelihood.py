@@ -15,6 +15,9 @@ from probe.tasks.base import Metric, Score, Setting, Task
 from probe.tasks.retrieval import first_ids
 from probe.tasks.score import text_windows
 
+SLICE = 1024
+"""Tokens whose logits are copied at once."""
+
 NLL = Metric("nll", "nats/token", higher_is_better=False)
 
 
@@ -92,9 +95,10 @@ class Likelihood(Task):
 def token_nll(loaded: Loaded, ids: np.ndarray, last: int) -> np.ndarray:
     """NLL (nats) of each of the `last` tokens of `ids`, after all tokens before it."""
     tokens = torch.tensor(ids, device=loaded.model.device)[None]
-    logits = loaded.model(tokens, use_cache=False, logits_to_keep=last + 1).logits[0, :-1].float()
-    loss = torch.nn.functional.cross_entropy(logits, tokens[0, -last:].to(logits.device), reduction="none")
-    return loss.cpu().numpy()
+    logits = loaded.model(tokens, use_cache=False, logits_to_keep=last + 1).logits[0, :-1]
+    slices = zip(logits.split(SLICE), tokens[0, -last:].to(logits.device).split(SLICE), strict=True)
+    losses = [torch.nn.functional.cross_entropy(part.float(), right, reduction="none") for part, right in slices]
+    return torch.cat(losses).cpu().numpy()
 
 
 LIKELIHOOD = (

@@ -1,5 +1,6 @@
 """`mesa-lens paper`: every config is planned, the tiny model's report holds its numbers, an interrupted run goes on."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -13,6 +14,7 @@ from mesa_lens.cli import main
 from mesa_lens.paper import runner
 from mesa_lens.paper.config import estimate, plan_section, read, section_methods
 from mesa_lens.paper.sections import SECTIONS
+from probe.evaluation import run as running
 from probe.tasks.likelihood import Likelihood
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +29,7 @@ def folder(tmp_path_factory):
 
 def write(path, folder, sections, **more):
     config = {"model": str(folder), "trained_length": 160, "methods": ["origin", "mesa"], "sections": sections, **more}
-    path.write_text(yaml.safe_dump(config))
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
     return path
 
 
@@ -131,6 +133,36 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runner, "run_cells", real)
     monkeypatch.setattr(runner, "run_probe", lambda *a, **k: pytest.fail("the probe was whole"))
     assert main(["paper", "--config", str(path), "--out", str(out)]) == 0
+
+
+def test_after_its_minutes_a_run_ends_and_the_same_command_goes_on(folder, tmp_path, monkeypatch, capsys):
+    sections = {
+        "nll": {"lengths": LENGTHS, "samples": 1},
+        "passkey": {"lengths": "200", "samples": 1},
+        "probe": {"length": 320, "samples": 1, "texts": 0},
+    }
+    path, out = write(tmp_path / "config.yaml", folder, sections), tmp_path / "out"
+    asked = ["paper", "--config", str(path), "--out", str(out)]
+    looks = itertools.count()  # at the clock: before the first cell
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "run_probe", lambda *_, **__: pytest.fail("ran"))
+        for module in (runner, running):
+            patch.setattr(module, "is_over", lambda until: until is not None and next(looks) > 0)
+        assert main([*asked, "--minutes", "5"]) == 0
+    error = capsys.readouterr().err
+    assert "minutes are over, left: nll (3 cells), probe, passkey; the same command goes on from" in error
+    html = (out / "report.html").read_text()
+    assert "Cells that are not run yet: 3." in html
+    assert html.count("Not run: the time was over") == 2
+    results = json.loads((out / "results.json").read_text())["sections"]
+    assert [(cell["method"], cell["length"]) for cell in results["nll"]["cells"]] == [("origin", 200)]
+    assert main(asked) == 0
+    assert "minutes are over" not in capsys.readouterr().err
+    whole = json.loads((out / "results.json").read_text())["sections"]
+    assert list(whole) == ["probe", "passkey", "nll"]
+    assert len(whole["nll"]["cells"]) == 4
+    assert main([*asked, "--minutes", "-1"]) == 2
+    assert "--minutes -1 is not above 0" in capsys.readouterr().err
 
 
 def test_folders_of_another_run_are_refused_before_anything_runs(folder, tmp_path, monkeypatch, capsys):

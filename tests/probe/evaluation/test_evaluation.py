@@ -188,6 +188,18 @@ def test_every_method_is_given_the_same_prompts(asked, tmp_path, monkeypatch):
     assert all(first == second for first, second in given.values())
 
 
+def test_all_methods_come_at_a_length_before_any_at_the_next(asked):
+    cells = plan(replace(asked, tasks=("nll", "nll-position"), lengths=(200, 96))).cells
+    assert cells == [
+        ("nll", "origin", 96),
+        ("nll", "mesa", 96),
+        ("nll", "origin", 200),
+        ("nll", "mesa", 200),
+        ("nll-position", "origin", 200),
+        ("nll-position", "mesa", 200),
+    ]
+
+
 def test_an_interrupted_run_goes_on_to_the_same_table(asked, tmp_path, monkeypatch):
     calls = []
 
@@ -348,8 +360,8 @@ def test_cells_that_do_not_fit_are_left_out_and_told(asked, tmp_path, monkeypatc
     monkeypatch.setattr(Likelihood, "measure", small)
     summary = run(plan(replace(asked, lengths=(96, 150, 200))), tmp_path)
     left_out = [(task, method, length) for task, method, length in summary["out_of_memory"]]
-    assert left_out == [("nll", method, length) for method in ("origin", "mesa") for length in (150, 200)]
-    assert tried == [("nll", 96), ("nll", 150)] * 2  # one prompt at a time is tried once, longer ones not at all
+    assert left_out == [("nll", method, length) for length in (150, 200) for method in ("origin", "mesa")]
+    assert tried == [("nll", 96)] * 2 + [("nll", 150)] * 2  # one at a time is tried once, longer ones not at all
     assert {(cell["task"], cell["length"]) for cell in summary["cells"]} == {
         ("nll", 96),
         *(("passkey", length) for length in (96, 150, 200)),
