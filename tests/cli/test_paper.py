@@ -10,11 +10,13 @@ import tiny
 import torch
 import yaml
 
+from mesa.methods import registry
 from mesa_lens.cli import main
 from mesa_lens.paper import runner
-from mesa_lens.paper.config import estimate, plan_section, read, section_methods
+from mesa_lens.paper.config import estimate, plan_section, probe_request, read, section_methods
 from mesa_lens.paper.sections import SECTIONS
 from probe.evaluation import run as running
+from probe.store.reader import open_run
 from probe.tasks.likelihood import Likelihood
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +51,7 @@ def test_estimates_know_the_size_of_the_models():
     assert weights["vicuna-13b"] == pytest.approx(13.0e9 * 2 / 2**30, rel=0.01)
     assert weights["pythia-6.9b"] == pytest.approx(6.86e9 * 2 / 2**30, rel=0.01)
     assert weights["mpt-7b"] == pytest.approx(6.65e9 * 2 / 2**30, rel=0.01)
+    assert weights["smollm2"] == pytest.approx(134.5e6 * 4 / 2**30, abs=0.05)
     assert weights["phi-3"] == pytest.approx(3.82e9 * 2 / 2**30, rel=0.01)
 
 
@@ -58,6 +61,18 @@ def test_the_default_config_runs_as_it_stands():
         assert name in config.sections
         if section.tasks and name != "summary":
             assert plan_section(config, name).cells
+
+
+def test_the_real_models_config_takes_every_method_of_ours():
+    config = read("smollm2")
+    assert [*section_methods(config, "nll")] == [*registry()]
+    assert [*section_methods(config, "probe")] == ["origin", "rerope", "dynamic-ntk", "mesa", "stair"]
+    request = probe_request(config)
+    assert request.lengths == (8192, 12288, 16384)
+    text = estimate(config)
+    assert f"nll (Figures 4 and 6): 55 cells, 165 passes, about {33 * 50 * 1024:,} prompt tokens" in text
+    assert f"nll-position (Beside Figures 4 and 6): 11 cells, 33 passes, about {33 * 16 * 1024:,} prompt" in text
+    assert f"5 methods, 35 passes, about {(5 * 16 + 10 * 36) * 1024:,} prompt tokens, store 5,400 MiB" in text
 
 
 def test_the_papers_sizes_are_in_its_configs():
@@ -78,7 +93,7 @@ def test_a_report_of_every_kind_of_section(folder, tmp_path, capsys):
     data = tmp_path / "reports.jsonl"
     data.write_text("\n".join(json.dumps({"report": "word " * 400, "summary": "a word"}) for _ in range(2)))
     sections = {
-        "probe": {"length": 320, "samples": 1, "texts": 0},
+        "probe": {"length": 320, "samples": 1, "texts": 0, "lengths": "160,300"},
         "passkey": {"lengths": LENGTHS, "samples": 2},
         "nll": {"lengths": LENGTHS, "samples": 2},
         "summary": {"lengths": "200", "samples": 2, "data": str(data), "new_tokens": 4},
@@ -94,6 +109,9 @@ def test_a_report_of_every_kind_of_section(folder, tmp_path, capsys):
     assert not re.search(r"<(script|link|img)\s[^>]*(src|href)=", html)  # nothing is fetched
     results = json.loads((out / "results.json").read_text())["sections"]
     assert set(results) == set(sections)
+    measured = open_run(out / "probe").evaluation
+    assert measured is not None
+    assert measured["length"].values.tolist() == [160, 300]
     for cell in results["nll"]["cells"]:
         assert f"{cell['mean']:.3g} [{cell['low']:.3g}, {cell['high']:.3g}]" in html
     assert {cell["method"] for cell in results["ablation"]["cells"]} == {
