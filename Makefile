@@ -1,12 +1,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 OUT ?= runs/demo
+REAL := --model smollm2 --length 16384 --methods origin,rerope,dynamic-ntk,mesa,stair --texts 0 \
+  --samples 1 --lengths 8192,12288,16384 --out runs/real
 
-.PHONY: demo app test test-slow test-browser check bench format clean
+.PHONY: demo real app test test-slow test-browser check bench format clean
 
 demo: .venv/installed  ## set up, then probe the shipped model: runs/demo/report.html
 	$(BIN)/mesa-lens probe --length 2048 --out $(OUT) --overwrite
 	$(BIN)/mesa-lens verify --quick --html $(dir $(OUT))theory > /dev/null
+
+real: .venv/installed  ## a real model (SmolLM2-135M-Instruct, 93 MB to fetch): runs/real/report.html (an hour on 2 idle cores)
+	$(BIN)/mesa-lens fetch smollm2
+	$(BIN)/mesa-lens probe $(REAL) --estimate
+	$(BIN)/mesa-lens probe $(REAL)
 
 app: .venv/installed  ## the dashboard over runs/, in the browser
 	$(BIN)/mesa-lens app

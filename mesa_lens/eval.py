@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from mesa_lens.options import (
     add_samples,
     add_seed,
     add_settings,
+    again,
     goes_on,
     lengths,
 )
@@ -48,6 +50,7 @@ def add(commands: Any) -> None:
     harness.add_argument("--include-path", type=Path, help="folder with tasks of your own")
     harness.add_argument("--limit", type=int, help="documents a task (None: all)")
     add_output(command, "runs/eval", "")
+    command.add_argument("--minutes", type=float, help="begin no cell after this; the same command goes on (None: all)")
     command.set_defaults(run=run)
 
 
@@ -88,12 +91,16 @@ def _tasks(args: argparse.Namespace, request: Any) -> int:
     if args.estimate:
         print(estimate(made))
         return 0
+    from probe.evaluation.clock import deadline
     from probe.evaluation.run import run as run_cells
     from probe.evaluation.summary import tables
     from probe.figures.evaluation_chart import write_curves
 
-    summary = run_cells(made, args.out, overwrite=args.overwrite)
+    summary = run_cells(made, args.out, overwrite=args.overwrite, until=deadline(args.minutes))
     written = write_curves(summary, args.out)
+    if summary["cells_left"]:
+        left = f"{summary['cells_left']} of {len(made.cells)} cells are left"
+        print(f"mesa-lens: {args.minutes:g} minutes are over, {left}; {again(args)}", file=sys.stderr)
     if args.json:
         print(json.dumps(summary, indent=1))
         return 0
@@ -110,6 +117,8 @@ def _harness(args: argparse.Namespace, request: Any) -> int:
 
     if args.estimate:
         raise ValueError("--estimate is for --task; lm-eval's prompts are known only as they run")
+    if args.minutes is not None:
+        raise ValueError("--minutes is for --task; lm-eval's tasks are run whole")
     made = plan(replace(request, tasks=()))
     written = run_harness(
         made,

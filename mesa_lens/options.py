@@ -60,6 +60,10 @@ def goes_on(args: argparse.Namespace) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        again = "without --overwrite, the" if args.overwrite else "the"
-        error.add_note(f"{again} same command goes on from {args.out}")
+        error.add_note(again(args))
         raise
+
+
+def again(args: argparse.Namespace) -> str:
+    """How an unfinished run goes on."""
+    return f"{'without --overwrite, the' if args.overwrite else 'the'} same command goes on from {args.out}"

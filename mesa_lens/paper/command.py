@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
-from mesa_lens.options import goes_on
+from mesa_lens.options import again, goes_on
 
 
 def add(commands: Any) -> None:
@@ -23,6 +24,9 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--sections", help="only these, separated by commas")
     command.add_argument("--overwrite", action="store_true", help="begin the sections anew that are already there")
+    command.add_argument(
+        "--minutes", type=float, help="begin nothing after this; the same command goes on (None: run all)"
+    )
     command.add_argument("--estimate", action="store_true", help="print cells, tokens and memory, and stop")
     command.set_defaults(run=run)
 
@@ -45,13 +49,19 @@ def run(args: argparse.Namespace) -> int:
         return 0
     plans = check(config)
     from mesa_lens.paper.report import write_report
-    from mesa_lens.paper.runner import run_sections
+    from mesa_lens.paper.runner import left, run_sections
+    from probe.evaluation.clock import deadline
 
     with goes_on(args):
-        found = run_sections(config, plans, args.out, overwrite=args.overwrite)
+        found = run_sections(config, plans, args.out, overwrite=args.overwrite, until=deadline(args.minutes))
     path = write_report(config, found, args.out)
     for name, result in found.items():
         if "left_out" in result:
             print(f"{name}: left out, {result['left_out']}")
     print(f"wrote {path}")
+    if remaining := left(found):
+        print(
+            f"mesa-lens: {args.minutes:g} minutes are over, left: {', '.join(remaining)}; {again(args)}",
+            file=sys.stderr,
+        )
     return 0

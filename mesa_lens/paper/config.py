@@ -15,6 +15,7 @@ from mesa.settings import make_methods, method_settings
 from mesa.support import check_config, check_method
 from mesa_lens.paper.sections import SECTIONS, Section
 from probe.capture.spec import CaptureSpec, parse_ranges
+from probe.evaluation.by_length import default_lengths
 from probe.evaluation.harness import checked_tasks
 from probe.evaluation.plan import TASKS, EvalPlan, EvalRequest, memory_bytes, names, parse_lengths, plan
 from probe.plan import ProbeRequest
@@ -168,7 +169,7 @@ def probe_request(config: PaperConfig) -> ProbeRequest:
     layers, dims, positions = (
         parse_ranges(str(values.get(key, "all")), key) for key in ("layers", "dims", "positions")
     )
-    methods = section_methods(config, "probe")
+    methods, lengths = section_methods(config, "probe"), values.get("lengths")
     return ProbeRequest(
         model=config.model,
         load=dict(config.load),
@@ -182,6 +183,7 @@ def probe_request(config: PaperConfig) -> ProbeRequest:
             layers=layers, dims=dims, positions=positions, dtype=str(values.get("store_dtype", "float32"))
         ),
         samples=int(values.get("samples", 20)),
+        lengths=None if lengths is None else parse_lengths(str(lengths)),
         seed=config.seed,
     )
 
@@ -235,16 +237,24 @@ def _section_estimate(config: PaperConfig, name: str, model: Any, methods: int, 
         kept = request.spec.resolve(model, request.length or 0)
         numbers = kept.values * methods * (1 + request.texts)
         size = numbers * (2 if request.spec.dtype == "float16" else 4) / 2**20
-        return f"{methods} methods, {request.length} tokens, store {size:,.0f} MiB"
+        passes = methods * (1 + request.texts)
+        lengths = request.lengths or default_lengths(config.trained_length, request.length or 0)
+        tokens = passes * (request.length or 0) + 2 * methods * request.samples * sum(lengths)
+        passes += 2 * methods * request.samples * len(lengths)
+        return f"{methods} methods, {passes:,} passes, about {tokens:,} prompt tokens, store {size:,.0f} MiB"
     request = eval_request(config, name)
     if name == "longbench":
         return f"{methods} methods, lm-eval {', '.join(config.sections[name]['tasks'])}"
     lengths = request.lengths or tuple(config.trained_length * multiple for multiple in (1, 2, 4, 8))
     setting = Setting(config.trained_length, lengths, request.samples, batch=request.batch)
     cells = [(task, length) for task in request.tasks for length in TASKS[task].passes(setting)]
-    tokens = methods * sum(TASKS[task].tokens(length, setting) for task, length in cells)
+    read = [(TASKS[task].tokens(length, setting), length) for task, length in cells]
+    tokens, passes = methods * sum(many for many, _ in read), methods * sum(many // length for many, length in read)
     held = memory_bytes(model, request.tasks, setting, each) / 2**30
-    return f"{methods * len(cells)} cells, about {tokens:,} prompt tokens, memory beside the weights {held:,.1f} GiB"
+    return (
+        f"{methods * len(cells)} cells, {passes:,} passes, about {tokens:,} prompt tokens, "
+        f"memory beside the weights {held:,.1f} GiB"
+    )
 
 
 def _weights(model: Any) -> int:

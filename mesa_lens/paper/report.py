@@ -97,7 +97,11 @@ def _words(result: Mapping[str, Any]) -> list[str]:
         ratio = longest / result["trained_length"]
         words.append(f"{task}, {own[0]['metric']} at {longest} tokens ({ratio:.3g} M): {means}.")
     left_out = [f"{task} under {method} at {length}" for task, method, length in result["out_of_memory"]]
-    return [*words, f"Did not fit in memory: {', '.join(left_out)}."] if left_out else words
+    if left_out:
+        words.append(f"Did not fit in memory: {', '.join(left_out)}.")
+    if result["cells_left"]:
+        words.append(f"Cells that are not run yet: {result['cells_left']}.")
+    return words
 
 
 def _probe(summary: Mapping[str, Any], folder: Path) -> dict[str, Any]:

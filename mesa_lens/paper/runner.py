@@ -9,12 +9,15 @@ from typing import Any
 
 from mesa_lens.paper.config import PaperConfig, include_path, reason_left_out
 from mesa_lens.paper.sections import SECTIONS
+from probe.evaluation.clock import is_over
 from probe.evaluation.harness import JOURNAL as HARNESS_JOURNAL
 from probe.evaluation.harness import open_harness, run_harness
 from probe.evaluation.run import JOURNAL, open_journal
 from probe.evaluation.run import run as run_cells
 from probe.plan import ProbePlan
 from probe.run import is_whole, run_probe
+
+_TIME_OVER = "the time was over; the same command goes on"
 
 
 def check_folders(config: PaperConfig, plans: Mapping[str, Any], out: Path) -> None:
@@ -29,33 +32,48 @@ def check_folders(config: PaperConfig, plans: Mapping[str, Any], out: Path) -> N
 
 
 def run_sections(
-    config: PaperConfig, plans: Mapping[str, Any], out: Path, *, overwrite: bool = False
+    config: PaperConfig, plans: Mapping[str, Any], out: Path, *, overwrite: bool = False, until: float | None = None
 ) -> dict[str, dict[str, Any]]:
-    """What each section of the config gave: a summary, or 'left_out' with the reason.
+    """What each section of the config gave: a summary, or 'left_out' with the reason; in the report's order.
 
-    Raises FileExistsError, before anything runs, for folders of another run, unless `overwrite`.
+    They run in the config's order; nothing is begun after the `clock.deadline` `until`. Raises FileExistsError, before
+    anything runs, for folders of another run, unless `overwrite`.
     """
     if not overwrite:
         check_folders(config, plans, out)
-    found: dict[str, dict[str, Any]] = {}
-    for name in (name for name in SECTIONS if name in config.sections):
-        reason = reason_left_out(SECTIONS[name], config.sections[name])
-        if reason:
-            found[name] = {"left_out": reason}
-        elif name == "probe":
-            found[name] = _probe(plans[name], out / name, overwrite)
-        elif name == "longbench":
-            tasks, options = config.sections[name]["tasks"], _harness_options(config)
-            found[name] = run_harness(plans[name], tasks, out / name, overwrite=overwrite, **options)
-        else:
-            found[name] = run_cells(plans[name], out / name, overwrite=overwrite)
-    return found
+    found = {name: _section(config, plans, name, out / name, overwrite, until) for name in config.sections}
+    return {name: found[name] for name in SECTIONS if name in found}
 
 
-def _probe(made: ProbePlan, folder: Path, overwrite: bool) -> dict[str, Any]:
-    """The summary of a probe run; a whole one is not run again."""
+def left(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The sections that time was not enough for, with their missing cells where they were begun."""
+    cells = {name: result.get("cells_left", 0) for name, result in found.items()}
+    begun = [f"{name} ({count} cells)" for name, count in cells.items() if count]
+    return [*begun, *(name for name, result in found.items() if result.get("left_out") == _TIME_OVER)]
+
+
+def _section(
+    config: PaperConfig, plans: Mapping[str, Any], name: str, folder: Path, overwrite: bool, until: float | None
+) -> dict[str, Any]:
+    if reason := reason_left_out(SECTIONS[name], config.sections[name]):
+        return {"left_out": reason}
+    if name == "probe":
+        return _probe(plans[name], folder, overwrite, until)
+    if name == "longbench":
+        if is_over(until):
+            return {"left_out": _TIME_OVER}
+        tasks, options = config.sections[name]["tasks"], _harness_options(config)
+        return run_harness(plans[name], tasks, folder, overwrite=overwrite, **options)
+    summary = run_cells(plans[name], folder, overwrite=overwrite, until=until)
+    return summary if summary["cells"] or not summary["cells_left"] else {"left_out": _TIME_OVER}
+
+
+def _probe(made: ProbePlan, folder: Path, overwrite: bool, until: float | None) -> dict[str, Any]:
+    """The summary of a probe run; a whole one is not run again, one that is begun is not cut."""
     if not overwrite and is_whole(made, folder):
         return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    if is_over(until):
+        return {"left_out": _TIME_OVER}
     return run_probe(made.request, folder, overwrite=overwrite)[0]
 
 

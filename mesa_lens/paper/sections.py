@@ -38,7 +38,10 @@ SECTIONS = {
             "Thresholds in hidden states",
             "Under Origin, values at some dims pass the value they have at M, just beyond M; under ReRoPE and Mesa "
             "they do not, and under Dynamic-NTK later. Chosen and read by eye, in two models.",
-            keys=("length", "samples", "methods", "prompt", "texts", "layers", "dims", "positions", "store_dtype"),
+            keys=(
+                "length", "lengths", "samples", "methods", "prompt", "texts", "layers", "dims", "positions",
+                "store_dtype",
+            ),
         ),
         Section(
             "passkey",
@@ -54,6 +57,16 @@ SECTIONS = {
             "Language modelling",
             "Origin's NLL rises beyond M; the others' stays low, Dynamic-NTK's rises slightly.",
             tasks=("nll",),
+            keys=(*_EVALUATED, "text"),
+        ),
+        Section(
+            "nll-position",
+            "Beside Figures 4 and 6",
+            "Language modelling by position",
+            "NLL is given by length alone. Here is one pass over the longest length, by where in it a token stands; "
+            "chunked methods weave the last chunk alone, so tokens in their early buckets see their own chunk and the "
+            "first.",
+            tasks=("nll-position",),
             keys=(*_EVALUATED, "text"),
         ),
         Section(

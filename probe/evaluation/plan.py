@@ -18,7 +18,7 @@ from probe.tasks.finding import FINDING
 from probe.tasks.latency import Latency
 from probe.tasks.likelihood import LIKELIHOOD
 from probe.tasks.request import MethodsRequest
-from probe.tasks.score import heldout_ids
+from probe.tasks.score import SLICE, heldout_ids
 from probe.tasks.summaries import Summaries
 
 TASKS: dict[str, Task] = {task.name: task for task in (*FINDING, *LIKELIHOOD, Summaries(), Latency())}
@@ -50,13 +50,14 @@ class EvalPlan:
 
     @property
     def cells(self) -> list[tuple[str, str, int]]:
-        """Every cell, short lengths first within a task and method."""
-        return [
+        """Every cell, short lengths first: an hour of a long run gives all methods at the first lengths."""
+        cells = [
             (task, method, length)
             for task in self.request.tasks
             for method in self.methods
             for length in TASKS[task].passes(self.setting)
         ]
+        return sorted(cells, key=lambda cell: cell[2])
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -157,13 +158,13 @@ def estimate(made: EvalPlan) -> str:
 def memory_bytes(config: Any, tasks: Sequence[str], setting: Setting, each: int) -> int:
     """Rough memory, at the longest prompts, beside weights of `each` bytes a number.
 
-    Key-value cache and one layer's states of a batch, and the logits that a task holds with their float32 copies.
+    Key-value cache and one layer's states of a batch, the logits that a task holds, and float32 copies of a slice.
     """
     longest = max(setting.lengths)
     batch = setting.batch if any(TASKS[task].batched for task in tasks) else 1
     states = batch * prompt_bytes(config, longest, each)
     logits = max((TASKS[task].logits(longest, setting) for task in tasks), default=0)
-    return states + logits * config.vocab_size * (each + 2 * 4)
+    return states + config.vocab_size * (logits * each + min(logits, SLICE) * 2 * 4)
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ import mesa
 from mesa.methods import Method
 from mesa.models import Loaded, load
 from probe.capture.memory import free_bytes, prompt_bytes
+from probe.evaluation.clock import is_over
 from probe.evaluation.journal import Journal
 from probe.evaluation.plan import TASKS, EvalPlan
 from probe.evaluation.summary import summarize
@@ -63,11 +64,12 @@ def check_methods(journal: Journal, methods: Mapping[str, Method]) -> None:
             )
 
 
-def run(made: EvalPlan, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
+def run(made: EvalPlan, out: Path, *, overwrite: bool = False, until: float | None = None) -> dict[str, Any]:
     """Runs what is missing in the folder `out`; writes samples.csv and summary.json; returns the summary.
 
-    A cell (task, method, length) is whole in cells.jsonl or absent, so an interrupted run goes on from there. Cells
-    that do not fit in memory are left out, told on stderr and in the summary's `out_of_memory`. Raises
+    A cell (task, method, length) is whole in cells.jsonl or absent, so an interrupted run goes on from there. After
+    the `clock.deadline` `until` no cell is begun; the summary's `cells_left` counts those that are not run. Cells that
+    do not fit in memory are left out, told on stderr and in the summary's `out_of_memory`. Raises
     FileExistsError for a folder that holds another evaluation, RuntimeError where no cell fits.
     """
     check_owner(out)
@@ -76,8 +78,9 @@ def run(made: EvalPlan, out: Path, *, overwrite: bool = False) -> dict[str, Any]
     missing = missing_cells(made, journal)
     too_large: list[EvalCell] = []
     try:
-        if missing:
-            too_large = run_cells(made, loaded or load(made.request.model, **made.request.load), missing, journal)
+        if missing and not is_over(until):
+            loaded = loaded or load(made.request.model, **made.request.load)
+            too_large = run_cells(made, loaded, missing, journal, until=until)
     finally:  # what is done is readable, also after an interrupt
         if journal.rows:
             write_samples(journal, made.setting.seed, out / "samples.csv")
@@ -91,6 +94,7 @@ def run(made: EvalPlan, out: Path, *, overwrite: bool = False) -> dict[str, Any]
         "methods": {name: method.describe() for name, method in made.methods.items()},
         "versions": {package: version(package) for package in _PACKAGES},
         "out_of_memory": too_large,
+        "cells_left": sum(not _is_done(made, journal, cell) for cell in made.cells) - len(too_large),
         "cells": summarize(found, TASKS),
     }
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
@@ -118,9 +122,10 @@ def run_cells(
     journal: Journal,
     *,
     what: str = "evaluating",
+    until: float | None = None,
     check: Callable[[EvalCell, Mapping[str, Any] | None], object] = lambda cell, row: None,
 ) -> list[EvalCell]:
-    """Runs cells one after another; returns those that do not fit in memory, longer ones untried.
+    """Runs cells one after another until `until`; returns those that do not fit in memory, longer ones untried.
 
     what: the bar's name; its unit is tokens, so that its ETA knows long prompts. check: called with each cell and its
     row (None: it does not fit) before the row is kept; may raise.
@@ -142,6 +147,8 @@ def run_cells(
                 left_out.append((task, name, length))
                 bar.write(f"left out: {task} under {name} does not fit in memory at {length} tokens", file=sys.stderr)
             bar.update(TASKS[task].tokens(length, made.setting))
+            if is_over(until):
+                break
     return left_out
 
 

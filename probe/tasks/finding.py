@@ -1,4 +1,4 @@
-"""Retrieval tasks: passkey (three prompts), RULER's single needle (three haystacks), LongEval's lines."""
+"""Retrieval tasks: passkey (four prompts), RULER's single needle (three haystacks), LongEval's lines."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from mesa.models import Loaded
 from probe.tasks import retrieval
 from probe.tasks.base import Metric, Score, Setting, Task
+from probe.tasks.chat import passkey_chat
 from probe.tasks.retrieval import Prompt
 from probe.tasks.score import retrieval_hits, text_filler
 
@@ -63,6 +64,10 @@ def _passkey_enhanced(prompt: str) -> Build:
     return build
 
 
+def _passkey_chat(tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting) -> Prompt:
+    return passkey_chat(tokenizer, length, rng, depth=setting.depth)
+
+
 def _niah(haystack: str) -> Build:
     def build(tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting) -> Prompt:
         fillers = {
@@ -85,6 +90,7 @@ FINDING = (
     Finding("passkey", "the paper's passkey prompt", _passkey),
     Finding("passkey-question", _ASKED, _passkey_enhanced("question")),
     Finding("passkey-answer", "passkey, enhanced: 'Q: ... A: the passkey is'", _passkey_enhanced("answer")),
+    Finding("passkey-chat", "passkey as a user's message in the tokenizer's chat template", _passkey_chat),
     Finding("niah-repeat", "RULER's single needle in repeated sentences", _niah("repeat")),
     Finding("niah-essay", "RULER's single needle in running text", _niah("essay")),
     Finding("niah-noise", "RULER's single needle in random words", _niah("noise")),

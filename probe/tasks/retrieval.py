@@ -146,7 +146,7 @@ def _haystack(filler: Filler, tokens: int, depth: float) -> tuple[list[int], lis
     return ids[:cut], ids[cut:tokens]
 
 
-def _single_key(
+def single_key(
     tokenizer: Tokenizer,
     length: int,
     header: str,
@@ -155,8 +155,10 @@ def _single_key(
     key: str,
     filler: Filler,
     depth: float,
+    first: tuple[int, ...] | None = None,
 ) -> Prompt:
-    start = first_ids(tokenizer) + encode(tokenizer, header)
+    """A prompt with `sentence` in filler, exactly `length` tokens. first: what stands first; None: `first_ids`."""
+    start = (first_ids(tokenizer) if first is None else first) + encode(tokenizer, header)
     middle, end = encode(tokenizer, sentence), encode(tokenizer, question)
     fixed = len(start) + len(middle) + len(end)
     if length < fixed:
@@ -192,7 +194,7 @@ def passkey(
     filler = filler or repeated_sentences(tokenizer)
     sentence = PASSKEY_KEY.format(key=key)
     before, question = PASSKEY_ENHANCED[enhanced] if enhanced else ("", PASSKEY_QUESTION)
-    return _single_key(tokenizer, length, before + PASSKEY_HEADER, sentence, question, key, filler, depth)
+    return single_key(tokenizer, length, before + PASSKEY_HEADER, sentence, question, key, filler, depth)
 
 
 def needle(
@@ -209,7 +211,7 @@ def needle(
     depth = float(rng.random()) if depth is None else depth
     sentence = NEEDLE_KEY.format(name=name, key=key)
     question = NEEDLE_QUESTION.format(name=name)
-    return _single_key(tokenizer, length, NEEDLE_HEADER, sentence, question, key, filler, depth)
+    return single_key(tokenizer, length, NEEDLE_HEADER, sentence, question, key, filler, depth)
 
 
 def lines(tokenizer: Tokenizer, length: int, rng: np.random.Generator, *, digits: int = 5) -> Prompt:

@@ -11,6 +11,9 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from probe.tasks import corpus
 from probe.tasks.retrieval import Filler, Prompt
 
+SLICE = 1024
+"""Tokens whose logits are copied at once."""
+
 
 def heldout_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str] | None = None) -> list[np.ndarray]:
     """Token ids of held-out texts (the shipped ones by default), without special tokens."""
@@ -43,8 +46,15 @@ def text_windows(documents: Sequence[np.ndarray], tokens: int, count: int) -> li
 def nll(model: PreTrainedModel, ids: np.ndarray, last: int, *, reduction: str = "none") -> torch.Tensor:
     """NLL (nats) of each of the `last` tokens of `ids`, after all before it; their mean with reduction 'mean'."""
     tokens = torch.tensor(ids, device=model.device)[None]
-    logits = model(tokens, use_cache=False, logits_to_keep=last + 1).logits[0, :-1].float()
-    return torch.nn.functional.cross_entropy(logits, tokens[0, -last:].to(logits.device), reduction=reduction).cpu()
+    logits = model(tokens, use_cache=False, logits_to_keep=last + 1).logits[0, :-1]
+    wanted = tokens[0, -last:].to(logits.device)
+    if last <= SLICE:
+        return torch.nn.functional.cross_entropy(logits.float(), wanted, reduction=reduction).cpu()
+    slices = zip(logits.split(SLICE), wanted.split(SLICE), strict=True)
+    losses = torch.cat(
+        [torch.nn.functional.cross_entropy(part.float(), right, reduction="none") for part, right in slices]
+    ).cpu()
+    return losses.mean() if reduction == "mean" else losses
 
 
 def retrieval_hits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[bool]:

@@ -1,5 +1,6 @@
 """`mesa-lens eval`: what it prints, writes and refuses."""
 
+import itertools
 import json
 import os
 import signal
@@ -64,6 +65,8 @@ def test_a_run_writes_tables_and_curves_and_prints_the_summary(model, tmp_path, 
         (["--lengths", "1k:2k"], "is no FIRST:LAST:STEP"),
         (["--lengths", "50"], "length=50 is below the task's fixed text of 66 tokens"),
         (["--samples", "0"], "--samples 0 is below 1"),
+        (["--minutes", "0"], "--minutes 0 is not above 0"),
+        (["--harness", "task", "--minutes", "5"], "--minutes is for --task; lm-eval's tasks are run whole"),
         (["--task", "summary", "--data", "nowhere.jsonl"], "nowhere.jsonl is not a file or folder"),
         (["--set", "rerope.window=3"], "--set names 'rerope'"),
     ],
@@ -85,6 +88,23 @@ def test_an_interrupt_says_how_to_go_on(model, tmp_path, capsys, monkeypatch, ov
     assert main(["eval", *ASKED, *model, "--out", str(tmp_path), *overwrite]) == 1
     start = "interrupted; without --overwrite, the same" if overwrite else "interrupted; the same"
     assert f"{start} command goes on from {tmp_path}" in capsys.readouterr().err
+
+
+def test_after_its_minutes_a_run_ends_and_the_same_command_goes_on(model, tmp_path, capsys, monkeypatch):
+    looks = itertools.count()  # at the clock: before the first cell, and after it
+    monkeypatch.setattr(running, "is_over", lambda until: until is not None and next(looks) % 2 == 1)
+    asked = ["eval", *ASKED, *model, "--out", str(tmp_path / "cut")]
+    for left in (7, 6):
+        assert main([*asked, "--minutes", "5"]) == 0
+        shown = capsys.readouterr()
+        assert f"5 minutes are over, {left} of 8 cells are left; the same command goes on from" in shown.err
+        assert json.loads((tmp_path / "cut" / "summary.json").read_text())["cells_left"] == left
+        assert "samples.csv, summary.json" in shown.out
+    assert main(asked) == 0
+    assert "minutes are over" not in capsys.readouterr().err
+    assert main(["eval", *ASKED, *model, "--out", str(tmp_path / "whole")]) == 0
+    cut, whole = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("cut", "whole"))
+    assert cut == whole
 
 
 def test_a_failure_ends_with_1(model, tmp_path, capsys, monkeypatch):

@@ -1,5 +1,6 @@
 """`mesa-lens paper`: every config is planned, the tiny model's report holds its numbers, an interrupted run goes on."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -9,10 +10,13 @@ import tiny
 import torch
 import yaml
 
+from mesa.methods import registry
 from mesa_lens.cli import main
 from mesa_lens.paper import runner
-from mesa_lens.paper.config import estimate, plan_section, read, section_methods
+from mesa_lens.paper.config import estimate, plan_section, probe_request, read, section_methods
 from mesa_lens.paper.sections import SECTIONS
+from probe.evaluation import run as running
+from probe.store.reader import open_run
 from probe.tasks.likelihood import Likelihood
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +31,7 @@ def folder(tmp_path_factory):
 
 def write(path, folder, sections, **more):
     config = {"model": str(folder), "trained_length": 160, "methods": ["origin", "mesa"], "sections": sections, **more}
-    path.write_text(yaml.safe_dump(config))
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
     return path
 
 
@@ -47,6 +51,7 @@ def test_estimates_know_the_size_of_the_models():
     assert weights["vicuna-13b"] == pytest.approx(13.0e9 * 2 / 2**30, rel=0.01)
     assert weights["pythia-6.9b"] == pytest.approx(6.86e9 * 2 / 2**30, rel=0.01)
     assert weights["mpt-7b"] == pytest.approx(6.65e9 * 2 / 2**30, rel=0.01)
+    assert weights["smollm2"] == pytest.approx(134.5e6 * 4 / 2**30, abs=0.05)
     assert weights["phi-3"] == pytest.approx(3.82e9 * 2 / 2**30, rel=0.01)
 
 
@@ -56,6 +61,18 @@ def test_the_default_config_runs_as_it_stands():
         assert name in config.sections
         if section.tasks and name != "summary":
             assert plan_section(config, name).cells
+
+
+def test_the_real_models_config_takes_every_method_of_ours():
+    config = read("smollm2")
+    assert [*section_methods(config, "nll")] == [*registry()]
+    assert [*section_methods(config, "probe")] == ["origin", "rerope", "dynamic-ntk", "mesa", "stair"]
+    request = probe_request(config)
+    assert request.lengths == (8192, 12288, 16384)
+    text = estimate(config)
+    assert f"nll (Figures 4 and 6): 55 cells, 165 passes, about {33 * 50 * 1024:,} prompt tokens" in text
+    assert f"nll-position (Beside Figures 4 and 6): 11 cells, 33 passes, about {33 * 16 * 1024:,} prompt" in text
+    assert f"5 methods, 35 passes, about {(5 * 16 + 10 * 36) * 1024:,} prompt tokens, store 5,400 MiB" in text
 
 
 def test_the_papers_sizes_are_in_its_configs():
@@ -76,7 +93,7 @@ def test_a_report_of_every_kind_of_section(folder, tmp_path, capsys):
     data = tmp_path / "reports.jsonl"
     data.write_text("\n".join(json.dumps({"report": "word " * 400, "summary": "a word"}) for _ in range(2)))
     sections = {
-        "probe": {"length": 320, "samples": 1, "texts": 0},
+        "probe": {"length": 320, "samples": 1, "texts": 0, "lengths": "160,300"},
         "passkey": {"lengths": LENGTHS, "samples": 2},
         "nll": {"lengths": LENGTHS, "samples": 2},
         "summary": {"lengths": "200", "samples": 2, "data": str(data), "new_tokens": 4},
@@ -92,6 +109,9 @@ def test_a_report_of_every_kind_of_section(folder, tmp_path, capsys):
     assert not re.search(r"<(script|link|img)\s[^>]*(src|href)=", html)  # nothing is fetched
     results = json.loads((out / "results.json").read_text())["sections"]
     assert set(results) == set(sections)
+    measured = open_run(out / "probe").evaluation
+    assert measured is not None
+    assert measured["length"].values.tolist() == [160, 300]
     for cell in results["nll"]["cells"]:
         assert f"{cell['mean']:.3g} [{cell['low']:.3g}, {cell['high']:.3g}]" in html
     assert {cell["method"] for cell in results["ablation"]["cells"]} == {
@@ -131,6 +151,36 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runner, "run_cells", real)
     monkeypatch.setattr(runner, "run_probe", lambda *a, **k: pytest.fail("the probe was whole"))
     assert main(["paper", "--config", str(path), "--out", str(out)]) == 0
+
+
+def test_after_its_minutes_a_run_ends_and_the_same_command_goes_on(folder, tmp_path, monkeypatch, capsys):
+    sections = {
+        "nll": {"lengths": LENGTHS, "samples": 1},
+        "passkey": {"lengths": "200", "samples": 1},
+        "probe": {"length": 320, "samples": 1, "texts": 0},
+    }
+    path, out = write(tmp_path / "config.yaml", folder, sections), tmp_path / "out"
+    asked = ["paper", "--config", str(path), "--out", str(out)]
+    looks = itertools.count()  # at the clock: before the first cell
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "run_probe", lambda *_, **__: pytest.fail("ran"))
+        for module in (runner, running):
+            patch.setattr(module, "is_over", lambda until: until is not None and next(looks) > 0)
+        assert main([*asked, "--minutes", "5"]) == 0
+    error = capsys.readouterr().err
+    assert "minutes are over, left: nll (3 cells), probe, passkey; the same command goes on from" in error
+    html = (out / "report.html").read_text()
+    assert "Cells that are not run yet: 3." in html
+    assert html.count("Not run: the time was over") == 2
+    results = json.loads((out / "results.json").read_text())["sections"]
+    assert [(cell["method"], cell["length"]) for cell in results["nll"]["cells"]] == [("origin", 200)]
+    assert main(asked) == 0
+    assert "minutes are over" not in capsys.readouterr().err
+    whole = json.loads((out / "results.json").read_text())["sections"]
+    assert list(whole) == ["probe", "passkey", "nll"]
+    assert len(whole["nll"]["cells"]) == 4
+    assert main([*asked, "--minutes", "-1"]) == 2
+    assert "--minutes -1 is not above 0" in capsys.readouterr().err
 
 
 def test_folders_of_another_run_are_refused_before_anything_runs(folder, tmp_path, monkeypatch, capsys):

@@ -32,7 +32,9 @@ def asked(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tokenizer(asked):
-    return tokenizer_of(asked.model)
+    found = tokenizer_of(asked.model)
+    found.chat_template = tiny.CHAT
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +79,7 @@ def test_lengths_that_are_none_are_refused(text):
         ({"new_tokens": -1}, "--new-tokens -1 is below 1"),
         ({"depth": 1.5}, r"--depth 1\.5 is not within 0 \(start\) to 1 \(end\)"),
         ({"lengths": (200, 50)}, "length=50 is below the task's fixed text of 66 tokens; ask for at least 66"),
+        ({"tasks": ("passkey-chat",)}, "this tokenizer has no chat template; use the task passkey"),
         ({"tasks": ("lines",)}, "length=96 is below the task's fixed text of 1.. tokens; ask for at least"),
         ({"tasks": ("nll",), "lengths": (50, 90)}, "nll: length=50 is below 80 tokens; ask for at least 80"),
         ({"tasks": ("nll-position",), "lengths": (1, 90)}, "nll-position: length=1 is below 8 tokens"),
@@ -183,6 +186,18 @@ def test_every_method_is_given_the_same_prompts(asked, tmp_path, monkeypatch):
     run(plan(replace(asked, tasks=("passkey", "niah-noise"))), tmp_path / "out")
     assert len(given) == 4
     assert all(first == second for first, second in given.values())
+
+
+def test_all_methods_come_at_a_length_before_any_at_the_next(asked):
+    cells = plan(replace(asked, tasks=("nll", "nll-position"), lengths=(200, 96))).cells
+    assert cells == [
+        ("nll", "origin", 96),
+        ("nll", "mesa", 96),
+        ("nll", "origin", 200),
+        ("nll", "mesa", 200),
+        ("nll-position", "origin", 200),
+        ("nll-position", "mesa", 200),
+    ]
 
 
 def test_an_interrupted_run_goes_on_to_the_same_table(asked, tmp_path, monkeypatch):
@@ -345,8 +360,8 @@ def test_cells_that_do_not_fit_are_left_out_and_told(asked, tmp_path, monkeypatc
     monkeypatch.setattr(Likelihood, "measure", small)
     summary = run(plan(replace(asked, lengths=(96, 150, 200))), tmp_path)
     left_out = [(task, method, length) for task, method, length in summary["out_of_memory"]]
-    assert left_out == [("nll", method, length) for method in ("origin", "mesa") for length in (150, 200)]
-    assert tried == [("nll", 96), ("nll", 150)] * 2  # one prompt at a time is tried once, longer ones not at all
+    assert left_out == [("nll", method, length) for length in (150, 200) for method in ("origin", "mesa")]
+    assert tried == [("nll", 96)] * 2 + [("nll", 150)] * 2  # one at a time is tried once, longer ones not at all
     assert {(cell["task"], cell["length"]) for cell in summary["cells"]} == {
         ("nll", 96),
         *(("passkey", length) for length in (96, 150, 200)),
