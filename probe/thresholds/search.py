@@ -97,6 +97,9 @@ def search(hidden: xr.DataArray, trained_length: int, rule: CrossingRule, refere
     if reference not in methods:
         raise ValueError(f"reference {reference!r} was not captured; captured methods: {', '.join(methods)}")
     layout = _layout(hidden["position"].values, trained_length, rule)
+    unused = max(0, layout.inside.start - rule.smoothing + 1)  # they reach into no mean that is looked at
+    hidden = hidden.isel(position=slice(unused, None))
+    layout = _layout(hidden["position"].values, trained_length, rule)
     if "prompt" in hidden.dims:
         each = [_search_prompt(hidden.isel(prompt=i), layout, rule, reference) for i in range(hidden.sizes["prompt"])]
         found = xr.concat(each, dim="prompt")
