@@ -204,10 +204,10 @@ def _judge(x: np.ndarray, read: dict[str, np.ndarray], layout: _Layout, rule: Cr
 
 def _beyond(x: np.ndarray, side: np.ndarray, limit: np.ndarray) -> np.ndarray:
     """side * (x - limit) > 0 by (dim, position), exactly, without widening `x` to the limits' float64."""
-    bound = limit.astype(np.float32)
-    safe = np.where(side > 0, np.float32(-np.inf), np.float32(np.inf))
-    bound = np.where(side * (bound - limit) > 0, np.nextafter(bound, safe), bound)[:, None]
-    return np.where(side[:, None] > 0, x > bound, x < bound) & (side != 0)[:, None]
+    near = limit.astype(np.float32)
+    below = np.where((near > limit) | ((near == limit) & (side < 0)), np.nextafter(near, np.float32(-np.inf)), near)
+    below[side == 0] = np.inf
+    return (x > below[:, None]) != (side < 0)[:, None]
 
 
 def _smooth_by_dim(values: np.ndarray, start: np.ndarray, smoothing: int) -> np.ndarray:
