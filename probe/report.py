@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from tqdm import tqdm
 
 from probe.figures.drift import carrier_chart, drift_chart
 from probe.figures.export import SIDE_BY_SIDE, safe_name, write
-from probe.figures.heatmap import default_regions, layer_limits, pool, regions
-from probe.figures.interactive import draw, heatmap_figure
+from probe.figures.heatmap import default_regions, regions, survey
+from probe.figures.interactive import draw
 from probe.figures.marks import Chart, Raster, curves_chart, heatmap_grid, threshold_chart
 from probe.figures.render import page, rendered
 from probe.figures.tables import npz_bytes
@@ -31,6 +32,31 @@ REPORTED = ("report.html", "summary.json")
 _WRITTEN = (*REPORTED, "figures/heatmap*.*", "figures/threshold-layer*.*", "figures/curves.*", "figures/drift.*")
 
 
+@dataclass(frozen=True)
+class Maps:
+    """The headline prompt's heatmaps at the default regions. panel: (method, layer, dim, position), not in memory.
+
+    single, together: pooled, a method each and all methods. groups: pooled, as many methods as stand side by side.
+    """
+
+    panel: xr.DataArray
+    limits: xr.DataArray
+    single: list[xr.DataArray]
+    groups: list[xr.DataArray]
+    together: xr.DataArray
+
+    @classmethod
+    def of(cls, analysis: Analysis) -> Maps:
+        """The heatmaps of a run, read once."""
+        bounds = default_regions(analysis.hidden["position"].values, analysis.trained_length)
+        panel = regions(analysis.hidden.sel(prompt=analysis.prompt), bounds)
+        methods = panel["method"].values.tolist()
+        groups = [methods[start : start + SIDE_BY_SIDE] for start in range(0, len(methods), SIDE_BY_SIDE)]
+        together, *pooled, limits = survey(panel, [methods, *groups, *([method] for method in methods)])
+        single = [each.isel({"method": 0}) for each in pooled[len(groups) :]]
+        return cls(panel, limits, single, pooled[: len(groups)], together)
+
+
 def write_report(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
     """Analyses the run in the folder `run_dir` and writes report.html, summary.json and figures/ there.
 
@@ -43,8 +69,9 @@ def write_report(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
     summary = summarize(analysis)
     folder = run.path.parent
     remove_report(folder)
-    write_figures(analysis, folder / "figures")
-    write(folder / "report.html", render(analysis, summary).encode())
+    maps = Maps.of(analysis)
+    write_figures(analysis, folder / "figures", maps)
+    write(folder / "report.html", render(analysis, summary, maps).encode())
     write(folder / "summary.json", (json.dumps(summary, indent=2, allow_nan=False) + "\n").encode())
     return summary
 
@@ -56,8 +83,9 @@ def remove_report(folder: Path) -> None:
             path.unlink()
 
 
-def render(analysis: Analysis, summary: dict[str, Any]) -> str:
-    """The report's HTML: plotly.js inlined once, every text escaped."""
+def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None) -> str:
+    """The report's HTML: plotly.js inlined once, every text escaped. maps: made of the run if they are not given."""
+    maps = maps or Maps.of(analysis)
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
     attrs = analysis.run.hidden.attrs
@@ -80,29 +108,28 @@ def render(analysis: Analysis, summary: dict[str, Any]) -> str:
         curves=_html([draw(chart) for chart in _curves(analysis)]),
         drift=_html([draw(chart) for chart in _drift(analysis)]),
         thresholds=_html([draw(_threshold(analysis, layer, dim)) for layer, dim in _best(analysis)]),
-        heatmaps=_html(_heatmaps(analysis)),
+        heatmaps=_html([draw(heatmap_grid(group, analysis.trained_length, maps.limits)) for group in maps.groups]),
         provenance={name: attrs[name] for name in shown if name in attrs},
         plotly_js=get_plotlyjs(),
     )
 
 
-def write_figures(analysis: Analysis, folder: Path) -> None:
+def write_figures(analysis: Analysis, folder: Path, maps: Maps) -> None:
     """Writes into `folder`, for the headline prompt and on one colour scale a layer:
 
     heatmap-METHOD.png (one pixel a cell), .html (interactive, with plotly.min.js beside it) and .npz (pooled values
     with labels); heatmaps.png (all methods, with axes); threshold-layerL-dimD and curves as .png and .svg.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    shown, trained = _panel(analysis), analysis.trained_length
-    limits = layer_limits(shown)
+    trained, limits = analysis.trained_length, maps.limits
     write(folder / "plotly.min.js", get_plotlyjs().encode())
-    for method in tqdm(shown["method"].values.tolist(), desc="drawing heatmaps", unit="method"):
-        one, stem = shown.sel({"method": method}), f"heatmap-{safe_name(method)}"
-        pooled = pool(one)
-        write(folder / f"{stem}.png", rendered(Raster(one, limits), "png"))
-        write(folder / f"{stem}.npz", npz_bytes(pooled.to_dataset(name=str(one.name))))
+    for pooled in tqdm(maps.single, desc="drawing heatmaps", unit="method"):
+        method = pooled["method"].item()
+        stem, whole = f"heatmap-{safe_name(method)}", maps.panel.sel({"method": method})
+        write(folder / f"{stem}.png", rendered(Raster(whole, limits), "png"))
+        write(folder / f"{stem}.npz", npz_bytes(pooled.to_dataset(name=str(pooled.name))))
         write(folder / f"{stem}.html", page(heatmap_grid(pooled, trained, limits), "directory"))
-    write(folder / "heatmaps.png", rendered(heatmap_grid(pool(shown), trained, limits), "png"))
+    write(folder / "heatmaps.png", rendered(heatmap_grid(maps.together, trained, limits), "png"))
     charts = {f"threshold-layer{layer}-dim{dim}": _threshold(analysis, layer, dim) for layer, dim in _best(analysis)}
     charts |= dict(zip(("curves",), _curves(analysis), strict=False))
     charts |= dict(zip(("drift",), _drift(analysis), strict=False))
@@ -134,20 +161,6 @@ def _best(analysis: Analysis) -> list[tuple[int, int]]:
 def _threshold(analysis: Analysis, layer: int, dim: int) -> Chart:
     hidden, found = analysis.hidden.sel(prompt=analysis.prompt), analysis.found.sel(prompt=analysis.prompt)
     return threshold_chart(hidden, found, layer, dim)
-
-
-def _panel(analysis: Analysis) -> xr.DataArray:
-    """The headline prompt's hidden states at the default regions: (method, layer, dim, position), in memory."""
-    bounds = default_regions(analysis.hidden["position"].values, analysis.trained_length)
-    return regions(analysis.hidden.sel(prompt=analysis.prompt), bounds).load()
-
-
-def _heatmaps(analysis: Analysis) -> list[go.Figure]:
-    shown = _panel(analysis)
-    limits = layer_limits(shown)
-    starts = range(0, shown.sizes["method"], SIDE_BY_SIDE)
-    groups = [shown.isel({"method": slice(start, start + SIDE_BY_SIDE)}) for start in starts]
-    return [heatmap_figure(group, analysis.trained_length, limits) for group in groups]
 
 
 def _html(figures: list[go.Figure]) -> list[str]:

@@ -6,17 +6,16 @@ import os
 from collections.abc import Sequence
 from typing import BinaryIO
 
-import matplotlib
 import numpy as np
 import xarray as xr
-from matplotlib.image import imsave
 
+from probe.figures.raster import GREY_INDEX, colour_index, save_png
+from probe.figures.reduce import farthest, upper_quantile
 from probe.store.positions import captured_ranges
 
-COLORMAP = "RdBu_r"
 CELLS = 300_000
+_LIMIT = 0.99  # quantile
 _SEPARATOR = 2  # pixels between layers and between regions
-_GREY = 128
 
 
 def default_regions(position: np.ndarray, trained_length: int) -> list[tuple[int, int]]:
@@ -43,7 +42,8 @@ def regions(hidden: xr.DataArray, bounds: Sequence[tuple[int, int]]) -> xr.DataA
         parts.append(chosen)
     index = np.concatenate([np.flatnonzero(chosen) for chosen in parts])
     number = np.repeat(np.arange(len(parts)), [int(chosen.sum()) for chosen in parts])
-    return hidden.isel(position=index).assign_coords(region=("position", number))
+    whole = slice(index[0], index[-1] + 1) if (np.diff(index) == 1).all() else index  # a slice is read in place
+    return hidden.isel(position=whole).assign_coords(region=("position", number))
 
 
 def difference(panel: xr.DataArray, method: str) -> xr.DataArray:
@@ -58,8 +58,7 @@ def difference(panel: xr.DataArray, method: str) -> xr.DataArray:
 
 def pool(panel: xr.DataArray, cells: int = CELLS) -> xr.DataArray:
     """`panel`, from `regions`, with blocks of dims and positions merged until at most `cells` values are left."""
-    counts = np.unique(panel["region"].values, return_counts=True)[1]
-    return merged(panel, *_blocks(panel.sizes["dim"], counts, panel.size, cells))
+    return merged(panel, *_blocks(panel, cells))
 
 
 def merged(panel: xr.DataArray, dim_block: int, position_block: int) -> xr.DataArray:
@@ -69,31 +68,43 @@ def merged(panel: xr.DataArray, dim_block: int, position_block: int) -> xr.DataA
     not reach across regions. `dim` and `position` are the first of each block, `dim_last` and `position_last` the last.
     """
     panel = panel.transpose(..., "dim", "position")
-    counts = np.unique(panel["region"].values, return_counts=True)[1]
-    dims = np.arange(0, panel.sizes["dim"], dim_block)
-    offsets = np.cumsum(counts) - counts
-    starts = np.concatenate(
-        [start + np.arange(0, count, position_block) for start, count in zip(offsets, counts, strict=True)]
-    )
-    ends = np.append(starts[1:], panel.sizes["position"]) - 1
-    dim_ends = np.append(dims[1:], panel.sizes["dim"]) - 1
-    high, low = (
-        ufunc.reduceat(ufunc.reduceat(panel.values, dims, axis=-2), starts, axis=-1)
-        for ufunc in (np.maximum, np.minimum)
-    )
-    pooled = panel.isel(dim=dims, position=starts).copy(data=np.where(high >= -low, high, low))
-    return pooled.assign_coords(
-        dim_last=("dim", _last(panel, "dim")[dim_ends]), position_last=("position", _last(panel, "position")[ends])
-    )
+    starts = _starts(panel, dim_block, position_block)
+    values = np.empty((*panel.shape[:-2], *map(len, starts)), panel.dtype)
+    for index in np.ndindex(values.shape[:-2]):
+        values[index] = farthest(panel[index].values, starts)
+    return _labelled(panel, values, starts)
 
 
-def layer_limits(panel: xr.DataArray, quantile: float = 0.99) -> xr.DataArray:
+def survey(panel: xr.DataArray, groups: Sequence[Sequence[str]], cells: int = CELLS) -> tuple[xr.DataArray, ...]:
+    """`pool` of each of `groups`, methods of `panel` (method, layer, dim, position); last the `layer_limits` of all.
+
+    Every layer of every method is read once, and no more than one layer is in memory.
+    """
+    panel = panel.transpose("method", "layer", "dim", "position")
+    methods = panel["method"].values.tolist()
+    shown = [panel.sel({"method": list(group)}) for group in groups]
+    starts = [_starts(each, *_blocks(each, cells)) for each in shown]
+    pooled = [np.empty((*each.shape[:2], *map(len, at)), panel.dtype) for each, at in zip(shown, starts, strict=True)]
+    limits, magnitudes = np.empty(panel.sizes["layer"]), np.empty((len(methods), *panel.shape[2:]), panel.dtype)
+    for layer in range(len(limits)):
+        for row, method in enumerate(methods):
+            values = panel[row, layer].values
+            np.abs(values, out=magnitudes[row])
+            for group, into, at in zip(groups, pooled, starts, strict=True):
+                if method in group:
+                    into[list(group).index(method), layer] = farthest(values, at)
+        limits[layer] = upper_quantile(magnitudes, _LIMIT)
+    each = [_labelled(*parts) for parts in zip(shown, pooled, starts, strict=True)]
+    return *each, _limits(panel, limits)
+
+
+def layer_limits(panel: xr.DataArray, quantile: float = _LIMIT) -> xr.DataArray:
     """The end (+-limit) of each layer's colour scale: a quantile of its absolute values, so robust to spikes.
 
     Layers differ in size by orders of magnitude; methods and regions share one scale, so that they compare.
     """
-    limits = np.array([np.quantile(np.abs(layer.values), quantile) for layer in panel.transpose("layer", ...)])
-    return xr.DataArray(np.where(limits > 0, limits, 1.0), dims="layer", coords={"layer": panel["layer"]})
+    each = [upper_quantile(np.abs(layer.values), quantile) for layer in panel.transpose("layer", ...)]
+    return _limits(panel, np.array(each))
 
 
 def write_png(panel: xr.DataArray, file: str | os.PathLike[str] | BinaryIO, limits: xr.DataArray) -> None:
@@ -103,17 +114,13 @@ def write_png(panel: xr.DataArray, file: str | os.PathLike[str] | BinaryIO, limi
     part them.
     """
     panel = panel.transpose("layer", "dim", "position")
-    breaks = np.flatnonzero(np.diff(panel["region"].values)) + 1
-    rows = []
-    for layer, limit in zip(panel.values, limits.values, strict=True):
-        image = _colours(layer, limit)
-        gap = np.full((len(image), _SEPARATOR, 3), _GREY, np.uint8)
-        pieces = np.split(image, breaks, axis=1)
-        row = np.concatenate(
-            [piece for pair in zip(pieces, [gap] * len(pieces), strict=True) for piece in pair][:-1], 1
-        )
-        rows += [row, np.full((_SEPARATOR, row.shape[1], 3), _GREY, np.uint8)]
-    imsave(file, np.concatenate(rows[:-1]), format="png", metadata={"Description": describe(panel)})
+    number = np.unique(panel["region"].values, return_inverse=True)[1]
+    columns = np.arange(len(number)) + _SEPARATOR * number
+    height = panel.sizes["dim"] + _SEPARATOR
+    pixels = np.full((len(panel) * height - _SEPARATOR, columns[-1] + 1), GREY_INDEX, np.uint8)
+    for row, limit in enumerate(limits.values):
+        pixels[row * height :][: panel.sizes["dim"], columns] = colour_index(panel[row].values, limit)
+    save_png(pixels, file, describe(panel))
 
 
 def describe(panel: xr.DataArray) -> str:
@@ -147,9 +154,36 @@ def _last(panel: xr.DataArray, name: str) -> np.ndarray:
     return panel[f"{name}_last" if f"{name}_last" in panel.coords else name].values
 
 
-def _blocks(dims: int, counts: np.ndarray, size: int, cells: int) -> tuple[int, int]:
+def _limits(panel: xr.DataArray, limits: np.ndarray) -> xr.DataArray:
+    return xr.DataArray(np.where(limits > 0, limits, 1.0), dims="layer", coords={"layer": panel["layer"]})
+
+
+def _starts(panel: xr.DataArray, dim_block: int, position_block: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where the blocks of dims and of positions begin; those of positions do not reach across regions."""
+    counts = np.unique(panel["region"].values, return_counts=True)[1]
+    offsets = np.cumsum(counts) - counts
+    positions = [start + np.arange(0, count, position_block) for start, count in zip(offsets, counts, strict=True)]
+    return np.arange(0, panel.sizes["dim"], dim_block), np.concatenate(positions)
+
+
+def _labelled(panel: xr.DataArray, values: np.ndarray, starts: tuple[np.ndarray, np.ndarray]) -> xr.DataArray:
+    """`values`, merged from `panel` (..., dim, position), with the labels of the blocks that begin at `starts`."""
+    dims, positions = starts
+    dim_ends = np.append(dims[1:], panel.sizes["dim"]) - 1
+    ends = np.append(positions[1:], panel.sizes["position"]) - 1
+    return (
+        panel.isel(dim=dims, position=positions)
+        .copy(data=values)
+        .assign_coords(
+            dim_last=("dim", _last(panel, "dim")[dim_ends]), position_last=("position", _last(panel, "position")[ends])
+        )
+    )
+
+
+def _blocks(panel: xr.DataArray, cells: int) -> tuple[int, int]:
     """Block sizes (dims, positions): the axis with more cells left is merged further until `cells` hold all."""
-    others = size // (dims * int(counts.sum()))
+    counts = np.unique(panel["region"].values, return_counts=True)[1]
+    dims, others = panel.sizes["dim"], panel.size // (panel.sizes["dim"] * panel.sizes["position"])
     dim_block = position_block = 1
     while True:
         rows, columns = -(-dims // dim_block), int((-(-counts // position_block)).sum())
@@ -159,8 +193,3 @@ def _blocks(dims: int, counts: np.ndarray, size: int, cells: int) -> tuple[int, 
             dim_block += 1
         else:
             position_block += 1
-
-
-def _colours(values: np.ndarray, limit: float) -> np.ndarray:
-    scaled = np.clip(values.astype(np.float32) / (2 * limit) + 0.5, 0, 1)
-    return matplotlib.colormaps[COLORMAP](scaled, bytes=True)[..., :3]

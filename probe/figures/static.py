@@ -13,8 +13,9 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from probe.figures.heatmap import COLORMAP, is_regular, merged
+from probe.figures.heatmap import is_regular, merged
 from probe.figures.marks import BLACK, Chart, Grid, Line, Panel, Rule
+from probe.figures.raster import COLORMAP
 
 DPI = 300
 _SETTINGS: dict[Any, Any] = {

@@ -8,12 +8,16 @@ which dims show it clearly, and `negative_control` how many would at a place whe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
 import numpy as np
 import xarray as xr
 
 from probe.store.positions import captured_ranges, run_bounds
+
+_WORKERS = 2  # layers at a time: numpy lets other threads run
+_BLOCK = 32  # dims smoothed at a time: their sums stay in the cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +97,9 @@ def search(hidden: xr.DataArray, trained_length: int, rule: CrossingRule, refere
     if reference not in methods:
         raise ValueError(f"reference {reference!r} was not captured; captured methods: {', '.join(methods)}")
     layout = _layout(hidden["position"].values, trained_length, rule)
+    unused = max(0, layout.inside.start - rule.smoothing + 1)  # they reach into no mean that is looked at
+    hidden = hidden.isel(position=slice(unused, None))
+    layout = _layout(hidden["position"].values, trained_length, rule)
     if "prompt" in hidden.dims:
         each = [_search_prompt(hidden.isel(prompt=i), layout, rule, reference) for i in range(hidden.sizes["prompt"])]
         found = xr.concat(each, dim="prompt")
@@ -118,18 +125,30 @@ def check_positions(position: Sequence[int], trained_length: int, rule: Crossing
 def smooth(values: xr.DataArray, smoothing: int) -> xr.DataArray:
     """`values` averaged over the last `smoothing` positions, not across positions that were not captured."""
     start, _ = run_bounds(values["position"].values)
-    moved = values.transpose("position", ...)
+    moved = values.transpose(..., "position")
     return moved.copy(data=_smooth(moved.values, start, smoothing)).transpose(*values.dims)
 
 
 def _search_prompt(hidden: xr.DataArray, layout: _Layout, rule: CrossingRule, reference: str) -> xr.Dataset:
-    """`search` for one prompt; one layer in memory at a time."""
-    order = ("method", "position", "dim")
-    row = hidden["method"].values.tolist().index(reference)
-    layers = [
-        _search_layer(hidden.isel(layer=i).transpose(*order).values, row, layout, rule)
-        for i in range(hidden.sizes["layer"])
-    ]
+    """`search` for one prompt; in memory at a time, for each worker: a layer under one method and under `reference`."""
+    methods = hidden["method"].values.tolist()
+    row = methods.index(reference)
+
+    def search_layer(layer: int) -> dict[str, np.ndarray]:
+        def x(method: int) -> np.ndarray:
+            values = hidden.isel({"method": method, "layer": layer}).transpose("position", "dim").values
+            return _smooth_by_dim(values, layout.start, rule.smoothing)
+
+        own = x(row)
+        read = _read(own, layout, rule)
+        each = [_judge(own if method == row else x(method), read, layout, rule) for method in range(len(methods))]
+        judged = {name: np.stack([one[name] for one in each]) for name in each[0]}
+        share_beyond = judged.pop("share_beyond")[row]
+        observable = (read["score"] >= rule.minimum_score) & (judged["inside"][row] <= 1 - rule.share)
+        return {**read, **judged, "observable": observable & (share_beyond >= rule.share)}
+
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        layers = list(pool.map(search_layer, range(hidden.sizes["layer"])))
     dims = {2: ("layer", "dim"), 3: ("layer", "method", "dim")}
     stacked = {name: np.stack([layer[name] for layer in layers]) for name in layers[0]}
     coords = {name: hidden[name] for name in ("method", "layer", "dim")}
@@ -144,57 +163,80 @@ def _search_prompt(hidden: xr.DataArray, layout: _Layout, rule: CrossingRule, re
     return found
 
 
-def _search_layer(values: np.ndarray, row: int, layout: _Layout, rule: CrossingRule) -> dict[str, np.ndarray]:
-    """The formulas of `search` for `values` (method, position, dim) of one layer."""
-    x = np.stack([_smooth(each, layout.start, rule.smoothing) for each in values])
+def _read(x: np.ndarray, layout: _Layout, rule: CrossingRule) -> dict[str, np.ndarray]:
+    """What `search` reads from the reference's smoothed values `x` (dim, position) of one layer: by dim."""
     trained, position = layout.trained, layout.position
-    inside, beyond = x[row, layout.inside], x[row, trained + 1 :]
-    threshold, middle = x[row, trained], np.median(beyond, axis=0)
+    inside, beyond = x[:, layout.inside], x[:, trained + 1 :]
+    threshold, middle = x[:, trained].copy(), np.median(beyond, axis=1)
     side = np.sign(middle - threshold)
-    low, high = np.quantile(inside, [0.05, 0.95], axis=0)
-    least = rule.floor * np.median(np.median(np.abs(inside), axis=0))
+    low, high = np.quantile(inside, [0.05, 0.95], axis=1)
+    least = rule.floor * np.median(np.median(np.abs(inside), axis=1))
     spread = np.maximum((high - low) / 3.29, max(least, np.finfo(np.float32).tiny))
-    half = len(inside) // 2
-    steps = (position[layout.inside][half:] - position[layout.inside][: len(inside) - half])[:, None]
-    slope = np.median((inside[half:] - inside[: len(inside) - half]) / steps, axis=0)
+    half = inside.shape[1] // 2
+    steps = position[layout.inside][half:] - position[layout.inside][: inside.shape[1] - half]
+    slope = np.median((inside[:, half:] - inside[:, : inside.shape[1] - half]) / steps, axis=1)
     trend = np.maximum(0, side * slope) * (np.median(position[trained + 1 :]) - position[trained])
-    score = (side * (middle - threshold) - trend) / spread
-    limit = threshold + side * rule.margin * spread
-    out = side * (x - limit) > 0
-    index = _first_sustained(out[:, trained:], layout.stop[trained:] - trained, rule.sustained)
-    crossing, earliest = _positions(index, position, trained)
-    already = out[:, layout.inside].mean(axis=1)
-    observable = (score >= rule.minimum_score) & (already[row] <= 1 - rule.share)
-    observable &= _stays_out(out[row, trained:], index[row]) >= rule.share
     return {
         "threshold": threshold,
-        "limit": limit,
+        "limit": threshold + side * rule.margin * spread,
         "side": side.astype(np.int8),
         "spread": spread,
-        "score": score,
-        "observable": observable,
-        "crossing": crossing,
-        "earliest": earliest,
-        "inside": already,
+        "score": (side * (middle - threshold) - trend) / spread,
     }
 
 
+def _judge(x: np.ndarray, read: dict[str, np.ndarray], layout: _Layout, rule: CrossingRule) -> dict[str, np.ndarray]:
+    """Where one method's `x` (dim, position) of one layer crosses the limits: by dim.
+
+    `share_beyond`: of the positions from the crossing on, those where it is beyond the limit; 0 without a crossing.
+    """
+    trained = layout.trained
+    out = _beyond(x, read["side"], read["limit"])
+    index = _first_sustained(out[:, trained:], layout.stop[trained:] - trained, rule.sustained)
+    crossing, earliest = _positions(index, layout.position, trained)
+    return {
+        "crossing": crossing,
+        "earliest": earliest,
+        "inside": out[:, layout.inside].mean(axis=1),
+        "share_beyond": _stays_out(out[:, trained:], index),
+    }
+
+
+def _beyond(x: np.ndarray, side: np.ndarray, limit: np.ndarray) -> np.ndarray:
+    """side * (x - limit) > 0 by (dim, position), exactly, without widening `x` to the limits' float64."""
+    near = limit.astype(np.float32)
+    below = np.where((near > limit) | ((near == limit) & (side < 0)), np.nextafter(near, np.float32(-np.inf)), near)
+    below[side == 0] = np.inf
+    return (x > below[:, None]) != (side < 0)[:, None]
+
+
+def _smooth_by_dim(values: np.ndarray, start: np.ndarray, smoothing: int) -> np.ndarray:
+    """`values` (position, dim), smoothed, as (dim, position): what is read along positions lies side by side."""
+    smoothed = np.empty(values.shape[::-1], np.float32)
+    for first in range(0, len(smoothed), _BLOCK):
+        block = slice(first, first + _BLOCK)
+        smoothed[block] = _smooth(values[:, block].T, start, smoothing)
+    return smoothed
+
+
 def _smooth(values: np.ndarray, start: np.ndarray, smoothing: int) -> np.ndarray:
-    """Mean over the last `smoothing` rows of `values` (position, ...), fewer at a run's start; float32."""
-    index = np.arange(len(values))
+    """Mean over the last `smoothing` of `values` (..., position), fewer at a run's start; float32."""
+    index = np.arange(values.shape[-1])
     first = np.maximum(start, index - smoothing + 1)
-    total = np.cumsum(values, axis=0, dtype=np.float64)
-    total = np.concatenate([np.zeros_like(total[:1]), total])
-    count = (index + 1 - first).reshape(-1, *[1] * (values.ndim - 1))
-    return ((total[1:] - total[first]) / count).astype(np.float32)
+    total = np.zeros((*values.shape[:-1], len(index) + 1))
+    np.cumsum(values, axis=-1, dtype=np.float64, out=total[..., 1:])
+    mean = total[..., 1:] - total.take(first, axis=-1)
+    mean /= index + 1 - first
+    return mean.astype(np.float32)
 
 
 def _first_sustained(out: np.ndarray, stop: np.ndarray, sustained: int) -> np.ndarray:
-    """First index of `out` (method, position, dim) that begins `sustained` True in one run; -1 if there is none."""
-    total = np.cumsum(out, axis=1, dtype=np.int32)
-    total = np.concatenate([np.zeros_like(total[:, :1]), total], axis=1)
-    held = total[:, sustained:] - total[:, :-sustained] == sustained
-    held &= (stop[: held.shape[1]] - np.arange(held.shape[1]) >= sustained)[:, None]
+    """First index of `out` (dim, position) that begins `sustained` True in one run; -1 if there is none."""
+    held, width = out, 1
+    while width < sustained:  # held[:, i]: out[:, i : i + width] is True
+        step = min(width, sustained - width)
+        held, width = held[:, :-step] & held[:, step:], width + step
+    held = held & (stop[: held.shape[1]] - np.arange(held.shape[1]) >= sustained)
     return np.where(held.any(axis=1), held.argmax(axis=1), -1)
 
 
@@ -207,9 +249,8 @@ def _positions(index: np.ndarray, position: np.ndarray, trained: int) -> tuple[n
 
 
 def _stays_out(out: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Share of positions from `index` on where `out` (position, dim) holds; 0 for index -1."""
-    after = np.arange(len(out))[:, None] >= index
-    return np.where(index < 0, 0, (out & after).sum(axis=0) / after.sum(axis=0))
+    """Share of positions from `index` on where `out` (dim, position) holds; 0 for index -1."""
+    return np.array([each[at:].mean() if at >= 0 else 0.0 for each, at in zip(out, index.tolist(), strict=True)])
 
 
 def _rank(score: xr.DataArray) -> xr.DataArray:
