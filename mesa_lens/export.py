@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _SAYS = {
     "heatmap": "hidden states by layer, dim and position, methods side by side",
+    "drift": "how far a layer's states are from what they did inside the window, by position",
     "thresholds": "values of (layer, dim) pairs over position, with threshold and crossings",
     "curves": "tail NLL and passkey accuracy by length, with predicted failures",
 }
@@ -44,6 +45,10 @@ def add(commands: Any) -> None:
     heatmap.add_argument("--limit", type=float, help="end of the colour scales (None: each layer's 99%% quantile)")
     heatmap.add_argument("--pool", type=int, default=300_000, metavar="CELLS", help="most values kept in a figure")
     heatmap.add_argument("--native", action="store_true", help="a png a method, one pixel a value; npz, csv unpooled")
+    made["drift"].add_argument("--layers", help="e.g. 3,7 (None: the first, and where drift begins)")
+    made["curves"].add_argument(
+        "--rule", default="drift", choices=("drift", "paper"), help="what the marked failures are predicted by"
+    )
     thresholds = made["thresholds"]
     thresholds.add_argument("--pairs", metavar="LAYER:DIM,...", help="e.g. 1:234,2:17 (None: the best)")
     thresholds.add_argument("--top", type=int, default=4, help="how many of the best observable dims")
@@ -88,7 +93,9 @@ def run(args: argparse.Namespace) -> int:
     folder = opened.path.parent / "exports" if args.out is None else args.out
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"--out {folder} is a file; name a folder")
-    export = {"heatmap": _heatmap, "thresholds": _thresholds, "curves": _curves}[args.kind](args, opened)
+    export = {"heatmap": _heatmap, "drift": _drift, "thresholds": _thresholds, "curves": _curves}[args.kind](
+        args, opened
+    )
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for form in tqdm(forms, desc="writing files", unit="format"):
@@ -133,6 +140,30 @@ def _heatmap(args: argparse.Namespace, opened: Run) -> Export:
     return heatmap_export(panel, trained, limits, args.pool, args.native)
 
 
+def _drift(args: argparse.Namespace, opened: Run) -> Export:
+    from probe.capture.spec import parse_ranges
+    from probe.figures.export import drift_export
+
+    layers = None if args.layers is None else parse_ranges(args.layers, "--layers")
+    name, found = _drifted(args, opened)
+    shown = None if layers is None else [layer for start, stop in layers for layer in range(start, stop)]
+    return drift_export(found.sel({"method": _methods(args, found)}), name, shown)
+
+
+def _drifted(args: argparse.Namespace, opened: Run) -> tuple[str, xr.Dataset]:
+    """The prompt asked for, or the first, and its `find_drift`."""
+    from probe.store.select import hook_values, reference_method
+    from probe.thresholds.analysis import drifts
+
+    hidden = hook_values(opened, args.hook)
+    reference = reference_method(hidden["method"].values.tolist())
+    found = drifts(opened, hidden, reference, _trained_length(args, opened))
+    name = next(iter(found)) if args.prompt is None else args.prompt
+    if name not in found:
+        raise ValueError(f"drift of prompt {name!r} is not judged; judged: {', '.join(found)}")
+    return name, found[name]
+
+
 def _thresholds(args: argparse.Namespace, opened: Run) -> Export:
     from probe.figures.export import threshold_export
     from probe.store.select import check_pairs
@@ -156,6 +187,7 @@ def _curves(args: argparse.Namespace, opened: Run) -> Export:
     from probe.figures.export import curves_export
     from probe.store.select import reference_method
     from probe.thresholds.analysis import TOP
+    from probe.thresholds.calls import drift_calls
     from probe.thresholds.failure import measured_failure
     from probe.thresholds.predict import predict
 
@@ -164,7 +196,10 @@ def _curves(args: argparse.Namespace, opened: Run) -> Export:
         raise ValueError(f"{opened.path} holds no scores by length; probe with --samples above 0")
     measured = measured_failure(scores, trained, reference_method(scores["method"].values.tolist()))
     methods = _methods(args, scores)
-    predictions = predict(_searched(args, opened, _hidden(args, opened)), TOP)
+    if args.rule == "drift" and all(getattr(args, name) is None for name in _RULE):
+        predictions = drift_calls(_drifted(args, opened)[1])
+    else:
+        predictions = predict(_searched(args, opened, _hidden(args, opened)), TOP)
     return curves_export(scores.sel({"method": methods}), measured, trained, predictions)
 
 

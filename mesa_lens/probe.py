@@ -10,6 +10,9 @@ from typing import Any
 from mesa_lens.model import add_model_options, load_options
 from mesa_lens.options import add_lengths, add_methods, add_output, add_samples, add_seed, add_settings, lengths
 
+RULES = ("drift", "paper")
+"""Those of probe.thresholds.analysis, which stays unloaded until the command runs."""
+
 DEFAULT_METHODS = "origin,rerope,dynamic-ntk,mesa"
 
 
@@ -39,6 +42,7 @@ def add(commands: Any) -> None:
     add_samples(measure, 20, "; 0: do not measure")
     add_lengths(measure, "0.5, 1, 1.5, 2, 3, 4, 6, 8 M up to --length")
     add_seed(measure)
+    command.add_argument("--rule", default="drift", choices=RULES, help="what failures are predicted by")
     add_output(command, "runs/probe", " for store, report and figures")
     command.set_defaults(run=run)
 
@@ -74,6 +78,6 @@ def run(args: argparse.Namespace) -> int:
     if args.estimate:
         print(estimate(request))
         return 0
-    summary, table = run_probe(request, args.out, overwrite=args.overwrite)
+    summary, table = run_probe(request, args.out, overwrite=args.overwrite, by=args.rule)
     print(json.dumps(summary, indent=1) if args.json else table)
     return 0

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from probe.evaluation.plan import EvalRequest
     from probe.evaluation.plan import plan as plan_evaluation
     from probe.evaluation.run import run as run_evaluation
-    from probe.figures.export import curves_export, heatmap_export, threshold_export
+    from probe.figures.export import curves_export, drift_export, heatmap_export, threshold_export
     from probe.figures.heatmap import default_regions, regions
     from probe.plan import ProbeRequest
     from probe.report import write_report
@@ -43,6 +43,7 @@ _LAZY = {
     "curves_export": "probe.figures.export",
     "default_regions": "probe.figures.heatmap",
     "drift_calls": "probe.thresholds.calls",
+    "drift_export": "probe.figures.export",
     "find_drift": "probe.thresholds.drift",
     "heatmap_export": "probe.figures.export",
     "hook_values": "probe.store.select",
@@ -73,6 +74,7 @@ __all__ = [
     "curves_export",
     "default_regions",
     "drift_calls",
+    "drift_export",
     "find_drift",
     "heatmap_export",
     "hook_values",

@@ -57,14 +57,15 @@ class Maps:
         return cls(panel, limits, single, pooled[: len(groups)], together)
 
 
-def write_report(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
+def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> dict[str, Any]:
     """Analyses the run in the folder `run_dir` and writes report.html, summary.json and figures/ there.
 
-    Returns the summary. Raises what `open_run` and `analyse` raise.
+    by: the rule that failures are predicted by, as for `analyse`. Returns the summary. Raises what `open_run` and
+    `analyse` raise.
     """
     run = open_run(run_dir)
     with tqdm(total=1, desc="finding thresholds", unit="search") as bar:
-        analysis = analyse(run)
+        analysis = analyse(run, by=by)
         bar.update()
     summary = summarize(analysis)
     folder = run.path.parent

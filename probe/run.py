@@ -27,8 +27,12 @@ from probe.thresholds.analysis import table
 STORE = "store.zarr"
 
 
-def run_probe(request: ProbeRequest, out: Path, *, overwrite: bool = False) -> tuple[dict[str, Any], str]:
+def run_probe(
+    request: ProbeRequest, out: Path, *, overwrite: bool = False, by: str = "drift"
+) -> tuple[dict[str, Any], str]:
     """Runs it all into the folder `out`; returns the summary (as in summary.json) and its table as text.
+
+    by: the rule that failures are predicted by (of `probe.thresholds.analysis.RULES`).
 
     Everything that can be checked is checked before the weights are loaded. The store appears under its name only
     when it is whole; a run that was cut short goes on where it was. Raises FileExistsError for a folder that holds
@@ -41,7 +45,7 @@ def run_probe(request: ProbeRequest, out: Path, *, overwrite: bool = False) -> t
     if overwrite or store.found(path, **template(made)) != path:
         _capture_and_measure(made, out, overwrite)
     with _kept(out, None, overwrite):
-        summary = write_report(out)
+        summary = write_report(out, by)
     heading = f"model {request.model}, trained length M = {made.trained_length} tokens, captured {made.length}\n\n"
     return summary, f"{heading}{table(summary)}\n\nwrote {out / 'report.html'}"
 

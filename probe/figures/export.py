@@ -14,17 +14,18 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
+from probe.figures.drift import drift_chart
 from probe.figures.heatmap import CELLS, layer_limits, pool
 from probe.figures.marks import Raster, curves_chart, heatmap_grid, threshold_chart
 from probe.figures.render import PICTURES, Figure, rendered
 from probe.figures.tables import csv_bytes, npz_bytes
-from probe.store.select import check_pairs
+from probe.store.select import check_labels, check_pairs
 from probe.thresholds.calls import Call
 from probe.thresholds.failure import Measured
 from probe.thresholds.predict import Prediction
 from probe.thresholds.search import smooth
 
-KINDS = ("heatmap", "thresholds", "curves")
+KINDS = ("heatmap", "drift", "thresholds", "curves")
 SIDE_BY_SIDE = 4
 """Methods in one heatmap figure."""
 
@@ -105,6 +106,22 @@ def threshold_export(hidden: xr.DataArray, found: xr.Dataset, pairs: Sequence[tu
     attrs = {**hidden.attrs, **found.attrs}
     series = xr.Dataset({"value": values, "smoothed": smoothed}).assign_attrs(attrs)
     return Export(figures, {_file_name("thresholds", hidden): judged.assign_attrs(attrs), f"{stem}-values": series})
+
+
+def drift_export(found: xr.Dataset, prompt: str, layers: Sequence[int] | None = None) -> Export:
+    """The chart of `layers` of one prompt's `found` (from `find_drift`; default: where drift begins), and two tables.
+
+    `drift-levels`, by method, layer and run: the mean square distance in ranges, and what is not judged. `drift-dims`,
+    by method, layer and dim: level, range and share. Both have each layer's limit, call and false alarms.
+    """
+    if layers is not None:
+        for layer in layers:
+            check_labels(found, "layer", [layer])
+    chart = drift_chart(found, None if layers is None else list(layers), prompt)
+    by_layer = ["limit", "first", "low", "high", "before", "false_alarms", "motion"]
+    stem = f"drift-{found.attrs['hook']}-{safe_name(prompt)}"
+    numbers = {"levels": ["level", "settling", *by_layer], "dims": ["centre", "range", "share"]}
+    return Export({stem: chart}, {f"{stem}-{name}": found[names] for name, names in numbers.items()})
 
 
 def curves_export(

@@ -93,24 +93,28 @@ def analyse(run: Run, hook: str | None = None, rule: CrossingRule | None = None,
     predictions = {prompt: predict(found.sel(prompt=prompt), TOP) for prompt in prompts}
     measured = None if run.evaluation is None else measured_failure(run.evaluation, trained, reference)
     try:
-        drifts: dict[str, xr.Dataset] | str = _drifts(run, hidden, reference)
+        drifted: dict[str, xr.Dataset] | str = drifts(run, hidden, reference)
     except ValueError as error:
-        drifts, by = str(error), "paper"
-    return Analysis(run, hidden, reference, prompts[0], found, predictions, drifts, by, control, measured)
+        drifted, by = str(error), "paper"
+    return Analysis(run, hidden, reference, prompts[0], found, predictions, drifted, by, control, measured)
 
 
-def _drifts(run: Run, hidden: xr.DataArray, reference: str) -> dict[str, xr.Dataset]:
-    """`drift` of the first prompt and of every other that is no text, and of the mean over texts."""
+def drifts(run: Run, hidden: xr.DataArray, reference: str, trained_length: int | None = None) -> dict[str, xr.Dataset]:
+    """`find_drift` of the first prompt, of every other that is no text, and of the mean over texts (`MEAN`).
+
+    trained_length: M in tokens; None: the run's. Raises ValueError where too few positions were captured.
+    """
+    trained = trained_length or run.trained_length
     attrs = run.hidden.attrs
     prompts = hidden["prompt"].values.tolist()
     texts = [name for name in prompts if name.startswith("text-")]
     judged = {name: hidden.sel(prompt=name) for name in prompts if name == prompts[0] or name not in texts}
     if texts:
         judged[MEAN if len(texts) > 1 else texts[0]] = hidden.sel(prompt=texts)
-    rule = DriftRule.scaled(run.trained_length, resolution(attrs.get("source_dtype"), str(hidden.dtype)))
+    rule = DriftRule.scaled(trained, resolution(attrs.get("source_dtype"), str(hidden.dtype)))
     begin_anew = _restarts(json.loads(attrs.get("method_configs", "{}")), int(hidden["position"].values[-1]) + 1)
     options = {"restarts": begin_anew, "reference": reference}
-    return {name: find_drift(values, run.trained_length, rule, **options) for name, values in judged.items()}
+    return {name: find_drift(values, trained, rule, **options) for name, values in judged.items()}
 
 
 def resolution(*dtypes: str | None) -> float:

@@ -18,7 +18,8 @@ class Call:
 
     length: the first run in which any layer is beyond its limit; None: none is. layer: that layer, the lowest of
         several. low, high: the 95% interval of `length` over resampled dims; None where most draws call nothing.
-    layers: the first run by layer, of those that are called.
+    layers: the first run by layer, of those that are called. before: the first run among the held-out positions before
+        M in which one of these layers is beyond its limit: the break began there; None: it did not.
     false_alarms: share of (layer, pretended window) pairs in which the same rule calls a break where the model works;
         any_false_alarm: share of the windows with one in any layer; None where none could be judged.
     judged: positions beyond M that are not settling. captured: up to which length.
@@ -30,6 +31,7 @@ class Call:
     high: int | None
     layer: int | None
     layers: dict[int, int]
+    before: int | None
     false_alarms: float | None
     any_false_alarm: float | None
     judged: int
@@ -93,11 +95,17 @@ def _call(at: xr.Dataset) -> Call:
         high=high,
         layer=None if row is None else int(at["layer"].values[row]),
         layers={int(at["layer"].values[each]): int(first[each]) for each in called},
+        before=_earliest(at["before"].values[called]),
         false_alarms=_number(at["false_alarms"].mean()),
         any_false_alarm=_number(at["any_false_alarm"]),
         judged=int(len(begins) * run) if np.isfinite(at["limit"].values).any() else 0,
         captured=int(at.attrs["length"]),
     )
+
+
+def _earliest(positions: np.ndarray) -> int | None:
+    known = positions[np.isfinite(positions)]
+    return int(known.min()) if known.size else None
 
 
 def _whole(value: Any) -> int | None:

@@ -56,6 +56,8 @@ def _drifts(prompt: str, found: dict[str, Any], reference: str) -> str:
     until = max(call["layers"].values())
     text = f"{on} leave their in-window range from {_position(call)} on, first in layer {call['layer']}"
     text += f" and in {len(call['layers'])} layers ({_ranges(call['layers'])}) by {until}."
+    if call["before"] is not None:
+        text += f" It began before M, at {call['before']}, among positions that few training texts reach."
     if found["saturated"]:
         layers = _ranges(found["saturated"])
         text += f" Layers {layers} move so much inside the window already that a break there may not show."

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import mesa
 from mesa import weave
-from mesa.plan import distances
+from mesa.plan import distances, reach, restarts
 from mesa.settings import make_methods
 
 
@@ -203,3 +203,12 @@ def test_plans_weave_as_the_weave_functions_do(method, woven):
     matrix = distances(method.plan(60))
     query, key = np.tril_indices(60)
     np.testing.assert_allclose(matrix[query, key], woven(query - key))
+
+
+@pytest.mark.parametrize("name", list(mesa.METHODS))
+def test_positions_begin_anew_where_the_largest_distance_falls(name):
+    plan = mesa.make(name, 64).plan(300)
+    largest = reach(plan)
+    falls = [int(t) for t in np.flatnonzero(np.diff(largest) < -1) + 1]
+    assert restarts(plan) == {at: int(largest[at]) for at in falls}
+    assert bool(falls) == (name == "mesa")

@@ -142,3 +142,10 @@ def test_captured_states_carry_their_labels(loaded):
     assert capture_states(bridge, ids(9), method)["resid_post"].shape == (3, 9, 32)
     with pytest.raises(ValueError, match="position 60-69 is out of range; there are positions 0-29"):
         capture_states(bridge, ids(30), method, spec)
+
+
+def test_identical_tokens_are_refused(loaded):
+    fresh = load(loaded.name)
+    kept = Kept(layers=[0], positions=[0], dims=[0])
+    with pytest.raises(ValueError, match=r"all 30 tokens of the prompt are the same \(id 7\)"):
+        capture(bridge_to(fresh.model, fresh.tokenizer), [7] * 30, cases.method("origin"), ["resid_post"], kept)

@@ -69,6 +69,12 @@ def table(content):
             ["threshold-resid_post-repeated-layer1-dim3"],
             ["thresholds-resid_post-repeated", "threshold-resid_post-repeated-values"],
         ),
+        (
+            "drift",
+            ["--layers", "1"],
+            ["drift-resid_post-repeated"],
+            ["drift-resid_post-repeated-levels", "drift-resid_post-repeated-dims"],
+        ),
         ("curves", [], ["curves"], ["curves-passkey", "curves-tail_nll", "failures"]),
     ],
 )
@@ -231,6 +237,31 @@ def test_curves_have_a_row_for_each_sample_and_the_failures(folder, tmp_path):
     assert failures.loc["mesa", "predicted_text"] == "none up to 192"
 
 
+def test_curves_mark_what_the_rule_predicts(folder, tmp_path):
+    predicted = {}
+    for rule in ("drift", "paper"):
+        assert run(folder, tmp_path, "curves", "--format", "csv", "--rule", rule) == 0
+        predicted[rule] = pd.read_csv(tmp_path / "failures.csv").set_index("method")["predicted_text"]
+    assert 70 <= int(predicted["drift"]["origin"]) <= 80
+    assert 70 <= int(predicted["paper"]["origin"]) <= 80
+    assert predicted["drift"]["mesa"] == "none up to 192"
+
+
+def test_drift_tables(folder, tmp_path, capsys):
+    assert run(folder, tmp_path, "drift", "--format", "csv", "--methods", "origin,rerope") == 0
+    levels = pd.read_csv(tmp_path / "drift-resid_post-repeated-levels.csv")
+    assert set(levels["method"]) == {"origin", "rerope"}
+    late = levels[(levels["method"] == "origin") & (levels["layer"] == 1) & (levels["run"] >= 100)]
+    assert (late["level"] > late["limit"]).mean() > 0.9
+    dims = pd.read_csv(tmp_path / "drift-resid_post-repeated-dims.csv")
+    own = dims[(dims["method"] == "origin") & (dims["layer"] == 1)]
+    assert own[own["dim"] < 10]["share"].sum() > 0.9
+    assert run(folder, tmp_path, "drift", "--prompt", "text-9") == 2
+    assert "drift of prompt 'text-9' is not judged; judged: repeated, text-0" in capsys.readouterr().err
+    assert run(folder, tmp_path, "drift", "--layers", "7") == 2
+    assert "layer 7 was not captured" in capsys.readouterr().err
+
+
 def test_a_csv_of_too_many_rows_is_refused_before_it_is_made(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tables, "ROWS", 1000)
     assert run(folder, tmp_path / "none", "heatmap", "--native", "--format", "csv") == 2
@@ -371,5 +402,7 @@ def test_formats_that_are_not_there(one):
         list(Export({}, {}).files("gif"))
     with pytest.raises(ValueError, match="a figure has no format 'csv'; known: html, png, svg, pdf"):
         rendered(Chart("", ()), "csv")
-    with pytest.raises(ValueError, match="nothing is exported as 'pictures'; known: heatmap, thresholds, curves"):
+    with pytest.raises(
+        ValueError, match="nothing is exported as 'pictures'; known: heatmap, drift, thresholds, curves"
+    ):
         formats("pictures")
