@@ -15,7 +15,7 @@ from probe.evaluation.summary import intervals
 from probe.store.reader import Run
 from probe.store.select import hook_values, reference_method
 from probe.thresholds.calls import Call, carriers, drift_calls, saturated
-from probe.thresholds.drift import DriftRule, find_drift
+from probe.thresholds.drift import DriftRule, find_drift, resolution
 from probe.thresholds.failure import Measured, measured_failure
 from probe.thresholds.predict import Prediction, best, negative_control, predict
 from probe.thresholds.search import CrossingRule, search
@@ -24,8 +24,6 @@ TOP = 10
 """Dims that a prediction is the median of."""
 
 _MULTIPLES = (1, 2, 4)
-
-_RESOLUTION = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 RULES = ("drift", "paper")
 """What a failure is predicted by: a layer's joint drift, or thresholds dim by dim, as the paper reads them."""
@@ -112,14 +110,10 @@ def drifts(run: Run, hidden: xr.DataArray, reference: str, trained_length: int |
     if texts:
         judged[MEAN if len(texts) > 1 else texts[0]] = hidden.sel(prompt=texts)
     rule = DriftRule.scaled(trained, resolution(attrs.get("source_dtype"), str(hidden.dtype)))
-    begin_anew = _restarts(json.loads(attrs.get("method_configs", "{}")), int(hidden["position"].values[-1]) + 1)
+    length = int(attrs.get("length", hidden["position"].values[-1] + 1))
+    begin_anew = _restarts(json.loads(attrs.get("method_configs", "{}")), length)
     options = {"restarts": begin_anew, "reference": reference}
     return {name: find_drift(values, trained, rule, **options) for name, values in judged.items()}
-
-
-def resolution(*dtypes: str | None) -> float:
-    """The least relative motion that states computed and stored in these dtypes resolve; float32 accumulates errors."""
-    return max(_RESOLUTION.get(str(dtype), 2.0**-20) for dtype in dtypes)
 
 
 def _restarts(configs: dict[str, dict[str, Any]], length: int) -> dict[str, dict[int, int]]:

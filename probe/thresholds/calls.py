@@ -20,8 +20,9 @@ class Call:
         several. low, high: the 95% interval of `length` over resampled dims; None where most draws call nothing.
     layers: the first run by layer, of those that are called. before: the first run among the held-out positions before
         M in which one of these layers is beyond its limit: the break began there; None: it did not.
-    false_alarms: share of (layer, pretended window) pairs in which the same rule calls a break where the model works;
-        any_false_alarm: share of the windows with one in any layer; None where none could be judged.
+    untrusted: layers with too many false alarms, which are not called. false_alarms: share of (layer, pretended window)
+        pairs of the others in which the same rule calls a break where the model works; any_false_alarm: share of the
+        windows with one in any of them; None where none could be judged.
     judged: positions beyond M that are not settling. captured: up to which length.
     """
 
@@ -32,6 +33,7 @@ class Call:
     layer: int | None
     layers: dict[int, int]
     before: int | None
+    untrusted: tuple[int, ...]
     false_alarms: float | None
     any_false_alarm: float | None
     judged: int
@@ -46,6 +48,8 @@ class Call:
         """The call in words."""
         if not self.judged:
             return "not judged: settling all the time"
+        if self.false_alarms is None:
+            return "not judged: false alarms"
         return f"none up to {self.captured}" if self.length is None else str(self.length)
 
 
@@ -96,7 +100,8 @@ def _call(at: xr.Dataset) -> Call:
         layer=None if row is None else int(at["layer"].values[row]),
         layers={int(at["layer"].values[each]): int(first[each]) for each in called},
         before=_earliest(at["before"].values[called]),
-        false_alarms=_number(at["false_alarms"].mean()),
+        untrusted=tuple(at["layer"].values[~at["trusted"].values].tolist()),
+        false_alarms=_number(at["false_alarms"].where(at["trusted"]).mean()) if at["trusted"].any() else None,
         any_false_alarm=_number(at["any_false_alarm"]),
         judged=int(len(begins) * run) if np.isfinite(at["limit"].values).any() else 0,
         captured=int(at.attrs["length"]),

@@ -18,6 +18,8 @@ _SAMPLES = 16  # positions of a run that are read
 _REFERENCE, _PRETENDED_REFERENCE = 512, 128  # positions of a reference that are read
 _LEAST_RUNS = 8
 _DRAWS = 200
+_SHORTEST = 4  # the shortest pretended window is this part of M
+_RESOLUTION = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,14 +91,14 @@ def find_drift(
       `settling` (method, run): left out. `before` (method, layer): the same in the M - held_out .. M tokens, which
       says that a break called at M began earlier
     - `share` (method, layer, dim): the dim's part of the levels above the limit; 0 where there are none
-    - `false_alarms` (method, layer): of the pretended windows, `pretended` of them between M/2 and M - held_out, the
-      share beyond which the same rule calls a break before M - held_out; NaN where none could be judged.
-      `any_false_alarm` (method): the same for a break in any layer
+    - `false_alarms` (method, layer): of the pretended windows, `pretended` of them from M/4 to M - held_out, the share
+      beyond which the same rule calls a break before M - held_out; NaN where none could be judged. `trusted`: at most
+      `alarm_rate` of them. `any_false_alarm` (method): the share with one in any trusted layer
     - `motion` (method, layer) = median over dims of range / |centre|
 
-    Raises ValueError where too few positions were captured on either side of M.
+    Raises ValueError where too few positions were captured on either side of M, and for values that are not finite.
     """
-    rule = rule or DriftRule.scaled(trained_length)
+    rule = rule or DriftRule.scaled(trained_length, resolution(str(hidden.dtype)))
     position = hidden["position"].values
     runs = _Runs.of(position, rule.run)
     _check(runs, rule, trained_length, position)
@@ -107,10 +109,10 @@ def find_drift(
     for number in range(len(layers)):
         widths = None
         for name in sorted(methods, key=lambda each: each != first):
-            values = hidden.sel({"method": name}).isel(layer=number)
-            judged = _Layer.of(
-                _states(values, runs), runs, rule, trained_length, (restarts or {}).get(name, {}), widths
-            )
+            states = _states(hidden.sel({"method": name}).isel(layer=number), runs)
+            if not np.isfinite(states).all():
+                raise ValueError(f"the states of {name} in layer {layers[number]} are not finite; capture them again")
+            judged = _Layer.of(states, runs, rule, trained_length, (restarts or {}).get(name, {}), widths)
             widths = judged.width if widths is None else widths
             rows[name].append(judged)
     found = xr.Dataset(
@@ -121,6 +123,7 @@ def find_drift(
                 name: (("method", "layer"), _stacked(rows, name))
                 for name in ("limit", "first", "low", "high", "before", "motion")
             },
+            "trusted": (("method", "layer"), _stacked(rows, "trusted")),
             **{name: (("method", "layer", "dim"), _stacked(rows, name)) for name in ("share", "centre")},
             "range": (("method", "layer", "dim"), _stacked(rows, "width")),
             "false_alarms": (("method", "layer"), np.stack([_rates(each) for each in rows.values()])),
@@ -139,6 +142,11 @@ def find_drift(
         found[name].attrs["units"] = "position"
     found["level"].attrs.update(long_name="mean square distance from the in-window range", units="ranges^2")
     return found
+
+
+def resolution(*dtypes: str | None) -> float:
+    """The least relative motion that states computed and stored in these dtypes resolve; float32 accumulates errors."""
+    return max(_RESOLUTION.get(str(dtype), 2.0**-20) for dtype in dtypes)
 
 
 @dataclass(frozen=True)
@@ -189,6 +197,7 @@ class _Layer:
     share: np.ndarray
     centre: np.ndarray
     width: np.ndarray
+    trusted: bool
     alarms: np.ndarray
 
     @property
@@ -217,7 +226,7 @@ class _Layer:
         level = by_run.mean(1)
         alarms = []
         for part in range(rule.pretended):
-            window = int(trained / 2 + (known - trained / 2) * part / rule.pretended)
+            window = int(trained / _SHORTEST + (known - trained / _SHORTEST) * part / rule.pretended)
             most, limit = _pretended(x, runs, rule, window, trained, restarts, widths)
             alarms.append(np.nan if np.isnan(most) else float(most > limit))
         limit = rule.factor * max(1.0, float(level[usable].max()))
@@ -226,14 +235,14 @@ class _Layer:
         first, low, high, share = _called(by_run, level, judged, runs.begin, limit)
         held_out = trusted & (runs.begin >= known) & (runs.begin < trained) & ~settling
         before = _called(by_run, level, held_out, runs.begin, limit)[0]
-        return cls(level, settling, limit, first, low, high, before, share, centre, width, np.array(alarms))
+        return cls(level, settling, limit, first, low, high, before, share, centre, width, trusted, np.array(alarms))
 
     @classmethod
     def unjudged(cls, x: np.ndarray, runs: _Runs) -> _Layer:
         """Of a method that is settling all the time: nothing is called, nothing is known of false alarms."""
         none, zeros = np.full(len(runs.begin), np.nan), np.zeros(x.shape[1])
         everywhere = np.ones(len(runs.begin), bool)
-        return cls(none, everywhere, np.nan, np.nan, np.nan, np.nan, np.nan, zeros, zeros, zeros, np.array([]))
+        return cls(none, everywhere, np.nan, np.nan, np.nan, np.nan, np.nan, zeros, zeros, zeros, False, np.array([]))
 
 
 def _states(values: xr.DataArray, runs: _Runs) -> np.ndarray:
@@ -346,7 +355,7 @@ def _rates(layers: Sequence[_Layer]) -> np.ndarray:
 
 
 def _any_rate(layers: Sequence[_Layer]) -> float:
-    """Share of the pretended windows with an alarm in any layer."""
-    alarms = np.stack([each.alarms for each in layers])
-    judged = alarms[:, np.isfinite(alarms).all(0)]
+    """Share of the pretended windows with an alarm in any trusted layer."""
+    alarms = [each.alarms for each in layers if each.trusted]
+    judged = np.stack(alarms)[:, np.isfinite(alarms).all(0)] if alarms else np.array([])
     return float(judged.any(0).mean()) if judged.size else np.nan

@@ -51,6 +51,13 @@ def _drifts(prompt: str, found: dict[str, Any], reference: str) -> str:
     """Where the reference's states leave their in-window range, on one prompt."""
     call = next(each for each in found["methods"] if each["method"] == reference)
     on = f"On {prompt}, the states of {reference}"
+    untrusted = ""
+    if call["untrusted"]:
+        untrusted = f" Layers {_ranges(call['untrusted'])} alarm inside the window already and are not judged."
+    if call["length"] is None and call["false_alarms"] is None:
+        return f"{on} cannot be judged ({call['text']})."
+    if call["length"] is None and untrusted:
+        return f"{on} keep to their in-window range in the layers that can be judged ({call['text']}).{untrusted}"
     if call["length"] is None:
         return f"{on} keep to their in-window range in every layer ({call['text']})."
     until = max(call["layers"].values())
@@ -61,6 +68,7 @@ def _drifts(prompt: str, found: dict[str, Any], reference: str) -> str:
     if found["saturated"]:
         layers = _ranges(found["saturated"])
         text += f" Layers {layers} move so much inside the window already that a break there may not show."
+    text += untrusted
     dims = ", ".join(f"{each['layer']}:{each['dim']} ({each['share']:.0%})" for each in found["dims"][:3])
     return f"{text} Most of it is carried by (layer:dim) {dims}."
 
@@ -138,8 +146,9 @@ def _false_alarms(summary: dict[str, Any]) -> str:
             rates.append(f"{call['method']} {call['false_alarms']:.1%} ({call['any_false_alarm']:.0%} in any layer)")
     until = trained - drift["rule"]["held_out"]
     return (
-        f"False alarms of the rule `drift`, measured with {windows} pretended windows between {trained // 2} and "
-        f"{until} tokens, as shares of (layer, window) pairs: {', '.join(rates)}."
+        f"False alarms of the rule `drift` in the layers it calls, measured with {windows} pretended windows from "
+        f"{trained // 4} to {until} tokens, each tried on what follows it up to {until}, as shares of (layer, window) "
+        f"pairs: {', '.join(rates)}."
     )
 
 

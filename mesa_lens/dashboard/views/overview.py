@@ -62,7 +62,7 @@ def _summary(entry: Entry, run: Run) -> dict[str, Any]:
     """summary.json where it is this store's, else worked out again."""
     try:
         written = json.loads((entry.path / "summary.json").read_text(encoding="utf-8"))
-        if written["created"] == run.hidden.attrs["created"]:
+        if written["created"] == run.hidden.attrs["created"] and "predicted_by" in written:  # else: an older version's
             return written
     except (OSError, ValueError, KeyError, TypeError):  # none, or not whole
         pass

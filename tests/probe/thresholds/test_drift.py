@@ -7,7 +7,7 @@ import xarray as xr
 import mesa
 from mesa.plan import restarts
 from probe.thresholds.calls import carriers, drift_calls, saturated
-from probe.thresholds.drift import DriftRule, find_drift
+from probe.thresholds.drift import DriftRule, find_drift, resolution
 
 M, LENGTH, LAYERS, DIMS = 512, 1536, 3, 40
 CARRIED = slice(5, 11)  # dims that break, of layer 1
@@ -80,12 +80,14 @@ def test_positions_that_were_not_captured_are_no_break():
 
 
 def test_float16_stores_are_judged_by_what_they_resolve():
-    hidden = states(white=1e-6)
+    hidden = states(white=1e-6, seed=5)
     halved = hidden.astype(np.float16)
-    rule = DriftRule.scaled(M, resolution=2.0**-11)
-    assert drift_calls(find_drift(halved, M, rule))[0].length is None
+    assert drift_calls(find_drift(halved, M))[0].length is None
+    fine = DriftRule.scaled(M, resolution(None))
+    assert drift_calls(find_drift(halved, M, fine))[0].length is not None  # the last bit of a float16
     broken = states("step", size=0.5, white=1e-6).astype(np.float16)
-    assert drift_calls(find_drift(broken, M, rule))[0].length == 700
+    assert drift_calls(find_drift(broken, M))[0].length == 700
+    assert resolution("bfloat16", "float32") > resolution("float16") > resolution("float32", None)
 
 
 def test_another_methods_range_is_at_least_the_references():
@@ -118,7 +120,29 @@ def test_a_layer_that_alarms_inside_the_window_is_not_called():
     hidden[0, 1, 300:384, CARRIED] += 0.05  # as large a step where the model works
     found = find_drift(hidden, M)
     assert found["false_alarms"].sel(layer=1).item() > 0.05
-    assert drift_calls(found)[0].length is None
+    (call,) = drift_calls(found)
+    assert call.length is None
+    assert call.untrusted == (1,)
+    assert call.false_alarms == 0
+    alone = drift_calls(find_drift(hidden.isel(layer=[1]), M))[0]
+    assert str(alone) == "not judged: false alarms"
+
+
+def test_random_walks_are_not_trusted():
+    rng = np.random.default_rng(0)
+    texts = set()
+    for _ in range(5):
+        walk = np.cumsum(rng.normal(0, 1, (1, 1, LENGTH, 32)), axis=2).astype(np.float32)
+        coords = {"method": ["origin"], "layer": [0], "position": range(LENGTH), "dim": range(32)}
+        texts.add(str(drift_calls(find_drift(xr.DataArray(walk, coords, list(coords), name="x"), M))[0]))
+    assert texts <= {"not judged: false alarms", f"none up to {LENGTH}"}
+
+
+def test_values_that_are_not_finite_are_refused():
+    hidden = states()
+    hidden[0, 2, 900] = np.nan
+    with pytest.raises(ValueError, match="states of origin in layer 2 are not finite"):
+        find_drift(hidden, M)
 
 
 def test_the_mean_of_prompts_is_judged_where_each_alone_is_too_noisy():
