@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[1]
 FLOORS = """
     mesa.plan mesa.weave  <-
     mesa.methods          <- mesa.plan mesa.weave
-    mesa                  <- mesa.plan mesa.weave mesa.methods
+    mesa.checkpoints      <-
+    mesa                  <- mesa.plan mesa.weave mesa.methods mesa.checkpoints
     mesa.engine           <- mesa
     probe.tasks           <- mesa
     probe.capture         <- mesa
@@ -38,7 +39,8 @@ A name on the left is the folder's own files, one on the right all of them that 
 """
 PACKAGES = ("mesa", "probe", "theory", "mesa_lens")
 WITHOUT_TORCH = """
-    mesa mesa.checkpoints mesa.gguf_header mesa.methods mesa.place mesa.plan mesa.settings mesa.support mesa.weave
+    mesa mesa.methods mesa.plan mesa.settings mesa.support mesa.weave
+    mesa.checkpoints mesa.checkpoints.fetched mesa.checkpoints.gguf_header mesa.checkpoints.place
     probe probe.evaluation.journal probe.evaluation.summary probe.tasks.sources
     probe.store.store probe.store.reader probe.store.select probe.store.positions
     probe.thresholds.search probe.thresholds.predict probe.thresholds.analysis
