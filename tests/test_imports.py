@@ -16,13 +16,14 @@ FLOORS = """
     mesa.checkpoints      <-
     mesa                  <- mesa.plan mesa.weave mesa.methods mesa.checkpoints
     mesa.engine           <- mesa
+    probe.request         <- mesa
     probe.tasks           <- mesa
     probe.capture         <- mesa
-    probe.evaluation      <- mesa probe.tasks probe.capture
+    probe.evaluation      <- mesa probe.request probe.tasks probe.capture
     probe.store           <- probe.capture
     probe.thresholds      <- mesa probe.tasks probe.capture probe.evaluation probe.store
     probe.figures         <- probe.capture probe.store probe.thresholds
-    probe.study           <- mesa probe.tasks probe.capture probe.evaluation probe.store probe.thresholds probe.figures
+    probe.study           <- mesa probe
     probe                 <- mesa probe
     theory                <- mesa
     theory.claims         <- mesa theory
