@@ -1,4 +1,4 @@
-"""Where weights lie and what is known of them before a model is loaded; mesa/models.py loads it.
+"""Where weights lie and what is known of them before a model is loaded, which `mesa.models` does.
 
 In: a model's name, as `--model` takes it. Out: its place, with revision and quantization; GGUF files made readable.
 Open first: place.py, then fetched.py (what `mesa-lens fetch` keeps); gguf_header.py checks a GGUF file before
