@@ -11,8 +11,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from mesa.gguf_file import as_plain, mend_tokenizer, reading
-from mesa.place import DEFAULT, Place, place_of
+from mesa.checkpoints.gguf_file import as_plain, mend_tokenizer, reading
+from mesa.checkpoints.place import DEFAULT, Place, place_of
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

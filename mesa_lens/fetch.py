@@ -20,7 +20,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Lists the known checkpoints, or fetches one that is not there yet."""
-    from mesa.checkpoints import CHECKPOINTS, folder_of, is_fetched
+    from mesa.checkpoints.fetched import CHECKPOINTS, folder_of, is_fetched
 
     if args.name is None:
         print(_table(args.cache))
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(cache: Path | None) -> str:
-    from mesa.checkpoints import CHECKPOINTS, folder_of, is_fetched
+    from mesa.checkpoints.fetched import CHECKPOINTS, folder_of, is_fetched
 
     return "\n".join(
         f"{name:10s} {known.about}, {known.quantization}, {known.license}; {known.requirement}, "

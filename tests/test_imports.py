@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,21 @@ ROOT = Path(__file__).parents[1]
 FLOORS = """
     mesa.plan mesa.weave  <-
     mesa.methods          <- mesa.plan mesa.weave
-    mesa                  <- mesa.plan mesa.weave mesa.methods
+    mesa.checkpoints      <-
+    mesa                  <- mesa.plan mesa.weave mesa.methods mesa.checkpoints
     mesa.engine           <- mesa
+    probe.request         <- mesa
     probe.tasks           <- mesa
     probe.capture         <- mesa
-    probe.evaluation      <- mesa probe.tasks probe.capture
+    probe.evaluation      <- mesa probe.request probe.tasks probe.capture
     probe.store           <- probe.capture
     probe.thresholds      <- mesa probe.tasks probe.capture probe.evaluation probe.store
     probe.figures         <- probe.capture probe.store probe.thresholds
-    probe.study           <- mesa probe.tasks probe.capture probe.evaluation probe.store probe.thresholds probe.figures
+    probe.study           <- mesa probe
+    probe.plan            <- mesa probe.request probe.tasks probe.capture probe.evaluation probe.thresholds
+    probe.inputs          <- mesa probe.tasks probe.capture probe.store probe.plan
+    probe.report          <- probe.store probe.thresholds probe.figures
+    probe.run             <- mesa probe
     probe                 <- mesa probe
     theory                <- mesa
     theory.claims         <- mesa theory
@@ -38,7 +45,8 @@ A name on the left is the folder's own files, one on the right all of them that 
 """
 PACKAGES = ("mesa", "probe", "theory", "mesa_lens")
 WITHOUT_TORCH = """
-    mesa mesa.checkpoints mesa.gguf_header mesa.methods mesa.place mesa.plan mesa.settings mesa.support mesa.weave
+    mesa mesa.methods mesa.plan mesa.settings mesa.support mesa.weave
+    mesa.checkpoints mesa.checkpoints.fetched mesa.checkpoints.gguf_header mesa.checkpoints.place
     probe probe.evaluation.journal probe.evaluation.summary probe.tasks.sources
     probe.store.store probe.store.reader probe.store.select probe.store.positions
     probe.thresholds.search probe.thresholds.predict probe.thresholds.analysis
@@ -68,7 +76,10 @@ def room_of(module: str) -> str:
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and module of every import of ours, also in functions and for types; a door's lazy names are left out."""
+    """Line and module of every import of ours, also in functions and for types; a door's lazy names are left out.
+
+    Relative ones begin with a dot.
+    """
     tree = ast.parse(path.read_text())
     if path.name == "__init__.py":
         tree.body = [node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node))]
@@ -76,20 +87,41 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names]
         else:
             continue
-        yield from ((node.lineno, name) for name in names if name.split(".")[0] in PACKAGES)
+        yield from ((node.lineno, name) for name in names if name.split(".")[0] in (*PACKAGES, ""))
+
+
+def files(root: Path) -> dict[str, Path]:
+    """Every file of the packages under `root`, by its module's name."""
+    paths = sorted(path for package in PACKAGES for path in (root / package).rglob("*.py"))
+    return {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+
+
+def circle(root: Path) -> list[str]:
+    """Modules under `root` that import each other in a circle, in one folder or over several; empty if none do."""
+    paths = files(root)
+    graph = {
+        own: {name if name in paths else name.rpartition(".")[0] for _, name in imports(path)} - {own}
+        for own, path in paths.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
 
 
 def offences(root: Path) -> list[str]:
-    """Every import of the packages under `root` that the table does not allow, as 'file:line ...'."""
+    """Every import of the packages under `root` that is relative or not in the table, as 'file:line ...'."""
     allowed, found = floors(), []
-    for path in sorted(path for package in PACKAGES for path in (root / package).rglob("*.py")):
-        relative = path.relative_to(root)
-        room = room_of(".".join(relative.with_suffix("").parts).removesuffix(".__init__"))
+    for module, path in files(root).items():
+        relative, room = path.relative_to(root), room_of(module)
         for line, name in imports(path):
-            if room_of(name) not in allowed[room]:
+            if name.startswith("."):
+                found.append(f"{relative}:{line} imports {name}; write its package out")
+            elif room_of(name) not in allowed[room]:
                 found.append(f"{relative}:{line} imports {name}; {room} may import {', '.join(sorted(allowed[room]))}")
     return found
 
@@ -106,6 +138,14 @@ def test_imports_run_down_only():
         ("probe/store/new.py", "if TYPE_CHECKING:\n    from probe.thresholds.search import search\n", 2),
         ("probe/figures/new.py", "\nfrom probe.study import table\n", 2),
         ("probe/tasks/new.py", "import probe.run\n", 1),
+        ("probe/request.py", "from probe.tasks.base import Setting\n", 1),
+        ("probe/plan.py", "from probe.run import run_probe\n", 1),
+        ("probe/inputs.py", "def f():\n    from probe.report import write_report\n", 2),
+        ("probe/report.py", "from probe import plan\n", 1),
+        ("probe/study/new.py", "from probe.run import run_probe\n", 1),
+        ("probe/store/new.py", "\nfrom ..thresholds import search\n", 2),
+        ("mesa/new.py", "from . import engine\n", 1),
+        ("mesa/checkpoints/new.py", "from mesa import models\n", 1),
         ("theory/parts.py", "from theory.claims import Claim\n", 1),
         ("theory/bounds.py", "from theory import table\n", 1),
         ("mesa_lens/dashboard/views/new.py", "from mesa_lens.methods import run_list\n", 1),
@@ -117,6 +157,18 @@ def test_an_import_upwards_is_named(tmp_path, file, text, line):
     path.write_text(text)
     (found,) = offences(tmp_path)
     assert found.startswith(f"{file}:{line} imports ")
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    assert not circle(ROOT)
+
+
+def test_a_circle_is_found_in_one_folder(tmp_path):
+    for name, text in {"a": "from probe.store import b", "b": "def f():\n    from probe.store.a import x"}.items():
+        (tmp_path / "probe" / "store").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "probe" / "store" / f"{name}.py").write_text(text)
+    assert not offences(tmp_path)
+    assert set(circle(tmp_path)) == {"probe.store.a", "probe.store.b"}
 
 
 def test_every_folder_has_a_floor():

@@ -52,7 +52,7 @@ class MesaExtrapolation(Method):
         self._require(self.headroom >= 0, "headroom", "is below 0")
         roomy = self.variant != "reference" or 2 * self.first < self.trained_length
         self._require(roomy, "first", f"is not below half of the trained length {self.trained_length}")
-        for field, known in (("variant", _VARIANTS), ("weave", _WEAVES)):
+        for field, known in (("variant", _VARIANTS), ("weave", WEAVES)):
             self._require(getattr(self, field) in known, field, f"is not {', '.join(known)}")
         self._require((self.variant, self.weave) in _TABLE, "weave", f"goes with variant exact, not {self.variant}")
 
@@ -191,4 +191,4 @@ _TABLE: dict[tuple[str, str], _Row] = {
 """By variant and weave."""
 
 _VARIANTS = tuple(dict.fromkeys(variant for variant, _ in _TABLE))
-_WEAVES = tuple(dict.fromkeys(weave for _, weave in _TABLE))
+WEAVES = tuple(dict.fromkeys(weave for _, weave in _TABLE))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-WEAVES = ("stair", "rerope", "leaky-rerope")
+from mesa.methods.chunked import WEAVES
+
 _EVALUATED = ("lengths", "samples", "methods", "batch")
 
 
@@ -25,7 +26,6 @@ class Section:
     tasks: tuple[str, ...] = ()
     keys: tuple[str, ...] = _EVALUATED
     variants: tuple[tuple[str, str, Mapping[str, Any]], ...] = ()
-    defaults: Mapping[str, Any] = field(default_factory=dict)
     printed: tuple[str, ...] = ()
 
 

@@ -12,12 +12,12 @@ import numpy as np
 from mesa.methods import Method
 from mesa.models import bytes_a_number, tokenizer_of
 from probe.capture.memory import prompt_bytes
+from probe.request import MethodsRequest
 from probe.tasks import sources
 from probe.tasks.base import Setting, Task
 from probe.tasks.finding import FINDING
 from probe.tasks.latency import Latency
 from probe.tasks.likelihood import LIKELIHOOD
-from probe.tasks.request import MethodsRequest
 from probe.tasks.score import SLICE, heldout_ids
 from probe.tasks.summaries import Summaries
 

@@ -18,11 +18,11 @@ from probe.capture.bridge import bridge_to
 from probe.capture.memory import check_memory, peak_bytes
 from probe.capture.spec import CaptureSpec, Kept
 from probe.evaluation.journal import Journal
+from probe.request import ModelRequest
 from probe.study.cells import Trial, predicted_lengths, seeded_windows, states, study_prompts
 from probe.study.results import gather
 from probe.study.variants import REFERENCE, variants
 from probe.tasks import score
-from probe.tasks.request import ModelRequest
 from probe.thresholds.search import CrossingRule
 
 PROMPTS = ("repeated", "text", "passkey")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import mesa
+from mesa.checkpoints.place import default_folder
 from mesa.models import load
-from mesa.place import default_folder
 from mesa_lens.training import card
 from probe.tasks import score
 from probe.tasks.base import Setting

@@ -9,7 +9,7 @@ import pytest
 import tiny_gguf
 import torch
 
-from mesa.checkpoints import CACHE, CHECKPOINTS, Checkpoint, cache_folder
+from mesa.checkpoints.fetched import CACHE, CHECKPOINTS, Checkpoint, cache_folder
 from mesa.models import config_of, load, origin
 from mesa_lens import fetching
 from mesa_lens.cli import main

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import pre_tokenizers
 from transformers import modeling_gguf_pytorch_utils
 
-from mesa.gguf_header import Header
+from mesa.checkpoints.gguf_header import Header
 
 _MARKS = ("hf_quantizer", "is_quantized", "quantization_method")
 

@@ -7,8 +7,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from mesa.checkpoints import CHECKPOINTS, fetched, provenance_of
-from mesa.gguf_header import Header, read_header
+from mesa.checkpoints.fetched import CHECKPOINTS, fetched, provenance_of
+from mesa.checkpoints.gguf_header import Header, read_header
 
 DEFAULT = "default"
 
