@@ -87,15 +87,15 @@ def survey(panel: xr.DataArray, groups: Sequence[Sequence[str]], cells: int = CE
     pooled = [
         np.empty((len(group), layers, *map(len, at)), panel.dtype) for group, at in zip(groups, starts, strict=True)
     ]
-    limits, magnitudes = np.empty(layers), np.empty((len(methods), dims, positions), panel.dtype)
+    magnitudes, limits = np.empty((len(methods), positions, dims), panel.dtype), []
     for layer in range(layers):
         for row, method in enumerate(methods):
             values = _read(panel, {"method": row, "layer": layer})
-            np.abs(values, out=magnitudes[row])
+            np.abs(values.T, out=magnitudes[row])
             for group, into, at in zip(groups, pooled, starts, strict=True):
                 if method in group:
                     into[list(group).index(method), layer] = farthest(values, at)
-        limits[layer] = upper_quantile(magnitudes, _LIMIT)
+        limits.append(upper_quantile(magnitudes, _LIMIT))
     each = [_labelled(*parts) for parts in zip(shown, pooled, starts, strict=True)]
     return *each, _limits(panel, limits)
 
@@ -106,7 +106,7 @@ def layer_limits(panel: xr.DataArray, quantile: float = _LIMIT) -> xr.DataArray:
     Layers differ in size by orders of magnitude; methods and regions share one scale, so that they compare.
     """
     layers = (panel.isel(layer=row).values for row in range(panel.sizes["layer"]))
-    return _limits(panel, np.array([upper_quantile(np.abs(values), quantile) for values in layers]))
+    return _limits(panel, [upper_quantile(np.abs(values), quantile) for values in layers])
 
 
 def write_png(panel: xr.DataArray, file: str | os.PathLike[str] | BinaryIO, limits: xr.DataArray) -> None:
@@ -115,12 +115,14 @@ def write_png(panel: xr.DataArray, file: str | os.PathLike[str] | BinaryIO, limi
     Layers are stacked from the top, each with its first dim at the top; regions stand side by side; thin grey lines
     part them.
     """
-    number = np.unique(panel["region"].values, return_inverse=True)[1]
-    columns = np.arange(len(number)) + _SEPARATOR * number
-    height = panel.sizes["dim"] + _SEPARATOR
-    pixels = np.full((len(limits) * height - _SEPARATOR, columns[-1] + 1), GREY_INDEX, np.uint8)
+    breaks = np.flatnonzero(np.diff(panel["region"].values)) + 1
+    dims, width = panel.sizes["dim"], panel.sizes["position"] + _SEPARATOR * len(breaks)
+    pixels = np.full((len(limits) * (dims + _SEPARATOR) - _SEPARATOR, width), GREY_INDEX, np.uint8)
     for row, limit in enumerate(limits.values):
-        pixels[row * height :][: panel.sizes["dim"], columns] = colour_index(_read(panel, {"layer": row}), limit)
+        place, left = pixels[row * (dims + _SEPARATOR) :][:dims], 0
+        for piece in np.split(colour_index(_read(panel, {"layer": row}), limit), breaks, axis=1):
+            place[:, left : left + piece.shape[1]] = piece
+            left += piece.shape[1] + _SEPARATOR
     save_png(pixels, file, describe(panel))
 
 
@@ -155,8 +157,8 @@ def _last(panel: xr.DataArray, name: str) -> np.ndarray:
     return panel[f"{name}_last" if f"{name}_last" in panel.coords else name].values
 
 
-def _limits(panel: xr.DataArray, limits: np.ndarray) -> xr.DataArray:
-    return xr.DataArray(np.where(limits > 0, limits, 1.0), dims="layer", coords={"layer": panel["layer"]})
+def _limits(panel: xr.DataArray, limits: Sequence[np.floating]) -> xr.DataArray:
+    return xr.DataArray(np.where(np.array(limits) > 0, limits, 1.0), dims="layer", coords={"layer": panel["layer"]})
 
 
 def _starts(panel: xr.DataArray, dim_block: int, position_block: int) -> tuple[np.ndarray, np.ndarray]:
