@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,10 +52,12 @@ class Maps:
         bounds = default_regions(analysis.hidden["position"].values, analysis.trained_length)
         panel = regions(analysis.hidden.sel(prompt=analysis.prompt), bounds)
         methods = panel["method"].values.tolist()
-        groups = [methods[start : start + SIDE_BY_SIDE] for start in range(0, len(methods), SIDE_BY_SIDE)]
-        together, *pooled, limits = survey(panel, [methods, *groups, *([method] for method in methods)])
-        single = [each.isel({"method": 0}) for each in pooled[len(groups) :]]
-        return cls(panel, limits, single, pooled[: len(groups)], together)
+        groups = [tuple(methods[start : start + SIDE_BY_SIDE]) for start in range(0, len(methods), SIDE_BY_SIDE)]
+        wanted = list(dict.fromkeys([tuple(methods), *groups, *((method,) for method in methods)]))
+        *pooled, limits = survey(panel, wanted)
+        by_methods = dict(zip(wanted, pooled, strict=True))
+        single = [by_methods[method,].isel({"method": 0}) for method in methods]
+        return cls(panel, limits, single, [by_methods[group] for group in groups], by_methods[tuple(methods)])
 
 
 def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> dict[str, Any]:
@@ -124,19 +127,30 @@ def write_figures(analysis: Analysis, folder: Path, maps: Maps) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     trained, limits = analysis.trained_length, maps.limits
     write(folder / "plotly.min.js", get_plotlyjs().encode())
-    for pooled in tqdm(maps.single, desc="drawing heatmaps", unit="method"):
-        method = pooled["method"].item()
-        stem, whole = f"heatmap-{safe_name(method)}", maps.panel.sel({"method": method})
-        write(folder / f"{stem}.png", rendered(Raster(whole, limits), "png"))
-        write(folder / f"{stem}.npz", npz_bytes(pooled.to_dataset(name=str(pooled.name))))
-        write(folder / f"{stem}.html", page(heatmap_grid(pooled, trained, limits), "directory"))
-    write(folder / "heatmaps.png", rendered(heatmap_grid(maps.together, trained, limits), "png"))
+    with ThreadPoolExecutor(1) as beside:  # of the rest, which is Python's work
+        rasters = [beside.submit(_write_raster, maps, str(each["method"].item()), folder) for each in maps.single]
+        for pooled in maps.single:
+            stem = _stem(str(pooled["method"].item()))
+            write(folder / f"{stem}.npz", npz_bytes(pooled.to_dataset(name=str(pooled.name))))
+            write(folder / f"{stem}.html", page(heatmap_grid(pooled, trained, limits), "directory"))
+        write(folder / "heatmaps.png", rendered(heatmap_grid(maps.together, trained, limits), "png"))
+        for raster in tqdm(rasters, desc="drawing heatmaps", unit="method"):
+            raster.result()
     charts = {f"threshold-layer{layer}-dim{dim}": _threshold(analysis, layer, dim) for layer, dim in _best(analysis)}
     charts |= dict(zip(("curves",), _curves(analysis), strict=False))
     charts |= dict(zip(("drift",), _drift(analysis), strict=False))
     for name, chart in tqdm(charts.items(), desc="drawing charts", unit="figure"):
         for form in ("png", "svg"):
             write(folder / f"{name}.{form}", rendered(chart, form))
+
+
+def _stem(method: str) -> str:
+    return f"heatmap-{safe_name(method)}"
+
+
+def _write_raster(maps: Maps, method: str, folder: Path) -> None:
+    raster = Raster(maps.panel.sel({"method": method}), maps.limits)
+    write(folder / f"{_stem(method)}.png", rendered(raster, "png"))
 
 
 def _curves(analysis: Analysis) -> list[Chart]:

@@ -11,6 +11,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.model_bridge.exceptions import StopAtLayerException
 
 import mesa
 from mesa.methods import Method
@@ -56,18 +57,20 @@ def capture(
 ) -> dict[str, np.ndarray]:
     """Hidden states by hook, each float32 (layer, position, dim), of one pass over `token_ids` under `method`.
 
-    Slices are copied inside the hook, so that memory is what is kept, not what is computed. Layers above the last
-    kept one are not run. Raises ValueError for a prompt of identical tokens, RuntimeError when the method's executor
-    did not run once in every layer below.
+    Slices are copied inside the hook, once, so that memory is what is kept, not what is computed. The pass ends with
+    the last kept layer: there are no layers above, no logits, and no key-value cache. Raises ValueError for a
+    prompt of identical tokens, RuntimeError when the method's executor did not run once in every layer up to it.
     """
     check_distinct(token_ids, "the prompt")
     values = {hook: np.empty((len(kept.layers), len(kept.positions), len(kept.dims)), np.float32) for hook in hooks}
-    positions, dims = torch.tensor(kept.positions), torch.tensor(kept.dims)
+    places = _places(kept.positions, kept.dims)
 
     def keep(tensor: Tensor, hook: Any, *, name: str, row: int) -> None:
         flat = tensor[0].flatten(1)  # heads, where there are any, side by side
-        part = flat.index_select(0, positions.to(flat.device)).index_select(1, dims.to(flat.device))
-        values[name][row] = part.float().cpu().numpy()
+        torch.from_numpy(values[name][row]).copy_(flat[places])
+
+    def stop(tensor: Tensor, hook: Any) -> None:
+        raise StopAtLayerException(tensor)
 
     forward_hooks: list[Any] = [
         (HOOKS[hook].format(layer=layer), partial(keep, name=hook, row=row))
@@ -75,10 +78,11 @@ def capture(
         for row, layer in enumerate(kept.layers)
     ]
     depth = max(kept.layers) + 1
+    forward_hooks.append((HOOKS["resid_post"].format(layer=depth - 1), stop))  # after those that keep
     model: Any = bridge.original_model
     ids = torch.tensor([list(token_ids)], device=model.device)
     with mesa.applied(model, method, executor=executor) as attachment:
-        bridge.run_with_hooks(ids, fwd_hooks=forward_hooks, stop_at_layer=depth, return_type=None)
+        bridge.run_with_hooks(ids, fwd_hooks=forward_hooks, return_type=None, use_cache=False)
     if any(attachment.calls[layer] != 1 for layer in range(depth)):
         raise RuntimeError(
             f"{method.name} ran {dict(attachment.calls)} times by layer, once in each of {depth} expected"
@@ -93,3 +97,12 @@ def check_distinct(ids: Sequence[int], what: str) -> None:
             f"all {len(ids)} tokens of {what} are the same (id {ids[0]}): every value is then the same, attention "
             "gives it back whatever its weights, and hidden states cannot depend on position; put another token first"
         )
+
+
+def _places(*kept: Sequence[int]) -> tuple[slice | Tensor, ...]:
+    """An index of the kept positions and dims; those without a gap as slices, which need no copy of their own."""
+    parts: list[slice | Tensor] = [
+        slice(each[0], each[-1] + 1) if each[-1] - each[0] + 1 == len(each) else torch.tensor(each) for each in kept
+    ]
+    rows, columns = parts
+    return (rows[:, None], columns) if isinstance(rows, Tensor) and isinstance(columns, Tensor) else (rows, columns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import BinaryIO
 
 import numpy as np
@@ -67,11 +67,11 @@ def merged(panel: xr.DataArray, dim_block: int, position_block: int) -> xr.DataA
     A block's value is the one of its values that is farthest from 0, with its sign, so that spikes survive. Blocks do
     not reach across regions. `dim` and `position` are the first of each block, `dim_last` and `position_last` the last.
     """
-    panel = panel.transpose(..., "dim", "position")
     starts = _starts(panel, dim_block, position_block)
-    values = np.empty((*panel.shape[:-2], *map(len, starts)), panel.dtype)
+    leading = [name for name in panel.dims if name not in ("dim", "position")]
+    values = np.empty((*(panel.sizes[name] for name in leading), *map(len, starts)), panel.dtype)
     for index in np.ndindex(values.shape[:-2]):
-        values[index] = farthest(panel[index].values, starts)
+        values[index] = farthest(_read(panel, dict(zip(leading, index, strict=True))), starts)
     return _labelled(panel, values, starts)
 
 
@@ -80,20 +80,22 @@ def survey(panel: xr.DataArray, groups: Sequence[Sequence[str]], cells: int = CE
 
     Every layer of every method is read once, and no more than one layer is in memory.
     """
-    panel = panel.transpose("method", "layer", "dim", "position")
     methods = panel["method"].values.tolist()
     shown = [panel.sel({"method": list(group)}) for group in groups]
     starts = [_starts(each, *_blocks(each, cells)) for each in shown]
-    pooled = [np.empty((*each.shape[:2], *map(len, at)), panel.dtype) for each, at in zip(shown, starts, strict=True)]
-    limits, magnitudes = np.empty(panel.sizes["layer"]), np.empty((len(methods), *panel.shape[2:]), panel.dtype)
-    for layer in range(len(limits)):
+    layers, dims, positions = (panel.sizes[name] for name in ("layer", "dim", "position"))
+    pooled = [
+        np.empty((len(group), layers, *map(len, at)), panel.dtype) for group, at in zip(groups, starts, strict=True)
+    ]
+    magnitudes, limits = np.empty((len(methods), positions, dims), panel.dtype), []
+    for layer in range(layers):
         for row, method in enumerate(methods):
-            values = panel[row, layer].values
-            np.abs(values, out=magnitudes[row])
+            values = _read(panel, {"method": row, "layer": layer})
+            np.abs(values.T, out=magnitudes[row])
             for group, into, at in zip(groups, pooled, starts, strict=True):
                 if method in group:
                     into[list(group).index(method), layer] = farthest(values, at)
-        limits[layer] = upper_quantile(magnitudes, _LIMIT)
+        limits.append(upper_quantile(magnitudes, _LIMIT))
     each = [_labelled(*parts) for parts in zip(shown, pooled, starts, strict=True)]
     return *each, _limits(panel, limits)
 
@@ -103,8 +105,8 @@ def layer_limits(panel: xr.DataArray, quantile: float = _LIMIT) -> xr.DataArray:
 
     Layers differ in size by orders of magnitude; methods and regions share one scale, so that they compare.
     """
-    each = [upper_quantile(np.abs(layer.values), quantile) for layer in panel.transpose("layer", ...)]
-    return _limits(panel, np.array(each))
+    layers = (panel.isel(layer=row).values for row in range(panel.sizes["layer"]))
+    return _limits(panel, [upper_quantile(np.abs(values), quantile) for values in layers])
 
 
 def write_png(panel: xr.DataArray, file: str | os.PathLike[str] | BinaryIO, limits: xr.DataArray) -> None:
@@ -113,13 +115,14 @@ def write_png(panel: xr.DataArray, file: str | os.PathLike[str] | BinaryIO, limi
     Layers are stacked from the top, each with its first dim at the top; regions stand side by side; thin grey lines
     part them.
     """
-    panel = panel.transpose("layer", "dim", "position")
-    number = np.unique(panel["region"].values, return_inverse=True)[1]
-    columns = np.arange(len(number)) + _SEPARATOR * number
-    height = panel.sizes["dim"] + _SEPARATOR
-    pixels = np.full((len(panel) * height - _SEPARATOR, columns[-1] + 1), GREY_INDEX, np.uint8)
+    breaks = np.flatnonzero(np.diff(panel["region"].values)) + 1
+    dims, width = panel.sizes["dim"], panel.sizes["position"] + _SEPARATOR * len(breaks)
+    pixels = np.full((len(limits) * (dims + _SEPARATOR) - _SEPARATOR, width), GREY_INDEX, np.uint8)
     for row, limit in enumerate(limits.values):
-        pixels[row * height :][: panel.sizes["dim"], columns] = colour_index(panel[row].values, limit)
+        place, left = pixels[row * (dims + _SEPARATOR) :][:dims], 0
+        for piece in np.split(colour_index(_read(panel, {"layer": row}), limit), breaks, axis=1):
+            place[:, left : left + piece.shape[1]] = piece
+            left += piece.shape[1] + _SEPARATOR
     save_png(pixels, file, describe(panel))
 
 
@@ -154,8 +157,8 @@ def _last(panel: xr.DataArray, name: str) -> np.ndarray:
     return panel[f"{name}_last" if f"{name}_last" in panel.coords else name].values
 
 
-def _limits(panel: xr.DataArray, limits: np.ndarray) -> xr.DataArray:
-    return xr.DataArray(np.where(limits > 0, limits, 1.0), dims="layer", coords={"layer": panel["layer"]})
+def _limits(panel: xr.DataArray, limits: Sequence[np.floating]) -> xr.DataArray:
+    return xr.DataArray(np.where(np.array(limits) > 0, limits, 1.0), dims="layer", coords={"layer": panel["layer"]})
 
 
 def _starts(panel: xr.DataArray, dim_block: int, position_block: int) -> tuple[np.ndarray, np.ndarray]:
@@ -171,13 +174,17 @@ def _labelled(panel: xr.DataArray, values: np.ndarray, starts: tuple[np.ndarray,
     dims, positions = starts
     dim_ends = np.append(dims[1:], panel.sizes["dim"]) - 1
     ends = np.append(positions[1:], panel.sizes["position"]) - 1
-    return (
-        panel.isel(dim=dims, position=positions)
-        .copy(data=values)
-        .assign_coords(
-            dim_last=("dim", _last(panel, "dim")[dim_ends]), position_last=("position", _last(panel, "position")[ends])
-        )
+    coords = panel.coords.to_dataset().isel(dim=dims, position=positions).coords
+    names = [name for name in panel.dims if name not in ("dim", "position")]
+    pooled = xr.DataArray(values, coords, (*names, "dim", "position"), name=panel.name, attrs=panel.attrs)
+    return pooled.assign_coords(
+        dim_last=("dim", _last(panel, "dim")[dim_ends]), position_last=("position", _last(panel, "position")[ends])
     )
+
+
+def _read(panel: xr.DataArray, index: Mapping[Hashable, int]) -> np.ndarray:
+    """One (dim, position) of a panel that is read from disk when used, and therefore transposed afterwards only."""
+    return panel.isel(index).load().transpose("dim", "position").values
 
 
 def _blocks(panel: xr.DataArray, cells: int) -> tuple[int, int]:

@@ -24,7 +24,7 @@ def colour_index(values: np.ndarray, limit: float) -> np.ndarray:
     index = np.empty(values.shape, np.uint8)
     for start in range(0, values.shape[1], _BLOCK):
         block = slice(start, start + _BLOCK)
-        scaled = values[:, block].astype(np.float64) / (2 * limit)
+        scaled = values[:, block].astype(np.float32) / (2 * limit)
         scaled += 0.5
         scaled *= len(_PALETTE)
         index[:, block] = np.clip(scaled, 0, len(_PALETTE) - 1, out=scaled).astype(np.uint8)

@@ -12,26 +12,26 @@ def farthest(values: np.ndarray, starts: tuple[np.ndarray, np.ndarray]) -> np.nd
     dims, positions = starts
     if len(dims) == len(values) and len(positions) == values.shape[1]:
         return values
-    wide = values.astype(np.float32) if values.dtype == np.float16 else values  # numpy compares halves one by one
-    high, low = np.empty((len(wide), len(positions)), wide.dtype), np.empty((len(wide), len(positions)), wide.dtype)
-    for column, (start, stop) in enumerate(zip(positions, [*positions[1:], wide.shape[1]], strict=True)):
-        block = wide[:, start:stop]
-        block.max(axis=1, out=high[:, column])
-        block.min(axis=1, out=low[:, column])
-    high, low = np.maximum.reduceat(high, dims, axis=0), np.minimum.reduceat(low, dims, axis=0)
-    return np.where(high >= -low, high, low).astype(values.dtype)
+    wide = values.T.astype(np.float32) if values.dtype == np.float16 else values.T  # halves are slow to compare
+    high, low = (np.empty((len(positions), wide.shape[1]), wide.dtype) for _ in range(2))
+    for row, (start, stop) in enumerate(zip(positions, [*positions[1:], len(wide)], strict=True)):
+        wide[start:stop].max(axis=0, out=high[row])
+        wide[start:stop].min(axis=0, out=low[row])
+    high, low = np.maximum.reduceat(high, dims, axis=1), np.minimum.reduceat(low, dims, axis=1)
+    return np.where(high >= -low, high, low).T.astype(values.dtype)
 
 
-def upper_quantile(values: np.ndarray, quantile: float) -> float:
-    """np.quantile of all `values`; for a high `quantile` only the values above a sampled, lower one are sorted."""
-    flat = values.ravel()
+def upper_quantile(values: np.ndarray, quantile: float) -> np.floating:
+    """np.quantile of all `values`, in their precision or float32; for a high `quantile` few of them are sorted."""
+    flat, kind = values.ravel(), np.result_type(values, np.float32).type
     place = (len(flat) - 1) * quantile
     rank = int(place)
-    guess = np.quantile(flat[:: -(-len(flat) // _SAMPLED)], max(0.0, quantile - 0.01))
+    guess = np.quantile(flat[:: -(-len(flat) // _SAMPLED)].astype(kind), max(0.0, quantile - 0.01))
     upper = flat[flat >= guess]
     if len(flat) - len(upper) > rank:
         upper = flat
     first = rank - (len(flat) - len(upper))
     last = min(first + 1, len(upper) - 1)
-    low, high = (float(each) for each in np.partition(upper, (first, last))[[first, last]])
-    return low + (place - rank) * (high - low)
+    low, high = np.partition(upper, (first, last))[[first, last]].astype(kind)
+    share = place - rank
+    return low + (high - low) * share if share < 0.5 else high - (high - low) * (1 - share)

@@ -12,6 +12,7 @@ import xarray as xr
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from probe.figures.heatmap import is_regular, merged
 from probe.figures.marks import BLACK, Chart, Grid, Line, Panel, Rule
@@ -39,6 +40,26 @@ _CELL_INCHES = (0.8, 0.95)
 _ONE_AT_A_TIME = threading.Lock()  # matplotlib's settings are the process's
 
 
+class _BordersLayout(ConstrainedLayoutEngine):
+    """Constrained layout of a grid by its first column and its first and last row; the rest has ticks only.
+
+    Measuring every one of hundreds of panels took longer than drawing them.
+    """
+
+    def __init__(self, axes: np.ndarray) -> None:
+        super().__init__()
+        self._axes = axes
+        for axis in axes[1:-1, 1:].flat:
+            axis.set_in_layout(False)
+
+    def execute(self, fig: Figure) -> None:
+        super().execute(fig)
+        for row in self._axes[1:-1]:
+            for axis, above in zip(row[1:], self._axes[0, 1:], strict=True):
+                across, down = above.get_position(), row[0].get_position()
+                axis.set_position((across.x0, down.y0, across.width, down.height))
+
+
 def picture(figure: Chart | Grid, form: str) -> bytes:
     """The figure as a png (300 dpi), svg (text as text) or pdf file; the same bytes for the same figure."""
     file = io.BytesIO()
@@ -59,6 +80,7 @@ def _draw_grid(grid: Grid) -> Figure:
     figure = _figure(grid.title, width, height)
     axes = figure.subplots(rows, columns, squeeze=False)
     room = (int(DPI * (height - 1) / rows), int(DPI * (width - 1.5) / columns))
+    figure.set_layout_engine(_BordersLayout(axes))
     each = len(grid.region_titles)
     for row, cells in enumerate(grid.cells):
         for column, cell in enumerate(cells):

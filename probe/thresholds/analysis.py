@@ -84,7 +84,7 @@ def analyse(run: Run, hook: str | None = None, rule: CrossingRule | None = None,
     rule = rule or CrossingRule.scaled(trained)
     found = search(hidden, trained, rule, reference)
     try:
-        control: xr.Dataset | str = negative_control(hidden, trained, trained // 2, rule, reference)
+        control: xr.Dataset | str = negative_control(hidden, trained, trained // 2, rule, reference, found)
     except ValueError as error:
         control = str(error)
     prompts = hidden["prompt"].values.tolist()
@@ -194,11 +194,8 @@ def _drift_row(found: xr.Dataset) -> dict[str, Any]:
 
 
 def _predicted(made: Call | Prediction) -> dict[str, Any]:
-    """A prediction with its words; layers as texts, as JSON has them."""
-    row = {**asdict(made), "text": str(made)}
-    return row | {
-        name: {str(layer): at for layer, at in each.items()} for name, each in row.items() if name == "layers"
-    }
+    """A prediction with its words, as JSON gives it back."""
+    return json.loads(json.dumps({**asdict(made), "text": str(made)}))
 
 
 def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:

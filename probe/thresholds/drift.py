@@ -248,7 +248,7 @@ class _Layer:
 def _states(values: xr.DataArray, runs: _Runs) -> np.ndarray:
     """The sampled positions of one method and layer, (position, dim), the mean over prompts if there are several."""
     prompts = [values.isel(prompt=i) for i in range(values.sizes["prompt"])] if "prompt" in values.dims else [values]
-    total = sum(each.transpose("position", "dim").values[runs.index].astype(np.float32) for each in prompts)
+    total = sum(each.load().transpose("position", "dim").values[runs.index].astype(np.float32) for each in prompts)
     return np.asarray(total, np.float32) / len(prompts)
 
 

@@ -89,6 +89,7 @@ def negative_control(
     control_length: int,
     rule: CrossingRule,
     reference: str = "origin",
+    known: xr.Dataset | None = None,
 ) -> xr.Dataset:
     """How many (layer, dim) pairs qualify at M, and at `control_length`, where the model still works.
 
@@ -96,6 +97,7 @@ def negative_control(
     either side than the search at M, so the fair partner is `matched`: M with as many positions before and beyond as
     the control has. Returned by `comparison`, in this order: `control`, `matched`, `all` (M with every position):
     `at`, `first`, `last` (positions), `searched`, `qualified` and `share` (both also by prompt, if there are several).
+    known: the search at M with every position, where it has been made.
     A share at M that is not above the control's means that the dims found show no more than usual drift.
 
     Raises ValueError when the positions it needs were not captured.
@@ -115,8 +117,12 @@ def negative_control(
         "all": (trained_length, rule.burn_in, captured),
     }
     rows = []
-    for at, first, last in spans.values():
-        found = search(hidden.sel(position=slice(None, last)), at, replace(rule, burn_in=first), reference)
+    for name, (at, first, last) in spans.items():
+        if name == "all" and known is not None:
+            found = known
+        else:  # other methods do not decide what qualifies
+            part = hidden.sel({"method": [reference], "position": slice(None, last)})
+            found = search(part, at, replace(rule, burn_in=first), reference)
         searched, qualified = found.attrs["searched"], found["qualified"]
         row = xr.Dataset({"at": at, "first": first, "last": last, "searched": searched, "qualified": qualified})
         rows.append(row.assign(share=qualified / searched))

@@ -81,6 +81,35 @@ def test_a_method_that_does_not_run_is_an_error(loaded, monkeypatch):
         capture(bridge, ids(), cases.method("mesa"), ["resid_post"], Kept([1], [0], [0]))
 
 
+@pytest.mark.parametrize("name", ["origin", "mesa"])
+def test_a_pass_ends_with_the_last_kept_layer_and_caches_nothing(loaded, name, monkeypatch):
+    fresh = load(loaded.name)
+    tokens = torch.tensor([ids()])
+    with torch.no_grad(), mesa.applied(fresh.model, cases.method(name)):
+        expected = fresh.model(tokens, output_hidden_states=True).hidden_states[2][0].numpy()
+    bridge = bridge_to(fresh.model, fresh.tokenizer)
+    ran = []
+    for part in (fresh.model.lm_head, fresh.model.model.norm, fresh.model.model.layers[2].mlp):
+        part.register_forward_pre_hook(lambda *_: ran.append("above"))
+    monkeypatch.setattr("transformers.cache_utils.Cache.update", lambda *_, **__: ran.append("cached"))
+    kept = Kept([1], range(70), range(32))
+    np.testing.assert_array_equal(
+        capture(bridge, ids(), cases.method(name), ["resid_post"], kept)["resid_post"][0], expected
+    )
+    assert ran == []
+    capture(bridge, ids(), cases.method(name), ["resid_post"], Kept([2], [0], [0]))
+    assert ran == ["above"]  # the last layer's MLP; no norm, no logits
+
+
+@pytest.mark.parametrize("positions", [[3, 4, 5], [3, 5, 69]])
+@pytest.mark.parametrize("dims", [[7, 8], [0, 31]])
+def test_gaps_or_none_the_same_values_are_kept(loaded, positions, dims):
+    bridge = bridge_to(load(loaded.name).model, loaded.tokenizer)
+    whole = capture(bridge, ids(), cases.method("origin"), ["q"], Kept([0], range(70), range(32)))["q"]
+    part = capture(bridge, ids(), cases.method("origin"), ["q"], Kept([0], positions, dims))["q"]
+    np.testing.assert_array_equal(part, whole[:, positions][:, :, dims])
+
+
 def _uncounted(attachment, module, query, *args, **kwargs):
     return query.transpose(1, 2), None
 

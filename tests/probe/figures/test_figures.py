@@ -173,6 +173,19 @@ def test_spikes_survive_where_there_are_more_values_than_pixels(hidden):
     assert shown.min() == -5 / grid.limits[0]
 
 
+def test_the_borders_place_every_panel_where_the_whole_layout_would(hidden):
+    grid = marks.heatmap_grid(regions(hidden.isel(layer=[0, 1, 2, 1, 0]), [(0, 96), (256, 320)]), M)
+    by_borders, whole = draw(grid), draw(grid)
+    for axis in whole.axes:
+        axis.set_in_layout(True)
+    whole.set_layout_engine("constrained")
+    for figure in (by_borders, whole):
+        figure.draw_without_rendering()
+    places = [[axis.get_position().bounds for axis in figure.axes] for figure in (by_borders, whole)]
+    assert len(places[0]) == 5 * 8 + 1
+    np.testing.assert_allclose(*places, atol=1e-9)
+
+
 def test_a_dim_without_an_observable_threshold_says_so(hidden, found):
     assert not found["observable"].sel(layer=1, dim=31)
     assert marks.threshold_chart(hidden, found, 1, 31).title.endswith(", not observable")

@@ -5,10 +5,25 @@ import pytest
 import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib import colormaps
 from matplotlib.image import imread
 from synthetic import hidden_states
+from xarray.backends import BackendArray
+from xarray.core import indexing
 
-from probe.figures.heatmap import default_regions, describe, difference, layer_limits, merged, pool, regions, write_png
+from probe.figures.heatmap import (
+    default_regions,
+    describe,
+    difference,
+    layer_limits,
+    merged,
+    pool,
+    regions,
+    survey,
+    write_png,
+)
+from probe.figures.raster import colour_index, save_png
+from probe.figures.reduce import upper_quantile
 
 
 def panel(values, positions, bounds, first_dim=0):
@@ -109,3 +124,73 @@ def test_merging_twice_is_merging_once():
     both = panel(np.random.default_rng(0).normal(size=(2, 24, 40)), [*range(16), *range(50, 74)], [(0, 20), (50, 80)])
     once, twice = merged(both, 4, 8), merged(merged(both, 2, 4), 2, 2)
     xr.testing.assert_identical(once, twice)
+
+
+class Disk(BackendArray):
+    """Values as a store hands them out; keeps the shapes it was asked for."""
+
+    def __init__(self, values):
+        self.values, self.shape, self.dtype, self.asked = values, values.shape, values.dtype, []
+
+    def __getitem__(self, key):
+        return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER_1VECTOR, self._get)
+
+    def _get(self, key):
+        found = self.values[key]
+        self.asked.append(found.shape)
+        return found
+
+
+def on_disk(hidden):
+    disk = Disk(hidden.values)
+    variable = xr.Variable(hidden.dims, indexing.LazilyIndexedArray(disk), hidden.attrs)
+    return disk, xr.DataArray(variable, hidden.coords, name=hidden.name)
+
+
+def test_a_survey_is_pools_and_limits_with_every_layer_read_once():
+    hidden = hidden_states(windows=4).sel(prompt="repeated")
+    bounds, methods = [(8, 40), (100, 128)], hidden["method"].values.tolist()
+    disk, lazy = on_disk(hidden)
+    *pooled, limits = survey(regions(lazy, bounds), [methods, ["mesa", "origin"]], cells=500)
+    assert disk.asked == [(60, 32)] * 4 * 3
+    plain = regions(hidden, bounds)
+    xr.testing.assert_identical(pooled[0], pool(plain, 500))
+    xr.testing.assert_identical(pooled[1], pool(plain.sel({"method": ["mesa", "origin"]}), 500))
+    xr.testing.assert_identical(limits, layer_limits(plain))
+    assert limits.values.tolist() == [
+        np.quantile(np.abs(layer), 0.99) for layer in plain.transpose("layer", ...).values
+    ]
+
+
+def test_pictures_and_pools_hold_one_layer_of_one_method(tmp_path):
+    hidden = hidden_states(windows=4).sel(prompt="repeated")
+    disk, lazy = on_disk(hidden)
+    shown = regions(lazy, [(0, 64)])
+    xr.testing.assert_identical(pool(shown, 500), pool(regions(hidden, [(0, 64)]), 500))
+    write_png(shown.sel({"method": "mesa"}), tmp_path / "lazy.png", layer_limits(regions(hidden, [(0, 64)])))
+    assert disk.asked == [(64, 32)] * (4 * 3 + 3)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("size", [1, 2, 7, 1000, 250_001])
+def test_an_upper_quantile_is_the_quantile(dtype, size):
+    values = np.abs(np.random.default_rng(size).normal(size=size)).astype(dtype)
+    for each in (values, np.sort(values), np.zeros_like(values), values.round()):
+        for quantile in (0, 0.5, 0.99, 1):
+            expected = np.quantile(each.astype(np.result_type(dtype, np.float32)), quantile)
+            assert upper_quantile(each, quantile) == expected
+
+
+def test_halves_are_pooled_as_what_they_are():
+    both = panel(np.random.default_rng(0).normal(size=(2, 9, 40)), range(40), [(0, 40)]).astype(np.float16)
+    assert pool(both, 50).dtype == np.float16
+    np.testing.assert_array_equal(pool(both, 50), pool(both.astype(np.float32), 50))
+
+
+def test_a_palette_has_the_colormaps_colours_and_a_grey(tmp_path):
+    values = np.linspace(-1.2, 1.2, 2000, dtype=np.float32)[None]
+    save_png(colour_index(values, np.float32(1)), tmp_path / "line.png", "a line")
+    drawn = (imread(tmp_path / "line.png")[0, :, :3] * 255).round().astype(int)
+    expected = colormaps["RdBu_r"](np.clip(values[0] / 2 + 0.5, 0, 1), bytes=True)[:, :3].astype(int)
+    assert np.abs(drawn - expected).max() == 1
+    assert (drawn != expected).any(axis=1).mean() < 0.01  # one colour gave way to the grey

@@ -7,10 +7,11 @@ import pytest
 import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import DRIFTING, hidden_states
+from synthetic import DRIFTING, hidden_states, write_run
 
+from probe.store.reader import open_run
 from probe.thresholds.predict import best, negative_control, predict
-from probe.thresholds.search import CrossingRule, check_positions, search, smooth
+from probe.thresholds.search import CrossingRule, _beyond, check_positions, search, smooth
 
 M, LENGTH = 40, 160
 RULE = CrossingRule(smoothing=1, sustained=3)
@@ -265,3 +266,74 @@ def test_control_counts_what_would_qualify_where_nothing_happens():
     short = series(at_m).sel(position=slice(0, 58))
     with pytest.raises(ValueError, match=r"positions up to 59, captured up to 58; capture with --length 60 or more"):
         negative_control(short, M, 21, RULE)
+
+
+def plain_smoothed(values, positions, smoothing):
+    """By a loop: the mean of the last `smoothing` values of consecutive positions."""
+    means = []
+    for end in range(len(values)):
+        first = end
+        while first > 0 and end - first < smoothing - 1 and positions[first - 1] == positions[first] - 1:
+            first -= 1
+        means.append(np.mean(values[first : end + 1], dtype=np.float64))
+    return np.array(means, dtype=np.float32)
+
+
+def plain_crossing(values, positions, at, rule):
+    """By a loop: the first of `sustained` consecutive positions, from M on, beyond the limit."""
+    side, limit = float(at["side"]), float(at["limit"])
+    for first in range(len(values)):
+        run = range(first, first + rule.sustained)
+        if positions[first] < M or run[-1] >= len(values) or positions[run[-1]] - positions[first] >= rule.sustained:
+            continue
+        if all(side * (values[i] - limit) > 0 for i in run):
+            return positions[first]
+    return np.nan
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("sustained", [1, 2, 3, 7])
+def test_search_agrees_with_plain_loops(seed, sustained):
+    rng = np.random.default_rng(seed)
+    positions = np.flatnonzero((rng.random(LENGTH) < 0.95) | (np.abs(np.arange(LENGTH) - 0.8 * LENGTH) < 20))
+    positions = np.union1d(positions, [M])
+    steps = np.where(np.arange(LENGTH) > 70, rng.normal(0, 1, (40, 1)), 0) + rng.normal(0, 0.3, (40, LENGTH))
+    hidden = series(*steps, positions=positions)
+    rule = CrossingRule(smoothing=4, sustained=sustained, burn_in=5, margin=1)
+    found = search(hidden, M, rule)
+    crossed = 0
+    for dim in range(40):
+        x = plain_smoothed(hidden.values[0, 0, :, dim], positions, 4)
+        here = at(found, dim)
+        assert here["threshold"] == x[positions.tolist().index(M)]
+        expected = plain_crossing(x, positions, here, rule)
+        np.testing.assert_equal(float(here["crossing"]), expected)
+        crossed += np.isfinite(expected)
+    assert 10 < crossed <= 40
+
+
+def test_a_value_at_the_limit_is_not_beyond_it():
+    """Limits have more digits than the values: the nearest float32 on either side must be told apart."""
+    near = np.float32(0.1)
+    limit = np.array([np.float64(near), np.float64(near) - 1e-12, np.float64(near) + 1e-12] * 2 + [0.0])
+    side = np.array([1, 1, 1, -1, -1, -1, 0], dtype=np.int8)
+    x = np.array([np.nextafter(near, np.float32(each)) for each in (0, 0.1, 1)], dtype=np.float32)
+    expected = side[:, None] * (x.astype(np.float64) - limit[:, None]) > 0
+    np.testing.assert_array_equal(_beyond(np.tile(x, (7, 1)), side, limit), expected)
+    assert expected.sum(axis=1).tolist() == [1, 2, 1, 1, 1, 2, 0]
+
+
+def test_a_store_and_its_values_in_memory_are_searched_alike(tmp_path):
+    hidden = hidden_states()
+    stored = open_run(write_run(tmp_path, hidden)).hidden["resid_post"]
+    found = search(stored, 64, CrossingRule.scaled(64))
+    turned = hidden.transpose("dim", "position", "prompt", "layer", "method")
+    xr.testing.assert_identical(found, search(turned, 64, CrossingRule.scaled(64)))
+    assert found["qualified"].values[0] > 5
+
+
+def test_what_lies_before_the_reference_is_no_part_of_it():
+    wild = changed((0, 7, 1e6))
+    rule = CrossingRule(smoothing=4, sustained=3, burn_in=10)
+    xr.testing.assert_identical(search(series(wild), M, rule), search(series(wobble()), M, rule))
+    assert search(series(changed((0, 10, 1e6))), M, rule)["spread"] > 1e5  # reaches into the means at 10, 11, 12
