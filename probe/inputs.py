@@ -65,7 +65,7 @@ def _prompt_tokens(tokenizer: Any, made: ProbePlan, documents: list[np.ndarray])
     room = made.length - len(first)
     repeated, added = repeated_word(tokenizer, made.request.word, made.length)
     if added:
-        sys.stderr.write(f"the tokenizer puts no token first: the repeated word comes after {added}\n")
+        sys.stderr.write(f"no token of the tokenizer's own differs from the word: it comes after {added}\n")
     windows = score.text_windows(documents, room, made.request.texts) if made.request.texts else []
     if len(windows) < made.request.texts:
         raise ValueError(

@@ -22,7 +22,7 @@ from probe.evaluation.by_length import check_lengths, default_lengths
 from probe.evaluation.plan import EvalPlan, EvalRequest
 from probe.request import MethodsRequest
 from probe.tasks.base import Setting
-from probe.tasks.repeated import repeated_word
+from probe.tasks.repeated import repeated_word, word_ids
 from probe.thresholds.search import CrossingRule, check_positions
 
 REPEATED = "repeated"
@@ -61,6 +61,11 @@ class ProbePlan:
     def first_token(self) -> str:
         """What comes before the repeated word, where the tokenizer itself puts nothing; else empty."""
         return repeated_word(tokenizer_of(self.request.model, **self.request.source), self.request.word, 2)[1]
+
+    @cached_property
+    def period(self) -> int:
+        """Tokens of the repeated word."""
+        return len(word_ids(tokenizer_of(self.request.model, **self.request.source), self.request.word))
 
     @property
     def prompts(self) -> list[str]:
@@ -177,6 +182,7 @@ def provenance(made: ProbePlan) -> dict[str, Any]:
         "spec": json.dumps(asdict(request.spec)),
         "word": request.word,
         **({"first_token": made.first_token} if made.first_token else {}),
+        **({"period": made.period} if made.period > 1 else {}),
         "text": str(request.text or "shipped held-out text"),
         "lengths": json.dumps(made.lengths if request.samples else []),
         "samples": request.samples,

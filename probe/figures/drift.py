@@ -97,7 +97,7 @@ def _line(at: xr.Dataset, call: Call, layer: int) -> Line:
 
 def _point(at: xr.Dataset, call: Call, layer: int) -> Point:
     first = call.layers[layer]
-    y = float(np.sqrt(at["level"].sel({"method": call.method, "run": first})))
+    y = float(np.sqrt(at["level"].sel({"method": call.method}).sel(run=first, method="pad")))
     return Point(f"{call.method}: from {first} on", first, y, style(call.method)[0])
 
 

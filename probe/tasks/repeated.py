@@ -19,10 +19,15 @@ def repeated_word(tokenizer: Any, word: str, length: int) -> tuple[list[int], st
     Also returns which token of ours comes first; empty where the tokenizer puts one. Raises ValueError for an empty
     word.
     """
-    repeated = list(encode(tokenizer, " " + word.strip())) if word.strip() else []
-    if not repeated:
+    return repeated_ids(tokenizer, word_ids(tokenizer, word), length)
+
+
+def word_ids(tokenizer: Any, word: str) -> list[int]:
+    """The tokens of a word within a text; ValueError for an empty one."""
+    ids = list(encode(tokenizer, " " + word.strip())) if word.strip() else []
+    if not ids:
         raise ValueError(f"--prompt {word!r} is empty; give a word to repeat")
-    return repeated_ids(tokenizer, repeated, length)
+    return ids
 
 
 def repeated_ids(tokenizer: Any, repeated: Sequence[int], length: int) -> tuple[list[int], str]:

@@ -109,11 +109,12 @@ def drifts(run: Run, hidden: xr.DataArray, reference: str, trained_length: int |
     judged = {name: hidden.sel(prompt=name) for name in prompts if name == prompts[0] or name not in texts}
     if texts:
         judged[MEAN if len(texts) > 1 else texts[0]] = hidden.sel(prompt=texts)
-    rule = DriftRule.scaled(trained, resolution(attrs.get("source_dtype"), str(hidden.dtype)))
+    resolved, period = resolution(attrs.get("source_dtype"), str(hidden.dtype)), int(attrs.get("period", 1))
+    rules = {name: DriftRule.scaled(trained, resolved, 1 if name in (MEAN, *texts) else period) for name in judged}
     length = int(attrs.get("length", hidden["position"].values[-1] + 1))
     begin_anew = _restarts(json.loads(attrs.get("method_configs", "{}")), length)
     options = {"restarts": begin_anew, "reference": reference}
-    return {name: find_drift(values, trained, rule, **options) for name, values in judged.items()}
+    return {name: find_drift(values, trained, rules[name], **options) for name, values in judged.items()}
 
 
 def _restarts(configs: dict[str, dict[str, Any]], length: int) -> dict[str, dict[int, int]]:

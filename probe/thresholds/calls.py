@@ -23,7 +23,8 @@ class Call:
     untrusted: layers with too many false alarms, which are not called. false_alarms: share of (layer, pretended window)
         pairs of the others in which the same rule calls a break where the model works; any_false_alarm: share of the
         windows with one in any of them; None where none could be judged.
-    judged: positions beyond M that are not settling. captured: up to which length.
+    judged: captured positions from M on that are not settling, where a layer is trusted. captured: up to which length.
+    reason: why nothing was judged; else empty.
     """
 
     method: str
@@ -38,6 +39,7 @@ class Call:
     any_false_alarm: float | None
     judged: int
     captured: int
+    reason: str
 
     @property
     def earliest(self) -> int | None:
@@ -46,10 +48,8 @@ class Call:
 
     def __str__(self) -> str:
         """The call in words."""
-        if not self.judged:
-            return "not judged: settling all the time"
-        if self.false_alarms is None:
-            return "not judged: false alarms"
+        if self.reason:
+            return f"not judged: {self.reason}"
         return f"none up to {self.captured}" if self.length is None else str(self.length)
 
 
@@ -86,12 +86,12 @@ def carriers(found: xr.Dataset, top: int) -> list[tuple[int, int]]:
 
 
 def _call(at: xr.Dataset) -> Call:
-    first = at["first"].values
+    first, trusted = at["first"].values, at["trusted"].values
     called = np.flatnonzero(np.isfinite(first))
-    run = at.attrs["run"]
-    begins = at["run"].values[(at["run"].values >= at.attrs["trained_length"]) & ~at["settling"].values]
+    judged = int(at["captured"].values[(at["run"].values >= at.attrs["trained_length"]) & ~at["settling"].values].sum())
     row = called[first[called].argmin()] if called.size else None
     low, high = (None, None) if row is None else (_whole(at[name].values[row]) for name in ("low", "high"))
+    reason = "" if trusted.any() else "false alarms"
     return Call(
         method=str(at["method"].item()),
         length=None if row is None else int(first[row]),
@@ -100,11 +100,12 @@ def _call(at: xr.Dataset) -> Call:
         layer=None if row is None else int(at["layer"].values[row]),
         layers={int(at["layer"].values[each]): int(first[each]) for each in called},
         before=_earliest(at["before"].values[called]),
-        untrusted=tuple(at["layer"].values[~at["trusted"].values].tolist()),
-        false_alarms=_number(at["false_alarms"].where(at["trusted"]).mean()) if at["trusted"].any() else None,
+        untrusted=tuple(at["layer"].values[~trusted].tolist()) if judged else (),
+        false_alarms=_number(at["false_alarms"].where(at["trusted"]).mean()) if trusted.any() else None,
         any_false_alarm=_number(at["any_false_alarm"]),
-        judged=int(len(begins) * run) if np.isfinite(at["limit"].values).any() else 0,
+        judged=judged if trusted.any() else 0,
         captured=int(at.attrs["length"]),
+        reason=reason if judged else "settling all the time",
     )
 
 

@@ -41,15 +41,16 @@ class DriftRule:
     burn_in: int
     held_out: int
     quantile: float = 0.99
-    clip: float = 30.0
+    clip: float = 100.0
     factor: float = 4.0
+    period: int = 1
     pretended: int = 16
     alarm_rate: float = 0.05
     resolution: float = 2.0**-20
 
     def __post_init__(self) -> None:
         """ValueError for a value out of range."""
-        least = {"run": 1, "burn_in": 0, "held_out": 0, "clip": 1, "factor": 1, "pretended": 0}
+        least = {"run": 1, "period": 1, "burn_in": 0, "held_out": 0, "clip": 1, "factor": 1, "pretended": 0}
         for name, value in least.items():
             if not getattr(self, name) >= value:
                 raise ValueError(f"{name}={getattr(self, name)} is not at least {value}")
@@ -58,10 +59,12 @@ class DriftRule:
                 raise ValueError(f"{name}={getattr(self, name)} is not in (0, 1]")
 
     @classmethod
-    def scaled(cls, trained_length: int, resolution: float = 2.0**-20) -> DriftRule:
+    def scaled(cls, trained_length: int, resolution: float = 2.0**-20, period: int = 1) -> DriftRule:
         """The default rule of a model with trained length M: runs of M/128, burn-in M/4, M/4 held out."""
         quarter = trained_length // 4
-        return cls(run=max(1, trained_length // 128), burn_in=quarter, held_out=quarter, resolution=resolution)
+        return cls(
+            run=max(1, trained_length // 128), burn_in=quarter, held_out=quarter, resolution=resolution, period=period
+        )
 
 
 def find_drift(
@@ -91,16 +94,16 @@ def find_drift(
       `settling` (method, run): left out. `before` (method, layer): the same in the M - held_out .. M tokens, which
       says that a break called at M began earlier
     - `share` (method, layer, dim): the dim's part of the levels above the limit; 0 where there are none
-    - `false_alarms` (method, layer): of the pretended windows, `pretended` of them from M/4 to M - held_out, the share
-      beyond which the same rule calls a break before M - held_out; NaN where none could be judged. `trusted`: at most
-      `alarm_rate` of them. `any_false_alarm` (method): the share with one in any trusted layer
+    - `trusted` (method, layer): of every second of `pretended` windows from M/4 to M - held_out, the same rule calls a
+      break between window and M - held_out in at most `alarm_rate`. `false_alarms`: in what share of the other windows
+      it does; NaN where none could be judged. `any_false_alarm` (method): the share with one in any trusted layer
     - `motion` (method, layer) = median over dims of range / |centre|
 
     Raises ValueError where too few positions were captured on either side of M, and for values that are not finite.
     """
     rule = rule or DriftRule.scaled(trained_length, resolution(str(hidden.dtype)))
     position = hidden["position"].values
-    runs = _Runs.of(position, rule.run)
+    runs = _Runs.of(position, rule.run, trained_length)
     _check(runs, rule, trained_length, position)
     methods = hidden["method"].values.tolist()
     first = reference if reference in methods else methods[0]
@@ -118,6 +121,7 @@ def find_drift(
     found = xr.Dataset(
         {
             "level": (("method", "layer", "run"), _stacked(rows, "level")),
+            "captured": ("run", runs.captured),
             "settling": (("method", "run"), np.stack([each[0].settling for each in rows.values()])),
             **{
                 name: (("method", "layer"), _stacked(rows, name))
@@ -151,21 +155,31 @@ def resolution(*dtypes: str | None) -> float:
 
 @dataclass(frozen=True)
 class _Runs:
-    """The sampled ones of the captured positions, where each run begins among them, and each run's first position."""
+    """The sampled ones of the captured positions, and where each run begins among them.
+
+    begin: each run's first position, `first` the first one captured. captured: how many of a run's were.
+    """
 
     index: np.ndarray
     position: np.ndarray
     start: np.ndarray
     begin: np.ndarray
+    captured: np.ndarray
+
+    @property
+    def first(self) -> np.ndarray:
+        """The first sampled position of each run."""
+        return self.position[self.start]
 
     @classmethod
-    def of(cls, position: np.ndarray, run: int) -> _Runs:
-        """Up to `_SAMPLES` positions of every run of which half or more was captured."""
-        numbers, counts = np.unique(position // run, return_counts=True)
-        whole = np.isin(position // run, numbers[2 * counts >= run])
-        index = np.flatnonzero(whole & (position % run % max(1, run // _SAMPLES) == 0))
-        number, start = np.unique(position[index] // run, return_index=True)
-        return cls(index, position[index], start, number * run)
+    def of(cls, position: np.ndarray, run: int, trained: int) -> _Runs:
+        """Up to `_SAMPLES` positions of every run of which half or more was captured; one run begins at M."""
+        number, place = np.divmod(position - trained, run)
+        numbers, counts = np.unique(number, return_counts=True)
+        whole = np.isin(number, numbers[2 * counts >= run])
+        index = np.flatnonzero(whole & (place % max(1, run // _SAMPLES) == 0))
+        kept, start = np.unique(number[index], return_index=True)
+        return cls(index, position[index], start, kept * run + trained, counts[np.isin(numbers, kept)])
 
     def mean(self, values: np.ndarray) -> np.ndarray:
         """Means by run of `values` (sampled position, ...)."""
@@ -180,12 +194,12 @@ class _Runs:
         """Of the runs `kept`, every `step`-th sampled position; `index` is into this one's sampled positions."""
         index = np.flatnonzero(self.each(kept))[::step]
         begin, start = np.unique(self.each(self.begin)[index], return_index=True)
-        return _Runs(index, self.position[index], start, begin)
+        return _Runs(index, self.position[index], start, begin, self.captured[np.isin(self.begin, begin)])
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """The formulas of `drift` for one method and layer; `alarms`: by pretended window, NaN where not judged."""
+    """The formulas of `find_drift` for one method and layer; `alarms`: by window that measures, NaN: not judged."""
 
     level: np.ndarray
     settling: np.ndarray
@@ -230,12 +244,14 @@ class _Layer:
             most, limit = _pretended(x, runs, rule, window, trained, restarts, widths)
             alarms.append(np.nan if np.isnan(most) else float(most > limit))
         limit = rule.factor * max(1.0, float(level[usable].max()))
-        trusted = not np.mean([each for each in alarms if not np.isnan(each)] or [0]) > rule.alarm_rate
+        trusted = not _rate(alarms[::2]) > rule.alarm_rate
         judged = trusted & (runs.begin >= trained) & ~settling
-        first, low, high, share = _called(by_run, level, judged, runs.begin, limit)
+        first, low, high, share = _called(by_run, level, judged, runs, rule.run, limit)
         held_out = trusted & (runs.begin >= known) & (runs.begin < trained) & ~settling
-        before = _called(by_run, level, held_out, runs.begin, limit)[0]
-        return cls(level, settling, limit, first, low, high, before, share, centre, width, trusted, np.array(alarms))
+        before = _called(by_run, level, held_out, runs, rule.run, limit)[0]
+        return cls(
+            level, settling, limit, first, low, high, before, share, centre, width, trusted, np.array(alarms[1::2])
+        )
 
     @classmethod
     def unjudged(cls, x: np.ndarray, runs: _Runs) -> _Layer:
@@ -269,6 +285,7 @@ def _squares(
     """z^2 (sampled position, dim), centre and range (dim), with the runs `usable` as reference."""
     reference = np.flatnonzero(runs.each(usable))
     reference = reference[:: max(1, len(reference) // samples)]
+    x = _without_phases(x, runs.position % rule.period, reference)
     time = np.log(runs.position + 1.0).astype(np.float32)
     inner, half = np.ascontiguousarray(x[reference].T), len(reference) // 2
     passed = time[reference][half : 2 * half] - time[reference][:half]
@@ -276,7 +293,7 @@ def _squares(
     offset = _quantile(inner - slope[:, None] * time[reference], 0.5)
     centre = _quantile(inner, 0.5)
     width = _quantile(np.abs(inner - centre[:, None]), rule.quantile)
-    least = rule.resolution * np.abs(centre)
+    least = rule.resolution * np.maximum(np.abs(centre), np.median(np.abs(centre)))
     width = np.maximum.reduce(
         [width, np.maximum(least, np.finfo(np.float32).tiny), least if widths is None else widths]
     )
@@ -286,13 +303,26 @@ def _squares(
     return np.square(z, out=z), centre, width
 
 
+def _without_phases(x: np.ndarray, phase: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """`x` with the median over the reference the same in every phase: what differs by token is not position."""
+    phases = np.unique(phase)
+    if len(phases) == 1:
+        return x
+    levelled, centre = x.copy(), _quantile(np.ascontiguousarray(x[reference].T), 0.5)
+    for each in phases:
+        own = reference[phase[reference] == each]
+        if len(own):
+            levelled[phase == each] += centre - _quantile(np.ascontiguousarray(x[own].T), 0.5)
+    return levelled
+
+
 def _quantile(values: np.ndarray, share: float) -> np.ndarray:
     """The nearest quantile of each row; many times faster than numpy's."""
     return np.sort(values, axis=1)[:, round(share * (values.shape[1] - 1))]
 
 
 def _called(
-    squares: np.ndarray, level: np.ndarray, judged: np.ndarray, begin: np.ndarray, limit: float
+    squares: np.ndarray, level: np.ndarray, judged: np.ndarray, runs: _Runs, run: int, limit: float
 ) -> tuple[float, float, float, np.ndarray]:
     """First run among the `judged` whose level passes the limit, its interval, and the dims' shares."""
     out = judged & (level > limit)
@@ -302,9 +332,12 @@ def _called(
     dims = squares.shape[1]
     weights = np.random.default_rng(0).multinomial(dims, np.full(dims, 1 / dims), _DRAWS).T / dims
     drawn = squares[judged] @ weights.astype(np.float32) > limit
-    firsts = np.where(drawn.any(0), begin[judged][drawn.argmax(0)], np.inf)
+    firsts = np.where(drawn.any(0), runs.first[judged][drawn.argmax(0)], np.inf)
     low, high = np.quantile(firsts, [0.025, 0.975], method="nearest")
-    return float(begin[out.argmax()]), float(low), float(high), total / total.sum()
+    at = int(out.argmax())
+    if at and runs.begin[at - 1] + run < runs.begin[at]:  # it may have begun where nothing was captured
+        low = min(low, runs.begin[at - 1] + run)
+    return float(runs.first[at]), float(low), float(high), total / total.sum()
 
 
 def _pretended(
@@ -340,8 +373,8 @@ def _check(runs: _Runs, rule: DriftRule, trained: int, position: np.ndarray) -> 
     ):
         if count < least:
             raise ValueError(
-                f"{count} runs of {rule.run} positions {where} were captured, of {position[0]}-{position[-1]}; "
-                f"capture at least {least} there"
+                f"{count} runs of {rule.run} positions {where} were captured by half or more, of "
+                f"{position[0]}-{position[-1]}; capture at least {least} there"
             )
 
 
@@ -351,7 +384,13 @@ def _stacked(rows: Mapping[str, Sequence[_Layer]], name: str) -> np.ndarray:
 
 def _rates(layers: Sequence[_Layer]) -> np.ndarray:
     """Share of alarms by layer."""
-    return np.array([np.nanmean(each.alarms) if np.isfinite(each.alarms).any() else np.nan for each in layers])
+    return np.array([_rate(each.alarms) for each in layers])
+
+
+def _rate(alarms: Sequence[float] | np.ndarray) -> float:
+    """Share of alarms among the windows that could be judged; NaN where none could."""
+    judged = [each for each in alarms if not np.isnan(each)]
+    return float(np.mean(judged)) if judged else np.nan
 
 
 def _any_rate(layers: Sequence[_Layer]) -> float:

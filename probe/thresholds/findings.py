@@ -54,7 +54,7 @@ def _drifts(prompt: str, found: dict[str, Any], reference: str) -> str:
     untrusted = ""
     if call["untrusted"]:
         untrusted = f" Layers {_ranges(call['untrusted'])} alarm inside the window already and are not judged."
-    if call["length"] is None and call["false_alarms"] is None:
+    if call["reason"]:
         return f"{on} cannot be judged ({call['text']})."
     if call["length"] is None and untrusted:
         return f"{on} keep to their in-window range in the layers that can be judged ({call['text']}).{untrusted}"
@@ -141,12 +141,12 @@ def _false_alarms(summary: dict[str, Any]) -> str:
     rates = []
     for call in drift["prompts"][summary["prompt"]]["methods"]:
         if call["false_alarms"] is None:
-            rates.append(f"{call['method']} could not be judged")
+            rates.append(f"{call['method']} unknown")
         else:
             rates.append(f"{call['method']} {call['false_alarms']:.1%} ({call['any_false_alarm']:.0%} in any layer)")
     until = trained - drift["rule"]["held_out"]
     return (
-        f"False alarms of the rule `drift` in the layers it calls, measured with {windows} pretended windows from "
+        f"False alarms of the rule `drift` in the layers it calls, measured with {windows // 2} pretended windows from "
         f"{trained // 4} to {until} tokens, each tried on what follows it up to {until}, as shares of (layer, window) "
         f"pairs: {', '.join(rates)}."
     )

@@ -75,8 +75,9 @@ def test_positions_that_were_not_captured_are_no_break():
     gaps = np.r_[0:330, 352:401, 500:640, 655:1100, 1200:LENGTH]
     assert drift_calls(find_drift(states().isel(position=gaps), M))[0].length is None
     assert drift_calls(find_drift(states("step").isel(position=gaps), M))[0].length == 700
-    missed = drift_calls(find_drift(states("step").isel(position=np.r_[0:640, 900:LENGTH]), M))[0]
-    assert missed.length == 900
+    missed = drift_calls(find_drift(states("step").isel(position=np.r_[0:640, 901:LENGTH]), M))[0]
+    assert (missed.low, missed.length) == (640, 901)  # it may have begun where nothing was captured
+    assert missed.judged == LENGTH - M - (901 - 640)
 
 
 def test_float16_stores_are_judged_by_what_they_resolve():
@@ -153,6 +154,29 @@ def test_the_mean_of_prompts_is_judged_where_each_alone_is_too_noisy():
     assert 680 < drift_calls(find_drift(many, M))[0].length < 720
 
 
+def test_what_differs_by_token_is_not_position():
+    hidden = states("step")
+    tokens = np.random.default_rng(7).normal(0, 5, (3, LAYERS, DIMS))[np.arange(LENGTH) % 3]
+    spoken = (hidden + tokens.transpose(1, 0, 2)[None]).rename("resid_post").astype(np.float32)
+    assert drift_calls(find_drift(spoken, M))[0].length is None
+    assert drift_calls(find_drift(spoken, M, DriftRule.scaled(M, period=3)))[0].length == 700
+    still = (states() + tokens.transpose(1, 0, 2)[None]).rename("resid_post").astype(np.float32)
+    assert drift_calls(find_drift(still, M, DriftRule.scaled(M, period=3)))[0].length is None
+
+
+def test_one_dim_of_many_is_enough_and_runs_begin_at_M():
+    hidden = states()
+    hidden[0, 2, M:, 17] += 3
+    call = drift_calls(find_drift(hidden, M))[0]
+    assert (call.length, call.layer, call.before) == (M, 2, None)
+    odd = drift_calls(find_drift(hidden, M - 3))[0]
+    assert M - 3 <= odd.length <= M
+    assert odd.before is None
+    early = states()
+    early[0, 2, M - 40 :, 17] += 3
+    assert drift_calls(find_drift(early, M))[0].before == M - 40
+
+
 def test_saturated_layers_are_named():
     hidden = states("step")
     hidden[0, 2] += np.random.default_rng(3).normal(0, 1, (LENGTH, DIMS))
@@ -175,7 +199,7 @@ def test_impossible_rules_are_refused(changes, complaint):
 
 
 def test_too_few_positions_are_refused():
-    with pytest.raises(ValueError, match=r"0 runs of 4 positions from 512 on were captured, of 0-511"):
+    with pytest.raises(ValueError, match=r"0 runs of 4 positions from 512 on were captured by half or more, of 0-511"):
         find_drift(states().isel(position=slice(0, M)), M)
     with pytest.raises(ValueError, match=r"runs of 4 positions in \[128, 384\) were captured"):
         find_drift(states().isel(position=slice(370, None)), M)
