@@ -81,10 +81,18 @@ def test_misuse_ends_with_2_and_one_line(model, tmp_path, capsys, options, messa
 
 @pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
 def test_an_interrupt_says_how_to_go_on(model, tmp_path, capsys, monkeypatch, overwrite):
-    def interrupted(*_):
-        raise KeyboardInterrupt
+    def interrupted(self, *arguments):
+        nonlocal cells
+        if not cells:
+            raise KeyboardInterrupt
+        cells -= 1
+        return original(self, *arguments)
 
+    original, cells = Finding.measure, 0
     monkeypatch.setattr(Finding, "measure", interrupted)
+    assert main(["eval", *ASKED, *model, "--out", str(tmp_path), *overwrite]) == 1
+    assert capsys.readouterr().err.endswith("mesa-lens: interrupted; nothing half-written was left\n")
+    cells = 1
     assert main(["eval", *ASKED, *model, "--out", str(tmp_path), *overwrite]) == 1
     start = "interrupted; without --overwrite, the same" if overwrite else "interrupted; the same"
     assert f"{start} command goes on from {tmp_path}" in capsys.readouterr().err
