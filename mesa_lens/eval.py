@@ -104,6 +104,8 @@ def _tasks(args: argparse.Namespace, request: Any) -> int:
     if args.json:
         print(json.dumps(summary, indent=1))
         return 0
+    if not summary["cells"]:
+        return 0
     files = ", ".join(["samples.csv", "summary.json", *(path.name for path in written)])
     print(f"{tables(summary['cells'])}\n\nwrote {args.out}: {files}")
     return 0

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from mesa.models import Loaded, load
@@ -167,8 +168,14 @@ def _capture_all(
     with tqdm(total=len(passes), desc="capturing hidden states", unit="pass") as bar:
         for name, prompt in passes:
             values = capture(bridge, tokens[prompt], made.methods[name], hooks, kept, executor=made.request.executor)
-            for hook, layers in values.items():
-                for layer, states in zip(kept.layers, layers, strict=True):
-                    store.write(path, hook, name, prompt, layer, states)
-            del values, layers, states  # before the next pass makes its own
+            _write_pass(path, name, prompt, kept.layers, values)
+            del values  # before the next pass makes its own
             bar.update()
+
+
+def _write_pass(
+    path: Path, method: str, prompt: str, layers: Sequence[int], values: Mapping[str, Iterable[np.ndarray]]
+) -> None:
+    for hook, each in values.items():
+        for layer, states in zip(layers, each, strict=True):
+            store.write(path, hook, method, prompt, layer, states)

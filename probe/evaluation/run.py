@@ -96,7 +96,8 @@ def run(made: EvalPlan, out: Path, *, overwrite: bool = False, until: float | No
         "cells_left": sum(not _is_done(made, journal, cell) for cell in made.cells) - len(too_large),
         "cells": summarize(found, TASKS),
     }
-    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    if journal.rows:  # else it would make the folder look like somebody else's
+        (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     return summary
 
 

@@ -102,6 +102,13 @@ def test_after_its_minutes_a_run_ends_and_the_same_command_goes_on(model, tmp_pa
     looks = itertools.count()  # at the clock: before the first cell, and after it
     monkeypatch.setattr(running, "is_over", lambda until: until is not None and next(looks) % 2 == 1)
     asked = ["eval", *ASKED, *model, "--out", str(tmp_path / "cut")]
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "is_over", lambda until: until is not None)
+        assert main([*asked, "--minutes", "5"]) == 0
+    shown = capsys.readouterr()
+    assert "5 minutes are over, 8 of 8 cells are left; the same command goes on from" in shown.err
+    assert shown.out == ""
+    assert not (tmp_path / "cut").exists()
     for left in (7, 6):
         assert main([*asked, "--minutes", "5"]) == 0
         shown = capsys.readouterr()

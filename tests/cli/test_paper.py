@@ -207,7 +207,7 @@ def test_overwriting_in_too_little_time_leaves_nothing_old(folder, tmp_path, mon
             patch.setattr(module, "is_over", lambda until: until is not None)
         assert main(again) == 0
     shown = capsys.readouterr().err
-    assert "left: nll (2 cells), passkey (2 cells), probe; without --overwrite, the same command" in shown
+    assert "left: probe, passkey, nll; without --overwrite, the same command" in shown
     assert (out / "report.html").read_text().count("Not run: the time was over") == 3
     assert not any((out / "probe" / name).exists() for name in ("store.zarr", "summary.json", "measured.jsonl"))
     assert not list(out.glob("*/cells.jsonl"))
