@@ -38,7 +38,8 @@ A name on the left is the folder's own files, one on the right all of them that 
 """
 PACKAGES = ("mesa", "probe", "theory", "mesa_lens")
 WITHOUT_TORCH = """
-    mesa mesa.checkpoints mesa.gguf_header mesa.methods mesa.place mesa.plan mesa.settings mesa.support mesa.weave
+    mesa mesa.checkpoints mesa.fingerprints mesa.gguf_header mesa.methods mesa.place mesa.plan mesa.settings
+    mesa.support mesa.weave probe.defaults probe.resume
     probe probe.evaluation.journal probe.evaluation.summary probe.tasks.sources
     probe.store.store probe.store.reader probe.store.select probe.store.positions
     probe.thresholds.search probe.thresholds.predict probe.thresholds.analysis
