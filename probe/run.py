@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from mesa.models import Loaded, load
@@ -16,15 +20,14 @@ from probe.capture.memory import check_memory
 from probe.evaluation import by_length
 from probe.evaluation.journal import Journal
 from probe.evaluation.plan import EvalPlan
-from probe.evaluation.run import missing_cells
-from probe.inputs import check_values, prepare
+from probe.evaluation.run import checked_journal, missing_cells
+from probe.inputs import check_values, fingerprints, prepare
 from probe.plan import ProbePlan, ProbeRequest, measuring, plan, template
 from probe.report import REPORTED, remove_report, write_report
+from probe.resume import again
 from probe.store import store
-from probe.store.reader import partial_path, whole_passes
+from probe.store.reader import STORE, partial_path, whole_passes
 from probe.thresholds.analysis import table
-
-STORE = "store.zarr"
 
 
 def run_probe(
@@ -35,14 +38,16 @@ def run_probe(
     by: the rule that failures are predicted by (of `probe.thresholds.analysis.RULES`).
 
     Everything that can be checked is checked before the weights are loaded. The store appears under its name only
-    when it is whole; a run that was cut short goes on where it was. Raises FileExistsError for a folder that holds
-    another run, or this one from end to end, unless `overwrite`.
+    when it is whole; a run that was cut short goes on where it was, and of a whole one the report is written anew
+    where another rule is asked for. Raises FileExistsError for a folder that holds another run, or this one from end
+    to end, unless `overwrite`; then, too, nothing is removed before the new run is checked and the weights are loaded.
     """
     made = plan(request)
     path = out / STORE
-    if not overwrite and is_whole(made, out):
+    whole = not overwrite and _found(made, out) == path
+    if whole and _is_reported(out, by):
         raise FileExistsError(f"{path} already holds a run with the same config; use --overwrite or another --out")
-    if overwrite or store.found(path, **template(made)) != path:
+    if not whole:
         _capture_and_measure(made, out, overwrite)
     with _kept(out, None, overwrite):
         summary = write_report(out, by)
@@ -52,21 +57,52 @@ def run_probe(
 
 def is_whole(made: ProbePlan, out: Path) -> bool:
     """Whether the folder holds this very run with its report; FileExistsError, naming what differs, for another run."""
+    return _found(made, out) == out / STORE and all((out / name).exists() for name in REPORTED)
+
+
+def remove_run(out: Path) -> None:
+    """Removes what a probe run writes into the folder `out`, and nothing else."""
+    remove_report(out)
+    (out / by_length.JOURNAL).unlink(missing_ok=True)
+    store.discard(out / STORE)
+    shutil.rmtree(out / STORE, ignore_errors=True)
+
+
+def _found(made: ProbePlan, out: Path) -> Path | None:
+    """The folder's store of this very run, partial or whole; texts and weights are looked at only where one may be."""
     path = out / STORE
-    return store.found(path, **template(made)) == path and all((out / name).exists() for name in REPORTED)
+    if store.found(path, **template(made)) is None:
+        return None
+    return store.found(path, **template(made, fingerprints(made, *prepare(made))))
+
+
+def _is_reported(out: Path, by: str) -> bool:
+    """Whether the folder holds a whole report by this rule; where drift cannot be judged, both give the same."""
+    if not all((out / name).exists() for name in REPORTED):
+        return False
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    return summary.get("predicted_by") == by or isinstance(summary.get("drift"), str)
 
 
 def _capture_and_measure(made: ProbePlan, out: Path, overwrite: bool) -> None:
     """Makes the store whole, from where a former run was cut short."""
-    _check_memory(made)
+    check_room(made)
     documents, tokens = prepare(made)
-    measured, path = measuring(made, documents), out / STORE
-    if overwrite:
+    measured, path, loaded = measuring(made, documents), out / STORE, None
+    begun = template(made, fingerprints(made, documents, tokens))
+    if made.first_token:
+        sys.stderr.write(f"no token of the tokenizer's own differs from the word: it comes after {made.first_token}\n")
+    if overwrite:  # nothing is removed for a run that cannot be
+        loaded = _loaded(made, tokens)
+        store.create(path, **begun, overwrite=True)
         (out / by_length.JOURNAL).unlink(missing_ok=True)
-    journal = Journal(out / by_length.JOURNAL, measured.settings) if made.request.samples else None
-    store.create(path, **template(made), overwrite=overwrite)
+    journal = None
+    if made.request.samples:
+        journal = checked_journal(out / by_length.JOURNAL, measured.settings, made.methods)
+    if not overwrite:
+        store.create(path, **begun)
     with _kept(out, journal, overwrite):
-        _fill(made, measured, journal, tokens, path)
+        _fill(made, measured, journal, tokens, path, loaded)
         remove_report(out)
         store.finish(path)
 
@@ -81,12 +117,11 @@ def _kept(out: Path, journal: Journal | None, overwrite: bool) -> Iterator[None]
         if partial.exists() and not (journal and journal.rows) and not whole_passes(partial):
             store.discard(out / STORE)
         else:
-            again = "without --overwrite, the" if overwrite else "the"
-            error.add_note(f"what is done is kept: {again} same command goes on from {out}")
+            error.add_note(f"what is done is kept: {again(out, overwrite)}")
         raise
 
 
-def _check_memory(made: ProbePlan) -> None:
+def check_room(made: ProbePlan) -> None:
     """MemoryError where captured values or a pass cannot fit; a device map places the model wherever there is room."""
     options = made.request.load
     device = options.get("device") or "cpu"
@@ -98,15 +133,26 @@ def _check_memory(made: ProbePlan) -> None:
         check_memory(made.pass_bytes + made.host_bytes, made.length)
 
 
+def _loaded(made: ProbePlan, tokens: Mapping[str, list[int]]) -> Loaded:
+    """The model, its values tried; ValueError for values that the store cannot hold."""
+    loaded = load(made.request.model, **made.request.load)
+    check_values(loaded, made, next(iter(tokens.values())))
+    return loaded
+
+
 def _fill(
-    made: ProbePlan, measured: EvalPlan, journal: Journal | None, tokens: Mapping[str, list[int]], path: Path
+    made: ProbePlan,
+    measured: EvalPlan,
+    journal: Journal | None,
+    tokens: Mapping[str, list[int]],
+    path: Path,
+    loaded: Loaded | None,
 ) -> None:
-    """Measures and captures what is missing."""
+    """Measures and captures what is missing, with the model where it is loaded already."""
     done = whole_passes(partial_path(path))
     passes = [(name, prompt) for name in made.methods for prompt in tokens if (name, prompt) not in done]
     if passes or (journal is not None and missing_cells(measured, journal)):
-        loaded = load(made.request.model, **made.request.load)
-        check_values(loaded, made, next(iter(tokens.values())))
+        loaded = loaded or _loaded(made, tokens)
         if journal is not None:  # before the capture: the bridge wraps the model
             by_length.measure(measured, loaded, journal)
         _capture_all(loaded, made, passes, tokens, path)
@@ -122,7 +168,14 @@ def _capture_all(
     with tqdm(total=len(passes), desc="capturing hidden states", unit="pass") as bar:
         for name, prompt in passes:
             values = capture(bridge, tokens[prompt], made.methods[name], hooks, kept, executor=made.request.executor)
-            for hook, layers in values.items():
-                for layer, states in zip(kept.layers, layers, strict=True):
-                    store.write(path, hook, name, prompt, layer, states)
+            _write_pass(path, name, prompt, kept.layers, values)
+            del values  # before the next pass makes its own
             bar.update()
+
+
+def _write_pass(
+    path: Path, method: str, prompt: str, layers: Sequence[int], values: Mapping[str, Iterable[np.ndarray]]
+) -> None:
+    for hook, each in values.items():
+        for layer, states in zip(layers, each, strict=True):
+            store.write(path, hook, method, prompt, layer, states)

@@ -46,6 +46,7 @@ A name on the left is the folder's own files, one on the right all of them that 
 PACKAGES = ("mesa", "probe", "theory", "mesa_lens")
 WITHOUT_TORCH = """
     mesa mesa.methods mesa.plan mesa.settings mesa.support mesa.weave
+    mesa.fingerprints probe.defaults probe.resume
     mesa.checkpoints mesa.checkpoints.fetched mesa.checkpoints.gguf_header mesa.checkpoints.place
     probe probe.evaluation.journal probe.evaluation.summary probe.tasks.sources
     probe.store.store probe.store.reader probe.store.select probe.store.positions

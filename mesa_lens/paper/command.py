@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mesa_lens.options import again, goes_on
+from mesa_lens.options import goes_on
+from probe.resume import again
 
 
 def add(commands: Any) -> None:
@@ -60,8 +61,6 @@ def run(args: argparse.Namespace) -> int:
             print(f"{name}: left out, {result['left_out']}")
     print(f"wrote {path}")
     if remaining := left(found):
-        print(
-            f"mesa-lens: {args.minutes:g} minutes are over, left: {', '.join(remaining)}; {again(args)}",
-            file=sys.stderr,
-        )
+        how = again(args.out, args.overwrite)
+        print(f"mesa-lens: {args.minutes:g} minutes are over, left: {', '.join(remaining)}; {how}", file=sys.stderr)
     return 0

@@ -13,6 +13,7 @@ from mesa.methods import Method, make, registry
 from mesa.models import bytes_a_number, config_of
 from mesa.settings import make_methods, method_settings
 from mesa.support import check_config, check_method
+from mesa_lens.options import LOAD
 from mesa_lens.paper.sections import SECTIONS, Section
 from probe.capture.spec import CaptureSpec, parse_ranges
 from probe.evaluation.by_length import default_lengths
@@ -20,10 +21,10 @@ from probe.evaluation.harness import checked_tasks
 from probe.evaluation.plan import TASKS, EvalPlan, EvalRequest, memory_bytes, names, parse_lengths, plan
 from probe.plan import ProbeRequest
 from probe.plan import plan as plan_probe
+from probe.request import ModelRequest
 from probe.tasks.base import Setting
 
 _TOP = ("title", "model", "load", "architecture", "trained_length", "methods", "set", "seed", "sections")
-_LOAD = ("revision", "dtype", "device", "device_map", "trust_remote_code")
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def read(name: str | Path) -> PaperConfig:
     if not isinstance(raw["trained_length"], int):
         raise ValueError(f"{path}: trained_length {raw['trained_length']!r} is no number of tokens")
     load, sections = _keys(raw, "load", str(path)), _keys(raw, "sections", str(path))
-    _only(load, _LOAD, f"{path}: load")
+    _only(load, LOAD, f"{path}: load")
     _only(sections, tuple(SECTIONS), f"{path}: sections")
     sections = {name: _keys(sections, name, str(path)) for name in sections}
     for name, values in sections.items():
@@ -211,7 +212,7 @@ def estimate(config: PaperConfig) -> str:
     from transformers import AutoConfig
 
     if config.architecture is None:
-        model = config_of(config.model, **{key: config.load.get(key) for key in ("revision", "trust_remote_code")})
+        model = config_of(config.model, **ModelRequest(config.model, config.load).source)
     else:
         facts = dict(config.architecture)
         model = AutoConfig.for_model(facts.pop("model_type"), **facts)

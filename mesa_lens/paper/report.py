@@ -22,6 +22,7 @@ from probe.store.reader import open_run
 from probe.thresholds.analysis import analyse
 from probe.thresholds.findings import findings
 
+REPORTED = ("report.html", "results.json")
 _SHOWN_DIMS = 2
 
 

@@ -7,15 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mesa.models import load
 from mesa_lens.paper.config import PaperConfig, include_path, reason_left_out
+from mesa_lens.paper.report import REPORTED
 from mesa_lens.paper.sections import SECTIONS
 from probe.evaluation.clock import is_over
 from probe.evaluation.harness import JOURNAL as HARNESS_JOURNAL
-from probe.evaluation.harness import open_harness, run_harness
-from probe.evaluation.run import JOURNAL, open_journal
+from probe.evaluation.harness import open_harness, remove_results, run_harness
+from probe.evaluation.run import JOURNAL, check_owner, open_journal
 from probe.evaluation.run import run as run_cells
 from probe.plan import ProbePlan
-from probe.run import is_whole, run_probe
+from probe.run import check_room, is_whole, remove_run, run_probe
 
 _TIME_OVER = "the time was over; the same command goes on"
 
@@ -37,12 +39,35 @@ def run_sections(
     """What each section of the config gave: a summary, or 'left_out' with the reason; in the report's order.
 
     They run in the config's order; nothing is begun after the `clock.deadline` `until`. Raises FileExistsError, before
-    anything runs, for folders of another run, unless `overwrite`.
+    anything runs, for folders of another run, unless `overwrite`, which removes what they hold once it is known that
+    the model can be loaded.
     """
-    if not overwrite:
+    if overwrite:
+        _remove(config, plans, out)
+    else:
         check_folders(config, plans, out)
-    found = {name: _section(config, plans, name, out / name, overwrite, until) for name in config.sections}
+    found = {name: _section(config, plans, name, out / name, until) for name in config.sections}
     return {name: found[name] for name in SECTIONS if name in found}
+
+
+def _remove(config: PaperConfig, plans: Mapping[str, Any], out: Path) -> None:
+    """Removes what the sections and the report hold, so that nothing old passes as new, after all that may fail."""
+    for name, made in plans.items():
+        if name == "probe":
+            check_room(made)
+        elif name != "longbench":
+            check_owner(out / name)
+    if any((out / name).exists() for name in plans):
+        load(config.model, **config.load)
+    for name, made in plans.items():
+        if name == "probe":
+            remove_run(out / name)
+        elif name == "longbench":
+            remove_results(out / name)
+        else:
+            open_journal(made, out / name, overwrite=True)
+    for name in REPORTED:
+        (out / name).unlink(missing_ok=True)
 
 
 def left(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -53,28 +78,28 @@ def left(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _section(
-    config: PaperConfig, plans: Mapping[str, Any], name: str, folder: Path, overwrite: bool, until: float | None
+    config: PaperConfig, plans: Mapping[str, Any], name: str, folder: Path, until: float | None
 ) -> dict[str, Any]:
     if reason := reason_left_out(SECTIONS[name], config.sections[name]):
         return {"left_out": reason}
     if name == "probe":
-        return _probe(plans[name], folder, overwrite, until)
+        return _probe(plans[name], folder, until)
     if name == "longbench":
         if is_over(until):
             return {"left_out": _TIME_OVER}
         tasks, options = config.sections[name]["tasks"], _harness_options(config)
-        return run_harness(plans[name], tasks, folder, overwrite=overwrite, **options)
-    summary = run_cells(plans[name], folder, overwrite=overwrite, until=until)
+        return run_harness(plans[name], tasks, folder, **options)
+    summary = run_cells(plans[name], folder, until=until)
     return summary if summary["cells"] or not summary["cells_left"] else {"left_out": _TIME_OVER}
 
 
-def _probe(made: ProbePlan, folder: Path, overwrite: bool, until: float | None) -> dict[str, Any]:
+def _probe(made: ProbePlan, folder: Path, until: float | None) -> dict[str, Any]:
     """The summary of a probe run; a whole one is not run again, one that is begun is not cut."""
-    if not overwrite and is_whole(made, folder):
+    if is_whole(made, folder):
         return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     if is_over(until):
         return {"left_out": _TIME_OVER}
-    return run_probe(made.request, folder, overwrite=overwrite)[0]
+    return run_probe(made.request, folder)[0]
 
 
 def _harness_options(config: PaperConfig) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import mesa
 from mesa.models import load, tokenizer_of
 from probe.evaluation.journal import Journal
 from probe.evaluation.plan import EvalPlan
-from probe.evaluation.run import check_methods
+from probe.evaluation.run import checked_journal
 
 JOURNAL, RESULTS = "harness.jsonl", "harness.json"
 
@@ -63,13 +63,18 @@ def checked_tasks(made: EvalPlan, tasks: Sequence[str], include_path: Path | Non
 
 def open_harness(made: EvalPlan, out: Path, *, include_path: Path | None, limit: int | None) -> Journal:
     """The folder's journal. Raises FileExistsError for one of other settings, or with other sizes of a method."""
-    settings = {name: made.settings[name] for name in ("model", "trained_length", "executor")}
+    ours = made.settings
+    settings = {name: ours[name] for name in ("model", "weights", "trained_length", "executor")}
     settings["lengths"] = made.setting.lengths
     placed = {key: value for key, value in made.request.load.items() if value is not None}
     where = None if include_path is None else str(include_path)
-    journal = Journal(out / JOURNAL, {**settings, **placed, "include_path": where, "limit": limit})
-    check_methods(journal, made.methods)
-    return journal
+    return checked_journal(out / JOURNAL, {**settings, **placed, "include_path": where, "limit": limit}, made.methods)
+
+
+def remove_results(out: Path) -> None:
+    """Removes what `run_harness` writes into the folder `out`."""
+    for name in (JOURNAL, RESULTS):
+        (out / name).unlink(missing_ok=True)
 
 
 def run_harness(
@@ -91,8 +96,7 @@ def run_harness(
         manager = None
         if overwrite:  # nothing is removed for a run that cannot be
             manager = stack.enter_context(checked_tasks(made, tasks, include_path))
-            for name in (JOURNAL, RESULTS):
-                (out / name).unlink(missing_ok=True)
+            remove_results(out)
         journal = open_harness(made, out, include_path=include_path, limit=limit)
         longest = max(made.setting.lengths)
         cells = [(task, name, longest) for name in made.methods for task in tasks]

@@ -10,14 +10,22 @@ from typing import Any
 
 Cell = tuple[str | int, ...]
 """What a cell is: names and numbers, e.g. task, method and length."""
+_BEGIN = '{"settings": '
+
+
+def has_cells(path: Path) -> bool:
+    """Whether a file is a journal with a finished cell."""
+    with path.open("rb") as file:
+        header, row = file.readline(), file.readline()
+    return header.startswith(_BEGIN.encode()) and row.endswith(b"\n")
 
 
 class Journal:
     """Finished cells in a file of one JSON line each; the first line holds the run's settings.
 
-    It appears with the first cell. A line that an interrupt cut short is dropped; a journal without cells binds to
-    nothing. Raises FileExistsError, naming what differs, for the journal of a run with other settings, and ValueError
-    for a file that is no journal.
+    It appears with the first cell. A line that an interrupt cut short is dropped, also the first; a journal without
+    cells binds to nothing. Raises FileExistsError, naming what differs, for the journal of a run with other settings,
+    and ValueError for a file that is no journal.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
@@ -37,6 +45,8 @@ class Journal:
     def _read(self, settings: Mapping[str, Any]) -> None:
         text = self.path.read_text(encoding="utf-8")
         whole = text[: text.rfind("\n") + 1]
+        if not whole and _BEGIN.startswith(text[: len(_BEGIN)]):
+            return
         try:
             header, *rows = (json.loads(line) for line in whole.splitlines())
             stored = header["settings"]
@@ -46,7 +56,7 @@ class Journal:
         differing = sorted(key for key in {*settings, *stored} if settings.get(key) != stored.get(key))
         if differing and self.rows:
             raise FileExistsError(
-                f"{self.path} holds a run with another {differing[0]}; use --overwrite or another --out"
+                f"{self.path} holds a run with another {', '.join(differing)}; use --overwrite or another --out"
             )
         if whole != text:
             os.truncate(self.path, len(whole.encode()))

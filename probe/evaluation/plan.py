@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mesa.fingerprints import ids_fingerprint, weights_fingerprint
 from mesa.methods import Method
 from mesa.models import bytes_a_number, tokenizer_of
 from probe.capture.memory import prompt_bytes
@@ -23,6 +24,8 @@ from probe.tasks.summaries import Summaries
 
 TASKS: dict[str, Task] = {task.name: task for task in (*FINDING, *LIKELIHOOD, Summaries(), Latency())}
 """Every task by its name."""
+PROMPTS = 2
+"""Version of how prompts are drawn; raised with every change that makes other prompts of the same settings."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,9 @@ class EvalPlan:
             **{key: value for key, value in self.request.load.items() if value is not None},
             "trained_length": self.setting.trained_length,
             "longest": max(self.setting.lengths),
+            "prompts": PROMPTS,
+            "documents": ids_fingerprint([*self.setting.documents, *map(_letters, self.setting.pairs)]),
+            "weights": weights_fingerprint(self.request.model, self.config),
         }
 
 
@@ -131,16 +137,16 @@ def plan(request: EvalRequest) -> EvalPlan:
 
 
 def _documents(tokenizer: Any, request: EvalRequest) -> tuple[np.ndarray, ...]:
-    needs = {task.name for task in LIKELIHOOD} | {"niah-essay"}
-    if not needs & set(request.tasks):
-        return ()
-    return tuple(heldout_ids(tokenizer, sources.texts(request.text)))
+    """The texts, also where no task reads them yet: tasks may be added to a run, and its texts are to stay."""
+    return tuple(heldout_ids(tokenizer, sources.texts(request.text))) if request.tasks else ()
 
 
 def _pairs(request: EvalRequest) -> tuple[tuple[str, str], ...]:
-    if request.data is None or Summaries.name not in request.tasks:
-        return ()
-    return tuple(sources.pairs(request.data))
+    return tuple(sources.pairs(request.data)) if request.tasks and request.data is not None else ()
+
+
+def _letters(pair: tuple[str, str]) -> list[int]:
+    return [*"\0".join(pair).encode()]
 
 
 def estimate(made: EvalPlan) -> str:

@@ -49,19 +49,18 @@ def open_journal(made: EvalPlan, out: Path, *, overwrite: bool = False) -> Journ
     if overwrite:
         for name in (JOURNAL, *TABLES, *(f"{task}.{form}" for task in TASKS for form in ("png", "html"))):
             (out / name).unlink(missing_ok=True)
-    journal = Journal(out / JOURNAL, made.settings)
-    check_methods(journal, made.methods)
-    return journal
+    return checked_journal(out / JOURNAL, made.settings, made.methods)
 
 
-def check_methods(journal: Journal, methods: Mapping[str, Method]) -> None:
-    """Raises FileExistsError for a journal that holds one of the methods with other parameters."""
+def checked_journal(path: Path, settings: Mapping[str, Any], methods: Mapping[str, Method]) -> Journal:
+    """The journal at `path`. Raises FileExistsError for one of other settings, or with other sizes of a method."""
+    journal = Journal(path, settings)
     for (task, name, length), row in journal.rows.items():
         if name in methods and row["config"] != json.loads(json.dumps(methods[str(name)].describe())):
             raise FileExistsError(
-                f"{journal.path} holds {task} of {name} at {length} with other parameters; "
-                "use --overwrite or another --out"
+                f"{path} holds {task} of {name} at {length} with other parameters; use --overwrite or another --out"
             )
+    return journal
 
 
 def run(made: EvalPlan, out: Path, *, overwrite: bool = False, until: float | None = None) -> dict[str, Any]:
@@ -97,7 +96,8 @@ def run(made: EvalPlan, out: Path, *, overwrite: bool = False, until: float | No
         "cells_left": sum(not _is_done(made, journal, cell) for cell in made.cells) - len(too_large),
         "cells": summarize(found, TASKS),
     }
-    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    if journal.rows:  # else it would make the folder look like somebody else's
+        (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     return summary
 
 

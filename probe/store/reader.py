@@ -13,7 +13,11 @@ import numpy as np
 import xarray as xr
 import zarr
 
+STORE = "store.zarr"
+"""The store's name in the folder of a run."""
 DIMS = ("method", "prompt", "layer", "position", "dim")
+FINGERPRINTS = ("inputs", "weights")
+"""Attributes by which texts, prompts and weights are known; older stores have none."""
 _NOT_CONFIG = ("created", "versions", "complete")  # may differ between runs that give the same numbers
 
 
@@ -38,7 +42,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     one. Select with a dict, `hidden.sel({"method": "mesa"})`: in `sel`, `method=` means something else.
     """
     path = Path(path)
-    inner = path / "store.zarr"
+    inner = path / STORE
     path = inner if inner.exists() or partial_path(inner).exists() else path
     if not path.exists():
         if partial_path(path).exists():
@@ -66,11 +70,21 @@ def open_run(path: str | os.PathLike[str]) -> Run:
 
 
 def differing_key(stored: Mapping[str, Any], attrs: Mapping[str, Any]) -> str | None:
-    """The first config key in which a store's attributes differ from `attrs`."""
-    for key in sorted((stored.keys() | attrs.keys()) - set(_NOT_CONFIG)):
-        if key not in attrs or key not in stored or stored[key] != json.loads(json.dumps(attrs[key])):
+    """The first config key in which a store's attributes differ from `attrs`; fingerprints, where both have them."""
+    either, both = stored.keys() | attrs.keys(), stored.keys() & attrs.keys()
+    for key in sorted(either - {*_NOT_CONFIG, *(set(FINGERPRINTS) - both)}):
+        if key not in both or stored[key] != json.loads(json.dumps(attrs[key])):
             return key
     return None
+
+
+def differing_origin(stored: Mapping[str, Any], attrs: Mapping[str, Any]) -> str | None:
+    """What keeps an unfinished store from being gone on with: the first fingerprint or package's version it lacks."""
+    for key in FINGERPRINTS:
+        if key in attrs and key not in stored:
+            return key
+    then, now = (json.loads(each.get("versions", "{}")) for each in (stored, attrs))
+    return next((f"the version of {name}" for name in sorted({*then, *now}) if then.get(name) != now.get(name)), None)
 
 
 def partial_path(path: Path) -> Path:

@@ -23,7 +23,16 @@ import numpy as np
 import xarray as xr
 import zarr
 
-from probe.store.reader import DIMS, differing_key, list_missing, missing_regions, open_run, partial_path, stored_array
+from probe.store.reader import (
+    DIMS,
+    differing_key,
+    differing_origin,
+    list_missing,
+    missing_regions,
+    open_run,
+    partial_path,
+    stored_array,
+)
 
 _REMEDY = "use --overwrite or another --out"
 
@@ -44,8 +53,9 @@ def create(
     """Makes the empty template of a store at `<path>.partial`; `write` fills it, `finish` gives it its name.
 
     attrs: the run's provenance and config (texts and numbers); needs `trained_length` in tokens.
-    A left-over partial store of the same config and labels is kept, to go on with; with `overwrite` it is dropped. A
-    whole one stays until `finish` and is an error without `overwrite`.
+    A left-over partial store of the same config, labels and library versions is kept, to go on with; with `overwrite`
+    it is dropped, once there is room for the new one. A whole one stays until `finish` and is an error without
+    `overwrite`.
     Raises what `found` raises, OSError (too little disk) and ValueError (an empty or repeated coordinate).
     """
     path = Path(path)
@@ -62,9 +72,9 @@ def create(
             cut.unlink()
         _check_disk(path, len(missing_regions(partial)) * region)
         return
-    discard(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _check_disk(path, len(hooks) * int(np.prod(shape[:3])) * region)
+    _check_disk(path, len(hooks) * int(np.prod(shape[:3])) * region - sum(map(_size, _begun(path))))
+    discard(path)
     begun = _begun_path(path)
     with _disk_full(begun, removed=True):
         template = xr.Dataset(coords={name: _plain(values) for name, values in coords.items()})
@@ -99,6 +109,7 @@ def found(
 ) -> Path | None:
     """The store at `path` that has this config and these labels: the partial one, else the whole one; None: neither.
 
+    A partial one has these library versions and fingerprints too; a whole one is compared by the fingerprints it has.
     Raises FileExistsError, naming what differs, where there is only another.
     """
     labels = (methods, prompts, layers, positions, dims)
@@ -116,7 +127,7 @@ def _found(
         try:
             if store == path:
                 open_run(path)
-            key = _differing(store, coords, hooks, dtype, attrs)
+            key = _differing(store, coords, hooks, dtype, attrs, unfinished=store != path)
         except (OSError, ValueError, KeyError) as error:
             refused = f"{store} exists and cannot be compared ({error}); {_REMEDY}"
             continue
@@ -129,11 +140,18 @@ def _found(
 
 
 def _differing(
-    store: Path, coords: Mapping[str, Sequence[Any]], hooks: Sequence[str], dtype: str, attrs: Mapping[str, Any]
+    store: Path,
+    coords: Mapping[str, Sequence[Any]],
+    hooks: Sequence[str],
+    dtype: str,
+    attrs: Mapping[str, Any],
+    *,
+    unfinished: bool,
 ) -> str | None:
     """The first key, label or array in which a store is not as `create` would make it."""
     group = zarr.open_group(store, mode="r", use_consolidated=False)
-    if key := differing_key(dict(group.attrs), attrs):
+    stored = dict(group.attrs)
+    if key := differing_key(stored, attrs) or (differing_origin(stored, attrs) if unfinished else None):
         return key
     for name, values in coords.items():
         if np.asarray(stored_array(group, name)[:]).tolist() != _plain(values).tolist():
@@ -183,7 +201,7 @@ def write_evaluation(path: str | os.PathLike[str], dataset: xr.Dataset) -> None:
 
 def discard(path: str | os.PathLike[str]) -> None:
     """Removes what `create` and `write` have begun and `finish` has not named; a whole store stays."""
-    for begun in (partial_path(Path(path)), _begun_path(Path(path))):
+    for begun in _begun(Path(path)):
         shutil.rmtree(begun, ignore_errors=True)
 
 
@@ -203,6 +221,16 @@ def finish(path: str | os.PathLike[str]) -> None:
         path.rename(former)
     partial.rename(path)
     shutil.rmtree(former, ignore_errors=True)
+
+
+def _begun(path: Path) -> tuple[Path, Path]:
+    """What `discard` removes."""
+    return partial_path(path), _begun_path(path)
+
+
+def _size(folder: Path) -> int:
+    """Bytes of the files in a folder; 0 for none."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _begun_path(path: Path) -> Path:

@@ -136,7 +136,8 @@ class Trial:
     def failures(self, method: Method) -> tuple[int | None, int | None]:
         """The first lengths (tokens) at which the method fails by tail NLL and by passkey; None: at none of them.
 
-        The rules are those of `probe.thresholds.failure`. Longer lengths than the first failing one are not run.
+        The rules are those of `probe.thresholds.failure`. Longer lengths than the first failing one are not run: so
+        there is a loop here and no evaluation cells, which are of all lengths.
         """
         by_nll = by_passkey = None
         with mesa.applied(self.loaded.model, method):

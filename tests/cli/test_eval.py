@@ -81,10 +81,18 @@ def test_misuse_ends_with_2_and_one_line(model, tmp_path, capsys, options, messa
 
 @pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
 def test_an_interrupt_says_how_to_go_on(model, tmp_path, capsys, monkeypatch, overwrite):
-    def interrupted(*_):
-        raise KeyboardInterrupt
+    def interrupted(self, *arguments):
+        nonlocal cells
+        if not cells:
+            raise KeyboardInterrupt
+        cells -= 1
+        return original(self, *arguments)
 
+    original, cells = Finding.measure, 0
     monkeypatch.setattr(Finding, "measure", interrupted)
+    assert main(["eval", *ASKED, *model, "--out", str(tmp_path), *overwrite]) == 1
+    assert capsys.readouterr().err.endswith("mesa-lens: interrupted; nothing half-written was left\n")
+    cells = 1
     assert main(["eval", *ASKED, *model, "--out", str(tmp_path), *overwrite]) == 1
     start = "interrupted; without --overwrite, the same" if overwrite else "interrupted; the same"
     assert f"{start} command goes on from {tmp_path}" in capsys.readouterr().err
@@ -94,6 +102,13 @@ def test_after_its_minutes_a_run_ends_and_the_same_command_goes_on(model, tmp_pa
     looks = itertools.count()  # at the clock: before the first cell, and after it
     monkeypatch.setattr(running, "is_over", lambda until: until is not None and next(looks) % 2 == 1)
     asked = ["eval", *ASKED, *model, "--out", str(tmp_path / "cut")]
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "is_over", lambda until: until is not None)
+        assert main([*asked, "--minutes", "5"]) == 0
+    shown = capsys.readouterr()
+    assert "5 minutes are over, 8 of 8 cells are left; the same command goes on from" in shown.err
+    assert shown.out == ""
+    assert not (tmp_path / "cut").exists()
     for left in (7, 6):
         assert main([*asked, "--minutes", "5"]) == 0
         shown = capsys.readouterr()

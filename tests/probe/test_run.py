@@ -1,11 +1,14 @@
 """The whole path on a tiny local model: command in, store, report and summary out."""
 
+import importlib.metadata
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +19,9 @@ import xarray as xr
 
 from mesa.models import tokenizer_of
 from mesa_lens.cli import main
+from probe import plan as planning
 from probe import run
+from probe.capture.spec import CaptureSpec, Kept
 from probe.evaluation.plan import EvalRequest
 from probe.evaluation.plan import plan as plan_evaluation
 from probe.evaluation.run import run as run_evaluation
@@ -363,3 +368,99 @@ def test_a_full_disk_is_said_before_the_weights_are_loaded(model, tmp_path, caps
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1))
     assert main(["probe", "--model", model, "--out", str(tmp_path / "out")]) == 1
     assert "are free; keep fewer layers, positions or dims" in capsys.readouterr().err
+
+
+def test_measured_cells_of_other_sizes_are_refused(model, uninterrupted, tmp_path, capsys):
+    out = tmp_path / "out"
+    out.mkdir()
+    shutil.copy(uninterrupted / "measured.jsonl", out)
+    assert main(asked(model, out, "--set", "rerope.window=2")) == 2
+    assert "measured.jsonl holds nll of rerope at 80 with other parameters; use --overwrite" in capsys.readouterr().err
+    assert [path.name for path in out.iterdir()] == ["measured.jsonl"]
+
+
+def cut_short(monkeypatch, model, out, *more):
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, run, "capture", 2)
+        assert main(asked(model, out, *more)) == 1
+
+
+def test_an_unfinished_run_does_not_go_on_with_other_texts_weights_or_libraries(tmp_path, capsys, monkeypatch):
+    folder, out, text = tmp_path / "model", tmp_path / "out", tmp_path / "held.txt"
+    tiny.folder(folder)
+    text.write_text(written := " ".join(f"Sentence {number} says nothing." for number in range(400)))
+    given = (str(folder), out, "--text", str(text), "--texts", "1")
+    cut_short(monkeypatch, *given)
+    capsys.readouterr()
+    text.write_text(written.replace("says", "said"))
+    assert main(asked(*given)) == 2
+    assert "an unfinished run with another config: inputs differs; use --overwrite" in capsys.readouterr().err
+    text.write_text(written)
+    with monkeypatch.context() as patch:
+        patch.setattr(planning, "version", lambda name: "0.0" if name == "torch" else importlib.metadata.version(name))
+        assert main(asked(*given)) == 2
+    assert "with another config: the version of torch differs; use --overwrite" in capsys.readouterr().err
+    weights = folder / "model.safetensors"
+    weights.write_bytes((before := weights.read_bytes())[:-4] + b"\0\0\0\1")
+    assert main(asked(*given)) == 2
+    assert "with another config: weights differs; use --overwrite" in capsys.readouterr().err
+    weights.write_bytes(before)
+    assert main(asked(*given)) == 0
+
+
+def test_a_whole_store_without_fingerprints_is_still_this_run(model, uninterrupted, tmp_path, capsys):
+    out = shutil.copytree(uninterrupted, tmp_path / "out")
+    record = out / "store.zarr" / "zarr.json"
+    stored = json.loads(record.read_text())
+    assert stored["attributes"].pop("inputs").startswith("sha256 ")
+    assert stored["attributes"].pop("weights").startswith("sha256 ")
+    record.write_text(json.dumps(stored))
+    made = plan(ProbeRequest(model=model, length=300, texts=0, samples=1, methods="origin,rerope", lengths=(80, 160),
+                             spec=CaptureSpec(layers=((0, 2),))))  # fmt: skip
+    assert run.is_whole(made, out)
+    (out / "store.zarr").rename(out / "store.zarr.partial")
+    with pytest.raises(FileExistsError, match="an unfinished run with another config: inputs differs"):
+        run.is_whole(made, out)
+
+
+@pytest.mark.parametrize("fault", ["memory", "disk", "weights"])
+def test_overwriting_removes_nothing_for_a_run_that_cannot_be(model, tmp_path, capsys, monkeypatch, fault):
+    def broken(*_, **__):
+        raise MemoryError("no memory") if fault == "memory" else OSError("no weights")
+
+    out = tmp_path / "out"
+    cut_short(monkeypatch, model, out)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with monkeypatch.context() as patch:
+        if fault == "disk":
+            patch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1))
+        else:
+            patch.setattr(run, {"memory": "check_memory", "weights": "load"}[fault], broken)
+        assert main(asked(model, out, "--overwrite", "--dims", "0-31", "--hooks", "resid_post,attn_out")) == 1
+    capsys.readouterr()
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert main(asked(model, out)) == 0
+
+
+def test_another_rule_writes_the_report_anew_and_captures_nothing(model, uninterrupted, tmp_path, capsys, monkeypatch):
+    out = shutil.copytree(uninterrupted, tmp_path / "out")
+    monkeypatch.setattr(run, "load", None)
+    stored = json.loads((out / "summary.json").read_text())
+    (out / "summary.json").write_text(json.dumps({**stored, "predicted_by": "drift", "drift": []}))
+    assert main(asked(model, out, "--rule", "paper")) == 0
+    assert json.loads((out / "summary.json").read_text())["predicted_by"] == "paper"
+    assert files(out / "store.zarr") == files(uninterrupted / "store.zarr")
+    capsys.readouterr()
+    assert main(asked(model, out, "--rule", "paper")) == 2
+    assert "already holds a run with the same config" in capsys.readouterr().err
+
+
+def test_the_estimate_of_captured_values_is_one_pass_and_a_few_layers(model):
+    def real(made, **changes):  # SmolLM2's size
+        return replace(made, kept=Kept(range(30), range(16384), range(576)), **changes)
+
+    made = plan(ProbeRequest(model=model, length=640, methods="origin,rerope,dynamic-ntk,mesa,stair"))
+    one = 30 * 16384 * 576 * 4
+    assert one < real(made).host_bytes < one + 2**30
+    both = replace(made.request, spec=CaptureSpec(hooks=("resid_post", "attn_out")))
+    assert real(made, request=both).host_bytes == real(made).host_bytes + one

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -12,8 +13,8 @@ import torch
 
 from mesa.models import tokenizer_of
 from probe.evaluation import run as running
-from probe.evaluation.journal import Journal
-from probe.evaluation.plan import TASKS, EvalRequest, estimate, parse_lengths, plan
+from probe.evaluation.journal import Journal, has_cells
+from probe.evaluation.plan import PROMPTS, TASKS, EvalRequest, estimate, parse_lengths, plan
 from probe.evaluation.run import open_journal, run
 from probe.tasks import finding
 from probe.tasks.finding import FINDING
@@ -153,6 +154,14 @@ def test_prompts_are_seeded_exactly_long_and_hold_their_answer(tokenizer, settin
     for prompt in prompts:
         assert prompt.answer in tokenizer.decode(prompt.ids[prompt.key_position :])
         assert prompt.answer not in tokenizer.decode(prompt.ids[: prompt.key_position])
+
+
+def test_tasks_share_no_random_stream_and_passkeys_are_those_they_were(tokenizer, setting):
+    drawn = {task.name: [each.answer for each in task.prepare(tokenizer, 333, setting, 5)] for task in FINDING}
+    for name in ("niah-essay", "niah-noise", "passkey-chat", "passkey-question", "passkey-answer", "niah-repeat"):
+        assert not any(set(drawn[name]) & set(drawn[other]) for other in drawn if other != name)
+    rng = np.random.default_rng([setting.seed, 333, 7])
+    assert drawn["passkey"] == [finding.retrieval.passkey(tokenizer, 333, rng).answer for _ in range(5)]
 
 
 @pytest.mark.parametrize("prompt", ["question", "answer"])
@@ -316,6 +325,47 @@ def test_a_folder_of_something_else_is_left_alone(asked, tmp_path, overwrite):
         run(plan(asked), tmp_path, overwrite=overwrite)
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
     assert (tmp_path / "summary.json").read_text() == "of a probe"
+
+
+def test_a_journal_whose_first_line_was_cut_is_begun_anew(tmp_path):
+    path = tmp_path / "cells.jsonl"
+    for cut in ('{"sett', '{"settings": {"seed"'):
+        path.write_text(cut)
+        journal = Journal(path, {"seed": 1})
+        assert journal.rows == {}
+        assert not has_cells(path)
+    journal.add(("nll", "mesa", 96), {"scores": []})
+    assert Journal(path, {"seed": 1}).rows == {("nll", "mesa", 96): {"scores": []}}
+    assert has_cells(path)
+
+
+def test_a_journal_of_other_prompts_is_refused_naming_them(asked, tmp_path):
+    run(plan(asked), tmp_path)
+    path = tmp_path / "cells.jsonl"
+    header, *cells = path.read_text().splitlines(keepends=True)
+    settings = json.loads(header)["settings"]
+    assert settings["prompts"] == PROMPTS == 2
+    for former in ({**settings, "prompts": 1}, {key: settings[key] for key in settings if key != "prompts"}):
+        path.write_text(json.dumps({"settings": former}) + "\n" + "".join(cells))
+        with pytest.raises(FileExistsError, match="holds a run with another prompts; use --overwrite"):
+            run(plan(asked), tmp_path)
+
+
+def test_a_run_does_not_go_on_with_other_texts_or_weights(asked, tmp_path):
+    folder, text, out = tmp_path / "model", tmp_path / "text.txt", tmp_path / "out"
+    shutil.copytree(asked.model, folder)
+    shutil.copy(asked.text, text)
+    here = replace(asked, model=str(folder), text=str(text), tasks=("passkey",), methods="origin")
+    run(plan(here), out)
+    text.write_text(text.read_text().replace("says", "said"))
+    with pytest.raises(FileExistsError, match="holds a run with another documents; use --overwrite"):
+        run(plan(here), out)
+    shutil.copy(asked.text, text)
+    run(plan(here), out)
+    changed = tiny.model(seed=1, vocabulary=tokenizer_of(asked.model).vocab_size, trained=160)
+    changed.save_pretrained(folder)
+    with pytest.raises(FileExistsError, match="holds a run with another weights; use --overwrite"):
+        run(plan(here), out)
 
 
 @pytest.mark.parametrize("text", ["not json\n", '{"settings": {}}\n[1]\n', '{"a": 1}\n', "cut"])

@@ -1,0 +1,23 @@
+"""Whether anything of a run that ended early is kept, and how it goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def again(out: Path, overwrite: bool) -> str:
+    """How the unfinished run in the folder `out` goes on."""
+    return f"{'without --overwrite, the' if overwrite else 'the'} same command goes on from {out}"
+
+
+def keeps(out: Path) -> bool:
+    """Whether the folder, or one in it, holds anything to go on from: a finished cell, a captured pass, a store."""
+    from probe.evaluation.journal import has_cells
+    from probe.store.reader import STORE, partial_path, whole_passes
+
+    def holds(folder: Path) -> bool:
+        store, partial = folder / STORE, partial_path(folder / STORE)
+        captured = partial.exists() and whole_passes(partial)
+        return bool(captured) or store.exists() or any(map(has_cells, folder.glob("*.jsonl")))
+
+    return any(map(holds, [out, *(path for path in out.glob("*") if path.is_dir())]))
