@@ -25,7 +25,9 @@ FLOORS = """
     probe.thresholds      <- mesa probe.tasks probe.capture probe.evaluation probe.store
     probe.figures         <- probe.capture probe.store probe.thresholds
     probe.study           <- mesa probe
-    probe.plan            <- mesa probe.request probe.tasks probe.capture probe.evaluation probe.thresholds
+    probe.defaults        <-
+    probe.resume          <- probe.evaluation probe.store
+    probe.plan          <- mesa probe.defaults probe.request probe.tasks probe.capture probe.evaluation probe.thresholds
     probe.inputs          <- mesa probe.tasks probe.capture probe.store probe.plan
     probe.report          <- probe.store probe.thresholds probe.figures
     probe.run             <- mesa probe

@@ -18,6 +18,7 @@ STORE = "store.zarr"
 DIMS = ("method", "prompt", "layer", "position", "dim")
 FINGERPRINTS = ("inputs", "weights")
 """Attributes by which texts, prompts and weights are known; older stores have none."""
+_FOLLOWS = ("first_token", "period")  # from the word and the model
 _NOT_CONFIG = ("created", "versions", "complete")  # may differ between runs that give the same numbers
 
 
@@ -72,7 +73,8 @@ def open_run(path: str | os.PathLike[str]) -> Run:
 def differing_key(stored: Mapping[str, Any], attrs: Mapping[str, Any]) -> str | None:
     """The first config key in which a store's attributes differ from `attrs`; fingerprints, where both have them."""
     either, both = stored.keys() | attrs.keys(), stored.keys() & attrs.keys()
-    for key in sorted(either - {*_NOT_CONFIG, *(set(FINGERPRINTS) - both)}):
+    compared = either - {*_NOT_CONFIG, *(set(FINGERPRINTS) - both)}
+    for key in sorted(compared, key=lambda each: (each in _FOLLOWS, each)):
         if key not in both or stored[key] != json.loads(json.dumps(attrs[key])):
             return key
     return None
