@@ -28,6 +28,21 @@ from probe.thresholds.calls import carriers
 from probe.thresholds.findings import findings
 
 _THRESHOLDS = 4  # charts, of the best dims
+PROVENANCE = (
+    "model",
+    "model_revision",
+    "model_type",
+    "source_dtype",
+    "quantization",
+    "created",
+    "executor",
+    "word",
+    "first_token",
+    "text",
+    "seed",
+)
+"""The store's attributes that a reader is shown."""
+
 REPORTED = ("report.html", "summary.json")
 """What a finished report consists of, beside its figures."""
 _WRITTEN = (*REPORTED, "figures/heatmap*.*", "figures/threshold-layer*.*", "figures/curves.*", "figures/drift.*")
@@ -93,18 +108,6 @@ def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
     attrs = analysis.run.hidden.attrs
-    shown = (
-        "model",
-        "model_revision",
-        "source_dtype",
-        "created",
-        "executor",
-        "word",
-        "first_token",
-        "quantization",
-        "text",
-        "seed",
-    )
     return environment.get_template("report.html").render(
         summary=summary,
         findings=findings(summary),
@@ -113,7 +116,7 @@ def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None
         drift=_html([draw(chart) for chart in _drift(analysis)]),
         thresholds=_html([draw(_threshold(analysis, layer, dim)) for layer, dim in _best(analysis)]),
         heatmaps=_html([draw(heatmap_grid(group, analysis.trained_length, maps.limits)) for group in maps.groups]),
-        provenance={name: attrs[name] for name in shown if name in attrs},
+        provenance={name: attrs[name] for name in PROVENANCE if name in attrs},
         plotly_js=get_plotlyjs(),
     )
 

@@ -53,7 +53,9 @@ def _drifts(prompt: str, found: dict[str, Any], reference: str) -> str:
     on = f"On {prompt}, the states of {reference}"
     untrusted = ""
     if call["untrusted"]:
-        untrusted = f" Layers {_ranges(call['untrusted'])} alarm inside the window already and are not judged."
+        one = len(call["untrusted"]) == 1
+        alarm = ("Layer", "alarms", "is") if one else ("Layers", "alarm", "are")
+        untrusted = f" {alarm[0]} {_ranges(call['untrusted'])} {alarm[1]} inside the window and {alarm[2]} not judged."
     if call["reason"]:
         return f"{on} cannot be judged ({call['text']})."
     if call["length"] is None and untrusted:

@@ -13,26 +13,13 @@ from mesa_lens.dashboard.look import columns, plain, show
 from mesa_lens.dashboard.runs import Entry
 from mesa_lens.dashboard.state import analysed, opened
 from probe.figures.interactive import curves_figure
+from probe.report import PROVENANCE
 from probe.store.reader import Run
 from probe.thresholds.analysis import summarize
 from probe.thresholds.calls import Call
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.findings import findings
 from probe.thresholds.predict import Prediction
-
-_SHOWN = (
-    "model",
-    "model_revision",
-    "model_type",
-    "source_dtype",
-    "created",
-    "executor",
-    "word",
-    "first_token",
-    "quantization",
-    "text",
-    "seed",
-)
 
 
 def page(context: Context) -> None:
@@ -127,7 +114,7 @@ def _links(context: Context, summary: dict[str, Any]) -> None:
 def _provenance(run: Run, summary: dict[str, Any]) -> None:
     attrs = run.hidden.attrs
     with st.expander("Where these numbers come from"):
-        st.json({name: attrs[name] for name in _SHOWN if name in attrs} | {"versions": summary["versions"]})
+        st.json({name: attrs[name] for name in PROVENANCE if name in attrs} | {"versions": summary["versions"]})
         st.markdown("Methods, as they were run, and the rule that thresholds were read by:")
         st.json({"methods": summary["method_configs"], "rule": summary["rule"]}, expanded=False)
     st.download_button(
