@@ -7,7 +7,7 @@ REAL := --model smollm2 --length 16384 --methods origin,rerope,dynamic-ntk,mesa,
 .PHONY: demo real app test test-slow test-browser check bench format clean
 
 demo: .venv/installed  ## set up, then probe the shipped model: runs/demo/report.html
-	$(BIN)/mesa-lens probe --length 2048 --out $(OUT) --overwrite
+	$(BIN)/mesa-lens probe --length 2048 --out $(OUT) $(if $(wildcard $(OUT)/report.html),--overwrite)
 	$(BIN)/mesa-lens verify --quick --html $(dir $(OUT))theory > /dev/null
 
 real: .venv/installed  ## a real model (SmolLM2-135M-Instruct, 93 MB to fetch): runs/real/report.html (an hour on 2 idle cores)

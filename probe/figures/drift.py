@@ -33,7 +33,7 @@ def drift_chart(found: xr.Dataset, layers: list[int] | None = None, prompt: str 
     for layer in layers:
         at = found.sel(layer=layer)
         limit = float(np.sqrt(at["limit"].sel({"method": reference})))
-        lines = tuple(_line(at.sel({"method": name}), by_method[name], layer) for name in by_method)
+        lines = tuple(_line(at.sel({"method": name}), name) for name in by_method)
         panels.append(
             Panel(
                 title=f"layer {layer}",
@@ -47,7 +47,8 @@ def drift_chart(found: xr.Dataset, layers: list[int] | None = None, prompt: str 
         )
     where = f", prompt {prompt}" if prompt else ""
     return Chart(
-        f"Drift of {found.attrs['hook']} from its in-window range{where}; red: {reference}'s limit", tuple(panels)
+        f"Drift of {found.attrs['hook']} from its in-window range{where}; red: {reference}'s limit; judged from M on",
+        tuple(panels),
     )
 
 
@@ -88,17 +89,15 @@ def carrier_chart(hidden: xr.DataArray, found: xr.Dataset, layer: int, dim: int)
     return Chart(title, tuple(panels))
 
 
-def _line(at: xr.Dataset, call: Call, layer: int) -> Line:
+def _line(at: xr.Dataset, method: str) -> Line:
     level = np.where(at["settling"].values, np.nan, at["level"].values)
-    where = f"from {call.layers[layer]} on" if layer in call.layers else f"none up to {call.captured}"
-    run = at["run"].values.astype(float)
-    return Line(f"{call.method}: {where}", run, np.sqrt(level), *style(call.method))
+    return Line(method, at["run"].values.astype(float), np.sqrt(level), *style(method))
 
 
 def _point(at: xr.Dataset, call: Call, layer: int) -> Point:
     first = call.layers[layer]
     y = float(np.sqrt(at["level"].sel({"method": call.method}).sel(run=first, method="pad")))
-    return Point(f"{call.method}: from {first} on", first, y, style(call.method)[0])
+    return Point(f"layer {layer}, {call.method}: from {first} on", first, y, style(call.method)[0])
 
 
 def _values(values: xr.DataArray) -> Line:

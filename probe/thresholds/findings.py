@@ -99,7 +99,7 @@ def _thresholds(summary: dict[str, Any]) -> str:
     qualified = summary["qualified"][prompt]
     share = f"{qualified} of {searched} (layer, dim) pairs ({qualified / searched:.1%})"
     others = ", ".join(f"{count} on {name}" for name, count in summary["qualified"].items() if name != prompt)
-    text = f"Dim by dim (the rule `paper`), {share} of {summary['hook']} on {prompt} show an observable threshold"
+    text = f"Dim by dim (the rule “paper”), {share} of {summary['hook']} on {prompt} show an observable threshold"
     text += f"; {others}." if others else "."
     if summary["best"]:
         first = summary["best"][0]
@@ -148,7 +148,7 @@ def _false_alarms(summary: dict[str, Any]) -> str:
             rates.append(f"{call['method']} {call['false_alarms']:.1%} ({call['any_false_alarm']:.0%} in any layer)")
     until = trained - drift["rule"]["held_out"]
     return (
-        f"False alarms of the rule `drift` in the layers it calls, measured with {windows // 2} pretended windows from "
+        f"False alarms of the rule “drift” in the layers it calls, measured with {windows // 2} pretended windows from "
         f"{trained // 4} to {until} tokens, each tried on what follows it up to {until}, as shares of (layer, window) "
         f"pairs: {', '.join(rates)}."
     )
