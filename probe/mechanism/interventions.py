@@ -1,0 +1,90 @@
+"""What is tried on a model that breaks: the method in one place alone, or activations carried from one run to another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mesa.methods import Method
+from probe.mechanism.contrast import BROKEN, MENDED, Contrast
+from probe.mechanism.passes import Edit, Outcome
+
+WAYS = {"weave": ("only", "without"), "patch": ("mend", "break")}
+"""weave: the method in one place alone (is it enough?), and everywhere but there (is it needed?).
+
+patch: activations of the mended run in the broken one, and the reverse.
+"""
+HOOKS = ("resid_pre", "resid_post", "attn_out", "mlp_out", "z")
+SPANS = ("all", "inside", "beyond", "last")
+"""Positions that are patched: all, below M, from M on, or the scored ones and the one before them."""
+
+
+@dataclass(frozen=True)
+class Intervention:
+    """One thing tried. head: None for a whole layer. hook: of a patch; z alone has heads."""
+
+    kind: str
+    way: str
+    layer: int
+    head: int | None = None
+    hook: str = ""
+    span: str = "all"
+
+    @property
+    def cell(self) -> tuple[str | int, ...]:
+        """What the journal calls it."""
+        return (self.kind, self.way, self.hook, self.span, self.layer, -1 if self.head is None else self.head)
+
+    @property
+    def restores(self) -> bool:
+        """Whether it is judged by what it mends in the broken run, not by what it breaks in the mended one."""
+        return self.way in ("only", "mend")
+
+    def run(self, contrast: Contrast) -> Outcome:
+        """The outcome of this on one item."""
+        base = BROKEN if self.restores else MENDED
+        if self.kind == "weave":
+            return contrast.run(base, self.layer, method=self._woven(contrast.methods[MENDED], contrast.heads))
+        donor = contrast.donor(MENDED if base == BROKEN else BROKEN, (self.hook, self.layer))
+        begin, end = contrast.span(self.span)
+        head = slice(None) if self.head is None else self.head
+
+        def change(states: Any) -> Any:
+            states[begin:end, ..., head, :] = donor[begin:end, ..., head, :].to(states)
+            return states
+
+        def change_all(states: Any) -> Any:
+            states[begin:end] = donor[begin:end].to(states)
+            return states
+
+        edit = Edit((self.hook, self.layer), change_all if self.head is None else change)
+        return contrast.run(base, self.layer, [edit])
+
+    def _woven(self, method: Method, heads: Sequence[int]) -> Method:
+        """`method` in this place alone or everywhere but there; `heads`: how many each layer has."""
+        layers = range(len(heads))
+        if self.head is None:
+            kept = [layer for layer in layers if (layer == self.layer) == self.restores]
+            return replace(method, layers=tuple(kept))
+        own = [head for head in range(heads[self.layer]) if (head == self.head) == self.restores]
+        chosen = {} if self.restores else {layer: tuple(range(heads[layer])) for layer in layers}
+        return replace(method, heads={**chosen, self.layer: tuple(own)})
+
+
+def weaves(layers: Sequence[int], heads: Sequence[tuple[int, int]]) -> Iterator[Intervention]:
+    """The method in every layer and (layer, head), alone and left out."""
+    for way in WAYS["weave"]:
+        yield from (Intervention("weave", way, layer) for layer in layers)
+        yield from (Intervention("weave", way, layer, head) for layer, head in heads)
+
+
+def patches(
+    layers: Sequence[int], heads: Sequence[tuple[int, int]], hooks: Sequence[str], spans: Sequence[str]
+) -> Iterator[Intervention]:
+    """Every patch at `hooks`, both ways, one hook after another; at z, head by head."""
+    for hook in hooks:
+        places = heads if hook == "z" else [(layer, None) for layer in layers]
+        for layer, head in places:
+            for way in WAYS["patch"]:
+                yield from (Intervention("patch", way, layer, head, hook, span) for span in spans)

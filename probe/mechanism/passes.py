@@ -1,0 +1,140 @@
+"""One pass of a bridged model under a method with activations edited on the way, and what it costs in likelihood.
+
+A pass may begin in the middle: layers below `Start.layer` are left out and their output is given, exactly as if they had
+run. That halves the cost of going over all layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformer_lens.model_bridge import TransformerBridge
+
+import mesa
+from mesa.methods import Method
+from probe.capture.spec import HOOKS
+
+Place = tuple[str, int]
+"""A hook of `probe.capture.spec.HOOKS`, and a layer."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """Token ids whose last `scored` tokens are scored, each after all tokens before it.
+
+    prompt: how many of them are the prompt, which methods' structure follows, where the rest is an answer; None: all.
+    """
+
+    ids: tuple[int, ...]
+    scored: int
+    prompt: int | None = None
+
+
+@dataclass(frozen=True)
+class Edit:
+    """What is done to the activations at a place: `change` maps (token, ...) to the same shape, and may write in it."""
+
+    place: Place
+    change: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Start:
+    """The residual stream (token, dim) before `layer`, with which a pass begins."""
+
+    layer: int
+    states: Tensor
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """NLL (nats) of each scored token, and the activations that were asked for, each (token, ...)."""
+
+    losses: Tensor
+    kept: Mapping[Place, Tensor]
+
+
+def run(
+    bridge: TransformerBridge,
+    item: Item,
+    method: Method,
+    edits: Sequence[Edit] = (),
+    *,
+    keep: Sequence[Place] = (),
+    start: Start | None = None,
+    executor: str = "fused",
+) -> Outcome:
+    """The outcome of one pass over `item` under `method`, with `edits` made, in their order, at their places.
+
+    What is kept is what stands there after the edits. Gradients flow under executor 'dense' where they are enabled.
+    Raises ValueError for a place that the pass does not reach, RuntimeError when an edit was not made exactly once or
+    the method's executor did not run exactly once in every layer from the start on.
+    """
+    model: Any = bridge.original_model
+    depth, first = model.config.num_hidden_layers, start.layer if start else 0
+    for hook, layer in (*(edit.place for edit in edits), *keep):
+        if hook not in HOOKS or not first <= layer < depth:
+            raise ValueError(f"{hook!r} of layer {layer} is not reached by a pass over layers {first}-{depth - 1}")
+    made, kept = [0] * len(edits), dict.fromkeys(keep)
+    hooks: list[Any] = []
+    if start is not None:
+        hooks.append((_name(("resid_pre", first)), lambda tensor, hook: start.states[None].to(tensor)))
+
+    def change(tensor: Tensor, hook: Any, *, number: int) -> Tensor:
+        made[number] += 1
+        return edits[number].change(tensor[0].clone())[None]
+
+    def look(tensor: Tensor, hook: Any, *, place: Place) -> None:
+        kept[place] = tensor[0].clone()
+
+    hooks += [(_name(edit.place), partial(change, number=number)) for number, edit in enumerate(edits)]
+    hooks += [(_name(place), partial(look, place=place)) for place in keep]
+    with mesa.applied(model, method, executor=executor, prompt_length=item.prompt) as attachment:
+        with _from_layer(model, first), bridge.hooks(fwd_hooks=hooks):
+            losses = _losses(model, item)
+    if set(made) > {1}:
+        raise RuntimeError(f"edits at {[edit.place for edit in edits]} were made {made} times, once each expected")
+    expected = dict.fromkeys(range(first, depth), 1)
+    if dict(attachment.calls) != expected:
+        raise RuntimeError(f"{method.name} ran {dict(attachment.calls)} times by layer, expected {expected}")
+    missing = [place for place, value in kept.items() if value is None]
+    if missing:
+        raise RuntimeError(f"nothing passed the hooks {missing}")
+    return Outcome(losses, {place: value for place, value in kept.items() if value is not None})
+
+
+def _name(place: Place) -> str:
+    return HOOKS[place[0]].format(layer=place[1])
+
+
+def _losses(model: Any, item: Item) -> Tensor:
+    ids = torch.tensor([item.ids], device=model.device)
+    logits = model(ids, use_cache=False, logits_to_keep=item.scored + 1).logits[0, :-1]
+    return torch.nn.functional.cross_entropy(logits.float(), ids[0, -item.scored :].to(logits.device), reduction="none")
+
+
+@contextmanager
+def _from_layer(model: Any, first: int) -> Iterator[None]:
+    """The decoder runs its layers from `first` on, for as long as this lasts."""
+    decoder = model.get_decoder()
+    name, layers = layers_of(model)
+    setattr(decoder, name, torch.nn.ModuleList(list(layers)[first:]))
+    try:
+        yield
+    finally:
+        setattr(decoder, name, layers)
+
+
+def layers_of(model: Any) -> tuple[str, torch.nn.ModuleList]:
+    """The decoder's list of layers, and its name there."""
+    count = model.config.num_hidden_layers
+    for name, module in model.get_decoder().named_children():
+        if isinstance(module, torch.nn.ModuleList) and len(module) == count:
+            return name, module
+    raise ValueError(f"a {model.config.model_type} decoder has no list of its {count} layers")

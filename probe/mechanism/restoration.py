@@ -1,0 +1,83 @@
+"""How much of what was lost an intervention restores, with its interval; plain numbers, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+_DRAWS = 2000
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of the gap between broken and mended, with the ends of its 95% interval; NaN where there is none."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Gap:
+    """What is lost on some items: mean losses (nats/token) and the 95% interval of their difference."""
+
+    broken: float
+    mended: float
+    low: float
+    high: float
+
+    @property
+    def judged(self) -> bool:
+        """Whether the broken run is worse beyond doubt, so that shares of the difference mean something."""
+        return self.low > 0
+
+
+class Paired:
+    """Losses (item, block) of the broken and the mended run, against which interventions on the same items are held.
+
+    Intervals: 95% percentile intervals over resampled items, and blocks of scored tokens within each item; one item
+    alone has its blocks'.
+    """
+
+    def __init__(self, broken: Sequence[Sequence[float]], mended: Sequence[Sequence[float]]) -> None:
+        self.broken, self.mended = np.asarray(broken, float), np.asarray(mended, float)
+        if self.broken.shape != self.mended.shape or self.broken.ndim != 2 or not self.broken.size:
+            raise ValueError(f"losses of shapes {self.broken.shape} and {self.mended.shape} are not paired by block")
+        self._weights = _weights(*self.broken.shape)
+
+    @property
+    def gap(self) -> Gap:
+        """What is lost."""
+        low, high = np.quantile(self._drawn(self.broken - self.mended), [0.025, 0.975])
+        return Gap(float(self.broken.mean()), float(self.mended.mean()), float(low), float(high))
+
+    def share(self, losses: Sequence[Sequence[float]], *, restores: bool = True) -> Share:
+        """The share of the gap that an intervention's `losses` restore, or, without `restores`, lose again.
+
+        restores: (broken - losses) / (broken - mended), else (losses - mended) / (broken - mended). Ratio of means, each
+        draw's items and blocks the same above and below. An interval that a gap near 0 makes boundless is NaN.
+        """
+        array = np.asarray(losses, float)
+        moved = self.broken - array if restores else array - self.mended
+        above, below = self._drawn(moved), self._drawn(self.broken - self.mended)
+        value = float(moved.mean() / (self.broken - self.mended).mean())
+        if (below <= 0).mean() > 0.025:
+            return Share(value, np.nan, np.nan)
+        low, high = np.quantile(above[below > 0] / below[below > 0], [0.025, 0.975])
+        return Share(value, float(low), float(high))
+
+    def _drawn(self, values: np.ndarray) -> np.ndarray:
+        return self._weights @ values.ravel()
+
+
+def _weights(items: int, blocks: int) -> np.ndarray:
+    """Weights (draw, item * block) of resampled items and resampled blocks within them; one block stays."""
+    rng = np.random.default_rng(0)
+    weights = np.zeros((_DRAWS, items, blocks))
+    chosen = rng.integers(0, items, (_DRAWS, items))
+    for draw, drawn in enumerate(chosen):
+        for item in drawn:
+            weights[draw, item] += np.bincount(rng.integers(0, blocks, blocks), minlength=blocks)
+    return weights.reshape(_DRAWS, -1) / (items * blocks)
