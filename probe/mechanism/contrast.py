@@ -34,6 +34,13 @@ class Contrast:
         config = self.bridge.original_model.config
         return [config.num_attention_heads] * config.num_hidden_layers
 
+    def sharing(self, *others: Contrast) -> Contrast:
+        """This, with the broken run of others of the same item, as far as they have it."""
+        for other in others:
+            if BROKEN in other._outcomes:
+                self._outcomes[BROKEN] = other._outcomes[BROKEN]
+        return self
+
     def outcome(self, of: str) -> Outcome:
         """The run as it is, `of` BROKEN or MENDED."""
         if of not in self._outcomes:

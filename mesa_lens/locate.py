@@ -1,0 +1,102 @@
+"""`mesa-lens locate`: where inside a model length breaks it, and which heads a method must reach to mend it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from mesa_lens.model import add_model_options, load_options
+from mesa_lens.options import (
+    add_lengths,
+    add_methods,
+    add_output,
+    add_samples,
+    add_seed,
+    add_settings,
+    goes_on,
+    lengths,
+)
+from probe.resume import again
+
+
+def add(commands: Any) -> None:
+    """Adds the subcommand."""
+    command = commands.add_parser(
+        "locate",
+        help="intervene layer by layer and head by head: where does length break the model, what mends it?",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add_model_options(command)
+    what = command.add_argument_group("what to try")
+    what.add_argument(
+        "--try", dest="kinds", default="weave,patch,clamp", help="of weave, patch, clamp, attribution, smallest"
+    )
+    add_methods(what, "rerope", "or 'all'; each is held against Origin")
+    add_settings(what)
+    what.add_argument("--layers", default="all", help="e.g. 0-10, ends included")
+    what.add_argument("--heads", help="layers whose heads are tried, e.g. 15-19, all or none (None: all, up to 64 heads)")
+    what.add_argument("--hooks", default="resid_post,attn_out,mlp_out,z", help="places of patches")
+    what.add_argument("--spans", default="all", help="positions of patches: of all, inside, beyond, last")
+    what.add_argument("--dims", type=int, default=10, help="observable dims that are clamped, a layer")
+    what.add_argument("--prompt", default="hello", help="the repeated word that shows observable dims")
+    what.add_argument("--candidates", type=int, default=64, help="best heads that the smallest set is made of")
+    measure = command.add_argument_group("measured by")
+    measure.add_argument("--measure", default="nll", help="of nll, passkey")
+    add_lengths(measure, "4 M")
+    add_samples(measure, 8)
+    add_seed(measure)
+    measure.add_argument("--text", help="text for NLL: a file, folder or hub dataset (None: the shipped one)")
+    add_output(command, "runs/locate", ", may be a probe run's")
+    command.add_argument("--minutes", type=float, help="begin no cell after this; the same command goes on (None: all)")
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Checks everything that can be checked, then runs."""
+    from probe.evaluation.clock import deadline
+    from probe.evaluation.plan import names
+    from probe.mechanism.request import LocateRequest, estimate, plan
+
+    request = LocateRequest(
+        model=args.model,
+        load=load_options(args),
+        methods=args.methods,
+        settings=tuple(args.set),
+        trained_length=args.trained_length,
+        seed=args.seed,
+        executor=args.executor,
+        kinds=names(args.kinds),
+        measures=names(args.measure),
+        lengths=lengths(args),
+        samples=args.samples,
+        layers=args.layers,
+        heads=args.heads,
+        hooks=names(args.hooks),
+        spans=names(args.spans),
+        dims=args.dims,
+        candidates=args.candidates,
+        word=args.prompt,
+        text=args.text,
+    )
+    until = deadline(args.minutes)
+    made = plan(request)
+    if args.estimate:
+        print(estimate(made))
+        return 0
+    from probe.mechanism.results import write
+    from probe.mechanism.run import locate
+
+    with goes_on(args):
+        journal = locate(made, args.out, overwrite=args.overwrite, until=until)
+    summary, table = write(made, journal, args.out)
+    if summary["cells_left"]:
+        print(
+            f"mesa-lens: {args.minutes:g} minutes are over, {summary['cells_left']} cells are left; "
+            f"{again(args.out, args.overwrite)}",
+            file=sys.stderr,
+        )
+    print(json.dumps(summary, indent=1) if args.json else table)
+    return 0

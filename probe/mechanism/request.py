@@ -1,0 +1,191 @@
+"""What `mesa-lens locate` is asked for, checked against the model's config before any weights are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mesa.fingerprints import ids_fingerprint, weights_fingerprint
+from mesa.methods import Method, Origin
+from mesa.models import bytes_a_number, tokenizer_of
+from probe.capture.memory import peak_bytes
+from probe.capture.spec import CaptureSpec, parse_ranges
+from probe.evaluation.plan import PROMPTS
+from probe.mechanism import interventions
+from probe.mechanism.items import MEASURES, items
+from probe.mechanism.passes import Item
+from probe.request import MethodsRequest
+from probe.tasks import sources
+from probe.tasks.base import Setting
+from probe.tasks.repeated import word_ids
+from probe.tasks.score import heldout_ids
+
+ORIGIN = "origin"
+Group = tuple[str, int]
+"""A measure, and a length in tokens."""
+KINDS = ("weave", "patch", "clamp", "attribution", "smallest")
+_MANY = 64
+"""Heads up to which all of them are gone over where none are named."""
+
+
+@dataclass(frozen=True)
+class LocateRequest(MethodsRequest):
+    """What is asked for; lengths in tokens, 4 M if None. The methods are what mends; Origin is what breaks.
+
+    layers: to go over. heads: 'all', 'none', or the layers whose heads are gone over; None: all, if they are at most
+    64. hooks, spans: of patches. dims: clamped in a layer. candidates: heads that the smallest set is made of. word:
+    the repeated word whose observable dims are clamped.
+    """
+
+    methods: str = "rerope"
+    kinds: tuple[str, ...] = ("weave", "patch", "clamp")
+    measures: tuple[str, ...] = ("nll",)
+    lengths: tuple[int, ...] | None = None
+    samples: int = 8
+    layers: str = "all"
+    heads: str | None = None
+    hooks: tuple[str, ...] = ("resid_post", "attn_out", "mlp_out", "z")
+    spans: tuple[str, ...] = ("all",)
+    dims: int = 10
+    candidates: int = 64
+    word: str = "hello"
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class LocatePlan:
+    """A request, checked: methods ('origin' first), items by (measure, length), layers and (layer, head) pairs."""
+
+    request: LocateRequest
+    config: Any
+    methods: dict[str, Method]
+    items: dict[Group, list[Item]]
+    layers: list[int]
+    heads: list[tuple[int, int]]
+    documents: str
+
+    @property
+    def trained_length(self) -> int:
+        """M, in tokens."""
+        return self.methods[ORIGIN].trained_length
+
+    @property
+    def mending(self) -> list[str]:
+        """The methods that mend."""
+        return [name for name in self.methods if name != ORIGIN]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything that the losses of a cell depend on, beside its own name and its method; ready for JSON."""
+        asked = asdict(self.request)
+        kept = ("model", "seed", "samples", "executor", "text", "word", "dims")
+        longest = max(length for _, length in self.items)
+        return {
+            **{name: asked[name] for name in kept},
+            **{key: value for key, value in self.request.load.items() if value is not None},
+            "trained_length": self.trained_length,
+            "longest": longest,
+            "prompts": PROMPTS,
+            "weights": weights_fingerprint(self.request.model, self.config),
+            "documents": self.documents,
+        }
+
+    @property
+    def tried(self) -> Iterator[interventions.Intervention]:
+        """The weaves and patches, in the order in which they are run."""
+        asked = self.request
+        if "weave" in asked.kinds:
+            yield from interventions.weaves(self.layers, self.heads)
+        if "patch" in asked.kinds:
+            yield from interventions.patches(self.layers, self.heads, asked.hooks, asked.spans)
+
+
+def plan(request: LocateRequest) -> LocatePlan:
+    """Checks the request and builds every item. Raises ValueError, FileNotFoundError or MemoryError, naming the value."""
+    for name, asked, known in (
+        ("try", request.kinds, KINDS),
+        ("measure", request.measures, MEASURES),
+        ("hooks", request.hooks, interventions.HOOKS),
+        ("spans", request.spans, interventions.SPANS),
+    ):
+        unknown = [each for each in asked if each not in known]
+        if unknown or not asked:
+            raise ValueError(f"--{name} {','.join(unknown)!r} is not known; known: {', '.join(known)}")
+    for name, value in {"samples": request.samples, "dims": request.dims, "candidates": request.candidates}.items():
+        if value < 1:
+            raise ValueError(f"--{name} {value} is below 1")
+    if "smallest" in request.kinds and request.samples < 2:
+        raise ValueError(
+            f"--samples {request.samples}: the smallest set is chosen on one half of them, give at least 2"
+        )
+    config, trained = request.checked_model()
+    methods: dict[str, Method] = {ORIGIN: Origin(trained_length=trained), **_mending(request, config, trained)}
+    layers, heads = _places(request, config)
+    tokenizer = tokenizer_of(request.model, **request.source)
+    word_ids(tokenizer, request.word)
+    documents = tuple(heldout_ids(tokenizer, sources.texts(request.text)))
+    lengths = request.lengths or (4 * trained,)
+    if min(lengths) <= trained:
+        raise ValueError(f"--lengths {min(lengths)} is not beyond the trained length {trained}; nothing breaks there")
+    setting = Setting(trained, tuple(lengths), request.samples, request.seed, documents)
+    made = {
+        (measure, length): items(measure, tokenizer, length, setting)
+        for length in sorted(lengths)
+        for measure in request.measures
+    }
+    return LocatePlan(request, config, methods, made, layers, heads, ids_fingerprint(documents))
+
+
+def _mending(request: LocateRequest, config: Any, trained: int) -> dict[str, Method]:
+    methods = {name: each for name, each in request.checked_methods(config, trained).items() if name != ORIGIN}
+    if not methods:
+        raise ValueError(f"--methods {request.methods} names nothing that mends Origin; try rerope,mesa,dynamic-ntk")
+    for name, method in methods.items():
+        if method.layers is not None or method.heads is not None:
+            raise ValueError(f"--set gives {name} its layers or heads, which are what is varied here; leave them out")
+    return methods
+
+
+def _places(request: LocateRequest, config: Any) -> tuple[list[int], list[tuple[int, int]]]:
+    """The layers, and the (layer, head) pairs, to go over."""
+    layers = list(CaptureSpec(layers=parse_ranges(request.layers, "--layers")).resolve(config, 1).layers)
+    heads, asked = config.num_attention_heads, request.heads
+    if asked is None:
+        asked = "all" if len(layers) * heads <= _MANY else "none"
+    if asked == "none":
+        return layers, []
+    chosen = CaptureSpec(layers=parse_ranges(asked, "--heads")).resolve(config, 1).layers
+    return layers, [(layer, head) for layer in chosen if layer in layers or request.heads for head in range(heads)]
+
+
+def needed_bytes(made: LocatePlan) -> int:
+    """Estimate of the memory beside the weights: the states of both runs, and of a hook, and one pass."""
+    config, longest = made.config, max(length for _, length in made.items)
+    each = bytes_a_number(config, made.request.load)
+    streams = 2 * (config.num_hidden_layers + 1) + (
+        2 * config.num_hidden_layers if "patch" in made.request.kinds else 0
+    )
+    if "clamp" in made.request.kinds:
+        streams = max(streams, 6 * config.num_hidden_layers)  # what is searched for observable dims
+    return peak_bytes(config, longest, each, streams * longest * config.hidden_size * each)
+
+
+def passes(made: LocatePlan) -> float:
+    """Whole passes that one item of one method takes for weaves and patches; a pass from a layer on is a part."""
+    depth = made.config.num_hidden_layers
+    return 2 + sum((depth - each.layer) / depth for each in made.tried)
+
+
+def estimate(made: LocatePlan) -> str:
+    """Passes, tokens and memory of a run, as text."""
+    count = passes(made) * len(made.mending)
+    tokens = sum(count * len(item.ids) for each in made.items.values() for item in each)
+    more = [kind for kind in ("clamp", "attribution", "smallest") if kind in made.request.kinds]
+    beside = f", and {', '.join(more)} beside it" if more else ""
+    return (
+        f"{len(made.layers)} layers, {len(made.heads)} heads, {len(made.mending)} methods, "
+        f"{sum(map(len, made.items.values()))} prompts: about {count:,.0f} passes a prompt, {tokens:,.0f} tokens{beside}\n"
+        f"memory beside the weights at {max(length for _, length in made.items)} tokens: "
+        f"about {needed_bytes(made) / 2**20:,.0f} MiB"
+    )

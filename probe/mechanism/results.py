@@ -1,0 +1,200 @@
+"""What a locate run found: gaps, effects, smallest sets and attributions with their intervals, from its journal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from probe.evaluation.journal import Journal
+from probe.mechanism.cells import paired
+from probe.mechanism.request import ORIGIN, Group, LocatePlan
+from probe.mechanism.restoration import Paired, Share
+from probe.mechanism.smallest import ENOUGH, by_layer, halves, random_sets, set_cell
+
+_DRAWS = 1000
+_EFFECT = ("kind", "way", "hook", "span", "layer", "head")
+_CLAMP = ("kind", "way", "rule", "which", "span", "layer")
+
+
+def summarize(made: LocatePlan, journal: Journal) -> dict[str, Any]:
+    """The summary of what the journal holds of a plan, ready for JSON; shares only where broken and mended differ.
+
+    What is there for some items alone is judged on these; an effect's `items` says on how many.
+    """
+    summary: dict[str, Any] = {
+        "model": made.request.model,
+        "trained_length": made.trained_length,
+        "seed": made.request.seed,
+        "executor": made.request.executor,
+        "versions": {package: version(package) for package in ("mesa-lens", "torch", "transformers")},
+        "layers": made.layers,
+        "heads": made.config.num_attention_heads,
+        "methods": {name: method.describe() for name, method in made.methods.items()},
+        "cells_left": left(made, journal),
+        **{name: [] for name in ("gaps", "effects", "inside", "smallest", "attribution", "agreement")},
+    }
+    for group in sorted(made.items, key=lambda each: each[1]):
+        summary["inside"] += _inside(made, journal, group)
+        for name in made.mending:
+            if not _has_runs(made, journal, group, name):
+                continue
+            gap = paired(made, journal, group, name).gap
+            here = {"method": name, "length": group[1], "measure": group[0]}
+            summary["gaps"].append({**here, **asdict(gap), "judged": gap.judged, "items": len(made.items[group])})
+            if gap.judged:
+                effects = _effects(made, journal, group, name)
+                attribution = _attribution(made, journal, group, name)
+                summary["effects"] += [{**here, **each} for each in effects]
+                summary["attribution"] += [{**here, **each} for each in attribution]
+                summary["smallest"] += [{**here, **each} for each in _smallest(made, journal, group, name)]
+                summary["agreement"] += [{**here, **each} for each in _agreement(effects, attribution)]
+    return summary
+
+
+def left(made: LocatePlan, journal: Journal) -> int:
+    """Weaves, patches and plain runs that the journal lacks; where nothing is to be mended, none are asked for."""
+    count = 0
+    for group, items in made.items.items():
+        for number in range(len(items)):
+            count += sum((*group, name, number, "run") not in journal.rows for name in made.methods)
+            for name in made.mending:
+                if not _has_runs(made, journal, group, name) or paired(made, journal, group, name).gap.judged:
+                    count += sum((*group, name, number, *each.cell) not in journal.rows for each in made.tried)
+    return count
+
+
+def _has_runs(made: LocatePlan, journal: Journal, group: Group, name: str) -> bool:
+    numbers = range(len(made.items[group]))
+    return all((*group, each, number, "run") in journal.rows for number in numbers for each in (ORIGIN, name))
+
+
+def _effects(made: LocatePlan, journal: Journal, group: Group, name: str) -> list[dict[str, Any]]:
+    """What each weave and patch of a method, and each clamp of Origin, restores or loses again."""
+    by_cell: dict[tuple[Any, ...], list[int]] = {}
+    for cell in journal.rows:
+        if cell[:2] == group and cell[2] in (name, ORIGIN) and cell[4] in ("weave", "patch", "clamp"):
+            by_cell.setdefault((cell[2], *cell[4:]), []).append(int(cell[3]))
+    found, judges = [], {}
+    for (owner, *parts), numbers in by_cell.items():
+        numbers = tuple(number for number in sorted(numbers) if number < len(made.items[group]))
+        names = _CLAMP if parts[0] == "clamp" else _EFFECT
+        each: dict[str, Any] = dict(zip(names, parts, strict=True))
+        if not numbers or (parts[0] == "clamp" and each["span"] == "inside"):
+            continue
+        if numbers not in judges:
+            judges[numbers] = paired(made, journal, group, name, numbers)
+        losses = [journal.rows[(*group, owner, number, *parts)]["nll"] for number in numbers]
+        share = judges[numbers].share(losses, restores=each["way"] not in ("without", "break"))
+        places = {key: None if each.get(key, -1) == -1 else each[key] for key in ("layer", "head")}
+        found.append({**each, **places, "loss": float(np.mean(losses)), **_plain(share), "items": len(numbers)})
+    return found
+
+
+def _inside(made: LocatePlan, journal: Journal, group: Group) -> list[dict[str, Any]]:
+    """What clamping costs inside the window: loss less that of the plain run, nats/token, with its interval."""
+    numbers = [n for n in range(len(made.items[group])) if (*group, ORIGIN, n, "run-inside") in journal.rows]
+    cells = {cell[4:] for cell in journal.rows if cell[:3] == (*group, ORIGIN) and cell[4] == "clamp" and cell[8] == "inside"}
+    found = []
+    for parts in sorted(cells):
+        whole = [number for number in numbers if (*group, ORIGIN, number, *parts) in journal.rows]
+        plain = [journal.rows[(*group, ORIGIN, number, "run-inside")]["nll"] for number in whole]
+        held = [journal.rows[(*group, ORIGIN, number, *parts)]["nll"] for number in whole]
+        cost = Paired(held, plain).gap
+        names = dict(zip(_CLAMP, parts, strict=True))
+        row = {"way": names["way"], "rule": names["rule"], "which": names["which"], "cost": cost.broken - cost.mended}
+        found.append({"length": group[1], "measure": group[0], **row, "low": cost.low, "high": cost.high})
+    return found
+
+
+def _attribution(made: LocatePlan, journal: Journal, group: Group, name: str) -> list[dict[str, Any]]:
+    """The share of the gap that each patch would restore to first order."""
+    numbers = [n for n in range(len(made.items[group])) if (*group, name, n, "attribution") in journal.rows]
+    if not numbers:
+        return []
+    rows = [journal.rows[(*group, name, number, "attribution")]["falls"] for number in numbers]
+    broken, mended = (
+        [[float(np.mean(journal.rows[(*group, each, number, "run")]["nll"]))] for number in numbers]
+        for each in (ORIGIN, name)
+    )
+    judge, found = Paired(broken, mended), []
+    for each in zip(*rows, strict=True):
+        places = dict(zip(_EFFECT, each[0][:-1], strict=True))
+        if places["head"] == -1:
+            places["head"] = None
+        share = judge.share([[loss[0] - one[-1]] for loss, one in zip(broken, each, strict=True)])
+        kept = {key: places[key] for key in ("hook", "layer", "head")}
+        found.append({**kept, **_plain(share), "items": len(numbers)})
+    return found
+
+
+def _smallest(made: LocatePlan, journal: Journal, group: Group, name: str) -> list[dict[str, Any]]:
+    """The greedy sets in order, and random ones of the same sizes, on the items that they were not chosen on."""
+    _, scoring = halves(len(made.items[group]))
+    sizes = sorted(cell[5] for cell in journal.rows if cell[:5] == (*group, name, -1, "chosen"))
+    if not sizes or not len(scoring):
+        return []
+    last = journal.rows[(*group, name, -1, "chosen", sizes[-1])]
+    heads, candidates = [tuple(head) for head in last["heads"]], [tuple(head) for head in last["candidates"]]
+    judge = paired(made, journal, group, name, scoring)
+
+    def share(chosen: Mapping[int, tuple[int, ...]]) -> Share:
+        return judge.share([journal.rows[set_cell(group, name, number, chosen)]["nll"] for number in scoring])
+
+    shares = [share(by_layer(heads[:size])) for size in sizes]
+    random = [[share(each).value for each in random_sets(candidates, size)] for size in sizes]
+    low, middle, high = np.quantile(np.array(random), [0.025, 0.5, 0.975], axis=1).tolist()
+    return [
+        {
+            "heads": [list(head) for head in heads],
+            "candidates": len(candidates),
+            **{key: [_plain(each)[key] for each in shares] for key in ("share", "low", "high")},
+            "random_low": low, "random": middle, "random_high": high,
+            "enough": next((size for size, each in zip(sizes, shares, strict=True) if each.value >= ENOUGH), None),
+        }
+    ]
+
+
+def _agreement(effects: Sequence[dict[str, Any]], attribution: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rank correlation of attribution with patching by hook, where both were run; interval over resampled places."""
+    exact = {
+        (each["hook"], each["layer"], each["head"]): each["share"]
+        for each in effects
+        if each["kind"] == "patch" and each["way"] == "mend" and each["span"] == "all"
+    }
+    found = []
+    for hook in sorted({each["hook"] for each in attribution}):
+        pairs = [
+            (each["share"], exact[place])
+            for each in attribution
+            if each["hook"] == hook and (place := (hook, each["layer"], each["head"])) in exact
+        ]
+        if len(pairs) < 3:
+            continue
+        value, low, high = rank_correlation(*zip(*pairs, strict=True))
+        found.append(
+            {"what": "attribution", "with": "patch", "hook": hook, "spearman": value, "low": low, "high": high}
+            | {"places": len(pairs)}
+        )
+    return found
+
+
+def rank_correlation(one: Sequence[float], other: Sequence[float]) -> tuple[float | None, float | None, float | None]:
+    """Spearman's, with its 95% interval over resampled pairs; None where one of both does not vary."""
+    pairs = np.array([one, other])
+    if min(np.ptp(pairs, axis=1)) == 0:
+        return None, None, None
+    drawn = np.random.default_rng(0).integers(0, pairs.shape[1], (_DRAWS, pairs.shape[1]))
+    values = [spearmanr(*pairs[:, draw]).statistic for draw in drawn if min(np.ptp(pairs[:, draw], axis=1)) > 0]
+    low, high = np.quantile(values, [0.025, 0.975])
+    return float(spearmanr(*pairs).statistic), float(low), float(high)
+
+
+def _plain(share: Share) -> dict[str, float | None]:
+    """A share ready for JSON, which has no NaN."""
+    ends = {"low": share.low, "high": share.high}
+    return {"share": share.value, **{name: None if np.isnan(end) else end for name, end in ends.items()}}

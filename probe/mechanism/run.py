@@ -1,0 +1,144 @@
+"""Runs what a `LocatePlan` asks for, cell by cell into a journal; an interrupted run goes on where it was."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from mesa.models import load
+from probe.capture.bridge import bridge_to
+from probe.capture.memory import free_bytes
+from probe.evaluation.journal import Journal
+from probe.mechanism.attribution import attribute, attribution_bytes
+from probe.mechanism.cells import Cells, TimeIsOver, open_journal, paired
+from probe.mechanism.clamp import Clamp, clamps, observable
+from probe.mechanism.contrast import BROKEN, MENDED, Contrast
+from probe.mechanism.interventions import Intervention
+from probe.mechanism.request import ORIGIN, Group, LocatePlan, needed_bytes
+from probe.mechanism.restoration import Gap
+from probe.mechanism.smallest import search_sets
+from probe.tasks.repeated import repeated_word
+
+
+def locate(made: LocatePlan, out: Path, *, overwrite: bool = False, until: float | None = None) -> Journal:
+    """The journal of the folder `out`, with every cell of the plan unless `until` came before.
+
+    Raises MemoryError before any pass for what does not fit, FileExistsError for the folder of another run,
+    RuntimeError where no method differs from Origin.
+    """
+    needed, free = needed_bytes(made), free_bytes(made.request.load.get("device") or "cpu")
+    if needed > free:
+        raise MemoryError(
+            f"about {needed / 2**30:.1f} GiB are needed beside the weights, {free / 2**30:.1f} GiB are free; "
+            "shorten --lengths or leave patch and clamp out of --try"
+        )
+    if not overwrite:
+        open_journal(made, out)  # before the weights are loaded
+    loaded = load(made.request.model, **made.request.load)
+    journal = open_journal(made, out, overwrite=overwrite)
+    with tqdm(desc="locating", unit="token", unit_scale=True, smoothing=0.05) as bar, torch.no_grad():
+        with contextlib.suppress(TimeIsOver):
+            _run(Cells(made, bridge_to(loaded.model, loaded.tokenizer), loaded.tokenizer, journal, bar, until))
+    return journal
+
+
+def _run(cells: Cells) -> None:
+    """Every group's runs as they are, then what is tried where broken and mended differ."""
+    made = cells.made
+    groups = sorted(made.items, key=lambda group: group[1])
+    cells.bar.total = round(sum(_tokens(cells, group) for group in groups))
+    for group in groups:
+        _baselines(cells, group)
+    judged = {group: [name for name in made.mending if _gap(cells, group, name).judged] for group in groups}
+    if not any(judged.values()):
+        raise RuntimeError(_indifferent(cells))
+    kinds = made.request.kinds
+    for group, names in judged.items():
+        for number in range(len(made.items[group])):
+            for name in names:
+                for each in made.tried:
+                    _cell(cells, group, number, name, each)
+        if names and "clamp" in kinds:
+            _clamps(cells, group)
+        for name in names:
+            if "attribution" in kinds:
+                _attribution(cells, group, name)
+            if "smallest" in kinds:
+                search_sets(cells, group, name)
+
+
+def _baselines(cells: Cells, group: Group) -> None:
+    for number, item in enumerate(cells.made.items[group]):
+        for name in cells.made.methods:
+            cell = (*group, name, number, "run")
+            if cell not in cells.journal.rows:
+                contrast = cells.contrast(group, number, cells.made.mending[0] if name == ORIGIN else name)
+                cells.keep(cell, contrast.outcome(BROKEN if name == ORIGIN else MENDED).losses)
+            cells.bar.update(len(item.ids))
+
+
+def _cell(
+    cells: Cells, group: Group, number: int, name: str, each: Intervention | Clamp, own: Contrast | None = None
+) -> None:
+    cell = (*group, name, number, *each.cell)
+    if cell not in cells.journal.rows:
+        contrast = own or cells.contrast(group, number, cells.made.mending[0] if name == ORIGIN else name)
+        cells.keep(cell, each.run(contrast).losses)
+    cells.bar.update(round(len(cells.made.items[group][number].ids) * cells.part(each.layer or 0)))
+
+
+def _clamps(cells: Cells, group: Group) -> None:
+    """Losses of clamped broken runs; they serve all methods."""
+    made, request, (measure, length) = cells.made, cells.made.request, group
+    ids, _ = repeated_word(cells.tokenizer, request.word, length)
+    methods = [made.methods[ORIGIN], made.methods[made.mending[0]]]
+    found = observable(cells.bridge, ids, methods, request.dims, executor=request.executor)
+    tried = [each for rule, (dims, controls) in found.items() for each in clamps(dims, controls, rule, made.layers)]
+    tried = [each for each in tried if measure == "nll" or not each.inside]  # a passkey's last M tokens lack the key
+    items = made.items[group]
+    cells.bar.total += round(sum(len(item.ids) * cells.part(each.layer or 0) for item in items for each in tried))
+    for number in range(len(items)):
+        inside = cells.inside(group, number)
+        cell = (*group, ORIGIN, number, "run-inside")
+        if any(each.inside for each in tried) and cell not in cells.journal.rows:
+            cells.keep(cell, inside.outcome(BROKEN).losses)
+        for each in tried:
+            _cell(cells, group, number, ORIGIN, each, inside if each.inside else None)
+
+
+def _attribution(cells: Cells, group: Group, name: str) -> None:
+    model, (_, length) = cells.bridge.original_model, group
+    needed, free = attribution_bytes(model.config, length, model.dtype.itemsize), free_bytes(model.device)
+    if needed > free:
+        cells.bar.write(
+            f"left out: attribution at {length} tokens needs {needed / 2**30:.0f} GiB, {free / 2**30:.0f} are free"
+        )
+        return
+    for number in range(len(cells.made.items[group])):
+        cell = (*group, name, number, "attribution")
+        if cell not in cells.journal.rows:
+            found = attribute(cells.contrast(group, number, name), cells.made.request.hooks)
+            cells.add(cell, {"falls": [[*each.cell, fall] for each, fall in found.items()]})
+
+
+def _gap(cells: Cells, group: Group, name: str) -> Gap:
+    return paired(cells.made, cells.journal, group, name).gap
+
+
+def _tokens(cells: Cells, group: Group) -> float:
+    made = cells.made
+    parts = len(made.methods) + len(made.mending) * sum(cells.part(each.layer) for each in made.tried)
+    return sum(len(item.ids) for item in made.items[group]) * parts
+
+
+def _indifferent(cells: Cells) -> str:
+    """Why nothing can be restored."""
+    gaps = ((group, name, _gap(cells, group, name)) for group in cells.made.items for name in cells.made.mending)
+    said = (f"{name} {measure} at {length}: [{own.low:+.3f}, {own.high:+.3f}]" for (measure, length), name, own in gaps)
+    return (
+        f"broken and mended do not differ; Origin less the method, nats/token: {', '.join(said)}; "
+        "take longer --lengths, another --methods or more --samples"
+    )
