@@ -34,9 +34,14 @@ def check_method(config: Any, method: Method) -> None:
     reason = missing(config.model_type, type(method))
     if reason:
         raise ValueError(f"{method.name} cannot be attached to model type {config.model_type!r}: {reason}")
-    deepest = max(method.layers or (0,))
+    chosen = dict(method.heads or ())
+    deepest = max(chosen or method.layers or (0,))
     if deepest >= config.num_hidden_layers:
         raise ValueError(f"layer {deepest} is out of range; the model has layers 0-{config.num_hidden_layers - 1}")
+    for layer, heads in chosen.items():
+        if heads[-1] >= config.num_attention_heads:
+            last = config.num_attention_heads - 1
+            raise ValueError(f"head {heads[-1]} of layer {layer} is out of range; the model has heads 0-{last}")
 
 
 def missing(kind: str, method: type[Method]) -> str:

@@ -22,6 +22,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from mesa.engine import families
 from mesa.engine.attention import EXECUTORS, Schedule
+from mesa.engine.heads import by_head
 from mesa.engine.rope import CachedRotary, Rotary
 from mesa.methods import Method, Origin
 from mesa.support import ROTARY, check_method
@@ -57,7 +58,11 @@ class _Group:
 
 
 class Attachment:
-    """A method on a model. `calls` counts, per layer, how often the method's executor ran."""
+    """A method on a model.
+
+    `calls` counts, per layer, how often the method's executor ran; `woven` holds the query heads in which it last obeyed
+    the method's plan, the others having attended as trained.
+    """
 
     def __init__(self, model: PreTrainedModel, method: Method, executor: str, prompt_length: int | None) -> None:
         self.model, self.method, self.executor, self.prompt_length = model, method, executor, prompt_length
@@ -74,10 +79,11 @@ class Attachment:
         else:
             self.slopes = families.slopes(self)
         self.calls: Counter[int] = Counter()
+        self.woven: dict[int, tuple[int, ...]] = {}
         self._origin = Origin(trained_length=method.trained_length)
         self._prompt_lengths: WeakKeyDictionary[Cache, int] = WeakKeyDictionary()
         self._groups: list[_Group] = []
-        self._attention_module: nn.Module | None = None
+        self._attention_module: Any = None
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Lays out the coming pass: lengths, padding, and one plan for each padding."""
@@ -140,27 +146,39 @@ class Attachment:
                 f"attention dropout={dropout} is not supported while a method is attached; use model.eval()"
             )
         self._attention_module = module
-        execute = EXECUTORS[self.executor]
         self.calls[module.layer_idx] += 1
-        weave = self.method.layers is None or module.layer_idx in self.method.layers
         window = kwargs.get("sliding_window")
         total = self._groups[0].pad + self._groups[0].length
         first_key = total - key.shape[2]  # above 0 where a sliding layer's cache has dropped keys
         if len(self._groups) == 1 and self._groups[0].pad == 0:
-            schedule = self._groups[0].schedule(weave, window, first_key)
-            output, weights = execute(schedule, query, key, value, scaling)
+            output, weights = self._by_plan(self._groups[0], window, first_key, query, key, value, scaling)
             return output.transpose(1, 2).contiguous(), weights
         output = torch.zeros_like(query)
         weights = query.new_zeros(*query.shape[:3], key.shape[2]) if self.executor == "dense" else None
         for group in self._groups:
             rows, skip = group.rows, max(0, group.pad - (total - query.shape[2]))
             dropped = max(0, group.pad - first_key)
-            schedule = group.schedule(weave, window, max(0, first_key - group.pad))
             parts = (query[rows, :, skip:], key[rows, :, dropped:], value[rows, :, dropped:])
-            output[rows, :, skip:], row_weights = execute(schedule, *parts, scaling)
+            own_first = max(0, first_key - group.pad)
+            output[rows, :, skip:], row_weights = self._by_plan(group, window, own_first, *parts, scaling)
             if weights is not None and row_weights is not None:
                 weights[rows, :, skip:, dropped:] = row_weights
         return output.transpose(1, 2).contiguous(), weights
+
+    def _by_plan(
+        self, group: _Group, window: int | None, first_key: int, query: Tensor, key: Tensor, value: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor | None]:
+        """A group's attention output and weights: by the method's plan in its heads of the layer, else as trained."""
+        assert self._attention_module is not None
+        layer, every = self._attention_module.layer_idx, tuple(range(query.shape[1]))
+        chosen = self.method.heads_in(layer)
+        chosen = every if chosen is None else chosen
+        self.woven[layer] = chosen
+        execute = EXECUTORS[self.executor]
+        if chosen in (every, ()):
+            return execute(group.schedule(chosen == every, window, first_key), query, key, value, scale)
+        woven, as_trained = (group.schedule(weave, window, first_key) for weave in (True, False))
+        return by_head(execute, woven, as_trained, chosen, query, key, value, scale)
 
     def _turn(self, states: Tensor, positions: Tensor, plan: Any) -> Tensor:
         assert self.rotary is not None

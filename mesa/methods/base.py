@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
+from mesa.methods.heads import Heads, read_heads
 from mesa.plan import Plan, Position, Region, own_index
 
 _KINDS: dict[str, tuple[Any, str]] = {  # by annotation: what is allowed, in words
@@ -26,6 +27,7 @@ class Method(ABC):
     trained_length: the model's trained window M, in tokens.
     log_n: scale each query by max(1, ln(t + 1) / ln M), as in the ReRoPE repository.
     layers: the layers (from 0) the method is applied to, Origin to the rest; None: all.
+    heads: the same by query head, as {2: (0, 3), 1: (5,)} or "2:0,3;1:5"; kept as (layer, heads) pairs in rising order.
     """
 
     name: ClassVar[str]
@@ -38,6 +40,7 @@ class Method(ABC):
     trained_length: int
     log_n: bool = False
     layers: tuple[int, ...] | None = None
+    heads: Mapping[int, Iterable[int]] | Heads | str | None = None
 
     @property
     def cached_position(self) -> Position:
@@ -59,14 +62,27 @@ class Method(ABC):
             self._require(whole, "layers", "is no sequence of layers, such as (0, 1)")
             object.__setattr__(self, "layers", tuple(self.layers))
             self._require(len(self.layers) > 0 and min(self.layers) >= 0, "layers", "is empty or has a negative layer")
+        if self.heads is not None:
+            self._require(self.layers is None, "heads", f"and layers={self.layers} are both given; give one")
+            object.__setattr__(self, "heads", read_heads(self.heads, f"{self.name}: heads={self.heads}"))
 
     @abstractmethod
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
         """The plan for the first `length` tokens of a prompt of `prompt_length` (all, if None), or beyond it."""
 
     def describe(self) -> dict[str, Any]:
-        """Name and parameters, ready for JSON."""
-        return {"name": self.name, **asdict(self)}
+        """Name and parameters, ready for JSON; `heads` where given, so that older records stay equal."""
+        found = {"name": self.name, **asdict(self)}
+        if self.heads is None:
+            del found["heads"]
+        return found
+
+    def heads_in(self, layer: int) -> tuple[int, ...] | None:
+        """The heads of a layer that the method is applied to, in rising order; None: all."""
+        if self.heads is None:
+            return None if self.layers is None or layer in self.layers else ()
+        chosen: Any = self.heads
+        return dict(chosen).get(layer, ())
 
     def _require(self, good: bool, field: str, complaint: str) -> None:
         if not good:
