@@ -37,7 +37,7 @@ def add(commands: Any) -> None:
     add_methods(what, "rerope", "or 'all'; each is held against Origin")
     add_settings(what)
     what.add_argument("--layers", default="all", help="e.g. 0-10, ends included")
-    what.add_argument("--heads", help="layers whose heads are tried, e.g. 15-19, all or none (None: all, up to 64 heads)")
+    what.add_argument("--heads", help="layers whose heads are tried: e.g. 15-19, all, none (None: all up to 64 heads)")
     what.add_argument("--hooks", default="resid_post,attn_out,mlp_out,z", help="places of patches")
     what.add_argument("--spans", default="all", help="positions of patches: of all, inside, beyond, last")
     what.add_argument("--dims", type=int, default=10, help="observable dims that are clamped, a layer")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
@@ -31,7 +32,7 @@ class Contrast:
     @property
     def heads(self) -> list[int]:
         """Attention heads by layer."""
-        config = self.bridge.original_model.config
+        config: Any = self.bridge.original_model.config
         return [config.num_attention_heads] * config.num_hidden_layers
 
     def sharing(self, *others: Contrast) -> Contrast:

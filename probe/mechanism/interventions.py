@@ -1,8 +1,8 @@
-"""What is tried on a model that breaks: the method in one place alone, or activations carried from one run to another."""
+"""What is tried on a model that breaks: the method in one place alone, or one run's activations in the other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +10,8 @@ from mesa.methods import Method
 from probe.mechanism.contrast import BROKEN, MENDED, Contrast
 from probe.mechanism.passes import Edit, Outcome
 
+Head = tuple[int, int]
+"""A layer, and a head in it."""
 WAYS = {"weave": ("only", "without"), "patch": ("mend", "break")}
 """weave: the method in one place alone (is it enough?), and everywhere but there (is it needed?).
 
@@ -45,7 +47,7 @@ class Intervention:
         """The outcome of this on one item."""
         base = BROKEN if self.restores else MENDED
         if self.kind == "weave":
-            return contrast.run(base, self.layer, method=self._woven(contrast.methods[MENDED], contrast.heads))
+            return contrast.run(base, self.layer, method=self._woven(contrast))
         donor = contrast.donor(MENDED if base == BROKEN else BROKEN, (self.hook, self.layer))
         begin, end = contrast.span(self.span)
         head = slice(None) if self.head is None else self.head
@@ -61,18 +63,21 @@ class Intervention:
         edit = Edit((self.hook, self.layer), change_all if self.head is None else change)
         return contrast.run(base, self.layer, [edit])
 
-    def _woven(self, method: Method, heads: Sequence[int]) -> Method:
-        """`method` in this place alone or everywhere but there; `heads`: how many each layer has."""
-        layers = range(len(heads))
-        if self.head is None:
-            kept = [layer for layer in layers if (layer == self.layer) == self.restores]
-            return replace(method, layers=tuple(kept))
-        own = [head for head in range(heads[self.layer]) if (head == self.head) == self.restores]
-        chosen = {} if self.restores else {layer: tuple(range(heads[layer])) for layer in layers}
-        return replace(method, heads={**chosen, self.layer: tuple(own)})
+    def _woven(self, contrast: Contrast) -> Method:
+        """The mending method in this place alone or everywhere but there."""
+        everywhere = {(layer, head) for layer, count in enumerate(contrast.heads) for head in range(count)}
+        here = {(layer, head) for layer, head in everywhere if layer == self.layer and self.head in (None, head)}
+        chosen = here if self.restores else everywhere - here
+        return replace(contrast.methods[MENDED], heads=by_layer(chosen)) if chosen else contrast.methods[BROKEN]
 
 
-def weaves(layers: Sequence[int], heads: Sequence[tuple[int, int]]) -> Iterator[Intervention]:
+def by_layer(heads: Iterable[Head]) -> dict[int, tuple[int, ...]]:
+    """(layer, head) pairs by layer, both rising."""
+    chosen = sorted(heads)
+    return {layer: tuple(head for at, head in chosen if at == layer) for layer, _ in chosen}
+
+
+def weaves(layers: Sequence[int], heads: Sequence[Head]) -> Iterator[Intervention]:
     """The method in every layer and (layer, head), alone and left out."""
     for way in WAYS["weave"]:
         yield from (Intervention("weave", way, layer) for layer in layers)
@@ -80,7 +85,7 @@ def weaves(layers: Sequence[int], heads: Sequence[tuple[int, int]]) -> Iterator[
 
 
 def patches(
-    layers: Sequence[int], heads: Sequence[tuple[int, int]], hooks: Sequence[str], spans: Sequence[str]
+    layers: Sequence[int], heads: Sequence[Head], hooks: Sequence[str], spans: Sequence[str]
 ) -> Iterator[Intervention]:
     """Every patch at `hooks`, both ways, one hook after another; at z, head by head."""
     for hook in hooks:

@@ -1,4 +1,4 @@
-"""What interventions are measured by: the same last tokens of text, or the answer to a passkey, given token by token."""
+"""What interventions are measured by: the same last tokens of text, or the right answer to a passkey."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One pass of a bridged model under a method with activations edited on the way, and what it costs in likelihood.
 
-A pass may begin in the middle: layers below `Start.layer` are left out and their output is given, exactly as if they had
-run. That halves the cost of going over all layers.
+A pass may begin in the middle: layers below `Start.layer` are left out and their output is given, exactly as if
+they had run. That halves the cost of going over all layers.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def run(
 
     What is kept is what stands there after the edits. Gradients flow under executor 'dense' where they are enabled.
     Raises ValueError for a place that the pass does not reach, RuntimeError when an edit was not made exactly once or
-    the method's executor did not run exactly once in every layer from the start on.
+    the method did not run exactly once in every layer from the start on, in its heads.
     """
     model: Any = bridge.original_model
     depth, first = model.config.num_hidden_layers, start.layer if start else 0
@@ -95,14 +95,19 @@ def run(
 
     hooks += [(_name(edit.place), partial(change, number=number)) for number, edit in enumerate(edits)]
     hooks += [(_name(place), partial(look, place=place)) for place in keep]
-    with mesa.applied(model, method, executor=executor, prompt_length=item.prompt) as attachment:
-        with _from_layer(model, first), bridge.hooks(fwd_hooks=hooks):
-            losses = _losses(model, item)
+    attached = mesa.applied(model, method, executor=executor, prompt_length=item.prompt)
+    with attached as attachment, _from_layer(model, first), bridge.hooks(fwd_hooks=hooks):
+        losses = _losses(model, item)
     if set(made) > {1}:
         raise RuntimeError(f"edits at {[edit.place for edit in edits]} were made {made} times, once each expected")
     expected = dict.fromkeys(range(first, depth), 1)
-    if dict(attachment.calls) != expected:
-        raise RuntimeError(f"{method.name} ran {dict(attachment.calls)} times by layer, expected {expected}")
+    every = tuple(range(model.config.num_attention_heads))
+    asked = {layer: every if method.heads_in(layer) is None else method.heads_in(layer) for layer in expected}
+    if dict(attachment.calls) != expected or attachment.woven != asked:
+        raise RuntimeError(
+            f"{method.name} ran {dict(attachment.calls)} times by layer, in heads {attachment.woven}; expected "
+            f"{expected}, in heads {asked}"
+        )
     missing = [place for place, value in kept.items() if value is None]
     if missing:
         raise RuntimeError(f"nothing passed the hooks {missing}")

@@ -102,7 +102,7 @@ class LocatePlan:
 
 
 def plan(request: LocateRequest) -> LocatePlan:
-    """Checks the request and builds every item. Raises ValueError, FileNotFoundError or MemoryError, naming the value."""
+    """Checks the request and builds every item. Raises ValueError or FileNotFoundError, naming the value."""
     for name, asked, known in (
         ("try", request.kinds, KINDS),
         ("measure", request.measures, MEASURES),
@@ -182,10 +182,11 @@ def estimate(made: LocatePlan) -> str:
     count = passes(made) * len(made.mending)
     tokens = sum(count * len(item.ids) for each in made.items.values() for item in each)
     more = [kind for kind in ("clamp", "attribution", "smallest") if kind in made.request.kinds]
+    prompts = sum(map(len, made.items.values()))
     beside = f", and {', '.join(more)} beside it" if more else ""
     return (
-        f"{len(made.layers)} layers, {len(made.heads)} heads, {len(made.mending)} methods, "
-        f"{sum(map(len, made.items.values()))} prompts: about {count:,.0f} passes a prompt, {tokens:,.0f} tokens{beside}\n"
+        f"{len(made.layers)} layers, {len(made.heads)} heads, {len(made.mending)} methods, {prompts} prompts: about {count:,.0f} passes a prompt, "
+        f"{tokens:,.0f} tokens{beside}\n"
         f"memory beside the weights at {max(length for _, length in made.items)} tokens: "
         f"about {needed_bytes(made) / 2**20:,.0f} MiB"
     )

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import spearmanr
 
 from probe.evaluation.journal import Journal
-from probe.mechanism.cells import paired
+from probe.mechanism.cells import FOLDER, paired
+from probe.mechanism.interventions import by_layer
 from probe.mechanism.request import ORIGIN, Group, LocatePlan
 from probe.mechanism.restoration import Paired, Share
-from probe.mechanism.smallest import ENOUGH, by_layer, halves, random_sets, set_cell
+from probe.mechanism.smallest import ENOUGH, halves, random_sets, set_cell
 
 _DRAWS = 1000
 _EFFECT = ("kind", "way", "hook", "span", "layer", "head")
@@ -54,6 +56,14 @@ def summarize(made: LocatePlan, journal: Journal) -> dict[str, Any]:
                 summary["smallest"] += [{**here, **each} for each in _smallest(made, journal, group, name)]
                 summary["agreement"] += [{**here, **each} for each in _agreement(effects, attribution)]
     return summary
+
+
+def write(made: LocatePlan, journal: Journal, out: Path) -> tuple[dict[str, Any], str]:
+    """The summary, which is written to the run's folder, and what a reader is told of it."""
+    summary = summarize(made, journal)
+    if journal.rows:
+        (out / FOLDER / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    return summary, ""
 
 
 def left(made: LocatePlan, journal: Journal) -> int:
@@ -98,7 +108,8 @@ def _effects(made: LocatePlan, journal: Journal, group: Group, name: str) -> lis
 def _inside(made: LocatePlan, journal: Journal, group: Group) -> list[dict[str, Any]]:
     """What clamping costs inside the window: loss less that of the plain run, nats/token, with its interval."""
     numbers = [n for n in range(len(made.items[group])) if (*group, ORIGIN, n, "run-inside") in journal.rows]
-    cells = {cell[4:] for cell in journal.rows if cell[:3] == (*group, ORIGIN) and cell[4] == "clamp" and cell[8] == "inside"}
+    own = (cell for cell in journal.rows if cell[:3] == (*group, ORIGIN) and cell[4] == "clamp")
+    cells = {cell[4:] for cell in own if cell[8] == "inside"}
     found = []
     for parts in sorted(cells):
         whole = [number for number in numbers if (*group, ORIGIN, number, *parts) in journal.rows]
@@ -153,7 +164,9 @@ def _smallest(made: LocatePlan, journal: Journal, group: Group, name: str) -> li
             "heads": [list(head) for head in heads],
             "candidates": len(candidates),
             **{key: [_plain(each)[key] for each in shares] for key in ("share", "low", "high")},
-            "random_low": low, "random": middle, "random_high": high,
+            "random_low": low,
+            "random": middle,
+            "random_high": high,
             "enough": next((size for size, each in zip(sizes, shares, strict=True) if each.value >= ENOUGH), None),
         }
     ]
@@ -186,12 +199,23 @@ def _agreement(effects: Sequence[dict[str, Any]], attribution: Sequence[dict[str
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> tuple[float | None, float | None, float | None]:
     """Spearman's, with its 95% interval over resampled pairs; None where one of both does not vary."""
     pairs = np.array([one, other])
-    if min(np.ptp(pairs, axis=1)) == 0:
-        return None, None, None
     drawn = np.random.default_rng(0).integers(0, pairs.shape[1], (_DRAWS, pairs.shape[1]))
-    values = [spearmanr(*pairs[:, draw]).statistic for draw in drawn if min(np.ptp(pairs[:, draw], axis=1)) > 0]
-    low, high = np.quantile(values, [0.025, 0.975])
-    return float(spearmanr(*pairs).statistic), float(low), float(high)
+    value, *values = (_spearman(*pairs[:, draw]) for draw in (np.arange(pairs.shape[1]), *drawn))
+    found = [each for each in values if each is not None]
+    if value is None or not found:
+        return value, None, None
+    low, high = np.quantile(found, [0.025, 0.975])
+    return value, float(low), float(high)
+
+
+def _spearman(one: np.ndarray, other: np.ndarray) -> float | None:
+    ranks = [_ranks(one), _ranks(other)]
+    return None if min(map(np.ptp, ranks)) == 0 else float(np.corrcoef(*ranks)[0, 1])
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Mid-ranks."""
+    return (values[:, None] > values).sum(1) + (values[:, None] == values).sum(1) / 2
 
 
 def _plain(share: Share) -> dict[str, float | None]:

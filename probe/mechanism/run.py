@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -110,7 +111,8 @@ def _clamps(cells: Cells, group: Group) -> None:
 
 
 def _attribution(cells: Cells, group: Group, name: str) -> None:
-    model, (_, length) = cells.bridge.original_model, group
+    model: Any = cells.bridge.original_model
+    _, length = group
     needed, free = attribution_bytes(model.config, length, model.dtype.itemsize), free_bytes(model.device)
     if needed > free:
         cells.bar.write(

@@ -9,10 +9,9 @@ import numpy as np
 
 from probe.mechanism.cells import Cells, paired
 from probe.mechanism.contrast import BROKEN, MENDED, Contrast
+from probe.mechanism.interventions import Head, by_layer
 from probe.mechanism.request import Group
 
-Head = tuple[int, int]
-"""A layer, and a head in it."""
 Heads = Mapping[int, tuple[int, ...]]
 """Heads by layer, as methods take them."""
 ENOUGH = 0.9
@@ -40,12 +39,6 @@ def random_sets(candidates: Sequence[Head], size: int) -> list[Heads]:
     rng = np.random.default_rng(size)
     picks = (rng.choice(len(candidates), size, replace=False) for _ in range(RANDOM_SETS))
     return [by_layer([candidates[place] for place in sorted(pick)]) for pick in picks]
-
-
-def by_layer(heads: Sequence[Head]) -> dict[int, tuple[int, ...]]:
-    """Heads by layer, both rising."""
-    layers = sorted({layer for layer, _ in heads})
-    return {layer: tuple(sorted(head for at, head in heads if at == layer)) for layer in layers}
 
 
 def search_sets(cells: Cells, group: Group, name: str) -> None:
