@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,7 +17,7 @@ def by_head(
     execute: Execute,
     woven: Schedule,
     as_trained: Schedule,
-    chosen: tuple[int, ...],
+    chosen: Sequence[int],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -28,20 +28,20 @@ def by_head(
     Shapes as in the executors; heads are those of `query`.
     """
     group = query.shape[1] // key.shape[1]
-    others = tuple(head for head in range(query.shape[1]) if head not in chosen)
+    others = [head for head in range(query.shape[1]) if head not in chosen]
     output, weights = torch.zeros_like(query), None
     for schedule, heads in ((woven, chosen), (as_trained, others)):
         for part, key_heads in _parts(heads, group):
-            own = schedule if schedule.slopes is None else replace(schedule, slopes=schedule.slopes[list(part)])
+            own = schedule if schedule.slopes is None else replace(schedule, slopes=schedule.slopes[part])
             states = _taken(query, part), _taken(key, key_heads), _taken(value, key_heads)
-            output[:, list(part)], part_weights = execute(own, *states, scale)
+            output[:, part], part_weights = execute(own, *states, scale)
             if part_weights is not None:
                 weights = query.new_zeros(*query.shape[:3], key.shape[2]) if weights is None else weights
-                weights[:, list(part)] = part_weights
+                weights[:, part] = part_weights
     return output, weights
 
 
-def _parts(heads: tuple[int, ...], group: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _parts(heads: Sequence[int], group: int) -> Iterator[tuple[list[int], list[int]]]:
     """Query heads with their key heads, as many to each key head, so that a part is grouped attention by itself.
 
     Every key head is in one part, so no key is copied, or turned, for each of its queries.
@@ -51,12 +51,12 @@ def _parts(heads: tuple[int, ...], group: int) -> Iterator[tuple[tuple[int, ...]
         members.setdefault(head // group, []).append(head)
     for count in sorted({len(each) for each in members.values()}):
         alike = {key_head: each for key_head, each in members.items() if len(each) == count}
-        yield tuple(head for each in alike.values() for head in each), tuple(alike)
+        yield [head for each in alike.values() for head in each], list(alike)
 
 
-def _taken(states: Tensor, heads: tuple[int, ...]) -> Tensor:
+def _taken(states: Tensor, heads: list[int]) -> Tensor:
     """Those heads of `states` (batch, head, token, dim); a view where they are evenly spaced."""
-    step = heads[1] - heads[0] if len(heads) > 1 else 1
-    if heads == tuple(range(heads[0], heads[-1] + 1, step)):
-        return states[:, heads[0] : heads[-1] + 1 : step]
-    return states[:, list(heads)]
+    first, last, step = heads[0], heads[-1], heads[1] - heads[0] if len(heads) > 1 else 1
+    if heads == list(range(first, last + 1, step)):
+        return states[:, first : last + 1 : step]
+    return states[:, heads]

@@ -60,8 +60,8 @@ class _Group:
 class Attachment:
     """A method on a model.
 
-    `calls` counts, per layer, how often the method's executor ran; `woven` holds the query heads in which it last obeyed
-    the method's plan, the others having attended as trained.
+    `calls` counts, per layer, how often the method's executor ran; `woven` names the query heads in which it last
+    obeyed the method's plan: the others attended as trained.
     """
 
     def __init__(self, model: PreTrainedModel, method: Method, executor: str, prompt_length: int | None) -> None:

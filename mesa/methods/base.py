@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
-from mesa.methods.heads import Heads, read_heads
+from mesa.methods.heads import read_heads
 from mesa.plan import Plan, Position, Region, own_index
 
 _KINDS: dict[str, tuple[Any, str]] = {  # by annotation: what is allowed, in words
@@ -40,7 +40,7 @@ class Method(ABC):
     trained_length: int
     log_n: bool = False
     layers: tuple[int, ...] | None = None
-    heads: Mapping[int, Iterable[int]] | Heads | str | None = None
+    heads: Any = None
 
     @property
     def cached_position(self) -> Position:
@@ -81,8 +81,7 @@ class Method(ABC):
         """The heads of a layer that the method is applied to, in rising order; None: all."""
         if self.heads is None:
             return None if self.layers is None or layer in self.layers else ()
-        chosen: Any = self.heads
-        return dict(chosen).get(layer, ())
+        return dict(self.heads).get(layer, ())
 
     def _require(self, good: bool, field: str, complaint: str) -> None:
         if not good:

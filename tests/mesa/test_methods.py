@@ -1,3 +1,4 @@
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,11 +10,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import BloomConfig, LlamaConfig, MptConfig
 
 import mesa
 from mesa import weave
 from mesa.plan import distances, reach, restarts
 from mesa.settings import make_methods
+from mesa.support import check_method
 
 
 def test_rerope_distances():
@@ -146,16 +149,73 @@ def test_mesa_chunks_stay_within_the_window(trained, extra, share, threshold, va
         (lambda: mesa.make("rerope", 64, log_n="no"), "rerope: log_n=no is not true or false"),
         (lambda: mesa.make("leaky-rerope", 64, k="x"), "leaky-rerope: k=x is not a number"),
         (lambda: mesa.make("rerope", 64, layers=1), "rerope: layers=1 is no sequence of layers, such as (0, 1)"),
+        (lambda: heads("2:0", layers=(1,)), "rerope: heads=2:0 and layers=(1,) are both given; give one"),
+        (
+            lambda: heads("2:"),
+            "rerope: heads=2: has '2:', which is no LAYER:HEAD,HEAD; write it as {1: (5,), 2: (0, 3)}",
+        ),
+        (lambda: heads("2:0;"), "has '', which is no LAYER:HEAD,HEAD; write it as {1: (5,), 2: (0, 3)} or '1:5;2:0,3'"),
+        (lambda: heads("-1:0"), "rerope: heads=-1:0 has '-1:0', which is no LAYER:HEAD,HEAD"),
+        (lambda: heads("2:0-99999999"), "has '2:0-99999999', which is no LAYER:HEAD,HEAD"),
+        (lambda: heads("2:3-1"), "rerope: heads=2:3-1 has the range 3-1, which ends before it begins; write it as"),
+        (lambda: heads("2:0,0-1"), "rerope: heads=2:0,0-1 names one of the heads of layer 2 twice; write it as"),
+        (lambda: heads("2:0;2:1"), "rerope: heads=2:0;2:1 names a layer twice; write it as"),
+        (lambda: heads({}), "rerope: heads={} is empty; write it as"),
+        (lambda: heads({2: ()}), "rerope: heads={2: ()} names no heads of layer 2; write it as"),
+        (lambda: heads({2: 0}), "rerope: heads={2: 0} is no mapping of layers to heads; write it as"),
+        (lambda: heads(2), "rerope: heads=2 is no mapping of layers to heads; write it as"),
+        (lambda: heads({-1: (0,)}), "rerope: heads={-1: (0,)} has the layer -1, which is below 0; write it as"),
+        (lambda: heads({2: (0, -3)}), "rerope: heads={2: (0, -3)} has the head -3, which is below 0; write it as"),
+        (lambda: heads({2: (0.5,)}), "rerope: heads={2: (0.5,)} has the head 0.5, which is no whole number; write it"),
+        (lambda: heads({"2": (0,)}), "rerope: heads={'2': (0,)} has the layer '2', which is no whole number; write it"),
         (lambda: mesa.make("rope", 64), "unknown method 'rope'; known: origin, nope, rerope"),
         (
             lambda: mesa.make("rerope", 64, width=3),
-            "rerope: unknown parameter 'width'; known: layers, log_n, trained_length",
+            "rerope: unknown parameter 'width'; known: heads, layers, log_n, trained_length",
         ),
     ],
 )
 def test_bad_parameters_are_named(build, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         build()
+
+
+def heads(given, **changes):
+    return mesa.make("rerope", 64, heads=given, **changes)
+
+
+def test_heads_are_kept_in_one_form_however_they_are_written():
+    method = make_methods("rerope", 64, ["rerope.heads=2:3,0; 1:0-2"])["rerope"]
+    assert method.heads == ((1, (0, 1, 2)), (2, (0, 3)))
+    assert [method.heads_in(layer) for layer in range(4)] == [(), (0, 1, 2), (0, 3), ()]
+    for same in ({2: (0, 3), 1: range(3)}, {1: {0, 1, 2}, 2: np.array([3, 0])}, [(2, [0, 3]), (1, [2, 1, 0])]):
+        assert heads(same) == method
+        assert hash(heads(same)) == hash(method)
+    assert make_methods("rerope", 64, ["rerope.heads={2: (0, 3), 1: (0, 1, 2)}"])["rerope"] == method
+    assert mesa.ReRoPE(trained_length=64).heads_in(5) is None
+    assert [mesa.ReRoPE(trained_length=64, layers=(1,)).heads_in(layer) for layer in (0, 1)] == [(), None]
+
+
+def test_what_a_record_says_of_heads_makes_the_method_again():
+    record = json.loads(json.dumps(heads("2:0,3").describe()))
+    assert mesa.make(record.pop("name"), record.pop("trained_length"), **record) == heads("2:0,3")
+    assert mesa.ReRoPE(trained_length=64).describe() == {  # as it was before there were heads
+        "name": "rerope", "trained_length": 64, "log_n": True, "layers": None, "window": 8,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "last"),
+    [(LlamaConfig(num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2), 3), (MptConfig(n_layers=3), 15),
+     (BloomConfig(n_layer=3, n_head=6), 5)],
+)  # fmt: skip
+def test_layers_and_heads_that_a_model_lacks_are_named_with_what_it_has(config, last):
+    check_method(config, heads({0: (0,), 2: (1, last)}))
+    with pytest.raises(ValueError, match=f"head {last + 1} of layer 1 is out of range; the model has heads 0-{last}"):
+        check_method(config, heads({0: (0,), 1: (0, last + 1)}))
+    for changes in ({"heads": {0: (0,), 3: (0,)}}, {"layers": (0, 3)}):
+        with pytest.raises(ValueError, match="layer 3 is out of range; the model has layers 0-2"):
+            check_method(config, mesa.make("rerope", 64, **changes))
 
 
 def test_switches_are_read_in_any_case():

@@ -101,6 +101,13 @@ def test_estimate_loads_no_weights_and_writes_nothing(model, tmp_path, capsys, m
         (["--lengths", "1k:2k"], "is no FIRST:LAST:STEP, e.g. 1k:16k:1k", 2),
         (["--lengths", "90"], "--lengths leaves out the trained length 160", 2),
         (["--set", "rerope.window=160"], "rerope: window=160 is not below the trained length 160", 2),
+        (
+            ["--estimate", "--set", "rerope.heads=2:0,4"],
+            "head 4 of layer 2 is out of range; the model has heads 0-3",
+            2,
+        ),
+        (["--estimate", "--set", "mesa.layers=0,3"], "layer 3 is out of range; the model has layers 0-2", 2),
+        (["--methods", "all", "--estimate", "--set", "mesa.heads=3:0"], "layer 3 is out of range; the model has", 2),
         (["--text", "/nowhere.txt"], "--text /nowhere.txt is not a file", 2),
         (["--dtype", "int8"], "unknown dtype 'int8'; known: float32, float16, bfloat16", 2),
         (["--device", "cuda"], "device='cuda' is not available here; use --device cpu", 2),

@@ -5,6 +5,7 @@ import pytest
 import tiny
 import torch
 from transformers import (
+    AttentionInterface,
     BloomConfig,
     BloomForCausalLM,
     DynamicCache,
@@ -152,6 +153,41 @@ def test_executors_agree_and_padding_changes_nothing(family, name):
     with mesa.applied(model, cases.method(name)):
         alone, _ = decoded(model, ids[:1, 7:], mask[:1, 7:], steps[:1])
     torch.testing.assert_close(alone[0], logits[0, 7:], atol=3e-5, rtol=0)
+
+
+def kept_weights(attachment, layer):
+    """A list to which a layer's attention weights are added, call by call."""
+    kept, inner = [], attachment.attention
+
+    def attention(module, *args, **kwargs):
+        output, weights = inner(module, *args, **kwargs)
+        if module.layer_idx == layer:
+            kept.append(weights)
+        return output, weights
+
+    attachment.attention = attention
+    AttentionInterface.register(attachment.model.config._attn_implementation, attention)
+    return kept
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_heads_are_chosen_in_prefill_and_decoding(family):
+    """The weights of a layer's heads depend on those of the layers below alone; the sliding layers' keys drop out."""
+    model, (ids, mask, steps) = build(family), padded()
+    in_heads, in_layer = ({"heads": {1: (0, 1, 3)}}, {"layers": (1,)})
+    weights, logits = {}, {}
+    for chosen, changes in (("heads", in_heads), ("layer", in_layer), ("none", {"layers": (2,)})):
+        with mesa.applied(model, cases.method("rerope", **changes), executor="dense") as attachment:
+            weights[chosen] = kept_weights(attachment, layer=1)
+            logits[chosen], real = decoded(model, ids, mask, steps)
+    assert len(weights["heads"]) == 21
+    for got, woven, origin in zip(weights["heads"], weights["layer"], weights["none"], strict=True):
+        torch.testing.assert_close(got[:, [0, 1, 3]], woven[:, [0, 1, 3]], atol=3e-5, rtol=0)
+        torch.testing.assert_close(got[:, 2], origin[:, 2], atol=3e-5, rtol=0)
+        assert (woven - origin).abs().amax((0, 2, 3)).min() > 1e-3
+    with mesa.applied(model, cases.method("rerope", **in_heads)):
+        fused, _ = decoded(model, ids, mask, steps)
+    torch.testing.assert_close(fused[real], logits["heads"][real], atol=3e-5, rtol=0)
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))

@@ -264,6 +264,10 @@ def test_another_evaluation_in_the_folder_is_refused_naming_what_differs(asked, 
             run(plan(replace(asked, **changes)), tmp_path)
     with pytest.raises(FileExistsError, match="of mesa at 96 with other parameters"):
         run(plan(replace(asked, settings=("mesa.width=7",))), tmp_path)
+    in_heads = replace(asked, settings=("mesa.heads=0:1,3;2:0-2",))
+    with pytest.raises(FileExistsError, match="of mesa at 96 with other parameters"):
+        run(plan(in_heads), tmp_path)
+    assert run(plan(in_heads), tmp_path / "heads") == run(plan(in_heads), tmp_path / "heads")
 
 
 def test_a_run_that_kept_nothing_binds_to_nothing(asked, tmp_path):

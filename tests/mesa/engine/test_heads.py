@@ -1,0 +1,168 @@
+"""A method in some query heads: the pair-by-pair oracle of each head's own method, and whole runs as the reference."""
+
+from itertools import combinations
+
+import cases
+import numpy as np
+import oracle
+import pytest
+import tiny
+import torch
+from transformers import DynamicCache
+
+import mesa
+from mesa.engine.attention import EXECUTORS, Schedule
+from mesa.engine.heads import by_head
+from mesa.plan import own_index
+
+PROMPT, STEPS, PAD, DIM = 58, 2, 9, 8
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny.model().double()
+
+
+def tokens(batch, length):
+    return torch.randint(2, 97, (batch, length), generator=torch.Generator().manual_seed(0))
+
+
+def logits(model, ids):
+    with torch.no_grad():
+        return model(ids).logits
+
+
+def seen(model, method, executor):
+    """What enters and leaves attention in layer 0, (row, head, token, dim), in a padded prompt and as it goes on."""
+    attention, found = model.model.layers[0].self_attn, {name: [] for name in "qkvo"}
+    hooks = [
+        getattr(attention, f"{name}_proj").register_forward_hook(
+            lambda _, args, out, name=name: found[name].append(out)
+        )
+        for name in "qkv"
+    ]
+    hooks.append(attention.o_proj.register_forward_pre_hook(lambda _, args: found["o"].append(args[0])))
+    ids, mask, cache = tokens(2, PROMPT + STEPS), torch.ones(2, PROMPT + STEPS, dtype=torch.long), DynamicCache()
+    mask[1, :PAD] = 0
+    try:
+        with torch.no_grad(), mesa.applied(model, method, executor=executor) as attachment:
+            for begin, end in ((0, PROMPT), *((PROMPT + n, PROMPT + n + 1) for n in range(STEPS))):
+                model(ids[:, begin:end], attention_mask=mask[:, :end], past_key_values=cache)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert attachment.woven == {layer: method.heads_in(layer) for layer in range(3)}
+    return {name: torch.cat(parts, 1).unflatten(-1, (-1, DIM)).transpose(1, 2).numpy() for name, parts in found.items()}
+
+
+def by_formula(name, states, prompt):
+    """The oracle's output for a head, a decoded token at a time: some methods follow the length so far."""
+    log_n = cases.method(name).log_n
+    options = {"trained": cases.TRAINED, "prompt": prompt, "log_n": log_n, **cases.oracle_parameters(name)}
+    ends = [prompt, *range(prompt + 1, prompt + STEPS + 1)]
+    parts = [oracle.attention(name, *(each[:end] for each in states), **options) for end in ends]
+    return np.concatenate([parts[0], *(part[-1:] for part in parts[1:])])
+
+
+@pytest.mark.parametrize("name", list(cases.CASES))
+@pytest.mark.parametrize("chosen", [(0, 1, 3), (1, 2)])
+def test_each_head_equals_the_formula_of_its_own_method(model, name, chosen):
+    method = cases.method(name, heads={0: chosen, 2: (3,)})
+    expected: dict = {}
+    for executor in ("dense", "fused"):
+        found = seen(model, method, executor)
+        for row, pad in ((0, 0), (1, PAD)):
+            for head in range(4):
+                own = name if head in chosen else "origin"
+                states = [found["q"][row, head, pad:], *(found[each][row, head // 2, pad:] for each in "kv")]
+                if (row, head) not in expected:
+                    expected[row, head] = by_formula(own, states, PROMPT - pad)
+                error = f"{executor}, row {row}, head {head}"
+                np.testing.assert_allclose(
+                    found["o"][row, head, pad:], expected[row, head], atol=5e-5, rtol=5e-5, err_msg=error
+                )
+    if name != "origin":
+        wrong = by_formula("origin", [found["q"][0, 1], found["k"][0, 0], found["v"][0, 0]], PROMPT)
+        assert np.abs(wrong - expected[0, 1]).max() > 1e-2
+
+
+def partial_states(heads, key_heads, length=50):
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((heads, length), (key_heads, length), (key_heads, length))
+    return [torch.randn(2, *shape, DIM, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+def schedules(length, slopes=None, start=0):
+    """A masking method's and Origin's: they differ without rotation."""
+    plans = (cases.method(name).plan(length) for name in ("lm-infinite", "origin"))
+    return [Schedule(plan, start, own_index, slopes=slopes) for plan in plans]
+
+
+SOME = [(heads, group, chosen) for heads, group in ((4, 2), (6, 3)) for n in range(1, heads)
+        for chosen in combinations(range(heads), n)] + [(8, 2, (0, 2, 6)), (4, 1, (0, 1, 3)), (4, 4, (2,))]  # fmt: skip
+
+
+@pytest.mark.parametrize("executor", ["dense", "fused"])
+def test_any_heads_are_those_of_the_whole_runs(executor):
+    for heads, group, chosen in SOME:
+        query, key, value = partial_states(heads, heads // group)
+        slopes = torch.linspace(0.1, 0.9, heads, dtype=torch.float64) if group == 1 else None
+        execute = EXECUTORS[executor]
+        for start in (0, 49):
+            both, parts = schedules(50, slopes, start), (query[:, :, start:], key, value)
+            got, weights = by_head(execute, *both, chosen, *parts, 0.3)
+            (woven, woven_weights), (origin, origin_weights) = (execute(each, *parts, 0.3) for each in both)
+            mine = torch.tensor([head in chosen for head in range(heads)])[:, None, None]
+            torch.testing.assert_close(got, torch.where(mine, woven, origin), msg=f"{chosen} of {heads}, {group}")
+            assert (woven - origin).abs().amax((0, 2, 3)).min() > 1e-3
+            if executor == "dense":
+                torch.testing.assert_close(weights, torch.where(mine, woven_weights, origin_weights))
+            else:
+                assert weights is None
+
+
+def test_gradients_are_those_of_the_whole_runs():
+    states, chosen = [each.requires_grad_() for each in partial_states(6, 2)], (0, 1, 2, 4)
+    both, mine = schedules(50), torch.tensor([head in chosen for head in range(6)])[:, None, None]
+    execute = EXECUTORS["dense"]
+    got = by_head(execute, *both, chosen, *states, 0.3)[0]
+    woven, origin = (execute(each, *states, 0.3)[0] for each in both)
+    given = torch.randn(got.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    wanted = torch.autograd.grad((torch.where(mine, woven, origin) * given).sum(), states, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad((got * given).sum(), states), wanted)
+    other = torch.autograd.grad((woven * given).sum(), states)
+    assert all((one - two).abs().max() > 1e-2 for one, two in zip(wanted, other, strict=True))
+
+
+def test_gradients_flow_through_a_model():
+    model = tiny.model()
+    with mesa.applied(model, cases.method("mesa", heads={1: (2,)}), executor="dense"):
+        model(tokens(1, 40)).logits.sum().backward()
+    assert all(layer.self_attn.k_proj.weight.grad.abs().max() > 0 for layer in model.model.layers)
+
+
+def test_fused_refuses_gradients(model):
+    with (
+        mesa.applied(model, cases.method("rerope", heads={1: (2,)})),
+        pytest.raises(RuntimeError, match="no gradients"),
+    ):
+        model(tokens(1, 10))
+
+
+@pytest.mark.parametrize("executor", ["dense", "fused"])
+@pytest.mark.parametrize("name", list(cases.CASES))
+def test_all_heads_of_layers_are_the_layers(model, name, executor):
+    ids, results = tokens(1, 60), []
+    chosen = (
+        {"heads": {1: range(4), 2: range(4)}},
+        {"layers": (1, 2)},
+        {"heads": "0:0-3;1:0-3;2:3,2,1,0"},
+        {},
+    )
+    for changes in chosen:
+        with mesa.applied(model, cases.method(name, **changes), executor=executor):
+            results.append(logits(model, ids))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[2], results[3])
+    if name != "origin":
+        assert (results[0] - results[2]).abs().max() > 1e-3
