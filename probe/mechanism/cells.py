@@ -58,7 +58,7 @@ def paired(made: LocatePlan, journal: Journal, group: Group, name: str, numbers:
 
 @dataclass
 class Cells:
-    """A plan, the bridged model, the journal, and the contrasts of the item at hand; their states serve all its cells."""
+    """A plan, the bridged model, the journal, and the contrasts of the item at hand, for all its cells."""
 
     made: LocatePlan
     bridge: TransformerBridge

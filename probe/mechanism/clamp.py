@@ -45,7 +45,7 @@ def observable(
     trained = methods[0].trained_length
     rule = DriftRule.scaled(trained, resolution(str(bridge.original_model.dtype).removeprefix("torch.")))
     new = {method.name: restarts(method.plan(len(ids))) for method in methods}
-    drift = find_drift(hidden, trained, rule, methods[0].name, restarts=new).sel({"method": methods[0].name})
+    drift = find_drift(hidden, trained, rule, reference=methods[0].name, restarts=new).sel({"method": methods[0].name})
     rank = search(hidden, trained, CrossingRule.scaled(trained), methods[0].name)["rank"].values
     variance = hidden[0, :, trained // 4 : trained].var("position").values
     called = np.isfinite(drift["first"].values)

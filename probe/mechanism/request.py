@@ -179,14 +179,12 @@ def passes(made: LocatePlan) -> float:
 
 def estimate(made: LocatePlan) -> str:
     """Passes, tokens and memory of a run, as text."""
-    count = passes(made) * len(made.mending)
+    count, prompts = passes(made) * len(made.mending), sum(map(len, made.items.values()))
     tokens = sum(count * len(item.ids) for each in made.items.values() for item in each)
     more = [kind for kind in ("clamp", "attribution", "smallest") if kind in made.request.kinds]
-    prompts = sum(map(len, made.items.values()))
-    beside = f", and {', '.join(more)} beside it" if more else ""
     return (
-        f"{len(made.layers)} layers, {len(made.heads)} heads, {len(made.mending)} methods, {prompts} prompts: about {count:,.0f} passes a prompt, "
-        f"{tokens:,.0f} tokens{beside}\n"
+        f"{len(made.layers)} layers, {len(made.heads)} heads, {len(made.mending)} methods, {prompts} prompts: about "
+        f"{count:,.0f} passes a prompt, {tokens:,.0f} tokens{', beside ' + ', '.join(more) if more else ''}\n"
         f"memory beside the weights at {max(length for _, length in made.items)} tokens: "
         f"about {needed_bytes(made) / 2**20:,.0f} MiB"
     )

@@ -56,8 +56,8 @@ class Paired:
     def share(self, losses: Sequence[Sequence[float]], *, restores: bool = True) -> Share:
         """The share of the gap that an intervention's `losses` restore, or, without `restores`, lose again.
 
-        restores: (broken - losses) / (broken - mended), else (losses - mended) / (broken - mended). A ratio of
-        means, each draw's items and blocks the same above and below. An interval that a gap near 0 makes boundless is NaN.
+        restores: (broken - losses) / (broken - mended), else (losses - mended) / (broken - mended); of means, each
+        draw's items and blocks the same above and below. An interval that a gap near 0 makes boundless is NaN.
         """
         array = np.asarray(losses, float)
         moved = self.broken - array if restores else array - self.mended

@@ -146,7 +146,7 @@ def _attribution(made: LocatePlan, journal: Journal, group: Group, name: str) ->
 def _smallest(made: LocatePlan, journal: Journal, group: Group, name: str) -> list[dict[str, Any]]:
     """The greedy sets in order, and random ones of the same sizes, on the items that they were not chosen on."""
     _, scoring = halves(len(made.items[group]))
-    sizes = sorted(cell[5] for cell in journal.rows if cell[:5] == (*group, name, -1, "chosen"))
+    sizes = sorted(int(cell[5]) for cell in journal.rows if cell[:5] == (*group, name, -1, "chosen"))
     if not sizes or not len(scoring):
         return []
     last = journal.rows[(*group, name, -1, "chosen", sizes[-1])]
@@ -210,7 +210,7 @@ def rank_correlation(one: Sequence[float], other: Sequence[float]) -> tuple[floa
 
 def _spearman(one: np.ndarray, other: np.ndarray) -> float | None:
     ranks = [_ranks(one), _ranks(other)]
-    return None if min(map(np.ptp, ranks)) == 0 else float(np.corrcoef(*ranks)[0, 1])
+    return None if min(map(np.ptp, ranks)) == 0 else float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:

@@ -40,9 +40,9 @@ def locate(made: LocatePlan, out: Path, *, overwrite: bool = False, until: float
         open_journal(made, out)  # before the weights are loaded
     loaded = load(made.request.model, **made.request.load)
     journal = open_journal(made, out, overwrite=overwrite)
-    with tqdm(desc="locating", unit="token", unit_scale=True, smoothing=0.05) as bar, torch.no_grad():
-        with contextlib.suppress(TimeIsOver):
-            _run(Cells(made, bridge_to(loaded.model, loaded.tokenizer), loaded.tokenizer, journal, bar, until))
+    bar = tqdm(desc="locating", unit="token", unit_scale=True, smoothing=0.05)
+    with bar, torch.no_grad(), contextlib.suppress(TimeIsOver):
+        _run(Cells(made, bridge_to(loaded.model, loaded.tokenizer), loaded.tokenizer, journal, bar, until))
     return journal
 
 
