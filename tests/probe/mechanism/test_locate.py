@@ -1,0 +1,279 @@
+"""Interventions on a model whose one position-dependent head is planted, and where there is nothing to find."""
+
+import json
+from functools import cache
+
+import numpy as np
+import pytest
+import tiny
+import torch
+
+import mesa
+from mesa_lens.cli import main
+from probe.capture.bridge import bridge_to
+from probe.mechanism.attribution import attribute
+from probe.mechanism.clamp import Clamp, stand_ins
+from probe.mechanism.contrast import BROKEN, MENDED, Contrast
+from probe.mechanism.interventions import Intervention, weaves
+from probe.mechanism.passes import Edit, Item, Start, run
+from probe.mechanism.restoration import Paired
+
+M, LENGTH, HEAD = 24, 96, (1, 2)
+HEADS = [(layer, head) for layer in range(3) for head in range(4)]
+
+
+def planted(heads=(HEAD,), **changes):
+    """A random model in which these heads alone attend by position; the others attend to all tokens alike."""
+    model = tiny.model(**changes)
+    dim = model.config.hidden_size // model.config.num_attention_heads
+    with torch.no_grad():
+        for layer, block in enumerate(model.model.layers):
+            kept = torch.cat([torch.full((dim,), float((layer, head) in heads)) for head in range(4)])
+            block.self_attn.q_proj.weight *= kept[:, None]
+            block.self_attn.o_proj.weight *= 30
+    return model
+
+
+@cache
+def tokenizer():
+    """Any: prompts here are token ids."""
+    return mesa.load().tokenizer
+
+
+def bridged(model):
+    return bridge_to(model, tokenizer())
+
+
+def item(seed=0, length=LENGTH, scored=24):
+    generator = np.random.default_rng(seed)
+    return Item(tuple(generator.integers(2, 97, length).tolist()), scored)
+
+
+METHODS = {BROKEN: mesa.Origin(trained_length=M), MENDED: mesa.ReRoPE(trained_length=M, window=9)}
+
+
+def losses(contrast, intervention):
+    return intervention.run(contrast).losses.mean().item()
+
+
+def test_a_pass_begun_in_the_middle_is_the_whole_pass():
+    bridge, one = bridged(planted()), item()
+    with torch.no_grad():
+        whole = run(bridge, one, METHODS[MENDED], keep=[("resid_pre", 2)])
+        begun = run(bridge, one, METHODS[MENDED], start=Start(2, whole.kept["resid_pre", 2]))
+        other = run(bridge, one, METHODS[MENDED], start=Start(2, whole.kept["resid_pre", 2].flip(0)))
+    assert torch.equal(whole.losses, begun.losses)
+    assert (whole.losses - other.losses).abs().max() > 1e-3
+    assert len(bridge.original_model.model.layers) == 3
+
+
+@torch.no_grad()
+def test_the_planted_head_alone_restores_all_and_no_other_anything():
+    bridge = bridged(planted())
+    contrasts = [Contrast(bridge, item(seed), METHODS) for seed in range(3)]
+    judge = Paired(*[[[each.outcome(of).losses.mean().item()] for each in contrasts] for of in (BROKEN, MENDED)])
+    assert abs(judge.gap.broken - judge.gap.mended) > 1e-3  # else nothing is planted
+    for each in weaves(range(3), HEADS):
+        found = judge.share([[losses(contrast, each)] for contrast in contrasts], restores=each.restores)
+        holds = (each.layer, each.head) in (HEAD, (HEAD[0], None))
+        assert found.value == pytest.approx(1.0 if holds else 0.0, abs=2e-3), each
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("way", ["mend", "break"])
+def test_patches_carry_what_the_planted_head_does(way):
+    contrast = Contrast(bridged(planted()), item(), METHODS)
+    ends = {of: contrast.outcome(of).losses.mean().item() for of in (BROKEN, MENDED)}
+    before, after = ends[BROKEN if way == "mend" else MENDED], ends[MENDED if way == "mend" else BROKEN]
+    for hook, layer, head, moved in (
+        ("z", 1, 2, True),
+        ("z", 1, 0, False),
+        ("attn_out", 1, None, True),
+        ("attn_out", 0, None, False),
+        ("resid_post", 0, None, False),
+        ("resid_pre", 2, None, True),
+        ("resid_post", 2, None, True),
+    ):
+        found = losses(contrast, Intervention("patch", way, layer, head, hook))
+        assert found == pytest.approx(after if moved else before, abs=1e-5), (hook, layer, head)
+    beyond, inside = (losses(contrast, Intervention("patch", way, 1, None, "attn_out", span)) for span in ("beyond", "inside"))
+    assert beyond == pytest.approx(after, abs=2e-2)
+    assert inside == pytest.approx(before, abs=2e-2)
+    last = Intervention("patch", way, 2, None, "resid_post", "last")
+    assert losses(contrast, last) == pytest.approx(after, abs=1e-5)
+
+
+def test_attribution_is_the_slope_of_patching():
+    contrast = Contrast(bridged(planted([(1, 2), (2, 1)])), item(length=40, scored=8), METHODS)
+    with torch.no_grad():
+        found = attribute(contrast, ("z", "attn_out", "resid_post"))
+        own, donor = (contrast.donor(of, ("z", 2))[:, 1] for of in (BROKEN, MENDED))
+        step = 1e-2
+
+        def nudge(states):
+            states[:, 1] = own + step * (donor - own)
+            return states
+
+        plain = contrast.outcome(BROKEN).losses.double().mean()
+        nudged = contrast.run(BROKEN, 2, [Edit(("z", 2), nudge)]).losses.double().mean()
+    slope = float(plain - nudged) / step
+    assert found[Intervention("patch", "mend", 2, 1, "z")] == pytest.approx(slope, rel=0.1)
+    assert found[Intervention("patch", "mend", 2, 0, "z")] == pytest.approx(0, abs=1e-6)
+    heads = sum(found[Intervention("patch", "mend", 2, head, "z")] for head in range(4))
+    assert found[Intervention("patch", "mend", 2, None, "attn_out")] == pytest.approx(heads, rel=1e-3)
+
+
+@torch.no_grad()
+def test_clamped_dims_stay_where_they_are_put():
+    bridge = bridged(planted())
+    contrast = Contrast(bridge, item(), METHODS)
+    own = contrast.donor(BROKEN, ("resid_post", 1))
+    for way in ("at-M", "range"):
+        clamp = Clamp(way, "drift", "observable", 1, ((1, (3, 7)),))
+        seen = {}
+
+        def look(base, layer, edits, seen=seen, contrast=contrast):
+            start = Start(layer, contrast.outcome(base).kept["resid_pre", layer])
+            seen["outcome"] = run(bridge, contrast.item, METHODS[BROKEN], edits, keep=[("resid_post", 1)], start=start)
+            return seen["outcome"]
+
+        clamp.run(_Watched(contrast, look))
+        held = seen["outcome"].kept["resid_post", 1]
+        assert torch.equal(held[:M], own[:M])
+        free = [dim for dim in range(32) if dim not in (3, 7)]
+        assert torch.equal(held[:, free], own[:, free])
+        if way == "at-M":
+            assert torch.equal(held[M:, [3, 7]], own[M - 1, [3, 7]].expand(LENGTH - M, 2))
+        else:
+            inner = own[M // 2 : M, [3, 7]]
+            assert (held[M:, [3, 7]] <= inner.amax(0)).all()
+            assert (held[M:, [3, 7]] >= inner.amin(0)).all()
+
+
+class _Watched:
+    def __init__(self, contrast, look):
+        self.contrast, self.run = contrast, look
+
+    def __getattr__(self, name):
+        return getattr(self.contrast, name)
+
+
+def test_stand_ins_are_other_dims_of_like_variance():
+    variance = np.repeat([1e-4, 1.0, 100.0], 20)
+    sets = stand_ins(variance, [0, 1, 25])
+    assert sets.shape == (5, 3)
+    for each in sets.tolist():
+        assert len({*each}) == 3
+        assert not {*each} & {0, 1, 25}
+        assert variance[each].tolist() == [1e-4, 1e-4, 1.0]
+    with pytest.raises(ValueError, match="31 of 60 dims leave too few"):
+        stand_ins(variance, range(31))
+
+
+def test_edits_that_are_not_made_are_errors():
+    bridge = bridged(planted())
+    with pytest.raises(ValueError, match="'resid_post' of layer 0 is not reached by a pass over layers 1-2"):
+        run(bridge, item(), METHODS[BROKEN], [Edit(("resid_post", 0), lambda x: x)], start=Start(1, torch.zeros(LENGTH, 32)))
+    with pytest.raises(ValueError, match="'hook_q' of layer 0"):
+        run(bridge, item(), METHODS[BROKEN], keep=[("hook_q", 0)])
+
+
+def test_shares_are_paired():
+    rng = np.random.default_rng(0)
+    level = rng.normal(3, 2, (6, 4))  # prompts differ far more than what is lost
+    broken, mended = level + 1, level
+    judge = Paired(broken, mended)
+    assert judge.gap.judged
+    share = judge.share(level + 0.25 + rng.normal(0, 0.05, (6, 4)))
+    assert share.value == pytest.approx(0.75, abs=0.05)
+    assert share.high - share.low < 0.2
+    assert judge.share(level + 0.25, restores=False).value == pytest.approx(0.25)
+    same = Paired(level + rng.normal(0, 0.5, (6, 4)), level)
+    assert not same.gap.judged
+    assert np.isnan(same.share(level).low)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A folder with a planted model whose window is 160 tokens."""
+
+    def save(heads):
+        folder = tiny.folder(tmp_path / "model")
+        vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
+        planted(heads, vocabulary=vocabulary, trained=160).save_pretrained(folder)
+        return folder
+
+    return save
+
+
+def located(folder, out, *more):
+    return main(["locate", "--model", str(folder), "--out", str(out), "--lengths", "320", "--samples", "4", *more])
+
+
+def test_the_command_finds_the_planted_head(checkpoint, tmp_path, capsys):
+    """From the command line to the summary, interrupted and gone on with."""
+    folder, out = checkpoint([HEAD]), tmp_path / "run"
+    every = ("--try", "weave,patch,clamp,attribution,smallest")
+    assert located(folder, out, *every, "--minutes", "0.0001") == 0
+    assert "cells are left; the same command goes on" in capsys.readouterr().err
+    assert located(folder, out, *every, "--json") == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary == json.loads((out / "locate" / "summary.json").read_text())
+    assert summary["cells_left"] == 0
+    if not summary["gaps"][0]["judged"]:
+        pytest.fail(f"nothing is lost: {summary['gaps']}")
+    alone = {
+        (each["layer"], each["head"]): each["share"]
+        for each in summary["effects"]
+        if each["kind"] == "weave" and each["way"] == "only"
+    }
+    assert max(alone, key=alone.get) in (HEAD, (1, None))
+    assert alone[HEAD] == pytest.approx(1, abs=1e-2)
+    assert all(abs(share) < 1e-2 for place, share in alone.items() if place not in (HEAD, (1, None)))
+    assert summary["smallest"][0]["heads"] == [list(HEAD)]
+    assert summary["smallest"][0]["enough"] == 1
+    (best,) = (each for each in summary["attribution"] if (each["hook"], each["layer"], each["head"]) == ("z", *HEAD))
+    assert best["share"] == max(each["share"] for each in summary["attribution"] if each["hook"] == "z")
+    rows = (out / "locate" / "cells.jsonl").read_text()
+    assert located(folder, out, *every) == 0
+    assert (out / "locate" / "cells.jsonl").read_text() == rows  # nothing is run again
+
+
+def test_nothing_to_mend_is_said(checkpoint, tmp_path, capsys):
+    assert located(checkpoint([]), tmp_path / "run") == 1
+    assert "broken and mended do not differ" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--lengths", "160"), "--lengths 160 is not beyond the trained length 160"),
+        (("--try", "weave,patsch"), "--try 'patsch' is not known; known: weave, patch"),
+        (("--hooks", "q"), "--hooks 'q' is not known"),
+        (("--spans", "beyonds"), "--spans 'beyonds' is not known"),
+        (("--measure", "ppl"), "--measure 'ppl' is not known; known: nll, passkey"),
+        (("--methods", "origin"), "names nothing that mends Origin"),
+        (("--set", "rerope.layers=(0,)"), "--set gives rerope its layers or heads"),
+        (("--layers", "0-3"), "layer 0-3 is out of range"),
+        (("--heads", "7"), "layer 7-7 is out of range"),
+        (("--try", "smallest", "--samples", "1"), "--samples 1: the smallest set"),
+        (("--minutes", "0"), "--minutes 0 is not above 0"),
+        (("--prompt", " "), "--prompt ' ' is empty"),
+    ],
+)
+def test_bad_requests_are_refused_before_any_weights(checkpoint, tmp_path, capsys, more, message):
+    folder = checkpoint([HEAD])
+    (folder / "model.safetensors").write_bytes(b"")
+    assert located(folder, tmp_path / "run", *more) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_estimate_needs_no_weights(checkpoint, tmp_path, capsys):
+    folder = checkpoint([HEAD])
+    (folder / "model.safetensors").write_bytes(b"")
+    assert located(folder, tmp_path / "run", "--try", "weave", "--estimate") == 0
+    shown = capsys.readouterr().out
+    assert "3 layers, 12 heads, 1 methods, 4 prompts" in shown
+    passes = 2 + 2 * (3 + 2 + 1) / 3 * 5  # of both runs, and alone and without: each layer and its 4 heads from there on
+    assert f"about {passes:,.0f} passes a prompt" in shown
