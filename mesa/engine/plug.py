@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,10 @@ from mesa.support import ROTARY, check_method
 
 _NAME = "mesa_lens_"
 """What the name of every attention function that we register begins with."""
+
+
+Observer = Callable[[int, Schedule, Tensor, Tensor, float], None]
+"""Is shown what an executor is about to be given: (layer, schedule, query, key, scaling)."""
 
 
 @dataclass
@@ -57,7 +61,7 @@ class _Group:
 
 
 class Attachment:
-    """A method on a model. `calls` counts, per layer, how often the method's executor ran."""
+    """A method on a model. `calls` counts, per layer, how often the method's executor ran; `observer` may be set."""
 
     def __init__(self, model: PreTrainedModel, method: Method, executor: str, prompt_length: int | None) -> None:
         self.model, self.method, self.executor, self.prompt_length = model, method, executor, prompt_length
@@ -74,6 +78,7 @@ class Attachment:
         else:
             self.slopes = families.slopes(self)
         self.calls: Counter[int] = Counter()
+        self.observer: Observer | None = None
         self._origin = Origin(trained_length=method.trained_length)
         self._prompt_lengths: WeakKeyDictionary[Cache, int] = WeakKeyDictionary()
         self._groups: list[_Group] = []
@@ -140,7 +145,7 @@ class Attachment:
                 f"attention dropout={dropout} is not supported while a method is attached; use model.eval()"
             )
         self._attention_module = module
-        execute = EXECUTORS[self.executor]
+        execute = self._executor(module.layer_idx)
         self.calls[module.layer_idx] += 1
         weave = self.method.layers is None or module.layer_idx in self.method.layers
         window = kwargs.get("sliding_window")
@@ -161,6 +166,18 @@ class Attachment:
             if weights is not None and row_weights is not None:
                 weights[rows, :, skip:, dropped:] = row_weights
         return output.transpose(1, 2).contiguous(), weights
+
+    def _executor(self, layer: int) -> Callable[..., tuple[Tensor, Tensor | None]]:
+        """The executor, which the observer, if any, looks on."""
+        execute, observer = EXECUTORS[self.executor], self.observer
+        if observer is None:
+            return execute
+
+        def observed(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Any:
+            observer(layer, schedule, query, key, scale)
+            return execute(schedule, query, key, value, scale)
+
+        return observed
 
     def _turn(self, states: Tensor, positions: Tensor, plan: Any) -> Tensor:
         assert self.rotary is not None
