@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,8 +30,8 @@ _NAME = "mesa_lens_"
 """What the name of every attention function that we register begins with."""
 
 
-Observer = Callable[[int, Schedule, Tensor, Tensor, float], None]
-"""Is shown what an executor is about to be given: (layer, schedule, query, key, scaling)."""
+Observer = Callable[[int, Sequence[int], Schedule, Tensor, Tensor, float], None]
+"""Is shown what an executor is about to be given: (layer, query heads, schedule, query, key, scaling)."""
 
 
 @dataclass
@@ -174,7 +174,7 @@ class Attachment:
             return execute
 
         def observed(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Any:
-            observer(layer, schedule, query, key, scale)
+            observer(layer, range(query.shape[1]), schedule, query, key, scale)
             return execute(schedule, query, key, value, scale)
 
         return observed

@@ -7,7 +7,6 @@ length, not with its square.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ import xarray as xr
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from mesa.engine.attention import Schedule
 from mesa.engine.rows import rows
 from mesa.methods import Method
 from probe.mechanism.anatomy.queries import chosen_queries, common_length, labelled, look_at
@@ -55,20 +55,12 @@ def head_statistics(
         raise ValueError(f"near={near} is not between 1 and the trained length {trained}")
     chosen = chosen_queries(queries, length, trained)
     parts = torch.from_numpy(_parts(np.array(chosen), length, near, trained))
-    found: list[dict[int, dict[str, Tensor]]] = []
-    for ids in prompts:
-        layers: dict[int, dict[str, Tensor]] = {}
 
-        def look(layer: int, *seen: Any, layers: dict[int, dict[str, Tensor]] = layers) -> None:
-            layers[layer] = _statistics(rows(*seen, chosen)[0].cpu(), chosen, parts)
+    def look(schedule: Schedule, query: Tensor, key: Tensor, scale: float) -> dict[str, Tensor]:
+        return _statistics(rows(schedule, query, key, scale, chosen)[0].cpu(), chosen, parts)
 
-        look_at(model, ids, method, look)
-        found.append(layers)
-    values = {
-        name: torch.stack([torch.stack([each[layer][name] for layer in sorted(each)]) for each in found]).numpy()
-        for name in _UNITS
-    }
-    data = labelled(values, {"part": PARTS}, chosen, method)
+    found = [look_at(model, ids, method, look) for ids in prompts]
+    data = labelled(found, {"part": PARTS}, chosen, trained)
     for name, (long_name, units) in _UNITS.items():
         data[name].attrs.update(long_name=long_name, units=units)
     return data.assign_attrs(trained_length=trained, near=near, length=length)
@@ -76,9 +68,8 @@ def head_statistics(
 
 def _parts(chosen: np.ndarray, length: int, near: int, trained_length: int) -> np.ndarray:
     """Which part each key is in for each query: (query, key, part), 0 or 1, float64."""
-    key = np.arange(length)[None, :]
-    distance = chosen[:, None] - key
-    later = key >= FIRST
+    distance = chosen[:, None] - np.arange(length)
+    later = np.broadcast_to(np.arange(length) >= FIRST, distance.shape)
     parts = [~later, later & (distance <= near), later & (distance > near) & (distance < trained_length)]
     return np.stack([*parts, later & (distance >= trained_length)], -1).astype(np.float64)
 

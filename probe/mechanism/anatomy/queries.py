@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,8 @@ from mesa.methods import Method
 
 SPANS = ("inside M", "beyond M")
 
-Look = Callable[[int, Schedule, Tensor, Tensor, float], None]
+Look = Callable[[Schedule, Tensor, Tensor, float], Mapping[str, Tensor]]
+"""What is measured of some heads of one layer: values (head, ...) by name."""
 
 
 def sampled_queries(length: int, trained_length: int, count: int = 48) -> list[int]:
@@ -51,30 +53,40 @@ def common_length(prompts: Sequence[Sequence[int]]) -> int:
 
 
 @torch.no_grad()
-def look_at(model: PreTrainedModel, ids: Sequence[int], method: Method, look: Look) -> None:
-    """Runs `ids` under `method`; `look` is shown what every layer's executor is given (see mesa.engine.plug.Observer).
+def look_at(model: PreTrainedModel, ids: Sequence[int], method: Method, look: Look) -> dict[str, np.ndarray]:
+    """What `look` measures in one pass over `ids` under `method`, (layer, head, ...) by name.
 
-    Raises RuntimeError where a layer was not seen exactly once with all its heads.
+    `look` is called once for every layer, and for every group of its heads with a schedule of their own. Raises
+    RuntimeError where a head was not seen exactly once.
     """
-    seen: list[tuple[int, int]] = []
+    found: list[tuple[int, int, dict[str, np.ndarray]]] = []
 
-    def observer(layer: int, schedule: Schedule, query: Tensor, key: Tensor, scale: float) -> None:
-        seen.append((layer, query.shape[1]))
-        look(layer, schedule, query, key, scale)
+    def observer(layer: int, heads: Sequence[int], *seen: Any) -> None:
+        values = look(*seen)
+        for row, head in enumerate(heads):
+            found.append((layer, head, {name: value[row].cpu().numpy() for name, value in values.items()}))
 
     with mesa.applied(model, method) as attachment:
         attachment.observer = observer
         model(torch.tensor([list(ids)], device=model.device), use_cache=False, logits_to_keep=1)
-    config = model.config
-    if sorted(seen) != [(layer, config.num_attention_heads) for layer in range(config.num_hidden_layers)]:
-        raise RuntimeError(f"{method.name}: seen were (layer, heads) {sorted(seen)}, not every layer once with all heads")
+    found.sort(key=lambda each: each[:2])
+    layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
+    seen = [each[:2] for each in found]
+    if seen != [(layer, head) for layer in range(layers) for head in range(heads)]:
+        raise RuntimeError(f"{method.name}: seen were (layer, head) {seen}, not each of {layers} x {heads} once")
+    values = {name: np.stack([each[2][name] for each in found]) for name in found[0][2]}
+    return {name: value.reshape(layers, heads, *value.shape[1:]) for name, value in values.items()}
 
 
 def labelled(
-    values: Mapping[str, np.ndarray], dims: Mapping[str, Sequence[str]], chosen: Sequence[int], method: Method
+    prompts: Sequence[Mapping[str, np.ndarray]],
+    dims: Mapping[str, Sequence[str]],
+    chosen: Sequence[int],
+    trained_length: int,
 ) -> xr.Dataset:
-    """Values (prompt, layer, head, query, ...) with their further dims' names, positions and spans as coordinates."""
-    spans = [SPANS[token >= method.trained_length] for token in chosen]
+    """What `look_at` found in each prompt as (prompt, layer, head, query, *dims), with positions and their spans."""
+    spans = [SPANS[token >= trained_length] for token in chosen]
+    values = {name: np.stack([each[name] for each in prompts]) for name in prompts[0]}
     axes = ("prompt", "layer", "head", "query", *dims)
     data = xr.Dataset({name: (axes[: value.ndim], value) for name, value in values.items()})
     return data.assign_coords(

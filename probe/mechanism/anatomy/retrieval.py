@@ -18,25 +18,33 @@ from probe.tasks.retrieval import Prompt
 
 
 def retrieval_scores(
-    model: PreTrainedModel, prompts: Sequence[Prompt], method: Method, *, greedy: bool = False
+    model: PreTrainedModel,
+    prompts: Sequence[Prompt],
+    method: Method,
+    *,
+    greedy: bool = False,
+    offsets: Sequence[int] = (0, 1),
 ) -> xr.DataArray:
-    """How often each head retrieves: (prompt, layer, head), the share of the answer's tokens.
+    """How often each head retrieves: (prompt, layer, head, offset), the share of the answer's tokens.
 
-    A head retrieves a token when the key it attends to most lies in the needle (`needle_positions`) and holds the very
-    token that is emitted. Tokens are decoded one by one with a cache, as the method gives them. What is emitted is
-    the right answer whatever the model says (teacher-forced); with `greedy` it is the model's own most likely token, so
-    that a model that answers wrongly has low scores for that alone. A head's score is the mean over prompts.
+    A head retrieves a token when the key it attends to most stands `offset` tokens after a place in the needle
+    (`needle_positions`) that holds the very token that is emitted. Offset 0 is the paper's score. It is blind to heads
+    that read the token from the one after it, where an earlier layer has moved it: offset 1 sees those.
+
+    Tokens are decoded one by one with a cache, as the method gives them. What is emitted is the right answer whatever
+    the model says (teacher-forced); with `greedy` it is the model's own most likely token, so that a model that answers
+    wrongly has low scores for that alone. A head's score is the mean over prompts.
     Raises ValueError for a prompt whose answer does not stand after `key_position`.
     """
     if not prompts:
         raise ValueError("prompts is empty; give at least one retrieval prompt")
     attributes = {"long_name": "retrieval score", "units": "share of answer tokens"}
-    scores = np.stack([_score(model, prompt, method, greedy) for prompt in prompts])
-    layers, heads = scores.shape[1:]
+    scores = np.stack([_score(model, prompt, method, greedy, offsets) for prompt in prompts])
+    layers, heads = scores.shape[1:3]
     return xr.DataArray(
         scores,
-        {"layer": range(layers), "head": range(heads)},
-        ("prompt", "layer", "head"),
+        {"layer": range(layers), "head": range(heads), "offset": list(offsets)},
+        ("prompt", "layer", "head", "offset"),
         "retrieval_score",
         {**attributes, "emitted": "greedy" if greedy else "teacher-forced"},
     )
@@ -61,16 +69,15 @@ def needle_positions(prompt: Prompt) -> np.ndarray:
 
 
 @torch.no_grad()
-def _score(model: PreTrainedModel, prompt: Prompt, method: Method, greedy: bool) -> np.ndarray:
-    """Share of the answer's tokens that each head retrieves, (layer, head)."""
-    needle, config = needle_positions(prompt), model.config
-    hits = np.zeros((config.num_hidden_layers, config.num_attention_heads))
-    tokens, cache = list(prompt.ids), DynamicCache()
-    top = np.zeros(hits.shape, int)
+def _score(model: PreTrainedModel, prompt: Prompt, method: Method, greedy: bool, offsets: Sequence[int]) -> np.ndarray:
+    """Share of the answer's tokens that each head retrieves, (layer, head, offset)."""
+    needle, tokens, cache = needle_positions(prompt), list(prompt.ids), DynamicCache()
+    top = np.zeros((model.config.num_hidden_layers, model.config.num_attention_heads), int)
+    hits = np.zeros((*top.shape, len(offsets)))
 
-    def look(layer: int, schedule: Schedule, query: Tensor, key: Tensor, scale: float) -> None:
+    def look(layer: int, heads: Sequence[int], schedule: Schedule, query: Tensor, key: Tensor, scale: float) -> None:
         weights = rows(schedule, query, key, scale, [len(tokens) - 1])[0, :, 0]
-        top[layer] = schedule.first_key + weights.argmax(-1).cpu().numpy()
+        top[layer, heads] = schedule.first_key + weights.argmax(-1).cpu().numpy()
 
     with mesa.applied(model, method) as attachment:
         attachment.observer = look
@@ -81,7 +88,8 @@ def _score(model: PreTrainedModel, prompt: Prompt, method: Method, greedy: bool)
             if (top < 0).any():
                 raise RuntimeError(f"{method.name}: not every head of every layer was seen")
             emitted = int(logits.argmax()) if greedy else right
-            in_needle = (top < len(needle)) & needle[top.clip(max=len(needle) - 1)]
-            hits += in_needle & (np.array(tokens)[top] == emitted)
+            holds = needle & (np.array(prompt.ids) == emitted)
+            for number, offset in enumerate(offsets):
+                hits[..., number] += np.isin(top - offset, np.flatnonzero(holds))
             tokens.append(emitted)
     return hits / len(prompt.answer_ids)

@@ -45,7 +45,7 @@ def observed(model, method, ids, chosen, past=0):
     with mesa.applied(model, method, prompt_length=ids.shape[1]) as attachment:
         if past:
             model(ids[:, :past], past_key_values=cache)
-        attachment.observer = lambda layer, *seen: found.update({layer: rows(*seen, chosen)})
+        attachment.observer = lambda layer, heads, *seen: found.update({layer: rows(*seen, chosen)})
         model(ids[:, past:], past_key_values=cache)
     return found
 
