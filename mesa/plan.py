@@ -102,7 +102,7 @@ class Plan:
 def distances(plan: Plan) -> np.ndarray:
     """Effective relative position of every pair, (length, length), -1 where masked; ints where all are whole."""
     index = np.arange(plan.length)
-    result = _relative(plan, index, index)
+    result = relative_positions(plan, index, index)
     whole = result.astype(np.int64)
     return whole if (whole == result).all() else result
 
@@ -111,7 +111,7 @@ def reach(plan: Plan, block: int = 256) -> np.ndarray:
     """The largest effective relative position that each query sees, (length,); `block` queries in memory at a time."""
     index = np.arange(plan.length)
     blocks = (index[begin : begin + block] for begin in range(0, plan.length, block))
-    return np.concatenate([_relative(plan, queries, index).max(axis=1) for queries in blocks])
+    return np.concatenate([relative_positions(plan, queries, index).max(axis=1) for queries in blocks])
 
 
 def restarts(plan: Plan) -> dict[int, int]:
@@ -125,11 +125,11 @@ def restarts(plan: Plan) -> dict[int, int]:
     """
     begins = sorted({region.queries[0] for region in plan.regions} & set(range(1, plan.length)))
     index = np.arange(plan.length)
-    pairs = [_relative(plan, np.array([begin - 1, begin]), index).max(axis=1) for begin in begins]
+    pairs = [relative_positions(plan, np.array([begin - 1, begin]), index).max(axis=1) for begin in begins]
     return {begin: int(after) for begin, (before, after) in zip(begins, pairs, strict=True) if after < before - 1}
 
 
-def _relative(plan: Plan, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+def relative_positions(plan: Plan, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """Effective relative positions (query, key), -1 where masked."""
     query, key = queries[:, None], keys[None, :]
     result = np.full((len(queries), len(keys)), -1.0)

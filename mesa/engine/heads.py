@@ -10,7 +10,8 @@ from torch import Tensor
 
 from mesa.engine.attention import Schedule
 
-Execute = Callable[[Schedule, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor | None]]
+Execute = Callable[[Sequence[int], Schedule, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor | None]]
+"""An executor, told which query heads it is given."""
 
 
 def by_head(
@@ -34,7 +35,7 @@ def by_head(
         for part, key_heads in _parts(heads, group):
             own = schedule if schedule.slopes is None else replace(schedule, slopes=schedule.slopes[part])
             states = _taken(query, part), _taken(key, key_heads), _taken(value, key_heads)
-            output[:, part], part_weights = execute(own, *states, scale)
+            output[:, part], part_weights = execute(part, own, *states, scale)
             if part_weights is not None:
                 weights = query.new_zeros(*query.shape[:3], key.shape[2]) if weights is None else weights
                 weights[:, part] = part_weights

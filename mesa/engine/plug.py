@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +29,10 @@ from mesa.support import ROTARY, check_method
 
 _NAME = "mesa_lens_"
 """What the name of every attention function that we register begins with."""
+
+
+Observer = Callable[[int, Sequence[int], Schedule, Tensor, Tensor, float], None]
+"""Is shown what an executor is about to be given: (layer, query heads, schedule, query, key, scaling)."""
 
 
 @dataclass
@@ -61,7 +65,7 @@ class Attachment:
     """A method on a model.
 
     `calls` counts, per layer, how often the method's executor ran; `woven` names the query heads in which it last
-    obeyed the method's plan: the others attended as trained.
+    obeyed the method's plan: the others attended as trained. `observer`, if set, sees what executors are given.
     """
 
     def __init__(self, model: PreTrainedModel, method: Method, executor: str, prompt_length: int | None) -> None:
@@ -79,6 +83,7 @@ class Attachment:
         else:
             self.slopes = families.slopes(self)
         self.calls: Counter[int] = Counter()
+        self.observer: Observer | None = None
         self.woven: dict[int, tuple[int, ...]] = {}
         self._origin = Origin(trained_length=method.trained_length)
         self._prompt_lengths: WeakKeyDictionary[Cache, int] = WeakKeyDictionary()
@@ -174,11 +179,19 @@ class Attachment:
         chosen = self.method.heads_in(layer)
         chosen = every if chosen is None else chosen
         self.woven[layer] = chosen
-        execute = EXECUTORS[self.executor]
         if chosen in (every, ()):
-            return execute(group.schedule(chosen == every, window, first_key), query, key, value, scale)
+            return self._execute(every, group.schedule(chosen == every, window, first_key), query, key, value, scale)
         woven, as_trained = (group.schedule(weave, window, first_key) for weave in (True, False))
-        return by_head(execute, woven, as_trained, chosen, query, key, value, scale)
+        return by_head(self._execute, woven, as_trained, chosen, query, key, value, scale)
+
+    def _execute(
+        self, heads: Sequence[int], schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor | None]:
+        """What the executor returns for these query heads; the observer, if any, is shown what it is given."""
+        assert self._attention_module is not None
+        if self.observer is not None:
+            self.observer(self._attention_module.layer_idx, heads, schedule, query, key, scale)
+        return EXECUTORS[self.executor](schedule, query, key, value, scale)
 
     def _turn(self, states: Tensor, positions: Tensor, plan: Any) -> Tensor:
         assert self.rotary is not None

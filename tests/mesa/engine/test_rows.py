@@ -1,0 +1,106 @@
+"""Rows of a few queries against the dense executor's whole matrix; a window off by one moves them by more than 1e-3."""
+
+import cases
+import pytest
+import tiny
+import torch
+from transformers import DynamicCache, MistralConfig, MistralForCausalLM, MptConfig, MptForCausalLM
+
+import mesa
+from mesa.engine.rows import rows
+from mesa.support import missing
+
+CHOSEN = [3, 23, 24, 40, 60]
+
+
+def alibi():
+    torch.manual_seed(0)
+    return MptForCausalLM(MptConfig(vocab_size=97, d_model=32, n_layers=3, n_heads=4, max_seq_len=128)).eval()
+
+
+def sliding():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+    heads = {"num_key_value_heads": 2, "sliding_window": 17, "bos_token_id": 0, "eos_token_id": None}
+    return MistralForCausalLM(MistralConfig(vocab_size=97, **sizes, **heads)).eval()
+
+
+MODELS = {"llama": lambda: tiny.model(key_heads=2), "mpt": alibi, "sliding": sliding}
+
+
+def tokens(length):
+    return torch.randint(2, 97, (1, length), generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def whole(model, method, ids):
+    with mesa.applied(model, method, executor="dense"):
+        return model(ids, output_attentions=True, use_cache=False).attentions
+
+
+@torch.no_grad()
+def observed(model, method, ids, chosen, past=0):
+    """Rows by layer under the fused executor, of the pass after the first `past` tokens."""
+    found, cache = {}, DynamicCache()
+
+    def look(layer, heads, schedule, query, key, scale):
+        whole = found.setdefault(layer, query.new_full((1, 4, len(chosen), key.shape[2]), float("nan")))
+        whole[:, list(heads)] = rows(schedule, query, key, scale, chosen)
+
+    with mesa.applied(model, method, prompt_length=ids.shape[1]) as attachment:
+        if past:
+            model(ids[:, :past], past_key_values=cache)
+        attachment.observer = look
+        model(ids[:, past:], past_key_values=cache)
+    return found
+
+
+@pytest.mark.parametrize("family", list(MODELS))
+@pytest.mark.parametrize("name", list(cases.CASES))
+def test_rows_are_those_of_the_dense_executor(name, family):
+    model, method, ids = MODELS[family]().double(), cases.method(name), tokens(61)
+    if missing(model.config.model_type, type(method)):
+        pytest.skip("the method needs rotary embeddings")
+    expected = whole(model, method, ids)
+    found = observed(model, method, ids, CHOSEN)
+    assert sorted(found) == [0, 1, 2]
+    for layer, weights in found.items():
+        torch.testing.assert_close(weights, expected[layer][:, :, CHOSEN], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["origin", "rerope", "dynamic-ntk", "mesa"])
+def test_rows_of_a_pass_that_goes_on_from_a_cache(name):
+    model, method, ids = tiny.model().double(), cases.method(name), tokens(61)
+    expected = whole(model, method, ids)
+    found = observed(model, method, ids, [60], past=60)
+    for layer in range(3):
+        torch.testing.assert_close(found[layer], expected[layer][:, :, 60:], atol=1e-6, rtol=0)
+
+
+def test_the_test_would_see_another_window():
+    model, ids = tiny.model(), tokens(61)
+    expected = whole(model, cases.method("rerope", window=6), ids)
+    found = observed(model, cases.method("rerope"), ids, CHOSEN)
+    assert max(float((found[layer] - expected[layer][:, :, CHOSEN]).abs().max()) for layer in range(3)) > 1e-3
+
+
+def test_layers_left_out_are_seen_as_trained():
+    model, ids = tiny.model(), tokens(61)
+    found = observed(model, cases.method("rerope", layers=(1,)), ids, CHOSEN)
+    woven, trained = (observed(model, cases.method(name), ids, CHOSEN) for name in ("rerope", "origin"))
+    torch.testing.assert_close(found[0], trained[0], atol=1e-6, rtol=0)
+    assert (found[0] - woven[0]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("family", list(MODELS))
+def test_heads_with_a_plan_of_their_own_are_seen_with_it(family):
+    model, ids = MODELS[family]().double(), tokens(61)
+    method = cases.method("rerope", heads={0: (1, 2, 3), 2: (0,)})
+    expected, found = whole(model, method, ids), observed(model, method, ids, CHOSEN)
+    for layer in range(3):
+        torch.testing.assert_close(found[layer], expected[layer][:, :, CHOSEN], atol=1e-6, rtol=0)
+
+
+def test_a_query_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match="no query of token 3 is in this pass; it has those of 60 to 60"):
+        observed(tiny.model(), cases.method("rerope"), tokens(61), [3], past=60)
