@@ -25,6 +25,8 @@ FLOORS = """
     probe.thresholds      <- mesa probe.tasks probe.capture probe.evaluation probe.store
     probe.figures         <- probe.capture probe.store probe.thresholds
     probe.study           <- mesa probe
+    probe.mechanism.anatomy <- mesa probe.tasks probe.capture probe.evaluation probe.store probe.thresholds
+    probe.mechanism       <- mesa probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds probe.mechanism.anatomy
     probe.defaults        <-
     probe.resume          <- probe.evaluation probe.store
     probe.plan          <- mesa probe.defaults probe.request probe.tasks probe.capture probe.evaluation probe.thresholds
@@ -40,7 +42,7 @@ FLOORS = """
     mesa_lens.paper       <- mesa probe mesa_lens.options
     mesa_lens.dashboard   <- mesa probe theory
     mesa_lens             <- mesa probe theory mesa_lens
-"""
+"""  # noqa: E501
 """From the ground up: folders (or modules with a floor of their own) <- what they may import beside themselves.
 
 A name on the left is the folder's own files, one on the right all of them that stand further up in this table.
@@ -55,6 +57,8 @@ WITHOUT_TORCH = """
     probe.thresholds.search probe.thresholds.predict probe.thresholds.analysis
     probe.figures.heatmap probe.figures.interactive probe.figures.static probe.figures.render probe.figures.tables
     probe.figures.export probe.figures.evaluation_chart probe.report
+    probe.mechanism.anatomy.moments probe.mechanism.anatomy.positional probe.mechanism.anatomy.evidence
+    probe.mechanism.anatomy.interpolation
     probe.study.variants probe.study.results probe.study.score probe.study.table probe.study.report
     mesa_lens.cli mesa_lens.export mesa_lens.fetching mesa_lens.paper.command
     theory theory.bounds theory.cli theory.figures theory.plots

@@ -1,0 +1,1 @@
+"""Where inside the model length breaks it: interventions (locate) and measurements (anatomy)."""

@@ -1,0 +1,1 @@
+"""What the inside looks like under each method: positional vectors, heads, frequencies, logit lens."""
