@@ -42,7 +42,8 @@ def reliability(moments: xr.Dataset) -> xr.Dataset:
 
     `halves` (layer, position): cosine of their m. `whole` (layer, band): what the agreement over a band says of both
     halves together, 2r / (1 + r), 1 without noise, 0 for noise alone. `texts` (layer, band): how many it would take
-    for 0.9; infinite where the halves do not agree. u is each half's own over all positions but the first.
+    for 0.9 if noise falls with their root; infinite where the halves do not agree. Noise of prompts that slide
+    (sliding.py) falls faster. u is each half's own over all positions but the first.
     """
     trained_length, position = moments.attrs["trained_length"], moments["position"].values
     halves = moments["half_mean"]
@@ -55,8 +56,8 @@ def reliability(moments: xr.Dataset) -> xr.Dataset:
         cosines[row] = product / np.maximum(np.sqrt(norms.prod(0)), np.finfo(float).tiny)
         for at, name in enumerate(bands):
             inside = band(position, trained_length, name)
-            r = product[inside].sum() / max(np.sqrt(norms[:, inside].sum(1).prod()), np.finfo(float).tiny)
-            wholes[row, at] = max(0.0, 2 * r / (1 + r))
+            r = max(0.0, product[inside].sum() / max(np.sqrt(norms[:, inside].sum(1).prod()), np.finfo(float).tiny))
+            wholes[row, at] = 2 * r / (1 + r)
     with np.errstate(divide="ignore"):
         texts = int(moments["count"].sum()) * _RELIABLE / (1 - _RELIABLE) * (1 - wholes) / wholes
     return xr.Dataset(
