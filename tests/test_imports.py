@@ -58,6 +58,8 @@ WITHOUT_TORCH = """
     probe.figures.heatmap probe.figures.interactive probe.figures.static probe.figures.render probe.figures.tables
     probe.figures.export probe.figures.evaluation_chart probe.report
     probe.mechanism probe.mechanism.anatomy probe.mechanism.anatomy.phases
+    probe.mechanism.anatomy.moments probe.mechanism.anatomy.positional probe.mechanism.anatomy.evidence
+    probe.mechanism.anatomy.interpolation probe.mechanism.anatomy.sliding
     probe.study.variants probe.study.results probe.study.score probe.study.table probe.study.report
     mesa_lens.cli mesa_lens.export mesa_lens.fetching mesa_lens.paper.command
     theory theory.bounds theory.cli theory.figures theory.plots

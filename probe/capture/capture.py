@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,9 @@ from transformer_lens.model_bridge.exceptions import StopAtLayerException
 import mesa
 from mesa.methods import Method
 from probe.capture.spec import HOOKS, CaptureSpec, Kept
+
+Hooked = tuple[str, Callable[..., Any]]
+"""TransformerLens' name of a hook, and what is called there with the tensor and the hook."""
 
 
 def capture_states(
@@ -45,7 +48,6 @@ def capture_states(
     )
 
 
-@torch.no_grad()
 def capture(
     bridge: TransformerBridge,
     token_ids: Sequence[int],
@@ -61,7 +63,6 @@ def capture(
     the last kept layer: there are no layers above, no logits, and no key-value cache. Raises ValueError for a
     prompt of identical tokens, RuntimeError when the method's executor did not run once in every layer up to it.
     """
-    check_distinct(token_ids, "the prompt")
     values = {hook: np.empty((len(kept.layers), len(kept.positions), len(kept.dims)), np.float32) for hook in hooks}
     places = _places(kept.positions, kept.dims)
 
@@ -69,16 +70,36 @@ def capture(
         flat = tensor[0].flatten(1)  # heads, where there are any, side by side
         torch.from_numpy(values[name][row]).copy_(flat[places])
 
-    def stop(tensor: Tensor, hook: Any) -> None:
-        raise StopAtLayerException(tensor)
-
-    forward_hooks: list[Any] = [
+    hooked: list[Hooked] = [
         (HOOKS[hook].format(layer=layer), partial(keep, name=hook, row=row))
         for hook in hooks
         for row, layer in enumerate(kept.layers)
     ]
-    depth = max(kept.layers) + 1
-    forward_hooks.append((HOOKS["resid_post"].format(layer=depth - 1), stop))  # after those that keep
+    run_hooked(bridge, token_ids, method, hooked, max(kept.layers) + 1, executor=executor)
+    return values
+
+
+@torch.no_grad()
+def run_hooked(
+    bridge: TransformerBridge,
+    token_ids: Sequence[int],
+    method: Method,
+    hooked: Sequence[Hooked],
+    depth: int,
+    *,
+    executor: str = "fused",
+) -> None:
+    """One pass over `token_ids` under `method` through the first `depth` layers; `hooked` are called on the way.
+
+    No layers above, no logits, and no key-value cache. Raises what `capture` raises.
+    """
+    check_distinct(token_ids, "the prompt")
+
+    def stop(tensor: Tensor, hook: Any) -> None:
+        raise StopAtLayerException(tensor)
+
+    last = HOOKS["resid_post"].format(layer=depth - 1)
+    forward_hooks: list[Any] = [*hooked, (last, stop)]  # those that keep come first
     model: Any = bridge.original_model
     ids = torch.tensor([list(token_ids)], device=model.device)
     with mesa.applied(model, method, executor=executor) as attachment:
@@ -87,7 +108,6 @@ def capture(
         raise RuntimeError(
             f"{method.name} ran {dict(attachment.calls)} times by layer, once in each of {depth} expected"
         )
-    return values
 
 
 def check_distinct(ids: Sequence[int], what: str) -> None:
