@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+LEAST = 0.01
+"""Nats/token; smaller differences, such as rounding makes, are taken for none."""
 _DRAWS = 2000
 
 
@@ -30,8 +32,8 @@ class Gap:
 
     @property
     def judged(self) -> bool:
-        """Whether the broken run is worse beyond doubt, so that shares of the difference mean something."""
-        return self.low > 0
+        """Whether the broken run is worse beyond doubt and by `LEAST`, so that shares of the difference mean something."""
+        return self.low > 0 and self.broken - self.mended >= LEAST
 
 
 class Paired:
