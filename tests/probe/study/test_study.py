@@ -1,5 +1,6 @@
 """A whole study of a tiny model; its journal; the published tables."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -7,12 +8,16 @@ import numpy as np
 import pytest
 import tiny
 
+from mesa.models import tokenizer_of
 from mesa_lens.cli import main
+from probe.capture.spec import Kept
 from probe.evaluation.journal import Journal
 from probe.study import cells as study_cells
 from probe.study import run as study
+from probe.study import states as study_states
+from probe.study.inputs import seeded_windows, study_prompts
 from probe.study.report import dims_figure, lengths_figure
-from probe.study.results import read_results
+from probe.study.results import progress, read_results
 from probe.study.table import scored, settings, tables
 
 ROOT = Path(__file__).parents[3]
@@ -36,8 +41,9 @@ def test_results_are_labelled_and_whole(finished):
     assert results["config"].values.tolist() == ["origin", "rerope", "rerope window=80"]
     assert results["prompt"].values.tolist() == ["repeated", "text", "text-mean", "passkey", "passkey-mean"]
     assert results["predicted"].dims == ("prompt", "rule", "top", "config", "seed")
-    assert results["predicted"].shape == (5, 2, 2, 3, 2)
-    assert results["arithmetic"].values.tolist() == [[160, 161], [321, 321], [321, 321]]
+    assert results["rule"].values.tolist() == ["standard", "wide", "drift"]
+    assert results["predicted"].shape == (5, 3, 2, 3, 2)
+    assert results["arithmetic"].values.tolist() == [[160, 161, 160], [321, 321, 321], [321, 321, 321]]
     called = results["predicted"].values[~np.isnan(results["predicted"].values)]
     assert ((called >= 160) & (called <= 321)).all()
     nothing = results["qualified"].values == 0
@@ -49,17 +55,22 @@ def test_results_are_labelled_and_whole(finished):
     assert {"lengths.png", "dims.png"} <= {path.name for path in finished.iterdir()}
 
 
+def test_what_is_read_is_known_by_its_fingerprints(finished):
+    asked = settings(read_results(finished / "study.json"))
+    assert [asked[name].split()[0] for name in ("inputs", "weights")] == ["sha256", "sha256"]
+    assert asked["inputs"] != asked["weights"]
+
+
 def test_an_interrupted_study_goes_on_and_ends_the_same(finished, model, tmp_path, capsys, monkeypatch):
     out = tmp_path / "again"
     shutil.copytree(finished, out)
     lines = (out / "cells.jsonl").read_text().splitlines(keepends=True)
-    cut = [*lines[:4], *lines[7:20], lines[20][:30]]
+    first = next(number for number, line in enumerate(lines) if '"predicted"' not in line and number)
+    cut = [*lines[:4], *lines[7 : first + 2], *lines[first + 4 :][:-1], lines[-1][:30]]
     (out / "cells.jsonl").write_text("".join(cut))
     ran = []
-    real = study_cells.Trial.failures
-    monkeypatch.setattr(
-        study_cells.Trial, "failures", lambda self, method: ran.append(method.name) or real(self, method)
-    )
+    real = study_cells.Trial.scores
+    monkeypatch.setattr(study_cells.Trial, "scores", lambda *given: ran.append(given[1:]) or real(*given))
     assert main(["study", "--model", model, *OPTIONS.split(), "--out", str(out)]) == 0
     assert len(ran) == 3
     assert (out / "study.json").read_text() == (finished / "study.json").read_text()
@@ -75,13 +86,27 @@ def test_another_study_is_not_mixed_in(finished, model, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--prompts", "repeated,story"], "unknown prompt 'story'; known: repeated, text, passkey"),
+        (["--prompts", "repeated,story"], "unknown --prompts 'story'; known: repeated, text, passkey"),
+        (["--measure", "nll,needle"], "unknown --measure 'needle'; known: nll, passkey"),
         (["--prompts", "text,text"], "--prompts 'text,text' is empty or repeats one"),
         (["--tops", "1,x"], "--tops '1,x' is no list of numbers"),
         (["--tops", "0,3"], "--seeds, --windows, --samples and --tops must be at least 1, not 0"),
         (["--length", "200"], "--length 200 is below twice the trained length 160; take e.g. 1280"),
         (["--methods", "origin"], "--methods origin gives 1 configs, too few to correlate"),
         (["--methods", "rope"], "unknown method 'rope'"),
+        (["--length", "long"], "--length 'long': 'long' is no number of tokens"),
+        (["--lengths", "200,320"], "--lengths leaves out the trained length 160, the in-window level; include it"),
+        (["--lengths", "160,640", "--length", "320"], "--lengths 640 is beyond --length 320"),
+        (["--configs", "rerope"], "--configs 'rerope' gives 2 configs, too few to correlate"),
+        (["--configs", "rerope", "--methods", "stair"], "--configs 'rerope' stands in place of --methods stair"),
+        (["--configs", "rerope window"], "--configs 'rerope window': 'window' is no PARAMETER=VALUE"),
+        (
+            ["--configs", "rerope,stair,rerope"],
+            "--configs 'rerope,stair,rerope' has an empty name or 'rerope' more than",
+        ),
+        (["--configs", "rerope wide=2"], "rerope: unknown parameter 'wide'"),
+        (["--configs", "rerope layers=(3,)"], "has an empty name"),
+        (["--minutes", "0"], "--minutes 0 is not above 0"),
     ],
 )
 def test_bad_input_is_said_before_the_weights_are_loaded(model, tmp_path, capsys, monkeypatch, arguments, message):
@@ -89,6 +114,110 @@ def test_bad_input_is_said_before_the_weights_are_loaded(model, tmp_path, capsys
     assert main(["study", "--model", model, "--out", str(tmp_path / "out"), *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+FEW = ["--prompts", "repeated", "--seeds", "1", "--samples", "1", "--measure", "nll", "--lengths", "160,240,320"]
+CONFIGS = ["--configs", "leaky-rerope  k=1.25 window=80,self-extend group=2"]
+
+
+def test_few_configs_lengths_and_likelihood_alone(model, tmp_path, capsys):
+    out = tmp_path / "few"
+    assert main(["study", "--model", model, *FEW, *CONFIGS, "--estimate", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "predicted: 3 passes of 320 tokens, 960 in all" in said
+    assert "measured: up to 9 prompts of 160, 240, 320 tokens, 2,160 in all" in said
+    assert not out.exists()
+    assert main(["study", "--model", model, *FEW, *CONFIGS, "--out", str(out)]) == 0
+    results = read_results(out / "study.json")
+    assert results["config"].values.tolist() == ["origin", "leaky-rerope k=1.25 window=80", "self-extend group=2"]
+    assert results["criterion"].values.tolist() == ["either", "nll"]
+    assert results["arithmetic"].values[1].tolist() == [180, 182, 180]
+    assert settings(results)["lengths"] == [160, 240, 320]
+    assert '"passkey"' not in (out / "cells.jsonl").read_text().split("\n", 1)[1]
+    text = tables(results)
+    assert "| config | measured by NLL | predicted (repeated, standard) | predicted (repeated, drift) |" in text
+    assert "| repeated | drift | 1.25 M |" in text
+
+
+def test_slices_of_minutes_end_as_one_run_does(model, tmp_path, capsys, monkeypatch):
+    run = ["study", "--model", model, *FEW, *CONFIGS, "--out"]
+    assert main([*run, str(tmp_path / "whole")]) == 0
+    capsys.readouterr()
+    passed = iter(range(100))
+    monkeypatch.setattr(study, "is_over", lambda until: until is not None and next(passed) % 4 == 3)
+    for _ in range(12):
+        assert main([*run, str(tmp_path / "slices"), "--minutes", "1"]) == 0
+        printed = capsys.readouterr()
+        if printed.out:
+            break
+        assert "1 minutes are over" in printed.err
+        assert "the same command goes on" in printed.err
+    assert next(passed) > 10
+    assert (tmp_path / "slices" / "study.json").read_text() == (tmp_path / "whole" / "study.json").read_text()
+
+
+def test_overwrite_removes_nothing_before_the_weights_are_loaded(finished, model, tmp_path, monkeypatch):
+    out = tmp_path / "kept"
+    shutil.copytree(finished, out)
+
+    def unreadable(*given, **options):
+        raise OSError("no weights")
+
+    monkeypatch.setattr(study, "load", unreadable)
+    assert main(["study", "--model", model, *FEW, *CONFIGS, "--overwrite", "--out", str(out)]) == 1
+    assert (out / "cells.jsonl").read_text() == (finished / "cells.jsonl").read_text()
+
+
+def test_drift_predicts_as_a_probe_run_does(model, tmp_path):
+    """The same prompt by way of the probe's store and analysis; Mesa's plan begins positions anew."""
+    configs = "rerope,mesa first=20 last=60 split_threshold=120 window=20"
+    run = ["--model", model, "--length", "640", "--out"]
+    only = ["--lengths", "160", "--prompts", "repeated", "--seeds", "1", "--samples", "1", "--measure", "nll"]
+    assert main(["study", *run, str(tmp_path / "study"), *only, "--configs", configs]) == 0
+    results = read_results(tmp_path / "study" / "study.json").isel(prompt=0, top=0, seed=0)
+    tokenizer = tokenizer_of(model)
+    ((ids,),) = study_prompts(tokenizer, "repeated", [], 640, 1, 1)
+    word = tokenizer.decode(ids[-1]).strip()
+    sizes = [part for word in configs.split(",")[1].split()[1:] for part in ("--set", f"mesa.{word}")]
+    few = ["--methods", "origin,rerope,mesa", *sizes, "--word", word, "--texts", "0", "--samples", "0"]
+    assert main(["probe", *run, str(tmp_path / "probe"), *few]) == 0
+    drift = json.loads((tmp_path / "probe" / "summary.json").read_text())["drift"]
+    by_probe = [None if row["reason"] else row["length"] or 641 for row in drift["prompts"]["repeated"]["methods"]]
+    found = results["predicted"].sel(rule="drift").values
+    assert [None if np.isnan(each) else each for each in found] == by_probe
+    assert any(by_probe)
+
+
+def test_progress_stops_at_the_first_failing_length():
+    class Rows:
+        rows = {("nll", "origin", 0, 100): {"scores": [1.0, 2.0]}, ("passkey", "origin", 0, 100): {"scores": [0.0]}}
+
+    asked = {"trained_length": 100, "lengths": (50, 100, 150, 200)}
+    assert progress(Rows, asked, "nll", "stair", 1) == (None, 100)
+    assert progress(Rows, asked, "nll", "stair", 0) == (None, 50)
+    assert progress(Rows, asked, "passkey", "stair", 0) == (None, None)
+    Rows.rows |= {("nll", "stair", 0, length): {"scores": [value]} for length, value in ((50, 2.0), (100, 1.9))}
+    assert progress(Rows, asked, "nll", "stair", 0) == (None, 150)
+    Rows.rows["nll", "stair", 0, 150] = {"scores": [2.1, 1.95]}
+    assert progress(Rows, asked, "nll", "stair", 0) == (150, None)
+
+
+def test_states_are_kept_exactly_and_their_mean_in_double(monkeypatch, tmp_path):
+    kept = Kept(range(2), range(5), range(3))
+    drawn = np.random.default_rng(0).normal(size=(4, 2, 5, 3)).astype(np.float32)
+    passes = iter(drawn)
+    monkeypatch.setattr(study_states, "capture", lambda *given: {study_states.HOOK: next(passes)})
+    states = study_states.States(kept, tmp_path, averaged=True)
+    states.fill(None, [[0]], None, 0, lambda: None)
+    states.fill(None, [[0], [1], [2]], None, 1, lambda: None)
+    both = states.hidden(mean=False, both=True)
+    assert both["method"].values.tolist() == ["origin", "method"]
+    np.testing.assert_array_equal(both.values, drawn[:2])
+    np.testing.assert_array_equal(
+        states.hidden(mean=True, both=True).values[1], (drawn[1] + drawn[2].astype(float) + drawn[3]) / 3
+    )
+    assert states.hidden(mean=False, both=False)["method"].values.tolist() == ["origin"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_journal_keeps_what_was_added(tmp_path):
@@ -101,8 +230,8 @@ def test_a_journal_keeps_what_was_added(tmp_path):
 
 def test_too_little_text_and_too_few_words_are_named():
     with pytest.raises(ValueError, match="the text holds 6 runs of 5 tokens, 4 seeds with 2 each are asked for"):
-        study_cells.seeded_windows([np.arange(10)], 5, 4, 2)
-    windows = study_cells.seeded_windows([np.arange(100)], 5, 4, 2)
+        seeded_windows([np.arange(10)], 5, 4, 2)
+    windows = seeded_windows([np.arange(100)], 5, 4, 2)
     starts = [int(run[0]) for mine in windows for run in mine]
     assert len(set(starts)) == 8
 
