@@ -42,8 +42,10 @@ def chosen(configs: str, trained_length: int, config: Any) -> dict[str, Method]:
     result: dict[str, Method] = {REFERENCE: make(REFERENCE, trained_length)}
     labels = [" ".join(part.split()) for part in configs.split(",")]
     for label in labels:
-        if not label or labels.count(label) > 1:
-            raise ValueError(f"--configs {configs!r} has an empty name or {label!r} more than once")
+        if not label:
+            raise ValueError(f"--configs {configs!r} names an empty config; separate them by one comma each")
+        if labels.count(label) > 1:
+            raise ValueError(f"--configs {configs!r} names {label!r} more than once")
         name, *words = label.split()
         for word in words:
             if "=" not in word:

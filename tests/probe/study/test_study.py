@@ -3,13 +3,17 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tiny
+import xarray as xr
 
-from mesa.models import tokenizer_of
+from mesa.models import load
 from mesa_lens.cli import main
+from probe.capture.bridge import bridge_to
+from probe.capture.capture import capture_states
 from probe.capture.spec import Kept
 from probe.evaluation.journal import Journal
 from probe.study import cells as study_cells
@@ -19,6 +23,9 @@ from probe.study.inputs import seeded_windows, study_prompts
 from probe.study.report import dims_figure, lengths_figure
 from probe.study.results import progress, read_results
 from probe.study.table import scored, settings, tables
+from probe.study.variants import chosen
+from probe.thresholds.analysis import drifts
+from probe.thresholds.calls import drift_calls
 
 ROOT = Path(__file__).parents[3]
 OPTIONS = "--methods rerope --length 320 --seeds 2 --windows 2 --samples 1 --tops 1,3"
@@ -100,12 +107,9 @@ def test_another_study_is_not_mixed_in(finished, model, capsys):
         (["--configs", "rerope"], "--configs 'rerope' gives 2 configs, too few to correlate"),
         (["--configs", "rerope", "--methods", "stair"], "--configs 'rerope' stands in place of --methods stair"),
         (["--configs", "rerope window"], "--configs 'rerope window': 'window' is no PARAMETER=VALUE"),
-        (
-            ["--configs", "rerope,stair,rerope"],
-            "--configs 'rerope,stair,rerope' has an empty name or 'rerope' more than",
-        ),
+        (["--configs", "rerope,stair,rerope"], "--configs 'rerope,stair,rerope' names 'rerope' more than once"),
         (["--configs", "rerope wide=2"], "rerope: unknown parameter 'wide'"),
-        (["--configs", "rerope layers=(3,)"], "has an empty name"),
+        (["--configs", "rerope,,stair"], "--configs 'rerope,,stair' names an empty config"),
         (["--minutes", "0"], "--minutes 0 is not above 0"),
     ],
 )
@@ -131,7 +135,7 @@ def test_few_configs_lengths_and_likelihood_alone(model, tmp_path, capsys):
     results = read_results(out / "study.json")
     assert results["config"].values.tolist() == ["origin", "leaky-rerope k=1.25 window=80", "self-extend group=2"]
     assert results["criterion"].values.tolist() == ["either", "nll"]
-    assert results["arithmetic"].values[1].tolist() == [180, 182, 180]
+    assert results["arithmetic"].values[1].tolist() == [180, 181, 180]
     assert settings(results)["lengths"] == [160, 240, 320]
     assert '"passkey"' not in (out / "cells.jsonl").read_text().split("\n", 1)[1]
     text = tables(results)
@@ -144,7 +148,7 @@ def test_slices_of_minutes_end_as_one_run_does(model, tmp_path, capsys, monkeypa
     assert main([*run, str(tmp_path / "whole")]) == 0
     capsys.readouterr()
     passed = iter(range(100))
-    monkeypatch.setattr(study, "is_over", lambda until: until is not None and next(passed) % 4 == 3)
+    monkeypatch.setattr(study, "is_over", lambda until: until is not None and next(passed) % 7 == 6)
     for _ in range(12):
         assert main([*run, str(tmp_path / "slices"), "--minutes", "1"]) == 0
         printed = capsys.readouterr()
@@ -168,38 +172,38 @@ def test_overwrite_removes_nothing_before_the_weights_are_loaded(finished, model
     assert (out / "cells.jsonl").read_text() == (finished / "cells.jsonl").read_text()
 
 
-def test_drift_predicts_as_a_probe_run_does(model, tmp_path):
-    """The same prompt by way of the probe's store and analysis; Mesa's plan begins positions anew."""
-    configs = "rerope,mesa first=20 last=60 split_threshold=120 window=20"
-    run = ["--model", model, "--length", "640", "--out"]
-    only = ["--lengths", "160", "--prompts", "repeated", "--seeds", "1", "--samples", "1", "--measure", "nll"]
-    assert main(["study", *run, str(tmp_path / "study"), *only, "--configs", configs]) == 0
-    results = read_results(tmp_path / "study" / "study.json").isel(prompt=0, top=0, seed=0)
-    tokenizer = tokenizer_of(model)
-    ((ids,),) = study_prompts(tokenizer, "repeated", [], 640, 1, 1)
-    word = tokenizer.decode(ids[-1]).strip()
-    sizes = [part for word in configs.split(",")[1].split()[1:] for part in ("--set", f"mesa.{word}")]
-    few = ["--methods", "origin,rerope,mesa", *sizes, "--word", word, "--texts", "0", "--samples", "0"]
-    assert main(["probe", *run, str(tmp_path / "probe"), *few]) == 0
-    drift = json.loads((tmp_path / "probe" / "summary.json").read_text())["drift"]
-    by_probe = [None if row["reason"] else row["length"] or 641 for row in drift["prompts"]["repeated"]["methods"]]
-    found = results["predicted"].sel(rule="drift").values
-    assert [None if np.isnan(each) else each for each in found] == by_probe
-    assert any(by_probe)
+def test_drift_predicts_as_a_probe_run_does(tmp_path):
+    """The shipped model and one prompt by way of the probe's analysis; Mesa begins positions anew."""
+    only = ["--lengths", "256", "--prompts", "repeated", "--seeds", "1", "--samples", "1", "--measure", "nll"]
+    configs = "rerope,leaky-rerope k=1.5,mesa width=4"
+    assert main(["study", "--length", "640", *only, "--configs", configs, "--out", str(tmp_path)]) == 0
+    results = read_results(tmp_path / "study.json").isel(prompt=0, top=0, seed=0)
+    loaded = load()
+    ((ids,),) = study_prompts(loaded.tokenizer, "repeated", [], 640, 1, 1)
+    methods = chosen(configs, 256, loaded.model.config)
+    bridge = bridge_to(loaded.model, loaded.tokenizer)
+    hidden = [capture_states(bridge, ids, method)["resid_post"] for method in methods.values()]
+    attrs = {"length": 640, "method_configs": json.dumps({each.name: each.describe() for each in methods.values()})}
+    run = SimpleNamespace(trained_length=256, hidden=SimpleNamespace(attrs=attrs))
+    prompts = xr.concat(hidden, "method").expand_dims(prompt=["repeated"])
+    calls = drift_calls(drifts(run, prompts, "origin")["repeated"])
+    by_probe = [np.nan if call.reason else call.length or 641 for call in calls]
+    assert len({*by_probe}) > 2
+    np.testing.assert_array_equal(results["predicted"].sel(rule="drift").values, by_probe)
 
 
-def test_progress_stops_at_the_first_failing_length():
-    class Rows:
-        rows = {("nll", "origin", 0, 100): {"scores": [1.0, 2.0]}, ("passkey", "origin", 0, 100): {"scores": [0.0]}}
-
+def test_progress_stops_at_the_first_failing_length(tmp_path):
+    journal = Journal(tmp_path / "none", {})
+    origin = {"nll": [1.0, 2.0], "passkey": [0.0]}
+    journal.rows = {(task, "origin", 0, 100): {"scores": scores} for task, scores in origin.items()}
     asked = {"trained_length": 100, "lengths": (50, 100, 150, 200)}
-    assert progress(Rows, asked, "nll", "stair", 1) == (None, 100)
-    assert progress(Rows, asked, "nll", "stair", 0) == (None, 50)
-    assert progress(Rows, asked, "passkey", "stair", 0) == (None, None)
-    Rows.rows |= {("nll", "stair", 0, length): {"scores": [value]} for length, value in ((50, 2.0), (100, 1.9))}
-    assert progress(Rows, asked, "nll", "stair", 0) == (None, 150)
-    Rows.rows["nll", "stair", 0, 150] = {"scores": [2.1, 1.95]}
-    assert progress(Rows, asked, "nll", "stair", 0) == (150, None)
+    assert progress(journal, asked, "nll", "stair", 1) == (None, 100)
+    assert progress(journal, asked, "nll", "stair", 0) == (None, 50)
+    assert progress(journal, asked, "passkey", "stair", 0) == (None, None)
+    journal.rows |= {("nll", "stair", 0, length): {"scores": [value]} for length, value in ((50, 2.0), (100, 1.9))}
+    assert progress(journal, asked, "nll", "stair", 0) == (None, 150)
+    journal.rows["nll", "stair", 0, 150] = {"scores": [2.1, 1.95]}
+    assert progress(journal, asked, "nll", "stair", 0) == (150, None)
 
 
 def test_states_are_kept_exactly_and_their_mean_in_double(monkeypatch, tmp_path):
