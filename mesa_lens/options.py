@@ -42,14 +42,15 @@ def add_seed(group: Any) -> None:
     group.add_argument("--seed", type=int, default=0, help="of everything that is drawn")
 
 
-def add_output(command: argparse.ArgumentParser, folder: str, about: str, *, shows: bool = True) -> None:
-    """Adds --out and --overwrite and, with `shows`, --estimate and --json."""
+def add_output(command: argparse.ArgumentParser, folder: str, about: str, *, shows: bool = True) -> Any:
+    """Adds --out and --overwrite and, with `shows`, --estimate and --json; returns their group."""
     out = command.add_argument_group("output")
     out.add_argument("--out", type=Path, default=Path(folder), help=f"folder{about}; an interrupted run goes on in it")
     out.add_argument("--overwrite", action="store_true", help="begin anew, in place of what is already there")
     if shows:
         out.add_argument("--estimate", action="store_true", help="print the work, memory and disk it takes, and stop")
         out.add_argument("--json", action="store_true", help="print summary.json in place of tables")
+    return out
 
 
 def lengths(args: argparse.Namespace) -> tuple[int, ...] | None:

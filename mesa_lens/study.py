@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from mesa_lens.model import add_model_options, load_options
-from mesa_lens.options import add_methods, add_output, add_samples, goes_on
+from mesa_lens.options import add_lengths, add_methods, add_output, add_samples, goes_on, lengths
+from probe.resume import again
 
 
 def add(commands: Any) -> None:
@@ -19,36 +21,67 @@ def add(commands: Any) -> None:
     )
     add_model_options(command)
     add_methods(command, more="or 'all', each with several parameters")
+    command.add_argument("--configs", help="in place of --methods, e.g. 'rerope,leaky-rerope k=1.25 window=512'")
     command.add_argument("--prompts", default="repeated,text,passkey", help="kinds of prompts, by commas")
     command.add_argument("--seeds", type=int, default=5, help="each with prompts and words of its own")
-    command.add_argument("--length", type=int, help="longest length L in tokens (None: 8 M)")
+    command.add_argument(
+        "--length", help="longest length L in tokens, e.g. 16k (None: the last of --lengths, else 8 M)"
+    )
+    add_lengths(command, "1 to 8 M in 12 steps, up to L")
+    command.add_argument("--measure", default="nll,passkey", help="what failure is measured by")
     command.add_argument("--tops", default="1,3,10,30,100", help="numbers of dims that a prediction is the median of")
     command.add_argument("--windows", type=int, default=8, help="texts, or passkey prompts, in an average")
     add_samples(command, 5, " and seed, of passkeys and of texts")
-    add_output(command, "runs/study", "", shows=False)
+    output = add_output(command, "runs/study", "", shows=False)
+    output.add_argument("--estimate", action="store_true", help="print the work, memory and disk it takes, and stop")
+    command.add_argument("--minutes", type=float, help="begin nothing after this; the same command goes on (None: all)")
     command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs or resumes the study, writes its results, tables and figures, and prints the tables."""
-    from probe.study.report import write_study
-    from probe.study.run import StudyRequest, run_study
+    from probe.evaluation.clock import deadline
+    from probe.study.plan import estimate, plan
 
-    request = StudyRequest(
+    request = _request(args)
+    if args.estimate:
+        print(estimate(plan(request)))
+        return 0
+    until = deadline(args.minutes)
+    from probe.study.report import write_study
+    from probe.study.run import run_study
+
+    with goes_on(args):
+        results, left = run_study(request, args.out, overwrite=args.overwrite, until=until)
+        if results is None:
+            print(
+                f"mesa-lens: {args.minutes:g} minutes are over, {left}; {again(args.out, args.overwrite)}",
+                file=sys.stderr,
+            )
+        else:
+            print(write_study(results, args.out))
+    return 0
+
+
+def _request(args: argparse.Namespace) -> Any:
+    from probe.evaluation.plan import names, parse_lengths
+    from probe.study.plan import StudyRequest
+
+    return StudyRequest(
         model=args.model,
         load=load_options(args),
         methods=args.methods,
+        configs=args.configs,
         prompts=tuple(args.prompts.split(",")),
         seeds=args.seeds,
-        length=args.length,
+        length=None if args.length is None else parse_lengths(args.length, "--length")[-1],
+        lengths=lengths(args),
         trained_length=args.trained_length,
+        measure=names(args.measure),
         tops=_numbers(args.tops),
         windows=args.windows,
         samples=args.samples,
     )
-    with goes_on(args):
-        print(write_study(run_study(request, args.out, overwrite=args.overwrite), args.out))
-    return 0
 
 
 def _numbers(text: str) -> tuple[int, ...]:

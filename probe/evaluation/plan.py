@@ -79,24 +79,24 @@ class EvalPlan:
         }
 
 
-def parse_lengths(text: str) -> tuple[int, ...]:
+def parse_lengths(text: str, option: str = "--lengths") -> tuple[int, ...]:
     """Lengths in tokens from e.g. '256,512', '1k' (1024) or '1k:16k:1k' (first:last:step, ends included)."""
     found: set[int] = set()
     for part in text.split(","):
-        numbers = [_tokens(one, text) for one in part.split(":")]
+        numbers = [_tokens(one, f"{option} {text!r}") for one in part.split(":")]
         if len(numbers) == 1:
             found.add(numbers[0])
         elif len(numbers) == 3 and numbers[0] <= numbers[1]:
             found.update(range(numbers[0], numbers[1] + 1, numbers[2]))
         else:
-            raise ValueError(f"--lengths {text!r}: {part!r} is no FIRST:LAST:STEP, e.g. 1k:16k:1k")
+            raise ValueError(f"{option} {text!r}: {part!r} is no FIRST:LAST:STEP, e.g. 1k:16k:1k")
     return tuple(sorted(found))
 
 
 def _tokens(text: str, whole: str) -> int:
     found = re.fullmatch(r"\s*(\d+)([kK]?)\s*", text)
     if not found or int(found[1]) == 0:
-        raise ValueError(f"--lengths {whole!r}: {text!r} is no number of tokens; write e.g. 256,512 or 1k:16k:1k")
+        raise ValueError(f"{whole}: {text!r} is no number of tokens; write e.g. 256,512 or 1k:16k:1k")
     return int(found[1]) * (1024 if found[2] else 1)
 
 

@@ -10,8 +10,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from probe.figures.marks import style
-from probe.study.results import write_results
-from probe.study.table import arithmetic, predicted_lengths, scores_by_top, settings, tables
+from probe.study.results import DRIFT, write_results
+from probe.study.table import (
+    RULE,
+    arithmetic,
+    drifting,
+    headline,
+    predicted_lengths,
+    scores_by_top,
+    settings,
+    tables,
+)
 
 _MARKERS = {"circle": "o", "square": "s", "triangle-up": "^", "triangle-down": "v", "diamond": "D"}
 
@@ -27,13 +36,21 @@ def write_study(results: xr.Dataset, out: Path) -> str:
 
 
 def lengths_figure(results: xr.Dataset) -> Figure:
-    """Predicted over measured length, one point a config, by thresholds and by arithmetic; bars: all seeds."""
-    figure = Figure(figsize=(10.5, 4.8), dpi=110, layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True, sharex=True)
-    _lengths_panel(left, results, predicted_lengths(results), "hidden states (repeated word)")
-    _lengths_panel(right, results, arithmetic(results), "arithmetic: largest distance reaches M")
-    left.set_ylabel("predicted failure (tokens)")
-    handles, labels = right.get_legend_handles_labels()
+    """Predicted over measured length, one point a config, by thresholds, drift and arithmetic; bars: all seeds."""
+    prompt = "repeated word" if headline(results) == "repeated" else headline(results)
+    panels = {f"hidden states ({prompt})": predicted_lengths(results, rule=RULE)}
+    if drifting(results):
+        panels = {
+            f"thresholds ({prompt})": predicted_lengths(results, rule=RULE),
+            f"drift ({prompt})": predicted_lengths(results, rule=DRIFT),
+        }
+    panels["arithmetic: largest distance reaches M"] = arithmetic(results)
+    figure = Figure(figsize=(2.1 + 4.2 * len(panels), 4.8), dpi=110, layout="constrained")
+    each = figure.subplots(1, len(panels), sharey=True, sharex=True)
+    for axes, (title, predicted) in zip(each, panels.items(), strict=True):
+        _lengths_panel(axes, results, predicted, title)
+    each[0].set_ylabel("predicted failure (tokens)")
+    handles, labels = each[-1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=9)
     return figure
 
@@ -73,7 +90,8 @@ def _lengths_panel(axes: Axes, results: xr.Dataset, predicted: np.ndarray, title
             _point(axes, method, np.where(x > length, aside, x), called, method not in shown)
             shown.add(method)
     axes.plot([trained, length], [trained, length], color="0.7", lw=0.8, zorder=0)
-    ticks = [multiple * trained for multiple in (1, 2, 4, 8, 16) if multiple * trained <= length]
+    multiples = (1, 2, 4, 8, 16) if length >= 4 * trained else (1, 1.25, 1.5, 2, 3)
+    ticks = [int(multiple * trained) for multiple in multiples if multiple * trained <= length]
     names = [*map(str, ticks), "none"]
     axes.set(xscale="log", yscale="log", title=title, xlabel="measured failure (tokens)", xlim=ends, ylim=ends)
     axes.set_xticks([*ticks, none], names)

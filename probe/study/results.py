@@ -12,27 +12,53 @@ import numpy as np
 import xarray as xr
 
 from probe.evaluation.journal import Journal
+from probe.study.variants import REFERENCE
+from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE
 
-CRITERIA = ("either", "nll", "passkey")
-BOUNDS = ("M or more", "more than M")
-"""Relative positions that the arithmetic prediction takes for a failure."""
+NLL, PASSKEY = TASK_NAMES = ("nll", "passkey")
+"""What failure can be measured by."""
+BOUNDS = ("M or more", "more than M", "slowest rotation of M or more")
+"""Relative positions that the arithmetic prediction takes for a failure.
+
+The last counts positions in turns of rotary's slowest frequency, so that it knows of methods that change frequencies.
+"""
+DRIFT = "drift"
+"""The rule that judges layers and needs no number of dims."""
+
+
+def progress(
+    journal: Journal, settings: Mapping[str, Any], task: str, config: str, seed: int
+) -> tuple[int | None, int | None]:
+    """The first length at which a config fails by `task`, and the next one to measure; None: there is none.
+
+    The rules are those of `probe.thresholds.failure`, with Origin's tail NLL at M as the level; where Origin finds no
+    passkeys there, they say nothing about length. Longer lengths than the first failing one are not measured.
+    """
+    trained = settings["trained_length"]
+    level = journal.rows.get((task, REFERENCE, seed, trained))
+    if level is None:
+        return None, trained
+    expected = float(np.mean(level["scores"]))
+    if task == PASSKEY and expected < LEAST_ACCURACY:
+        return None, None
+    for length in settings["lengths"]:
+        row = journal.rows.get((task, config, seed, length))
+        if row is None:
+            return None, length
+        value = float(np.mean(row["scores"]))
+        if value > expected + NATS_ABOVE if task == NLL else value < LEAST_ACCURACY:
+            return length, None
+    return None, None
 
 
 def gather(journal: Journal, settings: Mapping[str, Any], arithmetic: Mapping[str, Sequence[int]]) -> xr.Dataset:
     """All lengths of a finished journal, labelled, in tokens; none up to L is L + 1, no call is NaN.
 
-    `predicted` (prompt, rule, top, config, seed); `qualified` (prompt, rule, seed): dims that qualify; `measured`
-    (criterion, config, seed); `arithmetic` (bound, config): first position that sees such a distance.
+    `predicted` (prompt, rule, top, config, seed); `qualified` (prompt, rule, seed): dims that qualify, NaN for the rule
+    `drift`; `measured` (criterion, config, seed), 'either' and the tasks; `arithmetic` (bound, config): first position
+    that sees such a distance.
     """
     configs, seeds = list(arithmetic), list(range(settings["seeds"]))
-    none = settings["length"] + 1
-    measured = np.full((len(CRITERIA), len(configs), len(seeds)), float(none))
-    for row, config in enumerate(configs):
-        for seed in seeds:
-            cell = journal.rows["measured", "", config, seed]
-            lengths = [cell["by_nll"] or none, cell["by_passkey"] or none]
-            measured[:, row, seed] = [min(lengths), *lengths]
-    cells = {key[1:]: row["lengths"] for key, row in journal.rows.items() if key[0] == "predicted"}
     labels = {
         "prompt": [],
         "rule": list(settings["rules"]),
@@ -40,6 +66,7 @@ def gather(journal: Journal, settings: Mapping[str, Any], arithmetic: Mapping[st
         "config": configs,
         "seed": seeds,
     }
+    cells = {key[1:]: row["lengths"] for key, row in journal.rows.items() if key[0] == "predicted"}
     parts, counts = [], []
     for prompt in settings["prompts"]:
         for kind in cells[prompt, configs[0], 0]:
@@ -47,17 +74,27 @@ def gather(journal: Journal, settings: Mapping[str, Any], arithmetic: Mapping[st
             found = [[[cells[prompt, c, s][kind][r] for s in seeds] for c in configs] for r in labels["rule"]]
             parts.append([[[one["lengths"] for one in each] for each in every] for every in found])
             counts.append([[one["qualified"] for one in every[0]] for every in found])
-    predicted = np.array(parts, dtype=float).transpose(0, 1, 4, 2, 3)
+    predicted, qualified = np.array(parts, dtype=float).transpose(0, 1, 4, 2, 3), np.array(counts, dtype=float)
+    criteria, measured = _measured(journal, settings, configs)
     return xr.Dataset(
         {
             "predicted": (tuple(labels), predicted, {"units": "tokens"}),
-            "qualified": (("prompt", "rule", "seed"), np.array(counts), {"units": "dims"}),
+            "qualified": (("prompt", "rule", "seed"), qualified, {"units": "dims"}),
             "measured": (("criterion", "config", "seed"), measured, {"units": "tokens"}),
             "arithmetic": (("config", "bound"), np.array(list(arithmetic.values()), dtype=float), {"units": "tokens"}),
         },
-        coords={**labels, "criterion": list(CRITERIA), "bound": list(BOUNDS)},
+        coords={**labels, "criterion": criteria, "bound": list(BOUNDS)},
         attrs={"settings": json.dumps(settings)},
     )
+
+
+def _measured(journal: Journal, settings: Mapping[str, Any], configs: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """The criteria, and the failure length (criterion, config, seed) by each."""
+    tasks = [task for task in TASK_NAMES if task in settings["measure"]]
+    none, seeds = settings["length"] + 1, range(settings["seeds"])
+    each = [[[progress(journal, settings, t, c, s)[0] or none for s in seeds] for c in configs] for t in tasks]
+    by_task = np.array(each, dtype=float)
+    return ["either", *tasks], np.concatenate([by_task.min(axis=0, keepdims=True), by_task])
 
 
 def write_results(results: xr.Dataset, path: Path) -> None:

@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from probe.study.results import BOUNDS
+from probe.study.results import BOUNDS, DRIFT, PASSKEY
 from probe.study.score import Score, advantage, resamples, score
 
 TOP = 10
 """Dims that a headline prediction is the median of, as in a probe run."""
 MULTIPLES = (2, 4, 8)
 """Thresholds of 'fails by that length', in trained windows."""
-HEADLINE = {"prompt": "repeated", "rule": "standard"}
+NEAR_MULTIPLES = (1.25, 1.5, 2)
+"""The same where L is below 4 M."""
+RULE = "standard"
+"""The headline's, as the paper reads."""
 
 
 def settings(results: xr.Dataset) -> dict[str, Any]:
@@ -51,8 +54,24 @@ def arithmetic(results: xr.Dataset, bound: str = BOUNDS[0]) -> np.ndarray:
 def predicted_lengths(results: xr.Dataset, **which: Any) -> np.ndarray:
     """Predicted lengths (config, seed), NaN for no call: the headline's kind, but for what `which` names."""
     tops = results["top"].values.tolist()
-    chosen = {"top": TOP if TOP in tops else tops[0], **HEADLINE, **which}
+    chosen = {"top": TOP if TOP in tops else tops[0], "prompt": headline(results), "rule": RULE, **which}
     return results["predicted"].sel(chosen).transpose("config", "seed").values
+
+
+def headline(results: xr.Dataset) -> str:
+    """The prompt of the headline's predictions: the repeated word, or what else there is."""
+    prompts = results["prompt"].values.tolist()
+    return "repeated" if "repeated" in prompts else prompts[0]
+
+
+def drifting(results: xr.Dataset) -> bool:
+    """Whether lengths were predicted by drift."""
+    return DRIFT in results["rule"].values.tolist()
+
+
+def bounds(results: xr.Dataset) -> list[str]:
+    """The arithmetic predictions there are."""
+    return results["bound"].values.tolist()
 
 
 def _measured(results: xr.Dataset, criterion: str = "either") -> np.ndarray:
@@ -61,8 +80,9 @@ def _measured(results: xr.Dataset, criterion: str = "either") -> np.ndarray:
 
 def _thresholds(results: xr.Dataset) -> tuple[int, ...]:
     asked = settings(results)
-    every = (multiple * asked["trained_length"] for multiple in MULTIPLES)
-    return tuple(threshold for threshold in every if threshold <= asked["length"])
+    trained, length = asked["trained_length"], asked["length"]
+    every = (int(multiple * trained) for multiple in (MULTIPLES if length >= 4 * trained else NEAR_MULTIPLES))
+    return tuple(threshold for threshold in every if threshold <= length)
 
 
 def _kinds(results: xr.Dataset) -> list[dict[str, str]]:
@@ -81,10 +101,11 @@ def _correlation_rows(results: xr.Dataset) -> list[Sequence[str]]:
         inside = np.isnan(predicted) & ~none
         found = scored(results, **kind)
         other, difference = advantage(predicted, arithmetic(results), _measured(results))
-        shares = (f"{value:.2f}" for value in (none.mean(), inside.mean(), found.called))
+        dims = (f"{np.median(qualified):.0f}", f"{none.mean():.2f}", f"{inside.mean():.2f}")
         estimates = map(str, (found.correlation, other, difference))
-        rows.append((kind["prompt"], kind["rule"], f"{np.median(qualified):.0f}", *shares, *estimates))
-    for bound in BOUNDS:
+        shown = ("", "", "") if kind["rule"] == DRIFT else dims
+        rows.append((*kind.values(), *shown, f"{found.called:.2f}", *estimates))
+    for bound in bounds(results):
         plain = score(arithmetic(results, bound), _measured(results), ())
         rows.append((f"arithmetic, {bound}", "", "", "", "", "1.00", str(plain.correlation), "", ""))
     return rows
@@ -94,7 +115,7 @@ def _call_rows(results: xr.Dataset) -> list[Sequence[str]]:
     trained = settings(results)["trained_length"]
     rows: list[Sequence[str]] = [("prompt", "rule", "fails by", "right", "always-yes", "always-no", "over the better")]
     scores = [((kind["prompt"], kind["rule"]), scored(results, **kind)) for kind in _kinds(results)]
-    for bound in BOUNDS:
+    for bound in bounds(results):
         plain = score(arithmetic(results, bound), _measured(results), _thresholds(results))
         scores.append(((f"arithmetic, {bound}", ""), plain))
     for names, found in scores:
@@ -106,9 +127,10 @@ def _call_rows(results: xr.Dataset) -> list[Sequence[str]]:
 
 
 def scores_by_top(results: xr.Dataset) -> dict[tuple[str, str], dict[int, Score]]:
-    """Scores by number of dims, for every (prompt, rule) that calls anything."""
+    """Scores by number of dims, for every (prompt, rule) that asks for one and calls anything."""
     tops = results["top"].values.tolist()
-    found = {(k["prompt"], k["rule"]): {t: scored(results, top=t, **k) for t in tops} for k in _kinds(results)}
+    kinds = [kind for kind in _kinds(results) if kind["rule"] != DRIFT]
+    found = {(k["prompt"], k["rule"]): {t: scored(results, top=t, **k) for t in tops} for k in kinds}
     return {kind: scores for kind, scores in found.items() if any(one.called for one in scores.values())}
 
 
@@ -120,14 +142,27 @@ def _top_rows(results: xr.Dataset) -> list[Sequence[str]]:
 
 
 def _criterion_rows(results: xr.Dataset) -> list[Sequence[str]]:
-    heads = [head for bound in BOUNDS for head in (f"arithmetic, {bound}", "difference")]
-    rows: list[Sequence[str]] = [("measured by", "thresholds (repeated, standard)", "interval by method", *heads)]
-    predicted, length = predicted_lengths(results), settings(results)["length"]
-    cases = [(name, predicted, _measured(results, name)) for name in results["criterion"].values.tolist()]
-    failing = [(f"{n}, where it fails", np.where(m > length, np.nan, predicted), m) for n, _, m in cases]
-    for name, lengths, measured in (*cases, *failing):
+    heads = [head for bound in bounds(results) for head in (f"arithmetic, {bound}", "difference")]
+    prompt, length = headline(results), settings(results)["length"]
+    by_drift = predicted_lengths(results, rule=DRIFT) if drifting(results) else None
+    rows: list[Sequence[str]] = [
+        (
+            "measured by",
+            f"thresholds ({prompt}, {RULE})",
+            "interval by method",
+            *([] if by_drift is None else [f"drift ({prompt})"]),
+            *heads,
+        )
+    ]
+    cases = [(name, _measured(results, name)) for name in results["criterion"].values.tolist()]
+    judged = [(name, measured, measured > 0) for name, measured in cases]
+    judged += [(f"{name}, where it fails", measured, measured <= length) for name, measured in cases]
+    for name, measured, where in judged:
+        lengths = np.where(where, predicted_lengths(results), np.nan)
         found = [score(lengths, measured, (), drawn).correlation for drawn in (None, _method_resamples(results))]
-        for bound in BOUNDS:
+        if by_drift is not None:
+            found.append(score(np.where(where, by_drift, np.nan), measured, ()).correlation)
+        for bound in bounds(results):
             found.extend(advantage(lengths, arithmetic(results, bound), measured))
         rows.append((name, *map(str, found)))
     return rows
@@ -153,15 +188,22 @@ def _ratio_rows(results: xr.Dataset) -> list[Sequence[str]]:
 
 
 def _config_rows(results: xr.Dataset) -> list[Sequence[str]]:
-    length = settings(results)["length"]
-    rows: list[Sequence[str]] = [
-        ("config", "measured by NLL", "by passkey", "predicted (repeated, standard)", "arithmetic")
-    ]
-    nll, passkey, predicted = _measured(results, "nll"), _measured(results, "passkey"), predicted_lengths(results)
+    length, prompt = settings(results)["length"], headline(results)
+    columns = {f"measured by {name}" if name != PASSKEY else "by passkey": name for name in _tasks(results)}
+    each = {head.replace("nll", "NLL"): _measured(results, name) for head, name in columns.items()}
+    each[f"predicted ({prompt}, {RULE})"] = predicted_lengths(results)
+    if drifting(results):
+        each[f"predicted ({prompt}, {DRIFT})"] = predicted_lengths(results, rule=DRIFT)
+    each["arithmetic"] = arithmetic(results)
+    rows: list[Sequence[str]] = [("config", *each)]
     for row, config in enumerate(results["config"].values.tolist()):
-        spans = [_span(values[row], length) for values in (nll, passkey, predicted, arithmetic(results))]
-        rows.append((config, *spans))
+        rows.append((config, *(_span(values[row], length) for values in each.values())))
     return rows
+
+
+def _tasks(results: xr.Dataset) -> list[str]:
+    """What failure was measured by."""
+    return [name for name in results["criterion"].values.tolist() if name != "either"]
 
 
 def _span(lengths: np.ndarray, length: int) -> str:

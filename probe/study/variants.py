@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from mesa.methods import Method, make, registry
-from mesa.settings import make_methods
-from mesa.support import missing
+from mesa.settings import make_methods, method_settings
+from mesa.support import check_method, missing
 
 REFERENCE = "origin"
 
@@ -30,6 +30,29 @@ def variants(names: str, trained_length: int, model_type: str) -> dict[str, Meth
         for parameters in varied.get(name, ()):
             words = " ".join(f"{key}={value}" for key, value in parameters.items())
             result[f"{name} {words}"] = make(name, trained_length, **parameters)
+    return result
+
+
+def chosen(configs: str, trained_length: int, config: Any) -> dict[str, Method]:
+    """Configs by label from a text such as 'rerope,leaky-rerope k=1.25 window=512'; Origin first, asked for or not.
+
+    Raises ValueError for what cannot be read or made, for doubles, and for methods that a model with this `config`
+    cannot have.
+    """
+    result: dict[str, Method] = {REFERENCE: make(REFERENCE, trained_length)}
+    labels = [" ".join(part.split()) for part in configs.split(",")]
+    for label in labels:
+        if not label:
+            raise ValueError(f"--configs {configs!r} names an empty config; separate them by one comma each")
+        if labels.count(label) > 1:
+            raise ValueError(f"--configs {configs!r} names {label!r} more than once")
+        name, *words = label.split()
+        for word in words:
+            if "=" not in word:
+                raise ValueError(f"--configs {label!r}: {word!r} is no PARAMETER=VALUE, as in 'leaky-rerope k=2'")
+        parameters = method_settings([f"{name}.{word}" for word in words]).get(name, {})
+        result[label] = make(name, trained_length, **parameters)
+        check_method(config, result[label])
     return result
 
 

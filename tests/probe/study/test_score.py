@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from transformers import BloomConfig, LlamaConfig
 
 from mesa.methods import make
 from mesa.plan import distances, reach
 from probe.study.score import advantage, correlations, resamples, score
-from probe.study.variants import variants
+from probe.study.variants import chosen, variants
 
 NONE = 2049
 THRESHOLDS = (512, 1024, 2048)
@@ -141,6 +142,19 @@ def test_configs_fail_early_late_and_never_by_arithmetic():
     assert not any(name.startswith(("dynamic-ntk", "ntk-mixed")) for name in variants("all", 256, "bloom"))
     with pytest.raises(ValueError, match="dynamic-ntk cannot be attached to model type 'mpt'"):
         variants("dynamic-ntk", 256, "mpt")
+
+
+def test_chosen_configs_are_made_as_named():
+    config = LlamaConfig(num_hidden_layers=4)
+    made = chosen("rerope window=128,  leaky-rerope  k=1.25", 256, config)
+    assert list(made) == ["origin", "rerope window=128", "leaky-rerope k=1.25"]
+    assert made["rerope window=128"] == variants("rerope", 256, "llama")["rerope window=128"]
+    assert made["leaky-rerope k=1.25"].k == 1.25
+    assert list(chosen("nope,origin", 256, config)) == ["origin", "nope"]
+    with pytest.raises(ValueError, match="layer 4 is out of range"):
+        chosen("origin layers=[4]", 256, config)
+    with pytest.raises(ValueError, match="dynamic-ntk cannot be attached to model type 'bloom'"):
+        chosen("dynamic-ntk", 256, BloomConfig())
 
 
 def test_reach_is_the_largest_distance_of_each_query():

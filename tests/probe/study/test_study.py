@@ -1,19 +1,31 @@
 """A whole study of a tiny model; its journal; the published tables."""
 
+import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tiny
+import xarray as xr
 
+from mesa.models import load
 from mesa_lens.cli import main
+from probe.capture.bridge import bridge_to
+from probe.capture.capture import capture_states
+from probe.capture.spec import Kept
 from probe.evaluation.journal import Journal
 from probe.study import cells as study_cells
 from probe.study import run as study
+from probe.study import states as study_states
+from probe.study.inputs import seeded_windows, study_prompts
 from probe.study.report import dims_figure, lengths_figure
-from probe.study.results import read_results
+from probe.study.results import progress, read_results
 from probe.study.table import scored, settings, tables
+from probe.study.variants import chosen
+from probe.thresholds.analysis import drifts
+from probe.thresholds.calls import drift_calls
 
 ROOT = Path(__file__).parents[3]
 OPTIONS = "--methods rerope --length 320 --seeds 2 --windows 2 --samples 1 --tops 1,3"
@@ -36,8 +48,9 @@ def test_results_are_labelled_and_whole(finished):
     assert results["config"].values.tolist() == ["origin", "rerope", "rerope window=80"]
     assert results["prompt"].values.tolist() == ["repeated", "text", "text-mean", "passkey", "passkey-mean"]
     assert results["predicted"].dims == ("prompt", "rule", "top", "config", "seed")
-    assert results["predicted"].shape == (5, 2, 2, 3, 2)
-    assert results["arithmetic"].values.tolist() == [[160, 161], [321, 321], [321, 321]]
+    assert results["rule"].values.tolist() == ["standard", "wide", "drift"]
+    assert results["predicted"].shape == (5, 3, 2, 3, 2)
+    assert results["arithmetic"].values.tolist() == [[160, 161, 160], [321, 321, 321], [321, 321, 321]]
     called = results["predicted"].values[~np.isnan(results["predicted"].values)]
     assert ((called >= 160) & (called <= 321)).all()
     nothing = results["qualified"].values == 0
@@ -49,17 +62,22 @@ def test_results_are_labelled_and_whole(finished):
     assert {"lengths.png", "dims.png"} <= {path.name for path in finished.iterdir()}
 
 
+def test_what_is_read_is_known_by_its_fingerprints(finished):
+    asked = settings(read_results(finished / "study.json"))
+    assert [asked[name].split()[0] for name in ("inputs", "weights")] == ["sha256", "sha256"]
+    assert asked["inputs"] != asked["weights"]
+
+
 def test_an_interrupted_study_goes_on_and_ends_the_same(finished, model, tmp_path, capsys, monkeypatch):
     out = tmp_path / "again"
     shutil.copytree(finished, out)
     lines = (out / "cells.jsonl").read_text().splitlines(keepends=True)
-    cut = [*lines[:4], *lines[7:20], lines[20][:30]]
+    first = next(number for number, line in enumerate(lines) if '"predicted"' not in line and number)
+    cut = [*lines[:4], *lines[7 : first + 2], *lines[first + 4 :][:-1], lines[-1][:30]]
     (out / "cells.jsonl").write_text("".join(cut))
     ran = []
-    real = study_cells.Trial.failures
-    monkeypatch.setattr(
-        study_cells.Trial, "failures", lambda self, method: ran.append(method.name) or real(self, method)
-    )
+    real = study_cells.Trial.scores
+    monkeypatch.setattr(study_cells.Trial, "scores", lambda *given: ran.append(given[1:]) or real(*given))
     assert main(["study", "--model", model, *OPTIONS.split(), "--out", str(out)]) == 0
     assert len(ran) == 3
     assert (out / "study.json").read_text() == (finished / "study.json").read_text()
@@ -75,13 +93,24 @@ def test_another_study_is_not_mixed_in(finished, model, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--prompts", "repeated,story"], "unknown prompt 'story'; known: repeated, text, passkey"),
+        (["--prompts", "repeated,story"], "unknown --prompts 'story'; known: repeated, text, passkey"),
+        (["--measure", "nll,needle"], "unknown --measure 'needle'; known: nll, passkey"),
         (["--prompts", "text,text"], "--prompts 'text,text' is empty or repeats one"),
         (["--tops", "1,x"], "--tops '1,x' is no list of numbers"),
         (["--tops", "0,3"], "--seeds, --windows, --samples and --tops must be at least 1, not 0"),
         (["--length", "200"], "--length 200 is below twice the trained length 160; take e.g. 1280"),
         (["--methods", "origin"], "--methods origin gives 1 configs, too few to correlate"),
         (["--methods", "rope"], "unknown method 'rope'"),
+        (["--length", "long"], "--length 'long': 'long' is no number of tokens"),
+        (["--lengths", "200,320"], "--lengths leaves out the trained length 160, the in-window level; include it"),
+        (["--lengths", "160,640", "--length", "320"], "--lengths 640 is beyond --length 320"),
+        (["--configs", "rerope"], "--configs 'rerope' gives 2 configs, too few to correlate"),
+        (["--configs", "rerope", "--methods", "stair"], "--configs 'rerope' stands in place of --methods stair"),
+        (["--configs", "rerope window"], "--configs 'rerope window': 'window' is no PARAMETER=VALUE"),
+        (["--configs", "rerope,stair,rerope"], "--configs 'rerope,stair,rerope' names 'rerope' more than once"),
+        (["--configs", "rerope wide=2"], "rerope: unknown parameter 'wide'"),
+        (["--configs", "rerope,,stair"], "--configs 'rerope,,stair' names an empty config"),
+        (["--minutes", "0"], "--minutes 0 is not above 0"),
     ],
 )
 def test_bad_input_is_said_before_the_weights_are_loaded(model, tmp_path, capsys, monkeypatch, arguments, message):
@@ -89,6 +118,110 @@ def test_bad_input_is_said_before_the_weights_are_loaded(model, tmp_path, capsys
     assert main(["study", "--model", model, "--out", str(tmp_path / "out"), *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+FEW = ["--prompts", "repeated", "--seeds", "1", "--samples", "1", "--measure", "nll", "--lengths", "160,240,320"]
+CONFIGS = ["--configs", "leaky-rerope  k=1.25 window=80,self-extend group=2"]
+
+
+def test_few_configs_lengths_and_likelihood_alone(model, tmp_path, capsys):
+    out = tmp_path / "few"
+    assert main(["study", "--model", model, *FEW, *CONFIGS, "--estimate", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "predicted: 3 passes of 320 tokens, 960 in all" in said
+    assert "measured: up to 9 prompts of 160, 240, 320 tokens, 2,160 in all" in said
+    assert not out.exists()
+    assert main(["study", "--model", model, *FEW, *CONFIGS, "--out", str(out)]) == 0
+    results = read_results(out / "study.json")
+    assert results["config"].values.tolist() == ["origin", "leaky-rerope k=1.25 window=80", "self-extend group=2"]
+    assert results["criterion"].values.tolist() == ["either", "nll"]
+    assert results["arithmetic"].values[1].tolist() == [180, 181, 180]
+    assert settings(results)["lengths"] == [160, 240, 320]
+    assert '"passkey"' not in (out / "cells.jsonl").read_text().split("\n", 1)[1]
+    text = tables(results)
+    assert "| config | measured by NLL | predicted (repeated, standard) | predicted (repeated, drift) |" in text
+    assert "| repeated | drift | 1.25 M |" in text
+
+
+def test_slices_of_minutes_end_as_one_run_does(model, tmp_path, capsys, monkeypatch):
+    run = ["study", "--model", model, *FEW, *CONFIGS, "--out"]
+    assert main([*run, str(tmp_path / "whole")]) == 0
+    capsys.readouterr()
+    passed = iter(range(100))
+    monkeypatch.setattr(study, "is_over", lambda until: until is not None and next(passed) % 7 == 6)
+    for _ in range(12):
+        assert main([*run, str(tmp_path / "slices"), "--minutes", "1"]) == 0
+        printed = capsys.readouterr()
+        if printed.out:
+            break
+        assert "1 minutes are over" in printed.err
+        assert "the same command goes on" in printed.err
+    assert next(passed) > 10
+    assert (tmp_path / "slices" / "study.json").read_text() == (tmp_path / "whole" / "study.json").read_text()
+
+
+def test_overwrite_removes_nothing_before_the_weights_are_loaded(finished, model, tmp_path, monkeypatch):
+    out = tmp_path / "kept"
+    shutil.copytree(finished, out)
+
+    def unreadable(*given, **options):
+        raise OSError("no weights")
+
+    monkeypatch.setattr(study, "load", unreadable)
+    assert main(["study", "--model", model, *FEW, *CONFIGS, "--overwrite", "--out", str(out)]) == 1
+    assert (out / "cells.jsonl").read_text() == (finished / "cells.jsonl").read_text()
+
+
+def test_drift_predicts_as_a_probe_run_does(tmp_path):
+    """The shipped model and one prompt by way of the probe's analysis; Mesa begins positions anew."""
+    only = ["--lengths", "256", "--prompts", "repeated", "--seeds", "1", "--samples", "1", "--measure", "nll"]
+    configs = "rerope,leaky-rerope k=1.5,mesa width=4"
+    assert main(["study", "--length", "640", *only, "--configs", configs, "--out", str(tmp_path)]) == 0
+    results = read_results(tmp_path / "study.json").isel(prompt=0, top=0, seed=0)
+    loaded = load()
+    ((ids,),) = study_prompts(loaded.tokenizer, "repeated", [], 640, 1, 1)
+    methods = chosen(configs, 256, loaded.model.config)
+    bridge = bridge_to(loaded.model, loaded.tokenizer)
+    hidden = [capture_states(bridge, ids, method)["resid_post"] for method in methods.values()]
+    attrs = {"length": 640, "method_configs": json.dumps({each.name: each.describe() for each in methods.values()})}
+    run = SimpleNamespace(trained_length=256, hidden=SimpleNamespace(attrs=attrs))
+    prompts = xr.concat(hidden, "method").expand_dims(prompt=["repeated"])
+    calls = drift_calls(drifts(run, prompts, "origin")["repeated"])
+    by_probe = [np.nan if call.reason else call.length or 641 for call in calls]
+    assert len({*by_probe}) > 2
+    np.testing.assert_array_equal(results["predicted"].sel(rule="drift").values, by_probe)
+
+
+def test_progress_stops_at_the_first_failing_length(tmp_path):
+    journal = Journal(tmp_path / "none", {})
+    origin = {"nll": [1.0, 2.0], "passkey": [0.0]}
+    journal.rows = {(task, "origin", 0, 100): {"scores": scores} for task, scores in origin.items()}
+    asked = {"trained_length": 100, "lengths": (50, 100, 150, 200)}
+    assert progress(journal, asked, "nll", "stair", 1) == (None, 100)
+    assert progress(journal, asked, "nll", "stair", 0) == (None, 50)
+    assert progress(journal, asked, "passkey", "stair", 0) == (None, None)
+    journal.rows |= {("nll", "stair", 0, length): {"scores": [value]} for length, value in ((50, 2.0), (100, 1.9))}
+    assert progress(journal, asked, "nll", "stair", 0) == (None, 150)
+    journal.rows["nll", "stair", 0, 150] = {"scores": [2.1, 1.95]}
+    assert progress(journal, asked, "nll", "stair", 0) == (150, None)
+
+
+def test_states_are_kept_exactly_and_their_mean_in_double(monkeypatch, tmp_path):
+    kept = Kept(range(2), range(5), range(3))
+    drawn = np.random.default_rng(0).normal(size=(4, 2, 5, 3)).astype(np.float32)
+    passes = iter(drawn)
+    monkeypatch.setattr(study_states, "capture", lambda *given: {study_states.HOOK: next(passes)})
+    states = study_states.States(kept, tmp_path, averaged=True)
+    states.fill(None, [[0]], None, 0, lambda: None)
+    states.fill(None, [[0], [1], [2]], None, 1, lambda: None)
+    both = states.hidden(mean=False, both=True)
+    assert both["method"].values.tolist() == ["origin", "method"]
+    np.testing.assert_array_equal(both.values, drawn[:2])
+    np.testing.assert_array_equal(
+        states.hidden(mean=True, both=True).values[1], (drawn[1] + drawn[2].astype(float) + drawn[3]) / 3
+    )
+    assert states.hidden(mean=False, both=False)["method"].values.tolist() == ["origin"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_journal_keeps_what_was_added(tmp_path):
@@ -101,8 +234,8 @@ def test_a_journal_keeps_what_was_added(tmp_path):
 
 def test_too_little_text_and_too_few_words_are_named():
     with pytest.raises(ValueError, match="the text holds 6 runs of 5 tokens, 4 seeds with 2 each are asked for"):
-        study_cells.seeded_windows([np.arange(10)], 5, 4, 2)
-    windows = study_cells.seeded_windows([np.arange(100)], 5, 4, 2)
+        seeded_windows([np.arange(10)], 5, 4, 2)
+    windows = seeded_windows([np.arange(100)], 5, 4, 2)
     starts = [int(run[0]) for mine in windows for run in mine]
     assert len(set(starts)) == 8
 
