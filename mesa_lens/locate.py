@@ -40,6 +40,9 @@ def add(commands: Any) -> None:
     what.add_argument("--heads", help="layers whose heads are tried: e.g. 15-19, all, none (None: all up to 64 heads)")
     what.add_argument("--hooks", default="resid_post,attn_out,mlp_out,z", help="places of patches")
     what.add_argument("--spans", default="all", help="positions of patches: of all, inside, beyond, last")
+    what.add_argument(
+        "--ways", default="only,without,mend,break", help="of weaves: only there, without it; of patches: mend, break"
+    )
     what.add_argument("--dims", type=int, default=10, help="observable dims that are clamped, a layer")
     what.add_argument("--prompt", default="hello", help="the repeated word that shows observable dims")
     what.add_argument("--candidates", type=int, default=64, help="best heads that the smallest set is made of")
@@ -76,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
         heads=args.heads,
         hooks=names(args.hooks),
         spans=names(args.spans),
+        ways=names(args.ways),
         dims=args.dims,
         candidates=args.candidates,
         word=args.prompt,

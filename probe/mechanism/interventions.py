@@ -17,6 +17,7 @@ WAYS = {"weave": ("only", "without"), "patch": ("mend", "break")}
 
 patch: activations of the mended run in the broken one, and the reverse.
 """
+EVERY_WAY = tuple(way for ways in WAYS.values() for way in ways)
 HOOKS = ("resid_pre", "resid_post", "attn_out", "mlp_out", "z")
 SPANS = ("all", "inside", "beyond", "last")
 """Positions that are patched: all, below M, from M on, or the scored ones and the one before them."""
@@ -77,19 +78,24 @@ def by_layer(heads: Iterable[Head]) -> dict[int, tuple[int, ...]]:
     return {layer: tuple(head for at, head in chosen if at == layer) for layer, _ in chosen}
 
 
-def weaves(layers: Sequence[int], heads: Sequence[Head]) -> Iterator[Intervention]:
+def weaves(layers: Sequence[int], heads: Sequence[Head], ways: Sequence[str] = EVERY_WAY) -> Iterator[Intervention]:
     """The method in every layer and (layer, head), alone and left out."""
     for way in WAYS["weave"]:
-        yield from (Intervention("weave", way, layer) for layer in layers)
-        yield from (Intervention("weave", way, layer, head) for layer, head in heads)
+        if way in ways:
+            yield from (Intervention("weave", way, layer) for layer in layers)
+            yield from (Intervention("weave", way, layer, head) for layer, head in heads)
 
 
 def patches(
-    layers: Sequence[int], heads: Sequence[Head], hooks: Sequence[str], spans: Sequence[str]
+    layers: Sequence[int],
+    heads: Sequence[Head],
+    hooks: Sequence[str],
+    spans: Sequence[str],
+    ways: Sequence[str] = EVERY_WAY,
 ) -> Iterator[Intervention]:
     """Every patch at `hooks`, both ways, one hook after another; at z, head by head."""
     for hook in hooks:
         places = heads if hook == "z" else [(layer, None) for layer in layers]
         for layer, head in places:
             for way in WAYS["patch"]:
-                yield from (Intervention("patch", way, layer, head, hook, span) for span in spans)
+                yield from (Intervention("patch", way, layer, head, hook, span) for span in spans if way in ways)

@@ -34,8 +34,8 @@ class LocateRequest(MethodsRequest):
     """What is asked for; lengths in tokens, 4 M if None. The methods are what mends; Origin is what breaks.
 
     layers: to go over. heads: 'all', 'none', or the layers whose heads are gone over; None: all, if they are at most
-    64. hooks, spans: of patches. dims: clamped in a layer. candidates: heads that the smallest set is made of. word:
-    the repeated word whose observable dims are clamped.
+    64. hooks, spans: of patches. ways: of weaves and patches. dims: clamped in a layer. candidates: heads that the
+    smallest set is made of. word: the repeated word whose observable dims are clamped.
     """
 
     methods: str = "rerope"
@@ -47,6 +47,7 @@ class LocateRequest(MethodsRequest):
     heads: str | None = None
     hooks: tuple[str, ...] = ("resid_post", "attn_out", "mlp_out", "z")
     spans: tuple[str, ...] = ("all",)
+    ways: tuple[str, ...] = interventions.EVERY_WAY
     dims: int = 10
     candidates: int = 64
     word: str = "hello"
@@ -96,9 +97,9 @@ class LocatePlan:
         """The weaves and patches, in the order in which they are run."""
         asked = self.request
         if "weave" in asked.kinds:
-            yield from interventions.weaves(self.layers, self.heads)
+            yield from interventions.weaves(self.layers, self.heads, asked.ways)
         if "patch" in asked.kinds:
-            yield from interventions.patches(self.layers, self.heads, asked.hooks, asked.spans)
+            yield from interventions.patches(self.layers, self.heads, asked.hooks, asked.spans, asked.ways)
 
 
 def plan(request: LocateRequest) -> LocatePlan:
@@ -108,6 +109,7 @@ def plan(request: LocateRequest) -> LocatePlan:
         ("measure", request.measures, MEASURES),
         ("hooks", request.hooks, interventions.HOOKS),
         ("spans", request.spans, interventions.SPANS),
+        ("ways", request.ways, interventions.EVERY_WAY),
     ):
         unknown = [each for each in asked if each not in known]
         if unknown or not asked:
