@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
     add_model_options(command)
     what = command.add_argument_group("what to try")
     what.add_argument(
-        "--try", dest="kinds", default="weave,patch,clamp", help="of weave, patch, clamp, attribution, smallest"
+        "--try", dest="kinds", default="weave,patch,clamp", help="of weave, patch, clamp, shift, attribution, smallest"
     )
     add_methods(what, "rerope", "or 'all'; each is held against Origin")
     add_settings(what)

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from mesa.fingerprints import ids_fingerprint, weights_fingerprint
 from mesa.methods import Method, Origin
 from mesa.models import bytes_a_number, tokenizer_of
@@ -24,7 +26,7 @@ from probe.tasks.score import heldout_ids
 ORIGIN = "origin"
 Group = tuple[str, int]
 """A measure, and a length in tokens."""
-KINDS = ("weave", "patch", "clamp", "attribution", "smallest")
+KINDS = ("weave", "patch", "clamp", "shift", "attribution", "smallest")
 _MANY = 64
 """Heads up to which all of them are gone over where none are named."""
 
@@ -64,7 +66,7 @@ class LocatePlan:
     items: dict[Group, list[Item]]
     layers: list[int]
     heads: list[tuple[int, int]]
-    documents: str
+    documents: tuple[np.ndarray, ...]
 
     @property
     def trained_length(self) -> int:
@@ -89,7 +91,7 @@ class LocatePlan:
             "longest": longest,
             "prompts": PROMPTS,
             "weights": weights_fingerprint(self.request.model, self.config),
-            "documents": self.documents,
+            "documents": ids_fingerprint(self.documents),
         }
 
     @property
@@ -136,7 +138,7 @@ def plan(request: LocateRequest) -> LocatePlan:
         for length in sorted(lengths)
         for measure in request.measures
     }
-    return LocatePlan(request, config, methods, made, layers, heads, ids_fingerprint(documents))
+    return LocatePlan(request, config, methods, made, layers, heads, documents)
 
 
 def _mending(request: LocateRequest, config: Any, trained: int) -> dict[str, Method]:
@@ -183,7 +185,7 @@ def estimate(made: LocatePlan) -> str:
     """Passes, tokens and memory of a run, as text."""
     count, prompts = passes(made) * len(made.mending), sum(map(len, made.items.values()))
     tokens = sum(count * len(item.ids) for each in made.items.values() for item in each)
-    more = [kind for kind in ("clamp", "attribution", "smallest") if kind in made.request.kinds]
+    more = [kind for kind in KINDS[2:] if kind in made.request.kinds]
     return (
         f"{len(made.layers)} layers, {len(made.heads)} heads, {len(made.mending)} methods, {prompts} prompts: about "
         f"{count:,.0f} passes a prompt, {tokens:,.0f} tokens{', beside ' + ', '.join(more) if more else ''}\n"

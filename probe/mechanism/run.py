@@ -20,6 +20,7 @@ from probe.mechanism.contrast import BROKEN, MENDED, Contrast
 from probe.mechanism.interventions import Intervention
 from probe.mechanism.request import ORIGIN, Group, LocatePlan, needed_bytes
 from probe.mechanism.restoration import Gap
+from probe.mechanism.shift import Shift, changes, shifts
 from probe.mechanism.smallest import search_sets
 from probe.tasks.repeated import repeated_word
 
@@ -64,6 +65,8 @@ def _run(cells: Cells) -> None:
                     _cell(cells, group, number, name, each)
         if names and "clamp" in kinds:
             _clamps(cells, group)
+        if names and "shift" in kinds:
+            _shifts(cells, group)
         for name in names:
             if "attribution" in kinds:
                 _attribution(cells, group, name)
@@ -82,7 +85,7 @@ def _baselines(cells: Cells, group: Group) -> None:
 
 
 def _cell(
-    cells: Cells, group: Group, number: int, name: str, each: Intervention | Clamp, own: Contrast | None = None
+    cells: Cells, group: Group, number: int, name: str, each: Intervention | Clamp | Shift, own: Contrast | None = None
 ) -> None:
     cell = (*group, name, number, *each.cell)
     if cell not in cells.journal.rows:
@@ -108,6 +111,17 @@ def _clamps(cells: Cells, group: Group) -> None:
             cells.keep(cell, inside.outcome(BROKEN).losses)
         for each in tried:
             _cell(cells, group, number, ORIGIN, each, inside if each.inside else None)
+
+
+def _shifts(cells: Cells, group: Group) -> None:
+    """Losses of broken runs with other positional vectors; they serve all methods."""
+    made, (_, length) = cells.made, group
+    longest = max(len(item.ids) for item in made.items[group])
+    tried = [*shifts(changes(cells.bridge, made.documents, made.methods[ORIGIN], longest, made.layers))]
+    cells.bar.total += round(sum(length * cells.part(each.layer) for each in tried) * len(made.items[group]))
+    for number in range(len(made.items[group])):
+        for each in tried:
+            _cell(cells, group, number, ORIGIN, each)
 
 
 def _attribution(cells: Cells, group: Group, name: str) -> None:
