@@ -54,7 +54,10 @@ def _text(text: str) -> str:
 
 def _heatmap(block: Block, cells: Cells, scale: bool) -> go.Heatmap:
     told = [
-        [_text(f"{cells.row_title} {row}, {_place(block, column)}: {block.told(y, x)}") for x, column in enumerate(block.columns)]
+        [
+            _text(f"{cells.row_title} {row}, {_place(block, column)}: {block.told(y, x)}")
+            for x, column in enumerate(block.columns)
+        ]
         for y, row in enumerate(cells.rows)
     ]
     bar: dict[str, Any] = {"title": {"text": _text(cells.colour_title), "side": "right"}, "tickformat": ".0%"}

@@ -16,7 +16,10 @@ _HELD = {"at-M": "at their values at M", "range": "within their in-window range"
 def located_findings(summary: Located, **labels: Any) -> list[tuple[str, str]]:
     """(heading, sentences) for every method, length and measure gone over, or for those that bear the labels."""
     return [
-        (f"{gap['method']} at {gap['length']} tokens, {_MEASURES.get(gap['measure'], gap['measure'])}", _told(summary, gap))
+        (
+            f"{gap['method']} at {gap['length']} tokens, {_MEASURES.get(gap['measure'], gap['measure'])}",
+            _told(summary, gap),
+        )
         for gap in having(summary["gaps"], **labels)
     ]
 
@@ -55,7 +58,7 @@ def _layers(effects: Sequence[Row], method: str) -> str:
         return f"{method} in one layer alone restores nothing beyond doubt; most in {_layer(rows[0])}."
     told = [f"in layer {row['layer']} alone {_share(row)}" for row in clear[:_NAMED]]
     told[0] = f"{method} in layer {clear[0]['layer']} alone restores {_share(clear[0])}"
-    others = [f"{len(clear) - len(told)} further layers restore less"] if len(clear) > len(told) else []
+    others = [f"{len(clear) - len(told)} more less than that"] if len(clear) > len(told) else []
     worse = [row["layer"] for row in rows if is_clear(row) and row["share"] < 0]
     others += [f"worse than nothing: layer {', '.join(map(str, sorted(worse)))}"] if worse else []
     rest = len(rows) - len(clear) - len(worse)
@@ -78,7 +81,8 @@ def _head(effects: Sequence[Row]) -> str:
     if not rows:
         return ""
     doubt = "" if is_clear(rows[0]) else ", which cannot be told from 0"
-    return f"The best of {len(rows)} single heads, {_name(rows[0]['layer'], rows[0]['head'])}, restores {_share(rows[0])}{doubt}."
+    name = _name(rows[0]["layer"], rows[0]["head"])
+    return f"The best of {len(rows)} single heads, {name}, restores {_share(rows[0])}{doubt}."
 
 
 def _smallest(found: Sequence[Row]) -> str:
@@ -91,7 +95,9 @@ def _smallest(found: Sequence[Row]) -> str:
     beside = f"random sets of {size}: {percent(*random)}"
     if row["enough"]:
         return f"{_heads(size)} ({names}) restore{'s' * (size == 1)} {percent(*share)} of it ({beside})."
-    return f"No set that was tried restores 90%: {_heads(size)} restore{'s' * (size == 1)} {percent(*share)} ({beside})."
+    return (
+        f"No set that was tried restores 90%: {_heads(size)} restore{'s' * (size == 1)} {percent(*share)} ({beside})."
+    )
 
 
 _SETS = (("", ("share", "low", "high")), ("random", ("", "_low", "_high")))
@@ -112,18 +118,28 @@ def _patches(effects: Sequence[Row], method: str, broken: str) -> str:
 
 def _clamps(effects: Sequence[Row]) -> str:
     told = []
-    for way, says in _HELD.items():
-        own = having(effects, kind="clamp", way=way, layer=None)
-        dims, random = (having(own, which=which) for which in ("observable", "random"))
-        if dims:
-            beside = f" (random dims {_share(random[0])})" if random else ""
-            told.append(f"Holding the observable dims of all layers {says} restores {_share(dims[0])}{beside}.")
-    return " ".join(told)
+    everywhere = having(effects, kind="clamp", layer=None)
+    for row in having(everywhere, which="observable"):
+        ways = {"way": row["way"], "rule": row.get("rule")}
+        random = [each for each in having(everywhere, **ways) if str(each.get("which")).startswith("random")]
+        by = f" by the rule “{row['rule']}”" if row.get("rule") else ""
+        beside = f" ({_random(random)})" if random else ""
+        told.append(f"those{by} {_HELD.get(row['way'], row['way'])} {_share(row)}{beside}")
+    return f"Holding the observable dims of all layers beyond M restores: {'; '.join(told)}." if told else ""
+
+
+def _random(rows: Sequence[Row]) -> str:
+    """One set with its interval, of several the least and the largest share."""
+    if len(rows) == 1:
+        return f"random dims {_share(rows[0])}"
+    shares = [round(100 * number(row["share"])) for row in rows]
+    return f"{len(rows)} sets of random dims {min(shares)}% to {max(shares)}%"
 
 
 def _agreement(rows: Sequence[Row]) -> str:
     told = [
-        f"{row['what']} with {row['with']} {number(row['spearman']):.2f} {_interval(row)} ({row['places']} places)"
+        f"{row['what']} with {row['with']} at {row.get('hook') or 'all hooks'} {number(row['spearman']):.2f} "
+        f"{_interval(row)} ({row['places']} places)"
         for row in rows
         if number(row["spearman"]) == number(row["spearman"])
     ]

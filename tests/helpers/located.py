@@ -10,7 +10,7 @@ TOP = {"rerope": 0.82, "mesa": 0.7, "dynamic-ntk": 0.3}  # restored by the secon
 
 
 def summary(layers=4, heads=8, headed=None, seed=0, model="default", trained=256):
-    """The summary; `headed`: the layers whose heads were gone over (default: all). The third method is not judged at 512."""
+    """headed: layers whose heads were gone over (default: all). The third method is not judged at 512 tokens."""
     rng = np.random.default_rng(seed)
     headed = list(range(layers)) if headed is None else list(headed)
     gaps, effects, smallest, attribution, agreement = [], [], [], [], []
@@ -81,7 +81,9 @@ def _weaves(rng, shares, headed):
             for head, share in enumerate(by_head[layer]):
                 row = _row("weave", way, layer, head, scale * share, 0.02 + 0.2 * abs(share))
                 if way == "only" and layer == headed[0] and head < 2:  # the two ways of having no number
-                    row |= {"low": None, "high": None} if head else dict.fromkeys(("share", "low", "high"), float("nan"))
+                    row |= (
+                        {"low": None, "high": None} if head else dict.fromkeys(("share", "low", "high"), float("nan"))
+                    )
                 yield row
 
 
@@ -92,7 +94,12 @@ def _patches(rng, shares, headed, weaves):
         for span, part in (("all", 1.0), ("beyond", 0.9), ("inside", 0.1)):
             for layer, share in enumerate(by_layer):
                 passed = 1 / (1 + np.exp(-2.0 * (layer - best)))
-                parts = {"resid_pre": passed - 0.4 * (layer == best), "resid_post": passed, "attn_out": share, "mlp_out": 0.1 * share}
+                parts = {
+                    "resid_pre": passed - 0.4 * (layer == best),
+                    "resid_post": passed,
+                    "attn_out": share,
+                    "mlp_out": 0.1 * share,
+                }
                 for hook, value in parts.items():
                     yield _row("patch", way, layer, None, part * float(value), 0.05, hook=hook, span=span)
     for row in weaves:
@@ -103,11 +110,11 @@ def _patches(rng, shares, headed, weaves):
 
 def _clamps(rng, layers):
     for way in ("at-M", "range"):
-        for which, level in (("observable", 0.03), ("random", 0.0)):
-            for layer in (*range(layers), None):
-                share = level + rng.normal(0, 0.01) - 0.02 * (layer is None)
-                yield _row("clamp", way, layer, None, share, 0.03, hook="resid_post", which=which, dims=28)
-    yield _row("clamp", "shift", None, None, 0.01, 0.02, hook="resid_post", which="observable", dims=0)
+        for rule in ("drift", "paper"):
+            for which, level in (("observable", 0.03), ("random 0", 0.0), ("random 1", 0.0)):
+                for layer in (*range(1, layers), None):
+                    share = level + rng.normal(0, 0.01) - 0.02 * (layer is None)
+                    yield _row("clamp", way, layer, None, share, 0.03, hook=None, rule=rule, which=which, span="beyond")
 
 
 def _smallest(shares, headed, method):
@@ -128,6 +135,14 @@ def _attribution(rng, weaves):
     for row in exact:
         value = float(0.6 * np.nan_to_num(row["share"]) + rng.normal(0, 0.01))
         place = {"hook": "z", "layer": row["layer"], "head": row["head"]}
-        given.append(place | {"value": value, "low": value - 0.02, "high": value + 0.02})
-    agreed = {"what": "attribution", "with": "patch", "spearman": 0.61, "low": 0.35, "high": 0.78, "places": len(exact)}
+        given.append(place | {"share": value, "low": value - 0.02, "high": value + 0.02, "items": 12})
+    agreed = {
+        "what": "attribution",
+        "with": "patch",
+        "hook": "z",
+        "spearman": 0.61,
+        "low": 0.35,
+        "high": 0.78,
+        "places": len(exact),
+    }
     return given, agreed
