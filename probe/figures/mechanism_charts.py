@@ -34,10 +34,10 @@ def layer_chart(summary: Located, length: int, measure: str, methods: Sequence[s
 
 
 def smallest_chart(summary: Located, length: int, measure: str, methods: Sequence[str]) -> Chart | None:
-    """Share restored over the number of heads, added greedily, beside random sets of the same size; a panel a method."""
+    """Share restored by heads added one by one, beside random sets of the same size; a panel a method."""
     found = having(summary["smallest"], length=length, measure=measure)
     panels = [_smallest(row) for name in methods for row in having(found, method=name) if row["heads"]]
-    title = f"Heads added one by one, scored on items they were not chosen on. {about(summary, length, measure)}"
+    title = f"Heads added one by one, scored on other items. {about(summary, length, measure)}"
     return _chart(title, panels)
 
 
@@ -58,7 +58,9 @@ def clamp_chart(summary: Located, method: str, length: int, measure: str, rule: 
             for n, kind in enumerate(kinds)
         ]
         names = ["all" if place is None else str(place) for place in places]
-        panels.append(_panel(_CLAMPS.get(way, way), "layer", lines, range(len(places)), names, rules=(_ZERO,)))
+        panels.append(
+            _panel(_CLAMPS.get(str(way), str(way)), "layer", lines, range(len(places)), names, rules=(_ZERO,))
+        )
     by = f" by the rule “{rule}”" if rule else ""
     what = f"Dims{by} held in {broken_name(summary)}'s run beyond M: share of its loss to {method} restored"
     return _chart(f"{what}. {about(summary, length, measure)}", panels)

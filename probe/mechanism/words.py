@@ -58,7 +58,8 @@ def _layers(effects: Sequence[Row], method: str) -> str:
         return f"{method} in one layer alone restores nothing beyond doubt; most in {_layer(rows[0])}."
     told = [f"in layer {row['layer']} alone {_share(row)}" for row in clear[:_NAMED]]
     told[0] = f"{method} in layer {clear[0]['layer']} alone restores {_share(clear[0])}"
-    others = [f"{len(clear) - len(told)} more less than that"] if len(clear) > len(told) else []
+    less = sorted(row["layer"] for row in clear[_NAMED:])
+    others = [f"less: layer {', '.join(map(str, less))}"] if less else []
     worse = [row["layer"] for row in rows if is_clear(row) and row["share"] < 0]
     others += [f"worse than nothing: layer {', '.join(map(str, sorted(worse)))}"] if worse else []
     rest = len(rows) - len(clear) - len(worse)
