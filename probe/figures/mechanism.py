@@ -11,7 +11,6 @@ from probe.store.located import Located, Row, having, number
 
 MEASURES = {"nll": "tail NLL", "passkey": "passkey answer"}
 WAYS = {"only": "enough", "without": "needed"}
-DIRECTIONS = {"mend": "mended into broken", "break": "broken into mended"}
 _HOOKS = ("resid_pre", "attn_out", "mlp_out", "resid_post")
 _SPANS = ("all", "inside", "beyond", "last")
 _SPAN_TITLES = {"all": "all positions", "inside": "inside M", "beyond": "beyond M", "last": "last tokens"}
@@ -102,5 +101,5 @@ def _moved(way: str) -> str:
 def _patched(summary: Located, method: str, way: str, what: str) -> str:
     broken = broken_name(summary)
     if way == "mend":
-        return f"{what[0].upper()}{what[1:]}, of {method}'s run in {broken}'s: share of the loss restored"
-    return f"{what[0].upper()}{what[1:]}, of {broken}'s run in {method}'s: share of the loss that comes back"
+        return f"{what[0].upper()}{what[1:]} from {method}'s run written into {broken}'s: share of the loss restored"
+    return f"{what[0].upper()}{what[1:]} from {broken}'s run written into {method}'s: share of the loss that comes back"

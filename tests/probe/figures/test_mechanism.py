@@ -16,6 +16,7 @@ from probe.figures.mechanism import head_patch_map, patch_map, restoration_map
 from probe.figures.mechanism_charts import clamp_chart, layer_chart, smallest_chart
 from probe.figures.mechanism_export import located_export, method_figures
 from probe.figures.render import rendered
+from probe.store.located import having
 
 AT = ("rerope", 1024, "nll")
 HOSTILE = "<script>alert(1)</script>"
@@ -33,8 +34,7 @@ def large():
 
 
 def effects(summary, **labels):
-    labels = dict(zip(("method", "length", "measure"), AT, strict=True)) | labels
-    return [row for row in summary["effects"] if all(row[name] == value for name, value in labels.items())]
+    return having(summary["effects"], **dict(zip(("method", "length", "measure"), AT, strict=True)), **labels)
 
 
 def test_the_map_holds_the_shares_of_layers_and_heads(summary):
@@ -121,7 +121,7 @@ def test_random_dims_are_the_range_of_their_sets(summary):
     at_m, within = clamp_chart(summary, *AT, rule="drift").panels
     assert (at_m.x_labels, within.title) == (("1", "2", "3", "all"), "held within their range")
     observable, random = at_m.lines
-    rows = [row for row in effects(summary, kind="clamp", way="at-M", rule="drift", layer=None)]
+    rows = effects(summary, kind="clamp", way="at-M", rule="drift", layer=None)
     shares = [row["share"] for row in rows if row["which"] != "observable"]
     assert (random.interval[0][-1], random.interval[1][-1]) == (min(shares), max(shares))
     assert observable.y[-1] == next(row["share"] for row in rows if row["which"] == "observable")
@@ -130,7 +130,7 @@ def test_random_dims_are_the_range_of_their_sets(summary):
 def test_attribution_is_held_against_the_same_places(summary):
     patched, woven = attribution_chart(summary, *AT).panels
     assert len(woven.lines[0].x) == 31  # of 32 places one has no number
-    row = next(row for row in summary["attribution"] if (row["method"], row["length"], row["layer"], row["head"]) == ("rerope", 1024, 2, 3))  # fmt: skip
+    (row,) = having(summary["attribution"], method="rerope", length=1024, measure="nll", layer=2, head=3)
     assert max(woven.lines[0].x) == row["share"]
     assert max(woven.lines[0].y) == pytest.approx(0.41)
     assert re.search(r"rank correlation 0\.\d\d, 31 places", woven.title)
@@ -184,10 +184,9 @@ def test_the_command_writes_figures_and_tables(tmp_path, capsys):
     assert not [name for name in names if "mesa" in name or "512" in name]
     rows = list(csv.DictReader(io.StringIO((folder / "exports" / "effects.csv").read_text())))
     assert len(rows) == len(effects(json.loads((folder / "locate" / "summary.json").read_text())))
-    best = next(row for row in rows if (row["kind"], row["way"], row["layer"], row["head"]) == ("weave", "only", "2", "3"))  # fmt: skip
+    (best,) = having(rows, kind="weave", way="only", layer="2", head="3")
     assert float(best["share"]) == pytest.approx(0.41)
-    whole = next(row for row in rows if (row["kind"], row["way"], row["layer"]) == ("weave", "only", "2"))
-    assert whole["head"] == ""
+    assert len(having(rows, kind="weave", way="only", layer="2", head="")) == 1
 
 
 @pytest.mark.parametrize(
