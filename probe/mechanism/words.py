@@ -10,7 +10,6 @@ from probe.store.located import Located, Row, having, is_clear, number, percent
 _MEASURES = {"nll": "tail NLL", "passkey": "the passkey's answer"}
 _NAMED = 3  # layers named in a sentence
 _WRITTEN_INTO = ("attn_out", "mlp_out")  # resid_* hold all that came before: late ones restore all of it
-_HELD = {"at-M": "at their values at M", "range": "within their in-window range"}
 
 
 def located_findings(summary: Located, **labels: Any) -> list[tuple[str, str]]:
@@ -118,23 +117,15 @@ def _patches(effects: Sequence[Row], method: str, broken: str) -> str:
 
 
 def _clamps(effects: Sequence[Row]) -> str:
-    told = []
+    """Every way of holding the dims in one sentence: the shares between which they lie."""
     everywhere = having(effects, kind="clamp", layer=None)
-    for row in having(everywhere, which="observable"):
-        ways = {"way": row["way"], "rule": row.get("rule")}
-        random = [each for each in having(everywhere, **ways) if str(each.get("which")).startswith("random")]
-        by = f" by the rule “{row['rule']}”" if row.get("rule") else ""
-        beside = f" ({_random(random)})" if random else ""
-        told.append(f"those{by} {_HELD.get(row['way'], row['way'])} {_share(row)}{beside}")
-    return f"Holding the observable dims of all layers beyond M restores: {'; '.join(told)}." if told else ""
-
-
-def _random(rows: Sequence[Row]) -> str:
-    """One set with its interval, of several the least and the largest share."""
-    if len(rows) == 1:
-        return f"random dims {_share(rows[0])}"
-    shares = [round(100 * number(row["share"])) for row in rows]
-    return f"{len(rows)} sets of random dims {min(shares)}% to {max(shares)}%"
+    held = sorted(having(everywhere, which="observable"), key=lambda row: number(row["share"]))
+    if not held:
+        return ""
+    shares = _share(held[0]) if len(held) == 1 else f"{_share(held[0])} to {_share(held[-1])}, by {len(held)} rules"
+    random = sorted(round(100 * number(row["share"])) for row in everywhere if row not in held)
+    beside = f" (as many random dims {random[0]}% to {random[-1]}%)" if random else ""
+    return f"Holding the observable dims of all layers beyond M restores {shares}{beside}."
 
 
 def _agreement(rows: Sequence[Row]) -> str:

@@ -151,8 +151,11 @@ def test_both_renderers_draw_the_cells(summary):
     np.testing.assert_array_equal(heatmaps[1].z, cells.blocks[1].values)
     assert {(trace.zmin, trace.zmax) for trace in heatmaps} == {(-1, 1)}
     assert heatmaps[1].customdata[2][3].startswith("layer 2, head 3: 41% [")
-    strokes = [len(trace.x) for trace in figure.data if trace.type == "scatter"]
-    assert strokes == [block.muted.sum() for block in cells.blocks]
+    drawn = [trace for trace in figure.data if trace.type == "scatter"]
+    strokes = [len(trace.x) for trace in drawn if trace.mode == "lines"]
+    assert strokes == [9 * block.muted.sum() for block in cells.blocks]  # three strokes: two ends and a break
+    written = [list(trace.text) for trace in drawn if trace.mode == "text"]
+    assert written == [[text for text in block.texts.flat if text] for block in cells.blocks]
     axes = static.draw(cells).axes
     for axis, block in zip(axes, cells.blocks, strict=False):
         assert len(axis.patches) == block.muted.sum()

@@ -21,7 +21,8 @@ def test_the_sentences_hold_the_numbers():
         "The best of 31 single heads, 2.3, restores 41% [31, 51].",
         "3 heads (2.3, 2.5, 2.0) restore 92% [80, 102] of it (random sets of 3: 6% [2, 16]).",
         "attn_out of layer 2 restores most: 82% [77, 87].",
-        "2 sets of random dims",
+        "Holding the observable dims of all layers beyond M restores ",
+        ", by 4 rules (as many random dims -",
         "attribution with patch at z 0.61 [0.35, 0.78] (32 places)",
     ):
         assert part in text
