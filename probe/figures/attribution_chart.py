@@ -8,27 +8,28 @@ import numpy as np
 import pandas as pd
 
 from probe.figures.marks import GREY, Chart, Line, Panel, Rule, style
-from probe.figures.mechanism import about
+from probe.figures.mechanism import about, share_range
 from probe.store.located import Located, Row, having, number, percent
 
 _ZERO = Rule(0, "", GREY, dash="dot")
 _LEAST = 3  # places in a panel
+_ATTENTION = ("z", "attn_out")
 
 
-def attribution_chart(summary: Located, method: str, length: int, measure: str) -> Chart | None:
-    """Attribution of each place against what was measured there, with their rank correlation; a panel a measurement."""
+def attribution_chart(summary: Located, method: str, length: int, measure: str, hook: str) -> Chart | None:
+    """Attribution of a hook's places against what was measured there, with their rank correlation; None if not run.
+
+    Measured by patching, and, where attention is read, by the method in that place alone.
+    """
     labels = {"method": method, "length": length, "measure": measure}
-    given = having(summary["attribution"], **labels)
-    panels = []
-    for hook in dict.fromkeys(row["hook"] for row in given):
-        own = having(given, hook=hook)
-        patched = having(summary["effects"], **labels, kind="patch", way="mend", hook=hook, span="all")
-        woven = having(summary["effects"], **labels, kind="weave", way="only")
-        for says, exact in (("patched", patched), (f"{method} there alone", woven)):
-            pairs = _paired(own, exact)
-            if len(pairs) >= _LEAST:
-                panels.append(_scatter(pairs, f"{hook}: {says}", style(method)[0]))
-    return Chart(f"Attribution against exact. {about(summary, length, measure)}", tuple(panels)) if panels else None
+    given = having(summary["attribution"], **labels, hook=hook)
+    measured = {"patched": having(summary["effects"], **labels, kind="patch", way="mend", hook=hook, span="all")}
+    if hook in _ATTENTION:
+        measured[f"{method} there alone"] = having(summary["effects"], **labels, kind="weave", way="only")
+    paired = {says: _paired(given, exact) for says, exact in measured.items()}
+    panels = [_scatter(each, says, style(method)[0]) for says, each in paired.items() if len(each) >= _LEAST]
+    title = f"Attribution at {hook} of {method}'s run against exact. {about(summary, length, measure)}"
+    return Chart(title, tuple(panels)) if panels else None
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
@@ -40,11 +41,11 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
 def _paired(given: Sequence[Row], exact: Sequence[Row]) -> list[tuple[float, Row]]:
     """Attribution and measured row of every place that has both."""
     by_place = {(row["layer"], row["head"]): row for row in exact if np.isfinite(number(row["share"]))}
-    places = [(attributed(row), by_place.get((row["layer"], row["head"]))) for row in given]
+    places = [(_attributed(row), by_place.get((row["layer"], row["head"]))) for row in given]
     return [(value, row) for value, row in places if row is not None and np.isfinite(value)]
 
 
-def attributed(row: Row) -> float:
+def _attributed(row: Row) -> float:
     """What attribution gives a place: its share of the gap, or a value in other units."""
     return number(row.get("share", row.get("value")))
 
@@ -59,12 +60,9 @@ def _scatter(pairs: Sequence[tuple[float, Row]], title: str, colour: str) -> Pan
     line = Line(
         "one place, exact with 95% interval", x, share, colour, "none", "circle", (ends[0], ends[1]), texts=texts
     )
-    values = np.clip(np.concatenate([share, *ends, [0]]), -1, 2)
-    low, high = float(np.nanmin(values)), float(np.nanmax(values))
-    pad = 0.08 * (high - low or 1)
     rank = f"rank correlation {rank_correlation(x.tolist(), share.tolist()):.2f}, {len(pairs)} places"
     rules = (_ZERO, Rule(0, "", GREY, dash="dot", vertical=True))
-    return Panel(f"{title}: {rank}", "attribution", "share restored", (line,), (), rules, (low - pad, high + pad))
+    return Panel(f"{title}: {rank}", "attribution", "share restored", (line,), (), rules, share_range([line], rules))
 
 
 def _place(row: Row) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from probe.figures.cells import Block, Cells
+from probe.figures.marks import Line, Rule
 from probe.store.located import Located, Row, having, number
 
 MEASURES = {"nll": "tail NLL", "passkey": "passkey answer"}
@@ -83,6 +84,16 @@ def block(title: str, columns: Sequence[str], layers: Sequence[int], rows: dict[
             at = layers.index(layer), column
             values[at], low[at], high[at] = (number(row[name]) for name in ("share", "low", "high"))
     return Block(title, tuple(columns), values, low, high)
+
+
+def share_range(lines: Sequence[Line], rules: Sequence[Rule]) -> tuple[float, float]:
+    """Ends of a y axis that holds all values and level rules; of intervals what lies between -1 and 2."""
+    shares = [line.y for line in lines] + [np.array([rule.at for rule in rules if not rule.vertical])]
+    ends = [np.clip(end, -1, 2) for line in lines for end in line.interval or ()]
+    values = np.concatenate(shares + ends)
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    pad = 0.08 * (high - low or 1)
+    return low - pad, high + pad
 
 
 def _by_head(summary: Located, rows: Sequence[Row], title: str, moved: str) -> Cells | None:

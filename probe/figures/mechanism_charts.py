@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from probe.figures.marks import GREY, RED, Chart, Line, Panel, Point, Rule, style
-from probe.figures.mechanism import WAYS, about, broken_name
+from probe.figures.mechanism import WAYS, about, broken_name, share_range
 from probe.store.located import Located, Row, having, number, percent
 
 ENOUGH = 0.9
@@ -83,15 +83,12 @@ def _panel(
     rules: tuple[Rule, ...] = (),
     points: tuple[Point, ...] = (),
 ) -> Panel:
-    """Axes whose x stands for labelled places; y holds 0 and all that is drawn, short of intervals out of measure."""
-    shown = [each for line in lines for each in (line.y, *(line.interval or ()))]
-    values = np.clip(np.concatenate([*shown, [rule.at for rule in rules]]), -1, 2)
-    low, high = float(np.nanmin(values)), float(np.nanmax(values))
-    pad = 0.08 * (high - low or 1)
+    """Axes whose x stands for labelled places."""
     ticks = _ticks(len(at), bool(names))
     x_ticks, labels = tuple(at[tick] for tick in ticks), tuple(names[tick] for tick in ticks) if names else ()
-    y_range = (low - pad, high + pad)
-    return Panel(title, x_title, "share", tuple(lines), points, rules, y_range, x_ticks, x_labels=labels)
+    return Panel(
+        title, x_title, "share", tuple(lines), points, rules, share_range(lines, rules), x_ticks, x_labels=labels
+    )
 
 
 def _ticks(places: int, last: bool) -> list[int]:

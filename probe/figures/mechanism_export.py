@@ -30,8 +30,9 @@ def method_figures(summary: Located, method: str, length: int, measure: str) -> 
         "patch-break": patch_map(summary, method, length, measure, "break"),
         "patch-heads": head_patch_map(summary, method, length, measure),
         "patch-heads-break": head_patch_map(summary, method, length, measure, "break"),
-        "attribution": attribution_chart(summary, method, length, measure),
     }
+    for hook in dict.fromkeys(row["hook"] for row in summary["attribution"]):
+        made[f"attribution-{hook}"] = attribution_chart(summary, method, length, measure, hook)
     rules = dict.fromkeys(row.get("rule") for row in having(summary["effects"], kind="clamp"))
     for rule in rules:
         name = f"clamp-{safe_name(rule)}" if rule else "clamp"

@@ -128,13 +128,19 @@ def test_random_dims_are_the_range_of_their_sets(summary):
 
 
 def test_attribution_is_held_against_the_same_places(summary):
-    patched, woven = attribution_chart(summary, *AT).panels
+    patched, woven = attribution_chart(summary, *AT, hook="z").panels
     assert len(woven.lines[0].x) == 31  # of 32 places one has no number
     (row,) = having(summary["attribution"], method="rerope", length=1024, measure="nll", layer=2, head=3)
     assert max(woven.lines[0].x) == row["share"]
     assert max(woven.lines[0].y) == pytest.approx(0.41)
     assert re.search(r"rank correlation 0\.\d\d, 31 places", woven.title)
-    assert patched.title.startswith("z: patched")
+    assert patched.title.startswith("patched: rank correlation")
+
+
+def test_values_far_out_are_drawn_and_their_intervals_cut(summary):
+    rows = [row | {"share": 3.0, "low": -9.0, "high": 30.0} for row in effects(summary, kind="weave", head=None)]
+    low, high = layer_chart(summary | {"effects": rows}, 1024, "nll", ["rerope"]).panels[0].y_range
+    assert (round(low), round(high)) == (-1, 3)
 
 
 def test_rank_correlation():
