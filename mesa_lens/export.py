@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ _SAYS = {
     "drift": "how far a layer's states are from what they did inside the window, by position",
     "thresholds": "values of (layer, dim) pairs over position, with threshold and crossings",
     "curves": "tail NLL and passkey accuracy by length, with predicted failures",
+    "locate": "what methods, patches and clamps in one place restore, by layer and head",
 }
 _RULE = {  # of probe.thresholds.CrossingRule, which stays unloaded until the command runs
     "smoothing": (int, "tokens a value is the mean of (None: M/64)"),
@@ -49,6 +51,8 @@ def add(commands: Any) -> None:
     made["curves"].add_argument(
         "--rule", default="drift", choices=("drift", "paper"), help="what the marked failures are predicted by"
     )
+    made["locate"].add_argument("--lengths", help="in tokens, e.g. 512,1024 (None: all)")
+    made["locate"].add_argument("--measures", help="nll, passkey (None: all)")
     thresholds = made["thresholds"]
     thresholds.add_argument("--pairs", metavar="LAYER:DIM,...", help="e.g. 1:234,2:17 (None: the best)")
     thresholds.add_argument("--top", type=int, default=4, help="how many of the best observable dims")
@@ -62,14 +66,21 @@ def _kind(kinds: Any, kind: str) -> Any:
     command = kinds.add_parser(
         kind, help=_SAYS[kind], description=_SAYS[kind], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    command.add_argument("store", type=Path, help="the folder that `mesa-lens probe` wrote, or its store")
+    located = kind == "locate"
+    wrote = (
+        "the folder that `mesa-lens locate` wrote to"
+        if located
+        else "the folder that `mesa-lens probe` wrote, or its store"
+    )
+    command.add_argument("store", type=Path, metavar="RUN" if located else "STORE", help=wrote)
     command.add_argument("--format", default="png", help="html, png, svg, pdf, npz, csv; several with commas")
     command.add_argument("--out", type=Path, help="folder for the files (None: exports, beside the store)")
     command.add_argument("--renderer", default="matplotlib", help="of png, svg, pdf: matplotlib or kaleido (Chrome)")
-    command.add_argument("--hook", help="e.g. resid_post (None: the first captured)")
-    command.add_argument("--prompt", help="e.g. text-0 (None: the first captured)")
     command.add_argument("--methods", default="all", help="names, separated by commas, or all")
-    command.add_argument("--trained-length", type=int, help="trained window M in tokens (None: the run's)")
+    if not located:
+        command.add_argument("--hook", help="e.g. resid_post (None: the first captured)")
+        command.add_argument("--prompt", help="e.g. text-0 (None: the first captured)")
+        command.add_argument("--trained-length", type=int, help="trained window M in tokens (None: the run's)")
     command.add_argument("--json", action="store_true", help="print the paths as JSON")
     command.set_defaults(run=run)
     return command
@@ -81,21 +92,16 @@ def run(args: argparse.Namespace) -> int:
 
     from probe.figures.export import check_format, write
     from probe.figures.render import check_renderer
-    from probe.store.reader import open_run
 
     forms = list(dict.fromkeys(form.strip() for form in args.format.split(",")))
     for form in forms:
         check_format(args.kind, form, getattr(args, "native", False))
     check_renderer(args.renderer)
-    if args.trained_length is not None and args.trained_length < 2:
-        raise ValueError(f"--trained-length {args.trained_length} is below 2 tokens")
-    opened = open_run(args.store)
-    folder = opened.path.parent / "exports" if args.out is None else args.out
+    beside, make = _located(args) if args.kind == "locate" else _stored(args)
+    folder = beside / "exports" if args.out is None else args.out
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"--out {folder} is a file; name a folder")
-    export = {"heatmap": _heatmap, "drift": _drift, "thresholds": _thresholds, "curves": _curves}[args.kind](
-        args, opened
-    )
+    export = make()
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for form in tqdm(forms, desc="writing files", unit="format"):
@@ -104,6 +110,32 @@ def run(args: argparse.Namespace) -> int:
             written.append(str(folder / name))
     print(json.dumps(written, indent=1) if args.json else "\n".join(written))
     return 0
+
+
+def _stored(args: argparse.Namespace) -> tuple[Path, Callable[[], Export]]:
+    """The folder of a run's store, and what makes its export."""
+    from probe.store.reader import open_run
+
+    if args.trained_length is not None and args.trained_length < 2:
+        raise ValueError(f"--trained-length {args.trained_length} is below 2 tokens")
+    opened = open_run(args.store)
+    made = {"heatmap": _heatmap, "drift": _drift, "thresholds": _thresholds, "curves": _curves}[args.kind]
+    return opened.path.parent, lambda: made(args, opened)
+
+
+def _located(args: argparse.Namespace) -> tuple[Path, Callable[[], Export]]:
+    """The folder that `mesa-lens locate` wrote to, and what makes its export."""
+    from probe.figures.mechanism_export import located_export
+    from probe.store.located import read_located
+
+    summary = read_located(args.store)
+    methods = None if args.methods == "all" else _names(args.methods)
+    lengths = None if args.lengths is None else _names(args.lengths)
+    if lengths and not all(length.isdigit() for length in lengths):
+        raise ValueError(f"--lengths {args.lengths!r} is no list of tokens; write e.g. 512,1024")
+    numbers = None if lengths is None else [int(length) for length in lengths]
+    measures = None if args.measures is None else _names(args.measures)
+    return args.store, lambda: located_export(summary, methods, numbers, measures)
 
 
 def _heatmap(args: argparse.Namespace, opened: Run) -> Export:
@@ -235,9 +267,13 @@ def _methods(args: argparse.Namespace, values: xr.DataArray | xr.Dataset) -> lis
 
     if args.methods == "all":
         return values["method"].values.tolist()
-    methods = list(dict.fromkeys(name.strip() for name in args.methods.split(",")))
+    methods = _names(args.methods)
     check_labels(values, "method", methods)
     return methods
+
+
+def _names(text: str) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in text.split(",")))
 
 
 def _trained_length(args: argparse.Namespace, opened: Run) -> int:

@@ -90,17 +90,32 @@ def run(args: argparse.Namespace) -> int:
     if args.estimate:
         print(estimate(made))
         return 0
+    from probe.locate_report import write_locate_report
+    from probe.mechanism.cells import FOLDER
     from probe.mechanism.results import write
     from probe.mechanism.run import locate
+    from probe.mechanism.words import located_findings
+    from probe.report import write_report
+    from probe.store.reader import STORE
 
     with goes_on(args):
         journal = locate(made, args.out, overwrite=args.overwrite, until=until)
-    summary, table = write(made, journal, args.out)
+    summary = write(made, journal, args.out)
+    if journal.rows:
+        write_locate_report(summary, args.out)
+        if (args.out / STORE).exists():
+            write_report(args.out)
     if summary["cells_left"]:
         print(
             f"mesa-lens: {args.minutes:g} minutes are over, {summary['cells_left']} cells are left; "
             f"{again(args.out, args.overwrite)}",
             file=sys.stderr,
         )
-    print(json.dumps(summary, indent=1) if args.json else table)
+    if args.json:
+        print(json.dumps(summary, indent=1))
+        return 0
+    for heading, sentences in located_findings(summary):
+        print(f"{heading}\n  {sentences}\n")
+    if journal.rows:
+        print(f"wrote {args.out / FOLDER}: report.html, summary.json, tables")
     return 0

@@ -22,6 +22,7 @@ from probe.figures.interactive import draw
 from probe.figures.marks import Chart, Raster, curves_chart, heatmap_grid, threshold_chart
 from probe.figures.render import page, rendered
 from probe.figures.tables import npz_bytes
+from probe.locate_report import located_section
 from probe.store.reader import open_run
 from probe.thresholds.analysis import TOP, Analysis, analyse, summarize
 from probe.thresholds.calls import carriers
@@ -113,6 +114,7 @@ def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None
         findings=findings(summary),
         top=TOP,
         curves=_html([draw(chart) for chart in _curves(analysis)]),
+        located=located_section(analysis.run.path.parent),
         drift=_html([draw(chart) for chart in _drift(analysis)]),
         thresholds=_html([draw(_threshold(analysis, layer, dim)) for layer, dim in _best(analysis)]),
         heatmaps=_html([draw(heatmap_grid(group, analysis.trained_length, maps.limits)) for group in maps.groups]),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from probe.store.located import LOCATED
 from probe.store.reader import partial_path
 
 ROOT_VARIABLE = "MESA_LENS_RUNS"
@@ -43,7 +44,7 @@ def entries(root: Path) -> list[Entry]:
     found = [
         Entry(_name(path, root), path)
         for path in _folders(root, _DEPTH)
-        if all(is_inside(path / part, root) for part in ("", STORE, partial_path(Path(STORE)), "summary.json"))
+        if all(is_inside(path / part, root) for part in ("", STORE, partial_path(Path(STORE)), "summary.json", LOCATED))
     ]
     return sorted(found, key=lambda entry: (-max(entry.stamp), entry.name))
 

@@ -25,7 +25,7 @@ from probe.thresholds.failure import Measured
 from probe.thresholds.predict import Prediction
 from probe.thresholds.search import smooth
 
-KINDS = ("heatmap", "drift", "thresholds", "curves")
+KINDS = ("heatmap", "drift", "thresholds", "curves", "locate")
 SIDE_BY_SIDE = 4
 """Methods in one heatmap figure."""
 

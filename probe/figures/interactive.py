@@ -12,6 +12,8 @@ import plotly.graph_objects as go
 import xarray as xr
 from plotly.subplots import make_subplots
 
+from probe.figures.cells import Cells
+from probe.figures.cells_interactive import draw_cells
 from probe.figures.heatmap import block_size, is_regular, pool
 from probe.figures.marks import (
     BLACK,
@@ -33,8 +35,10 @@ _ROW_PIXELS, _LEAST_PIXELS, _HEAD_PIXELS = 150, 330, 170
 _FONT = {"family": "Helvetica, Arial, sans-serif", "size": 13, "color": "#222222"}
 
 
-def draw(figure: Chart | Grid) -> go.Figure:
+def draw(figure: Chart | Grid | Cells) -> go.Figure:
     """The plotly figure of what `probe.figures.marks` works out."""
+    if isinstance(figure, Cells):
+        return draw_cells(figure).update_layout(template="plotly_white", font=_FONT)
     return _draw_grid(figure) if isinstance(figure, Grid) else _draw_chart(figure)
 
 
@@ -97,6 +101,9 @@ def _draw_chart(chart: Chart) -> go.Figure:
     )
     listed: set[Any] = set()
     for column, panel in enumerate(chart.panels, 1):
+        bands = [_band(line, line.interval) for line in panel.lines if line.band and line.interval is not None]
+        for band in bands:
+            figure.add_trace(band, 1, column)
         for trace in [*(_line(line) for line in panel.lines), *(_point(point) for point in panel.points)]:
             figure.add_trace(trace.update(legendgroup=trace.name, showlegend=trace.name not in listed), 1, column)
             listed.add(trace.name)
@@ -122,14 +129,42 @@ def _text(text: str) -> str:
 def _line(line: Line) -> go.Scatter:
     drawn = {"color": line.colour, "dash": line.dash, "width": 1.5 if line.crowded else 2}
     mode = "lines" if line.crowded else "lines+markers"
+    if line.dash == "none":
+        mode, drawn = "markers", {"color": line.colour}
     trace = go.Scatter(
-        x=line.x, y=line.y, name=_text(line.label), mode=mode, line=drawn, marker={"symbol": line.symbol, "size": 8}
+        x=line.x,
+        y=line.y,
+        name=_text(line.label),
+        mode=mode,
+        line=drawn,
+        marker={"symbol": line.symbol, "size": 8, "color": line.colour},
     )
-    if line.interval is not None:
+    if line.texts:
+        trace.update(text=[_text(each) for each in line.texts], hovertemplate="%{text}<extra></extra>")
+    if line.interval is not None and not line.band:
         low, high = line.interval
         ends = {"array": high - line.y, "arrayminus": line.y - low, "symmetric": False}
         trace.update(error_y={"type": "data", "thickness": 1, "width": 3, **ends})
     return trace
+
+
+def _band(line: Line, interval: tuple[np.ndarray, np.ndarray]) -> go.Scatter:
+    """The interval of a line as a closed area, under its line's name in the legend."""
+    known = np.isfinite(interval).all(axis=0)
+    low, high = (ends[known] for ends in interval)
+    x = line.x[known]
+    return go.Scatter(
+        x=np.concatenate([x, x[::-1]]),
+        y=np.concatenate([low, high[::-1]]),
+        fill="toself",
+        fillcolor=line.colour,
+        opacity=0.15,
+        line={"width": 0},
+        mode="lines",
+        legendgroup=_text(line.label),
+        showlegend=False,
+        hoverinfo="skip",
+    )
 
 
 def _point(point: Point) -> go.Scatter:
@@ -164,6 +199,9 @@ def _axes(figure: go.Figure, panel: Panel, column: int) -> None:
         ticks = list(panel.x_ticks)
         texts = [str(tick) for tick in ticks]
         figure.update_xaxes(type="log", tickvals=ticks, ticktext=texts, tickangle=-45, row=1, col=column)
+    elif panel.x_ticks:
+        labels = [_text(label) for label in panel.x_labels or map(str, panel.x_ticks)]
+        figure.update_xaxes(tickvals=list(panel.x_ticks), ticktext=labels, tickangle=0, row=1, col=column)
 
 
 def _heatmap(cell: xr.DataArray, limit: float, scale: str | None) -> go.Heatmap:

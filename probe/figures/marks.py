@@ -33,7 +33,10 @@ STYLES = {  # Okabe and Ito's palette, wine and grey added; (colour, dash, symbo
 
 @dataclass(frozen=True)
 class Line:
-    """A line; NaN parts it. dash: solid, dash, dot or dashdot. symbol: of its markers. interval: (low, high) of y."""
+    """A line; NaN parts it. dash: solid, dash, dot, dashdot, or none for markers alone. symbol: of its markers.
+
+    interval: (low, high) of y, drawn at each value, or as a band. texts: what hovering tells of each value.
+    """
 
     label: str
     x: np.ndarray
@@ -42,6 +45,8 @@ class Line:
     dash: str
     symbol: str
     interval: tuple[np.ndarray, np.ndarray] | None = None
+    band: bool = False
+    texts: tuple[str, ...] = ()
 
     @property
     def crowded(self) -> bool:
@@ -72,7 +77,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes. log_x: x is drawn as powers of two, with ticks at `x_ticks`."""
+    """One pair of axes. x_ticks: where ticks stand, under `x_labels` if given. log_x: x is drawn as powers of two."""
 
     title: str
     x_title: str
@@ -83,6 +88,7 @@ class Panel:
     y_range: tuple[float, float]
     x_ticks: tuple[int, ...] = ()
     log_x: bool = False
+    x_labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import io
 
+from probe.figures.cells import Cells
 from probe.figures.heatmap import write_png
 from probe.figures.interactive import draw
 from probe.figures.marks import Chart, Grid, Raster
@@ -16,7 +17,7 @@ PICTURES = ("html", "png", "svg", "pdf")
 RENDERERS = ("matplotlib", "kaleido")
 _PIXELS, _SCALE = 1300, 2
 
-Figure = Chart | Grid | Raster
+Figure = Chart | Grid | Cells | Raster
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -44,7 +45,7 @@ def rendered(figure: Figure, form: str, renderer: str = "matplotlib") -> bytes:
     return picture(figure, form) if renderer == "matplotlib" else _by_kaleido(figure, form)
 
 
-def page(figure: Chart | Grid, plotly_js: bool | str = True) -> bytes:
+def page(figure: Chart | Grid | Cells, plotly_js: bool | str = True) -> bytes:
     """The figure's HTML page, with plotly.js in it, or, for "directory", beside it as plotly.min.js."""
     config = {"responsive": True, "displaylogo": False}
     plot = draw(figure).to_html(full_html=False, include_plotlyjs=plotly_js, config=config, div_id="figure")
@@ -68,7 +69,7 @@ def _raster(figure: Raster, form: str) -> bytes:
     return file.getvalue()
 
 
-def _by_kaleido(figure: Chart | Grid, form: str) -> bytes:
+def _by_kaleido(figure: Chart | Grid | Cells, form: str) -> bytes:
     plot = draw(figure).to_dict()
     options = {"format": form, "width": _PIXELS, "height": plot["layout"]["height"], "scale": _SCALE}
     try:  # mathjax would be fetched from the network

@@ -14,6 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from probe.figures.cells import Cells
+from probe.figures.cells_static import draw_cells, inches
 from probe.figures.heatmap import is_regular, merged
 from probe.figures.marks import BLACK, Chart, Grid, Line, Panel, Rule
 from probe.figures.raster import COLORMAP
@@ -25,6 +27,7 @@ _SETTINGS: dict[Any, Any] = {
     "figure.titlesize": 9,
     "legend.fontsize": 7.5,
     "axes.linewidth": 0.6,
+    "hatch.linewidth": 0.5,
     "xtick.major.width": 0.6,
     "ytick.major.width": 0.6,
     "text.parse_math": False,  # labels come from stores
@@ -33,7 +36,7 @@ _SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "mesa-lens",
 }
 _UNDATED = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-_DASHES = {"solid": "-", "dash": (0, (4, 1.5)), "dot": (0, (1, 1.2)), "dashdot": (0, (5, 1.2, 1, 1.2))}
+_DASHES = {"none": "", "solid": "-", "dash": (0, (4, 1.5)), "dot": (0, (1, 1.2)), "dashdot": (0, (5, 1.2, 1, 1.2))}
 _MARKERS = {"circle": "o", "square": "s", "triangle-up": "^", "triangle-down": "v", "diamond": "D"}
 _PANEL, _LINE_INCHES, _LEAST_INCHES = (3.6, 3.1), 0.135, 5.5
 _CELL_INCHES = (0.8, 0.95)
@@ -60,7 +63,7 @@ class _BordersLayout(ConstrainedLayoutEngine):
                 axis.set_position((across.x0, down.y0, across.width, down.height))
 
 
-def picture(figure: Chart | Grid, form: str) -> bytes:
+def picture(figure: Chart | Grid | Cells, form: str) -> bytes:
     """The figure as a png (300 dpi), svg (text as text) or pdf file; the same bytes for the same figure."""
     file = io.BytesIO()
     with _ONE_AT_A_TIME, rc_context(_SETTINGS):
@@ -68,8 +71,12 @@ def picture(figure: Chart | Grid, form: str) -> bytes:
     return file.getvalue()
 
 
-def draw(figure: Chart | Grid) -> Figure:
+def draw(figure: Chart | Grid | Cells) -> Figure:
     """The matplotlib figure of what `probe.figures.marks` works out."""
+    if isinstance(figure, Cells):
+        drawn = _figure(figure.title, *inches(figure))
+        draw_cells(drawn, figure)
+        return drawn
     return _draw_grid(figure) if isinstance(figure, Grid) else _draw_chart(figure)
 
 
@@ -155,6 +162,8 @@ def _draw_panel(axis: Axes, panel: Panel) -> None:
         axis.set_xscale("log", base=2)
         axis.set_xticks(panel.x_ticks, [str(tick) for tick in panel.x_ticks], rotation=45)
         axis.minorticks_off()
+    elif panel.x_ticks:
+        axis.set_xticks(panel.x_ticks, panel.x_labels or None)
 
 
 def _draw_line(axis: Axes, line: Line, number: int) -> None:
@@ -166,6 +175,9 @@ def _draw_line(axis: Axes, line: Line, number: int) -> None:
     style = {"color": line.colour, "linestyle": _DASHES[line.dash], "linewidth": 1}
     axis.plot(line.x, line.y, label=line.label, **style, **marks)
     if line.interval is not None:
+        if line.band:
+            axis.fill_between(line.x, *line.interval, color=line.colour, alpha=0.15, linewidth=0)
+            return
         ends = np.abs(np.stack(line.interval) - line.y)
         axis.errorbar(line.x, line.y, ends, fmt="none", ecolor=line.colour, elinewidth=0.6, capsize=1.5)
 

@@ -13,7 +13,7 @@ ROWS = 1_000_000
 """A CSV holds no more rows: about what a spreadsheet opens."""
 
 _ORDER = "row prompt method minus layer dim dim_last region position position_last length window sample".split()
-_WHOLE = ("position", "tokens")  # units of numbers that are whole, or missing
+_WHOLE = ("position", "tokens", "index")  # units of numbers that are whole, or missing
 
 
 def check_rows(rows: int) -> None:

@@ -58,12 +58,12 @@ def summarize(made: LocatePlan, journal: Journal) -> dict[str, Any]:
     return summary
 
 
-def write(made: LocatePlan, journal: Journal, out: Path) -> tuple[dict[str, Any], str]:
-    """The summary, which is written to the run's folder, and what a reader is told of it."""
+def write(made: LocatePlan, journal: Journal, out: Path) -> dict[str, Any]:
+    """The summary, which is written to the run's folder if there is anything to tell."""
     summary = summarize(made, journal)
     if journal.rows:
         (out / FOLDER / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    return summary, ""
+    return summary
 
 
 def left(made: LocatePlan, journal: Journal) -> int:

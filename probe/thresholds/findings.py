@@ -10,7 +10,7 @@ def findings(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """(heading, sentences) pairs: what broke, where inside it shows, what mended it, how far to trust it."""
     return [
         ("What broke", _broke(summary)),
-        ("Where inside", _where(summary)),
+        ("Where inside it shows", _where(summary)),
         ("What mended it", _mended(summary)),
         ("How far to trust it", _trust(summary)),
     ]

@@ -10,6 +10,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+import located
 import pytest
 from synthetic import evaluation, hidden_states, write_run
 
@@ -28,8 +29,8 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-PAGES = ["overview", "thresholds", "heatmaps", "compare", "methods", "theory"]
-TITLES = {"compare": "Compare runs"}
+PAGES = ["overview", "mechanism", "thresholds", "heatmaps", "compare", "methods", "theory"]
+TITLES = {"compare": "Compare runs", "mechanism": "Where inside?"}
 PROBED = ("/_stcore/health", "/_stcore/host-config")  # Streamlit asks for these below a page's address too: 404
 
 
@@ -40,7 +41,10 @@ def address(tmp_path_factory):
     prompts = ("repeated", "text-0", "text-1")
     for name, windows, layers, dims in (("second", 4, 2, 64), ("demo", 8, 4, 256)):
         hidden = hidden_states(M, windows, layers, dims, prompts if name == "demo" else prompts[:1])
-        write_report(write_run(root / name, hidden, evaluation(M, windows), trained_length=M))
+        write_run(root / name, hidden, evaluation(M, windows), trained_length=M)
+        if name == "demo":
+            located.write(root / name, trained=M)
+        write_report(root / name)
     (root / "theory.json").write_text(json.dumps([{"name": "3.1", "verdict": "holds", "ok": True, "margin": 1.0}]))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

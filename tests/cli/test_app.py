@@ -9,6 +9,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import located
 import pytest
 from streamlit.testing.v1 import AppTest
 from synthetic import evaluation, hidden_states, write_run
@@ -24,7 +25,7 @@ from probe.thresholds.search import CrossingRule
 from theory.bounds import first_failure
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["overview", "thresholds", "heatmaps", "compare", "methods", "theory"]
+PAGES = ["overview", "mechanism", "thresholds", "heatmaps", "compare", "methods", "theory"]
 HOSTILE = "<script>alert(1)</script> **bold** :red[x] $y$"
 
 
@@ -33,6 +34,7 @@ def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("root")
     for name, layers in (("first", 3), ("nested/second", 2)):
         write_run(root / name, hidden_states(layers=layers), evaluation(), model=HOSTILE)
+    located.write(root / "first")
     write_report(root / "first")
     claim = {"name": "3.1", "verdict": "holds", "statement": "it holds", "ok": True, "margin": 1.0, "error": 0.0}
     (root / "theory.json").write_text(json.dumps([claim, claim | {"name": "3.2", "ok": False}]))
@@ -68,7 +70,8 @@ def test_every_page_opens_on_every_run(opened, page):
     for name in ("first", "nested/second"):
         app = opened(page, run=name)
         assert not app.error
-        assert page == "methods" or len(figures(app)) + len(app.dataframe) > 0
+        bare = page == "methods" or (page == "mechanism" and name != "first")
+        assert bare or len(figures(app)) + len(app.dataframe) > 0
         assert app.selectbox(key="run").value == name
 
 
@@ -92,6 +95,55 @@ def test_a_summary_of_another_store_is_not_believed(root, monkeypatch, tmp_path)
         path.write_text(json.dumps(summary | {"created": created}))
         app = run(tmp_path, monkeypatch, "overview")
         assert app.dataframe[0].value.set_index("method").loc["origin", "measured"] == shown
+
+
+def titles(app):
+    return [figure["layout"]["title"]["text"] for figure in figures(app)]
+
+
+def test_the_overview_shows_where_inside(root, opened):
+    app = opened("overview", run="first")
+    (shown,) = [title for title in titles(app) if "in one place alone" in title]
+    assert shown.startswith("rerope in one place alone")
+    assert "rerope in layer 2 alone restores 82%" in plain_texts(app)
+    assert f"mesa-lens locate --out {root / 'nested/second'}" in texts(opened("overview", run="nested/second"))
+
+
+def plain_texts(app):
+    return texts(app).replace("\\", "")
+
+
+def test_where_inside_follows_its_selectors(opened):
+    app = opened("mechanism", run="first")
+    assert ["One layer at a time" in titles(app)[0], len(titles(app))] == [True, 3]
+    app.selectbox(key="locate_method").set_value("mesa")
+    app.selectbox(key="locate_length").set_value(512)
+    app.selectbox(key="locate_measure").set_value("passkey").run()
+    assert all("512 tokens (2 M), passkey answer" in title for title in titles(app))
+    assert "mesa in layer 2 alone restores 70%" in plain_texts(app)
+    for kind, title in (("patches", "written into"), ("smallest set", "Heads added"), ("clamps", "held in")):
+        app.segmented_control(key="locate_figures").set_value(kind).run()
+        assert not app.exception
+        assert title in titles(app)[0]
+    app.selectbox(key="locate_method").set_value("dynamic-ntk").run()
+    assert "do not differ beyond doubt" in plain_texts(app)
+    assert not [title for title in titles(app) if "held in" in title]
+
+
+def test_where_inside_explains_a_damaged_summary(root, monkeypatch, tmp_path):
+    shutil.copytree(root / "first", tmp_path / "run")
+    (tmp_path / "run" / "locate" / "summary.json").write_text("{")
+    assert "is damaged" in run(tmp_path, monkeypatch, "mechanism").error[0].value
+    app = run(tmp_path, monkeypatch, "overview")
+    assert ["is damaged" in app.warning[0].value, len(app.error), len(figures(app))] == [True, 0, 1]
+
+
+def test_where_inside_of_a_link_out_of_the_root_is_not_read(root, tmp_path):
+    shutil.copytree(root / "first", tmp_path / "inside" / "run")
+    path = tmp_path / "inside" / "run" / "locate" / "summary.json"
+    path.unlink()
+    path.symlink_to(root / "first" / "locate" / "summary.json")
+    assert entries(tmp_path / "inside") == []
 
 
 def test_thresholds_follow_the_rule(opened):
@@ -270,7 +322,7 @@ def test_a_bad_store_is_explained(root, monkeypatch, tmp_path, kind, page):
 def test_without_a_run_it_says_how_to_make_one(monkeypatch, tmp_path, page):
     app = run(tmp_path / "nothing", monkeypatch, page)
     assert not app.error
-    if page in ("overview", "thresholds", "heatmaps", "compare"):
+    if page in ("overview", "mechanism", "thresholds", "heatmaps", "compare"):
         assert "make demo" in texts(app)
 
 

@@ -12,6 +12,7 @@ from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.look import columns, plain, show
 from mesa_lens.dashboard.runs import Entry
 from mesa_lens.dashboard.state import analysed, opened
+from mesa_lens.dashboard.views import mechanism
 from probe.figures.interactive import curves_figure
 from probe.report import PROVENANCE
 from probe.store.reader import Run
@@ -38,6 +39,7 @@ def page(context: Context) -> None:
         column_config=_formats(summary),
     )
     _curves(run, summary)
+    mechanism.overview(context)
     for heading, text in findings(summary):
         st.subheader(heading)
         st.markdown(plain(text))

@@ -1,0 +1,226 @@
+"""Figures of where inside: what is coloured, muted, written and told; both renderers; files and tables."""
+
+import csv
+import io
+import json
+import re
+
+import located
+import numpy as np
+import pytest
+
+from mesa_lens.cli import main
+from probe.figures import interactive, static
+from probe.figures.attribution_chart import attribution_chart, rank_correlation
+from probe.figures.mechanism import head_patch_map, patch_map, restoration_map
+from probe.figures.mechanism_charts import clamp_chart, layer_chart, smallest_chart
+from probe.figures.mechanism_export import located_export, method_figures
+from probe.figures.render import rendered
+from probe.store.located import having
+
+AT = ("rerope", 1024, "nll")
+HOSTILE = "<script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def summary():
+    return located.summary()
+
+
+@pytest.fixture(scope="module")
+def large():
+    """30 layers of 9 heads, of which five layers' were gone over."""
+    return located.summary(30, 9, range(15, 20), trained=8192)
+
+
+def effects(summary, **labels):
+    return having(summary["effects"], **dict(zip(("method", "length", "measure"), AT, strict=True)), **labels)
+
+
+def test_the_map_holds_the_shares_of_layers_and_heads(summary):
+    layer, heads = restoration_map(summary, *AT).blocks
+    assert (layer.values.shape, heads.values.shape) == ((4, 1), (4, 8))
+    for row in effects(summary, kind="weave", way="only"):
+        block, column = (layer, 0) if row["head"] is None else (heads, row["head"])
+        for name, values in (("share", block.values), ("low", block.low), ("high", block.high)):
+            expected = np.nan if row[name] is None else row[name]
+            np.testing.assert_equal(values[row["layer"], column], expected)
+    without = restoration_map(summary, *AT, way="without").blocks[0]
+    np.testing.assert_allclose(without.values, 0.8 * layer.values)
+
+
+def test_the_title_says_model_method_length_and_measure(summary):
+    for figure in method_figures(summary, *AT).values():
+        assert all(part in figure.title for part in ("default", "1024 tokens (4 M)", "tail NLL"))
+    assert "rerope" in restoration_map(summary, *AT).title
+
+
+def test_what_is_not_clear_is_muted(summary):
+    _, heads = restoration_map(summary, *AT).blocks
+    assert not heads.muted[2, 3]
+    assert heads.muted[0, 1]  # a share without an interval
+    assert not heads.muted[0, 0]  # no share: empty
+    assert heads.told(0, 1).endswith("(no interval)")
+    clear = (heads.low > 0) | (heads.high < 0)
+    np.testing.assert_array_equal(heads.muted, np.isfinite(heads.values) & ~clear)
+
+
+def test_numbers_are_written_where_they_are_few(summary, large):
+    layer, heads = restoration_map(summary, *AT).blocks
+    assert layer.texts[2, 0] == "82"
+    assert heads.texts[2, 3] == "41"
+    assert heads.texts[0, 0] == ""
+    assert not any(patch_map(large, *AT).blocks[0].texts.flat)  # 120 cells
+    assert restoration_map(large, *AT).blocks[1].texts[18, 3] == "41"
+
+
+def test_layers_without_heads_are_empty(large):
+    layer, heads = restoration_map(large, *AT).blocks
+    assert np.isfinite(layer.values).all()
+    assert np.flatnonzero(np.isfinite(heads.values).any(1)).tolist() == [15, 16, 17, 18, 19]
+
+
+def test_what_was_not_run_is_no_figure(summary):
+    nothing = summary | {"effects": [], "smallest": [], "attribution": []}
+    assert method_figures(nothing, *AT) == {}
+    assert restoration_map(summary, "dynamic-ntk", 512, "nll") is None
+    assert head_patch_map(summary, *AT, way="break") is None
+    assert layer_chart(nothing, 1024, "nll", located.METHODS) is None
+
+
+def test_patches_stand_by_span_and_hook(summary):
+    cells = patch_map(summary, *AT)
+    assert [block.title for block in cells.blocks] == ["all positions", "inside M", "beyond M"]
+    assert cells.blocks[2].columns == ("resid_pre", "attn_out", "mlp_out", "resid_post")
+    (row,) = effects(summary, kind="patch", way="mend", hook="attn_out", span="beyond", layer=2)
+    assert cells.blocks[2].values[2, 1] == row["share"]
+
+
+def test_layers_are_compared_by_method(summary):
+    enough, needed = layer_chart(summary, 1024, "nll", located.METHODS).panels
+    assert [line.label for line in enough.lines] == list(located.METHODS)
+    assert enough.lines[0].y[2] == pytest.approx(0.82)
+    assert needed.lines[0].y[2] == pytest.approx(0.8 * 0.82)
+    assert enough.y_range == needed.y_range
+    assert np.round(enough.lines[0].x).tolist() == [0, 1, 2, 3]
+    assert enough.lines[0].texts[2].startswith("rerope, layer 2: 82% [")
+
+
+def test_the_smallest_set_stands_beside_random_ones(summary):
+    rerope, mesa, _ = smallest_chart(summary, 1024, "nll", located.METHODS).panels
+    chosen, random = rerope.lines
+    assert [point.x for point in rerope.points] == [3]
+    assert mesa.points == ()
+    assert "2.3, 2.5, 2.0" in rerope.points[0].text
+    assert np.isnan(chosen.interval[0][-1])
+    np.testing.assert_allclose(random.y, 0.02 * np.arange(1, 8))
+    assert 0.9 in [rule.at for rule in rerope.rules]
+
+
+def test_random_dims_are_the_range_of_their_sets(summary):
+    at_m, within = clamp_chart(summary, *AT, rule="drift").panels
+    assert (at_m.x_labels, within.title) == (("1", "2", "3", "all"), "held within their range")
+    observable, random = at_m.lines
+    rows = effects(summary, kind="clamp", way="at-M", rule="drift", layer=None)
+    shares = [row["share"] for row in rows if row["which"] != "observable"]
+    assert (random.interval[0][-1], random.interval[1][-1]) == (min(shares), max(shares))
+    assert observable.y[-1] == next(row["share"] for row in rows if row["which"] == "observable")
+
+
+def test_attribution_is_held_against_the_same_places(summary):
+    patched, woven = attribution_chart(summary, *AT, hook="z").panels
+    assert len(woven.lines[0].x) == 31  # of 32 places one has no number
+    (row,) = having(summary["attribution"], method="rerope", length=1024, measure="nll", layer=2, head=3)
+    assert max(woven.lines[0].x) == row["share"]
+    assert max(woven.lines[0].y) == pytest.approx(0.41)
+    assert re.search(r"rank correlation 0\.\d\d, 31 places", woven.title)
+    assert patched.title.startswith("patched: rank correlation")
+
+
+def test_values_far_out_are_drawn_and_their_intervals_cut(summary):
+    rows = [row | {"share": 3.0, "low": -9.0, "high": 30.0} for row in effects(summary, kind="weave", head=None)]
+    low, high = layer_chart(summary | {"effects": rows}, 1024, "nll", ["rerope"]).panels[0].y_range
+    assert (round(low), round(high)) == (-1, 3)
+
+
+def test_rank_correlation():
+    assert rank_correlation([1, 2, 3, 4], [1, 4, 9, 16]) == pytest.approx(1)
+    assert rank_correlation([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
+    assert rank_correlation([1, 2, 2, 3], [1, 3, 2, 4]) == pytest.approx(0.9486833)  # scipy.stats.spearmanr
+    assert np.isnan(rank_correlation([1, 1, 1], [1, 2, 3]))
+
+
+def test_both_renderers_draw_the_cells(summary):
+    cells = restoration_map(summary, *AT)
+    figure = interactive.draw(cells)
+    heatmaps = [trace for trace in figure.data if trace.type == "heatmap"]
+    np.testing.assert_array_equal(heatmaps[1].z, cells.blocks[1].values)
+    assert {(trace.zmin, trace.zmax) for trace in heatmaps} == {(-1, 1)}
+    assert heatmaps[1].customdata[2][3].startswith("layer 2, head 3: 41% [")
+    drawn = [trace for trace in figure.data if trace.type == "scatter"]
+    strokes = [len(trace.x) for trace in drawn if trace.mode == "lines"]
+    assert strokes == [9 * block.muted.sum() for block in cells.blocks]  # three strokes: two ends and a break
+    written = [list(trace.text) for trace in drawn if trace.mode == "text"]
+    assert written == [[text for text in block.texts.flat if text] for block in cells.blocks]
+    axes = static.draw(cells).axes
+    for axis, block in zip(axes, cells.blocks, strict=False):
+        assert len(axis.patches) == block.muted.sum()
+        assert [text.get_text() for text in axis.texts] == [text for text in block.texts.flat if text]
+        assert axis.images[0].get_clim() == (-1, 1)
+
+
+def test_bands_and_markers_are_drawn(summary):
+    chart = smallest_chart(summary, 1024, "nll", ["rerope"])
+    assert len(static.draw(chart).axes[0].collections) == 2
+    areas = [trace for trace in interactive.draw(chart).data if trace.fill == "toself"]
+    assert [len(area.x) for area in areas] == [12, 14]  # there and back; the last of the first has no interval
+    line = interactive.draw(clamp_chart(summary, *AT, rule="paper")).data[0]
+    assert line.mode == "markers"
+
+
+def test_a_hostile_name_stays_text():
+    figure = restoration_map(located.summary(model=HOSTILE), *AT)
+    assert HOSTILE not in interactive.draw(figure).to_json().replace("\\u003c", "<").replace("\\u003e", ">")
+    assert b"<script>alert" not in rendered(figure, "svg")
+
+
+def test_the_command_writes_figures_and_tables(tmp_path, capsys):
+    folder = located.write(tmp_path / "run")
+    asked = ["--methods", "rerope", "--lengths", "1024", "--measures", "nll", "--format", "svg,csv"]
+    assert main(["export", "locate", str(folder), *asked]) == 0
+    names = {path.name for path in (folder / "exports").iterdir()}
+    assert {"locate-map-rerope-1024-nll.svg", "locate-smallest-1024-nll.svg", "effects.csv", "gaps.csv"} <= names
+    assert not [name for name in names if "mesa" in name or "512" in name]
+    rows = list(csv.DictReader(io.StringIO((folder / "exports" / "effects.csv").read_text())))
+    assert len(rows) == len(effects(json.loads((folder / "locate" / "summary.json").read_text())))
+    (best,) = having(rows, kind="weave", way="only", layer="2", head="3")
+    assert float(best["share"]) == pytest.approx(0.41)
+    assert len(having(rows, kind="weave", way="only", layer="2", head="")) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (["--methods", "stair"], "method 'stair' was not gone over; known: rerope, mesa, dynamic-ntk"),
+        (["--lengths", "3"], "length 3 was not gone over; known: 512, 1024"),
+        (["--lengths", "many"], "--lengths 'many' is no list of tokens"),
+        (["--methods", "dynamic-ntk", "--lengths", "512"], "broken and mended do not differ, or it was not run"),
+        (["--format", "gif"], "format 'gif' is not there for locate"),
+    ],
+)
+def test_what_cannot_be_had_is_said(tmp_path, capsys, asked, message):
+    folder = located.write(tmp_path / "run")
+    assert main(["export", "locate", str(folder), *asked]) == 2
+    assert message in capsys.readouterr().err
+    assert not (folder / "exports").exists()
+
+
+def test_a_folder_without_locate_names_the_command(tmp_path, capsys):
+    assert main(["export", "locate", str(tmp_path)]) == 2
+    assert f"mesa-lens locate --out {tmp_path}" in capsys.readouterr().err
+
+
+def test_npz_and_csv_hold_every_table(summary):
+    export = located_export(summary)
+    assert set(export.numbers) == {"gaps", "effects", "attribution", "agreement", "smallest"}
+    assert {name.partition(".")[0] for name, _ in export.files("npz")} == set(export.numbers)

@@ -1,0 +1,89 @@
+"""Where inside, in words: what the sentences say, and that nothing is claimed without its interval."""
+
+import located
+import pytest
+
+from probe.mechanism.words import located_findings
+from probe.store.located import find_located, headline, percent, read_located
+
+
+def told(summary, method="rerope", length=1024):
+    ((_, text),) = located_findings(summary, method=method, length=length, measure="nll")
+    return text
+
+
+def test_the_sentences_hold_the_numbers():
+    text = told(located.summary())
+    for part in (
+        "At 1024 tokens origin loses 1.20 [0.86, 1.56] nats/token against rerope (12 items).",
+        "rerope in layer 2 alone restores 82% [54, 110], in layer 0 alone 18% [10, 26]",
+        "Needed: with rerope everywhere but in that layer there is lost again, layer 2 66% [38, 93]",
+        "The best of 31 single heads, 2.3, restores 41% [31, 51].",
+        "3 heads (2.3, 2.5, 2.0) restore 92% [80, 102] of it (random sets of 3: 6% [2, 16]).",
+        "attn_out of layer 2 restores most: 82% [77, 87].",
+        "Holding the observable dims of all layers beyond M restores ",
+        ", by 4 rules (as many random dims -",
+        "attribution with patch at z 0.61 [0.35, 0.78] (32 places)",
+    ):
+        assert part in text
+
+
+def test_what_is_not_judged_is_not_located():
+    text = told(located.summary(), "dynamic-ntk", 512)
+    assert text.endswith("do not differ beyond doubt (0.04 [-0.05, 0.13] nats/token): there is no loss to locate.")
+
+
+def test_a_set_that_is_not_enough_says_so():
+    text = told(located.summary(), "mesa")
+    assert "No set that was tried restores 90%: 7 heads restore 87% (no interval)" in text
+
+
+def test_nothing_is_claimed_where_intervals_include_0():
+    summary = located.summary()
+    for row in summary["effects"]:
+        row |= {"low": -0.5, "high": 1.5}
+    text = told(summary)
+    assert "rerope in one layer alone restores nothing beyond doubt; most in layer 2: 82% [-50, 150]." in text
+    assert "No layer is needed beyond doubt" in text
+    assert "restores 41% [-50, 150], which cannot be told from 0" in text
+
+
+def test_layers_that_make_it_worse_are_named():
+    summary = located.summary()
+    for row in summary["effects"]:
+        if row["layer"] == 3 and row["head"] is None and row["way"] == "only":
+            row |= {"share": -0.3, "low": -0.4, "high": -0.2}
+    assert "worse than nothing: layer 3" in told(summary)
+
+
+def test_only_what_was_run_is_told():
+    summary = located.summary() | {"effects": [], "smallest": [], "agreement": [], "cells_left": 3}
+    assert told(summary).endswith("against rerope (12 items). 3 cells are still to be run.")
+
+
+def test_the_headline_is_the_clearest_loss_by_nll():
+    summary = located.summary()
+    for gap in summary["gaps"]:
+        gap["low"] = {"passkey": 2.0, "nll": 0.5}[gap["measure"]]
+        if (gap["method"], gap["length"], gap["measure"]) == ("mesa", 512, "nll"):
+            gap["low"] = 0.6
+    assert headline(summary) == {"method": "mesa", "length": 512, "measure": "nll"}
+    assert headline(summary | {"gaps": [gap | {"judged": False} for gap in summary["gaps"]]}) is None
+
+
+def test_shares_with_and_without_intervals():
+    assert percent(0.824, 0.6, 1.06) == "82% [60, 106]"
+    assert percent(-0.001, None, 0.1) == "0% (no interval)"
+    assert percent(None, None, None) == percent(float("nan"), 0, 1) == "unknown"
+
+
+def test_a_summary_is_read_or_its_remedy_named(tmp_path):
+    assert find_located(tmp_path) is None
+    with pytest.raises(FileNotFoundError, match=f"mesa-lens locate --out {tmp_path}"):
+        read_located(tmp_path)
+    folder = located.write(tmp_path / "run")
+    assert read_located(folder)["heads"] == 8
+    for text in ("{", "[]", '{"model": "x"}'):
+        (folder / "locate" / "summary.json").write_text(text)
+        with pytest.raises(ValueError, match=r"is damaged .*; write it anew: `mesa-lens locate --out"):
+            find_located(folder)
