@@ -47,13 +47,14 @@ def search_sets(cells: Cells, group: Group, name: str) -> None:
     contrasts = {number: cells.fresh(group, number, name) for number in (*choosing, *scoring)}
 
     def loss(heads: Heads, numbers: Sequence[int]) -> float:
+        cells.bar.set_postfix_str(f"{name}, smallest set, {len(chosen)} heads chosen")
         return float(np.mean([_losses(cells, group, number, contrasts[number], heads) for number in numbers]))
 
+    chosen: list[Head] = []
     alone = {head: loss(by_layer([head]), choosing) for head in cells.made.heads}
     candidates = sorted(sorted(alone, key=alone.__getitem__)[: cells.made.request.candidates])
     gap = paired(cells.made, cells.journal, group, name, choosing).gap
     enough = gap.broken - ENOUGH * (gap.broken - gap.mended)
-    chosen: list[Head] = []
     for head in greedy(candidates, lambda heads: loss(heads, choosing), enough):
         chosen.append(head)
         loss(by_layer(chosen), scoring)
@@ -76,8 +77,10 @@ def set_cell(group: Group, name: str, number: int, heads: Heads) -> tuple[str | 
 
 
 def _losses(cells: Cells, group: Group, number: int, contrast: Contrast, heads: Heads) -> list[float]:
-    method = contrast.methods[MENDED]
+    method, tokens = contrast.methods[MENDED], round(len(contrast.item.ids) * cells.part(min(heads)))
     cell = set_cell(group, method.name, number, heads)
+    cells.bar.total += tokens
     if cell not in cells.journal.rows:
         cells.keep(cell, contrast.run(BROKEN, min(heads), method=replace(method, heads=dict(heads))).losses)
+    cells.bar.update(tokens)
     return cells.journal.rows[cell]["nll"]

@@ -42,6 +42,8 @@ def _told(summary: Located, gap: Row) -> str:
         _smallest(having(summary["smallest"], **labels)),
         _patches(effects, gap["method"], broken),
         _clamps(effects),
+        _inside(having(summary.get("inside", ()), length=gap["length"], measure=gap["measure"])),
+        _shifts(effects),
         _agreement(having(summary.get("agreement", ()), **labels)),
     ]
     left = f"{summary['cells_left']} cells are still to be run." if summary.get("cells_left") else ""
@@ -126,6 +128,31 @@ def _clamps(effects: Sequence[Row]) -> str:
     random = sorted(round(100 * number(row["share"])) for row in everywhere if row not in held)
     beside = f" (as many random dims {random[0]}% to {random[-1]}%)" if random else ""
     return f"Holding the observable dims of all layers beyond M restores {shares}{beside}."
+
+
+def _inside(rows: Sequence[Row]) -> str:
+    """What holding the dims costs where the model works, by the dearest of the ways and rules."""
+    held = having(rows, which="observable")
+    if not held:
+        return ""
+    dearest = max(held, key=lambda row: number(row["cost"]))
+    alike = [row for row in rows if row["way"] == dearest["way"] and row["rule"] == dearest["rule"] and row not in held]
+    costs = sorted(number(row["cost"]) for row in alike)
+    beside = f" (random dims {costs[0]:.2f} to {costs[-1]:.2f})" if costs else ""
+    return f"Held inside the window they cost up to {dearest['cost']:.2f} {_interval(dearest)} nats/token{beside}."
+
+
+def _shifts(effects: Sequence[Row]) -> str:
+    """The layer in which giving positions beyond M an inner one's positional vector restores most."""
+    rows = _best(having(effects, way="shift", which="positional"), lambda row: True)
+    if not rows:
+        return ""
+    random = sorted(round(100 * number(row["share"])) for row in having(effects, way="shift") if row not in rows)
+    beside = f" (with its dims shuffled {random[0]}% to {random[-1]}%)" if random else ""
+    return (
+        f"Giving positions beyond M the positional vectors of positions inside restores at most {_share(rows[0])}, in "
+        f"layer {rows[0]['layer']}{beside}."
+    )
 
 
 def _agreement(rows: Sequence[Row]) -> str:
