@@ -14,19 +14,20 @@ import numpy as np
 from probe.evaluation.journal import Journal
 from probe.mechanism.cells import FOLDER, paired
 from probe.mechanism.interventions import by_layer
+from probe.mechanism.rankings import rank_correlation, rankings
 from probe.mechanism.request import ORIGIN, Group, LocatePlan
 from probe.mechanism.restoration import Paired, Share
 from probe.mechanism.smallest import ENOUGH, halves, random_sets, set_cell
 
-_DRAWS = 1000
 _EFFECT = ("kind", "way", "hook", "span", "layer", "head")
 _CLAMP = ("kind", "way", "rule", "which", "span", "layer")
 
 
-def summarize(made: LocatePlan, journal: Journal) -> dict[str, Any]:
+def summarize(made: LocatePlan, journal: Journal, out: Path | None = None) -> dict[str, Any]:
     """The summary of what the journal holds of a plan, ready for JSON; shares only where broken and mended differ.
 
-    What is there for some items alone is judged on these; an effect's `items` says on how many.
+    It is held against what `mesa-lens anatomy` and `mesa-lens probe` wrote to the folder `out` of the same model. What
+    is there for some items alone is judged on these; an effect's `items` says on how many.
     """
     summary: dict[str, Any] = {
         "model": made.request.model,
@@ -40,6 +41,7 @@ def summarize(made: LocatePlan, journal: Journal) -> dict[str, Any]:
         "cells_left": left(made, journal),
         **{name: [] for name in ("gaps", "effects", "inside", "smallest", "attribution", "agreement")},
     }
+    anatomy, run = (_beside(made, out, name) for name in ("anatomy/summary.json", "summary.json"))
     for group in sorted(made.items, key=lambda each: each[1]):
         summary["inside"] += _inside(made, journal, group)
         for name in made.mending:
@@ -54,16 +56,30 @@ def summarize(made: LocatePlan, journal: Journal) -> dict[str, Any]:
                 summary["effects"] += [{**here, **each} for each in effects]
                 summary["attribution"] += [{**here, **each} for each in attribution]
                 summary["smallest"] += [{**here, **each} for each in _smallest(made, journal, group, name)]
-                summary["agreement"] += [{**here, **each} for each in _agreement(effects, attribution)]
+                agreeing = [*_agreement(effects, attribution), *rankings(effects, group[1], anatomy, run)]
+                summary["agreement"] += [{**here, **each} for each in agreeing]
     return summary
 
 
 def write(made: LocatePlan, journal: Journal, out: Path) -> dict[str, Any]:
     """The summary, which is written to the run's folder if there is anything to tell."""
-    summary = summarize(made, journal)
+    summary = summarize(made, journal, out)
     if journal.rows:
         (out / FOLDER / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     return summary
+
+
+def _beside(made: LocatePlan, out: Path | None, name: str) -> dict[str, Any] | None:
+    """Another command's summary of the same model in the folder, if there is one."""
+    path = None if out is None else out / name
+    if path is None or not path.is_file():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))
+    same = all(
+        found.get(key) == value
+        for key, value in (("model", made.request.model), ("trained_length", made.trained_length))
+    )
+    return found if same else None
 
 
 def left(made: LocatePlan, journal: Journal) -> int:
@@ -144,32 +160,36 @@ def _attribution(made: LocatePlan, journal: Journal, group: Group, name: str) ->
 
 
 def _smallest(made: LocatePlan, journal: Journal, group: Group, name: str) -> list[dict[str, Any]]:
-    """The greedy sets in order, and random ones of the same sizes, on the items that they were not chosen on."""
+    """By candidates: the greedy sets in order, and random ones, on the items that they were not chosen on."""
     _, scoring = halves(len(made.items[group]))
-    sizes = sorted(int(cell[5]) for cell in journal.rows if cell[:5] == (*group, name, -1, "chosen"))
-    if not sizes or not len(scoring):
-        return []
-    last = journal.rows[(*group, name, -1, "chosen", sizes[-1])]
-    heads, candidates = [tuple(head) for head in last["heads"]], [tuple(head) for head in last["candidates"]]
-    judge = paired(made, journal, group, name, scoring)
+    judge, found = paired(made, journal, group, name, scoring), []
 
     def share(chosen: Mapping[int, tuple[int, ...]]) -> Share:
         return judge.share([journal.rows[set_cell(group, name, number, chosen)]["nll"] for number in scoring])
 
-    shares = [share(by_layer(heads[:size])) for size in sizes]
-    random = [[share(each).value for each in random_sets(candidates, size)] for size in sizes]
-    low, middle, high = np.quantile(np.array(random), [0.025, 0.5, 0.975], axis=1).tolist()
-    return [
-        {
-            "heads": [list(head) for head in heads],
-            "candidates": len(candidates),
-            **{key: [_plain(each)[key] for each in shares] for key in ("share", "low", "high")},
-            "random_low": low,
-            "random": middle,
-            "random_high": high,
-            "enough": next((size for size, each in zip(sizes, shares, strict=True) if each.value >= ENOUGH), None),
-        }
-    ]
+    sizes: dict[str, int] = {}
+    for cell in journal.rows:
+        if cell[:5] == (*group, name, -1, "chosen"):
+            sizes[str(cell[5])] = max(int(cell[6]), sizes.get(str(cell[5]), 0))
+    for candidates_of, last in sizes.items():
+        row = journal.rows[(*group, name, -1, "chosen", candidates_of, last)]
+        heads, candidates = ([(layer, head) for layer, head in row[key]] for key in ("heads", "candidates"))
+        shares = [share(by_layer(heads[:size])) for size in range(1, last + 1)]
+        random = [[share(each).value for each in random_sets(candidates, size)] for size in range(1, last + 1)]
+        low, middle, high = np.quantile(np.array(random), [0.025, 0.5, 0.975], axis=1).tolist()
+        enough = next((size for size, each in enumerate(shares, 1) if each.value >= ENOUGH), None)
+        found.append(
+            {
+                "heads": [list(head) for head in heads],
+                "candidates": len(candidates),
+                **{key: [_plain(each)[key] for each in shares] for key in ("share", "low", "high")},
+                "random_low": low,
+                "random": middle,
+                "random_high": high,
+                "enough": enough,
+            }
+        )
+    return found
 
 
 def _agreement(effects: Sequence[dict[str, Any]], attribution: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -194,28 +214,6 @@ def _agreement(effects: Sequence[dict[str, Any]], attribution: Sequence[dict[str
             | {"places": len(pairs)}
         )
     return found
-
-
-def rank_correlation(one: Sequence[float], other: Sequence[float]) -> tuple[float | None, float | None, float | None]:
-    """Spearman's, with its 95% interval over resampled pairs; None where one of both does not vary."""
-    pairs = np.array([one, other])
-    drawn = np.random.default_rng(0).integers(0, pairs.shape[1], (_DRAWS, pairs.shape[1]))
-    value, *values = (_spearman(*pairs[:, draw]) for draw in (np.arange(pairs.shape[1]), *drawn))
-    found = [each for each in values if each is not None]
-    if value is None or not found:
-        return value, None, None
-    low, high = np.quantile(found, [0.025, 0.975])
-    return value, float(low), float(high)
-
-
-def _spearman(one: np.ndarray, other: np.ndarray) -> float | None:
-    ranks = [_ranks(one), _ranks(other)]
-    return None if min(map(np.ptp, ranks)) == 0 else float(np.corrcoef(ranks[0], ranks[1])[0, 1])
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Mid-ranks."""
-    return (values[:, None] > values).sum(1) + (values[:, None] == values).sum(1) / 2
 
 
 def _plain(share: Share) -> dict[str, float | None]:

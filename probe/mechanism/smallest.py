@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from mesa.fingerprints import ids_fingerprint
 from probe.mechanism.cells import Cells, paired
 from probe.mechanism.contrast import BROKEN, MENDED, Contrast
 from probe.mechanism.interventions import Head, by_layer
@@ -60,7 +61,7 @@ def search_sets(cells: Cells, group: Group, name: str) -> None:
         loss(by_layer(chosen), scoring)
         for each in random_sets(candidates, len(chosen)):
             loss(each, scoring)
-        cell = (*group, name, -1, "chosen", len(chosen))
+        cell = (*group, name, -1, "chosen", ids_fingerprint(candidates)[-8:], len(chosen))
         if cell not in cells.journal.rows:
             cells.add(cell, {"heads": list(chosen), "candidates": candidates})
 

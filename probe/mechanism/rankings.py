@@ -1,0 +1,93 @@
+"""Which of what is measured ranks heads and layers as the interventions do; plain numbers, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+_DRAWS = 1000
+_LEAST = 5
+"""Places below which no rank correlation is told."""
+_BY_HEAD = (
+    ("frequencies", "norms", "unmet phases, by norms"),
+    ("frequencies", "attention", "unmet phases, by attention"),
+    ("heads", "mass_beyond", "attention to keys beyond M"),
+    ("heads", "mean_distance", "mean distance"),
+    ("heads", "entropy", "entropy"),
+    ("heads", "sink", "attention to the first token"),
+)
+"""Parts of an anatomy's summary, their values under Origin beyond M, and what these are called."""
+Places = dict[tuple[int, int | None], float]
+"""A value by (layer, head), or by (layer, None)."""
+
+
+def rankings(
+    effects: Sequence[Mapping[str, Any]], length: int, anatomy: Mapping[str, Any] | None, run: Mapping[str, Any] | None
+) -> list[dict[str, Any]]:
+    """Rank correlations with what a method in one head, or layer, alone restores at `length`, with 95% intervals.
+
+    effects: of one method, length and measure (see results.py). anatomy: the summary of `mesa-lens anatomy`, by head at
+    the same length. run: the summary of `mesa-lens probe`, by layer: where drift begins, a layer not called last. Of
+    fewer than `_LEAST` places nothing is said.
+    """
+    alone = {
+        (each["layer"], each["head"]): each["share"]
+        for each in effects
+        if each["kind"] == "weave" and each["way"] == "only"
+    }
+    found = []
+    layers = sorted(layer for layer, head in alone if head is None)
+    for what, values in (*_by_head(anatomy, length), *_by_layer(anatomy, run, layers)):
+        pairs = [(value, alone[place]) for place, value in values.items() if place in alone]
+        if len(pairs) >= _LEAST:
+            value, low, high = rank_correlation(*zip(*pairs, strict=True))
+            row = {"what": what, "with": "the method there alone", "hook": None, "places": len(pairs)}
+            found.append({**row, "spearman": value, "low": low, "high": high})
+    return found
+
+
+def _by_head(anatomy: Mapping[str, Any] | None, length: int) -> Iterator[tuple[str, Places]]:
+    if anatomy is None:
+        return
+    for part, name, what in _BY_HEAD:
+        rows = [each for each in anatomy[part] if each["length"] == length and each["method"] == "origin"]
+        yield what, {(each["layer"], each["head"]): each[name][0] for each in rows if each["span"] == "beyond M"}
+    own = [each for each in anatomy["retrieval"] if each["method"] == "origin"]
+    inside = [each for each in own if each["length"] <= anatomy["trained_length"]]
+    yield "retrieval score inside M", {(each["layer"], each["head"]): each["best"][0] for each in inside}
+
+
+def _by_layer(
+    anatomy: Mapping[str, Any] | None, run: Mapping[str, Any] | None, layers: Sequence[int]
+) -> Iterator[tuple[str, Places]]:
+    if run is not None:
+        called = run["drift"]["prompts"]["repeated"]["methods"][0]["layers"]
+        yield "early drift", {(layer, None): -called.get(str(layer), np.inf) for layer in layers}
+    vectors = (anatomy or {}).get("vectors")
+    if vectors:
+        own = {each["layer"]: each["share"]["beyond"] for each in vectors["layers"] if each["method"] == "origin"}
+        yield "positional share beyond M", {(layer, None): own[layer] for layer in layers if layer in own}
+
+
+def rank_correlation(one: Sequence[float], other: Sequence[float]) -> tuple[float | None, float | None, float | None]:
+    """Spearman's, with its 95% interval over resampled pairs; None where one of both does not vary."""
+    pairs = np.array([one, other])
+    drawn = np.random.default_rng(0).integers(0, pairs.shape[1], (_DRAWS, pairs.shape[1]))
+    value, *values = (_spearman(*pairs[:, draw]) for draw in (np.arange(pairs.shape[1]), *drawn))
+    found = [each for each in values if each is not None]
+    if value is None or not found:
+        return value, None, None
+    low, high = np.quantile(found, [0.025, 0.975])
+    return value, float(low), float(high)
+
+
+def _spearman(one: np.ndarray, other: np.ndarray) -> float | None:
+    ranks = [_ranks(one), _ranks(other)]
+    return None if min(map(np.ptp, ranks)) == 0 else float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Mid-ranks."""
+    return (values[:, None] > values).sum(1) + (values[:, None] == values).sum(1) / 2
