@@ -37,7 +37,9 @@ def add(commands: Any) -> None:
     add_settings(what)
     what.add_argument("--layers", default="all", help="that are kept, e.g. 0-10, ends included")
     add_lengths(what, "M and 4 M; positional vectors are taken at the longest")
-    what.add_argument("--texts", type=int, default=64, help="that slide, for positional vectors; more can follow later")
+    what.add_argument(
+        "--texts", type=int, help="that slide, for positional vectors; more can follow (None: 256, or all there are)"
+    )
     add_samples(what, 4, ", for all but positional vectors")
     add_seed(what)
     what.add_argument("--text", help="text to read: a file, folder or hub dataset (None: the shipped one)")

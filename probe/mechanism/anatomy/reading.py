@@ -43,7 +43,9 @@ def read(
 
     restarts: as for `find_drift`. Raises ValueError for moments of fewer than 4 texts.
     """
-    layers, drawn, texts, vectors, noise = [], [], {}, [], []
+    layers, drawn, texts = [], [], {}
+    vectors: list[xr.DataArray] = []
+    noise: list[xr.DataArray] = []
     frame: Frame | None = None
     for name, path in paths.items():
         made = levelled(moments.load(path), stride)

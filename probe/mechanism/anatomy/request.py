@@ -31,7 +31,7 @@ PARTS = ("heads", "retrieval", "frequencies", "lens", "vectors")
 """What is measured, in this order."""
 Cell = tuple[str, str, int, int]
 """Part, method, length and the number of the prompt."""
-_LEAST_TEXTS = 4
+_TEXTS, _LEAST_TEXTS = 256, 4
 _WHOLE_BYTES = 2**30
 """Means above this are stored in float32."""
 
@@ -41,13 +41,13 @@ class AnatomyRequest(MethodsRequest):
     """What is asked for; lengths in tokens, M and 4 M if None.
 
     parts: of `PARTS`; 'all' leaves out what the model cannot have. texts: that slide, for positional vectors, which are
-    taken at the longest length. samples: prompts a length for the other parts. layers: kept in every part.
+    taken at the longest length; None: 256, or as many as there is text for. samples: prompts a length for the other parts. layers: kept in every part.
     """
 
     methods: str = "origin,rerope,dynamic-ntk,mesa"
     parts: tuple[str, ...] = ("all",)
     lengths: tuple[int, ...] | None = None
-    texts: int = 64
+    texts: int | None = None
     samples: int = 4
     layers: str = "all"
     text: str | None = None
@@ -121,7 +121,7 @@ class AnatomyPlan:
 def plan(request: AnatomyRequest) -> AnatomyPlan:
     """Checks the request and builds every prompt. Raises ValueError or FileNotFoundError, naming the value."""
     for name, value, least in (("samples", request.samples, 1), ("texts", request.texts, _LEAST_TEXTS)):
-        if value < least:
+        if value is not None and value < least:
             raise ValueError(f"--{name} {value} is below {least}")
     _check_names(request.parts)
     config, trained = request.checked_model()
@@ -175,7 +175,9 @@ def _sliding(
         )
     check_positions(range(length), trained, CrossingRule.scaled(trained))
     first = np.array(first_ids(tokenizer), np.int64)
-    runs = sliding_windows(documents, length - len(first), request.texts, max(1, trained // 8))
+    tokens, stride = length - len(first), max(1, trained // 8)
+    room = 2 * ((sum(map(len, documents)) // 2 - tokens) // stride + 1)
+    runs = sliding_windows(documents, tokens, request.texts or max(_LEAST_TEXTS, min(_TEXTS, room)), stride)
     return [np.concatenate([first, run]) for run in runs]
 
 

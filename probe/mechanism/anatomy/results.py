@@ -32,6 +32,8 @@ def write(made: AnatomyPlan, journal: Journal, out: Path) -> tuple[dict[str, Any
     summary["vectors"], arrays = _vectors(made, out)
     summary["texts_left"] = _texts_left(made, out)
     folder = out / files.FOLDER
+    if "vectors" not in made.parts and (folder / files.SUMMARY).exists():  # of an earlier run with these settings
+        summary["vectors"] = json.loads((folder / files.SUMMARY).read_text(encoding="utf-8")).get("vectors")
     if arrays:
         np.savez_compressed(folder / files.VECTORS, allow_pickle=False, **arrays)
     if journal.rows or arrays:
@@ -40,7 +42,7 @@ def write(made: AnatomyPlan, journal: Journal, out: Path) -> tuple[dict[str, Any
 
 
 def summarize(made: AnatomyPlan, journal: Journal) -> dict[str, Any]:
-    """The summary of what the journal holds of a plan, ready for JSON.
+    """The summary of what the journal holds of a plan's methods and lengths, of every part, ready for JSON.
 
     Values are [mean, low, high]: the mean over prompts and its 95% interval over resampled prompts, null where there is
     one prompt. `n` says how many there are.
@@ -59,14 +61,11 @@ def summarize(made: AnatomyPlan, journal: Journal) -> dict[str, Any]:
         "cells_left": sum(cell not in journal.rows for cell in made.cells),
         **{name: [] for name in ("heads", "all_heads", "retrieval", "unmet", "frequencies", "lens")},
     }
-    for part in (part for part in made.parts if part != "vectors"):
+    for part in _ADD:
         for length in made.lengths:
             for name in made.methods:
-                rows = [
-                    journal.rows[cell]
-                    for cell in made.cells
-                    if cell[:3] == (part, name, length) and cell in journal.rows
-                ]
+                cells = ((part, name, length, number) for number in range(made.request.samples))
+                rows = [journal.rows[cell] for cell in cells if cell in journal.rows]
                 if rows:
                     here = {"method": name, "length": length, "n": len(rows)}
                     _ADD[part](summary, made, here, rows)

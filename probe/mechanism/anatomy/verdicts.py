@@ -51,14 +51,15 @@ def differing(made: AnatomyPlan, journal: Journal) -> list[dict[str, Any]]:
     """By method and length beyond M: from which layer on the lens' NLL in the last bucket differs from the reference's.
 
     It does where the reference's less the method's, paired by prompt, has a 95% interval apart from 0, is `LEAST` or
-    more and has one sign at this and every layer above. `by_layer`: the differences, [mean, low, high], nats/token.
+    more and has one sign at this and every layer above. `half_from_layer`: where at this and every layer above it is
+    half or more of that after the last. `by_layer`: the differences, [mean, low, high], nats/token.
     """
     found = []
-    for length in (length for length in made.lengths if length > made.trained_length and "lens" in made.parts):
+    for length in (length for length in made.lengths if length > made.trained_length):
         for name in (name for name in made.methods if name != made.reference):
             pairs = [
                 [("lens", each, length, number) for each in (made.reference, name)]
-                for number in range(len(made.texts[length]))
+                for number in range(made.request.samples)
             ]
             pairs = [
                 [journal.rows[cell] for cell in pair] for pair in pairs if all(cell in journal.rows for cell in pair)
@@ -68,6 +69,8 @@ def differing(made: AnatomyPlan, journal: Journal) -> list[dict[str, Any]]:
             less = np.array([[np.array(each["nll"])[:, -1] for each in pair] for pair in pairs])
             by_layer = [[float(each.mean()), *bootstrap(each)] for each in (less[:, 0] - less[:, 1]).T]
             signs = [0 if low <= 0 <= high or abs(mean) < LEAST else np.sign(mean) for mean, low, high in by_layer]
+            halves = [signs[-1] and mean / by_layer[-1][0] >= 0.5 for mean, _, _ in by_layer]
+            half = next((row for row in range(len(signs)) if all(halves[row:])), None)
             same = next((row for row in range(len(signs)) if signs[-1] and len({*signs[row:]}) == 1), None)
             found.append(
                 {
@@ -75,6 +78,7 @@ def differing(made: AnatomyPlan, journal: Journal) -> list[dict[str, Any]]:
                     "length": length,
                     "n": len(pairs),
                     "from_layer": None if same is None else made.layers[same],
+                    "half_from_layer": None if half is None else made.layers[half],
                     "by_layer": [[round(each, 4) for each in one] for one in by_layer],
                 }
             )

@@ -92,7 +92,8 @@ def _lens(summary: Mapping[str, Any]) -> Iterator[str]:
         else:
             yield (
                 f"Lens: at {each['length']} tokens the next token's NLL sets {name} apart from layer "
-                f"{each['from_layer']} on; after the last, {summary['reference']} loses {_ranged(last)} nats/token."
+                f"{each['from_layer']} on, by half of what there is at the end from layer {each['half_from_layer']} "
+                f"on; after the last, {summary['reference']}'s less the method's is {_ranged(last)} nats/token."
             )
 
 
