@@ -29,14 +29,14 @@ def config_of(method: Method) -> Any:
 
 
 def open_journal(made: AnatomyPlan, out: Path, *, overwrite: bool = False) -> Journal:
-    """The folder's journal, after its moments were checked too; `overwrite` removes both.
+    """The folder's journal, after its moments were checked too; `overwrite` removes all of it.
 
     Raises FileExistsError for those of other settings, or with other parameters of a method.
     """
     folder = out / FOLDER
     path, stored = folder / JOURNAL, sorted(folder.glob("moments-*.npz"))
     if overwrite:
-        for old in (path, *stored):
+        for old in (path, *stored, folder / SUMMARY, folder / VECTORS):
             old.unlink(missing_ok=True)
     journal = Journal(path, made.settings)
     for cell, row in journal.rows.items():

@@ -31,7 +31,9 @@ PARTS = ("heads", "retrieval", "frequencies", "lens", "vectors")
 """What is measured, in this order."""
 Cell = tuple[str, str, int, int]
 """Part, method, length and the number of the prompt."""
-_TEXTS, _LEAST_TEXTS = 256, 4
+LEAST_TEXTS = 4
+"""Two a half: fewer say nothing of variance."""
+_TEXTS = 256
 _WHOLE_BYTES = 2**30
 """Means above this are stored in float32."""
 
@@ -41,7 +43,8 @@ class AnatomyRequest(MethodsRequest):
     """What is asked for; lengths in tokens, M and 4 M if None.
 
     parts: of `PARTS`; 'all' leaves out what the model cannot have. texts: that slide, for positional vectors, which are
-    taken at the longest length; None: 256, or as many as there is text for. samples: prompts a length for the other parts. layers: kept in every part.
+    taken at the longest length; None: 256, or as many as there is text for. samples: prompts a length for the other
+    parts. layers: kept in every part.
     """
 
     methods: str = "origin,rerope,dynamic-ntk,mesa"
@@ -120,7 +123,7 @@ class AnatomyPlan:
 
 def plan(request: AnatomyRequest) -> AnatomyPlan:
     """Checks the request and builds every prompt. Raises ValueError or FileNotFoundError, naming the value."""
-    for name, value, least in (("samples", request.samples, 1), ("texts", request.texts, _LEAST_TEXTS)):
+    for name, value, least in (("samples", request.samples, 1), ("texts", request.texts, LEAST_TEXTS)):
         if value is not None and value < least:
             raise ValueError(f"--{name} {value} is below {least}")
     _check_names(request.parts)
@@ -177,7 +180,7 @@ def _sliding(
     first = np.array(first_ids(tokenizer), np.int64)
     tokens, stride = length - len(first), max(1, trained // 8)
     room = 2 * ((sum(map(len, documents)) // 2 - tokens) // stride + 1)
-    runs = sliding_windows(documents, tokens, request.texts or max(_LEAST_TEXTS, min(_TEXTS, room)), stride)
+    runs = sliding_windows(documents, tokens, request.texts or max(LEAST_TEXTS, min(_TEXTS, room)), stride)
     return [np.concatenate([first, run]) for run in runs]
 
 

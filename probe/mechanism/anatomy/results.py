@@ -16,12 +16,11 @@ from probe.mechanism.anatomy import files
 from probe.mechanism.anatomy.frequencies import first_unmet
 from probe.mechanism.anatomy.heads import PARTS as PARTS_OF_MASS
 from probe.mechanism.anatomy.reading import read
-from probe.mechanism.anatomy.request import AnatomyPlan
+from probe.mechanism.anatomy.request import LEAST_TEXTS, AnatomyPlan
 from probe.mechanism.anatomy.verdicts import differing, retrieving
 from probe.mechanism.anatomy.words import words
 
 _DRAWS = 2000
-_LEAST_TEXTS = 4
 _HEADS = ("mass", "entropy", "mean_distance", "sink")
 _OFFSETS = (0, 1)
 
@@ -150,7 +149,7 @@ def _vectors(made: AnatomyPlan, out: Path) -> tuple[dict[str, Any] | None, dict[
     names = [made.reference, *(name for name in made.methods if name != made.reference)]
     length = made.lengths[-1]
     paths = {name: files.moments_path(out, name, length) for name in names}
-    paths = {name: path for name, path in paths.items() if files.texts_in(path) >= _LEAST_TEXTS}
+    paths = {name: path for name, path in paths.items() if files.texts_in(path) >= LEAST_TEXTS}
     if made.reference not in paths:
         return None, {}
     begins = {name: restarts(made.methods[name].plan(length)) for name in paths}

@@ -119,6 +119,10 @@ def test_a_folder_of_moments_alone_is_something_to_go_on_from(folder, tmp_path):
     assert looked(folder, tmp_path, "--parts", "vectors", "--minutes", "0.00001") == 0
     assert keeps(tmp_path)
     assert looked(folder, tmp_path, "--parts", "vectors", "--seed", "1") == 2
+    assert list((tmp_path / "anatomy").glob("moments-*"))
+    assert looked(folder, tmp_path, "--parts", "retrieval", "--seed", "1", "--overwrite", "--minutes", "0.00001") == 0
+    assert not list((tmp_path / "anatomy").glob("moments-*"))
+    assert summary_of(tmp_path)["vectors"] is None
 
 
 @pytest.mark.parametrize(
