@@ -25,7 +25,7 @@ FLOORS = """
     probe.thresholds      <- mesa probe.tasks probe.capture probe.evaluation probe.store
     probe.figures         <- probe.capture probe.store probe.thresholds
     probe.study           <- mesa probe
-    probe.mechanism.anatomy <- mesa probe.tasks probe.capture probe.evaluation probe.store probe.thresholds
+    probe.mechanism.anatomy <- mesa probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds
     probe.mechanism       <- mesa probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds probe.mechanism.anatomy
     probe.locate_report   <- probe.store probe.figures probe.mechanism
     probe.defaults        <-
@@ -61,8 +61,9 @@ WITHOUT_TORCH = """
     probe.figures.mechanism_export probe.figures.attribution_chart
     probe.mechanism probe.mechanism.anatomy probe.mechanism.anatomy.phases
     probe.mechanism.anatomy.moments probe.mechanism.anatomy.positional probe.mechanism.anatomy.evidence
-    probe.mechanism.anatomy.interpolation probe.mechanism.anatomy.sliding
-    probe.mechanism.words probe.locate_report probe.report
+    probe.mechanism.anatomy.interpolation probe.mechanism.anatomy.sliding probe.mechanism.anatomy.words
+    probe.mechanism.anatomy.reading probe.mechanism.anatomy.files probe.mechanism.anatomy.verdicts
+    probe.mechanism.rankings probe.mechanism.words probe.locate_report probe.report
     probe.study.variants probe.study.results probe.study.score probe.study.table probe.study.report
     mesa_lens.cli mesa_lens.export mesa_lens.fetching mesa_lens.paper.command
     theory theory.bounds theory.cli theory.figures theory.plots

@@ -1,0 +1,90 @@
+"""`mesa-lens anatomy`: what the inside looks like under each method: heads, frequencies, logit lens, positions."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from mesa_lens.model import add_model_options, load_options
+from mesa_lens.options import (
+    add_lengths,
+    add_methods,
+    add_output,
+    add_samples,
+    add_seed,
+    add_settings,
+    goes_on,
+    lengths,
+)
+from probe.defaults import METHODS
+from probe.resume import again
+
+
+def add(commands: Any) -> None:
+    """Adds the subcommand."""
+    command = commands.add_parser(
+        "anatomy",
+        help="measure heads, frequencies, logit lens and positional vectors under each method",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add_model_options(command)
+    what = command.add_argument_group("what to measure")
+    what.add_argument("--parts", default="all", help="of heads, retrieval, frequencies, lens, vectors")
+    add_methods(what, METHODS)
+    add_settings(what)
+    what.add_argument("--layers", default="all", help="that are kept, e.g. 0-10, ends included")
+    add_lengths(what, "M and 4 M; positional vectors are taken at the longest")
+    what.add_argument(
+        "--texts", type=int, help="that slide, for positional vectors; more can follow (None: 256, or all there are)"
+    )
+    add_samples(what, 4, ", for all but positional vectors")
+    add_seed(what)
+    what.add_argument("--text", help="text to read: a file, folder or hub dataset (None: the shipped one)")
+    add_output(command, "runs/anatomy", ", may be a probe run's")
+    command.add_argument("--minutes", type=float, help="begin no pass after this; the same command goes on (None: all)")
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Checks everything that can be checked, then runs."""
+    from probe.evaluation.clock import deadline
+    from probe.evaluation.plan import names
+    from probe.mechanism.anatomy.request import AnatomyRequest, estimate, plan
+
+    request = AnatomyRequest(
+        model=args.model,
+        load=load_options(args),
+        methods=args.methods,
+        settings=tuple(args.set),
+        trained_length=args.trained_length,
+        seed=args.seed,
+        executor=args.executor,
+        parts=names(args.parts),
+        lengths=lengths(args),
+        texts=args.texts,
+        samples=args.samples,
+        layers=args.layers,
+        text=args.text,
+    )
+    until = deadline(args.minutes)
+    made = plan(request)
+    if args.estimate:
+        print(estimate(made))
+        return 0
+    from probe.mechanism.anatomy.results import write
+    from probe.mechanism.anatomy.run import anatomy
+
+    with goes_on(args):
+        journal = anatomy(made, args.out, overwrite=args.overwrite, until=until)
+    summary, said = write(made, journal, args.out)
+    if summary["cells_left"] or summary["texts_left"]:
+        print(
+            f"mesa-lens: {args.minutes:g} minutes are over, {summary['cells_left']} cells and {summary['texts_left']} "
+            f"texts are left; {again(args.out, args.overwrite)}",
+            file=sys.stderr,
+        )
+    print(json.dumps(summary, indent=1) if args.json else said)
+    return 0

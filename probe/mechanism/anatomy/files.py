@@ -1,0 +1,73 @@
+"""Where an anatomy run keeps what it measured, and whether a folder holds another run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mesa.methods import Method
+from probe.evaluation.journal import Journal
+
+if TYPE_CHECKING:
+    from probe.mechanism.anatomy.request import AnatomyPlan
+
+FOLDER, JOURNAL, SUMMARY, VECTORS = "anatomy", "cells.jsonl", "summary.json", "vectors.npz"
+"""Where in its --out a run's results lie, and the files in there; moments lie beside them."""
+
+
+def moments_path(out: Path, name: str, length: int) -> Path:
+    """The moments of a method at a length."""
+    return out / FOLDER / f"moments-{name}-{length}.npz"
+
+
+def config_of(method: Method) -> Any:
+    """The method's description, as a journal gives it back."""
+    return json.loads(json.dumps(method.describe()))
+
+
+def open_journal(made: AnatomyPlan, out: Path, *, overwrite: bool = False) -> Journal:
+    """The folder's journal, after its moments were checked too; `overwrite` removes all of it.
+
+    Raises FileExistsError for those of other settings, or with other parameters of a method.
+    """
+    folder = out / FOLDER
+    path, stored = folder / JOURNAL, sorted(folder.glob("moments-*.npz"))
+    if overwrite:
+        for old in (path, *stored, folder / SUMMARY, folder / VECTORS):
+            old.unlink(missing_ok=True)
+    journal = Journal(path, made.settings)
+    for cell, row in journal.rows.items():
+        _check_method(made, str(cell[1]), row["config"], path)
+    for old in stored:
+        if old.exists():
+            _check_moments(made, old)
+    return journal
+
+
+def _check_moments(made: AnatomyPlan, path: Path) -> None:
+    with np.load(path) as file:
+        attrs = json.loads(str(file["attrs"]))
+    own, wanted = attrs["settings"], json.loads(json.dumps(made.settings))
+    differing = sorted(key for key in {*own, *wanted} if own.get(key) != wanted.get(key))
+    if differing:
+        raise FileExistsError(
+            f"{path} holds a run with another {', '.join(differing)}; use --overwrite or another --out"
+        )
+    config = json.loads(attrs["method"])
+    _check_method(made, config["name"], config, path)
+
+
+def _check_method(made: AnatomyPlan, name: str, config: Any, path: Path) -> None:
+    if name in made.methods and config != config_of(made.methods[name]):
+        raise FileExistsError(f"{path} holds {name} with other parameters; use --overwrite or another --out")
+
+
+def texts_in(path: Path) -> int:
+    """Texts that stored moments are of; 0 where there are none."""
+    if not path.exists():
+        return 0
+    with np.load(path) as file:
+        return int(file["count"].sum())

@@ -1,0 +1,221 @@
+"""What `mesa-lens anatomy` is asked for, checked against the model's config before any weights are loaded."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from mesa.fingerprints import ids_fingerprint, weights_fingerprint
+from mesa.methods import Method
+from mesa.models import bytes_a_number, tokenizer_of
+from mesa.support import ROTARY
+from probe.capture.memory import peak_bytes, prompt_bytes
+from probe.capture.spec import CaptureSpec, Kept, parse_ranges
+from probe.evaluation.plan import PROMPTS
+from probe.mechanism.anatomy.collect import collect_bytes
+from probe.mechanism.anatomy.sliding import sliding_windows
+from probe.request import MethodsRequest
+from probe.tasks import sources
+from probe.tasks.base import Setting
+from probe.tasks.finding import PASSKEY
+from probe.tasks.likelihood import TAIL
+from probe.tasks.retrieval import Prompt, first_ids
+from probe.tasks.score import heldout_ids
+from probe.thresholds.search import CrossingRule, check_positions
+
+PARTS = ("heads", "retrieval", "frequencies", "lens", "vectors")
+"""What is measured, in this order."""
+Cell = tuple[str, str, int, int]
+"""Part, method, length and the number of the prompt."""
+LEAST_TEXTS = 4
+"""Two a half: fewer say nothing of variance."""
+_TEXTS = 256
+_WHOLE_BYTES = 2**30
+"""Means above this are stored in float32."""
+
+
+@dataclass(frozen=True)
+class AnatomyRequest(MethodsRequest):
+    """What is asked for; lengths in tokens, M and 4 M if None.
+
+    parts: of `PARTS`; 'all' leaves out what the model cannot have. texts: that slide, for positional vectors, which are
+    taken at the longest length; None: 256, or as many as there is text for. samples: prompts a length for the other
+    parts. layers: kept in every part.
+    """
+
+    methods: str = "origin,rerope,dynamic-ntk,mesa"
+    parts: tuple[str, ...] = ("all",)
+    lengths: tuple[int, ...] | None = None
+    texts: int | None = None
+    samples: int = 4
+    layers: str = "all"
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class AnatomyPlan:
+    """A request, checked: methods, lengths in rising order, prompts by length, and the texts that slide."""
+
+    request: AnatomyRequest
+    config: Any
+    methods: dict[str, Method]
+    parts: list[str]
+    lengths: list[int]
+    layers: list[int]
+    texts: dict[int, Sequence[np.ndarray]]
+    passkeys: dict[int, Sequence[Prompt]]
+    sliding: list[np.ndarray]
+    stride: int
+    documents: str
+
+    @property
+    def trained_length(self) -> int:
+        """M, in tokens."""
+        return next(iter(self.methods.values())).trained_length
+
+    @property
+    def reference(self) -> str:
+        """The method that others are held against: Origin, or the first."""
+        return "origin" if "origin" in self.methods else next(iter(self.methods))
+
+    @property
+    def spec(self) -> CaptureSpec:
+        """What positional vectors are taken of."""
+        return CaptureSpec(layers=parse_ranges(self.request.layers, "--layers"))
+
+    @property
+    def kept(self) -> Kept:
+        """The same as indices."""
+        return self.spec.resolve(self.config, self.lengths[-1])
+
+    @property
+    def dtype(self) -> str:
+        """Of the stored means."""
+        return "float64" if 16 * self.kept.values <= _WHOLE_BYTES else "float32"
+
+    @property
+    def cells(self) -> Iterator[Cell]:
+        """What is journaled, in the order in which it is run."""
+        for part in (part for part in self.parts if part != "vectors"):
+            for length in self.lengths:
+                prompts = self.passkeys if part == "retrieval" else self.texts
+                for name in self.methods:
+                    yield from ((part, name, length, number) for number in range(len(prompts[length])))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything that a cell depends on, beside its own name and its method; ready for JSON."""
+        asked = asdict(self.request)
+        return {
+            **{name: asked[name] for name in ("model", "seed", "samples", "executor", "text", "layers")},
+            **{key: value for key, value in self.request.load.items() if value is not None},
+            "trained_length": self.trained_length,
+            "longest": self.lengths[-1],
+            "prompts": PROMPTS,
+            "weights": weights_fingerprint(self.request.model, self.config),
+            "documents": self.documents,
+        }
+
+
+def plan(request: AnatomyRequest) -> AnatomyPlan:
+    """Checks the request and builds every prompt. Raises ValueError or FileNotFoundError, naming the value."""
+    for name, value, least in (("samples", request.samples, 1), ("texts", request.texts, LEAST_TEXTS)):
+        if value is not None and value < least:
+            raise ValueError(f"--{name} {value} is below {least}")
+    _check_names(request.parts)
+    config, trained = request.checked_model()
+    parts = _parts(request, config)
+    methods = request.checked_methods(config, trained)
+    if not methods:
+        raise ValueError(f"--methods {request.methods!r} names none; try origin,rerope,dynamic-ntk,mesa")
+    layers = list(CaptureSpec(layers=parse_ranges(request.layers, "--layers")).resolve(config, 1).layers)
+    lengths = sorted(set(request.lengths or (trained, 4 * trained)))
+    tokenizer = tokenizer_of(request.model, **request.source)
+    documents = tuple(heldout_ids(tokenizer, sources.texts(request.text)))
+    setting = Setting(trained, tuple(lengths), request.samples, request.seed, documents)
+    texts, passkeys, sliding, stride = {}, {}, [], max(1, trained // 8)
+    for length in lengths:
+        if {"heads", "frequencies", "lens"} & {*parts}:
+            texts[length] = TAIL.prepare(tokenizer, length, setting, request.samples)
+        if "retrieval" in parts:
+            passkeys[length] = PASSKEY.prepare(tokenizer, length, setting, request.samples)
+    if "vectors" in parts:
+        sliding = _sliding(request, tokenizer, documents, lengths[-1], trained)
+    made = ids_fingerprint(documents)
+    return AnatomyPlan(request, config, methods, parts, lengths, layers, texts, passkeys, sliding, stride, made)
+
+
+def _check_names(parts: Sequence[str]) -> None:
+    unknown = [each for each in parts if each not in (*PARTS, "all")]
+    if unknown or not parts:
+        raise ValueError(f"--parts {','.join(unknown)!r} is not known; known: {', '.join(PARTS)}, all")
+
+
+def _parts(request: AnatomyRequest, config: Any) -> list[str]:
+    """The parts, in order; without rotary embeddings 'all' has no frequencies, which is said on stderr."""
+    asked = PARTS if "all" in request.parts else request.parts
+    if config.model_type in ROTARY or "frequencies" not in asked:
+        return [part for part in PARTS if part in asked]
+    problem = f"frequencies: model type {config.model_type!r} has no rotary embeddings"
+    if "frequencies" in request.parts:
+        raise ValueError(f"--parts {problem}")
+    sys.stderr.write(f"left out: {problem}\n")
+    return [part for part in PARTS if part in asked and part != "frequencies"]
+
+
+def _sliding(
+    request: AnatomyRequest, tokenizer: Any, documents: Sequence[np.ndarray], length: int, trained: int
+) -> list[np.ndarray]:
+    """The texts that slide by M / 8, with the tokenizer's special token before each."""
+    if length <= trained:
+        raise ValueError(
+            f"--lengths {length} is not beyond the trained length {trained}, and positional vectors are compared "
+            "there; give a longer one, or leave vectors out of --parts"
+        )
+    check_positions(range(length), trained, CrossingRule.scaled(trained))
+    first = np.array(first_ids(tokenizer), np.int64)
+    tokens, stride = length - len(first), max(1, trained // 8)
+    room = 2 * ((sum(map(len, documents)) // 2 - tokens) // stride + 1)
+    runs = sliding_windows(documents, tokens, request.texts or max(LEAST_TEXTS, min(_TEXTS, room)), stride)
+    return [np.concatenate([first, run]) for run in runs]
+
+
+def needed_bytes(made: AnatomyPlan) -> int:
+    """Estimate of the memory beside the weights: one pass, and the vectors of all methods when they are read."""
+    config, longest = made.config, made.lengths[-1]
+    each = bytes_a_number(config, made.request.load)
+    found = [peak_bytes(config, longest, each, 0)]
+    if "retrieval" in made.parts:
+        found.append(peak_bytes(config, longest, each, prompt_bytes(config, longest, each)))
+    if "vectors" in made.parts:
+        item = np.dtype(made.dtype).itemsize
+        found.append(collect_bytes(config, made.kept, longest, each, made.dtype))
+        found.append(made.kept.values * (5 * item + 12 * len(made.methods)))
+    return max(found)
+
+
+def tokens(made: AnatomyPlan) -> dict[str, int]:
+    """Tokens that each part reads, in one pass a prompt and method."""
+    found = dict.fromkeys(made.parts, 0)
+    for part, _, length, _ in made.cells:
+        found[part] += length
+    if "vectors" in found:
+        found["vectors"] = sum(map(len, made.sliding)) * len(made.methods)
+    return found
+
+
+def estimate(made: AnatomyPlan) -> str:
+    """Passes, tokens, memory and disk of a run, as text."""
+    work = tokens(made)
+    disk = 2 * made.kept.values * np.dtype(made.dtype).itemsize * len(made.methods) if "vectors" in work else 0
+    passes = sum(1 for _ in made.cells) + len(made.sliding) * len(made.methods)
+    return (
+        f"{len(made.methods)} methods, lengths {', '.join(map(str, made.lengths))}: {passes:,} passes, "
+        f"{sum(work.values()):,} tokens ({', '.join(f'{part} {count:,}' for part, count in work.items())})\n"
+        f"memory beside the weights at {made.lengths[-1]} tokens: about {needed_bytes(made) / 2**20:,.0f} MiB\n"
+        f"disk: about {disk / 2**20:,.0f} MiB"
+    )

@@ -1,0 +1,156 @@
+"""What an anatomy run's summary says in a few sentences and a table, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+_NAMED = 6
+"""Heads that are named, at most."""
+_COLUMNS = {
+    "mean distance": ("all_heads", "mean_distance", "{:.0f}"),
+    "beyond M": ("all_heads", "mass_beyond", "{:.2f}"),
+    "sink": ("all_heads", "sink", "{:.2f}"),
+    "entropy": ("all_heads", "entropy", "{:.2f}"),
+    "unmet phases": ("unmet", "attention", "{:.2f}"),
+}
+
+
+def words(summary: Mapping[str, Any]) -> str:
+    """The table of what heads do beyond M, and a sentence or two a part."""
+    parts = [_table(summary), *_retrieval(summary), *_sink(summary), *_lens(summary), *_vectors(summary)]
+    return "\n".join(part for part in parts if part)
+
+
+def _table(summary: Mapping[str, Any]) -> str:
+    """A row a method, length and span: means over all heads."""
+    keys = [(row["length"], row["method"], row["span"]) for row in [*summary["all_heads"], *summary["unmet"]]]
+    if not keys:
+        return ""
+    found = {
+        (name, row["length"], row["method"], row["span"]): row
+        for name in ("all_heads", "unmet")
+        for row in summary[name]
+    }
+    rows = [["length", "method", "queries", *_COLUMNS]]
+    for key in dict.fromkeys(keys):
+        cells = [(found.get((part, *key)), name, form) for part, name, form in _COLUMNS.values()]
+        rows.append([*map(str, key), *(_mean(row, name, form) for row, name, form in cells)])
+    return "Means over heads, by where the query stands:\n" + _aligned(rows)
+
+
+def _mean(row: Mapping[str, Any] | None, name: str, form: str) -> str:
+    return "" if row is None else form.format(row[name][0])
+
+
+def _retrieval(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Which heads stop retrieving, and which methods revive them."""
+    reference, verdicts = summary["reference"], summary["retrieval_heads"]
+    beyond = [length for length in summary["lengths"] if length > summary["trained_length"]]
+    if summary["retrieval"] and beyond and not verdicts:
+        yield f"No head retrieves the passkey inside M under {reference}, or no length up to M was asked for."
+    for length in dict.fromkeys(each["length"] for each in verdicts):
+        own = [each for each in verdicts if each["length"] == length]
+        dead = sorted((each for each in own if each["dies"]), key=lambda each: -each["inside"][0])
+        named = ", ".join(
+            f"{each['layer']}.{each['head']} ({each['inside'][0]:.2f} to {each['beyond'][reference][0]:.2f})"
+            for each in dead[:_NAMED]
+        )
+        more = f" and {len(dead) - _NAMED} more" if len(dead) > _NAMED else ""
+        yield (
+            f"Retrieval: {len(own)} heads look up the passkey inside M; at {length} tokens {len(dead)} of them die "
+            f"under {reference}{': ' if dead else ''}{named}{more} (layer.head, score inside to beyond)."
+        )
+        if dead:
+            others = [name for name in summary["methods"] if name != reference and name in own[0]["beyond"]]
+            counts = [(name, sum(name in each["revived"] for each in dead)) for name in others]
+            yield f"Revived: {', '.join(f'{count} by {name}' for name, count in counts)}." if counts else ""
+
+
+def _sink(summary: Mapping[str, Any]) -> Iterator[str]:
+    """The first token's share inside and beyond M, under the reference."""
+    reference = summary["reference"]
+    for row in summary["all_heads"]:
+        if row["method"] == reference and row["span"] == "beyond M":
+            (inside,) = (
+                other["sink"]
+                for other in summary["all_heads"]
+                if (other["method"], other["length"], other["span"]) == (reference, row["length"], "inside M")
+            )
+            yield (
+                f"Sink: under {reference} at {row['length']} tokens heads give token 0 {_ranged(inside)} of their "
+                f"attention inside M and {_ranged(row['sink'])} beyond."
+            )
+
+
+def _lens(summary: Mapping[str, Any]) -> Iterator[str]:
+    """From which layer on the reference is the worse."""
+    for each in summary["lens_differs"]:
+        last, name = each["by_layer"][-1], f"{each['method']} from {summary['reference']}"
+        if each["from_layer"] is None:
+            yield f"Lens: at {each['length']} tokens nothing sets {name} apart after the last layer."
+        else:
+            yield (
+                f"Lens: at {each['length']} tokens the next token's NLL sets {name} apart from layer "
+                f"{each['from_layer']} on, by half of what there is at the end from layer {each['half_from_layer']} "
+                f"on; after the last, {summary['reference']}'s less the method's is {_ranged(last)} nats/token."
+            )
+
+
+def _vectors(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Whether positions can be read from text, how, and what thresholds and drift say of them."""
+    found = summary.get("vectors")
+    if not found:
+        return
+    reference = summary["reference"]
+    own = [row for row in found["layers"] if row["method"] == reference]
+    reliable = {row["layer"]: min(each or 0 for each in row["reliability"].values()) for row in own}
+    good = [layer for layer, value in reliable.items() if value >= found["reliable"]]
+    shares = [row["share"]["inside"] or 0 for row in own]
+    yield (
+        f"Positions: {found['texts'][reference]} texts that slide give a reliability of {min(reliable.values()):.2f} "
+        f"to {max(reliable.values()):.2f} by layer under {reference}; "
+        f"{_layers(good)} at least {found['reliable']}. Of the states' variance inside M, {min(shares):.1%} to "
+        f"{max(shares):.1%} is positional."
+    )
+    rows = [["method", "layer", "reliability in/out", "cosine in/out", "slope"]]
+    rows += [
+        [row["method"], str(row["layer"]), _pair(row["reliability"]), _pair(row["cosine"]), _slope(row)]
+        for row in found["layers"]
+        if row["layer"] in (own[0]["layer"], own[len(own) // 2]["layer"], own[-1]["layer"])
+    ]
+    yield "Positional vectors (slope: in-window tokens for one token beyond):\n" + _aligned(rows)
+    thresholds = found["thresholds"]
+    yield (
+        f"Thresholds on them: {thresholds['observable']} of {thresholds['searched']} dims are observable, "
+        f"{thresholds['by_chance']} where positions mean nothing."
+    )
+    calls = "; ".join(f"{call['method']} {call['said']}" for call in found["drift"])
+    chance = [call["method"] for call in found["drift"] if call["by_chance"] is not None]
+    yield f"Drift on them: {calls}; where positions mean nothing {', '.join(chance) or 'none'} is called."
+
+
+def _layers(good: Sequence[int]) -> str:
+    return f"layers {', '.join(map(str, good))} have" if good else "no layer has"
+
+
+def _slope(row: Mapping[str, Any]) -> str:
+    if row["slope"] is None:
+        return "-"
+    return f"{row['slope']:.2f} [{row['slope_low']:.2f}, {row['slope_high']:.2f}]"
+
+
+def _pair(values: Mapping[str, float | None]) -> str:
+    return " / ".join("-" if values[name] is None else f"{values[name]:.2f}" for name in ("inside", "beyond"))
+
+
+def _ranged(triple: Sequence[float | None]) -> str:
+    mean, low, high = triple
+    return f"{mean:.2f}" if low is None or high is None else f"{mean:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
