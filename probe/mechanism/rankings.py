@@ -17,6 +17,7 @@ _BY_HEAD = (
     ("heads", "mean_distance", "mean distance"),
     ("heads", "entropy", "entropy"),
     ("heads", "sink", "attention to the first token"),
+    ("heads", "previous", "attention to the token before"),
 )
 """Parts of an anatomy's summary, their values under Origin beyond M, and what these are called."""
 Places = dict[tuple[int, int | None], float]

@@ -30,6 +30,7 @@ _UNITS = {
     "entropy": ("entropy of attention", "nats"),
     "mean_distance": ("mean distance attended to", "tokens"),
     "sink": ("attention on token 0", "share"),
+    "previous": ("attention on the token before", "share"),
 }
 
 
@@ -44,8 +45,8 @@ def head_statistics(
     """What every head attends to in `prompts` (token ids, all of one length) under `method`.
 
     `mass` (prompt, layer, head, query, part): attention by true distance t - i in the disjoint `PARTS`; sums to 1.
-    `entropy` (nats), `mean_distance` (tokens), `sink` (share on token 0): (prompt, layer, head, query). `by_span` makes
-    means of them.
+    `entropy` (nats), `mean_distance` (tokens), `sink` and `previous` (shares on token 0 and on the token before):
+    (prompt, layer, head, query). `by_span` makes means of them.
     near: N in tokens, M / 8 if None. queries: token positions; `sampled_queries` if None. Raises ValueError for
     positions or an N that cannot be, and for prompts of several lengths.
     """
@@ -83,4 +84,5 @@ def _statistics(weights: Tensor, chosen: Sequence[int], parts: Tensor) -> dict[s
         "entropy": torch.special.entr(weights).sum(-1),
         "mean_distance": (weights * distance).sum(-1),
         "sink": weights[..., 0],
+        "previous": (weights * (distance == 1)).sum(-1),
     }

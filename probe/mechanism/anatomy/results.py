@@ -21,7 +21,7 @@ from probe.mechanism.anatomy.verdicts import differing, retrieving
 from probe.mechanism.anatomy.words import words
 
 _DRAWS = 2000
-_HEADS = ("mass", "entropy", "mean_distance", "sink")
+_HEADS = ("mass", "entropy", "mean_distance", "sink", "previous")
 _OFFSETS = (0, 1)
 
 

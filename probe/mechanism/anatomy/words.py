@@ -7,6 +7,8 @@ from typing import Any
 
 _NAMED = 6
 """Heads that are named, at most."""
+_PREVIOUS = 0.5
+"""The least share on the token before of a previous-token head."""
 _COLUMNS = {
     "mean distance": ("all_heads", "mean_distance", "{:.0f}"),
     "beyond M": ("all_heads", "mass_beyond", "{:.2f}"),
@@ -18,7 +20,14 @@ _COLUMNS = {
 
 def words(summary: Mapping[str, Any]) -> str:
     """The table of what heads do beyond M, and a sentence or two a part."""
-    parts = [_table(summary), *_retrieval(summary), *_sink(summary), *_lens(summary), *_vectors(summary)]
+    parts = [
+        _table(summary),
+        *_retrieval(summary),
+        *_sink(summary),
+        *_previous(summary),
+        *_lens(summary),
+        *_vectors(summary),
+    ]
     return "\n".join(part for part in parts if part)
 
 
@@ -81,6 +90,31 @@ def _sink(summary: Mapping[str, Any]) -> Iterator[str]:
                 f"Sink: under {reference} at {row['length']} tokens heads give token 0 {_ranged(inside)} of their "
                 f"attention inside M and {_ranged(row['sink'])} beyond."
             )
+
+
+def _previous(summary: Mapping[str, Any]) -> Iterator[str]:
+    """The heads that look at the token before inside M, and whether they still do beyond it."""
+    reference = summary["reference"]
+    found = {(row["layer"], row["head"], row["method"], row["length"], row["span"]): row for row in summary["heads"]}
+    for length in (each for each in summary["lengths"] if each > summary["trained_length"]):
+        heads = [
+            (row["layer"], row["head"])
+            for row in summary["heads"]
+            if (row["method"], row["length"], row["span"]) == (reference, length, "inside M")
+            and row["previous"][0] >= _PREVIOUS
+        ]
+        if not heads:
+            yield f"No head puts half of its attention on the token before, inside M at {length} tokens."
+            continue
+        yield f"Previous-token heads at {length} tokens, attention on the token before inside M and beyond:"
+        for layer, head in heads:
+            inside = found[layer, head, reference, length, "inside M"]["previous"][0]
+            beyond = (
+                f"{found[layer, head, name, length, 'beyond M']['previous'][0]:.2f} {name}"
+                for name in summary["methods"]
+                if (layer, head, name, length, "beyond M") in found
+            )
+            yield f"  {layer}.{head}: {inside:.2f}; {', '.join(beyond)}"
 
 
 def _lens(summary: Mapping[str, Any]) -> Iterator[str]:

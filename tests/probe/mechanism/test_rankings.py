@@ -27,7 +27,9 @@ def anatomy(values):
         }
         for (layer, head), value in zip(HEADS, values, strict=True)
         for method, length, span in (("origin", 96, "beyond M"), ("origin", 96, "inside M"), ("rerope", 96, "beyond M"))
-        for others in [{name: [1.0, 0, 1] for name in ("attention", "mass_beyond", "mean_distance", "entropy", "sink")}]
+        for others in [
+            {name: [1.0, 0, 1] for name in ("attention", "mass_beyond", "mean_distance", "entropy", "sink", "previous")}
+        ]
     ]
     retrieval = [
         {"method": "origin", "length": 24, "layer": layer, "head": head, "best": [-value, 0, 1]}
