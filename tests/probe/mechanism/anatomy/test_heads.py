@@ -26,7 +26,8 @@ def test_uniform_attention_gives_key_shares():
         np.testing.assert_allclose(mass, np.broadcast_to(np.array(keys) / (query + 1), mass.shape), atol=1e-6)
         np.testing.assert_allclose(data["entropy"].sel(query=query), math.log(query + 1), atol=1e-6)
         np.testing.assert_allclose(data["mean_distance"].sel(query=query), query / 2, atol=1e-5)
-        np.testing.assert_allclose(data["sink"].sel(query=query), 1 / (query + 1), atol=1e-6)
+        for name in ("sink", "previous"):
+            np.testing.assert_allclose(data[name].sel(query=query), 1 / (query + 1), atol=1e-6)
     assert data["part"].values.tolist() == list(PARTS)
     assert data["span"].values.tolist() == ["inside M", "inside M", "beyond M"]
 
@@ -42,6 +43,15 @@ def test_a_planted_sink_is_the_one_head_found():
     np.testing.assert_allclose(data["sink"], expected, atol=1e-6)
     np.testing.assert_allclose(data["entropy"].values[1, 1], 0, atol=1e-6)
     np.testing.assert_allclose(data["mean_distance"].values[1, 1], [7, 15], atol=1e-5)
+
+
+def test_a_planted_previous_token_head_is_the_one_head_found():
+    model = planted.model()
+    planted.plant(model, 0, 1, planted.successor().T, torch.eye(planted.TOKENS))  # asks, at token v, for v - 1
+    data = head_statistics(model, [[0, *range(1, 16)]], mesa.NoPE(trained_length=8), queries=[6, 12]).isel(prompt=0)
+    score = math.exp(4)  # of the key asked for: 4 x 4 / sqrt(16); all others have 1
+    expected = [[1 / 7, 1 / 13], [score / (score + 6), score / (score + 12)]]
+    np.testing.assert_allclose(data["previous"].values[0], expected, atol=1e-5)
 
 
 def test_a_method_that_masks_leaves_no_mass_there():
