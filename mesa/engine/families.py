@@ -45,7 +45,7 @@ class Attached(Protocol):
         ...
 
     def attention(
-        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float, *, seams: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Attention output (batch, query, head, dim) and weights."""
         ...
@@ -119,7 +119,9 @@ def _mpt_forward(
     query, key, value = (part.view(batch, length, module.n_heads, -1).transpose(1, 2) for part in mixed.chunk(3, 2))
     if past_key_values is not None:
         key, value = past_key_values.update(key, value, module.layer_idx)
-    output, weights = attachment.attention(module, query, key, value, attention_mask, scaling=module.softmax_scale)
+    output, weights = attachment.attention(
+        module, query, key, value, attention_mask, scaling=module.softmax_scale, seams=kwargs.get("seams")
+    )
     return module.out_proj(output.reshape(batch, length, -1)), weights
 
 
@@ -137,7 +139,9 @@ def _bloom_forward(
     query, key, value = module._reshape(module.query_key_value(hidden_states))
     if layer_past is not None:
         key, value = layer_past.update(key, value, module.layer_idx)
-    output, weights = attachment.attention(module, query, key, value, attention_mask, scaling=module.inv_norm_factor)
+    output, weights = attachment.attention(
+        module, query, key, value, attention_mask, scaling=module.inv_norm_factor, seams=kwargs.get("seams")
+    )
     return residual + module.dense(output.flatten(2)), weights
 
 

@@ -49,11 +49,19 @@ class Pass:
     """What a pass is computed with; raises `Bypassed` where it is used as the mask that it stands in for.
 
     cached: positions (batch, token) that keys are cached at. frequencies: rotary's, where the model has it.
-    why: says what went wrong when another attention than the method's is given the pass.
+    executor: its name. why: says what went wrong when another attention than the method's is given the pass.
     """
 
-    def __init__(self, groups: list[Group], cached: Tensor, frequencies: Tensor | None, why: Callable[[], str]) -> None:
-        self.groups, self.cached, self.frequencies, self.why = groups, cached, frequencies, why
+    def __init__(
+        self,
+        groups: list[Group],
+        cached: Tensor,
+        frequencies: Tensor | None,
+        executor: str,
+        why: Callable[[], str],
+    ) -> None:
+        self.groups, self.cached, self.frequencies = groups, cached, frequencies
+        self.executor, self.why = executor, why
         self.ran: set[int] = set()
 
     @property

@@ -8,6 +8,7 @@ A cached key is never rotated anew where its position does not change.
 from __future__ import annotations
 
 import inspect
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,9 +24,10 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from mesa.engine import families
 from mesa.engine.attention import EXECUTORS, Schedule
-from mesa.engine.heads import by_head
+from mesa.engine.heads import Execute, by_head
 from mesa.engine.passes import Bypassed, Group, Pass, check_positions, left_padding
 from mesa.engine.rope import Rotary, Rotation
+from mesa.engine.seams import Seams, scores_only, through
 from mesa.methods import Method, Origin
 from mesa.support import ROTARY, check_method
 
@@ -115,7 +117,8 @@ class Attachment:
             rows = torch.tensor([row for row, its_pad in enumerate(pads) if its_pad == pad])
             groups.append(Group(rows, pad, woven, as_trained))
         index = torch.arange(past, past + new) - torch.tensor(pads)[:, None]
-        return Pass(groups, self.method.cached_position(index.clamp(min=0)), frequencies, partial(self._why, None))
+        cached = self.method.cached_position(index.clamp(min=0))
+        return Pass(groups, cached, frequencies, self.executor, partial(self._why, None))
 
     def cos_sin(self, states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Rotary's cos and sin for the states of the running pass, as keys are cached."""
@@ -162,12 +165,16 @@ class Attachment:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        attention_mask: Tensor | None,
+        attention_mask: Any,
         scaling: float,
         dropout: float = 0.0,
+        seams: Seams | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """What the model calls in place of its attention: output (batch, query, head, dim), and weights or None."""
+        """What the model calls in place of its attention: output (batch, query, head, dim), and weights or None.
+
+        seams: where given, the dense executor's scores and weights go through them.
+        """
         if dropout:
             raise ValueError(
                 f"attention dropout={dropout} is not supported while a method is attached; use model.eval()"
@@ -179,21 +186,33 @@ class Attachment:
             self.rotary.learn(module)
         with self._lock:
             self.calls[module.layer_idx] += 1
-        by_plan = partial(self._by_plan, module.layer_idx, kwargs.get("sliding_window"))
+        execute = partial(self._execute, module.layer_idx, scores_only if seams else EXECUTORS[self.executor])
+        by_plan = partial(self._by_plan, module.layer_idx, execute, kwargs.get("sliding_window"))
         first_key = running.total - key.shape[2]  # above 0 where a sliding layer's cache has dropped keys
         if len(running.groups) == 1 and running.groups[0].pad == 0:
             output, weights = by_plan(running.groups[0], first_key, query, key, value, scaling)
         else:
-            output, weights = self._padded(by_plan, running, first_key, query, key, value, scaling)
+            unseen = -math.inf if seams else 0.0
+            output, weights = self._padded(by_plan, running, unseen, first_key, query, key, value, scaling)
+        if seams and weights is not None:
+            output, weights = through(seams, weights, value)
         running.ran.add(module.layer_idx)
         return output.transpose(1, 2).contiguous(), weights
 
     def _padded(
-        self, by_plan: Any, running: Pass, first_key: int, query: Tensor, key: Tensor, value: Tensor, scale: float
+        self,
+        by_plan: Callable[..., tuple[Tensor, Tensor | None]],
+        running: Pass,
+        unseen: float,
+        first_key: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attention output and weights of a padded batch, group by group; zeros at padding."""
+        """Attention output and weights of a padded batch, group by group; zeros and `unseen` at padding."""
         output = torch.zeros_like(query)
-        weights = query.new_zeros(*query.shape[:3], key.shape[2]) if self.executor == "dense" else None
+        weights = query.new_full((*query.shape[:3], key.shape[2]), unseen) if self.executor == "dense" else None
         for group in running.groups:
             rows, skip = group.rows, max(0, group.pad - (running.total - query.shape[2]))
             dropped = max(0, group.pad - first_key)
@@ -206,6 +225,7 @@ class Attachment:
     def _by_plan(
         self,
         layer: int,
+        execute: Execute,
         window: int | None,
         group: Group,
         first_key: int,
@@ -219,7 +239,6 @@ class Attachment:
         chosen = self.method.heads_in(layer)
         chosen = every if chosen is None else chosen
         self.woven[layer] = chosen
-        execute = partial(self._execute, layer)
         if chosen in (every, ()):
             return execute(every, group.schedule(chosen == every, window, first_key), query, key, value, scale)
         woven, as_trained = (group.schedule(weave, window, first_key) for weave in (True, False))
@@ -228,6 +247,7 @@ class Attachment:
     def _execute(
         self,
         layer: int,
+        executor: Callable[[Schedule, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor | None]],
         heads: Sequence[int],
         schedule: Schedule,
         query: Tensor,
@@ -238,7 +258,7 @@ class Attachment:
         """What the executor returns for these query heads; the observer, if any, is shown what it is given."""
         if self.observer is not None:
             self.observer(layer, heads, schedule, query, key, scale)
-        return EXECUTORS[self.executor](schedule, query, key, value, scale)
+        return executor(schedule, query, key, value, scale)
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -270,6 +290,13 @@ def check_executor(executor: str) -> None:
     """ValueError for an unknown executor."""
     if executor not in EXECUTORS:
         raise ValueError(f"unknown executor {executor!r}; known: {', '.join(EXECUTORS)}")
+
+
+def attachment_of(model: PreTrainedModel) -> Attachment | None:
+    """What is attached to the model, if anything is."""
+    function = AttentionInterface._global_mapping.get(str(model.config._attn_implementation))
+    owner = getattr(function, "__self__", None)
+    return owner if isinstance(owner, Attachment) else None
 
 
 def check_free(model: PreTrainedModel) -> None:
