@@ -71,7 +71,7 @@ class MethodAttention(AttentionBridge):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's output; ValueError where something waits at a hook that this pass does not reach."""
         running = kwargs.get("attention_mask")
-        dense = isinstance(running, Pass) and running.executor == "dense"
+        dense = isinstance(running, Pass) and running.owner.executor == "dense"
         if dense:
             kwargs["seams"] = Seams(self.hook_attn_scores, self.hook_pattern)
         for name in _NEVER if dense else (*_INSIDE, *_NEVER):

@@ -6,11 +6,11 @@ runs it, and gradient checkpointing, which computes a layer anew later, gives it
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
+from transformers import DynamicCache
 
 from mesa.engine.attention import Schedule
 
@@ -45,23 +45,24 @@ class Bypassed(RuntimeError, AttributeError):
     """Attention that is not the attached method's was about to be computed."""
 
 
+class Owner(Protocol):
+    """What a pass belongs to."""
+
+    executor: str
+
+    def why(self) -> str:
+        """What went wrong when another attention is given the pass, and what to do."""
+        ...
+
+
 class Pass:
     """What a pass is computed with; raises `Bypassed` where it is used as the mask that it stands in for.
 
     cached: positions (batch, token) that keys are cached at. frequencies: rotary's, where the model has it.
-    executor: its name. why: says what went wrong when another attention than the method's is given the pass.
     """
 
-    def __init__(
-        self,
-        groups: list[Group],
-        cached: Tensor,
-        frequencies: Tensor | None,
-        executor: str,
-        why: Callable[[], str],
-    ) -> None:
-        self.groups, self.cached, self.frequencies = groups, cached, frequencies
-        self.executor, self.why = executor, why
+    def __init__(self, groups: list[Group], cached: Tensor, frequencies: Tensor | None, owner: Owner) -> None:
+        self.groups, self.cached, self.frequencies, self.owner = groups, cached, frequencies, owner
         self.ran: set[int] = set()
 
     @property
@@ -77,17 +78,28 @@ class Pass:
         """Raises `Bypassed`."""
         if name.startswith("__"):
             raise AttributeError(name)
-        raise Bypassed(self.why())
+        raise Bypassed(self.owner.why())
 
     def __getitem__(self, index: Any) -> Any:
         """Raises `Bypassed`."""
-        raise Bypassed(self.why())
+        raise Bypassed(self.owner.why())
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Raises `Bypassed`."""
         own = next(each for each in (*args, *(kwargs or {}).values()) if isinstance(each, cls))
-        raise Bypassed(own.why())
+        raise Bypassed(own.owner.why())
+
+
+class SpentCache(DynamicCache):
+    """A cache whose keys were made under a method that is not attached any more: it takes no others."""
+
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises `Bypassed`."""
+        raise Bypassed(
+            f"the `with` block in which this cache of {self.get_seq_length()} tokens was filled has ended, and its "
+            "keys serve only there; let all passes end in the block, and start with a new cache after it"
+        )
 
 
 def check_positions(given: Tensor | None, index: Tensor) -> None:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from threading import Lock, local
+from threading import Lock, get_ident, local
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,7 +25,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from mesa.engine import families
 from mesa.engine.attention import EXECUTORS, Schedule
 from mesa.engine.heads import Execute, by_head
-from mesa.engine.passes import Bypassed, Group, Pass, check_positions, left_padding
+from mesa.engine.passes import Bypassed, Group, Pass, SpentCache, check_positions, left_padding
 from mesa.engine.rope import Rotary, Rotation
 from mesa.engine.seams import Seams, scores_only, through
 from mesa.methods import Method, Origin
@@ -67,6 +67,7 @@ class Attachment:
         self._origin = Origin(trained_length=method.trained_length)
         self._prompt_lengths: WeakKeyDictionary[Cache, int] = WeakKeyDictionary()
         self._running = local()
+        self._threads: set[int] = set()
         self._lock = Lock()
 
     @property
@@ -77,7 +78,7 @@ class Attachment:
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Lays out the coming pass: lengths, padding, and one plan for each padding."""
         if self.model.config._attn_implementation != self.name:
-            raise Bypassed(self._why(None))
+            raise Bypassed(self.why())
         kwargs = {**dict(zip(self._names, args, strict=False)), **kwargs}
         inputs = kwargs.get("input_ids")
         inputs = kwargs["inputs_embeds"] if inputs is None else inputs
@@ -98,6 +99,7 @@ class Attachment:
         pads = left_padding(kwargs.get("attention_mask"), batch, past + new)
         check_positions(kwargs.get("position_ids"), torch.arange(past, past + new) - torch.tensor(pads)[:, None])
         self._running.now = self._laid_out(pads, past, new, prompt_length)
+        self._threads.add(get_ident())
 
     def _laid_out(self, pads: list[int], past: int, new: int, prompt_length: int) -> Pass:
         """The pass of `new` tokens after `past` ones, with these tokens of padding in each row."""
@@ -118,17 +120,18 @@ class Attachment:
             groups.append(Group(rows, pad, woven, as_trained))
         index = torch.arange(past, past + new) - torch.tensor(pads)[:, None]
         cached = self.method.cached_position(index.clamp(min=0))
-        return Pass(groups, cached, frequencies, self.executor, partial(self._why, None))
+        return Pass(groups, cached, frequencies, self)
 
     def cos_sin(self, states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Rotary's cos and sin for the states of the running pass, as keys are cached."""
         running = self.running
         if running is None:
-            raise Bypassed(self._why(None))
+            raise Bypassed(self.why())
         with self._lock:
             module = self._original
             if not self.method.as_trained:
-                module, self._frozen.inv_freq = self._frozen, running.frequencies
+                assert running.frequencies is not None
+                module, self._frozen.inv_freq = self._frozen, running.frequencies.clone()  # `settle` writes into it
             return module(states, running.cached.to(states.device), *args, **kwargs)
 
     def mask(self, *args: Any, **kwargs: Any) -> Pass | None:
@@ -138,13 +141,16 @@ class Attachment:
     def check_ran(self, layer: int) -> None:
         """Raises `Bypassed` when the method's executor did not run in a layer of the running pass."""
         if self.running is not None and layer not in self.running.ran:
-            raise Bypassed(self._why(layer))
+            raise Bypassed(self.why(layer))
 
-    def _why(self, layer: int | None) -> str:
+    def why(self, layer: int | None = None) -> str:
         """Why another attention than the method's is computed, and what to do."""
         name = self.method.name
         if not self.attached:
-            return f"the `with` block of {name} has ended, but a pass from inside it goes on; let it end in the block"
+            return (
+                f"the `with` block of {name} has ended, but a pass from inside it goes on (another thread, or a layer "
+                "that gradient checkpointing computes anew); let it end, backward() included, in the block"
+            )
         where = "a layer" if layer is None else f"layer {layer}"
         return (
             f"{name} is attached, but {where} does not run it: its attention is not called through transformers' "
@@ -155,6 +161,7 @@ class Attachment:
     def after_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Ends the pass; remembers the prompt's length for a cache that the model made by itself."""
         self._running.now = None
+        self._threads.discard(get_ident())
         cache = getattr(output, "past_key_values", None)
         if cache is not None and cache not in self._prompt_lengths:
             self._prompt_lengths[cache] = self.prompt_length or int(cache.get_seq_length())
@@ -180,8 +187,10 @@ class Attachment:
                 f"attention dropout={dropout} is not supported while a method is attached; use model.eval()"
             )
         if not isinstance(attention_mask, Pass):
-            raise Bypassed(self._why(module.layer_idx))
+            raise Bypassed(self.why(module.layer_idx))
         running = attention_mask
+        if running.owner is not self:  # a layer of an earlier block, computed anew by gradient checkpointing
+            raise Bypassed(running.owner.why())
         if self.rotary is not None:
             self.rotary.learn(module)
         with self._lock:
@@ -284,6 +293,13 @@ class Attachment:
                 hook.remove()
             AttentionInterface._global_mapping.pop(self.name)
             AttentionMaskInterface._global_mapping.pop(self.name)
+            for cache in list(self._prompt_lengths):
+                if type(cache) is DynamicCache:
+                    cache.__class__ = SpentCache
+        if self._threads - {get_ident()}:
+            raise Bypassed(
+                f"the `with` block of {self.method.name} has ended while another thread runs the model; join it first"
+            )
 
 
 def check_executor(executor: str) -> None:
@@ -315,7 +331,8 @@ def applied(
     prompt_length: tokens of the whole prompt (padding included) where it is given in several calls; Mesa's chunks
     follow from it. By default the first call with an empty cache is the whole prompt, so assisted decoding (its first
     call holds candidates too) and use_cache=False (every call is a first one) need it stated.
-    Batches may be padded on the left. A KV cache filled inside the block serves only inside it.
+    Batches may be padded on the left. A KV cache filled inside the block serves only inside it. Threads may share the
+    block; passes, and backward() under gradient checkpointing, must end in it.
     Raises ValueError for an unsupported model or an unknown executor. A pass in which a layer's attention is not the
     method's is a RuntimeError.
 
