@@ -28,10 +28,11 @@ from mesa.methods import (
 from mesa.plan import Plan, distances
 
 if TYPE_CHECKING:
+    from mesa.engine.bridge import bridge
     from mesa.engine.plug import applied
     from mesa.models import load
 
-_LAZY = {"applied": "mesa.engine.plug", "load": "mesa.models"}
+_LAZY = {"applied": "mesa.engine.plug", "bridge": "mesa.engine.bridge", "load": "mesa.models"}
 
 __all__ = [
     "METHODS",
@@ -49,6 +50,7 @@ __all__ = [
     "StairPE",
     "StreamingLLM",
     "applied",
+    "bridge",
     "distances",
     "load",
     "make",

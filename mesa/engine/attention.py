@@ -104,11 +104,10 @@ def _seen(region: Region, queries: tuple[int, int], keys: tuple[int, int], devic
     return region.contains(index[0][:, None], index[1][None, :])
 
 
-def dense(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Attention output (batch, head, query, dim) and weights (batch, head, query, key) by one full score matrix."""
+def scored(schedule: Schedule, query: Tensor, key: Tensor, scale: float) -> Tensor:
+    """Scores before the softmax (batch, head, query, key), -inf where the plan masks."""
     plan, start, first_key = schedule.plan, schedule.start, schedule.first_key
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
     scores = query.new_full((*query.shape[:3], key.shape[2]), -math.inf)
     queries = torch.arange(start, plan.length, device=query.device)[:, None]
     keys = torch.arange(first_key, plan.length, device=query.device)[None, :]
@@ -119,8 +118,14 @@ def dense(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
             relative = region.query_position(queries) - region.key_position(keys)
             part = part - schedule.slopes.to(query)[:, None, None] * relative
         scores = torch.where(region.contains(queries, keys), part, scores)
+    return scores
+
+
+def dense(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention output (batch, head, query, dim) and weights (batch, head, query, key) by one full score matrix."""
+    scores = scored(schedule, query, key, scale)
     weights = scores.softmax(-1, dtype=torch.promote_types(query.dtype, torch.float32)).to(query.dtype)
-    return weights @ value, weights
+    return weights @ value.repeat_interleave(query.shape[1] // value.shape[1], 1), weights
 
 
 @dataclass(frozen=True)

@@ -39,13 +39,25 @@ class Attached(Protocol):
     """What an attachment offers to its family."""
 
     decoder: Any
-    cached_rotary: CachedRotary | None
+
+    def cos_sin(self, states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Rotary's cos and sin for the running pass."""
+        ...
 
     def attention(
-        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, scaling: float
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float, *, seams: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Attention output (batch, query, head, dim) and weights."""
         ...
+
+
+def layers(decoder: nn.Module) -> nn.ModuleList:
+    """The decoder's layers; ValueError where it has no list of them."""
+    config: Any = decoder.config
+    for module in decoder.children():
+        if isinstance(module, nn.ModuleList) and len(module) == config.num_hidden_layers:
+            return module
+    raise ValueError(f"a {config.model_type} decoder has no list of its {config.num_hidden_layers} layers")
 
 
 @contextmanager
@@ -53,7 +65,7 @@ def rotary_replaced(attachment: Attached) -> Iterator[None]:
     """The decoder's rotary module is the attachment's for as long as this lasts."""
     decoder = attachment.decoder
     original = decoder.rotary_emb
-    decoder.rotary_emb = attachment.cached_rotary
+    decoder.rotary_emb = CachedRotary(attachment.cos_sin)
     try:
         yield
     finally:
@@ -96,7 +108,7 @@ def _mpt_forward(
     hidden_states: Tensor,
     position_bias: Tensor | None = None,
     past_key_values: Any = None,
-    attention_mask: Tensor | None = None,
+    attention_mask: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """`MptAttention.forward` with our attention in the middle."""
@@ -107,7 +119,9 @@ def _mpt_forward(
     query, key, value = (part.view(batch, length, module.n_heads, -1).transpose(1, 2) for part in mixed.chunk(3, 2))
     if past_key_values is not None:
         key, value = past_key_values.update(key, value, module.layer_idx)
-    output, weights = attachment.attention(module, query, key, value, None, scaling=module.softmax_scale)
+    output, weights = attachment.attention(
+        module, query, key, value, attention_mask, scaling=module.softmax_scale, seams=kwargs.get("seams")
+    )
     return module.out_proj(output.reshape(batch, length, -1)), weights
 
 
@@ -117,7 +131,7 @@ def _bloom_forward(
     hidden_states: Tensor,
     residual: Tensor,
     alibi: Tensor | None = None,
-    attention_mask: Tensor | None = None,
+    attention_mask: Any = None,
     layer_past: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
@@ -125,7 +139,9 @@ def _bloom_forward(
     query, key, value = module._reshape(module.query_key_value(hidden_states))
     if layer_past is not None:
         key, value = layer_past.update(key, value, module.layer_idx)
-    output, weights = attachment.attention(module, query, key, value, None, scaling=module.inv_norm_factor)
+    output, weights = attachment.attention(
+        module, query, key, value, attention_mask, scaling=module.inv_norm_factor, seams=kwargs.get("seams")
+    )
     return residual + module.dense(output.flatten(2)), weights
 
 

@@ -8,10 +8,12 @@ A cached key is never rotated anew where its position does not change.
 from __future__ import annotations
 
 import inspect
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from functools import partial
+from threading import Lock, get_ident, local
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,8 +24,10 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from mesa.engine import families
 from mesa.engine.attention import EXECUTORS, Schedule
-from mesa.engine.heads import by_head
-from mesa.engine.rope import CachedRotary, Rotary
+from mesa.engine.heads import Execute, by_head
+from mesa.engine.passes import Bypassed, Group, Pass, SpentCache, check_positions, left_padding
+from mesa.engine.rope import Rotary, Rotation
+from mesa.engine.seams import Seams, scores_only, through
 from mesa.methods import Method, Origin
 from mesa.support import ROTARY, check_method
 
@@ -35,32 +39,6 @@ Observer = Callable[[int, Sequence[int], Schedule, Tensor, Tensor, float], None]
 """Is shown what an executor is about to be given: (layer, query heads, schedule, query, key, scaling)."""
 
 
-@dataclass
-class _Group:
-    """Rows of a batch with the same left padding, and their schedule."""
-
-    rows: Tensor
-    pad: int
-    woven: Schedule
-    as_trained: Schedule
-    windowed: dict[tuple[bool, int, int], Schedule] = field(default_factory=dict)
-
-    @property
-    def length(self) -> int:
-        """Tokens so far, padding left out."""
-        return self.woven.plan.length
-
-    def schedule(self, weave: bool, window: int | None, first_key: int) -> Schedule:
-        """A layer's schedule: woven or not, with a sliding window or none; its cache holds keys from `first_key` on."""
-        whole = self.woven if weave else self.as_trained
-        if not window or window >= self.length:
-            return whole
-        known = (weave, window, first_key)
-        if known not in self.windowed:
-            self.windowed[known] = whole.within(window, first_key)
-        return self.windowed[known]
-
-
 class Attachment:
     """A method on a model.
 
@@ -70,28 +48,37 @@ class Attachment:
 
     def __init__(self, model: PreTrainedModel, method: Method, executor: str, prompt_length: int | None) -> None:
         self.model, self.method, self.executor, self.prompt_length = model, method, executor, prompt_length
+        self.name = f"{_NAME}{id(self):x}"
         self.decoder: Any = model.get_decoder()
         self._names = list(inspect.signature(self.decoder.forward).parameters)
         self.rotary: Rotary | None = None
-        self.cached_rotary: CachedRotary | None = None
         self.slopes: Tensor | None = None
         self._frozen: Any = None
         if model.config.model_type in ROTARY:
-            self._frozen = families.frozen_rotary(self.decoder.rotary_emb)
+            self._original = self.decoder.rotary_emb
+            self._frozen = families.frozen_rotary(self._original)
             self.rotary = Rotary(self._frozen)
-            self.cached_rotary = CachedRotary(self.decoder.rotary_emb if method.as_trained else self._frozen)
         else:
             self.slopes = families.slopes(self)
+        self.attached = False
         self.calls: Counter[int] = Counter()
         self.observer: Observer | None = None
         self.woven: dict[int, tuple[int, ...]] = {}
         self._origin = Origin(trained_length=method.trained_length)
         self._prompt_lengths: WeakKeyDictionary[Cache, int] = WeakKeyDictionary()
-        self._groups: list[_Group] = []
-        self._attention_module: Any = None
+        self._running = local()
+        self._threads: set[int] = set()
+        self._lock = Lock()
+
+    @property
+    def running(self) -> Pass | None:
+        """The pass that runs in this thread."""
+        return getattr(self._running, "now", None)
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Lays out the coming pass: lengths, padding, and one plan for each padding."""
+        if self.model.config._attn_implementation != self.name:
+            raise Bypassed(self.why())
         kwargs = {**dict(zip(self._names, args, strict=False)), **kwargs}
         inputs = kwargs.get("input_ids")
         inputs = kwargs["inputs_embeds"] if inputs is None else inputs
@@ -109,27 +96,72 @@ class Attachment:
         prompt_length = self._prompt_lengths[cache] if past and cache is not None else self.prompt_length or new
         if cache is not None:
             self._prompt_lengths[cache] = prompt_length
-        pads = _left_padding(kwargs.get("attention_mask"), batch, past + new)
-        index = torch.arange(past, past + new) - torch.tensor(pads)[:, None]
-        _check_positions(kwargs.get("position_ids"), index)
-        if self.rotary is not None and self.cached_rotary is not None:
-            families.settle(self._frozen, prompt_length - min(pads))
-            self.rotary.frequencies = self._frozen.inv_freq.clone()
-            self.rotary.forget()
-            self.cached_rotary.positions = self.method.cached_position(index.clamp(min=0))
-        self._groups = []
+        pads = left_padding(kwargs.get("attention_mask"), batch, past + new)
+        check_positions(kwargs.get("position_ids"), torch.arange(past, past + new) - torch.tensor(pads)[:, None])
+        self._running.now = self._laid_out(pads, past, new, prompt_length)
+        self._threads.add(get_ident())
+
+    def _laid_out(self, pads: list[int], past: int, new: int, prompt_length: int) -> Pass:
+        """The pass of `new` tokens after `past` ones, with these tokens of padding in each row."""
+        frequencies, turn = None, None
+        if self.rotary is not None:
+            with self._lock:
+                families.settle(self._frozen, prompt_length - min(pads))
+                frequencies = self._frozen.inv_freq.clone()
+            turn = Rotation(self.rotary, frequencies)
+        groups = []
         for pad in sorted(set(pads)):
             length, start = past + new - pad, max(0, past - pad)
-            turn = None if self.rotary is None else self._turn
             plans = (self.method.plan(length, prompt_length - pad), self._origin.plan(length))
             woven, as_trained = (
                 Schedule(plan, start, self.method.cached_position, turn, self.slopes) for plan in plans
             )
             rows = torch.tensor([row for row, its_pad in enumerate(pads) if its_pad == pad])
-            self._groups.append(_Group(rows, pad, woven, as_trained))
+            groups.append(Group(rows, pad, woven, as_trained))
+        index = torch.arange(past, past + new) - torch.tensor(pads)[:, None]
+        cached = self.method.cached_position(index.clamp(min=0))
+        return Pass(groups, cached, frequencies, self)
+
+    def cos_sin(self, states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Rotary's cos and sin for the states of the running pass, as keys are cached."""
+        running = self.running
+        if running is None:
+            raise Bypassed(self.why())
+        with self._lock:
+            module = self._original
+            if not self.method.as_trained:
+                assert running.frequencies is not None
+                module, self._frozen.inv_freq = self._frozen, running.frequencies.clone()  # `settle` writes into it
+            return module(states, running.cached.to(states.device), *args, **kwargs)
+
+    def mask(self, *args: Any, **kwargs: Any) -> Pass | None:
+        """What the model's layers are given in the mask's place: the pass; the plan masks, padding included."""
+        return self.running
+
+    def check_ran(self, layer: int) -> None:
+        """Raises `Bypassed` when the method's executor did not run in a layer of the running pass."""
+        if self.running is not None and layer not in self.running.ran:
+            raise Bypassed(self.why(layer))
+
+    def why(self, layer: int | None = None) -> str:
+        """Why another attention than the method's is computed, and what to do."""
+        name = self.method.name
+        if not self.attached:
+            return (
+                f"the `with` block of {name} has ended, but a pass from inside it goes on (another thread, or a layer "
+                "that gradient checkpointing computes anew); let it end, backward() included, in the block"
+            )
+        where = "a layer" if layer is None else f"layer {layer}"
+        return (
+            f"{name} is attached, but {where} does not run it: its attention is not called through transformers' "
+            "AttentionInterface, or was chosen anew inside the block; leave set_attn_implementation alone there, and "
+            "for a TransformerBridge use mesa.bridge(model, tokenizer)"
+        )
 
     def after_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Remembers the prompt's length for a cache that the model made by itself."""
+        """Ends the pass; remembers the prompt's length for a cache that the model made by itself."""
+        self._running.now = None
+        self._threads.discard(get_ident())
         cache = getattr(output, "past_key_values", None)
         if cache is not None and cache not in self._prompt_lengths:
             self._prompt_lengths[cache] = self.prompt_length or int(cache.get_seq_length())
@@ -140,92 +172,147 @@ class Attachment:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        attention_mask: Tensor | None,
+        attention_mask: Any,
         scaling: float,
         dropout: float = 0.0,
+        seams: Seams | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """What the model calls in place of its attention: output (batch, query, head, dim), and weights or None."""
+        """What the model calls in place of its attention: output (batch, query, head, dim), and weights or None.
+
+        seams: where given, the dense executor's scores and weights go through them.
+        """
         if dropout:
             raise ValueError(
                 f"attention dropout={dropout} is not supported while a method is attached; use model.eval()"
             )
-        self._attention_module = module
-        self.calls[module.layer_idx] += 1
-        window = kwargs.get("sliding_window")
-        total = self._groups[0].pad + self._groups[0].length
-        first_key = total - key.shape[2]  # above 0 where a sliding layer's cache has dropped keys
-        if len(self._groups) == 1 and self._groups[0].pad == 0:
-            output, weights = self._by_plan(self._groups[0], window, first_key, query, key, value, scaling)
-            return output.transpose(1, 2).contiguous(), weights
-        output = torch.zeros_like(query)
-        weights = query.new_zeros(*query.shape[:3], key.shape[2]) if self.executor == "dense" else None
-        for group in self._groups:
-            rows, skip = group.rows, max(0, group.pad - (total - query.shape[2]))
-            dropped = max(0, group.pad - first_key)
-            parts = (query[rows, :, skip:], key[rows, :, dropped:], value[rows, :, dropped:])
-            own_first = max(0, first_key - group.pad)
-            output[rows, :, skip:], row_weights = self._by_plan(group, window, own_first, *parts, scaling)
-            if weights is not None and row_weights is not None:
-                weights[rows, :, skip:, dropped:] = row_weights
+        if not isinstance(attention_mask, Pass):
+            raise Bypassed(self.why(module.layer_idx))
+        running = attention_mask
+        if running.owner is not self:  # a layer of an earlier block, computed anew by gradient checkpointing
+            raise Bypassed(running.owner.why())
+        if self.rotary is not None:
+            self.rotary.learn(module)
+        with self._lock:
+            self.calls[module.layer_idx] += 1
+        execute = partial(self._execute, module.layer_idx, scores_only if seams else EXECUTORS[self.executor])
+        by_plan = partial(self._by_plan, module.layer_idx, execute, kwargs.get("sliding_window"))
+        first_key = running.total - key.shape[2]  # above 0 where a sliding layer's cache has dropped keys
+        if len(running.groups) == 1 and running.groups[0].pad == 0:
+            output, weights = by_plan(running.groups[0], first_key, query, key, value, scaling)
+        else:
+            unseen = -math.inf if seams else 0.0
+            output, weights = self._padded(by_plan, running, unseen, first_key, query, key, value, scaling)
+        if seams and weights is not None:
+            output, weights = through(seams, weights, value)
+        running.ran.add(module.layer_idx)
         return output.transpose(1, 2).contiguous(), weights
 
+    def _padded(
+        self,
+        by_plan: Callable[..., tuple[Tensor, Tensor | None]],
+        running: Pass,
+        unseen: float,
+        first_key: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention output and weights of a padded batch, group by group; zeros and `unseen` at padding."""
+        output = torch.zeros_like(query)
+        weights = query.new_full((*query.shape[:3], key.shape[2]), unseen) if self.executor == "dense" else None
+        for group in running.groups:
+            rows, skip = group.rows, max(0, group.pad - (running.total - query.shape[2]))
+            dropped = max(0, group.pad - first_key)
+            parts = (query[rows, :, skip:], key[rows, :, dropped:], value[rows, :, dropped:])
+            output[rows, :, skip:], row_weights = by_plan(group, max(0, first_key - group.pad), *parts, scale)
+            if weights is not None and row_weights is not None:
+                weights[rows, :, skip:, dropped:] = row_weights
+        return output, weights
+
     def _by_plan(
-        self, group: _Group, window: int | None, first_key: int, query: Tensor, key: Tensor, value: Tensor, scale: float
+        self,
+        layer: int,
+        execute: Execute,
+        window: int | None,
+        group: Group,
+        first_key: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
     ) -> tuple[Tensor, Tensor | None]:
         """A group's attention output and weights: by the method's plan in its heads of the layer, else as trained."""
-        assert self._attention_module is not None
-        layer, every = self._attention_module.layer_idx, tuple(range(query.shape[1]))
+        every = tuple(range(query.shape[1]))
         chosen = self.method.heads_in(layer)
         chosen = every if chosen is None else chosen
         self.woven[layer] = chosen
         if chosen in (every, ()):
-            return self._execute(every, group.schedule(chosen == every, window, first_key), query, key, value, scale)
+            return execute(every, group.schedule(chosen == every, window, first_key), query, key, value, scale)
         woven, as_trained = (group.schedule(weave, window, first_key) for weave in (True, False))
-        return by_head(self._execute, woven, as_trained, chosen, query, key, value, scale)
+        return by_head(execute, woven, as_trained, chosen, query, key, value, scale)
 
     def _execute(
-        self, heads: Sequence[int], schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float
+        self,
+        layer: int,
+        executor: Callable[[Schedule, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor | None]],
+        heads: Sequence[int],
+        schedule: Schedule,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
     ) -> tuple[Tensor, Tensor | None]:
         """What the executor returns for these query heads; the observer, if any, is shown what it is given."""
-        assert self._attention_module is not None
         if self.observer is not None:
-            self.observer(self._attention_module.layer_idx, heads, schedule, query, key, scale)
-        return EXECUTORS[self.executor](schedule, query, key, value, scale)
+            self.observer(layer, heads, schedule, query, key, scale)
+        return executor(schedule, query, key, value, scale)
 
-    def _turn(self, states: Tensor, positions: Tensor, plan: Any) -> Tensor:
-        assert self.rotary is not None
-        assert self._attention_module is not None
-        return self.rotary(states, positions, plan, self._attention_module)
-
-
-def _check_positions(given: Tensor | None, index: Tensor) -> None:
-    """ValueError for positions (1 or batch, token) of one's own; `index` are the tokens', below 0 for padding."""
-    if given is not None and ((given.cpu() != index) & (index >= 0)).any():
-        raise ValueError(
-            "position_ids differ from the tokens' places, which a method's positions follow; leave them out"
-        )
-
-
-def _left_padding(mask: Tensor | None, batch: int, length: int) -> list[int]:
-    """Tokens of left padding of every row; ValueError for any other mask."""
-    if mask is None:
-        return [0] * batch
-    if mask.dim() != 2 or mask.shape[1] != length:
-        raise ValueError(f"attention_mask has shape {tuple(mask.shape)}; needed is a padding mask ({batch}, {length})")
-    kept = mask.bool()
-    if (kept[:, 1:] < kept[:, :-1]).any():
-        raise ValueError("attention_mask pads on the right; set tokenizer.padding_side='left'")
-    pads = (length - kept.sum(1)).tolist()
-    if length in pads:
-        raise ValueError(f"row {pads.index(length)} of attention_mask is all padding; drop it from the batch")
-    return pads
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """The model attends by the method for as long as this lasts."""
+        before = self.model.config._attn_implementation
+        replaced = families.forwards_replaced if self.rotary is None else families.rotary_replaced
+        layers = families.layers(self.decoder)
+        AttentionInterface.register(self.name, self.attention)
+        AttentionMaskInterface.register(self.name, self.mask)
+        hooks = [
+            self.decoder.register_forward_pre_hook(self.before_forward, with_kwargs=True),
+            self.decoder.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True),
+        ]
+        for layer, module in enumerate(layers):
+            hooks.append(module.register_forward_hook(lambda *_, layer=layer: self.check_ran(layer)))
+        try:
+            with replaced(self):
+                self.model.config._attn_implementation, self.attached = self.name, True
+                yield
+        finally:
+            self.model.config._attn_implementation, self.attached = before, False
+            for hook in hooks:
+                hook.remove()
+            AttentionInterface._global_mapping.pop(self.name)
+            AttentionMaskInterface._global_mapping.pop(self.name)
+            for cache in list(self._prompt_lengths):
+                if type(cache) is DynamicCache:
+                    cache.__class__ = SpentCache
+        if self._threads - {get_ident()}:
+            raise Bypassed(
+                f"the `with` block of {self.method.name} has ended while another thread runs the model; join it first"
+            )
 
 
 def check_executor(executor: str) -> None:
     """ValueError for an unknown executor."""
     if executor not in EXECUTORS:
         raise ValueError(f"unknown executor {executor!r}; known: {', '.join(EXECUTORS)}")
+
+
+def attachment_of(model: PreTrainedModel) -> Attachment | None:
+    """What is attached to the model, if anything is."""
+    function = AttentionInterface._global_mapping.get(str(model.config._attn_implementation))
+    owner = getattr(function, "__self__", None)
+    return owner if isinstance(owner, Attachment) else None
 
 
 def check_free(model: PreTrainedModel) -> None:
@@ -244,8 +331,10 @@ def applied(
     prompt_length: tokens of the whole prompt (padding included) where it is given in several calls; Mesa's chunks
     follow from it. By default the first call with an empty cache is the whole prompt, so assisted decoding (its first
     call holds candidates too) and use_cache=False (every call is a first one) need it stated.
-    Batches may be padded on the left. A KV cache filled inside the block serves only inside it.
-    Raises ValueError for an unsupported model or an unknown executor.
+    Batches may be padded on the left. A KV cache filled inside the block serves only inside it. Threads may share the
+    block; passes, and backward() under gradient checkpointing, must end in it.
+    Raises ValueError for an unsupported model or an unknown executor. A pass in which a layer's attention is not the
+    method's is a RuntimeError.
 
     >>> with mesa.applied(model, mesa.ReRoPE(trained_length=4096)):
     ...     model.generate(**inputs)
@@ -254,31 +343,5 @@ def applied(
     check_method(model.config, method)
     check_free(model)
     attachment = Attachment(model, method, executor, prompt_length)
-    decoder, name = attachment.decoder, f"{_NAME}{id(attachment):x}"
-    before = model.config._attn_implementation
-    replaced = families.forwards_replaced if attachment.rotary is None else families.rotary_replaced
-    AttentionInterface.register(name, attachment.attention)
-    AttentionMaskInterface.register(name, _no_mask if attachment.slopes is None else _empty_mask)
-    hooks = (
-        decoder.register_forward_pre_hook(attachment.before_forward, with_kwargs=True),
-        decoder.register_forward_hook(attachment.after_forward, with_kwargs=True),
-    )
-    try:
-        with replaced(attachment):
-            model.config._attn_implementation = name
-            yield attachment
-    finally:
-        model.config._attn_implementation = before
-        for hook in hooks:
-            hook.remove()
-        AttentionInterface._global_mapping.pop(name)
-        AttentionMaskInterface._global_mapping.pop(name)
-
-
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """The plan masks; padding is read from the 2-D mask in `before_forward`."""
-
-
-def _empty_mask(*args: Any, **kwargs: Any) -> Tensor:
-    """As `_no_mask`, for models that convert what they get."""
-    return torch.empty(0)
+    with attachment.on():
+        yield attachment

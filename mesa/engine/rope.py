@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 import torch
@@ -15,50 +17,63 @@ from mesa.plan import Plan
 class CachedRotary(nn.Module):
     """Stands in for a model's rotary module: gives every token a position of ours in place of its own.
 
-    `positions` (batch, token) are set before each pass.
+    cos_sin: called with the states and the original's further arguments.
     """
 
-    def __init__(self, original: nn.Module) -> None:
+    def __init__(self, cos_sin: Callable[..., tuple[Tensor, Tensor]]) -> None:
         super().__init__()
-        self.original = original
-        self.positions = torch.empty(0)
+        self.cos_sin = cos_sin
 
     def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """The original's cos and sin at `positions`."""
-        return self.original(x, self.positions.to(x.device), *args, **kwargs)
+        """cos and sin at the running pass's positions."""
+        return self.cos_sin(x, *args, **kwargs)
 
 
 class Rotary:
-    """Turns states by given distances with a copy of the model's rotary module.
+    """A copy of the model's rotary module, asked for any positions and frequencies; threads may share it.
 
-    The copy does not scale (YaRN's factor is applied once, by the model's own module). Its frequencies are set anew for
-    every plan, so nothing of an earlier run can leak in. Tables of cos and sin are kept until `forget`, so that all
-    layers of a forward pass share them.
+    The copy does not scale (YaRN's factor is applied once, by the model's own module). Its frequencies are set anew
+    each time, so nothing of another run can leak in.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module: Any = copy.deepcopy(module)
         self.module.attention_scaling = 1.0
-        self.frequencies: Tensor = self.module.inv_freq.detach().clone()
+        self.apply: Any = None
+        self._lock = Lock()
+
+    def learn(self, attention: nn.Module) -> None:
+        """Finds out how the model's attention modules turn states; ValueError where they do not say."""
+        for cls in () if self.apply else type(attention).__mro__:
+            self.apply = self.apply or getattr(sys.modules[cls.__module__], "apply_rotary_pos_emb", None)
+        if self.apply is None:
+            raise ValueError(f"{type(attention).__name__} is defined beside no apply_rotary_pos_emb, which is needed")
+
+    def cos_sin(self, states: Tensor, positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin at `positions` (batch, token), on the device and in the dtype of `states`."""
+        with self._lock:
+            self.module.inv_freq = frequencies
+            return self.module(states, positions)
+
+
+class Rotation:
+    """Turns states by given distances in one pass; its layers share the tables of cos and sin."""
+
+    def __init__(self, rotary: Rotary, frequencies: Tensor) -> None:
+        self.rotary, self.frequencies = rotary, frequencies
         self._tables: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, tuple[Tensor, Tensor]]] = {}
 
-    def forget(self) -> None:
-        """Drops the tables."""
-        self._tables.clear()
-
-    def __call__(self, states: Tensor, positions: Tensor, plan: Plan, attention: nn.Module) -> Tensor:
-        """`states` (batch, head, token, dim) turned by `positions` (token,) as the attention module would."""
+    def __call__(self, states: Tensor, positions: Tensor, plan: Plan) -> Tensor:
+        """`states` (batch, head, token, dim) turned by `positions` (token,) as the model's attention would."""
         known = (id(positions), states.dtype, states.device)
         if known not in self._tables:
             self._tables[known] = positions, self._table(states, positions, plan)
         cos, sin = self._tables[known][1]
-        apply = sys.modules[type(attention).__module__].apply_rotary_pos_emb
-        return apply(states, states[:, :0], cos, sin)[0]
+        return self.rotary.apply(states, states[:, :0], cos, sin)[0]
 
     def _table(self, states: Tensor, positions: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
         frequencies = self.frequencies.to(states.device)
         if plan.frequency_scale is not None:
             number = torch.arange(len(frequencies), device=states.device, dtype=torch.float64)
             frequencies = frequencies * plan.frequency_scale(number, 2 * len(frequencies)).to(frequencies.dtype)
-        self.module.inv_freq = frequencies
-        return self.module(states, positions[None])
+        return self.rotary.cos_sin(states, positions[None], frequencies)

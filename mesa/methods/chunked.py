@@ -102,11 +102,11 @@ def _split(method: MesaExtrapolation, prompt: int) -> list[int]:
 
 
 def _reference_split(method: MesaExtrapolation, prompt: int) -> list[int]:
-    """Chunk borders of the authors' code."""
-    if prompt + method.headroom <= method.trained_length:
+    """Chunk borders of the authors' code, which leaves prompts up to M - headroom alone."""
+    if prompt + method.headroom <= method.trained_length or prompt <= method.first:
         return [0, prompt]
     width = _reference_width(method, prompt)
-    return [0, *range(method.first, max(prompt, method.first + 1), width), prompt]
+    return [0, *range(method.first, prompt, width), prompt]
 
 
 def _reference_width(method: MesaExtrapolation, prompt: int) -> int:

@@ -19,8 +19,6 @@ HOOKS = {
 }
 """Our names of TransformerLens hooks. q and k are raw (before rotary); heads are laid side by side in `dim`."""
 
-_JOINT = ("phi3", "gpt_neox", "mpt", "bloom")
-
 STORE_DTYPES = ("float32", "float16")
 
 Ranges = tuple[tuple[int, int], ...]
@@ -76,8 +74,6 @@ class CaptureSpec:
     def resolve(self, config: Any, length: int) -> Kept:
         """The indices kept of a model with Hugging Face `config` reading `length` tokens; ValueError out of range."""
         for hook in self.hooks:
-            if hook in ("q", "k", "v") and config.model_type in _JOINT:
-                raise ValueError(f"hook {hook!r} is not there: {config.model_type} has one projection for q, k and v")
             if hook == "resid_mid" and getattr(config, "use_parallel_residual", False):
                 raise ValueError("hook 'resid_mid' is not there: attention and MLP of this model run side by side")
         sizes = {_width(hook, config) for hook in self.hooks}

@@ -103,9 +103,8 @@ def test_positions_are_the_same_from_torch_and_numpy(name):
     extra=st.integers(1, 2000),
     share=st.floats(0.01, 0.45),
     threshold=st.integers(1, 50),
-    variant=st.sampled_from(["exact", "aligned", "reference"]),
 )
-def test_mesa_chunks_stay_within_the_window(trained, extra, share, threshold, variant):
+def test_mesa_chunks_stay_within_the_window(trained, extra, share, threshold):
     first = max(1, int(share * trained))
     last = max(1, int(share * trained))
     method = mesa.MesaExtrapolation(
@@ -118,6 +117,47 @@ def test_mesa_chunks_stay_within_the_window(trained, extra, share, threshold, va
     assert (widths > 0).all()
     assert (widths[1:-1] + first <= trained).all()
     assert widths[-1] >= last
+
+
+MESAS = [
+    {"trained_length": 24, "window": 5, "width": 3, "first": 4, "last": 6, "split_threshold": 3},
+    {"trained_length": 128, "split_threshold": 12},
+    {"trained_length": 4096},
+]
+
+
+@pytest.mark.parametrize("settings", MESAS)
+@pytest.mark.parametrize("variant", ["exact", "aligned", "reference"])
+@pytest.mark.parametrize("headroom", [0, 8, 50])
+def test_mesa_plans_prompts_of_every_length(settings, variant, headroom):
+    """Whole, or growing from a short prompt; every query is in a plan, and the reference spares prompts with room."""
+    method = mesa.MesaExtrapolation(**settings, variant=variant, headroom=headroom)
+    trained = method.trained_length
+    for length in range(1, 4 * trained + 1):
+        borders = method.chunks(length)
+        assert borders[0] == 0
+        assert borders[-1] == length
+        assert (np.diff(borders) > 0).all(), borders
+        assert (np.diff(borders[1:-1]) + method.first <= trained).all(), borders
+        if length <= (trained - headroom if variant == "reference" else trained):
+            assert borders == [0, length]
+        for plan in (method.plan(length), method.plan(length, min(length, 28))):
+            begins = {region.queries[0] for region in plan.regions if region.queries[0] < region.queries[1]}
+            ends = {region.queries[1] for region in plan.regions if region.queries[0] < region.queries[1]}
+            assert begins | {length} == ends | {0}, (length, begins, ends)
+
+
+@pytest.mark.parametrize("settings", MESAS[:1])
+@pytest.mark.parametrize("variant", ["exact", "aligned", "reference"])
+def test_mesa_gives_every_token_itself_at_every_length(settings, variant):
+    method = mesa.MesaExtrapolation(**settings, variant=variant, headroom=8)
+    for length in range(1, 4 * method.trained_length + 1):
+        for prompt in (length, min(length, 7)):
+            found = mesa.distances(method.plan(length, prompt))
+            assert (np.diag(found) == 0).all()
+            assert (found[:, 0] >= 0).all()
+            if length <= method.trained_length - method.headroom:
+                assert (found == mesa.distances(mesa.Origin(trained_length=24).plan(length))).all()
 
 
 @pytest.mark.parametrize(

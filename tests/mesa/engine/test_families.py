@@ -234,6 +234,56 @@ def test_the_bridge_runs_every_family_under_a_method(family, tokenizer):
     torch.testing.assert_close(got, expected, atol=0 if exact else 1e-6, rtol=0)
 
 
+def name(hook, layer):
+    return f"blocks.{layer}.attn.hook_{hook}"
+
+
+@torch.no_grad()
+def swept(bridge, method, ids=None, **kwargs):
+    with mesa.applied(bridge.original_model, method, executor="dense"):
+        return bridge.run_with_cache(tokens(1, 40) if ids is None else ids, **kwargs)
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize("given", [{}, {"heads": {0: (1, 2)}}])
+def test_patterns_are_the_weights_of_scores_in_every_family(family, given, tokenizer):
+    model, method, ids = build(family), cases.method("rerope", **given), tokens(2, 50)
+    mask = torch.ones_like(ids)
+    mask[0, :9] = 0
+    with torch.no_grad(), mesa.applied(model, method, executor="dense"):
+        expected = model(ids, attention_mask=mask, output_attentions=True)
+    bridge = mesa.bridge(model, tokenizer)
+    logits, cache = swept(bridge, method, ids, attention_mask=mask)
+    torch.testing.assert_close(logits[mask.bool()], expected.logits[mask.bool()], atol=3e-5, rtol=0)
+    for layer in range(3):
+        scores, pattern = cache[name("attn_scores", layer)], cache[name("pattern", layer)]
+        torch.testing.assert_close(pattern, expected.attentions[layer], atol=1e-5, rtol=0)
+        torch.testing.assert_close(scores.softmax(-1)[1], pattern[1], atol=1e-6, rtol=0)
+        assert (pattern[0, :, :9] == 0).all()
+
+
+@pytest.mark.parametrize("family", ["phi3", "gpt_neox", "mpt", "bloom"])
+def test_queries_keys_and_values_of_one_projection(family, tokenizer):
+    """Without positions scores are their products; edited, they are what attention works with."""
+    bridge, method = mesa.bridge(build(family), tokenizer), cases.method("nope")
+    cache = swept(bridge, method)[1]
+    query, key, value = (cache[name(part, 1)].transpose(1, 2) for part in "qkv")
+    key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], 1) for part in (key, value))
+    product = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
+    seen = torch.ones(40, 40).tril().bool()
+    torch.testing.assert_close(cache[name("attn_scores", 1)][:, :, seen], product[:, :, seen], atol=1e-4, rtol=1e-4)
+    weighed = (cache[name("pattern", 1)] @ value).transpose(1, 2)
+    torch.testing.assert_close(cache[name("z", 1)].reshape(weighed.shape), weighed, atol=1e-5, rtol=0)
+    hooks = [
+        (name(part, 1), lambda states, hook, to=to: torch.full_like(states, to))
+        for part, to in zip("qkv", (0, 2, 3), strict=True)
+    ]
+    with mesa.applied(bridge.original_model, method), torch.no_grad(), bridge.hooks(hooks):
+        cache = bridge.run_with_cache(tokens(1, 40), names_filter=[name("z", 1), name("q", 2)])[1]
+    torch.testing.assert_close(cache[name("z", 1)], torch.full_like(cache[name("z", 1)], 3.0), atol=1e-6, rtol=0)
+    assert torch.isfinite(cache[name("q", 2)]).all()
+
+
 @pytest.mark.parametrize("family", ["phi3 longrope", "llama dynamic"])
 def test_a_long_input_before_leaves_no_trace(family):
     model = build(family) if family in FAMILIES else dynamic_llama()

@@ -1,0 +1,211 @@
+"""A TransformerBridge whose attention is the Hugging Face module's own, so that attached methods really run.
+
+TransformerLens re-implements attention for many architectures with a full score matrix; a registered attention
+function would get no call and every method would be captured as Origin. The delegating bridge keeps the module's
+attention and hooks its projections (one for q, k and v is taken apart) and the residual stream. Its `hook_attn_scores`
+and `hook_pattern` stand inside the dense executor, which holds the whole matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
+from transformer_lens.hook_points import HookPoint
+from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.model_bridge.generalized_components import AttentionBridge, LinearBridge
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from mesa.engine.passes import Pass
+from mesa.engine.plug import attachment_of, check_free
+from mesa.engine.seams import Seams
+from mesa.support import check_config
+
+_INSIDE = ("hook_attn_scores", "hook_pattern")
+"""Hooks that only the dense executor reaches."""
+
+_NEVER = tuple(f"hook_{name}" for name in ("hidden_states", "result", "attn_in", "rot_q", "rot_k"))
+_NEVER += tuple(f"hook_{part}_input" for part in "qkv")
+"""Hooks of TransformerLens' own attention that the module's has no place for."""
+
+_BY_HEAD = ("gpt_neox", "bloom")
+"""Model types whose one projection gives q, k and v head by head; elsewhere all of q come first."""
+
+
+class JointProjection(LinearBridge):
+    """One projection for q, k and v, with a hook (batch, position, head, dim) for each of them."""
+
+    def __init__(self, name: str, heads: int, key_heads: int, by_head: bool) -> None:
+        super().__init__(name=name)
+        self.heads, self.key_heads, self.by_head = heads, key_heads, by_head
+        self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
+
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The projection, with what the hooks made of its parts."""
+        output, hooks = super().forward(input, *args, **kwargs), (self.hook_q, self.hook_k, self.hook_v)
+        if not any(hook.has_hooks(dir="both") for hook in hooks):
+            return output
+        sizes = [self.heads, self.key_heads, self.key_heads]
+        by_heads = output.unflatten(-1, (sum(sizes), -1))
+        if self.by_head:
+            parts = list(output.unflatten(-1, (self.heads, 3, -1)).unbind(-2))
+        else:
+            parts = list(by_heads.split(sizes, -2))
+        parts = [hook(part) for hook, part in zip(hooks, parts, strict=True)]
+        return (torch.stack(parts, -2).flatten(-3) if self.by_head else torch.cat(parts, -2).flatten(-2)).contiguous()
+
+
+class MethodAttention(AttentionBridge):
+    """The Hugging Face module's attention, whichever function it calls, with hooks inside the dense executor."""
+
+    def __init__(self, *args: Any, joint: bool, **kwargs: Any) -> None:
+        super().__init__(*args, fused_qkv=joint, **kwargs)
+        if joint:
+            parts = {f"hook_{part}": f"qkv.hook_{part}" for part in "qkv"}
+            self.hook_aliases = {**self.hook_aliases, **parts}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's output; ValueError where something waits at a hook that this pass does not reach."""
+        running = kwargs.get("attention_mask")
+        dense = isinstance(running, Pass) and running.owner.executor == "dense"
+        if dense:
+            kwargs["seams"] = Seams(self.hook_attn_scores, self.hook_pattern)
+        for name in _NEVER if dense else (*_INSIDE, *_NEVER):
+            point = getattr(self, name, None)
+            if point is not None and point.has_hooks(dir="both"):
+                raise ValueError(f"{point.name} does not fire: {_why(name)}")
+        return super().forward(*args, **kwargs)
+
+    def _fire_post_hoc_hook(self, hook: HookPoint, tensor: Tensor, hook_label: str) -> Tensor:
+        """The weights as they are: their hook fired where they were made."""
+        return tensor
+
+
+def _why(name: str) -> str:
+    """Why a hook of attention is not reached, and what to do."""
+    if name in _NEVER:
+        return "attention is the Hugging Face module's own, hooked at hook_q, hook_k, hook_v and hook_z"
+    return (
+        "only mesa.applied(bridge.original_model, method, executor='dense') holds the whole matrix; method=mesa.Origin "
+        "is the model as trained"
+    )
+
+
+class MethodBridge(TransformerBridge):
+    """A TransformerBridge on which `mesa.applied(bridge.original_model, method)` is obeyed.
+
+    Sweeps over hooks (no filter, or a function) leave out those that do not fire; a hook asked for by name must.
+    """
+
+    def run_with_cache(
+        self, input: Any, return_cache_object: Any = True, remove_batch_dim: bool = False, names_filter: Any = None,
+        *args: Any, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        """As TransformerLens has it; without gradients under the fused executor, which has none."""
+        if names_filter is None or callable(names_filter):
+            names_filter = self._sweep(names_filter)
+        fused = self._executor() == "fused" and not kwargs.get("incl_bwd")
+        run: Any = super().run_with_cache
+        with torch.no_grad() if fused else nullcontext():
+            return run(input, return_cache_object, remove_batch_dim, names_filter, *args, **kwargs)
+
+    def run_with_hooks(self, input: Any, fwd_hooks: Any = (), bwd_hooks: Any = (), *args: Any, **kwargs: Any) -> Any:
+        """As TransformerLens has it."""
+        forward, backward = (
+            [(self._sweep(name) if callable(name) else name, function) for name, function in each]
+            for each in (fwd_hooks, bwd_hooks)
+        )
+        return super().run_with_hooks(input, forward, backward, *args, **kwargs)
+
+    def _executor(self) -> str | None:
+        model: Any = self.original_model
+        attachment = attachment_of(model)
+        return attachment.executor if attachment else None
+
+    def _sweep(self, wanted: Callable[..., Any] | None) -> Callable[[str], bool]:
+        """A filter of hook names without those that do not fire, unless `wanted` names nothing else."""
+        points = {name: point.name or name for name, point in self.hook_dict.items() if wanted is None or wanted(name)}
+        firing = {name for name, own in points.items() if self._fires(own)}
+        return (firing if firing or wanted is None else set(points)).__contains__
+
+    def _fires(self, name: str) -> bool:
+        """Whether a hook is reached under the attached executor and TransformerLens' own switches."""
+        executor = self._executor()
+        never = ".attn." in name and name.endswith(_NEVER if executor == "dense" else (*_NEVER, *_INSIDE))
+        replaced = name.startswith("rotary_emb.") and executor is not None
+        return not never and not replaced and self._gated_hook_reason(name) is None
+
+    def _check_hook_fireable(self, *names: str) -> None:
+        """ValueError for the hooks of a rotary module that is not used while a method is attached."""
+        super()._check_hook_fireable(*names)
+        for name in names:
+            if name.startswith("rotary_emb.") and self._executor() is not None:
+                raise ValueError(f"{name} does not fire: positions are the attached method's")
+
+
+def delegating_adapter(base: type[Any], by_head: bool) -> type[Any]:
+    """The adapter class `base` with attention delegated to the Hugging Face module."""
+
+    class DelegatingAdapter(base):
+        supports_hf_output_attentions = False  # weights are hooked where they are made
+
+        def __init__(self, cfg: Any) -> None:
+            super().__init__(cfg)
+            self.cfg.attn_implementation = "sdpa"  # anything but None keeps the bridge from forcing 'eager'
+            own = self.component_mapping["blocks"].submodules["attn"]
+            parts = dict(own.submodules)
+            joint = "qkv" in parts
+            if joint:
+                key_heads = getattr(self.cfg, "n_key_value_heads", None) or self.cfg.n_heads
+                parts = {name: part for name, part in parts.items() if name not in ("q", "k", "v")}
+                parts["qkv"] = JointProjection(parts["qkv"].name, self.cfg.n_heads, key_heads, by_head)
+            self.component_mapping["blocks"].submodules["attn"] = MethodAttention(
+                name=own.name,
+                config=self.cfg,
+                submodules=parts,
+                requires_position_embeddings=own.requires_position_embeddings,
+                requires_attention_mask=own.requires_attention_mask,
+                joint=joint,
+            )
+
+    return DelegatingAdapter
+
+
+@contextmanager
+def _registered(architecture: str, by_head: bool) -> Iterator[None]:
+    """Registers the delegating adapter while the bridge is built, and puts the former one back."""
+    former = ArchitectureAdapterFactory._adapters[architecture]
+    ArchitectureAdapterFactory.register_adapter(architecture, delegating_adapter(former, by_head))
+    try:
+        yield
+    finally:
+        ArchitectureAdapterFactory.register_adapter(architecture, former)
+
+
+def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> MethodBridge:
+    """Wraps `model` (in place) in a TransformerBridge that obeys attached methods.
+
+    `mesa.applied(model, method)` works on the wrapped model as before, and `run_with_cache`, `run_with_hooks` and the
+    like show what the method does. Raises ValueError for an unsupported model.
+
+    >>> bridge = mesa.bridge(model, tokenizer)
+    >>> with mesa.applied(model, mesa.ReRoPE(trained_length=4096)):
+    ...     logits, cache = bridge.run_with_cache("a text", names_filter="blocks.0.hook_resid_post")
+    """
+    check_config(model.config)
+    check_free(model)
+    architecture = type(model).__name__
+    with _registered(architecture, model.config.model_type in _BY_HEAD):
+        built: Any = TransformerBridge.boot_transformers(
+            model.config._name_or_path or architecture,
+            hf_model=model,
+            tokenizer=tokenizer,
+            dtype=model.dtype,
+            device=str(model.device),
+        )
+    built.__class__ = MethodBridge
+    return built

@@ -1,0 +1,166 @@
+"""A pass has its own state: in several threads, and where gradient checkpointing computes layers anew."""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Thread
+
+import cases
+import pytest
+import tiny
+import torch
+from transformers import DynamicCache, Phi3Config, Phi3ForCausalLM, TextIteratorStreamer
+
+import mesa
+from mesa.models import load
+
+LENGTHS = (9, 61, 24, 80)
+
+
+@pytest.fixture(autouse=True)
+def eager_switches():
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def tokens(length, batch=1):
+    return torch.randint(2, 97, (batch, length), generator=torch.Generator().manual_seed(length))
+
+
+def long_rope():
+    torch.manual_seed(0)
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "partial_rotary_factor": 1.0}
+    rope |= {"short_factor": [1.0] * 4, "long_factor": [2.0, 3.0, 4.0, 5.0]}
+    config = tiny.model().config.to_dict() | {"rope_parameters": rope, "max_position_embeddings": 96}
+    kept = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    kept += ("vocab_size", "max_position_embeddings", "rope_parameters", "pad_token_id", "bos_token_id")
+    config = Phi3Config(**{name: config[name] for name in kept}, original_max_position_embeddings=24, eos_token_id=None)
+    return Phi3ForCausalLM(config).eval()
+
+
+@torch.no_grad()
+def passes(model, lengths):
+    """Logits of prompts, each with a padded row, and of two tokens that follow."""
+    found = []
+    for length in lengths:
+        ids, cache, mask = tokens(length, 2), DynamicCache(), torch.ones(2, length, dtype=torch.long)
+        mask[0, :3] = 0
+        logits = [model(ids, attention_mask=mask, past_key_values=cache).logits[:, 3:]]
+        for _ in range(2):
+            mask = torch.cat([mask, mask[:, -1:]], 1)
+            logits.append(model(ids[:, -1:], attention_mask=mask, past_key_values=cache).logits)
+        found.append(torch.cat(logits, 1))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [(tiny.model, "rerope"), (tiny.model, "dynamic-ntk"), (tiny.model, "mesa"), (long_rope, "rerope")],
+)
+def test_threads_do_not_see_each_other(build, name):
+    model, orders = build(), [LENGTHS, LENGTHS[::-1], LENGTHS[2:] + LENGTHS[:2]]
+    with mesa.applied(model, cases.method(name)) as attachment:
+        alone = [passes(model, order) for order in orders]
+        with ThreadPoolExecutor(len(orders)) as pool:
+            together = list(pool.map(lambda order: passes(model, order), orders))
+    for expected, got in zip(alone, together, strict=True):
+        for one, other in zip(expected, got, strict=True):
+            torch.testing.assert_close(other, one, atol=1e-6, rtol=0)
+    assert set(attachment.calls.values()) == {2 * 3 * 3 * len(LENGTHS)}
+
+
+def test_a_streaming_generate_in_its_own_thread(tmp_path):
+    loaded = load(str(tiny.folder(tmp_path, trained=cases.TRAINED)))
+    model, ids = loaded.model, tokens(61)
+    kwargs = {"input_ids": ids, "max_new_tokens": 8, "do_sample": False, "pad_token_id": 1}
+    with mesa.applied(model, cases.method("mesa")):
+        alone, expected = model.generate(**kwargs), passes(model, [40])[0]
+        streamer = TextIteratorStreamer(loaded.tokenizer, skip_prompt=True)
+        thread = Thread(target=model.generate, kwargs={**kwargs, "streamer": streamer})
+        thread.start()
+        meanwhile = passes(model, [40])[0]
+        text = "".join(streamer)
+        thread.join()
+    assert text == loaded.tokenizer.decode(alone[0, 61:])
+    torch.testing.assert_close(meanwhile, expected, atol=1e-6, rtol=0)
+
+
+def test_a_cache_does_not_go_on_after_the_block():
+    model, cache = tiny.model(), DynamicCache()
+    with torch.no_grad():
+        with mesa.applied(model, cases.method("rerope")):
+            model(tokens(40), past_key_values=cache)
+        with pytest.raises(RuntimeError, match=r"this cache of 40 tokens was filled has ended"):
+            model(tokens(1), past_key_values=cache)
+
+
+def test_leaving_the_block_while_a_thread_runs_is_an_error():
+    model, inside, go_on, raised = tiny.model(), Event(), Event(), []
+
+    def wait(*_):
+        inside.set()
+        assert go_on.wait(20)
+
+    def run():
+        try:
+            with torch.no_grad():
+                model(tokens(40))
+        except RuntimeError as error:
+            raised.append(str(error))
+
+    hook, thread = model.model.layers[1].register_forward_pre_hook(wait), Thread(target=run)
+
+    def leave():
+        with mesa.applied(model, cases.method("rerope")):
+            thread.start()
+            assert inside.wait(20)
+
+    with pytest.raises(RuntimeError, match="while another thread runs the model"):
+        leave()
+    go_on.set()
+    thread.join()
+    hook.remove()
+    assert len(raised) == 1
+    assert "the `with` block of rerope has ended, but a pass from inside it goes on" in raised[0]
+
+
+def gradients(model):
+    return {name: weight.grad.clone() for name, weight in model.named_parameters()}
+
+
+def losses(model):
+    """Two passes' losses, one graph: the first is computed anew after the second ran."""
+    return sum(model(ids, labels=ids, use_cache=False).loss for ids in (tokens(61), tokens(30)))
+
+
+@pytest.mark.parametrize("name", ["rerope", "mesa"])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_layers_find_their_own_pass(name, reentrant):
+    model, method = tiny.model().train(), cases.method(name)
+    with mesa.applied(model, method, executor="dense"):
+        losses(model).backward()
+        expected = gradients(model)
+        model.zero_grad()
+        model.enable_input_require_grads()
+        model.activation_checkpointing_enable({"use_reentrant": reentrant})
+        losses(model).backward()
+    for weight, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, expected[weight], atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("stock", ["sdpa", "eager"])
+def test_a_layer_computed_anew_after_the_block_is_an_error(stock):
+    model = tiny.model().train()
+    model.set_attn_implementation(stock)
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    with mesa.applied(model, cases.method("rerope"), executor="dense"):
+        after, in_another = losses(model), losses(model)
+    with pytest.raises(RuntimeError, match=r"let it end, backward\(\) included, in the block"):
+        after.backward()
+    with (
+        mesa.applied(model, cases.method("mesa"), executor="dense"),
+        pytest.raises(RuntimeError, match="block of rerope has ended"),
+    ):
+        in_another.backward()
