@@ -11,7 +11,7 @@ import xarray as xr
 
 from mesa.methods import make
 from mesa.plan import restarts
-from probe.evaluation.summary import intervals
+from probe.evaluation.summary import differences, intervals
 from probe.store.reader import Run
 from probe.store.select import hook_values, reference_method
 from probe.thresholds.calls import Call, carriers, drift_calls, saturated
@@ -164,20 +164,6 @@ def summarize(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def table(summary: dict[str, Any]) -> str:
-    """The summary's methods as a plain-text table, one line a method."""
-    multiples = list(summary["methods"][0]["scores"])
-    head = ["method", "predicted", "measured", *(f"NLL {m}" for m in multiples), *(f"passkey {m}" for m in multiples)]
-    rows = [head]
-    for row in summary["methods"]:
-        scores = [_number(row["scores"][m][name]) for name in ("tail_nll", "passkey") for m in multiples]
-        rows.append([row["method"], row["predicted"]["text"], row["measured"]["text"], *scores])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
-
-
 def _drift_rows(analysis: Analysis, drifts: dict[str, xr.Dataset]) -> dict[str, Any]:
     """The rule, and by prompt each method's call, the layers that hide theirs and the dims that carry it."""
     rule = {name: drifts[analysis.prompt].attrs[name] for name in DriftRule.__dataclass_fields__}
@@ -226,7 +212,10 @@ def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
         if length in measured.lengths:
             scores = evaluation.sel({"method": method, "length": length})
             means = {name: float(scores[name].mean()) for name in ("tail_nll", "passkey") if name in scores}
-            row["scores"][_multiple(multiple)].update({**means, **intervals(scores)})
+            found = {**means, **intervals(scores)}
+            if method != analysis.reference:
+                found |= differences(scores, evaluation.sel({"method": analysis.reference, "length": length}))
+            row["scores"][_multiple(multiple)].update(found)
     return row
 
 
@@ -249,7 +238,3 @@ def _of(each: Any, method: str) -> Any:
 
 def _multiple(multiple: int) -> str:
     return "M" if multiple == 1 else f"{multiple}M"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

@@ -9,9 +9,10 @@ from synthetic import evaluation, hidden_states, write_run
 
 from probe.report import render, write_report
 from probe.store.reader import open_run
-from probe.thresholds.analysis import analyse, summarize, table
+from probe.thresholds.analysis import analyse, summarize
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.findings import findings
+from probe.thresholds.tables import table
 
 M = 64
 HOSTILE = "<script>alert(1)</script>"
@@ -84,6 +85,10 @@ def test_summary(summary, folder):
     assert at["tail_nll_interval"][0] < at["tail_nll"] < at["tail_nll_interval"][1]
     assert (at["passkey"], at["passkey_interval"][1]) == (1, 1)
     assert rows["origin"]["scores"]["4M"]["passkey"] == 0
+    assert "tail_nll_difference" not in at
+    less = rows["mesa"]["scores"]["2M"]["tail_nll_difference"]
+    assert less["mean"] == pytest.approx(-0.8, abs=0.05)
+    assert less["low"] < less["mean"] < less["high"] < -0.7
     assert summary["searched"] == 3 * 32
     assert summary["qualified"]["repeated"] == summary["control"][2]["qualified"]["repeated"]
     assert summary["control"][0]["qualified"]["repeated"] == 0
@@ -94,6 +99,8 @@ def test_table(summary):
     lines = table(summary).splitlines()
     assert lines[0].split() == "method predicted measured NLL M NLL 2M NLL 4M passkey M passkey 2M passkey 4M".split()
     assert re.fullmatch(r"mesa +none up to 320 +none up to 320 +(\d\.\d\d +){3}1\.00 +1\.00 +1\.00", lines[4])
+    assert lines[6] == "difference to origin on the same prompts [95% interval, paired]"
+    assert re.fullmatch(r"mesa .*-0\.8\d \[-0\.8\d, -0\.7\d\].* \+1\.00 \[\+0\.76, \+1\.00\]", lines[10])
 
 
 def test_findings_say_what_the_numbers_say(summary):

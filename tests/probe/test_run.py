@@ -22,10 +22,10 @@ from mesa_lens.cli import main
 from probe import plan as planning
 from probe import run
 from probe.capture.spec import CaptureSpec, Kept
+from probe.evaluation.intervals import wilson
 from probe.evaluation.plan import EvalRequest
 from probe.evaluation.plan import plan as plan_evaluation
 from probe.evaluation.run import run as run_evaluation
-from probe.evaluation.summary import wilson
 from probe.plan import ProbeRequest, plan
 from probe.store.reader import whole_passes
 from probe.tasks import likelihood

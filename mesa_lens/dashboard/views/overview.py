@@ -21,6 +21,7 @@ from probe.thresholds.calls import Call
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.findings import findings
 from probe.thresholds.predict import Prediction
+from probe.thresholds.tables import difference_table
 
 
 def page(context: Context) -> None:
@@ -38,6 +39,7 @@ def page(context: Context) -> None:
         alt="Predicted and measured failure length and scores of each method",
         column_config=_formats(summary),
     )
+    _compared(summary)
     _curves(run, summary)
     mechanism.overview(context)
     for heading, text in findings(summary):
@@ -45,6 +47,15 @@ def page(context: Context) -> None:
         st.markdown(plain(text))
     _links(context, summary)
     _provenance(run, summary)
+
+
+def _compared(summary: dict[str, Any]) -> None:
+    """The methods' scores less the reference's."""
+    compared = difference_table(summary)
+    if compared:
+        with st.expander(plain(f"{compared.title[0].upper()}{compared.title[1:]}")):
+            rows = [dict(zip(compared.head, row, strict=True)) for row in compared.rows]
+            st.dataframe(columns(rows), hide_index=True, alt="Differences to the reference with their intervals")
 
 
 def _summary(entry: Entry, run: Run) -> dict[str, Any]:
