@@ -16,7 +16,7 @@ from probe.store.reader import Run
 from probe.store.select import hook_values, reference_method
 from probe.thresholds.calls import Call, carriers, drift_calls, saturated
 from probe.thresholds.drift import DriftRule, find_drift, resolution
-from probe.thresholds.failure import Measured, measured_failure
+from probe.thresholds.failure import Failure, Measured, measured_failure
 from probe.thresholds.predict import Prediction, best, negative_control, predict
 from probe.thresholds.search import CrossingRule, search
 
@@ -156,7 +156,8 @@ def summarize(analysis: Analysis) -> dict[str, Any]:
         "methods": [_method_row(analysis, name) for name in analysis.hidden["method"].values.tolist()],
         "control": _control_rows(analysis.control),
         "failure_rule": None if analysis.measured is None else analysis.measured.rule,
-        "passkey_judged": analysis.measured is not None and analysis.measured.passkey_judged,
+        "judged_by": [] if analysis.measured is None else list(analysis.measured.judged),
+        "at_chance": [] if analysis.measured is None else list(analysis.measured.chance),
         "measured_lengths": [] if analysis.measured is None else list(analysis.measured.lengths),
         "method_configs": json.loads(attrs.get("method_configs", "{}")),
         "versions": json.loads(attrs.get("versions", "{}")),
@@ -176,12 +177,12 @@ def _drift_row(found: xr.Dataset) -> dict[str, Any]:
     for layer, dim in carriers(found, TOP):
         one = at.sel(layer=layer, dim=dim)
         dims.append({"layer": layer, "dim": dim, **{n: float(one[n]) for n in ("share", "centre", "range")}})
-    methods = [_predicted(call) for call in drift_calls(found)]
+    methods = [_in_words(call) for call in drift_calls(found)]
     return {"methods": methods, "saturated": saturated(found), "dims": dims}
 
 
-def _predicted(made: Call | Prediction) -> dict[str, Any]:
-    """A prediction with its words, as JSON gives it back."""
+def _in_words(made: Call | Prediction | Failure) -> dict[str, Any]:
+    """A prediction or failure with its words, as JSON gives it back."""
     return json.loads(json.dumps({**asdict(made), "text": str(made)}))
 
 
@@ -191,8 +192,8 @@ def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
     predicted, thresholds = _of(analysis.headline, method), by_prompt[analysis.prompt]
     row: dict[str, Any] = {
         "method": method,
-        "predicted": _predicted(predicted),
-        "predicted_by_thresholds": _predicted(thresholds),
+        "predicted": _in_words(predicted),
+        "predicted_by_thresholds": _in_words(thresholds),
         "predicted_by_prompt": {prompt: str(each) for prompt, each in by_prompt.items()},
         "measured": {"text": "not measured"},
         "scores": {_multiple(m): {"tail_nll": None, "passkey": None} for m in _MULTIPLES},
@@ -201,12 +202,7 @@ def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
     if evaluation is None or measured is None:
         return row
     failure = _of(measured.failures, method)
-    row["measured"] = {
-        "length": failure.length,
-        "by_nll": failure.by_nll,
-        "by_passkey": failure.by_passkey,
-        "text": f"none up to {measured.lengths[-1]}" if failure.length is None else str(failure.length),
-    }
+    row["measured"] = {**_in_words(failure), "holds": failure.holds}
     for multiple in _MULTIPLES:
         length = multiple * analysis.trained_length
         if length in measured.lengths:

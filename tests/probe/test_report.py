@@ -45,12 +45,12 @@ def test_measured_failures():
 def test_the_rules_are_strict():
     scores = evaluation()
     scores["tail_nll"][:] = 3.0
-    scores["tail_nll"][0, 3] = 3.5
+    scores["tail_nll"][0, 3:] = 3.5
     scores["passkey"][:] = 1
-    scores["passkey"][1, 4, :10] = 0
+    scores["passkey"][1, 4:, :10] = 0
     assert all(failure.length is None for failure in measured_failure(scores, M).failures)
-    scores["tail_nll"][0, 3] = 3.51
-    scores["passkey"][1, 4, 10] = 0
+    scores["tail_nll"][0, 3:] = 3.51
+    scores["passkey"][1, 4:, 10] = 0
     assert [failure.length for failure in measured_failure(scores, M).failures] == [192, 256, None, None]
 
 
@@ -59,6 +59,7 @@ def test_passkeys_a_model_never_finds_are_not_judged():
     scores["passkey"][:] = 0
     measured = measured_failure(scores, M)
     assert [failure.by_passkey for failure in measured.failures] == [None] * 4
+    assert (measured.judged, measured.chance) == (("tail NLL",), ("passkey",))
     assert f"not judged: origin itself is below it at {M}" in measured.rule
     with pytest.raises(ValueError, match=r"no length within the trained window 16 was measured, only \[32, 64"):
         measured_failure(scores, 16)
@@ -106,11 +107,15 @@ def test_table(summary):
 def test_findings_say_what_the_numbers_say(summary):
     told = dict(findings(summary))
     assert told["What broke"].startswith(
-        "origin fails at 128 tokens, 2 times its trained window of 64 (at 64 it still held): "
+        "origin fails at 128 tokens (95% interval 128 to 128, so in 100% of resamples), 2 times its trained window of "
+        "64 (at 64 it still held): "
         "by tail NLL from 128 on and by passkey accuracy from 192 on."
     )
     assert "mesa holds up to 320 tokens" in told["What mended it"]
-    assert "dynamic-ntk fails at 320 tokens, by tail NLL from 320 on" in told["What mended it"]
+    assert (
+        "dynamic-ntk fails at 320 tokens (95% interval 320 to 320, so in 100% of resamples), by tail NLL from 320 on"
+        in told["What mended it"]
+    )
     assert "calls 0.0% of the pairs observable" in told["How far to trust it"]
     flat = [{**row, "share": dict.fromkeys(row["share"], 0.1)} for row in summary["control"]]
     assert "say nothing about M" in dict(findings({**summary, "control": flat}))["How far to trust it"]
@@ -119,11 +124,13 @@ def test_findings_say_what_the_numbers_say(summary):
 def test_findings_of_a_model_that_holds(summary):
     row = {"comparison": "", "at": 32, "share": {"repeated": 0.0}}
     none = [{**row, "comparison": name} for name in ("control", "matched", "all")]
-    origin = {**summary["methods"][0], "measured": {"length": None, "by_nll": None, "by_passkey": None}}
-    holds = {**summary, "control": none, "methods": [origin], "passkey_judged": False}
+    measured = {**summary["methods"][1]["measured"], "dips": [128]}
+    origin = {**summary["methods"][0], "measured": measured}
+    holds = {**summary, "control": none, "methods": [origin], "judged_by": ["tail NLL"]}
     told = dict(findings(holds))
     assert told["What broke"].startswith(
-        "origin holds up to 320 tokens, the longest length measured, judged by tail NLL"
+        "origin holds up to 320 tokens, the longest length measured, judged by tail NLL alone (so in 100% of "
+        "resamples). It dips at 128: it fails there"
     )
     assert told["What mended it"] == "No other method was run."
     assert told["How far to trust it"].endswith("No threshold was found, so nothing is predicted.")
