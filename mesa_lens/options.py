@@ -39,7 +39,7 @@ def add_lengths(group: Any, default: str) -> None:
 
 def add_seed(group: Any) -> None:
     """Adds --seed."""
-    group.add_argument("--seed", type=int, default=0, help="of everything that is drawn")
+    group.add_argument("--seed", type=int, default=0, help="of all that is drawn; runs of text are spread evenly")
 
 
 def add_output(command: argparse.ArgumentParser, folder: str, about: str, *, shows: bool = True) -> Any:

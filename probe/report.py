@@ -27,6 +27,7 @@ from probe.store.reader import open_run
 from probe.thresholds.analysis import TOP, Analysis, analyse, summarize
 from probe.thresholds.calls import carriers
 from probe.thresholds.findings import findings
+from probe.thresholds.tables import difference_table, score_text
 
 _THRESHOLDS = 4  # charts, of the best dims
 PROVENANCE = (
@@ -112,6 +113,8 @@ def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None
     return environment.get_template("report.html").render(
         summary=summary,
         findings=findings(summary),
+        differences=difference_table(summary),
+        score_text=score_text,
         top=TOP,
         curves=_html([draw(chart) for chart in _curves(analysis)]),
         located=located_section(analysis.run.path.parent),

@@ -27,7 +27,7 @@ from probe.report import REPORTED, remove_report, write_report
 from probe.resume import again
 from probe.store import store
 from probe.store.reader import STORE, partial_path, whole_passes
-from probe.thresholds.analysis import table
+from probe.thresholds.tables import table
 
 
 def run_probe(

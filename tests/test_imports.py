@@ -53,9 +53,9 @@ WITHOUT_TORCH = """
     mesa mesa.methods mesa.plan mesa.settings mesa.support mesa.weave
     mesa.fingerprints probe.defaults probe.resume
     mesa.checkpoints mesa.checkpoints.fetched mesa.checkpoints.gguf_header mesa.checkpoints.place
-    probe probe.evaluation.journal probe.evaluation.summary probe.tasks.sources
+    probe probe.evaluation.journal probe.evaluation.intervals probe.evaluation.summary probe.tasks.sources
     probe.store.store probe.store.reader probe.store.located probe.store.select probe.store.positions
-    probe.thresholds.search probe.thresholds.predict probe.thresholds.analysis
+    probe.thresholds.search probe.thresholds.predict probe.thresholds.analysis probe.thresholds.tables
     probe.figures.heatmap probe.figures.interactive probe.figures.static probe.figures.render probe.figures.tables
     probe.figures.export probe.figures.evaluation_chart probe.figures.mechanism probe.figures.mechanism_charts
     probe.figures.mechanism_export probe.figures.attribution_chart

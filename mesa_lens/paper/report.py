@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from plotly.offline import get_plotlyjs
 
 from mesa_lens.paper.config import PaperConfig
 from mesa_lens.paper.sections import SECTIONS
+from probe.evaluation.summary import score_tables
 from probe.figures.evaluation_chart import evaluation_charts
 from probe.figures.export import write
 from probe.figures.heatmap import default_regions, layer_limits, regions
@@ -64,26 +65,9 @@ def _shown(name: str, result: Mapping[str, Any], folder: Path) -> dict[str, Any]
     charts = evaluation_charts(result)
     return {
         "figures": [_html(draw(chart)) for chart in charts.values()],
-        "tables": _score_tables(result["cells"]),
+        "tables": list(score_tables(result["cells"])),
         "words": _words(result),
     }
-
-
-def _score_tables(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    tables = []
-    for task, metric in dict.fromkeys((cell["task"], cell["metric"]) for cell in cells):
-        own = [cell for cell in cells if (cell["task"], cell["metric"]) == (task, metric)]
-        lengths = sorted({cell["length"] for cell in own})
-        by = {(cell["method"], cell["length"]): cell for cell in own}
-        methods = dict.fromkeys(cell["method"] for cell in own)
-        rows = [[method, *(_cell(by.get((method, length))) for length in lengths)] for method in methods]
-        title = f"{task}, {metric} ({own[0]['unit']}): mean of {own[0]['n']} and 95% interval"
-        tables.append({"title": title, "head": ["method", *map(str, lengths)], "rows": rows})
-    return tables
-
-
-def _cell(cell: Mapping[str, Any] | None) -> str:
-    return "" if cell is None else f"{cell['mean']:.3g} [{cell['low']:.3g}, {cell['high']:.3g}]"
 
 
 def _words(result: Mapping[str, Any]) -> list[str]:

@@ -71,6 +71,7 @@ def scores(made: EvalPlan, journal: Journal) -> xr.Dataset:
             "tail": tail_tokens(setting.trained_length),
             "seed": setting.seed,
             "trained_length": setting.trained_length,
+            "vocabulary": made.config.vocab_size,
         },
     )
 

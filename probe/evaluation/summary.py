@@ -1,47 +1,32 @@
-"""Means and confidence intervals of scores, by task, metric, method and length."""
+"""Means of scores with their intervals, by task, metric, method and length, and differences to the reference."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
+from probe.evaluation.intervals import interval, paired, shown
 from probe.tasks.base import Metric, Task
 
-_Z = 1.959964  # of 95%
-_RESAMPLED = 2000
 _BY_LENGTH = {"tail_nll": Metric("nll", "nats/token"), "passkey": Metric("accuracy", "share found", binary=True)}
+Samples = dict[int, float]
+"""Scores by sample; the same number is the same prompt under every method."""
 
 
-def wilson(hits: int, count: int) -> tuple[float, float]:
-    """Wilson's 95% interval of a share.
+@dataclass(frozen=True)
+class Table:
+    """Texts: a row a method, a column a length."""
 
-    >>> [round(end, 3) for end in wilson(10, 10)]
-    [0.722, 1.0]
-    """
-    share, z2 = hits / count, _Z**2 / count
-    middle = (share + z2 / 2) / (1 + z2)
-    half = _Z / (1 + z2) * math.sqrt(share * (1 - share) / count + z2 / (4 * count))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
 
 
-def bootstrap(values: Sequence[float]) -> tuple[float, float]:
-    """95% percentile interval of the mean over resampled values; seeded."""
-    array = np.asarray(values)
-    picked = np.random.default_rng(0).integers(0, len(array), (_RESAMPLED, len(array)))
-    low, high = np.quantile(array[picked].mean(1), [0.025, 0.975])
-    return float(low), float(high)
-
-
-def interval(values: Sequence[float], metric: Metric) -> tuple[float, float]:
-    """95% interval of the mean: Wilson's for 0 and 1, else by bootstrap."""
-    return wilson(round(sum(values)), len(values)) if metric.binary else bootstrap(values)
-
-
-def intervals(scores: xr.Dataset) -> dict[str, list[float]]:
+def intervals(scores: xr.Dataset) -> dict[str, list[float | None]]:
     """`tail_nll_interval` and `passkey_interval`, [low, high], of one method's scores at one length."""
     return {
         f"{name}_interval": list(interval(scores[name].values.tolist(), metric))
@@ -50,16 +35,32 @@ def intervals(scores: xr.Dataset) -> dict[str, list[float]]:
     }
 
 
+def differences(scores: xr.Dataset, reference: xr.Dataset) -> dict[str, dict[str, float | None]]:
+    """`tail_nll_difference` and `passkey_difference` to the reference's scores of the same prompts, at one length."""
+    return {
+        f"{name}_difference": _difference(scores[name].values, reference[name].values, metric)
+        for name, metric in _BY_LENGTH.items()
+        if name in scores
+    }
+
+
 def summarize(rows: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task]) -> list[dict[str, Any]]:
-    """One entry a (task, metric, method, length): unit, mean, low, high and n, lengths in order."""
-    grouped: dict[tuple[str, str, str, int], list[float]] = {}
+    """One entry a (task, metric, method, length), lengths in order: unit, mean, low, high (None: no interval) and n.
+
+    difference: to the reference (origin, else the first method) on the samples of both: its name, mean, low, high and
+    n; None for the reference, and where it was not run.
+    """
+    grouped: dict[tuple[str, str, str, int], Samples] = {}
     for row in rows:
         key = (row["task"], row["metric"], row["method"], row["length"])
-        grouped.setdefault(key, []).append(row["score"])
+        grouped.setdefault(key, {})[row["sample"]] = row["score"]
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    reference = "origin" if "origin" in methods else next(iter(methods), "")
     entries = []
     for (task, name, method, length), values in sorted(grouped.items(), key=lambda item: item[0][3]):
         metric = next(metric for metric in tasks[task].metrics if metric.name == name)
-        low, high = interval(values, metric)
+        low, high = interval([*values.values()], metric)
+        others = {} if method == reference else grouped.get((task, name, reference, length), {})
         entries.append(
             {
                 "task": task,
@@ -67,34 +68,63 @@ def summarize(rows: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task]) -> l
                 "unit": metric.unit,
                 "method": method,
                 "length": length,
-                "mean": float(np.mean(values)),
+                "mean": float(np.mean([*values.values()])),
                 "low": low,
                 "high": high,
                 "n": len(values),
+                "difference": _to(reference, values, others, metric),
             }
         )
     return entries
 
 
-def tables(cells: Sequence[Mapping[str, Any]]) -> str:
-    """Plain text: a table a task and metric, methods down, lengths across; mean and 95% interval."""
-    parts = []
+def score_tables(cells: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
+    """A table a task and metric, methods down, lengths across; after each the differences to the reference."""
     for task, metric in dict.fromkeys((cell["task"], cell["metric"]) for cell in cells):
         own = [cell for cell in cells if (cell["task"], cell["metric"]) == (task, metric)]
-        lengths = sorted({cell["length"] for cell in own})
-        rows = [["", *map(str, lengths)]]
-        for method in dict.fromkeys(cell["method"] for cell in own):
-            by = {cell["length"]: cell for cell in own if cell["method"] == method}
-            rows.append([method, *(_shown(by.get(length)) for length in lengths)])
-        widths = [max(len(row[column]) for row in rows) for column in range(len(lengths) + 1)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        counts = sorted({cell["n"] for cell in own})
-        shown = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else counts[0]
-        parts.append("\n".join([f"{task}, {metric} ({own[0]['unit']}); mean of {shown} [95% interval]", *lines]))
-    return "\n\n".join(parts)
+        what = f"{task}, {metric} ({own[0]['unit']})"
+        yield _table(f"{what}; mean of {_counts(own)} [95% interval]", own, ".3g")
+        compared = [{**cell, **cell["difference"]} for cell in own if cell["difference"]]
+        if compared:
+            reference = compared[0]["reference"]
+            title = f"{what}; difference to {reference} on the same {_counts(compared)} [95% interval, paired]"
+            yield _table(title, compared, "+.3g")
 
 
-def _shown(cell: Mapping[str, Any] | None) -> str:
-    if cell is None:
-        return "-"
-    return f"{cell['mean']:.3g} [{cell['low']:.3g}, {cell['high']:.3g}]"
+def tables(cells: Sequence[Mapping[str, Any]]) -> str:
+    """`score_tables` as plain text."""
+    return "\n\n".join(map(plain_table, score_tables(cells)))
+
+
+def plain_table(table: Table) -> str:
+    """A table as plain text, under its title where it has one."""
+    rows = (table.head, *table.rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join([*([table.title] if table.title else []), *lines])
+
+
+def _to(reference: str, values: Samples, others: Samples, metric: Metric) -> dict[str, Any] | None:
+    shared = [sample for sample in values if sample in others]
+    if not shared:
+        return None
+    found = _difference([values[sample] for sample in shared], [others[sample] for sample in shared], metric)
+    return {"reference": reference, **found, "n": len(shared)}
+
+
+def _difference(values: Any, others: Any, metric: Metric) -> dict[str, float | None]:
+    low, high = paired(values, others, metric)
+    return {"mean": float(np.mean(np.subtract(values, others))), "low": low, "high": high}
+
+
+def _table(title: str, cells: Sequence[Mapping[str, Any]], form: str) -> Table:
+    lengths = sorted({cell["length"] for cell in cells})
+    by = {(cell["method"], cell["length"]): shown(cell["mean"], cell["low"], cell["high"], form) for cell in cells}
+    methods = dict.fromkeys(cell["method"] for cell in cells)
+    rows = [(method, *(by.get((method, length), "-") for length in lengths)) for method in methods]
+    return Table(title, ("method", *map(str, lengths)), tuple(rows))
+
+
+def _counts(cells: Sequence[Mapping[str, Any]]) -> str:
+    counts = sorted({cell["n"] for cell in cells})
+    return f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])

@@ -49,7 +49,7 @@ def _panel(cells: Cells, metric: str, trained: int) -> Panel:
         x, y, low, high = (np.array([cell[name] for cell in mine], float) for name in ("length", "mean", "low", "high"))
         lines.append(Line(method, x, y, *_style(method), interval=(low, high)))
     lengths = sorted({int(cell["length"]) for cell in own})
-    ends = [end for cell in own for end in (cell["low"], cell["high"])]
+    ends = _ends(own)
     pad = 0.06 * (max(ends) - min(ends) or 1)
     return Panel(
         title=metric,
@@ -62,6 +62,14 @@ def _panel(cells: Cells, metric: str, trained: int) -> Panel:
         x_ticks=_apart(lengths),
         log_x=True,
     )
+
+
+def _ends(cells: Cells) -> list[float]:
+    """Means and interval ends, these up to twice the means' span away, so that those of two samples hide no curve."""
+    means = [cell["mean"] for cell in cells]
+    room = 2 * max(max(means) - min(means), 1)
+    known = [end for cell in cells for end in (cell["low"], cell["high"]) if end is not None]
+    return [*means, *np.clip(known, min(means) - room, max(means) + room).tolist()]
 
 
 def _apart(lengths: Sequence[int]) -> tuple[int, ...]:

@@ -161,19 +161,24 @@ def _grids(stem: str, panel: xr.DataArray, limits: xr.DataArray, trained_length:
 
 
 def _failures(methods: list[str], measured: Measured, predictions: Sequence[Call | Prediction]) -> xr.Dataset:
-    """Predicted and measured failure lengths by method; NaN for none."""
+    """Predicted and measured failure lengths by method, with the interval of the measured; NaN for none."""
     by_method = {each.method: each for each in measured.failures}
     predicted = {each.method: each for each in predictions}
     columns = {
         "predicted": [getattr(predicted.get(method), "length", None) for method in methods],
         "predicted_earliest": [getattr(predicted.get(method), "earliest", None) for method in methods],
         "measured": [by_method[method].length for method in methods],
+        "measured_low": [by_method[method].low for method in methods],
+        "measured_high": [by_method[method].high for method in methods],
         "measured_by_nll": [by_method[method].by_nll for method in methods],
         "measured_by_passkey": [by_method[method].by_passkey for method in methods],
     }
     tokens = {name: ("method", np.array(column, dtype=float), {"units": "tokens"}) for name, column in columns.items()}
-    texts = [str(predicted.get(method, "not predicted")) for method in methods]
-    return xr.Dataset({**tokens, "predicted_text": ("method", texts)}, coords={"method": methods})
+    texts = {
+        "predicted_text": ("method", [str(predicted.get(method, "not predicted")) for method in methods]),
+        "measured_text": ("method", [str(by_method[method]) for method in methods]),
+    }
+    return xr.Dataset({**tokens, **texts}, coords={"method": methods})
 
 
 def _file_name(first: str, values: xr.DataArray, *more: str) -> str:

@@ -11,12 +11,12 @@ import xarray as xr
 
 from mesa.methods import make
 from mesa.plan import restarts
-from probe.evaluation.summary import intervals
+from probe.evaluation.summary import differences, intervals
 from probe.store.reader import Run
 from probe.store.select import hook_values, reference_method
 from probe.thresholds.calls import Call, carriers, drift_calls, saturated
 from probe.thresholds.drift import DriftRule, find_drift, resolution
-from probe.thresholds.failure import Measured, measured_failure
+from probe.thresholds.failure import Failure, Measured, measured_failure
 from probe.thresholds.predict import Prediction, best, negative_control, predict
 from probe.thresholds.search import CrossingRule, search
 
@@ -156,26 +156,13 @@ def summarize(analysis: Analysis) -> dict[str, Any]:
         "methods": [_method_row(analysis, name) for name in analysis.hidden["method"].values.tolist()],
         "control": _control_rows(analysis.control),
         "failure_rule": None if analysis.measured is None else analysis.measured.rule,
-        "passkey_judged": analysis.measured is not None and analysis.measured.passkey_judged,
+        "judged_by": [] if analysis.measured is None else list(analysis.measured.judged),
+        "at_chance": [] if analysis.measured is None else list(analysis.measured.chance),
         "measured_lengths": [] if analysis.measured is None else list(analysis.measured.lengths),
         "method_configs": json.loads(attrs.get("method_configs", "{}")),
         "versions": json.loads(attrs.get("versions", "{}")),
         "created": attrs.get("created"),
     }
-
-
-def table(summary: dict[str, Any]) -> str:
-    """The summary's methods as a plain-text table, one line a method."""
-    multiples = list(summary["methods"][0]["scores"])
-    head = ["method", "predicted", "measured", *(f"NLL {m}" for m in multiples), *(f"passkey {m}" for m in multiples)]
-    rows = [head]
-    for row in summary["methods"]:
-        scores = [_number(row["scores"][m][name]) for name in ("tail_nll", "passkey") for m in multiples]
-        rows.append([row["method"], row["predicted"]["text"], row["measured"]["text"], *scores])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
 
 
 def _drift_rows(analysis: Analysis, drifts: dict[str, xr.Dataset]) -> dict[str, Any]:
@@ -190,12 +177,12 @@ def _drift_row(found: xr.Dataset) -> dict[str, Any]:
     for layer, dim in carriers(found, TOP):
         one = at.sel(layer=layer, dim=dim)
         dims.append({"layer": layer, "dim": dim, **{n: float(one[n]) for n in ("share", "centre", "range")}})
-    methods = [_predicted(call) for call in drift_calls(found)]
+    methods = [_in_words(call) for call in drift_calls(found)]
     return {"methods": methods, "saturated": saturated(found), "dims": dims}
 
 
-def _predicted(made: Call | Prediction) -> dict[str, Any]:
-    """A prediction with its words, as JSON gives it back."""
+def _in_words(made: Call | Prediction | Failure) -> dict[str, Any]:
+    """A prediction or failure with its words, as JSON gives it back."""
     return json.loads(json.dumps({**asdict(made), "text": str(made)}))
 
 
@@ -205,8 +192,8 @@ def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
     predicted, thresholds = _of(analysis.headline, method), by_prompt[analysis.prompt]
     row: dict[str, Any] = {
         "method": method,
-        "predicted": _predicted(predicted),
-        "predicted_by_thresholds": _predicted(thresholds),
+        "predicted": _in_words(predicted),
+        "predicted_by_thresholds": _in_words(thresholds),
         "predicted_by_prompt": {prompt: str(each) for prompt, each in by_prompt.items()},
         "measured": {"text": "not measured"},
         "scores": {_multiple(m): {"tail_nll": None, "passkey": None} for m in _MULTIPLES},
@@ -215,18 +202,16 @@ def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
     if evaluation is None or measured is None:
         return row
     failure = _of(measured.failures, method)
-    row["measured"] = {
-        "length": failure.length,
-        "by_nll": failure.by_nll,
-        "by_passkey": failure.by_passkey,
-        "text": f"none up to {measured.lengths[-1]}" if failure.length is None else str(failure.length),
-    }
+    row["measured"] = {**_in_words(failure), "holds": failure.holds}
     for multiple in _MULTIPLES:
         length = multiple * analysis.trained_length
         if length in measured.lengths:
             scores = evaluation.sel({"method": method, "length": length})
             means = {name: float(scores[name].mean()) for name in ("tail_nll", "passkey") if name in scores}
-            row["scores"][_multiple(multiple)].update({**means, **intervals(scores)})
+            found = {**means, **intervals(scores)}
+            if method != analysis.reference:
+                found |= differences(scores, evaluation.sel({"method": analysis.reference, "length": length}))
+            row["scores"][_multiple(multiple)].update(found)
     return row
 
 
@@ -249,7 +234,3 @@ def _of(each: Any, method: str) -> Any:
 
 def _multiple(multiple: int) -> str:
     return "M" if multiple == 1 else f"{multiple}M"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

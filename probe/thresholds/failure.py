@@ -1,31 +1,67 @@
-"""The measured failure length of each method, from its scores by length."""
+"""The measured failure length of each method with its interval, from its scores by length."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import xarray as xr
+
+from probe.evaluation.intervals import wilson
 
 NATS_ABOVE = 0.5
 LEAST_ACCURACY = 0.5
+CHANCE_NATS = 0.1
+"""A tail NLL inside the window no further than this below ln(vocabulary) is chance."""
+NLL, PASSKEY = RULES = ("tail NLL", "passkey")
+"""What can fail."""
+_RESAMPLED = 2000
+_ENDS = [_RESAMPLED // 40, _RESAMPLED - 1 - _RESAMPLED // 40]  # of 95%, among sorted draws
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The first measured lengths, in tokens, at which a method fails; None if it does not up to the longest.
+    """From which measured length on, in tokens, a method fails at every one; None if it does not at the longest.
 
     by_nll: its tail NLL is more than `NATS_ABOVE` nats/token above `Measured.level`.
-    by_passkey: its passkey accuracy is below `LEAST_ACCURACY`.
+    by_passkey: its passkey accuracy is below `LEAST_ACCURACY`. length: one or the other.
+    low, high: 95% interval of `length` over resampled prompts; None: none up to the longest length. share: of the
+    resamples, those that give exactly `length`; None: too few prompts for an interval.
+    dips: shorter lengths at which it fails though it does not at a longer one. before: the measured length before.
+    judged, chance: what of `RULES` failure is judged by, and what cannot judge since it is at chance inside the window.
+    longest: the longest length it was measured at.
     """
 
     method: str
     by_nll: int | None
     by_passkey: int | None
+    length: int | None
+    low: int | None
+    high: int | None
+    share: float | None
+    dips: tuple[int, ...]
+    before: int | None
+    judged: tuple[str, ...]
+    chance: tuple[str, ...]
+    longest: int
 
     @property
-    def length(self) -> int | None:
-        """The first length at which either rule holds."""
-        return min((length for length in (self.by_nll, self.by_passkey) if length is not None), default=None)
+    def holds(self) -> bool:
+        """Whether it does not fail, of a model that is not at chance."""
+        return self.length is None and not self.chance
+
+    def __str__(self) -> str:
+        """The length with its interval, such as '512 [512, 768]' or 'none up to 2048'."""
+        text = f"none up to {self.longest}" if self.length is None else str(self.length)
+        if (self.length, self.low, self.high) != (None, None, None) and self.share is not None:
+            text += f" [{self.low or 'none'}, {self.high or 'none'}]"
+        if self.dips:
+            text += f"; dips at {', '.join(map(str, self.dips))}"
+        if self.length is not None or not self.chance:
+            return text
+        unjudged = "not judged: at chance inside M"
+        return f"{unjudged} ({' and '.join(self.chance)}); {text} by {self.judged[0]}" if self.judged else unjudged
 
 
 @dataclass(frozen=True)
@@ -33,13 +69,17 @@ class Measured:
     """Failures by method and what they are measured against.
 
     level: the reference method's tail NLL at `level_length`, the longest measured length within the window.
-    passkey_judged: whether the reference finds the passkey there; if not, passkeys say nothing about length.
+    judged: those of `RULES` that say something about length: not a tail NLL that is chance there, nor passkeys that the
+        reference finds in less than half of the prompts there.
+    chance: those of `RULES` by which the reference is at chance there: tail NLL within `CHANCE_NATS` of
+        ln(vocabulary), passkeys found in so few prompts that Wilson's interval ends below `LEAST_ACCURACY`.
     """
 
     reference: str
     level: float
     level_length: int
-    passkey_judged: bool
+    judged: tuple[str, ...]
+    chance: tuple[str, ...]
     lengths: tuple[int, ...]
     failures: tuple[Failure, ...]
 
@@ -48,40 +88,101 @@ class Measured:
         """What is called a failure, in words."""
         level = f"{self.level:.2f} ({self.reference} at {self.level_length})"
         nll = f"tail NLL more than {NATS_ABOVE:g} nats/token above {level}"
+        if NLL not in self.judged:
+            nll += " (not judged: that is chance)"
         passkey = f"passkey accuracy below {LEAST_ACCURACY:g}"
-        if not self.passkey_judged:
+        if PASSKEY not in self.judged:
             passkey += f" (not judged: {self.reference} itself is below it at {self.level_length})"
-        return f"{nll}, or {passkey}"
+        return f"{nll}, or {passkey}, there and at every longer length measured"
 
 
 def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str = "origin") -> Measured:
     """Failure lengths from `tail_nll` (method, length, window) and, if there, `passkey` (method, length, sample).
 
-    Raises ValueError if nothing was measured within the trained window, or not the reference method.
+    Methods share windows and samples, so these are resampled for all of them and all lengths at once. NaN: a length
+    that a method was not measured at. The attribute `vocabulary`, in tokens, tells what chance is; without it no tail
+    NLL is called so. Raises ValueError if nothing was measured within the trained window, or not the reference method.
     """
-    lengths = sorted(int(length) for length in evaluation["length"].values)
-    within = [length for length in lengths if length <= trained_length]
+    evaluation = evaluation.sortby("length")
+    lengths = evaluation["length"].values.astype(int)
     methods = evaluation["method"].values.tolist()
-    if not within:
-        raise ValueError(f"no length within the trained window {trained_length} was measured, only {lengths}")
     if reference not in methods:
         raise ValueError(f"reference {reference!r} was not measured; measured methods: {', '.join(methods)}")
-    nll = evaluation["tail_nll"].mean("window").sortby("length")
-    level = float(nll.sel({"method": reference, "length": within[-1]}))
-    by_nll = nll > level + NATS_ABOVE
-    by_passkey = xr.zeros_like(by_nll)
-    judged = False
-    if "passkey" in evaluation:
-        accuracy = evaluation["passkey"].mean("sample").sortby("length")
-        judged = float(accuracy.sel({"method": reference, "length": within[-1]})) >= LEAST_ACCURACY
-        by_passkey = (accuracy < LEAST_ACCURACY) & judged
+    scores = [evaluation[name].values for name in ("tail_nll", "passkey") if name in evaluation]
+    measured = np.all(np.isfinite(scores[0]), axis=-1)
+    within = np.flatnonzero(measured[methods.index(reference)] & (lengths <= trained_length))
+    if not within.size:
+        raise ValueError(f"no length within the trained window {trained_length} was measured, only {lengths.tolist()}")
+    at = (methods.index(reference), int(within[-1]))
+    level = float(scores[0][at].mean())
+    judged, chance = _judged(level, scores[1][at] if len(scores) > 1 else None, evaluation.attrs.get("vocabulary"))
+    fails = _fails([each.mean(-1)[None] for each in scores], at, judged)
+    rng = np.random.default_rng(0)
+    draws = _fails([_resampled(each, rng) for each in scores], at, judged)
+    enough = all(each.shape[-1] > 1 for each, rule in zip(scores, RULES, strict=False) if rule in judged)
     failures = [
-        Failure(method, _first(by_nll.sel({"method": method})), _first(by_passkey.sel({"method": method})))
-        for method in methods
+        _failure(
+            method,
+            lengths[known := measured[row]],
+            [each[0, row, known] for each in fails],
+            np.any([each[:, row, known] for each in draws], 0) if enough else None,
+            (judged, chance),
+        )
+        for row, method in enumerate(methods)
     ]
-    return Measured(reference, level, within[-1], judged, tuple(lengths), tuple(failures))
+    return Measured(reference, level, int(lengths[at[1]]), judged, chance, tuple(lengths.tolist()), tuple(failures))
 
 
-def _first(fails: xr.DataArray) -> int | None:
-    lengths = fails["length"].values[fails.values]
-    return int(lengths[0]) if len(lengths) else None
+def _judged(level: float, hits: np.ndarray | None, vocabulary: int | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What can be judged, and what is at chance, of the reference's scores inside the window."""
+    judged, chance = [], []
+    by_chance = vocabulary is not None and level >= math.log(vocabulary) - CHANCE_NATS
+    (chance if by_chance else judged).append(NLL)
+    if hits is not None and hits.mean() >= LEAST_ACCURACY:
+        judged.append(PASSKEY)
+    elif hits is not None and wilson(int(hits.sum()), len(hits))[1] < LEAST_ACCURACY:
+        chance.append(PASSKEY)
+    return tuple(judged), tuple(chance)
+
+
+def _fails(means: list[np.ndarray], at: tuple[int, int], judged: tuple[str, ...]) -> list[np.ndarray]:
+    """Whether the mean fails, by tail NLL against the draw's own level and by passkeys: (draw, method, length)."""
+    nll = means[0]
+    rules = [nll > nll[:, at[0], at[1], None, None] + NATS_ABOVE, *(each < LEAST_ACCURACY for each in means[1:])]
+    return [each & (rule in judged) for rule, each in zip(RULES, rules, strict=False)]
+
+
+def _resampled(scores: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Means (draw, method, length) over prompts drawn with replacement, the same for all methods and lengths."""
+    count = scores.shape[-1]
+    drawn = rng.multinomial(count, np.full(count, 1 / count), _RESAMPLED)
+    return np.moveaxis(scores @ drawn.T / count, -1, 0)  # divided last: shares are exact
+
+
+def _failure(
+    method: str,
+    lengths: np.ndarray,
+    rules: list[np.ndarray],
+    draws: np.ndarray | None,
+    known: tuple[tuple[str, ...], tuple[str, ...]],
+) -> Failure:
+    """One method's failure. rules: by rule whether it fails, (length); draws: by any of them, (draw, length)."""
+    by_nll, by_passkey = [*(_onset(each, lengths) for each in rules), None][:2]
+    fails = np.any(rules, 0)
+    length = _onset(fails, lengths)
+    dips = lengths[fails & (lengths < (length or np.inf))].tolist()
+    before = lengths[lengths < (length or 0)].tolist()
+    low = high = share = None
+    if draws is not None:
+        onsets = np.array([_onset(each, lengths) or np.inf for each in draws])
+        low, high = (None if end == np.inf else int(end) for end in np.sort(onsets)[_ENDS])
+        share = float((onsets == (length or np.inf)).mean())
+    ends = (low, high, share, tuple(dips), before[-1] if before else None)
+    return Failure(method, by_nll, by_passkey, length, *ends, *known, int(lengths[-1]))
+
+
+def _onset(fails: np.ndarray, lengths: np.ndarray) -> int | None:
+    """The length from which on all fail."""
+    held = np.flatnonzero(~fails)
+    first = held[-1] + 1 if held.size else 0
+    return int(lengths[first]) if first < len(lengths) else None

@@ -21,18 +21,34 @@ def _broke(summary: dict[str, Any]) -> str:
     name, trained = reference["method"], summary["trained_length"]
     if "length" not in reference["measured"]:
         return f"Nothing was measured by length; {name} was trained on windows of M = {trained} tokens."
-    length = reference["measured"]["length"]
+    measured, longest = reference["measured"], summary["measured_lengths"][-1]
+    length = measured["length"]
+    if length is None and measured["chance"]:
+        return f"{name}: {measured['text']}. {_scores(reference)}"
     if length is None:
-        judged = (
-            "" if summary["passkey_judged"] else f", judged by tail NLL alone: {name} finds no passkey within M either"
-        )
-        return f"{name} holds up to {summary['measured_lengths'][-1]} tokens, the longest length measured{judged}."
-    before = max((each for each in summary["measured_lengths"] if each < length), default=None)
-    last_good = "" if before is None else f" (at {before} it still held)"
+        judged = "" if len(summary["judged_by"]) > 1 else f", judged by {summary['judged_by'][0]} alone"
+        text = f"{name} holds up to {longest} tokens, the longest length measured{judged}{_sure(measured, longest)}."
+        return f"{text}{_dips(measured)}"
+    last_good = "" if measured["before"] is None else f" (at {measured['before']} it still held)"
     return (
-        f"{name} fails at {length} tokens, {length / trained:.2g} times its trained window of {trained}{last_good}: "
-        f"{_reasons(reference)}. {_scores(reference)}"
+        f"{name} fails at {length} tokens{_sure(measured, longest)}, {length / trained:.2g} times its trained window "
+        f"of {trained}{last_good}: {_reasons(reference)}.{_dips(measured)} {_scores(reference)}"
     )
+
+
+def _sure(measured: dict[str, Any], longest: int) -> str:
+    """The interval of a measured length, and how often a resample gives that very length; empty where it has none."""
+    if measured["share"] is None:
+        return ""
+    low, high = measured["low"], measured["high"]
+    ends = "" if low is None else f"95% interval {low} to {high or f'none up to {longest}'}, "
+    return f" ({ends}so in {measured['share']:.0%} of resamples)"
+
+
+def _dips(measured: dict[str, Any]) -> str:
+    """At which shorter lengths it fails too."""
+    dips = ", ".join(map(str, measured["dips"]))
+    return f" It dips at {dips}: it fails there, but not at every longer length." if dips else ""
 
 
 def _where(summary: dict[str, Any]) -> str:
@@ -124,10 +140,15 @@ def _one_method(summary: dict[str, Any], row: dict[str, Any]) -> str:
     predicted = f"predicted from hidden states: {row['predicted']['text']}"
     if "length" not in row["measured"]:
         return f"{row['method']}: {predicted}; not measured."
-    length, longest = row["measured"]["length"], summary["measured_lengths"][-1]
-    if length is None:
-        return f"{row['method']} holds up to {longest} tokens, the longest measured ({predicted})."
-    return f"{row['method']} fails at {length} tokens, {_reasons(row)} ({predicted})."
+    measured, longest = row["measured"], summary["measured_lengths"][-1]
+    sure = _sure(measured, longest)
+    if measured["length"] is not None:
+        text = f"{row['method']} fails at {measured['length']} tokens{sure}, {_reasons(row)} ({predicted})."
+    elif measured["chance"]:
+        text = f"{row['method']}: {measured['text']} ({predicted})."
+    else:
+        text = f"{row['method']} holds up to {longest} tokens, the longest measured{sure} ({predicted})."
+    return f"{text}{_dips(measured)}"
 
 
 def _trust(summary: dict[str, Any]) -> str:
@@ -175,7 +196,8 @@ def _reasons(row: dict[str, Any]) -> str:
     """Which rule fails from which length on, of a method that does fail."""
     measured = row["measured"]
     reasons = [("tail NLL", measured["by_nll"]), ("passkey accuracy", measured["by_passkey"])]
-    return " and ".join(f"by {name} from {length} on" for name, length in reasons if length is not None)
+    known = [f"by {name} from {length} on" for name, length in reasons if length is not None]
+    return " and ".join(known) or "by tail NLL and passkey accuracy in turns"
 
 
 def _scores(row: dict[str, Any]) -> str:

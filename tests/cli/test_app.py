@@ -78,7 +78,7 @@ def test_every_page_opens_on_every_run(opened, page):
 def test_the_overview_says_what_the_report_says(opened):
     app = opened("overview", run="first")
     table = app.dataframe[0].value.set_index("method")
-    assert table.loc["origin", "measured"] == "128"
+    assert table.loc["origin", "measured"] == "128 [128, 128]"
     assert table.loc["mesa", "measured"] == "none up to 320"
     assert 64 <= int(table.loc["origin", "predicted"]) <= 80  # it leaves at 1.1 M
     assert "origin fails at 128 tokens" in texts(app)
@@ -91,7 +91,7 @@ def test_a_summary_of_another_store_is_not_believed(root, monkeypatch, tmp_path)
     path = tmp_path / "run" / "summary.json"
     summary = json.loads(path.read_text())
     summary["methods"][0]["measured"]["text"] = "999"
-    for created, shown in ((summary["created"], "999"), ("1999-01-01", "128")):
+    for created, shown in ((summary["created"], "999"), ("1999-01-01", "128 [128, 128]")):
         path.write_text(json.dumps(summary | {"created": created}))
         app = run(tmp_path, monkeypatch, "overview")
         assert app.dataframe[0].value.set_index("method").loc["origin", "measured"] == shown

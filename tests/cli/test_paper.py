@@ -16,6 +16,7 @@ from mesa_lens.paper import runner
 from mesa_lens.paper.config import estimate, plan_section, probe_request, read, section_methods
 from mesa_lens.paper.sections import SECTIONS
 from probe.evaluation import run as running
+from probe.evaluation.intervals import shown
 from probe.store.reader import open_run
 from probe.tasks.likelihood import Likelihood
 
@@ -113,7 +114,7 @@ def test_a_report_of_every_kind_of_section(folder, tmp_path, capsys):
     assert measured is not None
     assert measured["length"].values.tolist() == [160, 300]
     for cell in results["nll"]["cells"]:
-        assert f"{cell['mean']:.3g} [{cell['low']:.3g}, {cell['high']:.3g}]" in html
+        assert shown(cell["mean"], cell["low"], cell["high"]) in html
     assert {cell["method"] for cell in results["ablation"]["cells"]} == {
         f"mesa, {w}" for w in ("stair", "rerope", "leaky-rerope")
     }

@@ -9,9 +9,10 @@ from synthetic import evaluation, hidden_states, write_run
 
 from probe.report import render, write_report
 from probe.store.reader import open_run
-from probe.thresholds.analysis import analyse, summarize, table
+from probe.thresholds.analysis import analyse, summarize
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.findings import findings
+from probe.thresholds.tables import table
 
 M = 64
 HOSTILE = "<script>alert(1)</script>"
@@ -44,12 +45,12 @@ def test_measured_failures():
 def test_the_rules_are_strict():
     scores = evaluation()
     scores["tail_nll"][:] = 3.0
-    scores["tail_nll"][0, 3] = 3.5
+    scores["tail_nll"][0, 3:] = 3.5
     scores["passkey"][:] = 1
-    scores["passkey"][1, 4, :10] = 0
+    scores["passkey"][1, 4:, :10] = 0
     assert all(failure.length is None for failure in measured_failure(scores, M).failures)
-    scores["tail_nll"][0, 3] = 3.51
-    scores["passkey"][1, 4, 10] = 0
+    scores["tail_nll"][0, 3:] = 3.51
+    scores["passkey"][1, 4:, 10] = 0
     assert [failure.length for failure in measured_failure(scores, M).failures] == [192, 256, None, None]
 
 
@@ -58,6 +59,7 @@ def test_passkeys_a_model_never_finds_are_not_judged():
     scores["passkey"][:] = 0
     measured = measured_failure(scores, M)
     assert [failure.by_passkey for failure in measured.failures] == [None] * 4
+    assert (measured.judged, measured.chance) == (("tail NLL",), ("passkey",))
     assert f"not judged: origin itself is below it at {M}" in measured.rule
     with pytest.raises(ValueError, match=r"no length within the trained window 16 was measured, only \[32, 64"):
         measured_failure(scores, 16)
@@ -84,6 +86,10 @@ def test_summary(summary, folder):
     assert at["tail_nll_interval"][0] < at["tail_nll"] < at["tail_nll_interval"][1]
     assert (at["passkey"], at["passkey_interval"][1]) == (1, 1)
     assert rows["origin"]["scores"]["4M"]["passkey"] == 0
+    assert "tail_nll_difference" not in at
+    less = rows["mesa"]["scores"]["2M"]["tail_nll_difference"]
+    assert less["mean"] == pytest.approx(-0.8, abs=0.05)
+    assert less["low"] < less["mean"] < less["high"] < -0.7
     assert summary["searched"] == 3 * 32
     assert summary["qualified"]["repeated"] == summary["control"][2]["qualified"]["repeated"]
     assert summary["control"][0]["qualified"]["repeated"] == 0
@@ -94,16 +100,22 @@ def test_table(summary):
     lines = table(summary).splitlines()
     assert lines[0].split() == "method predicted measured NLL M NLL 2M NLL 4M passkey M passkey 2M passkey 4M".split()
     assert re.fullmatch(r"mesa +none up to 320 +none up to 320 +(\d\.\d\d +){3}1\.00 +1\.00 +1\.00", lines[4])
+    assert lines[6] == "difference to origin on the same prompts [95% interval, paired]"
+    assert re.fullmatch(r"mesa .*-0\.8\d \[-0\.8\d, -0\.7\d\].* \+1\.00 \[\+0\.76, \+1\.00\]", lines[10])
 
 
 def test_findings_say_what_the_numbers_say(summary):
     told = dict(findings(summary))
     assert told["What broke"].startswith(
-        "origin fails at 128 tokens, 2 times its trained window of 64 (at 64 it still held): "
+        "origin fails at 128 tokens (95% interval 128 to 128, so in 100% of resamples), 2 times its trained window of "
+        "64 (at 64 it still held): "
         "by tail NLL from 128 on and by passkey accuracy from 192 on."
     )
     assert "mesa holds up to 320 tokens" in told["What mended it"]
-    assert "dynamic-ntk fails at 320 tokens, by tail NLL from 320 on" in told["What mended it"]
+    assert (
+        "dynamic-ntk fails at 320 tokens (95% interval 320 to 320, so in 100% of resamples), by tail NLL from 320 on"
+        in told["What mended it"]
+    )
     assert "calls 0.0% of the pairs observable" in told["How far to trust it"]
     flat = [{**row, "share": dict.fromkeys(row["share"], 0.1)} for row in summary["control"]]
     assert "say nothing about M" in dict(findings({**summary, "control": flat}))["How far to trust it"]
@@ -112,11 +124,13 @@ def test_findings_say_what_the_numbers_say(summary):
 def test_findings_of_a_model_that_holds(summary):
     row = {"comparison": "", "at": 32, "share": {"repeated": 0.0}}
     none = [{**row, "comparison": name} for name in ("control", "matched", "all")]
-    origin = {**summary["methods"][0], "measured": {"length": None, "by_nll": None, "by_passkey": None}}
-    holds = {**summary, "control": none, "methods": [origin], "passkey_judged": False}
+    measured = {**summary["methods"][1]["measured"], "dips": [128]}
+    origin = {**summary["methods"][0], "measured": measured}
+    holds = {**summary, "control": none, "methods": [origin], "judged_by": ["tail NLL"]}
     told = dict(findings(holds))
     assert told["What broke"].startswith(
-        "origin holds up to 320 tokens, the longest length measured, judged by tail NLL"
+        "origin holds up to 320 tokens, the longest length measured, judged by tail NLL alone (so in 100% of "
+        "resamples). It dips at 128: it fails there"
     )
     assert told["What mended it"] == "No other method was run."
     assert told["How far to trust it"].endswith("No threshold was found, so nothing is predicted.")

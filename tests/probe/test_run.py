@@ -22,13 +22,14 @@ from mesa_lens.cli import main
 from probe import plan as planning
 from probe import run
 from probe.capture.spec import CaptureSpec, Kept
+from probe.evaluation.intervals import wilson
 from probe.evaluation.plan import EvalRequest
 from probe.evaluation.plan import plan as plan_evaluation
 from probe.evaluation.run import run as run_evaluation
-from probe.evaluation.summary import wilson
 from probe.plan import ProbeRequest, plan
 from probe.store.reader import whole_passes
 from probe.tasks import likelihood
+from probe.thresholds.findings import findings
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +76,18 @@ def test_everything_promised_is_written(finished):
     report = (finished / "report.html").read_text()
     assert "Plotly.newPlot" in report
     assert not re.search(r"<(script|link|img|iframe)\b[^>]*(src|href)=", report)  # nothing is fetched: opens offline
+
+
+def test_random_weights_are_at_chance_and_never_hold(finished):
+    summary = json.loads((finished / "summary.json").read_text())
+    assert "tail NLL" in summary["at_chance"]
+    for row in summary["methods"]:
+        assert row["measured"]["text"].startswith("not judged: at chance inside M")
+        assert not row["measured"]["holds"]
+    words = " ".join(text for _, text in findings(summary))
+    assert " holds " not in words
+    assert words.count("not judged: at chance inside M") == 4
+    assert "not judged: at chance inside M" in (finished / "report.html").read_text()
 
 
 def test_estimate_loads_no_weights_and_writes_nothing(model, tmp_path, capsys, monkeypatch):

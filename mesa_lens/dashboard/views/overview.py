@@ -21,6 +21,7 @@ from probe.thresholds.calls import Call
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.findings import findings
 from probe.thresholds.predict import Prediction
+from probe.thresholds.tables import difference_table
 
 
 def page(context: Context) -> None:
@@ -38,6 +39,7 @@ def page(context: Context) -> None:
         alt="Predicted and measured failure length and scores of each method",
         column_config=_formats(summary),
     )
+    _compared(summary)
     _curves(run, summary)
     mechanism.overview(context)
     for heading, text in findings(summary):
@@ -47,11 +49,20 @@ def page(context: Context) -> None:
     _provenance(run, summary)
 
 
+def _compared(summary: dict[str, Any]) -> None:
+    """The methods' scores less the reference's."""
+    compared = difference_table(summary)
+    if compared:
+        with st.expander(plain(f"{compared.title[0].upper()}{compared.title[1:]}")):
+            rows = [dict(zip(compared.head, row, strict=True)) for row in compared.rows]
+            st.dataframe(columns(rows), hide_index=True, alt="Differences to the reference with their intervals")
+
+
 def _summary(entry: Entry, run: Run) -> dict[str, Any]:
     """summary.json where it is this store's, else worked out again."""
     try:
         written = json.loads((entry.path / "summary.json").read_text(encoding="utf-8"))
-        if written["created"] == run.hidden.attrs["created"] and "predicted_by" in written:  # else: an older version's
+        if written["created"] == run.hidden.attrs["created"] and "judged_by" in written:  # else: an older version's
             return written
     except (OSError, ValueError, KeyError, TypeError):  # none, or not whole
         pass
@@ -77,7 +88,9 @@ def _formats(summary: dict[str, Any]) -> dict[str, Any]:
         "did inside the window"
     )
     measured = (
-        f"The first length at which: {summary['failure_rule']}" if summary["failure_rule"] else "Nothing was measured"
+        f"The first length, with its 95% interval over resampled prompts, at which: {summary['failure_rule']}"
+        if summary["failure_rule"]
+        else "Nothing was measured"
     )
     texts = {"predicted": predicted, "measured": measured}
     named = {name: st.column_config.TextColumn(help=plain(text)) for name, text in texts.items()}
@@ -93,7 +106,7 @@ def _curves(run: Run, summary: dict[str, Any]) -> None:
     known = [field.name for field in fields(kind)]
     predictions = [kind(**{name: row["predicted"][name] for name in known}) for row in summary["methods"]]
     measured = measured_failure(run.evaluation, run.trained_length, summary["reference"])
-    failing = ", ".join(f"{each.method} {each.length or 'never'}" for each in measured.failures)
+    failing = ", ".join(f"{each.method} {each}" for each in measured.failures)
     figure = curves_figure(run.evaluation, measured, run.trained_length, predictions)
     show(figure, f"Tail NLL and passkey accuracy over length by method. Measured failure: {failing}", "curves")
 

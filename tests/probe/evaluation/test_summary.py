@@ -3,20 +3,25 @@
 import numpy as np
 import pytest
 
+from probe.evaluation.intervals import agresti_min, interval, paired, shown, student, wilson
 from probe.evaluation.plan import TASKS
-from probe.evaluation.summary import bootstrap, interval, summarize, tables, wilson
+from probe.evaluation.summary import summarize, tables
 from probe.figures.evaluation_chart import evaluation_charts, write_curves
 from probe.tasks.base import Metric
 
+FOUND, LOSS = Metric("accuracy", "share", binary=True), Metric("nll", "nats")
 
-def row(method, length, score, task="passkey", metric="accuracy"):
-    return {"task": task, "metric": metric, "method": method, "length": length, "score": score}
+
+def row(method, length, score, task="passkey", metric="accuracy", sample=0):
+    return {"task": task, "metric": metric, "method": method, "length": length, "score": score, "sample": sample}
 
 
 @pytest.fixture
 def cells():
-    rows = [row("origin", 256, 1.0), row("origin", 256, 0.0), row("mesa", 256, 1.0), row("mesa", 256, 1.0)]
-    rows = [*rows, row("mesa", 128, 1.0), row("origin", 128, 0.0, "nll", "nll"), row("origin", 128, 3.0, "nll", "nll")]
+    rows = [row("origin", 256, 1.0), row("origin", 256, 0.0, sample=1)]
+    rows += [row("mesa", 256, 1.0), row("mesa", 256, 1.0, sample=1), row("mesa", 128, 1.0)]
+    rows += [row("origin", 128, score, "nll", "nll", sample) for sample, score in enumerate((1.0, 2.0))]
+    rows += [row("mesa", 128, score, "nll", "nll", sample) for sample, score in enumerate((1.5, 2.6))]
     return summarize(rows, TASKS)
 
 
@@ -28,42 +33,104 @@ def test_wilsons_interval_has_its_published_values(hits, count, expected):
     assert wilson(hits, count) == pytest.approx(expected, abs=1e-4)  # 81 of 263: Newcombe 1998, table I
 
 
-def test_the_bootstrap_is_seeded_and_near_the_normal_interval():
-    values = np.random.default_rng(3).normal(2, 0.5, 400)
-    low, high = bootstrap(values)
-    half = 1.96 * values.std() / 20
-    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.01)
-    assert bootstrap(values) == (low, high)
-    assert bootstrap([4.0]) == (4.0, 4.0)
+def test_means_have_students_interval_and_none_of_one_value():
+    assert student([5.1, 4.9, 5.6, 5.8, 6.0]) == pytest.approx((4.9016, 6.0584), abs=1e-4)  # 2.7764 sqrt(0.217 / 5)
+    assert student([4.0]) == (None, None)
+    assert (shown(2.5178, *student([2.5178])), shown(5.48, 4.9016, 6.0584)) == ("2.52", "5.48 [4.9, 6.06]")
 
 
-def test_binary_metrics_get_wilsons_interval_and_others_the_bootstrap():
-    assert interval([1.0, 1.0], Metric("accuracy", "share", binary=True)) == wilson(2, 2)
-    assert interval([1.0, 1.0], Metric("nll", "nats")) == (1.0, 1.0)
+def test_the_interval_of_three_samples_covers_the_mean():
+    draws = np.random.default_rng(5).normal(2, 0.5, (2000, 3))
+    covered = [low < 2 < high for low, high in map(student, draws)]
+    assert np.mean(covered) == pytest.approx(0.95, abs=0.015)  # the bootstrap's percentiles: 0.7
+
+
+def test_the_interval_of_paired_shares_has_its_published_form_and_covers():
+    assert agresti_min(86, 150, 1600) == pytest.approx((-0.0587, -0.0212), abs=1e-4)  # the ratings of Agresti's book
+    assert agresti_min(0, 0, 20)[0] < 0 < agresti_min(0, 0, 20)[1]  # none by the plain formula
+    tables = np.random.default_rng(5).multinomial(20, (0.3, 0.05, 0.65), 2000)
+    covered = [low < 0.25 < high for low, high in (agresti_min(int(g), int(lost), 20) for g, lost, _ in tables)]
+    assert np.mean(covered) > 0.94
+
+
+def test_shares_get_wilsons_interval_and_means_students():
+    assert interval([1.0, 1.0], FOUND) == wilson(2, 2)
+    assert interval([1.0, 3.0], LOSS) == student([1, 3])
+
+
+def test_differences_are_of_the_same_prompts():
+    nll, other = [1.0, 5.0, 9.0], [0.9, 4.88, 8.9]
+    low, high = paired(nll, other, LOSS)
+    assert (low, high) == pytest.approx(student([0.1, 0.12, 0.1]))
+    assert low > 0 > student(nll)[0] - student(other)[1]  # apart, prompts hide it
+    assert paired([1, 1, 0, 1], [0, 0, 1, 1], FOUND) == agresti_min(2, 1, 4)
 
 
 def test_cells_are_summed_up_by_task_metric_method_and_length(cells):
     assert [(cell["task"], cell["method"], cell["length"], cell["mean"], cell["n"]) for cell in cells] == [
         ("passkey", "mesa", 128, 1.0, 1),
         ("nll", "origin", 128, 1.5, 2),
+        ("nll", "mesa", 128, 2.05, 2),
         ("passkey", "origin", 256, 0.5, 2),
         ("passkey", "mesa", 256, 1.0, 2),
     ]
     assert cells[1]["unit"] == "nats/token"
-    assert (cells[2]["low"], cells[2]["high"]) == wilson(1, 2)
-    assert (cells[1]["low"], cells[1]["high"]) == (0.0, 3.0)
+    assert (cells[3]["low"], cells[3]["high"]) == wilson(1, 2)
+    assert (cells[1]["low"], cells[1]["high"]) == student([1, 2])
+    assert [cell["difference"] is None for cell in cells] == [True, True, False, True, False]
+    found = cells[2]["difference"]
+    assert (found["reference"], found["n"], found["mean"]) == ("origin", 2, pytest.approx(0.55))
+    assert (found["low"], found["high"]) == student([0.5, 0.6000000000000001])
+
+
+def test_without_origin_the_first_method_is_the_reference():
+    rows = [row(method, 256, 1.0, sample=sample) for method in ("rerope", "mesa") for sample in range(2)]
+    assert [cell["difference"] and cell["difference"]["reference"] for cell in summarize(rows, TASKS)] == [
+        None,
+        "rerope",
+    ]
+
+
+def test_one_sample_has_no_interval_anywhere(tmp_path):
+    cells = summarize([row("origin", length, 2.5178, "nll", "nll") for length in (128, 256)], TASKS)
+    assert [(cell["low"], cell["high"]) for cell in cells] == [(None, None)] * 2
+    assert tables(cells).splitlines()[-1] == "origin  2.52  2.52"
+    summary = {"cells": cells, "trained_length": 200, "model": "tiny"}
+    (panel,) = evaluation_charts(summary)["nll"].panels
+    assert np.isnan(panel.lines[0].interval).all()
+    assert np.isfinite(panel.y_range).all()
+    assert len(write_curves(summary, tmp_path)) == 2
+
+
+def test_two_samples_do_not_hide_the_curve():
+    rows = [
+        row("origin", length, length / 128 + sample, "nll", "nll", sample) for length in (128, 256) for sample in (0, 1)
+    ]
+    (panel,) = evaluation_charts({"cells": summarize(rows, TASKS), "trained_length": 200, "model": "tiny"})[
+        "nll"
+    ].panels
+    assert panel.y_range == pytest.approx((-0.8, 5.1), abs=0.05)  # the intervals' ends: -4.9 and 8.9
 
 
 def test_tables_have_methods_down_and_lengths_across(cells):
     assert tables(cells).splitlines() == [
         "passkey, accuracy (share found); mean of 1 to 2 [95% interval]",
-        "        128           256",
+        "method  128           256",
         "mesa    1 [0.207, 1]  1 [0.342, 1]",
         "origin  -             0.5 [0.0945, 0.905]",
         "",
+        "passkey, accuracy (share found); difference to origin on the same 2 [95% interval, paired]",
+        "method  256",
+        "mesa    +0.5 [-0.398, +0.898]",
+        "",
         "nll, nll (nats/token); mean of 2 [95% interval]",
-        "        128",
-        "origin  1.5 [0, 3]",
+        "method  128",
+        "origin  1.5 [-4.85, 7.85]",
+        "mesa    2.05 [-4.94, 9.04]",
+        "",
+        "nll, nll (nats/token); difference to origin on the same 2 [95% interval, paired]",
+        "method  128",
+        "mesa    +0.55 [-0.0853, +1.19]",
     ]
 
 

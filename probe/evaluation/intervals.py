@@ -1,0 +1,76 @@
+"""95% intervals of means, shares, and their differences on shared prompts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.special import stdtrit
+
+from probe.tasks.base import Metric
+
+Ends = tuple[float, float] | tuple[None, None]
+"""Low and high; None where there is no interval."""
+
+_Z = 1.959964  # of 95%
+
+
+def wilson(hits: int, count: int) -> tuple[float, float]:
+    """Wilson's 95% interval of a share.
+
+    >>> [round(end, 3) for end in wilson(10, 10)]
+    [0.722, 1.0]
+    """
+    share, z2 = hits / count, _Z**2 / count
+    middle = (share + z2 / 2) / (1 + z2)
+    half = _Z / (1 + z2) * math.sqrt(share * (1 - share) / count + z2 / (4 * count))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def student(values: Sequence[float]) -> Ends:
+    """Student's 95% interval of the mean; (None, None) for fewer than two values.
+
+    >>> [round(end, 2) for end in student([1, 2, 3])]
+    [-0.48, 4.48]
+    """
+    array = np.asarray(values, float)
+    if len(array) < 2:
+        return None, None
+    half = float(stdtrit(len(array) - 1, 0.975) * array.std(ddof=1) / math.sqrt(len(array)))
+    return float(array.mean()) - half, float(array.mean()) + half
+
+
+def agresti_min(gained: int, lost: int, count: int) -> tuple[float, float]:
+    """95% interval of the difference of two shares of the same `count` prompts (Agresti and Min 2005).
+
+    gained, lost: prompts that only the one finds, and only the other. Half a prompt is added to each of the four cells.
+
+    >>> [round(end, 3) for end in agresti_min(5, 0, 10)]
+    [0.093, 0.74]
+    """
+    count, difference = count + 2, gained - lost
+    half = _Z * math.sqrt(gained + lost + 1 - difference**2 / count) / count
+    return max(-1.0, difference / count - half), min(1.0, difference / count + half)
+
+
+def interval(values: Sequence[float], metric: Metric) -> Ends:
+    """95% interval of the mean: Wilson's for 0 and 1, else Student's."""
+    return wilson(round(sum(values)), len(values)) if metric.binary else student(values)
+
+
+def paired(values: Sequence[float], others: Sequence[float], metric: Metric) -> Ends:
+    """95% interval of the mean difference `values` - `others`, prompt by prompt the same.
+
+    Agresti and Min's for 0 and 1, else Student's.
+    """
+    differences = np.subtract(values, others)
+    if metric.binary:
+        return agresti_min(int((differences > 0).sum()), int((differences < 0).sum()), len(differences))
+    return student(differences.tolist())
+
+
+def shown(value: float, low: float | None, high: float | None, form: str = ".3g") -> str:
+    """A number with its interval, such as '2.52 [2.31, 2.73]', or alone where it has none."""
+    alone = f"{value:{form}}"
+    return alone if low is None or high is None else f"{alone} [{low:{form}}, {high:{form}}]"

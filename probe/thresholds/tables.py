@@ -1,0 +1,59 @@
+"""A run's summary as tables: failure lengths and scores by method, and paired differences to the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from probe.evaluation.intervals import shown
+from probe.evaluation.summary import Table, plain_table
+
+_SCORES = {"NLL": "tail_nll", "passkey": "passkey"}
+
+
+def table(summary: dict[str, Any]) -> str:
+    """Plain text, one line a method: failure lengths and scores, then differences to the reference."""
+    head = ("method", "predicted", "measured", *_columns(summary))
+    rows = []
+    for row in summary["methods"]:
+        scores = (_number(row["scores"][multiple][name]) for name, multiple in _places(summary))
+        rows.append((row["method"], row["predicted"]["text"], row["measured"]["text"], *scores))
+    compared = difference_table(summary)
+    parts = [Table("", head, tuple(rows)), *([compared] if compared else [])]
+    return "\n\n".join(map(plain_table, parts))
+
+
+def difference_table(summary: dict[str, Any]) -> Table | None:
+    """Each method's scores less the reference's on the same prompts; None where nothing was compared."""
+    compared = [row for row in summary["methods"] if any(map(_differences, row["scores"].values()))]
+    if not compared:
+        return None
+    rows = []
+    for row in compared:
+        found = [row["scores"][multiple].get(f"{name}_difference") for name, multiple in _places(summary)]
+        cells = ("-" if each is None else shown(each["mean"], each["low"], each["high"], "+.2f") for each in found)
+        rows.append((row["method"], *cells))
+    title = f"difference to {summary['reference']} on the same prompts [95% interval, paired]"
+    return Table(title, ("method", *_columns(summary)), tuple(rows))
+
+
+def score_text(scores: dict[str, Any], name: str) -> str:
+    """A score with its interval, where it has one; a dash where it was not measured."""
+    low, high = scores.get(f"{name}_interval", (None, None))
+    return "–" if scores[name] is None else shown(scores[name], low, high, ".2f")
+
+
+def _differences(scores: dict[str, Any]) -> list[str]:
+    return [name for name in scores if name.endswith("_difference")]
+
+
+def _places(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """The scores' names and the multiples of M that they are of, in the columns' order."""
+    return [(name, multiple) for name in _SCORES.values() for multiple in summary["methods"][0]["scores"]]
+
+
+def _columns(summary: dict[str, Any]) -> list[str]:
+    return [f"{label} {multiple}" for label in _SCORES for multiple in summary["methods"][0]["scores"]]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

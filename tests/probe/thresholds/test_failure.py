@@ -1,0 +1,117 @@
+"""A measured failure persists, has an interval over the prompts, and is not read from a model at chance."""
+
+import math
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from probe.thresholds.failure import NLL, PASSKEY, measured_failure
+
+M, LENGTHS = 256, (128, 256, 384, 512, 768, 1024)
+METHODS = ("origin", "mesa")
+
+
+def scores(above=(), hits=None, windows=20, spread=0.0, level=2.5, vocabulary=4096):
+    """Of both methods: origin's mean NLL `above` the level from 256 on, `hits` of 20 by length, and the same noise."""
+    nll = np.full((2, len(LENGTHS), windows), level)
+    nll[0, 1 : 1 + len(above)] += np.array(above)[:, None]
+    nll += np.random.default_rng(0).normal(0, spread, windows)
+    found = np.zeros((2, len(LENGTHS), 20))
+    for row, counts in enumerate(hits or ((20,) * 6, (20,) * 6)):
+        for column, count in enumerate(counts):
+            found[row, column, :count] = 1
+    names = {"method": list(METHODS), "length": list(LENGTHS)}
+    dims = ("method", "length")
+    return xr.Dataset(
+        {"tail_nll": ((*dims, "window"), nll), "passkey": ((*dims, "sample"), found)},
+        names,
+        {"vocabulary": vocabulary},
+    )
+
+
+def of(evaluation, method="origin"):
+    return next(each for each in measured_failure(evaluation, M).failures if each.method == method)
+
+
+def test_a_coin_flip_is_told():
+    at_512 = np.random.default_rng(1).normal(0, 0.3, 20)
+    evaluation = scores(above=(0, 0, 0.51, 1.2, 1.8))
+    evaluation["tail_nll"][0, 3] += at_512 - at_512.mean()
+    found = of(evaluation)
+    assert (found.length, found.low, found.high) == (512, 512, 768)
+    assert str(found) == "512 [512, 768]"
+    z = 0.01 / (at_512.std() / math.sqrt(20))
+    assert found.share == pytest.approx(0.5 * (1 + math.erf(z / math.sqrt(2))), abs=0.03)
+
+
+def test_prompts_are_resampled_the_same_for_all_lengths_and_methods():
+    found = of(scores(above=(0, 0, 0.6, 1.2, 1.8), spread=2.0))
+    assert (found.length, found.low, found.high, found.share) == (512, 512, 512, 1.0)
+
+
+def test_windows_and_passkeys_both_count():
+    found = of(scores(above=(0, 0, 0, 0, 1), hits=((20, 20, 20, 9, 0, 0), (20,) * 6)))
+    assert (found.length, found.by_nll, found.by_passkey) == (512, 1024, 512)
+    assert (found.low, found.high) == (512, 768)
+    assert found.share == pytest.approx(0.5914, abs=0.03)  # P(at most 9 of 20) where each is found with 0.45
+
+
+def test_a_failure_that_does_not_last_is_a_dip():
+    found = of(scores(above=(0, 0.8, 0, 0.8, 0.8)))
+    assert (found.length, found.before, found.dips) == (768, 512, (384,))
+    assert str(found) == "768 [768, 768]; dips at 384"
+    found = of(scores(above=(0, 0.8, 0.8)))
+    assert found.length is None
+    assert found.holds
+    assert str(found) == "none up to 1024; dips at 384, 512"
+
+
+def test_rules_may_fail_in_turns():
+    found = of(scores(above=(0, 0, 0.8, 0, 0.8), hits=((20, 20, 20, 20, 3, 20), (20,) * 6)))
+    assert (found.length, found.by_nll, found.by_passkey) == (512, 1024, None)
+
+
+def test_none_has_an_interval_too():
+    evaluation = scores(hits=((20,) * 5 + (11,), (20,) * 6))
+    found = of(evaluation)
+    assert (found.length, found.low, found.high) == (None, 1024, None)
+    assert str(found) == "none up to 1024 [1024, none]"
+
+
+def test_one_prompt_has_no_interval():
+    evaluation = scores(above=(0, 0, 0.8, 0.8, 0.8), windows=1)
+    found = of(evaluation)
+    assert (found.length, found.low, found.high, found.share) == (512, None, None, None)
+    assert str(found) == "512"
+
+
+def test_lengths_that_one_method_lacks_do_not_count_for_it():
+    evaluation = scores(above=(0, 0.8, 0.8, 0.8, 0.8))
+    evaluation["tail_nll"][1, [2, 5]] = evaluation["passkey"][1, [2, 5]] = np.nan
+    assert of(evaluation).length == 384
+    assert str(of(evaluation, "mesa")) == "none up to 768"
+
+
+def test_a_model_at_chance_never_holds():
+    measured = measured_failure(scores(level=math.log(4096) - 0.05, hits=((0,) * 6,) * 2), M)
+    assert (measured.judged, measured.chance) == ((), (NLL, PASSKEY))
+    assert [str(each) for each in measured.failures] == ["not judged: at chance inside M"] * 2
+    assert not any(each.holds for each in measured.failures)
+    assert "not judged: that is chance" in measured.rule
+
+
+def test_what_is_not_at_chance_still_judges():
+    hits = ((0,) * 6,) * 2
+    assert str(of(scores(hits=hits))) == "not judged: at chance inside M (passkey); none up to 1024 by tail NLL"
+    assert not of(scores(hits=hits)).holds
+    assert str(of(scores(above=(0, 0, 0.8, 0.8, 0.8), hits=hits))) == "512 [512, 512]"
+    assert str(of(scores(level=8.3))).endswith("(tail NLL); none up to 1024 by passkey")
+    assert of(scores(level=8.3, vocabulary=10**5)).holds
+
+
+@pytest.mark.parametrize(("found", "chance"), [(0, (PASSKEY,)), (5, (PASSKEY,)), (6, ()), (9, ())])
+def test_few_passkeys_are_chance_where_wilsons_interval_ends_below_one_half(found, chance):
+    measured = measured_failure(scores(hits=((20, found, 0, 0, 0, 0), (20,) * 6)), M)
+    assert measured.chance == chance  # 5 of 20: up to 0.469; 6: 0.519
+    assert measured.judged == (NLL,)
