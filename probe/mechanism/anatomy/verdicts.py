@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from probe.evaluation.journal import Journal
-from probe.evaluation.summary import bootstrap
+from probe.evaluation.intervals import student
 
 if TYPE_CHECKING:
     from probe.mechanism.anatomy.request import AnatomyPlan
@@ -67,7 +67,7 @@ def differing(made: AnatomyPlan, journal: Journal) -> list[dict[str, Any]]:
             if len(pairs) < 2:
                 continue
             less = np.array([[np.array(each["nll"])[:, -1] for each in pair] for pair in pairs])
-            by_layer = [[float(each.mean()), *bootstrap(each)] for each in (less[:, 0] - less[:, 1]).T]
+            by_layer = [[float(each.mean()), *student(each.tolist())] for each in (less[:, 0] - less[:, 1]).T]
             signs = [0 if low <= 0 <= high or abs(mean) < LEAST else np.sign(mean) for mean, low, high in by_layer]
             halves = [signs[-1] and mean / by_layer[-1][0] >= 0.5 for mean, _, _ in by_layer]
             half = next((row for row in range(len(signs)) if all(halves[row:])), None)
