@@ -95,9 +95,11 @@ def _tasks(args: argparse.Namespace, request: Any) -> int:
     from probe.evaluation.run import run as run_cells
     from probe.evaluation.summary import tables
     from probe.figures.evaluation_chart import write_curves
+    from probe.ownership import owned
 
-    summary = run_cells(made, args.out, overwrite=args.overwrite, until=deadline(args.minutes))
-    written = write_curves(summary, args.out)
+    with owned(args.out):
+        summary = run_cells(made, args.out, overwrite=args.overwrite, until=deadline(args.minutes))
+        written = write_curves(summary, args.out)
     if summary["cells_left"]:
         left = f"{summary['cells_left']} of {len(made.cells)} cells are left; {again(args.out, args.overwrite)}"
         print(f"mesa-lens: {args.minutes:g} minutes are over, {left}", file=sys.stderr)

@@ -95,16 +95,18 @@ def run(args: argparse.Namespace) -> int:
     from probe.mechanism.results import write
     from probe.mechanism.run import locate
     from probe.mechanism.words import located_findings
+    from probe.ownership import owned
     from probe.report import write_report
     from probe.store.reader import STORE
 
-    with goes_on(args):
-        journal = locate(made, args.out, overwrite=args.overwrite, until=until)
-    summary = write(made, journal, args.out)
-    if journal.rows:
-        write_locate_report(summary, args.out)
-        if (args.out / STORE).exists():
-            write_report(args.out)
+    with owned(args.out):
+        with goes_on(args):
+            journal = locate(made, args.out, overwrite=args.overwrite, until=until)
+        summary = write(made, journal, args.out)
+        if journal.rows:
+            write_locate_report(summary, args.out)
+            if (args.out / STORE).exists():
+                write_report(args.out)
     if summary["cells_left"]:
         print(
             f"mesa-lens: {args.minutes:g} minutes are over, {summary['cells_left']} cells are left; "

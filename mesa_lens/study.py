@@ -41,6 +41,7 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs or resumes the study, writes its results, tables and figures, and prints the tables."""
     from probe.evaluation.clock import deadline
+    from probe.ownership import owned
     from probe.study.plan import estimate, plan
 
     request = _request(args)
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from probe.study.report import write_study
     from probe.study.run import run_study
 
-    with goes_on(args):
+    with owned(args.out), goes_on(args):
         results, left = run_study(request, args.out, overwrite=args.overwrite, until=until)
         if results is None:
             print(

@@ -20,13 +20,14 @@ FLOORS = """
     probe.request         <- mesa
     probe.tasks           <- mesa
     probe.capture         <- mesa
-    probe.evaluation      <- mesa probe.request probe.tasks probe.capture
+    probe.ownership       <-
+    probe.evaluation      <- mesa probe.request probe.tasks probe.capture probe.ownership
     probe.store           <- probe.capture
     probe.thresholds      <- mesa probe.tasks probe.capture probe.evaluation probe.store
     probe.figures         <- probe.capture probe.store probe.thresholds
     probe.study           <- mesa probe
     probe.mechanism.anatomy <- mesa probe.tasks probe.capture probe.evaluation probe.store probe.thresholds
-    probe.mechanism       <- mesa probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds probe.mechanism.anatomy
+    probe.mechanism       <- mesa probe.ownership probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds probe.mechanism.anatomy
     probe.locate_report   <- probe.store probe.figures probe.mechanism
     probe.defaults        <-
     probe.resume          <- probe.evaluation probe.store
@@ -51,7 +52,7 @@ A name on the left is the folder's own files, one on the right all of them that 
 PACKAGES = ("mesa", "probe", "theory", "mesa_lens")
 WITHOUT_TORCH = """
     mesa mesa.methods mesa.plan mesa.settings mesa.support mesa.weave
-    mesa.fingerprints probe.defaults probe.resume
+    mesa.fingerprints probe.defaults probe.resume probe.ownership
     mesa.checkpoints mesa.checkpoints.fetched mesa.checkpoints.gguf_header mesa.checkpoints.place
     probe probe.evaluation.journal probe.evaluation.summary probe.tasks.sources
     probe.store.store probe.store.reader probe.store.located probe.store.select probe.store.positions

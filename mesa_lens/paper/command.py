@@ -52,10 +52,13 @@ def run(args: argparse.Namespace) -> int:
     from mesa_lens.paper.report import write_report
     from mesa_lens.paper.runner import left, run_sections
     from probe.evaluation.clock import deadline
+    from probe.ownership import owned
 
-    with goes_on(args):
-        found = run_sections(config, plans, args.out, overwrite=args.overwrite, until=deadline(args.minutes))
-    path = write_report(config, found, args.out)
+    begun = [folder for folder in (args.out / name for name in plans) if folder.exists()]
+    with owned(args.out, *begun):
+        with goes_on(args):
+            found = run_sections(config, plans, args.out, overwrite=args.overwrite, until=deadline(args.minutes))
+        path = write_report(config, found, args.out)
     for name, result in found.items():
         if "left_out" in result:
             print(f"{name}: left out, {result['left_out']}")

@@ -15,6 +15,7 @@ from mesa.models import load, tokenizer_of
 from probe.evaluation.journal import Journal
 from probe.evaluation.plan import EvalPlan
 from probe.evaluation.run import checked_journal
+from probe.ownership import owned
 
 JOURNAL, RESULTS = "harness.jsonl", "harness.json"
 
@@ -93,6 +94,7 @@ def run_harness(
     for `check_tasks` and `probe.evaluation.run.run`.
     """
     with contextlib.ExitStack() as stack:
+        stack.enter_context(owned(out))
         manager = None
         if overwrite:  # nothing is removed for a run that cannot be
             manager = stack.enter_context(checked_tasks(made, tasks, include_path))
