@@ -20,28 +20,29 @@ FLOORS = """
     probe.request         <- mesa
     probe.tasks           <- mesa
     probe.capture         <- mesa
-    probe.ownership       <-
-    probe.evaluation      <- mesa probe.request probe.tasks probe.capture probe.ownership
+    probe.ownership probe.files  <-
+    probe.evaluation      <- mesa probe.request probe.tasks probe.capture probe.ownership probe.files
     probe.store           <- probe.capture
     probe.thresholds      <- mesa probe.tasks probe.capture probe.evaluation probe.store
-    probe.figures         <- probe.capture probe.store probe.thresholds
+    probe.figures         <- probe.files probe.capture probe.store probe.thresholds
     probe.study           <- mesa probe
     probe.mechanism.anatomy <- mesa probe.tasks probe.capture probe.evaluation probe.store probe.thresholds
-    probe.mechanism       <- mesa probe.ownership probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds probe.mechanism.anatomy
-    probe.locate_report   <- probe.store probe.figures probe.mechanism
+    probe.mechanism       <- mesa probe.ownership probe.files probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds probe.mechanism.anatomy
+    probe.locate_report   <- probe.files probe.store probe.figures probe.mechanism
     probe.defaults        <-
     probe.resume          <- probe.evaluation probe.store
     probe.plan          <- mesa probe.defaults probe.request probe.tasks probe.capture probe.evaluation probe.thresholds
     probe.inputs          <- mesa probe.tasks probe.capture probe.store probe.plan
-    probe.report          <- probe.store probe.thresholds probe.figures probe.locate_report
+    probe.report          <- probe.files probe.store probe.thresholds probe.figures probe.locate_report
     probe.run             <- mesa probe
     probe                 <- mesa probe
     theory                <- mesa
     theory.claims         <- mesa theory
     theory.curves theory.table theory.plots theory.report theory.cli theory.__main__  <- mesa theory
     mesa_lens.training    <- mesa probe.tasks
-    mesa_lens.options     <- mesa probe
-    mesa_lens.paper       <- mesa probe mesa_lens.options
+    mesa_lens.values      <-
+    mesa_lens.options     <- mesa probe mesa_lens.values
+    mesa_lens.paper       <- mesa probe mesa_lens.values mesa_lens.options
     mesa_lens.dashboard   <- mesa probe theory
     mesa_lens             <- mesa probe theory mesa_lens
 """  # noqa: E501

@@ -15,6 +15,7 @@ from mesa.models import load, tokenizer_of
 from probe.evaluation.journal import Journal
 from probe.evaluation.plan import EvalPlan
 from probe.evaluation.run import checked_journal
+from probe.files import write
 from probe.ownership import owned
 
 JOURNAL, RESULTS = "harness.jsonl", "harness.json"
@@ -110,7 +111,7 @@ def run_harness(
     for cell in cells:
         found[cell[1]].update(journal.rows[cell]["results"])
     written = {"model": made.request.model, "max_length": longest, "limit": limit, "results": found}
-    (out / RESULTS).write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+    write(out / RESULTS, (json.dumps(written, indent=1) + "\n").encode())
     return written
 
 
