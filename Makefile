@@ -4,7 +4,7 @@ OUT ?= runs/demo
 REAL := --model smollm2 --length 16384 --methods origin,rerope,dynamic-ntk,mesa,stair --texts 0 \
   --samples 1 --lengths 8192,12288,16384 --out runs/real
 
-.PHONY: demo real app test test-slow test-browser check bench format clean
+.PHONY: demo real app test test-slow test-fuzz test-browser check bench format clean
 
 demo: .venv/installed  ## set up, then probe the shipped model: runs/demo/report.html
 	$(BIN)/mesa-lens probe --length 2048 --out $(OUT) $(if $(wildcard $(OUT)/report.html),--overwrite)
@@ -23,6 +23,9 @@ test: .venv/installed  ## set up, then the tests
 
 test-slow: .venv/installed  ## the tests marked slow
 	$(BIN)/python -m pytest -m slow
+
+test-fuzz: .venv/installed  ## 2,000 wrong command lines: each must end in one line that names what is wrong
+	$(BIN)/python tests/fuzz/command_lines.py 2000
 
 test-browser: .venv/browser  ## the dashboard in Chromium: screenshots in runs/screenshots
 	$(BIN)/python -m pytest -m browser tests/browser

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,8 +14,11 @@ from transformers.utils import logging as transformers_logging
 
 from mesa.checkpoints.gguf_file import as_plain, mend_tokenizer, reading
 from mesa.checkpoints.place import DEFAULT, Place, place_of
+from mesa.checkpoints.whole import check_finite, check_whole
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_LONGEST_REASON = 300  # characters
+_DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ def load(
     """
     check_placement({"dtype": dtype, "device": device, "device_map": device_map})
     place = place_of(name)
+    _check_revision(place, revision)
     if dtype is None and (place.file or (device_map is None and device == "cpu")):
         dtype = "float32"
     options = {"revision": revision, "trust_remote_code": trust_remote_code, **place.arguments}
@@ -61,8 +66,10 @@ def load(
             **options,
         )
     model, info = found
+    check_whole(name, info)
     if place.file:
-        as_plain(model, info["missing_keys"], place.file)
+        as_plain(model)
+    check_finite(name, model)
     if device_map is None:
         model.to(torch.device(device))
     commit = origin(name, model.config, revision)
@@ -79,16 +86,31 @@ def origin(name: str, config: Any, revision: str | None = None) -> dict[str, str
 def check_placement(options: Mapping[str, Any]) -> None:
     """Raises ValueError for a `dtype` that is not known or a `device` that is not here; options as for `load`."""
     dtype, device = options.get("dtype"), options.get("device")
+    device_map = options.get("device_map")
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
-    if device is None or options.get("device_map") is not None:
-        return
+    if isinstance(device_map, str) and device_map not in _DEVICE_MAPS:
+        _check_device(device_map, f"device_map={device_map!r}", f"--device-map {' or '.join(_DEVICE_MAPS)}")
+    elif device is not None and device_map is None:
+        _check_device(device, f"device={device!r}", "--device cpu")
+
+
+def _check_device(device: str, what: str, remedy: str) -> None:
     try:
         kind = torch.device(device).type
     except RuntimeError as error:
         raise ValueError(f"unknown device {device!r}; use e.g. --device cpu or cuda:0") from error
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={device!r} is not available here; use --device cpu")
+    try:
+        there = kind != "meta" and bool(torch.zeros(1, device=device).add(1).item())
+    except (AssertionError, ImportError, NotImplementedError, RuntimeError):
+        there = False
+    if not there:
+        raise ValueError(f"{what} is not available here; use {remedy}")
+
+
+def _check_revision(place: Place, revision: str | None) -> None:
+    if revision is not None and (place.file or Path(place.where).is_dir()):
+        raise ValueError(f"--revision {revision} is for models of the hub, and {place.where} lies here; leave it out")
 
 
 def chosen_dtype(config: Any, options: Mapping[str, Any]) -> str:
@@ -106,6 +128,7 @@ def bytes_a_number(config: Any, options: Mapping[str, Any]) -> int:
 def config_of(name: str, *, revision: str | None = None, trust_remote_code: bool | None = None) -> Any:
     """The Hugging Face config of a model, without its weights; errors as for `load`."""
     place = place_of(name)
+    _check_revision(place, revision)
     options = {"revision": revision, "trust_remote_code": bool(trust_remote_code), **place.arguments}
     with _loading(name, place):
         return AutoConfig.from_pretrained(place.where, **options)
@@ -114,15 +137,25 @@ def config_of(name: str, *, revision: str | None = None, trust_remote_code: bool
 def tokenizer_of(name: str, *, revision: str | None = None, trust_remote_code: bool | None = None) -> Any:
     """The tokenizer of a model, without its weights; errors as for `load`."""
     place = place_of(name)
+    options = {"revision": revision, "trust_remote_code": bool(trust_remote_code), **place.arguments}
     with _loading(name, place):
-        return _tokenizer(
-            place, {"revision": revision, "trust_remote_code": bool(trust_remote_code), **place.arguments}
-        )
+        tokenizer = _tokenizer(place, options)
+    _check_vocabulary(name, config_of(name, revision=revision, trust_remote_code=trust_remote_code), tokenizer)
+    return tokenizer
 
 
 def _tokenizer(place: Place, options: Mapping[str, Any]) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(place.where, **options)
     return mend_tokenizer(tokenizer, place.header) if place.header else tokenizer
+
+
+def _check_vocabulary(name: str, config: Any, tokenizer: Any) -> None:
+    rows, known = getattr(config, "vocab_size", None), tokenizer.vocab_size
+    if isinstance(rows, int) and known > rows:
+        raise ValueError(
+            f"model {name!r} knows {rows} tokens and its tokenizer gives {known}; its config.json (vocab_size) or its "
+            "tokenizer is another model's"
+        )
 
 
 @contextlib.contextmanager
@@ -145,3 +178,11 @@ def _loading(name: str, place: Place) -> Iterator[None]:
             yield
     except OSError as error:
         raise OSError(f"cannot load model {name!r}: {str(error).strip().splitlines()[0]}") from error
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a damaged file raises whatever its reader met
+        if isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error):
+            raise
+        said = " ".join(str(error).split()) or "nothing said"
+        short = said if len(said) <= _LONGEST_REASON else f"{said[:_LONGEST_REASON]} ..."
+        raise ValueError(f"cannot load model {name!r}, a file of it is damaged or wrong: {short}") from error

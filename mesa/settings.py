@@ -23,7 +23,11 @@ def method_settings(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
             value = ast.literal_eval(text)
         except (ValueError, SyntaxError):
             value = text
-        result.setdefault(name, {})[parameter] = value
+        if parameter == "trained_length":
+            raise ValueError(f"--set {setting!r}: the trained length is the model's; give --trained-length")
+        if parameter in result.setdefault(name, {}):
+            raise ValueError(f"--set {setting!r} gives {target} a second time")
+        result[name][parameter] = value
     return result
 
 

@@ -12,6 +12,8 @@ ROTARY = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt_neox")
 ALIBI = ("mpt", "bloom")
 """Supported model types with ALiBi."""
 
+_COUNTS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+
 REFUSED = {"gemma2": "its attention scores are soft-capped, which parts of an attention cannot be merged through"}
 """Model types that cannot be supported, and why."""
 
@@ -19,6 +21,12 @@ REFUSED = {"gemma2": "its attention scores are soft-capped, which parts of an at
 def check_config(config: Any) -> None:
     """Raises ValueError, naming what is supported, when no method can be attached to a model with this config."""
     kind = config.model_type
+    for name in _COUNTS:
+        value = getattr(config, name, None)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(
+                f"{name} of this {kind} model's config is {value!r}, no number above 0; mend its config.json"
+            )
     if kind in ROTARY or (kind in ALIBI and _uses_alibi(config)):
         return
     reason = REFUSED.get(kind)
@@ -56,15 +64,17 @@ def missing(kind: str, method: type[Method]) -> str:
 def trained_length(config: Any) -> int:
     """The window that a config states (tokens); ValueError where it states none. Configs can be wrong about it."""
     rope = getattr(config, "rope_parameters", None) or {}
-    stated = (
-        rope.get("original_max_position_embeddings"),
-        getattr(config, "original_max_position_embeddings", None),
-        getattr(config, "max_position_embeddings", None),
-        getattr(config, "max_seq_len", None),
-    )
-    for length in stated:
-        if length:
-            return int(length)
+    scaled = "original_max_position_embeddings"
+    names = (scaled, "max_position_embeddings", "max_seq_len")
+    for name, length in ((scaled, rope.get(scaled)), *((name, getattr(config, name, None)) for name in names)):
+        if length is None:
+            continue
+        if not isinstance(length, int) or length < 2:
+            raise ValueError(
+                f"the config of this {config.model_type} model states {name} {length!r}, no trained length; "
+                "give --trained-length"
+            )
+        return length
     raise ValueError(f"the config of this {config.model_type} model states no trained length; give --trained-length")
 
 

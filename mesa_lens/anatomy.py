@@ -11,6 +11,7 @@ from mesa_lens.model import add_model_options, load_options
 from mesa_lens.options import (
     add_lengths,
     add_methods,
+    add_minutes,
     add_output,
     add_samples,
     add_seed,
@@ -18,6 +19,7 @@ from mesa_lens.options import (
     goes_on,
     lengths,
 )
+from mesa_lens.values import MOST_PROMPTS, listed, whole, word
 from probe.defaults import METHODS
 from probe.resume import again
 
@@ -32,19 +34,21 @@ def add(commands: Any) -> None:
     )
     add_model_options(command)
     what = command.add_argument_group("what to measure")
-    what.add_argument("--parts", default="all", help="of heads, retrieval, frequencies, lens, vectors")
+    what.add_argument("--parts", type=listed, default="all", help="of heads, retrieval, frequencies, lens, vectors")
     add_methods(what, METHODS)
     add_settings(what)
-    what.add_argument("--layers", default="all", help="that are kept, e.g. 0-10, ends included")
+    what.add_argument("--layers", type=word, default="all", help="that are kept, e.g. 0-10, ends included")
     add_lengths(what, "M and 4 M; positional vectors are taken at the longest")
     what.add_argument(
-        "--texts", type=int, help="that slide, for positional vectors; more can follow (None: 256, or all there are)"
+        "--texts",
+        type=whole(1, MOST_PROMPTS),
+        help="that slide, for positional vectors; more can follow (None: 256, or all there are)",
     )
     add_samples(what, 4, ", for all but positional vectors")
     add_seed(what)
-    what.add_argument("--text", help="text to read: a file, folder or hub dataset (None: the shipped one)")
+    what.add_argument("--text", type=word, help="text to read: a file, folder or hub dataset (None: the shipped one)")
     add_output(command, "runs/anatomy", ", may be a probe run's")
-    command.add_argument("--minutes", type=float, help="begin no pass after this; the same command goes on (None: all)")
+    add_minutes(command)
     command.set_defaults(run=run)
 
 
@@ -76,10 +80,12 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from probe.mechanism.anatomy.results import write
     from probe.mechanism.anatomy.run import anatomy
+    from probe.ownership import owned
 
-    with goes_on(args):
-        journal = anatomy(made, args.out, overwrite=args.overwrite, until=until)
-    summary, said = write(made, journal, args.out)
+    with owned(args.out):
+        with goes_on(args):
+            journal = anatomy(made, args.out, overwrite=args.overwrite, until=until)
+        summary, said = write(made, journal, args.out)
     if summary["cells_left"] or summary["texts_left"]:
         print(
             f"mesa-lens: {args.minutes:g} minutes are over, {summary['cells_left']} cells and {summary['texts_left']} "

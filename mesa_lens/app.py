@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from mesa_lens.dashboard.runs import ROOT_VARIABLE
+from mesa_lens.values import path, word
 
 
 def add(commands: Any) -> None:
@@ -21,8 +23,10 @@ def add(commands: Any) -> None:
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    command.add_argument("--store", type=Path, default=Path("runs"), help="folder of runs, or one run")
-    command.add_argument("--host", default="127.0.0.1", help="address to listen on; any but this one is open to others")
+    command.add_argument("--store", type=path, default=Path("runs"), help="folder of runs, or one run")
+    command.add_argument(
+        "--host", type=word, default="127.0.0.1", help="address to listen on; any but this one is open to others"
+    )
     command.add_argument("--port", type=int, default=8501)
     command.add_argument("--no-browser", action="store_true", help="do not open a browser")
     command.set_defaults(run=run)
@@ -36,6 +40,10 @@ def run(args: argparse.Namespace) -> int:
         raise NotADirectoryError(f"--store {args.store} is not a folder; give the folder that holds the runs")
     if not 0 < args.port < 65536:
         raise ValueError(f"--port {args.port} is not within 1 to 65535")
+    try:
+        socket.getaddrinfo(args.host, args.port)
+    except (OSError, UnicodeError) as error:
+        raise ValueError(f"--host {args.host!r} is no address of this machine ({error})") from error
     script = Path(__file__).parent / "dashboard" / "main.py"
     options = {
         "server.address": args.host,

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NoReturn
 
 from mesa_lens import __version__
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one line, as all others."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises ValueError, naming the option as it is written."""
+        option, colon, said = message.removeprefix("argument ").partition(": ")
+        if (
+            message.startswith("argument ") and not said[:1].islower()
+        ):  # it begins with the value, see `mesa_lens.values`
+            colon = " "
+        raise ValueError(f"{option}{colon}{said}; see `{self.prog} --help`")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -18,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
     from mesa_lens import anatomy, app, eval, export, fetch, locate, methods, probe, study, train, verify
     from mesa_lens.paper import command as paper
 
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="mesa-lens",
         description="At which length does a language model break, where inside does it show, which method mends it?",
     )
@@ -31,8 +46,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0, 2 for misuse or 1 for failure, after one line on stderr."""
-    args = parser().parse_args(argv)
     try:
+        args = parser().parse_args(argv)
         with _terminated_as_interrupted():
             return args.run(args) or 0
     except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
@@ -40,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError) as error:
         return _complain(error, 2)
-    except (OSError, MemoryError, RuntimeError) as error:
+    except OSError as error:
+        return _complain(_with_remedy(error), 1)
+    except (MemoryError, RuntimeError) as error:
         return _complain(error, 1)
     except KeyboardInterrupt as error:
         *_, kept = ["nothing half-written was left", *getattr(error, "__notes__", [])]
@@ -59,6 +76,17 @@ def _terminated_as_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, former)
+
+
+def _with_remedy(error: OSError) -> OSError:
+    """The error, with what can be done where a disk is full or not to be written on."""
+    remedies = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space or choose another --out")
+    remedies |= dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "mend its permissions or choose another --out")
+    if error.errno not in remedies or "--out" in str(error):
+        return error
+    made = OSError(f"{error.filename or 'a file of this run'}: {error.strerror}; {remedies[error.errno]}")
+    made.__notes__ = getattr(error, "__notes__", [])
+    return made
 
 
 def _complain(error: BaseException, code: int) -> int:

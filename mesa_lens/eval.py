@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 from mesa_lens.model import add_model_options, load_options
 from mesa_lens.options import (
     add_lengths,
     add_methods,
+    add_minutes,
     add_output,
     add_samples,
     add_seed,
@@ -19,6 +19,7 @@ from mesa_lens.options import (
     goes_on,
     lengths,
 )
+from mesa_lens.values import MOST_PROMPTS, listed, number, path, whole, word
 from probe.resume import again
 
 
@@ -31,26 +32,32 @@ def add(commands: Any) -> None:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     what = command.add_argument_group("what to run")
-    what.add_argument("--task", default="passkey,nll", help="names, separated by commas; --list-tasks explains them")
+    what.add_argument(
+        "--task", type=listed, default="passkey,nll", help="names, separated by commas; --list-tasks explains them"
+    )
     what.add_argument("--list-tasks", action="store_true", help="print the tasks and stop")
     add_lengths(what, "1, 2, 4, 8 M")
     add_samples(what, 100)
     add_seed(what)
     add_methods(what)
     add_settings(what)
-    what.add_argument("--batch", type=int, default=8, help="prompts decoded at once; halved where memory runs out")
+    what.add_argument(
+        "--batch", type=whole(1, MOST_PROMPTS), default=8, help="prompts decoded at once; halved where memory runs out"
+    )
     data = command.add_argument_group("data")
-    data.add_argument("--text", help="text for NLL and essays: a file, folder or hub dataset (None: the shipped one)")
-    data.add_argument("--data", help="documents and summaries: .jsonl, dataset folder or hub dataset")
-    data.add_argument("--depth", type=float, help="the key's place, 0 (start) to 1 (end) (None: uniform)")
-    data.add_argument("--new-tokens", type=int, default=128, help="tokens of a summary")
+    data.add_argument(
+        "--text", type=word, help="text for NLL and essays: a file, folder or hub dataset (None: the shipped one)"
+    )
+    data.add_argument("--data", type=word, help="documents and summaries: .jsonl, dataset folder or hub dataset")
+    data.add_argument("--depth", type=number(0, 1), help="the key's place, 0 (start) to 1 (end) (None: uniform)")
+    data.add_argument("--new-tokens", type=whole(1), default=128, help="tokens of a summary")
     add_model_options(command)
     harness = command.add_argument_group("lm-evaluation-harness, in place of --task")
-    harness.add_argument("--harness", help="lm-eval tasks, e.g. longbench_qasper,niah_single_1")
-    harness.add_argument("--include-path", type=Path, help="folder with tasks of your own")
-    harness.add_argument("--limit", type=int, help="documents a task (None: all)")
+    harness.add_argument("--harness", type=listed, help="lm-eval tasks, e.g. longbench_qasper,niah_single_1")
+    harness.add_argument("--include-path", type=path, help="folder with tasks of your own")
+    harness.add_argument("--limit", type=whole(1), help="documents a task (None: all)")
     add_output(command, "runs/eval", "")
-    command.add_argument("--minutes", type=float, help="begin no cell after this; the same command goes on (None: all)")
+    add_minutes(command)
     command.set_defaults(run=run)
 
 
@@ -85,8 +92,9 @@ def run(args: argparse.Namespace) -> int:
 def _tasks(args: argparse.Namespace, request: Any) -> int:
     from probe.evaluation.plan import estimate, plan
 
-    if not request.tasks:
-        raise ValueError("--task names no task; --list-tasks shows them")
+    for name in ("limit", "include_path"):
+        if getattr(args, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} is for --harness, which is not given")
     made = plan(request)
     if args.estimate:
         print(estimate(made))
@@ -95,9 +103,11 @@ def _tasks(args: argparse.Namespace, request: Any) -> int:
     from probe.evaluation.run import run as run_cells
     from probe.evaluation.summary import tables
     from probe.figures.evaluation_chart import write_curves
+    from probe.ownership import owned
 
-    summary = run_cells(made, args.out, overwrite=args.overwrite, until=deadline(args.minutes))
-    written = write_curves(summary, args.out)
+    with owned(args.out):
+        summary = run_cells(made, args.out, overwrite=args.overwrite, until=deadline(args.minutes))
+        written = write_curves(summary, args.out)
     if summary["cells_left"]:
         left = f"{summary['cells_left']} of {len(made.cells)} cells are left; {again(args.out, args.overwrite)}"
         print(f"mesa-lens: {args.minutes:g} minutes are over, {left}", file=sys.stderr)
@@ -117,6 +127,9 @@ def _harness(args: argparse.Namespace, request: Any) -> int:
     from probe.evaluation.harness import RESULTS, run_harness
     from probe.evaluation.plan import names, plan
 
+    for name in ("text", "data", "depth"):
+        if getattr(args, name) is not None:
+            raise ValueError(f"--{name} {getattr(args, name)} is for --task; lm-eval's tasks have their own")
     if args.estimate:
         raise ValueError("--estimate is for --task; lm-eval's prompts are known only as they run")
     if args.minutes is not None:

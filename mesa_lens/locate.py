@@ -11,6 +11,7 @@ from mesa_lens.model import add_model_options, load_options
 from mesa_lens.options import (
     add_lengths,
     add_methods,
+    add_minutes,
     add_output,
     add_samples,
     add_seed,
@@ -18,6 +19,7 @@ from mesa_lens.options import (
     goes_on,
     lengths,
 )
+from mesa_lens.values import MOST_PROMPTS, listed, whole, word
 from probe.resume import again
 
 
@@ -32,28 +34,43 @@ def add(commands: Any) -> None:
     add_model_options(command)
     what = command.add_argument_group("what to try")
     what.add_argument(
-        "--try", dest="kinds", default="weave,patch,clamp", help="of weave, patch, clamp, shift, attribution, smallest"
+        "--try",
+        dest="kinds",
+        type=listed,
+        default="weave,patch,clamp",
+        help="of weave, patch, clamp, shift, attribution, smallest",
     )
     add_methods(what, "rerope", "or 'all'; each is held against Origin")
     add_settings(what)
-    what.add_argument("--layers", default="all", help="e.g. 0-10, ends included")
-    what.add_argument("--heads", help="layers whose heads are tried: e.g. 15-19, all, none (None: all up to 64 heads)")
-    what.add_argument("--hooks", default="resid_post,attn_out,mlp_out,z", help="places of patches")
-    what.add_argument("--spans", default="all", help="positions of patches: of all, inside, beyond, last")
+    what.add_argument("--layers", type=word, default="all", help="e.g. 0-10, ends included")
     what.add_argument(
-        "--ways", default="only,without,mend,break", help="of weaves: only there, without it; of patches: mend, break"
+        "--heads", type=word, help="layers whose heads are tried: e.g. 15-19, all, none (None: all up to 64 heads)"
     )
-    what.add_argument("--dims", type=int, default=10, help="observable dims that are clamped, a layer")
-    what.add_argument("--prompt", default="hello", help="the repeated word that shows observable dims")
-    what.add_argument("--candidates", type=int, default=64, help="best heads that the smallest set is made of")
+    what.add_argument("--hooks", type=listed, default="resid_post,attn_out,mlp_out,z", help="places of patches")
+    what.add_argument("--spans", type=listed, default="all", help="positions of patches: of all, inside, beyond, last")
+    what.add_argument(
+        "--ways",
+        type=listed,
+        default="only,without,mend,break",
+        help="of weaves: only there, without it; of patches: mend, break",
+    )
+    what.add_argument(
+        "--dims", type=whole(1, MOST_PROMPTS), default=10, help="observable dims that are clamped, a layer"
+    )
+    what.add_argument("--prompt", type=word, default="hello", help="the repeated word that shows observable dims")
+    what.add_argument(
+        "--candidates", type=whole(1, MOST_PROMPTS), default=64, help="best heads that the smallest set is made of"
+    )
     measure = command.add_argument_group("measured by")
-    measure.add_argument("--measure", default="nll", help="of nll, passkey")
+    measure.add_argument("--measure", type=listed, default="nll", help="of nll, passkey")
     add_lengths(measure, "4 M")
     add_samples(measure, 8)
     add_seed(measure)
-    measure.add_argument("--text", help="text for NLL: a file, folder or hub dataset (None: the shipped one)")
+    measure.add_argument(
+        "--text", type=word, help="text for NLL: a file, folder or hub dataset (None: the shipped one)"
+    )
     add_output(command, "runs/locate", ", may be a probe run's")
-    command.add_argument("--minutes", type=float, help="begin no cell after this; the same command goes on (None: all)")
+    add_minutes(command)
     command.set_defaults(run=run)
 
 
@@ -95,16 +112,18 @@ def run(args: argparse.Namespace) -> int:
     from probe.mechanism.results import write
     from probe.mechanism.run import locate
     from probe.mechanism.words import located_findings
+    from probe.ownership import owned
     from probe.report import write_report
     from probe.store.reader import STORE
 
-    with goes_on(args):
-        journal = locate(made, args.out, overwrite=args.overwrite, until=until)
-    summary = write(made, journal, args.out)
-    if journal.rows:
-        write_locate_report(summary, args.out)
-        if (args.out / STORE).exists():
-            write_report(args.out)
+    with owned(args.out):
+        with goes_on(args):
+            journal = locate(made, args.out, overwrite=args.overwrite, until=until)
+        summary = write(made, journal, args.out)
+        if journal.rows:
+            write_locate_report(summary, args.out)
+            if (args.out / STORE).exists():
+                write_report(args.out)
     if summary["cells_left"]:
         print(
             f"mesa-lens: {args.minutes:g} minutes are over, {summary['cells_left']} cells are left; "

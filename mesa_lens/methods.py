@@ -13,14 +13,15 @@ from mesa.methods import Method, registry
 from mesa.plan import distances
 from mesa.settings import drawing_sizes, make_methods
 from mesa.support import table
+from mesa_lens.values import whole, window
 
-_WIDEST = 48
+_WIDEST, _LONGEST = 48, 4096
 
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
     command = commands.add_parser("methods", help="list the methods, or explain one", description=__doc__)
-    command.add_argument("--trained-length", type=int, default=4096, help="M in tokens (default 4096, LLaMA2's)")
+    command.add_argument("--trained-length", type=window, default=4096, help="M in tokens (default 4096, LLaMA2's)")
     command.add_argument("--table", action="store_true", help="print which model families take which methods")
     command.add_argument("--json", action="store_true", help="print JSON")
     command.set_defaults(run=run_list)
@@ -28,9 +29,9 @@ def add(commands: Any) -> None:
         "explain", help="draw a method's relative-position matrix"
     )
     explain.add_argument("name", help=f"one of {', '.join(registry())}")
-    explain.add_argument("--length", type=int, default=12, help="tokens to draw (default 12)")
+    explain.add_argument("--length", type=whole(1, _LONGEST), default=12, help="tokens to draw (default 12)")
     explain.add_argument(
-        "--trained-length", type=int, default=None, help="M in tokens (default: two thirds of the length)"
+        "--trained-length", type=window, default=None, help="M in tokens (default: two thirds of the length)"
     )
     explain.add_argument("--set", action="append", default=[], metavar="METHOD.PARAMETER=VALUE")
     explain.add_argument("--json", action="store_true", help="print JSON")
@@ -58,10 +59,10 @@ def run_list(args: argparse.Namespace) -> int:
 
 def run_explain(args: argparse.Namespace) -> int:
     """Prints the matrix of effective relative positions, one row a query."""
-    if args.length < 1:
-        raise ValueError(f"--length {args.length} is below 1 token")
-    trained_length = args.trained_length or max(2, args.length * 2 // 3)
-    sizes = [f"{args.name}.{size}={value}" for size, value in drawing_sizes(args.name, trained_length).items()]
+    trained_length = max(2, args.length * 2 // 3) if args.trained_length is None else args.trained_length
+    given = {each.partition("=")[0].strip() for each in args.set}
+    drawn = {f"{args.name}.{size}": value for size, value in drawing_sizes(args.name, trained_length).items()}
+    sizes = [f"{target}={value}" for target, value in drawn.items() if target not in given]
     method = make_methods(args.name, trained_length, [*sizes, *args.set])[args.name]
     matrix = distances(method.plan(args.length))
     if args.json:

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from mesa_lens.options import LOAD
+from mesa_lens.values import window, word
 
 
 def add_model_options(command: argparse.ArgumentParser) -> None:
@@ -13,20 +14,23 @@ def add_model_options(command: argparse.ArgumentParser) -> None:
     model = command.add_argument_group("model")
     model.add_argument(
         "--model",
+        type=word,
         default="default",
         help="'default' (shipped), 'smollm2' (once fetched), a local folder, a .gguf file, or a hub id",
     )
-    model.add_argument("--revision", help="hub revision")
-    model.add_argument("--dtype", help="float32, float16 or bfloat16 (None: float32 on a CPU, else the checkpoint's)")
+    model.add_argument("--revision", type=word, help="hub revision")
+    model.add_argument(
+        "--dtype", type=word, help="float32, float16 or bfloat16 (None: float32 on a CPU, else the checkpoint's)"
+    )
     add_device(model)
-    model.add_argument("--device-map", help="accelerate's placement, e.g. auto; in place of --device")
+    model.add_argument("--device-map", type=word, help="accelerate's placement, e.g. auto; in place of --device")
     model.add_argument("--trust-remote-code", action="store_true", help="run code that the checkpoint brings")
-    model.add_argument("--trained-length", type=int, help="trained window M in tokens (None: the config's word)")
+    model.add_argument("--trained-length", type=window, help="trained window M in tokens (None: the config's word)")
 
 
 def add_device(group: Any) -> None:
     """Adds --device."""
-    group.add_argument("--device", default="cpu", help="e.g. cpu or cuda:0")
+    group.add_argument("--device", type=word, default="cpu", help="e.g. cpu or cuda:0")
 
 
 def load_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mesa_lens.values import MOST_PROMPTS, MOST_SEED, folder, listed, number, whole
 from probe.resume import again, keeps
 
 LOAD = ("revision", "dtype", "device", "device_map", "trust_remote_code")
@@ -16,7 +17,7 @@ LOAD = ("revision", "dtype", "device", "device_map", "trust_remote_code")
 
 def add_methods(group: Any, default: str = "all", more: str = "or 'all'") -> None:
     """Adds --methods."""
-    group.add_argument("--methods", default=default, help=f"names, separated by commas, {more}")
+    group.add_argument("--methods", type=listed, default=default, help=f"names, separated by commas, {more}")
 
 
 def add_settings(group: Any) -> None:
@@ -27,30 +28,39 @@ def add_settings(group: Any) -> None:
     group.add_argument("--executor", default="fused", help="fused, or dense (O(T^2) memory)")
 
 
-def add_samples(group: Any, default: int, more: str = "") -> None:
+def add_samples(group: Any, default: int, more: str = "", least: int = 1) -> None:
     """Adds --samples."""
-    group.add_argument("--samples", type=int, default=default, help=f"prompts a length and method{more}")
+    of = whole(least, MOST_PROMPTS)
+    group.add_argument("--samples", type=of, default=default, help=f"prompts a length and method{more}")
 
 
 def add_lengths(group: Any, default: str) -> None:
     """Adds --lengths, which `lengths` reads; `default` says what None is."""
-    group.add_argument("--lengths", help=f"tokens, e.g. 256,512 or 1k:16k:1k (None: {default})")
+    group.add_argument("--lengths", type=listed, help=f"tokens, e.g. 256,512 or 1k:16k:1k (None: {default})")
 
 
 def add_seed(group: Any) -> None:
     """Adds --seed."""
-    group.add_argument("--seed", type=int, default=0, help="of all that is drawn; runs of text are spread evenly")
+    says = "of all that is drawn; runs of text are spread evenly"
+    group.add_argument("--seed", type=whole(0, MOST_SEED), default=0, help=says)
 
 
-def add_output(command: argparse.ArgumentParser, folder: str, about: str, *, shows: bool = True) -> Any:
+def add_output(command: argparse.ArgumentParser, default: str, about: str, *, shows: bool = True) -> Any:
     """Adds --out and --overwrite and, with `shows`, --estimate and --json; returns their group."""
     out = command.add_argument_group("output")
-    out.add_argument("--out", type=Path, default=Path(folder), help=f"folder{about}; an interrupted run goes on in it")
+    says = f"folder{about}; an interrupted run goes on in it"
+    out.add_argument("--out", type=folder, default=Path(default), help=says)
     out.add_argument("--overwrite", action="store_true", help="begin anew, in place of what is already there")
     if shows:
         out.add_argument("--estimate", action="store_true", help="print the work, memory and disk it takes, and stop")
         out.add_argument("--json", action="store_true", help="print summary.json in place of tables")
     return out
+
+
+def add_minutes(command: Any) -> None:
+    """Adds --minutes."""
+    says = "begin nothing after this; the same command goes on (None: all)"
+    command.add_argument("--minutes", type=number(0, above=True), help=says)
 
 
 def lengths(args: argparse.Namespace) -> tuple[int, ...] | None:

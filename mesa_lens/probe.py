@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 from mesa_lens.model import add_model_options, load_options
 from mesa_lens.options import add_lengths, add_methods, add_output, add_samples, add_seed, add_settings, lengths
+from mesa_lens.values import MOST_PROMPTS, listed, path, tokens, whole, word
 from probe.defaults import METHODS
 
 RULES = ("drift", "paper")
@@ -27,18 +27,20 @@ def add(commands: Any) -> None:
     what = command.add_argument_group("what to run")
     add_methods(what, METHODS, "or 'all'; first: the reference")
     add_settings(what)
-    what.add_argument("--length", type=int, help="tokens captured (None: 4 M)")
-    what.add_argument("--prompt", default="hello", help="the word that is repeated")
-    what.add_argument("--text", type=Path, help="a text file for held-out prompts (None: the shipped held-out text)")
-    what.add_argument("--texts", type=int, default=2, help="held-out prompts beside the repeated word")
+    what.add_argument("--length", type=tokens, help="tokens captured (None: 4 M)")
+    what.add_argument("--prompt", type=word, default="hello", help="the word that is repeated")
+    what.add_argument("--text", type=path, help="a text file for held-out prompts (None: the shipped held-out text)")
+    what.add_argument(
+        "--texts", type=whole(0, MOST_PROMPTS), default=2, help="held-out prompts beside the repeated word"
+    )
     keep = command.add_argument_group("what to keep")
-    keep.add_argument("--hooks", default="resid_post", help="e.g. resid_post,attn_out")
+    keep.add_argument("--hooks", type=listed, default="resid_post", help="e.g. resid_post,attn_out")
     keep.add_argument("--layers", default="all", help="e.g. 0-10, ends included")
     keep.add_argument("--dims", default="all", help="e.g. 0-639")
     keep.add_argument("--positions", default="all", help="e.g. 4000-5000,7000-8000")
     keep.add_argument("--store-dtype", default="float32", help="float32 or float16")
     measure = command.add_argument_group("measuring the real failure")
-    add_samples(measure, 20, "; 0: do not measure")
+    add_samples(measure, 20, "; 0: do not measure", least=0)
     add_lengths(measure, "0.5, 1, 1.5, 2, 3, 4, 6, 8 M up to --length")
     add_seed(measure)
     command.add_argument("--rule", default="drift", choices=RULES, help="what failures are predicted by")

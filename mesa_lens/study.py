@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from typing import Any
 
 from mesa_lens.model import add_model_options, load_options
-from mesa_lens.options import add_lengths, add_methods, add_output, add_samples, goes_on, lengths
+from mesa_lens.options import add_lengths, add_methods, add_minutes, add_output, add_samples, goes_on, lengths
+from mesa_lens.values import MOST_PROMPTS, listed, whole, word
 from probe.resume import again
 
 
@@ -21,26 +23,33 @@ def add(commands: Any) -> None:
     )
     add_model_options(command)
     add_methods(command, more="or 'all', each with several parameters")
-    command.add_argument("--configs", help="in place of --methods, e.g. 'rerope,leaky-rerope k=1.25 window=512'")
-    command.add_argument("--prompts", default="repeated,text,passkey", help="kinds of prompts, by commas")
-    command.add_argument("--seeds", type=int, default=5, help="each with prompts and words of its own")
     command.add_argument(
-        "--length", help="longest length L in tokens, e.g. 16k (None: the last of --lengths, else 8 M)"
+        "--configs", type=word, help="in place of --methods, e.g. 'rerope,leaky-rerope k=1.25 window=512'"
+    )
+    command.add_argument("--prompts", type=listed, default="repeated,text,passkey", help="kinds of prompts, by commas")
+    command.add_argument("--seeds", type=whole(1, 1000), default=5, help="each with prompts and words of its own")
+    command.add_argument(
+        "--length", type=word, help="longest length L in tokens, e.g. 16k (None: the last of --lengths, else 8 M)"
     )
     add_lengths(command, "1 to 8 M in 12 steps, up to L")
-    command.add_argument("--measure", default="nll,passkey", help="what failure is measured by")
-    command.add_argument("--tops", default="1,3,10,30,100", help="numbers of dims that a prediction is the median of")
-    command.add_argument("--windows", type=int, default=8, help="texts, or passkey prompts, in an average")
+    command.add_argument("--measure", type=listed, default="nll,passkey", help="what failure is measured by")
+    command.add_argument(
+        "--tops", type=listed, default="1,3,10,30,100", help="numbers of dims that a prediction is the median of"
+    )
+    command.add_argument(
+        "--windows", type=whole(1, MOST_PROMPTS), default=8, help="texts, or passkey prompts, in an average"
+    )
     add_samples(command, 5, " and seed, of passkeys and of texts")
     output = add_output(command, "runs/study", "", shows=False)
     output.add_argument("--estimate", action="store_true", help="print the work, memory and disk it takes, and stop")
-    command.add_argument("--minutes", type=float, help="begin nothing after this; the same command goes on (None: all)")
+    add_minutes(command)
     command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs or resumes the study, writes its results, tables and figures, and prints the tables."""
     from probe.evaluation.clock import deadline
+    from probe.ownership import owned
     from probe.study.plan import estimate, plan
 
     request = _request(args)
@@ -51,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from probe.study.report import write_study
     from probe.study.run import run_study
 
-    with goes_on(args):
+    with owned(args.out), goes_on(args):
         results, left = run_study(request, args.out, overwrite=args.overwrite, until=until)
         if results is None:
             print(
@@ -64,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace) -> Any:
-    from probe.evaluation.plan import names, parse_lengths
+    from probe.evaluation.plan import names, one_length
     from probe.study.plan import StudyRequest
 
     return StudyRequest(
@@ -74,7 +83,7 @@ def _request(args: argparse.Namespace) -> Any:
         configs=args.configs,
         prompts=tuple(args.prompts.split(",")),
         seeds=args.seeds,
-        length=None if args.length is None else parse_lengths(args.length, "--length")[-1],
+        length=None if args.length is None else one_length(args.length, "--length"),
         lengths=lengths(args),
         trained_length=args.trained_length,
         measure=names(args.measure),
@@ -86,6 +95,6 @@ def _request(args: argparse.Namespace) -> Any:
 
 def _numbers(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() for part in parts):
+    if not all(re.fullmatch("[0-9]{1,9}", part) for part in parts):
         raise ValueError(f"--tops {text!r} is no list of numbers; write e.g. 1,3,10")
     return tuple(int(part) for part in parts)

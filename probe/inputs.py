@@ -14,7 +14,7 @@ from mesa.models import Loaded, tokenizer_of
 from probe.capture.capture import check_distinct
 from probe.plan import ProbePlan, measuring
 from probe.store import store
-from probe.tasks import score
+from probe.tasks import score, sources
 from probe.tasks.finding import PASSKEY
 from probe.tasks.likelihood import TAIL
 from probe.tasks.repeated import repeated_word
@@ -27,7 +27,7 @@ def prepare(made: ProbePlan) -> tuple[list[np.ndarray], dict[str, list[int]]]:
     """Texts and prompts as token ids; what cannot be built is told before the weights are loaded."""
     request = made.request
     tokenizer = tokenizer_of(request.model, **request.source)
-    texts = None if request.text is None else [request.text.read_text(encoding="utf-8", errors="replace")]
+    texts = None if request.text is None else [sources.plain_text(request.text)]
     documents = score.heldout_ids(tokenizer, texts)
     tokens = _prompt_tokens(tokenizer, made, documents)
     if request.samples:

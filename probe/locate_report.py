@@ -11,12 +11,12 @@ import jinja2
 from plotly.offline import get_plotlyjs
 
 from probe.figures.cells import Cells
-from probe.figures.export import write
 from probe.figures.interactive import draw
 from probe.figures.marks import Chart
 from probe.figures.mechanism import MEASURES, about
 from probe.figures.mechanism_export import common_figures, gone_over, located_tables, method_figures
 from probe.figures.tables import csv_bytes
+from probe.files import write
 from probe.mechanism.words import located_findings
 from probe.store.located import LOCATED, Located, find_located, headline, number
 

@@ -105,7 +105,7 @@ class ProbePlan:
 def plan(request: ProbeRequest) -> ProbePlan:
     """Checks the request against the model's config. Raises ValueError or FileNotFoundError, naming the value."""
     config, trained_length = request.checked_model()
-    length = request.length or 4 * trained_length
+    length = 4 * trained_length if request.length is None else request.length
     rule = CrossingRule.scaled(trained_length)
     if length <= trained_length + rule.sustained:
         raise ValueError(
@@ -116,7 +116,7 @@ def plan(request: ProbeRequest) -> ProbePlan:
         raise ValueError(f"--texts {request.texts} and --samples {request.samples} must not be negative")
     if request.text is not None and not request.text.is_file():
         raise FileNotFoundError(f"--text {request.text} is not a file")
-    lengths = request.lengths or tuple(default_lengths(trained_length, length))
+    lengths = tuple(default_lengths(trained_length, length)) if request.lengths is None else request.lengths
     if request.samples:
         check_lengths(lengths, trained_length)
     kept = request.spec.resolve(config, length)

@@ -16,12 +16,13 @@ from plotly.offline import get_plotlyjs
 from tqdm import tqdm
 
 from probe.figures.drift import carrier_chart, drift_chart
-from probe.figures.export import SIDE_BY_SIDE, safe_name, write
+from probe.figures.export import SIDE_BY_SIDE, safe_name
 from probe.figures.heatmap import default_regions, regions, survey
 from probe.figures.interactive import draw
 from probe.figures.marks import Chart, Raster, curves_chart, heatmap_grid, threshold_chart
 from probe.figures.render import page, rendered
 from probe.figures.tables import npz_bytes
+from probe.files import write
 from probe.locate_report import located_section
 from probe.store.reader import open_run
 from probe.thresholds.analysis import TOP, Analysis, analyse, summarize

@@ -34,7 +34,9 @@ class ModelRequest:
         check_placement(self.load)
         config = config_of(self.model, **self.source)
         check_config(config)
-        return config, self.trained_length or stated_length(config)
+        if self.trained_length is not None and self.trained_length < 2:
+            raise ValueError(f"--trained-length {self.trained_length} is below 2")
+        return config, stated_length(config) if self.trained_length is None else self.trained_length
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from probe.evaluation.journal import Journal
 from probe.evaluation.plan import EvalPlan
 from probe.evaluation.run import checked_journal, missing_cells
 from probe.inputs import check_values, fingerprints, prepare
+from probe.ownership import owned
 from probe.plan import ProbePlan, ProbeRequest, measuring, plan, template
 from probe.report import REPORTED, remove_report, write_report
 from probe.resume import again
@@ -41,8 +42,17 @@ def run_probe(
     when it is whole; a run that was cut short goes on where it was, and of a whole one the report is written anew
     where another rule is asked for. Raises FileExistsError for a folder that holds another run, or this one from end
     to end, unless `overwrite`; then, too, nothing is removed before the new run is checked and the weights are loaded.
+    Also raises what `probe.ownership.owned` raises, as all that writes into a folder does.
     """
     made = plan(request)
+    with owned(out):
+        summary = _whole_run(made, out, overwrite, by)
+    heading = f"model {request.model}, trained length M = {made.trained_length} tokens, captured {made.length}\n\n"
+    return summary, f"{heading}{table(summary)}\n\nwrote {out / 'report.html'}"
+
+
+def _whole_run(made: ProbePlan, out: Path, overwrite: bool, by: str) -> dict[str, Any]:
+    """The summary, after what is missing was run."""
     path = out / STORE
     whole = not overwrite and _found(made, out) == path
     if whole and _is_reported(out, by):
@@ -50,9 +60,7 @@ def run_probe(
     if not whole:
         _capture_and_measure(made, out, overwrite)
     with _kept(out, None, overwrite):
-        summary = write_report(out, by)
-    heading = f"model {request.model}, trained length M = {made.trained_length} tokens, captured {made.length}\n\n"
-    return summary, f"{heading}{table(summary)}\n\nwrote {out / 'report.html'}"
+        return write_report(out, by)
 
 
 def is_whole(made: ProbePlan, out: Path) -> bool:

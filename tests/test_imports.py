@@ -20,27 +20,29 @@ FLOORS = """
     probe.request         <- mesa
     probe.tasks           <- mesa
     probe.capture         <- mesa
-    probe.evaluation      <- mesa probe.request probe.tasks probe.capture
+    probe.ownership probe.files  <-
+    probe.evaluation      <- mesa probe.request probe.tasks probe.capture probe.ownership probe.files
     probe.store           <- probe.capture
     probe.thresholds      <- mesa probe.tasks probe.capture probe.evaluation probe.store
-    probe.figures         <- probe.capture probe.store probe.thresholds
+    probe.figures         <- probe.files probe.capture probe.store probe.thresholds
     probe.study           <- mesa probe
-    probe.mechanism.anatomy <- mesa probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds
-    probe.mechanism       <- mesa probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds probe.mechanism.anatomy
-    probe.locate_report   <- probe.store probe.figures probe.mechanism
+    probe.mechanism.anatomy <- mesa probe.ownership probe.files probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds
+    probe.mechanism       <- mesa probe.ownership probe.files probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds probe.mechanism.anatomy
+    probe.locate_report   <- probe.files probe.store probe.figures probe.mechanism
     probe.defaults        <-
     probe.resume          <- probe.evaluation probe.store
     probe.plan          <- mesa probe.defaults probe.request probe.tasks probe.capture probe.evaluation probe.thresholds
     probe.inputs          <- mesa probe.tasks probe.capture probe.store probe.plan
-    probe.report          <- probe.store probe.thresholds probe.figures probe.locate_report
+    probe.report          <- probe.files probe.store probe.thresholds probe.figures probe.locate_report
     probe.run             <- mesa probe
     probe                 <- mesa probe
     theory                <- mesa
     theory.claims         <- mesa theory
     theory.curves theory.table theory.plots theory.report theory.cli theory.__main__  <- mesa theory
     mesa_lens.training    <- mesa probe.tasks
-    mesa_lens.options     <- mesa probe
-    mesa_lens.paper       <- mesa probe mesa_lens.options
+    mesa_lens.values      <-
+    mesa_lens.options     <- mesa probe mesa_lens.values
+    mesa_lens.paper       <- mesa probe mesa_lens.values mesa_lens.options
     mesa_lens.dashboard   <- mesa probe theory
     mesa_lens             <- mesa probe theory mesa_lens
 """  # noqa: E501
@@ -51,7 +53,7 @@ A name on the left is the folder's own files, one on the right all of them that 
 PACKAGES = ("mesa", "probe", "theory", "mesa_lens")
 WITHOUT_TORCH = """
     mesa mesa.methods mesa.plan mesa.settings mesa.support mesa.weave
-    mesa.fingerprints probe.defaults probe.resume
+    mesa.fingerprints probe.defaults probe.resume probe.ownership
     mesa.checkpoints mesa.checkpoints.fetched mesa.checkpoints.gguf_header mesa.checkpoints.place
     probe probe.evaluation.journal probe.evaluation.intervals probe.evaluation.summary probe.tasks.sources
     probe.store.store probe.store.reader probe.store.located probe.store.select probe.store.positions

@@ -31,13 +31,8 @@ def reading(path: Path) -> Iterator[None]:
         reader.tqdm = bar
 
 
-def as_plain(model: Any, missing: Any, path: Path) -> Any:
-    """The dequantized model without the marks of quantization that forbid saving it.
-
-    Raises ValueError where the file lacked weights, which transformers would have drawn at random.
-    """
-    if missing:
-        raise ValueError(f"{str(path)!r} lacks {len(missing)} weights of its model, e.g. {min(missing)}")
+def as_plain(model: Any) -> Any:
+    """The dequantized model without the marks of quantization that forbid saving it."""
     for owner, names in ((model.config, ("quantization_config",)), (model, _MARKS)):
         for name in names:
             if hasattr(owner, name):

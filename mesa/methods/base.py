@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -55,6 +56,7 @@ class Method(ABC):
             if value is not None and kind in _KINDS:
                 allowed, meaning = _KINDS[kind]
                 fits = isinstance(value, allowed) and (kind == "bool" or not isinstance(value, bool))
+                fits = fits and (kind != "float" or math.isfinite(value))
                 self._require(fits, field.name, f"is not {meaning}")
         self._require(self.trained_length >= 2, "trained_length", "is below 2 tokens")
         if self.layers is not None:

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mesa_lens.options import goes_on
+from mesa_lens.options import add_minutes, goes_on
+from mesa_lens.values import folder, listed, word
 from probe.resume import again
 
 
@@ -19,43 +20,39 @@ def add(commands: Any) -> None:
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    command.add_argument("--config", default="default", help="a YAML file, or the name of one of configs/")
+    command.add_argument("--config", type=word, default="default", help="a YAML file, or the name of one of configs/")
     command.add_argument(
-        "--out", type=Path, default=Path("runs/paper"), help="folder; an interrupted run goes on in it"
+        "--out", type=folder, default=Path("runs/paper"), help="folder; an interrupted run goes on in it"
     )
-    command.add_argument("--sections", help="only these, separated by commas")
+    command.add_argument("--sections", type=listed, help="only these, separated by commas")
     command.add_argument("--overwrite", action="store_true", help="begin the sections anew that are already there")
-    command.add_argument(
-        "--minutes", type=float, help="begin nothing after this; the same command goes on (None: run all)"
-    )
+    add_minutes(command)
     command.add_argument("--estimate", action="store_true", help="print cells, tokens and memory, and stop")
     command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Checks every section, runs what is missing, writes the report."""
-    from dataclasses import replace
+    from mesa_lens.paper.config import check, estimate
 
-    from mesa_lens.paper.config import check, estimate, read
-
-    config = read(args.config)
-    if args.sections:
-        wanted = [name.strip() for name in args.sections.split(",")]
-        unknown = [name for name in wanted if name not in config.sections]
-        if unknown:
-            raise ValueError(f"--sections {unknown[0]!r} is not in {args.config}; there: {', '.join(config.sections)}")
-        config = replace(config, sections={name: config.sections[name] for name in wanted})
-    if args.estimate:
-        print(estimate(config))
-        return 0
-    plans = check(config)
+    config = _config(args)
+    try:
+        if args.estimate:
+            print(estimate(config))
+            return 0
+        plans = check(config)
+    except ValueError as error:
+        raise ValueError(f"{args.config}: {error}") from error
     from mesa_lens.paper.report import write_report
     from mesa_lens.paper.runner import left, run_sections
     from probe.evaluation.clock import deadline
+    from probe.ownership import owned
 
-    with goes_on(args):
-        found = run_sections(config, plans, args.out, overwrite=args.overwrite, until=deadline(args.minutes))
-    path = write_report(config, found, args.out)
+    begun = [folder for folder in (args.out / name for name in plans) if folder.exists()]
+    with owned(args.out, *begun):
+        with goes_on(args):
+            found = run_sections(config, plans, args.out, overwrite=args.overwrite, until=deadline(args.minutes))
+        path = write_report(config, found, args.out)
     for name, result in found.items():
         if "left_out" in result:
             print(f"{name}: left out, {result['left_out']}")
@@ -64,3 +61,19 @@ def run(args: argparse.Namespace) -> int:
         how = again(args.out, args.overwrite)
         print(f"mesa-lens: {args.minutes:g} minutes are over, left: {', '.join(remaining)}; {how}", file=sys.stderr)
     return 0
+
+
+def _config(args: argparse.Namespace) -> Any:
+    """The config, with the sections alone that are asked for."""
+    from dataclasses import replace
+
+    from mesa_lens.paper.config import read
+
+    config = read(args.config)
+    if not args.sections:
+        return config
+    wanted = [name.strip() for name in args.sections.split(",")]
+    unknown = [name for name in wanted if name not in config.sections]
+    if unknown:
+        raise ValueError(f"--sections {unknown[0]!r} is not in {args.config}; there: {', '.join(config.sections)}")
+    return replace(config, sections={name: config.sections[name] for name in wanted})

@@ -14,6 +14,7 @@ from mesa.models import bytes_a_number, config_of
 from mesa.settings import make_methods, method_settings
 from mesa.support import check_config, check_method
 from mesa_lens.options import LOAD
+from mesa_lens.paper.kinds import check_kinds
 from mesa_lens.paper.sections import SECTIONS, Section
 from probe.capture.spec import CaptureSpec, parse_ranges
 from probe.evaluation.by_length import default_lengths
@@ -25,6 +26,7 @@ from probe.request import ModelRequest
 from probe.tasks.base import Setting
 
 _TOP = ("title", "model", "load", "architecture", "trained_length", "methods", "set", "seed", "sections")
+_KEYED = ("load", "architecture", "sections")
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def read(name: str | Path) -> PaperConfig:
         raise FileNotFoundError(f"--config {name} is no file and not one of {', '.join(shipped)}")
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(raw, dict):
         raise ValueError(f"{path} holds no keys; see configs/default.yaml")
@@ -64,19 +66,25 @@ def read(name: str | Path) -> PaperConfig:
     for needed in ("model", "trained_length", "sections"):
         if raw.get(needed) is None:
             raise ValueError(f"{path} has no {needed}; see configs/default.yaml")
-    if not isinstance(raw["trained_length"], int):
-        raise ValueError(f"{path}: trained_length {raw['trained_length']!r} is no number of tokens")
     load, sections = _keys(raw, "load", str(path)), _keys(raw, "sections", str(path))
+    check_kinds({key: value for key, value in raw.items() if key not in _KEYED}, str(path))
     _only(load, LOAD, f"{path}: load")
+    check_kinds(load, f"{path}: load")
     _only(sections, tuple(SECTIONS), f"{path}: sections")
     sections = {name: _keys(sections, name, str(path)) for name in sections}
     for name, values in sections.items():
         _only(values, SECTIONS[name].keys, f"{path}: {name}")
+        check_kinds(values, f"{path}: {name}")
         if isinstance(values.get("tasks"), str):
             values["tasks"] = list(names(values["tasks"]))
     methods, settings = raw.get("methods", "all"), raw.get("set") or ()
     settings = (settings,) if isinstance(settings, str) else tuple(map(str, settings))
     _only(method_settings(settings), tuple(registry()), f"{path}: set")
+    for name, parameters in method_settings(settings).items():  # also of methods that no section has
+        try:
+            make(name, raw["trained_length"], **parameters)
+        except ValueError as error:
+            raise ValueError(f"{path}: set: {error}") from error
     return PaperConfig(
         title=str(raw.get("title", raw["model"])),
         model=str(raw["model"]),
@@ -85,7 +93,7 @@ def read(name: str | Path) -> PaperConfig:
         trained_length=raw["trained_length"],
         methods=",".join(methods) if isinstance(methods, list) else str(methods),
         settings=settings,
-        seed=int(raw.get("seed", 0)),
+        seed=raw.get("seed", 0),
         sections=sections,
     )
 
@@ -125,12 +133,12 @@ def eval_request(config: PaperConfig, name: str) -> EvalRequest:
         settings=config.settings,
         lengths=None if lengths is None else parse_lengths(str(lengths)),
         trained_length=config.trained_length,
-        samples=int(values.get("samples", 100)),
+        samples=values.get("samples", 100),
         seed=config.seed,
         text=values.get("text"),
         data=values.get("data"),
-        new_tokens=int(values.get("new_tokens", 128)),
-        batch=int(values.get("batch", 8)),
+        new_tokens=values.get("new_tokens", 128),
+        batch=values.get("batch", 8),
     )
 
 
@@ -177,13 +185,13 @@ def probe_request(config: PaperConfig) -> ProbeRequest:
         methods=",".join(methods),
         settings=tuple(each for each in config.settings if each.partition(".")[0] in methods),
         trained_length=config.trained_length,
-        length=int(values.get("length", 4 * config.trained_length)),
+        length=values.get("length", 4 * config.trained_length),
         word=str(values.get("prompt", "hello")),
-        texts=int(values.get("texts", 0)),
+        texts=values.get("texts", 0),
         spec=CaptureSpec(
             layers=layers, dims=dims, positions=positions, dtype=str(values.get("store_dtype", "float32"))
         ),
-        samples=int(values.get("samples", 20)),
+        samples=values.get("samples", 20),
         lengths=None if lengths is None else parse_lengths(str(lengths)),
         seed=config.seed,
     )
@@ -207,15 +215,21 @@ def include_path(values: Mapping[str, Any]) -> Path | None:
     return Path(values["include_path"]) if values.get("include_path") else None
 
 
-def estimate(config: PaperConfig) -> str:
-    """Cells, tokens and memory of every section as text, from `architecture` where the config has one. No weights."""
+def _architecture(facts: Mapping[str, Any]) -> Any:
     from transformers import AutoConfig
 
+    try:
+        return AutoConfig.for_model(**facts)
+    except Exception as error:  # of validation, of many kinds
+        raise ValueError(f"architecture {dict(facts)} is no model's: {' '.join(str(error).split())}") from error
+
+
+def estimate(config: PaperConfig) -> str:
+    """Cells, tokens and memory of every section as text, from `architecture` where the config has one. No weights."""
     if config.architecture is None:
         model = config_of(config.model, **ModelRequest(config.model, config.load).source)
     else:
-        facts = dict(config.architecture)
-        model = AutoConfig.for_model(facts.pop("model_type"), **facts)
+        model = _architecture(config.architecture)
     check_config(model)
     each = bytes_a_number(model, config.load)
     lines = [f"{config.title}: weights about {_weights(model) * each / 2**30:.1f} GiB"]

@@ -16,9 +16,9 @@ from mesa_lens.paper.config import PaperConfig
 from mesa_lens.paper.sections import SECTIONS
 from probe.evaluation.summary import score_tables
 from probe.figures.evaluation_chart import evaluation_charts
-from probe.figures.export import write
 from probe.figures.heatmap import default_regions, layer_limits, regions
 from probe.figures.interactive import curves_figure, draw, heatmap_figure, threshold_figure
+from probe.files import write
 from probe.store.reader import open_run
 from probe.thresholds.analysis import analyse
 from probe.thresholds.findings import findings

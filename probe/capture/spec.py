@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,10 +32,10 @@ def parse_ranges(text: str, option: str) -> Ranges | None:
         return None
     ranges = []
     for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        if not (first.isdigit() and (last or first).isdigit()):
+        found = re.fullmatch(r"([0-9]{1,12})(?:-([0-9]{1,12}))?", part.strip())
+        if not found:
             raise ValueError(f"{option}={text!r}: {part!r} is no range; write e.g. 0-10,20 or all")
-        start, stop = int(first), int(last or first) + 1
+        start, stop = int(found[1]), int(found[2] or found[1]) + 1
         if stop <= start:
             raise ValueError(f"{option}={text!r}: {part!r} is empty; the end comes before the start")
         ranges.append((start, stop))

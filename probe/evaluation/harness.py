@@ -15,6 +15,8 @@ from mesa.models import load, tokenizer_of
 from probe.evaluation.journal import Journal
 from probe.evaluation.plan import EvalPlan
 from probe.evaluation.run import checked_journal
+from probe.files import write
+from probe.ownership import owned
 
 JOURNAL, RESULTS = "harness.jsonl", "harness.json"
 
@@ -93,6 +95,7 @@ def run_harness(
     for `check_tasks` and `probe.evaluation.run.run`.
     """
     with contextlib.ExitStack() as stack:
+        stack.enter_context(owned(out))
         manager = None
         if overwrite:  # nothing is removed for a run that cannot be
             manager = stack.enter_context(checked_tasks(made, tasks, include_path))
@@ -108,7 +111,7 @@ def run_harness(
     for cell in cells:
         found[cell[1]].update(journal.rows[cell]["results"])
     written = {"model": made.request.model, "max_length": longest, "limit": limit, "results": found}
-    (out / RESULTS).write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+    write(out / RESULTS, (json.dumps(written, indent=1) + "\n").encode())
     return written
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 Cell = tuple[str | int, ...]
 """What a cell is: names and numbers, e.g. task, method and length."""
 _BEGIN = '{"settings": '
+_SEAL = "crc32"
 
 
 def has_cells(path: Path) -> bool:
@@ -20,12 +22,17 @@ def has_cells(path: Path) -> bool:
     return header.startswith(_BEGIN.encode()) and row.endswith(b"\n")
 
 
+def _seal(row: Mapping[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(row).encode()):08x}"
+
+
 class Journal:
     """Finished cells in a file of one JSON line each; the first line holds the run's settings.
 
-    It appears with the first cell. A line that an interrupt cut short is dropped, also the first; a journal without
+    It appears with the first cell. Every line after it ends with a check sum of its own. A line that an interrupt cut
+    short is dropped, also the first; a journal without
     cells binds to nothing. Raises FileExistsError, naming what differs, for the journal of a run with other settings,
-    and ValueError for a file that is no journal.
+    and ValueError for a file that is no journal or has a damaged row.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
@@ -38,8 +45,9 @@ class Journal:
         """Keeps what a cell gave."""
         if not self.rows:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._write("w", {"settings": self.settings})
-        self._write("a", {"cell": cell, **row})
+            self._write("w", {"settings": self.settings, _SEAL: True})
+        sealed = {"cell": cell, **row}
+        self._write("a", {**sealed, _SEAL: _seal(sealed)})
         self.rows[cell] = dict(row)
 
     def _read(self, settings: Mapping[str, Any]) -> None:
@@ -49,10 +57,10 @@ class Journal:
             return
         try:
             header, *rows = (json.loads(line) for line in whole.splitlines())
-            stored = header["settings"]
-            self.rows = {tuple(row.pop("cell")): row for row in rows}
-        except (ValueError, KeyError, TypeError) as error:
+            stored, has_seals = dict(header["settings"]), header.get(_SEAL, False)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{self.path} is no journal of a run; use --overwrite or another --out") from error
+        self._keep(rows, has_seals)
         differing = sorted(key for key in {*settings, *stored} if settings.get(key) != stored.get(key))
         if differing and self.rows:
             raise FileExistsError(
@@ -60,6 +68,14 @@ class Journal:
             )
         if whole != text:
             os.truncate(self.path, len(whole.encode()))
+
+    def _keep(self, rows: Sequence[Any], has_seals: bool) -> None:
+        for number, row in enumerate(rows, 2):
+            seal = row.pop(_SEAL, None) if isinstance(row, dict) else None
+            damaged = not isinstance(row, dict) or not isinstance(row.get("cell"), list)
+            if damaged or (has_seals and seal != _seal(row)):
+                raise ValueError(f"{self.path}, line {number} is damaged; remove it, use --overwrite or another --out")
+            self.rows[tuple(row.pop("cell"))] = row
 
     def _write(self, mode: str, row: Mapping[str, Any]) -> None:
         with self.path.open(mode, encoding="utf-8") as file:

@@ -28,6 +28,9 @@ PROMPTS = 2
 """Version of how prompts are drawn; raised with every change that makes other prompts of the same settings."""
 
 
+_MOST_LENGTHS = 10_000
+
+
 @dataclass(frozen=True)
 class EvalRequest(MethodsRequest):
     """What is asked for; lengths in tokens. The rest as in `Setting`."""
@@ -87,14 +90,22 @@ def parse_lengths(text: str, option: str = "--lengths") -> tuple[int, ...]:
         if len(numbers) == 1:
             found.add(numbers[0])
         elif len(numbers) == 3 and numbers[0] <= numbers[1]:
-            found.update(range(numbers[0], numbers[1] + 1, numbers[2]))
+            steps = range(numbers[0], numbers[1] + 1, numbers[2])
+            if len(steps) > _MOST_LENGTHS:
+                raise ValueError(f"{option} {text!r}: {part!r} are {len(steps)} lengths; take a larger step")
+            found.update(steps)
         else:
             raise ValueError(f"{option} {text!r}: {part!r} is no FIRST:LAST:STEP, e.g. 1k:16k:1k")
     return tuple(sorted(found))
 
 
+def one_length(text: str, option: str) -> int:
+    """A length in tokens from e.g. '512' or '16k'."""
+    return _tokens(text, option)
+
+
 def _tokens(text: str, whole: str) -> int:
-    found = re.fullmatch(r"\s*(\d+)([kK]?)\s*", text)
+    found = re.fullmatch(r"\s*([0-9]{1,12})([kK]?)\s*", text)
     if not found or int(found[1]) == 0:
         raise ValueError(f"{whole}: {text!r} is no number of tokens; write e.g. 256,512 or 1k:16k:1k")
     return int(found[1]) * (1024 if found[2] else 1)
@@ -113,6 +124,9 @@ def plan(request: EvalRequest) -> EvalPlan:
     for name, value in least.items():
         if value < 1:
             raise ValueError(f"--{name.replace('_', '-')} {value} is below 1")
+    readers = [name for name, task in TASKS.items() if task.reads_pairs]
+    if request.data is not None and request.tasks and not {*readers} & {*request.tasks}:
+        raise ValueError(f"--data {request.data} is read by {', '.join(readers)} alone, which --task does not name")
     if request.depth is not None and not 0 <= request.depth <= 1:
         raise ValueError(f"--depth {request.depth} is not within 0 (start) to 1 (end)")
     config, trained = request.checked_model()
@@ -120,7 +134,7 @@ def plan(request: EvalRequest) -> EvalPlan:
     tokenizer = tokenizer_of(request.model, **request.source)
     setting = Setting(
         trained,
-        request.lengths or tuple(trained * multiple for multiple in (1, 2, 4, 8)),
+        tuple(trained * multiple for multiple in (1, 2, 4, 8)) if request.lengths is None else request.lengths,
         request.samples,
         request.seed,
         _documents(tokenizer, request),

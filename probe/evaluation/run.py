@@ -23,6 +23,8 @@ from probe.evaluation.clock import is_over
 from probe.evaluation.journal import Journal
 from probe.evaluation.plan import TASKS, EvalPlan
 from probe.evaluation.summary import summarize
+from probe.files import write
+from probe.ownership import owned
 from probe.tasks.latency import Peak, devices
 
 JOURNAL = "cells.jsonl"
@@ -69,8 +71,13 @@ def run(made: EvalPlan, out: Path, *, overwrite: bool = False, until: float | No
     A cell (task, method, length) is whole in cells.jsonl or absent, so an interrupted run goes on from there. After
     the `clock.deadline` `until` no cell is begun; the summary's `cells_left` counts those that are not run. Cells that
     do not fit in memory are left out, told on stderr and in the summary's `out_of_memory`. Raises
-    FileExistsError for a folder that holds another evaluation, RuntimeError where no cell fits.
+    FileExistsError for a folder that holds another evaluation, RuntimeError where no cell fits, what `owned` raises.
     """
+    with owned(out):
+        return _run(made, out, overwrite, until)
+
+
+def _run(made: EvalPlan, out: Path, overwrite: bool, until: float | None) -> dict[str, Any]:
     check_owner(out)
     loaded = load(made.request.model, **made.request.load) if overwrite else None  # before anything is removed
     journal = open_journal(made, out, overwrite=overwrite)
@@ -97,7 +104,7 @@ def run(made: EvalPlan, out: Path, *, overwrite: bool = False, until: float | No
         "cells": summarize(found, TASKS),
     }
     if journal.rows:  # else it would make the folder look like somebody else's
-        (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        write(out / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
     return summary
 
 

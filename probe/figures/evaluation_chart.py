@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from probe.figures.export import write
 from probe.figures.marks import Chart, Line, Panel, style, trained_rule
 from probe.figures.render import rendered
+from probe.files import write
 
 Cells = Sequence[Mapping[str, Any]]
 

@@ -5,11 +5,9 @@ Each `*_export` takes labelled values and returns an `Export`; its `files` are b
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import xarray as xr
@@ -136,16 +134,6 @@ def curves_export(
     scores = {f"curves-{name}": evaluation[[name]].assign_attrs(attrs) for name in evaluation.data_vars}
     failures = _failures(evaluation["method"].values.tolist(), measured, predictions)
     return Export({"curves": chart}, {**scores, "failures": failures.assign_attrs(attrs, rule=measured.rule)})
-
-
-def write(path: Path, content: bytes) -> None:
-    """Writes a file that is there whole or not at all, in place of a former one."""
-    unfinished = path.with_name(f".{path.name}.partial")
-    try:
-        unfinished.write_bytes(content)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _rasters(stem: str, panel: xr.DataArray, limits: xr.DataArray) -> dict[str, Figure]:

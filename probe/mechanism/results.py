@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from probe.evaluation.journal import Journal
+from probe.files import write as write_file
 from probe.mechanism.cells import FOLDER, paired
 from probe.mechanism.interventions import by_layer
 from probe.mechanism.rankings import rank_correlation, rankings
@@ -65,7 +66,7 @@ def write(made: LocatePlan, journal: Journal, out: Path) -> dict[str, Any]:
     """The summary, which is written to the run's folder if there is anything to tell."""
     summary = summarize(made, journal, out)
     if journal.rows:
-        (out / FOLDER / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        write_file(out / FOLDER / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
     return summary
 
 

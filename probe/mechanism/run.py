@@ -22,6 +22,7 @@ from probe.mechanism.request import ORIGIN, Group, LocatePlan, needed_bytes
 from probe.mechanism.restoration import Gap
 from probe.mechanism.shift import Shift, changes, shifts
 from probe.mechanism.smallest import search_sets
+from probe.ownership import owned
 from probe.tasks.repeated import repeated_word
 
 
@@ -29,7 +30,7 @@ def locate(made: LocatePlan, out: Path, *, overwrite: bool = False, until: float
     """The journal of the folder `out`, with every cell of the plan unless `until` came before.
 
     Raises MemoryError before any pass for what does not fit, FileExistsError for the folder of another run,
-    RuntimeError where no method differs from Origin.
+    RuntimeError where no method differs from Origin, and what `owned` raises.
     """
     needed, free = needed_bytes(made), free_bytes(made.request.load.get("device") or "cpu")
     if needed > free:
@@ -37,6 +38,11 @@ def locate(made: LocatePlan, out: Path, *, overwrite: bool = False, until: float
             f"about {needed / 2**30:.1f} GiB are needed beside the weights, {free / 2**30:.1f} GiB are free; "
             "shorten --lengths or leave patch and clamp out of --try"
         )
+    with owned(out):
+        return _locate(made, out, overwrite, until)
+
+
+def _locate(made: LocatePlan, out: Path, overwrite: bool, until: float | None) -> Journal:
     if not overwrite:
         open_journal(made, out)  # before the weights are loaded
     loaded = load(made.request.model, **made.request.load)

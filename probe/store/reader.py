@@ -57,7 +57,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         hidden = xr.open_zarr(path)
         evaluation = xr.open_zarr(path, group="evaluation").load() if (path / "evaluation").exists() else None
         _check_labels(hidden)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:  # Runtime: of the decompressor
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:  # of the decompressor
         raise ValueError(f"{path} is damaged ({str(error).partition(chr(10))[0]}); {again}") from error
     for needed, there in (("complete", hidden.attrs), ("trained_length", hidden.attrs), *((d, hidden) for d in DIMS)):
         if needed not in there:

@@ -97,7 +97,8 @@ def plan(request: StudyRequest) -> StudyPlan:
     """Checks the request against the model's config. Raises ValueError or FileNotFoundError, naming the value."""
     _check(request)
     config, trained = request.checked_model()
-    length = request.length or max(request.lengths or (MULTIPLES[-1] * trained,))
+    longest = max(request.lengths or (MULTIPLES[-1] * trained,))
+    length = longest if request.length is None else request.length
     if length < 2 * trained:
         raise ValueError(f"--length {length} is below twice the trained length {trained}; take e.g. {8 * trained}")
     lengths = request.lengths or tuple(int(trained * many) for many in MULTIPLES if trained * many <= length)

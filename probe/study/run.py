@@ -16,6 +16,7 @@ from probe.capture.bridge import bridge_to
 from probe.capture.memory import check_memory
 from probe.evaluation.clock import is_over
 from probe.evaluation.journal import Journal
+from probe.ownership import owned
 from probe.study.cells import Trial, drifting_length, predicted_lengths
 from probe.study.inputs import Inputs, prepare
 from probe.study.plan import StudyPlan, StudyRequest, plan
@@ -34,11 +35,19 @@ def run_study(
     Lengths are predicted first, one pass or a few a config; then failure is measured. After the `clock.deadline`
     `until` nothing is begun; if something is left then, there are no results, but words that say how much. Raises
     ValueError for a bad request, before the weights are loaded, FileExistsError if `out` holds another study;
-    `overwrite` removes that, once the weights of the new one are loaded.
+    `overwrite` removes that, once the weights of the new one are loaded. Also raises what `owned` raises.
     """
     made = plan(request)
     check_memory(made.needed_bytes, made.length)
     inputs = prepare(made)
+    with owned(out):
+        return _run(made, inputs, out, overwrite, until)
+
+
+def _run(
+    made: StudyPlan, inputs: Inputs, out: Path, overwrite: bool, until: float | None
+) -> tuple[xr.Dataset | None, str]:
+    request = made.request
     settings, path, loaded = made.settings(inputs.fingerprints), out / JOURNAL, None
     if overwrite:
         loaded = load(request.model, **request.load)

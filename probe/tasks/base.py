@@ -63,6 +63,9 @@ class Task(ABC):
     batched: ClassVar[bool] = False
     """Whether samples are run `Setting.batch` at a time."""
 
+    reads_pairs: ClassVar[bool] = False
+    """Whether it reads `Setting.pairs`."""
+
     def passes(self, setting: Setting) -> tuple[int, ...]:
         """The lengths that are run, one cell each; usually all."""
         return setting.lengths

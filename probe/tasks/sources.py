@@ -23,12 +23,23 @@ def texts(source: str | None, column: str = "text") -> list[str]:
         return corpus.heldout()
     path = Path(source)
     if path.is_file() and path.suffix != ".jsonl":
-        found = [path.read_text(encoding="utf-8", errors="replace")]
+        found = [plain_text(path)]
     else:
         found = [str(_field(row, (column,), source, number)) for number, row in enumerate(_rows(source), 1)]
     found = [text for text in found if text.strip()]
     if not found:
         raise ValueError(f"{source} holds no text; give a file or dataset that does")
+    return found
+
+
+def plain_text(path: Path) -> str:
+    """A file's text; ValueError, naming it, for bytes that are no text in UTF-8."""
+    try:
+        found = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text in UTF-8 (byte {error.start}); convert it") from error
+    if "\0" in found:
+        raise ValueError(f"{path} is no text: it has a byte 0")
     return found
 
 
@@ -49,7 +60,7 @@ def pairs(source: str) -> list[tuple[str, str]]:
 def _rows(source: str) -> Iterator[Mapping[str, Any]]:
     path = Path(source)
     if path.is_file():
-        for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        for number, line in enumerate(plain_text(path).split("\n"), 1):
             if line.strip():
                 try:
                     row = json.loads(line)

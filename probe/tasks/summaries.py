@@ -38,6 +38,7 @@ class Summaries(Task):
         Metric("bleu", "0 to 100"),
     )
     batched: ClassVar[bool] = True
+    reads_pairs: ClassVar[bool] = True
 
     def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[SummaryPrompt]:
         """Prompts of documents that have tokens enough, the first `length` of them, in the file's order.

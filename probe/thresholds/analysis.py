@@ -102,7 +102,7 @@ def drifts(run: Run, hidden: xr.DataArray, reference: str, trained_length: int |
 
     trained_length: M in tokens; None: the run's. Raises ValueError where too few positions were captured.
     """
-    trained = trained_length or run.trained_length
+    trained = run.trained_length if trained_length is None else trained_length
     attrs = run.hidden.attrs
     prompts = hidden["prompt"].values.tolist()
     texts = [name for name in prompts if name.startswith("text-")]

@@ -7,6 +7,7 @@ which dims show it clearly, and `negative_control` how many would at a place whe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -46,7 +47,7 @@ class CrossingRule:
     def __post_init__(self) -> None:
         """ValueError for a value out of range."""
         for name, least in (("smoothing", 1), ("sustained", 1), ("burn_in", 0), ("margin", 0), ("floor", 0)):
-            if not getattr(self, name) >= least:
+            if not least <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} is not at least {least}")
         if not 0 < self.share <= 1:
             raise ValueError(f"share={self.share} is not in (0, 1]")

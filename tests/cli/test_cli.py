@@ -40,9 +40,9 @@ def test_explain_draws_the_matrix(capsys):
         (["app", "--port", "0"], "mesa-lens: --port 0 is not within 1 to 65535"),
         (["methods", "explain", "rope"], "mesa-lens: unknown method 'rope'; known: origin, nope, rerope,"),
         (["methods", "explain", "rerope", "--set", "window=3"], "--set 'window=3' is not METHOD.PARAMETER=VALUE"),
-        (["methods", "explain", "rerope", "--length", "0"], "--length 0 is below 1 token"),
+        (["methods", "explain", "rerope", "--length", "0"], "--length 0 is below 1"),
         (["methods", "explain", "rerope", "--length", "99"], "--length 99 is too wide to draw; use at most 48"),
-        (["methods", "--trained-length", "1"], "origin: trained_length=1 is below 2 tokens"),
+        (["methods", "--trained-length", "1"], "--trained-length 1 is below 2"),
     ],
 )
 def test_misuse_is_one_line_and_exit_code_2(arguments, message, capsys):

@@ -61,7 +61,7 @@ def test_a_run_writes_tables_and_curves_and_prints_the_summary(model, tmp_path, 
     ("options", "message"),
     [
         (["--task", "nonsense"], "unknown task 'nonsense'; known: passkey"),
-        (["--task", ","], "--task names no task; --list-tasks shows them"),
+        (["--task", ","], "--task ',' has an empty name"),
         (["--lengths", "1k:2k"], "is no FIRST:LAST:STEP"),
         (["--lengths", "50"], "length=50 is below the task's fixed text of 66 tokens"),
         (["--samples", "0"], "--samples 0 is below 1"),

@@ -12,6 +12,7 @@ import numpy as np
 
 from mesa.plan import restarts
 from probe.evaluation.journal import Journal
+from probe.files import write as write_file
 from probe.mechanism.anatomy import files
 from probe.mechanism.anatomy.frequencies import first_unmet
 from probe.mechanism.anatomy.heads import PARTS as PARTS_OF_MASS
@@ -36,7 +37,7 @@ def write(made: AnatomyPlan, journal: Journal, out: Path) -> tuple[dict[str, Any
     if arrays:
         np.savez_compressed(folder / files.VECTORS, allow_pickle=False, **arrays)
     if journal.rows or arrays:
-        (folder / files.SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        write_file(folder / files.SUMMARY, (json.dumps(summary, indent=1) + "\n").encode())
     return summary, words(summary)
 
 

@@ -372,11 +372,24 @@ def test_a_run_does_not_go_on_with_other_texts_or_weights(asked, tmp_path):
         run(plan(here), out)
 
 
-@pytest.mark.parametrize("text", ["not json\n", '{"settings": {}}\n[1]\n', '{"a": 1}\n', "cut"])
+@pytest.mark.parametrize("text", ["not json\n", "[1]\n", '{"a": 1}\n', "cut"])
 def test_a_file_that_is_no_journal_is_refused(tmp_path, text):
     (tmp_path / "cells.jsonl").write_text(text)
     with pytest.raises(ValueError, match=r"cells\.jsonl is no journal of a run; use --overwrite"):
         Journal(tmp_path / "cells.jsonl", {})
+
+
+@pytest.mark.parametrize(
+    "damage", [("0.5", "0.6"), ('"score": 0.5, ', ""), ('"cell": ["nll", 96], ', ""), ("{", "[1]\n{")]
+)
+def test_a_damaged_row_of_a_journal_is_refused_naming_its_line(tmp_path, damage):
+    path = tmp_path / "cells.jsonl"
+    Journal(path, {}).add(("nll", 96), {"score": 0.5})
+    assert Journal(path, {}).rows == {("nll", 96): {"score": 0.5}}
+    header, row = path.read_text().splitlines(keepends=True)
+    path.write_text(header + row.replace(*damage, 1))
+    with pytest.raises(ValueError, match=r"cells\.jsonl, line 2 is damaged; remove it, use --overwrite"):
+        Journal(path, {})
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,11 @@ from synthetic import evaluation, hidden_states, write_run
 
 from mesa_lens.cli import main
 from probe.figures import tables
-from probe.figures.export import Export, curves_export, formats, heatmap_export, threshold_export, write
+from probe.figures.export import Export, curves_export, formats, heatmap_export, threshold_export
 from probe.figures.heatmap import difference, layer_limits, regions
 from probe.figures.marks import Chart
 from probe.figures.render import rendered
+from probe.files import write
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.predict import best
 from probe.thresholds.search import CrossingRule, search

@@ -161,7 +161,7 @@ def test_one_part_keeps_what_others_found(folder, whole, capsys):
         (("--layers", "0-3"), "layer 0-3 is out of range"),
         (("--lengths", "160"), "--lengths 160 is not beyond the trained length 160"),
         (("--lengths", "165"), "a crossing takes 10 consecutive positions beyond 160"),
-        (("--texts", "99999"), "give a longer text, fewer texts"),
+        (("--texts", "9999"), "give a longer text, fewer texts"),
         (("--methods", "reropes"), "unknown method 'reropes'"),
         (("--minutes", "0"), "--minutes 0 is not above 0"),
         (("--text", "/no/such/file.txt"), "/no/such/file.txt is not a file or folder"),

@@ -1,0 +1,311 @@
+"""Wrong command lines, made from the parser itself, seeded; each must end in one line that names what is wrong.
+
+`python tests/fuzz/command_lines.py 2000` tries so many and prints those that do not; `make test` tries some.
+"""
+
+import argparse
+import contextlib
+import io
+import random
+import re
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "helpers"))
+import worlds  # beside this file
+
+from mesa_lens.cli import main, parser
+
+SECONDS = 10
+BASES = {  # what is right, and ends without work
+    "probe": "--model {model} --length 400 --texts 0 --samples 0 --out {here}/out --estimate",
+    "locate": "--model {model} --lengths 320 --samples 1 --text {text} --out {here}/out --estimate",
+    "anatomy": "--model {model} --lengths 160,320 --samples 1 --parts lens --text {text} --out {here}/out --estimate",
+    "eval": "--model {model} --task nll --methods origin --lengths 160 --samples 1 --text {text} "
+    "--out {here}/out --estimate",
+    "study": "--model {model} --seeds 1 --length 640 --out {here}/out --estimate",
+    "paper": "--config {paper} --out {here}/out --estimate",
+    "app": "--store {here} --no-browser",
+    "export heatmap": "{run} --format npz --out {here}/out",
+    "export drift": "{run} --format npz --out {here}/out",
+    "export thresholds": "{run} --format npz --out {here}/out",
+    "export curves": "{run} --format npz --out {here}/out",
+    "export locate": "{run} --format npz --out {here}/out",
+    "methods": "",
+    "methods explain": "rerope",
+    "verify": "--quick --claim 3.3",
+    "fetch": "",
+    "train-default": "--out {here}/out",
+}
+NUMBERS = ["", " ", "x", "1.5x", "nan", "inf", "1e999", "0x10", "²", "1 2", "--5", "[1]", "None"]
+WHOLE = [*NUMBERS, "1.5", "1e3", "9" * 20, "9" * 5000, "-1"]
+NAMES = ["", " ", ",", "no such", "nonsense,nonsense", "origin,,rerope", "\udcff", "-", "None"]
+RANGES = ["", " ", "1-", "-1", "2-1", "x", "1,,2", "0-99999999999", "9" * 20, "²", "1:2"]
+LENGTHS = ["", ",", "x", "0", "-5", "1k:2k", "2k:1k:1", "1:9999999999:1", "1.5k", "256,,512", "9" * 20, "1k:2k:0"]
+FILES = ["", " ", "/nonexistent/x.txt"]
+FOLDERS = ["", " ", "{file}"]
+SETS = [
+    "",
+    "window",
+    "rerope",
+    "rerope.=3",
+    "origin.trained_length=5",
+    "rerope.window=x",
+    "rerope.nonsense=1",
+    "=",
+    ".",
+]
+MODELS = ["", "./nowhere", "/nonexistent/x", "{file}", "no such.gguf"]
+WRONG = {  # by the option's destination
+    "model": MODELS,
+    "revision": ["", "main"],
+    "dtype": ["", "int8", "float7"],
+    "device": ["", "nonsense", "cuda", "cuda:99", "meta", "mps", "-1"],
+    "device_map": ["", "nonsense", "cuda"],
+    "trained_length": [*WHOLE, "0", "1"],
+    "methods": NAMES,
+    "set": SETS,
+    "executor": ["", "flash", "None"],
+    "length": [*WHOLE, "0"],
+    "lengths": LENGTHS,
+    "prompt": ["", " ", "\n", "\udcff"],
+    "text": [*FILES, "{binary}"],
+    "texts": WHOLE,
+    "hooks": NAMES,
+    "layers": RANGES,
+    "dims": RANGES,
+    "positions": RANGES,
+    "store_dtype": ["", "int8", "float64"],
+    "samples": WHOLE,
+    "seed": WHOLE,
+    "rule": ["", "nonsense"],
+    "out": FOLDERS,
+    "kinds": NAMES,
+    "heads": [*RANGES, "nonsense"],
+    "spans": NAMES,
+    "parts": NAMES,
+    "ways": NAMES,
+    "candidates": [*WHOLE, "0"],
+    "measure": NAMES,
+    "minutes": [*NUMBERS, "0", "-1"],
+    "task": NAMES,
+    "batch": [*WHOLE, "0"],
+    "data": [*FILES, "{text}"],
+    "depth": [*NUMBERS, "-0.1", "1.1"],
+    "new_tokens": [*WHOLE, "0"],
+    "harness": ["", ",", "a,,b"],
+    "include_path": ["", "/nonexistent"],
+    "limit": [*NUMBERS, "0", "-1"],
+    "configs": ["", "nonsense", "rerope k", "rerope,,mesa", "rerope window=x", "rerope,rerope"],
+    "prompts": NAMES,
+    "seeds": [*WHOLE, "0"],
+    "tops": ["", "0", "x", "1,,2", "1.5", "²", "-1", "1,1"],
+    "windows": [*WHOLE, "0"],
+    "config": [*FILES, "{no-yaml}", "{here}", "nonsense", *(f"{{paper-{name}}}" for name in worlds.PAPER)],
+    "sections": ["", ",", "nonsense", "passkey,,nll"],
+    "store": ["", "/nonexistent/x", "{run-list}", "{run-cut}", "{run-number}", "{here}"],
+    "host": ["", "not a host", "\udcff"],
+    "port": [*WHOLE, "0", "70000"],
+    "format": ["", "bmp", "png,,npz", "nonsense"],
+    "renderer": ["", "nonsense"],
+    "hook": ["", "nonsense", "resid_pre"],
+    "minus": ["", "nonsense"],
+    "limit export": [*NUMBERS, "0", "-1"],
+    "pool": [*WHOLE, "0"],
+    "pairs": ["", "1", "1:", "x:y", "0:9999", "²:1", "1:2,,3:4", "-1:2"],
+    "top": [*WHOLE, "0"],
+    "smoothing": [*WHOLE, "0"],
+    "sustained": [*WHOLE, "0"],
+    "burn_in": WHOLE,
+    "margin": [*NUMBERS, "-1"],
+    "minimum_score": [*NUMBERS, "-1"],
+    "share": [*NUMBERS, "0", "-1", "1.5"],
+    "floor": [*NUMBERS, "-1"],
+    "measures": NAMES,
+    "name": ["", "nonsense", "None"],
+    "claim": ["", "nonsense", "99"],
+    "M": [*NUMBERS, "0", "-1", "1.5"],
+    "N": [*NUMBERS, "0", "-1", "1.5"],
+    "E": [*NUMBERS, "0", "-1", "1.5"],
+    "H": [each for each in NUMBERS if each != "nan"] + ["nan"],
+    "recovery": ["", "nonsense"],
+    "html": ["/nonexistent/x/y.html"],
+    "wheel": FILES,
+    "cache": FOLDERS,
+    "tokens": [*WHOLE, "0", "5"],
+}
+OTHERWISE = {  # where an option of this name means something else
+    ("app", "store"): ["", " ", "{file}"],
+    ("fetch", "wheel"): None,  # looked at only where a checkpoint is fetched
+    ("fetch", "cache"): FOLDERS,
+    ("study", "length"): [*LENGTHS, "256,512"],
+    ("study", "methods"): NAMES,
+    ("locate", "dims"): [*WHOLE, "0"],
+    ("export heatmap", "limit"): [*NUMBERS, "0", "-1"],
+    ("export drift", "layers"): RANGES,
+    ("export locate", "methods"): None,  # there is nothing located in this world: any line is refused for that
+    ("export locate", "lengths"): None,
+    ("export locate", "measures"): None,
+    ("export locate", "renderer"): ["", "nonsense"],
+    ("verify", "dtype"): ["", "int8"],
+    ("verify", "seed"): NUMBERS,
+    ("verify", "out"): None,
+    ("train-default", "device"): None,  # tried by itself: nothing may begin to train
+    ("paper", "seed"): WHOLE,
+}
+AT_WORK = {"text": "probe", "config": "paper", "data": ""}
+"""Options whose value is looked at only as a run begins: --estimate is left out, for this command or where it fails."""
+WEIGHTS = ("weights-cut", "weights-garbage", "weights-empty", "weights-short")
+CONFIGS = [*(f"model-{name}" for name in worlds.CONFIGS), "model-list", "model-cut", "model-empty"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """Words of a command, and what its complaint must name: one of these."""
+
+    words: tuple[str, ...]
+    named: tuple[str, ...]
+
+
+def commands() -> dict[str, list[argparse.Action]]:
+    """Every command's actions, by its words; those without actions of their own are left out."""
+    found: dict[str, list[argparse.Action]] = {}
+
+    def visit(at: argparse.ArgumentParser, words: tuple[str, ...]) -> None:
+        inner = [action for action in at._actions if isinstance(action, argparse._SubParsersAction)]
+        own = [action for action in at._actions if action not in inner and action.dest != "help"]
+        if words and (own and not any(action.required for action in inner)):
+            found[" ".join(words)] = own
+        for name, below in (item for action in inner for item in action.choices.items()):
+            visit(below, (*words, name))
+
+    visit(parser(), ())
+    return found
+
+
+def wrong_values(command: str, action: argparse.Action) -> list[str]:
+    """Values that the option must not take. KeyError for an option that this file does not know: give it some."""
+    if (command, action.dest) in OTHERWISE:
+        return OTHERWISE[command, action.dest] or []
+    return WRONG[action.dest]
+
+
+def all_lines(world: dict[str, str], seed: int = 0) -> list[Line]:
+    """All wrong lines of this world, in a seeded order."""
+    draw, found = random.Random(seed), dict[tuple[str, ...], Line]()
+    for command, actions in commands().items():
+        base = BASES[command].format(**world).split()
+        head = command.split()
+        for line in [*_misspelt(head, base, actions, draw), *_mistaken(command, head, base, actions, world)]:
+            found[line.words] = line
+    for name in (*CONFIGS, *WEIGHTS):
+        for command in ("probe", "locate", "anatomy", "eval", "study"):
+            words = [world[name] if word == world["model"] else word for word in BASES[command].format(**world).split()]
+            if name in WEIGHTS or name == "model-vocabulary-small":
+                words.remove("--estimate")
+            line = Line((command, *words), (world[name], Path(world[name]).name, *_changed(name)))
+            found[line.words] = line
+    lines = list(found.values())
+    draw.shuffle(lines)
+    return lines
+
+
+def _changed(name: str) -> list[str]:
+    """The key that is damaged in a config.json."""
+    return list(worlds.CONFIGS.get(name.removeprefix("model-"), {}))
+
+
+def _mistaken(command: str, head: list[str], base: list[str], actions: list, world: dict[str, str]) -> list[Line]:
+    """Each option with each value that it must not take."""
+    lines = []
+    for action in actions:
+        if action.nargs == 0:
+            option = action.option_strings[-1]
+            lines.append(Line((*head, *base, f"{option}=1"), (option,)))
+            continue
+        for wrong in wrong_values(command, action):
+            value = wrong.format(**world) if wrong.startswith("{") or "{here}" in wrong else wrong
+            lines.append(_with(command, head, base, action, value))
+    return lines
+
+
+def _with(command: str, head: list[str], base: list[str], action: argparse.Action, value: str) -> Line:
+    words = list(base)
+    shown = {value, repr(value)[1:-1], value.strip(), str(Path(value)), "inf" if value == "1e999" else ""}
+    shown |= {value.encode("ascii", "backslashreplace").decode(), *re.split("[,.=:]", value)}
+    shown |= set() if value else {"''"}
+    shown -= {"", "." if value != "." else ""}
+    if not action.option_strings:
+        words = [value, *words[1:]]
+        return Line((*head, *words), (*shown, action.dest, "empty"))
+    option = action.option_strings[-1]
+    if (
+        action.dest in AT_WORK
+        and "architecture" not in value
+        and AT_WORK[action.dest] in (command, "")
+        and "--estimate" in words
+    ):
+        words.remove("--estimate")
+    words = _without(words, option)
+    small = not value.strip(" .") or value.startswith("-") or len(value) > 40
+    return Line((*head, *words, option, value), (*shown, *([action.dest, option] if small else [])))
+
+
+def _misspelt(head: list[str], base: list[str], actions: list, draw: random.Random) -> list[Line]:
+    """Unknown options and words, options without their value."""
+    lines = []
+    for _ in range(6):
+        word = "".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=8))
+        lines.append(Line((*head, *base, f"--{word}"), (f"--{word}",)))
+        lines.append(Line((*head, *base, f"{word}x", f"{word}y"), (f"{word}x", f"{word}y")))
+    for action in actions:
+        if action.option_strings and action.nargs != 0:
+            option = action.option_strings[-1]
+            lines.append(Line((*head, *_without(base, option), option), (option,)))
+    return lines
+
+
+def _without(words: list[str], option: str) -> list[str]:
+    place = words.index(option) if option in words else len(words)
+    return words[:place] + words[place + 2 :]
+
+
+def complaint(line: Line) -> str:
+    """What is wrong with how a wrong line ends; empty where it ends as it must."""
+    out, err, started = io.StringIO(), io.StringIO(), time.monotonic()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main(line.words)
+    except BaseException:
+        return "ended with " + " ".join(traceback.format_exc().splitlines()[-3:])[-300:]
+    said, seconds = err.getvalue().strip(), time.monotonic() - started
+    if code not in (1, 2):
+        return f"was accepted ({code})"
+    if len(said.splitlines()) != 1:
+        return f"said {len(said.splitlines())} lines: {said[:400]!r}"
+    if not any(name in said for name in line.named):
+        return f"names none of {line.named}: {said[:300]}"
+    return f"took {seconds:.0f} s" if seconds > SECONDS else ""
+
+
+def failures(lines: list[Line]) -> list[str]:
+    """The lines that do not end as they must, with what is wrong."""
+    found = []
+    for line in lines:
+        if wrong := complaint(line):
+            found.append(f"{' '.join(map(repr, line.words))}\n    {wrong}")
+    return found
+
+
+if __name__ == "__main__":
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
+    with tempfile.TemporaryDirectory() as place:
+        tried = all_lines(worlds.build(Path(place)), seed=int(sys.argv[2]) if len(sys.argv) > 2 else 0)[:count]
+        begun = time.monotonic()
+        found = failures(tried)
+    print("\n".join([*found, f"{len(tried)} lines in {time.monotonic() - begun:.0f} s, {len(found)} failed"]))
+    sys.exit(bool(found))

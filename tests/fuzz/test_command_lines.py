@@ -1,0 +1,37 @@
+"""Some of the wrong command lines; `make test-fuzz` tries 2,000."""
+
+import command_lines
+import pytest
+import worlds
+
+TRIED = 300
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return worlds.build(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def lines(world):
+    return command_lines.all_lines(world)
+
+
+@pytest.mark.filterwarnings("default")  # of libraries, about what is damaged
+@pytest.mark.parametrize("part", range(3))
+def test_wrong_command_lines_end_in_one_line_that_names_what_is_wrong(lines, part):
+    found = command_lines.failures(lines[part * TRIED // 3 : (part + 1) * TRIED // 3])
+    assert not found, "\n".join(found)
+
+
+def test_there_are_lines_enough_and_every_option_has_wrong_values(lines):
+    assert len(lines) >= 2000
+    for command, actions in command_lines.commands().items():
+        for action in actions:
+            assert action.nargs == 0 or isinstance(command_lines.wrong_values(command, action), list)
+
+
+def test_what_is_right_is_not_called_wrong(world):
+    for command in ("probe", "eval", "study", "paper", "methods explain"):
+        words = (*command.split(), *command_lines.BASES[command].format(**world).split())
+        assert command_lines.complaint(command_lines.Line(words, ())) == "was accepted (0)"
