@@ -1,4 +1,4 @@
-"""What an anatomy run's summary says in a few sentences and a table, for a terminal."""
+"""What an anatomy run's summary says in a few sentences, and with tables for a terminal."""
 
 from __future__ import annotations
 
@@ -18,8 +18,22 @@ _COLUMNS = {
 
 def words(summary: Mapping[str, Any]) -> str:
     """The table of what heads do beyond M, and a sentence or two a part."""
-    parts = [_table(summary), *_retrieval(summary), *_sink(summary), *_lens(summary), *_vectors(summary)]
+    parts = [_table(summary), *_retrieval(summary), *_sink(summary), *_lens(summary)]
+    parts += [*_positions(summary), *_vector_table(summary), *_called(summary)]
     return "\n".join(part for part in parts if part)
+
+
+def anatomy_findings(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(heading, sentences) for every part that was measured."""
+    parts = {
+        "Retrieval heads": _retrieval(summary),
+        "Sinks": _sink(summary),
+        "Logit lens": _lens(summary),
+        "Positional vectors": (*_positions(summary), *_called(summary)),
+    }
+    left = f"{summary['cells_left']} cells are still to be run." if summary["cells_left"] else ""
+    said = [(heading, " ".join(each for each in sentences if each)) for heading, sentences in parts.items()]
+    return [*((heading, each) for heading, each in said if each), *([("To be run", left)] if left else [])]
 
 
 def _table(summary: Mapping[str, Any]) -> str:
@@ -97,8 +111,8 @@ def _lens(summary: Mapping[str, Any]) -> Iterator[str]:
             )
 
 
-def _vectors(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Whether positions can be read from text, how, and what thresholds and drift say of them."""
+def _positions(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Whether positions can be read from text."""
     found = summary.get("vectors")
     if not found:
         return
@@ -113,6 +127,14 @@ def _vectors(summary: Mapping[str, Any]) -> Iterator[str]:
         f"{_layers(good)} at least {found['reliable']}. Of the states' variance inside M, {min(shares):.1%} to "
         f"{max(shares):.1%} is positional."
     )
+
+
+def _vector_table(summary: Mapping[str, Any]) -> Iterator[str]:
+    """How reliable positional vectors are, how like in-window ones, and at which slope."""
+    found = summary.get("vectors")
+    if not found:
+        return
+    own = [row for row in found["layers"] if row["method"] == summary["reference"]]
     rows = [["method", "layer", "reliability in/out", "cosine in/out", "slope"]]
     rows += [
         [row["method"], str(row["layer"]), _pair(row["reliability"]), _pair(row["cosine"]), _slope(row)]
@@ -120,6 +142,13 @@ def _vectors(summary: Mapping[str, Any]) -> Iterator[str]:
         if row["layer"] in (own[0]["layer"], own[len(own) // 2]["layer"], own[-1]["layer"])
     ]
     yield "Positional vectors (slope: in-window tokens for one token beyond):\n" + _aligned(rows)
+
+
+def _called(summary: Mapping[str, Any]) -> Iterator[str]:
+    """What thresholds and drift say of positional vectors."""
+    found = summary.get("vectors")
+    if not found:
+        return
     thresholds = found["thresholds"]
     yield (
         f"Thresholds on them: {thresholds['observable']} of {thresholds['searched']} dims are observable, "
