@@ -52,7 +52,7 @@ def head_map(found: Anatomy, name: str, method: str, length: int) -> Cells | Non
     """
     summary, statistic = found.summary, STATISTICS[name]
     rows = having(summary[statistic.table], length=length)
-    if not having(rows, method=method):
+    if not having(rows, method=method) or (name == "beyond" and length <= summary["trained_length"]):
         return None
     own = {title: each for title, each in _shown(summary, rows, statistic, method, length) if each}
     scale = _scale(statistic, [each[statistic.column][0] for each in _judged(rows, summary, length)])

@@ -12,7 +12,7 @@ from probe.figures.marks import RED, Chart, Line, Panel, Rule, style, trained_ru
 from probe.figures.mechanism import at_length
 from probe.figures.mechanism_charts import moved_aside, ticks_of
 from probe.store.anatomy import Anatomy
-from probe.store.located import having
+from probe.store.located import Row, having
 
 _COMPONENTS = (("#0072B2", "solid", "circle"), ("#D55E00", "dash", "square"))
 """Looks of the first and the second component."""
@@ -52,9 +52,10 @@ def component_chart(found: Anatomy, layer: int, methods: Sequence[str]) -> Chart
             Line(f"component {at + 1}", x, each.isel(component=at).values.astype(float), *look)
             for at, look in enumerate(_COMPONENTS)
         )
-        (row,) = having(found.summary["vectors"]["layers"], method=name, layer=layer)
+        row, reliability = _judged(found, name, layer)
         told = " and ".join(f"{share:.0%}" for share in row["components"][: len(lines)])
-        panels.append(Panel(f"{name}: {told}", "position (tokens)", "activation", lines, (), (_rule(found),), y_range))
+        x_title = f"position (reliability {reliability:.2f})"
+        panels.append(Panel(f"{name}: {told}", x_title, "activation", lines, (), (_rule(found),), y_range))
     title = f"Positional vectors, layer {layer}: the first two components, with their shares of the variance inside M"
     return Chart(f"{title}. {_place(found)}", tuple(panels))
 
@@ -69,7 +70,7 @@ def share_chart(found: Anatomy, methods: Sequence[str]) -> Chart | None:
     panels = []
     for band in own["band"].values.tolist():
         lines = [_by_layer(100 * own["share"].sel(band=band), name, n, len(names)) for n, name in enumerate(names)]
-        title = f"positional of the states, {band} M"
+        title = f"positional share, {band} M"
         panels.append(Panel(title, "layer", "% of variance", tuple(lines), (), (), value_range(lines), ticks))
     y_range = min(panel.y_range[0] for panel in panels), max(panel.y_range[1] for panel in panels)
     panels = [replace(panel, y_range=y_range) for panel in panels]
@@ -96,10 +97,14 @@ def _own(found: Anatomy, methods: Sequence[str], layer: int | None = None) -> xr
 
 def _named(found: Anatomy, method: str, layer: int) -> str:
     """The method with how far to trust its vectors at the layer."""
-    vectors = found.summary["vectors"]
-    (row,) = having(vectors["layers"], method=method, layer=layer)
-    least = min(each or 0 for each in row["reliability"].values())
-    return f"{method} ({vectors['texts'][method]} texts, reliability {least:.2f})"
+    _, reliability = _judged(found, method, layer)
+    return f"{method} ({found.summary['vectors']['texts'][method]} texts, reliability {reliability:.2f})"
+
+
+def _judged(found: Anatomy, method: str, layer: int) -> tuple[Row, float]:
+    """What the summary says of a layer's vectors, and their reliability, the lower of inside and beyond M."""
+    (row,) = having(found.summary["vectors"]["layers"], method=method, layer=layer)
+    return row, min(each or 0.0 for each in row["reliability"].values())
 
 
 def _by_layer(values: xr.DataArray, method: str, number_: int, of: int) -> Line:

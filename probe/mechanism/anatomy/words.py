@@ -116,7 +116,7 @@ def _positions(summary: Mapping[str, Any]) -> Iterator[str]:
     found = summary.get("vectors")
     if not found:
         return
-    reference = summary["reference"]
+    reference = _first(found)
     own = [row for row in found["layers"] if row["method"] == reference]
     reliable = {row["layer"]: min(each or 0 for each in row["reliability"].values()) for row in own}
     good = [layer for layer, value in reliable.items() if value >= found["reliable"]]
@@ -134,7 +134,7 @@ def _vector_table(summary: Mapping[str, Any]) -> Iterator[str]:
     found = summary.get("vectors")
     if not found:
         return
-    own = [row for row in found["layers"] if row["method"] == summary["reference"]]
+    own = [row for row in found["layers"] if row["method"] == _first(found)]
     rows = [["method", "layer", "reliability in/out", "cosine in/out", "slope"]]
     rows += [
         [row["method"], str(row["layer"]), _pair(row["reliability"]), _pair(row["cosine"]), _slope(row)]
@@ -160,7 +160,13 @@ def _called(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _layers(good: Sequence[int]) -> str:
-    return f"layers {', '.join(map(str, good))} have" if good else "no layer has"
+    named = ", ".join(map(str, good))
+    return f"layers {named} have" if len(good) > 1 else f"layer {named} has" if good else "no layer has"
+
+
+def _first(vectors: Mapping[str, Any]) -> str:
+    """The reference of the run that the vectors are of."""
+    return next(iter(vectors["texts"]))
 
 
 def _slope(row: Mapping[str, Any]) -> str:
