@@ -36,7 +36,7 @@ _COLUMNS = {
 class AnatomySection:
     """What was found: sentences, figures as HTML without plotly.js, and the report with more, if it is there."""
 
-    findings: list[tuple[str, str]]
+    findings: list[str]
     figures: list[str]
     report: str | None
 

@@ -23,17 +23,12 @@ def words(summary: Mapping[str, Any]) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def anatomy_findings(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(heading, sentences) for every part that was measured."""
-    parts = {
-        "Retrieval heads": _retrieval(summary),
-        "Sinks": _sink(summary),
-        "Logit lens": _lens(summary),
-        "Positional vectors": (*_positions(summary), *_called(summary)),
-    }
+def anatomy_findings(summary: Mapping[str, Any]) -> list[str]:
+    """A paragraph for every part that was measured."""
+    parts = (_retrieval(summary), _sink(summary), _lens(summary), (*_positions(summary), *_called(summary)))
+    said = [" ".join(filter(None, sentences)) for sentences in parts]
     left = f"{summary['cells_left']} cells are still to be run." if summary["cells_left"] else ""
-    said = [(heading, " ".join(each for each in sentences if each)) for heading, sentences in parts.items()]
-    return [*((heading, each) for heading, each in said if each), *([("To be run", left)] if left else [])]
+    return [paragraph for paragraph in (*said, left) if paragraph]
 
 
 def _table(summary: Mapping[str, Any]) -> str:
