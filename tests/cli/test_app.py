@@ -150,6 +150,7 @@ def test_anatomy_follows_its_selectors(opened):
     app.selectbox(key="anatomy_layer").set_value(3).run()
     assert ["layer 3" in titles(app)[1], len(titles(app))] == [True, 3]
     app.segmented_control(key="anatomy_figures").set_value("all heads").run()
+    app.selectbox(key="anatomy_length").set_value(1024).run()
     table = app.dataframe[0].value.set_index(["method", "queries"])
     assert table.loc[("origin", "beyond M"), "unmet phases"] == "0.25 [0.20, 0.30]"
     assert not app.exception
