@@ -78,19 +78,34 @@ def run(args: argparse.Namespace) -> int:
     if args.estimate:
         print(estimate(made))
         return 0
+    from probe.anatomy_report import write_anatomy_report
+    from probe.mechanism.anatomy.files import FOLDER
     from probe.mechanism.anatomy.results import write
     from probe.mechanism.anatomy.run import anatomy
     from probe.ownership import owned
+    from probe.report import write_report
+    from probe.store.anatomy import find_anatomy
+    from probe.store.reader import STORE
 
     with owned(args.out):
         with goes_on(args):
             journal = anatomy(made, args.out, overwrite=args.overwrite, until=until)
         summary, said = write(made, journal, args.out)
+        found = find_anatomy(args.out)
+        if found is not None:
+            write_anatomy_report(found, args.out)
+            if (args.out / STORE).exists():
+                write_report(args.out)
     if summary["cells_left"] or summary["texts_left"]:
         print(
             f"mesa-lens: {args.minutes:g} minutes are over, {summary['cells_left']} cells and {summary['texts_left']} "
             f"texts are left; {again(args.out, args.overwrite)}",
             file=sys.stderr,
         )
-    print(json.dumps(summary, indent=1) if args.json else said)
+    if args.json:
+        print(json.dumps(summary, indent=1))
+        return 0
+    print(said)
+    if found is not None:
+        print(f"wrote {args.out / FOLDER}: report.html, summary.json, tables")
     return 0

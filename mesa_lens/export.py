@@ -25,7 +25,10 @@ _SAYS = {
     "thresholds": "values of (layer, dim) pairs over position, with threshold and crossings",
     "curves": "tail NLL and passkey accuracy by length, with predicted failures",
     "locate": "what methods, patches and clamps in one place restore, by layer and head",
+    "anatomy": "heads, unmet phases, logit lens and positional vectors under each method",
 }
+_BESIDE = ("locate", "anatomy")
+"""Kinds that need no store."""
 _RULE = {  # of probe.thresholds.CrossingRule, which stays unloaded until the command runs
     "smoothing": (tokens, "tokens a value is the mean of (None: M/64)"),
     "sustained": (tokens, "positions a crossing must hold for (None: M/16)"),
@@ -56,7 +59,11 @@ def add(commands: Any) -> None:
     made["curves"].add_argument(
         "--rule", default="drift", choices=("drift", "paper"), help="what the marked failures are predicted by"
     )
-    made["locate"].add_argument("--lengths", help="in tokens, e.g. 512,1024 (None: all)")
+    for kind in _BESIDE:
+        made[kind].add_argument("--lengths", help="in tokens, e.g. 512,1024 (None: all)")
+    made["anatomy"].add_argument(
+        "--layers", help="e.g. 0-3, ends included (None: all; of positional vectors the first, middle and last)"
+    )
     made["locate"].add_argument("--measures", help="nll, passkey (None: all)")
     thresholds = made["thresholds"]
     thresholds.add_argument("--pairs", metavar="LAYER:DIM,...", help="e.g. 1:234,2:17 (None: the best)")
@@ -71,20 +78,20 @@ def _kind(kinds: Any, kind: str) -> Any:
     command = kinds.add_parser(
         kind, help=_SAYS[kind], description=_SAYS[kind], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    located = kind == "locate"
+    beside = kind in _BESIDE
     wrote = (
-        "the folder that `mesa-lens locate` wrote to"
-        if located
+        f"the folder that `mesa-lens {kind}` wrote to"
+        if beside
         else "the folder that `mesa-lens probe` wrote, or its store"
     )
-    command.add_argument("store", type=path, metavar="RUN" if located else "STORE", help=wrote)
+    command.add_argument("store", type=path, metavar="RUN" if beside else "STORE", help=wrote)
     command.add_argument(
         "--format", type=listed, default="png", help="html, png, svg, pdf, npz, csv; several with commas"
     )
     command.add_argument("--out", type=folder, help="folder for the files (None: exports, beside the store)")
     command.add_argument("--renderer", default="matplotlib", help="of png, svg, pdf: matplotlib or kaleido (Chrome)")
     command.add_argument("--methods", type=listed, default="all", help="names, separated by commas, or all")
-    if not located:
+    if not beside:
         command.add_argument("--hook", help="e.g. resid_post (None: the first captured)")
         command.add_argument("--prompt", help="e.g. text-0 (None: the first captured)")
         command.add_argument("--trained-length", type=window, help="trained window M in tokens (None: the run's)")
@@ -105,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     for form in forms:
         check_format(args.kind, form, getattr(args, "native", False))
     check_renderer(args.renderer)
-    beside, make = _located(args) if args.kind == "locate" else _stored(args)
+    beside, make = {"locate": _located, "anatomy": _anatomy}.get(args.kind, _stored)(args)
     place = beside / "exports" if args.out is None else args.out
     export = make()
     place.mkdir(parents=True, exist_ok=True)
@@ -133,13 +140,34 @@ def _located(args: argparse.Namespace) -> tuple[Path, Callable[[], Export]]:
     from probe.store.located import read_located
 
     summary = read_located(args.store)
-    methods = None if args.methods == "all" else _names(args.methods)
+    measures = None if args.measures is None else _names(args.measures)
+    methods, lengths = _methods_and_lengths(args)
+    return args.store, lambda: located_export(summary, methods, lengths, measures)
+
+
+def _anatomy(args: argparse.Namespace) -> tuple[Path, Callable[[], Export]]:
+    """The folder that `mesa-lens anatomy` wrote to, and what makes its export."""
+    from probe.capture.spec import parse_ranges
+    from probe.figures.anatomy_export import anatomy_export
+    from probe.store.anatomy import read_anatomy
+
+    found = read_anatomy(args.store)
+    layers = None
+    if args.layers is not None:
+        ranges = parse_ranges(args.layers, "--layers")
+        whole = found.summary["layers"]
+        layers = whole if ranges is None else [layer for start, stop in ranges for layer in range(start, stop)]
+    methods, lengths = _methods_and_lengths(args)
+    return args.store, lambda: anatomy_export(found, methods, lengths, layers)
+
+
+def _methods_and_lengths(args: argparse.Namespace) -> tuple[list[str] | None, list[int] | None]:
+    """What --methods and --lengths name; None for all."""
     lengths = None if args.lengths is None else _names(args.lengths)
     if lengths and not all(re.fullmatch("[0-9]{1,12}", length) for length in lengths):
         raise ValueError(f"--lengths {args.lengths!r} is no list of tokens; write e.g. 512,1024")
-    numbers = None if lengths is None else [int(length) for length in lengths]
-    measures = None if args.measures is None else _names(args.measures)
-    return args.store, lambda: located_export(summary, methods, numbers, measures)
+    methods = None if args.methods == "all" else _names(args.methods)
+    return methods, None if lengths is None else [int(length) for length in lengths]
 
 
 def _heatmap(args: argparse.Namespace, opened: Run) -> Export:

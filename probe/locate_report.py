@@ -10,11 +10,9 @@ from typing import Any
 import jinja2
 from plotly.offline import get_plotlyjs
 
-from probe.figures.cells import Cells
-from probe.figures.interactive import draw
-from probe.figures.marks import Chart
 from probe.figures.mechanism import MEASURES, about
 from probe.figures.mechanism_export import common_figures, gone_over, located_tables, method_figures
+from probe.figures.render import Drawn, embedded
 from probe.figures.tables import csv_bytes
 from probe.files import write
 from probe.mechanism.words import located_findings
@@ -104,7 +102,5 @@ def _gap_row(gap: Any) -> dict[str, Any]:
     }
 
 
-def _html(figures: Iterable[Chart | Cells]) -> list[str]:
-    """Each figure's HTML, without plotly.js."""
-    config = {"responsive": True, "displaylogo": False}
-    return [draw(figure).to_html(full_html=False, include_plotlyjs=False, config=config) for figure in figures]
+def _html(figures: Iterable[Drawn]) -> list[str]:
+    return [embedded(figure) for figure in figures]

@@ -15,6 +15,7 @@ import xarray as xr
 from plotly.offline import get_plotlyjs
 from tqdm import tqdm
 
+from probe.anatomy_report import anatomy_section
 from probe.figures.drift import carrier_chart, drift_chart
 from probe.figures.export import SIDE_BY_SIDE, safe_name
 from probe.figures.heatmap import default_regions, regions, survey
@@ -119,6 +120,7 @@ def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None
         top=TOP,
         curves=_html([draw(chart) for chart in _curves(analysis)]),
         located=located_section(analysis.run.path.parent),
+        anatomy=anatomy_section(analysis.run.path.parent),
         drift=_html([draw(chart) for chart in _drift(analysis)]),
         thresholds=_html([draw(_threshold(analysis, layer, dim)) for layer, dim in _best(analysis)]),
         heatmaps=_html([draw(heatmap_grid(group, analysis.trained_length, maps.limits)) for group in maps.groups]),

@@ -29,11 +29,12 @@ FLOORS = """
     probe.mechanism.anatomy <- mesa probe.ownership probe.files probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds
     probe.mechanism       <- mesa probe.ownership probe.files probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds probe.mechanism.anatomy
     probe.locate_report   <- probe.files probe.store probe.figures probe.mechanism
+    probe.anatomy_report  <- probe.files probe.store probe.figures probe.mechanism
     probe.defaults        <-
     probe.resume          <- probe.evaluation probe.store
     probe.plan          <- mesa probe.defaults probe.request probe.tasks probe.capture probe.evaluation probe.thresholds
     probe.inputs          <- mesa probe.tasks probe.capture probe.store probe.plan
-    probe.report          <- probe.files probe.store probe.thresholds probe.figures probe.locate_report
+    probe.report          <- probe.files probe.store probe.thresholds probe.figures probe.locate_report probe.anatomy_report
     probe.run             <- mesa probe
     probe                 <- mesa probe
     theory                <- mesa
@@ -57,15 +58,17 @@ WITHOUT_TORCH = """
     mesa.checkpoints mesa.checkpoints.fetched mesa.checkpoints.gguf_header mesa.checkpoints.place
     probe probe.evaluation.journal probe.evaluation.intervals probe.evaluation.summary probe.tasks.sources
     probe.store.store probe.store.reader probe.store.located probe.store.select probe.store.positions
+    probe.store.anatomy
     probe.thresholds.search probe.thresholds.predict probe.thresholds.analysis probe.thresholds.tables
     probe.figures.heatmap probe.figures.interactive probe.figures.static probe.figures.render probe.figures.tables
     probe.figures.export probe.figures.evaluation_chart probe.figures.mechanism probe.figures.mechanism_charts
-    probe.figures.mechanism_export probe.figures.attribution_chart
+    probe.figures.mechanism_export probe.figures.attribution_chart probe.figures.anatomy probe.figures.anatomy_charts
+    probe.figures.positional_charts probe.figures.anatomy_export
     probe.mechanism probe.mechanism.anatomy probe.mechanism.anatomy.phases
     probe.mechanism.anatomy.moments probe.mechanism.anatomy.positional probe.mechanism.anatomy.evidence
     probe.mechanism.anatomy.interpolation probe.mechanism.anatomy.sliding probe.mechanism.anatomy.words
     probe.mechanism.anatomy.reading probe.mechanism.anatomy.files probe.mechanism.anatomy.verdicts
-    probe.mechanism.rankings probe.mechanism.words probe.locate_report probe.report
+    probe.mechanism.rankings probe.mechanism.words probe.locate_report probe.anatomy_report probe.report
     probe.study.variants probe.study.results probe.study.score probe.study.table probe.study.report
     mesa_lens.cli mesa_lens.export mesa_lens.fetching mesa_lens.paper.command
     theory theory.bounds theory.cli theory.figures theory.plots

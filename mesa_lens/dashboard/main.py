@@ -14,7 +14,7 @@ from PIL import Image
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.look import plain
 from mesa_lens.dashboard.runs import Entry, entries, root_folder
-from mesa_lens.dashboard.views import compare, heatmaps, mechanism, methods, overview, theory, thresholds
+from mesa_lens.dashboard.views import anatomy, compare, heatmaps, mechanism, methods, overview, theory, thresholds
 
 _LOG = logging.getLogger(__name__)
 
@@ -22,6 +22,7 @@ _LOG = logging.getLogger(__name__)
 PAGES: dict[str, tuple[str, str, Callable[[Context], None], bool]] = {
     "overview": ("Overview", ":material/summarize:", overview.page, True),
     "mechanism": ("Where inside?", ":material/my_location:", mechanism.page, True),
+    "anatomy": ("Anatomy", ":material/troubleshoot:", anatomy.page, True),
     "thresholds": ("Thresholds", ":material/show_chart:", thresholds.page, True),
     "heatmaps": ("Heatmaps", ":material/grid_on:", heatmaps.page, True),
     "compare": ("Compare runs", ":material/compare_arrows:", compare.page, True),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from probe.store.anatomy import ANATOMY, VECTORS
 from probe.store.located import LOCATED
 from probe.store.reader import partial_path
 
@@ -15,6 +16,7 @@ ROOT_VARIABLE = "MESA_LENS_RUNS"
 
 _DEPTH = 3
 STORE = "store.zarr"
+_READ = ("", STORE, partial_path(Path(STORE)), "summary.json", LOCATED, ANATOMY, VECTORS)
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def entries(root: Path) -> list[Entry]:
     found = [
         Entry(_name(path, root), path)
         for path in _folders(root, _DEPTH)
-        if all(is_inside(path / part, root) for part in ("", STORE, partial_path(Path(STORE)), "summary.json", LOCATED))
+        if all(is_inside(path / part, root) for part in _READ)
     ]
     return sorted(found, key=lambda entry: (-max(entry.stamp), entry.name))
 

@@ -1,4 +1,4 @@
-"""Tables of shares drawn by plotly."""
+"""Tables of numbers drawn by plotly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BAR = {"lenmode": "pixels", "len": 215, "y": 1, "yanchor": "top"}
 
 
 def draw_cells(cells: Cells) -> go.Figure:
-    """Blocks side by side; hovering tells place, share and interval; cells that are not clear are hatched."""
+    """Blocks side by side; hovering tells place, value and interval; cells that are not clear are hatched."""
     widths = [float(len(block.columns)) + 0.5 for block in cells.blocks]
     titles = [_text(block.title) for block in cells.blocks]
     gap = min(0.03, 0.3 / len(widths))
@@ -62,19 +62,20 @@ def _heatmap(block: Block, cells: Cells, scale: bool) -> go.Heatmap:
         ]
         for y, row in enumerate(cells.rows)
     ]
-    bar: dict[str, Any] = {"title": {"text": _text(cells.colour_title), "side": "right"}, "tickformat": ".0%"}
+    ticks = {"tickvals": list(cells.scale.ticks), "ticktext": list(cells.scale.ticks.values())}
+    bar: dict[str, Any] = {"title": {"text": _text(cells.colour_title), "side": "right"}, "thickness": 16}
     return go.Heatmap(
         z=block.values,
-        zmin=-1,
-        zmax=1,
-        colorscale="RdBu_r",
+        zmin=cells.scale.low,
+        zmax=cells.scale.high,
+        colorscale="RdBu_r" if cells.scale.low < 0 else "Blues",
         customdata=told,
         hovertemplate="%{customdata}<extra></extra>",
         hoverongaps=False,
         xgap=1,
         ygap=1,
         showscale=scale,
-        colorbar=bar | {"tickvals": [-1, -0.5, 0, 0.5, 1], "thickness": 16} | _BAR,
+        colorbar=bar | ticks | _BAR,
     )
 
 
@@ -98,7 +99,7 @@ def _hatching(block: Block) -> go.Scatter:
 def _numbers(block: Block) -> go.Scatter:
     """What is written in the cells; cells are light or dark on any ground."""
     rows, columns = np.nonzero(block.texts != "")
-    dark, muted = np.abs(block.values[rows, columns]) > 0.6, block.muted[rows, columns]
+    dark, muted = block.dark[rows, columns], block.muted[rows, columns]
     colours = np.where(dark, "#FFFFFF", np.where(muted, "#777777", "#111111"))
     texts = block.texts[rows, columns].tolist()
     font = {"size": 12, "color": colours.tolist()}

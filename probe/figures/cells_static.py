@@ -1,4 +1,4 @@
-"""Tables of shares drawn by matplotlib."""
+"""Tables of numbers drawn by matplotlib."""
 
 from __future__ import annotations
 
@@ -33,17 +33,20 @@ def draw_cells(figure: Figure, cells: Cells) -> None:
     axes[0].set_yticks(range(len(cells.rows)), cells.rows, fontsize=7)
     axes[0].set_ylim(len(cells.rows) - 0.5, -0.5)
     axes[0].set_ylabel(cells.row_title)
-    look: dict[str, Any] = {"extend": "both", "aspect": 20, "pad": 0.015, "anchor": (0, 1)}
+    ticks, extend = cells.scale.ticks, "both" if cells.scale.low < 0 else "neither"
+    look: dict[str, Any] = {"extend": extend, "aspect": 20, "pad": 0.015, "anchor": (0, 1)}
     shrink = min(1.0, 10 / len(cells.rows))
-    bar = figure.colorbar(axes[0].images[0], ax=axes, shrink=shrink, ticks=[-1, -0.5, 0, 0.5, 1], **look)
-    bar.ax.set_yticklabels(["-100%", "-50%", "0", "50%", "100%"], fontsize=7)
+    bar = figure.colorbar(axes[0].images[0], ax=axes, shrink=shrink, ticks=list(ticks), **look)
+    bar.ax.set_yticklabels(ticks.values(), fontsize=7)
     bar.set_label(cells.colour_title, fontsize=7)
     figure.supxlabel(NOTE, fontsize=7, color=GREY)
 
 
 def _draw_block(axis: Axes, block: Block) -> None:
     axis.set_facecolor(_GROUND)
-    axis.imshow(np.ma.masked_invalid(block.values), cmap=COLORMAP, vmin=-1, vmax=1, aspect="auto")
+    ends: dict[str, Any] = {"vmin": block.scale.low, "vmax": block.scale.high}
+    colours = COLORMAP if block.scale.low < 0 else "Blues"
+    axis.imshow(np.ma.masked_invalid(block.values), cmap=colours, aspect="auto", **ends)
     axis.set_xticks(np.arange(len(block.columns)), block.columns, fontsize=7, rotation=_turn(block))
     axis.set_title(block.title, fontsize=7.5)
     axis.set_xticks(np.arange(-0.5, len(block.columns)), minor=True)
@@ -56,8 +59,7 @@ def _draw_block(axis: Axes, block: Block) -> None:
         axis.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **hatch))
     for (row, column), text in np.ndenumerate(block.texts):
         if text:
-            dark = abs(block.values[row, column]) > 0.6
-            colour = "white" if dark else GREY if block.muted[row, column] else "black"
+            colour = "white" if block.dark[row, column] else GREY if block.muted[row, column] else "black"
             axis.text(column, row, text, ha="center", va="center", fontsize=6.5, color=colour)
 
 

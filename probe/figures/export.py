@@ -23,7 +23,7 @@ from probe.thresholds.failure import Measured
 from probe.thresholds.predict import Prediction
 from probe.thresholds.search import smooth
 
-KINDS = ("heatmap", "drift", "thresholds", "curves", "locate")
+KINDS = ("heatmap", "drift", "thresholds", "curves", "locate", "anatomy")
 SIDE_BY_SIDE = 4
 """Methods in one heatmap figure."""
 

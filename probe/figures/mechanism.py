@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from probe.figures.cells import Block, Cells
+from probe.figures.cells import SHARES, Block, Cells, Scale
 from probe.figures.marks import Line, Rule
 from probe.store.located import Located, Row, having, number
 
@@ -24,8 +24,12 @@ def broken_name(summary: Located) -> str:
 
 def about(summary: Located, length: int, measure: str) -> str:
     """Model, length and measure, as in every title."""
-    multiple = f"{length / summary['trained_length']:.3g} M"
-    return f"{summary['model']}, {length} tokens ({multiple}), {MEASURES.get(measure, measure)}"
+    return f"{at_length(summary, length)}, {MEASURES.get(measure, measure)}"
+
+
+def at_length(summary: Located, length: int) -> str:
+    """Model and length."""
+    return f"{summary['model']}, {length} tokens ({length / summary['trained_length']:.3g} M)"
 
 
 def restoration_map(summary: Located, method: str, length: int, measure: str, way: str = "only") -> Cells | None:
@@ -76,14 +80,20 @@ def patch_map(summary: Located, method: str, length: int, measure: str, way: str
     return Cells(title, _moved(way), "layer", tuple(map(str, layers)), blocks)
 
 
-def block(title: str, columns: Sequence[str], layers: Sequence[int], rows: dict[tuple[int | None, int], Row]) -> Block:
+def block(
+    title: str,
+    columns: Sequence[str],
+    layers: Sequence[int],
+    rows: Mapping[tuple[int | None, int], Row],
+    scale: Scale = SHARES,
+) -> Block:
     """Cells of `rows`, which are by layer and number of their column; NaN where there is none."""
     values, low, high = np.full((3, len(layers), len(columns)), np.nan)
     for (layer, column), row in rows.items():
         if layer in layers and 0 <= column < len(columns):
             at = layers.index(layer), column
             values[at], low[at], high[at] = (number(row[name]) for name in ("share", "low", "high"))
-    return Block(title, tuple(columns), values, low, high)
+    return Block(title, tuple(columns), values, low, high, scale)
 
 
 def share_range(lines: Sequence[Line], rules: Sequence[Rule]) -> tuple[float, float]:

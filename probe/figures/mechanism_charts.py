@@ -29,7 +29,7 @@ def layer_chart(summary: Located, length: int, measure: str, methods: Sequence[s
     for way, word in WAYS.items():
         rows = having(summary["effects"], kind="weave", way=way, length=length, measure=measure, head=None)
         own = {name: each for name in methods if (each := having(rows, method=name))}
-        lines = [_by_layer(each, layers, name, _aside(n, len(own))) for n, (name, each) in enumerate(own.items())]
+        lines = [_by_layer(each, layers, name, moved_aside(n, len(own))) for n, (name, each) in enumerate(own.items())]
         says = "restored by that layer alone" if way == "only" else "lost again without that layer"
         if lines:
             panels.append(_panel(f"{word}: {says}", "layer", lines, layers, rules=(_ZERO, _ALL)))
@@ -58,7 +58,7 @@ def clamp_chart(summary: Located, method: str, length: int, measure: str, rule: 
         places = [place for place in (*summary["layers"], None) if having(own, layer=place)]
         kinds = dict.fromkeys(_dims(row) for row in own)
         lines = [
-            _clamped([row for row in own if _dims(row) == kind], places, kind, _aside(n, len(kinds)))
+            _clamped([row for row in own if _dims(row) == kind], places, kind, moved_aside(n, len(kinds)))
             for n, kind in enumerate(kinds)
         ]
         names = ["all" if place is None else str(place) for place in places]
@@ -89,14 +89,14 @@ def _panel(
     points: tuple[Point, ...] = (),
 ) -> Panel:
     """Axes whose x stands for labelled places."""
-    ticks = _ticks(len(at), bool(names))
+    ticks = ticks_of(len(at), bool(names))
     x_ticks, labels = tuple(at[tick] for tick in ticks), tuple(names[tick] for tick in ticks) if names else ()
     return Panel(
         title, x_title, "share", tuple(lines), points, rules, share_range(lines, rules), x_ticks, x_labels=labels
     )
 
 
-def _ticks(places: int, last: bool) -> list[int]:
+def ticks_of(places: int, last: bool) -> list[int]:
     """Numbers of the places that are labelled, so that labels do not touch; the last one too where it matters."""
     step = -(-places // _TICKS)
     ticks = [*range(0, places, step)]
@@ -105,7 +105,7 @@ def _ticks(places: int, last: bool) -> list[int]:
     return ticks
 
 
-def _aside(number_: int, of: int) -> float:
+def moved_aside(number_: int, of: int) -> float:
     """How far a line's markers are moved aside, so that intervals do not lie on each other."""
     return 0.14 * (number_ - (of - 1) / 2)
 

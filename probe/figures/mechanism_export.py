@@ -16,8 +16,9 @@ from probe.figures.mechanism_charts import clamp_chart, layer_chart, smallest_ch
 from probe.figures.render import Figure
 from probe.store.located import Located, Row, having, number
 
-_TEXTS = ("method", "measure", "kind", "way", "hook", "span", "rule", "which", "what", "with")
-_INDICES = ("length", "layer", "head", "items", "dims", "size", "places", "enough")
+_TEXTS = ("method", "measure", "kind", "way", "hook", "span", "rule", "which", "what", "with", "slope_reason")
+_INDICES = "length layer head items dims size places enough n begin end offset best_offset first_unmet".split()
+_JUDGED = ("judged", "dies", "revived")
 _TABLES = ("gaps", "effects", "attribution", "agreement")
 
 
@@ -95,7 +96,7 @@ def located_tables(summary: Located, chosen: Mapping[str, Sequence[Any]]) -> dic
         for name, rows in tables.items()
     }
     attrs = {name: summary[name] for name in ("model", "trained_length")}
-    return {name: _table(rows).assign_attrs(attrs) for name, rows in kept.items() if rows}
+    return {name: row_table(rows).assign_attrs(attrs) for name, rows in kept.items() if rows}
 
 
 def _by_size(found: Sequence[Row]) -> list[dict[str, Any]]:
@@ -110,7 +111,7 @@ def _by_size(found: Sequence[Row]) -> list[dict[str, Any]]:
     return rows
 
 
-def _table(rows: Sequence[Row]) -> xr.Dataset:
+def row_table(rows: Sequence[Row]) -> xr.Dataset:
     """Columns over `row`: texts, whole numbers and numbers, blank or NaN where there is none."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     columns = {}
@@ -118,7 +119,7 @@ def _table(rows: Sequence[Row]) -> xr.Dataset:
         values = [row.get(name) for row in rows]
         if name in _TEXTS:
             columns[name] = ("row", ["" if value is None else str(value) for value in values])
-        elif name == "judged":
+        elif name in _JUDGED:
             columns[name] = ("row", [bool(value) for value in values])
         else:
             units = {"units": "index"} if name in _INDICES else {}

@@ -17,7 +17,8 @@ PICTURES = ("html", "png", "svg", "pdf")
 RENDERERS = ("matplotlib", "kaleido")
 _PIXELS, _SCALE = 1300, 2
 
-Figure = Chart | Grid | Cells | Raster
+Drawn = Chart | Grid | Cells
+Figure = Drawn | Raster
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -45,11 +46,17 @@ def rendered(figure: Figure, form: str, renderer: str = "matplotlib") -> bytes:
     return picture(figure, form) if renderer == "matplotlib" else _by_kaleido(figure, form)
 
 
-def page(figure: Chart | Grid | Cells, plotly_js: bool | str = True) -> bytes:
+def page(figure: Drawn, plotly_js: bool | str = True) -> bytes:
     """The figure's HTML page, with plotly.js in it, or, for "directory", beside it as plotly.min.js."""
     config = {"responsive": True, "displaylogo": False}
     plot = draw(figure).to_html(full_html=False, include_plotlyjs=plotly_js, config=config, div_id="figure")
     return _PAGE.format(title=html.escape(figure.title), figure=plot).encode()
+
+
+def embedded(figure: Drawn) -> str:
+    """The figure's HTML without plotly.js, for a page that has it."""
+    config = {"responsive": True, "displaylogo": False}
+    return draw(figure).to_html(full_html=False, include_plotlyjs=False, config=config)
 
 
 def check_renderer(renderer: str) -> None:
@@ -69,7 +76,7 @@ def _raster(figure: Raster, form: str) -> bytes:
     return file.getvalue()
 
 
-def _by_kaleido(figure: Chart | Grid | Cells, form: str) -> bytes:
+def _by_kaleido(figure: Drawn, form: str) -> bytes:
     plot = draw(figure).to_dict()
     options = {"format": form, "width": _PIXELS, "height": plot["layout"]["height"], "scale": _SCALE}
     try:  # mathjax would be fetched from the network

@@ -17,15 +17,23 @@ Located = Mapping[str, Any]
 
 def find_located(folder: Path) -> Located | None:
     """The summary in the folder, None where `mesa-lens locate` was not run; ValueError for one that is damaged."""
-    path = folder / LOCATED
+    names = ("model", "trained_length", "layers", "methods", "gaps", "effects", "smallest", "attribution")
+    return find_summary(folder, LOCATED, names, "locate")
+
+
+def find_summary(folder: Path, place: Path, names: Sequence[str], command: str) -> Mapping[str, Any] | None:
+    """The JSON at `place` in the folder, None where there is none; ValueError where one of `names` is missing in it."""
+    path = folder / place
     if not path.is_file():
         return None
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
-        for name in ("model", "trained_length", "layers", "methods", "gaps", "effects", "smallest", "attribution"):
+        for name in names:
             summary[name]
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged ({error!r}); write it anew: `mesa-lens locate --out {folder}`") from error
+        raise ValueError(
+            f"{path} is damaged ({error!r}); write it anew: `mesa-lens {command} --out {folder}`"
+        ) from error
     return summary
 
 
@@ -60,6 +68,15 @@ def percent(value: float | None, low: float | None, high: float | None) -> str:
     has_interval = all(map(math.isfinite, ends))
     interval = f"[{', '.join(str(round(100 * end)) for end in ends)}]" if has_interval else "(no interval)"
     return f"{round(100 * number(value))}% {interval}"
+
+
+def ranged(value: float | None, low: float | None, high: float | None, digits: int = 2) -> str:
+    """A value with its 95% interval, such as '2.41 [2.20, 2.60]'; the interval is left out where there is none."""
+    if not math.isfinite(number(value)):
+        return "unknown"
+    ends = [number(low), number(high)]
+    interval = f" [{', '.join(f'{end:.{digits}f}' for end in ends)}]" if all(map(math.isfinite, ends)) else ""
+    return f"{number(value):.{digits}f}{interval}"
 
 
 def headline(summary: Located) -> dict[str, Any] | None:

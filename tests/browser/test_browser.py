@@ -10,6 +10,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+import anatomized
 import located
 import pytest
 from synthetic import evaluation, hidden_states, write_run
@@ -29,7 +30,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-PAGES = ["overview", "mechanism", "thresholds", "heatmaps", "compare", "methods", "theory"]
+PAGES = ["overview", "mechanism", "anatomy", "thresholds", "heatmaps", "compare", "methods", "theory"]
 TITLES = {"compare": "Compare runs", "mechanism": "Where inside?"}
 PROBED = ("/_stcore/health", "/_stcore/host-config")  # Streamlit asks for these below a page's address too: 404
 
@@ -44,6 +45,7 @@ def address(tmp_path_factory):
         write_run(root / name, hidden, evaluation(M, windows), trained_length=M)
         if name == "demo":
             located.write(root / name, trained=M)
+            anatomized.write(root / name, trained=M)
         write_report(root / name)
     (root / "theory.json").write_text(json.dumps([{"name": "3.1", "verdict": "holds", "ok": True, "margin": 1.0}]))
     with socket.socket() as free:

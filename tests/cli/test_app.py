@@ -9,6 +9,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import anatomized
 import located
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -25,7 +26,7 @@ from probe.thresholds.search import CrossingRule
 from theory.bounds import first_failure
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["overview", "mechanism", "thresholds", "heatmaps", "compare", "methods", "theory"]
+PAGES = ["overview", "mechanism", "anatomy", "thresholds", "heatmaps", "compare", "methods", "theory"]
 HOSTILE = "<script>alert(1)</script> **bold** :red[x] $y$"
 
 
@@ -35,6 +36,7 @@ def root(tmp_path_factory):
     for name, layers in (("first", 3), ("nested/second", 2)):
         write_run(root / name, hidden_states(layers=layers), evaluation(), model=HOSTILE)
     located.write(root / "first")
+    anatomized.write(root / "first")
     write_report(root / "first")
     claim = {"name": "3.1", "verdict": "holds", "statement": "it holds", "ok": True, "margin": 1.0, "error": 0.0}
     (root / "theory.json").write_text(json.dumps([claim, claim | {"name": "3.2", "ok": False}]))
@@ -70,7 +72,7 @@ def test_every_page_opens_on_every_run(opened, page):
     for name in ("first", "nested/second"):
         app = opened(page, run=name)
         assert not app.error
-        bare = page == "methods" or (page == "mechanism" and name != "first")
+        bare = page == "methods" or (page in ("mechanism", "anatomy") and name != "first")
         assert bare or len(figures(app)) + len(app.dataframe) > 0
         assert app.selectbox(key="run").value == name
 
@@ -130,6 +132,37 @@ def test_where_inside_follows_its_selectors(opened):
     assert not [title for title in titles(app) if "held in" in title]
 
 
+def test_anatomy_follows_its_selectors(opened):
+    app = opened("anatomy", run="first")
+    assert "1 of them die under origin" in plain_texts(app)
+    assert ["Retrieval score" in titles(app)[0], len(titles(app))] == [True, 1]
+    app.selectbox(key="anatomy_method").set_value("rerope")
+    app.segmented_control(key="anatomy_figures").set_value("attention").run()
+    app.selectbox(key="anatomy_statistic").set_value("entropy")
+    app.selectbox(key="anatomy_length").set_value(256).run()
+    assert ["Entropy of attention" in titles(app)[0], "256 tokens (1 M)" in titles(app)[0]] == [True, True]
+    app.selectbox(key="anatomy_statistic").set_value("keys beyond M").run()
+    assert "not measured here" in plain_texts(app)
+    for kind, title in (("unmet phases", "Unmet phases"), ("logit lens", "Logit lens")):
+        app.segmented_control(key="anatomy_figures").set_value(kind).run()
+        assert title in titles(app)[0]
+    app.segmented_control(key="anatomy_figures").set_value("positional vectors").run()
+    app.selectbox(key="anatomy_layer").set_value(3).run()
+    assert ["layer 3" in titles(app)[1], len(titles(app))] == [True, 3]
+    app.segmented_control(key="anatomy_figures").set_value("all heads").run()
+    app.selectbox(key="anatomy_length").set_value(1024).run()
+    table = app.dataframe[0].value.set_index(["method", "queries"])
+    assert table.loc[("origin", "beyond M"), "unmet phases"] == "0.25 [0.20, 0.30]"
+    assert not app.exception
+
+
+def test_anatomy_names_the_command_or_the_damage(root, monkeypatch, tmp_path, opened):
+    assert "mesa-lens anatomy --out" in texts(opened("anatomy", run="nested/second"))
+    shutil.copytree(root / "first", tmp_path / "run")
+    (tmp_path / "run" / "anatomy" / "vectors.npz").unlink()
+    assert "is damaged" in run(tmp_path, monkeypatch, "anatomy").error[0].value
+
+
 def test_where_inside_explains_a_damaged_summary(root, monkeypatch, tmp_path):
     shutil.copytree(root / "first", tmp_path / "run")
     (tmp_path / "run" / "locate" / "summary.json").write_text("{")
@@ -138,11 +171,12 @@ def test_where_inside_explains_a_damaged_summary(root, monkeypatch, tmp_path):
     assert ["is damaged" in app.warning[0].value, len(app.error), len(figures(app))] == [True, 0, 1]
 
 
-def test_where_inside_of_a_link_out_of_the_root_is_not_read(root, tmp_path):
+@pytest.mark.parametrize("name", ["locate/summary.json", "anatomy/summary.json", "anatomy/vectors.npz"])
+def test_what_links_out_of_the_root_is_not_read(root, tmp_path, name):
     shutil.copytree(root / "first", tmp_path / "inside" / "run")
-    path = tmp_path / "inside" / "run" / "locate" / "summary.json"
+    path = tmp_path / "inside" / "run" / name
     path.unlink()
-    path.symlink_to(root / "first" / "locate" / "summary.json")
+    path.symlink_to(root / "first" / name)
     assert entries(tmp_path / "inside") == []
 
 
@@ -322,7 +356,7 @@ def test_a_bad_store_is_explained(root, monkeypatch, tmp_path, kind, page):
 def test_without_a_run_it_says_how_to_make_one(monkeypatch, tmp_path, page):
     app = run(tmp_path / "nothing", monkeypatch, page)
     assert not app.error
-    if page in ("overview", "mechanism", "thresholds", "heatmaps", "compare"):
+    if page in ("overview", "mechanism", "anatomy", "thresholds", "heatmaps", "compare"):
         assert "make demo" in texts(app)
 
 

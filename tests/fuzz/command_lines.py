@@ -34,6 +34,7 @@ BASES = {  # what is right, and ends without work
     "export drift": "{run} --format npz --out {here}/out",
     "export thresholds": "{run} --format npz --out {here}/out",
     "export curves": "{run} --format npz --out {here}/out",
+    "export anatomy": "{run} --format npz --out {here}/out",
     "export locate": "{run} --format npz --out {here}/out",
     "methods": "",
     "methods explain": "rerope",
@@ -147,6 +148,10 @@ OTHERWISE = {  # where an option of this name means something else
     ("locate", "dims"): [*WHOLE, "0"],
     ("export heatmap", "limit"): [*NUMBERS, "0", "-1"],
     ("export drift", "layers"): RANGES,
+    ("export anatomy", "methods"): None,
+    ("export anatomy", "lengths"): None,
+    ("export anatomy", "layers"): None,
+    ("export anatomy", "renderer"): ["", "nonsense"],
     ("export locate", "methods"): None,  # there is nothing located in this world: any line is refused for that
     ("export locate", "lengths"): None,
     ("export locate", "measures"): None,

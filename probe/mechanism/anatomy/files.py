@@ -36,7 +36,8 @@ def open_journal(made: AnatomyPlan, out: Path, *, overwrite: bool = False) -> Jo
     folder = out / FOLDER
     path, stored = folder / JOURNAL, sorted(folder.glob("moments-*.npz"))
     if overwrite:
-        for old in (path, *stored, folder / SUMMARY, folder / VECTORS):
+        written = (SUMMARY, VECTORS, "report.html")
+        for old in (path, *stored, *(folder / name for name in written), *folder.glob("*.csv")):
             old.unlink(missing_ok=True)
     journal = Journal(path, made.settings)
     for cell, row in journal.rows.items():

@@ -1,4 +1,4 @@
-"""What an anatomy run's summary says in a few sentences and a table, for a terminal."""
+"""What an anatomy run's summary says in a few sentences, and with tables for a terminal."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ _COLUMNS = {
 
 def words(summary: Mapping[str, Any]) -> str:
     """The table of what heads do beyond M, and a sentence or two a part."""
-    parts = [
-        _table(summary),
-        *_retrieval(summary),
-        *_sink(summary),
-        *_previous(summary),
-        *_lens(summary),
-        *_vectors(summary),
-    ]
+    parts = [_table(summary), *_retrieval(summary), *_sink(summary), *_previous(summary), *_lens(summary)]
+    parts += [*_positions(summary), *_vector_table(summary), *_called(summary)]
     return "\n".join(part for part in parts if part)
+
+
+def anatomy_findings(summary: Mapping[str, Any]) -> list[str]:
+    """A paragraph for every part that was measured."""
+    parts = (_retrieval(summary), _sink(summary), _lens(summary), (*_positions(summary), *_called(summary)))
+    said = [" ".join(filter(None, sentences)) for sentences in parts]
+    left = f"{summary['cells_left']} cells are still to be run." if summary["cells_left"] else ""
+    return [paragraph for paragraph in (*said, left) if paragraph]
 
 
 def _table(summary: Mapping[str, Any]) -> str:
@@ -131,12 +133,12 @@ def _lens(summary: Mapping[str, Any]) -> Iterator[str]:
             )
 
 
-def _vectors(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Whether positions can be read from text, how, and what thresholds and drift say of them."""
+def _positions(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Whether positions can be read from text."""
     found = summary.get("vectors")
     if not found:
         return
-    reference = summary["reference"]
+    reference = _first(found)
     own = [row for row in found["layers"] if row["method"] == reference]
     reliable = {row["layer"]: min(each or 0 for each in row["reliability"].values()) for row in own}
     good = [layer for layer, value in reliable.items() if value >= found["reliable"]]
@@ -147,6 +149,14 @@ def _vectors(summary: Mapping[str, Any]) -> Iterator[str]:
         f"{_layers(good)} at least {found['reliable']}. Of the states' variance inside M, {min(shares):.1%} to "
         f"{max(shares):.1%} is positional."
     )
+
+
+def _vector_table(summary: Mapping[str, Any]) -> Iterator[str]:
+    """How reliable positional vectors are, how like in-window ones, and at which slope."""
+    found = summary.get("vectors")
+    if not found:
+        return
+    own = [row for row in found["layers"] if row["method"] == _first(found)]
     rows = [["method", "layer", "reliability in/out", "cosine in/out", "slope"]]
     rows += [
         [row["method"], str(row["layer"]), _pair(row["reliability"]), _pair(row["cosine"]), _slope(row)]
@@ -154,6 +164,13 @@ def _vectors(summary: Mapping[str, Any]) -> Iterator[str]:
         if row["layer"] in (own[0]["layer"], own[len(own) // 2]["layer"], own[-1]["layer"])
     ]
     yield "Positional vectors (slope: in-window tokens for one token beyond):\n" + _aligned(rows)
+
+
+def _called(summary: Mapping[str, Any]) -> Iterator[str]:
+    """What thresholds and drift say of positional vectors."""
+    found = summary.get("vectors")
+    if not found:
+        return
     thresholds = found["thresholds"]
     yield (
         f"Thresholds on them: {thresholds['observable']} of {thresholds['searched']} dims are observable, "
@@ -165,7 +182,13 @@ def _vectors(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _layers(good: Sequence[int]) -> str:
-    return f"layers {', '.join(map(str, good))} have" if good else "no layer has"
+    named = ", ".join(map(str, good))
+    return f"layers {named} have" if len(good) > 1 else f"layer {named} has" if good else "no layer has"
+
+
+def _first(vectors: Mapping[str, Any]) -> str:
+    """The reference of the run that the vectors are of."""
+    return next(iter(vectors["texts"]))
 
 
 def _slope(row: Mapping[str, Any]) -> str:

@@ -89,6 +89,8 @@ def test_the_vectors_are_judged_and_drawn(whole):
         assert (row["slope"] is None) == (row["slope_reason"] is not None)
         assert row["slope"] is None  # six texts are far too few
         assert "below 0.8; read more --texts" in row["slope_reason"] or "like none inside" in row["slope_reason"]
+    assert "<h2>Positional vectors</h2>" in (whole / "anatomy" / "report.html").read_text()
+    assert len((whole / "anatomy" / "vectors.csv").read_text().splitlines()) == 1 + len(found["layers"])
     with np.load(whole / "anatomy" / "vectors.npz") as arrays:
         assert arrays["method"].tolist() == list(METHODS)
         assert arrays["score"].shape == (2, 3, 3, LENGTH)
@@ -122,6 +124,7 @@ def test_a_folder_of_moments_alone_is_something_to_go_on_from(folder, tmp_path):
     assert list((tmp_path / "anatomy").glob("moments-*"))
     assert looked(folder, tmp_path, "--parts", "retrieval", "--seed", "1", "--overwrite", "--minutes", "0.00001") == 0
     assert not list((tmp_path / "anatomy").glob("moments-*"))
+    assert not (tmp_path / "anatomy" / "vectors.csv").exists()
     assert summary_of(tmp_path)["vectors"] is None
 
 

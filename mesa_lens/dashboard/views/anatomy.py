@@ -1,0 +1,114 @@
+"""Anatomy: what heads attend to, unmet phases, the logit lens and positional vectors under each method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import streamlit as st
+
+from mesa_lens.dashboard.context import Context
+from mesa_lens.dashboard.downloads import buttons
+from mesa_lens.dashboard.look import columns, plain, show
+from mesa_lens.dashboard.runs import Entry
+from probe.anatomy_report import told_of_heads
+from probe.figures.anatomy import head_map
+from probe.figures.anatomy_charts import lens_chart
+from probe.figures.anatomy_export import anatomy_tables, head_rows, known, layer_figures
+from probe.figures.export import Export
+from probe.figures.interactive import draw
+from probe.figures.positional_charts import share_chart
+from probe.figures.render import Drawn
+from probe.mechanism.anatomy.words import anatomy_findings
+from probe.store.anatomy import Anatomy, find_anatomy
+
+Made = dict[str, Drawn | None]
+_ATTENTION = {"keys beyond M": "beyond", "mean distance": "distance", "entropy": "entropy", "token 0": "sink"}
+_TABLE = "all heads"
+
+
+def page(context: Context) -> None:
+    """What was found in words; a kind of figure with its selectors; downloads of what is shown."""
+    found = find_anatomy(context.run.path)
+    if found is None:
+        say_how(context.run)
+        return
+    for paragraph in anatomy_findings(found.summary):
+        st.markdown(plain(paragraph))
+    kinds = [*_KINDS, _TABLE]
+    kind = st.segmented_control(
+        "Figures", kinds, default=kinds[0], required=True, key="anatomy_figures", bind="query-params"
+    )
+    if kind == _TABLE:
+        _heads(found, **_choose(found, "length"))
+        return
+    names, make = _KINDS[kind]
+    chosen = _choose(found, *names)
+    made = {name: figure for name, figure in make(found, **chosen).items() if figure is not None}
+    for name, figure in made.items():
+        show(draw(figure), figure.title, f"anatomy-{name}")
+    if not made:
+        st.info("It was not measured here: see \\-\\-parts of `mesa-lens anatomy`.")
+        return
+    labels = {name: [value] for name, value in chosen.items() if name in known(found)}
+    figures = {f"anatomy-{name}": figure for name, figure in made.items()}
+    several = ("csv", "png", "svg", "pdf")
+    buttons(lambda: Export(figures, anatomy_tables(found, labels)), "anatomy", several, several)
+
+
+def say_how(entry: Entry) -> None:
+    """The command that makes what is missing."""
+    st.info("This run does not say what the inside looks like. Find out, then reload this page:")
+    st.code(f"mesa-lens anatomy --out {entry.path}", language="bash")
+
+
+def _choose(found: Anatomy, *names: str) -> dict[str, Any]:
+    """What each selector is set to: at first the last method, the longest length, the middle layer."""
+    values: Mapping[str, list[Any]] = {**known(found), "statistic": list(_ATTENTION)}
+    first = {"method": -1, "length": -1, "layer": len(values["layer"]) // 2, "statistic": 0}
+    chosen = {}
+    for place, name in zip(st.columns(3), names, strict=False):
+        index = first[name] % len(values[name])
+        chosen[name] = place.selectbox(
+            name.capitalize(), values[name], index, key=f"anatomy_{name}", bind="query-params"
+        )
+    return chosen
+
+
+def _retrieval(found: Anatomy, method: str, length: int) -> Made:
+    return {"retrieval": head_map(found, "retrieval", method, length)}
+
+
+def _phases(found: Anatomy, method: str, length: int) -> Made:
+    return {"unmet": head_map(found, "unmet", method, length)}
+
+
+def _attention(found: Anatomy, method: str, length: int, statistic: str) -> Made:
+    name = _ATTENTION[statistic]
+    return {name: head_map(found, name, method, length)}
+
+
+def _lens(found: Anatomy, length: int) -> Made:
+    return {"lens": lens_chart(found, length, known(found)["method"])}
+
+
+def _positions(found: Anatomy, layer: int) -> Made:
+    methods = known(found)["method"]
+    return {**layer_figures(found, layer, methods), "shares": share_chart(found, methods)}
+
+
+_KINDS: dict[str, tuple[tuple[str, ...], Callable[..., Made]]] = {
+    "retrieval": (("method", "length"), _retrieval),
+    "unmet phases": (("method", "length"), _phases),
+    "attention": (("method", "length", "statistic"), _attention),
+    "logit lens": (("length",), _lens),
+    "positional vectors": (("layer",), _positions),
+}
+
+
+def _heads(found: Anatomy, length: int) -> None:
+    rows = [
+        {"method": row["method"], "queries": row["span"], **told_of_heads(row)}
+        for row in head_rows(found.summary, length)
+    ]
+    st.dataframe(columns(rows), hide_index=True, alt="Means over all heads with 95% intervals, by method and queries")

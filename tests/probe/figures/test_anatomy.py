@@ -1,0 +1,229 @@
+"""Figures of anatomy: what stands in the maps, what lines hold, the tables, and the export."""
+
+import csv
+import io
+from dataclasses import replace
+
+import anatomized
+import numpy as np
+import pytest
+import xarray as xr
+
+from mesa_lens.cli import main
+from probe.figures import interactive, static
+from probe.figures.anatomy import STATISTICS, head_map
+from probe.figures.anatomy_charts import lens_chart
+from probe.figures.anatomy_export import anatomy_export, head_figures, head_rows, layer_figures, shown_layers
+from probe.figures.positional_charts import component_chart, cosine_chart, share_chart
+from probe.figures.render import rendered
+from probe.store.anatomy import Anatomy, find_anatomy, read_anatomy
+from probe.store.located import having
+
+HOSTILE = "<script>alert(1)</script>"
+LAYER, HEAD = anatomized.DIES
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    return read_anatomy(anatomized.write(tmp_path_factory.mktemp("run")))
+
+
+def test_the_reference_inside_and_beyond_stands_beside_the_method(found):
+    inside, beyond, own = head_map(found, "retrieval", "rerope", 1024).blocks
+    assert (inside.title, own.title) == ("origin at 256 tokens, head", "rerope at 1024 tokens, head")
+    assert [block.values[LAYER, HEAD] for block in (inside, beyond, own)] == [0.75, 0.1, 0.75]
+    assert own.texts[LAYER, HEAD] == "75"
+    assert own.told(LAYER, HEAD) == "75% [65, 85]"
+    titles = [block.title for block in head_map(found, "distance", "mesa", 1024).blocks]
+    assert titles == ["origin inside M, head", "origin beyond M, head", "mesa beyond M, head"]
+    assert len(head_map(found, "distance", "origin", 1024).blocks) == 2
+    assert len(head_map(found, "distance", "mesa", 256).blocks) == 2  # both inside M
+
+
+def test_every_number_is_in_its_cell(found):
+    for name, statistic in STATISTICS.items():
+        block = head_map(found, name, "rerope", 1024).blocks[-1]
+        rows = [
+            row
+            for row in having(found.summary[statistic.table], method="rerope", length=1024)
+            if row.get("span") != "inside M"
+        ]
+        assert len(rows) == block.values.size == 32
+        for row in rows:
+            place = row["layer"], row["head"]
+            assert [each[place] for each in (block.values, block.low, block.high)] == row[statistic.column]
+
+
+def test_the_scale_holds_all_methods_and_fits_what_is_shown(found):
+    for name in STATISTICS:
+        origin, mesa = (head_map(found, name, method, 1024) for method in ("origin", "mesa"))
+        assert origin.scale == mesa.scale
+        assert origin.scale.low == 0
+    distances = [row["mean_distance"][0] for row in found.summary["heads"] if row["span"] == "beyond M"]
+    assert max(distances) <= head_map(found, "distance", "mesa", 1024).scale.high <= 2 * max(distances)
+    assert list(head_map(found, "retrieval", "mesa", 1024).scale.ticks.values())[::2] == ["0%", "50%", "100%"]
+    assert head_map(found, "unmet", "origin", 1024).scale.high == pytest.approx(0.4)
+
+
+def test_tokens_and_nats_are_no_percent(found):
+    distance, entropy = (head_map(found, name, "rerope", 1024).blocks[-1] for name in ("distance", "entropy"))
+    assert distance.texts[0, 0] == f"{distance.values[0, 0]:.0f}"
+    value, low, high = (each[0, 0] for each in (entropy.values, entropy.low, entropy.high))
+    assert entropy.told(0, 0) == f"{value:.1f} [{low:.1f}, {high:.1f}]"
+
+
+def test_surely_none_is_not_muted_but_what_has_no_interval_is(found):
+    inside, beyond, _ = head_map(found, "retrieval", "rerope", 1024).blocks
+    assert not inside.muted.any()  # 0 [0, 0], and 0.75 [0.65, 0.85]
+    assert beyond.muted.sum() == 1  # 0.1 [0, 0.2]
+    assert head_map(found, "entropy", "mesa", 1024).blocks[-1].muted.all()
+
+
+def test_the_lens_by_layer_and_by_position(found):
+    by_layer, lowered, by_position = lens_chart(found, 1024, anatomized.METHODS).panels
+    assert [line.label for line in by_layer.lines] == list(anatomized.METHODS)
+    np.testing.assert_allclose(by_layer.lines[0].y, [6, 5.5, 5, 4.5])
+    np.testing.assert_allclose(by_layer.lines[1].interval[1] - by_layer.lines[1].y, 0.3)
+    assert by_layer.lines[2].interval is None  # one prompt
+    assert by_layer.lines[0].texts[1] == "origin, layer 1, tokens 512 to 1024: 5.50 [5.20, 5.80] nats/token"
+    assert [line.label for line in lowered.lines] == ["rerope"]
+    np.testing.assert_allclose(by_position.lines[0].x, [128, 256, 512, 1024])
+    np.testing.assert_allclose(by_position.lines[0].y, [3.5, 3.5, 4.5, 4.5])
+    assert [rule.at for rule in by_position.rules] == [256]
+    assert len(lens_chart(found, 256, anatomized.METHODS).panels) == 2
+
+
+def test_cosines_say_how_far_to_trust_them(found):
+    (panel,) = cosine_chart(found, 1, anatomized.METHODS).panels
+    labels = [line.label for line in panel.lines]
+    assert labels[0] == "origin (256 texts, reliability 0.90)"
+    assert labels[2] == "mesa (64 texts, reliability 0.00)"
+    own = found.vectors["cosine"].sel({"method": "rerope", "layer": 1})
+    assert panel.lines[1].y[500] == pytest.approx(float(own[492:508].mean()), abs=1e-5)
+
+
+def test_components_stand_apart_by_method_and_the_first_token_is_cut(found):
+    panels = component_chart(found, 2, ["mesa", "origin"]).panels
+    assert [panel.title for panel in panels] == ["mesa: 61% and 22%", "origin: 61% and 22%"]
+    assert panels[0].x_title == "position (reliability 0.00)"
+    first, second = panels[0].lines
+    np.testing.assert_array_equal(second.y, found.vectors["score"].sel({"method": "mesa", "layer": 2, "component": 2}))
+    assert first.y[0] == -80
+    assert panels[0].y_range[0] > -5
+    assert panels[0].y_range == panels[1].y_range
+
+
+def test_shares_stand_beside_reliability(found):
+    inside, beyond, reliability = share_chart(found, anatomized.METHODS).panels
+    np.testing.assert_allclose(inside.lines[0].y, 100 * found.vectors["share"].values[0, :, 0])
+    assert inside.y_range == beyond.y_range
+    assert [line.y[0] for line in reliability.lines] == pytest.approx([0.9, 0.5, 0.0])
+    assert [rule.at for rule in reliability.rules] == [0.8]
+
+
+def test_what_was_not_run_is_no_figure(found):
+    tables = ("heads", "all_heads", "retrieval", "unmet", "frequencies", "lens")
+    nothing = Anatomy(found.summary | {name: [] for name in tables} | {"vectors": None}, None)
+    assert head_figures(nothing, "rerope", 1024) == {}
+    assert layer_figures(nothing, 0, anatomized.METHODS) == {}
+    assert share_chart(nothing, anatomized.METHODS) is lens_chart(nothing, 1024, anatomized.METHODS) is None
+    assert head_rows(nothing.summary) == []
+    assert "beyond" not in head_figures(found, "rerope", 256)  # no key is M away
+    with pytest.raises(ValueError, match="nothing is there for method origin, rerope, mesa; length 256, 1024"):
+        anatomy_export(nothing)
+
+
+def test_one_text_length_and_one_layer_are_enough(found):
+    vectors = found.vectors.isel(layer=[0])
+    one = Anatomy(found.summary | {"layers": [0], "lengths": [1024]}, vectors)
+    assert shown_layers(one) == [0]
+    assert len(share_chart(one, anatomized.METHODS).panels) == 3
+
+
+def test_both_renderers_draw_the_maps(found):
+    cells = head_map(found, "distance", "rerope", 1024)
+    heatmaps = [trace for trace in interactive.draw(cells).data if trace.type == "heatmap"]
+    assert {(trace.zmin, trace.zmax) for trace in heatmaps} == {(0, cells.scale.high)}
+    assert heatmaps[2].customdata[2][3].startswith("layer 2, rerope beyond M, head 3: ")
+    assert list(heatmaps[0].colorbar.ticktext) == list(cells.scale.ticks.values())
+    axes = static.draw(cells).axes
+    assert axes[0].images[0].get_clim() == (0, cells.scale.high)
+    assert [text.get_text() for text in axes[0].texts] == cells.blocks[0].texts.ravel().tolist()
+
+
+def test_a_hostile_name_stays_text(found):
+    figure = head_map(replace(found, summary=found.summary | {"model": HOSTILE}), "sink", "rerope", 1024)
+    assert HOSTILE not in interactive.draw(figure).to_json().replace("\\u003c", "<").replace("\\u003e", ">")
+    assert b"<script>alert" not in rendered(figure, "svg")
+
+
+def test_the_command_writes_figures_and_tables(tmp_path):
+    folder = anatomized.write(tmp_path / "run")
+    asked = ["--methods", "rerope", "--lengths", "1024", "--layers", "1-2", "--format", "svg,csv"]
+    assert main(["export", "anatomy", str(folder), *asked]) == 0
+    names = {path.name for path in (folder / "exports").iterdir()}
+    drawn = {name for name in names if name.endswith("svg")}
+    by_layer = {f"anatomy-{name}-layer{layer}.svg" for name in ("cosine", "components") for layer in (1, 2)}
+    maps = {f"anatomy-{name}-rerope-1024.svg" for name in STATISTICS}
+    assert drawn == by_layer | maps | {"anatomy-lens-1024.svg", "anatomy-shares.svg"}
+
+    def rows(name):
+        return list(csv.DictReader(io.StringIO((folder / "exports" / f"{name}.csv").read_text())))
+
+    assert len(rows("heads")) == 2 * 2 * 8  # spans, layers, heads
+    (score,) = having(rows("retrieval"), layer=str(LAYER), head=str(HEAD))
+    assert [score[name] for name in ("best", "best_low", "best_high")] == ["0.75", "0.65", "0.85"]
+    assert len(rows("positions")) == 2 * 1024
+    assert rows("retrieval_heads")[0]["revived"] == "True"
+    assert [row["lower_by"] for row in rows("lens_differs")] == ["0.6", "0.7"]
+    assert {row["method"] for row in rows("vectors")} == {"rerope"}
+
+
+def test_a_length_without_vectors_has_none(found):
+    export = anatomy_export(found, lengths=[256])
+    assert not [name for name in export.figures if "layer" in name or "shares" in name]
+    assert not {"vectors", "positions"} & set(export.numbers)
+    assert {name.partition(".")[0] for name, _ in export.files("npz")} == set(export.numbers)
+
+
+def test_default_layers_are_the_first_middle_and_last():
+    large = anatomized.summary(30, 9, trained=8192)
+    assert shown_layers(Anatomy(large, None)) == [0, 15, 29]
+    block = head_map(Anatomy(large, None), "retrieval", "rerope", 4 * 8192).blocks[0]
+    assert block.values.shape == (30, 9)
+    assert not any(block.texts.flat)  # 270 cells
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (["--methods", "stair"], "method 'stair' was not looked at; known: origin, rerope, mesa"),
+        (["--lengths", "3"], "length 3 was not looked at; known: 256, 1024"),
+        (["--lengths", "many"], "--lengths 'many' is no list of tokens"),
+        (["--layers", "4"], "layer 4 was not looked at; known: 0, 1, 2, 3"),
+        (["--layers", "x"], "is no range"),
+        (["--format", "gif"], "format 'gif' is not there for anatomy"),
+    ],
+)
+def test_what_cannot_be_had_is_said(tmp_path, capsys, asked, message):
+    folder = anatomized.write(tmp_path / "run")
+    assert main(["export", "anatomy", str(folder), *asked]) == 2
+    assert message in capsys.readouterr().err
+    assert not (folder / "exports").exists()
+
+
+def test_a_folder_without_anatomy_names_the_command(tmp_path, capsys):
+    assert main(["export", "anatomy", str(tmp_path)]) == 2
+    assert f"mesa-lens anatomy --out {tmp_path}" in capsys.readouterr().err
+
+
+def test_damaged_files_are_named(tmp_path):
+    folder = anatomized.write(tmp_path)
+    assert isinstance(find_anatomy(folder).vectors, xr.Dataset)
+    (folder / "anatomy" / "vectors.npz").write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"vectors\.npz is damaged"):
+        find_anatomy(folder)
+    (folder / "anatomy" / "summary.json").write_text('{"model": 1}')
+    with pytest.raises(ValueError, match=r"summary\.json is damaged \(KeyError\('trained_length'\)\)"):
+        find_anatomy(folder)
+    assert find_anatomy(tmp_path / "nothing") is None
