@@ -42,6 +42,13 @@ def add(commands: Any) -> None:
     measure = command.add_argument_group("measuring the real failure")
     add_samples(measure, 20, "; 0: do not measure", least=0)
     add_lengths(measure, "0.5, 1, 1.5, 2, 3, 4, 6, 8 M up to --length")
+    measure.add_argument(
+        "--refine",
+        type=int,
+        default=0,
+        metavar="N",
+        help="measure N further lengths of each method that fails, halving",
+    )
     add_seed(measure)
     command.add_argument("--rule", default="drift", choices=RULES, help="what failures are predicted by")
     add_output(command, "runs/probe", " for store, report and figures")
@@ -73,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
         ),
         samples=args.samples,
         lengths=lengths(args),
+        refine=args.refine,
         seed=args.seed,
         executor=args.executor,
     )

@@ -37,7 +37,10 @@ _PACKAGES = ("mesa-lens", "torch", "transformers", "transformer-lens", "numpy", 
 
 @dataclass(frozen=True)
 class ProbeRequest(MethodsRequest):
-    """What a run is asked for; `plan` fills in what depends on the model. Lengths in tokens."""
+    """What a run is asked for; `plan` fills in what depends on the model. Lengths in tokens.
+
+    refine: further lengths measured of a method that fails, by bisection.
+    """
 
     methods: str = METHODS
     length: int | None = None
@@ -47,6 +50,7 @@ class ProbeRequest(MethodsRequest):
     spec: CaptureSpec = field(default_factory=CaptureSpec)
     samples: int = 20
     lengths: tuple[int, ...] | None = None
+    refine: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,8 @@ def plan(request: ProbeRequest) -> ProbePlan:
         )
     if request.texts < 0 or request.samples < 0:
         raise ValueError(f"--texts {request.texts} and --samples {request.samples} must not be negative")
+    if request.refine < 0 or (request.refine and not request.samples):
+        raise ValueError(f"--refine {request.refine} with --samples {request.samples}: it measures further lengths")
     if request.text is not None and not request.text.is_file():
         raise FileNotFoundError(f"--text {request.text} is not a file")
     lengths = tuple(default_lengths(trained_length, length)) if request.lengths is None else request.lengths
@@ -192,6 +198,7 @@ def provenance(made: ProbePlan) -> dict[str, Any]:
         "text": str(request.text or "shipped held-out text"),
         "lengths": json.dumps(made.lengths if request.samples else []),
         "samples": request.samples,
+        **({"refine": request.refine} if request.refine else {}),
         "seed": request.seed,
         "versions": json.dumps({package: version(package) for package in _PACKAGES}),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -20,10 +20,11 @@ from probe.capture.memory import check_memory
 from probe.evaluation import by_length
 from probe.evaluation.journal import Journal
 from probe.evaluation.plan import EvalPlan
-from probe.evaluation.run import checked_journal, missing_cells
+from probe.evaluation.run import EvalCell, checked_journal, missing_cells
 from probe.inputs import check_values, fingerprints, prepare
 from probe.ownership import owned
 from probe.plan import ProbePlan, ProbeRequest, measuring, plan, template
+from probe.refine import refined
 from probe.report import REPORTED, remove_report, write_report
 from probe.resume import again
 from probe.store import store
@@ -157,15 +158,21 @@ def _fill(
     loaded: Loaded | None,
 ) -> None:
     """Measures and captures what is missing, with the model where it is loaded already."""
-    done = whole_passes(partial_path(path))
+    done, rounds = whole_passes(partial_path(path)), made.request.refine
     passes = [(name, prompt) for name in made.methods for prompt in tokens if (name, prompt) not in done]
     if passes or (journal is not None and missing_cells(measured, journal)):
         loaded = loaded or _loaded(made, tokens)
         if journal is not None:  # before the capture: the bridge wraps the model
+            model = loaded
             by_length.measure(measured, loaded, journal)
+            refined(measured, journal, rounds, lambda cells: by_length.measure(measured, model, journal, cells))
         _capture_all(loaded, made, passes, tokens, path)
     if journal is not None:
-        store.write_evaluation(path, by_length.scores(measured, journal))
+        store.write_evaluation(path, refined(measured, journal, rounds, _unmeasured))
+
+
+def _unmeasured(cells: Sequence[EvalCell]) -> None:
+    raise RuntimeError(f"{cells[0]} is not measured, though all passes are stored; begin anew with --overwrite")
 
 
 def _capture_all(

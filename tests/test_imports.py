@@ -34,6 +34,7 @@ FLOORS = """
     probe.resume          <- probe.evaluation probe.store
     probe.plan          <- mesa probe.defaults probe.request probe.tasks probe.capture probe.evaluation probe.thresholds
     probe.inputs          <- mesa probe.tasks probe.capture probe.store probe.plan
+    probe.refine          <- probe.evaluation probe.store probe.thresholds
     probe.report          <- probe.files probe.store probe.thresholds probe.figures probe.locate_report probe.anatomy_report
     probe.run             <- mesa probe
     probe                 <- mesa probe

@@ -12,7 +12,7 @@ import xarray as xr
 from mesa.models import Loaded
 from probe.evaluation.journal import Journal
 from probe.evaluation.plan import EvalPlan
-from probe.evaluation.run import missing_cells, run_cells
+from probe.evaluation.run import EvalCell, missing_cells, run_cells
 from probe.tasks.finding import PASSKEY
 from probe.tasks.likelihood import TAIL, tail_tokens
 
@@ -38,35 +38,31 @@ def check_lengths(lengths: Sequence[int], trained_length: int) -> None:
         raise ValueError(f"--lengths leaves out the trained length {trained_length}, the in-window level; include it")
 
 
-def measure(made: EvalPlan, loaded: Loaded, journal: Journal) -> None:
-    """Runs the cells that the journal lacks.
+def measure(made: EvalPlan, loaded: Loaded, journal: Journal, cells: Sequence[EvalCell] | None = None) -> None:
+    """Runs `cells`, or those of the plan that the journal lacks.
 
     Raises ValueError for a likelihood that is no number, RuntimeError for a cell that does not fit in memory.
     """
-    run_cells(made, loaded, missing_cells(made, journal), journal, what="measuring failure", check=_check)
+    missing = missing_cells(made, journal) if cells is None else cells
+    run_cells(made, loaded, missing, journal, what="measuring failure", check=_check)
 
 
-def scores(made: EvalPlan, journal: Journal) -> xr.Dataset:
+def scores(made: EvalPlan, journal: Journal, further: Mapping[str, Sequence[int]] | None = None) -> xr.Dataset:
     """`tail_nll` (method, length, window) in nats a token and `passkey` (method, length, sample), 1 where found.
 
-    The journal has every cell of the plan. The tail is M/4 tokens, the same targets at every length.
+    The journal has every cell of the plan, and of each method at the lengths `further`, where others have NaN. The tail
+    is M/4 tokens, the same targets at every length.
     """
-    nll, hits = (
-        np.array(
-            [
-                [[score["value"] for score in journal.rows[task, name, length]["scores"]] for length in _lengths(made)]
-                for name in made.methods
-            ]
-        )
-        for task in TASKS
-    )
-    setting = made.setting
+    setting, asked = made.setting, further or {}
+    by_method = {name: {*setting.lengths, *asked.get(name, ())} for name in made.methods}
+    lengths = sorted(set().union(*by_method.values()))
+    nll, hits = (_values(journal, task, by_method, lengths) for task in TASKS)
     return xr.Dataset(
         {
             "tail_nll": (("method", "length", "window"), nll, {"long_name": "tail NLL", "units": "nats/token"}),
             "passkey": (("method", "length", "sample"), hits, {"long_name": "passkey found", "units": "1"}),
         },
-        coords={"method": list(made.methods), "length": _lengths(made)},
+        coords={"method": list(made.methods), "length": lengths},
         attrs={
             "tail": tail_tokens(setting.trained_length),
             "seed": setting.seed,
@@ -76,8 +72,18 @@ def scores(made: EvalPlan, journal: Journal) -> xr.Dataset:
     )
 
 
-def _lengths(made: EvalPlan) -> list[int]:
-    return list(made.setting.lengths)
+def _values(journal: Journal, task: str, by_method: Mapping[str, set[int]], lengths: Sequence[int]) -> np.ndarray:
+    """A task's scores (method, length, sample); NaN at the lengths that a method lacks."""
+    cells = {
+        (row, column): [score["value"] for score in journal.rows[task, name, length]["scores"]]
+        for row, (name, own) in enumerate(by_method.items())
+        for column, length in enumerate(lengths)
+        if length in own
+    }
+    values = np.full((len(by_method), len(lengths), len(next(iter(cells.values())))), np.nan)
+    for place, found in cells.items():
+        values[place] = found
+    return values
 
 
 def _check(cell: tuple[str, str, int], row: Mapping[str, Any] | None) -> None:

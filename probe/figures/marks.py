@@ -263,14 +263,15 @@ def _score_panel(
 ) -> Panel:
     """Mean scores over length; predicted failures lie on their method's line."""
     means = scores.mean(repeats, keep_attrs=True).sortby("length")
-    lengths = means["length"].values
+    lengths = means.dropna("length")["length"].values
     lines, points = [], []
     for method in means["method"].values.tolist():
-        colour, dash, symbol = style(method)
-        lines.append(Line(method, lengths.astype(float), means.sel({"method": method}).values, colour, dash, symbol))
+        own = means.sel({"method": method}).dropna("length")  # refined lengths are one method's
+        lines.append(Line(method, own["length"].values.astype(float), own.values, *style(method)))
     for each in predictions:
         if each.length is not None and each.method in means["method"].values:
-            y = np.interp(np.log(each.length), np.log(lengths), means.sel({"method": each.method}).values)
+            own = means.sel({"method": each.method}).dropna("length")
+            y = np.interp(np.log(each.length), np.log(own["length"]), own.values)
             points.append(Point(f"{each.method} predicted: {each}", each.length, float(y), style(each.method)[0]))
     drawn = np.array([*means.values.flat, rule.at])
     low, high = np.quantile(drawn[np.isfinite(drawn)], [0, 1]).tolist()

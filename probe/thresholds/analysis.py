@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import xarray as xr
 
 from mesa.methods import make
@@ -206,13 +207,19 @@ def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
     for multiple in _MULTIPLES:
         length = multiple * analysis.trained_length
         if length in measured.lengths:
-            scores = evaluation.sel({"method": method, "length": length})
-            means = {name: float(scores[name].mean()) for name in ("tail_nll", "passkey") if name in scores}
-            found = {**means, **intervals(scores)}
-            if method != analysis.reference:
-                found |= differences(scores, evaluation.sel({"method": analysis.reference, "length": length}))
-            row["scores"][_multiple(multiple)].update(found)
+            at = evaluation.sel(length=length)
+            row["scores"][_multiple(multiple)].update(_scores(at.sel({"method": method}), at, analysis.reference))
     return row
+
+
+def _scores(scores: xr.Dataset, at: xr.Dataset, reference: str) -> dict[str, Any]:
+    """A method's means at one length, intervals and differences to the reference; empty where it was not measured."""
+    others = at.sel({"method": reference})
+    if np.isnan(scores["tail_nll"]).any():
+        return {}
+    means = {name: float(scores[name].mean()) for name in ("tail_nll", "passkey") if name in scores}
+    compared = scores["method"].item() != reference and not np.isnan(others["tail_nll"]).any()
+    return {**means, **intervals(scores), **(differences(scores, others) if compared else {})}
 
 
 def _control_rows(control: xr.Dataset | str) -> list[dict[str, Any]] | str:

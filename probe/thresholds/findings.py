@@ -42,7 +42,7 @@ def _sure(measured: dict[str, Any], longest: int) -> str:
         return ""
     low, high = measured["low"], measured["high"]
     ends = "" if low is None else f"95% interval {low} to {high or f'none up to {longest}'}, "
-    return f" ({ends}so in {measured['share']:.0%} of resamples)"
+    return f" ({ends}exactly so in {measured['share']:.0%} of resamples)"
 
 
 def _dips(measured: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from synthetic import evaluation, hidden_states, write_run
 
+from probe.figures.marks import curves_chart
 from probe.report import render, write_report
 from probe.store.reader import open_run
 from probe.thresholds.analysis import analyse, summarize
@@ -107,14 +108,14 @@ def test_table(summary):
 def test_findings_say_what_the_numbers_say(summary):
     told = dict(findings(summary))
     assert told["What broke"].startswith(
-        "origin fails at 128 tokens (95% interval 128 to 128, so in 100% of resamples), 2 times its trained window of "
-        "64 (at 64 it still held): "
+        "origin fails at 128 tokens (95% interval 128 to 128, exactly so in 100% of resamples), "
+        "2 times its trained window of 64 (at 64 it still held): "
         "by tail NLL from 128 on and by passkey accuracy from 192 on."
     )
     assert "mesa holds up to 320 tokens" in told["What mended it"]
     assert (
-        "dynamic-ntk fails at 320 tokens (95% interval 320 to 320, so in 100% of resamples), by tail NLL from 320 on"
-        in told["What mended it"]
+        "dynamic-ntk fails at 320 tokens (95% interval 320 to 320, exactly so in 100% of resamples), "
+        "by tail NLL from 320 on" in told["What mended it"]
     )
     assert "calls 0.0% of the pairs observable" in told["How far to trust it"]
     flat = [{**row, "share": dict.fromkeys(row["share"], 0.1)} for row in summary["control"]]
@@ -129,7 +130,7 @@ def test_findings_of_a_model_that_holds(summary):
     holds = {**summary, "control": none, "methods": [origin], "judged_by": ["tail NLL"]}
     told = dict(findings(holds))
     assert told["What broke"].startswith(
-        "origin holds up to 320 tokens, the longest length measured, judged by tail NLL alone (so in 100% of "
+        "origin holds up to 320 tokens, the longest length measured, judged by tail NLL alone (exactly so in 100% of "
         "resamples). It dips at 128: it fails there"
     )
     assert told["What mended it"] == "No other method was run."
@@ -177,3 +178,19 @@ def test_without_origin_the_first_method_is_the_reference(tmp_path):
     analysis = analyse(open_run(write_run(tmp_path, hidden, scores)))
     assert analysis.reference == "dynamic-ntk"
     assert np.isfinite(analysis.measured.level)
+
+
+def test_a_length_that_a_method_lacks_is_left_out(tmp_path):
+    hidden, scores = hidden_states(windows=3), evaluation(windows=3)
+    scores["tail_nll"][3, 2] = scores["passkey"][3, 2] = np.nan  # mesa at 2 M
+    run = open_run(write_run(tmp_path, hidden, scores))
+    analysis = analyse(run)
+    summary = json.loads(json.dumps(summarize(analysis), allow_nan=False))
+    rows = {row["method"]: row["scores"]["2M"] for row in summary["methods"]}
+    assert rows["mesa"] == {"tail_nll": None, "passkey": None}
+    assert rows["rerope"]["tail_nll_difference"]["mean"] == pytest.approx(-0.8, abs=0.05)
+    nll, _ = curves_chart(scores, analysis.measured, M, analysis.headline).panels
+    lines = {line.label: line.x.tolist() for line in nll.lines}
+    assert (lines["mesa"], lines["origin"]) == ([32, 64, 192], [32, 64, 128, 192])
+    assert nll.x_ticks == (32, 64, 192)
+    assert all(np.isfinite(point.y) for point in nll.points)

@@ -1,0 +1,56 @@
+"""Bisection measures where a method begins to fail, and that method alone."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from probe.evaluation.by_length import TASKS
+from probe.evaluation.journal import Journal
+from probe.refine import refined
+from probe.thresholds.failure import measured_failure
+
+M, LENGTHS, FAILS_FROM = 256, (128, 256, 384, 512, 768), {"origin": 450, "mesa": 10**9}
+
+
+@pytest.fixture
+def made():
+    setting = SimpleNamespace(lengths=LENGTHS, trained_length=M, seed=0)
+    return SimpleNamespace(methods=dict.fromkeys(FAILS_FROM), setting=setting, config=SimpleNamespace(vocab_size=4096))
+
+
+def fill(journal, cells):
+    """Puts cells of a model in which each method fails from its length on."""
+    for task, method, length in cells:
+        failing = length >= FAILS_FROM[method]
+        value = (2.5 + failing) if task == TASKS[0] else float(not failing)
+        journal.add((task, method, length), {"scores": [{"value": value}] * 4})
+
+
+@pytest.fixture
+def journal(tmp_path):
+    found = Journal(tmp_path / "measured.jsonl", {})
+    fill(found, [(task, method, length) for task in TASKS for method in FAILS_FROM for length in LENGTHS])
+    return found
+
+
+def test_lengths_are_halved_for_the_method_that_fails(made, journal):
+    asked = []
+
+    def measure(cells):
+        asked.extend(cells)
+        fill(journal, cells)
+
+    scores = refined(made, journal, 10, measure)
+    assert asked == [(task, "origin", length) for length in (448, 480, 464) for task in TASKS]  # then M/16 apart
+    assert scores["length"].values.tolist() == [128, 256, 384, 448, 464, 480, 512, 768]
+    assert np.isnan(scores["tail_nll"].sel({"method": "mesa", "length": [448, 464, 480]})).all()
+    origin, mesa = measured_failure(scores, M).failures
+    assert (str(origin), origin.before, str(mesa)) == ("464 [464, 464]", 448, "none up to 768")
+
+    def never(cells):
+        raise AssertionError(cells)
+
+    assert refined(made, journal, 10, never).identical(scores)  # a run that goes on
+    assert refined(made, journal, 1, never)["length"].values.tolist() == [128, 256, 384, 448, 512, 768]
+    assert refined(made, journal, 0, never)["length"].values.tolist() == list(LENGTHS)
