@@ -40,7 +40,7 @@ def summary(layers=4, heads=8, seed=0, model="default", trained=256):
     scores = {"origin": [0.1, 0.0, 0.2], "rerope": [0.7, 0.6, 0.8], "mesa": [0.7, None, None]}
     dead = {"length": 4 * trained, "layer": layer, "head": head, "offset": 1, "inside": [0.75, 0.65, 0.85]}
     apart = {"length": 4 * trained, "n": 4, "from_layer": 1, "half_from_layer": 2}
-    by_layer = [[0.0, -0.1, 0.1], *([0.5 + 0.1 * n, 0.4, 1.0] for n in range(1, layers))]
+    by_layer = [[0.0, -0.1, 0.1], *([0.5 + 0.1 * n, 0.3 + 0.1 * n, 0.7 + 0.1 * n] for n in range(1, layers))]
     return {
         "model": model,
         "trained_length": trained,
