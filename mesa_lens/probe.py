@@ -44,7 +44,7 @@ def add(commands: Any) -> None:
     add_lengths(measure, "0.5, 1, 1.5, 2, 3, 4, 6, 8 M up to --length")
     measure.add_argument(
         "--refine",
-        type=int,
+        type=whole(0, MOST_PROMPTS),
         default=0,
         metavar="N",
         help="measure N further lengths of each method that fails, halving",

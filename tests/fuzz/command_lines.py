@@ -89,6 +89,7 @@ WRONG = {  # by the option's destination
     "heads": [*RANGES, "nonsense"],
     "spans": NAMES,
     "parts": NAMES,
+    "refine": WHOLE,
     "ways": NAMES,
     "candidates": [*WHOLE, "0"],
     "measure": NAMES,
