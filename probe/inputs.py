@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from mesa.fingerprints import ids_fingerprint, weights_fingerprint
+from mesa.finite import layers_of
 from mesa.models import Loaded, tokenizer_of
 from probe.capture.capture import check_distinct
 from probe.plan import ProbePlan, measuring
@@ -51,8 +52,7 @@ def fingerprints(
 def check_values(loaded: Loaded, made: ProbePlan, ids: list[int]) -> None:
     """Raises ValueError where a short pass shows values that the store cannot hold: before hours of measuring."""
     model: Any = loaded.model
-    count = model.config.num_hidden_layers
-    layers = next(each for each in model.modules() if isinstance(each, torch.nn.ModuleList) and len(each) == count)
+    layers = layers_of(model)
     dims, seen = torch.tensor(made.kept.dims), {}
 
     def keep(module: Any, args: Any, output: Any, layer: int) -> None:

@@ -3,6 +3,7 @@
 A store is a zarr v3 folder that `xarray.open_zarr` opens: one variable a hook, dims (method, prompt, layer, position,
 dim). One chunk holds all positions and dims of one (method, prompt, layer); it is what a write fills and a reader asks
 for, so shards around it would gain nothing. Activations compress by 8% only: compression is off.
+Every chunk ends with a check sum (zarr's crc32c), so that a damaged one is found when it is read.
 
 Everything is written to `<path>.partial`, which `finish` renames once each region is there; a run that was cut short
 goes on in it.
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 import zarr
+from zarr.codecs import Crc32cCodec
 
 from probe.store.reader import (
     DIMS,
@@ -34,6 +36,7 @@ from probe.store.reader import (
     stored_array,
 )
 
+CHECKED = (Crc32cCodec(),)
 _REMEDY = "use --overwrite or another --out"
 
 
@@ -79,7 +82,7 @@ def create(
     with _disk_full(begun, removed=True):
         template = xr.Dataset(coords={name: _plain(values) for name, values in coords.items()})
         template.attrs = {**attrs, "complete": False}
-        template.to_zarr(begun, zarr_format=3, consolidated=False)
+        template.to_zarr(begun, zarr_format=3, consolidated=False, encoding=_checked(template))
         group = zarr.open_group(begun, mode="r+", use_consolidated=False)
         for hook in hooks:
             group.create_array(
@@ -87,7 +90,7 @@ def create(
                 shape=shape,
                 chunks=(1, 1, 1, *shape[3:]),
                 dtype=dtype,
-                compressors=None,
+                compressors=CHECKED,
                 fill_value=np.nan,
                 dimension_names=DIMS,
                 attributes={"long_name": hook, "units": "activation"},
@@ -191,12 +194,17 @@ def write_evaluation(path: str | os.PathLike[str], dataset: xr.Dataset) -> None:
         {name: _plain(coord.values) for name, coord in dataset.coords.items() if coord.dtype.kind in "UT"}
     )
     with _disk_full(unfinished, removed=True):
-        labelled.to_zarr(unfinished, zarr_format=3, consolidated=False)
+        labelled.to_zarr(unfinished, zarr_format=3, consolidated=False, encoding=_checked(labelled))
         _consolidate(unfinished)
         shutil.rmtree(target, ignore_errors=True)
         unfinished.rename(target)
     if store == path:
         _consolidate(path)
+
+
+def _checked(dataset: xr.Dataset) -> dict[Any, dict[str, Any]]:
+    """How all variables are to be stored: with check sums."""
+    return {name: {"compressors": CHECKED} for name in dataset.variables}
 
 
 def discard(path: str | os.PathLike[str]) -> None:
