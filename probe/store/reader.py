@@ -77,8 +77,8 @@ def open_run(path: str | os.PathLike[str]) -> Run:
 
 
 def store_mark(attrs: Mapping[str, Any]) -> str:
-    """What tells a store from every other one: a sha256 of its attributes, the time it was begun among them."""
-    plain = {str(key): attrs[key] for key in sorted(attrs) if key != "complete"}
+    """What tells a store from others: a sha256 of its attributes less fingerprints, the time it was begun among them."""
+    plain = {key: attrs[key] for key in sorted(attrs) if key not in ("complete", *FINGERPRINTS)}
     return hashlib.sha256(json.dumps(plain, default=str).encode()).hexdigest()
 
 
