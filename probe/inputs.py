@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from mesa.fingerprints import ids_fingerprint, weights_fingerprint
+from mesa.fingerprints import identity, ids_fingerprint
 from mesa.finite import layers_of
 from mesa.models import Loaded, tokenizer_of
 from probe.capture.capture import check_distinct
 from probe.plan import ProbePlan, measuring
 from probe.store import store
+from probe.store.reader import FINGERPRINTS
 from probe.tasks import score, sources
 from probe.tasks.finding import PASSKEY
 from probe.tasks.likelihood import TAIL
@@ -42,9 +43,10 @@ def fingerprints(
     made: ProbePlan, documents: Sequence[np.ndarray], tokens: Mapping[str, Sequence[int]]
 ) -> dict[str, str]:
     """What a store records, beside the names it was given, of texts, prompts and weights."""
+    known = identity(made.request.model, made.config)
     return {
         "inputs": ids_fingerprint([*documents, *tokens.values()]),
-        "weights": weights_fingerprint(made.request.model, made.config),
+        **{name: known[name] for name in FINGERPRINTS if name in known},
     }
 
 

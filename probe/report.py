@@ -42,6 +42,7 @@ PROVENANCE = (
     "first_token",
     "text",
     "seed",
+    "forced",
 )
 """The store's attributes that a reader is shown."""
 

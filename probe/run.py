@@ -78,9 +78,9 @@ def remove_run(out: Path) -> None:
 def _found(made: ProbePlan, out: Path) -> Path | None:
     """The folder's store of this very run, partial or whole; texts and weights are looked at only where one may be."""
     path = out / STORE
-    if store.found(path, **template(made)) is None:
+    if store.found(path, **template(made), force=made.request.force) is None:
         return None
-    return store.found(path, **template(made, fingerprints(made, *prepare(made))))
+    return store.found(path, **template(made, fingerprints(made, *prepare(made))), force=made.request.force)
 
 
 def _is_reported(out: Path, by: str) -> bool:
@@ -103,9 +103,9 @@ def _capture_and_measure(made: ProbePlan, out: Path, overwrite: bool) -> None:
         (out / by_length.JOURNAL).unlink(missing_ok=True)
     journal = None
     if made.request.samples:
-        journal = checked_journal(out / by_length.JOURNAL, measured.settings, made.methods)
+        journal = checked_journal(out / by_length.JOURNAL, measured.settings, made.methods, made.request.force)
     if not overwrite:
-        store.create(path, **begun)
+        store.create(path, **begun, force=made.request.force)
     with _kept(out, journal, overwrite):
         _fill(made, measured, journal, tokens, path, loaded)
         remove_report(out)

@@ -52,12 +52,14 @@ def open_journal(made: EvalPlan, out: Path, *, overwrite: bool = False) -> Journ
     if overwrite:
         for name in (JOURNAL, *TABLES, *(f"{task}.{form}" for task in TASKS for form in ("png", "html"))):
             (out / name).unlink(missing_ok=True)
-    return checked_journal(out / JOURNAL, made.settings, made.methods)
+    return checked_journal(out / JOURNAL, made.settings, made.methods, made.request.force)
 
 
-def checked_journal(path: Path, settings: Mapping[str, Any], methods: Mapping[str, Method]) -> Journal:
+def checked_journal(
+    path: Path, settings: Mapping[str, Any], methods: Mapping[str, Method], force: bool = False
+) -> Journal:
     """The journal at `path`. Raises FileExistsError for one of other settings, or with other sizes of a method."""
-    journal = Journal(path, settings)
+    journal = Journal(path, settings, force=force)
     for (task, name, length), row in journal.rows.items():
         if name in methods and row["config"] != json.loads(json.dumps(methods[str(name)].describe())):
             raise FileExistsError(
@@ -102,6 +104,7 @@ def _run(made: EvalPlan, out: Path, overwrite: bool, until: float | None) -> dic
         "methods": {name: method.describe() for name, method in made.methods.items()},
         "versions": {package: version(package) for package in _PACKAGES},
         "out_of_memory": too_large,
+        **({"forced": journal.forced} if journal.forced else {}),
         "cells_left": sum(not _is_done(made, journal, cell) for cell in made.cells) - len(too_large),
         "cells": summarize(found, TASKS),
     }

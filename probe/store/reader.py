@@ -20,10 +20,13 @@ _SUM = 4  # bytes
 STORE = "store.zarr"
 """The store's name in the folder of a run."""
 DIMS = ("method", "prompt", "layer", "position", "dim")
-FINGERPRINTS = ("inputs", "weights")
-"""Attributes by which texts, prompts and weights are known; older stores have none."""
+FINGERPRINTS = ("inputs", "weights", "config", "tokenizer")
+"""Attributes by which texts, prompts and the model are known; older stores lack some."""
+FORCED = "forced"
+"""The attribute that says what changed before a store was gone on with all the same."""
+_FORCEABLE = ("weights", "config", "tokenizer", "versions")
 _FOLLOWS = ("first_token", "period")  # from the word and the model
-_NOT_CONFIG = ("created", "versions", "complete")  # may differ between runs that give the same numbers
+_NOT_CONFIG = ("created", "versions", "complete", FORCED)  # may differ between runs that give the same numbers
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
 
 
 def store_mark(attrs: Mapping[str, Any]) -> str:
-    """What tells a store from others: a sha256 of its attributes less fingerprints, the time it was begun among them."""
+    """What tells a store from others: a sha256 of its attributes, its time among them, but for fingerprints."""
     plain = {key: attrs[key] for key in sorted(attrs) if key not in ("complete", *FINGERPRINTS)}
     return hashlib.sha256(json.dumps(plain, default=str).encode()).hexdigest()
 
@@ -99,6 +102,11 @@ def differing_origin(stored: Mapping[str, Any], attrs: Mapping[str, Any]) -> str
             return key
     then, now = (json.loads(each.get("versions", "{}")) for each in (stored, attrs))
     return next((f"the version of {name}" for name in sorted({*then, *now}) if then.get(name) != now.get(name)), None)
+
+
+def forceable(stored: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """What differs of the model and of versions, and may be passed over: the new values, by key."""
+    return {key: attrs[key] for key in _FORCEABLE if key in attrs and stored.get(key) != attrs[key]}
 
 
 def partial_path(path: Path) -> Path:

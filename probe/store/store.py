@@ -12,6 +12,7 @@ goes on in it.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import warnings
@@ -27,8 +28,10 @@ from zarr.codecs import Crc32cCodec
 
 from probe.store.reader import (
     DIMS,
+    FORCED,
     differing_key,
     differing_origin,
+    forceable,
     list_missing,
     missing_regions,
     open_run,
@@ -52,19 +55,20 @@ def create(
     dtype: str = "float32",
     attrs: Mapping[str, Any],
     overwrite: bool = False,
+    force: bool = False,
 ) -> None:
     """Makes the empty template of a store at `<path>.partial`; `write` fills it, `finish` gives it its name.
 
     attrs: the run's provenance and config (texts and numbers); needs `trained_length` in tokens.
-    A left-over partial store of the same config, labels and library versions is kept, to go on with; with `overwrite`
-    it is dropped, once there is room for the new one. A whole one stays until `finish` and is an error without
-    `overwrite`.
+    A left-over partial store of the same config, labels, model and library versions is kept, to go on with; with
+    `force` model and versions may differ, which its attributes then tell (`forced`). With `overwrite` it is dropped,
+    once there is room for the new one. A whole one stays until `finish` and is an error without `overwrite`.
     Raises what `found` raises, OSError (too little disk) and ValueError (an empty or repeated coordinate).
     """
     path = Path(path)
     coords: dict[str, Sequence[Any]] = dict(zip(DIMS, (methods, prompts, layers, positions, dims), strict=True))
     _check_template(coords, hooks, dtype, attrs)
-    there = None if overwrite else _found(path, coords, hooks, dtype, attrs)
+    there = None if overwrite else _found(path, coords, hooks, dtype, attrs, force)
     if there == path:
         raise FileExistsError(f"{path} already holds a run with the same config; {_REMEDY}")
     partial = partial_path(path)
@@ -73,6 +77,7 @@ def create(
     if there == partial:
         for cut in partial.rglob("*.partial"):  # zarr's, of a chunk that was being written
             cut.unlink()
+        _record_forced(partial, attrs)
         _check_disk(path, len(missing_regions(partial)) * region)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,6 +114,7 @@ def found(
     hooks: Sequence[str],
     dtype: str = "float32",
     attrs: Mapping[str, Any],
+    force: bool = False,
 ) -> Path | None:
     """The store at `path` that has this config and these labels: the partial one, else the whole one; None: neither.
 
@@ -117,11 +123,16 @@ def found(
     """
     labels = (methods, prompts, layers, positions, dims)
     coords: dict[str, Sequence[Any]] = dict(zip(DIMS, labels, strict=True))
-    return _found(Path(path), coords, hooks, dtype, attrs)
+    return _found(Path(path), coords, hooks, dtype, attrs, force)
 
 
 def _found(
-    path: Path, coords: Mapping[str, Sequence[Any]], hooks: Sequence[str], dtype: str, attrs: Mapping[str, Any]
+    path: Path,
+    coords: Mapping[str, Sequence[Any]],
+    hooks: Sequence[str],
+    dtype: str,
+    attrs: Mapping[str, Any],
+    force: bool,
 ) -> Path | None:
     refused = None
     for store, holds in ((partial_path(path), "an unfinished run"), (path, "a run")):
@@ -130,7 +141,7 @@ def _found(
         try:
             if store == path:
                 open_run(path)
-            key = _differing(store, coords, hooks, dtype, attrs, unfinished=store != path)
+            key = _differing(store, coords, hooks, dtype, attrs, unfinished=store != path, force=force)
         except (OSError, ValueError, KeyError) as error:
             refused = f"{store} exists and cannot be compared ({error}); {_REMEDY}"
             continue
@@ -150,10 +161,13 @@ def _differing(
     attrs: Mapping[str, Any],
     *,
     unfinished: bool,
+    force: bool,
 ) -> str | None:
     """The first key, label or array in which a store is not as `create` would make it."""
     group = zarr.open_group(store, mode="r", use_consolidated=False)
     stored = dict(group.attrs)
+    if force and unfinished:
+        stored |= forceable(stored, attrs)
     if key := differing_key(stored, attrs) or (differing_origin(stored, attrs) if unfinished else None):
         return key
     for name, values in coords.items():
@@ -162,6 +176,15 @@ def _differing(
     if {*group.array_keys()} - {*DIMS} != {*hooks}:
         return "hooks"
     return "dtype" if any(stored_array(group, hook).dtype != dtype for hook in hooks) else None
+
+
+def _record_forced(partial: Path, attrs: Mapping[str, Any]) -> None:
+    """Writes into the store what changed since it was begun, and has been found to be asked for."""
+    group = zarr.open_group(partial, mode="r+", use_consolidated=False)
+    stored = dict(group.attrs)
+    if changed := forceable(stored, attrs):
+        former = {key: stored.get(key) for key in changed}
+        group.attrs.update({**changed, FORCED: json.dumps([*json.loads(str(stored.get(FORCED, "[]"))), former])})
 
 
 def write(path: str | os.PathLike[str], hook: str, method: str, prompt: str, layer: int, values: np.ndarray) -> None:
