@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,30 @@ import numpy as np
 
 from mesa.checkpoints.place import place_of
 
+IDENTITY = ("weights", "config", "tokenizer", "versions")
+"""What `identity` tells of a model and of what runs it."""
+_FILES = {
+    "weights": ("*.safetensors",),
+    "config": ("config.json", "generation_config.json"),
+    "tokenizer": ("tokenizer*", "vocab*", "merges.txt", "added_tokens.json", "special_tokens_map.json", "*.jinja"),
+}
+_PACKAGES = ("mesa-lens", "torch", "transformers")
 
-def weights_fingerprint(name: str, config: Any) -> str:
-    """The sha256 of a model's GGUF or safetensors files where they lie here, else the hub's commit in its config.
+
+def identity(name: str, config: Any) -> dict[str, str]:
+    """By the names of `IDENTITY`: sha256 sums of a model's files where they lie here, else the hub's commit; versions.
 
     Raises what `place_of` raises.
     """
+    versions = ", ".join(f"{package} {version(package)}" for package in _PACKAGES)
+    return {**{what: _fingerprint(what, name, config) for what in _FILES}, "versions": versions}
+
+
+def _fingerprint(what: str, name: str, config: Any) -> str:
     place = place_of(name)
-    files = [place.file] if place.file else sorted(Path(place.where).glob("*.safetensors"))
-    if not files:
+    found = {file for pattern in _FILES[what] for file in Path(place.where).glob(pattern) if file.is_file()}
+    files = [place.file] if place.file else sorted(found)
+    if not Path(place.where).is_dir():
         return f"commit {getattr(config, '_commit_hash', None)}"
     total = hashlib.sha256()
     for file in files:

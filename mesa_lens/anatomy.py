@@ -72,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
         samples=args.samples,
         layers=args.layers,
         text=args.text,
+        force=args.force,
     )
     until = deadline(args.minutes)
     made = plan(request)

@@ -76,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
         settings=tuple(args.set),
         lengths=lengths(args),
         trained_length=args.trained_length,
+        force=args.force,
         samples=args.samples,
         seed=args.seed,
         text=args.text,

@@ -86,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
         methods=args.methods,
         settings=tuple(args.set),
         trained_length=args.trained_length,
+        force=args.force,
         seed=args.seed,
         executor=args.executor,
         kinds=names(args.kinds),

@@ -51,10 +51,17 @@ def add_output(command: argparse.ArgumentParser, default: str, about: str, *, sh
     says = f"folder{about}; an interrupted run goes on in it"
     out.add_argument("--out", type=folder, default=Path(default), help=says)
     out.add_argument("--overwrite", action="store_true", help="begin anew, in place of what is already there")
+    add_force(out)
     if shows:
         out.add_argument("--estimate", action="store_true", help="print the work, memory and disk it takes, and stop")
         out.add_argument("--json", action="store_true", help="print summary.json in place of tables")
     return out
+
+
+def add_force(group: Any) -> None:
+    """Adds --force."""
+    says = "go on with what other weights, tokenizer, config or versions began, and record it"
+    group.add_argument("--force", action="store_true", help=says)
 
 
 def add_minutes(command: Any) -> None:

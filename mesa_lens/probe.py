@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
         methods=args.methods,
         settings=tuple(args.set),
         trained_length=args.trained_length,
+        force=args.force,
         length=args.length,
         word=args.prompt,
         text=args.text,

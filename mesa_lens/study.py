@@ -86,6 +86,7 @@ def _request(args: argparse.Namespace) -> Any:
         length=None if args.length is None else one_length(args.length, "--length"),
         lengths=lengths(args),
         trained_length=args.trained_length,
+        force=args.force,
         measure=names(args.measure),
         tops=_numbers(args.tops),
         windows=args.windows,

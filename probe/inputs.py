@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from mesa.fingerprints import ids_fingerprint, weights_fingerprint
+from mesa.fingerprints import identity, ids_fingerprint
+from mesa.finite import layers_of
 from mesa.models import Loaded, tokenizer_of
 from probe.capture.capture import check_distinct
 from probe.plan import ProbePlan, measuring
 from probe.store import store
+from probe.store.reader import FINGERPRINTS
 from probe.tasks import score, sources
 from probe.tasks.finding import PASSKEY
 from probe.tasks.likelihood import TAIL
@@ -41,9 +43,10 @@ def fingerprints(
     made: ProbePlan, documents: Sequence[np.ndarray], tokens: Mapping[str, Sequence[int]]
 ) -> dict[str, str]:
     """What a store records, beside the names it was given, of texts, prompts and weights."""
+    known = identity(made.request.model, made.config)
     return {
         "inputs": ids_fingerprint([*documents, *tokens.values()]),
-        "weights": weights_fingerprint(made.request.model, made.config),
+        **{name: known[name] for name in FINGERPRINTS if name in known},
     }
 
 
@@ -51,8 +54,7 @@ def fingerprints(
 def check_values(loaded: Loaded, made: ProbePlan, ids: list[int]) -> None:
     """Raises ValueError where a short pass shows values that the store cannot hold: before hours of measuring."""
     model: Any = loaded.model
-    count = model.config.num_hidden_layers
-    layers = next(each for each in model.modules() if isinstance(each, torch.nn.ModuleList) and len(each) == count)
+    layers = layers_of(model)
     dims, seen = torch.tensor(made.kept.dims), {}
 
     def keep(module: Any, args: Any, output: Any, layer: int) -> None:

@@ -25,7 +25,7 @@ from probe.figures.render import page, rendered
 from probe.figures.tables import npz_bytes
 from probe.files import write
 from probe.locate_report import located_section
-from probe.store.reader import open_run
+from probe.store.reader import open_run, store_mark
 from probe.thresholds.analysis import TOP, Analysis, analyse, summarize
 from probe.thresholds.calls import carriers
 from probe.thresholds.findings import findings
@@ -44,11 +44,14 @@ PROVENANCE = (
     "first_token",
     "text",
     "seed",
+    "forced",
 )
 """The store's attributes that a reader is shown."""
 
 REPORTED = ("report.html", "summary.json")
 """What a finished report consists of, beside its figures."""
+MARK = "store"
+"""The key of a summary that says which store it is of."""
 _WRITTEN = (*REPORTED, "figures/heatmap*.*", "figures/threshold-layer*.*", "figures/curves.*", "figures/drift.*")
 
 
@@ -89,7 +92,7 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> dict[str
     with tqdm(total=1, desc="finding thresholds", unit="search") as bar:
         analysis = analyse(run, by=by)
         bar.update()
-    summary = summarize(analysis)
+    summary = {**summarize(analysis), MARK: store_mark(run.hidden.attrs)}
     folder = run.path.parent
     remove_report(folder)
     maps = Maps.of(analysis)
@@ -97,6 +100,18 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> dict[str
     write(folder / "report.html", render(analysis, summary, maps).encode())
     write(folder / "summary.json", (json.dumps(summary, indent=2, allow_nan=False) + "\n").encode())
     return summary
+
+
+def own_summary(folder: Path) -> dict[str, Any] | None:
+    """The summary in a run's folder; None unless the report is whole and of the very store that lies there."""
+    if not all((folder / name).exists() for name in REPORTED):
+        return None
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        mark = summary.get(MARK)
+    except (ValueError, AttributeError):
+        return None
+    return summary if mark == store_mark(open_run(folder).hidden.attrs) else None
 
 
 def remove_report(folder: Path) -> None:

@@ -17,12 +17,16 @@ from mesa.support import trained_length as stated_length
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """A model, with the options of `mesa.load`, and methods by name. trained_length: M in tokens; None: as stated."""
+    """A model, with the options of `mesa.load`, and methods by name. trained_length: M in tokens; None: as stated.
+
+    force: go on with what other weights, tokenizer, config or versions began; the record says so.
+    """
 
     model: str = "default"
     load: Mapping[str, Any] = field(default_factory=dict)
     methods: str = "all"
     trained_length: int | None = None
+    force: bool = False
 
     @property
     def source(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from probe.inputs import check_values, fingerprints, prepare
 from probe.ownership import owned
 from probe.plan import ProbePlan, ProbeRequest, measuring, plan, template
 from probe.refine import refined
-from probe.report import REPORTED, remove_report, write_report
+from probe.report import own_summary, remove_report, write_report
 from probe.resume import again
 from probe.store import store
 from probe.store.reader import STORE, partial_path, whole_passes
@@ -66,7 +65,7 @@ def _whole_run(made: ProbePlan, out: Path, overwrite: bool, by: str) -> dict[str
 
 def is_whole(made: ProbePlan, out: Path) -> bool:
     """Whether the folder holds this very run with its report; FileExistsError, naming what differs, for another run."""
-    return _found(made, out) == out / STORE and all((out / name).exists() for name in REPORTED)
+    return _found(made, out) == out / STORE and own_summary(out) is not None
 
 
 def remove_run(out: Path) -> None:
@@ -80,17 +79,15 @@ def remove_run(out: Path) -> None:
 def _found(made: ProbePlan, out: Path) -> Path | None:
     """The folder's store of this very run, partial or whole; texts and weights are looked at only where one may be."""
     path = out / STORE
-    if store.found(path, **template(made)) is None:
+    if store.found(path, **template(made), force=made.request.force) is None:
         return None
-    return store.found(path, **template(made, fingerprints(made, *prepare(made))))
+    return store.found(path, **template(made, fingerprints(made, *prepare(made))), force=made.request.force)
 
 
 def _is_reported(out: Path, by: str) -> bool:
     """Whether the folder holds a whole report by this rule; where drift cannot be judged, both give the same."""
-    if not all((out / name).exists() for name in REPORTED):
-        return False
-    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-    return summary.get("predicted_by") == by or isinstance(summary.get("drift"), str)
+    summary = own_summary(out)
+    return summary is not None and (summary.get("predicted_by") == by or isinstance(summary.get("drift"), str))
 
 
 def _capture_and_measure(made: ProbePlan, out: Path, overwrite: bool) -> None:
@@ -107,9 +104,9 @@ def _capture_and_measure(made: ProbePlan, out: Path, overwrite: bool) -> None:
         (out / by_length.JOURNAL).unlink(missing_ok=True)
     journal = None
     if made.request.samples:
-        journal = checked_journal(out / by_length.JOURNAL, measured.settings, made.methods)
+        journal = checked_journal(out / by_length.JOURNAL, measured.settings, made.methods, made.request.force)
     if not overwrite:
-        store.create(path, **begun)
+        store.create(path, **begun, force=made.request.force)
     with _kept(out, journal, overwrite):
         _fill(made, measured, journal, tokens, path, loaded)
         remove_report(out)

@@ -59,7 +59,7 @@ WITHOUT_TORCH = """
     mesa.checkpoints mesa.checkpoints.fetched mesa.checkpoints.gguf_header mesa.checkpoints.place
     probe probe.evaluation.journal probe.evaluation.intervals probe.evaluation.summary probe.tasks.sources
     probe.store.store probe.store.reader probe.store.located probe.store.select probe.store.positions
-    probe.store.anatomy
+    probe.store.anatomy probe.store.checked
     probe.thresholds.search probe.thresholds.predict probe.thresholds.analysis probe.thresholds.tables
     probe.figures.heatmap probe.figures.interactive probe.figures.static probe.figures.render probe.figures.tables
     probe.figures.export probe.figures.evaluation_chart probe.figures.mechanism probe.figures.mechanism_charts
@@ -71,7 +71,7 @@ WITHOUT_TORCH = """
     probe.mechanism.anatomy.reading probe.mechanism.anatomy.files probe.mechanism.anatomy.verdicts
     probe.mechanism.rankings probe.mechanism.words probe.locate_report probe.anatomy_report probe.report
     probe.study.variants probe.study.results probe.study.score probe.study.table probe.study.report
-    mesa_lens.cli mesa_lens.export mesa_lens.fetching mesa_lens.paper.command
+    mesa_lens.cli mesa_lens.export mesa_lens.report mesa_lens.fetching mesa_lens.paper.command
     theory theory.bounds theory.cli theory.figures theory.plots
 """.split()
 

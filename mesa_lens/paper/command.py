@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mesa_lens.options import add_minutes, goes_on
+from mesa_lens.options import add_force, add_minutes, goes_on
 from mesa_lens.values import folder, listed, word
 from probe.resume import again
 
@@ -26,6 +26,7 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--sections", type=listed, help="only these, separated by commas")
     command.add_argument("--overwrite", action="store_true", help="begin the sections anew that are already there")
+    add_force(command)
     add_minutes(command)
     command.add_argument("--estimate", action="store_true", help="print cells, tokens and memory, and stop")
     command.set_defaults(run=run)
@@ -69,7 +70,7 @@ def _config(args: argparse.Namespace) -> Any:
 
     from mesa_lens.paper.config import read
 
-    config = read(args.config)
+    config = replace(read(args.config), force=args.force)
     if not args.sections:
         return config
     wanted = [name.strip() for name in args.sections.split(",")]

@@ -42,6 +42,7 @@ class PaperConfig:
     settings: tuple[str, ...]
     seed: int
     sections: Mapping[str, Mapping[str, Any]]
+    force: bool = False
 
 
 SHIPPED = Path(__file__).parent / "configs"
@@ -133,6 +134,7 @@ def eval_request(config: PaperConfig, name: str) -> EvalRequest:
         settings=config.settings,
         lengths=None if lengths is None else parse_lengths(str(lengths)),
         trained_length=config.trained_length,
+        force=config.force,
         samples=values.get("samples", 100),
         seed=config.seed,
         text=values.get("text"),
@@ -185,6 +187,7 @@ def probe_request(config: PaperConfig) -> ProbeRequest:
         methods=",".join(methods),
         settings=tuple(each for each in config.settings if each.partition(".")[0] in methods),
         trained_length=config.trained_length,
+        force=config.force,
         length=values.get("length", 4 * config.trained_length),
         word=str(values.get("prompt", "hello")),
         texts=values.get("texts", 0),

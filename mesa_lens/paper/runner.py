@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from probe.evaluation.harness import open_harness, remove_results, run_harness
 from probe.evaluation.run import JOURNAL, check_owner, open_journal
 from probe.evaluation.run import run as run_cells
 from probe.plan import ProbePlan
+from probe.report import own_summary
 from probe.run import check_room, is_whole, remove_run, run_probe
 
 _TIME_OVER = "the time was over; the same command goes on"
@@ -95,8 +95,8 @@ def _section(
 
 def _probe(made: ProbePlan, folder: Path, until: float | None) -> dict[str, Any]:
     """The summary of a probe run; a whole one is not run again, one that is begun is not cut."""
-    if is_whole(made, folder):
-        return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    if is_whole(made, folder) and (summary := own_summary(folder)):
+        return summary
     if is_over(until):
         return {"left_out": _TIME_OVER}
     return run_probe(made.request, folder)[0]

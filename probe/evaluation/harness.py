@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import mesa
+from mesa.fingerprints import IDENTITY
 from mesa.models import load, tokenizer_of
 from probe.evaluation.journal import Journal
 from probe.evaluation.plan import EvalPlan
@@ -66,11 +67,12 @@ def checked_tasks(made: EvalPlan, tasks: Sequence[str], include_path: Path | Non
 def open_harness(made: EvalPlan, out: Path, *, include_path: Path | None, limit: int | None) -> Journal:
     """The folder's journal. Raises FileExistsError for one of other settings, or with other sizes of a method."""
     ours = made.settings
-    settings = {name: ours[name] for name in ("model", "weights", "trained_length", "executor")}
+    settings = {name: ours[name] for name in ("model", *IDENTITY, "trained_length", "executor")}
     settings["lengths"] = made.setting.lengths
     placed = {key: value for key, value in made.request.load.items() if value is not None}
     where = None if include_path is None else str(include_path)
-    return checked_journal(out / JOURNAL, {**settings, **placed, "include_path": where, "limit": limit}, made.methods)
+    settings |= {**placed, "include_path": where, "limit": limit}
+    return checked_journal(out / JOURNAL, settings, made.methods, made.request.force)
 
 
 def remove_results(out: Path) -> None:

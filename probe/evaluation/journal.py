@@ -9,10 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mesa.fingerprints import IDENTITY
+
 Cell = tuple[str | int, ...]
 """What a cell is: names and numbers, e.g. task, method and length."""
 _BEGIN = '{"settings": '
-_SEAL = "crc32"
+_SEAL, _FORCED = "crc32", "forced"
+_LATER = ("config", "tokenizer", "versions")  # settings that older journals lack
 
 
 def has_cells(path: Path) -> bool:
@@ -32,11 +35,13 @@ class Journal:
     It appears with the first cell. Every line after it ends with a check sum of its own. A line that an interrupt cut
     short is dropped, also the first; a journal without
     cells binds to nothing. Raises FileExistsError, naming what differs, for the journal of a run with other settings,
-    and ValueError for a file that is no journal or has a damaged row.
+    and ValueError for a file that is no journal or has a damaged row. With `force` what `IDENTITY` names may differ;
+    the file and `forced` then tell of it.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        self.path, self.settings = path, dict(settings)
+    def __init__(self, path: Path, settings: Mapping[str, Any], *, force: bool = False) -> None:
+        self.path, self.settings, self.force = path, dict(settings), force
+        self.forced: list[dict[str, Any]] = []
         self.rows: dict[Cell, dict[str, Any]] = {}
         if path.exists() and path.stat().st_size:
             self._read(json.loads(json.dumps(settings)))
@@ -46,8 +51,7 @@ class Journal:
         if not self.rows:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._write("w", {"settings": self.settings, _SEAL: True})
-        sealed = {"cell": cell, **row}
-        self._write("a", {**sealed, _SEAL: _seal(sealed)})
+        self._add_sealed({"cell": cell, **row})
         self.rows[cell] = dict(row)
 
     def _read(self, settings: Mapping[str, Any]) -> None:
@@ -61,21 +65,35 @@ class Journal:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{self.path} is no journal of a run; use --overwrite or another --out") from error
         self._keep(rows, has_seals)
-        differing = sorted(key for key in {*settings, *stored} if settings.get(key) != stored.get(key))
-        if differing and self.rows:
+        for changed in self.forced:
+            stored |= changed
+        compared = {*settings, *stored} - ({*_LATER} - {*stored})
+        differing = sorted(key for key in compared if settings.get(key) != stored.get(key))
+        refused = [key for key in differing if not (self.force and key in IDENTITY)]
+        if refused and self.rows:
             raise FileExistsError(
-                f"{self.path} holds a run with another {', '.join(differing)}; use --overwrite or another --out"
+                f"{self.path} holds a run with another {', '.join(refused)}; use --overwrite or another --out"
+                f"{'; --force goes on and records it' if {*refused} <= {*IDENTITY} else ''}"
             )
         if whole != text:
             os.truncate(self.path, len(whole.encode()))
+        if differing and self.rows:
+            self._add_sealed({_FORCED: {key: settings[key] for key in differing}})
+            self.forced.append({key: settings[key] for key in differing})
 
     def _keep(self, rows: Sequence[Any], has_seals: bool) -> None:
         for number, row in enumerate(rows, 2):
             seal = row.pop(_SEAL, None) if isinstance(row, dict) else None
-            damaged = not isinstance(row, dict) or not isinstance(row.get("cell"), list)
+            damaged = not isinstance(row, dict) or not (isinstance(row.get("cell"), list) or _FORCED in row)
             if damaged or (has_seals and seal != _seal(row)):
                 raise ValueError(f"{self.path}, line {number} is damaged; remove it, use --overwrite or another --out")
-            self.rows[tuple(row.pop("cell"))] = row
+            if _FORCED in row:
+                self.forced.append(row[_FORCED])
+            else:
+                self.rows[tuple(row.pop("cell"))] = row
+
+    def _add_sealed(self, row: Mapping[str, Any]) -> None:
+        self._write("a", {**row, _SEAL: _seal(row)})
 
     def _write(self, mode: str, row: Mapping[str, Any]) -> None:
         with self.path.open(mode, encoding="utf-8") as file:

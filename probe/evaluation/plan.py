@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mesa.fingerprints import ids_fingerprint, weights_fingerprint
+from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method
 from mesa.models import bytes_a_number, tokenizer_of
 from probe.capture.memory import prompt_bytes
@@ -69,7 +69,7 @@ class EvalPlan:
     def settings(self) -> dict[str, Any]:
         """Everything that scores depend on, ready for JSON. Tasks, methods and lengths may be added to a run."""
         asked = asdict(self.request)
-        for name in ("tasks", "methods", "settings", "lengths", "batch", "load"):
+        for name in ("tasks", "methods", "settings", "lengths", "batch", "load", "force"):
             asked.pop(name)
         return {
             **asked,
@@ -78,7 +78,7 @@ class EvalPlan:
             "longest": max(self.setting.lengths),
             "prompts": PROMPTS,
             "documents": ids_fingerprint([*self.setting.documents, *map(_letters, self.setting.pairs)]),
-            "weights": weights_fingerprint(self.request.model, self.config),
+            **identity(self.request.model, self.config),
         }
 
 

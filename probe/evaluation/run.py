@@ -16,6 +16,7 @@ import torch
 from tqdm import tqdm
 
 import mesa
+from mesa.finite import states_checked
 from mesa.methods import Method
 from mesa.models import Loaded, load
 from probe.capture.memory import free_bytes, prompt_bytes
@@ -51,12 +52,14 @@ def open_journal(made: EvalPlan, out: Path, *, overwrite: bool = False) -> Journ
     if overwrite:
         for name in (JOURNAL, *TABLES, *(f"{task}.{form}" for task in TASKS for form in ("png", "html"))):
             (out / name).unlink(missing_ok=True)
-    return checked_journal(out / JOURNAL, made.settings, made.methods)
+    return checked_journal(out / JOURNAL, made.settings, made.methods, made.request.force)
 
 
-def checked_journal(path: Path, settings: Mapping[str, Any], methods: Mapping[str, Method]) -> Journal:
+def checked_journal(
+    path: Path, settings: Mapping[str, Any], methods: Mapping[str, Method], force: bool = False
+) -> Journal:
     """The journal at `path`. Raises FileExistsError for one of other settings, or with other sizes of a method."""
-    journal = Journal(path, settings)
+    journal = Journal(path, settings, force=force)
     for (task, name, length), row in journal.rows.items():
         if name in methods and row["config"] != json.loads(json.dumps(methods[str(name)].describe())):
             raise FileExistsError(
@@ -71,7 +74,8 @@ def run(made: EvalPlan, out: Path, *, overwrite: bool = False, until: float | No
     A cell (task, method, length) is whole in cells.jsonl or absent, so an interrupted run goes on from there. After
     the `clock.deadline` `until` no cell is begun; the summary's `cells_left` counts those that are not run. Cells that
     do not fit in memory are left out, told on stderr and in the summary's `out_of_memory`. Raises
-    FileExistsError for a folder that holds another evaluation, RuntimeError where no cell fits, what `owned` raises.
+    FileExistsError for a folder that holds another evaluation, RuntimeError where no cell fits or a layer's states are
+    no numbers, and what `owned` raises.
     """
     with owned(out):
         return _run(made, out, overwrite, until)
@@ -100,6 +104,7 @@ def _run(made: EvalPlan, out: Path, overwrite: bool, until: float | None) -> dic
         "methods": {name: method.describe() for name, method in made.methods.items()},
         "versions": {package: version(package) for package in _PACKAGES},
         "out_of_memory": too_large,
+        **({"forced": journal.forced} if journal.forced else {}),
         "cells_left": sum(not _is_done(made, journal, cell) for cell in made.cells) - len(too_large),
         "cells": summarize(found, TASKS),
     }
@@ -165,7 +170,8 @@ def _cell(made: EvalPlan, loaded: Loaded, task: str, name: str, length: int) -> 
     method = made.methods[name]
     batch = min(_batch(loaded.model, length, made.setting.batch), len(prepared)) if TASKS[task].batched else 1
     measured = contextlib.nullcontext() if task == "latency" else Peak(devices(loaded.model))  # it has its own
-    with measured as peak, mesa.applied(loaded.model, method, executor=made.request.executor):
+    checked = contextlib.nullcontext() if task == "latency" else states_checked(loaded.model)  # it is timed
+    with measured as peak, mesa.applied(loaded.model, method, executor=made.request.executor), checked:
         scores = None
         while batch and scores is None:
             try:

@@ -34,7 +34,7 @@ def open_journal(made: LocatePlan, out: Path, *, overwrite: bool = False) -> Jou
     path = out / FOLDER / JOURNAL
     if overwrite:
         path.unlink(missing_ok=True)
-    journal = Journal(path, made.settings)
+    journal = Journal(path, made.settings, force=made.request.force)
     for cell, row in journal.rows.items():
         name = str(cell[2])
         if name in made.methods and row["config"] != config_of(made.methods[name]):

@@ -11,15 +11,14 @@ _DRAWS = 1000
 _LEAST = 5
 """Places below which no rank correlation is told."""
 _BY_HEAD = (
-    ("frequencies", "norms", "unmet phases, by norms"),
-    ("frequencies", "attention", "unmet phases, by attention"),
-    ("heads", "mass_beyond", "attention to keys beyond M"),
-    ("heads", "mean_distance", "mean distance"),
-    ("heads", "entropy", "entropy"),
-    ("heads", "sink", "attention to the first token"),
-    ("heads", "previous", "attention to the token before"),
+    ("frequencies", "norms", "beyond M", "unmet phases, by norms"),
+    ("frequencies", "attention", "beyond M", "unmet phases, by attention"),
+    ("heads", "mass_beyond", "beyond M", "attention to keys beyond M"),
+    ("heads", "entropy", "beyond M", "entropy beyond M"),
+    ("heads", "entropy", "inside M", "entropy inside M"),
+    ("heads", "previous", "inside M", "attention to the token before inside M"),
 )
-"""Parts of an anatomy's summary, their values under Origin beyond M, and what these are called."""
+"""Parts of an anatomy's summary, their values under Origin where a query stands, and what these are called."""
 Places = dict[tuple[int, int | None], float]
 """A value by (layer, head), or by (layer, None)."""
 
@@ -52,9 +51,9 @@ def rankings(
 def _by_head(anatomy: Mapping[str, Any] | None, length: int) -> Iterator[tuple[str, Places]]:
     if anatomy is None:
         return
-    for part, name, what in _BY_HEAD:
+    for part, name, span, what in _BY_HEAD:
         rows = [each for each in anatomy[part] if each["length"] == length and each["method"] == "origin"]
-        yield what, {(each["layer"], each["head"]): each[name][0] for each in rows if each["span"] == "beyond M"}
+        yield what, {(each["layer"], each["head"]): each[name][0] for each in rows if each["span"] == span}
     own = [each for each in anatomy["retrieval"] if each["method"] == "origin"]
     inside = [each for each in own if each["length"] <= anatomy["trained_length"]]
     yield "retrieval score inside M", {(each["layer"], each["head"]): each["best"][0] for each in inside}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mesa.fingerprints import ids_fingerprint, weights_fingerprint
+from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method, Origin
 from mesa.models import bytes_a_number, tokenizer_of
 from probe.capture.memory import peak_bytes
@@ -90,7 +90,7 @@ class LocatePlan:
             "trained_length": self.trained_length,
             "longest": longest,
             "prompts": PROMPTS,
-            "weights": weights_fingerprint(self.request.model, self.config),
+            **identity(self.request.model, self.config),
             "documents": ids_fingerprint(self.documents),
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -13,13 +14,19 @@ import numpy as np
 import xarray as xr
 import zarr
 
+from probe.store.checked import AGAIN, checked
+
+_SUM = 4  # bytes
 STORE = "store.zarr"
 """The store's name in the folder of a run."""
 DIMS = ("method", "prompt", "layer", "position", "dim")
-FINGERPRINTS = ("inputs", "weights")
-"""Attributes by which texts, prompts and weights are known; older stores have none."""
+FINGERPRINTS = ("inputs", "weights", "config", "tokenizer")
+"""Attributes by which texts, prompts and the model are known; older stores lack some."""
+FORCED = "forced"
+"""The attribute that says what changed before a store was gone on with all the same."""
+_FORCEABLE = ("weights", "config", "tokenizer", "versions")
 _FOLLOWS = ("first_token", "period")  # from the word and the model
-_NOT_CONFIG = ("created", "versions", "complete")  # may differ between runs that give the same numbers
+_NOT_CONFIG = ("created", "versions", "complete", FORCED)  # may differ between runs that give the same numbers
 
 
 @dataclass(frozen=True)
@@ -52,22 +59,30 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         raise FileNotFoundError(f"no run at {path}; make one with `mesa-lens probe`")
     if not (path / "zarr.json").exists():
         raise ValueError(f"{path} is not a store: it has no zarr.json; give the folder that `mesa-lens probe` wrote")
-    again = "capture it again with --overwrite"
     try:
         hidden = xr.open_zarr(path)
         evaluation = xr.open_zarr(path, group="evaluation").load() if (path / "evaluation").exists() else None
         _check_labels(hidden)
+        _check_hooks(hidden)
+        _check_scores(evaluation)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:  # of the decompressor
-        raise ValueError(f"{path} is damaged ({str(error).partition(chr(10))[0]}); {again}") from error
+        raise ValueError(f"{path} is damaged ({str(error).partition(chr(10))[0]}); {AGAIN}") from error
     for needed, there in (("complete", hidden.attrs), ("trained_length", hidden.attrs), *((d, hidden) for d in DIMS)):
         if needed not in there:
             raise ValueError(f"{path} is not a store of hidden states: it has no {needed}")
     if not isinstance(hidden.attrs["trained_length"], int):
-        raise ValueError(f"{path} is damaged (trained_length is {hidden.attrs['trained_length']!r}); {again}")
+        raise ValueError(f"{path} is damaged (trained_length is {hidden.attrs['trained_length']!r}); {AGAIN}")
     missing = missing_regions(path)
     if missing or not hidden.attrs["complete"]:
-        raise ValueError(f"{path} is incomplete: {list_missing(missing) or 'it was not finished'}; {again}")
-    return Run(path, _object_labels(hidden), None if evaluation is None else _object_labels(evaluation))
+        raise ValueError(f"{path} is incomplete: {list_missing(missing) or 'it was not finished'}; {AGAIN}")
+    hidden = checked(_object_labels(hidden), path)
+    return Run(path, hidden, None if evaluation is None else _object_labels(evaluation))
+
+
+def store_mark(attrs: Mapping[str, Any]) -> str:
+    """What tells a store from others: a sha256 of its attributes, its time among them, but for fingerprints."""
+    plain = {key: attrs[key] for key in sorted(attrs) if key not in ("complete", *FINGERPRINTS)}
+    return hashlib.sha256(json.dumps(plain, default=str).encode()).hexdigest()
 
 
 def differing_key(stored: Mapping[str, Any], attrs: Mapping[str, Any]) -> str | None:
@@ -87,6 +102,11 @@ def differing_origin(stored: Mapping[str, Any], attrs: Mapping[str, Any]) -> str
             return key
     then, now = (json.loads(each.get("versions", "{}")) for each in (stored, attrs))
     return next((f"the version of {name}" for name in sorted({*then, *now}) if then.get(name) != now.get(name)), None)
+
+
+def forceable(stored: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """What differs of the model and of versions, and may be passed over: the new values, by key."""
+    return {key: attrs[key] for key in _FORCEABLE if key in attrs and stored.get(key) != attrs[key]}
 
 
 def partial_path(path: Path) -> Path:
@@ -118,7 +138,7 @@ def _regions(store: Path) -> Iterator[tuple[str, str, str, int, bool]]:
         if hook in DIMS:
             continue
         labels = [np.asarray(stored_array(group, name)[:]).tolist() for name in DIMS[:3]]
-        size = int(np.prod(array.chunks)) * array.dtype.itemsize
+        size = int(np.prod(array.chunks)) * array.dtype.itemsize + (_SUM if array.compressors else 0)
         for index in np.ndindex(*array.shape[:3]):
             chunk = store.joinpath(hook, "c", *map(str, index), "0", "0")
             method, prompt, layer = (names[i] for names, i in zip(labels, index, strict=True))
@@ -144,6 +164,20 @@ def _check_labels(hidden: xr.Dataset) -> None:
         labels = hidden[name].values
         if len(set(labels.tolist())) < len(labels) or (labels.dtype.kind in "iu" and (np.diff(labels) < 0).any()):
             raise ValueError(f"the {name} labels repeat or do not rise")
+
+
+def _check_hooks(hidden: xr.Dataset) -> None:
+    """ValueError for a hook that was captured and is not there."""
+    for hook in json.loads(hidden.attrs.get("spec", "{}")).get("hooks", ()):
+        if hook not in hidden:
+            raise ValueError(f"{hook} is missing")
+
+
+def _check_scores(evaluation: xr.Dataset | None) -> None:
+    """ValueError for scores that are no numbers, as where a chunk is missing."""
+    for name, scores in ({} if evaluation is None else evaluation.data_vars).items():
+        if not np.isfinite(scores.values).all():
+            raise ValueError(f"{name} of the evaluation is not finite throughout")
 
 
 def _object_labels(dataset: xr.Dataset) -> xr.Dataset:

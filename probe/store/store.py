@@ -3,6 +3,7 @@
 A store is a zarr v3 folder that `xarray.open_zarr` opens: one variable a hook, dims (method, prompt, layer, position,
 dim). One chunk holds all positions and dims of one (method, prompt, layer); it is what a write fills and a reader asks
 for, so shards around it would gain nothing. Activations compress by 8% only: compression is off.
+Every chunk ends with a check sum (zarr's crc32c), so that a damaged one is found when it is read.
 
 Everything is written to `<path>.partial`, which `finish` renames once each region is there; a run that was cut short
 goes on in it.
@@ -11,6 +12,7 @@ goes on in it.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import warnings
@@ -22,11 +24,14 @@ from typing import Any
 import numpy as np
 import xarray as xr
 import zarr
+from zarr.codecs import Crc32cCodec
 
 from probe.store.reader import (
     DIMS,
+    FORCED,
     differing_key,
     differing_origin,
+    forceable,
     list_missing,
     missing_regions,
     open_run,
@@ -34,6 +39,7 @@ from probe.store.reader import (
     stored_array,
 )
 
+CHECKED = (Crc32cCodec(),)
 _REMEDY = "use --overwrite or another --out"
 
 
@@ -49,19 +55,20 @@ def create(
     dtype: str = "float32",
     attrs: Mapping[str, Any],
     overwrite: bool = False,
+    force: bool = False,
 ) -> None:
     """Makes the empty template of a store at `<path>.partial`; `write` fills it, `finish` gives it its name.
 
     attrs: the run's provenance and config (texts and numbers); needs `trained_length` in tokens.
-    A left-over partial store of the same config, labels and library versions is kept, to go on with; with `overwrite`
-    it is dropped, once there is room for the new one. A whole one stays until `finish` and is an error without
-    `overwrite`.
+    A left-over partial store of the same config, labels, model and library versions is kept, to go on with; with
+    `force` model and versions may differ, which its attributes then tell (`forced`). With `overwrite` it is dropped,
+    once there is room for the new one. A whole one stays until `finish` and is an error without `overwrite`.
     Raises what `found` raises, OSError (too little disk) and ValueError (an empty or repeated coordinate).
     """
     path = Path(path)
     coords: dict[str, Sequence[Any]] = dict(zip(DIMS, (methods, prompts, layers, positions, dims), strict=True))
     _check_template(coords, hooks, dtype, attrs)
-    there = None if overwrite else _found(path, coords, hooks, dtype, attrs)
+    there = None if overwrite else _found(path, coords, hooks, dtype, attrs, force)
     if there == path:
         raise FileExistsError(f"{path} already holds a run with the same config; {_REMEDY}")
     partial = partial_path(path)
@@ -70,6 +77,7 @@ def create(
     if there == partial:
         for cut in partial.rglob("*.partial"):  # zarr's, of a chunk that was being written
             cut.unlink()
+        _record_forced(partial, attrs)
         _check_disk(path, len(missing_regions(partial)) * region)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +87,7 @@ def create(
     with _disk_full(begun, removed=True):
         template = xr.Dataset(coords={name: _plain(values) for name, values in coords.items()})
         template.attrs = {**attrs, "complete": False}
-        template.to_zarr(begun, zarr_format=3, consolidated=False)
+        template.to_zarr(begun, zarr_format=3, consolidated=False, encoding=_checked(template))
         group = zarr.open_group(begun, mode="r+", use_consolidated=False)
         for hook in hooks:
             group.create_array(
@@ -87,7 +95,7 @@ def create(
                 shape=shape,
                 chunks=(1, 1, 1, *shape[3:]),
                 dtype=dtype,
-                compressors=None,
+                compressors=CHECKED,
                 fill_value=np.nan,
                 dimension_names=DIMS,
                 attributes={"long_name": hook, "units": "activation"},
@@ -106,6 +114,7 @@ def found(
     hooks: Sequence[str],
     dtype: str = "float32",
     attrs: Mapping[str, Any],
+    force: bool = False,
 ) -> Path | None:
     """The store at `path` that has this config and these labels: the partial one, else the whole one; None: neither.
 
@@ -114,11 +123,16 @@ def found(
     """
     labels = (methods, prompts, layers, positions, dims)
     coords: dict[str, Sequence[Any]] = dict(zip(DIMS, labels, strict=True))
-    return _found(Path(path), coords, hooks, dtype, attrs)
+    return _found(Path(path), coords, hooks, dtype, attrs, force)
 
 
 def _found(
-    path: Path, coords: Mapping[str, Sequence[Any]], hooks: Sequence[str], dtype: str, attrs: Mapping[str, Any]
+    path: Path,
+    coords: Mapping[str, Sequence[Any]],
+    hooks: Sequence[str],
+    dtype: str,
+    attrs: Mapping[str, Any],
+    force: bool,
 ) -> Path | None:
     refused = None
     for store, holds in ((partial_path(path), "an unfinished run"), (path, "a run")):
@@ -127,7 +141,7 @@ def _found(
         try:
             if store == path:
                 open_run(path)
-            key = _differing(store, coords, hooks, dtype, attrs, unfinished=store != path)
+            key = _differing(store, coords, hooks, dtype, attrs, unfinished=store != path, force=force)
         except (OSError, ValueError, KeyError) as error:
             refused = f"{store} exists and cannot be compared ({error}); {_REMEDY}"
             continue
@@ -147,10 +161,13 @@ def _differing(
     attrs: Mapping[str, Any],
     *,
     unfinished: bool,
+    force: bool,
 ) -> str | None:
     """The first key, label or array in which a store is not as `create` would make it."""
     group = zarr.open_group(store, mode="r", use_consolidated=False)
     stored = dict(group.attrs)
+    if force and unfinished:
+        stored |= forceable(stored, attrs)
     if key := differing_key(stored, attrs) or (differing_origin(stored, attrs) if unfinished else None):
         return key
     for name, values in coords.items():
@@ -159,6 +176,15 @@ def _differing(
     if {*group.array_keys()} - {*DIMS} != {*hooks}:
         return "hooks"
     return "dtype" if any(stored_array(group, hook).dtype != dtype for hook in hooks) else None
+
+
+def _record_forced(partial: Path, attrs: Mapping[str, Any]) -> None:
+    """Writes into the store what changed since it was begun, and has been found to be asked for."""
+    group = zarr.open_group(partial, mode="r+", use_consolidated=False)
+    stored = dict(group.attrs)
+    if changed := forceable(stored, attrs):
+        former = {key: stored.get(key) for key in changed}
+        group.attrs.update({**changed, FORCED: json.dumps([*json.loads(str(stored.get(FORCED, "[]"))), former])})
 
 
 def write(path: str | os.PathLike[str], hook: str, method: str, prompt: str, layer: int, values: np.ndarray) -> None:
@@ -191,12 +217,17 @@ def write_evaluation(path: str | os.PathLike[str], dataset: xr.Dataset) -> None:
         {name: _plain(coord.values) for name, coord in dataset.coords.items() if coord.dtype.kind in "UT"}
     )
     with _disk_full(unfinished, removed=True):
-        labelled.to_zarr(unfinished, zarr_format=3, consolidated=False)
+        labelled.to_zarr(unfinished, zarr_format=3, consolidated=False, encoding=_checked(labelled))
         _consolidate(unfinished)
         shutil.rmtree(target, ignore_errors=True)
         unfinished.rename(target)
     if store == path:
         _consolidate(path)
+
+
+def _checked(dataset: xr.Dataset) -> dict[Any, dict[str, Any]]:
+    """How all variables are to be stored: with check sums."""
+    return {name: {"compressors": CHECKED} for name in dataset.variables}
 
 
 def discard(path: str | os.PathLike[str]) -> None:

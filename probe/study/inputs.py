@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mesa.fingerprints import ids_fingerprint, weights_fingerprint
+from mesa.fingerprints import identity, ids_fingerprint
 from mesa.models import tokenizer_of
 from probe.study.plan import StudyPlan
 from probe.tasks import score
@@ -44,7 +44,7 @@ def prepare(made: StudyPlan) -> Inputs:
     every = [ids for kind in prompts.values() for mine in kind for ids in mine]
     known = {
         "inputs": ids_fingerprint([*documents, *every]),
-        "weights": weights_fingerprint(request.model, made.config),
+        **identity(request.model, made.config),
     }
     return Inputs(prompts, texts, known)
 

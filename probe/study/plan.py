@@ -64,7 +64,7 @@ class StudyPlan:
 
     def settings(self, known: Mapping[str, str]) -> dict[str, Any]:
         """Everything that the lengths depend on, ready for JSON; `known`: fingerprints of what is read."""
-        asked = {key: value for key, value in asdict(self.request).items() if key not in ("methods", "load")}
+        asked = {key: value for key, value in asdict(self.request).items() if key not in ("methods", "load", "force")}
         rules = {name: asdict(rule) for name, rule in self.rules.items()}
         return {
             **asked,

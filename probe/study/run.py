@@ -52,7 +52,7 @@ def _run(
     if overwrite:
         loaded = load(request.model, **request.load)
         path.unlink(missing_ok=True)
-    journal = Journal(path, settings)
+    journal = Journal(path, settings, force=request.force)
     _predict_all(made, inputs, journal, loaded, until)
     loaded = None  # the capture has wrapped it, so measuring takes a model of its own
     _measure_all(made, inputs, journal, until)

@@ -30,6 +30,7 @@ BASES = {  # what is right, and ends without work
     "study": "--model {model} --seeds 1 --length 640 --out {here}/out --estimate",
     "paper": "--config {paper} --out {here}/out --estimate",
     "app": "--store {here} --no-browser",
+    "report": "{run}",
     "export heatmap": "{run} --format npz --out {here}/out",
     "export drift": "{run} --format npz --out {here}/out",
     "export thresholds": "{run} --format npz --out {here}/out",

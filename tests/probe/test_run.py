@@ -27,6 +27,7 @@ from probe.evaluation.plan import EvalRequest
 from probe.evaluation.plan import plan as plan_evaluation
 from probe.evaluation.run import run as run_evaluation
 from probe.plan import ProbeRequest, plan
+from probe.report import own_summary
 from probe.store.reader import whole_passes
 from probe.tasks import likelihood
 from probe.thresholds.findings import findings
@@ -165,7 +166,7 @@ def test_values_that_the_store_cannot_hold_are_found_before_anything_is_measured
     asked = ["probe", "--model", str(folder), "--out", str(tmp_path / "out"), "--length", "300", "--texts", "0"]
     assert main([*asked, "--store-dtype", "float16"]) == 2
     assert re.search(r"layer 2 has the value .*, beyond float16's range; store it", capsys.readouterr().err)
-    assert not list((tmp_path / "out").iterdir())
+    assert not (tmp_path / "out").exists()
 
 
 def test_scores_that_are_no_numbers_end_the_run(model, tmp_path, capsys, monkeypatch):
@@ -213,6 +214,37 @@ def test_a_run_that_is_there_is_not_replaced_unasked(finished, model, capsys):
     assert "already holds a run with another config" in capsys.readouterr().err
 
 
+def test_the_report_is_written_anew_from_the_store_alone(finished, tmp_path, capsys):
+    out = tmp_path / "run"
+    shutil.copytree(finished / "store.zarr", out / "store.zarr")
+    assert main(["report", str(out)]) == 0
+    assert f"wrote {out / 'report.html'}" in capsys.readouterr().out
+    former, anew = (json.loads((each / "summary.json").read_text()) for each in (finished, out))
+    assert former == anew
+    assert {path.name for path in out.iterdir()} == {"store.zarr", "report.html", "summary.json", "figures"}
+    assert main(["report", str(out), "--rule", "paper", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["predicted_by"] == "paper"
+
+
+def test_a_store_that_is_not_whole_gets_no_report(finished, tmp_path, capsys):
+    shutil.copytree(finished / "store.zarr", tmp_path / "store.zarr.partial")
+    assert main(["report", str(tmp_path)]) == 2
+    assert "store.zarr is incomplete" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["store.zarr.partial"]
+
+
+def test_the_summary_of_another_store_is_not_taken_for_this_one_s(model, uninterrupted, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(uninterrupted, other)
+    stored = json.loads((other / "store.zarr" / "zarr.json").read_text())
+    stored["attributes"]["created"] = "another time"
+    (other / "store.zarr" / "zarr.json").write_text(json.dumps(stored))
+    assert own_summary(uninterrupted)["model"] == model
+    assert own_summary(other) is None
+    assert main(asked(model, other)) == 0  # not: already holds this run; the report is written anew
+    assert own_summary(other)["created"] == "another time"
+
+
 def interrupt_at(monkeypatch, place, name, count):
     """Raises KeyboardInterrupt in the `count`-th call of place.name; counts go on in what is returned."""
     calls, original = [], getattr(place, name)
@@ -255,7 +287,7 @@ def same(out, other):
     assert scored(out) == scored(other)
     assert files(out / "store.zarr") == files(other / "store.zarr")
     first, second = (json.loads((each / "summary.json").read_text()) for each in (out, other))
-    assert first | {"created": ""} == second | {"created": ""}
+    assert first | {"created": "", "store": ""} == second | {"created": "", "store": ""}
     assert {path.name for path in out.iterdir()} == {path.name for path in other.iterdir()}
 
 
@@ -277,7 +309,7 @@ def test_an_interrupt_before_anything_is_kept_leaves_nothing(model, tmp_path, ca
     interrupt_at(monkeypatch, run, "capture", 1)
     assert main(asked(model, tmp_path / "out", "--samples", "0")) == 1
     assert capsys.readouterr().err.endswith("mesa-lens: interrupted; nothing half-written was left\n")
-    assert not list((tmp_path / "out").iterdir())
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_interrupted_capture_goes_on_where_it_was(model, uninterrupted, tmp_path, capsys, monkeypatch):

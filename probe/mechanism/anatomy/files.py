@@ -39,7 +39,7 @@ def open_journal(made: AnatomyPlan, out: Path, *, overwrite: bool = False) -> Jo
         written = (SUMMARY, VECTORS, "report.html")
         for old in (path, *stored, *(folder / name for name in written), *folder.glob("*.csv")):
             old.unlink(missing_ok=True)
-    journal = Journal(path, made.settings)
+    journal = Journal(path, made.settings, force=made.request.force)
     for cell, row in journal.rows.items():
         _check_method(made, str(cell[1]), row["config"], path)
     for old in stored:

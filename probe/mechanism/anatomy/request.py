@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mesa.fingerprints import ids_fingerprint, weights_fingerprint
+from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method
 from mesa.models import bytes_a_number, tokenizer_of
 from mesa.support import ROTARY
@@ -116,7 +116,7 @@ class AnatomyPlan:
             "trained_length": self.trained_length,
             "longest": self.lengths[-1],
             "prompts": PROMPTS,
-            "weights": weights_fingerprint(self.request.model, self.config),
+            **identity(self.request.model, self.config),
             "documents": self.documents,
         }
 

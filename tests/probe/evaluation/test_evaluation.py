@@ -11,6 +11,7 @@ import pytest
 import tiny
 import torch
 
+from mesa import fingerprints
 from mesa.models import tokenizer_of
 from probe.evaluation import run as running
 from probe.evaluation.journal import Journal, has_cells
@@ -368,7 +369,10 @@ def test_a_run_does_not_go_on_with_other_texts_or_weights(asked, tmp_path):
     run(plan(here), out)
     changed = tiny.model(seed=1, vocabulary=tokenizer_of(asked.model).vocab_size, trained=160)
     changed.save_pretrained(folder)
-    with pytest.raises(FileExistsError, match="holds a run with another weights; use --overwrite"):
+    with pytest.raises(
+        FileExistsError,
+        match=r"holds a run with another .*weights; use --overwrite or another --out; --force goes on and records it",
+    ):
         run(plan(here), out)
 
 
@@ -377,6 +381,35 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path, text):
     (tmp_path / "cells.jsonl").write_text(text)
     with pytest.raises(ValueError, match=r"cells\.jsonl is no journal of a run; use --overwrite"):
         Journal(tmp_path / "cells.jsonl", {})
+
+
+def test_a_forced_journal_goes_on_and_tells_what_changed(tmp_path):
+    path, began = tmp_path / "cells.jsonl", {"seed": 1, "weights": "a", "versions": "torch 1"}
+    Journal(path, began).add(("nll", 96), {"score": 0.5})
+    now = began | {"weights": "b", "tokenizer": "new"}  # older journals do not know of tokenizers
+    with pytest.raises(FileExistsError, match=r"with another weights; .*; --force goes on and records it"):
+        Journal(path, now)
+    with pytest.raises(FileExistsError, match=r"with another seed; use --overwrite or another --out$"):
+        Journal(path, now | {"seed": 2}, force=True)
+    journal = Journal(path, now, force=True)
+    assert journal.forced == [{"weights": "b"}]
+    journal.add(("nll", 160), {"score": 0.6})
+    again = Journal(path, now)
+    assert set(again.rows) == {("nll", 96), ("nll", 160)}
+    assert again.forced == [{"weights": "b"}]
+    with pytest.raises(FileExistsError, match="with another weights"):
+        Journal(path, began)
+
+
+def test_a_run_goes_on_with_other_versions_only_by_force_and_says_so(asked, tmp_path, monkeypatch):
+    run(plan(replace(asked, tasks=("nll",), methods="origin", lengths=(160,))), tmp_path)
+    monkeypatch.setattr(fingerprints, "version", lambda package: "99")
+    now = replace(asked, tasks=("nll",), methods="origin,rerope", lengths=(160,))
+    with pytest.raises(FileExistsError, match="with another versions; "):
+        run(plan(now), tmp_path)
+    summary = run(plan(replace(now, force=True)), tmp_path)
+    assert summary["forced"] == [{"versions": "mesa-lens 99, torch 99, transformers 99"}]
+    assert {cell["method"] for cell in summary["cells"]} == {"origin", "rerope"}
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_each_measure_is_held_against_its_own_places():
     assert by["unmet phases, by norms"]["spearman"] == pytest.approx(1)
     assert by["retrieval score inside M"]["spearman"] == pytest.approx(-1)
     assert by["early drift"]["spearman"] == pytest.approx(1)
-    assert by["entropy"]["spearman"] is None  # it does not vary
+    assert by["entropy beyond M"]["spearman"] is None  # it does not vary
     assert by["early drift"]["places"] == 6
     assert rankings(effects(range(12)), 97, anatomy([1] * 6), None)[0]["what"] == "retrieval score inside M"
     assert rankings(effects(range(12)), 96, None, None) == []

@@ -117,6 +117,71 @@ def test_damage_after_the_end_shows(whole):
         open_run(whole)
 
 
+def flip(chunk, place):
+    content = bytearray(chunk.read_bytes())
+    content[place] ^= 4
+    chunk.write_bytes(content)
+
+
+def test_a_flipped_bit_is_found_when_it_is_read(whole):
+    flip(whole / "resid_post" / "c" / "1" / "0" / "1" / "0" / "0", 5)
+    hidden = open_run(whole).hidden["resid_post"]
+    assert float(hidden.sel({"method": "origin", "layer": 3}).max()) == 321
+    with pytest.raises(ValueError, match=r"store\.zarr: resid_post is damaged \(.*check.*\); capture it again"):
+        hidden.sel({"method": "mesa"}).max()
+
+
+@pytest.mark.parametrize("label", ["layer", "method"])
+def test_a_flipped_bit_of_a_label_is_found_when_it_is_opened(whole, label):
+    flip(whole / label / "c" / "0", 1)
+    with pytest.raises(ValueError, match=r"store\.zarr is damaged"):
+        open_run(whole)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_no_numbers_are_found_when_they_are_read(whole, value):
+    zarr.open_group(whole, mode="r+", use_consolidated=False)["resid_post"][1, 0, 1, 2, 0] = value
+    with pytest.raises(ValueError, match=r"resid_post is damaged \(not all values are finite\); capture it again"):
+        open_run(whole).hidden["resid_post"].load()
+
+
+def test_a_hook_that_is_gone_and_scores_that_are_gone_are_found(path):
+    begin(path, attrs={**ATTRS, "spec": json.dumps({"hooks": ["resid_post"]})})
+    fill(path)
+    scores = xr.Dataset({"passkey": (("method", "length"), np.ones((2, 1)))}, {"method": METHODS, "length": [4]})
+    store.write_evaluation(path, scores)
+    store.finish(path)
+    assert open_run(path).evaluation is not None
+    chunk = path / "evaluation" / "passkey" / "c" / "0" / "0"
+    content = chunk.read_bytes()
+    chunk.unlink()
+    with pytest.raises(ValueError, match="passkey of the evaluation is not finite"):
+        open_run(path)
+    chunk.write_bytes(content)
+    meta = json.loads((path / "zarr.json").read_text())
+    del meta["consolidated_metadata"]["metadata"]["resid_post"]
+    (path / "zarr.json").write_text(json.dumps(meta))
+    shutil.rmtree(path / "resid_post")
+    with pytest.raises(ValueError, match="resid_post is missing"):
+        open_run(path)
+
+
+def test_a_store_is_gone_on_with_under_other_weights_only_by_force_and_says_so(path):
+    begin(path, attrs={**ATTRS, "weights": "a", "versions": '{"torch": "1"}'})
+    fill(path, skip=[("mesa", 3)])
+    changed = {**ATTRS, "weights": "b", "versions": '{"torch": "2"}'}
+    with pytest.raises(FileExistsError, match="with another config: weights differs"):
+        begin(path, attrs=changed)
+    with pytest.raises(FileExistsError, match="with another config: model differs"):
+        begin(path, attrs={**changed, "model": "other"}, force=True)
+    begin(path, attrs=changed, force=True)
+    store.write(path, "resid_post", "mesa", "repeated", 3, region("mesa", 3))
+    store.finish(path)
+    attrs = open_run(path).hidden.attrs
+    assert attrs["weights"] == "b"
+    assert json.loads(attrs["forced"]) == [{"weights": "a", "versions": '{"torch": "1"}'}]
+
+
 def test_paths_that_are_no_run(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no run at .*nowhere"):
         open_run(tmp_path / "nowhere")

@@ -1,0 +1,37 @@
+"""Whether the states of a model stay numbers while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+
+def layers_of(model: Any) -> torch.nn.ModuleList:
+    """The model's decoder layers."""
+    count = model.config.num_hidden_layers
+    return next(each for each in model.modules() if isinstance(each, torch.nn.ModuleList) and len(each) == count)
+
+
+@contextmanager
+def states_checked(model: Any) -> Iterator[None]:
+    """Raises RuntimeError at the end, naming the first layer, if the states of one held a NaN or an infinity."""
+    good: dict[int, torch.Tensor] = {}
+
+    def look(module: Any, args: Any, output: Any, layer: int) -> None:
+        states = output[0] if isinstance(output, tuple) else output
+        finite = states.isfinite().all()
+        good[layer] = good[layer] & finite if layer in good else finite
+
+    handles = [each.register_forward_hook(partial(look, layer=layer)) for layer, each in enumerate(layers_of(model))]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    bad = [layer for layer, finite in good.items() if not finite]
+    if bad:
+        raise RuntimeError(f"the states of layer {min(bad)} are not finite; run the model with --dtype float32")

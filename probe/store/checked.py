@@ -1,0 +1,47 @@
+"""Stored values that are checked as they are read: against their check sums, and that they are numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+import zarr
+from xarray.backends import BackendArray
+from xarray.core import indexing
+
+AGAIN = "capture it again with --overwrite"
+
+
+class _Checked(BackendArray):
+    """A stored array. Raises ValueError, naming store and array, for values that are damaged."""
+
+    def __init__(self, values: zarr.Array, path: Path, name: str) -> None:
+        self.values, self.path, self.name = values, path, name
+        self.shape, self.dtype = values.shape, values.dtype
+
+    def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
+        return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
+
+    def _read(self, key: tuple[Any, ...]) -> np.ndarray:
+        try:
+            plain = not any(isinstance(part, np.ndarray) for part in key)
+            found = np.asarray(self.values[key] if plain else self.values.oindex[key])
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ValueError(f"{self.path}: {self.name} is damaged ({reason}); {AGAIN}") from error
+        if not np.isfinite(found).all():
+            raise ValueError(f"{self.path}: {self.name} is damaged (not all values are finite); {AGAIN}")
+        return found
+
+
+def checked(hidden: xr.Dataset, path: Path) -> xr.Dataset:
+    """The store's dataset with its variables checked whenever some of their values are read."""
+    group = zarr.open_group(path, mode="r", use_consolidated=False)
+    made = {}
+    for name, array in hidden.data_vars.items():
+        stored: Any = group[str(name)]
+        lazy = indexing.LazilyIndexedArray(_Checked(stored, path, str(name)))
+        made[name] = xr.Variable(array.dims, lazy, array.attrs, array.encoding)
+    return hidden.assign(made)

@@ -1,0 +1,90 @@
+"""A checkpoint gives its model all weights, none too many, and numbers only."""
+
+import json
+import shutil
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file, save_file
+
+from mesa.finite import states_checked
+from mesa.models import load
+from mesa_lens.cli import main
+
+QUERY = "model.layers.1.self_attn.q_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    return tiny.folder(tmp_path_factory.mktemp("model"))
+
+
+def changed(good, folder, change):
+    """A copy of the checkpoint with other weights."""
+    shutil.copytree(good, folder)
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return str(folder)
+
+
+def with_value(value):
+    def change(weights):
+        weights[QUERY][3, 4] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda weights: weights.pop(QUERY), rf"lacks 1 weights of its model, e\.g\. {QUERY}; its config\.json"),
+        (
+            lambda weights: weights.update({f"{QUERY}2": weights[QUERY].clone()}),
+            "has 1 weights that its model does not",
+        ),
+        (lambda weights: weights.update({"x": weights.pop(QUERY)}), "lacks 1 weights"),
+        (with_value(float("nan")), rf"1 of 1024 numbers of {QUERY} are not finite"),
+        (with_value(-float("inf")), rf"1 of 1024 numbers of {QUERY} are not finite"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_its_model_is_refused(good, tmp_path, change, message):
+    with pytest.raises(ValueError, match=message):
+        load(changed(good, tmp_path / "model", change))
+
+
+@pytest.mark.parametrize(("layers", "message"), [(2, "has 9 weights that its model does not"), (4, "lacks 9 weights")])
+def test_a_config_of_more_or_fewer_layers_is_refused(good, tmp_path, layers, message):
+    shutil.copytree(good, tmp_path / "model")
+    config = json.loads((good / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
+    with pytest.raises(ValueError, match=message):
+        load(str(tmp_path / "model"))
+
+
+def test_large_finite_weights_are_taken_and_what_older_checkpoints_hold_beside(good, tmp_path):
+    def change(weights):
+        weights[QUERY][:] = 3e38  # their sum is infinite
+        weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+
+    assert load(changed(good, tmp_path / "model", change)).model.dtype == torch.float32
+
+
+def test_states_that_are_no_numbers_end_the_run_with_the_layer_s_name(good, tmp_path, capsys):
+    def change(weights):
+        for name in ("up_proj", "gate_proj"):
+            weights[f"model.layers.1.mlp.{name}.weight"] *= 1e38
+
+    folder = changed(good, tmp_path / "model", change)
+    asked = ["eval", "--model", folder, "--task", "passkey", "--methods", "origin", "--lengths", "96", "--samples", "1"]
+    assert main([*asked, "--out", str(tmp_path / "out")]) == 1
+    assert "the states of layer 1 are not finite; run the model with --dtype float32" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "cells.jsonl").exists()
+
+
+def test_the_check_leaves_no_hooks(good):
+    model = load(str(good)).model
+    with states_checked(model):
+        model(torch.tensor([[1, 2, 3]]))
+    assert not any(module._forward_hooks for module in model.modules())
