@@ -328,8 +328,6 @@ def test_stores_that_cannot_be_read(tmp_path, hidden, capsys):
     (store / "evaluation/tail_nll/c/0/0/0").unlink()
     said = "is damaged (tail_nll of the evaluation is not finite throughout); capture it again"
     assert said in complaint("curves", str(scored))
-        "curves", str(scored)
-    )
     (store / "position/c/0").unlink()
     assert "is damaged (the position labels repeat or do not rise)" in complaint("heatmap", str(scored))
     shutil.rmtree(plain / "store.zarr/resid_post/c/0/0/1")
