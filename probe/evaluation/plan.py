@@ -101,7 +101,7 @@ def parse_lengths(text: str, option: str = "--lengths") -> tuple[int, ...]:
 
 def one_length(text: str, option: str) -> int:
     """A length in tokens from e.g. '512' or '16k'."""
-    return _tokens(text, option)
+    return _tokens(text, f"{option} {text!r}")
 
 
 def _tokens(text: str, whole: str) -> int:

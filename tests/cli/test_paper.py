@@ -258,7 +258,7 @@ def test_folders_of_another_run_are_refused_before_anything_runs(folder, tmp_pat
         ({"sections": ["nll"]}, "sections holds ['nll'] in place of keys and values"),
         ({"sections": {"nll": 3}}, "nll holds 3 in place of keys and values"),
         ({"sections": {}, "trained_length": None}, "has no trained_length"),
-        ({"sections": {}, "trained_length": "4k"}, "trained_length '4k' is no number of tokens"),
+        ({"sections": {}, "trained_length": "4k"}, "trained_length holds '4k' in place of a whole number, at least 2"),
         ({"sections": {"nll": {}}, "load": {"dtype": "fp16"}}, "unknown dtype 'fp16'"),
     ],
 )

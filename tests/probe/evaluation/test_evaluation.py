@@ -131,7 +131,7 @@ def test_a_tokenizer_without_line_breaks_is_told_apart_from_a_bad_length(asked, 
 
 
 def test_methods_a_model_cannot_have_are_refused_by_name_and_left_out_of_all(asked, tokenizer, tmp_path, capsys):
-    config = {"model_type": "bloom", "hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 97}
+    config = {"model_type": "bloom", "hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 900}
     tokenizer.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config))
     bloom = replace(asked, model=str(tmp_path), trained_length=160)

@@ -265,7 +265,7 @@ def test_drift_tables(folder, tmp_path, capsys):
     assert run(folder, tmp_path, "drift", "--prompt", "text-9") == 2
     assert "drift of prompt 'text-9' is not judged; judged: repeated, text-0" in capsys.readouterr().err
     assert run(folder, tmp_path, "drift", "--layers", "7") == 2
-    assert "layer 7 was not captured" in capsys.readouterr().err
+    assert "layers 7-7 were not all captured; captured: 0-1" in capsys.readouterr().err
 
 
 def test_a_csv_of_too_many_rows_is_refused_before_it_is_made(folder, tmp_path, monkeypatch, capsys):
@@ -298,13 +298,13 @@ def test_a_csv_of_too_many_rows_is_refused_before_it_is_made(folder, tmp_path, m
         (["heatmap", "--layers", "0-2"], "layers 0-2 were not all captured; captured: 0-1"),
         (["heatmap", "--dims", "12"], "dims 12-12 were not all captured; captured: 0-11"),
         (["heatmap", "--positions", "0-9999999999"], "positions 0-9999999999 were not all captured; captured: 0-191"),
-        (["heatmap", "--limit", "0"], "--pool 300000 and --limit 0.0 must be above 0"),
-        (["heatmap", "--trained-length", "0"], "--trained-length 0 is below 2 tokens"),
+        (["heatmap", "--limit", "0"], "--limit 0 is not above 0"),
+        (["heatmap", "--trained-length", "0"], "--trained-length 0 is below 2"),
         (["thresholds", "--pairs", "1:99"], "dim 99 was not captured; captured: 0-11"),
         (["thresholds", "--pairs", "2:1"], "layer 2 was not captured; captured: 0-1"),
         (["thresholds", "--pairs", "1-2"], "--pairs '1-2' is no list of layer:dim; write e.g. 1:234,2:17"),
         (["thresholds", "--top", "0"], "--top 0 is below 1"),
-        (["thresholds", "--share", "2"], "share=2.0 is not in (0, 1]"),
+        (["thresholds", "--share", "2"], "--share 2 is above 1"),
         (["thresholds", "--minimum-score", "1e9"], "no observable dim on prompt 'repeated' at M = 64; name some with"),
         (["curves", "--trained-length", "20"], "no length within the trained window 20 was measured"),
         (["curves", "--renderer", "gd"], "unknown renderer 'gd'; known: matplotlib, kaleido"),
@@ -331,7 +331,8 @@ def test_stores_that_cannot_be_read(tmp_path, hidden, capsys):
     (store / "evaluation/tail_nll/c/0/0/0").write_bytes(b"short")
     assert "is damaged" in complaint("curves", str(scored))
     (store / "evaluation/tail_nll/c/0/0/0").unlink()
-    assert "tail_nll holds no number; measure again" in complaint("curves", str(scored))
+    said = "is damaged (tail_nll of the evaluation is not finite throughout); capture it again"
+    assert said in complaint("curves", str(scored))
     (store / "position/c/0").unlink()
     assert "is damaged (the position labels repeat or do not rise)" in complaint("heatmap", str(scored))
     shutil.rmtree(plain / "store.zarr/resid_post/c/0/0/1")
