@@ -29,6 +29,7 @@ from zarr.codecs import Crc32cCodec
 from probe.store.reader import (
     DIMS,
     FORCED,
+    MEASURED,
     differing_key,
     differing_origin,
     forceable,
@@ -207,7 +208,8 @@ def write(path: str | os.PathLike[str], hook: str, method: str, prompt: str, lay
 def write_evaluation(path: str | os.PathLike[str], dataset: xr.Dataset) -> None:
     """Writes the scores by length as group `evaluation`: into the partial store, else into the finished one.
 
-    The group appears under its name only when all of it is written; a former one is replaced.
+    The group appears under its name only when all of it is written; a former one is replaced. Each score's attribute
+    `measured` says how many of its values are numbers: a length that a method lacks has NaN.
     """
     path = Path(path)
     store = partial_path(path) if partial_path(path).exists() else path
@@ -216,6 +218,8 @@ def write_evaluation(path: str | os.PathLike[str], dataset: xr.Dataset) -> None:
     labelled = dataset.assign_coords(
         {name: _plain(coord.values) for name, coord in dataset.coords.items() if coord.dtype.kind in "UT"}
     )
+    for scores in labelled.data_vars.values():
+        scores.attrs = {**scores.attrs, MEASURED: int(np.isfinite(scores.values).sum())}
     with _disk_full(unfinished, removed=True):
         labelled.to_zarr(unfinished, zarr_format=3, consolidated=False, encoding=_checked(labelled))
         _consolidate(unfinished)

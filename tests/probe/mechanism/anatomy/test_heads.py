@@ -111,8 +111,8 @@ def test_bad_sizes_are_named():
         sampled_queries(1, 8)
 
 
-def test_a_layer_that_is_not_seen_is_an_error(monkeypatch):
+def test_a_head_that_is_not_seen_is_an_error(monkeypatch):
     model = tiny.model()
-    monkeypatch.setattr(model.config, "num_hidden_layers", 4)
-    with pytest.raises(RuntimeError, match="not each of 4 x 4 once"):
+    monkeypatch.setattr(model.config, "num_attention_heads", 5)
+    with pytest.raises(RuntimeError, match="not each of 3 x 5 once"):
         look_at(model, IDS, ORIGIN, lambda schedule, query, key, scale: {"query": query[0]})
