@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 
 from mesa.engine import attention
 from mesa.engine.attention import Call, Schedule, calls
-from mesa.engine.rope import Rotary
+from mesa.engine.rope import Rotary, Rotation
 from mesa.plan import Plan, Region, own_index
 
 DIM = 8
@@ -24,8 +24,10 @@ def states(length, heads=2, key_heads=2, seed=0):
 
 def rotate():
     config = LlamaConfig(hidden_size=2 * DIM, num_attention_heads=2)
-    rotary, module = Rotary(LlamaRotaryEmbedding(config)), LlamaAttention(config, 0)
-    return lambda tensor, positions, plan: rotary(tensor, positions, plan, module)
+    own = LlamaRotaryEmbedding(config)
+    rotary = Rotary(own)
+    rotary.learn(LlamaAttention(config, 0))
+    return Rotation(rotary, own.inv_freq)
 
 
 def run(executor, method, tensors, start, prompt):
