@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -15,12 +16,12 @@ from probe.capture.memory import free_bytes
 from probe.evaluation.journal import Journal
 from probe.mechanism.attribution import attribute, attribution_bytes
 from probe.mechanism.cells import Cells, TimeIsOver, open_journal, paired
-from probe.mechanism.clamp import Clamp, clamps, observable
+from probe.mechanism.clamp import Clamp, Dims, clamps, observable
 from probe.mechanism.contrast import BROKEN, MENDED, Contrast
 from probe.mechanism.interventions import Intervention
 from probe.mechanism.request import ORIGIN, Group, LocatePlan, needed_bytes
 from probe.mechanism.restoration import Gap
-from probe.mechanism.shift import Shift, changes, shifts
+from probe.mechanism.shift import WHICH, Shift, changes, shift_cell, shifts
 from probe.mechanism.smallest import search_sets
 from probe.ownership import owned
 from probe.tasks.repeated import repeated_word
@@ -102,10 +103,8 @@ def _cell(
 
 def _clamps(cells: Cells, group: Group) -> None:
     """Losses of clamped broken runs; they serve all methods."""
-    made, request, (measure, length) = cells.made, cells.made.request, group
-    ids, _ = repeated_word(cells.tokenizer, request.word, length)
-    methods = [made.methods[ORIGIN], made.methods[made.mending[0]]]
-    found = observable(cells.bridge, ids, methods, request.dims, executor=request.executor)
+    made, (measure, length) = cells.made, group
+    found = _observable(cells, length)
     tried = [each for rule, (dims, controls) in found.items() for each in clamps(dims, controls, rule, made.layers)]
     tried = [each for each in tried if measure == "nll" or not each.inside]  # a passkey's last M tokens lack the key
     items = made.items[group]
@@ -119,9 +118,32 @@ def _clamps(cells: Cells, group: Group) -> None:
             _cell(cells, group, number, ORIGIN, each, inside if each.inside else None)
 
 
+def _observable(cells: Cells, length: int) -> dict[str, tuple[Dims, dict[int, np.ndarray]]]:
+    """The dims that are clamped and their stand-ins, by rule; searched for once, then read from the journal."""
+    made, request = cells.made, cells.made.request
+    methods = [made.methods[ORIGIN], made.methods[made.mending[0]]]
+    cell = ("dims", length, methods[1].name)
+    if cell not in cells.journal.rows:
+        ids, _ = repeated_word(cells.tokenizer, request.word, length)
+        rules = observable(cells.bridge, ids, methods, request.dims, executor=request.executor)
+        kept = {
+            rule: [[layer, list(dims[layer]), controls[layer].tolist()] for layer in dims]
+            for rule, (dims, controls) in rules.items()
+        }
+        cells.add(cell, {"rules": kept})
+    return {
+        rule: ({layer: dims for layer, dims, _ in each}, {layer: np.array(sets) for layer, _, sets in each})
+        for rule, each in cells.journal.rows[cell]["rules"].items()
+    }
+
+
 def _shifts(cells: Cells, group: Group) -> None:
     """Losses of broken runs with other positional vectors; they serve all methods."""
     made, (_, length) = cells.made, group
+    cells_of = [shift_cell(layer, which) for layer in made.layers for which in WHICH]
+    items = range(len(made.items[group]))
+    if all((*group, ORIGIN, number, *cell) in cells.journal.rows for number in items for cell in cells_of):
+        return
     longest = max(len(item.ids) for item in made.items[group])
     tried = [*shifts(changes(cells.bridge, made.documents, made.methods[ORIGIN], longest, made.layers))]
     cells.bar.total += round(sum(length * cells.part(each.layer) for each in tried) * len(made.items[group]))

@@ -20,6 +20,8 @@ from probe.mechanism.passes import Edit, Outcome
 
 TEXTS = 64
 CONTROLS = 3
+WHICH = ("positional", *(f"random {number}" for number in range(CONTROLS)))
+"""The vectors as they are, and with their dims shuffled."""
 
 
 def changes(
@@ -44,6 +46,11 @@ def changes(
     return found
 
 
+def shift_cell(layer: int, which: str) -> tuple[str | int, ...]:
+    """What the journal calls a shift."""
+    return ("clamp", "shift", "vector", which, "beyond", layer)
+
+
 @dataclass(frozen=True, eq=False)
 class Shift:
     """The broken run with a layer's positional vectors changed. which: 'positional', or 'random N': dims shuffled."""
@@ -55,7 +62,7 @@ class Shift:
     @property
     def cell(self) -> tuple[str | int, ...]:
         """What the journal calls it."""
-        return ("clamp", "shift", "vector", self.which, "beyond", self.layer)
+        return shift_cell(self.layer, self.which)
 
     def run(self, contrast: Contrast) -> Outcome:
         """The outcome of this on one item."""
@@ -69,7 +76,7 @@ class Shift:
 def shifts(by_layer: dict[int, np.ndarray]) -> Iterator[Shift]:
     """Every layer's shift, and with its dims shuffled."""
     for layer, change in by_layer.items():
-        yield Shift(layer, "positional", change)
-        for number in range(CONTROLS):
+        yield Shift(layer, WHICH[0], change)
+        for number, which in enumerate(WHICH[1:]):
             dims = np.random.default_rng(number).permutation(change.shape[1])
-            yield Shift(layer, f"random {number}", change[:, dims])
+            yield Shift(layer, which, change[:, dims])
