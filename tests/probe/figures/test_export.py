@@ -331,7 +331,7 @@ def test_stores_that_cannot_be_read(tmp_path, hidden, capsys):
     (store / "evaluation/tail_nll/c/0/0/0").write_bytes(b"short")
     assert "is damaged" in complaint("curves", str(scored))
     (store / "evaluation/tail_nll/c/0/0/0").unlink()
-    said = "is damaged (tail_nll of the evaluation is not finite throughout); capture it again"
+    said = "is damaged (tail_nll of the evaluation is not finite where it was measured); capture it again"
     assert said in complaint("curves", str(scored))
     (store / "position/c/0").unlink()
     assert "is damaged (the position labels repeat or do not rise)" in complaint("heatmap", str(scored))
