@@ -9,11 +9,7 @@ from typing import Any
 
 import torch
 
-
-def layers_of(model: Any) -> torch.nn.ModuleList:
-    """The model's decoder layers."""
-    count = model.config.num_hidden_layers
-    return next(each for each in model.modules() if isinstance(each, torch.nn.ModuleList) and len(each) == count)
+from mesa.decoder import layers_of
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from mesa.decoder import layers_of
 from mesa.fingerprints import identity, ids_fingerprint
-from mesa.finite import layers_of
 from mesa.models import Loaded, tokenizer_of
 from probe.capture.capture import check_distinct
 from probe.plan import ProbePlan, measuring

@@ -51,15 +51,6 @@ class Attached(Protocol):
         ...
 
 
-def layers(decoder: nn.Module) -> nn.ModuleList:
-    """The decoder's layers; ValueError where it has no list of them."""
-    config: Any = decoder.config
-    for module in decoder.children():
-        if isinstance(module, nn.ModuleList) and len(module) == config.num_hidden_layers:
-            return module
-    raise ValueError(f"a {config.model_type} decoder has no list of its {config.num_hidden_layers} layers")
-
-
 @contextmanager
 def rotary_replaced(attachment: Attached) -> Iterator[None]:
     """The decoder's rotary module is the attachment's for as long as this lasts."""

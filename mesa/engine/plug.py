@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, Cache, DynamicCache, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
+from mesa.decoder import layers_of
 from mesa.engine import families
 from mesa.engine.attention import EXECUTORS, Schedule
 from mesa.engine.heads import Execute, by_head
@@ -274,7 +275,7 @@ class Attachment:
         """The model attends by the method for as long as this lasts."""
         before = self.model.config._attn_implementation
         replaced = families.forwards_replaced if self.rotary is None else families.rotary_replaced
-        layers = families.layers(self.decoder)
+        layers = layers_of(self.model)
         AttentionInterface.register(self.name, self.attention)
         AttentionMaskInterface.register(self.name, self.mask)
         hooks = [

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 import mesa
+from mesa.decoder import layers_of
 from mesa.methods import Method
 from probe.capture.spec import HOOKS
 
@@ -127,19 +128,10 @@ def _losses(model: Any, item: Item) -> Tensor:
 @contextmanager
 def _from_layer(model: Any, first: int) -> Iterator[None]:
     """The decoder runs its layers from `first` on, for as long as this lasts."""
-    decoder = model.get_decoder()
-    name, layers = layers_of(model)
+    decoder, layers = model.get_decoder(), layers_of(model)
+    (name,) = (name for name, module in decoder.named_children() if module is layers)
     setattr(decoder, name, torch.nn.ModuleList(list(layers)[first:]))
     try:
         yield
     finally:
         setattr(decoder, name, layers)
-
-
-def layers_of(model: Any) -> tuple[str, torch.nn.ModuleList]:
-    """The decoder's list of layers, and its name there."""
-    count = model.config.num_hidden_layers
-    for name, module in model.get_decoder().named_children():
-        if isinstance(module, torch.nn.ModuleList) and len(module) == count:
-            return name, module
-    raise ValueError(f"a {model.config.model_type} decoder has no list of its {count} layers")

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from probe.study.score import correlations
+
 _DRAWS = 1000
 _LEAST = 5
 """Places below which no rank correlation is told."""
@@ -73,21 +75,10 @@ def _by_layer(
 
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> tuple[float | None, float | None, float | None]:
     """Spearman's, with its 95% interval over resampled pairs; None where one of both does not vary."""
-    pairs = np.array([one, other])
-    drawn = np.random.default_rng(0).integers(0, pairs.shape[1], (_DRAWS, pairs.shape[1]))
-    value, *values = (_spearman(*pairs[:, draw]) for draw in (np.arange(pairs.shape[1]), *drawn))
-    found = [each for each in values if each is not None]
-    if value is None or not found:
-        return value, None, None
+    drawn = np.random.default_rng(0).multinomial(len(one), np.full(len(one), 1 / len(one)), size=_DRAWS)
+    value, *values = correlations(np.array(one), np.array(other), np.concatenate([np.ones((1, len(one))), drawn]))
+    found = [each for each in values if np.isfinite(each)]
+    if np.isnan(value) or not found:
+        return None, None, None
     low, high = np.quantile(found, [0.025, 0.975])
-    return value, float(low), float(high)
-
-
-def _spearman(one: np.ndarray, other: np.ndarray) -> float | None:
-    ranks = [_ranks(one), _ranks(other)]
-    return None if min(map(np.ptp, ranks)) == 0 else float(np.corrcoef(ranks[0], ranks[1])[0, 1])
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Mid-ranks."""
-    return (values[:, None] > values).sum(1) + (values[:, None] == values).sum(1) / 2
+    return float(value), float(low), float(high)
