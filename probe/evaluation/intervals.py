@@ -37,8 +37,13 @@ def student(values: Sequence[float]) -> Ends:
     array = np.asarray(values, float)
     if len(array) < 2:
         return None, None
-    half = float(stdtrit(len(array) - 1, 0.975) * array.std(ddof=1) / math.sqrt(len(array)))
+    half = float(half_width(array))
     return float(array.mean()) - half, float(array.mean()) + half
+
+
+def half_width(values: np.ndarray) -> np.ndarray:
+    """Half the width of Student's 95% interval of the mean over the first axis, of two values or more."""
+    return stdtrit(len(values) - 1, 0.975) * values.std(0, ddof=1) / math.sqrt(len(values))
 
 
 def agresti_min(gained: int, lost: int, count: int) -> tuple[float, float]:

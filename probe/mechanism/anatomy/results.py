@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mesa.plan import restarts
+from probe.evaluation.intervals import half_width
 from probe.evaluation.journal import Journal
 from probe.files import write as write_file
 from probe.mechanism.anatomy import files
@@ -21,7 +22,6 @@ from probe.mechanism.anatomy.request import LEAST_TEXTS, AnatomyPlan
 from probe.mechanism.anatomy.verdicts import differing, retrieving
 from probe.mechanism.anatomy.words import words
 
-_DRAWS = 2000
 _HEADS = ("mass", "entropy", "mean_distance", "sink", "previous")
 _OFFSETS = (0, 1)
 
@@ -44,7 +44,7 @@ def write(made: AnatomyPlan, journal: Journal, out: Path) -> tuple[dict[str, Any
 def summarize(made: AnatomyPlan, journal: Journal) -> dict[str, Any]:
     """The summary of what the journal holds of a plan's methods and lengths, of every part, ready for JSON.
 
-    Values are [mean, low, high]: the mean over prompts and its 95% interval over resampled prompts, null where there is
+    Values are [mean, low, high]: the mean over prompts and Student's 95% interval over prompts, null where there is
     one prompt. `n` says how many there are.
     """
     summary: dict[str, Any] = {
@@ -131,16 +131,11 @@ def _by_head(made: AnatomyPlan, here: dict[str, Any], values: dict[str, np.ndarr
 
 
 def triples(values: np.ndarray) -> Any:
-    """[mean, low, high] over the first axis, nested as the others are; low and high are None for one prompt."""
-    count, mean = len(values), values.mean(0)
-    if count == 1:
-        low = high = np.full(mean.shape, None)
-    else:
-        drawn = np.random.default_rng(0).integers(0, count, (_DRAWS, count))
-        weights = np.stack([np.bincount(each, minlength=count) for each in drawn]) / count
-        flat = weights @ values.reshape(count, -1)
-        low, high = np.quantile(flat, [0.025, 0.975], axis=0).round(6).reshape(2, *mean.shape)
-    return np.stack([mean.round(6).astype(object), low.astype(object), high.astype(object)], -1).tolist()
+    """[mean, low, high] over the first axis, nested as the others are: Student's 95% interval, None for one prompt."""
+    mean, ends = values.mean(0), [np.full(values.shape[1:], None)] * 2
+    if len(values) > 1:
+        ends = [(mean + sign * half_width(values)).round(6).astype(object) for sign in (-1, 1)]
+    return np.stack([mean.round(6).astype(object), *ends], -1).tolist()
 
 
 def _vectors(made: AnatomyPlan, out: Path) -> tuple[dict[str, Any] | None, dict[str, np.ndarray]]:

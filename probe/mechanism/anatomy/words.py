@@ -68,8 +68,9 @@ def _retrieval(summary: Mapping[str, Any]) -> Iterator[str]:
             for each in dead[:_NAMED]
         )
         more = f" and {len(dead) - _NAMED} more" if len(dead) > _NAMED else ""
+        heads = "1 head retrieves" if len(own) == 1 else f"{len(own)} heads retrieve"
         yield (
-            f"Retrieval: {len(own)} heads look up the passkey inside M; at {length} tokens {len(dead)} of them die "
+            f"Retrieval: {heads} the passkey inside M; at {length} tokens {len(dead)} of them stop "
             f"under {reference}{': ' if dead else ''}{named}{more} (layer.head, score inside to beyond)."
         )
         if dead:

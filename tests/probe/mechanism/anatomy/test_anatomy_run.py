@@ -220,7 +220,7 @@ def test_a_head_dies_and_is_revived_where_its_score_says_so():
 def test_intervals_are_over_prompts():
     values = np.array([[0.0, 5.0], [1.0, 5.0], [2.0, 5.0]])
     (first, second) = triples(values)
-    assert first == [1.0, 0.0, 2.0]
+    assert first == [1.0, -1.484138, 3.484138]  # 1 +- 4.303 / sqrt(3), Student's t
     assert second == [5.0, 5.0, 5.0]
     assert triples(values[:1]) == [[0.0, None, None], [5.0, None, None]]
 
