@@ -134,7 +134,7 @@ def test_where_inside_follows_its_selectors(opened):
 
 def test_anatomy_follows_its_selectors(opened):
     app = opened("anatomy", run="first")
-    assert "1 of them die under origin" in plain_texts(app)
+    assert "tokens under origin: 1" in plain_texts(app)
     assert ["Retrieval score" in titles(app)[0], len(titles(app))] == [True, 1]
     app.selectbox(key="anatomy_method").set_value("rerope")
     app.segmented_control(key="anatomy_figures").set_value("attention").run()

@@ -70,8 +70,8 @@ def _retrieval(summary: Mapping[str, Any]) -> Iterator[str]:
         more = f" and {len(dead) - _NAMED} more" if len(dead) > _NAMED else ""
         heads = "1 head retrieves" if len(own) == 1 else f"{len(own)} heads retrieve"
         yield (
-            f"Retrieval: {heads} the passkey inside M; at {length} tokens {len(dead)} of them stop "
-            f"under {reference}{': ' if dead else ''}{named}{more} (layer.head, score inside to beyond)."
+            f"Retrieval: {heads} the passkey inside M; lost at {length} tokens under {reference}: "
+            f"{len(dead)}{': ' if dead else ''}{named}{more} (layer.head, score inside to beyond)."
         )
         if dead:
             others = [name for name in summary["methods"] if name != reference and name in own[0]["beyond"]]
