@@ -1,0 +1,119 @@
+"""What a check found, one row each, and all of them as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+PASSED, FAILED, NOT_RUN, NOTE = "passed", "failed", "not run", "note"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A check's result: `difference` was found where `allowed` is, and a mistake would make about `mistake`.
+
+    result: 'passed', 'failed', 'not run' (never taken for passed) or 'note' (it tells and judges nothing).
+    says: what was compared; where it failed or was not run, why and what to do.
+    """
+
+    check: str
+    result: str
+    says: str
+    method: str = ""
+    difference: float | None = None
+    allowed: float | None = None
+    mistake: float | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """A difference, what rounding in the model's dtype may make of it, and what a mistake would."""
+
+    difference: float
+    allowed: float
+    mistake: float
+    where: str
+
+    @property
+    def share(self) -> float:
+        """The part of what is allowed; infinite for what is no number."""
+        share = self.difference / self.allowed if self.allowed else float(self.difference > 0) * float("inf")
+        return share if share == share else float("inf")
+
+
+def judged(check: str, method: str, found: Sequence[Found], says: str, remedy: str) -> Row:
+    """The row of the worst of what was found."""
+    worst = max(found, key=lambda each: each.share)
+    numbers = {"difference": worst.difference, "allowed": worst.allowed, "mistake": worst.mistake}
+    if worst.share > 1:
+        return Row(check, FAILED, f"{worst.where}: {says}; {remedy}", method, **numbers)
+    blunt = max(found, key=lambda each: each.allowed / each.mistake if each.mistake else float("inf"))
+    if not blunt.allowed * 2 <= blunt.mistake:
+        numbers = {"difference": blunt.difference, "allowed": blunt.allowed, "mistake": blunt.mistake}
+        why = f"{blunt.where}: rounding ({blunt.allowed:.1e}) would hide a mistake ({blunt.mistake:.1e})"
+        return Row(check, NOT_RUN, f"{why}; run it with --dtype float32", method, **numbers)
+    return Row(check, PASSED, f"{says}, {worst.where}", method, **numbers)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All rows of a model, and the lengths that they were made at (tokens)."""
+
+    model: str
+    rows: tuple[Row, ...]
+    pretended: int
+    lengths: tuple[int, ...]
+
+    @property
+    def failed(self) -> tuple[Row, ...]:
+        """The rows that failed."""
+        return tuple(row for row in self.rows if row.result == FAILED)
+
+    @property
+    def cannot(self) -> str:
+        """What it does not show."""
+        tried = " and ".join(str(length) for length in self.lengths)
+        return (
+            "It cannot guarantee that a method helps this model, the quality of what it writes, or lengths other than "
+            f"those tried ({tried} tokens, of random words, with the methods made for M = {self.pretended}); "
+            "`mesa-lens eval` and `mesa-lens probe` measure the first two at yours."
+        )
+
+    def record(self) -> dict[str, Any]:
+        """All of it, ready for JSON."""
+        counts = {kind: sum(row.result == kind for row in self.rows) for kind in (PASSED, FAILED, NOT_RUN)}
+        return {
+            "model": self.model,
+            "pretended_trained_length": self.pretended,
+            "lengths": list(self.lengths),
+            **{kind.replace(" ", "_"): count for kind, count in counts.items()},
+            "rows": [asdict(row) for row in self.rows],
+            "cannot_guarantee": self.cannot,
+        }
+
+    def __str__(self) -> str:
+        """The table: passed rows of several methods as one, with the largest share of what is allowed."""
+        lines = [f"{'check':30s} {'result':8s} {'largest':>8s} {'allowed':>8s}  what"]
+        lines += [_line(row, count) for row, count in _gathered(self.rows)]
+        record = self.record()
+        counted = f"{record['passed']} passed, {record['failed']} failed, {record['not_run']} not run"
+        return "\n".join([f"{self.model}: {counted}", "", *lines, "", self.cannot])
+
+
+def _gathered(rows: Sequence[Row]) -> list[tuple[Row, int]]:
+    """Rows and how many they stand for: passed ones of one check by their worst, those not run for one reason by one."""
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        alike = {PASSED: (), NOT_RUN: row.says}.get(row.result, row)
+        groups.setdefault((row.check, row.result, alike), []).append(row)
+    worst = lambda row: (row.difference or 0) / (row.allowed or 1)  # noqa: E731
+    return [(max(group, key=worst), len(group)) for group in groups.values()]
+
+
+def _line(row: Row, count: int) -> str:
+    numbers = [f"{value:8.1e}" if value is not None else " " * 8 for value in (row.difference, row.allowed)]
+    who = row.method and (f"{row.method}: " if count == 1 else f"{count} methods, {row.method} the farthest: ")
+    if row.result == NOT_RUN and count > 1:
+        who = f"{count} methods: "
+    return f"{row.check:30s} {row.result:8s} {' '.join(numbers)}  {who}{row.says}"
