@@ -16,7 +16,7 @@ from mesa.checking.subject import Setting, Subject, array
 from mesa.engine.plug import Attachment
 from mesa.plan import Plan
 
-_LAYERS, _HEADS, _TOKENS = 6, 4, 6
+_LAYERS, _HEADS, _TOKENS = 6, 2, 6
 
 
 def by_pairs(subject: Subject, setting: Setting, attachment: Attachment, calls: Calls) -> Iterator[Found]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-ALLOWED = 16.0
+ALLOWED = 8.0
 """How many times the effect of one more rounding two ways to compute the same may differ."""
 
 

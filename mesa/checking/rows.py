@@ -48,12 +48,19 @@ def judged(check: str, method: str, found: Sequence[Found], says: str, remedy: s
     numbers = {"difference": worst.difference, "allowed": worst.allowed, "mistake": worst.mistake}
     if worst.share > 1:
         return Row(check, FAILED, f"{worst.where}: {says}; {remedy}", method, **numbers)
-    blunt = max(found, key=lambda each: each.allowed / each.mistake if each.mistake else float("inf"))
-    if not blunt.allowed * 2 <= blunt.mistake:
-        numbers = {"difference": blunt.difference, "allowed": blunt.allowed, "mistake": blunt.mistake}
-        why = f"{blunt.where}: rounding ({blunt.allowed:.1e}) would hide a mistake ({blunt.mistake:.1e})"
-        return Row(check, NOT_RUN, f"{why}; run it with --dtype float32", method, **numbers)
+    sharp = min(found, key=lambda each: each.allowed / each.mistake if each.mistake else float("inf"))
+    if not sharp.allowed <= sharp.mistake:
+        numbers = {"difference": sharp.difference, "allowed": sharp.allowed, "mistake": sharp.mistake}
+        return Row(check, NOT_RUN, f"{sharp.where}: {_blunt(sharp)}", method, **numbers)
     return Row(check, PASSED, f"{says}, {worst.where}", method, **numbers)
+
+
+def _blunt(found: Found) -> str:
+    """Why a check could not have found a mistake, and what to do."""
+    if found.mistake * 1e3 < found.allowed:
+        return "the method changes nothing here (a sliding window may hide it); use a smaller --pretended"
+    hidden = f"rounding ({found.allowed:.1e}) would hide a mistake ({found.mistake:.1e})"
+    return f"{hidden}; run it with --dtype float32"
 
 
 @dataclass(frozen=True)
@@ -105,15 +112,19 @@ def _gathered(rows: Sequence[Row]) -> list[tuple[Row, int]]:
     """Rows and how many they stand for: passed ones of one check by their worst, those not run for one reason by one."""
     groups: dict[Any, list[Row]] = {}
     for row in rows:
-        alike = {PASSED: (), NOT_RUN: row.says}.get(row.result, row)
+        reason = row.says if row.difference is None else "blunt"
+        alike = {PASSED: "", NOT_RUN: reason}.get(row.result, row)
         groups.setdefault((row.check, row.result, alike), []).append(row)
-    worst = lambda row: (row.difference or 0) / (row.allowed or 1)  # noqa: E731
-    return [(max(group, key=worst), len(group)) for group in groups.values()]
+    return [(max(group, key=_share), len(group)) for group in groups.values()]
+
+
+def _share(row: Row) -> float:
+    return (row.difference or 0.0) / (row.allowed or 1.0)
 
 
 def _line(row: Row, count: int) -> str:
     numbers = [f"{value:8.1e}" if value is not None else " " * 8 for value in (row.difference, row.allowed)]
-    who = row.method and (f"{row.method}: " if count == 1 else f"{count} methods, {row.method} the farthest: ")
-    if row.result == NOT_RUN and count > 1:
-        who = f"{count} methods: "
+    who = row.method and f"{row.method}: "
+    if count > 1:
+        who = f"{count} methods, {row.method} the farthest: " if row.difference is not None else f"{count} methods: "
     return f"{row.check:30s} {row.result:8s} {' '.join(numbers)}  {who}{row.says}"

@@ -15,7 +15,7 @@ from mesa.checking.rounding import ALLOWED, rounded_once_more
 from mesa.engine.plug import Attachment
 from mesa.support import ROTARY
 
-STEPS = 8
+STEPS = 6
 """Tokens that are decoded one by one."""
 
 
@@ -73,7 +73,11 @@ class Subject:
     def hear(self, setting: Setting) -> Stock:
         """Runs the stock model on a setting's tokens, and once more with its rounding disturbed."""
         ids = self.ids(setting.length)
-        plain = run(self.model, ids, output_hidden_states=True)
+        try:
+            plain = run(self.model, ids, output_hidden_states=True)
+        except (RuntimeError, IndexError) as error:
+            why = f"the stock model itself cannot read {setting.where} ({error}); use a smaller --pretended"
+            raise RuntimeError(why) from error
         calls = Calls()
         if self.rotary:
             with heard_stock(self.model) as calls:
