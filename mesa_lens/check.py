@@ -1,4 +1,4 @@
-"""`mesa-lens check`: whether the methods are computed rightly on a checkpoint: a table of rows, each with its numbers."""
+"""`mesa-lens check`: whether the methods are computed rightly on a checkpoint, row by row, with numbers."""
 
 from __future__ import annotations
 
@@ -34,12 +34,15 @@ def run(args: argparse.Namespace) -> int:
     """Prints the table; 1 where a row failed."""
     from mesa.models import check_placement, config_of, load
     from mesa.settings import make_methods
-    from mesa.support import check_config
+    from mesa.support import check_config, trained_length
 
     make_methods(args.methods, args.pretended)
     options = load_options(args)
     check_placement(options)
-    check_config(config_of(args.model, revision=args.revision, trust_remote_code=args.trust_remote_code))
+    config = config_of(args.model, revision=args.revision, trust_remote_code=args.trust_remote_code)
+    check_config(config)
+    if args.trained_length is None:
+        trained_length(config)
     loaded = load(args.model, **options)
     from mesa.checking.check import check
 

@@ -1,4 +1,4 @@
-"""What is around the model: its place, what its config says of M, what its tokenizer puts first, and TransformerLens."""
+"""What is around the model: its place, what its config says of M, what its tokenizer puts first, TransformerLens."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def window(subject: Subject, stated: int | None) -> Row:
     said = {name: getattr(config, name, None) for name in _STATED}
     rope = dict(getattr(config, "rope_parameters", None) or {})
     if rope.get("rope_type", "default") != "default":
-        said["rope scaling"] = ", ".join(f"{key} {value}" for key, value in rope.items() if isinstance(value, str | int | float))
+        said["rope scaling"] = ", ".join(
+            f"{key} {value}" for key, value in rope.items() if isinstance(value, str | int | float)
+        )
     words = "; ".join(f"{name} {value}" for name, value in said.items() if value) or "nothing"
     try:
         used = f"M = {stated or trained_length(config)} {'is stated' if stated else 'is used'}"
@@ -88,14 +90,24 @@ def hooks(subject: Subject, method: Method) -> Row:
 @contextmanager
 def rebuilt(model: Any) -> Iterator[None]:
     """Puts every module and the config of a model back, as they were before it was wrapped."""
-    modules = {module: (dict(module._modules), dict(module.__dict__)) for module in model.modules()}
-    config, settings = model.config, copy.deepcopy(model.config.__dict__)
+    kept = [
+        (module, {name: (value, _copied(value)) for name, value in vars(module).items()}) for module in model.modules()
+    ]
+    config, settings = model.config, copy.deepcopy(vars(model.config))
     try:
         yield
     finally:
-        for module, (children, attributes) in modules.items():
-            module.__dict__.clear()
-            module.__dict__.update(attributes)
-            module._modules.clear()
-            module._modules.update(children)
-        config.__dict__.update(settings)
+        for module, attributes in kept:
+            vars(module).clear()
+            for name, (value, content) in attributes.items():
+                if content is not None:  # in place: handles of hooks refer to it
+                    value.clear()
+                    value.update(content)
+                vars(module)[name] = value
+        vars(config).clear()
+        vars(config).update(settings)
+
+
+def _copied(value: Any) -> Any:
+    """The content of what modules keep others in; None of anything else."""
+    return value.copy() if isinstance(value, dict | set) else None

@@ -37,12 +37,12 @@ def _of_layer(heard: Heard, bare: Heard, plan: Plan, at: Positions, dtype: torch
         seen = pairs(plan, token, heard.window)
         for head in _some(range(len(query)), _HEADS):
             given = query[head, token], keys[head // group], values[head // group]
-            shaky = *(shaken(each, dtype, seed) for seed, each in enumerate(given)),
-            true = attended(*given, seen, heard.scaling, at, head)
+            shaky = shaken(given[0], dtype, 0), shaken(given[1], dtype, 1), shaken(given[2], dtype, 2)
+            true = attended(given, seen, heard.scaling, at, head)
             others = (
                 output[token, head],
-                shaken(attended(*shaky, _blurred(seen, plan.length), heard.scaling, at, head), dtype, 3),
-                attended(*given, _farther(seen, token), heard.scaling, at, head),
+                shaken(attended(shaky, _blurred(seen, plan.length), heard.scaling, at, head), dtype, 3),
+                attended(given, _farther(seen, token), heard.scaling, at, head),
             )
             apart = [np.nan_to_num(abs(other - true), nan=np.inf).max() for other in others]
             largest = np.maximum(largest, apart)
@@ -58,7 +58,9 @@ def _farther(seen: Sequence[Pair], token: int) -> list[Pair]:
 def _blurred(seen: Sequence[Pair], length: int) -> list[Pair]:
     """The pairs at distances as exact as float32 angles of `length` tokens are."""
     sign = np.random.default_rng(4).choice((-1.0, 1.0), len(seen))
-    return [pair._replace(distance=pair.distance + length * 2**-24 * each) for pair, each in zip(seen, sign, strict=True)]
+    return [
+        pair._replace(distance=pair.distance + length * 2**-24 * each) for pair, each in zip(seen, sign, strict=True)
+    ]
 
 
 def _scaled(at: Positions, plan: Plan) -> Positions:

@@ -71,7 +71,9 @@ class _Step:
 
 def _steps(subject: Subject, methods: dict[str, Method], stated: int | None) -> list[_Step]:
     """All steps, each after those it needs."""
-    woven = next((each for each in reversed(methods.values()) if not each.as_trained), ReRoPE(trained_length=subject.pretended))
+    woven = next(
+        (each for each in reversed(methods.values()) if not each.as_trained), ReRoPE(trained_length=subject.pretended)
+    )
     return [
         _Step(("dtype and device",), lambda: [around.placed(subject)]),
         _Step(("trained window",), lambda: [around.window(subject, stated)]),
@@ -80,10 +82,7 @@ def _steps(subject: Subject, methods: dict[str, Method], stated: int | None) -> 
         _Step(("states are numbers",), lambda: [own.states(subject)], needed=True),
         _Step(("stock against origin",), lambda: [own.through_the_plug(subject)], needed=True),
         _Step(("rotary",), lambda: own.turned(subject)),
-        *(
-            _Step(tuple(CHECKS), partial(_method_rows, subject, method), name)
-            for name, method in methods.items()
-        ),
+        *(_Step(tuple(CHECKS), partial(_method_rows, subject, method), name) for name, method in methods.items()),
         _Step((around.HOOKS,), lambda: [around.hooks(subject, woven)]),
         _Step(("restored",), lambda: [own.restored(subject)]),
     ]

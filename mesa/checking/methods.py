@@ -55,7 +55,7 @@ def method_rows(subject: Subject, method: Method) -> Iterator[Row]:
             "decoding against one pass": _decoded(subject, method, setting),
             "left padding against none": _padded(subject, method, setting),
         }
-        references = {check: fused for check in results}
+        references = dict.fromkeys(results, fused)
         if _changes(method, setting):  # tokens decoded earlier were computed with other frequencies
             references["decoding against one pass"] = _decoded(subject, method, setting, "dense")
         for check, logits in results.items():

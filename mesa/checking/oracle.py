@@ -6,6 +6,7 @@ It reads a plan's regions and the frequencies of the model's own rotary module, 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -58,9 +59,10 @@ def rotated(state: np.ndarray, distance: np.ndarray, positions: Positions) -> np
 
 
 def attended(
-    query: np.ndarray, keys: np.ndarray, values: np.ndarray, seen: list[Pair], scaling: float, at: Positions, head: int
+    states: tuple[np.ndarray, np.ndarray, np.ndarray], seen: Sequence[Pair], scaling: float, at: Positions, head: int
 ) -> np.ndarray:
-    """Output (dim,) of a query (dim,) over keys and values (token, dim), all in float64."""
+    """Output (dim,) of a query head: states are its query (dim,), and keys and values (token, dim), in float64."""
+    query, keys, values = states
     index = [pair.key for pair in seen]
     distance, factor = (np.array(each) for each in ([pair.distance for pair in seen], [pair.factor for pair in seen]))
     turned, chosen = np.repeat(query[None], len(index), 0), keys[index]

@@ -1,4 +1,4 @@
-"""The model by itself and under Origin: finite, turned by its own rotary module, the same through the plug, restored."""
+"""The model by itself and under Origin: finite, turned as its rotary module says, the same through the plug."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from mesa.checking.oracle import rotated
 from mesa.checking.rounding import ALLOWED, shaken
@@ -37,7 +36,8 @@ def states(subject: Subject) -> Row:
                 what = "the logits" if layer == len(stock.states) else f"the states that enter layer {layer}"
                 says = f"{what} are not finite at {setting.where}; run it with --dtype float32"
                 return Row("states are numbers", FAILED, says)
-    return Row("states are numbers", PASSED, f"{len(stock.states)} layers of the stock model, and its logits")
+    layers = subject.model.config.num_hidden_layers
+    return Row("states are numbers", PASSED, f"{layers} layers of the stock model, and its logits")
 
 
 def through_the_plug(subject: Subject) -> Row:
