@@ -109,7 +109,7 @@ class Report:
 
 
 def _gathered(rows: Sequence[Row]) -> list[tuple[Row, int]]:
-    """Rows and how many they stand for: those of one check that passed, or were not run for one reason, by the worst."""
+    """Rows and how many they stand for: of one check, those that passed or were not run for one reason."""
     groups: dict[Any, list[Row]] = {}
     for row in rows:
         reason = row.says if row.difference is None else "blunt"
