@@ -114,4 +114,5 @@ def _asked(step: _Step) -> list[Row]:
         why, result = f"{error or 'no memory'}; use a smaller --pretended, or a device with more memory", NOT_RUN
     except Exception as error:
         why, result = f"{type(error).__name__}: {' '.join(str(error).split())}", FAILED
+        why += "" if isinstance(error, RuntimeError | ValueError) else "; report it with this table"
     return [Row(check, result, why, step.method) for check in step.checks]

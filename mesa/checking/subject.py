@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -38,7 +39,7 @@ class Stock:
     logits: Tensor
     states: tuple[Tensor, ...]
     calls: Calls
-    bare: dict[int, Heard]
+    bare: Mapping[int, Heard]
     positions: dict[int, Positions]
     allowed: float = 0.0
     allowed_states: list[float] = field(default_factory=list)
@@ -82,8 +83,7 @@ class Subject:
         if self.rotary:
             with heard_stock(self.model) as calls:
                 run(self.model, ids)
-        bare = dict(unturned(self.model, calls))
-        stock = Stock(plain.logits, plain.hidden_states, calls, bare, {})
+        stock = Stock(plain.logits, plain.hidden_states, calls, unturned(self.model, calls), {})
         with rounded_once_more(self.model):
             off = run(self.model, ids, output_hidden_states=True)
         stock.allowed = ALLOWED * apart(off.logits, plain.logits)
