@@ -28,11 +28,17 @@ from mesa.methods import (
 from mesa.plan import Plan, distances
 
 if TYPE_CHECKING:
+    from mesa.checking.check import check
     from mesa.engine.bridge import bridge
     from mesa.engine.plug import applied
     from mesa.models import load
 
-_LAZY = {"applied": "mesa.engine.plug", "bridge": "mesa.engine.bridge", "load": "mesa.models"}
+_LAZY = {
+    "applied": "mesa.engine.plug",
+    "bridge": "mesa.engine.bridge",
+    "check": "mesa.checking.check",
+    "load": "mesa.models",
+}
 
 __all__ = [
     "METHODS",
@@ -51,6 +57,7 @@ __all__ = [
     "StreamingLLM",
     "applied",
     "bridge",
+    "check",
     "distances",
     "load",
     "make",

@@ -80,21 +80,35 @@ def trained_length(config: Any) -> int:
 
 def cells() -> tuple[dict[str, dict[str, str]], list[str]]:
     """'yes' or 'no (number)' by family and method, and the reasons by number, from 1."""
-    reasons: list[str] = []
-    found: dict[str, dict[str, str]] = {}
-    for kind in (*ROTARY, *ALIBI, *REFUSED):
-        found[kind] = {}
-        for name, method in registry().items():
-            reason = missing(kind, method)
-            if reason and reason not in reasons:
-                reasons.append(reason)
-            found[kind][name] = f"no ({reasons.index(reason) + 1})" if reason else "yes"
+    return numbered(
+        {
+            kind: {name: missing(kind, method) for name, method in registry().items()}
+            for kind in (*ROTARY, *ALIBI, *REFUSED)
+        }
+    )
+
+
+def numbered(why: dict[str, dict[str, str]]) -> tuple[dict[str, dict[str, str]], list[str]]:
+    """As `cells`, from why each family cannot have each method (empty: it can)."""
+    reasons = list(dict.fromkeys(reason for row in why.values() for reason in row.values() if reason))
+    found = {
+        kind: {name: f"no ({reasons.index(reason) + 1})" if reason else "yes" for name, reason in row.items()}
+        for kind, row in why.items()
+    }
     return found, reasons
 
 
 def table() -> str:
     """Families by methods, in Markdown, with the reason where not."""
-    found, reasons = cells()
+    return _markdown(*cells())
+
+
+def written(why: dict[str, dict[str, str]]) -> str:
+    """As `table`, from why each family cannot have each method."""
+    return _markdown(*numbered(why))
+
+
+def _markdown(found: dict[str, dict[str, str]], reasons: list[str]) -> str:
     names = list(registry())
     lines = [f"| | {' | '.join(f'`{name}`' for name in names)} |", "|---" * (len(names) + 1) + "|"]
     lines += [f"| {kind} | {' | '.join(row.values())} |" for kind, row in found.items()]

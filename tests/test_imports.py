@@ -17,6 +17,7 @@ FLOORS = """
     mesa.checkpoints      <-
     mesa                  <- mesa.plan mesa.weave mesa.methods mesa.checkpoints
     mesa.engine           <- mesa
+    mesa.checking         <- mesa mesa.engine
     probe.request         <- mesa
     probe.tasks           <- mesa
     probe.capture         <- mesa

@@ -2,7 +2,9 @@ import json
 from pathlib import Path
 
 import pytest
+import tiny
 
+from mesa.engine.attention import EXECUTORS
 from mesa_lens.cli import main
 
 
@@ -55,3 +57,19 @@ def test_misuse_is_one_line_and_exit_code_2(arguments, message, capsys):
 def test_the_readme_has_the_support_table(capsys):
     assert main(["methods", "--table"]) == 0
     assert capsys.readouterr().out.strip() in (Path(__file__).parents[2] / "README.md").read_text()
+
+
+def test_check_prints_a_table_and_fails_where_a_row_does(tmp_path, capsys, monkeypatch):
+    model = str(tiny.folder(tmp_path))
+    line = ["check", "--model", model, "--methods", "rerope", "--pretended", "24", "--trained-length", "99"]
+    assert main(line) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"{model}: 10 passed, 0 failed, 0 not run\n")
+    assert "M = 99 is stated" in text
+    monkeypatch.setitem(EXECUTORS, "fused", lambda *given: (given[3].repeat_interleave(2, 1) * 0, None))
+    assert main([*line, "--json"]) == 1
+    record = json.loads(capsys.readouterr().out)
+    failed = {row["check"] for row in record["rows"] if row["result"] == "failed"}
+    assert record["failed"] == len(failed) >= 3
+    assert main([*line, "--methods", "rope"]) == 2
+    assert "unknown method 'rope'" in capsys.readouterr().err

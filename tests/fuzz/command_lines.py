@@ -23,6 +23,7 @@ from mesa_lens.cli import main, parser
 SECONDS = 10
 BASES = {  # what is right, and ends without work
     "probe": "--model {model} --length 400 --texts 0 --samples 0 --out {here}/out --estimate",
+    "check": "--model {model} --methods origin --pretended 24",
     "locate": "--model {model} --lengths 320 --samples 1 --text {text} --out {here}/out --estimate",
     "anatomy": "--model {model} --lengths 160,320 --samples 1 --parts lens --text {text} --out {here}/out --estimate",
     "eval": "--model {model} --task nll --methods origin --lengths 160 --samples 1 --text {text} "
@@ -69,6 +70,7 @@ WRONG = {  # by the option's destination
     "device": ["", "nonsense", "cuda", "cuda:99", "meta", "mps", "-1"],
     "device_map": ["", "nonsense", "cuda"],
     "trained_length": [*WHOLE, "0", "1"],
+    "pretended": [*WHOLE, "0", "23", "4097"],
     "methods": NAMES,
     "set": SETS,
     "executor": ["", "flash", "None"],
@@ -210,10 +212,10 @@ def all_lines(world: dict[str, str], seed: int = 0) -> list[Line]:
         for line in [*_misspelt(head, base, actions, draw), *_mistaken(command, head, base, actions, world)]:
             found[line.words] = line
     for name in (*CONFIGS, *WEIGHTS):
-        for command in ("probe", "locate", "anatomy", "eval", "study"):
+        for command in ("check", "probe", "locate", "anatomy", "eval", "study"):
             words = [world[name] if word == world["model"] else word for word in BASES[command].format(**world).split()]
             if name in WEIGHTS or name == "model-vocabulary-small":
-                words.remove("--estimate")
+                words = [word for word in words if word != "--estimate"]
             line = Line((command, *words), (world[name], Path(world[name]).name, *_changed(name)))
             found[line.words] = line
     lines = list(found.values())

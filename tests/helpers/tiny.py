@@ -3,7 +3,11 @@
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from mesa_lens.training.train import train_tokenizer
 
@@ -34,6 +38,17 @@ def model(seed: int = 0, *, vocabulary: int = 97, key_heads: int = 2, trained: i
             layer.self_attn.q_proj.weight *= 20
             layer.self_attn.k_proj.weight *= 20
     return built
+
+
+def tokenizer(path: Path, first: bool = True) -> PreTrainedTokenizerFast:
+    """One of 97 words, "hello" among them, that lies in a folder; puts <s> before a text, or nothing."""
+    words = ["<s>", "<pad>", "hello", *(f"w{number}" for number in range(94))]
+    inner = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token="<pad>"))
+    inner.pre_tokenizer = Whitespace()
+    if first:
+        inner.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", pad_token="<pad>").save_pretrained(path)
+    return PreTrainedTokenizerFast.from_pretrained(path)
 
 
 def folder(path: Path, trained: int = 160) -> Path:

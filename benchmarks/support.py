@@ -1,0 +1,49 @@
+"""The README's table of families and methods, from `mesa.check` on a tiny random model of every family.
+
+`python benchmarks/support.py` prints it (two minutes); a family is added in tests/mesa/engine/test_families.py.
+"""
+
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers"), str(ROOT / "tests" / "mesa" / "engine")]
+
+import test_families as families  # noqa: E402
+import tiny  # noqa: E402
+
+import mesa  # noqa: E402
+from mesa.checking.rows import FAILED, PASSED, Report  # noqa: E402
+from mesa.methods import registry  # noqa: E402
+from mesa.support import REFUSED, missing, written  # noqa: E402
+
+PRETENDED = 32
+
+
+def checked(family: str, folder: Path, methods: str = "all") -> tuple[str, Report]:
+    """A family's model type, and the report of its tiny model."""
+    model = families.build(family)
+    report = mesa.check(model, tiny.tokenizer(folder), methods=methods, pretended=PRETENDED, name=family)
+    return model.config.model_type, report
+
+
+def cells(reports: Iterable[tuple[str, Report]], refused: Sequence[str] = tuple(REFUSED)) -> dict[str, dict[str, str]]:
+    """By model type and method: why not, or empty where all that was run on models of this type passed."""
+    found: dict[str, dict[str, str]] = {}
+    for kind, report in reports:
+        whole = [row for row in report.rows if not row.method and row.result == FAILED]
+        for name, method in registry().items():
+            rows = [row for row in report.rows if row.method == name]
+            failed = [row for row in (*whole, *rows) if row.result == FAILED]
+            passed = any(row.result == PASSED for row in rows)
+            why = missing(kind, method) or (f"{failed[0].check} failed" if failed else "" if passed else "not run")
+            row = found.setdefault(kind, {})
+            row[name] = row.get(name) or why
+    return found | {kind: {name: missing(kind, method) for name, method in registry().items()} for kind in refused}
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as place:
+        print(written(cells(checked(family, Path(place)) for family in families.FAMILIES)))

@@ -1,0 +1,118 @@
+"""`check`: every row of a model, in the order in which one follows from the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from mesa.checking import around, own
+from mesa.checking.methods import CHECKS, method_rows
+from mesa.checking.rows import FAILED, NOT_RUN, Report, Row
+from mesa.checking.subject import Subject
+from mesa.engine.plug import check_free
+from mesa.methods import Method, ReRoPE
+from mesa.settings import make_methods
+from mesa.support import check_config, missing
+
+PRETENDED = 64
+"""The M that methods are made for while they are checked, in tokens."""
+
+_LEAST, _MOST = 24, 4096
+
+
+def check(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    methods: str = "all",
+    trained_length: int | None = None,
+    pretended: int = PRETENDED,
+    minutes: float | None = None,
+    name: str | None = None,
+) -> Report:
+    """A report on whether the methods are computed rightly on this model: what passed, failed or was not run.
+
+    methods: names, separated by commas, or 'all'. trained_length: M as you state it (None: the config's word).
+    pretended: the M that methods are made for here, so that they act at lengths a machine can do; prompts are a little
+    shorter and three times as long. minutes: nothing is begun after these. The model is left as it was.
+    Raises ValueError for an unsupported model, one in training mode or with a method attached, and bad numbers.
+
+    >>> print(mesa.check(loaded.model, loaded.tokenizer))
+    """
+    check_config(model.config)
+    check_free(model)
+    if model.training:
+        raise ValueError("the model is in training mode; call model.eval() first")
+    if not _LEAST <= pretended <= _MOST:
+        raise ValueError(f"pretended={pretended} is not within {_LEAST} to {_MOST} tokens")
+    subject = Subject(model, tokenizer, pretended)
+    steps = _steps(subject, make_methods(methods, pretended), trained_length)
+    with torch.no_grad():
+        rows = tuple(_rows(steps, minutes))
+    lengths = tuple(setting.length for setting in subject.settings)
+    return Report(name or model.config._name_or_path or type(model).__name__, rows, pretended, lengths)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Rows of these checks, made by `ask`; needed: what follows makes no sense where it raises or says nothing."""
+
+    checks: tuple[str, ...]
+    ask: Callable[[], Iterable[Row]]
+    method: str = ""
+    needed: bool = False
+
+
+def _steps(subject: Subject, methods: dict[str, Method], stated: int | None) -> list[_Step]:
+    """All steps, each after those it needs."""
+    woven = next(
+        (each for each in reversed(methods.values()) if not each.as_trained), ReRoPE(trained_length=subject.pretended)
+    )
+    return [
+        _Step(("dtype and device",), lambda: [around.placed(subject)]),
+        _Step(("trained window",), lambda: [around.window(subject, stated)]),
+        _Step(("first token",), lambda: [around.first_token(subject)]),
+        _Step(("weights are numbers",), lambda: [own.weights(subject)], needed=True),
+        _Step(("states are numbers",), lambda: [own.states(subject)], needed=True),
+        _Step(("stock against origin",), lambda: [own.through_the_plug(subject)], needed=True),
+        _Step(("rotary",), lambda: own.turned(subject)),
+        *(_Step(tuple(CHECKS), partial(_method_rows, subject, method), name) for name, method in methods.items()),
+        _Step((around.HOOKS,), lambda: [around.hooks(subject, woven)]),
+        _Step(("restored",), lambda: [own.restored(subject)]),
+    ]
+
+
+def _method_rows(subject: Subject, method: Method) -> Iterable[Row]:
+    """A method's rows, or why the model's family cannot have it."""
+    why = missing(subject.model.config.model_type, type(method))
+    return [Row(check, NOT_RUN, why, method.name) for check in CHECKS] if why else method_rows(subject, method)
+
+
+def _rows(steps: list[_Step], minutes: float | None) -> Iterator[Row]:
+    """The steps' rows, behind a progress bar once they take two seconds; 'not run' after one that is needed failed."""
+    begun, why = time.monotonic(), ""
+    for step in tqdm(steps, desc="checking", unit="check", delay=2):
+        if not why and minutes is not None and time.monotonic() - begun > 60 * minutes:
+            why = f"{minutes:g} minutes were over; give more --minutes or fewer --methods"
+        rows = [Row(check, NOT_RUN, why, step.method) for check in step.checks] if why else _asked(step)
+        yield from rows
+        if step.needed and any(row.result == FAILED and row.difference is None for row in rows):
+            why = f"{step.checks[0]!r} failed"
+
+
+def _asked(step: _Step) -> list[Row]:
+    """A step's rows; where it raised, a failed one of each check, or not run for want of memory."""
+    try:
+        return list(step.ask())
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        why, result = f"{error or 'no memory'}; use a smaller --pretended, or a device with more memory", NOT_RUN
+    except Exception as error:
+        why, result = f"{type(error).__name__}: {' '.join(str(error).split())}", FAILED
+        why += "" if isinstance(error, RuntimeError | ValueError) else "; report it with this table"
+    return [Row(check, result, why, step.method) for check in step.checks]

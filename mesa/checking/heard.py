@@ -1,0 +1,131 @@
+"""What a model's attention is given and gives, layer by layer, while a pass runs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, Cache
+from transformers.masking_utils import AttentionMaskInterface
+
+from mesa.decoder import layers_of
+from mesa.engine.plug import Attachment
+
+_NAME = "mesa_lens_check"
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A call of an attention function: query, key, value (batch, head, token, dim), and the output, tokens first."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scaling: float
+    window: int | None
+    output: Tensor
+
+
+@dataclass
+class Calls:
+    """The calls of a pass by layer: of attention modules, and of the attention functions in them."""
+
+    modules: dict[int, tuple[Any, tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
+    functions: dict[int, Heard] = field(default_factory=dict)
+
+
+def _kept(calls: Calls, inner: Callable[..., Any]) -> Callable[..., Any]:
+    """The attention function `inner`, whose calls are kept."""
+
+    def attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *args: Any, **kwargs: Any) -> Any:
+        output, weights = inner(module, query, key, value, mask, *args, **kwargs)
+        scaling = args[0] if args else kwargs.get("scaling")
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        calls.functions[module.layer_idx] = Heard(query, key, value, scaling, kwargs.get("sliding_window"), output)
+        return output, weights
+
+    return attention
+
+
+@contextmanager
+def _modules_kept(model: Any, calls: Calls) -> Iterator[None]:
+    """The calls of every rotary attention module are kept, as its decoder layer makes them."""
+
+    def keep(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], layer: int) -> None:
+        calls.modules[layer] = module, args, kwargs
+
+    handles = [
+        module.register_forward_pre_hook(partial(keep, layer=layer), with_kwargs=True, prepend=True)
+        for layer, whole in enumerate(layers_of(model))
+        for module in whole.modules()
+        if module is not whole and "position_embeddings" in inspect.signature(module.forward).parameters
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _called(model: Any, function: Callable[..., Any]) -> Iterator[None]:
+    """The model calls an attention function of ours, with masks as for sdpa."""
+    before = model.config._attn_implementation
+    AttentionInterface.register(_NAME, function)
+    AttentionMaskInterface.register(_NAME, AttentionMaskInterface._global_mapping["sdpa"])
+    try:
+        model.config._attn_implementation = _NAME
+        yield
+    finally:
+        model.config._attn_implementation = before
+        AttentionInterface._global_mapping.pop(_NAME)
+        AttentionMaskInterface._global_mapping.pop(_NAME)
+
+
+@contextmanager
+def heard_stock(model: Any) -> Iterator[Calls]:
+    """The calls of the stock model, whose attention is sdpa meanwhile."""
+    calls = Calls()
+    with _called(model, _kept(calls, AttentionInterface._global_mapping["sdpa"])), _modules_kept(model, calls):
+        yield calls
+
+
+@contextmanager
+def heard_under(attachment: Attachment) -> Iterator[Calls]:
+    """The calls of a model under a method."""
+    calls, own = Calls(), attachment.attention
+    attachment.attention = _kept(calls, own)  # pyright: ignore[reportAttributeAccessIssue]
+    AttentionInterface.register(attachment.name, attachment.attention)
+    try:
+        with _modules_kept(attachment.model, calls):
+            yield calls
+    finally:
+        del attachment.__dict__["attention"]
+        AttentionInterface.register(attachment.name, own)
+
+
+def unturned(model: Any, calls: Calls) -> Mapping[int, Heard]:
+    """The calls' queries, keys and values before rotation: the attention modules are run once more, without it.
+
+    Those of models without rotary embeddings are as they were heard.
+    """
+    if not calls.modules:
+        return calls.functions
+    bare = Calls()
+
+    def nothing(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
+        output = value.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+        return output, None
+
+    with _called(model, _kept(bare, nothing)), torch.no_grad():
+        for module, args, kwargs in calls.modules.values():
+            cos, sin = kwargs["position_embeddings"]
+            given = {name: None if isinstance(value, Cache) else value for name, value in kwargs.items()}
+            module(*args, **{**given, "position_embeddings": (torch.ones_like(cos), torch.zeros_like(sin))})
+    return bare.functions

@@ -1,0 +1,130 @@
+"""What a check found, one row each, and all of them as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+PASSED, FAILED, NOT_RUN, NOTE = "passed", "failed", "not run", "note"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A check's result: `difference` was found where `allowed` is, and a mistake would make about `mistake`.
+
+    result: 'passed', 'failed', 'not run' (never taken for passed) or 'note' (it tells and judges nothing).
+    says: what was compared; where it failed or was not run, why and what to do.
+    """
+
+    check: str
+    result: str
+    says: str
+    method: str = ""
+    difference: float | None = None
+    allowed: float | None = None
+    mistake: float | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """A difference, what rounding in the model's dtype may make of it, and what a mistake would."""
+
+    difference: float
+    allowed: float
+    mistake: float
+    where: str
+
+    @property
+    def share(self) -> float:
+        """The part of what is allowed; infinite for what is no number."""
+        share = self.difference / self.allowed if self.allowed else float(self.difference > 0) * float("inf")
+        return share if share == share else float("inf")
+
+
+def judged(check: str, method: str, found: Sequence[Found], says: str, remedy: str) -> Row:
+    """The row of the worst of what was found."""
+    worst = max(found, key=lambda each: each.share)
+    numbers = {"difference": worst.difference, "allowed": worst.allowed, "mistake": worst.mistake}
+    if worst.share > 1:
+        return Row(check, FAILED, f"{worst.where}: {says}; {remedy}", method, **numbers)
+    sharp = min(found, key=lambda each: each.allowed / each.mistake if each.mistake else float("inf"))
+    if not sharp.allowed <= sharp.mistake:
+        numbers = {"difference": sharp.difference, "allowed": sharp.allowed, "mistake": sharp.mistake}
+        return Row(check, NOT_RUN, f"{sharp.where}: {_blunt(sharp)}", method, **numbers)
+    return Row(check, PASSED, f"{says}, {worst.where}", method, **numbers)
+
+
+def _blunt(found: Found) -> str:
+    """Why a check could not have found a mistake, and what to do."""
+    if found.mistake * 1e3 < found.allowed:
+        return "the method changes nothing here (a sliding window may hide it); use a smaller --pretended"
+    hidden = f"rounding ({found.allowed:.1e}) would hide a mistake ({found.mistake:.1e})"
+    return f"{hidden}; run it with --dtype float32"
+
+
+@dataclass(frozen=True)
+class Report:
+    """All rows of a model, and the lengths that they were made at (tokens)."""
+
+    model: str
+    rows: tuple[Row, ...]
+    pretended: int
+    lengths: tuple[int, ...]
+
+    @property
+    def failed(self) -> tuple[Row, ...]:
+        """The rows that failed."""
+        return tuple(row for row in self.rows if row.result == FAILED)
+
+    @property
+    def cannot(self) -> str:
+        """What it does not show."""
+        tried = " and ".join(str(length) for length in self.lengths)
+        return (
+            "It cannot guarantee that a method helps this model, the quality of what it writes, or lengths other than "
+            f"those tried ({tried} tokens, of random words, with the methods made for M = {self.pretended}); "
+            "`mesa-lens eval` and `mesa-lens probe` measure the first two at yours."
+        )
+
+    def record(self) -> dict[str, Any]:
+        """All of it, ready for JSON."""
+        counts = {kind: sum(row.result == kind for row in self.rows) for kind in (PASSED, FAILED, NOT_RUN)}
+        return {
+            "model": self.model,
+            "pretended_trained_length": self.pretended,
+            "lengths": list(self.lengths),
+            **{kind.replace(" ", "_"): count for kind, count in counts.items()},
+            "rows": [asdict(row) for row in self.rows],
+            "cannot_guarantee": self.cannot,
+        }
+
+    def __str__(self) -> str:
+        """The table: passed rows of several methods as one, with the largest share of what is allowed."""
+        lines = [f"{'check':30s} {'result':8s} {'largest':>8s} {'allowed':>8s}  what"]
+        lines += [_line(row, count) for row, count in _gathered(self.rows)]
+        record = self.record()
+        counted = f"{record['passed']} passed, {record['failed']} failed, {record['not_run']} not run"
+        return "\n".join([f"{self.model}: {counted}", "", *lines, "", self.cannot])
+
+
+def _gathered(rows: Sequence[Row]) -> list[tuple[Row, int]]:
+    """Rows and how many they stand for: of one check, those that passed or were not run for one reason."""
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        reason = row.says if row.difference is None else "blunt"
+        alike = {PASSED: "", NOT_RUN: reason}.get(row.result, row)
+        groups.setdefault((row.check, row.result, alike), []).append(row)
+    return [(max(group, key=_share), len(group)) for group in groups.values()]
+
+
+def _share(row: Row) -> float:
+    return (row.difference or 0.0) / (row.allowed or 1.0)
+
+
+def _line(row: Row, count: int) -> str:
+    numbers = [f"{value:8.1e}" if value is not None else " " * 8 for value in (row.difference, row.allowed)]
+    who = row.method and f"{row.method}: "
+    if count > 1:
+        who = f"{count} methods, {row.method} the farthest: " if row.difference is not None else f"{count} methods: "
+    return f"{row.check:30s} {row.result:8s} {' '.join(numbers)}  {who}{row.says}"

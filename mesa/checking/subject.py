@@ -1,0 +1,130 @@
+"""The model that is checked, with what its stock form computes, at the lengths of the check."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mesa.checking.heard import Calls, Heard, heard_stock, unturned
+from mesa.checking.oracle import Positions
+from mesa.checking.rounding import ALLOWED, rounded_once_more
+from mesa.engine.plug import Attachment
+from mesa.support import ROTARY
+
+STEPS = 6
+"""Tokens that are decoded one by one."""
+
+
+class Setting(NamedTuple):
+    """A prompt of `prompt` tokens, and `length` with those decoded after it."""
+
+    prompt: int
+    length: int
+
+    @property
+    def where(self) -> str:
+        """In words."""
+        return f"{self.length} tokens"
+
+
+@dataclass
+class Stock:
+    """What the stock model computes of a setting's tokens; by layer, how its queries and keys were turned."""
+
+    logits: Tensor
+    states: tuple[Tensor, ...]
+    calls: Calls
+    bare: Mapping[int, Heard]
+    positions: dict[int, Positions]
+    allowed: float = 0.0
+    allowed_states: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Subject:
+    """A model, its tokenizer, and the M that methods are made for: one at which a short pass reaches beyond it."""
+
+    model: Any
+    tokenizer: Any
+    pretended: int
+    stock: dict[Setting, Stock] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> tuple[Setting, Setting]:
+        """A prompt short of M that is decoded across it, and one beyond it."""
+        half, beyond = STEPS // 2, 3 * self.pretended
+        return Setting(self.pretended - half, self.pretended + half), Setting(beyond - STEPS, beyond)
+
+    def ids(self, length: int, row: int = 0) -> Tensor:
+        """Random tokens (1, length) of the vocabulary, the same ones at every length."""
+        draw = torch.Generator().manual_seed(row)
+        most = min(self.model.config.vocab_size, getattr(self.tokenizer, "vocab_size", 0) or 2**31)
+        return torch.randint(0, most, (1, length), generator=draw).to(self.model.device)
+
+    @property
+    def rotary(self) -> bool:
+        """Whether the model has rotary embeddings."""
+        return self.model.config.model_type in ROTARY
+
+    def hear(self, setting: Setting) -> Stock:
+        """Runs the stock model on a setting's tokens, and once more with its rounding disturbed."""
+        ids = self.ids(setting.length)
+        try:
+            plain = run(self.model, ids, output_hidden_states=True)
+        except (RuntimeError, IndexError) as error:
+            why = f"the stock model itself cannot read {setting.where} ({error}); use a smaller --pretended"
+            raise RuntimeError(why) from error
+        calls = Calls()
+        if self.rotary:
+            with heard_stock(self.model) as calls:
+                run(self.model, ids)
+        stock = Stock(plain.logits, plain.hidden_states, calls, unturned(self.model, calls), {})
+        with rounded_once_more(self.model):
+            off = run(self.model, ids, output_hidden_states=True)
+        stock.allowed = ALLOWED * apart(off.logits, plain.logits)
+        stock.allowed_states = [
+            ALLOWED * apart(*each) for each in zip(off.hidden_states, plain.hidden_states, strict=True)
+        ]
+        for layer, (_, _, kwargs) in calls.modules.items():
+            stock.positions[layer] = _positions(self.model.get_decoder(), *kwargs["position_embeddings"])
+        self.stock[setting] = stock
+        return stock
+
+    def positions(self, setting: Setting, attachment: Attachment, layer: int) -> Positions:
+        """How positions enter a layer."""
+        if attachment.slopes is not None:
+            return Positions(slopes=attachment.slopes.double().numpy())
+        return self.stock[setting].positions[layer]
+
+
+@torch.no_grad()
+def run(model: Any, ids: Tensor, **kwargs: Any) -> Any:
+    """The model's output for token ids; without a cache unless one is given."""
+    return model(ids, use_cache="past_key_values" in kwargs, **kwargs)
+
+
+def apart(ours: Tensor, theirs: Tensor) -> float:
+    """The largest absolute difference; NaN where either holds one."""
+    return float((ours.float() - theirs.float()).abs().max())
+
+
+def array(states: Tensor) -> np.ndarray:
+    """The states in float64."""
+    return states.detach().double().cpu().numpy()
+
+
+def _positions(decoder: Any, cos: Tensor, sin: Tensor) -> Positions:
+    """The frequencies, among those that the decoder's rotary modules hold, that a layer's cos and sin were made of."""
+    scaled, half = float(cos[0, 0].float().mean()), cos.shape[-1] // 2
+    known = [each.double().cpu() for name, each in decoder.named_buffers() if name.endswith("inv_freq")]
+    fitting = [each for each in known if each.shape == (half,)]
+    if not fitting:
+        raise ValueError(f"no rotary module of the decoder has the {half} frequencies that its layers are given")
+    given = [each[0, 1, :half].double().cpu() / scaled for each in (cos, sin)]
+    off = [float((each.cos() - given[0]).abs().max() + (each.sin() - given[1]).abs().max()) for each in fitting]
+    return Positions(fitting[int(np.argmin(off))].numpy(), scaled)

@@ -1,0 +1,230 @@
+"""`mesa.check` passes where all is right, and names what was planted where not."""
+
+import sys
+from pathlib import Path
+
+import cases
+import pytest
+import tiny
+import torch
+from transformers.models.llama.modeling_llama import LlamaAttention
+
+import mesa
+from mesa.checking.methods import CHECKS
+from mesa.engine import attention, plug
+from mesa.engine.rope import Rotation
+from mesa.support import table
+
+ROOT = Path(__file__).parents[3]
+sys.path.append(str(ROOT / "benchmarks"))
+import support  # noqa: E402
+
+FAMILIES = list(support.families.FAMILIES)
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return tiny.tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def checked(model, tokenizer, methods="rerope", **changes):
+    return mesa.check(model, tokenizer, methods=methods, pretended=32, **changes)
+
+
+def rows(report, result):
+    return {(row.check, row.method): row.says for row in report.rows if row.result == result}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_passes(family, tmp_path):
+    """With a method of each kind; the slow test below has them all."""
+    kind, report = support.checked(family, tmp_path, "origin,rerope,mesa")
+    assert not report.failed
+    said = rows(report, "not run")
+    assert set(said) <= {("rotary", "")} if kind in ("mpt", "bloom") else not said
+    assert len(rows(report, "passed")) + len(said) == 6 + 3 * len(CHECKS)
+    assert f"\n| {kind} | " in README
+
+
+@pytest.mark.slow
+def test_the_readmes_table_is_made_of_checks(tmp_path):
+    made = support.cells(support.checked(family, tmp_path) for family in FAMILIES)
+    assert support.written(made) == table()
+    assert table() in README
+
+
+def test_the_table_names_what_failed(tokenizer):
+    model = tiny.model()
+    with torch.no_grad():
+        model.model.layers[1].self_attn.k_proj.weight[0, 0] = float("nan")
+    why = support.cells([("llama", checked(model, tokenizer))])["llama"]
+    assert why["rerope"] == "weights are numbers failed"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_passes_and_finds_mistakes(dtype, tokenizer):
+    report = checked(support.families.build("gpt_neox").to(dtype), tokenizer)
+    assert not report.failed
+    assert not rows(report, "not run")
+    assert f"{dtype}".removeprefix("torch.") in report.rows[0].says
+
+
+def test_the_model_is_left_as_it_was(tokenizer):
+    model, seen = tiny.model(), []
+    own = model.lm_head.register_forward_hook(lambda *_: seen.append(1))
+    before = {name: type(module) for name, module in model.named_modules()}, model.config.to_dict()
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    report = checked(model, tokenizer)
+    assert ({name: type(module) for name, module in model.named_modules()}, model.config.to_dict()) == before
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    own.remove()
+    seen.clear()
+    model(torch.zeros(1, 3, dtype=torch.long))
+    assert not seen
+    assert [row.difference for row in report.rows if row.check == "restored"] == [0.0]
+
+
+def test_weights_that_are_no_numbers_are_named_and_nothing_is_passed_after_them(tokenizer):
+    model = tiny.model()
+    with torch.no_grad():
+        model.model.layers[1].self_attn.k_proj.weight[0, 0] = float("nan")
+    report = checked(model, tokenizer)
+    ((_, says),) = rows(report, "failed").items()
+    assert says.startswith("1 of 512 numbers of model.layers.1.self_attn.k_proj.weight are not finite")
+    assert not rows(report, "passed")
+    assert set(rows(report, "not run").values()) == {"'weights are numbers' failed"}
+
+
+class Bypassing(LlamaAttention):
+    """Attention of its own, as remote code has it."""
+
+    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, **kwargs):
+        return self.o_proj(self.q_proj(hidden_states)), None
+
+
+def test_attention_that_bypasses_transformers_is_found(tokenizer):
+    model = tiny.model()
+    model.model.layers[1].self_attn = Bypassing(model.config, 1)
+    report = checked(model.eval(), tokenizer)
+    failed = rows(report, "failed")
+    assert set(failed) == {("stock against origin", "")}
+    assert "origin is attached, but layer 1 does not run it" in failed["stock against origin", ""]
+    assert ("fused against pairs", "rerope") in rows(report, "not run")
+
+
+def test_a_layer_that_turns_otherwise_than_its_rotary_module_is_found(tokenizer):
+    def twice(module, args, kwargs):
+        cos, sin = kwargs["position_embeddings"]
+        return args, {**kwargs, "position_embeddings": (cos * cos - sin * sin, 2 * sin * cos)}
+
+    model = tiny.model()
+    model.model.layers[1].self_attn.register_forward_pre_hook(twice, with_kwargs=True)
+    failed = rows(checked(model, tokenizer), "failed")
+    assert "in layer 1" in failed["rotary", ""]
+    assert "other positions" in failed["rotary", ""]
+
+
+def test_a_shifted_query_in_one_layer_is_found(tokenizer):
+    """Queries and keys of one layer are rotated one position too far."""
+
+    class Shifted(LlamaAttention):
+        def forward(self, hidden_states, position_embeddings, attention_mask=None, **kwargs):
+            cos, sin = (torch.cat([each[:, 1:], each[:, -1:]], 1) for each in position_embeddings)
+            return super().forward(hidden_states, (cos, sin), attention_mask, **kwargs)
+
+    model = tiny.model()
+    shifted = Shifted(model.config, 2)
+    shifted.load_state_dict(model.model.layers[2].self_attn.state_dict())
+    model.model.layers[2].self_attn = shifted.eval()
+    assert "in layer 2" in rows(checked(model.eval(), tokenizer), "failed")["rotary", ""]
+
+
+def test_an_executor_that_is_wrong_is_found(tokenizer, monkeypatch):
+    """One that loses the farthest key's weight, by each of the checks that should see it."""
+
+    def wrong(schedule, query, key, value, scale):
+        value = torch.cat([value[:, :, :1] * 0.9, value[:, :, 1:]], 2)
+        return attention.fused(schedule, query, key, value, scale)
+
+    monkeypatch.setitem(plug.EXECUTORS, "fused", wrong)
+    failed = rows(checked(tiny.model(), tokenizer), "failed")
+    found = {check for check, _ in failed}
+    assert {"stock against origin", "fused against dense", "fused against pairs"} <= found
+    assert all("report it with this table" in says for says in failed.values())
+
+
+def test_distances_a_tenth_too_large_are_found_by_pairs_alone(tokenizer, monkeypatch):
+    """Both executors are wrong alike, in what ReRoPE turns on from its cached position."""
+    turn = Rotation.__call__
+    monkeypatch.setattr(Rotation, "__call__", lambda self, states, by, plan: turn(self, states, by * 1.1, plan))
+    failed = rows(checked(tiny.model(), tokenizer), "failed")
+    assert {check for check, _ in failed} == {"fused against pairs"}
+
+
+def test_a_cache_that_forgets_is_found_by_decoding(tokenizer, monkeypatch):
+    laid_out = plug.Attachment._laid_out
+
+    def late(self, pads, past, new, prompt_length):
+        return laid_out(self, pads, past, new, 2 * prompt_length if past else prompt_length)
+
+    monkeypatch.setattr(plug.Attachment, "_laid_out", late)
+    failed = rows(checked(tiny.model(), tokenizer, "mesa"), "failed")
+    assert {check for check, _ in failed} == {"decoding against one pass"}
+
+
+@pytest.mark.parametrize(("first", "says"), [(True, "'<s>' (0) (bos)"), (False, "nothing: a prompt of one repeated")])
+def test_what_the_tokenizer_puts_first(first, says, tmp_path):
+    report = checked(tiny.model(), tiny.tokenizer(tmp_path, first))
+    (found,) = (row for row in report.rows if row.check == "first token")
+    assert found.result == "note"
+    assert found.says.startswith(says)
+
+
+def test_a_tokenizer_of_another_model_fails(tokenizer):
+    report = checked(tiny.model(vocabulary=50), tokenizer)
+    assert "gives 97 tokens and the model knows 50" in rows(report, "failed")["first token", ""]
+
+
+def test_what_cannot_be_told_is_not_passed(tokenizer):
+    """Without values attention does nothing; a model's type may not take a method; minutes end."""
+    model = tiny.model()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.v_proj.weight.zero_()
+    assert "changes nothing here" in rows(checked(model, tokenizer), "not run")["fused against dense", "rerope"]
+    report = checked(support.families.build("mpt"), tokenizer, "dynamic-ntk")
+    assert rows(report, "not run")["decoding against one pass", "dynamic-ntk"].endswith("ALiBi has none")
+    report = checked(tiny.model(), tokenizer, minutes=1e-9)
+    assert not rows(report, "passed")
+    assert "minutes were over" in rows(report, "not run")["restored", ""]
+
+
+def test_a_long_sequence_that_the_stock_model_cannot_read_says_what_to_do(tokenizer):
+    report = mesa.check(support.families.build("mpt"), tokenizer, methods="rerope", pretended=64)  # its mask has 128
+    said = rows(report, "failed")["states are numbers", ""]
+    assert "the stock model itself cannot read 192 tokens" in said
+    assert "use a smaller --pretended" in said
+
+
+def test_misuse_is_refused(tokenizer):
+    with pytest.raises(ValueError, match=r"in training mode; call model.eval"):
+        checked(tiny.model().train(), tokenizer)
+    with pytest.raises(ValueError, match="pretended=7 is not within 24 to 4096"):
+        mesa.check(tiny.model(), tokenizer, pretended=7)
+    model = tiny.model()
+    with mesa.applied(model, cases.method("rerope")), pytest.raises(ValueError, match="already attached to this model"):
+        checked(model, tokenizer)
+
+
+def test_the_table_and_the_record_say_the_same(tokenizer):
+    report = checked(tiny.model(), tokenizer, "origin,rerope,stair")
+    record, text = report.record(), str(report)
+    assert (record["passed"], record["failed"], record["not_run"]) == (6 + 3 * len(CHECKS), 0, 0)
+    assert text.startswith(f"LlamaForCausalLM: {record['passed']} passed, 0 failed, 0 not run")
+    for check in CHECKS:
+        worst = max((row for row in report.rows if row.check == check), key=lambda row: row.difference / row.allowed)
+        (line,) = (line for line in text.splitlines() if line.startswith(check))
+        assert f"{worst.difference:8.1e} {worst.allowed:8.1e}  3 methods, {worst.method} the farthest" in line
+    assert "cannot guarantee that a method helps" in text.splitlines()[-1]
+    assert record["lengths"] == [35, 96]
