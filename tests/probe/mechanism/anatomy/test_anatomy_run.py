@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tiny
 
+from mesa.fingerprints import identity
 from mesa.models import tokenizer_of
 from mesa_lens.cli import main
 from probe.mechanism.anatomy import moments
@@ -126,6 +127,21 @@ def test_a_folder_of_moments_alone_is_something_to_go_on_from(folder, tmp_path):
     assert not list((tmp_path / "anatomy").glob("moments-*"))
     assert not (tmp_path / "anatomy" / "vectors.csv").exists()
     assert summary_of(tmp_path)["vectors"] is None
+
+
+def test_other_versions_go_on_by_force_and_are_told(folder, tmp_path, capsys, monkeypatch):
+    """As journals do: cells and moments of a folder are of one run."""
+    some = ("--parts", "vectors", "--methods", "origin", "--texts", "4")
+    assert looked(folder, tmp_path, *some, "--minutes", "0.00001") == 0
+    monkeypatch.setattr(
+        "probe.mechanism.anatomy.request.identity", lambda *known: identity(*known) | {"versions": "torch 99"}
+    )
+    assert looked(folder, tmp_path, *some) == 2
+    assert "another versions; use --overwrite or another --out; --force goes on" in capsys.readouterr().err
+    assert looked(folder, tmp_path, *some, "--force") == 0
+    assert summary_of(tmp_path)["forced"] == [{"versions": "torch 99"}]
+    assert looked(folder, tmp_path, *some) == 0  # now of these versions
+    assert summary_of(tmp_path)["forced"] == [{"versions": "torch 99"}]
 
 
 @pytest.mark.parametrize(
