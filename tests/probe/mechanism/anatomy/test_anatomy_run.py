@@ -209,6 +209,15 @@ def test_unless_told_there_are_256_texts_or_what_the_text_has_room_for(weightles
     assert texts(text=str(weightless / "text.txt")) == 2 * ((length // 2 - LENGTH + 1) // (M // 8) + 1)
 
 
+def test_answers_are_asked_for_within_the_length(weightless):
+    """A prompt of M tokens would have all but the first of them asked for beyond M."""
+    made = plan(AnatomyRequest(model=str(weightless), parts=("retrieval",), lengths=(M, LENGTH)))
+    for length, prompts in made.passkeys.items():
+        last = [len(prompt.ids) + len(prompt.answer_ids) - 2 for prompt in prompts]
+        assert max(last) == length - 1
+        assert min(len(prompt.answer_ids) for prompt in prompts) > 1
+
+
 def test_a_head_dies_and_is_revived_where_its_score_says_so():
     scores = {  # inside, beyond under origin, beyond under rerope
         0: ([0.9, 0.8, 1.0], [0.1, 0.0, 0.2], [0.8, 0.7, 0.9]),
