@@ -171,6 +171,16 @@ def test_one_part_keeps_what_others_found(folder, whole, capsys):
     assert f"Positions: {TEXTS} texts" in said
 
 
+def test_vectors_of_other_settings_are_not_taken_over(folder, tmp_path):
+    """Their moments, large files, were removed."""
+    some = ("--methods", "origin", "--samples", "1")
+    assert looked(folder, tmp_path, *some, "--parts", "vectors", "--texts", "4") == 0
+    for old in (tmp_path / "anatomy").glob("moments-*"):
+        old.unlink()
+    assert looked(folder, tmp_path, *some, "--parts", "retrieval", "--seed", "1") == 0
+    assert summary_of(tmp_path)["vectors"] is None
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
