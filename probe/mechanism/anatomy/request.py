@@ -171,12 +171,13 @@ def _parts(request: AnatomyRequest, config: Any) -> list[str]:
 
 def _passkeys(tokenizer: Any, length: int, setting: Setting) -> Sequence[Prompt]:
     """Prompts that end early enough for the answer's tokens to be asked for within `length`: at M, all inside M."""
-    room, needed = -1, 0
-    while needed > room:
-        room = needed
+    room = 0
+    while True:
         prompts = PASSKEY.prepare(tokenizer, length - room, setting, setting.samples)
         needed = max(len(prompt.answer_ids) for prompt in prompts) - 1
-    return prompts
+        if needed <= room:
+            return prompts
+        room = needed
 
 
 def _sliding(
