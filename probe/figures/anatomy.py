@@ -29,7 +29,11 @@ class Statistic:
 
 STATISTICS = {
     "retrieval": Statistic(
-        "retrieval", "best", "Retrieval score: how often a head looks at the passkey's token", "score", whole=True
+        "retrieval",
+        "best",
+        "Retrieval score: how often a head looks at the passkey's token, or at the one after if more",
+        "score",
+        whole=True,
     ),
     "unmet": Statistic(
         "frequencies",

@@ -25,7 +25,7 @@ def cosine_chart(found: Anatomy, layer: int, methods: Sequence[str]) -> Chart | 
         return None
     position, trained = own["position"].values, found.summary["trained_length"]
     smoothing = max(1, int((position < trained).sum()) // 16)
-    means = own["cosine"].rolling(position=smoothing, min_periods=1, center=True).mean()
+    means = _smoothed(own["cosine"].where(own["position"] > 0), trained, smoothing)
     lines = tuple(
         Line(_named(found, name, layer), position.astype(float), means.sel({"method": name}).values, *style(name))
         for name in own["method"].values.tolist()
@@ -93,6 +93,13 @@ def _own(found: Anatomy, methods: Sequence[str], layer: int | None = None) -> xr
         return None
     own = found.vectors.sel({"method": names})
     return own if layer is None else own.sel(layer=layer)
+
+
+def _smoothed(values: xr.DataArray, trained: int, width: int) -> xr.DataArray:
+    """Running means, inside and beyond M each by itself, so that a break at M stands there."""
+    inside = values["position"] < trained
+    parts = (values.isel(position=side.values) for side in (inside, ~inside))
+    return xr.concat([part.rolling(position=width, min_periods=1, center=True).mean() for part in parts], "position")
 
 
 def _named(found: Anatomy, method: str, layer: int) -> str:

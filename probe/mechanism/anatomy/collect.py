@@ -36,7 +36,7 @@ def collect(
     stored means. known: moments to be continued, in place, as if these prompts had come after theirs; `moments.save`
     them every few prompts, and go on from the file after an error. `report` is called after every prompt.
     Raises ValueError for prompts that differ in length, for two hooks and for moments of something else, MemoryError
-    before any pass, and what `run_hooked` raises.
+    before any pass, RuntimeError for states that are not finite, and what `run_hooked` raises.
     """
     model: Any = bridge.original_model
     config = model.config
@@ -63,8 +63,12 @@ def _hooked(known: xr.Dataset, kept: Kept, hook: str) -> list[Hooked]:
     places = np.ix_(kept.positions, kept.dims)
 
     def add(tensor: Tensor, hook: Any, *, row: int) -> None:
-        flat = tensor[0].flatten(1).float().cpu().numpy()
-        moments.add(known, row, flat[places].astype(np.float64))
+        states = tensor[0].flatten(1).float().cpu().numpy()[places].astype(np.float64)
+        if not np.isfinite(states).all():
+            raise RuntimeError(
+                f"the states of layer {kept.layers[row]} are not finite; run the model with --dtype float32"
+            )
+        moments.add(known, row, states)
 
     return [(HOOKS[hook].format(layer=layer), partial(add, row=row)) for row, layer in enumerate(kept.layers)]
 

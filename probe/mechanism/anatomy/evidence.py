@@ -43,15 +43,15 @@ def reliability(moments: xr.Dataset) -> xr.Dataset:
     `halves` (layer, position): cosine of their m. `whole` (layer, band): what the agreement over a band says of both
     halves together, 2r / (1 + r), 1 without noise, 0 for noise alone. `texts` (layer, band): how many it would take
     for 0.9 if noise falls with their root; infinite where the halves do not agree. Noise of prompts that slide
-    (sliding.py) falls faster. u is each half's own over all positions but the first.
+    (sliding.py) falls faster. u is each half's own inside M, so that a break at M does not pass for agreement inside.
     """
     trained_length, position = moments.attrs["trained_length"], moments["position"].values
     halves = moments["half_mean"]
-    bands = _bands(moments)
+    bands, within = _bands(moments), band(position, trained_length, "inside")
     cosines, wholes = np.empty(halves.shape[1:3]), np.empty((halves.sizes["layer"], len(bands)))
     for row in range(halves.sizes["layer"]):
         both = halves.isel(layer=row).values.astype(np.float64)
-        first, second = both - both[:, position >= 1].mean(1, keepdims=True)
+        first, second = both - both[:, within if within.any() else position >= 1].mean(1, keepdims=True)
         product, norms = (first * second).sum(-1), np.stack([(each**2).sum(-1) for each in (first, second)])
         cosines[row] = product / np.maximum(np.sqrt(norms.prod(0)), np.finfo(float).tiny)
         for at, name in enumerate(bands):

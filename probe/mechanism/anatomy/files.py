@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mesa.fingerprints import IDENTITY
 from mesa.methods import Method
 from probe.evaluation.journal import Journal
 
@@ -51,14 +53,21 @@ def open_journal(made: AnatomyPlan, out: Path, *, overwrite: bool = False) -> Jo
 def _check_moments(made: AnatomyPlan, path: Path) -> None:
     with np.load(path) as file:
         attrs = json.loads(str(file["attrs"]))
-    own, wanted = attrs["settings"], json.loads(json.dumps(made.settings))
-    differing = sorted(key for key in {*own, *wanted} if own.get(key) != wanted.get(key))
-    if differing:
+    differing = changed(attrs["settings"], made)
+    refused = [key for key in differing if not (made.request.force and key in IDENTITY)]
+    if refused:
         raise FileExistsError(
-            f"{path} holds a run with another {', '.join(differing)}; use --overwrite or another --out"
+            f"{path} holds a run with another {', '.join(refused)}; use --overwrite or another --out"
+            f"{'; --force goes on and records it' if {*refused} <= {*IDENTITY} else ''}"
         )
     config = json.loads(attrs["method"])
     _check_method(made, config["name"], config, path)
+
+
+def changed(stored: Mapping[str, Any], made: AnatomyPlan) -> dict[str, Any]:
+    """The plan's settings that are others than those stored with moments."""
+    wanted = json.loads(json.dumps(made.settings))
+    return {key: wanted.get(key) for key in sorted({*stored, *wanted}) if stored.get(key) != wanted.get(key)}
 
 
 def _check_method(made: AnatomyPlan, name: str, config: Any, path: Path) -> None:
@@ -72,3 +81,11 @@ def texts_in(path: Path) -> int:
         return 0
     with np.load(path) as file:
         return int(file["count"].sum())
+
+
+def forced_in(path: Path) -> list[dict[str, Any]]:
+    """What was changed by --force while stored moments were gathered; nothing where there are none."""
+    if not path.exists():
+        return []
+    with np.load(path) as file:
+        return json.loads(str(file["attrs"])).get("forced", [])

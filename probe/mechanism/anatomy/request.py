@@ -34,6 +34,7 @@ Cell = tuple[str, str, int, int]
 LEAST_TEXTS = 4
 """Two a half: fewer say nothing of variance."""
 _TEXTS = 256
+_PASSKEYS = 2  # version of what retrieval reads; 1 had answers beyond the length
 _WHOLE_BYTES = 2**30
 """Means above this are stored in float32."""
 
@@ -116,6 +117,7 @@ class AnatomyPlan:
             "trained_length": self.trained_length,
             "longest": self.lengths[-1],
             "prompts": PROMPTS,
+            "passkeys": _PASSKEYS,
             **identity(self.request.model, self.config),
             "documents": self.documents,
         }
@@ -142,7 +144,7 @@ def plan(request: AnatomyRequest) -> AnatomyPlan:
         if {"heads", "frequencies", "lens"} & {*parts}:
             texts[length] = TAIL.prepare(tokenizer, length, setting, request.samples)
         if "retrieval" in parts:
-            passkeys[length] = PASSKEY.prepare(tokenizer, length, setting, request.samples)
+            passkeys[length] = _passkeys(tokenizer, length, setting)
     if "vectors" in parts:
         sliding = _sliding(request, tokenizer, documents, lengths[-1], trained)
     made = ids_fingerprint(documents)
@@ -165,6 +167,17 @@ def _parts(request: AnatomyRequest, config: Any) -> list[str]:
         raise ValueError(f"--parts {problem}")
     sys.stderr.write(f"left out: {problem}\n")
     return [part for part in PARTS if part in asked and part != "frequencies"]
+
+
+def _passkeys(tokenizer: Any, length: int, setting: Setting) -> Sequence[Prompt]:
+    """Prompts that end early enough for the answer's tokens to be asked for within `length`: at M, all inside M."""
+    room = 0
+    while True:
+        prompts = PASSKEY.prepare(tokenizer, length - room, setting, setting.samples)
+        needed = max(len(prompt.answer_ids) for prompt in prompts) - 1
+        if needed <= room:
+            return prompts
+        room = needed
 
 
 def _sliding(

@@ -31,9 +31,13 @@ def write(made: AnatomyPlan, journal: Journal, out: Path) -> tuple[dict[str, Any
     summary = summarize(made, journal)
     summary["vectors"], arrays = _vectors(made, out)
     summary["texts_left"] = _texts_left(made, out)
+    forced = _forced(made, journal, out)
+    if forced:
+        summary["forced"] = forced
     folder = out / files.FOLDER
-    if "vectors" not in made.parts and (folder / files.SUMMARY).exists():  # of an earlier run with these settings
-        summary["vectors"] = json.loads((folder / files.SUMMARY).read_text(encoding="utf-8")).get("vectors")
+    if "vectors" not in made.parts and (folder / files.SUMMARY).exists():
+        earlier = json.loads((folder / files.SUMMARY).read_text(encoding="utf-8"))
+        summary["vectors"] = earlier.get("vectors") if _is_of(earlier, summary) else None
     if arrays:
         np.savez_compressed(folder / files.VECTORS, allow_pickle=False, **arrays)
     if journal.rows or arrays:
@@ -151,6 +155,19 @@ def _vectors(made: AnatomyPlan, out: Path) -> tuple[dict[str, Any] | None, dict[
     begins = {name: restarts(made.methods[name].plan(length)) for name in paths}
     found, arrays = read(paths, made.stride, made.trained_length, begins)
     return {"length": length, **found}, {**arrays, "trained_length": np.array(made.trained_length)}
+
+
+def _is_of(earlier: dict[str, Any], summary: dict[str, Any]) -> bool:
+    """Whether an earlier summary is of the same settings: moments, which tell them all, may have been removed."""
+    names = ("model", "trained_length", "seed", "executor", "layers")
+    return earlier["lengths"][-1] == summary["lengths"][-1] and all(earlier[name] == summary[name] for name in names)
+
+
+def _forced(made: AnatomyPlan, journal: Journal, out: Path) -> list[dict[str, Any]]:
+    """What --force let change in what the summary is made of, each change once."""
+    moved = [files.forced_in(files.moments_path(out, name, made.lengths[-1])) for name in made.methods]
+    every = [*journal.forced, *(each for changes in moved for each in changes)]
+    return [each for at, each in enumerate(every) if each not in every[:at]]
 
 
 def _texts_left(made: AnatomyPlan, out: Path) -> int:

@@ -34,7 +34,8 @@ def retrieval_scores(
     Tokens are decoded one by one with a cache, as the method gives them. What is emitted is the right answer whatever
     the model says (teacher-forced); with `greedy` it is the model's own most likely token, so that a model that answers
     wrongly has low scores for that alone. A head's score is the mean over prompts.
-    Raises ValueError for a prompt whose answer does not stand after `key_position`.
+    Raises ValueError for a prompt whose answer does not stand after `key_position`, RuntimeError for logits that are
+    not finite.
     """
     if not prompts:
         raise ValueError("prompts is empty; give at least one retrieval prompt")
@@ -85,6 +86,8 @@ def _score(model: PreTrainedModel, prompt: Prompt, method: Method, greedy: bool,
             top[:] = -1
             ids = torch.tensor([tokens[cache.get_seq_length() :]], device=model.device)
             logits = model(ids, past_key_values=cache, logits_to_keep=1).logits[0, -1]
+            if logits.isnan().any():
+                raise RuntimeError(f"{method.name}: logits are not finite; run the model with --dtype float32")
             if (top < 0).any():
                 raise RuntimeError(f"{method.name}: not every head of every layer was seen")
             emitted = int(logits.argmax()) if greedy else right

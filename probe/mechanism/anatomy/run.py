@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,13 +78,21 @@ def _gather(bridge: TransformerBridge, made: AnatomyPlan, name: str, out: Path, 
             known=known,
             executor=made.request.executor,
         )
-        known.attrs["settings"] = made.settings
+        _record(known, made)
         path.parent.mkdir(parents=True, exist_ok=True)
         moments.save(known, path)
         bar.update(len(ids))
         if is_over(until):
             return True
     return False
+
+
+def _record(known: xr.Dataset, made: AnatomyPlan) -> None:
+    """Has moments tell of the plan's settings, and under `forced` of what was changed on the way."""
+    changed = files.changed(known.attrs.get("settings", made.settings), made)
+    if changed:
+        known.attrs["forced"] = [*known.attrs.get("forced", []), changed]
+    known.attrs["settings"] = json.loads(json.dumps(made.settings))
 
 
 def _row(bridge: TransformerBridge, made: AnatomyPlan, cell: Cell) -> dict[str, Any]:

@@ -56,10 +56,11 @@ def _mean(row: Mapping[str, Any] | None, name: str, form: str) -> str:
 
 def _retrieval(summary: Mapping[str, Any]) -> Iterator[str]:
     """Which heads stop retrieving, and which methods revive them."""
-    reference, verdicts = summary["reference"], summary["retrieval_heads"]
-    beyond = [length for length in summary["lengths"] if length > summary["trained_length"]]
-    if summary["retrieval"] and beyond and not verdicts:
-        yield f"No head retrieves the passkey inside M under {reference}, or no length up to M was asked for."
+    reference, verdicts, trained = summary["reference"], summary["retrieval_heads"], summary["trained_length"]
+    measured = {row["length"] for row in summary["retrieval"] if row["method"] == reference}
+    if not verdicts and any(length > trained for length in measured):
+        told = f"No head retrieves the passkey inside M under {reference}."
+        yield told if min(measured) <= trained else "Retrieval: no length up to M was asked for."
     for length in dict.fromkeys(each["length"] for each in verdicts):
         own = [each for each in verdicts if each["length"] == length]
         dead = sorted((each for each in own if each["dies"]), key=lambda each: -each["inside"][0])
@@ -69,8 +70,13 @@ def _retrieval(summary: Mapping[str, Any]) -> Iterator[str]:
         )
         more = f" and {len(dead) - _NAMED} more" if len(dead) > _NAMED else ""
         heads = "1 head retrieves" if len(own) == 1 else f"{len(own)} heads retrieve"
+        after = sum(each["offset"] for each in own)
+        heads += f" the passkey inside M, {after} by looking one token after it" if after else " the passkey inside M"
+        if any(None in (*each["inside"], *each["beyond"][reference]) for each in own):
+            yield f"Retrieval: {heads}; one prompt does not say which are lost at {length} tokens, give more --samples."
+            continue
         yield (
-            f"Retrieval: {heads} the passkey inside M; lost at {length} tokens under {reference}: "
+            f"Retrieval: {heads}; lost at {length} tokens under {reference}: "
             f"{len(dead)}{': ' if dead else ''}{named}{more} (layer.head, score inside to beyond)."
         )
         if dead:

@@ -102,6 +102,15 @@ def test_cosines_say_how_far_to_trust_them(found):
     assert panel.lines[1].y[500] == pytest.approx(float(own[492:508].mean()), abs=1e-5)
 
 
+def test_a_break_at_the_window_is_not_smeared_over_it(found):
+    """Nor is what the first token, unlike any other, has."""
+    position = found.vectors["position"]
+    step = xr.where(position < 256, 0.9, 0.2).where(position > 0, -1.0).astype(np.float32)
+    vectors = found.vectors.assign(cosine=step.broadcast_like(found.vectors["cosine"]).transpose(..., "position"))
+    (panel,) = cosine_chart(Anatomy(found.summary, vectors), 1, ["origin"]).panels
+    np.testing.assert_allclose(panel.lines[0].y, np.where(np.arange(1024) < 256, 0.9, 0.2), atol=1e-6)
+
+
 def test_components_stand_apart_by_method_and_the_first_token_is_cut(found):
     panels = component_chart(found, 2, ["mesa", "origin"]).panels
     assert [panel.title for panel in panels] == ["mesa: 61% and 22%", "origin: 61% and 22%"]

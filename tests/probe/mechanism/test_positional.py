@@ -52,6 +52,14 @@ def test_the_halves_tell_how_many_texts_it_takes():
     assert found["halves"].sel(layer=0, position=TRAINED) > 0.8 > found["halves"].sel(layer=0, position=TRAINED // 4)
 
 
+def test_a_step_at_the_window_is_no_agreement_inside_it():
+    """Inside nothing depends on position; beyond, every vector lies apart from those inside."""
+    step = 3 * np.random.default_rng(1).normal(size=DIMS) * (T >= TRAINED)[:, None]
+    whole = reliability(planted(step[None], texts=32))["whole"].sel(layer=0)
+    assert whole.sel(band="inside") < 0.5
+    assert whole.sel(band="beyond") > 0.9
+
+
 def test_the_first_component_is_the_planted_direction():
     axis = ramp(1.0)[0] / np.linalg.norm(ramp(1.0)[0])
     vectors = T[:, None] / TRAINED * 20 * axis

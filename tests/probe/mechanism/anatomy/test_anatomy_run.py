@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tiny
 
+from mesa.fingerprints import identity
 from mesa.models import tokenizer_of
 from mesa_lens.cli import main
 from probe.mechanism.anatomy import moments
@@ -128,6 +129,21 @@ def test_a_folder_of_moments_alone_is_something_to_go_on_from(folder, tmp_path):
     assert summary_of(tmp_path)["vectors"] is None
 
 
+def test_other_versions_go_on_by_force_and_are_told(folder, tmp_path, capsys, monkeypatch):
+    """As journals do: cells and moments of a folder are of one run."""
+    some = ("--parts", "vectors", "--methods", "origin", "--texts", "4")
+    assert looked(folder, tmp_path, *some, "--minutes", "0.00001") == 0
+    monkeypatch.setattr(
+        "probe.mechanism.anatomy.request.identity", lambda *known: identity(*known) | {"versions": "torch 99"}
+    )
+    assert looked(folder, tmp_path, *some) == 2
+    assert "another versions; use --overwrite or another --out; --force goes on" in capsys.readouterr().err
+    assert looked(folder, tmp_path, *some, "--force") == 0
+    assert summary_of(tmp_path)["forced"] == [{"versions": "torch 99"}]
+    assert looked(folder, tmp_path, *some) == 0  # now of these versions
+    assert summary_of(tmp_path)["forced"] == [{"versions": "torch 99"}]
+
+
 @pytest.mark.parametrize(
     ("more", "named"),
     [
@@ -153,6 +169,16 @@ def test_one_part_keeps_what_others_found(folder, whole, capsys):
     said = capsys.readouterr().out
     assert "Means over heads" in said
     assert f"Positions: {TEXTS} texts" in said
+
+
+def test_vectors_of_other_settings_are_not_taken_over(folder, tmp_path):
+    """Their moments, large files, were removed."""
+    some = ("--methods", "origin", "--samples", "1")
+    assert looked(folder, tmp_path, *some, "--parts", "vectors", "--texts", "4") == 0
+    for old in (tmp_path / "anatomy").glob("moments-*"):
+        old.unlink()
+    assert looked(folder, tmp_path, *some, "--parts", "retrieval", "--seed", "1") == 0
+    assert summary_of(tmp_path)["vectors"] is None
 
 
 @pytest.mark.parametrize(
@@ -191,6 +217,15 @@ def test_unless_told_there_are_256_texts_or_what_the_text_has_room_for(weightles
     assert texts() == 256
     length = sum(map(len, heldout_ids(tokenizer_of(str(weightless)), sources.texts(str(weightless / "text.txt")))))
     assert texts(text=str(weightless / "text.txt")) == 2 * ((length // 2 - LENGTH + 1) // (M // 8) + 1)
+
+
+def test_answers_are_asked_for_within_the_length(weightless):
+    """A prompt of M tokens would have all but the first of them asked for beyond M."""
+    made = plan(AnatomyRequest(model=str(weightless), parts=("retrieval",), lengths=(M, LENGTH)))
+    for length, prompts in made.passkeys.items():
+        last = [len(prompt.ids) + len(prompt.answer_ids) - 2 for prompt in prompts]
+        assert max(last) == length - 1
+        assert min(len(prompt.answer_ids) for prompt in prompts) > 1
 
 
 def test_a_head_dies_and_is_revived_where_its_score_says_so():

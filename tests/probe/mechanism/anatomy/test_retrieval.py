@@ -72,6 +72,14 @@ def test_random_heads_retrieve_about_by_chance(name):
     assert float(scores.max()) < 0.2
 
 
+def test_a_model_whose_states_are_not_finite_has_no_scores():
+    """Of weights that are no numbers the first key is the largest: all scores would be 0."""
+    built = model()
+    built.model.embed_tokens.weight.data[5] = float("inf")
+    with pytest.raises(RuntimeError, match="nope: logits are not finite; run the model with --dtype float32"):
+        retrieval_scores(built, [PROMPT], NOPE)
+
+
 def test_the_needle_is_every_place_where_the_answer_stands_from_the_key_on():
     prompt = Prompt(ids=(7, 8, 3, 7, 8, 2, 7, 8, 9), answer_ids=(7, 8), answer="78", key_position=2)
     assert np.flatnonzero(needle_positions(prompt)).tolist() == [3, 4, 6, 7]
