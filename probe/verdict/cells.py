@@ -74,4 +74,5 @@ def _cost(row: Mapping[str, Any], cost: Mapping[str, Any], own: str, times: str,
     name = own if row["is_reference"] else times
     if cost[name] is None:
         return _MISSING
-    return f"{cost[name]:.2g} {unit}" if row["is_reference"] else f"{cost[name]:.2f}×"
+    value = float(cost[name])
+    return f"{value:.{'0f' if value >= 10 else '2g'}} {unit}" if row["is_reference"] else f"{value:.2f}×"

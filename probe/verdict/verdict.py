@@ -45,13 +45,13 @@ def _cost(rows: list[dict[str, Any]]) -> str:
     if not passes:
         return (
             "Time and memory are not measured in this run: the same command with --overwrite, and --samples above 0, "
-            "measures them; `mesa-lens eval --task latency` measures prefill and decoding apart."
+            "measures them; mesa-lens eval --task latency measures prefill and decoding apart."
         )
     reference = next(row["method"] for row in rows if row["is_reference"])
     return (
         f"Time is that of the fastest of {min(passes)} passes over one prompt, memory the peak above the loaded model, "
         f"as the tail NLL was measured, and as many times {reference}'s; other work on the machine adds to it. "
-        "`mesa-lens eval --task latency` measures prefill and decoding apart."
+        "mesa-lens eval --task latency measures prefill and decoding apart."
     )
 
 
@@ -60,4 +60,4 @@ def _heads(located: Located | None, own: Located | None) -> str:
         return "Heads: the smallest set found that restores 90% of the loss, as layer.head, with its 95% interval."
     if located is not None:
         return f"Heads: those located in this folder are of {located['model']}, M = {located['trained_length']}."
-    return "Heads: not located; `mesa-lens locate` with this folder as --out finds the smallest set that is enough."
+    return "Heads: not located; mesa-lens locate with this folder as --out finds the smallest set that is enough."

@@ -12,6 +12,7 @@ from probe.thresholds.findings import ranges
 from probe.verdict.cells import position
 
 Rows = Sequence[Mapping[str, Any]]
+_NAMED = 4  # methods in a sentence
 
 
 def broke(summary: Mapping[str, Any], rows: Rows) -> str:
@@ -27,7 +28,7 @@ def broke(summary: Mapping[str, Any], rows: Rows) -> str:
         dips = f", but for a dip at {_listed(measured['dips'])}" if measured["dips"] else ""
         held = f"{name} holds up to {measured['longest']} tokens, the longest measured"
         return f"Nothing: {held}{_ends(measured)}{alone}{dips}."
-    return f"{name} fails at {length} tokens{_ends(measured)}, {length / trained:.2g} M: {_reasons(measured)}{alone}."
+    return f"{name} fails at {length} tokens{_ends(measured)}, {length / trained:.2g} times M: {_reasons(measured)}{alone}."
 
 
 def where(summary: Mapping[str, Any], rows: Rows) -> str:
@@ -36,7 +37,8 @@ def where(summary: Mapping[str, Any], rows: Rows) -> str:
     found = [row for row in rows if row["heads"]]
     if not found:
         return f"{text}."
-    best = min(found, key=lambda row: (not row["heads"]["is_enough"], len(row["heads"]["heads"])))
+    enough = [row for row in found if row["heads"]["is_enough"]]
+    best = min(enough, key=lambda row: len(row["heads"]["heads"])) if enough else max(found, key=_restored)
     heads = best["heads"]
     count = f"{len(heads['heads'])} head{'s' * (len(heads['heads']) > 1)}"
     share = percent(heads["share"], heads["low"], heads["high"])
@@ -55,15 +57,15 @@ def mended(summary: Mapping[str, Any], rows: Rows) -> str:
         return "Nothing can be said of any method, since the model is at chance inside its window."
     failing = [row for row in others if row["held"] is not None and row["held"] < longest]
     if reference["held"] == longest:
-        worse = f"; {_names(failing)} fail{'s' * (len(failing) == 1)} earlier" if failing else ""
+        worse = f"; {_several(failing)} fail{_s(failing)} earlier" if failing else ""
         return f"Nothing was to be mended up to {longest} tokens{worse}."
     better = [row for row in others if (row["held"] or 0) > reference["held"]]
     if not better:
         return f"Nothing that was run: no method holds longer than {name}."
     whole = [row for row in better if row["held"] == longest]
-    part = [f"{row['method']} up to {row['held']}{_doubt(row, reference)}" for row in better if row not in whole]
+    part = [row for row in better if row["held"] < longest]
     told = [_whole(whole, reference, longest)] if whole else []
-    told += [f"longer than {name} hold{'s' * (len(part) == 1)} {_listed(part)}"] if part else []
+    told += [f"{_several(part, reference)} hold{_s(part)} longer than {name}, but not so long"] if part else []
     return f"{'; '.join(told)}."
 
 
@@ -94,20 +96,40 @@ def _drifts(summary: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
             f"The states of {name} keep to their in-window range in every layer{judged}, up to {call['captured']} {on}"
         )
     before = "" if call["before"] is None else f", a break that begins before M, at {call['before']}"
-    at = f"from position {position(call)} on ({on[3:]}){before}"
+    still = [prompt for prompt, found in summary["drift"]["prompts"].items() if _shows_nothing(found, call["method"])]
+    others = f"; not on {_listed(still)}" if still else ""
+    at = f"from position {position(call)} on ({on[3:]}{others}){before}"
     return f"The states of {name} leave their in-window range first in layer {call['layer']}, {at}"
+
+
+def _restored(row: Mapping[str, Any]) -> float:
+    return row["heads"]["share"]
+
+
+def _shows_nothing(found: Mapping[str, Any], method: str) -> bool:
+    """Whether a method was judged on a prompt, and keeps to its in-window range."""
+    call = next(call for call in found["methods"] if call["method"] == method)
+    return call["length"] is None and not call["reason"]
 
 
 def _whole(rows: Rows, reference: Mapping[str, Any], longest: int) -> str:
     """Those that hold up to the longest length, and the least tail NLL there."""
-    names = _listed([f"{row['method']}{_doubt(row, reference)}" for row in rows])
-    text = f"{names} hold{'s' * (len(rows) == 1)} up to {longest} tokens, the longest measured"
-    text += _alone(rows[0]["measured"])
+    alone = _alone(rows[0]["measured"])
+    text = f"{_several(rows, reference)} hold{_s(rows)} up to {longest} tokens, the longest measured{alone}"
     difference = (rows[0]["nll"] or {}).get("difference")
     if difference is None:
         return text
     less = shown(difference["mean"], difference["low"], difference["high"], "+.2f")
     return f"{text}; {rows[0]['method']} has the lowest tail NLL there, {less} nats/token to {reference['method']}"
+
+
+def _several(rows: Rows, reference: Mapping[str, Any] | None = None) -> str:
+    """The methods, counted where they are many; with the doubt that they hold longer than the reference."""
+    doubts = [_doubt(row, reference) if reference else "" for row in rows]
+    if len(rows) > _NAMED:
+        doubted = sum(map(bool, doubts))
+        return f"{len(rows)} methods" + (f" ({doubted} not beyond doubt)" if doubted else "")
+    return _listed([f"{row['method']}{doubt}" for row, doubt in zip(rows, doubts, strict=True)])
 
 
 def _doubt(row: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
@@ -126,16 +148,19 @@ def _false_alarms(rows: Rows) -> str:
     own = [rate for rate, method in rates if method == _reference(rows)["method"]]
     worst, method = max(rates)
     most = f", at most {worst:.1%} ({method})" if worst > (own or [-1])[0] else ""
-    told = f"{own[0]:.1%} under {_reference(rows)['method']}" if own else "unknown under the reference"
+    told = (
+        f"{own[0]:.1%} of (layer, window) pairs under {_reference(rows)['method']}"
+        if own
+        else "unknown under the reference"
+    )
     return f"false alarms of drift inside the window: {told}{most}"
 
 
 def _level(summary: Mapping[str, Any], reference: str) -> str:
     """What a guess scores, and the reference inside the window."""
     level = summary["level"]
-    guess = "a guess is unknown in this store" if level["guess"] is None else f"a guess scores {level['guess']:.2f}"
-    own = f"{reference} {level['tail_nll']:.2f} at {level['length']} tokens"
-    return f"tail NLL {own}, {guess}"
+    guess = "an unknown tail NLL" if level["guess"] is None else f"a tail NLL of {level['guess']:.2f}"
+    return f"a guess scores {guess}, {reference} {level['tail_nll']:.2f} at {level['length']} tokens"
 
 
 def _unjudged(summary: Mapping[str, Any], rows: Rows) -> list[str]:
@@ -143,14 +168,19 @@ def _unjudged(summary: Mapping[str, Any], rows: Rows) -> list[str]:
     left += [] if summary["level"] else ["failure by length (not measured)"]
     if isinstance(summary["drift"], str):
         return [*left, "drift"]
-    for row in rows:
-        if row["drift"]["reason"]:
-            left.append(f"drift of {row['method']} ({row['drift']['reason']})")
-        elif row["drift"]["untrusted"]:
-            layers = row["drift"]["untrusted"]
-            told = f"layer{'s' * (len(layers) > 1)} {ranges(layers)}"
-            left.append(f"drift of {row['method']} in {told} (false alarms)")
+    reasons = dict.fromkeys(row["drift"]["reason"] for row in rows if row["drift"]["reason"])
+    for reason in reasons:
+        left.append(f"drift of {_several([row for row in rows if row['drift']['reason'] == reason])} ({reason})")
+    layers = [row for row in rows if row["drift"]["untrusted"] and not row["drift"]["reason"]]
+    if len(layers) > _NAMED:
+        left.append(f"drift of {len(layers)} methods in single layers (false alarms)")
+    else:
+        left += [f"drift of {row['method']} in {_layers(row['drift']['untrusted'])} (false alarms)" for row in layers]
     return left
+
+
+def _layers(numbers: Sequence[int]) -> str:
+    return f"layer{'s' * (len(numbers) > 1)} {ranges(numbers)}"
 
 
 def _ends(measured: Mapping[str, Any]) -> str:
@@ -172,8 +202,9 @@ def _alone(measured: Mapping[str, Any]) -> str:
     return f", judged by {measured['judged'][0]} alone" if len(measured["judged"]) == 1 else ""
 
 
-def _names(rows: Rows) -> str:
-    return _listed([row["method"] for row in rows])
+def _s(rows: Rows) -> str:
+    """The verb's ending."""
+    return "s" if len(rows) == 1 else ""
 
 
 def _listed(names: Sequence[object]) -> str:
