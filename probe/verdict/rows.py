@@ -46,9 +46,14 @@ def smallest_set(located: Located, method: str) -> dict[str, Any] | None:
         return None
     gap, row = max(sets, key=lambda each: (each[0]["measure"] == "nll", number(each[0]["low"])))
     size = row["enough"] or len(row["heads"])
-    at = {name: row[name][size - 1] for name in ("share", "low", "high", "random")}
+    at = {name: _finite(row[name][size - 1]) for name in ("share", "low", "high", "random")}
     labels = {name: gap[name] for name in ("length", "measure")}
     return {"heads": row["heads"][:size], "is_enough": row["enough"] is not None, **at, **labels}
+
+
+def _finite(value: float | None) -> float | None:
+    """The value, None for what JSON has no word for."""
+    return value if math.isfinite(number(value)) else None
 
 
 def _sets(located: Located, gap: Row) -> list[Row]:

@@ -8,7 +8,8 @@ from typing import Any
 from probe.store.located import Located
 from probe.verdict.cells import table
 from probe.verdict.rows import RANKED, ranked, same_model
-from probe.verdict.words import broke, mended, sure, where
+from probe.verdict.trust import sure
+from probe.verdict.words import broke, mended, where
 
 VERDICT = "verdict"
 """The key of a summary that holds its verdict."""

@@ -19,7 +19,7 @@ M = 64
 
 
 def timed(scores, seconds=(1.0, 1.5, 1.0, 0.5), mib=(100.0, 110.0, 100.0, 50.0)):
-    """The scores with what their passes took: by method, `seconds` and more by other work, at twice the length twice."""
+    """The scores with what their passes took: `seconds` by method and more by other work, at twice the length twice."""
     length = scores["length"].values / M
     slower = 1 + np.abs(np.random.default_rng(0).normal(0, 1, scores["tail_nll"].shape))
     slower[..., 2] = 1
@@ -103,7 +103,7 @@ def without_break(summary, chance=()):
 
 def test_where_nothing_breaks_nothing_is_mended(planted):
     said = told(without_break(planted))
-    assert said["What broke"] == "Nothing: origin holds up to 320 tokens, the longest measured [none, none]."
+    assert said["What broke"] == "Nothing: origin holds up to 320 tokens, the longest measured."
     assert said["What mended it"] == "Nothing was to be mended up to 320 tokens."
 
 
@@ -166,6 +166,15 @@ def test_the_smallest_set_is_the_clearest_loss(planted):
     assert table["dynamic-ntk"]["smallest set of heads"].startswith("not enough: 7 (2.3, 2.5, 2.0, 0.1, …): ")
     assert table["origin"]["smallest set of heads"] == "–"
     assert "; rerope in 3 heads alone restores 92% [80, 102] of the loss at" in found["told"][1]["text"]
+
+
+def test_a_share_that_is_no_number_can_be_written(planted):
+    where = located.summary()
+    for row in where["smallest"]:
+        row |= {"enough": None, "share": [float("nan")] * 7, "random": [None] * 7}
+    found = verdict(planted | {"model": "default", "trained_length": 256}, where)
+    json.dumps(found, allow_nan=False)
+    assert cells(found)["mesa"]["smallest set of heads"].endswith(": unknown")
 
 
 def test_what_was_located_on_another_model_is_not_believed(planted):
