@@ -10,7 +10,8 @@ from probe.store.located import Located, Row, having, number
 
 RANKED = (
     "Ranked by the longest measured length that a method holds at, then by tail NLL at the longest length; a method "
-    "whose NLL interval reaches that of the first of its length shares its rank; what cannot be judged comes last."
+    "whose NLL interval reaches that of the first of its length shares its rank; what cannot be judged comes last. In "
+    "brackets: 95% intervals."
 )
 """The rule that `ranked` obeys."""
 
