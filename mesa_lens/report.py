@@ -31,10 +31,10 @@ def run(args: argparse.Namespace) -> int:
     from probe.ownership import owned
     from probe.report import write_report
     from probe.store.reader import open_run
-    from probe.thresholds.tables import table
+    from probe.verdict.shown import told
 
     folder = open_run(args.store).path.parent
     with owned(folder):
         summary = write_report(args.store, args.rule)
-    print(json.dumps(summary, indent=1) if args.json else f"{table(summary)}\n\nwrote {folder / 'report.html'}")
+    print(json.dumps(summary, indent=1) if args.json else f"{told(summary)}\n\nwrote {folder / 'report.html'}")
     return 0

@@ -25,11 +25,14 @@ from probe.figures.render import page, rendered
 from probe.figures.tables import npz_bytes
 from probe.files import write
 from probe.locate_report import located_section
+from probe.store.located import find_located
 from probe.store.reader import open_run, store_mark
 from probe.thresholds.analysis import TOP, Analysis, analyse, summarize
 from probe.thresholds.calls import carriers
 from probe.thresholds.findings import findings
 from probe.thresholds.tables import difference_table, score_text
+from probe.verdict.shown import html
+from probe.verdict.verdict import VERDICT, verdict
 
 _THRESHOLDS = 4  # charts, of the best dims
 PROVENANCE = (
@@ -92,8 +95,8 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> dict[str
     with tqdm(total=1, desc="finding thresholds", unit="search") as bar:
         analysis = analyse(run, by=by)
         bar.update()
-    summary = {**summarize(analysis), MARK: store_mark(run.hidden.attrs)}
     folder = run.path.parent
+    summary = whole_summary(analysis)
     remove_report(folder)
     maps = Maps.of(analysis)
     write_figures(analysis, folder / "figures", maps)
@@ -102,8 +105,18 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> dict[str
     return summary
 
 
+def whole_summary(analysis: Analysis) -> dict[str, Any]:
+    """The summary as summary.json has it: with the verdict, and the mark of the store that it is of."""
+    summary, run = summarize(analysis), analysis.run
+    found = verdict(summary, find_located(run.path.parent))
+    return {VERDICT: found, **summary, MARK: store_mark(run.hidden.attrs)}
+
+
 def own_summary(folder: Path) -> dict[str, Any] | None:
-    """The summary in a run's folder; None unless the report is whole and of the very store that lies there."""
+    """The summary in a run's folder; None unless the report is whole and of the very store that lies there.
+
+    One that an older version wrote, without a verdict, is none either.
+    """
     if not all((folder / name).exists() for name in REPORTED):
         return None
     try:
@@ -111,7 +124,7 @@ def own_summary(folder: Path) -> dict[str, Any] | None:
         mark = summary.get(MARK)
     except (ValueError, AttributeError):
         return None
-    return summary if mark == store_mark(open_run(folder).hidden.attrs) else None
+    return summary if VERDICT in summary and mark == store_mark(open_run(folder).hidden.attrs) else None
 
 
 def remove_report(folder: Path) -> None:
@@ -127,9 +140,11 @@ def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
     attrs = analysis.run.hidden.attrs
+    words = [sentences for _, sentences in findings(summary)]
     return environment.get_template("report.html").render(
         summary=summary,
-        findings=findings(summary),
+        verdict=html(summary[VERDICT]),
+        words=dict(zip(("drift", "thresholds", "control"), words, strict=True)),
         differences=difference_table(summary),
         score_text=score_text,
         top=TOP,

@@ -28,7 +28,7 @@ from probe.report import own_summary, remove_report, write_report
 from probe.resume import again
 from probe.store import store
 from probe.store.reader import STORE, partial_path, whole_passes
-from probe.thresholds.tables import table
+from probe.verdict.shown import told
 
 
 def run_probe(
@@ -48,7 +48,7 @@ def run_probe(
     with owned(out):
         summary = _whole_run(made, out, overwrite, by)
     heading = f"model {request.model}, trained length M = {made.trained_length} tokens, captured {made.length}\n\n"
-    return summary, f"{heading}{table(summary)}\n\nwrote {out / 'report.html'}"
+    return summary, f"{heading}{told(summary)}\n\nwrote {out / 'report.html'}"
 
 
 def _whole_run(made: ProbePlan, out: Path, overwrite: bool, by: str) -> dict[str, Any]:

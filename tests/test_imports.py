@@ -36,7 +36,8 @@ FLOORS = """
     probe.plan          <- mesa probe.defaults probe.request probe.tasks probe.capture probe.evaluation probe.thresholds
     probe.inputs          <- mesa probe.tasks probe.capture probe.store probe.plan
     probe.refine          <- probe.evaluation probe.store probe.thresholds
-    probe.report          <- probe.files probe.store probe.thresholds probe.figures probe.locate_report probe.anatomy_report
+    probe.verdict         <- probe.evaluation probe.store probe.thresholds
+    probe.report          <- probe.files probe.store probe.thresholds probe.figures probe.locate_report probe.anatomy_report probe.verdict
     probe.run             <- mesa probe
     probe                 <- mesa probe
     theory                <- mesa
@@ -58,7 +59,8 @@ WITHOUT_TORCH = """
     mesa mesa.methods mesa.plan mesa.settings mesa.support mesa.weave
     mesa.fingerprints probe.defaults probe.resume probe.ownership
     mesa.checkpoints mesa.checkpoints.fetched mesa.checkpoints.gguf_header mesa.checkpoints.place
-    probe probe.evaluation.journal probe.evaluation.intervals probe.evaluation.summary probe.tasks.sources
+    probe probe.evaluation.journal probe.evaluation.cost probe.evaluation.intervals probe.evaluation.summary
+    probe.tasks.sources
     probe.store.store probe.store.reader probe.store.located probe.store.select probe.store.positions
     probe.store.anatomy probe.store.checked
     probe.thresholds.search probe.thresholds.predict probe.thresholds.analysis probe.thresholds.tables
@@ -71,6 +73,7 @@ WITHOUT_TORCH = """
     probe.mechanism.anatomy.interpolation probe.mechanism.anatomy.sliding probe.mechanism.anatomy.words
     probe.mechanism.anatomy.reading probe.mechanism.anatomy.files probe.mechanism.anatomy.verdicts
     probe.mechanism.rankings probe.mechanism.words probe.locate_report probe.anatomy_report probe.report
+    probe.verdict probe.verdict.verdict probe.verdict.shown
     probe.study.variants probe.study.results probe.study.score probe.study.table probe.study.report
     mesa_lens.cli mesa_lens.export mesa_lens.report mesa_lens.fetching mesa_lens.paper.command
     theory theory.bounds theory.cli theory.figures theory.plots

@@ -21,7 +21,7 @@ from probe.figures.interactive import curves_figure, draw, heatmap_figure, thres
 from probe.files import write
 from probe.store.reader import open_run
 from probe.thresholds.analysis import analyse
-from probe.thresholds.findings import findings
+from probe.verdict.verdict import VERDICT
 
 REPORTED = ("report.html", "results.json")
 _SHOWN_DIMS = 2
@@ -101,9 +101,9 @@ def _probe(summary: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         hidden.isel({"method": slice(0, 4)}), default_regions(hidden["position"].values, run.trained_length)
     )
     figures.append(heatmap_figure(shown.load(), run.trained_length, layer_limits(shown)))
-    rows = [[row["method"], row["predicted"]["text"], row["measured"]["text"]] for row in summary["methods"]]
-    table = {"title": "Failure length (tokens)", "head": ["method", "predicted", "measured"], "rows": rows}
-    words = [f"{heading}: {text}" for heading, text in findings(dict(summary))]
+    verdict = summary[VERDICT]
+    table = {"title": "Methods, ranked (lengths in tokens)", "head": verdict["head"], "rows": verdict["cells"]}
+    words = [f"{each['heading']}: {each['text']}" for each in verdict["told"]] + verdict["notes"]
     return {"figures": [_html(figure) for figure in figures], "tables": [table], "words": words}
 
 

@@ -126,12 +126,13 @@ def curves_export(
     evaluation: xr.Dataset, measured: Measured, trained_length: int, predictions: Sequence[Call | Prediction] = ()
 ) -> Export:
     """The chart of scores by length, a table of every sample of each score, and `failures`, predicted and measured."""
-    for name, values in evaluation.items():
-        if not np.isfinite(values).any():
+    names = [name for name in ("tail_nll", "passkey") if name in evaluation]
+    for name in names:
+        if not np.isfinite(evaluation[name]).any():
             raise ValueError(f"{name} holds no number; measure again: `mesa-lens probe --overwrite`")
     chart = curves_chart(evaluation, measured, trained_length, predictions)
     attrs = {**evaluation.attrs, "trained_length": trained_length}
-    scores = {f"curves-{name}": evaluation[[name]].assign_attrs(attrs) for name in evaluation.data_vars}
+    scores = {f"curves-{name}": evaluation[[name]].assign_attrs(attrs) for name in names}
     failures = _failures(evaluation["method"].values.tolist(), measured, predictions)
     return Export({"curves": chart}, {**scores, "failures": failures.assign_attrs(attrs, rule=measured.rule)})
 

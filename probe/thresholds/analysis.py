@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import xarray as xr
 
 from mesa.methods import make
 from mesa.plan import restarts
+from probe.evaluation.cost import costs
 from probe.evaluation.summary import differences, intervals
 from probe.store.reader import Run
 from probe.store.select import hook_values, reference_method
@@ -159,11 +161,21 @@ def summarize(analysis: Analysis) -> dict[str, Any]:
         "failure_rule": None if analysis.measured is None else analysis.measured.rule,
         "judged_by": [] if analysis.measured is None else list(analysis.measured.judged),
         "at_chance": [] if analysis.measured is None else list(analysis.measured.chance),
+        "level": None if analysis.measured is None else _level(analysis.run, analysis.measured),
         "measured_lengths": [] if analysis.measured is None else list(analysis.measured.lengths),
         "method_configs": json.loads(attrs.get("method_configs", "{}")),
         "versions": json.loads(attrs.get("versions", "{}")),
         "created": attrs.get("created"),
     }
+
+
+def _level(run: Run, measured: Measured) -> dict[str, Any]:
+    """What failures are measured against, nats/token at so many tokens, and what a guess scores (None: unknown)."""
+    assert run.evaluation is not None
+    vocabulary = run.evaluation.attrs.get("vocabulary")
+    prompts = {name: run.evaluation.sizes[name] for name in ("window", "sample") if name in run.evaluation.sizes}
+    guess = None if vocabulary is None else math.log(vocabulary)
+    return {"tail_nll": measured.level, "length": measured.level_length, "guess": guess, "prompts": prompts}
 
 
 def _drift_rows(analysis: Analysis, drifts: dict[str, xr.Dataset]) -> dict[str, Any]:
@@ -188,7 +200,7 @@ def _in_words(made: Call | Prediction | Failure) -> dict[str, Any]:
 
 
 def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
-    """A method's predicted and measured failure lengths, and its scores at 1, 2 and 4 M."""
+    """A method's predicted and measured failure lengths, its scores at 1, 2 and 4 M and the longest, and its cost."""
     by_prompt = {prompt: _of(each, method) for prompt, each in analysis.predictions.items()}
     predicted, thresholds = _of(analysis.headline, method), by_prompt[analysis.prompt]
     row: dict[str, Any] = {
@@ -198,6 +210,8 @@ def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
         "predicted_by_prompt": {prompt: str(each) for prompt, each in by_prompt.items()},
         "measured": {"text": "not measured"},
         "scores": {_multiple(m): {"tail_nll": None, "passkey": None} for m in _MULTIPLES},
+        "longest": None,
+        "cost": None,
     }
     evaluation, measured = analysis.run.evaluation, analysis.measured
     if evaluation is None or measured is None:
@@ -209,6 +223,10 @@ def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
         if length in measured.lengths:
             at = evaluation.sel(length=length)
             row["scores"][_multiple(multiple)].update(_scores(at.sel({"method": method}), at, analysis.reference))
+    longest = measured.lengths[-1]
+    at = evaluation.sel(length=longest)
+    row["longest"] = {"length": longest, **_scores(at.sel({"method": method}), at, analysis.reference)}
+    row["cost"] = costs(evaluation, method, analysis.reference, (analysis.trained_length, longest))
     return row
 
 

@@ -1,4 +1,4 @@
-"""A run's summary as tables: failure lengths and scores by method, and paired differences to the reference."""
+"""A run's scores as tables: by method, and paired differences to the reference."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _SCORES = {"NLL": "tail_nll", "passkey": "passkey"}
 
 
 def table(summary: dict[str, Any]) -> str:
-    """Plain text, one line a method: failure lengths and scores, then differences to the reference."""
-    head = ("method", "predicted", "measured", *_columns(summary))
+    """Plain text, one line a method: predicted failure and scores, then differences to the reference."""
+    head = ("method", "predicted", *_columns(summary))
     rows = []
     for row in summary["methods"]:
         scores = (_number(row["scores"][multiple][name]) for name, multiple in _places(summary))
-        rows.append((row["method"], row["predicted"]["text"], row["measured"]["text"], *scores))
+        rows.append((row["method"], row["predicted"]["text"], *scores))
     compared = difference_table(summary)
     parts = [Table("", head, tuple(rows)), *([compared] if compared else [])]
     return "\n\n".join(map(plain_table, parts))

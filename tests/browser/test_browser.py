@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from itertools import pairwise
 from pathlib import Path
 
 import anatomized
@@ -44,7 +45,7 @@ def address(tmp_path_factory):
         hidden = hidden_states(M, windows, layers, dims, prompts if name == "demo" else prompts[:1])
         write_run(root / name, hidden, evaluation(M, windows), trained_length=M)
         if name == "demo":
-            located.write(root / name, trained=M)
+            located.write(root / name, model="tiny", trained=M)
             anatomized.write(root / name, trained=M)
         write_report(root / name)
     (root / "theory.json").write_text(json.dumps([{"name": "3.1", "verdict": "holds", "ok": True, "margin": 1.0}]))
@@ -142,6 +143,19 @@ def test_every_page_is_drawn(visit, width, theme):
         too_wide = "document.querySelector('[data-testid=stMain]').scrollWidth > window.innerWidth"
         assert not page.evaluate(too_wide)
         shoot(page, f"{name}-{theme}-{width}")
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_every_row_of_the_verdict_is_seen_whole(visit, width):
+    page = visit("?run=demo", width)
+    cells = page.locator(".verdict tbody tr:nth-child(1) td")
+    assert cells.count() == page.locator(".verdict th").count() == 8
+    boxes = [row.bounding_box() for row in page.locator(".verdict tbody tr").all()]
+    assert len(boxes) == 4
+    assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes)
+    assert all(above["y"] + above["height"] <= below["y"] + 1 for above, below in pairwise(boxes))
+    cut = "[...document.querySelectorAll('.verdict, .verdict *')].filter(e => e.scrollWidth > e.clientWidth + 1"
+    assert page.evaluate(f"{cut} && e.clientWidth > 0).length") == 0
 
 
 def test_pages_and_interactions_are_quick(visit):

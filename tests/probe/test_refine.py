@@ -24,7 +24,7 @@ def fill(journal, cells):
     for task, method, length in cells:
         failing = length >= FAILS_FROM[method]
         value = (2.5 + failing) if task == TASKS[0] else float(not failing)
-        journal.add((task, method, length), {"scores": [{"value": value}] * 4})
+        journal.add((task, method, length), {"peak_mib": 1.0, "scores": [{"value": value, "seconds": length}] * 4})
 
 
 @pytest.fixture
@@ -45,6 +45,12 @@ def test_lengths_are_halved_for_the_method_that_fails(made, journal):
     assert asked == [(task, "origin", length) for length in (448, 480, 464) for task in TASKS]  # then M/16 apart
     assert scores["length"].values.tolist() == [128, 256, 384, 448, 464, 480, 512, 768]
     assert np.isnan(scores["tail_nll"].sel({"method": "mesa", "length": [448, 464, 480]})).all()
+    took = scores["seconds"].sel(length=448)
+    assert took.sel({"method": "origin"}).values.tolist() == [448] * 4
+    assert np.isnan(took.sel({"method": "mesa"})).all()
+    assert (
+        np.isnan(scores["peak_mib"].sel({"method": "mesa"})).values.tolist() == [False] * 3 + [True] * 3 + [False] * 2
+    )
     origin, mesa = measured_failure(scores, M).failures
     assert (str(origin), origin.before, str(mesa)) == ("464 [464, 464]", 448, "none up to 768")
 

@@ -8,7 +8,7 @@ import pytest
 from synthetic import evaluation, hidden_states, write_run
 
 from probe.figures.marks import curves_chart
-from probe.report import render, write_report
+from probe.report import render, whole_summary, write_report
 from probe.store.reader import open_run
 from probe.thresholds.analysis import analyse, summarize
 from probe.thresholds.failure import measured_failure
@@ -99,42 +99,22 @@ def test_summary(summary, folder):
 
 def test_table(summary):
     lines = table(summary).splitlines()
-    assert lines[0].split() == "method predicted measured NLL M NLL 2M NLL 4M passkey M passkey 2M passkey 4M".split()
-    assert re.fullmatch(r"mesa +none up to 320 +none up to 320 +(\d\.\d\d +){3}1\.00 +1\.00 +1\.00", lines[4])
+    assert lines[0].split() == "method predicted NLL M NLL 2M NLL 4M passkey M passkey 2M passkey 4M".split()
+    assert re.fullmatch(r"mesa +none up to 320 +(\d\.\d\d +){3}1\.00 +1\.00 +1\.00", lines[4])
     assert lines[6] == "difference to origin on the same prompts [95% interval, paired]"
     assert re.fullmatch(r"mesa .*-0\.8\d \[-0\.8\d, -0\.7\d\].* \+1\.00 \[\+0\.76, \+1\.00\]", lines[10])
 
 
 def test_findings_say_what_the_numbers_say(summary):
     told = dict(findings(summary))
-    assert told["What broke"].startswith(
-        "origin fails at 128 tokens (95% interval 128 to 128, exactly so in 100% of resamples), "
-        "2 times its trained window of 64 (at 64 it still held): "
-        "by tail NLL from 128 on and by passkey accuracy from 192 on."
-    )
-    assert "mesa holds up to 320 tokens" in told["What mended it"]
-    assert (
-        "dynamic-ntk fails at 320 tokens (95% interval 320 to 320, exactly so in 100% of resamples), "
-        "by tail NLL from 320 on" in told["What mended it"]
-    )
-    assert "calls 0.0% of the pairs observable" in told["How far to trust it"]
+    assert "On repeated, the states of origin leave their in-window range from" in told["Drift, prompt by prompt"]
+    assert "show an observable threshold" in told["Thresholds, dim by dim"]
+    assert "calls 0.0% of the pairs observable" in told["Negative control"]
     flat = [{**row, "share": dict.fromkeys(row["share"], 0.1)} for row in summary["control"]]
-    assert "say nothing about M" in dict(findings({**summary, "control": flat}))["How far to trust it"]
-
-
-def test_findings_of_a_model_that_holds(summary):
-    row = {"comparison": "", "at": 32, "share": {"repeated": 0.0}}
-    none = [{**row, "comparison": name} for name in ("control", "matched", "all")]
-    measured = {**summary["methods"][1]["measured"], "dips": [128]}
-    origin = {**summary["methods"][0], "measured": measured}
-    holds = {**summary, "control": none, "methods": [origin], "judged_by": ["tail NLL"]}
-    told = dict(findings(holds))
-    assert told["What broke"].startswith(
-        "origin holds up to 320 tokens, the longest length measured, judged by tail NLL alone (exactly so in 100% of "
-        "resamples). It dips at 128: it fails there"
-    )
-    assert told["What mended it"] == "No other method was run."
-    assert told["How far to trust it"].endswith("No threshold was found, so nothing is predicted.")
+    assert "say nothing about M" in dict(findings({**summary, "control": flat}))["Negative control"]
+    none = [{**row, "share": dict.fromkeys(row["share"], 0.0)} for row in summary["control"]]
+    told = dict(findings({**summary, "control": none}))
+    assert told["Negative control"].endswith("No threshold was found, so nothing is predicted.")
 
 
 def test_report_stands_alone_and_escapes(summary, folder):
@@ -161,12 +141,12 @@ def test_a_run_without_scores_or_signal_still_reports(tmp_path):
     positions = [*range(50, 80), *range(150, 170)]
     run = open_run(write_run(tmp_path, still.rename("resid_post").sel(position=positions)))
     analysis = analyse(run)
-    summary = summarize(analysis)
+    summary = whole_summary(analysis)
     text = render(analysis, summary)
     assert summary["methods"][0]["predicted"]["text"] == "no observable dim"
-    assert "could not be made: position 32" in dict(findings(summary))["How far to trust it"]
+    assert "could not be made: position 32" in dict(findings(summary))["Negative control"]
     assert "Not measured in this run" in text
-    assert "not measured" in table(summary)
+    assert table(summary).splitlines()[1].endswith("no observable dim  -      -       -       -          -           -")
     assert json.loads(json.dumps(summary, allow_nan=False))["best"] == []
     with pytest.raises(ValueError, match="hook 'attn_out' was not captured; captured: resid_post"):
         analyse(run, "attn_out")

@@ -30,7 +30,6 @@ from probe.plan import ProbeRequest, plan
 from probe.report import own_summary
 from probe.store.reader import whole_passes
 from probe.tasks import likelihood
-from probe.thresholds.findings import findings
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +84,14 @@ def test_random_weights_are_at_chance_and_never_hold(finished):
     for row in summary["methods"]:
         assert row["measured"]["text"].startswith("not judged: at chance inside M")
         assert not row["measured"]["holds"]
-    words = " ".join(text for _, text in findings(summary))
-    assert " holds " not in words
-    assert words.count("not judged: at chance inside M") == 4
+    told = {each["heading"]: each["text"] for each in summary["verdict"]["told"]}
+    assert " hold" not in " ".join(told.values())
+    assert "the model is at chance inside its window" in told["What broke"]
+    assert "the model is at chance" in told["What mended it"]
+    assert [row["rank"] for row in summary["verdict"]["rows"]] == [None] * 4
+    origin = next(row for row in summary["verdict"]["rows"] if row["is_reference"])
+    assert [cost["length"] for cost in origin["cost"]] == [160, 320]
+    assert all(cost["time"] == 1 and cost["seconds"] > 0 and cost["passes"] == 2 for cost in origin["cost"])
     assert "not judged: at chance inside M" in (finished / "report.html").read_text()
 
 

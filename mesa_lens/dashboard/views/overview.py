@@ -1,4 +1,4 @@
-"""Overview: what broke, where inside it shows, what mended it, and how far to trust it."""
+"""Overview: what broke, where, what mended it, how sure that is; then what it rests on."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from mesa_lens.dashboard.runs import Entry
 from mesa_lens.dashboard.state import analysed, opened
 from mesa_lens.dashboard.views import mechanism
 from probe.figures.interactive import curves_figure
-from probe.report import PROVENANCE
+from probe.report import PROVENANCE, whole_summary
 from probe.store.reader import Run
-from probe.thresholds.analysis import summarize
 from probe.thresholds.calls import Call
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.findings import findings
 from probe.thresholds.predict import Prediction
 from probe.thresholds.tables import difference_table
+from probe.verdict.shown import html
+from probe.verdict.verdict import VERDICT
 
 
 def page(context: Context) -> None:
-    """The run's summary in words, a table, curves over length, links and provenance."""
+    """The verdict, curves over length, the map of what was located, words, links and provenance."""
     run = opened(context.run)
     summary = _summary(context.run, run)
     trained, captured = summary["trained_length"], summary["captured_length"]
@@ -33,13 +34,8 @@ def page(context: Context) -> None:
         f"Model **{plain(summary['model'])}**, trained window **M = {trained}** tokens, "
         f"read up to **{captured}** tokens under {len(summary['methods'])} methods."
     )
-    st.dataframe(
-        columns([_row(row) for row in summary["methods"]]),
-        hide_index=True,
-        alt="Predicted and measured failure length and scores of each method",
-        column_config=_formats(summary),
-    )
-    _compared(summary)
+    st.html(html(summary[VERDICT]))
+    _scores(summary)
     _curves(run, summary)
     mechanism.overview(context)
     for heading, text in findings(summary):
@@ -49,52 +45,45 @@ def page(context: Context) -> None:
     _provenance(run, summary)
 
 
-def _compared(summary: dict[str, Any]) -> None:
-    """The methods' scores less the reference's."""
-    compared = difference_table(summary)
-    if compared:
-        with st.expander(plain(f"{compared.title[0].upper()}{compared.title[1:]}")):
+def _scores(summary: dict[str, Any]) -> None:
+    """Every method's scores at M and its multiples, and those less the reference's."""
+    with st.expander("Scores at M, 2 M and 4 M"):
+        rows = [_row(row) for row in summary["methods"]]
+        alt = "Predicted failure length and scores of each method"
+        st.dataframe(columns(rows), hide_index=True, alt=alt, column_config=_formats(), height="content")
+        if compared := difference_table(summary):
+            st.markdown(plain(f"{compared.title[0].upper()}{compared.title[1:]}"))
             rows = [dict(zip(compared.head, row, strict=True)) for row in compared.rows]
-            st.dataframe(columns(rows), hide_index=True, alt="Differences to the reference with their intervals")
+            alt = "Differences to the reference with their intervals"
+            st.dataframe(columns(rows), hide_index=True, alt=alt, height="content")
 
 
 def _summary(entry: Entry, run: Run) -> dict[str, Any]:
     """summary.json where it is this store's, else worked out again."""
     try:
         written = json.loads((entry.path / "summary.json").read_text(encoding="utf-8"))
-        if written["created"] == run.hidden.attrs["created"] and "judged_by" in written:  # else: an older version's
+        if written["created"] == run.hidden.attrs["created"] and VERDICT in written:  # else: an older version's
             return written
     except (OSError, ValueError, KeyError, TypeError):  # none, or not whole
         pass
-    return summarize(analysed(entry))
+    return whole_summary(analysed(entry))
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
     """One method's line of the table."""
     scores = {f"NLL {name}": each["tail_nll"] for name, each in row["scores"].items()}
     scores |= {f"passkey {name}": each["passkey"] for name, each in row["scores"].items()}
-    return {
-        "method": row["method"],
-        "predicted": row["predicted"]["text"],
-        "measured": row["measured"]["text"],
-        **scores,
-    }
+    return {"method": row["method"], "predicted": row["predicted"]["text"], **scores}
 
 
-def _formats(summary: dict[str, Any]) -> dict[str, Any]:
+def _formats() -> dict[str, Any]:
     """Two decimals, and what the columns mean."""
     predicted = (
         "Failure length in tokens, read from hidden states alone: where the states of the first layer leave what they "
         "did inside the window"
     )
-    measured = (
-        f"The first length, with its 95% interval over resampled prompts, at which: {summary['failure_rule']}"
-        if summary["failure_rule"]
-        else "Nothing was measured"
-    )
-    texts = {"predicted": predicted, "measured": measured}
-    named = {name: st.column_config.TextColumn(help=plain(text)) for name, text in texts.items()}
     scores = [f"{name} {multiple}" for name in ("NLL", "passkey") for multiple in ("M", "2M", "4M")]
+    named = {"predicted": st.column_config.TextColumn(help=predicted)}
     return named | {name: st.column_config.NumberColumn(format="%.2f") for name in scores}
 
 

@@ -1,0 +1,78 @@
+"""The ranked rows as a table of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from probe.evaluation.intervals import shown
+from probe.store.located import percent
+
+_NAMED = 4  # heads
+_MISSING = "not measured"
+
+
+def table(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """The head and a line a row, as `ranked` orders them."""
+    reference = summary["reference"]
+    lengths = next(([cost["length"] for cost in row["cost"]] for row in rows if row["cost"]), [])
+    at = " and ".join(map(str, lengths))
+    longest = summary["measured_lengths"][-1] if summary["measured_lengths"] else None
+    columns = {
+        "rank": [str(row["rank"] or "–") for row in rows],
+        "method": [row["method"] for row in rows],
+        "measured failure": [row["measured"]["text"] for row in rows],
+        f"NLL at {longest} (less {reference}'s)" if longest else "NLL": [_nll(row) for row in rows],
+        "drifts from": [_drift(row["drift"]) for row in rows],
+        f"time at {at}" if at else "time": [_costs(row, "seconds", "time", "s") for row in rows],
+        f"memory at {at}" if at else "memory": [_costs(row, "peak_mib", "memory", "MiB") for row in rows],
+    }
+    if any(row["heads"] for row in rows):
+        columns["smallest set of heads"] = [heads(row["heads"]) for row in rows]
+    return list(columns), [list(cells) for cells in zip(*columns.values(), strict=True)]
+
+
+def heads(found: Mapping[str, Any] | None) -> str:
+    """How many heads restore how much, such as '2 (1.3, 1.5): 92% [80, 104]'; a dash where none were searched."""
+    if found is None:
+        return "–"
+    names = ", ".join(f"{layer}.{head}" for layer, head in found["heads"][:_NAMED])
+    more = ", …" if len(found["heads"]) > _NAMED else ""
+    share = percent(found["share"], found["low"], found["high"])
+    return f"{'' if found['is_enough'] else 'not enough: '}{len(found['heads'])} ({names}{more}): {share}"
+
+
+def _nll(row: Mapping[str, Any]) -> str:
+    nll = row["nll"]
+    if nll is None:
+        return _MISSING
+    difference = nll["difference"]
+    if row["is_reference"] or difference is None:
+        return f"{nll['mean']:.2f}"
+    return f"{nll['mean']:.2f} ({shown(difference['mean'], difference['low'], difference['high'], '+.2f')})"
+
+
+def _drift(call: Mapping[str, Any] | None) -> str:
+    if call is None:
+        return "not judged"
+    return call["text"] if call["layer"] is None else f"{position(call)}, layer {call['layer']}"
+
+
+def position(call: Mapping[str, Any]) -> str:
+    """Where a method's states drift, with its interval where that is wider."""
+    if call["low"] == call["high"] == call["length"]:
+        return str(call["length"])
+    return f"{call['length']} [{call['low']}, {call['high'] or 'none'}]"
+
+
+def _costs(row: Mapping[str, Any], own: str, times: str, unit: str) -> str:
+    """The reference's in units, the others' in times of it."""
+    return " and ".join(_cost(row, cost, own, times, unit) for cost in row["cost"] or ()) or _MISSING
+
+
+def _cost(row: Mapping[str, Any], cost: Mapping[str, Any], own: str, times: str, unit: str) -> str:
+    name = own if row["is_reference"] else times
+    if cost[name] is None:
+        return _MISSING
+    value = float(cost[name])
+    return f"{value:.{'0f' if value >= 10 else '2g'}} {unit}" if row["is_reference"] else f"{value:.2f}×"

@@ -1,0 +1,44 @@
+"""How a sentence names methods: listed, or counted where they are many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Rows = Sequence[Mapping[str, Any]]
+NAMED = 4
+"""More methods than these are counted."""
+
+
+def several(rows: Rows, reference: Mapping[str, Any] | None = None) -> str:
+    """The methods, counted where they are many; with the doubt that they hold longer than the reference."""
+    doubts = [_doubt(row, reference) if reference else "" for row in rows]
+    if len(rows) > NAMED:
+        doubted = sum(map(bool, doubts))
+        return f"{len(rows)} methods" + (f" ({doubted} not beyond doubt)" if doubted else "")
+    return listed([f"{row['method']}{doubt}" for row, doubt in zip(rows, doubts, strict=True)])
+
+
+def _doubt(row: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
+    """Said where the intervals of both failure lengths meet, or there is none."""
+    ends, others = row["measured"], reference["measured"]
+    if ends["share"] is None:
+        return " (without an interval)"
+    return " (not beyond doubt)" if (ends["low"] or math.inf) <= (others["high"] or math.inf) else ""
+
+
+def verb(rows: Rows) -> str:
+    """The verb's ending."""
+    return "s" if len(rows) == 1 else ""
+
+
+def listed(names: Sequence[object]) -> str:
+    """Names as text, such as 'a, b and c'."""
+    *most, last = map(str, names)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def reference_of(rows: Rows) -> Mapping[str, Any]:
+    """The row of the method that the others are compared with."""
+    return next(row for row in rows if row["is_reference"])

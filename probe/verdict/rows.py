@@ -1,0 +1,121 @@
+"""The methods of a run in their order: how far each holds, its drift, its cost, the heads that are enough."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from probe.store.located import Located, Row, having, number
+
+RANKED = (
+    "Ranked by the longest measured length that a method holds at, then by tail NLL at the longest length; a method "
+    "whose NLL interval reaches that of the first of its length shares its rank; what cannot be judged comes last. In "
+    "brackets: 95% intervals."
+)
+"""The rule that `ranked` obeys."""
+
+
+def ranked(summary: Mapping[str, Any], located: Located | None) -> list[dict[str, Any]]:
+    """A row a method, the best first; `rank` is None where nothing was measured, or the model is at chance."""
+    rows = sorted((_row(summary, row, located) for row in summary["methods"]), key=_key)
+    first = None
+    for place, row in enumerate(rows, 1):
+        if row["held"] is None:
+            row["rank"] = None
+        elif first is not None and row["held"] == first["held"] and _least(row) <= _most(first):
+            row["rank"] = first["rank"]
+        else:
+            first, row["rank"] = row, place
+    return rows
+
+
+def same_model(summary: Mapping[str, Any], located: Located | None) -> Located | None:
+    """What was located, if it was on the run's own model and window."""
+    names = ("model", "trained_length")
+    return located if located is not None and all(located[name] == summary[name] for name in names) else None
+
+
+def smallest_set(located: Located, method: str) -> dict[str, Any] | None:
+    """Of the method's clearest loss, NLL before all else, the smallest set of heads that is enough, or the largest.
+
+    heads: (layer, head) pairs. share, low, high: restored of the loss. random: by as many random heads.
+    """
+    gaps = [gap for gap in having(located["gaps"], method=method) if gap["judged"]]
+    sets = [(gap, row) for gap in gaps for row in _sets(located, gap) if row["heads"]]
+    if not sets:
+        return None
+    gap, row = max(sets, key=lambda each: (each[0]["measure"] == "nll", number(each[0]["low"])))
+    size = row["enough"] or len(row["heads"])
+    at = {name: _finite(row[name][size - 1]) for name in ("share", "low", "high", "random")}
+    labels = {name: gap[name] for name in ("length", "measure")}
+    return {"heads": row["heads"][:size], "is_enough": row["enough"] is not None, **at, **labels}
+
+
+def _finite(value: float | None) -> float | None:
+    """The value, None for what JSON has no word for."""
+    return value if math.isfinite(number(value)) else None
+
+
+def _sets(located: Located, gap: Row) -> list[Row]:
+    return having(located["smallest"], **{name: gap[name] for name in ("method", "length", "measure")})
+
+
+def _row(summary: Mapping[str, Any], row: Mapping[str, Any], located: Located | None) -> dict[str, Any]:
+    measured = row["measured"]
+    return {
+        "method": row["method"],
+        "is_reference": row["method"] == summary["reference"],
+        "measured": measured,
+        "held": _held(measured),
+        "nll": _nll(row["longest"], row["method"] == summary["reference"]),
+        "drift": _drift(summary, row["method"]),
+        "cost": row["cost"],
+        "heads": None if located is None else smallest_set(located, row["method"]),
+    }
+
+
+def _held(measured: Mapping[str, Any]) -> int | None:
+    """The longest measured length at which the method works; 0: none, None: nothing can be judged."""
+    if not measured.get("judged"):
+        return None
+    return measured["longest"] if measured["length"] is None else measured["before"] or 0
+
+
+def _nll(longest: Mapping[str, Any] | None, is_reference: bool) -> dict[str, Any] | None:
+    """Tail NLL at the longest length, and less the reference's on the same prompts (0 of the reference itself)."""
+    if longest is None or longest.get("tail_nll") is None:
+        return None
+    low, high = longest["tail_nll_interval"]
+    itself = {"mean": 0.0, "low": 0.0, "high": 0.0} if is_reference else None
+    difference = longest.get("tail_nll_difference", itself)
+    return {"length": longest["length"], "mean": longest["tail_nll"], "low": low, "high": high} | {
+        "difference": difference
+    }
+
+
+def _drift(summary: Mapping[str, Any], method: str) -> dict[str, Any] | None:
+    """The method's call on the first prompt; None where drift could not be judged in this run."""
+    drift = summary["drift"]
+    if isinstance(drift, str):
+        return None
+    calls: Sequence[dict[str, Any]] = drift["prompts"][summary["prompt"]]["methods"]
+    return next(call for call in calls if call["method"] == method)
+
+
+def _key(row: Mapping[str, Any]) -> tuple[float, float]:
+    if row["held"] is None:
+        return 1.0, 0.0
+    nll = row["nll"]
+    return -1.0 - row["held"], math.inf if nll is None else nll["mean"]
+
+
+def _least(row: Mapping[str, Any]) -> float:
+    """The lower end of a method's NLL less the reference's; without an interval nothing is told apart."""
+    difference = (row["nll"] or {}).get("difference")
+    return -math.inf if difference is None or difference["low"] is None else difference["low"]
+
+
+def _most(row: Mapping[str, Any]) -> float:
+    difference = (row["nll"] or {}).get("difference")
+    return math.inf if difference is None or difference["high"] is None else difference["high"]

@@ -1,0 +1,36 @@
+"""The verdict as plain text and as HTML."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from probe.evaluation.summary import Table, plain_table
+from probe.thresholds.tables import table as score_tables
+from probe.verdict.verdict import VERDICT
+
+_WIDTH = 110
+
+
+def told(summary: Mapping[str, Any]) -> str:
+    """What the terminal is told of a run: the verdict, then the scores it rests on."""
+    return f"{text(summary[VERDICT])}\n\n{score_tables(dict(summary))}"
+
+
+def text(verdict: Mapping[str, Any]) -> str:
+    """Sentences, table and notes, for a terminal."""
+    told = (textwrap.fill(f"{each['heading']}: {each['text']}", _WIDTH) for each in verdict["told"])
+    table = plain_table(Table("", tuple(verdict["head"]), tuple(map(tuple, verdict["cells"]))))
+    notes = (textwrap.fill(note, _WIDTH) for note in verdict["notes"])
+    return "\n\n".join(["\n".join(told), table, "\n".join(notes)])
+
+
+def html(verdict: Mapping[str, Any]) -> str:
+    """The same as a part of a page; every text escaped. On narrow screens the rows stand below each other."""
+    loader = jinja2.FileSystemLoader(Path(__file__).parents[1])
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    return environment.get_template("verdict.html").render(verdict=verdict)

@@ -1,0 +1,62 @@
+"""How sure a verdict is: false alarms, what a guess scores, what was not judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from probe.thresholds.findings import ranges
+from probe.verdict.naming import NAMED, Rows, reference_of, several
+
+
+def sure(summary: Mapping[str, Any], rows: Rows) -> str:
+    """False alarms of drift, what a guess scores, and what was not judged."""
+    reference = reference_of(rows)["method"]
+    told = [_false_alarms(rows), f"chance: {level(summary, reference)}" if summary["level"] else ""]
+    left = _unjudged(summary, rows)
+    told += [f"not judged: {', '.join(left)}" if left else "nothing was left unjudged"]
+    text = "; ".join(part for part in told if part)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _false_alarms(rows: Rows) -> str:
+    known = [(row["drift"]["false_alarms"], row["method"]) for row in rows if row["drift"] is not None]
+    rates = [(rate, method) for rate, method in known if rate is not None]
+    if not rates:
+        return "false alarms of drift: unknown"
+    own = [rate for rate, method in rates if method == reference_of(rows)["method"]]
+    worst, method = max(rates)
+    most = f", at most {worst:.1%} ({method})" if worst > (own or [-1])[0] else ""
+    told = (
+        f"{own[0]:.1%} of (layer, window) pairs under {reference_of(rows)['method']}"
+        if own
+        else "unknown under the reference"
+    )
+    return f"false alarms of drift inside the window: {told}{most}"
+
+
+def level(summary: Mapping[str, Any], reference: str) -> str:
+    """What a guess scores, and the reference inside the window."""
+    level = summary["level"]
+    guess = "an unknown tail NLL" if level["guess"] is None else f"a tail NLL of {level['guess']:.2f}"
+    return f"a guess scores {guess}, {reference} {level['tail_nll']:.2f} at {level['length']} tokens"
+
+
+def _unjudged(summary: Mapping[str, Any], rows: Rows) -> list[str]:
+    left = [f"{rule} (at chance inside M)" for rule in summary["at_chance"]]
+    left += [] if summary["level"] else ["failure by length (not measured)"]
+    if isinstance(summary["drift"], str):
+        return [*left, "drift"]
+    reasons = dict.fromkeys(row["drift"]["reason"] for row in rows if row["drift"]["reason"])
+    for reason in reasons:
+        left.append(f"drift of {several([row for row in rows if row['drift']['reason'] == reason])} ({reason})")
+    layers = [row for row in rows if row["drift"]["untrusted"] and not row["drift"]["reason"]]
+    if len(layers) > NAMED:
+        left.append(f"drift of {len(layers)} methods in single layers (false alarms)")
+    else:
+        left += [f"drift of {row['method']} in {_layers(row['drift']['untrusted'])} (false alarms)" for row in layers]
+    return left
+
+
+def _layers(numbers: Sequence[int]) -> str:
+    return f"layer{'s' * (len(numbers) > 1)} {ranges(numbers)}"

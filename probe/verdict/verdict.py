@@ -1,0 +1,64 @@
+"""The verdict of a run, as summary.json holds it: what report, dashboard and terminal show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from probe.store.located import Located
+from probe.verdict.cells import table
+from probe.verdict.rows import RANKED, ranked, same_model
+from probe.verdict.trust import sure
+from probe.verdict.words import broke, mended, where
+
+VERDICT = "verdict"
+"""The key of a summary that holds its verdict."""
+
+
+def verdict(summary: Mapping[str, Any], located: Located | None) -> dict[str, Any]:
+    """Of a run's summary, and of what `mesa-lens locate` wrote into its folder (None: nothing):
+
+    told: a heading and a sentence each for what broke, where, what mended it, how sure that is. rows: a method each,
+    ranked, in numbers. head, cells: the same as a table of texts. notes: how they came about, what is missing and how
+    to get it.
+    """
+    own = same_model(summary, located)
+    rows = ranked(summary, own)
+    told = {
+        "What broke": broke(summary, rows),
+        "Where": where(summary, rows),
+        "What mended it": mended(summary, rows),
+        "How sure": sure(summary, rows),
+    }
+    head, cells = table(summary, rows)
+    return {
+        "told": [{"heading": heading, "text": text} for heading, text in told.items()],
+        "head": head,
+        "cells": cells,
+        "rows": rows,
+        "notes": [RANKED, _cost(rows), _heads(located, own)],
+    }
+
+
+def _cost(rows: list[dict[str, Any]]) -> str:
+    """What time and memory are, or how they are had."""
+    passes = [cost["passes"] for row in rows for cost in row["cost"] or () if cost["passes"]]
+    if not passes:
+        return (
+            "Time and memory are not measured in this run: the same command with --overwrite, and --samples above 0, "
+            "measures them; mesa-lens eval --task latency measures prefill and decoding apart."
+        )
+    reference = next(row["method"] for row in rows if row["is_reference"])
+    return (
+        f"Time is that of the fastest of {min(passes)} passes over one prompt, memory the peak above the loaded model, "
+        f"as the tail NLL was measured, and as many times {reference}'s; other work on the machine adds to it. "
+        "mesa-lens eval --task latency measures prefill and decoding apart."
+    )
+
+
+def _heads(located: Located | None, own: Located | None) -> str:
+    if own is not None:
+        return "Heads: the smallest set found that restores 90% of the loss, as layer.head, with its 95% interval."
+    if located is not None:
+        return f"Heads: those located in this folder are of {located['model']}, M = {located['trained_length']}."
+    return "Heads: not located; mesa-lens locate with this folder as --out finds the smallest set that is enough."
