@@ -45,7 +45,7 @@ class Rotary:
     def learn(self, attention: nn.Module) -> None:
         """Finds out how the model's attention modules turn states; ValueError where they do not say."""
         for cls in () if self.apply else type(attention).__mro__:
-            self.apply = self.apply or getattr(sys.modules[cls.__module__], "apply_rotary_pos_emb", None)
+            self.apply = self.apply or getattr(sys.modules.get(cls.__module__), "apply_rotary_pos_emb", None)
         if self.apply is None:
             raise ValueError(f"{type(attention).__name__} is defined beside no apply_rotary_pos_emb, which is needed")
 
