@@ -114,5 +114,8 @@ def left_padding(mask: Tensor | None, batch: int, length: int, prompt_length: in
         raise ValueError("attention_mask pads on the right; set tokenizer.padding_side='left'")
     pads = (length - kept.sum(1)).tolist()
     if length in pads and length >= prompt_length:
-        raise ValueError(f"row {pads.index(length)} of attention_mask is all padding; drop it from the batch")
+        raise ValueError(
+            f"row {pads.index(length)} of attention_mask is all padding; drop it from the batch, or, where more of the "
+            "prompt follows, state its prompt_length"
+        )
     return pads

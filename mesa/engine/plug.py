@@ -30,7 +30,8 @@ from mesa.engine.heads import Execute, by_head
 from mesa.engine.passes import Bypassed, Group, Pass, check_positions, left_padding
 from mesa.engine.rope import Rotary, Rotation
 from mesa.engine.seams import Seams, scores_only, through
-from mesa.methods import Method, Origin
+from mesa.methods import METHODS, Method, Origin
+from mesa.plan_check import check_plan
 from mesa.support import ROTARY, check_method
 
 _NAME = "mesa_lens_"
@@ -115,6 +116,8 @@ class Attachment:
                 turn = Rotation(self.rotary, frequencies)
             length, start = past + new - pad, max(0, past - pad)
             plans = (self.method.plan(length, prompt_length - pad), self._origin.plan(length))
+            if type(self.method) not in METHODS.values():
+                check_plan(self.method.name, plans[0], length, start)
             woven, as_trained = (
                 Schedule(plan, start, self.method.cached_position, turn, self.slopes) for plan in plans
             )
@@ -355,8 +358,8 @@ def applied(
 
     executor: 'fused' (O(T) memory, no gradients) or 'dense' (O(T^2) memory, gradients, attention weights).
     prompt_length: tokens of the whole prompt (padding included) where it is given in several calls; Mesa's chunks
-    follow from it. By default the first call with an empty cache is the whole prompt, so assisted decoding (its first
-    call holds candidates too) and use_cache=False (every call is a first one) need it stated.
+    follow from it. By default it is what `generate` is given, and elsewhere what the first call with an empty cache is:
+    a loop of your own that goes without a cache needs it stated.
     Batches may be padded on the left. A KV cache filled inside the block serves only inside it. Threads may share the
     block; passes, and backward() under gradient checkpointing, must end in it.
     Raises ValueError for an unsupported model or an unknown executor. A pass in which a layer's attention is not the

@@ -10,6 +10,7 @@ import mesa
 from mesa.engine.attention import EXECUTORS, Schedule
 from mesa.engine.kernels import attend_plainly
 from mesa.engine.rows import rows
+from mesa.models import load
 from mesa.plan import Plan, Region, own_index
 
 LENGTH, DIM = 1024, 128
@@ -62,18 +63,6 @@ def tokens(batch, length):
     return torch.randint(2, 97, (batch, length), generator=torch.Generator().manual_seed(0))
 
 
-FAMILIES = ["llama", "mpt", "longrope"]
-
-
-def pairs():
-    return [
-        (family, name)
-        for family in FAMILIES
-        for name in cases.CASES
-        if not (family == "mpt" and mesa.METHODS[name].needs_rotary)
-    ]
-
-
 @torch.no_grad()
 def stepwise(model, method, executor):
     """Logits of a left-padded prompt, and of three tokens that follow one by one."""
@@ -88,13 +77,17 @@ def stepwise(model, method, executor):
 
 
 @pytest.mark.parametrize("executor", ["fused", "dense"])
-@pytest.mark.parametrize(("family", "name"), pairs())
+@pytest.mark.parametrize("family", ["llama", "mpt", "longrope"])
+@pytest.mark.parametrize("name", ["origin", "rerope", "lm-infinite", "mesa"])
 def test_autocast_rounds_and_no_more(family, name, executor):
     model, method = families.MODELS[family](), cases.method(name)
     exact = stepwise(model, method, executor)
     with torch.autocast("cpu", torch.bfloat16):
         rounded = stepwise(model, method, executor)
     assert 0 < (rounded - exact).pow(2).mean().sqrt() < 0.02 * exact.std()
+
+
+THIRDS = [(family, "leaky-rerope") for family in ("llama", "mpt", "longrope")]
 
 
 @pytest.fixture(params=[torch.float64, torch.bfloat16, torch.float16], ids=str)
@@ -110,7 +103,7 @@ def default_dtype(request):
 
 
 @pytest.mark.parametrize("executor", ["fused", "dense"])
-@pytest.mark.parametrize(("family", "name"), pairs())
+@pytest.mark.parametrize(("family", "name"), [("llama", "dynamic-ntk"), ("longrope", "mesa"), *THIRDS])
 def test_the_default_dtype_has_no_influence(family, name, executor, default_dtype):
     model = families.MODELS[family]()
     method = cases.method(name, **({"k": 3.0} if name == "leaky-rerope" else {}))  # thirds need all bits
@@ -119,3 +112,17 @@ def test_the_default_dtype_has_no_influence(family, name, executor, default_dtyp
     got = stepwise(model, method, executor)
     default_dtype(False)
     torch.testing.assert_close(got, expected, atol=0, rtol=0)
+
+
+@torch.no_grad()
+def test_alibis_scores_in_bfloat16_are_hooked_in_float32():
+    ids, model = tokens(2, 60), families.mpt().bfloat16()
+    mask = torch.ones_like(ids)
+    mask[0, :9] = 0
+    bridge = mesa.bridge(model, load().tokenizer)
+    for heads in (None, {1: (0, 2)}):
+        with mesa.applied(model, cases.method("rerope", heads=heads), executor="dense"):
+            cache = bridge.run_with_cache(ids, attention_mask=mask)[1]
+        scores, pattern = (cache[f"blocks.1.attn.hook_{name}"] for name in ("attn_scores", "pattern"))
+        assert (scores.dtype, pattern.dtype) == (torch.float32, torch.bfloat16)
+        torch.testing.assert_close(scores.softmax(-1)[0, :, 9:], pattern[0, :, 9:].float(), atol=4e-3, rtol=0)
