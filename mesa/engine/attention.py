@@ -13,18 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from mesa.engine.alibi import biased, with_bias
 from mesa.engine.kernels import BLOCK, Mask, attend
+from mesa.engine.rope import positions
 from mesa.plan import Plan, Position, Region
-
-_SHARE = 64.0
-"""The part of ALiBi's bias that goes with queries."""
-
-_PARTS = 3
-"""Parts of ALiBi's bias that go with keys: of bfloat16's 8 bits each, they hold what float32 does."""
 
 Turn = Callable[[Tensor, Tensor, Plan], Tensor]
 """Turns (batch, head, token, dim) by distances (token,) under a plan's frequencies."""
@@ -109,11 +104,6 @@ def _seen(region: Region, queries: tuple[int, int], keys: tuple[int, int], devic
     return region.contains(index[0][:, None], index[1][None, :])
 
 
-def positions(position: Position, index: Tensor) -> Tensor:
-    """The positions of tokens; by numpy, since torch divides whole numbers in whichever dtype is its default."""
-    return torch.from_numpy(np.asarray(position(index.cpu().numpy())))
-
-
 def scored(schedule: Schedule, query: Tensor, key: Tensor, scale: float) -> Tensor:
     """Scores before the softmax (batch, head, query, key), -inf where the plan masks."""
     plan, start, first_key = schedule.plan, schedule.start, schedule.first_key
@@ -128,14 +118,6 @@ def scored(schedule: Schedule, query: Tensor, key: Tensor, scale: float) -> Tens
             part = biased(part, schedule.slopes, region, queries, keys)
         scores = torch.where(region.contains(queries, keys), part, scores)
     return scores
-
-
-def biased(scores: Tensor, slopes: Tensor, region: Region, queries: Tensor, keys: Tensor) -> Tensor:
-    """Scores (batch, head, query, key) with ALiBi's bias, in float32 or better: half precision would lose it."""
-    accurate = torch.promote_types(scores.dtype, torch.float32)
-    relative = positions(region.query_position, queries) - positions(region.key_position, keys)
-    slopes, relative = (each.to(accurate).to(scores.device) for each in (slopes, relative))
-    return scores.to(accurate) - slopes[:, None, None] * relative
 
 
 def dense(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -207,7 +189,7 @@ def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
         values = value[:, :, low - first_key : high - first_key]
         offset = None
         if schedule.slopes is not None:
-            part, keys, values, offset = _with_bias(
+            part, keys, values, offset = with_bias(
                 part, keys, values, schedule.slopes, scale, region, (first, last), (low, high)
             )
         for call in region_calls:
@@ -252,46 +234,6 @@ def _placed_query(schedule: Schedule, query: Tensor, region: Region, begin: int,
     part = schedule.placed(query, region.query_position, begin, end)
     factor = schedule.query_scale(region, begin, end, query)
     return part if factor is None else part * factor
-
-
-def _with_bias(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    slopes: Tensor,
-    scale: float,
-    region: Region,
-    queries: tuple[int, int],
-    keys: tuple[int, int],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """ALiBi's bias as further dims of queries and keys, and what is to be added to the log-sum-exp (head, query).
-
-    The bias is separable: slope * key position goes with the key (in parts, so that bfloat16 keeps it, and a factor of
-    it with the query, so that float16 holds it at any length in use),
-    -slope * query position is the same for all keys of a query and so matters to the merge alone.
-    """
-    accurate = torch.promote_types(query.dtype, torch.float32)
-    slopes, query_position, key_position = (
-        each.to(accurate).to(query.device)
-        for each in (
-            slopes,
-            positions(region.query_position, torch.arange(*queries)),
-            positions(region.key_position, torch.arange(*keys)),
-        )
-    )
-    relative = key_position - key_position[-1]
-    rest = slopes[: key.shape[1], None] * relative / scale / _SHARE
-    parts = []
-    for _ in range(_PARTS):
-        parts.append(rest.to(key.dtype))
-        rest = rest - parts[-1]
-    extra = 8  # dims, of which some carry the bias; the kernel likes round numbers
-    bias = torch.stack(parts, -1).expand(key.shape[0], -1, -1, -1)
-    key = torch.cat([key, bias, key.new_zeros(*key.shape[:3], extra - _PARTS)], -1)
-    ones = query.new_zeros(*query.shape[:3], extra)
-    ones[..., :_PARTS] = _SHARE
-    offset = slopes[:, None] * (key_position[-1] - query_position)
-    return torch.cat([query, ones], -1), key, torch.nn.functional.pad(value, (0, extra)), offset
 
 
 class _Merged:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from transformers import Cache, DynamicCache
+from transformers import DynamicCache
 
 from mesa.engine.passes import Bypassed
 
@@ -49,6 +49,6 @@ def fill(cache: Any, block: Block, prompt_length: int) -> None:
         cache.__class__ = MethodCache
 
 
-def filled_in(cache: Any, block: Block) -> bool:
-    """Whether the cache, or what it is a copy of, was filled in this block."""
-    return isinstance(cache, Cache) and getattr(cache, "block", None) is block
+def prompt_length_of(cache: Any, block: Block) -> int | None:
+    """Its prompt's length where the cache, or what it is a copy of, was filled in this block; else None."""
+    return cache.prompt_length if getattr(cache, "block", None) is block else None

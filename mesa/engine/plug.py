@@ -23,12 +23,12 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from mesa.decoder import layers_of
 from mesa.engine import families
-from mesa.engine.attention import EXECUTORS, Schedule, positions
-from mesa.engine.caches import Block, fill, filled_in
+from mesa.engine.attention import EXECUTORS, Schedule
+from mesa.engine.caches import Block, fill, prompt_length_of
 from mesa.engine.generation import Prompt, prompt_noted
 from mesa.engine.heads import Execute, by_head
 from mesa.engine.passes import Bypassed, Group, Pass, check_positions, left_padding
-from mesa.engine.rope import Rotary, Rotation
+from mesa.engine.rope import Rotary, Rotation, positions
 from mesa.engine.seams import Seams, scores_only, through
 from mesa.methods import METHODS, Method, Origin
 from mesa.plan_check import check_plan
@@ -90,13 +90,14 @@ class Attachment:
         if cache is not None and not isinstance(cache, DynamicCache):
             raise ValueError(f"a {type(cache).__name__} is not supported; pass a DynamicCache")
         past = 0 if cache is None else int(cache.get_seq_length())
-        if past and not filled_in(cache, self._block):
+        known = prompt_length_of(cache, self._block) if past else None
+        if past and known is None:
             raise ValueError(
                 f"the cache of {past} tokens was not filled under {self.method.name}; start with a new one"
             )
         if self.executor == "fused" and (kwargs.get("output_attentions") or self.decoder.config.output_attentions):
             raise ValueError("the fused executor has no attention weights for output_attentions; use executor='dense'")
-        prompt_length = cache.prompt_length if past else self.prompt_length or self._prompt.length or new
+        prompt_length = known or self.prompt_length or self._prompt.length or new
         if cache is not None:
             fill(cache, self._block, prompt_length)
         pads = left_padding(kwargs.get("attention_mask"), batch, past + new, prompt_length)
@@ -135,13 +136,12 @@ class Attachment:
         cached = running.cached.to(states.device)
         if not (self._frozen.by_length and len(running.groups) > 1):
             return self._cos_sin(running.groups[:1], states, cached, *args, **kwargs)
-        tables: tuple[Tensor, ...] = ()
-        for group in running.groups:  # each chooses its frequencies by its own length
-            own = self._cos_sin([group], states[group.rows], cached[group.rows], *args, **kwargs)
-            tables = tables or tuple(each.new_zeros(len(cached), *each.shape[1:]) for each in own)
-            for table, each in zip(tables, own, strict=True):
-                table[group.rows] = each
-        cos, sin = tables
+        parts = [  # each group chooses its frequencies by its own length
+            self._cos_sin([group], states[group.rows], cached[group.rows], *args, **kwargs) for group in running.groups
+        ]
+        cos, sin = (part.new_zeros(len(cached), *part.shape[1:]) for part in parts[0])
+        for group, part in zip(running.groups, parts, strict=True):
+            cos[group.rows], sin[group.rows] = part
         return cos, sin
 
     def _cos_sin(self, groups: list[Group], *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -190,7 +190,7 @@ class Attachment:
         self._running.now = None
         self._threads.discard(get_ident())
         cache = getattr(output, "past_key_values", None)
-        if cache is not None and not filled_in(cache, self._block):
+        if cache is not None and prompt_length_of(cache, self._block) is None:
             fill(cache, self._block, self.prompt_length or self._prompt.length or int(cache.get_seq_length()))
 
     def attention(

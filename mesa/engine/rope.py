@@ -8,10 +8,16 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mesa.plan import Plan
+from mesa.plan import Plan, Position
+
+
+def positions(position: Position, index: Tensor) -> Tensor:
+    """The positions of tokens; by numpy, since torch divides whole numbers in whichever dtype is its default."""
+    return torch.from_numpy(np.asarray(position(index.cpu().numpy())))
 
 
 class CachedRotary(nn.Module):

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mesa.engine.attention import Schedule, biased
+from mesa.engine.alibi import biased
+from mesa.engine.attention import Schedule
 from mesa.plan import Region
 
 

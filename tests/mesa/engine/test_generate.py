@@ -52,8 +52,7 @@ def test_the_prompts_length_is_forgotten_after_generate():
     assert "generate" not in model.__dict__
 
 
-@pytest.mark.parametrize("stated", [None, PROMPT])
-@pytest.mark.parametrize("name", list(cases.CASES))
+@pytest.mark.parametrize(("name", "stated"), [("mesa", PROMPT), *((name, None) for name in cases.CASES)])
 def test_a_prompt_prefilled_in_pieces_with_rows_that_are_padding_at_first(name, stated):
     model, ids = tiny.model(), tokens(3)
     mask = torch.ones_like(ids)
