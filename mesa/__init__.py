@@ -24,6 +24,7 @@ from mesa.methods import (
     StairPE,
     StreamingLLM,
     make,
+    meant,
 )
 from mesa.plan import Plan, distances
 
@@ -67,7 +68,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Loads what needs torch when it is asked for."""
     if name not in _LAZY:
-        raise AttributeError(f"module 'mesa' has no attribute {name!r}")
+        raise AttributeError(f"module 'mesa' has no attribute {name!r}{meant(name, __all__)}")
     return getattr(importlib.import_module(_LAZY[name]), name)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mesa.methods import Method, registry
+from mesa.methods import Method, meant, registry
 
 ROTARY = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt_neox")
 """Supported model types (`config.model_type`) with rotary embeddings."""
@@ -39,9 +39,12 @@ def check_config(config: Any) -> None:
 def check_method(config: Any, method: Method) -> None:
     """As `check_config`, and ValueError when this method cannot be attached to such a model."""
     check_config(config)
+    if not isinstance(method, Method):
+        raise ValueError(f"{method!r} is not a method: {_method_wanted(method, config)}")
     reason = missing(config.model_type, type(method))
     if reason:
         raise ValueError(f"{method.name} cannot be attached to model type {config.model_type!r}: {reason}")
+    _check_parts(config, method)
     chosen = dict(method.heads or ())
     deepest = max(chosen or method.layers or (0,))
     if deepest >= config.num_hidden_layers:
@@ -50,6 +53,32 @@ def check_method(config: Any, method: Method) -> None:
         if heads[-1] >= config.num_attention_heads:
             last = config.num_attention_heads - 1
             raise ValueError(f"head {heads[-1]} of layer {layer} is out of range; the model has heads 0-{last}")
+
+
+def _method_wanted(given: Any, config: Any) -> str:
+    """What to give in the place of something that is no method."""
+    try:
+        length = trained_length(config)
+    except ValueError:
+        length = 4096
+    if isinstance(given, type) and issubclass(given, Method):
+        return f"it is the class; give {given.__name__}(trained_length={length}), with the length of your model"
+    known, text = registry(), given if isinstance(given, str) else ""
+    note = f"; known: {', '.join(known)}{meant(text, known)}" if text not in known else ""
+    name = text if text in known else "rerope"
+    return f"give one, such as mesa.make({name!r}, trained_length={length}), with the length of your model{note}"
+
+
+def _check_parts(config: Any, method: Method) -> None:
+    """ValueError where layers or heads are to attend as trained, and the model's own rotary base follows the length."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    parts = "layers" if method.layers is not None else "heads" if method.heads is not None else ""
+    if parts and not method.as_trained and rope.get("rope_type") == "dynamic":
+        raise ValueError(
+            f"{method.name}: {parts} cannot be chosen on this {config.model_type} model: the others would attend as "
+            "trained, but its rotary base grows with the prompt (rope_type 'dynamic'); leave them out, or load the "
+            f"model with rope_parameters={{'rope_type': 'default', 'rope_theta': {rope.get('rope_theta')}}}"
+        )
 
 
 def missing(kind: str, method: type[Method]) -> str:

@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mesa.engine.alibi import biased, with_bias
 from mesa.engine.kernels import BLOCK, Mask, attend
+from mesa.engine.rope import positions
 from mesa.plan import Plan, Position, Region
-
-_SHARE = 64.0
-"""The part of ALiBi's bias that goes with queries."""
 
 Turn = Callable[[Tensor, Tensor, Plan], Tensor]
 """Turns (batch, head, token, dim) by distances (token,) under a plan's frequencies."""
@@ -49,8 +48,9 @@ class Schedule:
             return states
         known = (position, begin, end, states.device)
         if known not in self._turns:
-            index = torch.arange(begin, end, device=states.device)
-            self._turns[known] = position(index) - self.cached(index)
+            index = torch.arange(begin, end)
+            turns = positions(position, index) - positions(self.cached, index)
+            self._turns[known] = turns.float().to(states.device)
         return self.turn(states, self._turns[known], self.plan)
 
     def query_scale(self, region: Region, begin: int, end: int, like: Tensor) -> Tensor | None:
@@ -115,8 +115,7 @@ def scored(schedule: Schedule, query: Tensor, key: Tensor, scale: float) -> Tens
         part = _placed_query(schedule, query, region, start, plan.length)
         part = part @ schedule.placed(key, region.key_position, first_key, plan.length).transpose(-1, -2) * scale
         if schedule.slopes is not None:
-            relative = region.query_position(queries) - region.key_position(keys)
-            part = part - schedule.slopes.to(query)[:, None, None] * relative
+            part = biased(part, schedule.slopes, region, queries, keys)
         scores = torch.where(region.contains(queries, keys), part, scores)
     return scores
 
@@ -190,7 +189,7 @@ def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
         values = value[:, :, low - first_key : high - first_key]
         offset = None
         if schedule.slopes is not None:
-            part, keys, values, offset = _with_bias(
+            part, keys, values, offset = with_bias(
                 part, keys, values, schedule.slopes, scale, region, (first, last), (low, high)
             )
         for call in region_calls:
@@ -235,37 +234,6 @@ def _placed_query(schedule: Schedule, query: Tensor, region: Region, begin: int,
     part = schedule.placed(query, region.query_position, begin, end)
     factor = schedule.query_scale(region, begin, end, query)
     return part if factor is None else part * factor
-
-
-def _with_bias(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    slopes: Tensor,
-    scale: float,
-    region: Region,
-    queries: tuple[int, int],
-    keys: tuple[int, int],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """ALiBi's bias as further dims of queries and keys, and what is to be added to the log-sum-exp (head, query).
-
-    The bias is separable: slope * key position goes with the key (in two parts, so that half precision keeps it, and a
-    factor of it with the query, so that float16 holds it at any length in use),
-    -slope * query position is the same for all keys of a query and so matters to the merge alone.
-    """
-    slopes = slopes.to(query.device, torch.promote_types(query.dtype, torch.float32))
-    key_position = region.key_position(torch.arange(*keys, device=query.device))
-    query_position = region.query_position(torch.arange(*queries, device=query.device))
-    relative = key_position - key_position[-1]
-    bias = slopes[: key.shape[1], None] * relative / scale / _SHARE
-    coarse = bias.to(key.dtype)
-    extra = 8  # dims, of which two carry the bias; the kernel likes round numbers
-    parts = torch.stack([coarse, (bias - coarse).to(key.dtype)], -1).expand(key.shape[0], -1, -1, -1)
-    key = torch.cat([key, parts, key.new_zeros(*key.shape[:3], extra - 2)], -1)
-    ones = query.new_zeros(*query.shape[:3], extra)
-    ones[..., :2] = _SHARE
-    offset = slopes[:, None] * (key_position[-1] - query_position)
-    return torch.cat([query, ones], -1), key, torch.nn.functional.pad(value, (0, extra)), offset
 
 
 class _Merged:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -45,7 +47,16 @@ class Attached(Protocol):
         ...
 
     def attention(
-        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float, *, seams: Any
+        self,
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        scaling: float,
+        *,
+        dropout: float,
+        seams: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Attention output (batch, query, head, dim) and weights."""
         ...
@@ -66,31 +77,65 @@ def rotary_replaced(attachment: Attached) -> Iterator[None]:
 @contextmanager
 def forwards_replaced(attachment: Attached) -> Iterator[None]:
     """Every ALiBi attention module calls the attachment for as long as this lasts."""
-    modules = [module for module in attachment.decoder.modules() if type(module).__name__ in _FORWARDS]
+    places = [(module, _place(module)) for module in alibi_modules(attachment.decoder)]
+    before = [(module, place, module.__dict__.get(place)) for module, place in places]
     try:
-        for module in modules:
-            module.forward = _bound(_FORWARDS[type(module).__name__], attachment, module)
+        for module, place in places:
+            setattr(module, place, partial(_forward(module), attachment, module))
         yield
     finally:
-        for module in modules:
-            module.__dict__.pop("forward", None)
+        for module, place, own in before:
+            module.__dict__.pop(place, None)
+            if own is not None:
+                setattr(module, place, own)
 
 
-def slopes(attachment: Attached) -> Tensor:
-    """ALiBi's slopes (head,) as the model itself computes them."""
-    module: Any = next(module for module in attachment.decoder.modules() if type(module).__name__ in _FORWARDS)
-    if type(module).__name__ == "BloomAttention":
+def alibi_modules(decoder: nn.Module) -> list[Any]:
+    """The decoder's ALiBi attention modules; ValueError where one has a forward that we do not know."""
+    found: list[Any] = []
+    for module in decoder.modules():
+        known = next((each for each in type(module).__mro__ if each.__name__ in _FORWARDS), None)
+        if known is None:
+            continue
+        if type(module).forward is not known.forward or ("forward" in module.__dict__ and _place(module) == "forward"):
+            raise ValueError(
+                f"a {type(module).__name__} has a forward of its own, which a method would replace; remove it "
+                "(`del module.forward` where it was set on the module), or put what it does into hooks"
+            )
+        found.append(module)
+    if not found:
+        raise ValueError(f"the model has none of the attention modules {', '.join(_FORWARDS)}, which are needed")
+    return found
+
+
+def _forward(module: nn.Module) -> Callable[..., Any]:
+    return next(_FORWARDS[each.__name__] for each in type(module).__mro__ if each.__name__ in _FORWARDS)
+
+
+def _place(module: nn.Module) -> str:
+    """The attribute that holds what the module computes; accelerate's hooks stand before it."""
+    return "_old_forward" if hasattr(module, "_hf_hook") else "forward"
+
+
+def slopes(decoder: Any) -> Tensor:
+    """ALiBi's slopes (head,) as the model was trained with; warns where the model itself computes others."""
+    module = alibi_modules(decoder)[0]
+    if _forward(module) is _bloom_forward:
         from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
 
         return _get_alibi_slopes(module.num_heads, torch.device("cpu")).float()
     from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
-    maximum = attachment.decoder.config.attn_config.alibi_bias_max
-    return -build_mpt_alibi_tensor(module.n_heads, 2, maximum)[:, 0, 0].float()
-
-
-def _bound(forward: Callable[..., Any], attachment: Attached, module: nn.Module) -> Callable[..., Any]:
-    return lambda *args, **kwargs: forward(attachment, module, *args, **kwargs)
+    stated = decoder.config.attn_config.alibi_bias_max
+    found = -build_mpt_alibi_tensor(module.n_heads, 2, stated)[:, 0, 0].float()
+    own = -decoder.build_mpt_alibi_tensor(module.n_heads, 2)[:, 0, 0].float().cpu()
+    if not torch.equal(own, found):
+        warnings.warn(
+            f"the config states alibi_bias_max={stated}, which methods follow, Origin included, and transformers' own "
+            "MPT does not: without a method this model is not what was trained",
+            stacklevel=2,
+        )
+    return found
 
 
 def _mpt_forward(
@@ -111,7 +156,14 @@ def _mpt_forward(
     if past_key_values is not None:
         key, value = past_key_values.update(key, value, module.layer_idx)
     output, weights = attachment.attention(
-        module, query, key, value, attention_mask, scaling=module.softmax_scale, seams=kwargs.get("seams")
+        module,
+        query,
+        key,
+        value,
+        attention_mask,
+        scaling=module.softmax_scale,
+        dropout=module.attn_dropout_p if module.training else 0.0,
+        seams=kwargs.get("seams"),
     )
     return module.out_proj(output.reshape(batch, length, -1)), weights
 
@@ -126,14 +178,22 @@ def _bloom_forward(
     layer_past: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """`BloomAttention.forward` with our attention in the middle, in evaluation mode."""
+    """`BloomAttention.forward` with our attention in the middle."""
     query, key, value = module._reshape(module.query_key_value(hidden_states))
     if layer_past is not None:
         key, value = layer_past.update(key, value, module.layer_idx)
     output, weights = attachment.attention(
-        module, query, key, value, attention_mask, scaling=module.inv_norm_factor, seams=kwargs.get("seams")
+        module,
+        query,
+        key,
+        value,
+        attention_mask,
+        scaling=module.inv_norm_factor,
+        dropout=module.attention_dropout.p if module.training else 0.0,
+        seams=kwargs.get("seams"),
     )
-    return residual + module.dense(output.flatten(2)), weights
+    mixed = torch.nn.functional.dropout(module.dense(output.flatten(2)), module.hidden_dropout, module.training)
+    return residual + mixed, weights
 
 
 _FORWARDS = {"MptAttention": _mpt_forward, "BloomAttention": _bloom_forward}

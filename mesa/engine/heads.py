@@ -37,7 +37,7 @@ def by_head(
             states = _taken(query, part), _taken(key, key_heads), _taken(value, key_heads)
             output[:, part], part_weights = execute(part, own, *states, scale)
             if part_weights is not None:
-                weights = query.new_zeros(*query.shape[:3], key.shape[2]) if weights is None else weights
+                weights = part_weights.new_zeros(*query.shape[:3], key.shape[2]) if weights is None else weights
                 weights[:, part] = part_weights
     return output, weights
 

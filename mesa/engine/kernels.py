@@ -120,8 +120,8 @@ def attend_plainly(
     accurate = torch.promote_types(query.dtype, torch.float32)
     outputs, log_sums = [], []
     for begin in range(0, query.shape[2], BLOCK):
-        rows = query[:, :, begin : begin + BLOCK]
-        scores = (rows @ key.transpose(-1, -2)).to(accurate) * scale
+        rows = query[:, :, begin : begin + BLOCK].to(accurate)
+        scores = rows @ key.transpose(-1, -2).to(accurate) * scale
         if causal:
             ones = torch.ones(rows.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
             scores = scores.masked_fill(~ones.tril(begin), -math.inf)

@@ -10,19 +10,22 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
-from transformers import DynamicCache
 
 from mesa.engine.attention import Schedule
 
 
 @dataclass
 class Group:
-    """Rows of a batch with the same left padding, and their schedule."""
+    """Rows of a batch with the same left padding, and their schedule.
+
+    frequencies: rotary's for them, where the model has it.
+    """
 
     rows: Tensor
     pad: int
     woven: Schedule
     as_trained: Schedule
+    frequencies: Tensor | None = None
     windowed: dict[tuple[bool, int, int], Schedule] = field(default_factory=dict)
 
     @property
@@ -58,17 +61,18 @@ class Owner(Protocol):
 class Pass:
     """What a pass is computed with; raises `Bypassed` where it is used as the mask that it stands in for.
 
-    cached: positions (batch, token) that keys are cached at. frequencies: rotary's, where the model has it.
+    groups: those rows that have tokens so far. total: tokens so far, padding included. cached: positions
+    (batch, token) that keys are cached at.
     """
 
-    def __init__(self, groups: list[Group], cached: Tensor, frequencies: Tensor | None, owner: Owner) -> None:
-        self.groups, self.cached, self.frequencies, self.owner = groups, cached, frequencies, owner
+    def __init__(self, groups: list[Group], total: int, cached: Tensor, owner: Owner) -> None:
+        self.groups, self.total, self.cached, self.owner = groups, total, cached, owner
         self.ran: set[int] = set()
 
     @property
-    def total(self) -> int:
-        """Tokens so far, padding included."""
-        return self.groups[0].pad + self.groups[0].length
+    def unpadded(self) -> bool:
+        """Whether no row has any padding."""
+        return len(self.cached) == sum(len(group.rows) for group in self.groups if group.pad == 0)
 
     def to(self, *args: Any, **kwargs: Any) -> Pass:
         """Itself: a model may move or convert its mask."""
@@ -91,17 +95,6 @@ class Pass:
         raise Bypassed(own.owner.why())
 
 
-class SpentCache(DynamicCache):
-    """A cache whose keys were made under a method that is not attached any more: it takes no others."""
-
-    def update(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises `Bypassed`."""
-        raise Bypassed(
-            f"the `with` block in which this cache of {self.get_seq_length()} tokens was filled has ended, and its "
-            "keys serve only there; let all passes end in the block, and start with a new cache after it"
-        )
-
-
 def check_positions(given: Tensor | None, index: Tensor) -> None:
     """ValueError for positions (1 or batch, token) of one's own; `index` are the tokens', below 0 for padding."""
     if given is not None and ((given.cpu() != index) & (index >= 0)).any():
@@ -110,7 +103,7 @@ def check_positions(given: Tensor | None, index: Tensor) -> None:
         )
 
 
-def left_padding(mask: Tensor | None, batch: int, length: int) -> list[int]:
+def left_padding(mask: Tensor | None, batch: int, length: int, prompt_length: int) -> list[int]:
     """Tokens of left padding of every row; ValueError for any other mask."""
     if mask is None:
         return [0] * batch
@@ -120,6 +113,9 @@ def left_padding(mask: Tensor | None, batch: int, length: int) -> list[int]:
     if (kept[:, 1:] < kept[:, :-1]).any():
         raise ValueError("attention_mask pads on the right; set tokenizer.padding_side='left'")
     pads = (length - kept.sum(1)).tolist()
-    if length in pads:
-        raise ValueError(f"row {pads.index(length)} of attention_mask is all padding; drop it from the batch")
+    if length in pads and length >= prompt_length:
+        raise ValueError(
+            f"row {pads.index(length)} of attention_mask is all padding; drop it from the batch, or, where more of the "
+            "prompt follows, state its prompt_length"
+        )
     return pads

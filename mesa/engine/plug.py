@@ -14,22 +14,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import Lock, get_ident, local
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, Cache, DynamicCache, PreTrainedModel
+from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from mesa.decoder import layers_of
 from mesa.engine import families
 from mesa.engine.attention import EXECUTORS, Schedule
+from mesa.engine.caches import Block, fill, prompt_length_of
+from mesa.engine.generation import Prompt, prompt_noted
 from mesa.engine.heads import Execute, by_head
-from mesa.engine.passes import Bypassed, Group, Pass, SpentCache, check_positions, left_padding
-from mesa.engine.rope import Rotary, Rotation
+from mesa.engine.passes import Bypassed, Group, Pass, check_positions, left_padding
+from mesa.engine.rope import Rotary, Rotation, positions
 from mesa.engine.seams import Seams, scores_only, through
-from mesa.methods import Method, Origin
+from mesa.methods import METHODS, Method, Origin
+from mesa.plan_check import check_plan
 from mesa.support import ROTARY, check_method
 
 _NAME = "mesa_lens_"
@@ -60,13 +62,13 @@ class Attachment:
             self._frozen = families.frozen_rotary(self._original)
             self.rotary = Rotary(self._frozen)
         else:
-            self.slopes = families.slopes(self)
+            self.slopes = families.slopes(self.decoder)
         self.attached = False
         self.calls: Counter[int] = Counter()
         self.observer: Observer | None = None
         self.woven: dict[int, tuple[int, ...]] = {}
         self._origin = Origin(trained_length=method.trained_length)
-        self._prompt_lengths: WeakKeyDictionary[Cache, int] = WeakKeyDictionary()
+        self._block, self._prompt = Block(method.name), Prompt()
         self._running = local()
         self._threads: set[int] = set()
         self._lock = Lock()
@@ -88,61 +90,85 @@ class Attachment:
         if cache is not None and not isinstance(cache, DynamicCache):
             raise ValueError(f"a {type(cache).__name__} is not supported; pass a DynamicCache")
         past = 0 if cache is None else int(cache.get_seq_length())
-        if past and cache not in self._prompt_lengths:
+        known = prompt_length_of(cache, self._block) if past else None
+        if past and known is None:
             raise ValueError(
                 f"the cache of {past} tokens was not filled under {self.method.name}; start with a new one"
             )
         if self.executor == "fused" and (kwargs.get("output_attentions") or self.decoder.config.output_attentions):
             raise ValueError("the fused executor has no attention weights for output_attentions; use executor='dense'")
-        prompt_length = self._prompt_lengths[cache] if past and cache is not None else self.prompt_length or new
+        prompt_length = known or self.prompt_length or self._prompt.length or new
         if cache is not None:
-            self._prompt_lengths[cache] = prompt_length
-        pads = left_padding(kwargs.get("attention_mask"), batch, past + new)
+            fill(cache, self._block, prompt_length)
+        pads = left_padding(kwargs.get("attention_mask"), batch, past + new, prompt_length)
         check_positions(kwargs.get("position_ids"), torch.arange(past, past + new) - torch.tensor(pads)[:, None])
         self._running.now = self._laid_out(pads, past, new, prompt_length)
         self._threads.add(get_ident())
 
     def _laid_out(self, pads: list[int], past: int, new: int, prompt_length: int) -> Pass:
         """The pass of `new` tokens after `past` ones, with these tokens of padding in each row."""
-        frequencies, turn = None, None
-        if self.rotary is not None:
-            with self._lock:
-                families.settle(self._frozen, prompt_length - min(pads))
-                frequencies = self._frozen.inv_freq.clone()
-            turn = Rotation(self.rotary, frequencies)
         groups = []
-        for pad in sorted(set(pads)):
+        for pad in sorted(set(pads) - {past + new}):
+            frequencies, turn = None, None
+            if self.rotary is not None:
+                with self._lock:
+                    families.settle(self._frozen, prompt_length - pad)
+                    frequencies = self._frozen.inv_freq.clone()
+                turn = Rotation(self.rotary, frequencies)
             length, start = past + new - pad, max(0, past - pad)
             plans = (self.method.plan(length, prompt_length - pad), self._origin.plan(length))
+            if type(self.method) not in METHODS.values():
+                check_plan(self.method.name, plans[0], length, start)
             woven, as_trained = (
                 Schedule(plan, start, self.method.cached_position, turn, self.slopes) for plan in plans
             )
             rows = torch.tensor([row for row, its_pad in enumerate(pads) if its_pad == pad])
-            groups.append(Group(rows, pad, woven, as_trained))
+            groups.append(Group(rows, pad, woven, as_trained, frequencies))
         index = torch.arange(past, past + new) - torch.tensor(pads)[:, None]
-        cached = self.method.cached_position(index.clamp(min=0))
-        return Pass(groups, cached, frequencies, self)
+        cached = positions(self.method.cached_position, index.clamp(min=0))
+        return Pass(groups, past + new, cached, self)
 
     def cos_sin(self, states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Rotary's cos and sin for the states of the running pass, as keys are cached."""
         running = self.running
         if running is None:
             raise Bypassed(self.why())
+        cached = running.cached.to(states.device)
+        if not (self._frozen.by_length and len(running.groups) > 1):
+            return self._cos_sin(running.groups[:1], states, cached, *args, **kwargs)
+        parts = [  # each group chooses its frequencies by its own length
+            self._cos_sin([group], states[group.rows], cached[group.rows], *args, **kwargs) for group in running.groups
+        ]
+        cos, sin = (part.new_zeros(len(cached), *part.shape[1:]) for part in parts[0])
+        for group, part in zip(running.groups, parts, strict=True):
+            cos[group.rows], sin[group.rows] = part
+        return cos, sin
+
+    def _cos_sin(self, groups: list[Group], *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """What the model's rotary module gives: itself if as trained, else with the frequencies of the first group."""
         with self._lock:
-            module = self._original
-            if not self.method.as_trained:
-                assert running.frequencies is not None
-                module, self._frozen.inv_freq = self._frozen, running.frequencies.clone()  # `settle` writes into it
-            return module(states, running.cached.to(states.device), *args, **kwargs)
+            if self.method.as_trained:
+                return self._original(*args, **kwargs)
+            for group in groups:
+                assert group.frequencies is not None
+                self._frozen.inv_freq = group.frequencies.clone()  # `settle` writes into it
+            return self._frozen(*args, **kwargs)
 
     def mask(self, *args: Any, **kwargs: Any) -> Pass | None:
         """What the model's layers are given in the mask's place: the pass; the plan masks, padding included."""
         return self.running
 
-    def check_ran(self, layer: int) -> None:
+    def check_ran(self, layer: int, *_: Any) -> None:
         """Raises `Bypassed` when the method's executor did not run in a layer of the running pass."""
         if self.running is not None and layer not in self.running.ran:
             raise Bypassed(self.why(layer))
+
+    def __reduce__(self) -> NoReturn:
+        """Raises RuntimeError: a copy of the model would go on with what is attached to this one."""
+        raise RuntimeError(
+            f"{self.method.name} is attached to this model, which can be copied or pickled only before or after the "
+            "`with` block; save_pretrained works inside it"
+        )
 
     def why(self, layer: int | None = None) -> str:
         """Why another attention than the method's is computed, and what to do."""
@@ -164,8 +190,8 @@ class Attachment:
         self._running.now = None
         self._threads.discard(get_ident())
         cache = getattr(output, "past_key_values", None)
-        if cache is not None and cache not in self._prompt_lengths:
-            self._prompt_lengths[cache] = self.prompt_length or int(cache.get_seq_length())
+        if cache is not None and prompt_length_of(cache, self._block) is None:
+            fill(cache, self._block, self.prompt_length or self._prompt.length or int(cache.get_seq_length()))
 
     def attention(
         self,
@@ -189,6 +215,9 @@ class Attachment:
             )
         if not isinstance(attention_mask, Pass):
             raise Bypassed(self.why(module.layer_idx))
+        if torch.is_autocast_enabled(query.device.type):  # rotary's output is float32 there, values are not
+            dtype = torch.get_autocast_dtype(query.device.type)
+            query, key, value = (states.to(dtype) for states in (query, key, value))
         running = attention_mask
         if running.owner is not self:  # a layer of an earlier block, computed anew by gradient checkpointing
             raise Bypassed(running.owner.why())
@@ -199,7 +228,7 @@ class Attachment:
         execute = partial(self._execute, module.layer_idx, scores_only if seams else EXECUTORS[self.executor])
         by_plan = partial(self._by_plan, module.layer_idx, execute, kwargs.get("sliding_window"))
         first_key = running.total - key.shape[2]  # above 0 where a sliding layer's cache has dropped keys
-        if len(running.groups) == 1 and running.groups[0].pad == 0:
+        if running.unpadded:
             output, weights = by_plan(running.groups[0], first_key, query, key, value, scaling)
         else:
             unseen = -math.inf if seams else 0.0
@@ -221,14 +250,15 @@ class Attachment:
         scale: float,
     ) -> tuple[Tensor, Tensor | None]:
         """Attention output and weights of a padded batch, group by group; zeros and `unseen` at padding."""
-        output = torch.zeros_like(query)
-        weights = query.new_full((*query.shape[:3], key.shape[2]), unseen) if self.executor == "dense" else None
+        output, weights = torch.zeros_like(query), None
         for group in running.groups:
             rows, skip = group.rows, max(0, group.pad - (running.total - query.shape[2]))
             dropped = max(0, group.pad - first_key)
             parts = (query[rows, :, skip:], key[rows, :, dropped:], value[rows, :, dropped:])
             output[rows, :, skip:], row_weights = by_plan(group, max(0, first_key - group.pad), *parts, scale)
-            if weights is not None and row_weights is not None:
+            if row_weights is not None:
+                if weights is None:
+                    weights = row_weights.new_full((*query.shape[:3], key.shape[2]), unseen)
                 weights[rows, :, skip:, dropped:] = row_weights
         return output, weights
 
@@ -283,9 +313,9 @@ class Attachment:
             self.decoder.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True),
         ]
         for layer, module in enumerate(layers):
-            hooks.append(module.register_forward_hook(lambda *_, layer=layer: self.check_ran(layer)))
+            hooks.append(module.register_forward_hook(partial(self.check_ran, layer)))
         try:
-            with replaced(self):
+            with replaced(self), prompt_noted(self.model, self._prompt):
                 self.model.config._attn_implementation, self.attached = self.name, True
                 yield
         finally:
@@ -294,9 +324,7 @@ class Attachment:
                 hook.remove()
             AttentionInterface._global_mapping.pop(self.name)
             AttentionMaskInterface._global_mapping.pop(self.name)
-            for cache in list(self._prompt_lengths):
-                if type(cache) is DynamicCache:
-                    cache.__class__ = SpentCache
+            self._block.open = False
         if self._threads - {get_ident()}:
             raise Bypassed(
                 f"the `with` block of {self.method.name} has ended while another thread runs the model; join it first"
@@ -330,8 +358,8 @@ def applied(
 
     executor: 'fused' (O(T) memory, no gradients) or 'dense' (O(T^2) memory, gradients, attention weights).
     prompt_length: tokens of the whole prompt (padding included) where it is given in several calls; Mesa's chunks
-    follow from it. By default the first call with an empty cache is the whole prompt, so assisted decoding (its first
-    call holds candidates too) and use_cache=False (every call is a first one) need it stated.
+    follow from it. By default it is what `generate` is given, and elsewhere what the first call with an empty cache is:
+    a loop of your own that goes without a cache needs it stated.
     Batches may be padded on the left. A KV cache filled inside the block serves only inside it. Threads may share the
     block; passes, and backward() under gradient checkpointing, must end in it.
     Raises ValueError for an unsupported model or an unknown executor. A pass in which a layer's attention is not the

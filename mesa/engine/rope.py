@@ -8,10 +8,16 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mesa.plan import Plan
+from mesa.plan import Plan, Position
+
+
+def positions(position: Position, index: Tensor) -> Tensor:
+    """The positions of tokens; by numpy, since torch divides whole numbers in whichever dtype is its default."""
+    return torch.from_numpy(np.asarray(position(index.cpu().numpy())))
 
 
 class CachedRotary(nn.Module):
@@ -45,7 +51,7 @@ class Rotary:
     def learn(self, attention: nn.Module) -> None:
         """Finds out how the model's attention modules turn states; ValueError where they do not say."""
         for cls in () if self.apply else type(attention).__mro__:
-            self.apply = self.apply or getattr(sys.modules[cls.__module__], "apply_rotary_pos_emb", None)
+            self.apply = self.apply or getattr(sys.modules.get(cls.__module__), "apply_rotary_pos_emb", None)
         if self.apply is None:
             raise ValueError(f"{type(attention).__name__} is defined beside no apply_rotary_pos_emb, which is needed")
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mesa.engine.alibi import biased
 from mesa.engine.attention import Schedule
 from mesa.plan import Region
 
@@ -35,8 +36,8 @@ def rows(schedule: Schedule, query: Tensor, key: Tensor, scale: float, chosen: S
         queries = torch.tensor(tokens, device=query.device)[:, None]
         index = torch.arange(low, high, device=query.device)[None, :]
         if schedule.slopes is not None:
-            relative = region.query_position(queries) - region.key_position(index)
-            part = part - schedule.slopes.to(query)[:, None, None] * relative
+            part = biased(part, schedule.slopes, region, queries, index)
+            scores = scores.to(part.dtype)
         columns = slice(low - first_key, high - first_key)
         scores[:, :, mine, columns] = torch.where(region.contains(queries, index), part, scores[:, :, mine, columns])
     return scores.softmax(-1, dtype=torch.promote_types(query.dtype, torch.float32)).to(query.dtype)

@@ -6,7 +6,9 @@ Out: plans (see mesa.plan), integers and predicates only. Open first: woven.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields
+from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -49,11 +51,18 @@ def registry() -> dict[str, type[Method]]:
     return known
 
 
+def meant(name: str, known: Iterable[str]) -> str:
+    """A question to end an error with: whether the known name most like this one was meant; empty where none is."""
+    plain = {each.lower(): each for each in known}
+    close = get_close_matches(name.lower().replace("_", "-"), plain, 1, 0.75)
+    return f"; did you mean {plain[close[0]]!r}?" if close else ""
+
+
 def make(name: str, trained_length: int, **parameters: Any) -> Method:
     """The method called `name`; parameters left out take their defaults. ValueError for unknown names."""
     methods = registry()
     if name not in methods:
-        raise ValueError(f"unknown method {name!r}; known: {', '.join(methods)}")
+        raise ValueError(f"unknown method {name!r}; known: {', '.join(methods)}{meant(name, methods)}")
     known = {field.name for field in fields(methods[name])}
     for parameter in parameters:
         if parameter not in known:

@@ -1,0 +1,128 @@
+"""What is left of accuracy in half precision, under autocast, and whatever torch's default dtype is."""
+
+import cases
+import families
+import pytest
+import torch
+from transformers import DynamicCache
+
+import mesa
+from mesa.engine.attention import EXECUTORS, Schedule
+from mesa.engine.kernels import attend_plainly
+from mesa.engine.rows import rows
+from mesa.models import load
+from mesa.plan import Plan, Region, own_index
+
+LENGTH, DIM = 1024, 128
+STEEPEST, GENTLE = 0.84, 0.004
+"""MPT-7B's first and last slopes."""
+
+
+def as_at_32k(index):
+    """Positions as in a text of 32k tokens: the last key, which biases are counted from, is far from all others."""
+    return index + 31 * 1024 * (index == LENGTH - 1)
+
+
+def alibi(dtype, slopes):
+    region = Region((0, LENGTH), (0, LENGTH), query_position=as_at_32k, key_position=as_at_32k)
+    return Schedule(Plan(LENGTH, (region,)), 0, own_index, slopes=torch.tensor(slopes, dtype=dtype))
+
+
+def states(heads=2):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(1, heads, LENGTH, DIM, generator=generator).bfloat16() for _ in range(3)]
+
+
+def rms(error):
+    return error.pow(2).mean((0, 2, 3)).sqrt().tolist()
+
+
+@pytest.mark.parametrize("executor", ["fused", "dense"])
+def test_alibi_in_bfloat16_keeps_its_accuracy_at_32k(executor):
+    """An output's own rounding is 0.0016; biases in two parts make 0.04 of it, biases in bfloat16 much more."""
+    slopes, given = [STEEPEST, GENTLE], states()
+    exact = EXECUTORS["dense"](alibi(torch.float64, slopes), *(each.double() for each in given), DIM**-0.5)[0]
+    got = EXECUTORS[executor](alibi(torch.float32, slopes), *given, DIM**-0.5)[0]
+    assert got.dtype == torch.bfloat16
+    assert max(rms(got.double() - exact)) < 2.5e-3
+
+
+def test_rows_of_alibi_in_bfloat16_are_as_accurate():
+    slopes, (query, key, value), chosen = [STEEPEST, GENTLE], states(), [5, 500, 1023]
+    exact = EXECUTORS["dense"](alibi(torch.float64, slopes), query.double(), key.double(), value.double(), DIM**-0.5)
+    got = rows(alibi(torch.float32, slopes), query, key, DIM**-0.5, chosen)
+    torch.testing.assert_close(got.double(), exact[1][:, :, chosen], atol=4e-3, rtol=0)
+
+
+def test_plain_operations_keep_a_large_bias_in_bfloat16(monkeypatch):
+    monkeypatch.setattr("mesa.engine.attention.attend", attend_plainly)
+    test_alibi_in_bfloat16_keeps_its_accuracy_at_32k("fused")
+
+
+def tokens(batch, length):
+    return torch.randint(2, 97, (batch, length), generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def stepwise(model, method, executor):
+    """Logits of a left-padded prompt, and of three tokens that follow one by one."""
+    ids, cache = tokens(2, 63), DynamicCache()
+    mask = torch.ones_like(ids)
+    mask[0, :9] = 0
+    found = []
+    with mesa.applied(model, method, executor=executor):
+        for begin, end in ((0, 60), (60, 61), (61, 62), (62, 63)):
+            found.append(model(ids[:, begin:end], attention_mask=mask[:, :end], past_key_values=cache).logits)
+    return torch.cat(found, 1)[:, 9:].float()
+
+
+@pytest.mark.parametrize("executor", ["fused", "dense"])
+@pytest.mark.parametrize("family", ["llama", "mpt", "longrope"])
+@pytest.mark.parametrize("name", ["origin", "rerope", "lm-infinite", "mesa"])
+def test_autocast_rounds_and_no_more(family, name, executor):
+    model, method = families.MODELS[family](), cases.method(name)
+    exact = stepwise(model, method, executor)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = stepwise(model, method, executor)
+    assert 0 < (rounded - exact).pow(2).mean().sqrt() < 0.02 * exact.std()
+
+
+THIRDS = [(family, "leaky-rerope") for family in ("llama", "mpt", "longrope")]
+
+
+@pytest.fixture(params=[torch.float64, torch.bfloat16, torch.float16], ids=str)
+def default_dtype(request):
+    """Another default dtype inside the test."""
+    before = torch.get_default_dtype()
+
+    def choose(chosen=True):
+        torch.set_default_dtype(request.param if chosen else before)
+
+    yield choose
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("executor", ["fused", "dense"])
+@pytest.mark.parametrize(("family", "name"), [("llama", "dynamic-ntk"), ("longrope", "mesa"), *THIRDS])
+def test_the_default_dtype_has_no_influence(family, name, executor, default_dtype):
+    model = families.MODELS[family]()
+    method = cases.method(name, **({"k": 3.0} if name == "leaky-rerope" else {}))  # thirds need all bits
+    expected = stepwise(model, method, executor)
+    default_dtype()
+    got = stepwise(model, method, executor)
+    default_dtype(False)
+    torch.testing.assert_close(got, expected, atol=0, rtol=0)
+
+
+@torch.no_grad()
+def test_alibis_scores_in_bfloat16_are_hooked_in_float32():
+    ids, model = tokens(2, 60), families.mpt().bfloat16()
+    mask = torch.ones_like(ids)
+    mask[0, :9] = 0
+    bridge = mesa.bridge(model, load().tokenizer)
+    for heads in (None, {1: (0, 2)}):
+        with mesa.applied(model, cases.method("rerope", heads=heads), executor="dense"):
+            cache = bridge.run_with_cache(ids, attention_mask=mask)[1]
+        scores, pattern = (cache[f"blocks.1.attn.hook_{name}"] for name in ("attn_scores", "pattern"))
+        assert (scores.dtype, pattern.dtype) == (torch.float32, torch.bfloat16)
+        torch.testing.assert_close(scores.softmax(-1)[0, :, 9:], pattern[0, :, 9:].float(), atol=4e-3, rtol=0)
