@@ -1,4 +1,4 @@
-"""One forward pass under a method: its tokens' positions, and a schedule for each left padding.
+"""One forward pass under a method: its tokens' positions, and a schedule for each padding.
 
 A pass goes through the layers in the attention mask's place, so that every layer has its own pass's, whichever thread
 runs it, and gradient checkpointing, which computes a layer anew later, gives it the same one again.
@@ -7,7 +7,7 @@ runs it, and gradient checkpointing, which computes a layer anew later, gives it
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 from transformers import DynamicCache
@@ -15,12 +15,23 @@ from transformers import DynamicCache
 from mesa.engine.attention import Schedule
 
 
+class Places(NamedTuple):
+    """Where a group's own tokens are: among new ones and among held keys, of which `first_key` were dropped before."""
+
+    queries: Tensor
+    keys: Tensor
+    first_key: int
+
+
 @dataclass
 class Group:
-    """Rows of a batch with the same left padding, and their schedule."""
+    """Rows of a batch with the same padding, and their schedule.
+
+    real: whether each token so far is no padding.
+    """
 
     rows: Tensor
-    pad: int
+    real: Tensor
     woven: Schedule
     as_trained: Schedule
     windowed: dict[tuple[bool, int, int], Schedule] = field(default_factory=dict)
@@ -29,6 +40,20 @@ class Group:
     def length(self) -> int:
         """Tokens so far, padding left out."""
         return self.woven.plan.length
+
+    def places(self, first_key: int, new: int) -> Places:
+        """Where the tokens are that are no padding, given queries of the last `new` and keys from `first_key` on.
+
+        ValueError where keys were dropped for the sake of padding that came after them.
+        """
+        dropped, keys = int(self.real[:first_key].sum()), self.real[first_key:].nonzero()[:, 0]
+        queries = self.real[len(self.real) - new :].nonzero()[:, 0]
+        if dropped and len(queries) and int(keys[-1]) >= len(keys):
+            raise ValueError(
+                f"a sliding layer's cache has dropped keys of row {int(self.rows[0])}, which its tokens after the "
+                "padding see; set tokenizer.padding_side='left'"
+            )
+        return Places(queries, keys, dropped)
 
     def schedule(self, weave: bool, window: int | None, first_key: int) -> Schedule:
         """A layer's schedule: woven or not, with a sliding window or none; its cache holds keys from `first_key` on."""
@@ -68,7 +93,12 @@ class Pass:
     @property
     def total(self) -> int:
         """Tokens so far, padding included."""
-        return self.groups[0].pad + self.groups[0].length
+        return len(self.groups[0].real)
+
+    @property
+    def padded(self) -> bool:
+        """Whether any row has padding."""
+        return len(self.groups) > 1 or self.groups[0].length < self.total
 
     def to(self, *args: Any, **kwargs: Any) -> Pass:
         """Itself: a model may move or convert its mask."""
@@ -102,24 +132,9 @@ class SpentCache(DynamicCache):
         )
 
 
-def check_positions(given: Tensor | None, index: Tensor) -> None:
-    """ValueError for positions (1 or batch, token) of one's own; `index` are the tokens', below 0 for padding."""
-    if given is not None and ((given.cpu() != index) & (index >= 0)).any():
-        raise ValueError(
-            "position_ids differ from the tokens' places, which a method's positions follow; leave them out"
-        )
-
-
-def left_padding(mask: Tensor | None, batch: int, length: int) -> list[int]:
-    """Tokens of left padding of every row; ValueError for any other mask."""
-    if mask is None:
-        return [0] * batch
-    if mask.dim() != 2 or mask.shape[1] != length:
-        raise ValueError(f"attention_mask has shape {tuple(mask.shape)}; needed is a padding mask ({batch}, {length})")
-    kept = mask.bool()
-    if (kept[:, 1:] < kept[:, :-1]).any():
-        raise ValueError("attention_mask pads on the right; set tokenizer.padding_side='left'")
-    pads = (length - kept.sum(1)).tolist()
-    if length in pads:
-        raise ValueError(f"row {pads.index(length)} of attention_mask is all padding; drop it from the batch")
-    return pads
+def taken(states: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+    """Those rows and tokens of `states` (batch, head, token, dim)."""
+    first, last = int(tokens[0]), int(tokens[-1])
+    if last - first + 1 == len(tokens):
+        return states[rows, :, first : last + 1]
+    return states[rows[:, None], :, tokens].transpose(1, 2)

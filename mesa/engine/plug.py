@@ -25,8 +25,9 @@ from transformers.masking_utils import AttentionMaskInterface
 from mesa.decoder import layers_of
 from mesa.engine import families
 from mesa.engine.attention import EXECUTORS, Schedule
+from mesa.engine.given import check_positions, check_prompt, check_unpacked, real_tokens
 from mesa.engine.heads import Execute, by_head
-from mesa.engine.passes import Bypassed, Group, Pass, SpentCache, check_positions, left_padding
+from mesa.engine.passes import Bypassed, Group, Pass, SpentCache, taken
 from mesa.engine.rope import Rotary, Rotation
 from mesa.engine.seams import Seams, scores_only, through
 from mesa.methods import Method, Origin
@@ -86,7 +87,10 @@ class Attachment:
         batch, new = inputs.shape[:2]
         cache = kwargs.get("past_key_values")
         if cache is not None and not isinstance(cache, DynamicCache):
-            raise ValueError(f"a {type(cache).__name__} is not supported; pass a DynamicCache")
+            raise ValueError(
+                f"a {type(cache).__name__} is not supported; pass a DynamicCache, or cache_implementation='dynamic' to "
+                "`generate`"
+            )
         past = 0 if cache is None else int(cache.get_seq_length())
         if past and cache not in self._prompt_lengths:
             raise ValueError(
@@ -97,29 +101,35 @@ class Attachment:
         prompt_length = self._prompt_lengths[cache] if past and cache is not None else self.prompt_length or new
         if cache is not None:
             self._prompt_lengths[cache] = prompt_length
-        pads = left_padding(kwargs.get("attention_mask"), batch, past + new)
-        check_positions(kwargs.get("position_ids"), torch.arange(past, past + new) - torch.tensor(pads)[:, None])
-        self._running.now = self._laid_out(pads, past, new, prompt_length)
+        check_unpacked(kwargs)
+        real = real_tokens(kwargs.get("attention_mask"), batch, past + new)
+        index = torch.where(real, real.cumsum(1) - 1, -1)[:, past:]
+        check_prompt(real, past, prompt_length)
+        check_positions(kwargs.get("position_ids"), real, index)
+        self._running.now = self._laid_out(real, index, prompt_length)
         self._threads.add(get_ident())
 
-    def _laid_out(self, pads: list[int], past: int, new: int, prompt_length: int) -> Pass:
-        """The pass of `new` tokens after `past` ones, with these tokens of padding in each row."""
+    def _laid_out(self, real: Tensor, index: Tensor, prompt_length: int) -> Pass:
+        """The pass of the last tokens, with an index among those of their row; -1: padding. real: all tokens so far."""
+        later = max(0, prompt_length - real.shape[1])
+        prompts, lengths = (real[:, :prompt_length].sum(1) + later).tolist(), real.sum(1).tolist()
         frequencies, turn = None, None
         if self.rotary is not None:
             with self._lock:
-                families.settle(self._frozen, prompt_length - min(pads))
+                families.settle(self._frozen, max(prompts))
                 frequencies = self._frozen.inv_freq.clone()
             turn = Rotation(self.rotary, frequencies)
+        paddings, of_row = torch.unique(real, dim=0, return_inverse=True)
         groups = []
-        for pad in sorted(set(pads)):
-            length, start = past + new - pad, max(0, past - pad)
-            plans = (self.method.plan(length, prompt_length - pad), self._origin.plan(length))
+        for number, own in enumerate(paddings):
+            rows = (of_row == number).nonzero()[:, 0]
+            length, prompt = lengths[rows[0]], prompts[rows[0]]
+            start = length - int((index[rows[0]] >= 0).sum())
+            plans = (self.method.plan(length, prompt), self._origin.plan(length))
             woven, as_trained = (
                 Schedule(plan, start, self.method.cached_position, turn, self.slopes) for plan in plans
             )
-            rows = torch.tensor([row for row, its_pad in enumerate(pads) if its_pad == pad])
-            groups.append(Group(rows, pad, woven, as_trained))
-        index = torch.arange(past, past + new) - torch.tensor(pads)[:, None]
+            groups.append(Group(rows, own, woven, as_trained))
         cached = self.method.cached_position(index.clamp(min=0))
         return Pass(groups, cached, frequencies, self)
 
@@ -199,7 +209,7 @@ class Attachment:
         execute = partial(self._execute, module.layer_idx, scores_only if seams else EXECUTORS[self.executor])
         by_plan = partial(self._by_plan, module.layer_idx, execute, kwargs.get("sliding_window"))
         first_key = running.total - key.shape[2]  # above 0 where a sliding layer's cache has dropped keys
-        if len(running.groups) == 1 and running.groups[0].pad == 0:
+        if not running.padded:
             output, weights = by_plan(running.groups[0], first_key, query, key, value, scaling)
         else:
             unseen = -math.inf if seams else 0.0
@@ -224,12 +234,14 @@ class Attachment:
         output = torch.zeros_like(query)
         weights = query.new_full((*query.shape[:3], key.shape[2]), unseen) if self.executor == "dense" else None
         for group in running.groups:
-            rows, skip = group.rows, max(0, group.pad - (running.total - query.shape[2]))
-            dropped = max(0, group.pad - first_key)
-            parts = (query[rows, :, skip:], key[rows, :, dropped:], value[rows, :, dropped:])
-            output[rows, :, skip:], row_weights = by_plan(group, max(0, first_key - group.pad), *parts, scale)
+            rows, (queries, keys, first) = group.rows[:, None], group.places(first_key, query.shape[2])
+            if not len(queries):
+                continue
+            parts = [taken(query, group.rows, queries), *(taken(each, group.rows, keys) for each in (key, value))]
+            row_output, row_weights = by_plan(group, first, *parts, scale)
+            output[rows, :, queries] = row_output.transpose(1, 2)
             if weights is not None and row_weights is not None:
-                weights[rows, :, skip:, dropped:] = row_weights
+                weights[rows[:, None], :, queries[:, None], keys] = row_weights.permute(0, 2, 3, 1)
         return output, weights
 
     def _by_plan(
@@ -332,8 +344,9 @@ def applied(
     prompt_length: tokens of the whole prompt (padding included) where it is given in several calls; Mesa's chunks
     follow from it. By default the first call with an empty cache is the whole prompt, so assisted decoding (its first
     call holds candidates too) and use_cache=False (every call is a first one) need it stated.
-    Batches may be padded on the left. A KV cache filled inside the block serves only inside it. Threads may share the
-    block; passes, and backward() under gradient checkpointing, must end in it.
+    Batches may be padded on either side; `generate` needs it on the left, as it does without a method. A KV cache
+    filled inside the block serves only inside it. Threads may share the block; passes, and backward() under gradient
+    checkpointing, must end in it.
     Raises ValueError for an unsupported model or an unknown executor. A pass in which a layer's attention is not the
     method's is a RuntimeError.
 
