@@ -6,13 +6,14 @@ runs it, and gradient checkpointing, which computes a layer anew later, gives it
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 from transformers import DynamicCache
 
-from mesa.engine.attention import Schedule
+from mesa.engine.attention import Schedule, Turn
+from mesa.engine.families import Kind
 
 
 class Places(NamedTuple):
@@ -27,14 +28,15 @@ class Places(NamedTuple):
 class Group:
     """Rows of a batch with the same padding, and their schedule.
 
-    real: whether each token so far is no padding.
+    real: whether each token so far is no padding. turns: what turns states in each kind of layer.
     """
 
     rows: Tensor
     real: Tensor
     woven: Schedule
     as_trained: Schedule
-    windowed: dict[tuple[bool, int, int], Schedule] = field(default_factory=dict)
+    turns: dict[Kind, Turn | None]
+    by_layer: dict[tuple[Any, ...], Schedule] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
@@ -55,15 +57,14 @@ class Group:
             )
         return Places(queries, keys, dropped)
 
-    def schedule(self, weave: bool, window: int | None, first_key: int) -> Schedule:
-        """A layer's schedule: woven or not, with a sliding window or none; its cache holds keys from `first_key` on."""
-        whole = self.woven if weave else self.as_trained
-        if not window or window >= self.length:
-            return whole
-        known = (weave, window, first_key)
-        if known not in self.windowed:
-            self.windowed[known] = whole.within(window, first_key)
-        return self.windowed[known]
+    def schedule(self, weave: bool, kind: Kind, window: int | None, first_key: int) -> Schedule:
+        """A layer's schedule: woven or not, by its kind and sliding window, if any; keys are held from `first_key` on."""
+        sliding = (window, first_key) if window and window < self.length else None
+        known = (weave, kind, sliding)
+        if known not in self.by_layer:
+            whole = replace(self.woven if weave else self.as_trained, turn=self.turns[kind])
+            self.by_layer[known] = whole.within(*sliding) if sliding else whole
+        return self.by_layer[known]
 
 
 class Bypassed(RuntimeError, AttributeError):
@@ -83,10 +84,10 @@ class Owner(Protocol):
 class Pass:
     """What a pass is computed with; raises `Bypassed` where it is used as the mask that it stands in for.
 
-    cached: positions (batch, token) that keys are cached at. frequencies: rotary's, where the model has it.
+    cached: positions (batch, token) that keys are cached at. frequencies: rotary's by kind of layer, where it has any.
     """
 
-    def __init__(self, groups: list[Group], cached: Tensor, frequencies: Tensor | None, owner: Owner) -> None:
+    def __init__(self, groups: list[Group], cached: Tensor, frequencies: dict[Kind, Tensor], owner: Owner) -> None:
         self.groups, self.cached, self.frequencies, self.owner = groups, cached, frequencies, owner
         self.ran: set[int] = set()
 

@@ -25,6 +25,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from mesa.decoder import layers_of
 from mesa.engine import families
 from mesa.engine.attention import EXECUTORS, Schedule
+from mesa.engine.families import Kind
 from mesa.engine.given import check_positions, check_prompt, check_unpacked, real_tokens
 from mesa.engine.heads import Execute, by_head
 from mesa.engine.passes import Bypassed, Group, Pass, SpentCache, taken
@@ -53,15 +54,11 @@ class Attachment:
         self.name = f"{_NAME}{id(self):x}"
         self.decoder: Any = model.get_decoder()
         self._names = list(inspect.signature(self.decoder.forward).parameters)
-        self.rotary: Rotary | None = None
-        self.slopes: Tensor | None = None
-        self._frozen: Any = None
-        if model.config.model_type in ROTARY:
-            self._original = self.decoder.rotary_emb
-            self._frozen = families.frozen_rotary(self._original)
-            self.rotary = Rotary(self._frozen)
-        else:
-            self.slopes = families.slopes(self)
+        rotary = model.config.model_type in ROTARY
+        self._originals: dict[Kind, Any] = families.rotaries(self.decoder) if rotary else {}
+        self._frozen: dict[Kind, Any] = {kind: families.frozen_rotary(own) for kind, own in self._originals.items()}
+        self.rotary = {kind: Rotary(frozen) for kind, frozen in self._frozen.items()}
+        self.slopes = None if rotary else families.slopes(self)
         self.attached = False
         self.calls: Counter[int] = Counter()
         self.observer: Observer | None = None
@@ -113,12 +110,12 @@ class Attachment:
         """The pass of the last tokens, with an index among those of their row; -1: padding. real: all tokens so far."""
         later = max(0, prompt_length - real.shape[1])
         prompts, lengths = (real[:, :prompt_length].sum(1) + later).tolist(), real.sum(1).tolist()
-        frequencies, turn = None, None
-        if self.rotary is not None:
-            with self._lock:
-                families.settle(self._frozen, max(prompts))
-                frequencies = self._frozen.inv_freq.clone()
-            turn = Rotation(self.rotary, frequencies)
+        frequencies: dict[Kind, Tensor] = {}
+        with self._lock:
+            for kind, frozen in self._frozen.items():
+                families.settle(frozen, max(prompts))
+                frequencies[kind] = frozen.inv_freq.clone()
+        turns = {kind: Rotation(rotary, frequencies[kind]) for kind, rotary in self.rotary.items()} or {None: None}
         paddings, of_row = torch.unique(real, dim=0, return_inverse=True)
         groups = []
         for number, own in enumerate(paddings):
@@ -127,23 +124,23 @@ class Attachment:
             start = length - int((index[rows[0]] >= 0).sum())
             plans = (self.method.plan(length, prompt), self._origin.plan(length))
             woven, as_trained = (
-                Schedule(plan, start, self.method.cached_position, turn, self.slopes) for plan in plans
+                Schedule(plan, start, self.method.cached_position, slopes=self.slopes) for plan in plans
             )
-            groups.append(Group(rows, own, woven, as_trained))
+            groups.append(Group(rows, own, woven, as_trained, turns))
         cached = self.method.cached_position(index.clamp(min=0))
         return Pass(groups, cached, frequencies, self)
 
-    def cos_sin(self, states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Rotary's cos and sin for the states of the running pass, as keys are cached."""
+    def cos_sin(self, states: Tensor, kind: Kind = None) -> tuple[Tensor, Tensor]:
+        """Rotary's cos and sin for the states of the running pass, as keys are cached in layers of a kind."""
         running = self.running
         if running is None:
             raise Bypassed(self.why())
         with self._lock:
-            module = self._original
+            module = self._originals[kind]
             if not self.method.as_trained:
-                assert running.frequencies is not None
-                module, self._frozen.inv_freq = self._frozen, running.frequencies.clone()  # `settle` writes into it
-            return module(states, running.cached.to(states.device), *args, **kwargs)
+                module = self._frozen[kind]
+                module.inv_freq = running.frequencies[kind].clone()  # `settle` writes into it
+            return module(states, running.cached.to(states.device))
 
     def mask(self, *args: Any, **kwargs: Any) -> Pass | None:
         """What the model's layers are given in the mask's place: the pass; the plan masks, padding included."""
@@ -202,12 +199,13 @@ class Attachment:
         running = attention_mask
         if running.owner is not self:  # a layer of an earlier block, computed anew by gradient checkpointing
             raise Bypassed(running.owner.why())
-        if self.rotary is not None:
-            self.rotary.learn(module)
+        kind = None if None in running.groups[0].turns else module.layer_type
+        if self.rotary:
+            self.rotary[kind].learn(module)
         with self._lock:
             self.calls[module.layer_idx] += 1
         execute = partial(self._execute, module.layer_idx, scores_only if seams else EXECUTORS[self.executor])
-        by_plan = partial(self._by_plan, module.layer_idx, execute, kwargs.get("sliding_window"))
+        by_plan = partial(self._by_plan, module.layer_idx, execute, kind, kwargs.get("sliding_window"))
         first_key = running.total - key.shape[2]  # above 0 where a sliding layer's cache has dropped keys
         if not running.padded:
             output, weights = by_plan(running.groups[0], first_key, query, key, value, scaling)
@@ -248,6 +246,7 @@ class Attachment:
         self,
         layer: int,
         execute: Execute,
+        kind: Kind,
         window: int | None,
         group: Group,
         first_key: int,
@@ -262,8 +261,8 @@ class Attachment:
         chosen = every if chosen is None else chosen
         self.woven[layer] = chosen
         if chosen in (every, ()):
-            return execute(every, group.schedule(chosen == every, window, first_key), query, key, value, scale)
-        woven, as_trained = (group.schedule(weave, window, first_key) for weave in (True, False))
+            return execute(every, group.schedule(chosen == every, kind, window, first_key), query, key, value, scale)
+        woven, as_trained = (group.schedule(weave, kind, window, first_key) for weave in (True, False))
         return by_head(execute, woven, as_trained, chosen, query, key, value, scale)
 
     def _execute(
@@ -286,7 +285,7 @@ class Attachment:
     def on(self) -> Iterator[None]:
         """The model attends by the method for as long as this lasts."""
         before = self.model.config._attn_implementation
-        replaced = families.forwards_replaced if self.rotary is None else families.rotary_replaced
+        replaced = families.rotary_replaced if self.rotary else families.forwards_replaced
         layers = layers_of(self.model)
         AttentionInterface.register(self.name, self.attention)
         AttentionMaskInterface.register(self.name, self.mask)
