@@ -16,7 +16,7 @@ ALIBI = ("mpt", "bloom")
 _COUNTS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
 _CAPPED = "its attention scores are soft-capped, which parts of an attention cannot be merged through"
-_IMAGES = "its images see ahead; load its text model by transformers' Gemma3ForCausalLM ('gemma3_text')"
+_IMAGES = "its images see ahead; take its text model out of it (docs/models.md)"
 REFUSED = {"gemma2": _CAPPED, "gemma3": _IMAGES}
 """Model types that cannot be supported, and why."""
 

@@ -58,7 +58,7 @@ class Group:
         return Places(queries, keys, dropped)
 
     def schedule(self, weave: bool, kind: Kind, window: int | None, first_key: int) -> Schedule:
-        """A layer's schedule: woven or not, by its kind and sliding window, if any; keys are held from `first_key` on."""
+        """A layer's schedule: woven or not, by kind and sliding window, if any; keys are held from `first_key` on."""
         sliding = (window, first_key) if window and window < self.length else None
         known = (weave, kind, sliding)
         if known not in self.by_layer:
