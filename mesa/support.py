@@ -10,6 +10,9 @@ ROTARY = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma",
 ROTARY += ("stablelm", "gpt_neox")
 """Supported model types (`config.model_type`) with rotary embeddings."""
 
+BY_LAYER = ("gemma3_text",)
+"""Those of them whose kinds of layers have frequencies of their own."""
+
 ALIBI = ("mpt", "bloom")
 """Supported model types with ALiBi."""
 
@@ -62,6 +65,13 @@ def missing(kind: str, method: type[Method]) -> str:
     if kind in ALIBI and method.needs_rotary:
         return "it changes rotary frequencies, and ALiBi has none"
     return ""
+
+
+def no_phases(kind: str) -> str:
+    """Why a model type has no rotary phases that go for all its layers; empty where it has."""
+    if kind in BY_LAYER:
+        return "has other rotary frequencies in other layers"
+    return "" if kind in ROTARY else "has no rotary embeddings (it has ALiBi)"
 
 
 def trained_length(config: Any) -> int:

@@ -24,7 +24,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from mesa.decoder import layers_of
 from mesa.engine import families
-from mesa.engine.attention import EXECUTORS, Schedule
+from mesa.engine.attention import EXECUTORS, Schedule, Turn
 from mesa.engine.families import Kind
 from mesa.engine.given import check_positions, check_prompt, check_unpacked, real_tokens
 from mesa.engine.heads import Execute, by_head
@@ -115,7 +115,9 @@ class Attachment:
             for kind, frozen in self._frozen.items():
                 families.settle(frozen, max(prompts))
                 frequencies[kind] = frozen.inv_freq.clone()
-        turns = {kind: Rotation(rotary, frequencies[kind]) for kind, rotary in self.rotary.items()} or {None: None}
+        turns: dict[Kind, Turn | None] = {None: None}
+        if self.rotary:
+            turns = {kind: Rotation(rotary, frequencies[kind]) for kind, rotary in self.rotary.items()}
         paddings, of_row = torch.unique(real, dim=0, return_inverse=True)
         groups = []
         for number, own in enumerate(paddings):
