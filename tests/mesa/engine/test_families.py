@@ -174,10 +174,13 @@ def test_origin_equals_the_stock_model(family, executor):
     torch.testing.assert_close(ours[real], stock[real], atol=5e-6, rtol=0)
 
 
+VARIANTS = ("phi norms", "stablelm parallel", "mixtral sliding")
+"""Other norms, blocks and windows of families in which every method is tried."""
+
 PAIRS = [
     (family, name)
     for family in FAMILIES
-    for name in cases.CASES
+    for name in (("rerope", "mesa") if family in VARIANTS else cases.CASES)
     if not (family in ("mpt", "bloom") and mesa.METHODS[name].needs_rotary)
 ]
 
