@@ -6,31 +6,37 @@ from typing import Any
 
 from mesa.methods import Method, meant, registry
 
-ROTARY = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt_neox")
+ROTARY = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma3_text", "phi", "phi3", "olmo2")
+ROTARY += ("stablelm", "gpt_neox")
 """Supported model types (`config.model_type`) with rotary embeddings."""
+
+BY_LAYER = ("gemma3_text",)
+"""Those of them whose kinds of layers have frequencies of their own."""
 
 ALIBI = ("mpt", "bloom")
 """Supported model types with ALiBi."""
 
 _COUNTS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
-REFUSED = {"gemma2": "its attention scores are soft-capped, which parts of an attention cannot be merged through"}
+_CAPPED = "its attention scores are soft-capped, which parts of an attention cannot be merged through"
+_IMAGES = "its images see ahead; take its text model out of it (docs/models.md)"
+REFUSED = {"gemma2": _CAPPED, "gemma3": _IMAGES}
 """Model types that cannot be supported, and why."""
 
 
 def check_config(config: Any) -> None:
     """Raises ValueError, naming what is supported, when no method can be attached to a model with this config."""
     kind = config.model_type
-    for name in _COUNTS:
+    reason = REFUSED.get(kind) or _unlike_its_family(config)
+    for name in () if reason else _COUNTS:
         value = getattr(config, name, None)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(
                 f"{name} of this {kind} model's config is {value!r}, no number above 0; mend its config.json"
             )
-    if kind in ROTARY or (kind in ALIBI and _uses_alibi(config)):
-        return
-    reason = REFUSED.get(kind)
-    if reason is None:
+    if not reason:
+        if kind in ROTARY or (kind in ALIBI and _uses_alibi(config)):
+            return
         rotary = getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None)
         reason = "it is not known here" if rotary else "it has no rotary embeddings and no ALiBi to weave"
     raise ValueError(f"model type {kind!r} is not supported: {reason}; supported: {', '.join(ROTARY + ALIBI)}")
@@ -90,6 +96,13 @@ def missing(kind: str, method: type[Method]) -> str:
     return ""
 
 
+def no_phases(kind: str) -> str:
+    """Why a model type has no rotary phases that go for all its layers; empty where it has."""
+    if kind in BY_LAYER:
+        return "has other rotary frequencies in other layers"
+    return "" if kind in ROTARY else "has no rotary embeddings (it has ALiBi)"
+
+
 def trained_length(config: Any) -> int:
     """The window that a config states (tokens); ValueError where it states none. Configs can be wrong about it."""
     rope = getattr(config, "rope_parameters", None) or {}
@@ -143,6 +156,13 @@ def _markdown(found: dict[str, dict[str, str]], reasons: list[str]) -> str:
     lines += [f"| {kind} | {' | '.join(row.values())} |" for kind, row in found.items()]
     notes = [f"({number}) {reason}" for number, reason in enumerate(reasons, 1)]
     return "\n".join([*lines, "", "; ".join(notes) + "."])
+
+
+def _unlike_its_family(config: Any) -> str:
+    """Why a model cannot have a method though others of its type can; empty where it can."""
+    if getattr(config, "use_bidirectional_attention", None):
+        return "its tokens see ahead (use_bidirectional_attention)"
+    return _CAPPED if getattr(config, "attn_logit_softcapping", None) else ""
 
 
 def _uses_alibi(config: Any) -> bool:

@@ -176,14 +176,21 @@ def delegating_adapter(base: type[Any], by_head: bool) -> type[Any]:
 
 
 @contextmanager
-def _registered(architecture: str, by_head: bool) -> Iterator[None]:
-    """Registers the delegating adapter while the bridge is built, and puts the former one back."""
+def _registered(model: PreTrainedModel) -> Iterator[None]:
+    """Registers the model's delegating adapter while a bridge is built, and puts the former one back.
+
+    TransformerLens chooses adapters by what configs name, and a config that was never saved names none.
+    """
+    architecture, named = type(model).__name__, model.config.architectures
     former = ArchitectureAdapterFactory._adapters[architecture]
-    ArchitectureAdapterFactory.register_adapter(architecture, delegating_adapter(former, by_head))
+    own = delegating_adapter(former, model.config.model_type in _BY_HEAD)
+    ArchitectureAdapterFactory.register_adapter(architecture, own)
+    model.config.architectures = [architecture]
     try:
         yield
     finally:
         ArchitectureAdapterFactory.register_adapter(architecture, former)
+        model.config.architectures = named
 
 
 def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> MethodBridge:
@@ -199,7 +206,7 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Method
     check_config(model.config)
     check_free(model)
     architecture = type(model).__name__
-    with _registered(architecture, model.config.model_type in _BY_HEAD):
+    with _registered(model):
         built: Any = TransformerBridge.boot_transformers(
             model.config._name_or_path or architecture,
             hf_model=model,

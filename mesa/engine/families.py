@@ -13,14 +13,25 @@ import torch
 from accelerate.hooks import remove_hook_from_module
 from torch import Tensor, nn
 
-from mesa.engine.rope import CachedRotary
+from mesa.engine.rope import CachedRotary, OfKind
+
+Kind = str | None
+"""A kind of layer with rotary frequencies of its own; None where all layers share them."""
+
+
+def rotaries(decoder: Any) -> dict[Kind, nn.Module]:
+    """A decoder's rotary module, by kind of layer."""
+    rotary = decoder.rotary_emb
+    kinds = getattr(rotary, "layer_types", None)
+    return {kind: OfKind(rotary, kind) for kind in kinds} if kinds else {None: rotary}
 
 
 def frozen_rotary(module: nn.Module) -> nn.Module:
     """A copy of a rotary module that keeps its frequencies (dynamic NTK's first ones) until `settle`, at any length."""
     frozen: Any = copy.deepcopy(module)
-    if hasattr(frozen, "_hf_hook"):  # accelerate's: it would put what comes out on the module's own device
-        remove_hook_from_module(frozen)
+    for part in frozen.modules():
+        if hasattr(part, "_hf_hook"):  # accelerate's: it would put what comes out on the module's own device
+            remove_hook_from_module(part)
     if hasattr(frozen, "original_inv_freq"):  # a long input may have changed the others in place
         frozen.inv_freq = frozen.original_inv_freq.clone()
     frozen.by_length = frozen.rope_type == "longrope"
@@ -42,7 +53,7 @@ class Attached(Protocol):
 
     decoder: Any
 
-    def cos_sin(self, states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def cos_sin(self, states: Tensor, kind: Kind = None) -> tuple[Tensor, Tensor]:
         """Rotary's cos and sin for the running pass."""
         ...
 

@@ -1,4 +1,4 @@
-"""One forward pass under a method: its tokens' positions, and a schedule for each left padding.
+"""One forward pass under a method: its tokens' positions, and a schedule for each padding.
 
 A pass goes through the layers in the attention mask's place, so that every layer has its own pass's, whichever thread
 runs it, and gradient checkpointing, which computes a layer anew later, gives it the same one again.
@@ -6,42 +6,67 @@ runs it, and gradient checkpointing, which computes a layer anew later, gives it
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from mesa.engine.attention import Schedule
+from mesa.engine.attention import Schedule, Turn
+from mesa.engine.families import Kind
+
+
+class Places(NamedTuple):
+    """Where a group's own tokens are: among new ones and among held keys, of which `first_key` were dropped before."""
+
+    queries: Tensor
+    keys: Tensor
+    first_key: int
 
 
 @dataclass
 class Group:
-    """Rows of a batch with the same left padding, and their schedule.
+    """Rows of a batch with the same padding, and their schedule.
 
-    frequencies: rotary's for them, where the model has it.
+    real: whether each token so far is no padding. frequencies: rotary's for them by kind of layer, where it has any.
+    turns: what turns states in each kind of layer.
     """
 
     rows: Tensor
-    pad: int
+    real: Tensor
     woven: Schedule
     as_trained: Schedule
-    frequencies: Tensor | None = None
-    windowed: dict[tuple[bool, int, int], Schedule] = field(default_factory=dict)
+    frequencies: dict[Kind, Tensor]
+    turns: Mapping[Kind, Turn | None]
+    by_layer: dict[tuple[Any, ...], Schedule] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
         """Tokens so far, padding left out."""
         return self.woven.plan.length
 
-    def schedule(self, weave: bool, window: int | None, first_key: int) -> Schedule:
-        """A layer's schedule: woven or not, with a sliding window or none; its cache holds keys from `first_key` on."""
-        whole = self.woven if weave else self.as_trained
-        if not window or window >= self.length:
-            return whole
-        known = (weave, window, first_key)
-        if known not in self.windowed:
-            self.windowed[known] = whole.within(window, first_key)
-        return self.windowed[known]
+    def places(self, first_key: int, new: int) -> Places:
+        """Where the tokens are that are no padding, given queries of the last `new` and keys from `first_key` on.
+
+        ValueError where keys were dropped for the sake of padding that came after them.
+        """
+        dropped, keys = int(self.real[:first_key].sum()), self.real[first_key:].nonzero()[:, 0]
+        queries = self.real[len(self.real) - new :].nonzero()[:, 0]
+        if dropped and len(queries) and int(keys[-1]) >= len(keys):
+            raise ValueError(
+                f"a sliding layer's cache has dropped keys of row {int(self.rows[0])}, which its tokens after the "
+                "padding see; set tokenizer.padding_side='left'"
+            )
+        return Places(queries, keys, dropped)
+
+    def schedule(self, weave: bool, kind: Kind, window: int | None, first_key: int) -> Schedule:
+        """A layer's schedule: woven or not, by kind and sliding window, if any; keys are held from `first_key` on."""
+        sliding = (window, first_key) if window and window < self.length else None
+        known = (weave, kind, sliding)
+        if known not in self.by_layer:
+            whole = replace(self.woven if weave else self.as_trained, turn=self.turns[kind])
+            self.by_layer[known] = whole.within(*sliding) if sliding else whole
+        return self.by_layer[known]
 
 
 class Bypassed(RuntimeError, AttributeError):
@@ -70,9 +95,9 @@ class Pass:
         self.ran: set[int] = set()
 
     @property
-    def unpadded(self) -> bool:
-        """Whether no row has any padding."""
-        return len(self.cached) == sum(len(group.rows) for group in self.groups if group.pad == 0)
+    def padded(self) -> bool:
+        """Whether any row has padding."""
+        return len(self.cached) > sum(len(group.rows) for group in self.groups if group.length == self.total)
 
     def to(self, *args: Any, **kwargs: Any) -> Pass:
         """Itself: a model may move or convert its mask."""
@@ -95,27 +120,9 @@ class Pass:
         raise Bypassed(own.owner.why())
 
 
-def check_positions(given: Tensor | None, index: Tensor) -> None:
-    """ValueError for positions (1 or batch, token) of one's own; `index` are the tokens', below 0 for padding."""
-    if given is not None and ((given.cpu() != index) & (index >= 0)).any():
-        raise ValueError(
-            "position_ids differ from the tokens' places, which a method's positions follow; leave them out"
-        )
-
-
-def left_padding(mask: Tensor | None, batch: int, length: int, prompt_length: int) -> list[int]:
-    """Tokens of left padding of every row; ValueError for any other mask."""
-    if mask is None:
-        return [0] * batch
-    if mask.dim() != 2 or mask.shape[1] != length:
-        raise ValueError(f"attention_mask has shape {tuple(mask.shape)}; needed is a padding mask ({batch}, {length})")
-    kept = mask.bool()
-    if (kept[:, 1:] < kept[:, :-1]).any():
-        raise ValueError("attention_mask pads on the right; set tokenizer.padding_side='left'")
-    pads = (length - kept.sum(1)).tolist()
-    if length in pads and length >= prompt_length:
-        raise ValueError(
-            f"row {pads.index(length)} of attention_mask is all padding; drop it from the batch, or, where more of the "
-            "prompt follows, state its prompt_length"
-        )
-    return pads
+def taken(states: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+    """Those rows and tokens of `states` (batch, head, token, dim)."""
+    first, last = int(tokens[0]), int(tokens[-1])
+    if last - first + 1 == len(tokens):
+        return states[rows, :, first : last + 1]
+    return states[rows[:, None], :, tokens].transpose(1, 2)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import Lock, get_ident, local
@@ -23,11 +23,13 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from mesa.decoder import layers_of
 from mesa.engine import families
-from mesa.engine.attention import EXECUTORS, Schedule
+from mesa.engine.attention import EXECUTORS, Schedule, Turn
 from mesa.engine.caches import Block, fill, prompt_length_of
+from mesa.engine.families import Kind
 from mesa.engine.generation import Prompt, prompt_noted
+from mesa.engine.given import check_positions, check_prompt, check_unpacked, real_tokens
 from mesa.engine.heads import Execute, by_head
-from mesa.engine.passes import Bypassed, Group, Pass, check_positions, left_padding
+from mesa.engine.passes import Bypassed, Group, Pass, taken
 from mesa.engine.rope import Rotary, Rotation, positions
 from mesa.engine.seams import Seams, scores_only, through
 from mesa.methods import METHODS, Method, Origin
@@ -54,15 +56,11 @@ class Attachment:
         self.name = f"{_NAME}{id(self):x}"
         self.decoder: Any = model.get_decoder()
         self._names = list(inspect.signature(self.decoder.forward).parameters)
-        self.rotary: Rotary | None = None
-        self.slopes: Tensor | None = None
-        self._frozen: Any = None
-        if model.config.model_type in ROTARY:
-            self._original = self.decoder.rotary_emb
-            self._frozen = families.frozen_rotary(self._original)
-            self.rotary = Rotary(self._frozen)
-        else:
-            self.slopes = families.slopes(self.decoder)
+        rotary = model.config.model_type in ROTARY
+        self._originals: dict[Kind, Any] = families.rotaries(self.decoder) if rotary else {}
+        self._frozen: dict[Kind, Any] = {kind: families.frozen_rotary(own) for kind, own in self._originals.items()}
+        self.rotary = {kind: Rotary(frozen) for kind, frozen in self._frozen.items()}
+        self.slopes = None if rotary else families.slopes(self.decoder)
         self.attached = False
         self.calls: Counter[int] = Counter()
         self.observer: Observer | None = None
@@ -88,7 +86,10 @@ class Attachment:
         batch, new = inputs.shape[:2]
         cache = kwargs.get("past_key_values")
         if cache is not None and not isinstance(cache, DynamicCache):
-            raise ValueError(f"a {type(cache).__name__} is not supported; pass a DynamicCache")
+            raise ValueError(
+                f"a {type(cache).__name__} is not supported; pass a DynamicCache, or cache_implementation='dynamic' to "
+                "`generate`"
+            )
         past = 0 if cache is None else int(cache.get_seq_length())
         known = prompt_length_of(cache, self._block) if past else None
         if past and known is None:
@@ -100,59 +101,70 @@ class Attachment:
         prompt_length = known or self.prompt_length or self._prompt.length or new
         if cache is not None:
             fill(cache, self._block, prompt_length)
-        pads = left_padding(kwargs.get("attention_mask"), batch, past + new, prompt_length)
-        check_positions(kwargs.get("position_ids"), torch.arange(past, past + new) - torch.tensor(pads)[:, None])
-        self._running.now = self._laid_out(pads, past, new, prompt_length)
+        check_unpacked(kwargs)
+        real = real_tokens(kwargs.get("attention_mask"), batch, past + new, prompt_length)
+        index = torch.where(real, real.cumsum(1) - 1, -1)[:, past:]
+        check_prompt(real, past, prompt_length)
+        check_positions(kwargs.get("position_ids"), real, index)
+        self._running.now = self._laid_out(real, index, prompt_length)
         self._threads.add(get_ident())
 
-    def _laid_out(self, pads: list[int], past: int, new: int, prompt_length: int) -> Pass:
-        """The pass of `new` tokens after `past` ones, with these tokens of padding in each row."""
+    def _laid_out(self, real: Tensor, index: Tensor, prompt_length: int) -> Pass:
+        """The pass of the last tokens, with an index among those of their row; -1: padding. real: all tokens so far."""
+        later = max(0, prompt_length - real.shape[1])
+        prompts, lengths = (real[:, :prompt_length].sum(1) + later).tolist(), real.sum(1).tolist()
+        paddings, of_row = torch.unique(real, dim=0, return_inverse=True)
         groups = []
-        for pad in sorted(set(pads) - {past + new}):
-            frequencies, turn = None, None
-            if self.rotary is not None:
-                with self._lock:
-                    families.settle(self._frozen, prompt_length - pad)
-                    frequencies = self._frozen.inv_freq.clone()
-                turn = Rotation(self.rotary, frequencies)
-            length, start = past + new - pad, max(0, past - pad)
-            plans = (self.method.plan(length, prompt_length - pad), self._origin.plan(length))
+        for number, own in enumerate(paddings):
+            rows = (of_row == number).nonzero()[:, 0]
+            length, prompt = lengths[rows[0]], prompts[rows[0]]
+            if not length:
+                continue
+            start = length - int((index[rows[0]] >= 0).sum())
+            plans = (self.method.plan(length, prompt), self._origin.plan(length))
             if type(self.method) not in METHODS.values():
                 check_plan(self.method.name, plans[0], length, start)
             woven, as_trained = (
-                Schedule(plan, start, self.method.cached_position, turn, self.slopes) for plan in plans
+                Schedule(plan, start, self.method.cached_position, slopes=self.slopes) for plan in plans
             )
-            rows = torch.tensor([row for row, its_pad in enumerate(pads) if its_pad == pad])
-            groups.append(Group(rows, pad, woven, as_trained, frequencies))
-        index = torch.arange(past, past + new) - torch.tensor(pads)[:, None]
-        cached = positions(self.method.cached_position, index.clamp(min=0))
-        return Pass(groups, past + new, cached, self)
+            groups.append(Group(rows, own, woven, as_trained, *self._turns(prompt)))
+        return Pass(groups, real.shape[1], positions(self.method.cached_position, index.clamp(min=0)), self)
 
-    def cos_sin(self, states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Rotary's cos and sin for the states of the running pass, as keys are cached."""
+    def _turns(self, prompt_length: int) -> tuple[dict[Kind, Tensor], Mapping[Kind, Turn | None]]:
+        """Rotary's frequencies for a row with a prompt of this length, and what turns states, by kind of layer."""
+        frequencies: dict[Kind, Tensor] = {}
+        with self._lock:
+            for kind, frozen in self._frozen.items():
+                families.settle(frozen, prompt_length)
+                frequencies[kind] = frozen.inv_freq.clone()
+        turns = {kind: Rotation(rotary, frequencies[kind]) for kind, rotary in self.rotary.items()}
+        return frequencies, turns or {None: None}
+
+    def cos_sin(self, states: Tensor, kind: Kind = None) -> tuple[Tensor, Tensor]:
+        """Rotary's cos and sin for the states of the running pass, as keys are cached in layers of a kind."""
         running = self.running
         if running is None:
             raise Bypassed(self.why())
         cached = running.cached.to(states.device)
-        if not (self._frozen.by_length and len(running.groups) > 1):
-            return self._cos_sin(running.groups[:1], states, cached, *args, **kwargs)
+        if not (self._frozen[kind].by_length and len(running.groups) > 1):
+            return self._cos_sin(kind, running.groups[:1], states, cached)
         parts = [  # each group chooses its frequencies by its own length
-            self._cos_sin([group], states[group.rows], cached[group.rows], *args, **kwargs) for group in running.groups
+            self._cos_sin(kind, [group], states[group.rows], cached[group.rows]) for group in running.groups
         ]
         cos, sin = (part.new_zeros(len(cached), *part.shape[1:]) for part in parts[0])
         for group, part in zip(running.groups, parts, strict=True):
             cos[group.rows], sin[group.rows] = part
         return cos, sin
 
-    def _cos_sin(self, groups: list[Group], *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def _cos_sin(self, kind: Kind, groups: list[Group], states: Tensor, cached: Tensor) -> tuple[Tensor, Tensor]:
         """What the model's rotary module gives: itself if as trained, else with the frequencies of the first group."""
         with self._lock:
-            if self.method.as_trained:
-                return self._original(*args, **kwargs)
-            for group in groups:
-                assert group.frequencies is not None
-                self._frozen.inv_freq = group.frequencies.clone()  # `settle` writes into it
-            return self._frozen(*args, **kwargs)
+            module = self._originals[kind]
+            if not self.method.as_trained:
+                module = self._frozen[kind]
+                for group in groups:
+                    module.inv_freq = group.frequencies[kind].clone()  # `settle` writes into it
+            return module(states, cached)
 
     def mask(self, *args: Any, **kwargs: Any) -> Pass | None:
         """What the model's layers are given in the mask's place: the pass; the plan masks, padding included."""
@@ -221,14 +233,15 @@ class Attachment:
         running = attention_mask
         if running.owner is not self:  # a layer of an earlier block, computed anew by gradient checkpointing
             raise Bypassed(running.owner.why())
-        if self.rotary is not None:
-            self.rotary.learn(module)
+        kind = None if self.rotary.keys() <= {None} else module.layer_type
+        if self.rotary:
+            self.rotary[kind].learn(module)
         with self._lock:
             self.calls[module.layer_idx] += 1
         execute = partial(self._execute, module.layer_idx, scores_only if seams else EXECUTORS[self.executor])
-        by_plan = partial(self._by_plan, module.layer_idx, execute, kwargs.get("sliding_window"))
+        by_plan = partial(self._by_plan, module.layer_idx, execute, kind, kwargs.get("sliding_window"))
         first_key = running.total - key.shape[2]  # above 0 where a sliding layer's cache has dropped keys
-        if running.unpadded:
+        if not running.padded:
             output, weights = by_plan(running.groups[0], first_key, query, key, value, scaling)
         else:
             unseen = -math.inf if seams else 0.0
@@ -252,20 +265,23 @@ class Attachment:
         """Attention output and weights of a padded batch, group by group; zeros and `unseen` at padding."""
         output, weights = torch.zeros_like(query), None
         for group in running.groups:
-            rows, skip = group.rows, max(0, group.pad - (running.total - query.shape[2]))
-            dropped = max(0, group.pad - first_key)
-            parts = (query[rows, :, skip:], key[rows, :, dropped:], value[rows, :, dropped:])
-            output[rows, :, skip:], row_weights = by_plan(group, max(0, first_key - group.pad), *parts, scale)
+            rows, (queries, keys, first) = group.rows[:, None], group.places(first_key, query.shape[2])
+            if not len(queries):
+                continue
+            parts = [taken(query, group.rows, queries), *(taken(each, group.rows, keys) for each in (key, value))]
+            row_output, row_weights = by_plan(group, first, *parts, scale)
+            output[rows, :, queries] = row_output.transpose(1, 2)
             if row_weights is not None:
                 if weights is None:
                     weights = row_weights.new_full((*query.shape[:3], key.shape[2]), unseen)
-                weights[rows, :, skip:, dropped:] = row_weights
+                weights[rows[:, None], :, queries[:, None], keys] = row_weights.permute(0, 2, 3, 1)
         return output, weights
 
     def _by_plan(
         self,
         layer: int,
         execute: Execute,
+        kind: Kind,
         window: int | None,
         group: Group,
         first_key: int,
@@ -280,8 +296,8 @@ class Attachment:
         chosen = every if chosen is None else chosen
         self.woven[layer] = chosen
         if chosen in (every, ()):
-            return execute(every, group.schedule(chosen == every, window, first_key), query, key, value, scale)
-        woven, as_trained = (group.schedule(weave, window, first_key) for weave in (True, False))
+            return execute(every, group.schedule(chosen == every, kind, window, first_key), query, key, value, scale)
+        woven, as_trained = (group.schedule(weave, kind, window, first_key) for weave in (True, False))
         return by_head(execute, woven, as_trained, chosen, query, key, value, scale)
 
     def _execute(
@@ -304,7 +320,7 @@ class Attachment:
     def on(self) -> Iterator[None]:
         """The model attends by the method for as long as this lasts."""
         before = self.model.config._attn_implementation
-        replaced = families.forwards_replaced if self.rotary is None else families.rotary_replaced
+        replaced = families.rotary_replaced if self.rotary else families.forwards_replaced
         layers = layers_of(self.model)
         AttentionInterface.register(self.name, self.attention)
         AttentionMaskInterface.register(self.name, self.mask)
@@ -360,8 +376,9 @@ def applied(
     prompt_length: tokens of the whole prompt (padding included) where it is given in several calls; Mesa's chunks
     follow from it. By default it is what `generate` is given, and elsewhere what the first call with an empty cache is:
     a loop of your own that goes without a cache needs it stated.
-    Batches may be padded on the left. A KV cache filled inside the block serves only inside it. Threads may share the
-    block; passes, and backward() under gradient checkpointing, must end in it.
+    Batches may be padded on either side; `generate` needs it on the left, as it does without a method. A KV cache
+    filled inside the block serves only inside it. Threads may share the block; passes, and backward() under gradient
+    checkpointing, must end in it.
     Raises ValueError for an unsupported model or an unknown executor. A pass in which a layer's attention is not the
     method's is a RuntimeError.
 

@@ -23,16 +23,47 @@ def positions(position: Position, index: Tensor) -> Tensor:
 class CachedRotary(nn.Module):
     """Stands in for a model's rotary module: gives every token a position of ours in place of its own.
 
-    cos_sin: called with the states and the original's further arguments.
+    cos_sin: called with the states and the kind of layer, where the model has several.
     """
 
     def __init__(self, cos_sin: Callable[..., tuple[Tensor, Tensor]]) -> None:
         super().__init__()
         self.cos_sin = cos_sin
 
-    def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
         """cos and sin at the running pass's positions."""
-        return self.cos_sin(x, *args, **kwargs)
+        return self.cos_sin(x, layer_type)
+
+
+def _own(name: str) -> property:
+    return property(
+        lambda part: getattr(part.module, f"{part.kind}_{name}"),
+        lambda part, value: setattr(part.module, f"{part.kind}_{name}", value),
+    )
+
+
+class OfKind(nn.Module):
+    """What one kind of layers has of a rotary module with frequencies for each kind, as a module of its own."""
+
+    inv_freq, original_inv_freq, attention_scaling = map(_own, ("inv_freq", "original_inv_freq", "attention_scaling"))
+
+    def __init__(self, module: nn.Module, kind: str) -> None:
+        super().__init__()
+        self.module: Any = module
+        self.kind = kind
+
+    @property
+    def rope_type(self) -> str:
+        """How its frequencies are scaled."""
+        return self.module.rope_type[self.kind]
+
+    @rope_type.setter
+    def rope_type(self, value: str) -> None:
+        self.module.rope_type[self.kind] = value
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin for this kind."""
+        return self.module(x, position_ids, self.kind)
 
 
 class Rotary:
@@ -75,7 +106,9 @@ class Rotation:
         if known not in self._tables:
             self._tables[known] = positions, self._table(states, positions, plan)
         cos, sin = self._tables[known][1]
-        return self.rotary.apply(states, states[:, :0], cos, sin)[0]
+        rotated = states[..., : cos.shape[-1]]  # the rest of a head, if any, has no position
+        turned = self.rotary.apply(rotated, rotated[:, :0], cos, sin)[0]
+        return turned if rotated.shape == states.shape else torch.cat([turned, states[..., cos.shape[-1] :]], -1)
 
     def _table(self, states: Tensor, positions: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
         frequencies = self.frequencies.to(states.device)

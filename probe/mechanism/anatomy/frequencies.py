@@ -17,7 +17,7 @@ from mesa.engine.attention import Schedule
 from mesa.engine.rows import rows
 from mesa.methods import Method
 from mesa.plan import relative_positions
-from mesa.support import ROTARY, check_method
+from mesa.support import ROTARY, check_method, no_phases
 from probe.mechanism.anatomy import phases
 from probe.mechanism.anatomy.queries import chosen_queries, common_length, labelled, look_at
 
@@ -33,7 +33,7 @@ def unmet_share(
 
     `norms`: every key counts alike; `attention`: weighted by the attention it gets. Both (prompt, layer, head, query);
     `by_span` makes means. Dims that are not rotated are left out. prompts: token ids, all of one length. queries: token
-    positions, `sampled_queries` if None. Raises ValueError for a model without rotary embeddings.
+    positions, `sampled_queries` if None. Raises ValueError for a model without rotary embeddings, or with several.
     """
     check_rotary(model.config, method)
     length = common_length(prompts)
@@ -67,12 +67,13 @@ def unmet_by_position(method: Method, config: Any, length: int) -> np.ndarray:
 
 
 def check_rotary(config: Any, method: Method) -> None:
-    """ValueError where a method cannot be attached to the model or the model has no rotary embeddings."""
+    """ValueError where a method cannot be attached to the model or no rotary frequencies go for all its layers."""
     check_method(config, method)
-    if config.model_type not in ROTARY:
+    reason = no_phases(config.model_type)
+    if reason:
+        others = ", ".join(kind for kind in ROTARY if not no_phases(kind))
         raise ValueError(
-            f"model type {config.model_type!r} has no rotary embeddings (it has ALiBi), and so no phases to be met; "
-            f"frequencies are there for {', '.join(ROTARY)}"
+            f"model type {config.model_type!r} {reason}, and so no phases to be met; phases are there for {others}"
         )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method
 from mesa.models import bytes_a_number, tokenizer_of
-from mesa.support import ROTARY
+from mesa.support import no_phases
 from probe.capture.memory import peak_bytes, prompt_bytes
 from probe.capture.spec import CaptureSpec, Kept, parse_ranges
 from probe.evaluation.plan import PROMPTS
@@ -158,11 +158,12 @@ def _check_names(parts: Sequence[str]) -> None:
 
 
 def _parts(request: AnatomyRequest, config: Any) -> list[str]:
-    """The parts, in order; without rotary embeddings 'all' has no frequencies, which is said on stderr."""
+    """The parts, in order; without phases that go for all layers 'all' has no frequencies, which is said on stderr."""
     asked = PARTS if "all" in request.parts else request.parts
-    if config.model_type in ROTARY or "frequencies" not in asked:
+    reason = no_phases(config.model_type)
+    if not reason or "frequencies" not in asked:
         return [part for part in PARTS if part in asked]
-    problem = f"frequencies: model type {config.model_type!r} has no rotary embeddings"
+    problem = f"frequencies: model type {config.model_type!r} {reason}"
     if "frequencies" in request.parts:
         raise ValueError(f"--parts {problem}")
     sys.stderr.write(f"left out: {problem}\n")

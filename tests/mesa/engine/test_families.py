@@ -1,6 +1,8 @@
 """Every supported family, as a tiny random model: Origin is the stock model, and both executors agree beyond it."""
 
 import cases
+import numpy as np
+import oracle
 import pytest
 import tiny
 import torch
@@ -11,20 +13,36 @@ from transformers import (
     DynamicCache,
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3Config,
+    Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     MptConfig,
     MptForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
 )
 
 import mesa
@@ -53,6 +71,12 @@ LONG_ROPE = {
     "partial_rotary_factor": 0.5,
     "factor": 4.0,
 }
+HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+BY_LAYER = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
+    "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4},
+}
+KINDS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 17}
 FAMILIES = {
     "llama": lambda: tiny.model(),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**GROUPED, sliding_window=None)),
@@ -70,9 +94,21 @@ FAMILIES = {
             rope_parameters=LONG_ROPE,
         )
     ),
-    "gpt_neox": lambda: GPTNeoXForCausalLM(
-        GPTNeoXConfig(
-            **SIZES, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES, rope_parameters=HALF)),
+    "gemma": lambda: GemmaForCausalLM(GemmaConfig(**GROUPED, head_dim=8)),
+    "gemma3_text": lambda: gemma3(),
+    "phi": lambda: PhiForCausalLM(PhiConfig(**GROUPED, rope_parameters=HALF)),
+    "phi norms": lambda: PhiForCausalLM(PhiConfig(**GROUPED, rope_parameters=HALF, qk_layernorm=True)),
+    "stablelm": lambda: StableLmForCausalLM(StableLmConfig(**GROUPED, rope_parameters=HALF)),
+    "stablelm parallel": lambda: StableLmForCausalLM(
+        StableLmConfig(**GROUPED, rope_parameters=HALF, use_parallel_residual=True, qk_layernorm=True)
+    ),
+    "olmo2": lambda: Olmo2ForCausalLM(Olmo2Config(**GROUPED)),
+    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**GROUPED, num_local_experts=4)),
+    "mixtral sliding": lambda: MixtralForCausalLM(MixtralConfig(**GROUPED, num_local_experts=4, sliding_window=17)),
+    "qwen3_moe": lambda: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            **GROUPED, head_dim=8, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2, mlp_only_layers=[0]
         )
     ),
     "mpt": lambda: MptForCausalLM(
@@ -82,6 +118,11 @@ FAMILIES = {
         BloomConfig(vocab_size=97, hidden_size=32, n_layer=3, n_head=4, bos_token_id=0, eos_token_id=None)
     ),
 }
+
+
+def gemma3(**changes):
+    given = {"head_dim": 8, "query_pre_attn_scalar": 8, "rope_parameters": BY_LAYER, **KINDS}
+    return Gemma3ForCausalLM(Gemma3TextConfig(**{**GROUPED, **given, **changes}))
 
 
 def build(family):
@@ -133,10 +174,13 @@ def test_origin_equals_the_stock_model(family, executor):
     torch.testing.assert_close(ours[real], stock[real], atol=5e-6, rtol=0)
 
 
+VARIANTS = ("phi norms", "stablelm parallel", "mixtral sliding")
+"""Other norms, blocks and windows of families in which every method is tried."""
+
 PAIRS = [
     (family, name)
     for family in FAMILIES
-    for name in cases.CASES
+    for name in (("rerope", "mesa") if family in VARIANTS else cases.CASES)
     if not (family in ("mpt", "bloom") and mesa.METHODS[name].needs_rotary)
 ]
 
@@ -208,6 +252,108 @@ def test_gemma2_is_refused_with_the_reason():
     message = "model type 'gemma2' is not supported: its attention scores are soft-capped"
     with pytest.raises(ValueError, match=message), mesa.applied(model, cases.method("rerope")):
         pass
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"use_bidirectional_attention": True}, r"its tokens see ahead \(use_bidirectional_attention\)"),
+        ({"attn_logit_softcapping": 50.0}, "its attention scores are soft-capped"),
+    ],
+)
+def test_gemma3_is_refused_where_a_plan_does_not_say_what_is_seen(changes, message):
+    message = f"model type 'gemma3_text' is not supported: {message}"
+    with pytest.raises(ValueError, match=message), mesa.applied(gemma3(**changes), cases.method("rerope")):
+        pass
+
+
+def test_gemma3_with_images_is_refused_and_its_text_model_is_the_way_round(tmp_path):
+    text = gemma3().config
+    vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    vision |= {"image_size": 4, "patch_size": 2}
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=96)
+    model = Gemma3ForConditionalGeneration(config)
+    message = "model type 'gemma3' is not supported: its images see ahead; take its text model out of it"
+    with pytest.raises(ValueError, match=message), mesa.applied(model, cases.method("rerope")):
+        pass
+    with torch.device("meta"):  # as docs/models.md has it
+        text = Gemma3ForCausalLM(model.config.text_config).eval()
+    text.model, text.lm_head = model.model.language_model, model.lm_head
+    text.save_pretrained(tmp_path)
+    loaded, ids = Gemma3ForCausalLM.from_pretrained(tmp_path).eval(), tokens(1, 30)
+    with torch.no_grad(), mesa.applied(loaded, mesa.Origin(trained_length=cases.TRAINED)):
+        torch.testing.assert_close(loaded(ids).logits, model.eval()(ids).logits, atol=5e-6, rtol=0)
+
+
+def own_frequencies(config, layer):
+    """Radians a token of each rotary pair, by the config."""
+    rope = config.rope_parameters
+    rope = rope[config.layer_types[layer]] if config.model_type == "gemma3_text" else rope
+    dims = int(8 * rope.get("partial_rotary_factor", 1.0))
+    return [rope["rope_theta"] ** (-2 * pair / dims) / rope.get("factor", 1.0) for pair in range(dims // 2)]
+
+
+def own_window(config, layer):
+    """How many tokens a layer sees."""
+    kinds = getattr(config, "layer_types", None)
+    full = getattr(config, "sliding_window", None) is None or (kinds and kinds[layer] != "sliding_attention")
+    return 40 if full else config.sliding_window
+
+
+def by_formula(query, key, scale, config, layer, window):
+    """ReRoPE's weights (query, key) of one head, pair by pair; dims beyond the rotary ones have no position."""
+    values, weights = own_frequencies(config, layer), np.zeros((40, 40))
+    rest = 2 * len(values)
+    for t in range(40):
+        keys = range(max(0, t - own_window(config, layer) + 1), t + 1)
+        dots = [
+            oracle.rotated_dot(query[t], key[i], min(t - i, window), values) + query[t, rest:] @ key[i, rest:]
+            for i in keys
+        ]
+        scores = np.exp(scale * (np.array(dots) - max(dots)))
+        weights[t, keys] = scores / scores.sum()
+    return weights
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("mpt", "bloom", "phi3 longrope")])
+def test_positions_are_each_familys_own(family, layer):
+    """Without positions, queries and keys are as they were before rotation; that is what the formula is given."""
+    model, ids, raw = build(family), tokens(1, 40), {}
+
+    def look(number, heads, schedule, query, key, scale):
+        if number == layer:
+            raw.update(query=query[0, 1].double().numpy(), key=key[0, key.shape[1] // 4].double().numpy(), scale=scale)
+
+    with mesa.applied(model, cases.method("nope", layers=(layer,)), executor="dense") as attachment:
+        attachment.observer = look
+        model(ids)
+    with mesa.applied(model, cases.method("rerope", layers=(layer,), log_n=False), executor="dense"):
+        weights = model(ids, output_attentions=True).attentions[layer][0, 1].numpy()
+    np.testing.assert_allclose(weights, by_formula(**raw, config=model.config, layer=layer, window=5), atol=2e-5)
+    assert np.abs(weights - by_formula(**raw, config=model.config, layer=layer, window=6)).max() > 1e-3
+
+
+def right_padded():
+    mask = torch.ones(3, 40, dtype=torch.long)
+    mask[0, 31:] = mask[2, 39:] = 0
+    return tokens(3, 40), mask
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_padding_on_the_right_changes_nothing(family):
+    model, (ids, mask) = build(family), right_padded()
+    stock, real = model(ids, attention_mask=mask).logits, mask.bool()
+    for executor in ("dense", "fused"):
+        with mesa.applied(model, mesa.Origin(trained_length=cases.TRAINED), executor=executor):
+            torch.testing.assert_close(
+                model(ids, attention_mask=mask).logits[real], stock[real], atol=5e-6, rtol=0, msg=executor
+            )
+        with mesa.applied(model, cases.method("mesa"), executor=executor):
+            batch, alone = model(ids, attention_mask=mask).logits, model(ids[:1, :31]).logits
+            torch.testing.assert_close(batch[0, :31], alone[0], atol=3e-5, rtol=0, msg=executor)
 
 
 @pytest.mark.parametrize("family", ["mpt", "bloom"])

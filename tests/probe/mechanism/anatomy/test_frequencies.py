@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MptConfig
+from transformers import Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, MptConfig
 
 import mesa
 from mesa.engine.rows import rows
@@ -149,4 +149,10 @@ def test_a_model_that_scales_by_itself_does_so_under_origin_only():
 def test_alibi_has_no_phases():
     config = MptConfig(vocab_size=97, d_model=32, n_layers=1, n_heads=4)
     with pytest.raises(ValueError, match=r"model type 'mpt' has no rotary embeddings \(it has ALiBi\)"):
+        first_unmet(method("origin"), config, 16)
+
+
+def test_frequencies_by_layer_have_no_common_phases():
+    config = Gemma3TextConfig(**{**SIZES, "num_hidden_layers": 2}, pad_token_id=0)
+    with pytest.raises(ValueError, match="model type 'gemma3_text' has other rotary frequencies in other layers"):
         first_unmet(method("origin"), config, 16)

@@ -1,0 +1,276 @@
+"""Padding on the right or in between: every row is what it is alone; a lost mask moves logits by more than 0.1."""
+
+import cases
+import numpy as np
+import oracle
+import pytest
+import tiny
+import torch
+from transformers import DynamicCache, MistralConfig, MistralForCausalLM, StaticCache
+
+import mesa
+
+PROMPT, STEPS, DIM = 58, 2, 8
+PADS = {0: (), 1: (*range(49, 58),), 2: (*range(5), *range(40, 43), 57)}
+"""Slots of padding in each row of a prompt."""
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny.model()
+
+
+def tokens(batch, length, seed=0):
+    return torch.randint(2, 97, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def masked(length=PROMPT):
+    mask = torch.ones(3, length, dtype=torch.long)
+    for row, pads in PADS.items():
+        mask[row, list(pads)] = 0
+    return mask
+
+
+def logits(model, ids, **kwargs):
+    with torch.no_grad():
+        return model(ids, **kwargs).logits
+
+
+def seen(model, method, executor):
+    """What enters and leaves attention in layer 0, (row, head, token, dim), in a padded prompt and as it goes on."""
+    attention, found = model.model.layers[0].self_attn, {name: [] for name in "qkvo"}
+    hooks = [
+        getattr(attention, f"{name}_proj").register_forward_hook(
+            lambda _, args, out, name=name: found[name].append(out)
+        )
+        for name in "qkv"
+    ]
+    hooks.append(attention.o_proj.register_forward_pre_hook(lambda _, args: found["o"].append(args[0])))
+    ids, mask, cache = tokens(3, PROMPT + STEPS), masked(PROMPT + STEPS), DynamicCache()
+    try:
+        with torch.no_grad(), mesa.applied(model, method, executor=executor):
+            for begin, end in ((0, PROMPT), *((PROMPT + n, PROMPT + n + 1) for n in range(STEPS))):
+                model(ids[:, begin:end], attention_mask=mask[:, :end], past_key_values=cache)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {name: torch.cat(parts, 1).unflatten(-1, (-1, DIM)).transpose(1, 2).numpy() for name, parts in found.items()}
+
+
+def by_formula(name, states, prompt):
+    """The oracle's output, a decoded token at a time: some methods follow the length so far."""
+    options = {
+        "trained": cases.TRAINED,
+        "prompt": prompt,
+        "log_n": cases.method(name).log_n,
+        **cases.oracle_parameters(name),
+    }
+    ends = [prompt, *range(prompt + 1, prompt + STEPS + 1)]
+    parts = [oracle.attention(name, *(each[:end] for each in states), **options) for end in ends]
+    return np.concatenate([parts[0], *(part[-1:] for part in parts[1:])])
+
+
+@pytest.mark.parametrize("name", list(cases.CASES))
+def test_every_row_equals_the_formula(name):
+    model, expected = tiny.model().double(), {}
+    for executor in ("dense", "fused"):
+        found = seen(model, cases.method(name), executor)
+        for row, pads in PADS.items():
+            real = [slot for slot in range(PROMPT + STEPS) if slot not in pads]
+            states = [found["q"][row, 1][real], *(found[each][row, 0][real] for each in "kv")]
+            if row not in expected:
+                expected[row] = by_formula(name, states, PROMPT - len(pads))
+            error = f"{executor}, row {row}"
+            np.testing.assert_allclose(found["o"][row, 1][real], expected[row], atol=5e-5, rtol=5e-5, err_msg=error)
+            assert (found["o"][row][:, list(pads)] == 0).all()
+
+
+@pytest.mark.parametrize("executor", ["dense", "fused"])
+@pytest.mark.parametrize("name", list(cases.CASES))
+def test_logits_and_losses_are_those_of_the_row_alone(model, name, executor):
+    ids, mask = tokens(3, PROMPT), masked()
+    labels = ids.masked_fill(mask == 0, -100)
+    with mesa.applied(model, cases.method(name), executor=executor), torch.no_grad():
+        batch = model(ids, attention_mask=mask)
+        for row in PADS:
+            alone = logits(model, ids[row : row + 1, mask[row].bool()])
+            torch.testing.assert_close(batch.logits[row, mask[row].bool()], alone[0], atol=2e-5, rtol=0)
+        right = model(ids[1:2], attention_mask=mask[1:2], labels=labels[1:2]).loss
+        alone = model(ids[1:2, :49], labels=ids[1:2, :49]).loss
+    torch.testing.assert_close(right, alone, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("executor", ["dense", "fused"])
+def test_origin_equals_the_stock_model_as_it_goes_on(model, executor):
+    """transformers' own positions count tokens of padding unless they are given, as `generate` gives them."""
+    ids, mask, steps = tokens(3, PROMPT), masked(PROMPT + 20), tokens(3, 20, seed=1)
+    index = (mask.cumsum(1) - 1).clamp(min=0)
+
+    def run(**positions):
+        cache, parts, end = DynamicCache(), [], 0
+        for part in (ids, *steps.split([1, 3, 16], 1)):
+            begin, end = end, end + part.shape[1]
+            given = {"position_ids": index[:, begin:end]} if positions else {}
+            parts.append(logits(model, part, attention_mask=mask[:, :end], past_key_values=cache, **given))
+        return torch.cat(parts, 1)
+
+    stock = run(given=True)
+    with mesa.applied(model, mesa.Origin(trained_length=cases.TRAINED), executor=executor):
+        torch.testing.assert_close(run()[mask.bool()], stock[mask.bool()], atol=2e-6, rtol=0)
+        torch.testing.assert_close(run(given=True)[mask.bool()], stock[mask.bool()], atol=2e-6, rtol=0)
+    assert (run() - stock)[1, PROMPT:].abs().max() > 0.1
+
+
+def test_a_turn_without_a_row(model):
+    """What is given after the prompt may be padding for a row, which then goes on as if it had not been."""
+    ids, mask, turn, last = (
+        tokens(2, 40),
+        torch.ones(2, 50, dtype=torch.long),
+        tokens(2, 8, seed=1),
+        tokens(2, 2, seed=2),
+    )
+    mask[1, 40:48] = 0
+    with mesa.applied(model, cases.method("mesa")):
+        cache, alone = DynamicCache(), DynamicCache()
+        parts = [
+            logits(model, part, attention_mask=mask[:, :end], past_key_values=cache)
+            for part, end in ((ids, 40), (turn, 48), (last, 50))
+        ]
+        expected = [logits(model, part[1:], past_key_values=alone) for part in (ids, last)]
+    torch.testing.assert_close(parts[0][1:], expected[0], atol=2e-5, rtol=0)
+    torch.testing.assert_close(parts[2][1:], expected[1], atol=2e-5, rtol=0)
+
+
+def test_a_prompt_in_pieces_is_not_padded_on_the_right(model):
+    """Mesa's chunks would have been laid out for more tokens than there are."""
+    ids, mask, cache = tokens(3, PROMPT), masked(), DynamicCache()
+    with mesa.applied(model, cases.method("mesa"), prompt_length=PROMPT):
+        logits(model, ids[:, :45], attention_mask=mask[:, :45], past_key_values=cache)
+        with pytest.raises(
+            ValueError, match=r"row 1 ends before the prompt of 58 tokens, .* set tokenizer\.padding_side='left'"
+        ):
+            logits(model, ids[:, 45:], attention_mask=mask, past_key_values=cache)
+
+
+def test_generate_needs_padding_on_the_left(model):
+    """transformers warns of it, picks the first token by a token of padding, and places the others wrongly."""
+    ids, mask = tokens(1, 40), torch.ones(1, 40, dtype=torch.long)
+    mask[:, 33:] = 0
+    message = "position_ids differ from the tokens' places, .* set tokenizer.padding_side='left'"
+    with mesa.applied(model, cases.method("rerope")), pytest.raises(ValueError, match=message):
+        model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False)
+
+
+def test_gradients_flow_through_a_right_padded_batch(model):
+    ids, mask = tokens(3, 30), torch.ones(3, 30, dtype=torch.long)
+    mask[1, 21:] = 0
+    grads = []
+    with mesa.applied(model, cases.method("mesa"), executor="dense"):
+        for given in ((ids[1:2, :21], None), (ids[1:2], mask[1:2])):
+            model.zero_grad()
+            labels = given[0] if given[1] is None else given[0].masked_fill(given[1] == 0, -100)
+            model(given[0], attention_mask=given[1], labels=labels).loss.backward()
+            grads.append(model.model.layers[0].self_attn.k_proj.weight.grad.clone())
+    model.zero_grad()
+    torch.testing.assert_close(grads[1], grads[0], atol=1e-6, rtol=1e-4)
+
+
+class TestSliding:
+    """A sliding layer's cache drops keys by their slots, which padding in between pushes out early."""
+
+    @pytest.fixture
+    def model(self):
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+        config = MistralConfig(
+            vocab_size=97, **sizes, num_key_value_heads=2, sliding_window=17, bos_token_id=0, eos_token_id=None
+        )
+        return MistralForCausalLM(config).eval()
+
+    @pytest.mark.parametrize("executor", ["dense", "fused"])
+    def test_prompts_are_what_they_are_alone(self, model, executor):
+        ids, mask = tokens(3, PROMPT), masked()
+        with mesa.applied(model, cases.method("rerope"), executor=executor):
+            batch = logits(model, ids, attention_mask=mask)
+            for row in PADS:
+                alone = logits(model, ids[row : row + 1, mask[row].bool()])
+                torch.testing.assert_close(batch[row, mask[row].bool()], alone[0], atol=2e-5, rtol=0)
+
+    def test_going_on_is_refused_until_all_that_is_held_is_real(self, model):
+        ids, mask, steps = tokens(2, 30), torch.ones(2, 30, dtype=torch.long), tokens(2, 20, seed=1)
+        mask[1, 24:] = 0
+        cache = DynamicCache(config=model.config)
+        with mesa.applied(model, cases.method("rerope")):
+            logits(model, ids, attention_mask=mask, past_key_values=cache)
+            grown = torch.cat([mask, torch.ones(2, 1, dtype=torch.long)], 1)
+            with pytest.raises(
+                ValueError, match=r"sliding layer's cache has dropped .* set tokenizer\.padding_side='left'"
+            ):
+                logits(model, steps[:, :1], attention_mask=grown, past_key_values=cache)
+
+    def test_short_prompts_go_on(self, model):
+        """Nothing is dropped yet."""
+        ids, mask, step = tokens(2, 12), torch.ones(2, 12, dtype=torch.long), tokens(2, 1, seed=1)
+        mask[1, 9:] = 0
+        cache = DynamicCache(config=model.config)
+        with mesa.applied(model, cases.method("rerope")):
+            logits(model, ids, attention_mask=mask, past_key_values=cache)
+            grown = torch.cat([mask, torch.ones(2, 1, dtype=torch.long)], 1)
+            after = logits(model, step, attention_mask=grown, past_key_values=cache)
+            alone = logits(model, torch.cat([ids[1:, :9], step[1:]], 1))
+        torch.testing.assert_close(after[1, 0], alone[0, -1], atol=2e-5, rtol=0)
+
+
+class TestRefused:
+    """Each with the way round."""
+
+    def refuse(self, model, message, ids=None, **kwargs):
+        ids = tokens(2, 20) if ids is None else ids
+        with mesa.applied(model, cases.method("rerope")), pytest.raises(ValueError, match=message):
+            logits(model, ids, **kwargs)
+
+    def test_masks_of_pairs(self, model):
+        causal = torch.ones(2, 1, 20, 20).tril()
+        message = r"attention_mask has shape \(2, 1, 20, 20\): .*the method's plan; give .*\(2, 20\).*rows of their own"
+        self.refuse(model, message, attention_mask=causal)
+
+    def test_masks_by_layer(self, model):
+        self.refuse(model, "attention_mask is a dict: .*the method's plan", attention_mask={"full_attention": None})
+
+    def test_a_mask_for_another_batch(self, model):
+        self.refuse(model, r"attention_mask has shape \(1, 20\); needed", attention_mask=torch.ones(1, 20).long())
+
+    def test_masks_that_number_packed_texts(self, model):
+        mask = torch.ones(2, 20, dtype=torch.long)
+        mask[0, 12:] = 2
+        self.refuse(model, "attention_mask holds 2, neither 0 nor 1.*rows of their own", attention_mask=mask)
+
+    def test_a_row_of_padding(self, model):
+        mask = torch.ones(2, 20, dtype=torch.long)
+        mask[1] = 0
+        self.refuse(model, "row 1 of attention_mask is all padding", attention_mask=mask)
+
+    def test_packed_texts(self, model):
+        positions = torch.cat([torch.arange(12), torch.arange(8)])[None]
+        message = "position_ids begin anew at token 12 of row 0: .* packed .* rows of their own, padded"
+        self.refuse(model, message, tokens(1, 20), position_ids=positions)
+        padded = torch.cat([torch.zeros(4), torch.arange(8), torch.arange(8)])[None].long()
+        mask = torch.ones(1, 20, dtype=torch.long)
+        mask[:, :4] = 0
+        message = "position_ids begin anew at token 12 of row 0"
+        self.refuse(model, message, tokens(1, 20), position_ids=padded, attention_mask=mask)
+
+    @pytest.mark.parametrize("name", ["cu_seq_lens_q", "cu_seq_lens_k", "seq_idx"])
+    def test_packed_texts_by_their_ends(self, model, name):
+        ends = torch.tensor([0, 12, 20], dtype=torch.int32)
+        self.refuse(model, f"{name} says that texts are packed .* rows of their own", tokens(1, 20), **{name: ends})
+
+    def test_static_caches(self, model):
+        cache = StaticCache(config=model.config, max_cache_len=20)
+        self.refuse(model, "a StaticCache is not supported; pass a DynamicCache", past_key_values=cache)
+        message = "a StaticCache .*DynamicCache.*cache_implementation='dynamic'"
+        with mesa.applied(model, cases.method("rerope")), pytest.raises(ValueError, match=message):
+            model.generate(tokens(1, 20), max_new_tokens=2, cache_implementation="static")
+        with mesa.applied(model, cases.method("rerope")):
+            made = model.generate(tokens(1, 20), max_new_tokens=2, cache_implementation="dynamic")
+        assert made.shape == (1, 22)
