@@ -150,7 +150,13 @@ def _smallest(made: LocatePlan, journal: Journal, group: Group, name: str) -> li
     finished: whether the search ended, by its own half of the items. enough: the heads it ended with, where they
     restore `ENOUGH` of the other half too. Without heads: neither half was gone through, as one shows no loss.
     """
-    if "smallest" in made.request.kinds and not can_be_searched(made, journal, group, name):
+    sizes: dict[str, int] = {}
+    for cell in journal.rows:
+        if cell[:5] == (*group, name, -1, "chosen"):
+            sizes[str(cell[5])] = max(int(cell[6]), sizes.get(str(cell[5]), 0))
+    if not sizes and "smallest" not in made.request.kinds:
+        return []
+    if not can_be_searched(made, journal, group, name):
         empty = ("heads", "share", "low", "high", "random_low", "random", "random_high")
         return [{**{key: [] for key in empty}, "candidates": 0, "finished": True, "enough": None}]
     choosing, scoring = halves(len(made.items[group]))
@@ -160,10 +166,6 @@ def _smallest(made: LocatePlan, journal: Journal, group: Group, name: str) -> li
     def share(chosen: Mapping[int, tuple[int, ...]]) -> Share:
         return judge.share([journal.rows[set_cell(group, name, number, chosen)]["nll"] for number in scoring])
 
-    sizes: dict[str, int] = {}
-    for cell in journal.rows:
-        if cell[:5] == (*group, name, -1, "chosen"):
-            sizes[str(cell[5])] = max(int(cell[6]), sizes.get(str(cell[5]), 0))
     for candidates_of, last in sizes.items():
         row = journal.rows[(*group, name, -1, "chosen", candidates_of, last)]
         heads, candidates = ([(layer, head) for layer, head in row[key]] for key in ("heads", "candidates"))

@@ -23,8 +23,8 @@ def folder(tmp_path_factory):
     return tiny.folder(tmp_path_factory.mktemp("model") / "model")
 
 
-def asked(folder, *kinds, **more):
-    return plan(LocateRequest(model=str(folder), kinds=kinds, lengths=(320,), samples=4, **more))
+def asked(folder, *kinds, samples=4, **more):
+    return plan(LocateRequest(model=str(folder), kinds=kinds, lengths=(320,), samples=samples, **more))
 
 
 def filled(made, path, broken=(3.0,) * 4):
@@ -154,6 +154,15 @@ def test_no_set_is_searched_for_where_a_half_shows_no_loss(folder, tmp_path):
     assert summary["gaps"][0]["judged"]
     assert summary["smallest"][0]["heads"] == []
     assert left(made, journal) == 0
+
+
+def test_one_text_has_a_summary(folder, tmp_path):
+    made = asked(folder, "weave", samples=1)
+    journal = filled(made, tmp_path)
+    add(journal, made, (*GROUP, "rerope", 0, "weave", "only", "", "all", 1, -1), nll=[2.5] * 8)
+    summary = summarize(made, journal)
+    assert summary["gaps"][0]["judged"]
+    assert [each["share"] for each in summary["effects"]] == [0.5]
 
 
 def test_the_search_keeps_the_states_of_every_item(folder):
