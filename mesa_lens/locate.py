@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
             write_locate_report(summary, args.out)
             if (args.out / STORE).exists():
                 write_report(args.out)
-    if summary["cells_left"]:
+    if summary["cells_left"] and args.minutes:
         print(
             f"mesa-lens: {args.minutes:g} minutes are over, {summary['cells_left']} cells are left; "
             f"{again(args.out, args.overwrite)}",

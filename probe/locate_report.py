@@ -11,7 +11,7 @@ import jinja2
 from plotly.offline import get_plotlyjs
 
 from probe.figures.mechanism import MEASURES, about
-from probe.figures.mechanism_export import common_figures, gone_over, located_tables, method_figures
+from probe.figures.mechanism_export import TABLES, common_figures, gone_over, located_tables, method_figures
 from probe.figures.render import Drawn, embedded
 from probe.figures.tables import csv_bytes
 from probe.files import write
@@ -49,6 +49,8 @@ def write_locate_report(summary: Located, out: Path) -> Path:
     folder = (out / REPORT).parent
     folder.mkdir(parents=True, exist_ok=True)
     tables = {name: csv_bytes(table) for name, table in located_tables(summary, {}).items()}
+    for name in TABLES:
+        (folder / f"{name}.csv").unlink(missing_ok=True)  # an earlier run's, where this one has none
     for name, content in tables.items():
         write(folder / f"{name}.csv", content)
     write(out / REPORT, render_located(summary, list(tables)).encode())

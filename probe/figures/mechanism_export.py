@@ -19,7 +19,7 @@ from probe.store.located import Located, Row, having, number
 _TEXTS = ("method", "measure", "kind", "way", "hook", "span", "rule", "which", "what", "with", "slope_reason")
 _INDICES = "length layer head items dims size places enough n begin end offset best_offset first_unmet".split()
 _JUDGED = ("judged", "dies", "revived")
-_TABLES = ("gaps", "effects", "attribution", "agreement")
+TABLES = ("gaps", "effects", "attribution", "agreement", "smallest")
 
 
 def method_figures(summary: Located, method: str, length: int, measure: str) -> dict[str, Chart | Cells]:
@@ -90,7 +90,7 @@ def located_export(
 
 def located_tables(summary: Located, chosen: Mapping[str, Sequence[Any]]) -> dict[str, xr.Dataset]:
     """Gaps, effects, smallest sets, attribution and agreement as tables, a row each; those with no row are left out."""
-    tables = {name: summary.get(name, ()) for name in _TABLES} | {"smallest": _by_size(summary["smallest"])}
+    tables = {name: summary.get(name, ()) for name in TABLES} | {"smallest": _by_size(summary["smallest"])}
     kept = {
         name: [row for row in rows if all(row[label] in values for label, values in chosen.items())]
         for name, rows in tables.items()

@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mesa.models import bytes_a_number
+from probe.evaluation.journal import Journal
 from probe.mechanism.contrast import BROKEN, MENDED, Contrast
 from probe.mechanism.interventions import Intervention
 from probe.mechanism.passes import Edit, Place, run
+from probe.mechanism.request import Group, LocatePlan
 
 
 def attribute(contrast: Contrast, hooks: Sequence[str]) -> dict[Intervention, float]:
@@ -54,7 +57,15 @@ def _in_order(places: Sequence[Place]) -> list[Place]:
     return sorted(places, key=lambda place: (place[1], order.index(place[0])))
 
 
-def attribution_bytes(config: Any, tokens: int, each: int) -> int:
+def bytes_needed(made: LocatePlan, tokens: int) -> int:
     """Memory of the backward pass: three (head, token, token) scores a layer, and twenty times the hidden states."""
+    config, each = made.config, bytes_a_number(made.config, made.request.load)
     scores = 3 * config.num_attention_heads * tokens * tokens
     return config.num_hidden_layers * each * (scores + 20 * tokens * config.hidden_size)
+
+
+def hooks_left(made: LocatePlan, journal: Journal, group: Group, name: str, number: int) -> list[str]:
+    """The hooks asked for whose attributions the journal lacks for an item."""
+    falls = journal.rows.get((*group, name, number, "attribution"), {"falls": []})["falls"]
+    known = {hook for _, _, hook, *_ in falls}
+    return [hook for hook in made.request.hooks if hook not in known]

@@ -20,6 +20,7 @@ from probe.mechanism.contrast import BROKEN, MENDED, Contrast
 from probe.mechanism.items import blocks
 from probe.mechanism.request import ORIGIN, Group, LocatePlan
 from probe.mechanism.restoration import Paired
+from probe.store.located import LOCATED
 
 FOLDER, JOURNAL = "locate", "cells.jsonl"
 """Where in its --out a run's results lie, and its finished cells in there."""
@@ -32,8 +33,9 @@ class TimeIsOver(Exception):
 def open_journal(made: LocatePlan, out: Path, *, overwrite: bool = False) -> Journal:
     """The folder's journal. Raises FileExistsError for one of other settings, or with other sizes of a method."""
     path = out / FOLDER / JOURNAL
-    if overwrite:
-        path.unlink(missing_ok=True)
+    if overwrite:  # nor may what was told of it be taken for this run's
+        for each in (path, out / LOCATED, (out / LOCATED).with_name("report.html")):
+            each.unlink(missing_ok=True)
     journal = Journal(path, made.settings, force=made.request.force)
     for cell, row in journal.rows.items():
         name = str(cell[2])
@@ -54,6 +56,12 @@ def paired(made: LocatePlan, journal: Journal, group: Group, name: str, numbers:
         [journal.rows[(*group, each, number, "run")]["nll"] for number in numbers] for each in (ORIGIN, name)
     )
     return Paired(broken, mended)
+
+
+def has_runs(made: LocatePlan, journal: Journal, group: Group, name: str) -> bool:
+    """Whether Origin's and a method's runs of all of a group's items are there."""
+    numbers = range(len(made.items[group]))
+    return all((*group, each, number, "run") in journal.rows for number in numbers for each in (ORIGIN, name))
 
 
 @dataclass

@@ -136,8 +136,8 @@ def _holding(begin: int, dims: Sequence[int], low: torch.Tensor, high: torch.Ten
 
 
 def clamps(dims: Dims, controls: Mapping[int, np.ndarray], rule: str, layers: Sequence[int]) -> Iterator[Clamp]:
-    """Every clamp by a rule's dims: in all layers and in each of `layers`, with stand-ins, and inside the window."""
-    own = {layer: tuple(chosen) for layer, chosen in dims.items() if layer in layers}
+    """Every clamp by a rule's dims, with stand-ins: in all layers that have any, also inside, and each of `layers`."""
+    own = {layer: tuple(chosen) for layer, chosen in dims.items()}
     if not own:
         return
     sets = {"observable": own}
@@ -145,7 +145,7 @@ def clamps(dims: Dims, controls: Mapping[int, np.ndarray], rule: str, layers: Se
         sets[f"random {number}"] = {layer: tuple(controls[layer][number].tolist()) for layer in own}
     for way in WAYS:
         for which, each in sets.items():
-            for layer in (None, *own):
+            for layer in (None, *(layer for layer in own if layer in layers)):
                 mine = tuple(each.items()) if layer is None else ((layer, each[layer]),)
                 yield Clamp(way, rule, which, layer, mine)
             yield Clamp(way, rule, which, None, tuple(each.items()), inside=True)

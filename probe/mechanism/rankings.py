@@ -11,7 +11,7 @@ from probe.study.score import correlations
 
 _DRAWS = 1000
 _LEAST = 5
-"""Places below which no rank correlation is told."""
+"""Places below which no rank correlation with a measure is told, and none has an interval: chance makes any order."""
 _BY_HEAD = (
     ("frequencies", "norms", "beyond M", "unmet phases, by norms"),
     ("frequencies", "attention", "beyond M", "unmet phases, by attention"),
@@ -37,7 +37,7 @@ def rankings(
     alone = {
         (each["layer"], each["head"]): each["share"]
         for each in effects
-        if each["kind"] == "weave" and each["way"] == "only"
+        if each["kind"] == "weave" and each["way"] == "only" and each["share"] is not None
     }
     found = []
     layers = sorted(layer for layer, head in alone if head is None)
@@ -64,8 +64,8 @@ def _by_head(anatomy: Mapping[str, Any] | None, length: int) -> Iterator[tuple[s
 def _by_layer(
     anatomy: Mapping[str, Any] | None, run: Mapping[str, Any] | None, layers: Sequence[int]
 ) -> Iterator[tuple[str, Places]]:
-    if run is not None:
-        called = run["drift"]["prompts"]["repeated"]["methods"][0]["layers"]
+    called = _drifting(run or {})
+    if called is not None:
         yield "early drift", {(layer, None): -called.get(str(layer), np.inf) for layer in layers}
     vectors = (anatomy or {}).get("vectors")
     if vectors:
@@ -73,12 +73,24 @@ def _by_layer(
         yield "positional share beyond M", {(layer, None): own[layer] for layer in layers if layer in own}
 
 
+def _drifting(run: Mapping[str, Any]) -> Mapping[str, int] | None:
+    """Where layers begin to drift under Origin on the repeated word; None where that run did not judge it."""
+    drift = run.get("drift")
+    found = drift["prompts"].get("repeated", {}) if isinstance(drift, Mapping) else {}
+    return next((each["layers"] for each in found.get("methods", ()) if each["method"] == "origin"), None)
+
+
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> tuple[float | None, float | None, float | None]:
-    """Spearman's, with its 95% interval over resampled pairs; None where one of both does not vary."""
+    """Spearman's, with its 95% interval over resampled pairs; None where one of both does not vary.
+
+    Fewer than `_LEAST` pairs have no interval.
+    """
     drawn = np.random.default_rng(0).multinomial(len(one), np.full(len(one), 1 / len(one)), size=_DRAWS)
     value, *values = correlations(np.array(one), np.array(other), np.concatenate([np.ones((1, len(one))), drawn]))
     found = [each for each in values if np.isfinite(each)]
     if np.isnan(value) or not found:
         return None, None, None
+    if len(one) < _LEAST:
+        return float(value), None, None
     low, high = np.quantile(found, [0.025, 0.975])
     return float(value), float(low), float(high)

@@ -123,9 +123,12 @@ def plan(request: LocateRequest) -> LocatePlan:
         raise ValueError(
             f"--samples {request.samples}: the smallest set is chosen on one half of them, give at least 2"
         )
+    if "passkey" in request.measures and request.samples < 2:
+        raise ValueError(f"--samples {request.samples}: one answer has no interval, give at least 2")
     config, trained = request.checked_model()
     methods: dict[str, Method] = {ORIGIN: Origin(trained_length=trained), **_mending(request, config, trained)}
     layers, heads = _places(request, config)
+    _check_places(request, config, layers, heads)
     tokenizer = tokenizer_of(request.model, **request.source)
     word_ids(tokenizer, request.word)
     documents = tuple(heldout_ids(tokenizer, sources.texts(request.text)))
@@ -163,6 +166,27 @@ def _places(request: LocateRequest, config: Any) -> tuple[list[int], list[tuple[
     return layers, [(layer, head) for layer in chosen if layer in layers or request.heads for head in range(heads)]
 
 
+def _check_places(request: LocateRequest, config: Any, layers: list[int], heads: list[tuple[int, int]]) -> None:
+    """Raises ValueError where something that is to be tried has no place, or dims no stand-ins."""
+    if "smallest" in request.kinds and not heads:
+        raise ValueError("--try smallest has no heads to choose from; name the layers of some with --heads")
+    if "clamp" in request.kinds and 2 * request.dims > config.hidden_size:
+        raise ValueError(
+            f"--dims {request.dims} leaves too few of the {config.hidden_size} dims to choose as many others from; "
+            f"give at most {config.hidden_size // 2}"
+        )
+    counts = {
+        "weave": sum(1 for _ in interventions.weaves(layers, heads, request.ways)),
+        "patch": sum(1 for _ in interventions.patches(layers, heads, request.hooks, request.spans, request.ways)),
+    }
+    empty = [kind for kind, count in counts.items() if kind in request.kinds and not count]
+    if empty and not {*request.kinds} - {*empty}:
+        raise ValueError(
+            f"--try {','.join(empty)} has nothing to try with --ways {','.join(request.ways)} and {len(heads)} heads; "
+            "weaves go only, without; patches mend, break; hook z needs --heads"
+        )
+
+
 def needed_bytes(made: LocatePlan) -> int:
     """Estimate of the memory beside the weights: the states of both runs, and of a hook, and one pass."""
     config, longest = made.config, max(length for _, length in made.items)
@@ -172,6 +196,8 @@ def needed_bytes(made: LocatePlan) -> int:
     )
     if "clamp" in made.request.kinds:
         streams = max(streams, 6 * config.num_hidden_layers)  # what is searched for observable dims
+    if "smallest" in made.request.kinds:  # every item's broken run at once
+        streams = max(streams, made.request.samples * (config.num_hidden_layers + 2))
     return peak_bytes(config, longest, each, streams * longest * config.hidden_size * each)
 
 

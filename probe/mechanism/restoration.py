@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from probe.evaluation.intervals import student
+
 LEAST = 0.01
 """Nats/token; smaller differences, such as rounding makes, are taken for none."""
 _DRAWS = 2000
@@ -23,7 +25,11 @@ class Share:
 
 @dataclass(frozen=True)
 class Gap:
-    """What is lost on some items: mean losses (nats/token) and the 95% interval of their difference."""
+    """What is lost on some items: mean losses (nats/token) and the 95% interval of their difference.
+
+    The interval is as wide as Student's over items at least: of few items resampled ones differ too little, and of two
+    without any loss one pair in four would be judged.
+    """
 
     broken: float
     mended: float
@@ -40,7 +46,7 @@ class Paired:
     """Losses (item, block) of the broken and the mended run, against which interventions on the same items are held.
 
     Intervals: 95% percentile intervals over resampled items, and blocks of scored tokens within each item; one item
-    alone has its blocks'.
+    alone has its blocks', and none (NaN) where it is one block.
     """
 
     def __init__(self, broken: Sequence[Sequence[float]], mended: Sequence[Sequence[float]]) -> None:
@@ -52,23 +58,37 @@ class Paired:
     @property
     def gap(self) -> Gap:
         """What is lost."""
-        low, high = np.quantile(self._drawn(self.broken - self.mended), [0.025, 0.975])
-        return Gap(float(self.broken.mean()), float(self.mended.mean()), float(low), float(high))
+        lost = self.broken - self.mended
+        low, high = self._ends(self._drawn(lost))
+        least, most = student(lost.mean(1))
+        if least is not None and most is not None:
+            low, high = min(low, least), max(high, most)
+        return Gap(float(self.broken.mean()), float(self.mended.mean()), low, high)
 
     def share(self, losses: Sequence[Sequence[float]], *, restores: bool = True) -> Share:
         """The share of the gap that an intervention's `losses` restore, or, without `restores`, lose again.
 
         restores: (broken - losses) / (broken - mended), else (losses - mended) / (broken - mended); of means, each
-        draw's items and blocks the same above and below. An interval that a gap near 0 makes boundless is NaN.
+        draw's items and blocks the same above and below. An interval that a gap near 0 makes boundless is NaN, and so
+        is the share itself where the gap of these items is below `LEAST`.
         """
         array = np.asarray(losses, float)
         moved = self.broken - array if restores else array - self.mended
+        lost = (self.broken - self.mended).mean()
+        if lost < LEAST:
+            return Share(np.nan, np.nan, np.nan)
         above, below = self._drawn(moved), self._drawn(self.broken - self.mended)
-        value = float(moved.mean() / (self.broken - self.mended).mean())
+        value = float(moved.mean() / lost)
         if (below <= 0).mean() > 0.025:
             return Share(value, np.nan, np.nan)
-        low, high = np.quantile(above[below > 0] / below[below > 0], [0.025, 0.975])
-        return Share(value, float(low), float(high))
+        return Share(value, *self._ends(above[below > 0] / below[below > 0]))
+
+    def _ends(self, drawn: np.ndarray) -> tuple[float, float]:
+        """Low and high end of an interval."""
+        if self.broken.size == 1:
+            return np.nan, np.nan
+        low, high = np.quantile(drawn, [0.025, 0.975])
+        return float(low), float(high)
 
     def _drawn(self, values: np.ndarray) -> np.ndarray:
         return self._weights @ values.ravel()

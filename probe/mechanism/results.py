@@ -13,12 +13,13 @@ import numpy as np
 
 from probe.evaluation.journal import Journal
 from probe.files import write as write_file
-from probe.mechanism.cells import FOLDER, paired
+from probe.mechanism.cells import FOLDER, has_runs, paired
 from probe.mechanism.interventions import by_layer
 from probe.mechanism.rankings import rank_correlation, rankings
 from probe.mechanism.request import ORIGIN, Group, LocatePlan
 from probe.mechanism.restoration import Paired, Share
-from probe.mechanism.smallest import ENOUGH, halves, random_sets, set_cell
+from probe.mechanism.smallest import ENOUGH, MOST, can_be_searched, enough_of, halves, random_sets, set_cell
+from probe.mechanism.unfinished import left
 
 _EFFECT = ("kind", "way", "hook", "span", "layer", "head")
 _CLAMP = ("kind", "way", "rule", "which", "span", "layer")
@@ -46,11 +47,12 @@ def summarize(made: LocatePlan, journal: Journal, out: Path | None = None) -> di
     for group in sorted(made.items, key=lambda each: each[1]):
         summary["inside"] += _inside(made, journal, group)
         for name in made.mending:
-            if not _has_runs(made, journal, group, name):
+            if not has_runs(made, journal, group, name):
                 continue
             gap = paired(made, journal, group, name).gap
             here = {"method": name, "length": group[1], "measure": group[0]}
-            summary["gaps"].append({**here, **asdict(gap), "judged": gap.judged, "items": len(made.items[group])})
+            values = {key: None if np.isnan(value) else value for key, value in asdict(gap).items()}
+            summary["gaps"].append({**here, **values, "judged": gap.judged, "items": len(made.items[group])})
             if gap.judged:
                 effects = _effects(made, journal, group, name)
                 attribution = _attribution(made, journal, group, name)
@@ -81,23 +83,6 @@ def _beside(made: LocatePlan, out: Path | None, name: str) -> dict[str, Any] | N
         for key, value in (("model", made.request.model), ("trained_length", made.trained_length))
     )
     return found if same else None
-
-
-def left(made: LocatePlan, journal: Journal) -> int:
-    """Weaves, patches and plain runs that the journal lacks; where nothing is to be mended, none are asked for."""
-    count = 0
-    for group, items in made.items.items():
-        for number in range(len(items)):
-            count += sum((*group, name, number, "run") not in journal.rows for name in made.methods)
-            for name in made.mending:
-                if not _has_runs(made, journal, group, name) or paired(made, journal, group, name).gap.judged:
-                    count += sum((*group, name, number, *each.cell) not in journal.rows for each in made.tried)
-    return count
-
-
-def _has_runs(made: LocatePlan, journal: Journal, group: Group, name: str) -> bool:
-    numbers = range(len(made.items[group]))
-    return all((*group, each, number, "run") in journal.rows for number in numbers for each in (ORIGIN, name))
 
 
 def _effects(made: LocatePlan, journal: Journal, group: Group, name: str) -> list[dict[str, Any]]:
@@ -141,44 +126,54 @@ def _inside(made: LocatePlan, journal: Journal, group: Group) -> list[dict[str, 
 
 def _attribution(made: LocatePlan, journal: Journal, group: Group, name: str) -> list[dict[str, Any]]:
     """The share of the gap that each patch would restore to first order."""
-    numbers = [n for n in range(len(made.items[group])) if (*group, name, n, "attribution") in journal.rows]
-    if not numbers:
-        return []
-    rows = [journal.rows[(*group, name, number, "attribution")]["falls"] for number in numbers]
-    broken, mended = (
-        [[float(np.mean(journal.rows[(*group, each, number, "run")]["nll"]))] for number in numbers]
-        for each in (ORIGIN, name)
-    )
-    judge, found = Paired(broken, mended), []
-    for each in zip(*rows, strict=True):
-        places = dict(zip(_EFFECT, each[0][:-1], strict=True))
-        if places["head"] == -1:
-            places["head"] = None
-        share = judge.share([[loss[0] - one[-1]] for loss, one in zip(broken, each, strict=True)])
-        kept = {key: places[key] for key in ("hook", "layer", "head")}
-        found.append({**kept, **_plain(share), "items": len(numbers)})
+    falls: dict[tuple[Any, ...], dict[int, float]] = {}
+    for number in range(len(made.items[group])):
+        for *place, fall in journal.rows.get((*group, name, number, "attribution"), {"falls": []})["falls"]:
+            falls.setdefault(tuple(place), {})[number] = fall
+    judges: dict[tuple[int, ...], Paired] = {}
+    found = []
+    for (_, _, hook, _, layer, head), by_number in falls.items():
+        numbers = tuple(by_number)
+        if numbers not in judges:
+            whole = paired(made, journal, group, name, numbers)
+            judges[numbers] = Paired(*(each.mean(1, keepdims=True) for each in (whole.broken, whole.mended)))
+        judge = judges[numbers]
+        share = judge.share((judge.broken - np.array(list(by_number.values()))[:, None]).tolist())
+        place = {"hook": hook, "layer": layer, "head": None if head == -1 else head}
+        found.append({**place, **_plain(share), "items": len(numbers)})
     return found
 
 
 def _smallest(made: LocatePlan, journal: Journal, group: Group, name: str) -> list[dict[str, Any]]:
-    """By candidates: the greedy sets in order, and random ones, on the items that they were not chosen on."""
-    _, scoring = halves(len(made.items[group]))
-    judge, found = paired(made, journal, group, name, scoring), []
+    """By candidates, most first: the greedy sets in order, and random ones, on the items that they were not chosen on.
 
-    def share(chosen: Mapping[int, tuple[int, ...]]) -> Share:
-        return judge.share([journal.rows[set_cell(group, name, number, chosen)]["nll"] for number in scoring])
-
+    finished: whether the search ended, by its own half of the items. enough: the heads it ended with, where they
+    restore `ENOUGH` of the other half too. Without heads: neither half was gone through, as one shows no loss.
+    """
     sizes: dict[str, int] = {}
     for cell in journal.rows:
         if cell[:5] == (*group, name, -1, "chosen"):
             sizes[str(cell[5])] = max(int(cell[6]), sizes.get(str(cell[5]), 0))
+    if not sizes and "smallest" not in made.request.kinds:
+        return []
+    if not can_be_searched(made, journal, group, name):
+        empty = ("heads", "share", "low", "high", "random_low", "random", "random_high")
+        return [{**{key: [] for key in empty}, "candidates": 0, "finished": True, "enough": None}]
+    choosing, scoring = halves(len(made.items[group]))
+    judge, found = paired(made, journal, group, name, scoring), []
+    until = enough_of(paired(made, journal, group, name, choosing).gap)
+
+    def share(chosen: Mapping[int, tuple[int, ...]]) -> Share:
+        return judge.share([journal.rows[set_cell(group, name, number, chosen)]["nll"] for number in scoring])
+
     for candidates_of, last in sizes.items():
         row = journal.rows[(*group, name, -1, "chosen", candidates_of, last)]
         heads, candidates = ([(layer, head) for layer, head in row[key]] for key in ("heads", "candidates"))
         shares = [share(by_layer(heads[:size])) for size in range(1, last + 1)]
         random = [[share(each).value for each in random_sets(candidates, size)] for size in range(1, last + 1)]
         low, middle, high = np.quantile(np.array(random), [0.025, 0.5, 0.975], axis=1).tolist()
-        enough = next((size for size, each in enumerate(shares, 1) if each.value >= ENOUGH), None)
+        chosen = [journal.rows[set_cell(group, name, number, by_layer(heads))]["nll"] for number in choosing]
+        reached = float(np.mean(chosen)) <= until
         found.append(
             {
                 "heads": [list(head) for head in heads],
@@ -187,10 +182,11 @@ def _smallest(made: LocatePlan, journal: Journal, group: Group, name: str) -> li
                 "random_low": low,
                 "random": middle,
                 "random_high": high,
-                "enough": enough,
+                "finished": reached or last == min(len(candidates), MOST),
+                "enough": last if reached and shares[-1].value >= ENOUGH else None,
             }
         )
-    return found
+    return sorted(found, key=lambda each: -each["candidates"])
 
 
 def _agreement(effects: Sequence[dict[str, Any]], attribution: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -207,6 +203,7 @@ def _agreement(effects: Sequence[dict[str, Any]], attribution: Sequence[dict[str
             for each in attribution
             if each["hook"] == hook and (place := (hook, each["layer"], each["head"])) in exact
         ]
+        pairs = [pair for pair in pairs if None not in pair]
         if len(pairs) < 3:
             continue
         value, low, high = rank_correlation(*zip(*pairs, strict=True))
@@ -219,5 +216,5 @@ def _agreement(effects: Sequence[dict[str, Any]], attribution: Sequence[dict[str
 
 def _plain(share: Share) -> dict[str, float | None]:
     """A share ready for JSON, which has no NaN."""
-    ends = {"low": share.low, "high": share.high}
-    return {"share": share.value, **{name: None if np.isnan(end) else end for name, end in ends.items()}}
+    values = {"share": share.value, "low": share.low, "high": share.high}
+    return {name: None if np.isnan(value) else value for name, value in values.items()}

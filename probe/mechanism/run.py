@@ -6,7 +6,6 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -14,17 +13,17 @@ from mesa.models import load
 from probe.capture.bridge import bridge_to
 from probe.capture.memory import free_bytes
 from probe.evaluation.journal import Journal
-from probe.mechanism.attribution import attribute, attribution_bytes
+from probe.mechanism.attribution import attribute, bytes_needed, hooks_left
 from probe.mechanism.cells import Cells, TimeIsOver, open_journal, paired
-from probe.mechanism.clamp import Clamp, Dims, clamps, observable
+from probe.mechanism.clamp import Clamp
 from probe.mechanism.contrast import BROKEN, MENDED, Contrast
+from probe.mechanism.held import clamps_of, search_dims
 from probe.mechanism.interventions import Intervention
 from probe.mechanism.request import ORIGIN, Group, LocatePlan, needed_bytes
-from probe.mechanism.restoration import Gap
-from probe.mechanism.shift import WHICH, Shift, changes, shift_cell, shifts
-from probe.mechanism.smallest import search_sets
+from probe.mechanism.restoration import LEAST, Gap
+from probe.mechanism.shift import Shift, changes, shift_cells, shifts
+from probe.mechanism.smallest import can_be_searched, search_sets
 from probe.ownership import owned
-from probe.tasks.repeated import repeated_word
 
 
 def locate(made: LocatePlan, out: Path, *, overwrite: bool = False, until: float | None = None) -> Journal:
@@ -77,7 +76,7 @@ def _run(cells: Cells) -> None:
         for name in names:
             if "attribution" in kinds:
                 _attribution(cells, group, name)
-            if "smallest" in kinds:
+            if "smallest" in kinds and can_be_searched(made, cells.journal, group, name):
                 search_sets(cells, group, name)
 
 
@@ -103,11 +102,8 @@ def _cell(
 
 def _clamps(cells: Cells, group: Group) -> None:
     """Losses of clamped broken runs; they serve all methods."""
-    made, (measure, length) = cells.made, group
-    found = _observable(cells, length)
-    tried = [each for rule, (dims, controls) in found.items() for each in clamps(dims, controls, rule, made.layers)]
-    tried = [each for each in tried if measure == "nll" or not each.inside]  # a passkey's last M tokens lack the key
-    items = made.items[group]
+    search_dims(cells, group[1])
+    tried, items = clamps_of(cells.made, cells.journal, group) or [], cells.made.items[group]
     cells.bar.total += round(sum(len(item.ids) * cells.part(each.layer or 0) for item in items for each in tried))
     for number in range(len(items)):
         inside = cells.inside(group, number)
@@ -118,31 +114,13 @@ def _clamps(cells: Cells, group: Group) -> None:
             _cell(cells, group, number, ORIGIN, each, inside if each.inside else None)
 
 
-def _observable(cells: Cells, length: int) -> dict[str, tuple[Dims, dict[int, np.ndarray]]]:
-    """The dims that are clamped and their stand-ins, by rule; searched for once, then read from the journal."""
-    made, request = cells.made, cells.made.request
-    methods = [made.methods[ORIGIN], made.methods[made.mending[0]]]
-    cell = ("dims", length, methods[1].name)
-    if cell not in cells.journal.rows:
-        ids, _ = repeated_word(cells.tokenizer, request.word, length)
-        rules = observable(cells.bridge, ids, methods, request.dims, executor=request.executor)
-        kept = {
-            rule: [[layer, list(dims[layer]), controls[layer].tolist()] for layer in dims]
-            for rule, (dims, controls) in rules.items()
-        }
-        cells.add(cell, {"rules": kept})
-    return {
-        rule: ({layer: dims for layer, dims, _ in each}, {layer: np.array(sets) for layer, _, sets in each})
-        for rule, each in cells.journal.rows[cell]["rules"].items()
-    }
-
-
 def _shifts(cells: Cells, group: Group) -> None:
     """Losses of broken runs with other positional vectors; they serve all methods."""
     made, (_, length) = cells.made, group
-    cells_of = [shift_cell(layer, which) for layer in made.layers for which in WHICH]
     items = range(len(made.items[group]))
-    if all((*group, ORIGIN, number, *cell) in cells.journal.rows for number in items for cell in cells_of):
+    if all(
+        (*group, ORIGIN, number, *cell) in cells.journal.rows for number in items for cell in shift_cells(made.layers)
+    ):
         return
     longest = max(len(item.ids) for item in made.items[group])
     tried = [*shifts(changes(cells.bridge, made.documents, made.methods[ORIGIN], longest, made.layers))]
@@ -154,18 +132,20 @@ def _shifts(cells: Cells, group: Group) -> None:
 
 def _attribution(cells: Cells, group: Group, name: str) -> None:
     model: Any = cells.bridge.original_model
-    _, length = group
-    needed, free = attribution_bytes(model.config, length, model.dtype.itemsize), free_bytes(model.device)
+    made, (_, length) = cells.made, group
+    needed, free = bytes_needed(made, length), free_bytes(model.device)
     if needed > free:
         cells.bar.write(
             f"left out: attribution at {length} tokens needs {needed / 2**30:.0f} GiB, {free / 2**30:.0f} are free"
         )
         return
-    for number in range(len(cells.made.items[group])):
-        cell = (*group, name, number, "attribution")
-        if cell not in cells.journal.rows:
-            found = attribute(cells.contrast(group, number, name), cells.made.request.hooks)
-            cells.add(cell, {"falls": [[*each.cell, fall] for each, fall in found.items()]})
+    for number in range(len(made.items[group])):
+        hooks = hooks_left(made, cells.journal, group, name, number)
+        if hooks:
+            cell = (*group, name, number, "attribution")
+            known = cells.journal.rows.get(cell, {"falls": []})["falls"]
+            found = attribute(cells.contrast(group, number, name), hooks)
+            cells.add(cell, {"falls": [*known, *([*each.cell, fall] for each, fall in found.items())]})
 
 
 def _gap(cells: Cells, group: Group, name: str) -> Gap:
@@ -179,10 +159,10 @@ def _tokens(cells: Cells, group: Group) -> float:
 
 
 def _indifferent(cells: Cells) -> str:
-    """Why nothing can be restored."""
+    """Why there is nothing to restore."""
     gaps = ((group, name, _gap(cells, group, name)) for group in cells.made.items for name in cells.made.mending)
     said = (f"{name} {measure} at {length}: [{own.low:+.3f}, {own.high:+.3f}]" for (measure, length), name, own in gaps)
     return (
-        f"broken and mended do not differ; Origin less the method, nats/token: {', '.join(said)}; "
-        "take longer --lengths, another --methods or more --samples"
+        f"no method is better than Origin beyond doubt and by {LEAST} nats/token; Origin less the method: "
+        f"{', '.join(said)}; take longer --lengths, another --methods or more --samples"
     )

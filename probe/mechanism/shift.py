@@ -51,6 +51,11 @@ def shift_cell(layer: int, which: str) -> tuple[str | int, ...]:
     return ("clamp", "shift", "vector", which, "beyond", layer)
 
 
+def shift_cells(layers: Sequence[int]) -> list[tuple[str | int, ...]]:
+    """What it calls all that are tried."""
+    return [shift_cell(layer, which) for layer in layers for which in WHICH]
+
+
 @dataclass(frozen=True, eq=False)
 class Shift:
     """The broken run with a layer's positional vectors changed. which: 'positional', or 'random N': dims shuffled."""

@@ -8,10 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from mesa.fingerprints import ids_fingerprint
-from probe.mechanism.cells import Cells, paired
+from probe.evaluation.journal import Journal
+from probe.mechanism.cells import Cells, has_runs, paired
 from probe.mechanism.contrast import BROKEN, MENDED, Contrast
 from probe.mechanism.interventions import Head, by_layer
-from probe.mechanism.request import Group
+from probe.mechanism.request import Group, LocatePlan
+from probe.mechanism.restoration import LEAST, Gap
 
 Heads = Mapping[int, tuple[int, ...]]
 """Heads by layer, as methods take them."""
@@ -44,26 +46,65 @@ def random_sets(candidates: Sequence[Head], size: int) -> list[Heads]:
 
 def search_sets(cells: Cells, group: Group, name: str) -> None:
     """Journals greedy sets, chosen on the items of even number, and on the odd ones their losses and random sets'."""
-    choosing, scoring = halves(len(cells.made.items[group]))
-    contrasts = {number: cells.fresh(group, number, name) for number in (*choosing, *scoring)}
+    contrasts = {number: cells.fresh(group, number, name) for number in range(len(cells.made.items[group]))}
+    cells.bar.set_postfix_str(f"{name}, smallest set")
 
     def loss(heads: Heads, numbers: Sequence[int]) -> float:
-        cells.bar.set_postfix_str(f"{name}, smallest set, {len(chosen)} heads chosen")
         return float(np.mean([_losses(cells, group, number, contrasts[number], heads) for number in numbers]))
 
-    chosen: list[Head] = []
-    alone = {head: loss(by_layer([head]), choosing) for head in cells.made.heads}
-    candidates = sorted(sorted(alone, key=alone.__getitem__)[: cells.made.request.candidates])
-    gap = paired(cells.made, cells.journal, group, name, choosing).gap
-    enough = gap.broken - ENOUGH * (gap.broken - gap.mended)
-    for head in greedy(candidates, lambda heads: loss(heads, choosing), enough):
-        chosen.append(head)
-        loss(by_layer(chosen), scoring)
-        for each in random_sets(candidates, len(chosen)):
-            loss(each, scoring)
+    for candidates, chosen in _search(cells.made, cells.journal, group, name, loss):
+        cells.bar.set_postfix_str(f"{name}, smallest set, {len(chosen)} heads chosen")
         cell = (*group, name, -1, "chosen", ids_fingerprint(candidates)[-8:], len(chosen))
         if cell not in cells.journal.rows:
-            cells.add(cell, {"heads": list(chosen), "candidates": candidates})
+            cells.add(cell, {"heads": chosen, "candidates": candidates})
+
+
+def is_searched(made: LocatePlan, journal: Journal, group: Group, name: str) -> bool:
+    """Whether the journal holds the whole search, if there is one; gone through with the losses that are in it."""
+
+    def loss(heads: Heads, numbers: Sequence[int]) -> float:
+        return float(np.mean([journal.rows[set_cell(group, name, number, heads)]["nll"] for number in numbers]))
+
+    if not has_runs(made, journal, group, name):
+        return False
+    if not can_be_searched(made, journal, group, name):
+        return True
+    try:
+        for _ in _search(made, journal, group, name, loss):
+            pass
+    except KeyError:
+        return False
+    return True
+
+
+def can_be_searched(made: LocatePlan, journal: Journal, group: Group, name: str) -> bool:
+    """Whether each half of the items shows a loss of which sets can restore a share."""
+    gaps = [paired(made, journal, group, name, half).gap for half in halves(len(made.items[group]))]
+    return all(gap.broken - gap.mended >= LEAST for gap in gaps)
+
+
+def _search(
+    made: LocatePlan, journal: Journal, group: Group, name: str, loss: Callable[[Heads, Sequence[int]], float]
+) -> Iterator[tuple[list[Head], list[Head]]]:
+    """Candidates and chosen heads, one more each time, by `loss` (heads, numbers of items), asked also for scores.
+
+    Candidates, heads and how many they are follow from the items of even number alone.
+    """
+    choosing, scoring = halves(len(made.items[group]))
+    alone = {head: loss(by_layer([head]), choosing) for head in made.heads}
+    candidates = sorted(sorted(alone, key=alone.__getitem__)[: made.request.candidates])
+    gap = paired(made, journal, group, name, choosing).gap
+    chosen: list[Head] = []
+    for head in greedy(candidates, lambda heads: loss(heads, choosing), enough_of(gap)):
+        chosen.append(head)
+        for each in (by_layer(chosen), *random_sets(candidates, len(chosen))):
+            loss(each, scoring)
+        yield candidates, list(chosen)
+
+
+def enough_of(gap: Gap) -> float:
+    """The loss at which `ENOUGH` of a gap is restored."""
+    return gap.broken - ENOUGH * (gap.broken - gap.mended)
 
 
 def halves(items: int) -> tuple[range, range]:

@@ -9,6 +9,7 @@ from probe.store.located import Located, Row, having, is_clear, number, percent
 
 _MEASURES = {"nll": "tail NLL", "passkey": "the passkey's answer"}
 _NAMED = 3  # layers named in a sentence
+_FEW = 4  # items below which intervals over items say little
 _WRITTEN_INTO = ("attn_out", "mlp_out")  # resid_* hold all that came before: late ones restore all of it
 
 
@@ -27,6 +28,8 @@ def _told(summary: Located, gap: Row) -> str:
     broken = next(iter(summary["methods"]))
     lost = number(gap["broken"]) - number(gap["mended"])
     difference = f"{lost:.2f} {_interval(gap)} nats/token"
+    if number(gap["high"]) < 0:
+        return f"At {gap['length']} tokens {gap['method']} is worse than {broken} ({difference}): it mends nothing."
     if not gap["judged"]:
         return (
             f"At {gap['length']} tokens {broken} and {gap['method']} do not differ beyond doubt ({difference}): "
@@ -35,10 +38,11 @@ def _told(summary: Located, gap: Row) -> str:
     labels = {name: gap[name] for name in ("method", "length", "measure")}
     effects = having(summary["effects"], **labels)
     parts = [
-        f"At {gap['length']} tokens {broken} loses {difference} against {gap['method']} ({gap['items']} items).",
+        f"At {gap['length']} tokens {broken} loses {difference} against {gap['method']} ({_items(gap['items'])}).",
         _layers(effects, gap["method"]),
         _needed(effects, gap["method"]),
         _head(effects),
+        _together(effects),
         _smallest(having(summary["smallest"], **labels)),
         _patches(effects, gap["method"], broken),
         _clamps(effects),
@@ -83,18 +87,49 @@ def _head(effects: Sequence[Row]) -> str:
     if not rows:
         return ""
     doubt = "" if is_clear(rows[0]) else ", which cannot be told from 0"
-    name = _name(rows[0]["layer"], rows[0]["head"])
-    return f"The best of {len(rows)} single heads, {name}, restores {_share(rows[0])}{doubt}."
+    return f"The best of {len(rows)} single heads, {_place(rows[0])}, restores {_share(rows[0])}{doubt}."
+
+
+def _together(effects: Sequence[Row]) -> str:
+    """Places that restore clearly more than is lost without them, and the reverse: what they do is not theirs alone."""
+    alone, without = (_best(having(effects, kind="weave", way=way), lambda row: True) for way in ("only", "without"))
+    pairs = [
+        (one, other)
+        for one in alone
+        for other in having(without, layer=one["layer"], head=one["head"])
+        if one["layer"] is not None
+    ]
+    spare = [pair for pair in pairs if number(pair[0]["low"]) > max(0, number(pair[1]["high"]))]
+    short = [pair for pair in pairs if number(pair[1]["low"]) > max(0, number(pair[0]["high"]))]
+    short.sort(key=lambda pair: -pair[1]["share"])
+    return " ".join(
+        f"{says}: {', '.join(_alone_and_without(*pair) for pair in own[:_NAMED])}."
+        for says, own in (
+            ("Restores more alone than is lost without it, so others can do the same", spare),
+            ("More is lost without it than it restores alone, so it works with others", short),
+        )
+        if own
+    )
+
+
+def _alone_and_without(alone: Row, without: Row) -> str:
+    return f"{_place(alone)} (alone {_share(alone)}, lost without it {_share(without)})"
 
 
 def _smallest(found: Sequence[Row]) -> str:
-    if not found or not found[0]["heads"]:
+    if not found:
         return ""
     row = found[0]
+    if not row["heads"]:
+        return "No smallest set was searched for: one half of the items shows no loss."
     size = row["enough"] or len(row["heads"])
     names = ", ".join(_name(*head) for head in row["heads"][:size])
     share, random = ([row[f"{first}{name}"][size - 1] for name in ends] for first, ends in _SETS)
     beside = f"random sets of {size}: {percent(*random)}"
+    if not row.get("finished", True):
+        return (
+            f"The search for the smallest set is not done: {_heads(size)} restore{'s' * (size == 1)} {percent(*share)}."
+        )
     if row["enough"]:
         return f"{_heads(size)} ({names}) restore{'s' * (size == 1)} {percent(*share)} of it ({beside})."
     return (
@@ -120,7 +155,7 @@ def _patches(effects: Sequence[Row], method: str, broken: str) -> str:
 
 def _clamps(effects: Sequence[Row]) -> str:
     """Every way of holding the dims in one sentence: the shares between which they lie."""
-    everywhere = having(effects, kind="clamp", layer=None)
+    everywhere = _known(having(effects, kind="clamp", layer=None))
     held = sorted(having(everywhere, which="observable"), key=lambda row: number(row["share"]))
     if not held:
         return ""
@@ -147,7 +182,9 @@ def _shifts(effects: Sequence[Row]) -> str:
     rows = _best(having(effects, way="shift", which="positional"), lambda row: True)
     if not rows:
         return ""
-    random = sorted(round(100 * number(row["share"])) for row in having(effects, way="shift") if row not in rows)
+    random = sorted(
+        round(100 * number(row["share"])) for row in _known(having(effects, way="shift")) if row not in rows
+    )
     beside = f" (with its dims shuffled {random[0]}% to {random[-1]}%)" if random else ""
     return (
         f"Giving positions beyond M the positional vectors of positions inside restores at most {_share(rows[0])}, in "
@@ -167,8 +204,13 @@ def _agreement(rows: Sequence[Row]) -> str:
 
 def _best(rows: Sequence[Row], among: Callable[[Row], bool]) -> list[Row]:
     """The rows with a share, the largest first; shares whose interval leaves 0 out before all others."""
-    known = [row for row in rows if among(row) and number(row["share"]) == number(row["share"])]
+    known = [row for row in _known(rows) if among(row)]
     return sorted(known, key=lambda row: (is_clear(row) and row["share"] > 0, row["share"]), reverse=True)
+
+
+def _known(rows: Sequence[Row]) -> list[Row]:
+    """The rows with a share."""
+    return [row for row in rows if number(row["share"]) == number(row["share"])]
 
 
 def _share(row: Row) -> str:
@@ -179,8 +221,19 @@ def _layer(row: Row) -> str:
     return f"layer {row['layer']}: {_share(row)}"
 
 
+def _place(row: Row) -> str:
+    return f"layer {row['layer']}" if row["head"] is None else _name(row["layer"], row["head"])
+
+
 def _name(layer: int, head: int) -> str:
     return f"{layer}.{head}"
+
+
+def _items(count: int) -> str:
+    """How many items there are, and what intervals over few of them are worth."""
+    if count == 1:
+        return "1 item: intervals are of its blocks and say nothing of other items"
+    return f"{count} items{': too few for intervals that hold' if count < _FEW else ''}"
 
 
 def _heads(size: int) -> str:

@@ -39,7 +39,18 @@ def anatomy(values):
 
 
 def test_each_measure_is_held_against_its_own_places():
-    run = {"drift": {"prompts": {"repeated": {"methods": [{"layers": {"4": 30, "3": 40}}]}}}}
+    run = {
+        "drift": {
+            "prompts": {
+                "repeated": {
+                    "methods": [
+                        {"method": "mesa", "layers": {"1": 9}},
+                        {"method": "origin", "layers": {"4": 30, "3": 40}},
+                    ]
+                }
+            }
+        }
+    }
     found = rankings(effects([1, 2, 3, 4, 5, 6, 0, 0, 0, 1, 2, 0]), 96, anatomy([10, 20, 30, 40, 50, 60]), run)
     by = {row["what"]: row for row in found}
     assert by["unmet phases, by norms"]["spearman"] == pytest.approx(1)
@@ -49,6 +60,28 @@ def test_each_measure_is_held_against_its_own_places():
     assert by["early drift"]["places"] == 6
     assert rankings(effects(range(12)), 97, anatomy([1] * 6), None)[0]["what"] == "retrieval score inside M"
     assert rankings(effects(range(12)), 96, None, None) == []
+
+
+@pytest.mark.parametrize(
+    "drift",
+    [
+        "too few positions were captured",
+        {"prompts": {"text-1": {"methods": [{"method": "origin", "layers": {"4": 30}}]}}},
+        {"prompts": {"repeated": {"methods": [{"method": "mesa", "layers": {"4": 30}}]}}},
+    ],
+)
+def test_a_run_that_says_nothing_of_origins_drift_ranks_nothing(drift):
+    assert rankings(effects(range(12)), 96, None, {"drift": drift}) == []
+
+
+def test_places_without_a_share_are_left_out():
+    found = rankings(effects([None, *range(11)]), 96, anatomy([10, 20, 30, 40, 50, 60]), None)
+    assert {row["places"] for row in found} == {5}
+
+
+def test_four_places_have_no_interval():
+    assert rank_correlation([1, 2, 3, 4], [1, 2, 3, 4]) == (pytest.approx(1), None, None)
+    assert rank_correlation([1, 2, 3, 4, 5], [1, 2, 3, 4, 5])[1] is not None
 
 
 def test_the_correlation_is_of_mid_ranks():

@@ -105,3 +105,69 @@ def test_shifts_and_costs_inside_the_window_are_told():
     text = told(summary)
     assert "restores at most 2% [-10, 10], in layer 1 (with its dims shuffled -5% to -5%)." in text
     assert "Held inside the window they cost up to 0.07 [0.00, 0.14] nats/token (random dims 0.10 to 0.10)." in text
+
+
+def test_a_method_that_is_worse_is_called_worse():
+    summary = located.summary()
+    for gap in summary["gaps"]:
+        gap |= {"broken": 3.0, "mended": 3.5, "low": -0.7, "high": -0.3, "judged": False}
+    assert (
+        told(summary)
+        == "At 1024 tokens rerope is worse than origin (-0.50 [-0.70, -0.30] nats/token): it mends nothing."
+    )
+
+
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        (1, "(1 item: intervals are of its blocks and say nothing of other items)"),
+        (3, "(3 items: too few for intervals that hold)"),
+        (4, "(4 items)"),
+    ],
+)
+def test_few_items_are_called_few(items, said):
+    summary = located.summary()
+    for gap in summary["gaps"]:
+        gap["items"] = items
+    assert said in told(summary)
+
+
+def weave(way, layer, head, share):
+    place = {"method": "rerope", "length": 1024, "measure": "nll", "kind": "weave", "way": way, "items": 6}
+    return {**place, "layer": layer, "head": head, "share": share, "low": share - 0.05, "high": share + 0.05}
+
+
+def test_heads_of_which_either_does_are_told_from_heads_that_need_each_other():
+    """Two heads alone restore all and neither is missed; a third restores nothing alone and is missed."""
+    summary = located.summary() | {"smallest": [], "attribution": [], "agreement": []}
+    shares = {(1, 2): (0.98, 0.0), (1, 3): (0.97, 0.01), (2, 0): (0.0, 0.9), (2, 1): (0.4, 0.4)}
+    summary["effects"] = [
+        weave(way, *head, share)
+        for head, pair in shares.items()
+        for way, share in zip(("only", "without"), pair, strict=True)
+    ]
+    text = told(summary)
+    assert (
+        "Restores more alone than is lost without it, so others can do the same: 1.2 (alone 98% [93, 103], lost "
+        "without it 0% [-5, 5]), 1.3 (alone 97% [92, 102], lost without it 1% [-4, 6])." in text
+    )
+    assert (
+        "More is lost without it than it restores alone, so it works with others: 2.0 (alone 0% [-5, 5], lost without "
+        "it 90% [85, 95])." in text
+    )
+
+
+def test_a_search_that_is_not_done_claims_nothing():
+    summary = located.summary()
+    for row in summary["smallest"]:
+        row |= {"finished": False, "enough": None}
+    assert "The search for the smallest set is not done: 7 heads restore" in told(summary)
+    summary["smallest"] = [row | {"heads": []} for row in summary["smallest"]]
+    assert "No smallest set was searched for: one half of the items shows no loss." in told(summary)
+
+
+def test_shares_that_are_not_known_are_not_told():
+    summary = located.summary()
+    for row in summary["effects"]:
+        row |= dict.fromkeys(("share", "low", "high"))
+    assert "%" not in told(summary).partition("3 heads")[0]
