@@ -165,8 +165,8 @@ def test_distances_a_tenth_too_large_are_found_by_pairs_alone(tokenizer, monkeyp
 def test_a_cache_that_forgets_is_found_by_decoding(tokenizer, monkeypatch):
     laid_out = plug.Attachment._laid_out
 
-    def late(self, pads, past, new, prompt_length):
-        return laid_out(self, pads, past, new, 2 * prompt_length if past else prompt_length)
+    def late(self, real, index, prompt_length):
+        return laid_out(self, real, index, (2 if real.shape[1] > index.shape[1] else 1) * prompt_length)
 
     monkeypatch.setattr(plug.Attachment, "_laid_out", late)
     failed = rows(checked(tiny.model(), tokenizer, "mesa"), "failed")
