@@ -26,10 +26,11 @@ from probe.figures.tables import npz_bytes
 from probe.files import write
 from probe.locate_report import located_section
 from probe.store.reader import open_run, store_mark
-from probe.thresholds.analysis import TOP, Analysis, analyse, summarize
+from probe.thresholds.analysis import Analysis, analyse, summarize
 from probe.thresholds.calls import carriers
 from probe.thresholds.findings import findings
-from probe.thresholds.tables import difference_table, score_text
+from probe.thresholds.predict import LEAST, TOP
+from probe.thresholds.tables import difference_table, score_text, spread
 
 _THRESHOLDS = 4  # charts, of the best dims
 PROVENANCE = (
@@ -132,7 +133,9 @@ def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None
         findings=findings(summary),
         differences=difference_table(summary),
         score_text=score_text,
+        spread=spread,
         top=TOP,
+        least=LEAST,
         curves=_html([draw(chart) for chart in _curves(analysis)]),
         located=located_section(analysis.run.path.parent),
         anatomy=anatomy_section(analysis.run.path.parent),

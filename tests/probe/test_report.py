@@ -92,8 +92,10 @@ def test_summary(summary, folder):
     assert less["mean"] == pytest.approx(-0.8, abs=0.05)
     assert less["low"] < less["mean"] < less["high"] < -0.7
     assert summary["searched"] == 3 * 32
-    assert summary["qualified"]["repeated"] == summary["control"][2]["qualified"]["repeated"]
-    assert summary["control"][0]["qualified"]["repeated"] == 0
+    control = summary["control"]
+    assert len(control["place"]) == len(control["prompts"]["repeated"]["qualified"]) == 16
+    assert max(control["prompts"]["repeated"]["qualified"]) <= 1 < min(control["prompts"]["repeated"]["matched"][:8])
+    assert set(control["prompts"]["repeated"]["false_predictions"].values()) == {0}
     assert summary["rule"]["smoothing"] == 1
 
 
@@ -117,17 +119,25 @@ def test_findings_say_what_the_numbers_say(summary):
         "dynamic-ntk fails at 320 tokens (95% interval 320 to 320, exactly so in 100% of resamples), "
         "by tail NLL from 320 on" in told["What mended it"]
     )
-    assert "calls 0.0% of the pairs observable" in told["How far to trust it"]
-    flat = [{**row, "share": dict.fromkeys(row["share"], 0.1)} for row in summary["control"]]
-    assert "say nothing about M" in dict(findings({**summary, "control": flat}))["How far to trust it"]
+    trust = told["How far to trust it"]
+    assert "put at 16 positions from 24 to 56, where the model works, calls 0.0% to" in trust
+    assert "false prediction: origin 0%, rerope 0%, dynamic-ntk 0%, mesa 0%." in trust
+    assert trust.endswith("mesa 0%.")
+    assert "say nothing about M" in trusted(summary, as_many=0.6)
+    told = "At 25% of the positions no fewer are found than at M: M is not told from them."
+    assert told in trusted(summary, as_many=0.25)
+
+
+def trusted(summary, **changed):
+    control = summary["control"]
+    prompts = {name: {**found, **changed} for name, found in control["prompts"].items()}
+    return dict(findings({**summary, "control": {**control, "prompts": prompts}}))["How far to trust it"]
 
 
 def test_findings_of_a_model_that_holds(summary):
-    row = {"comparison": "", "at": 32, "share": {"repeated": 0.0}}
-    none = [{**row, "comparison": name} for name in ("control", "matched", "all")]
     measured = {**summary["methods"][1]["measured"], "dips": [128]}
     origin = {**summary["methods"][0], "measured": measured}
-    holds = {**summary, "control": none, "methods": [origin], "judged_by": ["tail NLL"]}
+    holds = {**summary, "qualified": {"repeated": 0}, "methods": [origin], "judged_by": ["tail NLL"]}
     told = dict(findings(holds))
     assert told["What broke"].startswith(
         "origin holds up to 320 tokens, the longest length measured, judged by tail NLL alone (exactly so in 100% of "
@@ -164,7 +174,7 @@ def test_a_run_without_scores_or_signal_still_reports(tmp_path):
     summary = summarize(analysis)
     text = render(analysis, summary)
     assert summary["methods"][0]["predicted"]["text"] == "no observable dim"
-    assert "could not be made: position 32" in dict(findings(summary))["How far to trust it"]
+    assert "could not be made: position 24" in dict(findings(summary))["How far to trust it"]
     assert "Not measured in this run" in text
     assert "not measured" in table(summary)
     assert json.loads(json.dumps(summary, allow_nan=False))["best"] == []
