@@ -13,14 +13,15 @@ import xarray as xr
 
 from probe.evaluation.journal import Journal
 from probe.study.variants import REFERENCE
-from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE
+from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE, dipping, onset
 
 NLL, PASSKEY = TASK_NAMES = ("nll", "passkey")
 """What failure can be measured by."""
-BOUNDS = ("M or more", "more than M", "slowest rotation of M or more")
+BOUNDS = ("M or more", "more than M", "slowest rotation of M or more", "a rotary phase not met")
 """Relative positions that the arithmetic prediction takes for a failure.
 
-The last counts positions in turns of rotary's slowest frequency, so that it knows of methods that change frequencies.
+The third counts positions in turns of rotary's slowest frequency, so that it knows of methods that change frequencies;
+the last asks each rotary pair whether it met that phase inside the window. Both need rotary embeddings.
 """
 DRIFT = "drift"
 """The rule that judges layers and needs no number of dims."""
@@ -28,27 +29,26 @@ DRIFT = "drift"
 
 def progress(
     journal: Journal, settings: Mapping[str, Any], task: str, config: str, seed: int
-) -> tuple[int | None, int | None]:
-    """The first length at which a config fails by `task`, and the next one to measure; None: there is none.
+) -> tuple[int | None, tuple[int, ...], int | None]:
+    """From which length on a config fails by `task`, where it dips before, and the next length to measure or None.
 
     The rules are those of `probe.thresholds.failure`, with Origin's tail NLL at M as the level; where Origin finds no
-    passkeys there, they say nothing about length. Longer lengths than the first failing one are not measured.
+    passkeys there, they say nothing about length, and nothing else is measured. Every length is, since a failure must
+    persist: all longer ones fail too, else it is a dip. While some are missing, nothing is known.
     """
-    trained = settings["trained_length"]
+    trained, lengths = settings["trained_length"], settings["lengths"]
     level = journal.rows.get((task, REFERENCE, seed, trained))
     if level is None:
-        return None, trained
+        return None, (), trained
     expected = float(np.mean(level["scores"]))
     if task == PASSKEY and expected < LEAST_ACCURACY:
-        return None, None
-    for length in settings["lengths"]:
-        row = journal.rows.get((task, config, seed, length))
-        if row is None:
-            return None, length
-        value = float(np.mean(row["scores"]))
-        if value > expected + NATS_ABOVE if task == NLL else value < LEAST_ACCURACY:
-            return length, None
-    return None, None
+        return None, (), None
+    rows = [journal.rows.get((task, config, seed, length)) for length in lengths]
+    if None in rows:
+        return None, (), lengths[rows.index(None)]
+    values = np.array([np.mean(row["scores"]) for row in rows if row])
+    fails = values > expected + NATS_ABOVE if task == NLL else values < LEAST_ACCURACY
+    return onset(fails, np.array(lengths)), dipping(fails, np.array(lengths)), None
 
 
 def gather(journal: Journal, settings: Mapping[str, Any], arithmetic: Mapping[str, Sequence[int]]) -> xr.Dataset:

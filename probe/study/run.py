@@ -75,7 +75,7 @@ def _left_to_measure(made: StudyPlan, journal: Journal) -> list[tuple[int, str, 
     """Seed, config and task of the failures that are not known yet, Origin's first."""
     seeds, settings = range(made.request.seeds), _measuring(made)
     cells = [(seed, name, task) for seed in seeds for name in made.methods for task in made.request.measure]
-    return [(seed, name, task) for seed, name, task in cells if progress(journal, settings, task, name, seed)[1]]
+    return [(seed, name, task) for seed, name, task in cells if progress(journal, settings, task, name, seed)[-1]]
 
 
 def _measuring(made: StudyPlan) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def _measure_all(made: StudyPlan, inputs: Inputs, journal: Journal, until: float
     trials = [Trial.of(loaded, mine, trained, made.lengths, seed) for seed, mine in enumerate(inputs.texts)]
     with tqdm(total=len(missing), desc="measuring failure", unit="failure", smoothing=0.05) as bar:
         for seed, name, task in missing:
-            while length := progress(journal, _measuring(made), task, name, seed)[1]:
+            while length := progress(journal, _measuring(made), task, name, seed)[-1]:
                 if is_over(until):
                     return
                 bar.set_postfix_str(f"{task}, {name}, {length}")

@@ -126,8 +126,8 @@ def _thresholds(summary: dict[str, Any]) -> str:
         predicted = row.get("predicted_by_thresholds", row["predicted"])
         text += (
             f" The clearest is layer {first['layer']}, dim {first['dim']} (score {first['score']:.0f}). "
-            f"{summary['reference']} passes the thresholds of the best {predicted['chosen']} dims at "
-            f"{predicted['text']} (median)."
+            f"{summary['reference']} passes the thresholds of the best {predicted['chosen']} dims (median) at "
+            f"{predicted['text']}."
         )
     return text
 

@@ -23,7 +23,8 @@ class Prediction:
         just before were not captured.
     judged: best dims at which the method keeps to the safe side inside the window, as Origin does; others are left out.
     crossed: how many of the judged cross. chosen: how many best dims there were; none of fewer than `least` is judged.
-    captured: up to which length.
+    captured: up to which length. descriptive: the reference's own: dims are chosen on it, so its length follows the
+        stated M by construction and is no prediction to score.
     """
 
     method: str
@@ -34,6 +35,7 @@ class Prediction:
     chosen: int
     least: int
     captured: int
+    descriptive: bool = False
 
     def __str__(self) -> str:
         """The prediction in words."""
@@ -45,7 +47,8 @@ class Prediction:
             return "beyond the thresholds already inside the window"
         if self.length is None or self.earliest is None:
             return f"none up to {self.captured}"
-        return str(self.length) if self.earliest == self.length else f"between {self.earliest} and {self.length}"
+        length = str(self.length) if self.earliest == self.length else f"between {self.earliest} and {self.length}"
+        return f"{length} (descriptive)" if self.descriptive else length
 
 
 def best(found: xr.Dataset, top: int) -> list[tuple[int, int]]:
@@ -95,6 +98,7 @@ def _predict(found: xr.Dataset, method: str, at: dict[str, np.ndarray], least: i
         chosen=chosen,
         least=least,
         captured=int(found.attrs["length"]),
+        descriptive=method == found.attrs["reference"],
     )
 
 

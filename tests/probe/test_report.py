@@ -73,6 +73,11 @@ def test_summary(summary, folder):
     assert summary["predicted_by"] == "drift"
     assert 70 <= rows["origin"]["predicted"]["length"] <= 80
     assert rows["origin"]["predicted"]["layer"] in (1, 2)
+    assert [row["predicted"]["text"].endswith("(descriptive)") for row in rows.values()] == [True, *[False] * 3]
+    assert [row["predicted_by_prompt"]["repeated"].endswith("(descriptive)") for row in rows.values()] == [
+        True,
+        *[False] * 3,
+    ]
     assert rows["rerope"]["predicted"]["text"] == "none up to 320"
     assert 192 <= rows["dynamic-ntk"]["predicted"]["length"] <= 202
     drifts = summary["drift"]["prompts"]
