@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,11 +46,35 @@ def negative_control(
     places = [*(span.inside for span in spans), *(span.matched for span in spans)]
     found = searches(hidden, places, rule, reference, every=False)
     there, matched = found[: len(spans)], found[len(spans) :]
-    rows = [_row(*each, top, least) for each in zip(spans, there, matched, strict=True)]
-    made = xr.concat(rows, dim="place").assign_coords(place=[span.inside.at for span in spans])
-    made["called"].attrs["units"] = "position"
-    attrs = {"trained_length": trained_length, "reference": reference, "searched": there[0].attrs["searched"]}
-    return made.assign_attrs(attrs, top=top, least=min(top, least))
+    several = ["prompt"] if "prompt" in hidden.dims else []
+    counts = {
+        name: (["place", *several], np.stack([one["qualified"].values for one in each]))
+        for name, each in (("qualified", there), ("matched", matched))
+    }
+    called = np.array([_calls(one, top, least) for one in there]).reshape(
+        len(spans), *counts["qualified"][1].shape[1:], -1
+    )
+    seen = {
+        "first": [span.inside.first for span in spans],
+        "last": [span.inside.last for span in spans],
+        "matched_first": [span.matched.first for span in spans],
+        "matched_last": [span.matched.last for span in spans],
+    }
+    return xr.Dataset(
+        {
+            **{name: ("place", values) for name, values in seen.items()},
+            **counts,
+            "called": (["place", *several, "method"], called, {"units": "position"}),
+        },
+        {"place": [span.inside.at for span in spans], **{name: hidden[name].values for name in ("method", *several)}},
+        {
+            "trained_length": trained_length,
+            "reference": reference,
+            "searched": there[0].attrs["searched"],
+            "top": top,
+            "least": min(top, least),
+        },
+    )
 
 
 def false_predictions(control: xr.Dataset) -> xr.DataArray:
@@ -105,23 +128,8 @@ def _lacking(position: np.ndarray, rule: CrossingRule, span: _Span) -> str:
     return ""
 
 
-def _row(span: _Span, there: xr.Dataset, matched: xr.Dataset, top: int, least: int) -> xr.Dataset:
-    seen = {
-        "first": span.inside.first,
-        "last": span.inside.last,
-        "matched_first": span.matched.first,
-        "matched_last": span.matched.last,
-    }
-    called = xr.concat(_calls(there, top, least), "prompt") if "prompt" in there.dims else _called(there, top, least)
-    return xr.Dataset({**seen, "qualified": there["qualified"], "matched": matched["qualified"], "called": called})
-
-
-def _calls(found: xr.Dataset, top: int, least: int) -> Sequence[xr.DataArray]:
-    return [_called(found.isel(prompt=row), top, least) for row in range(found.sizes["prompt"])]
-
-
-def _called(found: xr.Dataset, top: int, least: int) -> xr.DataArray:
-    """The predicted lengths of one prompt, by method."""
-    lengths = [np.nan if each.length is None else each.length for each in predict(found, top, least)]
-    coords = {name: found[name] for name in ("method", "prompt") if name in found.coords}
-    return xr.DataArray(np.array(lengths, dtype=float), coords, ["method"])
+def _calls(found: xr.Dataset, top: int, least: int) -> list[list[float]]:
+    """The predicted lengths by prompt, one without any, and by method."""
+    prompts = [found.isel(prompt=row) for row in range(found.sizes["prompt"])] if "prompt" in found.dims else [found]
+    made = [predict(each, top, least) for each in prompts]
+    return [[np.nan if one.length is None else one.length for one in each] for each in made]

@@ -11,6 +11,7 @@ TOP = 10
 """Dims that a prediction is the median of."""
 LEAST = 5
 """Fewer dims predict nothing."""
+_PAIR = ("layer", "dim")
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,12 @@ def best(found: xr.Dataset, top: int) -> list[tuple[int, int]]:
     """
     if "prompt" in found.dims:
         raise ValueError(f"choose one of the prompts {found['prompt'].values.tolist()}, e.g. found.isel(prompt=0)")
-    rank = found["rank"].stack(pair=("layer", "dim"))
-    ranked = rank[rank > 0].sortby(rank[rank > 0])
+    rank = found["rank"].transpose(*_PAIR).values
+    layers, dims = (found[name].values.tolist() for name in _PAIR)
+    ranked = sorted((int(rank[at]), *at) for at in zip(*np.nonzero(rank), strict=True))
     pairs: dict[int, tuple[int, int]] = {}
-    for layer, dim in ranked["pair"].values.tolist():
-        pairs.setdefault(dim, (layer, dim))
+    for _, layer, dim in ranked:
+        pairs.setdefault(dims[dim], (layers[layer], dims[dim]))
     return list(pairs.values())[:top]
 
 
@@ -72,13 +74,13 @@ def predict(found: xr.Dataset, top: int = TOP, least: int = LEAST) -> list[Predi
     least: fewer dims than that, or than `top`, predict nothing.
     """
     pairs = best(found, top)
-    layers, dims = ([pair[place] for pair in pairs] for place in (0, 1))
-    at = found[["inside", "crossing", "earliest"]].sel(
-        layer=xr.DataArray(np.array(layers, int), dims="pair"), dim=xr.DataArray(np.array(dims, int), dims="pair")
-    )
-    read = {name: at[name].transpose("method", "pair").values for name in at.data_vars}
+    layer, dim = (found.get_index(name).get_indexer([pair[part] for pair in pairs]) for part, name in enumerate(_PAIR))
+    read = {
+        name: found[name].transpose("method", *_PAIR).values[:, layer, dim]
+        for name in ("inside", "crossing", "earliest")
+    }
     return [
-        _predict(found, method, {str(name): values[row] for name, values in read.items()}, min(top, least))
+        _predict(found, method, {name: values[row] for name, values in read.items()}, min(top, least))
         for row, method in enumerate(found["method"].values.tolist())
     ]
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -198,16 +199,16 @@ def _labelled(hidden: xr.DataArray, layers: Sequence[dict[str, np.ndarray]]) -> 
     """What was found, by layer, as a Dataset with ranks."""
     dims = {2: ("layer", "dim"), 3: ("layer", "method", "dim")}
     stacked = {name: np.stack([layer[name] for layer in layers]) for name in layers[0]}
-    coords = {name: hidden[name] for name in ("method", "layer", "dim")}
-    found = xr.Dataset({name: (dims[values.ndim], values) for name, values in stacked.items()}, coords=coords)
-    found = found.assign_coords({name: hidden[name] for name in ("prompt",) if name in hidden.coords})
-    found["rank"] = _rank(found["score"].where(found["observable"]))
-    found["qualified"] = found["observable"].sum()
-    for name in ("threshold", "limit", "spread"):
-        found[name].attrs["units"] = hidden.attrs.get("units", "activation")
-    for name in ("crossing", "earliest"):
-        found[name].attrs["units"] = "position"
-    return found
+    units = dict.fromkeys(("threshold", "limit", "spread"), hidden.attrs.get("units", "activation"))
+    units |= dict.fromkeys(("crossing", "earliest"), "position")
+    values: dict[str, Any] = {
+        name: (dims[each.ndim], each, {"units": units[name]} if name in units else {}) for name, each in stacked.items()
+    }
+    observable = stacked["observable"]
+    values["rank"] = (("layer", "dim"), _rank(np.where(observable, stacked["score"], np.nan)))
+    values["qualified"] = ((), observable.sum())
+    labels = ("method", "layer", "dim", *(name for name in ("prompt",) if name in hidden.coords))
+    return xr.Dataset(values, {name: hidden[name] for name in labels})
 
 
 def _observe(x: np.ndarray, layout: _Layout, rule: CrossingRule) -> dict[str, np.ndarray]:
@@ -321,12 +322,12 @@ def _stays_out(out: np.ndarray, index: np.ndarray) -> np.ndarray:
     return np.array([each[at:].mean() if at >= 0 else 0.0 for each, at in zip(out, index.tolist(), strict=True)])
 
 
-def _rank(score: xr.DataArray) -> xr.DataArray:
+def _rank(score: np.ndarray) -> np.ndarray:
     """1 for the highest score, 0 for NaN."""
-    order = np.argsort(-score.values, axis=None, kind="stable")
+    order = np.argsort(-score, axis=None, kind="stable")
     rank = np.empty(score.size, dtype=int)
     rank[order] = np.arange(1, score.size + 1)
-    return score.copy(data=np.where(np.isnan(score.values), 0, rank.reshape(score.shape)))
+    return np.where(np.isnan(score), 0, rank.reshape(score.shape))
 
 
 def _layout(position: np.ndarray, trained_length: int, rule: CrossingRule, last: int) -> _Layout:

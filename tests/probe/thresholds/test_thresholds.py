@@ -246,7 +246,7 @@ def test_dims_where_a_method_is_beyond_inside_the_window_do_not_judge_it():
 
 def test_prediction_in_words():
     gap = series(changed((70, LENGTH, 10)), positions=[*range(20, 60), *range(100, 140)])
-    assert str(predict(search(gap, M, RULE), least=1)[0]) == "between 60 and 100"
+    assert str(predict(search(gap, M, RULE), least=1)[0]) == "between 60 and 100 (descriptive)"
     assert str(predict(search(series(wobble()), M, RULE))[0]) == "no observable dim"
     assert str(leaving(60)) == "60"
 
