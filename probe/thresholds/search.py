@@ -129,7 +129,9 @@ def searches(
     layouts = _layouts(hidden, places, rules)
     prompts = [hidden.isel(prompt=i) for i in range(hidden.sizes["prompt"])] if "prompt" in hidden.dims else [hidden]
     each = [_search_prompt(values, layouts, rule, reference, every) for values in prompts]
-    found = [xr.concat(at, dim="prompt") if "prompt" in hidden.dims else at[0] for at in zip(*each, strict=True)]
+    found: list[Any] = list(each[0])
+    if "prompt" in hidden.dims:
+        found = [xr.concat(at, dim="prompt") for at in zip(*each, strict=True)]
     for one, layout, own, place in zip(found, layouts, rules, places, strict=True):
         one.attrs = {
             **asdict(own),
