@@ -12,9 +12,8 @@ import xarray as xr
 from probe.study.results import BOUNDS, DRIFT, PASSKEY
 from probe.study.score import Estimate, Score, advantage, resamples, score, share
 from probe.study.variants import REFERENCE
+from probe.thresholds.predict import LEAST, TOP
 
-TOP = 10
-"""Dims that a headline prediction is the median of, as in a probe run."""
 MULTIPLES = (2, 4, 8)
 """Thresholds of 'fails by that length', in trained windows."""
 NEAR_MULTIPLES = (1.25, 1.5, 2)
@@ -105,11 +104,11 @@ def _kinds(results: xr.Dataset) -> list[dict[str, str]]:
 
 def _correlation_rows(results: xr.Dataset) -> list[Sequence[str]]:
     rows: list[Sequence[str]] = [
-        ("prompt", "rule", "dims", "no dim", "inside", "called", "Spearman", "arithmetic there", "difference")
+        ("prompt", "rule", "dims", "too few dims", "inside", "called", "Spearman", "arithmetic there", "difference")
     ]
     for kind in _kinds(results):
         predicted, qualified = predicted_lengths(results, **kind), results["qualified"].sel(kind).values
-        none = np.broadcast_to(qualified == 0, predicted.shape)
+        none = np.broadcast_to(qualified < LEAST, predicted.shape)
         inside = np.isnan(predicted) & ~none
         found = scored(results, **kind)
         other, difference = advantage(predicted, arithmetic(results), _measured(results))

@@ -141,7 +141,7 @@ def test_few_configs_lengths_and_likelihood_alone(model, tmp_path, capsys):
         "nope",
     ]
     assert results["criterion"].values.tolist() == ["either", "nll"]
-    assert results["arithmetic"].values[1].tolist() == [180, 181, 180, 181]
+    assert results["arithmetic"].values[1].tolist() == [180, 181, 180, 179]
     assert settings(results)["lengths"] == [160, 240, 320]
     assert '"passkey"' not in (out / "cells.jsonl").read_text().split("\n", 1)[1]
     text = tables(results)
