@@ -135,10 +135,10 @@ def restarts(plan: Plan) -> dict[int, int]:
 def follows_length(plan: Plan, other: Plan) -> bool:
     """Whether the two turn rotary pairs at other frequencies: of one method at two lengths, whether these follow it."""
     pairs = np.arange(_PAIRS, dtype=float)
-    scales = [
+    own, others = (
         each.frequency_scale(pairs, 2 * _PAIRS) if each.frequency_scale else 1 + 0 * pairs for each in (plan, other)
-    ]
-    return not np.array_equal(*scales)
+    )
+    return not np.array_equal(own, others)
 
 
 def relative_positions(plan: Plan, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:

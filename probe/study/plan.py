@@ -25,6 +25,8 @@ PROMPTS = ("repeated", "text", "passkey")
 MULTIPLES = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 8)
 """Lengths measured by default, in trained windows."""
 
+CELLS = 2
+"""Raised when what a cell holds changes: 2 has the control, and Dynamic-NTK by prompt length."""
 _COPIES = 24
 """Copies of a layer that are held at a time where lengths are predicted: the search's, in both its threads."""
 
@@ -71,6 +73,7 @@ class StudyPlan:
             **asked,
             **known,
             "prompts_version": PROMPTS_VERSION,
+            "cells_version": CELLS,
             "load": dict(self.request.load),
             "configs": {name: method.describe() for name, method in self.methods.items()},
             "trained_length": self.trained_length,

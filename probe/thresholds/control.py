@@ -34,8 +34,7 @@ def negative_control(
     both no less than the search needs. By `place`, and by prompt if there are several:
 
     - `first`, `last`, `matched_first`, `matched_last`: positions seen
-    - `qualified`, `matched`: observable (layer, dim) pairs at the place, and at M (`share` of them: over the attribute
-      `searched`)
+    - `qualified`, `matched`: observable (layer, dim) pairs at the place, and at M; of the attribute `searched`
     - `called` (method): the failure length that `predict` gives there, by `top` and `least` dims; NaN: none. Every one
       is false, since it lies inside the window. The reference's says that dims qualify, and no more: they are chosen
       on it
