@@ -16,6 +16,9 @@ Position = Callable[[Any], Any]
 """Maps token indices to the positions that rotary embedding is given for them."""
 
 
+_PAIRS = 32  # rotary pairs that frequencies are compared at
+
+
 def own_index(index: Any) -> Any:
     """Every token keeps its index as its position."""
     return index
@@ -127,6 +130,15 @@ def restarts(plan: Plan) -> dict[int, int]:
     index = np.arange(plan.length)
     pairs = [relative_positions(plan, np.array([begin - 1, begin]), index).max(axis=1) for begin in begins]
     return {begin: int(after) for begin, (before, after) in zip(begins, pairs, strict=True) if after < before - 1}
+
+
+def follows_length(plan: Plan, other: Plan) -> bool:
+    """Whether the two turn rotary pairs at other frequencies: of one method at two lengths, whether these follow it."""
+    pairs = np.arange(_PAIRS, dtype=float)
+    own, others = (
+        each.frequency_scale(pairs, 2 * _PAIRS) if each.frequency_scale else 1 + 0 * pairs for each in (plan, other)
+    )
+    return not np.array_equal(own, others)
 
 
 def relative_positions(plan: Plan, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:

@@ -27,10 +27,11 @@ from probe.files import write
 from probe.locate_report import located_section
 from probe.store.located import find_located
 from probe.store.reader import open_run, store_mark
-from probe.thresholds.analysis import TOP, Analysis, analyse, summarize
+from probe.thresholds.analysis import Analysis, analyse, summarize
 from probe.thresholds.calls import carriers
 from probe.thresholds.findings import findings
-from probe.thresholds.tables import difference_table, score_text
+from probe.thresholds.predict import LEAST, TOP
+from probe.thresholds.tables import difference_table, score_text, spread
 from probe.verdict.shown import html
 from probe.verdict.verdict import VERDICT, verdict
 
@@ -147,7 +148,9 @@ def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None
         words=dict(zip(("drift", "thresholds", "control"), words, strict=True)),
         differences=difference_table(summary),
         score_text=score_text,
+        spread=spread,
         top=TOP,
+        least=LEAST,
         curves=_html([draw(chart) for chart in _curves(analysis)]),
         located=located_section(analysis.run.path.parent),
         anatomy=anatomy_section(analysis.run.path.parent),

@@ -26,8 +26,8 @@ FLOORS = """
     probe.store           <- probe.capture
     probe.thresholds      <- mesa probe.tasks probe.capture probe.evaluation probe.store
     probe.figures         <- probe.files probe.capture probe.store probe.thresholds
-    probe.study           <- mesa probe
     probe.mechanism.anatomy <- mesa probe.ownership probe.files probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds
+    probe.study           <- mesa probe
     probe.mechanism       <- mesa probe.ownership probe.files probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds probe.study probe.mechanism.anatomy
     probe.locate_report   <- probe.files probe.store probe.figures probe.mechanism
     probe.anatomy_report  <- probe.files probe.store probe.figures probe.mechanism

@@ -14,7 +14,7 @@ from probe.figures.export import Export
 from probe.store.reader import Run, list_missing, missing_regions, open_run, partial_path
 from probe.store.select import hooks_of
 from probe.thresholds.analysis import Analysis, analyse
-from probe.thresholds.predict import negative_control
+from probe.thresholds.control import negative_control
 from probe.thresholds.search import CrossingRule, search
 
 
@@ -42,7 +42,7 @@ def _control(
 ) -> xr.Dataset | str:
     try:
         hidden = states(_opened(path, stamp), hook, prompt)
-        return negative_control(hidden, trained, trained // 2, _rule(rule), reference)
+        return negative_control(hidden, trained, _rule(rule), reference)
     except ValueError as error:
         return str(error)
 

@@ -19,7 +19,9 @@ from probe.tasks.finding import PASSKEY
 from probe.tasks.likelihood import TAIL, tail_prompts
 from probe.tasks.retrieval import first_ids
 from probe.thresholds.calls import drift_calls
+from probe.thresholds.control import false_predictions, negative_control
 from probe.thresholds.drift import DriftRule, find_drift
+from probe.thresholds.failure import onset
 from probe.thresholds.predict import best, predict
 from probe.thresholds.search import CrossingRule, search
 
@@ -32,8 +34,8 @@ def predicted_lengths(
 ) -> tuple[list[int | None], int]:
     """Failure length of the last method of `hidden`, for every number of dims in `tops`, and how many dims qualify.
 
-    hidden: (method, layer, position, dim), Origin first. A method that fails nowhere up to L has L + 1; None: no dim
-    qualifies, or it is beyond all of them inside the window.
+    hidden: (method, layer, position, dim), Origin first. A method that fails nowhere up to L has L + 1; None: too few
+    dims qualify (see `predict`), or it is beyond all of them inside the window.
     """
     found = search(hidden, trained, rule)
     mine = found.isel(method=[-1])
@@ -57,6 +59,28 @@ def drifting_length(
     censored = None if call.reason else call.captured + 1
     found = {name: value for name, value in asdict(call).items() if name != "method"}
     return censored if call.length is None else call.length, found
+
+
+def length_by_prompt(by_length: Mapping[int, int | None], none: int) -> int | None:
+    """The first prompt length from which on a method fails, of what is predicted from a pass of each; `none`: nowhere.
+
+    by_length: by the length of the pass, the predicted failure length, beyond the pass where there is none; None: no
+    call, which is left out. None if nothing is called at all.
+    """
+    called = {length: predicted for length, predicted in sorted(by_length.items()) if predicted is not None}
+    fails = np.array([predicted <= length for length, predicted in called.items()])
+    return (onset(fails, np.array(list(called))) or none) if called else None
+
+
+def control_row(hidden: xr.DataArray, trained: int, rule: CrossingRule) -> dict[str, Any] | None:
+    """The negative control: what qualifies at each place, at M with as many positions, and the last method's share of
+    false predictions; None where it cannot be made."""
+    try:
+        found = negative_control(hidden, trained, rule)
+    except ValueError:
+        return None
+    counts = {name: found[name].values.tolist() for name in ("place", "qualified", "matched")}
+    return {**counts, "searched": found.attrs["searched"], "false": float(false_predictions(found)[-1])}
 
 
 @dataclass(frozen=True)

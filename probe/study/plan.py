@@ -8,6 +8,7 @@ from typing import Any
 
 from mesa.methods import Method
 from mesa.models import bytes_a_number, chosen_dtype
+from mesa.plan import follows_length
 from probe.capture.memory import peak_bytes
 from probe.capture.spec import CaptureSpec, Kept
 from probe.evaluation.by_length import check_lengths
@@ -24,6 +25,8 @@ PROMPTS = ("repeated", "text", "passkey")
 MULTIPLES = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 8)
 """Lengths measured by default, in trained windows."""
 
+CELLS = 2
+"""Raised when what a cell holds changes: 2 has the control, and Dynamic-NTK by prompt length."""
 _COPIES = 24
 """Copies of a layer that are held at a time where lengths are predicted: the search's, in both its threads."""
 
@@ -70,6 +73,7 @@ class StudyPlan:
             **asked,
             **known,
             "prompts_version": PROMPTS_VERSION,
+            "cells_version": CELLS,
             "load": dict(self.request.load),
             "configs": {name: method.describe() for name, method in self.methods.items()},
             "trained_length": self.trained_length,
@@ -77,6 +81,18 @@ class StudyPlan:
             "lengths": self.lengths,
             "rules": {**rules, DRIFT: asdict(self.drift)},
         }
+
+    def passes(self, name: str) -> tuple[int, ...]:
+        """The lengths of the passes that a config's failure is predicted from: L alone, for most.
+
+        Where its frequencies follow the prompt's length (Dynamic-NTK), no pass stands for a shorter prompt: then each
+        measured length that both rules can judge, and L.
+        """
+        method = self.methods[name]
+        if not follows_length(method.plan(self.length), method.plan(self.trained_length)):
+            return (self.length,)
+        least = self.trained_length + max(rule.sustained for rule in self.rules.values())
+        return tuple(sorted({*(each for each in self.lengths if each > least), self.length}))
 
     @property
     def needed_bytes(self) -> int:
@@ -109,8 +125,10 @@ def plan(request: StudyRequest) -> StudyPlan:
         asked, methods = f"--methods {request.methods}", variants(request.methods, trained, config.model_type)
     else:
         asked, methods = f"--configs {request.configs!r}", chosen(request.configs, trained, config)
-    if len(methods) < 3:
-        raise ValueError(f"{asked} gives {len(methods)} configs, too few to correlate; name more")
+    if len(methods) < 4:
+        raise ValueError(
+            f"{asked} gives {len(methods) - 1} configs beside origin, too few to correlate; name 3 or more"
+        )
     kept = CaptureSpec().resolve(config, length)
     standard = CrossingRule.scaled(trained)
     rules = {"standard": standard, "wide": replace(standard, smoothing=max(1, trained // 4))}
@@ -139,6 +157,7 @@ def estimate(made: StudyPlan) -> str:
     """Passes, tokens, memory and disk of a whole study, as text."""
     request, count = made.request, len(made.methods) * made.request.seeds
     prompts = sum(1 if prompt == "repeated" else request.windows for prompt in request.prompts)
+    passes = [length for name in made.methods for length in made.passes(name)]
     measured = count * request.samples * len(request.measure)
     setting = Setting(made.trained_length, made.lengths)
     tokens = sum(
@@ -146,9 +165,10 @@ def estimate(made: StudyPlan) -> str:
     )
     return (
         f"{len(made.methods)} method configs x {request.seeds} seed(s): {', '.join(made.methods)}\n"
-        f"predicted: {count * prompts} passes of {made.length} tokens, {count * prompts * made.length:,} in all\n"
-        f"measured: up to {measured * len(made.lengths)} prompts of {', '.join(map(str, made.lengths))} tokens, "
-        f"{count * request.samples * tokens:,} in all; none beyond the first length at which a config fails\n"
+        f"predicted: {request.seeds * prompts * len(passes)} passes of up to {made.length} tokens, "
+        f"{request.seeds * prompts * sum(passes):,} in all\n"
+        f"measured: {measured * len(made.lengths)} prompts of {', '.join(map(str, made.lengths))} tokens, "
+        f"{count * request.samples * tokens:,} in all\n"
         f"memory beside the weights: about {made.needed_bytes / 2**20:,.0f} MiB; disk for states while it runs: "
         f"{made.scratch_bytes / 2**20:,.0f} MiB"
     )

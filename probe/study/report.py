@@ -21,6 +21,7 @@ from probe.study.table import (
     settings,
     tables,
 )
+from probe.study.variants import REFERENCE
 
 _MARKERS = {"circle": "o", "square": "s", "triangle-up": "^", "triangle-down": "v", "diamond": "D"}
 
@@ -87,7 +88,8 @@ def _lengths_panel(axes: Axes, results: xr.Dataset, predicted: np.ndarray, title
         called = np.where(y > length, none, y)[~np.isnan(y)]
         if called.size:
             method = config.split()[0]
-            _point(axes, method, np.where(x > length, aside, x), called, method not in shown)
+            label = f"{method} (descriptive)" if method == REFERENCE else method
+            _point(axes, method, np.where(x > length, aside, x), called, None if method in shown else label)
             shown.add(method)
     axes.plot([trained, length], [trained, length], color="0.7", lw=0.8, zorder=0)
     multiples = (1, 2, 4, 8, 16) if length >= 4 * trained else (1, 1.25, 1.5, 2, 3)
@@ -101,7 +103,7 @@ def _lengths_panel(axes: Axes, results: xr.Dataset, predicted: np.ndarray, title
         span(1.25 * length, ends[1], color="0.95", zorder=-1)
 
 
-def _point(axes: Axes, method: str, x: np.ndarray, y: np.ndarray, named: bool) -> None:
+def _point(axes: Axes, method: str, x: np.ndarray, y: np.ndarray, label: str | None) -> None:
     """The medians of x and y, with bars from least to most."""
     colour, _, symbol = style(method)
     across, up = ([[np.median(each) - each.min()], [each.max() - np.median(each)]] for each in (x, y))
@@ -116,5 +118,5 @@ def _point(axes: Axes, method: str, x: np.ndarray, y: np.ndarray, named: bool) -
         linewidth=0.8,
         linestyle="",
         alpha=0.85,
-        label=method if named else None,
+        label=label,
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,16 @@ import xarray as xr
 
 from probe.evaluation.journal import Journal
 from probe.study.variants import REFERENCE
-from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE
+from probe.thresholds.control import PLACES
+from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE, dipping, onset
 
 NLL, PASSKEY = TASK_NAMES = ("nll", "passkey")
 """What failure can be measured by."""
-BOUNDS = ("M or more", "more than M", "slowest rotation of M or more")
+BOUNDS = ("M or more", "more than M", "slowest rotation of M or more", "a rotary phase not met")
 """Relative positions that the arithmetic prediction takes for a failure.
 
-The last counts positions in turns of rotary's slowest frequency, so that it knows of methods that change frequencies.
+The third counts positions in turns of rotary's slowest frequency, so that it knows of methods that change frequencies;
+the last asks each rotary pair whether it met that phase inside the window. Both need rotary embeddings.
 """
 DRIFT = "drift"
 """The rule that judges layers and needs no number of dims."""
@@ -28,73 +31,110 @@ DRIFT = "drift"
 
 def progress(
     journal: Journal, settings: Mapping[str, Any], task: str, config: str, seed: int
-) -> tuple[int | None, int | None]:
-    """The first length at which a config fails by `task`, and the next one to measure; None: there is none.
+) -> tuple[tuple[bool, ...], int | None]:
+    """By length, whether a config fails by `task`; and the next length to measure, None if there is none.
 
     The rules are those of `probe.thresholds.failure`, with Origin's tail NLL at M as the level; where Origin finds no
-    passkeys there, they say nothing about length. Longer lengths than the first failing one are not measured.
+    passkeys there, they say nothing about length, and nothing else is measured. Every length is, since a failure must
+    persist: all longer ones fail too. What is not known yet does not fail.
     """
-    trained = settings["trained_length"]
+    trained, lengths = settings["trained_length"], settings["lengths"]
+    nowhere = (False,) * len(lengths)
     level = journal.rows.get((task, REFERENCE, seed, trained))
     if level is None:
-        return None, trained
+        return nowhere, trained
     expected = float(np.mean(level["scores"]))
     if task == PASSKEY and expected < LEAST_ACCURACY:
-        return None, None
-    for length in settings["lengths"]:
-        row = journal.rows.get((task, config, seed, length))
-        if row is None:
-            return None, length
-        value = float(np.mean(row["scores"]))
-        if value > expected + NATS_ABOVE if task == NLL else value < LEAST_ACCURACY:
-            return length, None
-    return None, None
+        return nowhere, None
+    rows = [journal.rows.get((task, config, seed, length)) for length in lengths]
+    means = [np.nan if row is None else float(np.mean(row["scores"])) for row in rows]
+    fails = [mean > expected + NATS_ABOVE if task == NLL else mean < LEAST_ACCURACY for mean in means]
+    return tuple(fails), lengths[rows.index(None)] if None in rows else None
 
 
-def gather(journal: Journal, settings: Mapping[str, Any], arithmetic: Mapping[str, Sequence[int]]) -> xr.Dataset:
+def gather(journal: Journal, settings: Mapping[str, Any], arithmetic: Mapping[str, Mapping[str, int]]) -> xr.Dataset:
     """All lengths of a finished journal, labelled, in tokens; none up to L is L + 1, no call is NaN.
 
     `predicted` (prompt, rule, top, config, seed); `qualified` (prompt, rule, seed): dims that qualify, NaN for the rule
-    `drift`; `measured` (criterion, config, seed), 'either' and the tasks; `arithmetic` (bound, config): first position
-    that sees such a distance.
+    `drift`; `measured` (criterion, config, seed), 'either' and the tasks, and `dips`, how many shorter lengths fail
+    too; `arithmetic` (config, bound): first position that sees such a distance. Of the negative control `inside` and
+    `matched` (prompt, rule, seed, place): shares of the dims that are observable inside the window, and at M with as
+    many positions; `false` (prompt, rule, config, seed): share of the places with a false prediction, of drift's
+    pretended windows with a false alarm. NaN: not tried.
     """
     configs, seeds = list(arithmetic), list(range(settings["seeds"]))
-    labels = {
-        "prompt": [],
-        "rule": list(settings["rules"]),
-        "top": list(settings["tops"]),
-        "config": configs,
-        "seed": seeds,
-    }
+    rules, bounds = list(settings["rules"]), list(arithmetic[next(iter(arithmetic))])
     cells = {key[1:]: row["lengths"] for key, row in journal.rows.items() if key[0] == "predicted"}
-    parts, counts = [], []
-    for prompt in settings["prompts"]:
-        for kind in cells[prompt, configs[0], 0]:
-            labels["prompt"].append(kind)
-            found = [[[cells[prompt, c, s][kind][r] for s in seeds] for c in configs] for r in labels["rule"]]
-            parts.append([[[one["lengths"] for one in each] for each in every] for every in found])
-            counts.append([[one["qualified"] for one in every[0]] for every in found])
-    predicted, qualified = np.array(parts, dtype=float).transpose(0, 1, 4, 2, 3), np.array(counts, dtype=float)
-    criteria, measured = _measured(journal, settings, configs)
+    kinds = [(prompt, kind) for prompt in settings["prompts"] for kind in cells[prompt, configs[0], 0]]
+
+    def read(names: Sequence[str], value: Callable[[dict[str, Any]], Any]) -> np.ndarray:
+        """`value` of the cells, by prompt, rule, config and seed."""
+        each = [
+            [[[value(cells[prompt, name, seed][kind][rule]) for seed in seeds] for name in names] for rule in rules]
+            for prompt, kind in kinds
+        ]
+        return np.array(each, dtype=float)
+
+    def of_reference(value: Callable[[dict[str, Any]], Any]) -> np.ndarray:
+        return read(configs[:1], value)[:, :, 0]
+
+    criteria, measured, dips = _measured(journal, settings, configs)
+    by_seed, tops = ("prompt", "rule", "seed"), list(settings["tops"])
+    predicted = np.moveaxis(read(configs, lambda row: row["lengths"]), -1, 2)
+    positions = np.array([[each[bound] for bound in bounds] for each in arithmetic.values()], dtype=float)
     return xr.Dataset(
         {
-            "predicted": (tuple(labels), predicted, {"units": "tokens"}),
-            "qualified": (("prompt", "rule", "seed"), qualified, {"units": "dims"}),
+            "predicted": (("prompt", "rule", "top", "config", "seed"), predicted, {"units": "tokens"}),
+            "qualified": (by_seed, of_reference(lambda row: row["qualified"]), {"units": "dims"}),
             "measured": (("criterion", "config", "seed"), measured, {"units": "tokens"}),
-            "arithmetic": (("config", "bound"), np.array(list(arithmetic.values()), dtype=float), {"units": "tokens"}),
+            "dips": (("criterion", "config", "seed"), dips, {"units": "lengths"}),
+            "arithmetic": (("config", "bound"), positions, {"units": "tokens"}),
+            "inside": ((*by_seed, "place"), of_reference(partial(_shares, "qualified"))),
+            "matched": ((*by_seed, "place"), of_reference(partial(_shares, "matched"))),
+            "false": (("prompt", "rule", "config", "seed"), read(configs, _false)),
         },
-        coords={**labels, "criterion": criteria, "bound": list(BOUNDS)},
-        attrs={"settings": json.dumps(settings)},
+        {
+            "prompt": [kind for _, kind in kinds],
+            "rule": rules,
+            "top": tops,
+            "config": configs,
+            "seed": seeds,
+            "criterion": criteria,
+            "bound": bounds,
+        },
+        {"settings": json.dumps(settings)},
     )
 
 
-def _measured(journal: Journal, settings: Mapping[str, Any], configs: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    """The criteria, and the failure length (criterion, config, seed) by each."""
+def _shares(name: str, row: Mapping[str, Any]) -> list[float]:
+    """Of the control's places, the share of the dims found; NaN where there is no control."""
+    control = row.get("control")
+    found = [count / control["searched"] for count in control[name]] if control else []
+    return [*found, *[np.nan] * (PLACES - len(found))]
+
+
+def _false(row: Mapping[str, Any]) -> float | None:
+    """The share of false predictions inside the window; None where it was not tried."""
+    if "call" in row:
+        return row["call"]["any_false_alarm"]
+    return row["control"]["false"] if row["control"] else None
+
+
+def _measured(
+    journal: Journal, settings: Mapping[str, Any], configs: Sequence[str]
+) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """The criteria; the failure length (criterion, config, seed) by each, and how many shorter lengths fail too.
+
+    'either' fails at a length where one or the other task does.
+    """
     tasks = [task for task in TASK_NAMES if task in settings["measure"]]
-    none, seeds = settings["length"] + 1, range(settings["seeds"])
-    each = [[[progress(journal, settings, t, c, s)[0] or none for s in seeds] for c in configs] for t in tasks]
-    by_task = np.array(each, dtype=float)
-    return ["either", *tasks], np.concatenate([by_task.min(axis=0, keepdims=True), by_task])
+    none, seeds, lengths = settings["length"] + 1, range(settings["seeds"]), np.array(settings["lengths"])
+    each = [[[progress(journal, settings, t, c, s)[0] for s in seeds] for c in configs] for t in tasks]
+    by_task = np.array(each, dtype=bool)
+    fails = np.concatenate([by_task.any(axis=0, keepdims=True), by_task])
+    measured = np.apply_along_axis(lambda row: onset(row, lengths) or none, -1, fails)
+    dips = np.apply_along_axis(lambda row: len(dipping(row, lengths)), -1, fails)
+    return ["either", *tasks], measured.astype(float), dips.astype(float)
 
 
 def write_results(results: xr.Dataset, path: Path) -> None:
@@ -117,7 +157,9 @@ def read_results(path: Path) -> xr.Dataset:
 
 
 def _plain(values: np.ndarray) -> Any:
-    """Nested lists of whole numbers, None for NaN."""
+    """Nested lists of numbers, whole where they are, None for NaN."""
     if values.ndim:
         return [_plain(each) for each in values]
-    return None if np.isnan(values) else int(values)
+    if np.isnan(values):
+        return None
+    return int(values) if float(values).is_integer() else round(float(values), 6)

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import xarray as xr
 from tqdm import tqdm
 
 from mesa.methods import Method
 from mesa.models import Loaded, load
 from mesa.plan import reach, restarts
+from mesa.support import ROTARY
 from probe.capture.bridge import bridge_to
 from probe.capture.memory import check_memory
 from probe.evaluation.clock import is_over
 from probe.evaluation.journal import Journal
+from probe.mechanism.anatomy.frequencies import first_unmet
 from probe.ownership import owned
-from probe.study.cells import Trial, drifting_length, predicted_lengths
+from probe.study.cells import Trial, control_row, drifting_length, length_by_prompt, predicted_lengths
 from probe.study.inputs import Inputs, prepare
 from probe.study.plan import StudyPlan, StudyRequest, plan
-from probe.study.results import DRIFT, gather, progress
+from probe.study.results import BOUNDS, DRIFT, gather, progress
 from probe.study.states import States
 from probe.study.variants import REFERENCE
 
@@ -59,7 +61,7 @@ def _run(
     predictions, measurements = _left_to_predict(made, journal), _left_to_measure(made, journal)
     if predictions or measurements:
         return None, f"{len(predictions)} predictions and {len(measurements)} measured failures are left"
-    return gather(journal, settings, {name: _arithmetic(method, made) for name, method in made.methods.items()}), ""
+    return gather(journal, settings, {name: _arithmetic(name, made) for name in made.methods}), ""
 
 
 def _left_to_predict(made: StudyPlan, journal: Journal) -> list[tuple[str, int, str]]:
@@ -75,7 +77,7 @@ def _left_to_measure(made: StudyPlan, journal: Journal) -> list[tuple[int, str, 
     """Seed, config and task of the failures that are not known yet, Origin's first."""
     seeds, settings = range(made.request.seeds), _measuring(made)
     cells = [(seed, name, task) for seed in seeds for name in made.methods for task in made.request.measure]
-    return [(seed, name, task) for seed, name, task in cells if progress(journal, settings, task, name, seed)[1]]
+    return [(seed, name, task) for seed, name, task in cells if progress(journal, settings, task, name, seed)[-1]]
 
 
 def _measuring(made: StudyPlan) -> dict[str, Any]:
@@ -90,7 +92,7 @@ def _measure_all(made: StudyPlan, inputs: Inputs, journal: Journal, until: float
     trials = [Trial.of(loaded, mine, trained, made.lengths, seed) for seed, mine in enumerate(inputs.texts)]
     with tqdm(total=len(missing), desc="measuring failure", unit="failure", smoothing=0.05) as bar:
         for seed, name, task in missing:
-            while length := progress(journal, _measuring(made), task, name, seed)[1]:
+            while length := progress(journal, _measuring(made), task, name, seed)[-1]:
                 if is_over(until):
                     return
                 bar.set_postfix_str(f"{task}, {name}, {length}")
@@ -108,7 +110,7 @@ def _predict_all(made: StudyPlan, inputs: Inputs, journal: Journal, loaded: Load
     bridge = bridge_to(loaded.model, loaded.tokenizer)
     averaged = any(len(mine) > 1 for kind in inputs.prompts.values() for mine in kind)
     states, held = States(made.kept, journal.path.parent, averaged=averaged), None
-    passes = sum(len(inputs.prompts[prompt][seed]) for prompt, seed, _ in missing)
+    passes = sum(len(inputs.prompts[prompt][seed]) * len(made.passes(name)) for prompt, seed, name in missing)
     with tqdm(total=passes, desc="capturing hidden states", unit="pass", smoothing=0.05) as bar:
         for prompt, seed, name in missing:
             if is_over(until):
@@ -118,32 +120,72 @@ def _predict_all(made: StudyPlan, inputs: Inputs, journal: Journal, loaded: Load
                 bar.total += 0 if name == REFERENCE else len(ids)
                 states.fill(bridge, ids, made.methods[REFERENCE], 0, bar.update)
                 held = prompt, seed
-            if name != REFERENCE:
-                states.fill(bridge, ids, made.methods[name], 1, bar.update)
-            lengths = _lengths(made, prompt, len(ids) > 1, states, name)
-            journal.add(("predicted", prompt, name, seed), {"lengths": lengths})
+            found = []
+            for length in made.passes(name):
+                if name != REFERENCE:
+                    shorter = [each[:length] for each in ids]
+                    states.fill(bridge, shorter, made.methods[name], 1, bar.update)
+                found.append(_lengths(made, prompt, len(ids) > 1, states, name, length, seed))
+            journal.add(("predicted", prompt, name, seed), {"lengths": _merged(found, made.passes(name))})
 
 
-def _lengths(made: StudyPlan, prompt: str, averaged: bool, states: States, name: str) -> dict[str, Any]:
-    """Predicted lengths and qualifying dims by kind of prompt (single or mean) and rule."""
-    tops, begin_anew = made.request.tops, restarts(made.methods[name].plan(made.length))
+def _lengths(
+    made: StudyPlan, prompt: str, averaged: bool, states: States, name: str, length: int, seed: int
+) -> dict[str, Any]:
+    """By kind of prompt (single or mean) and rule, from a pass of `length` tokens: predicted lengths, qualifying dims.
+
+    With the negative control of the pass of L tokens: Origin's for every seed, the others' for the first.
+    """
+    tops, begin_anew = made.request.tops, restarts(made.methods[name].plan(length))
+    controlled = length == made.length and (name == REFERENCE or seed == 0)
     found: dict[str, Any] = {}
     for kind in (prompt, f"{prompt}-mean") if averaged else (prompt,):
-        hidden = states.hidden(mean=kind != prompt, both=name != REFERENCE)
+        hidden = states.hidden(mean=kind != prompt, both=name != REFERENCE, length=length)
         found[kind] = {}
         for rule, crossing in made.rules.items():
             lengths, count = predicted_lengths(hidden, made.trained_length, crossing, tops)
-            found[kind][rule] = {"lengths": lengths, "qualified": count}
-        length, call = drifting_length(hidden, made.trained_length, made.drift, begin_anew)
-        found[kind][DRIFT] = {"lengths": [length] * len(tops), "qualified": None, "call": call}
+            control = control_row(hidden, made.trained_length, crossing) if controlled else None
+            found[kind][rule] = {"lengths": lengths, "qualified": count, "control": control}
+        predicted, call = drifting_length(hidden, made.trained_length, made.drift, begin_anew)
+        found[kind][DRIFT] = {"lengths": [predicted] * len(tops), "qualified": None, "call": call}
     return found
 
 
-def _arithmetic(method: Method, made: StudyPlan) -> list[int]:
-    """For each of `BOUNDS`, the first position in a pass of L tokens that sees such a distance; L + 1: none."""
-    laid, trained = method.plan(made.length), made.trained_length
-    largest, heads = reach(laid), made.config.num_attention_heads
-    dims = getattr(made.config, "head_dim", None) or made.config.hidden_size // heads
-    slowest = laid.frequency_scale(dims // 2 - 1, dims) if laid.frequency_scale else 1.0
-    beyond = [np.flatnonzero(each) for each in (largest >= trained, largest > trained, largest * slowest >= trained)]
-    return [int(found[0]) if len(found) else made.length + 1 for found in beyond]
+def _merged(found: Sequence[dict[str, Any]], passes: Sequence[int]) -> dict[str, Any]:
+    """What is predicted of the longest pass or, of several, by prompt length, with each one's lengths beside."""
+    if len(found) == 1:
+        return found[0]
+    merged = found[-1]
+    for kind, rules in merged.items():
+        for rule, row in rules.items():
+            each = [one[kind][rule]["lengths"] for one in found]
+            row["by_pass"] = dict(zip(map(str, passes), each, strict=True))
+            by_top = zip(*each, strict=True)
+            row["lengths"] = [
+                length_by_prompt(dict(zip(passes, lengths, strict=True)), passes[-1] + 1) for lengths in by_top
+            ]
+    return merged
+
+
+def _arithmetic(name: str, made: StudyPlan) -> dict[str, int]:
+    """For each of `BOUNDS`, the first position in any of its passes that sees such a distance; L + 1: none.
+
+    Models without rotary embeddings have the first two bounds.
+    """
+    firsts = [_first_beyond(made.methods[name], made, length) for length in made.passes(name)]
+    found = {bound: [first for at in firsts if (first := at[bound]) is not None] for bound in firsts[0]}
+    return {bound: min(each, default=made.length + 1) for bound, each in found.items()}
+
+
+def _first_beyond(method: Method, made: StudyPlan, length: int) -> dict[str, int | None]:
+    laid, trained, config = method.plan(length), made.trained_length, made.config
+    largest = reach(laid)
+    beyond = [largest >= trained, largest > trained]
+    if rotary := config.model_type in ROTARY:
+        dims = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        slowest = laid.frequency_scale(dims // 2 - 1, dims) if laid.frequency_scale else 1.0
+        beyond.append(largest * slowest >= trained)
+    firsts = [int(each.argmax()) if each.any() else None for each in beyond]
+    if rotary:
+        firsts.append(first_unmet(method, config, length))
+    return dict(zip(BOUNDS, firsts, strict=False))

@@ -83,6 +83,12 @@ def advantage(
     return _estimate(other), _estimate(correlations(x, y, weight) - other)
 
 
+def share(predicted: np.ndarray, measured: np.ndarray, holds: np.ndarray) -> Estimate:
+    """The share of the called pairs for which it `holds` (config, seed)."""
+    _, _, weight = _pairs(predicted, measured, None)
+    return _estimate(_mean(weight, holds[~np.isnan(predicted)]))
+
+
 def correlations(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Spearman's correlation of the pairs (x, y) for every row of `weight` (row, pair); NaN where one is constant.
 

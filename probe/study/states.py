@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -40,28 +41,36 @@ class States:
         row: int,
         report: Callable[[], object],
     ) -> None:
-        """Keeps as number `row` of `LABELS` the states of the first prompt and, where there are several, their mean."""
+        """Keeps as number `row` of `LABELS` the states of the first prompt and, where there are several, their mean.
+
+        Prompts may be shorter than what is kept: then their positions alone are written.
+        """
+        length = min(len(prompts[0]), len(self.kept.positions))
+        kept = replace(self.kept, positions=self.kept.positions[:length])
         for number, ids in enumerate(prompts):
-            values = capture(bridge, ids, method, [HOOK], self.kept)[HOOK]
+            values = capture(bridge, ids, method, [HOOK], kept)[HOOK]
             if number == 0:
-                self._first[row] = values
+                self._first[row, :, :length] = values
             if self._mean is not None and len(prompts) > 1:
-                for layer, states in zip(self._mean[row], values, strict=True):
+                for layer, states in zip(self._mean[row, :, :length], values, strict=True):
                     layer[:] = states + (layer if number else 0.0)
                     if number + 1 == len(prompts):
                         layer /= len(prompts)
             del values  # before the next pass makes its own
             report()
 
-    def hidden(self, *, mean: bool, both: bool) -> xr.DataArray:
-        """States (method, layer, position, dim) of the first prompt or of the mean: of Origin, and of the method."""
+    def hidden(self, *, mean: bool, both: bool, length: int | None = None) -> xr.DataArray:
+        """States (method, layer, position, dim) of the first prompt or of the mean: of Origin, and of the method.
+
+        length: of the pass, in tokens; None: all that is kept.
+        """
         values = self._mean if mean else self._first
         if values is None:
             raise ValueError("no mean over prompts is kept")
         count = 2 if both else 1
         kept = (list(each) for each in (self.kept.layers, self.kept.positions, self.kept.dims))
         coords = dict(zip(("method", "layer", "position", "dim"), (list(LABELS[:count]), *kept), strict=True))
-        return xr.DataArray(values[:count], coords, list(coords), name=HOOK)
+        return xr.DataArray(values[:count], coords, list(coords), name=HOOK).isel(position=slice(length))
 
 
 def _room(shape: tuple[int, ...], dtype: type, folder: Path) -> np.memmap:

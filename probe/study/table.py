@@ -10,10 +10,10 @@ import numpy as np
 import xarray as xr
 
 from probe.study.results import BOUNDS, DRIFT, PASSKEY
-from probe.study.score import Score, advantage, resamples, score
+from probe.study.score import Estimate, Score, advantage, resamples, score, share
+from probe.study.variants import REFERENCE
+from probe.thresholds.predict import LEAST, TOP
 
-TOP = 10
-"""Dims that a headline prediction is the median of, as in a probe run."""
 MULTIPLES = (2, 4, 8)
 """Thresholds of 'fails by that length', in trained windows."""
 NEAR_MULTIPLES = (1.25, 1.5, 2)
@@ -29,19 +29,30 @@ def settings(results: xr.Dataset) -> dict[str, Any]:
 
 def tables(results: xr.Dataset) -> str:
     """Every table, each under a line that says what it shows."""
+    others = without_reference(results)
     parts = (
-        ("Rank correlation of predicted with measured failure length", _correlation_rows(results)),
-        ("Share of right calls of 'fails by that length'", _call_rows(results)),
-        ("Rank correlation by number of dims, and the share of pairs called", _top_rows(results)),
-        ("Rank correlation by measured criterion", _criterion_rows(results)),
-        ("Measured over predicted length, where both fail: median (10% to 90% of pairs)", _ratio_rows(results)),
+        ("Rank correlation of predicted with measured failure length", _correlation_rows(others)),
+        ("Share of right calls of 'fails by that length'", _call_rows(others)),
+        ("Rank correlation by number of dims, and the share of pairs called", _top_rows(others)),
+        ("Rank correlation by measured criterion", _criterion_rows(others)),
+        (
+            "Measured over predicted length, where both fail: median (10% to 90% of pairs); calls too late",
+            _ratio_rows(others),
+        ),
+        ("Negative control: the same inside the window", _control_rows(results) if "false" in results else []),
         ("Failure lengths by method config, median over seeds (least to most)", _config_rows(results)),
     )
-    return "\n\n".join(f"**{title}**\n\n{_markdown(rows)}" for title, rows in parts)
+    return "\n\n".join(f"**{title}**\n\n{_markdown(rows)}" for title, rows in parts if rows)
+
+
+def without_reference(results: xr.Dataset) -> xr.Dataset:
+    """What is scored: Origin's own prediction follows the stated M by construction, and is a description."""
+    return results.sel(config=[name for name in results["config"].values.tolist() if name != REFERENCE])
 
 
 def scored(results: xr.Dataset, criterion: str = "either", **which: Any) -> Score:
     """The score of one kind of prediction, `which` naming prompt, rule and perhaps top, against a criterion."""
+    results = without_reference(results)
     predicted = predicted_lengths(results, **which)
     return score(predicted, _measured(results, criterion), _thresholds(results))
 
@@ -93,11 +104,11 @@ def _kinds(results: xr.Dataset) -> list[dict[str, str]]:
 
 def _correlation_rows(results: xr.Dataset) -> list[Sequence[str]]:
     rows: list[Sequence[str]] = [
-        ("prompt", "rule", "dims", "no dim", "inside", "called", "Spearman", "arithmetic there", "difference")
+        ("prompt", "rule", "dims", "too few dims", "inside", "called", "Spearman", "arithmetic there", "difference")
     ]
     for kind in _kinds(results):
         predicted, qualified = predicted_lengths(results, **kind), results["qualified"].sel(kind).values
-        none = np.broadcast_to(qualified == 0, predicted.shape)
+        none = np.broadcast_to(qualified < LEAST, predicted.shape)
         inside = np.isnan(predicted) & ~none
         found = scored(results, **kind)
         other, difference = advantage(predicted, arithmetic(results), _measured(results))
@@ -176,15 +187,71 @@ def _method_resamples(results: xr.Dataset) -> np.ndarray | None:
 
 
 def _ratio_rows(results: xr.Dataset) -> list[Sequence[str]]:
-    rows: list[Sequence[str]] = [("prompt", "rule", "pairs", "measured / predicted")]
+    rows: list[Sequence[str]] = [("prompt", "rule", "pairs", "measured / predicted", "late, of all called")]
     measured, length = _measured(results), settings(results)["length"]
     each = [((k["prompt"], k["rule"]), predicted_lengths(results, **k)) for k in _kinds(results)]
     for names, predicted in (*each, ((f"arithmetic, {BOUNDS[0]}", ""), arithmetic(results))):
         both = (predicted <= length) & (measured <= length)
         if both.any():
             low, middle, high = np.quantile(measured[both] / predicted[both], [0.1, 0.5, 0.9])
-            rows.append((*names, str(both.sum()), f"{middle:.2f} ({low:.2f} to {high:.2f})"))
+            rows.append(
+                (*names, str(both.sum()), f"{middle:.2f} ({low:.2f} to {high:.2f})", str(late(predicted, measured)))
+            )
     return rows
+
+
+def late(predicted: np.ndarray, measured: np.ndarray) -> Estimate:
+    """The share of the called pairs that fail before the predicted length, or though none is predicted."""
+    return share(predicted, measured, predicted > measured)
+
+
+def _control_rows(results: xr.Dataset) -> list[Sequence[str]]:
+    """Dims found inside the window and at M, the share of places with false predictions, and of calls at M."""
+    rows: list[Sequence[str]] = [
+        (
+            "prompt",
+            "rule",
+            "observable inside (least to most)",
+            "at M with as many positions",
+            "places with no fewer than at M",
+            "false predictions, Origin",
+            "others: mean (most)",
+            "predicted to fail beyond M",
+        )
+    ]
+    length = settings(results)["length"]
+    for kind in _kinds(results):
+        at = results[["inside", "matched", "false"]].sel(kind)
+        false = at["false"].mean("seed")
+        own, others = false.sel(config=REFERENCE), without_reference(false.to_dataset())["false"]
+        found = [_percentages(at[name].values) for name in ("inside", "matched")]
+        tried = np.isfinite(at["inside"].values)
+        many = (at["inside"] > 0) & (at["inside"] >= at["matched"])
+        called = predicted_lengths(without_reference(results), **kind) <= length
+        rows.append(
+            (
+                *kind.values(),
+                *found,
+                f"{many.values[tried].mean():.2f}" if tried.any() else "",
+                _number(own.values),
+                f"{_number(others.mean().values)} ({_number(others.max().values)})",
+                f"{called.mean():.2f}",
+            )
+        )
+    return rows
+
+
+def _percentages(shares: np.ndarray) -> str:
+    """Median and range of shares; empty where none is known."""
+    known = shares[np.isfinite(shares)]
+    if not known.size:
+        return ""
+    middle, low, high = (f"{100 * each:.1f}%" for each in (np.median(known), known.min(), known.max()))
+    return f"{middle} ({low} to {high})"
+
+
+def _number(value: np.ndarray) -> str:
+    return "-" if np.isnan(value) else f"{value:.2f}"
 
 
 def _config_rows(results: xr.Dataset) -> list[Sequence[str]]:
@@ -195,10 +262,18 @@ def _config_rows(results: xr.Dataset) -> list[Sequence[str]]:
     if drifting(results):
         each[f"predicted ({prompt}, {DRIFT})"] = predicted_lengths(results, rule=DRIFT)
     each["arithmetic"] = arithmetic(results)
-    rows: list[Sequence[str]] = [("config", *each)]
+    dips = results["dips"].sel(criterion="either").transpose("config", "seed").values if "dips" in results else None
+    rows: list[Sequence[str]] = [("config", *each, *(["dips before"] if dips is not None else []))]
     for row, config in enumerate(results["config"].values.tolist()):
-        rows.append((config, *(_span(values[row], length) for values in each.values())))
+        dipping = [] if dips is None else [_dipping(dips[row])]
+        label = f"{config} (descriptive)" if config == REFERENCE else config
+        rows.append((label, *(_span(values[row], length) for values in each.values()), *dipping))
     return rows
+
+
+def _dipping(dips: np.ndarray) -> str:
+    """How many seeds fail at lengths below the one from which on they fail; empty for none."""
+    return f"{np.count_nonzero(dips)} of {len(dips)} seeds" if dips.any() else ""
 
 
 def _tasks(results: xr.Dataset) -> list[str]:

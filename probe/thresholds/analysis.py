@@ -18,15 +18,14 @@ from probe.evaluation.summary import differences, intervals
 from probe.store.reader import Run
 from probe.store.select import hook_values, reference_method
 from probe.thresholds.calls import Call, carriers, drift_calls, saturated
+from probe.thresholds.control import as_many, false_predictions, negative_control
 from probe.thresholds.drift import DriftRule, find_drift, resolution
 from probe.thresholds.failure import Failure, Measured, measured_failure
-from probe.thresholds.predict import Prediction, best, negative_control, predict
+from probe.thresholds.predict import TOP, Prediction, best, predict
 from probe.thresholds.search import CrossingRule, search
 
-TOP = 10
-"""Dims that a prediction is the median of."""
-
 _MULTIPLES = (1, 2, 4)
+_SEEN = ("first", "last", "matched_first", "matched_last")
 
 RULES = ("drift", "paper")
 """What a failure is predicted by: a layer's joint drift, or thresholds dim by dim, as the paper reads them."""
@@ -87,11 +86,11 @@ def analyse(run: Run, hook: str | None = None, rule: CrossingRule | None = None,
     rule = rule or CrossingRule.scaled(trained)
     found = search(hidden, trained, rule, reference)
     try:
-        control: xr.Dataset | str = negative_control(hidden, trained, trained // 2, rule, reference, found)
+        control: xr.Dataset | str = negative_control(hidden, trained, rule, reference)
     except ValueError as error:
         control = str(error)
     prompts = hidden["prompt"].values.tolist()
-    predictions = {prompt: predict(found.sel(prompt=prompt), TOP) for prompt in prompts}
+    predictions = {prompt: predict(found.sel(prompt=prompt)) for prompt in prompts}
     measured = None if run.evaluation is None else measured_failure(run.evaluation, trained, reference)
     try:
         drifted: dict[str, xr.Dataset] | str = drifts(run, hidden, reference)
@@ -240,16 +239,29 @@ def _scores(scores: xr.Dataset, at: xr.Dataset, reference: str) -> dict[str, Any
     return {**means, **intervals(scores), **(differences(scores, others) if compared else {})}
 
 
-def _control_rows(control: xr.Dataset | str) -> list[dict[str, Any]] | str:
+def _control_rows(control: xr.Dataset | str) -> dict[str, Any] | str:
+    """The settings, places and positions seen, and by prompt what was found and falsely predicted there."""
     if isinstance(control, str):
         return control
-    return [
-        {"comparison": str(row["comparison"].item())}
-        | {name: int(row[name]) for name in ("at", "first", "last", "searched")}
-        | {"qualified": dict(zip(row["prompt"].values.tolist(), row["qualified"].values.tolist(), strict=True))}
-        | {"share": dict(zip(row["prompt"].values.tolist(), row["share"].values.tolist(), strict=True))}
-        for row in (control.isel(comparison=index) for index in range(control.sizes["comparison"]))
-    ]
+    seen = {name: control[name].values.tolist() for name in ("place", *_SEEN)}
+    prompts = {name: _control_row(control.sel(prompt=name)) for name in control["prompt"].values.tolist()}
+    return {**{name: control.attrs[name] for name in ("searched", "top", "least")}, **seen, "prompts": prompts}
+
+
+def _control_row(at: xr.Dataset) -> dict[str, Any]:
+    methods = at["method"].values.tolist()
+    called = {name: [_whole(each) for each in at["called"].sel({"method": name}).values] for name in methods}
+    rates = dict(zip(methods, false_predictions(at).values.tolist(), strict=True))
+    return {
+        **{name: at[name].values.tolist() for name in ("qualified", "matched")},
+        "as_many": float(as_many(at)),
+        "called": called,
+        "false_predictions": rates,
+    }
+
+
+def _whole(value: float) -> int | None:
+    return None if np.isnan(value) else int(value)
 
 
 def _of(each: Any, method: str) -> Any:

@@ -24,7 +24,8 @@ class Call:
         pairs of the others in which the same rule calls a break where the model works; any_false_alarm: share of the
         windows with one in any of them; None where none could be judged.
     judged: captured positions from M on that are not settling, where a layer is trusted. captured: up to which length.
-    reason: why nothing was judged; else empty.
+    reason: why nothing was judged; else empty. descriptive: the reference's own, on which ranges are read: it comes
+        after the stated M by construction and is no prediction to score.
     """
 
     method: str
@@ -40,6 +41,7 @@ class Call:
     judged: int
     captured: int
     reason: str
+    descriptive: bool = False
 
     @property
     def earliest(self) -> int | None:
@@ -50,7 +52,9 @@ class Call:
         """The call in words."""
         if self.reason:
             return f"not judged: {self.reason}"
-        return f"none up to {self.captured}" if self.length is None else str(self.length)
+        if self.length is None:
+            return f"none up to {self.captured}"
+        return f"{self.length} (descriptive)" if self.descriptive else str(self.length)
 
 
 def drift_calls(found: xr.Dataset) -> list[Call]:
@@ -106,6 +110,7 @@ def _call(at: xr.Dataset) -> Call:
         judged=judged if trusted.any() else 0,
         captured=int(at.attrs["length"]),
         reason=reason if judged else "settling all the time",
+        descriptive=str(at["method"].item()) == at.attrs["reference"],
     )
 
 

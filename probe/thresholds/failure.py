@@ -167,22 +167,27 @@ def _failure(
     known: tuple[tuple[str, ...], tuple[str, ...]],
 ) -> Failure:
     """One method's failure. rules: by rule whether it fails, (length); draws: by any of them, (draw, length)."""
-    by_nll, by_passkey = [*(_onset(each, lengths) for each in rules), None][:2]
+    by_nll, by_passkey = [*(onset(each, lengths) for each in rules), None][:2]
     fails = np.any(rules, 0)
-    length = _onset(fails, lengths)
-    dips = lengths[fails & (lengths < (length or np.inf))].tolist()
+    length = onset(fails, lengths)
+    dips = dipping(fails, lengths)
     before = lengths[lengths < (length or 0)].tolist()
     low = high = share = None
     if draws is not None:
-        onsets = np.array([_onset(each, lengths) or np.inf for each in draws])
+        onsets = np.array([onset(each, lengths) or np.inf for each in draws])
         low, high = (None if end == np.inf else int(end) for end in np.sort(onsets)[_ENDS])
         share = float((onsets == (length or np.inf)).mean())
-    ends = (low, high, share, tuple(dips), before[-1] if before else None)
+    ends = (low, high, share, dips, before[-1] if before else None)
     return Failure(method, by_nll, by_passkey, length, *ends, *known, int(lengths[-1]))
 
 
-def _onset(fails: np.ndarray, lengths: np.ndarray) -> int | None:
-    """The length from which on all fail."""
+def onset(fails: np.ndarray, lengths: np.ndarray) -> int | None:
+    """The first of `lengths` from which on all fail; None if it holds at the last."""
     held = np.flatnonzero(~fails)
     first = held[-1] + 1 if held.size else 0
     return int(lengths[first]) if first < len(lengths) else None
+
+
+def dipping(fails: np.ndarray, lengths: np.ndarray) -> tuple[int, ...]:
+    """Those of `lengths` that fail before one that does not."""
+    return tuple(lengths[fails & (lengths < (onset(fails, lengths) or np.inf))].tolist())

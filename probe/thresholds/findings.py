@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from statistics import median
 from typing import Any
+
+from probe.thresholds.control import ALPHA
 
 
 def findings(summary: dict[str, Any]) -> list[tuple[str, str]]:
@@ -82,8 +85,8 @@ def _thresholds(summary: dict[str, Any]) -> str:
         predicted = row.get("predicted_by_thresholds", row["predicted"])
         text += (
             f" The clearest is layer {first['layer']}, dim {first['dim']} (score {first['score']:.0f}). "
-            f"{summary['reference']} passes the thresholds of the best {predicted['chosen']} dims at "
-            f"{predicted['text']} (median)."
+            f"{summary['reference']} passes the thresholds of the best {predicted['chosen']} dims (median) at "
+            f"{predicted['text']}."
         )
     return text
 
@@ -92,16 +95,23 @@ def _control(summary: dict[str, Any]) -> str:
     control = summary["control"]
     if isinstance(control, str):
         return f"The negative control could not be made: {control}."
-    rows = {row["comparison"]: row["share"][summary["prompt"]] for row in control}
-    at = control[0]["at"]
+    found, places, searched = control["prompts"][summary["prompt"]], control["place"], control["searched"]
+    inside, matched = (sorted(count / searched for count in found[name]) for name in ("qualified", "matched"))
+    qualified = summary["qualified"][summary["prompt"]]
+    rates = ", ".join(f"{name} {share:.0%}" for name, share in found["false_predictions"].items())
     text = (
-        f"The same search at position {at}, where the model works, calls {rows['control']:.1%} of the pairs "
-        f"observable; at M with as many positions {rows['matched']:.1%}, with all of them {rows['all']:.1%}."
+        f"Dim by dim, the same search put at {len(places)} positions from {places[0]} to {places[-1]}, where the model "
+        f"works, calls {inside[0]:.1%} to {inside[-1]:.1%} of the pairs observable (median {median(inside):.1%}); at M "
+        f"with as many positions {matched[0]:.1%} to {matched[-1]:.1%} ({median(matched):.1%}), with all of them "
+        f"{qualified / searched:.1%}. From {control['least']} dims on it predicts; shares of the positions with a "
+        f"false prediction: {rates}."
     )
-    if not rows["all"]:
-        text += " No threshold was found, so nothing is predicted."
-    elif max(rows["matched"], rows["all"]) <= rows["control"]:
-        text += " That is no more than the control: the thresholds found here say nothing about M."
+    if not qualified:
+        return f"{text} No threshold was found, so nothing is predicted."
+    if found["as_many"] > 0.5:
+        return f"{text} That is no more than the control: the thresholds found here say nothing about M."
+    if found["as_many"] > ALPHA:
+        text += f" At {found['as_many']:.0%} of the positions no fewer are found than at M: M is not told from them."
     return text
 
 

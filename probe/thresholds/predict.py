@@ -1,24 +1,31 @@
-"""What observed thresholds say: a predicted failure length for each method, and how much of it a control would give."""
+"""What observed thresholds say: a predicted failure length for each method."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import xarray as xr
 
-from probe.thresholds.search import CrossingRule, search
+TOP = 10
+"""Dims that a prediction is the median of."""
+LEAST = 5
+"""Fewer dims predict nothing."""
+_PAIR = ("layer", "dim")
 
 
 @dataclass(frozen=True)
 class Prediction:
     """A method's predicted failure length, in tokens: what its crossings at the best dims say.
 
-    length: median crossing over the judged dims; None if not more than half of them cross.
+    length: median crossing over the judged dims; None if not more than half of them cross, or fewer than `least` were
+        chosen.
     earliest: the same median of the first positions the crossings may really be at; below `length` where positions
         just before were not captured.
     judged: best dims at which the method keeps to the safe side inside the window, as Origin does; others are left out.
-    crossed: how many of the judged cross. chosen: how many best dims there were. captured: up to which length.
+    crossed: how many of the judged cross. chosen: how many best dims there were; none of fewer than `least` is judged.
+    captured: up to which length. descriptive: the reference's own: dims are chosen on it, so its length follows the
+        stated M by construction and is no prediction to score.
     """
 
     method: str
@@ -27,17 +34,22 @@ class Prediction:
     judged: int
     crossed: int
     chosen: int
+    least: int
     captured: int
+    descriptive: bool = False
 
     def __str__(self) -> str:
         """The prediction in words."""
         if not self.chosen:
             return "no observable dim"
+        if self.chosen < self.least:
+            return f"too few observable dims: {self.chosen}, {self.least} are needed"
         if not self.judged:
             return "beyond the thresholds already inside the window"
         if self.length is None or self.earliest is None:
             return f"none up to {self.captured}"
-        return str(self.length) if self.earliest == self.length else f"between {self.earliest} and {self.length}"
+        length = str(self.length) if self.earliest == self.length else f"between {self.earliest} and {self.length}"
+        return f"{length} (descriptive)" if self.descriptive else length
 
 
 def best(found: xr.Dataset, top: int) -> list[tuple[int, int]]:
@@ -47,83 +59,51 @@ def best(found: xr.Dataset, top: int) -> list[tuple[int, int]]:
     """
     if "prompt" in found.dims:
         raise ValueError(f"choose one of the prompts {found['prompt'].values.tolist()}, e.g. found.isel(prompt=0)")
-    rank = found["rank"].stack(pair=("layer", "dim"))
-    ranked = rank[rank > 0].sortby(rank[rank > 0])
+    rank = found["rank"].transpose(*_PAIR).values
+    layers, dims = (found[name].values.tolist() for name in _PAIR)
+    ranked = sorted((int(rank[at]), *at) for at in zip(*np.nonzero(rank), strict=True))
     pairs: dict[int, tuple[int, int]] = {}
-    for layer, dim in ranked["pair"].values.tolist():
-        pairs.setdefault(dim, (layer, dim))
+    for _, layer, dim in ranked:
+        pairs.setdefault(dims[dim], (layers[layer], dims[dim]))
     return list(pairs.values())[:top]
 
 
-def predict(found: xr.Dataset, top: int = 10) -> list[Prediction]:
-    """One prediction a method, from one prompt's `search` and its `best` dims (fewer than `top` if no more qualify)."""
+def predict(found: xr.Dataset, top: int = TOP, least: int = LEAST) -> list[Prediction]:
+    """One prediction a method, from one prompt's `search` and its `best` dims (fewer than `top` if no more qualify).
+
+    least: fewer dims than that, or than `top`, predict nothing.
+    """
     pairs = best(found, top)
-    return [_predict(found, method, pairs) for method in found["method"].values.tolist()]
+    layer, dim = (found.get_index(name).get_indexer([pair[part] for pair in pairs]) for part, name in enumerate(_PAIR))
+    read = {
+        name: found[name].transpose("method", *_PAIR).values[:, layer, dim]
+        for name in ("inside", "crossing", "earliest")
+    }
+    return [
+        _predict(found, method, {name: values[row] for name, values in read.items()}, min(top, least))
+        for row, method in enumerate(found["method"].values.tolist())
+    ]
 
 
-def _predict(found: xr.Dataset, method: str, pairs: list[tuple[int, int]]) -> Prediction:
-    at = [found.sel({"method": method, "layer": layer, "dim": dim}) for layer, dim in pairs]
-    judged = [one for one in at if float(one["inside"]) <= 1 - found.attrs["share"]]
-    crossing, earliest = (np.array([float(one[name]) for one in judged]) for name in ("crossing", "earliest"))
+def _predict(found: xr.Dataset, method: str, at: dict[str, np.ndarray], least: int) -> Prediction:
+    chosen = len(at["inside"])
+    safe = (at["inside"] <= 1 - found.attrs["share"]) & (chosen >= least)
+    crossing, earliest = at["crossing"][safe], at["earliest"][safe]
     crossed = int(np.isfinite(crossing).sum())
-    fails = 2 * crossed > len(judged)
+    fails = 2 * crossed > len(crossing)
     return Prediction(
         method=method,
         length=_median(crossing) if fails else None,
         earliest=_median(earliest) if fails else None,
-        judged=len(judged),
+        judged=len(crossing),
         crossed=crossed,
-        chosen=len(pairs),
+        chosen=chosen,
+        least=least,
         captured=int(found.attrs["length"]),
+        descriptive=method == found.attrs["reference"],
     )
 
 
 def _median(positions: np.ndarray) -> int:
     """The median position, where NaN stands for beyond all others."""
     return int(np.median(np.where(np.isnan(positions), np.inf, positions)))
-
-
-def negative_control(
-    hidden: xr.DataArray,
-    trained_length: int,
-    control_length: int,
-    rule: CrossingRule,
-    reference: str = "origin",
-    known: xr.Dataset | None = None,
-) -> xr.Dataset:
-    """How many (layer, dim) pairs qualify at M, and at `control_length`, where the model still works.
-
-    The control search takes `control_length` for M and sees the positions up to M only. It has fewer positions on
-    either side than the search at M, so the fair partner is `matched`: M with as many positions before and beyond as
-    the control has. Returned by `comparison`, in this order: `control`, `matched`, `all` (M with every position):
-    `at`, `first`, `last` (positions), `searched`, `qualified` and `share` (both also by prompt, if there are several).
-    known: the search at M with every position, where it has been made.
-    A share at M that is not above the control's means that the dims found show no more than usual drift.
-
-    Raises ValueError when the positions it needs were not captured.
-    """
-    if not rule.burn_in < control_length < trained_length:
-        raise ValueError(f"control_length={control_length} is not within ({rule.burn_in}, {trained_length})")
-    before, beyond = control_length - rule.burn_in, trained_length - control_length
-    captured = int(hidden["position"][-1])
-    if captured < trained_length + beyond:
-        raise ValueError(
-            f"a fair partner at {trained_length} takes positions up to {trained_length + beyond}, captured up to "
-            f"{captured}; capture with --length {trained_length + beyond + 1} or more"
-        )
-    spans = {
-        "control": (control_length, rule.burn_in, trained_length),
-        "matched": (trained_length, trained_length - before, trained_length + beyond),
-        "all": (trained_length, rule.burn_in, captured),
-    }
-    rows = []
-    for name, (at, first, last) in spans.items():
-        if name == "all" and known is not None:
-            found = known
-        else:  # other methods do not decide what qualifies
-            part = hidden.sel({"method": [reference], "position": slice(None, last)})
-            found = search(part, at, replace(rule, burn_in=first), reference)
-        searched, qualified = found.attrs["searched"], found["qualified"]
-        row = xr.Dataset({"at": at, "first": first, "last": last, "searched": searched, "qualified": qualified})
-        rows.append(row.assign(share=qualified / searched))
-    return xr.concat(rows, dim="comparison").assign_coords(comparison=list(spans))

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -63,6 +64,15 @@ class CrossingRule:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a search is put, as positions: it takes `at` for M, and sees `first` to `last` (inclusive) only."""
+
+    at: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
 class _Layout:
     """Where the captured positions lie: each one's run of consecutive positions [start, stop), M and the reference."""
 
@@ -71,6 +81,7 @@ class _Layout:
     stop: np.ndarray
     trained: int  # index of position M
     inside: slice  # in-window reference, burn-in left out
+    beyond: slice  # from M on, as far as is looked
 
 
 def search(hidden: xr.DataArray, trained_length: int, rule: CrossingRule, reference: str = "origin") -> xr.Dataset:
@@ -94,33 +105,54 @@ def search(hidden: xr.DataArray, trained_length: int, rule: CrossingRule, refere
 
     Raises ValueError when M, enough positions before it or `sustained` consecutive ones beyond it were not captured.
     """
+    place = Place(trained_length, rule.burn_in, int(hidden["position"][-1]))
+    return searches(hidden, [place], rule, reference)[0]
+
+
+def searches(
+    hidden: xr.DataArray, places: Sequence[Place], rule: CrossingRule, reference: str = "origin", *, every: bool = True
+) -> list[xr.Dataset]:
+    """`search` put at each of the `places`, in one reading of `hidden`; `rule.burn_in` is each place's `first`.
+
+    every: without it, crossings and `inside` are read at observable pairs alone, and are NaN elsewhere.
+    """
     methods = hidden["method"].values.tolist()
     if reference not in methods:
         raise ValueError(f"reference {reference!r} was not captured; captured methods: {', '.join(methods)}")
-    layout = _layout(hidden["position"].values, trained_length, rule)
-    unused = max(0, layout.inside.start - rule.smoothing + 1)  # they reach into no mean that is looked at
-    hidden = hidden.isel(position=slice(unused, None))
-    layout = _layout(hidden["position"].values, trained_length, rule)
+    rules = [replace(rule, burn_in=place.first) for place in places]
+    layouts = _layouts(hidden, places, rules)
+    used = slice(
+        max(0, min(each.inside.start for each in layouts) - rule.smoothing + 1),  # the others reach into no mean
+        max(each.beyond.stop for each in layouts),
+    )
+    hidden = hidden.isel(position=used)
+    layouts = _layouts(hidden, places, rules)
+    prompts = [hidden.isel(prompt=i) for i in range(hidden.sizes["prompt"])] if "prompt" in hidden.dims else [hidden]
+    each = [_search_prompt(values, layouts, rule, reference, every) for values in prompts]
+    found: list[Any] = list(each[0])
     if "prompt" in hidden.dims:
-        each = [_search_prompt(hidden.isel(prompt=i), layout, rule, reference) for i in range(hidden.sizes["prompt"])]
-        found = xr.concat(each, dim="prompt")
-    else:
-        found = _search_prompt(hidden, layout, rule, reference)
-    found.attrs = {
-        **asdict(rule),
-        "trained_length": trained_length,
-        "reference": reference,
-        "length": int(layout.position[-1]) + 1,
-        "inside_positions": layout.inside.stop - layout.inside.start,
-        "searched": hidden.sizes["layer"] * hidden.sizes["dim"],
-        "hook": str(hidden.name),
-    }
+        found = [xr.concat(at, dim="prompt") for at in zip(*each, strict=True)]
+    for one, layout, own, place in zip(found, layouts, rules, places, strict=True):
+        one.attrs = {
+            **asdict(own),
+            "trained_length": place.at,
+            "reference": reference,
+            "length": int(layout.position[layout.beyond.stop - 1]) + 1,
+            "inside_positions": layout.inside.stop - layout.inside.start,
+            "searched": hidden.sizes["layer"] * hidden.sizes["dim"],
+            "hook": str(hidden.name),
+        }
     return found
 
 
 def check_positions(position: Sequence[int], trained_length: int, rule: CrossingRule) -> None:
     """Raises ValueError, before anything is captured, if `search` could not work on these positions."""
-    _layout(np.asarray(position), trained_length, rule)
+    check_place(np.asarray(position), Place(trained_length, rule.burn_in, int(position[-1])), rule)
+
+
+def check_place(position: np.ndarray, place: Place, rule: CrossingRule) -> None:
+    """Raises ValueError if the search could not be put there."""
+    _layout(position, place.at, replace(rule, burn_in=place.first), place.last)
 
 
 def smooth(values: xr.DataArray, smoothing: int) -> xr.DataArray:
@@ -130,44 +162,83 @@ def smooth(values: xr.DataArray, smoothing: int) -> xr.DataArray:
     return moved.copy(data=_smooth(moved.values, start, smoothing)).transpose(*values.dims)
 
 
-def _search_prompt(hidden: xr.DataArray, layout: _Layout, rule: CrossingRule, reference: str) -> xr.Dataset:
-    """`search` for one prompt; in memory at a time, for each worker: a layer under one method and under `reference`."""
+def _layouts(hidden: xr.DataArray, places: Sequence[Place], rules: Sequence[CrossingRule]) -> list[_Layout]:
+    position = hidden["position"].values
+    return [_layout(position, place.at, own, place.last) for place, own in zip(places, rules, strict=True)]
+
+
+def _search_prompt(
+    hidden: xr.DataArray, layouts: Sequence[_Layout], rule: CrossingRule, reference: str, every: bool
+) -> list[xr.Dataset]:
+    """`searches` for one prompt; in memory at a time, for each worker: a layer under one method and `reference`."""
     methods = hidden["method"].values.tolist()
     row = methods.index(reference)
 
-    def search_layer(layer: int) -> dict[str, np.ndarray]:
+    def search_layer(layer: int) -> list[dict[str, np.ndarray]]:
         def x(method: int) -> np.ndarray:
             values = hidden.isel({"method": method, "layer": layer}).transpose("position", "dim").values
-            return _smooth_by_dim(values, layout.start, rule.smoothing)
+            return _smooth_by_dim(values, layouts[0].start, rule.smoothing)
 
         own = x(row)
-        read = _read(own, layout, rule)
-        each = [_judge(own if method == row else x(method), read, layout, rule) for method in range(len(methods))]
-        judged = {name: np.stack([one[name] for one in each]) for name in each[0]}
-        share_beyond = judged.pop("share_beyond")[row]
-        observable = (read["score"] >= rule.minimum_score) & (judged["inside"][row] <= 1 - rule.share)
-        return {**read, **judged, "observable": observable & (share_beyond >= rule.share)}
+        reads = [_observe(own, layout, rule) for layout in layouts]
+        judged: list[list[dict[str, np.ndarray]]] = [[] for _ in layouts]
+        for method in range(len(methods)):
+            values = own if method == row else x(method)
+            for at, read, layout in zip(judged, reads, layouts, strict=True):
+                pairs = slice(None) if every else np.flatnonzero(read["observable"])
+                at.append(_judge_pairs(values, read, layout, rule, pairs))
+        return [
+            {**read, **{name: np.stack([one[name] for one in at]) for name in at[0]}}
+            for read, at in zip(reads, judged, strict=True)
+        ]
 
     with ThreadPoolExecutor(_WORKERS) as pool:
         layers = list(pool.map(search_layer, range(hidden.sizes["layer"])))
+    return [_labelled(hidden, [layer[number] for layer in layers]) for number in range(len(layouts))]
+
+
+def _labelled(hidden: xr.DataArray, layers: Sequence[dict[str, np.ndarray]]) -> xr.Dataset:
+    """What was found, by layer, as a Dataset with ranks."""
     dims = {2: ("layer", "dim"), 3: ("layer", "method", "dim")}
     stacked = {name: np.stack([layer[name] for layer in layers]) for name in layers[0]}
-    coords = {name: hidden[name] for name in ("method", "layer", "dim")}
-    found = xr.Dataset({name: (dims[values.ndim], values) for name, values in stacked.items()}, coords=coords)
-    found = found.assign_coords({name: hidden[name] for name in ("prompt",) if name in hidden.coords})
-    found["rank"] = _rank(found["score"].where(found["observable"]))
-    found["qualified"] = found["observable"].sum()
-    for name in ("threshold", "limit", "spread"):
-        found[name].attrs["units"] = hidden.attrs.get("units", "activation")
-    for name in ("crossing", "earliest"):
-        found[name].attrs["units"] = "position"
+    units = dict.fromkeys(("threshold", "limit", "spread"), hidden.attrs.get("units", "activation"))
+    units |= dict.fromkeys(("crossing", "earliest"), "position")
+    values: dict[str, Any] = {
+        name: (dims[each.ndim], each, {"units": units[name]} if name in units else {}) for name, each in stacked.items()
+    }
+    observable = stacked["observable"]
+    values["rank"] = (("layer", "dim"), _rank(np.where(observable, stacked["score"], np.nan)))
+    values["qualified"] = ((), observable.sum())
+    labels = ("method", "layer", "dim", *(name for name in ("prompt",) if name in hidden.coords))
+    return xr.Dataset(values, {name: hidden[name] for name in labels})
+
+
+def _observe(x: np.ndarray, layout: _Layout, rule: CrossingRule) -> dict[str, np.ndarray]:
+    """`_read`, and which dims are observable."""
+    read = _read(x, layout, rule)
+    likely = np.flatnonzero(read["score"] >= rule.minimum_score)
+    judged = _judge(x[likely], {name: values[likely] for name, values in read.items()}, layout, rule)
+    observable = np.zeros(len(x), bool)
+    observable[likely] = (judged["inside"] <= 1 - rule.share) & (judged["share_beyond"] >= rule.share)
+    return {**read, "observable": observable}
+
+
+def _judge_pairs(
+    x: np.ndarray, read: dict[str, np.ndarray], layout: _Layout, rule: CrossingRule, pairs: slice | np.ndarray
+) -> dict[str, np.ndarray]:
+    """Crossings of the dims `pairs` of a layer; NaN for the others."""
+    judged = _judge(x[pairs], {name: values[pairs] for name, values in read.items()}, layout, rule)
+    found = {name: np.full(len(x), np.nan) for name in ("crossing", "earliest", "inside")}
+    for name, values in found.items():
+        values[pairs] = judged[name]
     return found
 
 
 def _read(x: np.ndarray, layout: _Layout, rule: CrossingRule) -> dict[str, np.ndarray]:
     """What `search` reads from the reference's smoothed values `x` (dim, position) of one layer: by dim."""
     trained, position = layout.trained, layout.position
-    inside, beyond = x[:, layout.inside], x[:, trained + 1 :]
+    after = slice(trained + 1, layout.beyond.stop)
+    inside, beyond = x[:, layout.inside], x[:, after]
     threshold, middle = x[:, trained].copy(), np.median(beyond, axis=1)
     side = np.sign(middle - threshold)
     low, high = np.quantile(inside, [0.05, 0.95], axis=1)
@@ -176,7 +247,7 @@ def _read(x: np.ndarray, layout: _Layout, rule: CrossingRule) -> dict[str, np.nd
     half = inside.shape[1] // 2
     steps = position[layout.inside][half:] - position[layout.inside][: inside.shape[1] - half]
     slope = np.median((inside[:, half:] - inside[:, : inside.shape[1] - half]) / steps, axis=1)
-    trend = np.maximum(0, side * slope) * (np.median(position[trained + 1 :]) - position[trained])
+    trend = np.maximum(0, side * slope) * (np.median(position[after]) - position[trained])
     return {
         "threshold": threshold,
         "limit": threshold + side * rule.margin * spread,
@@ -191,15 +262,14 @@ def _judge(x: np.ndarray, read: dict[str, np.ndarray], layout: _Layout, rule: Cr
 
     `share_beyond`: of the positions from the crossing on, those where it is beyond the limit; 0 without a crossing.
     """
-    trained = layout.trained
-    out = _beyond(x, read["side"], read["limit"])
-    index = _first_sustained(out[:, trained:], layout.stop[trained:] - trained, rule.sustained)
-    crossing, earliest = _positions(index, layout.position, trained)
+    out, inside = (_beyond(x[:, part], read["side"], read["limit"]) for part in (layout.beyond, layout.inside))
+    index = _first_sustained(out, layout.stop[layout.beyond] - layout.trained, rule.sustained)
+    crossing, earliest = _positions(index, layout.position, layout.trained)
     return {
         "crossing": crossing,
         "earliest": earliest,
-        "inside": out[:, layout.inside].mean(axis=1),
-        "share_beyond": _stays_out(out[:, trained:], index),
+        "inside": inside.mean(axis=1),
+        "share_beyond": _stays_out(out, index),
     }
 
 
@@ -254,19 +324,21 @@ def _stays_out(out: np.ndarray, index: np.ndarray) -> np.ndarray:
     return np.array([each[at:].mean() if at >= 0 else 0.0 for each, at in zip(out, index.tolist(), strict=True)])
 
 
-def _rank(score: xr.DataArray) -> xr.DataArray:
+def _rank(score: np.ndarray) -> np.ndarray:
     """1 for the highest score, 0 for NaN."""
-    order = np.argsort(-score.values, axis=None, kind="stable")
+    order = np.argsort(-score, axis=None, kind="stable")
     rank = np.empty(score.size, dtype=int)
     rank[order] = np.arange(1, score.size + 1)
-    return score.copy(data=np.where(np.isnan(score.values), 0, rank.reshape(score.shape)))
+    return np.where(np.isnan(score), 0, rank.reshape(score.shape))
 
 
-def _layout(position: np.ndarray, trained_length: int, rule: CrossingRule) -> _Layout:
-    """The layout of the captured positions; ValueError names what is missing for the search."""
+def _layout(position: np.ndarray, trained_length: int, rule: CrossingRule, last: int) -> _Layout:
+    """The layout of the captured positions, seen up to `last`; ValueError names what is missing for the search."""
+    end = int(np.searchsorted(position, last, "right"))
     start, stop = run_bounds(position)
-    ranges = ", ".join(f"{first}-{last}" for first, last in captured_ranges(position))
-    where = np.flatnonzero(position == trained_length)
+    stop = np.minimum(stop, end)
+    ranges = ", ".join(f"{first}-{last}" for first, last in captured_ranges(position[:end]))
+    where = np.flatnonzero(position[:end] == trained_length)
     if not len(where):
         raise ValueError(f"position {trained_length} (where thresholds are read) was not captured, only {ranges}")
     trained = int(where[0])
@@ -277,9 +349,9 @@ def _layout(position: np.ndarray, trained_length: int, rule: CrossingRule) -> _L
             f"{trained - first} positions in [{rule.burn_in}, {trained_length}) were captured ({ranges}); "
             f"capture at least {needed} there"
         )
-    longest = int((stop - np.maximum(start, trained + 1))[trained:].max())
+    longest = int((stop - np.maximum(start, trained + 1))[trained:end].max())
     if longest < rule.sustained:
         raise ValueError(
             f"a crossing takes {rule.sustained} consecutive positions beyond {trained_length}; captured: {ranges}"
         )
-    return _Layout(position, start, stop, trained, slice(first, trained))
+    return _Layout(position, start, stop, trained, slice(first, trained), slice(trained, end))

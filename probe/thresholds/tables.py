@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from probe.evaluation.intervals import shown
@@ -40,6 +42,11 @@ def score_text(scores: dict[str, Any], name: str) -> str:
     """A score with its interval, where it has one; a dash where it was not measured."""
     low, high = scores.get(f"{name}_interval", (None, None))
     return "–" if scores[name] is None else shown(scores[name], low, high, ".2f")
+
+
+def spread(counts: Sequence[int], searched: int) -> str:
+    """Counts as shares of `searched`: least, median, most, such as '0.0%, 0.3%, 2.1%'."""
+    return ", ".join(f"{each / searched:.1%}" for each in (min(counts), median(counts), max(counts)))
 
 
 def _differences(scores: dict[str, Any]) -> list[str]:

@@ -73,6 +73,11 @@ def test_summary(summary, folder):
     assert summary["predicted_by"] == "drift"
     assert 70 <= rows["origin"]["predicted"]["length"] <= 80
     assert rows["origin"]["predicted"]["layer"] in (1, 2)
+    assert [row["predicted"]["text"].endswith("(descriptive)") for row in rows.values()] == [True, *[False] * 3]
+    assert [row["predicted_by_prompt"]["repeated"].endswith("(descriptive)") for row in rows.values()] == [
+        True,
+        *[False] * 3,
+    ]
     assert rows["rerope"]["predicted"]["text"] == "none up to 320"
     assert 192 <= rows["dynamic-ntk"]["predicted"]["length"] <= 202
     drifts = summary["drift"]["prompts"]
@@ -92,8 +97,10 @@ def test_summary(summary, folder):
     assert less["mean"] == pytest.approx(-0.8, abs=0.05)
     assert less["low"] < less["mean"] < less["high"] < -0.7
     assert summary["searched"] == 3 * 32
-    assert summary["qualified"]["repeated"] == summary["control"][2]["qualified"]["repeated"]
-    assert summary["control"][0]["qualified"]["repeated"] == 0
+    control = summary["control"]
+    assert len(control["place"]) == len(control["prompts"]["repeated"]["qualified"]) == 16
+    assert max(control["prompts"]["repeated"]["qualified"]) <= 1 < min(control["prompts"]["repeated"]["matched"][:8])
+    assert set(control["prompts"]["repeated"]["false_predictions"].values()) == {0}
     assert summary["rule"]["smoothing"] == 1
 
 
@@ -109,12 +116,20 @@ def test_findings_say_what_the_numbers_say(summary):
     told = dict(findings(summary))
     assert "On repeated, the states of origin leave their in-window range from" in told["Drift, prompt by prompt"]
     assert "show an observable threshold" in told["Thresholds, dim by dim"]
-    assert "calls 0.0% of the pairs observable" in told["Negative control"]
-    flat = [{**row, "share": dict.fromkeys(row["share"], 0.1)} for row in summary["control"]]
-    assert "say nothing about M" in dict(findings({**summary, "control": flat}))["Negative control"]
-    none = [{**row, "share": dict.fromkeys(row["share"], 0.0)} for row in summary["control"]]
-    told = dict(findings({**summary, "control": none}))
-    assert told["Negative control"].endswith("No threshold was found, so nothing is predicted.")
+    control = told["Negative control"]
+    assert "put at 16 positions from 24 to 56, where the model works, calls 0.0% to" in control
+    assert control.endswith("false prediction: origin 0%, rerope 0%, dynamic-ntk 0%, mesa 0%.")
+    assert "say nothing about M" in controlled(summary, as_many=0.6)
+    told = "At 25% of the positions no fewer are found than at M: M is not told from them."
+    assert told in controlled(summary, as_many=0.25)
+    none = dict(findings({**summary, "qualified": {"repeated": 0}}))["Negative control"]
+    assert none.endswith("No threshold was found, so nothing is predicted.")
+
+
+def controlled(summary, **changed):
+    control = summary["control"]
+    prompts = {name: {**found, **changed} for name, found in control["prompts"].items()}
+    return dict(findings({**summary, "control": {**control, "prompts": prompts}}))["Negative control"]
 
 
 def test_report_stands_alone_and_escapes(summary, folder):
@@ -144,7 +159,7 @@ def test_a_run_without_scores_or_signal_still_reports(tmp_path):
     summary = whole_summary(analysis)
     text = render(analysis, summary)
     assert summary["methods"][0]["predicted"]["text"] == "no observable dim"
-    assert "could not be made: position 32" in dict(findings(summary))["Negative control"]
+    assert "could not be made: position 24" in dict(findings(summary))["Negative control"]
     assert "Not measured in this run" in text
     assert table(summary).splitlines()[1].endswith("no observable dim  -      -       -       -          -           -")
     assert json.loads(json.dumps(summary, allow_nan=False))["best"] == []

@@ -16,7 +16,8 @@ from probe.figures.export import threshold_export
 from probe.figures.interactive import threshold_figure
 from probe.store.reader import Run
 from probe.store.select import reference_method
-from probe.thresholds.predict import best, predict
+from probe.thresholds.control import as_many, false_predictions
+from probe.thresholds.predict import LEAST, best, predict
 from probe.thresholds.search import CrossingRule
 
 _RANKING, _PREDICTED, _CONTROL = "ranking of dims", "predictions", "negative control"
@@ -50,7 +51,7 @@ def page(context: Context) -> None:
     below = st.segmented_control(
         "Below", [_RANKING, _PREDICTED, _CONTROL], default=_RANKING, required=True, key="below", bind="query-params"
     )
-    if below == _CONTROL:  # three more searches, so only when asked for
+    if below == _CONTROL:  # many more searches, so only when asked for
         _negative_control(control(entry, hook, prompt, trained, rule, reference), prompt)
     elif below == _PREDICTED:
         _predictions(found)
@@ -163,28 +164,43 @@ def _predictions(found: xr.Dataset) -> None:
         }
         for each in predict(found)
     ]
-    st.markdown("Predicted failure length: the median crossing over the ten clearest dims, each dim's best layer only.")
+    st.markdown(
+        f"Predicted failure length: the median crossing over the ten clearest dims, each dim's best layer only, where "
+        f"there are {LEAST} or more. The reference's own is a description: dims are chosen on it."
+    )
     st.dataframe(columns(rows), hide_index=True, alt="Predicted failure length of each method")
 
 
 def _negative_control(found: xr.Dataset | str, prompt: str) -> None:
     st.markdown(
-        "**Negative control**: the same search half-way inside the window, where the model works. Dims found there "
-        "are found by drift alone; `matched` is the search at M with as many positions as the control has."
+        "**Negative control**: the same search put at positions inside the window, where the model works. Dims found "
+        "there are found by drift alone, and what they predict is false; *at M* is the search at M with as many "
+        "positions as the control has."
     )
     if isinstance(found, str):
         st.info(plain(f"The control could not be made: {found}."))
         return
+    rates = false_predictions(found)
+    methods = rates["method"].values.tolist()
+    shares = ", ".join(f"{name} {float(rates.sel({'method': name})):.0%}" for name in methods)
+    st.markdown(
+        plain(
+            f"False predictions, of {found.attrs['least']} dims or more, at so many of the positions: {shares}. At "
+            f"{float(as_many(found)):.0%} of them no fewer dims are observable than at M."
+        )
+    )
     rows = [
         {
-            "search": str(row["comparison"].item()),
-            "at position": int(row["at"]),
-            "positions": f"{int(row['first'])} to {int(row['last'])}",
+            "position": int(row["place"]),
+            "positions seen": f"{int(row['first'])} to {int(row['last'])}",
             "observable": int(row["qualified"]),
-            "share": f"{float(row['share']):.1%}",
+            "at M": int(row["matched"]),
+            **{f"{name} falsely fails at": _whole(row["called"].sel({"method": name})) for name in methods},
         }
-        for row in (found.isel(comparison=index) for index in range(found.sizes["comparison"]))
+        for row in (found.isel(place=index) for index in range(found.sizes["place"]))
     ]
-    st.dataframe(
-        columns(rows), hide_index=True, alt=f"Share of observable dims at M and in the control, prompt {prompt}"
-    )
+    st.dataframe(columns(rows), hide_index=True, alt=f"Observable dims inside the window and at M, prompt {prompt}")
+
+
+def _whole(value: xr.DataArray) -> int | None:
+    return int(value) if np.isfinite(value) else None

@@ -20,8 +20,9 @@ from probe.mechanism.anatomy.interpolation import interpolation
 from probe.mechanism.anatomy.positional import components, mean_vector, nearest, packed
 from probe.mechanism.anatomy.sliding import levelled
 from probe.thresholds.calls import drift_calls
+from probe.thresholds.control import negative_control
 from probe.thresholds.drift import find_drift
-from probe.thresholds.predict import negative_control, predict
+from probe.thresholds.predict import predict
 from probe.thresholds.search import CrossingRule, search
 
 RELIABLE = 0.8
@@ -29,6 +30,7 @@ RELIABLE = 0.8
 _ALIKE = 0.5
 """Median of the largest cosines below which they point to no position."""
 _COMPONENTS = 3
+_CONTROL = ("qualified", "matched")
 _POSITIONS = 1024
 """Positions, at most, that figures are given, and in-window ones that others are compared with."""
 
@@ -134,8 +136,8 @@ def _thresholds(p: xr.DataArray, chance: xr.DataArray, trained: int) -> dict[str
     reference, rule = str(p["method"].values[0]), CrossingRule.scaled(trained)
     found, by_chance = (search(each, trained, rule, reference) for each in (p, chance))
     try:
-        control: Any = negative_control(p, trained, trained // 2, rule, reference, found)["qualified"]
-        inside: dict[str, int] | str = {str(name): int(control.sel(comparison=name)) for name in ("control", "matched")}
+        control = negative_control(p, trained, rule, reference)
+        inside: dict[str, list[int]] | str = {name: control[name].values.tolist() for name in _CONTROL}
     except ValueError as error:
         inside = str(error)
     return {

@@ -5,7 +5,7 @@ import pytest
 from transformers import BloomConfig, LlamaConfig
 
 from mesa.methods import make
-from mesa.plan import distances, reach
+from mesa.plan import distances, follows_length, reach
 from probe.study.score import advantage, correlations, resamples, score
 from probe.study.variants import chosen, variants
 
@@ -162,3 +162,9 @@ def test_reach_is_the_largest_distance_of_each_query():
         plan = method.plan(70)
         assert reach(plan, block=16).tolist() == distances(plan).max(axis=1).tolist()
     assert reach(make("rerope", 24, window=3).plan(6)).tolist() == [0, 1, 2, 3, 3, 3]
+
+
+def test_only_dynamic_ntk_follows_the_prompt_length():
+    made = variants("all", 256, "llama")
+    follow = {name.split()[0] for name, method in made.items() if follows_length(method.plan(2048), method.plan(512))}
+    assert follow == {"dynamic-ntk"}

@@ -19,16 +19,17 @@ from probe.evaluation.journal import Journal
 from probe.study import cells as study_cells
 from probe.study import run as study
 from probe.study import states as study_states
+from probe.study.cells import length_by_prompt
 from probe.study.inputs import seeded_windows, study_prompts
 from probe.study.report import dims_figure, lengths_figure
-from probe.study.results import progress, read_results
+from probe.study.results import gather, progress, read_results
 from probe.study.table import scored, settings, tables
 from probe.study.variants import chosen
 from probe.thresholds.analysis import drifts
 from probe.thresholds.calls import drift_calls
 
 ROOT = Path(__file__).parents[3]
-OPTIONS = "--methods rerope --length 320 --seeds 2 --windows 2 --samples 1 --tops 1,3"
+OPTIONS = "--methods rerope,nope --length 320 --seeds 2 --windows 2 --samples 1 --tops 1,3"
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +46,12 @@ def finished(model, tmp_path_factory):
 
 def test_results_are_labelled_and_whole(finished):
     results = read_results(finished / "study.json")
-    assert results["config"].values.tolist() == ["origin", "rerope", "rerope window=80"]
+    assert results["config"].values.tolist() == ["origin", "rerope", "rerope window=80", "nope"]
     assert results["prompt"].values.tolist() == ["repeated", "text", "text-mean", "passkey", "passkey-mean"]
     assert results["predicted"].dims == ("prompt", "rule", "top", "config", "seed")
     assert results["rule"].values.tolist() == ["standard", "wide", "drift"]
-    assert results["predicted"].shape == (5, 3, 2, 3, 2)
-    assert results["arithmetic"].values.tolist() == [[160, 161, 160], [321, 321, 321], [321, 321, 321]]
+    assert results["predicted"].shape == (5, 3, 2, 4, 2)
+    assert results["arithmetic"].values.tolist() == [[160, 161, 160, 160], *[[321] * 4] * 3]
     called = results["predicted"].values[~np.isnan(results["predicted"].values)]
     assert ((called >= 160) & (called <= 321)).all()
     nothing = results["qualified"].values == 0
@@ -58,7 +59,7 @@ def test_results_are_labelled_and_whole(finished):
     either, nll, passkey = results["measured"].transpose("criterion", ...).values
     assert (either == np.minimum(nll, passkey)).all()
     assert set(nll.ravel()) <= {160, 200, 240, 280, 320, 321}
-    assert (finished / "study.md").read_text().count("**") == 12
+    assert (finished / "study.md").read_text().count("**") == 14
     assert {"lengths.png", "dims.png"} <= {path.name for path in finished.iterdir()}
 
 
@@ -99,12 +100,12 @@ def test_another_study_is_not_mixed_in(finished, model, capsys):
         (["--tops", "1,x"], "--tops '1,x' is no list of numbers"),
         (["--tops", "0,3"], "--seeds, --windows, --samples and --tops must be at least 1, not 0"),
         (["--length", "200"], "--length 200 is below twice the trained length 160; take e.g. 1280"),
-        (["--methods", "origin"], "--methods origin gives 1 configs, too few to correlate"),
+        (["--methods", "origin"], "--methods origin gives 0 configs beside origin, too few to correlate"),
         (["--methods", "rope"], "unknown method 'rope'"),
         (["--length", "long"], "--length 'long': 'long' is no number of tokens"),
         (["--lengths", "200,320"], "--lengths leaves out the trained length 160, the in-window level; include it"),
         (["--lengths", "160,640", "--length", "320"], "--lengths 640 is beyond --length 320"),
-        (["--configs", "rerope"], "--configs 'rerope' gives 2 configs, too few to correlate"),
+        (["--configs", "rerope"], "--configs 'rerope' gives 1 configs beside origin, too few to correlate"),
         (["--configs", "rerope", "--methods", "stair"], "--configs 'rerope' stands in place of --methods stair"),
         (["--configs", "rerope window"], "--configs 'rerope window': 'window' is no PARAMETER=VALUE"),
         (["--configs", "rerope,stair,rerope"], "--configs 'rerope,stair,rerope' names 'rerope' more than once"),
@@ -121,21 +122,26 @@ def test_bad_input_is_said_before_the_weights_are_loaded(model, tmp_path, capsys
 
 
 FEW = ["--prompts", "repeated", "--seeds", "1", "--samples", "1", "--measure", "nll", "--lengths", "160,240,320"]
-CONFIGS = ["--configs", "leaky-rerope  k=1.25 window=80,self-extend group=2"]
+CONFIGS = ["--configs", "leaky-rerope  k=1.25 window=80,self-extend group=2,nope"]
 
 
 def test_few_configs_lengths_and_likelihood_alone(model, tmp_path, capsys):
     out = tmp_path / "few"
     assert main(["study", "--model", model, *FEW, *CONFIGS, "--estimate", "--out", str(out)]) == 0
     said = capsys.readouterr().out
-    assert "predicted: 3 passes of 320 tokens, 960 in all" in said
-    assert "measured: up to 9 prompts of 160, 240, 320 tokens, 2,160 in all" in said
+    assert "predicted: 4 passes of up to 320 tokens, 1,280 in all" in said
+    assert "measured: 12 prompts of 160, 240, 320 tokens, 2,880 in all" in said
     assert not out.exists()
     assert main(["study", "--model", model, *FEW, *CONFIGS, "--out", str(out)]) == 0
     results = read_results(out / "study.json")
-    assert results["config"].values.tolist() == ["origin", "leaky-rerope k=1.25 window=80", "self-extend group=2"]
+    assert results["config"].values.tolist() == [
+        "origin",
+        "leaky-rerope k=1.25 window=80",
+        "self-extend group=2",
+        "nope",
+    ]
     assert results["criterion"].values.tolist() == ["either", "nll"]
-    assert results["arithmetic"].values[1].tolist() == [180, 181, 180]
+    assert results["arithmetic"].values[1].tolist() == [180, 181, 180, 179]
     assert settings(results)["lengths"] == [160, 240, 320]
     assert '"passkey"' not in (out / "cells.jsonl").read_text().split("\n", 1)[1]
     text = tables(results)
@@ -192,18 +198,117 @@ def test_drift_predicts_as_a_probe_run_does(tmp_path):
     np.testing.assert_array_equal(results["predicted"].sel(rule="drift").values, by_probe)
 
 
-def test_progress_stops_at_the_first_failing_length(tmp_path):
+def test_every_length_is_measured_and_a_failure_persists(tmp_path):
     journal = Journal(tmp_path / "none", {})
     origin = {"nll": [1.0, 2.0], "passkey": [0.0]}
     journal.rows = {(task, "origin", 0, 100): {"scores": scores} for task, scores in origin.items()}
     asked = {"trained_length": 100, "lengths": (50, 100, 150, 200)}
-    assert progress(journal, asked, "nll", "stair", 1) == (None, 100)
-    assert progress(journal, asked, "nll", "stair", 0) == (None, 50)
-    assert progress(journal, asked, "passkey", "stair", 0) == (None, None)
+    nowhere = (False,) * 4
+    assert progress(journal, asked, "nll", "stair", 1) == (nowhere, 100)
+    assert progress(journal, asked, "nll", "stair", 0) == (nowhere, 50)
+    assert progress(journal, asked, "passkey", "stair", 0) == (nowhere, None)
     journal.rows |= {("nll", "stair", 0, length): {"scores": [value]} for length, value in ((50, 2.0), (100, 1.9))}
-    assert progress(journal, asked, "nll", "stair", 0) == (None, 150)
+    assert progress(journal, asked, "nll", "stair", 0) == (nowhere, 150)
     journal.rows["nll", "stair", 0, 150] = {"scores": [2.1, 1.95]}
-    assert progress(journal, asked, "nll", "stair", 0) == (150, None)
+    assert progress(journal, asked, "nll", "stair", 0) == ((False, False, True, False), 200)
+    journal.rows["nll", "stair", 0, 200] = {"scores": [1.9]}
+    assert progress(journal, asked, "nll", "stair", 0) == ((False, False, True, False), None)
+
+
+def planted_journal(tmp_path, fails):
+    """One seed of two tasks at four lengths; `fails`: by config, at which lengths by NLL and by passkey."""
+    journal = Journal(tmp_path / "none", {})
+    for config, tasks in fails.items():
+        for task, failing in zip(("nll", "passkey"), tasks, strict=True):
+            for length in (100, 150, 200, 250):
+                bad = {"nll": 2.0, "passkey": 0.0}[task] if length in failing else {"nll": 1.0, "passkey": 1.0}[task]
+                journal.rows[task, config, 0, length] = {"scores": [bad]}
+    return journal
+
+
+def test_a_dip_is_no_failure_and_tasks_may_take_turns(tmp_path):
+    lasts, dips, turns = ((200, 250), ()), ((150,), ()), ((150, 250), (200,))
+    journal = planted_journal(tmp_path, {"origin": ((), ()), "lasts": lasts, "dips": dips, "turns": turns})
+    control = {"place": [120], "qualified": [3], "matched": [6], "searched": 12, "false": 0.0}
+    row = {"lengths": [251], "qualified": 7, "control": control}
+    for config in ("origin", "lasts", "dips", "turns"):
+        journal.rows["predicted", "text", config, 0] = {"lengths": {"text": {"standard": row}}}
+    asked = {"trained_length": 100, "lengths": [100, 150, 200, 250], "length": 250, "seeds": 1}
+    asked |= {"measure": ["nll", "passkey"], "rules": ["standard"], "tops": [10], "prompts": ["text"]}
+    found = gather(journal, asked, {name: {"M or more": 100} for name in ("origin", "lasts", "dips", "turns")})
+    assert found["measured"].isel(seed=0).values.tolist() == [
+        [251, 200, 251, 150],  # either
+        [251, 200, 251, 250],
+        [251, 251, 251, 251],
+    ]
+    assert found["dips"].isel(seed=0).values.tolist() == [[0, 0, 1, 0], [0, 0, 1, 1], [0, 0, 0, 1]]
+    assert found["inside"].values.ravel()[0] == 0.25
+    assert found["matched"].values.ravel()[0] == 0.5
+    assert np.isnan(found["inside"].values.ravel()[1:]).all()
+    text = tables(found)
+    assert (
+        "| text | standard | 25.0% (25.0% to 25.0%) | 50.0% (50.0% to 50.0%) | 0.00 | 0.00 | 0.00 (0.00) | 0.00 |"
+        in text
+    )
+    assert "| dips | none | none | none | 100 | 1 of 1 seeds |" in text
+
+
+def test_a_length_for_every_prompt_length():
+    assert length_by_prompt({320: 321, 512: 400, 1024: 300}, 1025) == 512
+    assert length_by_prompt({320: 300, 512: 513, 1024: 300}, 1025) == 1024  # it does not persist from 320 on
+    assert length_by_prompt({320: 300, 512: None, 1024: 1025}, 1025) == 1025
+    assert length_by_prompt({320: None, 512: 400}, 1025) == 512
+    assert length_by_prompt({320: None, 512: None}, 1025) is None
+
+
+def test_dynamic_ntk_is_predicted_by_prompt_length(finished_ntk):
+    cells = Journal(finished_ntk / "cells.jsonl", journal_settings(finished_ntk)).rows
+    for key, row in cells.items():
+        if key[0] == "predicted":
+            rules = row["lengths"]["repeated"]
+            asked = [list(rule.get("by_pass", [])) for rule in rules.values()]
+            assert asked == [["200", "240", "320"] if key[2] == "dynamic-ntk" else []] * 3
+            assert rules["standard"]["control"] is not None
+
+
+def journal_settings(folder):
+    return json.loads((folder / "cells.jsonl").read_text().split("\n", 1)[0])["settings"]
+
+
+@pytest.fixture(scope="module")
+def finished_ntk(model, tmp_path_factory):
+    out = tmp_path_factory.mktemp("ntk")
+    configs = ["--configs", "dynamic-ntk,rerope,nope"]
+    assert main(["study", "--model", model, *FEW[:-1], "160,200,240,320", *configs, "--out", str(out)]) == 0
+    return out
+
+
+def test_a_shorter_pass_is_kept_beside_the_reference(monkeypatch, tmp_path):
+    kept = Kept(range(1), range(5), range(2))
+    passes = iter([np.ones((1, 5, 2), np.float32), 2 * np.ones((1, 3, 2), np.float32)])
+    lengths = []
+    monkeypatch.setattr(
+        study_states, "capture", lambda *given: lengths.append(len(given[4].positions)) or {"resid_post": next(passes)}
+    )
+    states = study_states.States(kept, tmp_path, averaged=False)
+    states.fill(None, [[0] * 5], None, 0, lambda: None)
+    states.fill(None, [[0] * 3], None, 1, lambda: None)
+    assert lengths == [5, 3]
+    short = states.hidden(mean=False, both=True, length=3)
+    assert short.sizes["position"] == 3
+    assert short.values[:, 0, :, 0].tolist() == [[1, 1, 1], [2, 2, 2]]
+
+
+def test_origin_is_described_and_not_scored():
+    results = published()
+    wild = results.copy(deep=True)
+    wild["predicted"].loc[{"config": "origin"}] = 256
+    wild["measured"].loc[{"config": "origin"}] = 256
+    assert scored(wild) == scored(results)
+    assert scored(wild, "nll") == scored(results, "nll")
+    described = "| origin (descriptive) |"
+    assert described in tables(results)
+    assert tables(wild).split(described)[0] == tables(results).split(described)[0]
 
 
 def test_states_are_kept_exactly_and_their_mean_in_double(monkeypatch, tmp_path):
@@ -212,8 +317,8 @@ def test_states_are_kept_exactly_and_their_mean_in_double(monkeypatch, tmp_path)
     passes = iter(drawn)
     monkeypatch.setattr(study_states, "capture", lambda *given: {study_states.HOOK: next(passes)})
     states = study_states.States(kept, tmp_path, averaged=True)
-    states.fill(None, [[0]], None, 0, lambda: None)
-    states.fill(None, [[0], [1], [2]], None, 1, lambda: None)
+    states.fill(None, [[0] * 5], None, 0, lambda: None)
+    states.fill(None, [[0] * 5, [1] * 5, [2] * 5], None, 1, lambda: None)
     both = states.hidden(mean=False, both=True)
     assert both["method"].values.tolist() == ["origin", "method"]
     np.testing.assert_array_equal(both.values, drawn[:2])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from synthetic import DRIFTING, hidden_states, write_run
 
 from probe.store.reader import open_run
-from probe.thresholds.predict import best, negative_control, predict
+from probe.thresholds.predict import best, predict
 from probe.thresholds.search import CrossingRule, _beyond, check_positions, search, smooth
 
 M, LENGTH = 40, 160
@@ -225,7 +225,7 @@ def test_best_takes_each_dim_once():
 def leaving(*starts):
     """Origin leaves at 50 in every dim, the other method at the given positions (None: never)."""
     columns = [[changed((50, LENGTH, 10)), wobble() if s is None else changed((s, LENGTH, 10))] for s in starts]
-    return predict(search(series(*columns, methods=["origin", "mesa"]), M, RULE))[1]
+    return predict(search(series(*columns, methods=["origin", "mesa"]), M, RULE), least=1)[1]
 
 
 def test_prediction_is_the_median_crossing():
@@ -246,26 +246,9 @@ def test_dims_where_a_method_is_beyond_inside_the_window_do_not_judge_it():
 
 def test_prediction_in_words():
     gap = series(changed((70, LENGTH, 10)), positions=[*range(20, 60), *range(100, 140)])
-    assert str(predict(search(gap, M, RULE))[0]) == "between 60 and 100"
+    assert str(predict(search(gap, M, RULE), least=1)[0]) == "between 60 and 100 (descriptive)"
     assert str(predict(search(series(wobble()), M, RULE))[0]) == "no observable dim"
     assert str(leaving(60)) == "60"
-
-
-def test_control_counts_what_would_qualify_where_nothing_happens():
-    at_m, at_control = changed((M + 1, LENGTH, 10)), changed((22, LENGTH, 10))
-    late = changed((M + 30, LENGTH, 10))
-    control = negative_control(series(at_m, at_control, late, wobble()), M, 21, RULE)
-    assert control["comparison"].values.tolist() == ["control", "matched", "all"]
-    assert control["at"].values.tolist() == [21, M, M]
-    assert control["first"].values.tolist() == [0, 19, 0]
-    assert control["last"].values.tolist() == [40, 59, 159]
-    assert control["qualified"].values.tolist() == [1, 1, 2]  # at_control; at_m; at_m and late
-    assert control["share"].values.tolist() == [0.25, 0.25, 0.5]
-    with pytest.raises(ValueError, match=r"control_length=40 is not within \(0, 40\)"):
-        negative_control(series(at_m), M, 40, RULE)
-    short = series(at_m).sel(position=slice(0, 58))
-    with pytest.raises(ValueError, match=r"positions up to 59, captured up to 58; capture with --length 60 or more"):
-        negative_control(short, M, 21, RULE)
 
 
 def plain_smoothed(values, positions, smoothing):

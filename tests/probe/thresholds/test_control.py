@@ -1,0 +1,128 @@
+"""The control of planted series: a step at M, steps elsewhere, steps at no place in particular, and noise."""
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from probe.thresholds.control import ALPHA, as_many, false_predictions, negative_control
+from probe.thresholds.predict import predict
+from probe.thresholds.search import CrossingRule, Place, search, searches
+
+M, LENGTH = 128, 320
+RULE = CrossingRule.scaled(M)  # smoothing 2, sustained 8, burn-in 32
+INSIDE = list(range(48, 113))  # where the search can be put
+
+
+def states(*dims, methods=("origin",), seed=0, noise=0.1):
+    """Each of `dims`: by method, or for all of them, where it steps by 10; None: nowhere. One layer."""
+    rng = np.random.default_rng(seed)
+    data = rng.normal(0, noise, (len(methods), 1, LENGTH, len(dims)))
+    for dim, steps in enumerate(dims):
+        each = steps if isinstance(steps, tuple) else (steps,) * len(methods)
+        for row, at in enumerate(each):
+            data[row, 0, LENGTH if at is None else at :, dim] += 10
+    coords = {"method": list(methods), "layer": [3], "position": np.arange(LENGTH), "dim": np.arange(len(dims))}
+    return xr.DataArray(data, coords, ("method", "layer", "position", "dim"), name="resid_post")
+
+
+def noise(seed, dims=64, memory=0.99):
+    """Stationary first-order noise: it wanders, and nothing happens at M."""
+    rng = np.random.default_rng(seed)
+    values = states(*[None] * dims)
+    draws = rng.normal(0, 1, (LENGTH + 1000, dims))
+    for position in range(1, len(draws)):
+        draws[position] += memory * draws[position - 1]
+    return values.copy(data=draws[None, None, 1000:])
+
+
+def test_places_lie_inside_and_each_has_a_partner_with_as_many_positions():
+    control = negative_control(states(140), M, RULE)
+    assert control["place"].values.tolist() == np.linspace(48, 112, 16).round().astype(int).tolist()
+    assert (control["first"].values == 32).all()
+    assert (control["last"].values == M).all()
+    for side, name in (("first", "matched_first"), ("last", "matched_last")):
+        here = control[side] - control["place"]
+        np.testing.assert_array_equal(here.values, (control[name] - M).values)
+
+
+def test_a_step_at_m_is_told_from_steps_inside():
+    at_m = negative_control(states(*[130] * 12, *[None] * 20, noise=0), M, RULE)
+    assert at_m["matched"].values.tolist() == [12] * 16
+    assert at_m["qualified"].values.tolist() == [0] * 16
+    assert (float(as_many(at_m)), false_predictions(at_m).item()) == (0, 0)
+    inside = negative_control(states(*[82] * 12, *[None] * 20, noise=0), M, RULE)
+    before = inside["place"].values <= 82  # the step lies beyond these
+    assert inside["qualified"].values.tolist() == (12 * before).tolist()
+    assert set(inside["called"].sel({"method": "origin"}).values[before]) == {82, 83}
+    assert (float(as_many(inside)), false_predictions(inside).item()) == (9 / 16, 9 / 16)  # nothing qualifies at M
+
+
+def test_where_dims_step_anywhere_m_is_like_any_other_place():
+    """One dim steps at each position inside the window, and one at as many around M."""
+    everywhere = negative_control(states(*INSIDE, *range(M, M + 65)), M, RULE)
+    qualified, matched = (everywhere[name].values for name in ("qualified", "matched"))
+    assert qualified.min() > 0
+    assert abs(np.median(qualified) - np.median(matched)) <= 2
+    assert float(as_many(everywhere)) > ALPHA
+
+
+def test_fewer_dims_than_the_least_predict_nothing():
+    four, five = (negative_control(states(*[82] * count, noise=0), M, RULE) for count in (4, 5))
+    assert (four["qualified"].max(), five["qualified"].max()) == (4, 5)
+    assert (false_predictions(four).item(), false_predictions(five).item()) == (0, 9 / 16)
+    assert str(predict(search(states(*[140] * 4, noise=0), M, RULE))[0]) == "too few observable dims: 4, 5 are needed"
+    assert predict(search(states(*[140] * 4, noise=0), M, RULE), least=4)[0].length == 140
+    assert predict(search(states(*[140] * 4, noise=0), M, RULE), top=3)[0].length == 140  # the three that are asked for
+
+
+def test_a_method_is_called_falsely_only_where_it_moves_too():
+    steps = [(82, None, 82)] * 6 + [(140, 140, None)] * 6
+    control = negative_control(states(*steps, methods=["origin", "still", "moves"], noise=0), M, RULE)
+    assert false_predictions(control).values.tolist() == [9 / 16, 0, 9 / 16]
+
+
+def test_the_rate_on_noise_that_wanders_is_stated():
+    """The rule knows white noise; noise that wanders it does not: the control must say so, and does."""
+    white = [negative_control(states(*[None] * 64, seed=seed), M, RULE) for seed in range(4)]
+    assert sum(int(each["qualified"].sum()) for each in white) == 0
+    wandering = [negative_control(noise(seed), M, RULE) for seed in range(8)]
+    assert 0.01 < np.mean([false_predictions(each).item() for each in wandering]) < 0.15
+    assert all(float(as_many(each)) > ALPHA for each in wandering)  # M is told from no other place
+
+
+def test_prompts_are_counted_one_by_one():
+    both = xr.concat([states(*[82] * 6, noise=0), states(*[130] * 6, noise=0)], "prompt").assign_coords(
+        prompt=["a", "b"]
+    )
+    control = negative_control(both, M, RULE)
+    assert control["qualified"].sum("place").values.tolist() == [6 * 9, 0]
+    assert control["matched"].sum("place").values.tolist() == [0, 6 * 16]
+    assert false_predictions(control).sel({"method": "origin"}).values.tolist() == [9 / 16, 0]
+
+
+def test_what_was_not_captured_leaves_places_out():
+    short = negative_control(states(140).sel(position=slice(0, M + 20)), M, RULE)
+    assert short["last"].values.tolist() == [min(int(at) + 20, M) for at in short["place"]]
+    part = negative_control(states(140).sel(position=[*range(32, 70), *range(96, LENGTH)]), M, RULE)
+    assert set(part["place"].values.tolist()) <= {*range(48, 70), *range(99, 113)}
+    assert part.sizes["place"] < 16
+    with pytest.raises(ValueError, match=r"position 48 .* was not captured, only"):
+        negative_control(states(140).sel(position=slice(110, None)), M, RULE)
+    with pytest.raises(ValueError, match=r"places inside the window lie 48 positions behind burn_in=62 .* no room"):
+        negative_control(states(140), M, CrossingRule(smoothing=1, sustained=24, burn_in=32 + 30))
+
+
+def test_a_search_put_at_several_places_is_each_one_by_itself():
+    hidden = states(*range(40, 300, 5), *[None] * 8, methods=["origin", "mesa"])
+    places = [Place(60, 32, M), Place(100, 40, 200), Place(M, 32, LENGTH - 1)]
+    for place, found in zip(places, searches(hidden, places, RULE), strict=True):
+        rule = CrossingRule(smoothing=RULE.smoothing, sustained=RULE.sustained, burn_in=place.first)
+        alone = search(hidden.sel(position=slice(0, place.last)), place.at, rule)
+        xr.testing.assert_identical(found, alone)
+    few = searches(hidden, places, RULE, every=False)[2]
+    xr.testing.assert_identical(few["rank"], search(hidden, M, RULE)["rank"])
+    xr.testing.assert_identical(predictions(few), predictions(search(hidden, M, RULE)))
+
+
+def predictions(found):
+    return xr.DataArray([each.length or 0 for each in predict(found)])
