@@ -14,6 +14,8 @@ from plotly.subplots import make_subplots
 
 from probe.figures.cells import Cells
 from probe.figures.cells_interactive import draw_cells
+from probe.figures.drift_map import DriftMap
+from probe.figures.drift_map_interactive import draw_drift_map
 from probe.figures.heatmap import block_size, is_regular, pool
 from probe.figures.marks import (
     BLACK,
@@ -35,10 +37,12 @@ _ROW_PIXELS, _LEAST_PIXELS, _HEAD_PIXELS = 150, 330, 170
 _FONT = {"family": "Helvetica, Arial, sans-serif", "size": 13, "color": "#222222"}
 
 
-def draw(figure: Chart | Grid | Cells) -> go.Figure:
+def draw(figure: Chart | Grid | Cells | DriftMap) -> go.Figure:
     """The plotly figure of what `probe.figures.marks` works out."""
     if isinstance(figure, Cells):
         return draw_cells(figure).update_layout(template="plotly_white", font=_FONT)
+    if isinstance(figure, DriftMap):
+        return draw_drift_map(figure).update_layout(template="plotly_white", font=_FONT)
     return _draw_grid(figure) if isinstance(figure, Grid) else _draw_chart(figure)
 
 

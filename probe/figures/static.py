@@ -16,6 +16,9 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from probe.figures.cells import Cells
 from probe.figures.cells_static import draw_cells, inches
+from probe.figures.drift_map import DriftMap
+from probe.figures.drift_map_static import draw_drift_map
+from probe.figures.drift_map_static import inches as map_inches
 from probe.figures.heatmap import is_regular, merged
 from probe.figures.marks import BLACK, Chart, Grid, Line, Panel, Rule
 from probe.figures.raster import COLORMAP
@@ -63,7 +66,7 @@ class _BordersLayout(ConstrainedLayoutEngine):
                 axis.set_position((across.x0, down.y0, across.width, down.height))
 
 
-def picture(figure: Chart | Grid | Cells, form: str) -> bytes:
+def picture(figure: Chart | Grid | Cells | DriftMap, form: str) -> bytes:
     """The figure as a png (300 dpi), svg (text as text) or pdf file; the same bytes for the same figure."""
     file = io.BytesIO()
     with _ONE_AT_A_TIME, rc_context(_SETTINGS):
@@ -71,11 +74,15 @@ def picture(figure: Chart | Grid | Cells, form: str) -> bytes:
     return file.getvalue()
 
 
-def draw(figure: Chart | Grid | Cells) -> Figure:
+def draw(figure: Chart | Grid | Cells | DriftMap) -> Figure:
     """The matplotlib figure of what `probe.figures.marks` works out."""
     if isinstance(figure, Cells):
         drawn = _figure(figure.title, *inches(figure))
         draw_cells(drawn, figure)
+        return drawn
+    if isinstance(figure, DriftMap):
+        drawn = _figure(figure.title, *map_inches(figure))
+        draw_drift_map(drawn, figure)
         return drawn
     return _draw_grid(figure) if isinstance(figure, Grid) else _draw_chart(figure)
 
