@@ -10,10 +10,10 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from probe.figures.drift_map import COLOUR_TITLE, COLOURS, NOTE, TICKS, DriftMap, Map
-from probe.figures.marks import BLACK, GREY
+from probe.figures.styles import BLACK, GREY
 
 _ROW_PIXELS, _LEAST, _MOST, _BETWEEN = 16, 70, 260, 34
-_EDGES = {"t": 90, "b": 160, "l": 60, "r": 20}
+_EDGES = {"t": 90, "b": 180, "l": 60, "r": 20}
 _BELOW = 55  # pixels, of the axis
 
 

@@ -9,7 +9,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from probe.figures.drift_map import COLOUR_TITLE, COLOURS, NOTE, TICKS, DriftMap
-from probe.figures.marks import BLACK, GREY
+from probe.figures.styles import BLACK, GREY
 
 _WIDTH, _LAYER, _LEAST, _MOST, _MARGINS = 6.4, 0.12, 0.55, 2.0, 1.0
 _GROUND = "#D9D9D9"

@@ -18,7 +18,6 @@ from probe.figures.drift_map import DriftMap
 from probe.figures.drift_map_interactive import draw_drift_map
 from probe.figures.heatmap import block_size, is_regular, pool
 from probe.figures.marks import (
-    BLACK,
     Chart,
     Grid,
     Line,
@@ -29,11 +28,13 @@ from probe.figures.marks import (
     heatmap_grid,
     threshold_chart,
 )
+from probe.figures.styles import BLACK
 from probe.thresholds.calls import Call
 from probe.thresholds.failure import Measured
 from probe.thresholds.predict import Prediction
 
 _ROW_PIXELS, _LEAST_PIXELS, _HEAD_PIXELS = 150, 330, 170
+_MARKERS = 9  # of a line with too many values for one at each
 _FONT = {"family": "Helvetica, Arial, sans-serif", "size": 13, "color": "#222222"}
 
 
@@ -80,7 +81,9 @@ def _draw_grid(grid: Grid) -> go.Figure:
     for row, cells in enumerate(grid.cells, 1):
         for column, cell in enumerate(cells, 1):
             scale = grid.colour_title if row == column == 1 else None
-            figure.add_trace(_heatmap(cell, grid.limits[row - 1], scale), row, column)
+            method = grid.group_titles[(column - 1) // len(grid.region_titles)]
+            unit = grid.colour_title.rpartition("(")[2].rstrip(")")
+            figure.add_trace(_heatmap(cell, grid.limits[row - 1], scale, method, unit), row, column)
             first, last = cell["position"].values[[0, -1]]
             if first < grid.trained_length < last:
                 shapes.append(_trained_line(grid.trained_length, (row - 1) * columns + column))
@@ -108,7 +111,7 @@ def _draw_chart(chart: Chart) -> go.Figure:
         bands = [_band(line, line.interval) for line in panel.lines if line.band and line.interval is not None]
         for band in bands:
             figure.add_trace(band, 1, column)
-        for trace in [*(_line(line) for line in panel.lines), *(_point(point) for point in panel.points)]:
+        for trace in [*(_line(line, panel) for line in panel.lines), *(_point(point) for point in panel.points)]:
             figure.add_trace(trace.update(legendgroup=trace.name, showlegend=trace.name not in listed), 1, column)
             listed.add(trace.name)
         for rule in panel.rules:
@@ -130,9 +133,9 @@ def _text(text: str) -> str:
     return html.escape(text, quote=False)
 
 
-def _line(line: Line) -> go.Scatter:
+def _line(line: Line, panel: Panel) -> go.Scatter:
     drawn = {"color": line.colour, "dash": line.dash, "width": 1.5 if line.crowded else 2}
-    mode = "lines" if line.crowded else "lines+markers"
+    mode = "lines+markers"
     if line.dash == "none":
         mode, drawn = "markers", {"color": line.colour}
     trace = go.Scatter(
@@ -141,8 +144,11 @@ def _line(line: Line) -> go.Scatter:
         name=_text(line.label),
         mode=mode,
         line=drawn,
-        marker={"symbol": line.symbol, "size": 8, "color": line.colour},
+        marker={"symbol": line.symbol, "size": 8, "color": line.colour, "maxdisplayed": _MARKERS * line.crowded},
+        opacity=0.35 if line.faint else 1,
     )
+    told = (panel.title, line.label, f"{panel.x_title}: %{{x}}", f"{panel.y_title}: %{{y:.4g}}")
+    trace.update(hovertemplate="<br>".join(map(_text, told)) + "<extra></extra>")
     if line.texts:
         trace.update(text=[_text(each) for each in line.texts], hovertemplate="%{text}<extra></extra>")
     if line.interval is not None and not line.band:
@@ -208,7 +214,7 @@ def _axes(figure: go.Figure, panel: Panel, column: int) -> None:
         figure.update_xaxes(tickvals=list(panel.x_ticks), ticktext=labels, tickangle=0, row=1, col=column)
 
 
-def _heatmap(cell: xr.DataArray, limit: float, scale: str | None) -> go.Heatmap:
+def _heatmap(cell: xr.DataArray, limit: float, scale: str | None, method: str, unit: str) -> go.Heatmap:
     """One cell, coloured from -limit to limit; with the colour scale titled `scale`, or without one."""
     spans = {name: _span_text(cell, name) for name in ("dim", "position")}
     return go.Heatmap(
@@ -224,8 +230,8 @@ def _heatmap(cell: xr.DataArray, limit: float, scale: str | None) -> go.Heatmap:
             "tickvals": [-limit, 0, limit],
             "ticktext": ["-limit", "0", "limit"],
         },
-        hovertemplate=f"layer {cell['layer'].item()}<br>{spans['dim']} %{{y}}<br>{spans['position']} %{{x}}"
-        "<br>value %{z:.4g}<extra></extra>",
+        hovertemplate=f"{_text(method)}<br>layer {cell['layer'].item()}<br>{spans['dim']} %{{y}}"
+        f"<br>{spans['position']} %{{x}}<br>value %{{z:.4g}} {_text(unit)}<extra></extra>",
     )
 
 

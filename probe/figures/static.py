@@ -20,8 +20,9 @@ from probe.figures.drift_map import DriftMap
 from probe.figures.drift_map_static import draw_drift_map
 from probe.figures.drift_map_static import inches as map_inches
 from probe.figures.heatmap import is_regular, merged
-from probe.figures.marks import BLACK, Chart, Grid, Line, Panel, Rule
+from probe.figures.marks import Chart, Grid, Line, Panel, Rule
 from probe.figures.raster import COLORMAP
+from probe.figures.styles import BLACK
 
 DPI = 300
 _SETTINGS: dict[Any, Any] = {
@@ -39,8 +40,18 @@ _SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "mesa-lens",
 }
 _UNDATED = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-_DASHES = {"none": "", "solid": "-", "dash": (0, (4, 1.5)), "dot": (0, (1, 1.2)), "dashdot": (0, (5, 1.2, 1, 1.2))}
-_MARKERS = {"circle": "o", "square": "s", "triangle-up": "^", "triangle-down": "v", "diamond": "D"}
+_DASHES = {
+    "none": "",
+    "solid": "-",
+    "dash": (0, (4, 1.5)),
+    "dot": (0, (1, 1.2)),
+    "dashdot": (0, (5, 1.2, 1, 1.2)),
+    "longdash": (0, (8, 2)),
+    "longdashdot": (0, (8, 1.5, 1, 1.5)),
+}
+_TRIANGLES = {"triangle-up": "^", "triangle-down": "v", "triangle-left": "<", "triangle-right": ">"}
+_MARKERS = {"circle": "o", "square": "s", "diamond": "D", "x": "x", "cross": "P", "star": "*"}
+_MARKERS |= {"pentagon": "p", "hexagon": "h"} | _TRIANGLES
 _PANEL, _LINE_INCHES, _LEAST_INCHES = (3.6, 3.1), 0.135, 5.5
 _CELL_INCHES = (0.8, 0.95)
 _ONE_AT_A_TIME = threading.Lock()  # matplotlib's settings are the process's
@@ -179,7 +190,7 @@ def _draw_line(axis: Axes, line: Line, number: int) -> None:
     marks: dict[str, Any] = {"marker": _MARKERS[line.symbol], "markersize": 3.5, "markerfacecolor": "none"}
     if line.crowded:
         marks["markevery"] = (step * (2 + number) // 6 % step, step)
-    style = {"color": line.colour, "linestyle": _DASHES[line.dash], "linewidth": 1}
+    style = {"color": line.colour, "linestyle": _DASHES[line.dash], "linewidth": 1, "alpha": 0.35 if line.faint else 1}
     axis.plot(line.x, line.y, label=line.label, **style, **marks)
     if line.interval is not None:
         if line.band:

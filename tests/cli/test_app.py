@@ -100,13 +100,17 @@ def test_a_summary_of_another_store_is_not_believed(root, monkeypatch, tmp_path)
 
 
 def titles(app):
-    return [figure["layout"]["title"]["text"] for figure in figures(app)]
+    """Figures' titles, which stand above them in bold."""
+    bold = [element.value.replace("\\", "") for element in app.markdown if element.value.startswith("**")]
+    return [text[2:-2] for text in bold if text.endswith("**")]
 
 
 def test_the_overview_shows_where_inside(root, opened):
     app = opened("overview", run="first")
-    (shown,) = [title for title in titles(app) if "in one place alone" in title]
-    assert shown.startswith("rerope in one place alone")
+    scores, drift, located = titles(app)  # in this order
+    assert scores.startswith("Measured by length")
+    assert drift.startswith("Drift of resid_post by layer and position, prompt repeated")
+    assert located.startswith("rerope in one place alone")
     assert "rerope in layer 2 alone restores 82%" in plain_texts(app)
     assert f"mesa-lens locate --out {root / 'nested/second'}" in texts(opened("overview", run="nested/second"))
 
@@ -168,7 +172,7 @@ def test_where_inside_explains_a_damaged_summary(root, monkeypatch, tmp_path):
     (tmp_path / "run" / "locate" / "summary.json").write_text("{")
     assert "is damaged" in run(tmp_path, monkeypatch, "mechanism").error[0].value
     app = run(tmp_path, monkeypatch, "overview")
-    assert ["is damaged" in app.warning[0].value, len(app.error), len(figures(app))] == [True, 0, 1]
+    assert ["is damaged" in app.warning[0].value, len(app.error), len(figures(app))] == [True, 0, 2]
 
 
 @pytest.mark.parametrize("name", ["locate/summary.json", "anatomy/summary.json", "anatomy/vectors.npz"])
@@ -204,9 +208,9 @@ def test_the_control_stands_beside_the_search(opened):
 
 def test_dims_are_chosen_by_name(opened):
     app = opened("thresholds", run="first")
-    app.multiselect(key="pairs").set_value(["1:3", "2:20", "7:1", "abc", "01: 3"]).run()
-    titles = [figure["layout"]["title"]["text"] for figure in figures(app)]
-    assert ["dim 3, layer 1" in titles[0], "dim 20, layer 2" in titles[1], len(titles)] == [True, True, 2]
+    app.text_input(key="pairs").set_value("1:3, 2:20,7:1, abc, 01: 3").run()
+    shown = titles(app)
+    assert ["dim 3, layer 1" in shown[0], "dim 20, layer 2" in shown[1], len(shown)] == [True, True, 2]
     assert len(app.warning) == 2
     assert "layers 0 to 2" in app.warning[0].value
 
@@ -214,7 +218,7 @@ def test_dims_are_chosen_by_name(opened):
 @pytest.mark.parametrize(
     ("page", "query", "shown"),
     [
-        ("thresholds", {"pairs": ["1:3"], "prompt": "text-0"}, "prompt text-0"),
+        ("thresholds", {"pairs": "1:3", "prompt": "text-0"}, "prompt text\\-0"),
         ("thresholds", {"M": "100"}, "position 100"),
         ("heatmaps", {"minus": "origin", "layers": ["1", "1"]}, "minus origin"),
         ("theory", {"theory_M": "20", "N": "2"}, "M = 20"),
@@ -233,7 +237,7 @@ def test_differences_are_differences(opened):
     figure = figures(app)[0]
     assert {trace["type"] for trace in figure["data"]} == {"heatmap"}
     assert len(figure["data"]) == 6  # three methods, two regions; the one subtracted is left out
-    assert "resid_post minus origin" in figure["layout"]["title"]["text"]
+    assert "resid_post minus origin" in titles(app)[0]
 
 
 def test_downloads_hold_what_is_shown(root):

@@ -9,16 +9,17 @@ import streamlit as st
 import xarray as xr
 
 from mesa_lens.dashboard.context import Context
-from mesa_lens.dashboard.downloads import buttons
+from mesa_lens.dashboard.downloads import FORMS, buttons, named
 from mesa_lens.dashboard.look import plain, show
 from mesa_lens.dashboard.runs import Entry
-from mesa_lens.dashboard.state import choose_states, opened, states, while_unchanged
+from mesa_lens.dashboard.state import choose_states, drifted, opened, states, while_unchanged
+from probe.figures.drift import shown_layers
 from probe.figures.export import SIDE_BY_SIDE, Export, heatmap_export
 from probe.figures.heatmap import block_size, default_regions, difference, layer_limits, pool, regions
-from probe.figures.interactive import heatmap_figure
+from probe.figures.marks import heatmap_grid
 from probe.store.positions import captured_ranges
 from probe.store.reader import Run
-from probe.store.select import listed
+from probe.store.select import listed, reference_method
 
 _CELLS = 90_000  # drawn at once: about one in four pixels of a wide page
 _AROUND, _ALL, _CHOSEN = "around M, and the end", "all", "choose"
@@ -30,6 +31,7 @@ def page(context: Context) -> None:
     run = opened(entry)
     hook, prompt = choose_states(run)
     names = run.hidden["method"].values.tolist()
+    _open_with(entry, run, hook, prompt)
     methods, minus = _methods(names)
     layers, dims = _spans(run)
     bounds = _bounds(run)
@@ -42,7 +44,7 @@ def page(context: Context) -> None:
         return
     choice = (methods, minus, layers, dims, bounds, quantile)
     shown, limits = _panel(str(entry.path), entry.stamp, run, hook, prompt, choice)
-    figure = heatmap_figure(shown, run.trained_length, limits)
+    figure = heatmap_grid(pool(shown), run.trained_length, limits)
     against = f" minus {minus}" if minus else ""
     show(
         figure,
@@ -54,12 +56,42 @@ def page(context: Context) -> None:
     _downloads(entry, run, hook, prompt, choice)
 
 
+def _open_with(entry: Entry, run: Run, hook: str, prompt: str) -> None:
+    """Sets what is shown at first, the difference from the reference where its drift begins; a button for the other."""
+    names, layers = (run.hidden[name].values.tolist() for name in ("method", "layer"))
+    reference, whole = reference_method(names), (layers[0], layers[-1])
+    at = opening_layer(drifted(entry, hook), prompt)
+    opening = {"minus": reference if len(names) > 1 else "nothing", "layers": whole if at is None else (at, at)}
+    raw = {"minus": "nothing", "layers": whole}
+    if len(layers) == 1:
+        del opening["layers"], raw["layers"]
+    new = st.session_state.get("opened heatmaps") != (entry.name, hook, prompt)
+    for key, value in opening.items():
+        if new and not (key in st.query_params and "opened heatmaps" not in st.session_state):
+            st.session_state[key] = value
+    st.session_state["opened heatmaps"] = (entry.name, hook, prompt)
+    if len(names) == 1:
+        return
+    if st.session_state.get("minus", opening["minus"]) == "nothing":
+        where = "" if at is None else f", layer {at}"
+        st.button(f"Show the difference from {reference}{where}", on_click=lambda: st.session_state.update(opening))
+    else:
+        st.button("Show raw values, all layers", on_click=lambda: st.session_state.update(raw))
+
+
+def opening_layer(found: dict[str, xr.Dataset] | str, prompt: str) -> int | None:
+    """The layer where the reference's drift begins on the prompt, or the first judged one; None: not judged."""
+    if isinstance(found, str):
+        return None
+    return shown_layers(found.get(prompt, next(iter(found.values()))))[-1]
+
+
 def _methods(names: list[str]) -> tuple[list[str], str | None]:
     left, right = st.columns(2)
     minus = right.selectbox(
         "Minus", ["nothing", *names], key="minus", bind="query-params", help="Shows the difference to this method"
     )
-    chosen = left.multiselect("Methods", names, names[:4], key="methods", bind="query-params")
+    chosen = left.multiselect("Methods", names, names[:5], key="methods", bind="query-params")
     base = None if minus == "nothing" else str(minus)
     return [name for name in chosen if name != base], base
 
@@ -125,10 +157,12 @@ def _downloads(entry: Entry, run: Run, hook: str, prompt: str, choice: tuple[Any
         values = _values(run, hook, prompt, choice)
         return heatmap_export(values, run.trained_length, layer_limits(values, choice[-1]), native=native)
 
-    several = ("png", "svg", "html") if len(choice[0]) > SIDE_BY_SIDE else ()
-    buttons(while_unchanged(entry, lambda: export(False)), "heatmap", ("png", "svg", "html", "npz"), several)
+    several = ("png", "svg", "pdf", "html") if len(choice[0]) > SIDE_BY_SIDE else ()
+    less = [] if choice[1] is None else ["minus", choice[1]]
+    stem = named(entry.name, prompt, "heatmap", hook, *less)
+    buttons(while_unchanged(entry, lambda: export(False)), stem, (*FORMS, "html", "npz"), several)
     st.caption("As captured, one pixel a value and a picture a method:")
-    buttons(while_unchanged(entry, lambda: export(True)), "heatmap-native", ("png", "npz"), ("png",))
+    buttons(while_unchanged(entry, lambda: export(True)), f"{stem}-native", ("png", "npz"), ("png",))
 
 
 def _scale(shown: xr.DataArray, limits: xr.DataArray) -> None:

@@ -73,7 +73,7 @@ def table(content):
         (
             "drift",
             ["--layers", "1"],
-            ["drift-resid_post-repeated"],
+            ["drift-resid_post-repeated", "drift-resid_post-repeated-map"],
             ["drift-resid_post-repeated-levels", "drift-resid_post-repeated-dims"],
         ),
         ("curves", [], ["curves"], ["curves-passkey", "curves-tail_nll", "failures"]),
