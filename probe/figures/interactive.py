@@ -205,6 +205,10 @@ def _add_rule(figure: go.Figure, rule: Rule, panel: Panel, column: int) -> None:
 def _axes(figure: go.Figure, panel: Panel, column: int) -> None:
     figure.update_yaxes(title_text=_text(panel.y_title), range=panel.y_range, zeroline=False, row=1, col=column)
     figure.update_xaxes(title_text=_text(panel.x_title), title_standoff=8, zeroline=False, row=1, col=column)
+    if panel.x_range is not None:
+        ends = [math.log10(end) for end in panel.x_range] if panel.log_x else list(panel.x_range)
+        pad = 0.04 * (ends[1] - ends[0])
+        figure.update_xaxes(range=[ends[0] - pad, ends[1] + pad], row=1, col=column)
     if panel.log_x:
         ticks = list(panel.x_ticks)
         texts = [str(tick) for tick in ticks]

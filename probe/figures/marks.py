@@ -66,7 +66,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes. x_ticks: where ticks stand, under `x_labels` if given. log_x: x is drawn as powers of two."""
+    """One pair of axes. x_ticks: where ticks stand, under `x_labels` if given. log_x: x is drawn as powers of two.
+
+    x_range: the ends of the x axis; None: those of what is drawn.
+    """
 
     title: str
     x_title: str
@@ -78,6 +81,7 @@ class Panel:
     x_ticks: tuple[int, ...] = ()
     log_x: bool = False
     x_labels: tuple[str, ...] = ()
+    x_range: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)

@@ -195,6 +195,62 @@ def test_thresholds_follow_the_rule(opened):
     assert app.markdown[0].value.startswith("**0** of 96")
 
 
+def test_a_changed_rule_says_so_and_can_be_put_back(opened):
+    app = opened("thresholds", run="first")
+    assert not app.warning
+    own = app.number_input(key="margin").value
+    app.number_input(key="margin").set_value(own + 1).run()
+    assert f"Margin (spreads) is {own + 1:g} ({own:g})" in app.warning[0].value.replace("\\", "")
+    app.button[0].click().run()
+    assert [app.number_input(key="margin").value, len(app.warning)] == [own, 0]
+
+
+@pytest.mark.parametrize("typed", ["1:1", "2:2", "1:10"])
+def test_what_is_typed_is_drawn(opened, typed):
+    app = opened("thresholds", run="first", pairs=typed)
+    layer, dim = typed.split(":")
+    (shown,) = titles(app)
+    assert f"dim {dim}, layer {layer}," in shown
+
+
+def test_the_run_stands_in_the_address_and_an_unknown_one_is_said(opened):
+    app = opened("overview")
+    assert app.query_params["run"] == ["nested/second"]
+    app.selectbox(key="run").set_value("first").run()
+    assert app.query_params["run"] == ["first"]
+    assert not app.warning
+    app = opened("overview", run="gone")
+    assert "There is no run gone" in app.warning[0].value
+    assert app.query_params["run"] == ["nested/second"]
+
+
+def test_an_unfinished_capture_takes_no_landing_page(root, monkeypatch, tmp_path):
+    shutil.copytree(root / "first", tmp_path / "whole")
+    shutil.copytree(root / "first", tmp_path / "fresh")
+    (tmp_path / "fresh" / "store.zarr").rename(tmp_path / "fresh" / "store.zarr.partial")
+    os.utime(tmp_path / "whole" / "store.zarr" / "zarr.json", (1, 1))  # older
+    app = run(tmp_path, monkeypatch, "overview")
+    assert app.selectbox(key="run").value == "whole"
+    assert "fresh (unfinished)" in app.selectbox(key="run").options
+    assert not app.error
+
+
+def test_the_theory_tab_stands_in_the_address(opened):
+    opened("theory", theory_tab="Recovered position")
+
+
+def test_downloads_are_named_by_run_prompt_and_view(opened):
+    expected = {
+        "overview": "first-repeated-drift-map.csv",
+        "thresholds": "first-repeated-thresholds-1-3.svg",
+        "heatmaps": "first-repeated-heatmap-resid_post-minus-origin.csv",
+    }
+    for page, name in expected.items():
+        app = opened(page, run="first", **({"pairs": "1:3"} if page == "thresholds" else {}))
+        keys = [element.key for element in app.get("download_button")]
+        assert any(name in str(key) for key in keys), keys
+
+
 def test_the_control_stands_beside_the_search(opened):
     app = opened("thresholds", run="first")
     app.segmented_control(key="below").set_value("negative control").run()
@@ -229,6 +285,21 @@ def test_a_link_reproduces_the_view(opened, page, query, shown):
     assert shown in texts(app) + json.dumps(figures(app))
     for name, value in query.items():
         assert app.query_params[name] == (value[0] if len(value) == 1 and isinstance(value, list) else value)
+
+
+def test_heatmaps_open_with_the_difference_where_drift_begins(opened):
+    app = opened("heatmaps", run="first")
+    assert app.selectbox(key="minus").value == "origin"
+    at = app.slider(key="layers").value
+    assert at in ((1, 1), (2, 2))  # the first layer never drifts
+    assert len(figures(app)[0]["data"]) == 6  # three methods, two regions
+    app.button[0].click().run()  # the raw view is one click away
+    assert [app.selectbox(key="minus").value, app.slider(key="layers").value] == ["nothing", (0, 2)]
+    assert app.query_params["minus"] == ["nothing"]
+    assert app.query_params["layers"] == ["0", "2"]
+    assert "minus" not in titles(app)[0]
+    app.button[0].click().run()
+    assert [app.selectbox(key="minus").value, app.slider(key="layers").value] == ["origin", at]
 
 
 def test_differences_are_differences(opened):
@@ -305,11 +376,26 @@ def test_theory_shows_what_the_closed_forms_say(opened):
 def test_two_runs_side_by_side(opened):
     app = opened("compare", run="first")
     assert len(figures(app)) == 4
+    curves, others = ([figure["layout"][axis]["range"] for figure in figures(app)[:2]] for axis in ("xaxis", "yaxis"))
+    assert curves[0] == curves[1]
+    assert others[0] == others[1]
     shown = app.dataframe[0].value
     assert list(shown.columns) == [
         "method",
         *(f"{w}, {r}" for w in ("predicted", "measured") for r in ("first", "nested/second")),
     ]
+
+
+def test_all_settings_of_three_runs_are_compared(root, monkeypatch, tmp_path):
+    for name in ("a", "b", "c"):
+        shutil.copytree(root / "nested" / "second", tmp_path / name)
+    text = (tmp_path / "b" / "store.zarr" / "zarr.json").read_text()
+    (tmp_path / "b" / "store.zarr" / "zarr.json").write_text(text.replace('\\"window\\": 8', '\\"window\\": 9'))
+    app = run(tmp_path, monkeypatch, "compare", run="a", **{"with": ["b", "c"]})
+    assert not app.error
+    assert len(figures(app)) == 6
+    settings = app.dataframe[1].value.set_index("setting")
+    assert settings.loc["mesa: window"].tolist() == ["8", "9", "8"]
 
 
 def test_names_from_stores_stay_text(opened):
@@ -439,7 +525,7 @@ def with_gaps(folder):
 def test_no_region_spans_a_gap_in_what_was_captured(monkeypatch, tmp_path):
     with_gaps(tmp_path / "gaps")
     for query, columns in (({"positions": "all"}, 2), ({"positions": "choose", "zoom": ["100", "300"]}, 2)):
-        app = run(tmp_path, monkeypatch, "heatmaps", **query)
+        app = run(tmp_path, monkeypatch, "heatmaps", minus="nothing", layers=["0", "2"], **query)
         assert not app.error
         spans = [(trace["x"], trace["y"]) for trace in figures(app)[0]["data"]]
         assert len(spans) == 4 * columns * 2  # methods, regions, layers

@@ -12,7 +12,7 @@ from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.downloads import FORMS, buttons, named
 from mesa_lens.dashboard.look import plain, show
 from mesa_lens.dashboard.runs import Entry
-from mesa_lens.dashboard.state import choose_states, drifted, opened, states, while_unchanged
+from mesa_lens.dashboard.state import choose_states, drifted, follow, opened, states, while_unchanged
 from probe.figures.drift import shown_layers
 from probe.figures.export import SIDE_BY_SIDE, Export, heatmap_export
 from probe.figures.heatmap import block_size, default_regions, difference, layer_limits, pool, regions
@@ -31,9 +31,11 @@ def page(context: Context) -> None:
     run = opened(entry)
     hook, prompt = choose_states(run)
     names = run.hidden["method"].values.tolist()
-    _open_with(entry, run, hook, prompt)
-    methods, minus = _methods(names)
-    layers, dims = _spans(run)
+    opening, raw = _opening(entry, run, hook, prompt)
+    place = st.container()
+    methods, minus = _methods(names, opening["minus"])
+    _way_to(place, minus, opening, raw)
+    layers, dims = _spans(run, opening.get("layers"))
     bounds = _bounds(run)
     quantile = st.slider(
         "Colour scale: share of values within it", 0.9, 1.0, 0.99, 0.005, key="scale", bind="query-params",
@@ -56,27 +58,26 @@ def page(context: Context) -> None:
     _downloads(entry, run, hook, prompt, choice)
 
 
-def _open_with(entry: Entry, run: Run, hook: str, prompt: str) -> None:
-    """Sets what is shown at first, the difference from the reference where its drift begins; a button for the other."""
+def _opening(entry: Entry, run: Run, hook: str, prompt: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is shown at first, the difference from the reference where its drift begins, and the raw view."""
     names, layers = (run.hidden[name].values.tolist() for name in ("method", "layer"))
     reference, whole = reference_method(names), (layers[0], layers[-1])
     at = opening_layer(drifted(entry, hook), prompt)
-    opening = {"minus": reference if len(names) > 1 else "nothing", "layers": whole if at is None else (at, at)}
-    raw = {"minus": "nothing", "layers": whole}
-    if len(layers) == 1:
-        del opening["layers"], raw["layers"]
-    new = st.session_state.get("opened heatmaps") != (entry.name, hook, prompt)
-    for key, value in opening.items():
-        if new and not (key in st.query_params and "opened heatmaps" not in st.session_state):
-            st.session_state[key] = value
-    st.session_state["opened heatmaps"] = (entry.name, hook, prompt)
-    if len(names) == 1:
+    several = len(layers) > 1  # else there is no slider
+    opening: dict[str, Any] = {"minus": reference if len(names) > 1 else "nothing"}
+    raw: dict[str, Any] = {"minus": "nothing"}
+    if several:
+        opening["layers"], raw["layers"] = whole if at is None else (at, at), whole
+    follow("heatmaps", entry.name, opening)
+    return opening, raw
+
+
+def _way_to(place: Any, minus: str | None, opening: dict[str, Any], raw: dict[str, Any]) -> None:
+    """The button to the other view; none where there is a single method."""
+    if opening["minus"] == raw["minus"]:
         return
-    if st.session_state.get("minus", opening["minus"]) == "nothing":
-        where = "" if at is None else f", layer {at}"
-        st.button(f"Show the difference from {reference}{where}", on_click=lambda: st.session_state.update(opening))
-    else:
-        st.button("Show raw values, all layers", on_click=lambda: st.session_state.update(raw))
+    to, says = (opening, f"Show the difference from {opening['minus']}") if minus is None else (raw, "Show raw values")
+    place.button(says, on_click=lambda: st.session_state.update(to))
 
 
 def opening_layer(found: dict[str, xr.Dataset] | str, prompt: str) -> int | None:
@@ -86,30 +87,33 @@ def opening_layer(found: dict[str, xr.Dataset] | str, prompt: str) -> int | None
     return shown_layers(found.get(prompt, next(iter(found.values()))))[-1]
 
 
-def _methods(names: list[str]) -> tuple[list[str], str | None]:
+def _methods(names: list[str], reference: str) -> tuple[list[str], str | None]:
     left, right = st.columns(2)
-    minus = right.selectbox(
-        "Minus", ["nothing", *names], key="minus", bind="query-params", help="Shows the difference to this method"
-    )
+    options = ["nothing", *names]
+    first = options.index(reference)
+    meaning = "Shows the difference to this method"
+    minus = right.selectbox("Minus", options, first, key="minus", bind="query-params", help=meaning)
     chosen = left.multiselect("Methods", names, names[:5], key="methods", bind="query-params")
     base = None if minus == "nothing" else str(minus)
     return [name for name in chosen if name != base], base
 
 
-def _spans(run: Run) -> tuple[tuple[int, int], tuple[int, int]]:
-    """First and last layer and dim, from sliders; both ends included."""
+def _spans(run: Run, layers: tuple[int, int] | None) -> tuple[tuple[int, int], tuple[int, int]]:
+    """First and last layer and dim, from sliders; both ends included. layers: those shown at first."""
     left, right = st.columns(2)
-    return _span(left, "Layers", "layers", run.hidden["layer"].values), _span(
+    return _span(left, "Layers", "layers", run.hidden["layer"].values, layers), _span(
         right, "Dims", "dims", run.hidden["dim"].values
     )
 
 
-def _span(place: Any, label: str, key: str, values: np.ndarray) -> tuple[int, int]:
+def _span(
+    place: Any, label: str, key: str, values: np.ndarray, opening: tuple[int, int] | None = None
+) -> tuple[int, int]:
     first, last = int(values[0]), int(values[-1])
     if first == last:
         place.markdown(f"{label}: {first}")
         return first, last
-    low, high = place.slider(label, first, last, (first, last), key=key, bind="query-params")
+    low, high = place.slider(label, first, last, opening or (first, last), key=key, bind="query-params")
     return int(low), int(high)
 
 
