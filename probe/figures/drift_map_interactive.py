@@ -28,7 +28,8 @@ def draw_drift_map(figure: DriftMap) -> go.Figure:
         drawn.add_trace(_heatmap(figure, one, inner if row == 1 else None), row, 1)
         if one.first is not None:
             drawn.add_trace(_mark(figure, one, one.first), row, 1)
-        drawn.add_vline(figure.trained_length, line={"color": BLACK, "width": 1.5, "dash": "dash"}, row=row, col=1)
+        place: dict[str, Any] = {"row": row, "col": 1}
+        drawn.add_vline(figure.trained_length, line={"color": BLACK, "width": 1.5, "dash": "dash"}, **place)
     drawn.update_annotations(x=0, xanchor="left", font_size=13)
     note = {"text": NOTE.replace("; ", "<br>"), "x": 0, "xref": "paper", "y": 0, "yref": "paper", "align": "left"}
     look = {"xanchor": "left", "yanchor": "top", "yshift": -_BELOW - 65, "showarrow": False}

@@ -30,7 +30,7 @@ def draw_drift_map(drawn: Figure, figure: DriftMap) -> None:
     for axis, one in zip(axes, figure.maps, strict=True):
         axis.set_facecolor(_GROUND)
         ends: dict[str, Any] = {"vmin": min(TICKS), "vmax": max(TICKS), "cmap": _SHADES, "rasterized": True}
-        mesh = axis.pcolormesh(figure.edges, rows, np.ma.masked_invalid(one.doublings), **ends)
+        axis.pcolormesh(figure.edges, rows, np.ma.masked_invalid(one.doublings), **ends)
         axis.axvline(figure.trained_length, color=BLACK, linestyle="--", linewidth=0.8)
         if one.first is not None:
             axis.plot(*one.first, "o", color="#111111", markersize=6, markerfacecolor="none", markeredgewidth=1.4)
@@ -39,7 +39,7 @@ def draw_drift_map(drawn: Figure, figure: DriftMap) -> None:
         axis.set_ylim(rows[-1], rows[0])
         axis.set_ylabel("layer")
     axes[-1].set_xlabel(f"position (tokens); dashed: M = {figure.trained_length}")
-    bar = drawn.colorbar(mesh, ax=axes, aspect=30, pad=0.015, ticks=list(TICKS), extend="both")
+    bar = drawn.colorbar(axes[0].collections[0], ax=axes, aspect=30, pad=0.015, ticks=list(TICKS), extend="both")
     bar.ax.set_yticklabels(TICKS.values(), fontsize=7)
     bar.set_label(COLOUR_TITLE, fontsize=7)
     drawn.supxlabel(NOTE, fontsize=7, color=GREY)

@@ -88,11 +88,13 @@ def _figures(runs: Sequence[_Compared]) -> None:
     for run in runs:
         if run.analysis.run.evaluation is not None and run.analysis.measured is not None:
             curves.append((run, (run.analysis.run.evaluation, run.analysis.measured, run.analysis.trained_length)))
-    shared = _shared([curves_chart(*of, run.analysis.headline) for run, of in curves])
+    shared = _shared([curves_chart(of[0], of[1], of[2], run.analysis.headline) for run, of in curves])
     for (run, of), chart in zip(curves, shared, strict=True):
         _head(run)
         show(chart, f"Scores over length of run {run.entry.name}", f"curves-{run.entry.name}")
-        make = while_unchanged(run.entry, lambda run=run, of=of: curves_export(*of, run.analysis.headline))
+        make = while_unchanged(
+            run.entry, lambda run=run, of=of: curves_export(of[0], of[1], of[2], run.analysis.headline)
+        )
         buttons(make, named(run.entry.name, "curves"), FORMS, ("csv",))
     clear = [run for run in runs if run.analysis.best]
     for run, chart in zip(clear, _shared([_clearest(run.analysis) for run in clear]), strict=True):
