@@ -248,7 +248,7 @@ def test_a_run_outside_the_root_is_not_opened(visit):
 
 def test_what_is_typed_is_drawn(visit):
     page = visit("thresholds?run=demo")
-    box = page.get_by_label("Layer and dim to draw")
+    box = page.get_by_test_id("stTextInputField")
     for typed, shown in (("3:17", "dim 17, layer 3,"), ("1:5", "dim 5, layer 1,")):
         box.fill(typed)
         box.press("Enter")

@@ -235,10 +235,6 @@ def test_an_unfinished_capture_takes_no_landing_page(root, monkeypatch, tmp_path
     assert not app.error
 
 
-def test_the_theory_tab_stands_in_the_address(opened):
-    opened("theory", theory_tab="Recovered position")
-
-
 def test_downloads_are_named_by_run_prompt_and_view(opened):
     expected = {
         "overview": "first-repeated-drift-map.csv",
