@@ -12,9 +12,10 @@ from plotly.offline import get_plotlyjs
 
 from probe.figures.anatomy_charts import lens_chart
 from probe.figures.anatomy_export import anatomy_tables, head_figures, head_rows, known, layer_figures, shown_layers
+from probe.figures.fitting import embedded
 from probe.figures.mechanism import at_length
 from probe.figures.positional_charts import share_chart
-from probe.figures.render import Drawn, embedded
+from probe.figures.render import Drawn
 from probe.figures.tables import csv_bytes
 from probe.files import write
 from probe.mechanism.anatomy.words import anatomy_findings

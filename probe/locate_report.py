@@ -10,9 +10,10 @@ from typing import Any
 import jinja2
 from plotly.offline import get_plotlyjs
 
+from probe.figures.fitting import embedded
 from probe.figures.mechanism import MEASURES, about
 from probe.figures.mechanism_export import TABLES, common_figures, gone_over, located_tables, method_figures
-from probe.figures.render import Drawn, embedded
+from probe.figures.render import Drawn
 from probe.figures.tables import csv_bytes
 from probe.files import write
 from probe.mechanism.words import located_findings

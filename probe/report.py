@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import plotly.graph_objects as go
 import xarray as xr
 from plotly.offline import get_plotlyjs
 from tqdm import tqdm
 
 from probe.anatomy_report import anatomy_section
-from probe.figures.drift import carrier_chart, drift_chart
+from probe.figures.drift import carrier_chart, drift_chart, shown_layers
+from probe.figures.drift_map import DriftMap, drift_map
 from probe.figures.export import SIDE_BY_SIDE, safe_name
-from probe.figures.heatmap import default_regions, regions, survey
-from probe.figures.interactive import draw
-from probe.figures.marks import Chart, Raster, curves_chart, heatmap_grid, threshold_chart
-from probe.figures.render import page, rendered
+from probe.figures.fitting import embedded
+from probe.figures.heatmap import default_regions, difference, layer_limits, pool, regions, survey
+from probe.figures.marks import Chart, Grid, Raster, curves_chart, heatmap_grid, threshold_chart
+from probe.figures.render import Drawn, page, rendered
 from probe.figures.tables import npz_bytes
 from probe.files import write
 from probe.locate_report import located_section
@@ -56,7 +57,7 @@ REPORTED = ("report.html", "summary.json")
 """What a finished report consists of, beside its figures."""
 MARK = "store"
 """The key of a summary that says which store it is of."""
-_WRITTEN = (*REPORTED, "figures/heatmap*.*", "figures/threshold-layer*.*", "figures/curves.*", "figures/drift.*")
+_WRITTEN = (*REPORTED, "figures/heatmap*.*", "figures/threshold-layer*.*", "figures/curves.*", "figures/drift*.*")
 
 
 @dataclass(frozen=True)
@@ -151,12 +152,14 @@ def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None
         spread=spread,
         top=TOP,
         least=LEAST,
-        curves=_html([draw(chart) for chart in _curves(analysis)]),
+        curves=_html(_curves(analysis)),
+        drift_map=_html(_drift_map(analysis)),
         located=located_section(analysis.run.path.parent),
         anatomy=anatomy_section(analysis.run.path.parent),
-        drift=_html([draw(chart) for chart in _drift(analysis)]),
-        thresholds=_html([draw(_threshold(analysis, layer, dim)) for layer, dim in _best(analysis)]),
-        heatmaps=_html([draw(heatmap_grid(group, analysis.trained_length, maps.limits)) for group in maps.groups]),
+        drift=_html(_drift(analysis)),
+        thresholds=_html([_threshold(analysis, layer, dim) for layer, dim in _best(analysis)]),
+        differences_drawn=_html(_differences(analysis, maps)),
+        heatmaps=_html([heatmap_grid(group, analysis.trained_length, maps.limits) for group in maps.groups]),
         provenance={name: attrs[name] for name in PROVENANCE if name in attrs},
         plotly_js=get_plotlyjs(),
     )
@@ -180,9 +183,12 @@ def write_figures(analysis: Analysis, folder: Path, maps: Maps) -> None:
         write(folder / "heatmaps.png", rendered(heatmap_grid(maps.together, trained, limits), "png"))
         for raster in tqdm(rasters, desc="drawing heatmaps", unit="method"):
             raster.result()
-    charts = {f"threshold-layer{layer}-dim{dim}": _threshold(analysis, layer, dim) for layer, dim in _best(analysis)}
+    charts: dict[str, Drawn] = {
+        f"threshold-layer{layer}-dim{dim}": _threshold(analysis, layer, dim) for layer, dim in _best(analysis)
+    }
     charts |= dict(zip(("curves",), _curves(analysis), strict=False))
     charts |= dict(zip(("drift",), _drift(analysis), strict=False))
+    charts |= dict(zip(("drift-map",), _drift_map(analysis), strict=False))
     for name, chart in tqdm(charts.items(), desc="drawing charts", unit="figure"):
         for form in ("png", "svg"):
             write(folder / f"{name}.{form}", rendered(chart, form))
@@ -222,7 +228,24 @@ def _threshold(analysis: Analysis, layer: int, dim: int) -> Chart:
     return threshold_chart(hidden, found, layer, dim)
 
 
-def _html(figures: list[go.Figure]) -> list[str]:
+def _drift_map(analysis: Analysis) -> list[DriftMap]:
+    """The headline prompt's map; none where drift could not be judged."""
+    return [] if isinstance(analysis.drifts, str) else [drift_map(analysis.drifts[analysis.prompt], analysis.prompt)]
+
+
+def _differences(analysis: Analysis, maps: Maps) -> list[Grid]:
+    """Heatmaps less the reference's, at the layer where drift begins; none of a single method, or without drift."""
+    methods = [name for name in maps.panel["method"].values.tolist() if name != analysis.reference]
+    if not methods or isinstance(analysis.drifts, str):
+        return []
+    layer = shown_layers(analysis.drifts[analysis.prompt])[-1]
+    less = difference(maps.panel.sel(layer=[layer]).load(), analysis.reference)
+    starts = range(0, len(methods), SIDE_BY_SIDE)
+    shown, limits = pool(less), layer_limits(less)
+    each = [shown.isel({"method": slice(start, start + SIDE_BY_SIDE)}) for start in starts]
+    return [heatmap_grid(group, analysis.trained_length, limits) for group in each]
+
+
+def _html(figures: Iterable[Drawn]) -> list[str]:
     """Each figure's HTML, without plotly.js."""
-    config = {"responsive": True, "displaylogo": False}
-    return [figure.to_html(full_html=False, include_plotlyjs=False, config=config) for figure in figures]
+    return [embedded(figure) for figure in figures]

@@ -25,7 +25,7 @@ FLOORS = """
     probe.evaluation      <- mesa probe.request probe.tasks probe.capture probe.ownership probe.files
     probe.store           <- probe.capture
     probe.thresholds      <- mesa probe.tasks probe.capture probe.evaluation probe.store
-    probe.figures         <- probe.files probe.capture probe.store probe.thresholds
+    probe.figures         <- mesa probe.files probe.capture probe.store probe.thresholds
     probe.mechanism.anatomy <- mesa probe.ownership probe.files probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds
     probe.study           <- mesa probe
     probe.mechanism       <- mesa probe.ownership probe.files probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds probe.study probe.mechanism.anatomy
@@ -66,6 +66,7 @@ WITHOUT_TORCH = """
     probe.thresholds.search probe.thresholds.predict probe.thresholds.analysis probe.thresholds.tables
     probe.figures.heatmap probe.figures.interactive probe.figures.static probe.figures.render probe.figures.tables
     probe.figures.export probe.figures.evaluation_chart probe.figures.mechanism probe.figures.mechanism_charts
+    probe.figures.styles probe.figures.fitting
     probe.figures.mechanism_export probe.figures.attribution_chart probe.figures.anatomy probe.figures.anatomy_charts
     probe.figures.positional_charts probe.figures.anatomy_export
     probe.mechanism probe.mechanism.anatomy probe.mechanism.anatomy.phases

@@ -28,7 +28,10 @@ def _over_t(data: xr.DataArray) -> go.Figure:
             figure.add_scatter(x=line.t.values, y=line.values, name=str(name), line=LINES[str(name)], mode="lines")
     figure.update_xaxes(type="log", title="position t")
     figure.update_yaxes(title=data.attrs["long_name"])
-    return figure.update_layout(template="plotly_white", height=440, margin={"t": 40, "r": 20}, hovermode="x unified")
+    look: dict[str, Any] = {"template": "plotly_white", "height": 460, "margin": {"t": 40, "r": 20}}
+    return figure.update_layout(
+        **look, hovermode="x unified", legend={"orientation": "h", "y": -0.22, "yanchor": "top"}
+    )
 
 
 def _note(figure: go.Figure, text: str, **place: Any) -> go.Figure:
@@ -46,11 +49,11 @@ def output_figure(data: xr.Dataset) -> go.Figure:
 def excess_figure(data: xr.Dataset, least: float = 0.0) -> go.Figure:
     """o_t - H over t, with the crossing at M and both T*; it succeeds above `least`."""
     figure = _over_t(data.excess)
-    figure.add_hline(least, line_width=1)
+    figure.add_hline(least, line={"color": "black", "width": 1})
     marks = (("M", data.M, "#D55E00"), ("T* stair", data.T_stair, "#009E73"), ("T* weave", data.T_weave, "#0072B2"))
-    for name, position, color in marks:
+    for place, (name, position, color) in enumerate(marks):  # one below the other, for they stand close
         figure.add_vline(position, line={"color": color, "dash": "dot"})
-        _note(figure, f"{name} = {position:.5g}", x=math.log10(position), y=least + 3.9, yref="y")
+        _note(figure, f"{name} = {position:.5g}", x=math.log10(position), y=least + 3.9 - 0.3 * place, yref="y")
     return figure.update_yaxes(range=[least - 1.1, least + 4])
 
 
@@ -62,7 +65,7 @@ def position_figure(data: xr.Dataset) -> go.Figure:
 def attention_figure(data: xr.Dataset) -> go.Figure:
     """Layer 2's attention on <bos> over t; a construction succeeds where it is above 1 / M."""
     figure = _over_t(data.attention).update_yaxes(type="log")
-    figure.add_hline(1 / data.M, line_width=1)
+    figure.add_hline(1 / data.M, line={"color": "black", "width": 1})
     return _note(figure, "1 / M: succeeds above", x=0.01, xref="paper", y=-math.log10(data.M), yanchor="top")
 
 

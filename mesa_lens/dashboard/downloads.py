@@ -9,8 +9,10 @@ from functools import partial
 
 import streamlit as st
 
-from probe.figures.export import Export
+from probe.figures.export import Export, safe_name
 
+FORMS = ("png", "svg", "pdf", "csv")
+"""What every figure can be had as."""
 _MIMES = {
     "png": "image/png",
     "svg": "image/svg+xml",
@@ -22,7 +24,12 @@ _MIMES = {
 }
 
 
-def buttons(make: Callable[[], Export], stem: str, forms: Sequence[str], several: Sequence[str] = ()) -> None:
+def named(*parts: object) -> str:
+    """The name of a download, without suffix: run, prompt and view."""
+    return "-".join(safe_name(str(part)) for part in parts)
+
+
+def buttons(make: Callable[[], Export], stem: str, forms: Sequence[str] = FORMS, several: Sequence[str] = ()) -> None:
     """A button a format; `several` are those with more than one file, which come as a zip."""
     with st.container(horizontal=True):
         for form in forms:

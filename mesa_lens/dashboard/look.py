@@ -8,7 +8,10 @@ from typing import Any
 import plotly.graph_objects as go
 import streamlit as st
 
-from probe.figures.marks import BLACK, GREY, RED
+from probe.figures.export import safe_name
+from probe.figures.fitting import least_width, untitled
+from probe.figures.render import Drawn
+from probe.figures.styles import BLACK, GREY, RED
 
 _ON_BOTH = {  # at least 3:1 on white and on Streamlit's dark ground
     BLACK: "#808080",
@@ -45,8 +48,23 @@ def _recoloured(part: Any) -> Any:
     return _ON_BOTH.get(part, part) if isinstance(part, str) else part
 
 
-def show(figure: go.Figure, alt: str, key: str) -> None:
-    """Draws a figure over the page's width; `alt` says what it shows to those who do not see it."""
+def show(figure: Drawn | go.Figure, alt: str, key: str) -> None:
+    """Draws a figure over the page's width; `alt` says what it shows to those who do not see it.
+
+    A title stands above it as text; where the page is too narrow the figure scrolls sideways..
+    """
+    if isinstance(figure, go.Figure):
+        _plot(figure, alt, key)
+        return
+    st.markdown(f"**{plain(figure.title)}**")
+    room = f"room-{safe_name(key)}"
+    with st.container(key=room):
+        width = least_width(figure)
+        st.html(f"<style>.st-key-{room} {{overflow-x: auto}} .st-key-{room} > * {{min-width: {width}px}}</style>")
+        _plot(untitled(figure), alt, key)
+
+
+def _plot(figure: go.Figure, alt: str, key: str) -> None:
     config = {"displaylogo": False, "toImageButtonOptions": {"format": "svg", "filename": key}}
     st.plotly_chart(on_both_themes(figure), key=key, alt=alt, config=config)
 

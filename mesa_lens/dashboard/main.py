@@ -16,6 +16,7 @@ from mesa_lens.dashboard.look import plain
 from mesa_lens.dashboard.runs import Entry, entries, root_folder
 from mesa_lens.dashboard.views import anatomy, compare, heatmaps, mechanism, methods, overview, theory, thresholds
 
+_WRITTEN = "run in the address"
 _LOG = logging.getLogger(__name__)
 
 # Title, icon and function of each page, and whether it needs a run.
@@ -38,11 +39,28 @@ _STYLE = """<style>
 h1 {padding-top: 0}
 </style>"""
 
+_BACK = """<script>
+if (!window.mesaLensBack) {  // a changed widget would replace the address, so that Back left the page
+  window.mesaLensBack = true;
+  let returning = false, acted = false;
+  const [replace, push] = [history.replaceState.bind(history), history.pushState.bind(history)];
+  history.pushState = (...to) => (acted ? push : replace)(...to);
+  history.replaceState = (state, title, url) => {
+    const to = new URL(url ?? location.href, location.href);
+    const changed = to.pathname === location.pathname && to.search !== location.search;
+    (changed && acted && !returning ? push : replace)(state, title, url);
+  };
+  addEventListener("popstate", () => { returning = true; }, true);
+  for (const act of ["pointerdown", "keydown"]) addEventListener(act, () => { returning = false; acted = true; }, true);
+}
+</script>"""
+
 
 def main(start: str = "overview") -> None:
     """Draws the page that the URL names, or `start` where it names none."""
     st.set_page_config("Mesa Lens", _icon(), layout="wide")
     st.html(_STYLE)
+    st.html(_BACK, unsafe_allow_javascript=True)
     root = root_folder()
     found = tuple(entries(root))
     pages: dict[str, Any] = {}
@@ -55,15 +73,37 @@ def main(start: str = "overview") -> None:
     chosen = st.navigation(list(pages.values()), position="top")
     heading.title(chosen.title, anchor=False)
     chosen.run()
+    _write_run(context.entry)
 
 
 def _chosen(place: Any, found: tuple[Entry, ...]) -> Entry | None:
-    """The chosen run: the URL's, else the newest."""
+    """The chosen run: the URL's, else the newest finished one. It is in the URL in any case."""
     if not found:
         return None
     names = [entry.name for entry in found]
-    name = place.selectbox("Run", names, key="run", bind="query-params", width=260, help="Newest first")
-    return found[names.index(name)] if name in names else found[0]
+    first = next((entry.name for entry in found if entry.finished), names[0])
+    asked = st.query_params.get("run")
+    if asked is not None and asked != st.session_state.get(_WRITTEN):  # a link, or Back
+        st.session_state["run"] = asked if asked in names else first
+        if asked not in names:
+            st.warning(plain(f"There is no run {asked} under the folder of runs; shown is {first}."))
+    elif st.session_state.get("run") not in names:
+        st.session_state["run"] = first
+    name = place.selectbox("Run", names, key="run", width=260, help="Newest first", format_func=_told(found))
+    return found[names.index(name)]
+
+
+def _write_run(entry: Entry | None) -> None:
+    """Puts the run into the URL; `bind` would leave out the first one, which is another tomorrow."""
+    if entry is not None and st.query_params.get("run") != entry.name:
+        st.query_params["run"] = entry.name
+    st.session_state[_WRITTEN] = None if entry is None else entry.name
+
+
+def _told(found: tuple[Entry, ...]) -> Callable[[str], str]:
+    """A run's name, with what it lacks."""
+    by_name = {entry.name: entry for entry in found}
+    return lambda name: name if by_name[name].finished else f"{name} (unfinished)"
 
 
 def _guarded(draw: Callable[[Context], None], context: Context, title: str, needs_run: bool) -> None:

@@ -32,6 +32,11 @@ class Entry:
         store = self.path / STORE
         return _changed(store / "zarr.json"), _changed(partial_path(store))
 
+    @property
+    def finished(self) -> bool:
+        """Whether there is a whole store to read."""
+        return self.stamp[0] > 0
+
 
 def root_folder() -> Path:
     """The folder whose runs are shown: `MESA_LENS_RUNS`, or runs/."""

@@ -12,8 +12,8 @@ import xarray as xr
 from mesa_lens.dashboard.runs import STORE, Entry
 from probe.figures.export import Export
 from probe.store.reader import Run, list_missing, missing_regions, open_run, partial_path
-from probe.store.select import hooks_of
-from probe.thresholds.analysis import Analysis, analyse
+from probe.store.select import hook_values, hooks_of, reference_method
+from probe.thresholds.analysis import Analysis, analyse, drifts
 from probe.thresholds.control import negative_control
 from probe.thresholds.search import CrossingRule, search
 
@@ -26,6 +26,15 @@ def _opened(path: str, stamp: tuple[float, float]) -> Run:
 @st.cache_resource(max_entries=8, show_spinner="Reading thresholds …")
 def _analysed(path: str, stamp: tuple[float, float], hook: str | None) -> Analysis:
     return analyse(_opened(path, stamp), hook)
+
+
+@st.cache_resource(max_entries=8, show_spinner="Reading drift …")
+def _drifted(path: str, stamp: tuple[float, float], hook: str | None) -> dict[str, xr.Dataset] | str:
+    run = _opened(path, stamp)
+    try:
+        return drifts(run, hidden := hook_values(run, hook), reference_method(hidden["method"].values.tolist()))
+    except ValueError as error:
+        return str(error)
 
 
 @st.cache_resource(max_entries=24, show_spinner="Searching …")
@@ -67,6 +76,12 @@ def analysed(entry: Entry, hook: str | None = None) -> Analysis:
     """The analysis under the run's default rule."""
     opened(entry)
     return _analysed(str(entry.path), entry.stamp, hook)
+
+
+def drifted(entry: Entry, hook: str | None = None) -> dict[str, xr.Dataset] | str:
+    """`find_drift` by prompt (see `drifts`), or why it could not be judged."""
+    opened(entry)
+    return _drifted(str(entry.path), entry.stamp, hook)
 
 
 def searched(entry: Entry, hook: str, prompt: str, trained: int, rule: CrossingRule, reference: str) -> xr.Dataset:

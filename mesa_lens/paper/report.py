@@ -16,8 +16,10 @@ from mesa_lens.paper.config import PaperConfig
 from mesa_lens.paper.sections import SECTIONS
 from probe.evaluation.summary import score_tables
 from probe.figures.evaluation_chart import evaluation_charts
-from probe.figures.heatmap import default_regions, layer_limits, regions
-from probe.figures.interactive import curves_figure, draw, heatmap_figure, threshold_figure
+from probe.figures.fitting import embedded
+from probe.figures.heatmap import default_regions, layer_limits, pool, regions
+from probe.figures.marks import curves_chart, heatmap_grid, threshold_chart
+from probe.figures.render import Drawn
 from probe.files import write
 from probe.store.reader import open_run
 from probe.thresholds.analysis import analyse
@@ -64,7 +66,7 @@ def _shown(name: str, result: Mapping[str, Any], folder: Path) -> dict[str, Any]
         return {**empty, "tables": [{"title": "lm-eval", "head": ["method", "task", "scores"], "rows": rows}]}
     charts = evaluation_charts(result)
     return {
-        "figures": [_html(draw(chart)) for chart in charts.values()],
+        "figures": [Markup(embedded(chart)) for chart in charts.values()],
         "tables": list(score_tables(result["cells"])),
         "words": _words(result),
     }
@@ -93,20 +95,15 @@ def _probe(summary: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     run = open_run(folder)
     analysis = analyse(run)
     hidden, found = analysis.hidden.sel(prompt=analysis.prompt), analysis.found.sel(prompt=analysis.prompt)
-    figures = [threshold_figure(hidden, found, layer, dim) for layer, dim in analysis.best[:_SHOWN_DIMS]]
+    figures: list[Drawn] = [threshold_chart(hidden, found, layer, dim) for layer, dim in analysis.best[:_SHOWN_DIMS]]
     if run.evaluation is not None and analysis.measured is not None:
         predictions = analysis.headline
-        figures.append(curves_figure(run.evaluation, analysis.measured, analysis.trained_length, predictions))
+        figures.append(curves_chart(run.evaluation, analysis.measured, analysis.trained_length, predictions))
     shown = regions(
         hidden.isel({"method": slice(0, 4)}), default_regions(hidden["position"].values, run.trained_length)
     )
-    figures.append(heatmap_figure(shown.load(), run.trained_length, layer_limits(shown)))
+    figures.append(heatmap_grid(pool(shown.load()), run.trained_length, layer_limits(shown)))
     verdict = summary[VERDICT]
     table = {"title": "Methods, ranked (lengths in tokens)", "head": verdict["head"], "rows": verdict["cells"]}
     words = [f"{each['heading']}: {each['text']}" for each in verdict["told"]] + verdict["notes"]
-    return {"figures": [_html(figure) for figure in figures], "tables": [table], "words": words}
-
-
-def _html(figure: Any) -> Markup:
-    config = {"responsive": True, "displaylogo": False}
-    return Markup(figure.to_html(full_html=False, include_plotlyjs=False, config=config))
+    return {"figures": [Markup(embedded(figure)) for figure in figures], "tables": [table], "words": words}

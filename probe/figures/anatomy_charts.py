@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from probe.figures.anatomy import triple
-from probe.figures.marks import GREY, Chart, Line, Panel, Rule, style, trained_rule
+from probe.figures.marks import Chart, Line, Panel, Rule, trained_rule
 from probe.figures.mechanism import at_length
 from probe.figures.mechanism_charts import moved_aside, ticks_of
+from probe.figures.styles import GREY, style
 from probe.store.anatomy import Anatomy
 from probe.store.located import Row, having, ranged
 

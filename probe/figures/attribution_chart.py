@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from probe.figures.marks import GREY, Chart, Line, Panel, Rule, style
+from probe.figures.marks import Chart, Line, Panel, Rule
 from probe.figures.mechanism import about, share_range
+from probe.figures.styles import GREY, style
 from probe.store.located import Located, Row, having, number, percent
 
 _ZERO = Rule(0, "", GREY, dash="dot")

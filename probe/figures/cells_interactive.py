@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from probe.figures.cells import NOTE, Block, Cells
-from probe.figures.marks import GREY
+from probe.figures.styles import GREY
 
 _ROW_PIXELS, _LEAST_PIXELS, _EDGES = 26, 190, {"t": 95, "b": 100, "l": 80, "r": 30}
 _BAR = {"lenmode": "pixels", "len": 215, "y": 1, "yanchor": "top"}

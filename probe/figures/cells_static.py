@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from probe.figures.cells import NOTE, Block, Cells
-from probe.figures.marks import GREY
 from probe.figures.raster import COLORMAP
+from probe.figures.styles import GREY
 
 _CELL, _WIDTH, _MARGINS = (0.4, 0.23), 6.4, (1.5, 1.25)
 _GROUND = "#F2F2F2"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from probe.figures.marks import RED, Chart, Line, Panel, Point, Rule, style, trained_rule, value_name, value_title
+from probe.figures.marks import Chart, Line, Panel, Point, Rule, trained_rule, value_name, value_title
+from probe.figures.styles import RED, style
 from probe.thresholds.calls import Call, drift_calls
 
 
@@ -33,7 +34,7 @@ def drift_chart(found: xr.Dataset, layers: list[int] | None = None, prompt: str 
     for layer in layers:
         at = found.sel(layer=layer)
         limit = float(np.sqrt(at["limit"].sel({"method": reference})))
-        lines = tuple(_line(at.sel({"method": name}), name) for name in by_method)
+        lines = tuple(_line(at.sel({"method": call.method}), call) for call in by_method.values())
         panels.append(
             Panel(
                 title=f"layer {layer}",
@@ -89,9 +90,11 @@ def carrier_chart(hidden: xr.DataArray, found: xr.Dataset, layer: int, dim: int)
     return Chart(title, tuple(panels))
 
 
-def _line(at: xr.Dataset, method: str) -> Line:
+def _line(at: xr.Dataset, call: Call) -> Line:
+    """A method's distance; one that is not judged says why, and is faint."""
+    label = f"{call.method}: excluded, {call.reason}" if call.reason else call.method
     level = np.where(at["settling"].values, np.nan, at["level"].values)
-    return Line(method, at["run"].values.astype(float), np.sqrt(level), *style(method))
+    return Line(label, at["run"].values.astype(float), np.sqrt(level), *style(call.method), faint=bool(call.reason))
 
 
 def _point(at: xr.Dataset, call: Call, layer: int) -> Point:

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from probe.figures.marks import Chart, Line, Panel, style, trained_rule
+from probe.figures.marks import Chart, Line, Panel, trained_rule
 from probe.figures.render import rendered
+from probe.figures.styles import style
 from probe.files import write
 
 Cells = Sequence[Mapping[str, Any]]

@@ -13,6 +13,7 @@ import numpy as np
 import xarray as xr
 
 from probe.figures.drift import drift_chart
+from probe.figures.drift_map import drift_map
 from probe.figures.heatmap import CELLS, layer_limits, pool
 from probe.figures.marks import Raster, curves_chart, heatmap_grid, threshold_chart
 from probe.figures.render import PICTURES, Figure, rendered
@@ -107,7 +108,7 @@ def threshold_export(hidden: xr.DataArray, found: xr.Dataset, pairs: Sequence[tu
 
 
 def drift_export(found: xr.Dataset, prompt: str, layers: Sequence[int] | None = None) -> Export:
-    """The chart of `layers` of one prompt's `found` (from `find_drift`; default: where drift begins), and two tables.
+    """The chart of `layers` of one prompt's `found` (from `find_drift`; default: where drift begins), its map, tables.
 
     `drift-levels`, by method, layer and run: the mean square distance in ranges, and what is not judged. `drift-dims`,
     by method, layer and dim: level, range and share. Both have each layer's limit, call and false alarms.
@@ -119,7 +120,8 @@ def drift_export(found: xr.Dataset, prompt: str, layers: Sequence[int] | None = 
     by_layer = ["limit", "first", "low", "high", "before", "false_alarms", "motion"]
     stem = f"drift-{found.attrs['hook']}-{safe_name(prompt)}"
     numbers = {"levels": ["level", "settling", *by_layer], "dims": ["centre", "range", "share"]}
-    return Export({stem: chart}, {f"{stem}-{name}": found[names] for name, names in numbers.items()})
+    figures: dict[str, Figure] = {stem: chart, f"{stem}-map": drift_map(found, prompt)}
+    return Export(figures, {f"{stem}-{name}": found[names] for name, names in numbers.items()})
 
 
 def curves_export(

@@ -9,6 +9,7 @@ from typing import BinaryIO
 import numpy as np
 import xarray as xr
 
+from probe.figures.framed import Axis, framed
 from probe.figures.raster import GREY_INDEX, colour_index, save_png
 from probe.figures.reduce import farthest, upper_quantile
 from probe.store.positions import captured_ranges
@@ -113,7 +114,7 @@ def write_png(panel: xr.DataArray, file: str | os.PathLike[str] | BinaryIO, limi
     """Writes `panel` (layer, dim, position), from `regions`, one pixel a cell, coloured from -limit to limit by layer.
 
     Layers are stacked from the top, each with its first dim at the top; regions stand side by side; thin grey lines
-    part them.
+    part them. Axes stand about the cells (see `probe.figures.framed`).
     """
     breaks = np.flatnonzero(np.diff(panel["region"].values)) + 1
     dims, width = panel.sizes["dim"], panel.sizes["position"] + _SEPARATOR * len(breaks)
@@ -123,7 +124,17 @@ def write_png(panel: xr.DataArray, file: str | os.PathLike[str] | BinaryIO, limi
         for piece in np.split(colour_index(_read(panel, {"layer": row}), limit), breaks, axis=1):
             place[:, left : left + piece.shape[1]] = piece
             left += piece.shape[1] + _SEPARATOR
-    save_png(pixels, file, describe(panel))
+    rows = [
+        Axis(row * (dims + _SEPARATOR), panel["dim"].values, f"layer {layer} (±{limit:.2g})")
+        for row, (layer, limit) in enumerate(zip(panel["layer"].values, limits.values, strict=True))
+    ]
+    starts = [0, *breaks]
+    columns = [
+        Axis(start + number * _SEPARATOR, labels, "position")
+        for number, (start, labels) in enumerate(zip(starts, np.split(panel["position"].values, breaks), strict=True))
+    ]
+    about = describe(panel)
+    save_png(framed(pixels, rows, columns, f"{about}; red > 0, blue < 0"), file, about)
 
 
 def describe(panel: xr.DataArray) -> str:

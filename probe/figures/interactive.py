@@ -14,9 +14,10 @@ from plotly.subplots import make_subplots
 
 from probe.figures.cells import Cells
 from probe.figures.cells_interactive import draw_cells
+from probe.figures.drift_map import DriftMap
+from probe.figures.drift_map_interactive import draw_drift_map
 from probe.figures.heatmap import block_size, is_regular, pool
 from probe.figures.marks import (
-    BLACK,
     Chart,
     Grid,
     Line,
@@ -27,18 +28,22 @@ from probe.figures.marks import (
     heatmap_grid,
     threshold_chart,
 )
+from probe.figures.styles import BLACK
 from probe.thresholds.calls import Call
 from probe.thresholds.failure import Measured
 from probe.thresholds.predict import Prediction
 
 _ROW_PIXELS, _LEAST_PIXELS, _HEAD_PIXELS = 150, 330, 170
+_MARKERS = 9  # of a line with too many values for one at each
 _FONT = {"family": "Helvetica, Arial, sans-serif", "size": 13, "color": "#222222"}
 
 
-def draw(figure: Chart | Grid | Cells) -> go.Figure:
+def draw(figure: Chart | Grid | Cells | DriftMap) -> go.Figure:
     """The plotly figure of what `probe.figures.marks` works out."""
     if isinstance(figure, Cells):
         return draw_cells(figure).update_layout(template="plotly_white", font=_FONT)
+    if isinstance(figure, DriftMap):
+        return draw_drift_map(figure).update_layout(template="plotly_white", font=_FONT)
     return _draw_grid(figure) if isinstance(figure, Grid) else _draw_chart(figure)
 
 
@@ -76,7 +81,9 @@ def _draw_grid(grid: Grid) -> go.Figure:
     for row, cells in enumerate(grid.cells, 1):
         for column, cell in enumerate(cells, 1):
             scale = grid.colour_title if row == column == 1 else None
-            figure.add_trace(_heatmap(cell, grid.limits[row - 1], scale), row, column)
+            method = grid.group_titles[(column - 1) // len(grid.region_titles)]
+            unit = grid.colour_title.rpartition("(")[2].rstrip(")")
+            figure.add_trace(_heatmap(cell, grid.limits[row - 1], scale, method, unit), row, column)
             first, last = cell["position"].values[[0, -1]]
             if first < grid.trained_length < last:
                 shapes.append(_trained_line(grid.trained_length, (row - 1) * columns + column))
@@ -104,7 +111,7 @@ def _draw_chart(chart: Chart) -> go.Figure:
         bands = [_band(line, line.interval) for line in panel.lines if line.band and line.interval is not None]
         for band in bands:
             figure.add_trace(band, 1, column)
-        for trace in [*(_line(line) for line in panel.lines), *(_point(point) for point in panel.points)]:
+        for trace in [*(_line(line, panel) for line in panel.lines), *(_point(point) for point in panel.points)]:
             figure.add_trace(trace.update(legendgroup=trace.name, showlegend=trace.name not in listed), 1, column)
             listed.add(trace.name)
         for rule in panel.rules:
@@ -126,9 +133,9 @@ def _text(text: str) -> str:
     return html.escape(text, quote=False)
 
 
-def _line(line: Line) -> go.Scatter:
+def _line(line: Line, panel: Panel) -> go.Scatter:
     drawn = {"color": line.colour, "dash": line.dash, "width": 1.5 if line.crowded else 2}
-    mode = "lines" if line.crowded else "lines+markers"
+    mode = "lines+markers"
     if line.dash == "none":
         mode, drawn = "markers", {"color": line.colour}
     trace = go.Scatter(
@@ -137,8 +144,11 @@ def _line(line: Line) -> go.Scatter:
         name=_text(line.label),
         mode=mode,
         line=drawn,
-        marker={"symbol": line.symbol, "size": 8, "color": line.colour},
+        marker={"symbol": line.symbol, "size": 8, "color": line.colour, "maxdisplayed": _MARKERS * line.crowded},
+        opacity=0.35 if line.faint else 1,
     )
+    told = (panel.title, line.label, f"{panel.x_title}: %{{x}}", f"{panel.y_title}: %{{y:.4g}}")
+    trace.update(hovertemplate="<br>".join(map(_text, told)) + "<extra></extra>")
     if line.texts:
         trace.update(text=[_text(each) for each in line.texts], hovertemplate="%{text}<extra></extra>")
     if line.interval is not None and not line.band:
@@ -195,6 +205,10 @@ def _add_rule(figure: go.Figure, rule: Rule, panel: Panel, column: int) -> None:
 def _axes(figure: go.Figure, panel: Panel, column: int) -> None:
     figure.update_yaxes(title_text=_text(panel.y_title), range=panel.y_range, zeroline=False, row=1, col=column)
     figure.update_xaxes(title_text=_text(panel.x_title), title_standoff=8, zeroline=False, row=1, col=column)
+    if panel.x_range is not None:
+        ends = [math.log10(end) for end in panel.x_range] if panel.log_x else list(panel.x_range)
+        pad = 0.04 * (ends[1] - ends[0])
+        figure.update_xaxes(range=[ends[0] - pad, ends[1] + pad], row=1, col=column)
     if panel.log_x:
         ticks = list(panel.x_ticks)
         texts = [str(tick) for tick in ticks]
@@ -204,7 +218,7 @@ def _axes(figure: go.Figure, panel: Panel, column: int) -> None:
         figure.update_xaxes(tickvals=list(panel.x_ticks), ticktext=labels, tickangle=0, row=1, col=column)
 
 
-def _heatmap(cell: xr.DataArray, limit: float, scale: str | None) -> go.Heatmap:
+def _heatmap(cell: xr.DataArray, limit: float, scale: str | None, method: str, unit: str) -> go.Heatmap:
     """One cell, coloured from -limit to limit; with the colour scale titled `scale`, or without one."""
     spans = {name: _span_text(cell, name) for name in ("dim", "position")}
     return go.Heatmap(
@@ -220,8 +234,8 @@ def _heatmap(cell: xr.DataArray, limit: float, scale: str | None) -> go.Heatmap:
             "tickvals": [-limit, 0, limit],
             "ticktext": ["-limit", "0", "limit"],
         },
-        hovertemplate=f"layer {cell['layer'].item()}<br>{spans['dim']} %{{y}}<br>{spans['position']} %{{x}}"
-        "<br>value %{z:.4g}<extra></extra>",
+        hovertemplate=f"{_text(method)}<br>layer {cell['layer'].item()}<br>{spans['dim']} %{{y}}"
+        f"<br>{spans['position']} %{{x}}<br>value %{{z:.4g}} {_text(unit)}<extra></extra>",
     )
 
 

@@ -9,33 +9,21 @@ import numpy as np
 import xarray as xr
 
 from probe.figures.heatmap import layer_limits, region_names
+from probe.figures.styles import BLACK, RED, style
 from probe.thresholds.calls import Call
 from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE, Measured
 from probe.thresholds.predict import Prediction
 from probe.thresholds.search import smooth
 
-BLACK, RED, GREY = "#000000", "#CC0000", "#666666"
 _MARKED = 64  # values
-
-STYLES = {  # Okabe and Ito's palette, wine and grey added; (colour, dash, symbol)
-    "origin": (BLACK, "solid", "circle"),
-    "rerope": ("#0072B2", "dash", "square"),
-    "dynamic-ntk": ("#E69F00", "solid", "triangle-up"),
-    "mesa": ("#009E73", "dot", "diamond"),
-    "leaky-rerope": ("#56B4E9", "dash", "square"),
-    "ntk-mixed": ("#F0E442", "solid", "triangle-up"),
-    "lm-infinite": ("#D55E00", "dashdot", "triangle-down"),
-    "streaming-llm": ("#999999", "dashdot", "triangle-down"),
-    "self-extend": ("#CC79A7", "dash", "diamond"),
-    "stair": ("#882255", "dot", "diamond"),
-}
 
 
 @dataclass(frozen=True)
 class Line:
     """A line; NaN parts it. dash: solid, dash, dot, dashdot, or none for markers alone. symbol: of its markers.
 
-    interval: (low, high) of y, drawn at each value, or as a band. texts: what hovering tells of each value.
+    interval: (low, high) of y, drawn at each value, or as a band. texts: what hovering tells of each value. faint: of
+    a method that is left out of what is judged, for the reason in `label`.
     """
 
     label: str
@@ -47,6 +35,7 @@ class Line:
     interval: tuple[np.ndarray, np.ndarray] | None = None
     band: bool = False
     texts: tuple[str, ...] = ()
+    faint: bool = False
 
     @property
     def crowded(self) -> bool:
@@ -77,7 +66,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes. x_ticks: where ticks stand, under `x_labels` if given. log_x: x is drawn as powers of two."""
+    """One pair of axes. x_ticks: where ticks stand, under `x_labels` if given. log_x: x is drawn as powers of two.
+
+    x_range: the ends of the x axis; None: those of what is drawn.
+    """
 
     title: str
     x_title: str
@@ -89,6 +81,7 @@ class Panel:
     x_ticks: tuple[int, ...] = ()
     log_x: bool = False
     x_labels: tuple[str, ...] = ()
+    x_range: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -119,11 +112,6 @@ class Raster:
 
     values: xr.DataArray
     limits: xr.DataArray
-
-
-def style(method: str) -> tuple[str, str, str]:
-    """A method's colour, dash and symbol: the same in every figure; grey for a name we do not know."""
-    return STYLES.get(method, (GREY, "solid", "circle"))
 
 
 def value_name(values: xr.DataArray) -> str:
@@ -230,7 +218,15 @@ def _threshold_text(at: xr.Dataset) -> str:
     return f"threshold {threshold:.3g}" + ("" if limit == threshold else f", passed beyond {limit:.3g}")
 
 
+def _left_out(at: xr.Dataset, method: str) -> bool:
+    """Whether a method is beyond the line already inside the window, so that its crossing is not counted."""
+    return float(at["inside"].sel({"method": method})) > 1 - at.attrs["share"]
+
+
 def _crossing_text(at: xr.Dataset, method: str) -> str:
+    if _left_out(at, method):
+        share = float(at["inside"].sel({"method": method}))
+        return f"{method}: excluded, beyond the threshold on {share:.0%} of positions inside M"
     crossing, earliest = (float(at[name].sel({"method": method})) for name in ("crossing", "earliest"))
     if np.isnan(crossing):
         return f"{method}: none up to {at.attrs['length']}"
@@ -245,14 +241,14 @@ def _value_line(values: xr.DataArray, at: xr.Dataset) -> Line:
     gaps = np.flatnonzero(np.diff(position) != 1) + 1
     x = np.insert(position.astype(float), gaps, np.nan)
     y = np.insert(values.values.astype(float), gaps, np.nan)
-    return Line(_crossing_text(at, method), x, y, *style(method))
+    return Line(_crossing_text(at, method), x, y, *style(method), faint=_left_out(at, method))
 
 
 def _crossings(values: xr.DataArray, at: xr.Dataset) -> tuple[Point, ...]:
     points = []
     for method in values["method"].values.tolist():
         crossing = float(at["crossing"].sel({"method": method}))
-        if np.isfinite(crossing):
+        if np.isfinite(crossing) and not _left_out(at, method):
             y = float(values.sel({"method": method, "position": int(crossing)}))
             points.append(Point(_crossing_text(at, method), crossing, y, style(method)[0]))
     return tuple(points)

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from probe.figures.marks import GREY, RED, Chart, Line, Panel, Point, Rule, style
+from probe.figures.marks import Chart, Line, Panel, Point, Rule
 from probe.figures.mechanism import WAYS, about, broken_name, share_range
+from probe.figures.styles import GREY, RED, style
 from probe.store.located import Located, Row, having, number, percent
 
 ENOUGH = 0.9

@@ -8,9 +8,10 @@ from dataclasses import replace
 import xarray as xr
 
 from probe.figures.anatomy_charts import value_range
-from probe.figures.marks import RED, Chart, Line, Panel, Rule, style, trained_rule
+from probe.figures.marks import Chart, Line, Panel, Rule, trained_rule
 from probe.figures.mechanism import at_length
 from probe.figures.mechanism_charts import moved_aside, ticks_of
+from probe.figures.styles import RED, style
 from probe.store.anatomy import Anatomy
 from probe.store.located import Row, having
 

@@ -8,6 +8,8 @@ import importlib.util
 import io
 
 from probe.figures.cells import Cells
+from probe.figures.drift_map import DriftMap
+from probe.figures.fitting import embedded
 from probe.figures.heatmap import write_png
 from probe.figures.interactive import draw
 from probe.figures.marks import Chart, Grid, Raster
@@ -17,13 +19,13 @@ PICTURES = ("html", "png", "svg", "pdf")
 RENDERERS = ("matplotlib", "kaleido")
 _PIXELS, _SCALE = 1300, 2
 
-Drawn = Chart | Grid | Cells
+Drawn = Chart | Grid | Cells | DriftMap
 Figure = Drawn | Raster
 
 _PAGE = """<!doctype html>
 <html lang="en">
 <head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title></head>
-<body>
+<body style="font: 16px/1.5 Helvetica, Arial, sans-serif; color: #222">
 {figure}
 </body>
 </html>
@@ -48,15 +50,8 @@ def rendered(figure: Figure, form: str, renderer: str = "matplotlib") -> bytes:
 
 def page(figure: Drawn, plotly_js: bool | str = True) -> bytes:
     """The figure's HTML page, with plotly.js in it, or, for "directory", beside it as plotly.min.js."""
-    config = {"responsive": True, "displaylogo": False}
-    plot = draw(figure).to_html(full_html=False, include_plotlyjs=plotly_js, config=config, div_id="figure")
+    plot = embedded(figure, plotly_js, "figure")
     return _PAGE.format(title=html.escape(figure.title), figure=plot).encode()
-
-
-def embedded(figure: Drawn) -> str:
-    """The figure's HTML without plotly.js, for a page that has it."""
-    config = {"responsive": True, "displaylogo": False}
-    return draw(figure).to_html(full_html=False, include_plotlyjs=False, config=config)
 
 
 def check_renderer(renderer: str) -> None:

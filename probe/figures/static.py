@@ -16,9 +16,13 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from probe.figures.cells import Cells
 from probe.figures.cells_static import draw_cells, inches
+from probe.figures.drift_map import DriftMap
+from probe.figures.drift_map_static import draw_drift_map
+from probe.figures.drift_map_static import inches as map_inches
 from probe.figures.heatmap import is_regular, merged
-from probe.figures.marks import BLACK, Chart, Grid, Line, Panel, Rule
+from probe.figures.marks import Chart, Grid, Line, Panel, Rule
 from probe.figures.raster import COLORMAP
+from probe.figures.styles import BLACK
 
 DPI = 300
 _SETTINGS: dict[Any, Any] = {
@@ -36,8 +40,18 @@ _SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "mesa-lens",
 }
 _UNDATED = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-_DASHES = {"none": "", "solid": "-", "dash": (0, (4, 1.5)), "dot": (0, (1, 1.2)), "dashdot": (0, (5, 1.2, 1, 1.2))}
-_MARKERS = {"circle": "o", "square": "s", "triangle-up": "^", "triangle-down": "v", "diamond": "D"}
+_DASHES = {
+    "none": "",
+    "solid": "-",
+    "dash": (0, (4, 1.5)),
+    "dot": (0, (1, 1.2)),
+    "dashdot": (0, (5, 1.2, 1, 1.2)),
+    "longdash": (0, (8, 2)),
+    "longdashdot": (0, (8, 1.5, 1, 1.5)),
+}
+_TRIANGLES = {"triangle-up": "^", "triangle-down": "v", "triangle-left": "<", "triangle-right": ">"}
+_MARKERS = {"circle": "o", "square": "s", "diamond": "D", "x": "x", "cross": "P", "star": "*"}
+_MARKERS |= {"pentagon": "p", "hexagon": "h"} | _TRIANGLES
 _PANEL, _LINE_INCHES, _LEAST_INCHES = (3.6, 3.1), 0.135, 5.5
 _CELL_INCHES = (0.8, 0.95)
 _ONE_AT_A_TIME = threading.Lock()  # matplotlib's settings are the process's
@@ -63,7 +77,7 @@ class _BordersLayout(ConstrainedLayoutEngine):
                 axis.set_position((across.x0, down.y0, across.width, down.height))
 
 
-def picture(figure: Chart | Grid | Cells, form: str) -> bytes:
+def picture(figure: Chart | Grid | Cells | DriftMap, form: str) -> bytes:
     """The figure as a png (300 dpi), svg (text as text) or pdf file; the same bytes for the same figure."""
     file = io.BytesIO()
     with _ONE_AT_A_TIME, rc_context(_SETTINGS):
@@ -71,11 +85,15 @@ def picture(figure: Chart | Grid | Cells, form: str) -> bytes:
     return file.getvalue()
 
 
-def draw(figure: Chart | Grid | Cells) -> Figure:
+def draw(figure: Chart | Grid | Cells | DriftMap) -> Figure:
     """The matplotlib figure of what `probe.figures.marks` works out."""
     if isinstance(figure, Cells):
         drawn = _figure(figure.title, *inches(figure))
         draw_cells(drawn, figure)
+        return drawn
+    if isinstance(figure, DriftMap):
+        drawn = _figure(figure.title, *map_inches(figure))
+        draw_drift_map(drawn, figure)
         return drawn
     return _draw_grid(figure) if isinstance(figure, Grid) else _draw_chart(figure)
 
@@ -172,7 +190,7 @@ def _draw_line(axis: Axes, line: Line, number: int) -> None:
     marks: dict[str, Any] = {"marker": _MARKERS[line.symbol], "markersize": 3.5, "markerfacecolor": "none"}
     if line.crowded:
         marks["markevery"] = (step * (2 + number) // 6 % step, step)
-    style = {"color": line.colour, "linestyle": _DASHES[line.dash], "linewidth": 1}
+    style = {"color": line.colour, "linestyle": _DASHES[line.dash], "linewidth": 1, "alpha": 0.35 if line.faint else 1}
     axis.plot(line.x, line.y, label=line.label, **style, **marks)
     if line.interval is not None:
         if line.band:

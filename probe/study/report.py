@@ -9,7 +9,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from probe.figures.marks import style
+from probe.figures.styles import style
 from probe.study.results import DRIFT, write_results
 from probe.study.table import (
     RULE,

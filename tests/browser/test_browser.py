@@ -130,7 +130,7 @@ def shoot(page, name):
     page.screenshot(path=SHOTS / f"{name}.png")
 
 
-@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (1280, "dark"), (800, "light"), (800, "dark")])
+@pytest.mark.parametrize(("width", "theme"), [(1440, "light"), (1440, "dark"), (390, "light"), (390, "dark")])
 def test_every_page_is_drawn(visit, width, theme):
     page = visit("?run=demo", width, theme)
     for name in PAGES:
@@ -173,7 +173,7 @@ def test_pages_and_interactions_are_quick(visit):
     page.goto(page.url.partition("/theory")[0] + "/thresholds?run=demo")
     settle(page)
     page.get_by_text("The rule: M").click()
-    times["change the rule"] = timed(page, lambda: write(page, "minimum_score", "40.0"))
+    times["change the rule"] = timed(page, lambda: write(page, "Least score (spreads)", "40.0"))
     page.goto(page.url.partition("/thresholds")[0] + "/heatmaps?run=demo")
     settle(page)
     times["zoom a heatmap"] = timed(page, lambda: page.get_by_role("radio", name="all").click())
@@ -211,7 +211,7 @@ def test_a_changed_rule_is_in_the_link_and_the_link_brings_it_back(visit):
     page = visit("thresholds?run=demo")
     before = page.locator("text=(layer, dim) pairs show").inner_text()
     page.get_by_text("The rule: M").click()
-    timed(page, lambda: write(page, "minimum_score", "40.0"))
+    timed(page, lambda: write(page, "Least score (spreads)", "40.0"))
     assert "minimum_score=40" in page.url
     after = page.locator("text=(layer, dim) pairs show").inner_text()
     assert after != before
@@ -260,6 +260,59 @@ def test_a_run_outside_the_root_is_not_opened(visit):
     assert page.get_by_role("combobox").first.input_value() == "demo"
 
 
+def test_what_is_typed_is_drawn(visit):
+    page = visit("thresholds?run=demo")
+    box = page.get_by_test_id("stTextInputField")
+    for typed, shown in (("3:17", "dim 17, layer 3,"), ("1:5", "dim 5, layer 1,")):
+        box.fill(typed)
+        box.press("Enter")
+        page.wait_for_function("text => document.body.innerText.includes(text)", arg=shown)
+        settle(page)
+        assert page.get_by_test_id("stPlotlyChart").count() == 1
+    assert "pairs=1" in page.url
+
+
+def test_back_undoes_what_was_seen_last(visit):
+    page = visit("theory?run=demo")
+    slider = page.get_by_role("slider").first
+    slider.focus()
+    slider.press("ArrowRight")
+    until(page, "theory_M=17")
+    settle(page)
+    page.get_by_role("tab", name="Recovered position").click()
+    until(page, "theory_tab=Recovered")
+    settle(page)
+    page.go_back()
+    page.wait_for_function("() => !location.href.includes('theory_tab')")
+    page.wait_for_function(
+        "() => document.querySelector('[role=tab][aria-selected=true]').innerText.startsWith('Head output')"
+    )
+    assert "theory_M=17" in page.url
+    page.go_back()
+    page.wait_for_function("() => !location.href.includes('theory_M')")
+    settle(page)
+    assert page.get_by_test_id("stMetricValue").first.inner_text() == "16"
+
+
+def test_an_unknown_run_is_said_to_be_unknown(visit):
+    page = visit("?run=gone")
+    assert "There is no run gone" in page.get_by_test_id("stAlert").first.inner_text()
+
+
+def test_the_report_fits_a_phone(browser, address, tmp_path):
+    write_run(tmp_path / "run", hidden_states(M, 8, 2, 32), evaluation(M, 8), trained_length=M)
+    write_report(tmp_path / "run")
+    context = browser.new_context(viewport={"width": 390, "height": 900})
+    page = context.new_page()
+    page.goto((tmp_path / "run" / "report.html").as_uri())
+    page.wait_for_selector(".main-svg")
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    labels = page.locator("figcaption").evaluate_all("all => all.map(e => e.scrollWidth <= e.parentNode.clientWidth)")
+    assert all(labels)
+    page.screenshot(path=SHOTS / "report-390.png", full_page=True)
+    context.close()
+
+
 def test_the_keyboard_reaches_the_widgets(visit):
     page = visit("methods")
     slider = page.get_by_role("slider").first
@@ -288,10 +341,10 @@ def test_the_summary_is_downloaded(visit, tmp_path):
 @pytest.mark.parametrize(
     ("path", "button", "name", "begin"),
     [
-        ("thresholds?run=demo", "SVG", "thresholds.svg", b"<?xml"),
-        ("thresholds?run=demo", "CSV", "thresholds-csv.zip", b"PK"),
-        ("heatmaps?run=second", "HTML", "heatmap.html", b"<!doctype html>"),
-        ("heatmaps?run=second", "PNG", "heatmap.png", b"\x89PNG"),
+        ("thresholds?run=demo&pairs=3:7", "SVG", "demo-repeated-thresholds-3-7.svg", b"<?xml"),
+        ("thresholds?run=demo&pairs=3:7", "CSV", "demo-repeated-thresholds-3-7-csv.zip", b"PK"),
+        ("heatmaps?run=second", "HTML", "second-repeated-heatmap-resid_post-minus-origin.html", b"<!doctype html>"),
+        ("heatmaps?run=second", "PNG", "second-repeated-heatmap-resid_post-minus-origin.png", b"\x89PNG"),
     ],
 )
 def test_figures_are_downloaded(visit, tmp_path, path, button, name, begin):

@@ -104,13 +104,17 @@ def test_a_summary_of_another_store_is_not_believed(root, monkeypatch, tmp_path)
 
 
 def titles(app):
-    return [figure["layout"]["title"]["text"] for figure in figures(app)]
+    """Figures' titles, which stand above them in bold."""
+    bold = [element.value.replace("\\", "") for element in app.markdown if element.value.startswith("**")]
+    return [text[2:-2] for text in bold if text.endswith("**")]
 
 
 def test_the_overview_shows_where_inside(root, opened):
     app = opened("overview", run="first")
-    (shown,) = [title for title in titles(app) if "in one place alone" in title]
-    assert shown.startswith("rerope in one place alone")
+    scores, drift, located = titles(app)  # in this order
+    assert scores.startswith("Measured by length")
+    assert drift.startswith("Drift of resid_post by layer and position, prompt repeated")
+    assert located.startswith("rerope in one place alone")
     assert "rerope in layer 2 alone restores 82%" in plain_texts(app)
     assert f"mesa-lens locate --out {root / 'nested/second'}" in texts(opened("overview", run="nested/second"))
 
@@ -172,7 +176,7 @@ def test_where_inside_explains_a_damaged_summary(root, monkeypatch, tmp_path):
     (tmp_path / "run" / "locate" / "summary.json").write_text("{")
     assert "is damaged" in run(tmp_path, monkeypatch, "mechanism").error[0].value
     app = run(tmp_path, monkeypatch, "overview")
-    assert ["is damaged" in app.warning[0].value, len(app.error), len(figures(app))] == [True, 0, 1]
+    assert ["is damaged" in app.warning[0].value, len(app.error), len(figures(app))] == [True, 0, 2]
 
 
 @pytest.mark.parametrize("name", ["locate/summary.json", "anatomy/summary.json", "anatomy/vectors.npz"])
@@ -195,6 +199,58 @@ def test_thresholds_follow_the_rule(opened):
     assert app.markdown[0].value.startswith("**0** of 96")
 
 
+def test_a_changed_rule_says_so_and_can_be_put_back(opened):
+    app = opened("thresholds", run="first")
+    assert not app.warning
+    own = app.number_input(key="margin").value
+    app.number_input(key="margin").set_value(own + 1).run()
+    assert f"Margin (spreads) is {own + 1:g} ({own:g})" in app.warning[0].value.replace("\\", "")
+    app.button[0].click().run()
+    assert [app.number_input(key="margin").value, len(app.warning)] == [own, 0]
+
+
+@pytest.mark.parametrize("typed", ["1:1", "2:2", "1:10"])
+def test_what_is_typed_is_drawn(opened, typed):
+    app = opened("thresholds", run="first", pairs=typed)
+    layer, dim = typed.split(":")
+    (shown,) = titles(app)
+    assert f"dim {dim}, layer {layer}," in shown
+
+
+def test_the_run_stands_in_the_address_and_an_unknown_one_is_said(opened):
+    app = opened("overview")
+    assert app.query_params["run"] == "nested/second"
+    app.selectbox(key="run").set_value("first").run()
+    assert app.query_params["run"] == "first"
+    assert not app.warning
+    app = opened("overview", run="gone")
+    assert "There is no run gone" in app.warning[0].value
+    assert app.query_params["run"] == "nested/second"
+
+
+def test_an_unfinished_capture_takes_no_landing_page(root, monkeypatch, tmp_path):
+    shutil.copytree(root / "first", tmp_path / "whole")
+    shutil.copytree(root / "first", tmp_path / "fresh")
+    (tmp_path / "fresh" / "store.zarr").rename(tmp_path / "fresh" / "store.zarr.partial")
+    os.utime(tmp_path / "whole" / "store.zarr" / "zarr.json", (1, 1))  # older
+    app = run(tmp_path, monkeypatch, "overview")
+    assert app.selectbox(key="run").value == "whole"
+    assert "fresh (unfinished)" in app.selectbox(key="run").options
+    assert not app.error
+
+
+def test_downloads_are_named_by_run_prompt_and_view(opened):
+    expected = {
+        "overview": "first-repeated-drift-map.csv",
+        "thresholds": "first-repeated-thresholds-1-3.svg",
+        "heatmaps": "first-repeated-heatmap-resid_post-minus-origin.csv",
+    }
+    for page, name in expected.items():
+        app = opened(page, run="first", **({"pairs": "1:3"} if page == "thresholds" else {}))
+        keys = [element.key for element in app.get("download_button")]
+        assert any(name in str(key) for key in keys), keys
+
+
 def test_the_control_stands_beside_the_search(opened):
     app = opened("thresholds", run="first")
     app.segmented_control(key="below").set_value("negative control").run()
@@ -209,9 +265,9 @@ def test_the_control_stands_beside_the_search(opened):
 
 def test_dims_are_chosen_by_name(opened):
     app = opened("thresholds", run="first")
-    app.multiselect(key="pairs").set_value(["1:3", "2:20", "7:1", "abc", "01: 3"]).run()
-    titles = [figure["layout"]["title"]["text"] for figure in figures(app)]
-    assert ["dim 3, layer 1" in titles[0], "dim 20, layer 2" in titles[1], len(titles)] == [True, True, 2]
+    app.text_input(key="pairs").set_value("1:3, 2:20,7:1, abc, 01: 3").run()
+    shown = titles(app)
+    assert ["dim 3, layer 1" in shown[0], "dim 20, layer 2" in shown[1], len(shown)] == [True, True, 2]
     assert len(app.warning) == 2
     assert "layers 0 to 2" in app.warning[0].value
 
@@ -219,9 +275,9 @@ def test_dims_are_chosen_by_name(opened):
 @pytest.mark.parametrize(
     ("page", "query", "shown"),
     [
-        ("thresholds", {"pairs": ["1:3"], "prompt": "text-0"}, "prompt text-0"),
+        ("thresholds", {"pairs": "1:3", "prompt": "text-0"}, "prompt text\\-0"),
         ("thresholds", {"M": "100"}, "position 100"),
-        ("heatmaps", {"minus": "origin", "layers": ["1", "1"]}, "minus origin"),
+        ("heatmaps", {"minus": "rerope", "layers": ["0", "1"]}, "minus rerope"),
         ("theory", {"theory_M": "20", "N": "2"}, "M = 20"),
     ],
 )
@@ -232,13 +288,28 @@ def test_a_link_reproduces_the_view(opened, page, query, shown):
         assert app.query_params[name] == (value[0] if len(value) == 1 and isinstance(value, list) else value)
 
 
+def test_heatmaps_open_with_the_difference_where_drift_begins(opened):
+    app = opened("heatmaps", run="first")
+    assert app.selectbox(key="minus").value == "origin"
+    at = app.slider(key="layers").value
+    assert at in ((1, 1), (2, 2))  # the first layer never drifts
+    assert len(figures(app)[0]["data"]) == 6  # three methods, two regions
+    app.button[0].click().run()  # the raw view is one click away
+    assert [app.selectbox(key="minus").value, app.slider(key="layers").value] == ["nothing", (0, 2)]
+    assert app.query_params["minus"] == "nothing"
+    assert app.query_params["layers"] == ["0", "2"]
+    assert "minus" not in titles(app)[0]
+    app.button[0].click().run()
+    assert [app.selectbox(key="minus").value, app.slider(key="layers").value] == ["origin", at]
+
+
 def test_differences_are_differences(opened):
     app = opened("heatmaps", run="first", minus="origin")
     app.slider(key="layers").set_value((2, 2)).run()
     figure = figures(app)[0]
     assert {trace["type"] for trace in figure["data"]} == {"heatmap"}
     assert len(figure["data"]) == 6  # three methods, two regions; the one subtracted is left out
-    assert "resid_post minus origin" in figure["layout"]["title"]["text"]
+    assert "resid_post minus origin" in titles(app)[0]
 
 
 def test_downloads_hold_what_is_shown(root):
@@ -306,11 +377,26 @@ def test_theory_shows_what_the_closed_forms_say(opened):
 def test_two_runs_side_by_side(opened):
     app = opened("compare", run="first")
     assert len(figures(app)) == 4
+    curves, others = ([figure["layout"][axis]["range"] for figure in figures(app)[:2]] for axis in ("xaxis", "yaxis"))
+    assert curves[0] == curves[1]
+    assert others[0] == others[1]
     shown = app.dataframe[0].value
     assert list(shown.columns) == [
         "method",
         *(f"{w}, {r}" for w in ("predicted", "measured") for r in ("first", "nested/second")),
     ]
+
+
+def test_all_settings_of_three_runs_are_compared(root, monkeypatch, tmp_path):
+    for name in ("a", "b", "c"):
+        shutil.copytree(root / "nested" / "second", tmp_path / name)
+    text = (tmp_path / "b" / "store.zarr" / "zarr.json").read_text()
+    (tmp_path / "b" / "store.zarr" / "zarr.json").write_text(text.replace('\\"window\\": 8', '\\"window\\": 9'))
+    app = run(tmp_path, monkeypatch, "compare", run="a", **{"with": ["b", "c"]})
+    assert not app.error
+    assert len(figures(app)) == 6
+    settings = app.dataframe[1].value.set_index("setting")
+    assert settings.loc["mesa: window"].tolist() == ["8", "9", "8"]
 
 
 def test_names_from_stores_stay_text(opened):
@@ -440,7 +526,7 @@ def with_gaps(folder):
 def test_no_region_spans_a_gap_in_what_was_captured(monkeypatch, tmp_path):
     with_gaps(tmp_path / "gaps")
     for query, columns in (({"positions": "all"}, 2), ({"positions": "choose", "zoom": ["100", "300"]}, 2)):
-        app = run(tmp_path, monkeypatch, "heatmaps", **query)
+        app = run(tmp_path, monkeypatch, "heatmaps", minus="nothing", layers=["0", "2"], **query)
         assert not app.error
         spans = [(trace["x"], trace["y"]) for trace in figures(app)[0]["data"]]
         assert len(spans) == 4 * columns * 2  # methods, regions, layers

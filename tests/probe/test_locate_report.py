@@ -48,7 +48,7 @@ def test_the_probes_report_answers_where_inside(folder, page):
     write_report(folder)
     text = (folder / "report.html").read_text()
     where, drift = text.index("<h2>Where inside</h2>"), text.index("<h2>Drift</h2>")
-    assert text.index("<h2>Measured by length</h2>") < where < drift
+    assert text.index("<h2>Where inside drift shows</h2>") < where < drift
     section = text[where:drift]
     assert "rerope in layer 2 alone restores 82% [54, 110]" in section
     assert section.count('class="plotly-graph-div"') == 1

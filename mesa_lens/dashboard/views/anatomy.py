@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 
 from mesa_lens.dashboard.context import Context
-from mesa_lens.dashboard.downloads import buttons
+from mesa_lens.dashboard.downloads import FORMS, buttons, named
 from mesa_lens.dashboard.look import columns, plain, show
 from mesa_lens.dashboard.runs import Entry
 from probe.anatomy_report import told_of_heads
@@ -16,7 +16,6 @@ from probe.figures.anatomy import head_map
 from probe.figures.anatomy_charts import lens_chart
 from probe.figures.anatomy_export import anatomy_tables, head_rows, known, layer_figures
 from probe.figures.export import Export
-from probe.figures.interactive import draw
 from probe.figures.positional_charts import share_chart
 from probe.figures.render import Drawn
 from probe.mechanism.anatomy.words import anatomy_findings
@@ -46,14 +45,30 @@ def page(context: Context) -> None:
     chosen = _choose(found, *names)
     made = {name: figure for name, figure in make(found, **chosen).items() if figure is not None}
     for name, figure in made.items():
-        show(draw(figure), figure.title, f"anatomy-{name}")
+        show(figure, figure.title, f"anatomy-{name}")
     if not made:
         st.info("It was not measured here: see \\-\\-parts of `mesa-lens anatomy`.")
         return
     labels = {name: [value] for name, value in chosen.items() if name in known(found)}
     figures = {f"anatomy-{name}": figure for name, figure in made.items()}
-    several = ("csv", "png", "svg", "pdf")
-    buttons(lambda: Export(figures, anatomy_tables(found, labels)), "anatomy", several, several)
+    several = FORMS if len(figures) > 1 else ("csv",)
+    stem = named(context.run.name, "anatomy", kind, *chosen.values())
+    buttons(lambda: Export(figures, anatomy_tables(found, labels)), stem, FORMS, several)
+
+
+def overview(context: Context) -> None:
+    """The first finding and a link to the page; nothing where the inside was not looked at."""
+    try:
+        found = find_anatomy(context.run.path)
+    except ValueError as error:
+        st.warning(plain(error))
+        return
+    if found is None:
+        return
+    st.subheader("What does the inside look like?", anchor=False)
+    st.markdown(plain(anatomy_findings(found.summary)[0]))
+    here = {"run": context.run.name}
+    st.page_link(context.pages["anatomy"], label="Heads, phases, logit lens, positional vectors", query_params=here)
 
 
 def say_how(entry: Entry) -> None:

@@ -1,105 +1,171 @@
-"""Compare runs: two stores side by side, such as two models or two lengths."""
+"""Compare runs: several stores side by side, such as models, lengths or settings, on shared axes."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import streamlit as st
 
 from mesa_lens.dashboard.context import Context
+from mesa_lens.dashboard.downloads import FORMS, buttons, named
 from mesa_lens.dashboard.look import columns, plain, show
 from mesa_lens.dashboard.runs import Entry
-from mesa_lens.dashboard.state import analysed
-from probe.figures.interactive import curves_figure, threshold_figure
+from mesa_lens.dashboard.state import analysed, while_unchanged
+from probe.figures.export import curves_export, threshold_export
+from probe.figures.marks import Chart, curves_chart, threshold_chart
 from probe.thresholds.analysis import Analysis, summarize
 
-_PROVENANCE = (
-    "model",
-    "model_revision",
-    "trained_length",
-    "length",
-    "source_dtype",
-    "samples",
-    "seed",
-    "word",
-    "created",
+_SETTINGS = "model model_revision source_dtype trained_length length samples seed word created".split()
+# Told elsewhere, or sums.
+_UNTOLD = (
+    "complete",
+    "spec",
+    "method_configs",
+    "versions",
+    "inputs",
+    "weights",
+    "config",
+    "tokenizer",
 )
+_LONGEST = 120  # characters of a setting
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """A run and what was read from it."""
+
+    entry: Entry
+    analysis: Analysis
+    summary: dict[str, Any]
 
 
 def page(context: Context) -> None:
-    """The second run's choice, the difference in settings, results by method, figures side by side."""
-    others = [entry for entry in context.entries if entry.name != context.run.name]
+    """The other runs' choice, results by method, the settings that differ, figures side by side on shared axes."""
+    others = [entry for entry in context.entries if entry.name != context.run.name and entry.finished]
     if not others:
         st.info(plain(f"There is no second run under {context.root}. Make one, e.g.:"))
         st.code("mesa-lens probe --length 1024 --prompt world --out runs/second", language="bash")
         return
     names = [entry.name for entry in others]
-    name = st.selectbox("Second run", names, key="with", bind="query-params")
-    pair = (context.run, others[names.index(name)])
-    found = [analysed(entry) for entry in pair]
-    summaries = [summarize(each) for each in found]
+    asked = st.multiselect("Beside", names, names[:1], key="with", bind="query-params", filter_mode="contains")
+    runs = [_read(entry) for entry in (context.run, *(others[names.index(name)] for name in asked))]
     st.subheader("Predicted and measured failure length")
-    st.dataframe(columns(_rows(pair, summaries)), hide_index=True, alt="Failure lengths of both runs by method")
-    for place, entry, analysis, summary in zip(st.columns(2), pair, found, summaries, strict=True):
-        with place:
-            st.subheader(plain(entry.name), anchor=False)
-            _draw(entry, analysis, summary)
+    st.dataframe(columns(_rows(runs)), hide_index=True, alt="Failure lengths of the runs by method")
     st.subheader("Settings that differ")
-    differences = _differences(pair, found)
-    if differences:
-        st.dataframe(columns(differences), hide_index=True, alt="Settings in which the runs differ")
+    differing = _differences(runs)
+    if differing:
+        st.dataframe(columns(differing), hide_index=True, alt="Settings in which the runs differ")
     else:
         st.markdown("None of those that are recorded.")
+    _figures(runs)
 
 
-def _rows(pair: tuple[Entry, ...], summaries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _read(entry: Entry) -> _Compared:
+    analysis = analysed(entry)
+    return _Compared(entry, analysis, summarize(analysis))
+
+
+def _rows(runs: Sequence[_Compared]) -> list[dict[str, Any]]:
     """One line a method; empty where a run does not have it."""
-    by_run = [{row["method"]: row for row in summary["methods"]} for summary in summaries]
+    by_run = [{row["method"]: row for row in run.summary["methods"]} for run in runs]
     rows = []
     for method in dict.fromkeys(name for each in by_run for name in each):
         row: dict[str, Any] = {"method": method}
         for what in ("predicted", "measured"):
-            for entry, each in zip(pair, by_run, strict=True):
-                row[f"{what}, {entry.name}"] = each[method][what]["text"] if method in each else None
+            for run, each in zip(runs, by_run, strict=True):
+                row[f"{what}, {run.entry.name}"] = each[method][what]["text"] if method in each else None
         rows.append(row)
     return rows
 
 
-def _draw(entry: Entry, analysis: Analysis, summary: dict[str, Any]) -> None:
-    """A run's curves, and its clearest dim."""
-    trained = analysis.trained_length
-    st.caption(plain(f"{summary['model']}, M = {trained}, read up to {summary['captured_length']} tokens"))
-    if analysis.run.evaluation is not None and analysis.measured is not None:
-        predictions = analysis.headline
-        curves = curves_figure(analysis.run.evaluation, analysis.measured, trained, predictions)
-        show(_stacked(curves), f"Scores over length of run {entry.name}", f"curves-{entry.name}")
-    if not analysis.best:
-        st.info("No dim shows an observable threshold.")
-        return
-    layer, dim = analysis.best[0]
-    st.markdown(f"Its clearest dim: layer {layer}, dim {dim}")
-    found = analysis.found.sel(prompt=analysis.prompt)
-    figure = threshold_figure(analysis.hidden.sel(prompt=analysis.prompt), found, layer, dim)
-    show(_stacked(figure), f"Layer {layer}, dim {dim} of run {entry.name} over position", f"dim-{entry.name}")
+def _figures(runs: Sequence[_Compared]) -> None:
+    """Each run's curves, then its clearest dim, a run below the other; axes of one kind span the same."""
+    curves = []
+    for run in runs:
+        if run.analysis.run.evaluation is not None and run.analysis.measured is not None:
+            curves.append((run, (run.analysis.run.evaluation, run.analysis.measured, run.analysis.trained_length)))
+    shared = _shared([curves_chart(of[0], of[1], of[2], run.analysis.headline) for run, of in curves])
+    for (run, of), chart in zip(curves, shared, strict=True):
+        _head(run)
+        show(chart, f"Scores over length of run {run.entry.name}", f"curves-{run.entry.name}")
+        make = while_unchanged(
+            run.entry, lambda run=run, of=of: curves_export(of[0], of[1], of[2], run.analysis.headline)
+        )
+        buttons(make, named(run.entry.name, "curves"), FORMS, ("csv",))
+    clear = [run for run in runs if run.analysis.best]
+    for run, chart in zip(clear, _shared([_clearest(run.analysis) for run in clear]), strict=True):
+        _head(run)
+        show(chart, chart.title, f"dim-{run.entry.name}")
+        found, pair = run.analysis, run.analysis.best[:1]
+        make = while_unchanged(run.entry, lambda found=found, pair=pair: threshold_export(*_of_prompt(found), pair))
+        buttons(make, named(run.entry.name, found.prompt, "clearest-dim"), FORMS, ("csv",))
+    for run in runs:
+        if run not in clear:
+            st.info(plain(f"No dim of {run.entry.name} shows an observable threshold."))
 
 
-def _stacked(figure: Any) -> Any:
-    """Two panels one above the other, untitled: half a page is too narrow for more."""
-    if "xaxis2" not in figure.layout:
-        return figure
-    figure.update_layout(
-        xaxis_domain=[0, 1], xaxis2_domain=[0, 1], yaxis_domain=[0.58, 1], yaxis2_domain=[0, 0.42], height=820
-    )
-    titles = [note for note in figure.layout["annotations"] if note["yref"] == "paper" and note["y"] == 1]
-    for note, height in zip(titles, (1, 0.42), strict=False):
-        note.update(x=0, y=height, xanchor="left")
-    return figure.update_layout(legend_y=-0.12, title_text=None)
+def _head(run: _Compared) -> None:
+    summary = run.summary
+    st.subheader(plain(run.entry.name), anchor=False)
+    captured = f"M = {summary['trained_length']}, read up to {summary['captured_length']} tokens"
+    st.caption(plain(f"{summary['model']}, {captured}"))
 
 
-def _differences(pair: tuple[Entry, ...], found: list[Analysis]) -> list[dict[str, Any]]:
-    attrs = [each.run.hidden.attrs for each in found]
+def _of_prompt(analysis: Analysis) -> tuple[Any, Any]:
+    return analysis.hidden.sel(prompt=analysis.prompt), analysis.found.sel(prompt=analysis.prompt)
+
+
+def _clearest(analysis: Analysis) -> Chart:
+    return threshold_chart(*_of_prompt(analysis), *analysis.best[0])
+
+
+def _shared(charts: Sequence[Chart]) -> list[Chart]:
+    """The charts with panels of one kind, known by the titles of their axes, on the same axes."""
+    of_kind: dict[str, list[Any]] = {}
+    for chart in charts:
+        for panel in chart.panels:
+            of_kind.setdefault(panel.y_title, []).append(panel)
+    spans = {}
+    for kind, panels in of_kind.items():
+        ticks = tuple(sorted({tick for panel in panels for tick in panel.x_ticks}))
+        x = [value for panel in panels for line in panel.lines for value in (np.nanmin(line.x), np.nanmax(line.x))]
+        low, high = min(panel.y_range[0] for panel in panels), max(panel.y_range[1] for panel in panels)
+        spans[kind] = {"y_range": (low, high), "x_range": (min(x), max(x)), "x_ticks": ticks}
     return [
-        {"setting": name, **{entry.name: str(each.get(name)) for entry, each in zip(pair, attrs, strict=True)}}
-        for name in _PROVENANCE
-        if attrs[0].get(name) != attrs[1].get(name)
+        replace(chart, panels=tuple(replace(panel, **spans[panel.y_title]) for panel in chart.panels))
+        for chart in charts
     ]
+
+
+def _differences(runs: Sequence[_Compared]) -> list[dict[str, Any]]:
+    """Every recorded setting that is not the same in all runs: provenance, what was captured, methods' settings."""
+    settings = [_settings(run.analysis) for run in runs]
+    names = dict.fromkeys(name for each in settings for name in each)
+    return [
+        {"setting": name, **{run.entry.name: each.get(name, "none") for run, each in zip(runs, settings, strict=True)}}
+        for name in names
+        if len({each.get(name) for each in settings}) > 1
+    ]
+
+
+def _settings(analysis: Analysis) -> dict[str, str]:
+    attrs, hidden = analysis.run.hidden.attrs, analysis.hidden
+    names = [*_SETTINGS, *(name for name in attrs if name not in (*_SETTINGS, *_UNTOLD))]
+    found = {name: _told(attrs[name]) for name in names if name in attrs}
+    found |= {f"{name}s": ", ".join(map(str, hidden[name].values)) for name in ("method", "prompt")}
+    found |= {f"{name}s": str(hidden.sizes[name]) for name in ("layer", "position", "dim")}
+    evaluation = analysis.run.evaluation
+    if evaluation is not None:
+        found["measured lengths"] = ", ".join(map(str, sorted(evaluation["length"].values.tolist())))
+    for method, config in json.loads(attrs.get("method_configs", "{}")).items():
+        found |= {f"{method}: {name}": str(value) for name, value in config.items() if name != "name"}
+    return {name: text for name, text in found.items() if text}
+
+
+def _told(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"

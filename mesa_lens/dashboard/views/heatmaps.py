@@ -9,16 +9,17 @@ import streamlit as st
 import xarray as xr
 
 from mesa_lens.dashboard.context import Context
-from mesa_lens.dashboard.downloads import buttons
+from mesa_lens.dashboard.downloads import FORMS, buttons, named
 from mesa_lens.dashboard.look import plain, show
 from mesa_lens.dashboard.runs import Entry
-from mesa_lens.dashboard.state import choose_states, opened, states, while_unchanged
+from mesa_lens.dashboard.state import choose_states, drifted, follow, opened, states, while_unchanged
+from probe.figures.drift import shown_layers
 from probe.figures.export import SIDE_BY_SIDE, Export, heatmap_export
 from probe.figures.heatmap import block_size, default_regions, difference, layer_limits, pool, regions
-from probe.figures.interactive import heatmap_figure
+from probe.figures.marks import heatmap_grid
 from probe.store.positions import captured_ranges
 from probe.store.reader import Run
-from probe.store.select import listed
+from probe.store.select import listed, reference_method
 
 _CELLS = 90_000  # drawn at once: about one in four pixels of a wide page
 _AROUND, _ALL, _CHOSEN = "around M, and the end", "all", "choose"
@@ -30,8 +31,11 @@ def page(context: Context) -> None:
     run = opened(entry)
     hook, prompt = choose_states(run)
     names = run.hidden["method"].values.tolist()
-    methods, minus = _methods(names)
-    layers, dims = _spans(run)
+    opening, raw = _opening(entry, run, hook, prompt)
+    place = st.container()
+    methods, minus = _methods(names, opening["minus"])
+    _way_to(place, minus, opening, raw)
+    layers, dims = _spans(run, opening.get("layers"))
     bounds = _bounds(run)
     quantile = st.slider(
         "Colour scale: share of values within it", 0.9, 1.0, 0.99, 0.005, key="scale", bind="query-params",
@@ -42,7 +46,7 @@ def page(context: Context) -> None:
         return
     choice = (methods, minus, layers, dims, bounds, quantile)
     shown, limits = _panel(str(entry.path), entry.stamp, run, hook, prompt, choice)
-    figure = heatmap_figure(shown, run.trained_length, limits)
+    figure = heatmap_grid(pool(shown), run.trained_length, limits)
     against = f" minus {minus}" if minus else ""
     show(
         figure,
@@ -54,30 +58,62 @@ def page(context: Context) -> None:
     _downloads(entry, run, hook, prompt, choice)
 
 
-def _methods(names: list[str]) -> tuple[list[str], str | None]:
+def _opening(entry: Entry, run: Run, hook: str, prompt: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is shown at first, the difference from the reference where its drift begins, and the raw view."""
+    names, layers = (run.hidden[name].values.tolist() for name in ("method", "layer"))
+    reference, whole = reference_method(names), (layers[0], layers[-1])
+    at = opening_layer(drifted(entry, hook), prompt)
+    several = len(layers) > 1  # else there is no slider
+    opening: dict[str, Any] = {"minus": reference if len(names) > 1 else "nothing"}
+    raw: dict[str, Any] = {"minus": "nothing"}
+    if several:
+        opening["layers"], raw["layers"] = whole if at is None else (at, at), whole
+    follow("heatmaps", entry.name, opening)
+    return opening, raw
+
+
+def _way_to(place: Any, minus: str | None, opening: dict[str, Any], raw: dict[str, Any]) -> None:
+    """The button to the other view; none where there is a single method."""
+    if opening["minus"] == raw["minus"]:
+        return
+    to, says = (opening, f"Show the difference from {opening['minus']}") if minus is None else (raw, "Show raw values")
+    place.button(says, on_click=lambda: st.session_state.update(to))
+
+
+def opening_layer(found: dict[str, xr.Dataset] | str, prompt: str) -> int | None:
+    """The layer where the reference's drift begins on the prompt, or the first judged one; None: not judged."""
+    if isinstance(found, str):
+        return None
+    return shown_layers(found.get(prompt, next(iter(found.values()))))[-1]
+
+
+def _methods(names: list[str], reference: str) -> tuple[list[str], str | None]:
     left, right = st.columns(2)
-    minus = right.selectbox(
-        "Minus", ["nothing", *names], key="minus", bind="query-params", help="Shows the difference to this method"
-    )
-    chosen = left.multiselect("Methods", names, names[:4], key="methods", bind="query-params")
+    options = ["nothing", *names]
+    first = options.index(reference)
+    meaning = "Shows the difference to this method"
+    minus = right.selectbox("Minus", options, first, key="minus", bind="query-params", help=meaning)
+    chosen = left.multiselect("Methods", names, names[:5], key="methods", bind="query-params")
     base = None if minus == "nothing" else str(minus)
     return [name for name in chosen if name != base], base
 
 
-def _spans(run: Run) -> tuple[tuple[int, int], tuple[int, int]]:
-    """First and last layer and dim, from sliders; both ends included."""
+def _spans(run: Run, layers: tuple[int, int] | None) -> tuple[tuple[int, int], tuple[int, int]]:
+    """First and last layer and dim, from sliders; both ends included. layers: those shown at first."""
     left, right = st.columns(2)
-    return _span(left, "Layers", "layers", run.hidden["layer"].values), _span(
+    return _span(left, "Layers", "layers", run.hidden["layer"].values, layers), _span(
         right, "Dims", "dims", run.hidden["dim"].values
     )
 
 
-def _span(place: Any, label: str, key: str, values: np.ndarray) -> tuple[int, int]:
+def _span(
+    place: Any, label: str, key: str, values: np.ndarray, opening: tuple[int, int] | None = None
+) -> tuple[int, int]:
     first, last = int(values[0]), int(values[-1])
     if first == last:
         place.markdown(f"{label}: {first}")
         return first, last
-    low, high = place.slider(label, first, last, (first, last), key=key, bind="query-params")
+    low, high = place.slider(label, first, last, opening or (first, last), key=key, bind="query-params")
     return int(low), int(high)
 
 
@@ -125,10 +161,12 @@ def _downloads(entry: Entry, run: Run, hook: str, prompt: str, choice: tuple[Any
         values = _values(run, hook, prompt, choice)
         return heatmap_export(values, run.trained_length, layer_limits(values, choice[-1]), native=native)
 
-    several = ("png", "svg", "html") if len(choice[0]) > SIDE_BY_SIDE else ()
-    buttons(while_unchanged(entry, lambda: export(False)), "heatmap", ("png", "svg", "html", "npz"), several)
+    several = ("png", "svg", "pdf", "html") if len(choice[0]) > SIDE_BY_SIDE else ()
+    less = [] if choice[1] is None else ["minus", choice[1]]
+    stem = named(entry.name, prompt, "heatmap", hook, *less)
+    buttons(while_unchanged(entry, lambda: export(False)), stem, (*FORMS, "html", "npz"), several)
     st.caption("As captured, one pixel a value and a picture a method:")
-    buttons(while_unchanged(entry, lambda: export(True)), "heatmap-native", ("png", "npz"), ("png",))
+    buttons(while_unchanged(entry, lambda: export(True)), f"{stem}-native", ("png", "npz"), ("png",))
 
 
 def _scale(shown: xr.DataArray, limits: xr.DataArray) -> None:

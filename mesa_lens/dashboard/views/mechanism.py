@@ -9,14 +9,14 @@ import numpy as np
 import streamlit as st
 
 from mesa_lens.dashboard.context import Context
-from mesa_lens.dashboard.downloads import buttons
+from mesa_lens.dashboard.downloads import FORMS, buttons, named
 from mesa_lens.dashboard.look import columns, plain, show
 from mesa_lens.dashboard.runs import Entry
 from probe.figures.cells import Cells
-from probe.figures.interactive import draw
+from probe.figures.export import Export
 from probe.figures.marks import Chart
 from probe.figures.mechanism import MEASURES
-from probe.figures.mechanism_export import common_figures, gone_over, located_export, method_figures
+from probe.figures.mechanism_export import common_figures, gone_over, located_export, located_tables, method_figures
 from probe.mechanism.words import located_findings
 from probe.store.located import Located, find_located, having, headline
 
@@ -49,14 +49,14 @@ def page(context: Context) -> None:
     _figures(summary, chosen)
     _effects(summary, chosen)
     asked = {f"{name}s": [value] for name, value in chosen.items()}
-    several = ("csv", "png", "svg", "pdf")
     if having(having(summary["gaps"], **chosen), judged=True):
-        buttons(lambda: located_export(summary, **asked), "locate", several, several)
+        stem = named(context.run.name, "locate", *chosen.values())
+        buttons(lambda: located_export(summary, **asked), stem, FORMS, FORMS)
 
 
 def overview(context: Context) -> None:
     """The map of the clearest loss, or how to make one."""
-    st.subheader("Where inside?", anchor=False)
+    st.subheader("Where inside does it arise?", anchor=False)
     try:
         summary = find_located(context.run.path)
     except ValueError as error:
@@ -69,8 +69,11 @@ def overview(context: Context) -> None:
     for _, text in located_findings(summary, **(chosen or {})):
         st.markdown(plain(text))
     figure = method_figures(summary, **chosen).get("map") if chosen else None
-    if figure is not None:
-        show(draw(figure), _alt(figure), "located")
+    if chosen is not None and figure is not None:
+        show(figure, _alt(figure), "located")
+        tables = located_tables(summary, {name: [value] for name, value in chosen.items()})
+        stem = named(context.run.name, "restoration-map", *chosen.values())
+        buttons(lambda: Export({"map": figure}, tables), stem, FORMS, ("csv",))
     context_link = {"run": context.run.name}
     st.page_link(context.pages["mechanism"], label="Patches, clamps, smallest sets", query_params=context_link)
 
@@ -108,7 +111,7 @@ def _figures(summary: Located, chosen: Mapping[str, Any]) -> None:
     )
     for name, figure in made.items():
         if name.startswith(_SHOWN[kind]):
-            show(draw(figure), _alt(figure), f"locate-{name}")
+            show(figure, _alt(figure), f"locate-{name}")
 
 
 def _effects(summary: Located, chosen: Mapping[str, Any]) -> None:

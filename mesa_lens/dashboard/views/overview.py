@@ -9,11 +9,13 @@ from typing import Any
 import streamlit as st
 
 from mesa_lens.dashboard.context import Context
+from mesa_lens.dashboard.downloads import FORMS, buttons, named
 from mesa_lens.dashboard.look import columns, plain, show
 from mesa_lens.dashboard.runs import Entry
-from mesa_lens.dashboard.state import analysed, opened
-from mesa_lens.dashboard.views import mechanism
-from probe.figures.interactive import curves_figure
+from mesa_lens.dashboard.state import analysed, opened, while_unchanged
+from mesa_lens.dashboard.views import anatomy, drift, mechanism
+from probe.figures.export import curves_export
+from probe.figures.marks import curves_chart
 from probe.report import PROVENANCE, whole_summary
 from probe.store.reader import Run
 from probe.thresholds.calls import Call
@@ -36,8 +38,10 @@ def page(context: Context) -> None:
     )
     st.html(html(summary[VERDICT]))
     _scores(summary)
-    _curves(run, summary)
+    _curves(context.run, run, summary)
+    drift.overview(context)
     mechanism.overview(context)
+    anatomy.overview(context)
     for heading, text in findings(summary):
         st.subheader(heading)
         st.markdown(plain(text))
@@ -88,7 +92,7 @@ def _formats() -> dict[str, Any]:
     return named | {name: st.column_config.NumberColumn(format="%.2f") for name in scores}
 
 
-def _curves(run: Run, summary: dict[str, Any]) -> None:
+def _curves(entry: Entry, run: Run, summary: dict[str, Any]) -> None:
     if run.evaluation is None:
         st.info("Nothing was measured by length: the run was made with \\-\\-samples 0.")
         return
@@ -97,8 +101,11 @@ def _curves(run: Run, summary: dict[str, Any]) -> None:
     predictions = [kind(**{name: row["predicted"][name] for name in known}) for row in summary["methods"]]
     measured = measured_failure(run.evaluation, run.trained_length, summary["reference"])
     failing = ", ".join(f"{each.method} {each}" for each in measured.failures)
-    figure = curves_figure(run.evaluation, measured, run.trained_length, predictions)
-    show(figure, f"Tail NLL and passkey accuracy over length by method. Measured failure: {failing}", "curves")
+    shown = (run.evaluation, measured, run.trained_length, predictions)
+    alt = f"Tail NLL and passkey accuracy over length by method. Measured failure: {failing}"
+    show(curves_chart(*shown), alt, "curves")
+    make = while_unchanged(entry, lambda: curves_export(*shown))
+    buttons(make, named(entry.name, "curves"), FORMS, ("csv",))
 
 
 def _links(context: Context, summary: dict[str, Any]) -> None:

@@ -39,7 +39,12 @@ def page(context: Context) -> None:
     reached = {"Plain positions fail at": M, "Weave reaches T*": weave, "Stair PE reaches T*": stair}
     for column, (label, value) in zip(st.columns(3), reached.items(), strict=True):
         column.metric(label, f"{value:,.5g}", help="tokens", border=True)
-    output, position, attention = st.tabs(["Head output o_t", "Recovered position", "Attention on <bos>"])
+    output, position, attention = st.tabs(
+        ["Head output o_t", "Recovered position", "Attention on <bos>"],
+        key="theory_tab",
+        on_change="rerun",
+        bind="query-params",
+    )
     reach = f"M = {M}, T* of the weave {weave:.5g}, of Stair PE {stair:.5g}"
     with output:
         show(output_figure(data), f"Head output o_t over position t: fails below H = {H:g}. {reach}", "output")

@@ -9,11 +9,11 @@ import streamlit as st
 import xarray as xr
 
 from mesa_lens.dashboard.context import Context
-from mesa_lens.dashboard.downloads import buttons
+from mesa_lens.dashboard.downloads import FORMS, buttons, named
 from mesa_lens.dashboard.look import columns, plain, show
 from mesa_lens.dashboard.state import choose_states, control, follow, opened, searched, states, while_unchanged
 from probe.figures.export import threshold_export
-from probe.figures.interactive import threshold_figure
+from probe.figures.marks import threshold_chart
 from probe.store.reader import Run
 from probe.store.select import reference_method
 from probe.thresholds.control import as_many, false_predictions
@@ -23,6 +23,16 @@ from probe.thresholds.search import CrossingRule
 _RANKING, _PREDICTED, _CONTROL = "ranking of dims", "predictions", "negative control"
 _MOST = 6  # figures drawn at once
 _LISTED = 1000  # dims in the table
+_LABELS = {
+    "M": "M, the trained window (tokens)",
+    "smoothing": "Smoothing (tokens)",
+    "sustained": "A crossing lasts (tokens)",
+    "burn_in": "Left out at the start (tokens)",
+    "margin": "Margin (spreads)",
+    "minimum_score": "Least score (spreads)",
+    "share": "Share that agrees",
+    "floor": "Least spread (share)",
+}
 
 
 def page(context: Context) -> None:
@@ -42,12 +52,13 @@ def page(context: Context) -> None:
     pairs = _pairs(found)
     for layer, dim in pairs:
         crossings = _crossings(found, layer, dim)
-        figure = threshold_figure(hidden, found, layer, dim)
+        figure = threshold_chart(hidden, found, layer, dim)
         show(figure, f"Layer {layer}, dim {dim} over position. {crossings}", f"layer{layer}-dim{dim}")
     if pairs:
-        several = ("csv",) if len(pairs) == 1 else ("csv", "png", "svg", "html")  # csv: thresholds, and values
+        several = ("csv",) if len(pairs) == 1 else (*FORMS, "html")  # csv: thresholds, and values
+        stem = named(entry.name, prompt, "thresholds", *(f"{layer}-{dim}" for layer, dim in pairs))
         make = while_unchanged(entry, lambda: threshold_export(hidden, found, pairs))
-        buttons(make, "thresholds", ("csv", "png", "svg", "html"), several)
+        buttons(make, stem, (*FORMS, "html"), several)
     below = st.segmented_control(
         "Below", [_RANKING, _PREDICTED, _CONTROL], default=_RANKING, required=True, key="below", bind="query-params"
     )
@@ -75,34 +86,55 @@ def _rule(run: Run, name: str) -> tuple[int, CrossingRule]:
         ("share", 1.0, scaled.share, 0.01, "Of positions inside, and after the crossing, that must agree"),
         ("floor", 1.0, scaled.floor, 0.01, "Least spread, as a share of the layer's typical size"),
     )
-    follow("rule", name, {each[0]: each[-2] for each in whole} | {each[0]: each[2] for each in real})
+    defaults = {each[0]: each[3] for each in whole} | {each[0]: each[2] for each in real}
+    follow("rule", name, defaults)
     values: dict[str, Any] = {}
+    place_of_note = st.container()
     with st.expander("The rule: M, smoothing, how long a crossing must last"):
         for (name, least, most, value, meaning), place in zip(whole, st.columns(4), strict=True):
+            value = int(value)
             values[name] = int(
-                place.number_input(name, least, max(most, value), value, key=name, bind="query-params", help=meaning)
+                place.number_input(
+                    _LABELS[name], least, max(most, value), value, key=name, bind="query-params", help=meaning
+                )
             )
         for (name, most, value, step, meaning), place in zip(real, st.columns(4), strict=True):
-            values[name] = place.number_input(name, 0.0, most, value, step, key=name, bind="query-params", help=meaning)
+            values[name] = place.number_input(
+                _LABELS[name], 0.0, most, value, step, key=name, bind="query-params", help=meaning
+            )
+    with place_of_note:
+        _say_changed(values, defaults)
     return values.pop("M"), CrossingRule(**values)
+
+
+def _say_changed(values: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """What of the rule is not the run's own, and a button that puts it back."""
+    changed = [
+        f"{_LABELS[name]} is {values[name]:g} ({default:g})"
+        for name, default in defaults.items()
+        if values[name] != default
+    ]
+    if changed:
+        st.warning(plain(f"The rule is changed: {'; '.join(changed)}. In brackets: the run's own."))
+        st.button("Back to the run's own rule", on_click=lambda: st.session_state.update(defaults))
 
 
 def _pairs(found: xr.Dataset) -> list[tuple[int, int]]:
     """The (layer, dim) pairs to draw: chosen, else the clearest."""
-    clearest = best(found, 50)
+    clearest = best(found, 1)
     options = [f"{layer}:{dim}" for layer, dim in clearest]
-    asked = st.multiselect(
-        "Layer and dim to draw, as layer:dim",
-        options,
+    asked = st.text_input(
+        "Layer and dim to draw, as layer:dim, several with commas",
         key="pairs",
         bind="query-params",
-        accept_new_options=True,
-        max_selections=_MOST,
         placeholder=f"the clearest ({options[0]})" if options else "none is observable; write e.g. 1:17",
-        help="The list holds the clearest dims; any other can be written",
+        help="A dim is one coordinate of the hidden state. Ticked rows of the ranking below are written here",
     )
-    pairs = [pair for text in asked if (pair := _pair(text, found)) is not None]
-    return list(dict.fromkeys(pairs)) or clearest[:1]
+    pairs = [pair for text in asked.split(",") if text.strip() and (pair := _pair(text.strip(), found)) is not None]
+    pairs = list(dict.fromkeys(pairs)) or clearest[:1]
+    if len(pairs) > _MOST:
+        st.warning(plain(f"{len(pairs)} pairs are more than are drawn at once; the first {_MOST} are shown"))
+    return pairs[:_MOST]
 
 
 def _pair(text: str, found: xr.Dataset) -> tuple[int, int] | None:
@@ -151,7 +183,7 @@ def _ranking(found: xr.Dataset) -> None:
 
 def _draw(key: str, pairs: list[str]) -> None:
     """Choose the ticked rows' pairs."""
-    st.session_state["pairs"] = [pairs[row] for row in st.session_state[key].selection.rows[:_MOST]]
+    st.session_state["pairs"] = ", ".join(pairs[row] for row in st.session_state[key].selection.rows[:_MOST])
 
 
 def _predictions(found: xr.Dataset) -> None:

@@ -73,7 +73,7 @@ def table(content):
         (
             "drift",
             ["--layers", "1"],
-            ["drift-resid_post-repeated"],
+            ["drift-resid_post-repeated", "drift-resid_post-repeated-map"],
             ["drift-resid_post-repeated-levels", "drift-resid_post-repeated-dims"],
         ),
         ("curves", [], ["curves"], ["curves-passkey", "curves-tail_nll", "failures"]),
@@ -174,7 +174,8 @@ def test_differences_and_native_pictures(folder, tmp_path, one):
     assert run(folder, tmp_path, "heatmap", *chosen, "--format", "png,npz") == 0
     stem = "heatmap-resid_post-repeated-minus-rerope"
     assert {path.name for path in tmp_path.iterdir()} == {f"{stem}-mesa.png", f"{stem}-origin.png", f"{stem}.npz"}
-    assert imread(tmp_path / f"{stem}-mesa.png").shape[:2] == (2 * 12 + 2, 60)
+    height, width = imread(tmp_path / f"{stem}-mesa.png").shape[:2]
+    assert (height > 2 * 12 + 2, width > 60) == (True, True)  # axes about one pixel a value
     loaded = np.load(tmp_path / f"{stem}.npz")
     between = one.sel(position=slice(40, 99))
     expected = between.sel({"method": ["mesa", "origin"]}).values - between.sel({"method": ["rerope"]}).values

@@ -1,15 +1,18 @@
 """Figures: their data, texts and colours; both renderers draw the same marks."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from synthetic import evaluation, hidden_states
 
-from probe.figures import marks
+from mesa.methods import METHODS
+from probe.figures import interactive, marks, static, styles
 from probe.figures.heatmap import block_size, layer_limits, merged, pool, regions
 from probe.figures.interactive import curves_figure, heatmap_figure, threshold_figure
 from probe.figures.static import DPI, draw
+from probe.figures.styles import style
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.predict import best, predict
 from probe.thresholds.search import CrossingRule, search
@@ -42,7 +45,7 @@ def test_threshold_marks(hidden, found):
     assert [rule.at for rule in first.rules] == [M]
     at = found.sel(layer=layer, dim=dim)
     assert [rule.at for rule in observing.rules] == [M, float(at["threshold"]), float(at["limit"])]
-    assert [rule.colour for rule in observing.rules] == [marks.BLACK, marks.RED, marks.RED]
+    assert [rule.colour for rule in observing.rules] == [styles.BLACK, styles.RED, styles.RED]
     crossing = {method: float(at["crossing"].sel({"method": method})) for method in ("origin", "dynamic-ntk")}
     assert {(point.text.split(":")[0], point.x) for point in observing.points} == set(crossing.items())
     for line, method in zip(observing.lines, hidden["method"].values, strict=True):
@@ -83,9 +86,47 @@ def test_curve_marks():
 
 
 def test_each_method_has_its_own_colour_everywhere():
-    assert len({colour for colour, _, _ in marks.STYLES.values()}) == len(marks.STYLES)
-    assert marks.style("mesa") == marks.STYLES["mesa"]
-    assert marks.style("another")[0] == marks.GREY
+    names = [*METHODS, "another", "a-third", "their-method"]
+    looks = [style(name) for name in names]
+    assert len({colour for colour, _, _ in looks}) == len(names)
+    assert len({(dash, symbol) for _, dash, symbol in looks}) == len(names)  # told apart in grey
+    assert style("another") == style("another")
+
+
+def test_methods_of_other_packages_take_no_style_twice(monkeypatch):
+    names = [f"theirs-{number}" for number in range(30)]  # many share a first choice
+    monkeypatch.setattr(styles, "entry_points", lambda group: [SimpleNamespace(name=name) for name in names])
+    styles._installed.cache_clear()
+    try:
+        assert len({style(name)[1:] for name in [*METHODS, *names]}) == len(METHODS) + len(names)
+    finally:
+        styles._installed.cache_clear()
+
+
+def test_both_renderers_know_every_dash_and_symbol():
+    assert {dash for _, dash, _ in (*styles.STYLES.values(), *styles._OTHERS)} <= static._DASHES.keys()
+    assert {symbol for _, _, symbol in (*styles.STYLES.values(), *styles._OTHERS)} <= static._MARKERS.keys()
+
+
+def test_a_method_beyond_the_line_inside_the_window_is_drawn_as_excluded(hidden):
+    early = hidden.copy()
+    early.loc[{"method": "dynamic-ntk", "layer": 1, "dim": 3}] = hidden.sel(
+        {"method": "origin", "layer": 1, "dim": 3}
+    ).values[-1]
+    found = search(early, M, CrossingRule.scaled(M))
+    chart = marks.threshold_chart(early, found, 1, 3)
+    out = [line for line in chart.panels[1].lines if line.faint]
+    assert [line.label for line in out] == ["dynamic-ntk: excluded, beyond the threshold on 100% of positions inside M"]
+    assert not any(point.text.startswith("dynamic-ntk") for point in chart.panels[1].points)
+    assert [trace.opacity for trace in interactive.draw(chart).data if trace.name == out[0].label] == [0.35] * 2
+
+
+def test_hovering_names_method_layer_dim_and_unit(hidden, found):
+    figure = threshold_figure(hidden, found, 1, 3)
+    told = figure.data[0].hovertemplate
+    assert all(part in told for part in ("layer 0, dim 3", "origin", "position (tokens)", "resid_post (activation)"))
+    panel = heatmap_figure(regions(hidden, [(32, 96)]), M).data[1].hovertemplate
+    assert panel.startswith("rerope<br>layer 0<br>dim %{y}<br>position %{x}<br>value %{z:.4g} activation")
 
 
 def test_plotly_draws_the_marks(hidden, found):
@@ -135,7 +176,7 @@ def test_static_figures_draw_the_same(hidden, found):
     np.testing.assert_array_equal(axes[1].lines[0].get_ydata(), chart.panels[1].lines[0].y)
     looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in axes[1].lines[:4]}
     assert {(colour, marker) for colour, marker, _ in looks} == {
-        (marks.style(method)[0], marker) for method, marker in zip(hidden["method"].values, "os^D", strict=True)
+        (style(method)[0], marker) for method, marker in zip(hidden["method"].values, "os^D", strict=True)
     }
     assert draw(marks.curves_chart(*curves())).axes[0].get_xscale() == "log"
     panel = regions(hidden, [(32, 96), (256, 320)])

@@ -11,6 +11,7 @@ from synthetic import hidden_states
 from xarray.backends import BackendArray
 from xarray.core import indexing
 
+from probe.figures.framed import LEFT, TOP
 from probe.figures.heatmap import (
     default_regions,
     describe,
@@ -95,7 +96,10 @@ def test_images_have_one_pixel_a_cell_red_above_zero(tmp_path):
     limits = xr.DataArray([5.0, 2.0], dims="layer")
     write_png(panel(values, [0, 1, 8, 9], [(0, 2), (8, 10)]), tmp_path / "panel.png", limits)
     image = (imread(tmp_path / "panel.png")[..., :3] * 255).round().astype(int)
-    assert image.shape == (1 + 2 + 1, 2 + 2 + 2, 3)
+    axes = image.copy()
+    axes[TOP : TOP + 4, LEFT : LEFT + 6] = axes[0, 0]
+    assert (axes != axes[0, 0]).any()  # labels stand about the cells
+    image = image[TOP : TOP + 4, LEFT : LEFT + 6]
     red, blue, white = [103, 0, 31], [5, 48, 97], [247, 246, 246]
     assert image[0].tolist() == [red, blue, [128] * 3, [128] * 3, white, red]
     assert image[1:3].reshape(-1, 3).tolist() == [[128] * 3] * 12

@@ -1,0 +1,43 @@
+"""Figures on pages of any width: the title as text that wraps, and the least width at which nothing overlaps."""
+
+from __future__ import annotations
+
+import html
+
+import plotly.graph_objects as go
+
+from probe.figures.cells import Cells
+from probe.figures.drift_map import DriftMap
+from probe.figures.interactive import draw
+from probe.figures.marks import Chart, Grid
+
+_PANEL, _COLUMN, _CELL, _SIDES, _LEAST = 330, 75, 24, 150, 300  # pixels
+_HEAD = 40  # pixels that the title took
+
+
+def untitled(figure: Chart | Grid | Cells | DriftMap) -> go.Figure:
+    """The plotly figure without its title, and without the room for it."""
+    drawn = draw(figure).update_layout(title_text=None)
+    layout = drawn.to_dict()["layout"]
+    return drawn.update_layout(height=layout["height"] - _HEAD, margin_t=layout["margin"]["t"] - _HEAD, margin_pad=0)
+
+
+def least_width(figure: Chart | Grid | Cells | DriftMap) -> int:
+    """Pixels below which parts of the figure would overlap: a narrower page scrolls it sideways."""
+    if isinstance(figure, Chart):
+        return max(_LEAST, len(figure.panels) * _PANEL)
+    if isinstance(figure, Grid):
+        return max(_LEAST, len(figure.cells[0]) * _COLUMN + _SIDES)
+    if isinstance(figure, Cells):
+        return max(_LEAST, sum(len(block.columns) for block in figure.blocks) * _CELL + _SIDES)
+    return _LEAST
+
+
+def embedded(figure: Chart | Grid | Cells | DriftMap, plotly_js: bool | str = False, div_id: str | None = None) -> str:
+    """The figure's HTML with its title as a caption; plotly_js: as in `to_html`, False for a page that has it."""
+    config = {"responsive": True, "displaylogo": False}
+    plot = untitled(figure).to_html(full_html=False, include_plotlyjs=plotly_js, config=config, div_id=div_id)
+    title = html.escape(figure.title, quote=False)
+    sides = "margin: 1em 0; overflow-x: auto"
+    inner = f'<div style="min-width: {least_width(figure)}px">{plot}</div>'
+    return f'<figure style="{sides}"><figcaption style="position: sticky; left: 0">{title}</figcaption>{inner}</figure>'

@@ -1,0 +1,70 @@
+"""The drift map: where a planted break is, in which words; nothing red where nothing breaks; figures that fit."""
+
+import numpy as np
+import pytest
+from synthetic import hidden_states
+
+from probe.figures import fitting, interactive, static
+from probe.figures.drift_map import COLUMNS, drift_map
+from probe.thresholds.drift import find_drift
+
+M = 64
+
+
+@pytest.fixture(scope="module")
+def found():
+    return find_drift(hidden_states(M, windows=5).sel(prompt="repeated"), M)
+
+
+def test_a_planted_break_is_red_where_it_is_and_nowhere_else(found):
+    figure = drift_map(found, "repeated")
+    assert [one.method for one in figure.maps] == ["origin", "rerope", "dynamic-ntk", "mesa"]
+    origin, rerope = figure.maps[:2]
+    late = figure.edges[:-1] >= 1.5 * M
+    assert (origin.doublings[1:, late] > 0).all()
+    assert not (origin.doublings[0] > 0).any()  # the first layer never leaves
+    assert not (rerope.doublings > 0).any()
+    assert origin.first is not None
+    assert origin.first[0] in range(M, 80)
+    assert rerope.first is None
+    assert rerope.title == "rerope: none up to 320"
+    settling = figure.edges[:-1] < found.attrs["burn_in"]
+    assert np.isnan(origin.doublings[:, settling]).all()
+
+
+def test_random_states_show_no_drift():
+    noise = hidden_states(M, windows=5, seed=3)
+    noise.values[:] = np.random.default_rng(3).normal(0, 1, noise.shape)
+    figure = drift_map(find_drift(noise.sel(prompt="repeated"), M))
+    assert [one.first for one in figure.maps] == [None] * 4
+    assert not any((one.doublings > 0).any() for one in figure.maps)
+
+
+def test_many_runs_keep_their_largest_and_gaps_stay_empty(found):
+    many = find_drift(hidden_states(M, windows=3 * COLUMNS // 32, layers=2, dims=12).isel(prompt=0), M)
+    figure = drift_map(many)
+    assert figure.maps[0].doublings.shape[1] <= COLUMNS
+    assert np.nanmax(figure.maps[0].distance) == pytest.approx(
+        np.sqrt(many["level"].sel({"method": "origin"}).where(~many["settling"].sel({"method": "origin"})).max())
+    )
+    gap = drift_map(found.isel(run=[*range(100), *range(140, found.sizes["run"])]))
+    empty = np.isnan(gap.maps[0].doublings).all(axis=0)
+    assert empty[50:70].all()  # a column is two runs
+    assert not empty[30:50].any()
+
+
+def test_both_renderers_draw_every_map(found):
+    figure = drift_map(found, "<b>repeated</b>")
+    plot = interactive.draw(figure)
+    assert [trace.type for trace in plot.data].count("heatmap") == 4
+    assert "origin, layer 1, positions" in plot.data[0].customdata[1][-1]
+    assert "ranges, limit" in plot.data[0].customdata[1][-1]
+    assert len(static.draw(figure).axes) == 5  # with the colour scale
+
+
+def test_a_page_has_the_title_as_text_that_wraps(found):
+    figure = drift_map(found, "<b>repeated</b>")
+    html = fitting.embedded(figure)
+    assert "prompt &lt;b&gt;repeated&lt;/b&gt;" in html.partition("</figcaption>")[0]
+    assert fitting.untitled(figure).layout.title.text is None
+    assert fitting.least_width(figure) < 390
