@@ -37,6 +37,6 @@ def test_only_the_third_dimension_is_observable(found):
 
 def test_its_threshold_is_H_and_it_is_crossed_just_beyond_M_unless_woven(found):
     assert float(found["threshold"].sel(layer=1, dim=2)) == pytest.approx(0.5, abs=1e-6)
-    origin, rerope = predict(found)
+    origin, rerope = predict(found, least=1)
     assert origin.length == M + 1
     assert rerope.length is None

@@ -1,0 +1,110 @@
+"""Draws what results/smollm2 holds of the real model: drift beside NLL by position, docs/real-model-break.png.
+
+    python benchmarks/real_model.py
+
+prints the tables of docs/real-model.md: NLL by position, less ReRoPE's on the same texts.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from probe.evaluation.intervals import shown, student
+from probe.figures.marks import Chart, Line, Panel, Rule, trained_rule
+from probe.figures.render import rendered
+from probe.figures.styles import RED, style
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "smollm2"
+PICTURE = HERE.parent / "docs" / "real-model-break.png"
+M, LAYER, REFERENCE = 8192, 3, "rerope"
+DRAWN = ("origin", "rerope", "dynamic-ntk", "mesa")
+AT = (8192, 9216, 10240, 11264, 12288, 14336, 16384)
+FIRST = 2048  # before it states still settle
+
+
+def by_position() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """By method: the last positions of the buckets, in tokens, and NLL (text, bucket), nats/token."""
+    found = {}
+    for line in (RESULTS / "nll-position" / "cells.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if "cell" in row:
+            values = {(score["sample"], score["length"]): score["value"] for score in row["scores"]}
+            texts, ends = (sorted({key[place] for key in values}) for place in (0, 1))
+            found[row["cell"][1]] = np.array(ends), np.array([[values[text, end] for end in ends] for text in texts])
+    return found
+
+
+def nll_panel(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> Panel:
+    """Mean NLL over position under each method."""
+    lines = []
+    for name in (name for name in DRAWN if name in found):
+        ends, nll = found[name]
+        kept = ends > FIRST
+        lines.append(Line(name, ends[kept], nll.mean(0)[kept], *style(name)))
+    top = 1.05 * max(float(line.y.max()) for line in lines)
+    texts = len(next(iter(found.values()))[1])
+    return Panel(
+        title=f"NLL of the next token, {texts} texts",
+        x_title="position (tokens), buckets of 512",
+        y_title="NLL (nats/token)",
+        lines=tuple(lines),
+        points=(),
+        rules=(trained_rule(M),),
+        y_range=(0.0, top),
+        x_range=(FIRST, max(AT)),
+    )
+
+
+def drift_panel() -> Panel:
+    """The rms distance of a layer's states from their in-window range, over position, under each method."""
+    with (RESULTS / "drift-12k" / "levels.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["layer"] == str(LAYER) and int(row["run"]) >= FIRST]
+    lines = []
+    for name in DRAWN:
+        own = [row for row in rows if row["method"] == name]
+        y = [np.nan if row["settling"] == "True" else float(row["level"]) for row in own]
+        lines.append(Line(name, np.array([float(row["run"]) for row in own]), np.array(y), *style(name)))
+    (limit,) = {float(row["limit"]) for row in rows if row["method"] == "origin"}
+    return Panel(
+        title=f"drift of layer {LAYER}, one repeated word (gaps: settling)",
+        x_title="position (tokens), runs of 64",
+        y_title="rms distance from in-window range (ranges)",
+        lines=tuple(lines),
+        points=(),
+        rules=(trained_rule(M), Rule(limit, "limit", RED)),
+        y_range=(0.0, 1.05 * max(float(np.nanmax(line.y)) for line in lines)),
+        x_range=(FIRST, max(AT)),
+    )
+
+
+def table(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> Iterator[str]:
+    """Lines of Markdown: mean NLL in the bucket that ends at each position, less the reference's by text."""
+    yield f"| method | {' | '.join(map(str, AT))} |"
+    yield "|---" * (len(AT) + 1) + "|"
+    ends, base = found[REFERENCE]
+    for name, (_, nll) in found.items():
+        cells = []
+        for at in AT:
+            bucket = int(np.flatnonzero(ends == at)[0])
+            less = nll[:, bucket] - base[:, bucket]
+            apart = "" if name == REFERENCE else f" ({shown(float(less.mean()), *student(less.tolist()), '+.2f')})"
+            cells.append(f"{nll[:, bucket].mean():.2f}{apart}")
+        yield f"| `{name}` | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Writes the picture, prints the table."""
+    found = by_position()
+    chart = Chart("SmolLM2-135M-Instruct, trained on 8192 tokens", (drift_panel(), nll_panel(found)))
+    PICTURE.write_bytes(rendered(chart, "png"))
+    print("\n".join(table(found)))
+
+
+if __name__ == "__main__":
+    main()
