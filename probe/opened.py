@@ -17,7 +17,7 @@ from probe.figures.export import Export, curves_export, drift_export, heatmap_ex
 from probe.figures.heatmap import default_regions, describe, less, side_by_side
 from probe.figures.mechanism_export import located_export, located_tables
 from probe.figures.shown import Shown
-from probe.mechanism.anatomy.words import words
+from probe.mechanism.anatomy.words import anatomy_findings
 from probe.mechanism.words import located_findings
 from probe.report import own_summary, whole_summary
 from probe.store import reader
@@ -147,7 +147,7 @@ class Run(reader.Run):
         """What `mesa-lens anatomy` wrote into the folder, as tables by name; FileNotFoundError where it was not run."""
         found = read_anatomy(self.folder)
         export = anatomy_export(found)
-        return Shown(export.numbers, words(found.summary), export)
+        return Shown(export.numbers, "\n\n".join(anatomy_findings(found.summary)), export)
 
     def __repr__(self) -> str:
         """What was run on what, and which methods tell more."""
@@ -186,5 +186,7 @@ def _pair_table(found: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> str:
         crossings = (_NONE if value != value else f"{value:.0f}" for value in at["crossing"].values)
         rows.append((f"{layer}:{dim}", f"{float(at['score']):.1f}", f"{float(at['threshold']):.2f}", *crossings))
     head = ("layer:dim", "score", "threshold", *found["method"].values)
-    title = f"thresholds of {found.attrs['hook']} on prompt {found['prompt'].item()}, and where each method crosses them"
+    title = (
+        f"thresholds of {found.attrs['hook']} on prompt {found['prompt'].item()}, and where each method crosses them"
+    )
     return plain_table(Table(title, head, tuple(rows)))
