@@ -175,10 +175,10 @@ def _heatmap(args: argparse.Namespace, opened: Run) -> Export:
 
     from probe.capture.spec import parse_ranges
     from probe.figures.export import heatmap_export
-    from probe.figures.heatmap import default_regions, difference, regions
+    from probe.figures.heatmap import default_regions, less, side_by_side
     from probe.figures.tables import check_rows
     from probe.store.positions import captured_ranges
-    from probe.store.select import check_labels, in_ranges
+    from probe.store.select import in_ranges
 
     hidden, trained = _hidden(args, opened), _trained_length(args, opened)
     for dim in ("layer", "dim"):
@@ -190,14 +190,10 @@ def _heatmap(args: argparse.Namespace, opened: Run) -> Export:
         bounds = parse_ranges(args.positions, "--positions")
         in_ranges(hidden, "position", bounds)
         bounds = bounds or [(first, last + 1) for first, last in captured_ranges(position)]
-    methods = _methods(args, hidden)
-    if args.minus is not None:
-        check_labels(hidden, "method", [args.minus])
-        methods = [*(method for method in methods if method != args.minus), args.minus]
-    panel = regions(hidden.sel({"method": methods}), bounds)
+    panel = side_by_side(hidden, bounds, _methods(args, hidden), args.minus)
     if "csv" in args.format:
         check_rows(panel.size if args.native else min(panel.size, args.pool))
-    panel = panel.load() if args.minus is None else difference(panel.load(), args.minus)
+    panel = less(panel, args.minus)
     limits = None if args.limit is None else xr.full_like(panel["layer"], args.limit, dtype=float)
     return heatmap_export(panel, trained, limits, args.pool, args.native)
 

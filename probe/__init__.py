@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from probe.evaluation.run import run as run_evaluation
     from probe.figures.export import curves_export, drift_export, heatmap_export, threshold_export
     from probe.figures.heatmap import default_regions, regions
+    from probe.opened import Run, open_run
     from probe.plan import ProbeRequest
     from probe.report import write_report
     from probe.run import run_probe
-    from probe.store.reader import Run, open_run
     from probe.store.select import hook_values
     from probe.thresholds.analysis import analyse, summarize
     from probe.thresholds.calls import drift_calls
@@ -37,7 +37,7 @@ _LAZY = {
     "DriftRule": "probe.thresholds.drift",
     "EvalRequest": "probe.evaluation.plan",
     "ProbeRequest": "probe.plan",
-    "Run": "probe.store.reader",
+    "Run": "probe.opened",
     "analyse": "probe.thresholds.analysis",
     "bridge_to": "probe.capture.bridge",
     "capture_states": "probe.capture.capture",
@@ -50,7 +50,7 @@ _LAZY = {
     "hook_values": "probe.store.select",
     "measured_failure": "probe.thresholds.failure",
     "negative_control": "probe.thresholds.control",
-    "open_run": "probe.store.reader",
+    "open_run": "probe.opened",
     "plan_evaluation": "probe.evaluation.plan:plan",
     "predict": "probe.thresholds.predict",
     "regions": "probe.figures.heatmap",

@@ -38,6 +38,7 @@ FLOORS = """
     probe.refine          <- probe.evaluation probe.store probe.thresholds
     probe.verdict         <- probe.evaluation probe.store probe.thresholds
     probe.report          <- probe.files probe.store probe.thresholds probe.figures probe.locate_report probe.anatomy_report probe.verdict
+    probe.opened          <- probe.evaluation probe.store probe.thresholds probe.figures probe.mechanism probe.verdict probe.report
     probe.run             <- mesa probe
     probe                 <- mesa probe
     theory                <- mesa
@@ -74,7 +75,7 @@ WITHOUT_TORCH = """
     probe.mechanism.anatomy.interpolation probe.mechanism.anatomy.sliding probe.mechanism.anatomy.words
     probe.mechanism.anatomy.reading probe.mechanism.anatomy.files probe.mechanism.anatomy.verdicts
     probe.mechanism.rankings probe.mechanism.words probe.locate_report probe.anatomy_report probe.report
-    probe.verdict probe.verdict.verdict probe.verdict.shown
+    probe.verdict probe.verdict.verdict probe.verdict.shown probe.opened probe.figures.shown
     probe.study.variants probe.study.results probe.study.score probe.study.table probe.study.report
     mesa_lens.cli mesa_lens.export mesa_lens.report mesa_lens.fetching mesa_lens.paper.command
     theory theory.bounds theory.cli theory.figures theory.plots

@@ -13,6 +13,7 @@ from probe.figures.framed import Axis, framed
 from probe.figures.raster import GREY_INDEX, colour_index, save_png
 from probe.figures.reduce import farthest, upper_quantile
 from probe.store.positions import captured_ranges
+from probe.store.select import check_labels
 
 CELLS = 300_000
 _LIMIT = 0.99  # quantile
@@ -45,6 +46,23 @@ def regions(hidden: xr.DataArray, bounds: Sequence[tuple[int, int]]) -> xr.DataA
     number = np.repeat(np.arange(len(parts)), [int(chosen.sum()) for chosen in parts])
     whole = slice(index[0], index[-1] + 1) if (np.diff(index) == 1).all() else index  # a slice is read in place
     return hidden.isel(position=whole).assign_coords(region=("position", number))
+
+
+def side_by_side(
+    hidden: xr.DataArray, bounds: Sequence[tuple[int, int]], methods: Sequence[str], minus: str | None = None
+) -> xr.DataArray:
+    """The `regions` of these methods of `hidden`, and of `minus` after them, for `less`; read when used.
+
+    Raises ValueError for a method that was not captured, and where `regions` does.
+    """
+    check_labels(hidden, "method", [*methods, *([] if minus is None else [minus])])
+    ordered = [*(method for method in methods if method != minus), *([] if minus is None else [minus])]
+    return regions(hidden.sel({"method": ordered}), bounds)
+
+
+def less(panel: xr.DataArray, minus: str | None) -> xr.DataArray:
+    """The panel of `side_by_side` in memory; its `difference` to `minus`, unless that is None."""
+    return panel.load() if minus is None else difference(panel.load(), minus)
 
 
 def difference(panel: xr.DataArray, method: str) -> xr.DataArray:

@@ -77,11 +77,11 @@ class _BordersLayout(ConstrainedLayoutEngine):
                 axis.set_position((across.x0, down.y0, across.width, down.height))
 
 
-def picture(figure: Chart | Grid | Cells | DriftMap, form: str) -> bytes:
-    """The figure as a png (300 dpi), svg (text as text) or pdf file; the same bytes for the same figure."""
+def picture(figure: Chart | Grid | Cells | DriftMap, form: str, dpi: int = DPI) -> bytes:
+    """The figure as a png, svg (text as text) or pdf file; the same bytes for the same figure."""
     file = io.BytesIO()
     with _ONE_AT_A_TIME, rc_context(_SETTINGS):
-        draw(figure).savefig(file, format=form, dpi=DPI, metadata={"Title": figure.title, **_UNDATED[form]})
+        draw(figure).savefig(file, format=form, dpi=dpi, metadata={"Title": figure.title, **_UNDATED[form]})
     return file.getvalue()
 
 

@@ -16,6 +16,17 @@ from probe.verdict.verdict import VERDICT
 _WIDTH = 110
 
 
+class Verdict(dict[str, Any]):
+    """A verdict that shows itself: a table in a notebook, a text in a terminal."""
+
+    def __repr__(self) -> str:
+        """Sentences, table and notes."""
+        return text(self)
+
+    def _repr_html_(self) -> str:
+        return html(self)
+
+
 def told(summary: Mapping[str, Any]) -> str:
     """What the terminal is told of a run: the verdict, then the scores it rests on."""
     return f"{text(summary[VERDICT])}\n\n{score_tables(dict(summary))}"

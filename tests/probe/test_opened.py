@@ -1,0 +1,195 @@
+"""A run in a notebook says what its report says, in labelled data that shows itself; nothing needs torch."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import anatomized
+import located
+import numpy as np
+import pytest
+from synthetic import evaluation, hidden_states, write_run
+
+import probe
+from probe.figures.shown import PLOTLY
+from probe.report import write_report
+from probe.store.reader import open_run as open_store
+from probe.thresholds.calls import drift_calls
+from probe.verdict.shown import html, text
+
+M = 64
+PNG = b"\x89PNG"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = write_run(tmp_path_factory.mktemp("run"), hidden_states(), evaluation())
+    write_report(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(folder):
+    return probe.open_run(folder)
+
+
+@pytest.fixture(scope="module")
+def still(tmp_path_factory):
+    """A run in which nothing breaks: every method has the last one's states, and no scores."""
+    hidden = hidden_states(layers=2, dims=16)
+    hidden[:] = hidden.sel({"method": "mesa"}).values[None]
+    return probe.open_run(write_run(tmp_path_factory.mktemp("still"), hidden))
+
+
+def test_the_verdict_is_that_of_the_summary(run, folder):
+    written = json.loads((folder / "summary.json").read_text())["verdict"]
+    assert run.verdict() == written
+    assert json.loads(json.dumps(run.verdict())) == written
+    assert repr(run.verdict()) == text(written)
+    assert run.verdict()._repr_html_() == html(written)
+
+
+def test_without_a_report_the_verdict_is_worked_out(tmp_path, folder):
+    bare = write_run(tmp_path, hidden_states(), evaluation())
+    assert probe.open_run(bare).verdict() == json.loads((folder / "summary.json").read_text())["verdict"]
+
+
+def test_what_is_located_after_the_report_is_in_the_verdict(tmp_path, folder):
+    later = shutil.copytree(folder, tmp_path / "later")
+    assert "smallest set of heads" not in probe.open_run(later).verdict()["head"]
+    located.write(later, model="tiny", trained=M)
+    assert "smallest set of heads" in probe.open_run(later).verdict()["head"]
+
+
+def test_a_folder_and_its_store_open_alike(run, folder):
+    assert probe.open_run(folder / "store.zarr").folder == run.folder == folder
+    assert isinstance(run, type(open_store(folder)))
+    assert repr(run).startswith(f"run {folder} of tiny, M = 64: 4 methods, 2 prompts, 3 layers, 320 positions, 32 dims")
+    assert "verdict(), drift()" in repr(run)
+
+
+def test_drift_is_the_analysis_own(run):
+    shown = run.drift()
+    assert shown.data.identical(run.analysis().drifts["repeated"])
+    call = drift_calls(shown.data)[0]
+    lines = {line.split()[0]: line for line in repr(shown).splitlines() if line}
+    assert lines["origin"].split()[1] == str(call.length)
+    assert lines["mesa"].split()[1:5] == ["none", "up", "to", "320"]
+    assert shown.names == ["drift-resid_post-repeated", "drift-resid_post-repeated-map"]
+    assert run.drift("text-0", layers=[2]).names[0] == "drift-resid_post-text-0"
+
+
+def test_thresholds_name_pairs_and_crossings(run):
+    shown = run.thresholds(top=2)
+    (layer, dim), _ = run.analysis().best[:2]
+    assert shown.names[0] == f"threshold-resid_post-repeated-layer{layer}-dim{dim}"
+    crossing = shown.data["crossing"].sel(layer=layer, dim=dim).values
+    row = next(line for line in repr(shown).splitlines() if line.startswith(f"{layer}:{dim} "))
+    assert row.split()[3:] == ["–" if np.isnan(each) else f"{each:.0f}" for each in crossing]
+    assert run.thresholds([(2, 5)]).names == ["threshold-resid_post-repeated-layer2-dim5"]
+
+
+def test_a_heatmap_less_the_reference(run):
+    shown = run.heatmap(minus="origin", layers=[1], positions=[(60, 80)], dims=range(4))
+    hidden = run.hidden["resid_post"].sel(prompt="repeated", layer=[1], position=slice(60, 79), dim=slice(0, 3))
+    expected = hidden.sel({"method": "mesa"}) - hidden.sel({"method": "origin"})
+    assert dict(shown.data.sizes) == {"method": 3, "layer": 1, "position": 20, "dim": 4}
+    np.testing.assert_array_equal(shown.data.sel({"method": "mesa"}), expected)
+    assert abs(expected).max() > 1  # else any panel would do
+    assert repr(shown).startswith("resid_post minus origin, repeated, layers 1-1, dims 0-3, positions 60-79; methods")
+    assert run.heatmap().data.sizes["method"] == 4
+
+
+def test_curves_tell_measured_and_predicted_failures(run):
+    shown = run.curves()
+    assert shown.data.identical(run.evaluation)
+    origin = next(line for line in repr(shown).splitlines() if line.startswith("origin"))
+    assert "128 [128, 128]" in origin
+
+
+@pytest.mark.parametrize("part", ["drift", "thresholds", "heatmap", "curves"])
+def test_each_shows_a_figure_that_small_pages_and_notebooks_take(run, part):
+    shown = getattr(run, part)()
+    bundle = shown._repr_mimebundle_()
+    assert bundle["image/png"].startswith(PNG)
+    assert bundle["text/plain"] == repr(shown)
+    assert json.loads(json.dumps(bundle[PLOTLY]))["data"]
+    assert len(shown.figure().data) == len(bundle[PLOTLY]["data"])
+
+
+def test_figures_and_numbers_are_saved(run, tmp_path):
+    made = run.thresholds([(1, 3)]).save(tmp_path / "new", "svg,csv")
+    assert sorted(path.suffix for path in made) == [".csv", ".csv", ".svg"]
+    assert all(path.stat().st_size > 500 for path in made)
+    with pytest.raises(ValueError, match="format 'gif'"):
+        run.curves().save(tmp_path, "gif")
+
+
+def test_what_was_located_and_looked_at_is_shown(tmp_path):
+    folder = write_run(tmp_path, hidden_states(layers=2, dims=16), evaluation())
+    located.write(folder)
+    anatomized.write(folder)
+    run = probe.open_run(folder)
+    assert set(run.located().data) == {"gaps", "effects", "smallest", "attribution", "agreement"}
+    assert run.located().names[0].startswith("locate-map-")
+    assert run.located()._repr_mimebundle_()["image/png"].startswith(PNG)
+    assert "heads" in run.anatomy().data
+    assert run.anatomy()._repr_mimebundle_()["image/png"].startswith(PNG)
+
+
+def test_no_loss_to_locate_is_words_without_a_figure(tmp_path):
+    folder = write_run(tmp_path, hidden_states(layers=2, dims=16))
+    path = located.write(folder) / "locate" / "summary.json"
+    summary = json.loads(path.read_text())
+    for gap in summary["gaps"]:
+        gap |= {"judged": False, "low": -0.1, "high": 0.1}
+    path.write_text(json.dumps(summary))
+    shown = probe.open_run(folder).located()
+    assert "there is no loss to locate" in repr(shown)
+    assert set(shown._repr_mimebundle_()) == {"text/plain"}
+    assert "gaps" in shown.data
+
+
+@pytest.mark.parametrize("part", ["located", "anatomy"])
+def test_what_was_not_run_names_its_command(run, part, folder):
+    command = {"located": "locate", "anatomy": "anatomy"}[part]
+    with pytest.raises(FileNotFoundError, match=f"`mesa-lens {command} --out {folder}`"):
+        getattr(run, part)()
+
+
+def test_where_nothing_breaks_nothing_is_said_to(still):
+    assert "no dim of 32 is observable on prompt repeated" in repr(still.thresholds())
+    assert set(still.thresholds()._repr_mimebundle_()) == {"text/plain"}
+    with pytest.raises(ValueError, match="there is no figure"):
+        still.thresholds().figure()
+    assert {call.length for call in drift_calls(still.drift().data)} == {None}
+    with pytest.raises(ValueError, match="holds no scores by length; probe with --samples above 0"):
+        still.curves()
+
+
+@pytest.mark.parametrize(
+    ("ask", "says"),
+    [
+        (lambda run: run.drift("tex-0"), "drift of prompt 'tex-0' is not judged; judged: repeated, text-0"),
+        (lambda run: run.thresholds(prompt="tex-0"), "prompt 'tex-0' was not captured; captured: repeated, text-0"),
+        (lambda run: run.thresholds([(9, 0)]), "layer 9 was not captured; captured: 0-2"),
+        (lambda run: run.heatmap(minus="rope"), "method 'rope' was not captured; captured: origin, rerope"),
+        (lambda run: run.heatmap(methods=["rope"]), "method 'rope' was not captured"),
+        (lambda run: run.heatmap(layers=[7]), "layer 7 was not captured"),
+        (lambda run: run.heatmap(positions=[(900, 950)]), "region 900-949 holds no captured position"),
+        (lambda run: run.heatmap(hook="mlp_out"), "hook 'mlp_out' was not captured"),
+        (lambda run: run.curves().figure("map"), "figure 'map' is not there; known: curves"),
+    ],
+)
+def test_what_is_not_there_is_told_with_what_is(run, ask, says):
+    with pytest.raises(ValueError, match=says):
+        ask(run)
+
+
+def test_a_run_is_read_and_drawn_without_torch(folder):
+    code = "import sys\nfor name in ('torch', 'transformers', 'transformer_lens'): sys.modules[name] = None\n"
+    code += f"import probe\nrun = probe.open_run({str(folder)!r})\nrun.verdict()\nrun.heatmap()._repr_mimebundle_()\n"
+    code += "run.drift(), run.thresholds(), run.curves()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
