@@ -264,7 +264,7 @@ def _search_prompt(
 
     def search_layer(layer: int) -> list[dict[str, np.ndarray]]:
         own = _Smoothed(hidden.isel({"method": row, "layer": layer}), layouts[0], rule)
-        stored = None if known is None else {name: each.values[layer] for name, each in known.data_vars.items()}
+        stored = None if known is None else {str(name): each.values[layer] for name, each in known.items()}
         reads = [_observe(own, stored or _statistics(own[slice(None)], layout), layout, rule) for layout in layouts]
         judged: list[list[dict[str, np.ndarray]]] = [[] for _ in layouts]
         for method in range(len(methods)):
