@@ -69,12 +69,12 @@ def kept(run: Run, name: str) -> Found | None:
     if path.is_symlink() or not path.is_file():
         return None
     try:
-        with np.load(path) as file:
+        with np.load(io.BytesIO(path.read_bytes())) as file:
             about = json.loads(file["about"].item())
             if about["mark"] != mark(run):
                 return None
             return about["reason"] if "reason" in about else _datasets(about["datasets"], file)
-    except (OSError, LookupError, TypeError, ValueError, zipfile.BadZipFile):
+    except (OSError, EOFError, LookupError, TypeError, ValueError, zipfile.BadZipFile):
         return None
 
 

@@ -20,6 +20,7 @@ from probe.store.positions import captured_ranges, run_bounds
 
 _WORKERS = 2  # layers at a time: numpy lets other threads run
 _BLOCK = 8  # dims smoothed at a time: their sums stay in the cache
+_READ = 32  # dims read at a time
 _JUDGED = ("crossing", "earliest", "inside")
 
 
@@ -167,7 +168,11 @@ def readings(hidden: xr.DataArray, trained_length: int, rule: CrossingRule, refe
     own = hidden.sel({"method": reference})
 
     def read(layer: int) -> dict[str, np.ndarray]:
-        return _statistics(_Smoothed(own.isel(layer=layer), layout, rule)[slice(None)], layout)
+        values, parts = own.isel(layer=layer).transpose("position", "dim").values, []
+        for first in range(0, values.shape[1], _READ):
+            x = _smooth(values[:, first : first + _READ].T, layout.start, rule.smoothing)
+            parts.append(_statistics(x, layout))
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     layers = _by_layer(read, hidden)
     values = {name: (("layer", "dim"), np.stack([each[name] for each in layers])) for name in layers[0]}
