@@ -1,8 +1,8 @@
 """Seconds and memory of the dashboard's pages on a large store: opened cold, then with a rule changed.
 
 The store is synthetic (1.2 GB by default), under --folder, and removed at the end; each page is opened in a process of
-its own, first beside the store alone, then beside what the report keeps. CPU seconds are what to compare by where others
-use the machine; searches use two cores, so that on an idle machine they take about half as long.
+its own, first beside the store alone, then beside what the report keeps. CPU seconds are what to compare by where
+others use the machine; searches use two cores, so that on an idle machine they take about half as long.
 
     python benchmarks/dashboard.py
     python benchmarks/dashboard.py --layers 4 --positions 4096 --trained-length 2048

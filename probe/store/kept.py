@@ -40,9 +40,10 @@ def recalled(run: Run, name: str, make: Callable[[], Any]) -> Any:
     """What was kept of the run under the name; else what `make` makes, which is kept if it can be written."""
     found = kept(run, name)
     if found is None:
-        found = make()
+        before, found = mark(run), make()
         with suppress(OSError):  # a folder of others, or a full disk
-            keep(run, name, found)
+            if mark(run) == before:  # else it was captured anew meanwhile
+                keep(run, name, found)
     return found
 
 
