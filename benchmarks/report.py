@@ -28,7 +28,15 @@ from probe.thresholds.search import CrossingRule, search
 HOOK, PROMPT = "resid_post", "repeated"
 
 
-def make_store(path: Path, methods: list[str], layers: int, positions: int, dims: int, trained_length: int) -> None:
+def make_store(
+    path: Path,
+    methods: list[str],
+    layers: int,
+    positions: int,
+    dims: int,
+    trained_length: int,
+    dtype: str = "float32",
+) -> None:
     """Writes noise about a level a dim; under the first method every seventh dim leaves it after 9/8 of M."""
     rng = np.random.default_rng(0)
     store.create(
@@ -39,6 +47,7 @@ def make_store(path: Path, methods: list[str], layers: int, positions: int, dims
         positions=range(positions),
         dims=range(dims),
         hooks=[HOOK],
+        dtype=dtype,
         attrs={"trained_length": trained_length, "model": "synthetic"},
     )
     noise = rng.standard_normal((positions, dims), dtype=np.float32)

@@ -20,18 +20,20 @@ from probe.figures.drift import carrier_chart, drift_chart, shown_layers
 from probe.figures.drift_map import DriftMap, drift_map
 from probe.figures.export import SIDE_BY_SIDE, safe_name
 from probe.figures.fitting import embedded
-from probe.figures.heatmap import default_regions, difference, layer_limits, pool, regions, survey
+from probe.figures.heatmap import OPENING, default_regions, difference, layer_limits, opening, pool, regions, survey
 from probe.figures.marks import Chart, Grid, Raster, curves_chart, heatmap_grid, threshold_chart
 from probe.figures.render import Drawn, page, rendered
 from probe.figures.tables import npz_bytes
 from probe.files import write
 from probe.locate_report import located_section
+from probe.store.kept import DERIVED, Found, keep
 from probe.store.located import find_located
 from probe.store.reader import open_run, store_mark
-from probe.thresholds.analysis import Analysis, analyse, summarize
+from probe.thresholds.analysis import READ, Analysis, analyse, summarize
 from probe.thresholds.calls import carriers
 from probe.thresholds.findings import findings
 from probe.thresholds.predict import LEAST, TOP
+from probe.thresholds.search import CrossingRule, readings
 from probe.thresholds.tables import difference_table, score_text, spread
 from probe.verdict.shown import html
 from probe.verdict.verdict import VERDICT, verdict
@@ -57,7 +59,14 @@ REPORTED = ("report.html", "summary.json")
 """What a finished report consists of, beside its figures."""
 MARK = "store"
 """The key of a summary that says which store it is of."""
-_WRITTEN = (*REPORTED, "figures/heatmap*.*", "figures/threshold-layer*.*", "figures/curves.*", "figures/drift*.*")
+_WRITTEN = (
+    *REPORTED,
+    "figures/heatmap*.*",
+    "figures/threshold-layer*.*",
+    "figures/curves.*",
+    "figures/drift*.*",
+    f"{DERIVED}/*.npz",
+)
 
 
 @dataclass(frozen=True)
@@ -88,23 +97,33 @@ class Maps:
 
 
 def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> dict[str, Any]:
-    """Analyses the run in the folder `run_dir` and writes report.html, summary.json and figures/ there.
+    """Analyses the run in the folder `run_dir` and writes report.html, summary.json, figures/ and derived/ there.
 
     by: the rule that failures are predicted by, as for `analyse`. Returns the summary. Raises what `open_run` and
     `analyse` raise.
     """
-    run = open_run(run_dir)
+    run, made = open_run(run_dir), {}
     with tqdm(total=1, desc="finding thresholds", unit="search") as bar:
-        analysis = analyse(run, by=by)
+        analysis = analyse(run, by=by, work=lambda name, make: made.setdefault(name, make()))
         bar.update()
     folder = run.path.parent
     summary = whole_summary(analysis)
     remove_report(folder)
+    for name, found in {**made, **_openings(analysis)}.items():
+        keep(run, name, found)
     maps = Maps.of(analysis)
     write_figures(analysis, folder / "figures", maps)
     write(folder / "report.html", render(analysis, summary, maps).encode())
     write(folder / "summary.json", (json.dumps(summary, indent=2, allow_nan=False) + "\n").encode())
     return summary
+
+
+def _openings(analysis: Analysis) -> dict[str, Found]:
+    """What the dashboard's pages open with, beside the analysis: of the headline prompt, by the name it is kept by."""
+    hidden, trained = analysis.hidden.sel(prompt=analysis.prompt), analysis.trained_length
+    name = f"{hidden.name}-{analysis.prompt}"
+    read = readings(hidden, trained, CrossingRule.scaled(trained), analysis.reference)
+    return {f"{name}-{READ}": {READ: read}, f"{name}-{OPENING}": {OPENING: opening(hidden, trained)}}
 
 
 def whole_summary(analysis: Analysis) -> dict[str, Any]:

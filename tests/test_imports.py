@@ -23,7 +23,7 @@ FLOORS = """
     probe.capture         <- mesa
     probe.ownership probe.files  <-
     probe.evaluation      <- mesa probe.request probe.tasks probe.capture probe.ownership probe.files
-    probe.store           <- probe.capture
+    probe.store           <- probe.files probe.capture
     probe.thresholds      <- mesa probe.tasks probe.capture probe.evaluation probe.store
     probe.figures         <- mesa probe.files probe.capture probe.store probe.thresholds
     probe.mechanism.anatomy <- mesa probe.ownership probe.files probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds

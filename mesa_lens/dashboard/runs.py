@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from probe.store.anatomy import ANATOMY, VECTORS
+from probe.store.kept import DERIVED
 from probe.store.located import LOCATED
 from probe.store.reader import partial_path
 
@@ -16,7 +17,7 @@ ROOT_VARIABLE = "MESA_LENS_RUNS"
 
 _DEPTH = 3
 STORE = "store.zarr"
-_READ = ("", STORE, partial_path(Path(STORE)), "summary.json", LOCATED, ANATOMY, VECTORS)
+_READ = ("", STORE, partial_path(Path(STORE)), DERIVED, "summary.json", LOCATED, ANATOMY, VECTORS)
 
 
 @dataclass(frozen=True)

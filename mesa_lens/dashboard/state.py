@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import astuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, replace
+from functools import partial
 from typing import Any
 
 import streamlit as st
@@ -11,11 +12,12 @@ import xarray as xr
 
 from mesa_lens.dashboard.runs import STORE, Entry
 from probe.figures.export import Export
+from probe.store.kept import kept, recalled
 from probe.store.reader import Run, list_missing, missing_regions, open_run, partial_path
 from probe.store.select import hook_values, hooks_of, reference_method
-from probe.thresholds.analysis import Analysis, analyse, drifts
+from probe.thresholds.analysis import FOUND, READ, Analysis, analyse, judged_drifts
 from probe.thresholds.control import negative_control
-from probe.thresholds.search import CrossingRule, search
+from probe.thresholds.search import CrossingRule, crossings_at, readings, search
 
 
 @st.cache_resource(max_entries=4, show_spinner="Opening the run …")
@@ -25,24 +27,49 @@ def _opened(path: str, stamp: tuple[float, float]) -> Run:
 
 @st.cache_resource(max_entries=8, show_spinner="Reading thresholds …")
 def _analysed(path: str, stamp: tuple[float, float], hook: str | None) -> Analysis:
-    return analyse(_opened(path, stamp), hook)
+    run = _opened(path, stamp)
+    return analyse(run, hook, work=partial(recalled, run))
 
 
 @st.cache_resource(max_entries=8, show_spinner="Reading drift …")
 def _drifted(path: str, stamp: tuple[float, float], hook: str | None) -> dict[str, xr.Dataset] | str:
     run = _opened(path, stamp)
-    try:
-        return drifts(run, hidden := hook_values(run, hook), reference_method(hidden["method"].values.tolist()))
-    except ValueError as error:
-        return str(error)
+    hidden = hook_values(run, hook)
+    return judged_drifts(run, hidden, reference_method(hidden["method"].values.tolist()), partial(recalled, run))
 
 
 @st.cache_resource(max_entries=24, show_spinner="Searching …")
 def _searched(
     path: str, stamp: tuple[float, float], hook: str, prompt: str, trained: int, rule: tuple[Any, ...], reference: str
 ) -> xr.Dataset:
-    hidden = states(_opened(path, stamp), hook, prompt)
-    return search(hidden, trained, _rule(rule), reference)
+    run, own = _opened(path, stamp), _rule(rule)
+    if (trained, own) == (run.trained_length, CrossingRule.scaled(trained)):
+        found = kept(run, f"{hook}-{FOUND}")
+        if found is not None and not isinstance(found, str):
+            return found[FOUND].sel(prompt=prompt)
+    read = _read(path, stamp, hook, prompt, trained, own.smoothing, own.burn_in, reference)
+    return search(states(run, hook, prompt), trained, own, reference, every=False, known=read)
+
+
+@st.cache_resource(max_entries=24, show_spinner="Reading hidden states …")
+def _read(
+    path: str,
+    stamp: tuple[float, float],
+    hook: str,
+    prompt: str,
+    trained: int,
+    smoothing: int,
+    burn_in: int,
+    reference: str,
+) -> xr.Dataset:
+    run, own = _opened(path, stamp), CrossingRule.scaled(trained)
+
+    def make() -> dict[str, xr.Dataset]:
+        rule = replace(own, smoothing=smoothing, burn_in=burn_in)
+        return {READ: readings(states(run, hook, prompt), trained, rule, reference)}
+
+    usual = (trained, smoothing, burn_in) == (run.trained_length, own.smoothing, own.burn_in)
+    return (recalled(run, f"{hook}-{prompt}-{READ}", make) if usual else make())[READ]
 
 
 @st.cache_resource(max_entries=24, show_spinner="Making the control …")
@@ -85,8 +112,16 @@ def drifted(entry: Entry, hook: str | None = None) -> dict[str, xr.Dataset] | st
 
 
 def searched(entry: Entry, hook: str, prompt: str, trained: int, rule: CrossingRule, reference: str) -> xr.Dataset:
-    """`search` for one prompt."""
+    """`search` for one prompt; crossings at observable pairs are there, for others see `crossed`."""
     return _searched(str(entry.path), entry.stamp, hook, prompt, trained, astuple(rule), reference)
+
+
+def crossed(hidden: xr.DataArray, found: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> xr.Dataset:
+    """What was `searched`, with the crossings at `pairs` of (layer, dim)."""
+    known = found["inside"].notnull().all("method").transpose("layer", "dim").values
+    layers, dims = (found[name].values.tolist() for name in ("layer", "dim"))
+    lacking = [(layer, dim) for layer, dim in pairs if not known[layers.index(layer), dims.index(dim)]]
+    return crossings_at(hidden, found, lacking) if lacking else found
 
 
 def control(entry: Entry, hook: str, prompt: str, trained: int, rule: CrossingRule, reference: str) -> xr.Dataset | str:

@@ -16,7 +16,14 @@ from probe.store.positions import captured_ranges
 from probe.store.select import check_labels
 
 CELLS = 300_000
-_LIMIT = 0.99  # quantile
+SCREEN_CELLS = 90_000
+"""Drawn at once on a page: about one in four pixels of a wide one."""
+SHOWN = 5
+"""Methods that are shown at first."""
+LIMIT = 0.99
+"""Quantile of a layer's absolute values at which its colour scale ends."""
+OPENING = "opening"
+"""What `opening` is kept by."""
 _SEPARATOR = 2  # pixels between layers and between regions
 
 
@@ -67,12 +74,17 @@ def less(panel: xr.DataArray, minus: str | None) -> xr.DataArray:
 
 def difference(panel: xr.DataArray, method: str) -> xr.DataArray:
     """`panel` (method, ...) less its values under `method`, for the other methods; name and labels say so."""
+    others = _less(panel, method)
+    return others.copy(data=others.values - panel.sel({"method": [method]}).values)
+
+
+def _less(panel: xr.DataArray, method: str) -> xr.DataArray:
+    """The other methods of `panel`, labelled as their difference from `method`."""
     others = panel.sel({"method": panel["method"] != method})
     if not others.size:
         raise ValueError(f"{method!r} is the only method; a difference takes a second one")
     name = f"{panel.attrs.get('long_name', panel.name)} minus {method}"
-    values = others.values - panel.sel({"method": [method]}).values
-    return others.copy(data=values).assign_coords(minus=method).assign_attrs(long_name=name)
+    return others.assign_coords(minus=method).assign_attrs(long_name=name)
 
 
 def pool(panel: xr.DataArray, cells: int = CELLS) -> xr.DataArray:
@@ -94,11 +106,20 @@ def merged(panel: xr.DataArray, dim_block: int, position_block: int) -> xr.DataA
     return _labelled(panel, values, starts)
 
 
-def survey(panel: xr.DataArray, groups: Sequence[Sequence[str]], cells: int = CELLS) -> tuple[xr.DataArray, ...]:
+def survey(
+    panel: xr.DataArray,
+    groups: Sequence[Sequence[str]],
+    cells: int = CELLS,
+    quantile: float = LIMIT,
+    minus: str | None = None,
+) -> tuple[xr.DataArray, ...]:
     """`pool` of each of `groups`, methods of `panel` (method, layer, dim, position); last the `layer_limits` of all.
 
+    minus: a method of `panel`, and of no group, of which the others' `difference` is taken; it is in no limits.
     Every layer of every method is read once, and no more than one layer is in memory.
     """
+    base = None if minus is None else panel.sel({"method": minus})
+    panel = panel if minus is None else _less(panel, minus)
     methods = panel["method"].values.tolist()
     shown = [panel.sel({"method": list(group)}) for group in groups]
     starts = [_starts(each, *_blocks(each, cells)) for each in shown]
@@ -108,18 +129,33 @@ def survey(panel: xr.DataArray, groups: Sequence[Sequence[str]], cells: int = CE
     ]
     magnitudes, limits = np.empty((len(methods), positions, dims), panel.dtype), []
     for layer in range(layers):
+        taken = None if base is None else _read(base, {"layer": layer})
         for row, method in enumerate(methods):
             values = _read(panel, {"method": row, "layer": layer})
+            values = values if taken is None else values - taken
             np.abs(values.T, out=magnitudes[row])
             for group, into, at in zip(groups, pooled, starts, strict=True):
                 if method in group:
                     into[list(group).index(method), layer] = farthest(values, at)
-        limits.append(upper_quantile(magnitudes, _LIMIT))
+        limits.append(upper_quantile(magnitudes, quantile))
     each = [_labelled(*parts) for parts in zip(shown, pooled, starts, strict=True)]
     return *each, _limits(panel, limits)
 
 
-def layer_limits(panel: xr.DataArray, quantile: float = _LIMIT) -> xr.DataArray:
+def opening_panel(hidden: xr.DataArray, trained_length: int) -> xr.DataArray:
+    """What a reader sees first: the first methods of `hidden`, of one prompt, at the default regions; not in memory."""
+    bounds = default_regions(hidden["position"].values, trained_length)
+    return regions(hidden.isel({"method": slice(SHOWN)}), bounds)
+
+
+def opening(hidden: xr.DataArray, trained_length: int) -> xr.Dataset:
+    """`opening_panel`, `pooled`, and its `limits`."""
+    panel = opening_panel(hidden, trained_length)
+    pooled, limits = survey(panel, [panel["method"].values.tolist()], SCREEN_CELLS)
+    return xr.Dataset({"pooled": pooled, "limits": limits})
+
+
+def layer_limits(panel: xr.DataArray, quantile: float = LIMIT) -> xr.DataArray:
     """The end (+-limit) of each layer's colour scale: a quantile of its absolute values, so robust to spikes.
 
     Layers differ in size by orders of magnitude; methods and regions share one scale, so that they compare.

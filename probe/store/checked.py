@@ -31,9 +31,17 @@ class _Checked(BackendArray):
         except (OSError, ValueError, RuntimeError) as error:
             reason = str(error).partition("\n")[0]
             raise ValueError(f"{self.path}: {self.name} is damaged ({reason}); {AGAIN}") from error
-        if not np.isfinite(found).all():
+        if not _all_finite(found):
             raise ValueError(f"{self.path}: {self.name} is damaged (not all values are finite); {AGAIN}")
         return found
+
+
+def _all_finite(values: np.ndarray) -> bool:
+    """Whether all are numbers; of halves, by their bits, which is many times faster."""
+    if values.dtype != np.float16:
+        return bool(np.isfinite(values).all())
+    largest = (np.ascontiguousarray(values).view(np.uint16) & 0x7FFF).max(initial=0)
+    return bool(largest < 0x7C00)
 
 
 def checked(hidden: xr.Dataset, path: Path) -> xr.Dataset:

@@ -122,9 +122,14 @@ def missing_regions(store: Path) -> list[str]:
         return ["everything"]
     return [
         f"{hook} of method {method!r}, prompt {prompt!r}, layer {layer}"
-        for hook, method, prompt, layer, whole in _regions(store)
+        for hook, method, prompt, layer, _, whole in _regions(store)
         if not whole
     ]
+
+
+def region_files(store: Path) -> list[Path]:
+    """The file of every region, those of a hook one after the other."""
+    return [path for *_, path, _ in _regions(store)]
 
 
 def whole_passes(store: Path) -> set[tuple[str, str]]:
@@ -133,8 +138,8 @@ def whole_passes(store: Path) -> set[tuple[str, str]]:
     return {region[1:3] for region in regions} - {region[1:3] for region in regions if not region[-1]}
 
 
-def _regions(store: Path) -> Iterator[tuple[str, str, str, int, bool]]:
-    """Hook, method, prompt and layer of every region, and whether its file has the right size."""
+def _regions(store: Path) -> Iterator[tuple[str, str, str, int, Path, bool]]:
+    """Hook, method, prompt and layer of every region, its file, and whether that has the right size."""
     group = zarr.open_group(store, mode="r", use_consolidated=False)
     for hook, array in sorted(group.arrays()):
         if hook in DIMS:
@@ -144,7 +149,7 @@ def _regions(store: Path) -> Iterator[tuple[str, str, str, int, bool]]:
         for index in np.ndindex(*array.shape[:3]):
             chunk = store.joinpath(hook, "c", *map(str, index), "0", "0")
             method, prompt, layer = (names[i] for names, i in zip(labels, index, strict=True))
-            yield hook, method, prompt, layer, chunk.exists() and chunk.stat().st_size == size
+            yield hook, method, prompt, layer, chunk, chunk.exists() and chunk.stat().st_size == size
 
 
 def list_missing(missing: list[str]) -> str:

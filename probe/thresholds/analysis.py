@@ -15,6 +15,7 @@ from mesa.methods import make
 from mesa.plan import restarts
 from probe.evaluation.cost import costs
 from probe.evaluation.summary import differences, intervals
+from probe.store.kept import Found, Work, at_once
 from probe.store.reader import Run
 from probe.store.select import hook_values, reference_method
 from probe.thresholds.calls import Call, carriers, drift_calls, saturated
@@ -29,6 +30,9 @@ _SEEN = ("first", "last", "matched_first", "matched_last")
 
 RULES = ("drift", "paper")
 """What a failure is predicted by: a layer's joint drift, or thresholds dim by dim, as the paper reads them."""
+
+FOUND, CONTROL, READ = "thresholds", "control", "readings"
+"""What searches are known by."""
 
 MEAN = "text-mean"
 """Label of the mean over the prompts of text."""
@@ -72,10 +76,17 @@ class Analysis:
         return best(self.found.sel(prompt=self.prompt), TOP)
 
 
-def analyse(run: Run, hook: str | None = None, rule: CrossingRule | None = None, by: str = "drift") -> Analysis:
+def analyse(
+    run: Run,
+    hook: str | None = None,
+    rule: CrossingRule | None = None,
+    by: str = "drift",
+    work: Work = at_once,
+) -> Analysis:
     """Reads thresholds, drift, predictions and measured failures from a run, for `hook` (default: its first).
 
-    `by`: which of `RULES` makes the headline predictions. The reference is Origin, or the run's first method. Raises
+    `by`: which of `RULES` makes the headline predictions. `work`: gives what is known of searches under the default
+    rule, or has it made (`probe.store.kept`). The reference is Origin, or the run's first method. Raises
     ValueError for an unknown hook or rule, and where `search` does.
     """
     if by not in RULES:
@@ -83,20 +94,36 @@ def analyse(run: Run, hook: str | None = None, rule: CrossingRule | None = None,
     trained = run.trained_length
     hidden = hook_values(run, hook)
     reference = reference_method(hidden["method"].values.tolist())
-    rule = rule or CrossingRule.scaled(trained)
-    found = search(hidden, trained, rule, reference)
-    try:
-        control: xr.Dataset | str = negative_control(hidden, trained, rule, reference)
-    except ValueError as error:
-        control = str(error)
+    work, rule = (at_once if rule else work), rule or CrossingRule.scaled(trained)
+    name = str(hidden.name)
+    found = work(f"{name}-{FOUND}", lambda: {FOUND: search(hidden, trained, rule, reference)})[FOUND]
+    control = work(f"{name}-{CONTROL}", lambda: _control(hidden, trained, rule, reference))
     prompts = hidden["prompt"].values.tolist()
     predictions = {prompt: predict(found.sel(prompt=prompt)) for prompt in prompts}
     measured = None if run.evaluation is None else measured_failure(run.evaluation, trained, reference)
-    try:
-        drifted: dict[str, xr.Dataset] | str = drifts(run, hidden, reference)
-    except ValueError as error:
-        drifted, by = str(error), "paper"
+    drifted = judged_drifts(run, hidden, reference, work)
+    by = "paper" if isinstance(drifted, str) else by
+    control = control if isinstance(control, str) else control[CONTROL]
     return Analysis(run, hidden, reference, prompts[0], found, predictions, drifted, by, control, measured)
+
+
+def _control(hidden: xr.DataArray, trained: int, rule: CrossingRule, reference: str) -> Found:
+    try:
+        return {CONTROL: negative_control(hidden, trained, rule, reference)}
+    except ValueError as error:
+        return str(error)
+
+
+def judged_drifts(run: Run, hidden: xr.DataArray, reference: str, work: Work = at_once) -> dict[str, xr.Dataset] | str:
+    """`drifts`, or why drift could not be judged; `work`: as for `analyse`."""
+
+    def make() -> Found:
+        try:
+            return drifts(run, hidden, reference)
+        except ValueError as error:
+            return str(error)
+
+    return work(f"{hidden.name}-drift", make)
 
 
 def drifts(run: Run, hidden: xr.DataArray, reference: str, trained_length: int | None = None) -> dict[str, xr.Dataset]:

@@ -8,7 +8,7 @@ which dims show it clearly, and `negative_control` how many would at a place whe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -19,7 +19,9 @@ import xarray as xr
 from probe.store.positions import captured_ranges, run_bounds
 
 _WORKERS = 2  # layers at a time: numpy lets other threads run
-_BLOCK = 32  # dims smoothed at a time: their sums stay in the cache
+_BLOCK = 8  # dims smoothed at a time: their sums stay in the cache
+_READ = 32  # dims read at a time
+_JUDGED = ("crossing", "earliest", "inside")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +86,15 @@ class _Layout:
     beyond: slice  # from M on, as far as is looked
 
 
-def search(hidden: xr.DataArray, trained_length: int, rule: CrossingRule, reference: str = "origin") -> xr.Dataset:
+def search(
+    hidden: xr.DataArray,
+    trained_length: int,
+    rule: CrossingRule,
+    reference: str = "origin",
+    *,
+    every: bool = True,
+    known: xr.Dataset | None = None,
+) -> xr.Dataset:
     """Thresholds, scores and crossings for every layer and dim of `hidden` (method, [prompt,] layer, position, dim).
 
     With x the smoothed value under `reference`, I its captured positions in [burn_in, M) and B those beyond M:
@@ -103,14 +113,23 @@ def search(hidden: xr.DataArray, trained_length: int, rule: CrossingRule, refere
       `share` of the positions from there on
     - `rank`: 1 for the observable pair with the highest score, 0 if not observable; `qualified`: how many are
 
+    every: as for `searches`; see `crossings_at` for others. known: what `readings` gave for this M, smoothing, burn-in
+    and reference, of one prompt; then few values are read.
+
     Raises ValueError when M, enough positions before it or `sustained` consecutive ones beyond it were not captured.
     """
     place = Place(trained_length, rule.burn_in, int(hidden["position"][-1]))
-    return searches(hidden, [place], rule, reference)[0]
+    return searches(hidden, [place], rule, reference, every=every, known=known)[0]
 
 
 def searches(
-    hidden: xr.DataArray, places: Sequence[Place], rule: CrossingRule, reference: str = "origin", *, every: bool = True
+    hidden: xr.DataArray,
+    places: Sequence[Place],
+    rule: CrossingRule,
+    reference: str = "origin",
+    *,
+    every: bool = True,
+    known: xr.Dataset | None = None,
 ) -> list[xr.Dataset]:
     """`search` put at each of the `places`, in one reading of `hidden`; `rule.burn_in` is each place's `first`.
 
@@ -120,15 +139,9 @@ def searches(
     if reference not in methods:
         raise ValueError(f"reference {reference!r} was not captured; captured methods: {', '.join(methods)}")
     rules = [replace(rule, burn_in=place.first) for place in places]
-    layouts = _layouts(hidden, places, rules)
-    used = slice(
-        max(0, min(each.inside.start for each in layouts) - rule.smoothing + 1),  # the others reach into no mean
-        max(each.beyond.stop for each in layouts),
-    )
-    hidden = hidden.isel(position=used)
-    layouts = _layouts(hidden, places, rules)
+    hidden, layouts = _used(hidden, places, rules)
     prompts = [hidden.isel(prompt=i) for i in range(hidden.sizes["prompt"])] if "prompt" in hidden.dims else [hidden]
-    each = [_search_prompt(values, layouts, rule, reference, every) for values in prompts]
+    each = [_search_prompt(values, layouts, rule, reference, every, known) for values in prompts]
     found: list[Any] = list(each[0])
     if "prompt" in hidden.dims:
         found = [xr.concat(at, dim="prompt") for at in zip(*each, strict=True)]
@@ -142,6 +155,47 @@ def searches(
             "searched": hidden.sizes["layer"] * hidden.sizes["dim"],
             "hook": str(hidden.name),
         }
+    return found
+
+
+def readings(hidden: xr.DataArray, trained_length: int, rule: CrossingRule, reference: str = "origin") -> xr.Dataset:
+    """What `search` reads from the smoothed values of `reference` (layer, dim), of one prompt, before it judges.
+
+    It depends on M, smoothing and burn-in, and on nothing else of the rule.
+    """
+    place = Place(trained_length, rule.burn_in, int(hidden["position"][-1]))
+    hidden, (layout,) = _used(hidden, [place], [rule])
+    own = hidden.sel({"method": reference})
+
+    def read(layer: int) -> dict[str, np.ndarray]:
+        values, parts = own.isel(layer=layer).transpose("position", "dim").values, []
+        for first in range(0, values.shape[1], _READ):
+            x = _smooth(values[:, first : first + _READ].T, layout.start, rule.smoothing)
+            parts.append(_statistics(x, layout))
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    layers = _by_layer(read, hidden)
+    values = {name: (("layer", "dim"), np.stack([each[name] for each in layers])) for name in layers[0]}
+    return xr.Dataset(values, {name: hidden[name] for name in ("layer", "dim")})
+
+
+def crossings_at(hidden: xr.DataArray, found: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> xr.Dataset:
+    """`found`, from `search` without `every`, with crossings and `inside` at `pairs` of (layer, dim) too."""
+    rule = CrossingRule(**{name: found.attrs[name] for name in CrossingRule.__dataclass_fields__})
+    place = Place(found.attrs["trained_length"], rule.burn_in, found.attrs["length"] - 1)
+    hidden, (layout,) = _used(hidden, [place], [rule])
+    found = found.transpose("layer", "method", "dim").copy(deep=True)
+    by_layer: dict[int, list[int]] = {}
+    for layer, dim in pairs:
+        by_layer.setdefault(layer, []).append(dim)
+    for layer, labels in by_layer.items():
+        row, dims = found.get_index("layer").get_loc(layer), found.get_index("dim").get_indexer(labels)
+        read = {name: found[name].values[row, dims] for name in ("side", "limit")}
+        for number in range(found.sizes["method"]):
+            values = _Smoothed(hidden.sel(layer=layer).isel(method=number), layout, rule)
+            judged = _judge(values[dims], read, layout, rule)
+            for name in _JUDGED:
+                found[name].values[row, number, dims] = judged[name]
     return found
 
 
@@ -159,7 +213,18 @@ def smooth(values: xr.DataArray, smoothing: int) -> xr.DataArray:
     """`values` averaged over the last `smoothing` positions, not across positions that were not captured."""
     start, _ = run_bounds(values["position"].values)
     moved = values.transpose(..., "position")
-    return moved.copy(data=_smooth(moved.values, start, smoothing)).transpose(*values.dims)
+    rows = moved.values.reshape(-1, len(start))
+    return moved.copy(data=_smooth(rows, start, smoothing).reshape(moved.shape)).transpose(*values.dims)
+
+
+def _used(
+    hidden: xr.DataArray, places: Sequence[Place], rules: Sequence[CrossingRule]
+) -> tuple[xr.DataArray, list[_Layout]]:
+    """The positions that reach into any mean that is looked at, and the layouts among them."""
+    layouts = _layouts(hidden, places, rules)
+    first = min(each.inside.start for each in layouts) - rules[0].smoothing + 1
+    hidden = hidden.isel(position=slice(max(0, first), max(each.beyond.stop for each in layouts)))
+    return hidden, _layouts(hidden, places, rules)
 
 
 def _layouts(hidden: xr.DataArray, places: Sequence[Place], rules: Sequence[CrossingRule]) -> list[_Layout]:
@@ -167,34 +232,63 @@ def _layouts(hidden: xr.DataArray, places: Sequence[Place], rules: Sequence[Cros
     return [_layout(position, place.at, own, place.last) for place, own in zip(places, rules, strict=True)]
 
 
+class _Smoothed:
+    """Smoothed values (dim, position) of one method and layer; read, and smoothed dim by dim, when asked for."""
+
+    def __init__(self, stored: xr.DataArray, layout: _Layout, rule: CrossingRule) -> None:
+        self.stored, self.start, self.smoothing = stored, layout.start, rule.smoothing
+        self.values, self.smoothed = None, np.empty((stored.sizes["dim"], stored.sizes["position"]), np.float32)
+        self.done = np.zeros(len(self.smoothed), bool)
+
+    def __getitem__(self, dims: slice | np.ndarray) -> np.ndarray:
+        """Those of the dims at these places."""
+        lacking = np.arange(len(self.done))[dims]
+        lacking = lacking[~self.done[lacking]]
+        if len(lacking):
+            if self.values is None:
+                self.values = self.stored.transpose("position", "dim").values
+            for first in range(0, len(lacking), _BLOCK):
+                block = lacking[first : first + _BLOCK]
+                whole = slice(block[0], block[-1] + 1) if block[-1] - block[0] < len(block) else block
+                self.smoothed[block] = _smooth(self.values[:, whole].T, self.start, self.smoothing)
+            self.done[lacking] = True
+        return self.smoothed[dims]
+
+
 def _search_prompt(
-    hidden: xr.DataArray, layouts: Sequence[_Layout], rule: CrossingRule, reference: str, every: bool
+    hidden: xr.DataArray,
+    layouts: Sequence[_Layout],
+    rule: CrossingRule,
+    reference: str,
+    every: bool,
+    known: xr.Dataset | None,
 ) -> list[xr.Dataset]:
     """`searches` for one prompt; in memory at a time, for each worker: a layer under one method and `reference`."""
     methods = hidden["method"].values.tolist()
     row = methods.index(reference)
 
     def search_layer(layer: int) -> list[dict[str, np.ndarray]]:
-        def x(method: int) -> np.ndarray:
-            values = hidden.isel({"method": method, "layer": layer}).transpose("position", "dim").values
-            return _smooth_by_dim(values, layouts[0].start, rule.smoothing)
-
-        own = x(row)
-        reads = [_observe(own, layout, rule) for layout in layouts]
+        own = _Smoothed(hidden.isel({"method": row, "layer": layer}), layouts[0], rule)
+        stored = None if known is None else {str(name): each.values[layer] for name, each in known.items()}
+        reads = [_observe(own, stored or _statistics(own[slice(None)], layout), layout, rule) for layout in layouts]
         judged: list[list[dict[str, np.ndarray]]] = [[] for _ in layouts]
         for method in range(len(methods)):
-            values = own if method == row else x(method)
+            x = own if method == row else _Smoothed(hidden.isel({"method": method, "layer": layer}), layouts[0], rule)
             for at, read, layout in zip(judged, reads, layouts, strict=True):
                 pairs = slice(None) if every else np.flatnonzero(read["observable"])
-                at.append(_judge_pairs(values, read, layout, rule, pairs))
+                at.append(_judge_pairs(x, read, layout, rule, pairs))
         return [
             {**read, **{name: np.stack([one[name] for one in at]) for name in at[0]}}
             for read, at in zip(reads, judged, strict=True)
         ]
 
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        layers = list(pool.map(search_layer, range(hidden.sizes["layer"])))
+    layers = _by_layer(search_layer, hidden)
     return [_labelled(hidden, [layer[number] for layer in layers]) for number in range(len(layouts))]
+
+
+def _by_layer(work: Callable[[int], Any], hidden: xr.DataArray) -> list[Any]:
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        return list(pool.map(work, range(hidden.sizes["layer"])))
 
 
 def _labelled(hidden: xr.DataArray, layers: Sequence[dict[str, np.ndarray]]) -> xr.Dataset:
@@ -213,47 +307,61 @@ def _labelled(hidden: xr.DataArray, layers: Sequence[dict[str, np.ndarray]]) -> 
     return xr.Dataset(values, {name: hidden[name] for name in labels})
 
 
-def _observe(x: np.ndarray, layout: _Layout, rule: CrossingRule) -> dict[str, np.ndarray]:
-    """`_read`, and which dims are observable."""
-    read = _read(x, layout, rule)
+def _observe(
+    own: _Smoothed, statistics: dict[str, np.ndarray], layout: _Layout, rule: CrossingRule
+) -> dict[str, np.ndarray]:
+    """`_scored`, and which dims are observable."""
+    read = _scored(statistics, layout, rule)
     likely = np.flatnonzero(read["score"] >= rule.minimum_score)
-    judged = _judge(x[likely], {name: values[likely] for name, values in read.items()}, layout, rule)
-    observable = np.zeros(len(x), bool)
+    judged = _judge(own[likely], {name: values[likely] for name, values in read.items()}, layout, rule)
+    observable = np.zeros(len(read["score"]), bool)
     observable[likely] = (judged["inside"] <= 1 - rule.share) & (judged["share_beyond"] >= rule.share)
     return {**read, "observable": observable}
 
 
 def _judge_pairs(
-    x: np.ndarray, read: dict[str, np.ndarray], layout: _Layout, rule: CrossingRule, pairs: slice | np.ndarray
+    x: _Smoothed, read: dict[str, np.ndarray], layout: _Layout, rule: CrossingRule, pairs: slice | np.ndarray
 ) -> dict[str, np.ndarray]:
     """Crossings of the dims `pairs` of a layer; NaN for the others."""
     judged = _judge(x[pairs], {name: values[pairs] for name, values in read.items()}, layout, rule)
-    found = {name: np.full(len(x), np.nan) for name in ("crossing", "earliest", "inside")}
+    found = {name: np.full(len(read["score"]), np.nan) for name in _JUDGED}
     for name, values in found.items():
         values[pairs] = judged[name]
     return found
 
 
-def _read(x: np.ndarray, layout: _Layout, rule: CrossingRule) -> dict[str, np.ndarray]:
-    """What `search` reads from the reference's smoothed values `x` (dim, position) of one layer: by dim."""
+def _statistics(x: np.ndarray, layout: _Layout) -> dict[str, np.ndarray]:
+    """What is read from the reference's smoothed values `x` (dim, position) of one layer: by dim."""
     trained, position = layout.trained, layout.position
-    after = slice(trained + 1, layout.beyond.stop)
-    inside, beyond = x[:, layout.inside], x[:, after]
-    threshold, middle = x[:, trained].copy(), np.median(beyond, axis=1)
-    side = np.sign(middle - threshold)
+    inside = x[:, layout.inside]
     low, high = np.quantile(inside, [0.05, 0.95], axis=1)
-    least = rule.floor * np.median(np.median(np.abs(inside), axis=1))
-    spread = np.maximum((high - low) / 3.29, max(least, np.finfo(np.float32).tiny))
     half = inside.shape[1] // 2
     steps = position[layout.inside][half:] - position[layout.inside][: inside.shape[1] - half]
-    slope = np.median((inside[:, half:] - inside[:, : inside.shape[1] - half]) / steps, axis=1)
-    trend = np.maximum(0, side * slope) * (np.median(position[after]) - position[trained])
+    return {
+        "threshold": x[:, trained].copy(),
+        "middle": np.median(x[:, trained + 1 : layout.beyond.stop], axis=1),
+        "low": low,
+        "high": high,
+        "size": np.median(np.abs(inside), axis=1),
+        "slope": np.median((inside[:, half:] - inside[:, : inside.shape[1] - half]) / steps, axis=1),
+    }
+
+
+def _scored(read: dict[str, np.ndarray], layout: _Layout, rule: CrossingRule) -> dict[str, np.ndarray]:
+    """What `search` says of the reference's `_statistics` of one layer: by dim."""
+    trained, position, threshold = layout.trained, layout.position, read["threshold"]
+    motion = read["middle"] - threshold
+    side = np.sign(motion)
+    least = rule.floor * np.median(read["size"])
+    spread = np.maximum((read["high"] - read["low"]) / 3.29, max(least, np.finfo(np.float32).tiny))
+    reach = np.median(position[trained + 1 : layout.beyond.stop]) - position[trained]
+    trend = np.maximum(0, side * read["slope"]) * reach
     return {
         "threshold": threshold,
         "limit": threshold + side * rule.margin * spread,
         "side": side.astype(np.int8),
         "spread": spread,
-        "score": (side * (middle - threshold) - trend) / spread,
+        "score": (side * motion - trend) / spread,
     }
 
 
@@ -281,23 +389,21 @@ def _beyond(x: np.ndarray, side: np.ndarray, limit: np.ndarray) -> np.ndarray:
     return (x > below[:, None]) != (side < 0)[:, None]
 
 
-def _smooth_by_dim(values: np.ndarray, start: np.ndarray, smoothing: int) -> np.ndarray:
-    """`values` (position, dim), smoothed, as (dim, position): what is read along positions lies side by side."""
-    smoothed = np.empty(values.shape[::-1], np.float32)
-    for first in range(0, len(smoothed), _BLOCK):
-        block = slice(first, first + _BLOCK)
-        smoothed[block] = _smooth(values[:, block].T, start, smoothing)
-    return smoothed
-
-
 def _smooth(values: np.ndarray, start: np.ndarray, smoothing: int) -> np.ndarray:
-    """Mean over the last `smoothing` of `values` (..., position), fewer at a run's start; float32."""
-    index = np.arange(values.shape[-1])
-    first = np.maximum(start, index - smoothing + 1)
-    total = np.zeros((*values.shape[:-1], len(index) + 1))
-    np.cumsum(values, axis=-1, dtype=np.float64, out=total[..., 1:])
-    mean = total[..., 1:] - total.take(first, axis=-1)
-    mean /= index + 1 - first
+    """Mean over the last `smoothing` of `values` (dim, position), fewer at a run's start; float32."""
+    index = np.arange(values.shape[1])
+    total = np.zeros((len(values), len(index) + 1))
+    total[:, 1:] = values
+    for row in total:  # one by one: many times faster than along an axis
+        np.add.accumulate(row[1:], out=row[1:])
+    mean = np.empty(values.shape)
+    begins = np.flatnonzero(start == index)
+    for first, stop in zip(begins, [*begins[1:], len(index)], strict=True):
+        full = min(stop, first + smoothing)
+        np.subtract(total[:, first + 1 : full + 1], total[:, [first]], out=mean[:, first:full])
+        moved = slice(full + 1 - smoothing, stop + 1 - smoothing)
+        np.subtract(total[:, full + 1 : stop + 1], total[:, moved], out=mean[:, full:stop])
+    mean /= index + 1 - np.maximum(start, index - smoothing + 1)
     return mean.astype(np.float32)
 
 

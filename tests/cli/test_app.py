@@ -92,6 +92,38 @@ def test_the_overview_says_what_the_report_says(opened):
     assert {"origin", "rerope", "dynamic-ntk", "mesa"} <= names
 
 
+def test_pages_open_with_what_the_report_kept(root, monkeypatch, tmp_path):
+    shutil.copytree(root / "first", tmp_path / "run")
+    pages = ("overview", "thresholds", "heatmaps")
+    shown = {page: figures(run(root, monkeypatch, page, run="first")) for page in pages}
+
+    def again(*given, **options):
+        raise ValueError("it is worked out again")
+
+    for place in ("analysis.search", "analysis.find_drift", "analysis.negative_control", "search._statistics"):
+        monkeypatch.setattr(f"probe.thresholds.{place}", again)
+    for page, drawn in shown.items():
+        app = run(tmp_path, monkeypatch, page)
+        assert not app.error
+        assert len(figures(app)) == len(drawn) > 0
+    shutil.rmtree(tmp_path / "run" / "derived")
+    shutil.copytree(tmp_path / "run", tmp_path / "bare")
+    assert "worked out again" in run(tmp_path, monkeypatch, "thresholds", run="bare").error[0].value
+
+
+def test_what_was_lacking_is_kept(root, monkeypatch, tmp_path):
+    shutil.copytree(root / "first", tmp_path / "run")
+    kept = tmp_path / "run" / "derived"
+    names = {path.name for path in kept.iterdir()}
+    shutil.rmtree(kept)
+    for page in ("overview", "thresholds", "heatmaps", "compare"):
+        run(tmp_path, monkeypatch, page)
+    app = run(tmp_path, monkeypatch, "heatmaps")
+    app.button[0].click().run()
+    assert {path.name for path in kept.iterdir()} <= names
+    assert "resid_post-drift.npz" in {path.name for path in kept.iterdir()}
+
+
 def test_a_summary_of_another_store_is_not_believed(root, monkeypatch, tmp_path):
     shutil.copytree(root / "first", tmp_path / "run")
     path = tmp_path / "run" / "summary.json"

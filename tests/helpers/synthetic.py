@@ -58,7 +58,7 @@ def evaluation(trained_length=64, windows=5):
     )
 
 
-def write_run(folder, hidden, scores=None, model="tiny", trained_length=64):
+def write_run(folder, hidden, scores=None, model="tiny", trained_length=64, dtype="float32"):
     path = folder / "store.zarr"
     names = {f"{name}s": hidden[name].values.tolist() for name in ("method", "prompt", "layer", "position", "dim")}
     attrs = {
@@ -67,7 +67,7 @@ def write_run(folder, hidden, scores=None, model="tiny", trained_length=64):
         "created": "2026-01-01",
         "method_configs": '{"mesa": {"window": 8}}',
     }
-    store.create(path, hooks=[hidden.name], attrs=attrs, **names)
+    store.create(path, hooks=[hidden.name], dtype=dtype, attrs=attrs, **names)
     for method in names["methods"]:
         for prompt in names["prompts"]:
             for layer in names["layers"]:

@@ -15,13 +15,27 @@ from mesa_lens.dashboard.runs import Entry
 from mesa_lens.dashboard.state import choose_states, drifted, follow, opened, states, while_unchanged
 from probe.figures.drift import shown_layers
 from probe.figures.export import SIDE_BY_SIDE, Export, heatmap_export
-from probe.figures.heatmap import block_size, default_regions, difference, layer_limits, pool, regions
+from probe.figures.heatmap import (
+    LIMIT,
+    OPENING,
+    SCREEN_CELLS,
+    SHOWN,
+    block_size,
+    default_regions,
+    difference,
+    layer_limits,
+    opening,
+    opening_panel,
+    pool,
+    regions,
+    survey,
+)
 from probe.figures.marks import heatmap_grid
+from probe.store.kept import recalled
 from probe.store.positions import captured_ranges
 from probe.store.reader import Run
 from probe.store.select import listed, reference_method
 
-_CELLS = 90_000  # drawn at once: about one in four pixels of a wide page
 _AROUND, _ALL, _CHOSEN = "around M, and the end", "all", "choose"
 
 
@@ -38,7 +52,7 @@ def page(context: Context) -> None:
     layers, dims = _spans(run, opening.get("layers"))
     bounds = _bounds(run)
     quantile = st.slider(
-        "Colour scale: share of values within it", 0.9, 1.0, 0.99, 0.005, key="scale", bind="query-params",
+        "Colour scale: share of values within it", 0.9, 1.0, LIMIT, 0.005, key="scale", bind="query-params",
         help="The scale of each layer ends at this quantile of its absolute values, and is shared by all methods",
     )  # fmt: skip
     if not methods:
@@ -93,7 +107,7 @@ def _methods(names: list[str], reference: str) -> tuple[list[str], str | None]:
     first = options.index(reference)
     meaning = "Shows the difference to this method"
     minus = right.selectbox("Minus", options, first, key="minus", bind="query-params", help=meaning)
-    chosen = left.multiselect("Methods", names, names[:5], key="methods", bind="query-params")
+    chosen = left.multiselect("Methods", names, names[:SHOWN], key="methods", bind="query-params")
     base = None if minus == "nothing" else str(minus)
     return [name for name in chosen if name != base], base
 
@@ -132,8 +146,8 @@ def _bounds(run: Run) -> tuple[tuple[int, int], ...]:
     return tuple((begin, end) for begin, end in runs if begin < end) or ((first, last + 1),)
 
 
-def _values(run: Run, hook: str, prompt: str, choice: tuple[Any, ...]) -> xr.DataArray:
-    """The chosen values (method, layer, dim, position), none pooled, in memory."""
+def _chosen(run: Run, hook: str, prompt: str, choice: tuple[Any, ...]) -> xr.DataArray:
+    """The chosen values and those they are less, (method, layer, dim, position), none pooled, on disk."""
     methods, minus, layers, dims, bounds, _ = choice
     wanted = methods if minus is None else [*methods, minus]
     hidden = states(run, hook, prompt).sel(layer=slice(*layers), dim=slice(*dims))
@@ -141,8 +155,13 @@ def _values(run: Run, hook: str, prompt: str, choice: tuple[Any, ...]) -> xr.Dat
         if not hidden.sizes[name]:
             captured = listed(run.hidden[name].values)
             raise ValueError(f"{name}s {span[0]} to {span[1]} were not captured; captured: {captured}")
-    shown = regions(hidden.sel({"method": wanted}), bounds).load()
-    return shown if minus is None else difference(shown, minus)
+    return regions(hidden.sel({"method": wanted}), bounds)
+
+
+def _values(run: Run, hook: str, prompt: str, choice: tuple[Any, ...]) -> xr.DataArray:
+    """The chosen values, in memory."""
+    shown = _chosen(run, hook, prompt, choice).load()
+    return shown if choice[1] is None else difference(shown, choice[1])
 
 
 @st.cache_data(max_entries=8, show_spinner="Reading hidden states …")
@@ -150,8 +169,14 @@ def _panel(
     path: str, stamp: tuple[float, float], _run: Run, hook: str, prompt: str, choice: tuple[Any, ...]
 ) -> tuple[xr.DataArray, xr.DataArray]:
     """The pooled panel (method, layer, dim, position) and its limits by layer."""
-    shown = _values(_run, hook, prompt, choice)
-    return pool(shown, _CELLS), layer_limits(shown, choice[-1])
+    panel, hidden = _chosen(_run, hook, prompt, choice), states(_run, hook, prompt)
+    first = opening_panel(hidden, _run.trained_length)
+    if choice[1] is None and choice[-1] == LIMIT and panel.coords.equals(first.coords):
+        name = f"{hook}-{prompt}-{OPENING}"
+        found = recalled(_run, name, lambda: {OPENING: opening(hidden, _run.trained_length)})[OPENING]
+        return found["pooled"].rename(hook), found["limits"].reset_coords(drop=True)
+    pooled, limits = survey(panel, [choice[0]], SCREEN_CELLS, choice[-1], choice[1])
+    return pooled, limits
 
 
 def _downloads(entry: Entry, run: Run, hook: str, prompt: str, choice: tuple[Any, ...]) -> None:

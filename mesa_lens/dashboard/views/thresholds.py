@@ -11,7 +11,7 @@ import xarray as xr
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.downloads import FORMS, buttons, named
 from mesa_lens.dashboard.look import columns, plain, show
-from mesa_lens.dashboard.state import choose_states, control, follow, opened, searched, states, while_unchanged
+from mesa_lens.dashboard.state import choose_states, control, crossed, follow, opened, searched, states, while_unchanged
 from probe.figures.export import threshold_export
 from probe.figures.marks import threshold_chart
 from probe.store.reader import Run
@@ -50,6 +50,7 @@ def page(context: Context) -> None:
         f"position {trained} under {plain(reference)}; the smoothed value at that position is the threshold."
     )
     pairs = _pairs(found)
+    found = crossed(hidden, found, pairs)
     for layer, dim in pairs:
         crossings = _crossings(found, layer, dim)
         figure = threshold_chart(hidden, found, layer, dim)
@@ -67,7 +68,7 @@ def page(context: Context) -> None:
     elif below == _PREDICTED:
         _predictions(found)
     else:
-        _ranking(found)
+        _ranking(hidden, found)
 
 
 def _rule(run: Run, name: str) -> tuple[int, CrossingRule]:
@@ -155,19 +156,21 @@ def _crossings(found: xr.Dataset, layer: int, dim: int) -> str:
     )
 
 
-def _ranking(found: xr.Dataset) -> None:
+def _ranking(hidden: xr.DataArray, found: xr.Dataset) -> None:
     """Every observable pair, or all of them, sortable and searchable; a ticked row is drawn above."""
     every = st.toggle("Also dims that are not observable", key="every", bind="query-params")
     names = ["rank", "score", "threshold", "limit", "spread"]
     table = found[[*names, "observable"]].to_dataframe().reset_index()
-    for method in found["method"].values.tolist():
-        table[f"{method} crosses at"] = found["crossing"].sel({"method": method}).values.ravel()
     order = np.lexsort((-table["score"], ~table["observable"]))
     if not every:
         order = order[: int(found["qualified"])]
-    table = table.iloc[order[:_LISTED]]
+    table = table.iloc[order := order[:_LISTED]]
+    listed = list(zip(table["layer"].tolist(), table["dim"].tolist(), strict=True))
+    crossing = crossed(hidden, found, listed)["crossing"]
+    for method in found["method"].values.tolist():
+        table[f"{method} crosses at"] = crossing.sel({"method": method}).values.ravel()[order]
     kept = [column for column in table.columns if column in {"layer", "dim", *names} or column.endswith("crosses at")]
-    pairs = [f"{layer}:{dim}" for layer, dim in zip(table["layer"], table["dim"], strict=True)]
+    pairs = [f"{layer}:{dim}" for layer, dim in listed]
     key = f"ranked-{hash(tuple(pairs))}"  # ticks are row numbers: other rows, other ticks
     st.dataframe(
         table[kept],

@@ -198,3 +198,15 @@ def test_a_palette_has_the_colormaps_colours_and_a_grey(tmp_path):
     expected = colormaps["RdBu_r"](np.clip(values[0] / 2 + 0.5, 0, 1), bytes=True)[:, :3].astype(int)
     assert np.abs(drawn - expected).max() == 1
     assert (drawn != expected).any(axis=1).mean() < 0.01  # one colour gave way to the grey
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_survey_of_a_difference_is_the_pooled_difference(dtype):
+    hidden = hidden_states(layers=2, prompts=("repeated",)).isel(prompt=0).astype(dtype)
+    shown = regions(hidden, [(10, 60), (200, 320)])
+    pooled, limits = survey(shown, [["mesa", "rerope", "dynamic-ntk"]], 900, 0.9, "origin")
+    less = difference(shown, "origin").sel({"method": ["mesa", "rerope", "dynamic-ntk"]})
+    expected = pool(less, 900)
+    xr.testing.assert_identical(pooled, expected.transpose(*pooled.dims))
+    assert limits.equals(layer_limits(less, 0.9))
+    assert pooled.size < less.size

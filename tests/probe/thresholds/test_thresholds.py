@@ -11,7 +11,15 @@ from synthetic import DRIFTING, hidden_states, write_run
 
 from probe.store.reader import open_run
 from probe.thresholds.predict import best, predict
-from probe.thresholds.search import CrossingRule, _beyond, check_positions, search, smooth
+from probe.thresholds.search import (
+    CrossingRule,
+    _beyond,
+    check_positions,
+    crossings_at,
+    readings,
+    search,
+    smooth,
+)
 
 M, LENGTH = 40, 160
 RULE = CrossingRule(smoothing=1, sustained=3)
@@ -320,3 +328,27 @@ def test_what_lies_before_the_reference_is_no_part_of_it():
     rule = CrossingRule(smoothing=4, sustained=3, burn_in=10)
     xr.testing.assert_identical(search(series(wild), M, rule), search(series(wobble()), M, rule))
     assert search(series(changed((0, 10, 1e6))), M, rule)["spread"] > 1e5  # reaches into the means at 10, 11, 12
+
+
+@pytest.mark.parametrize(
+    "changed_rule", [{}, {"margin": 0.5}, {"smoothing": 3, "burn_in": 24}, {"floor": 0.2, "minimum_score": 2.0}]
+)
+def test_a_search_of_few_values_finds_what_a_search_of_all_does(changed_rule):
+    hidden = hidden_states(dims=40, prompts=("repeated",)).isel(prompt=0)
+    hidden = hidden.isel(position=np.r_[0:150, 170 : hidden.sizes["position"]]).astype(np.float16)
+    rule = replace(CrossingRule.scaled(64), **changed_rule)
+    usual = CrossingRule.scaled(64)
+    whole = search(hidden, 64, rule)
+    known = readings(hidden, 64, replace(usual, smoothing=rule.smoothing, burn_in=rule.burn_in))
+    few = search(hidden, 64, rule, every=False, known=known)
+    judged = ["crossing", "earliest", "inside"]
+    for name in whole.data_vars:
+        expected = whole[name].where(whole["observable"]) if name in judged else whole[name]
+        assert expected.transpose(*few[name].dims).equals(few[name]), name
+    assert 0 < int(whole["qualified"]) < few["crossing"].sel({"method": "mesa"}).size
+    pairs = [(layer, dim) for layer in (0, 2) for dim in (0, 30, 39)]
+    filled = crossings_at(hidden, few, pairs)
+    for layer, dim in pairs:
+        labels = {"layer": layer, "dim": dim}
+        xr.testing.assert_identical(filled[judged].sel(labels), whole[judged].sel(labels))
+    assert few["inside"].isnull().any(), "the given dataset is left as it is"

@@ -1,0 +1,79 @@
+"""What is kept beside a store: the same numbers again, and never those of other values."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import xarray as xr
+from synthetic import hidden_states, write_run
+
+from probe.store.kept import DERIVED, keep, kept, recalled
+from probe.store.reader import open_run
+from probe.thresholds.analysis import analyse, summarize
+
+
+def halves(**of):
+    """Hidden states as halves, with a gap in what was captured."""
+    hidden = hidden_states(**of)
+    return hidden.isel(position=np.r_[0:150, 170 : hidden.sizes["position"]]).astype(np.float16)
+
+
+@pytest.fixture
+def run(tmp_path):
+    return open_run(write_run(tmp_path / "run", halves(), dtype="float16"))
+
+
+@pytest.fixture
+def number():
+    return {"all": xr.Dataset({"number": ("method", np.arange(2))}, {"method": np.array(["a", "b"], object)})}
+
+
+def test_an_analysis_from_what_was_kept_has_the_same_numbers(run):
+    first = analyse(run)
+    analyse(run, work=partial(recalled, run))
+    assert len(list((run.path.parent / DERIVED).iterdir())) == 3
+    again = analyse(run, work=lambda name, make: kept(run, name))
+    for one, other in ((first.found, again.found), (first.control, again.control)):
+        xr.testing.assert_identical(one, other)
+    assert list(first.drifts) == list(again.drifts)
+    for prompt, found in first.drifts.items():
+        xr.testing.assert_identical(found, again.drifts[prompt])
+    assert summarize(first) == summarize(again)
+
+
+def test_why_there_is_nothing_is_kept_too(run):
+    keep(run, "drift", "too short")
+    assert kept(run, "drift") == "too short"
+    assert kept(run, "control") is None
+
+
+def test_what_was_kept_of_other_values_is_not_taken(run, number, tmp_path):
+    keep(run, "a/name", number)
+    xr.testing.assert_identical(kept(run, "a/name")["all"], number["all"])
+    again = open_run(write_run(tmp_path / "again", halves(), dtype="float16"))
+    other = open_run(write_run(tmp_path / "other", halves(seed=1), dtype="float16"))  # with the same attributes
+    for copy in (again, other):
+        (run.path.parent / DERIVED).rename(copy.path.parent / DERIVED)
+        assert (kept(copy, "a/name") is None) == (copy is other)
+        (copy.path.parent / DERIVED).rename(run.path.parent / DERIVED)
+
+
+def test_damaged_or_linked_it_is_made_anew(run, number):
+    keep(run, "one", number)
+    path = run.path.parent / DERIVED / "one.npz"
+    whole = path.read_bytes()
+    at = whole.index(np.arange(2).tobytes())
+    damaged = whole[:at] + bytes([255]) + whole[at + 1 :]
+    for content in (b"", whole[:-30], damaged):
+        path.write_bytes(content)
+        assert kept(run, "one") is None
+    xr.testing.assert_identical(recalled(run, "one", lambda: number)["all"], number["all"])
+    assert path.read_bytes() == whole
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+    assert kept(run, "one") is None
+
+
+def test_where_it_cannot_be_written_it_is_made_all_the_same(run, number):
+    (run.path.parent / DERIVED).write_text("a file")
+    assert recalled(run, "one", lambda: number) is number
