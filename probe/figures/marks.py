@@ -241,7 +241,7 @@ def _value_line(values: xr.DataArray, at: xr.Dataset) -> Line:
     gaps = np.flatnonzero(np.diff(position) != 1) + 1
     x = np.insert(position.astype(float), gaps, np.nan)
     y = np.insert(values.values.astype(float), gaps, np.nan)
-    return Line(_crossing_text(at, method), x, y, *style(method), faint=_left_out(at, method))
+    return Line(_crossing_text(at, method), x, y, *style(method, at["method"].values), faint=_left_out(at, method))
 
 
 def _crossings(values: xr.DataArray, at: xr.Dataset) -> tuple[Point, ...]:
@@ -250,7 +250,7 @@ def _crossings(values: xr.DataArray, at: xr.Dataset) -> tuple[Point, ...]:
         crossing = float(at["crossing"].sel({"method": method}))
         if np.isfinite(crossing) and not _left_out(at, method):
             y = float(values.sel({"method": method, "position": int(crossing)}))
-            points.append(Point(_crossing_text(at, method), crossing, y, style(method)[0]))
+            points.append(Point(_crossing_text(at, method), crossing, y, style(method, at["method"].values)[0]))
     return tuple(points)
 
 
@@ -263,12 +263,21 @@ def _score_panel(
     lines, points = [], []
     for method in means["method"].values.tolist():
         own = means.sel({"method": method}).dropna("length")  # refined lengths are one method's
-        lines.append(Line(method, own["length"].values.astype(float), own.values, *style(method)))
+        lines.append(
+            Line(method, own["length"].values.astype(float), own.values, *style(method, means["method"].values))
+        )
     for each in predictions:
         if each.length is not None and each.method in means["method"].values:
             own = means.sel({"method": each.method}).dropna("length")
             y = np.interp(np.log(each.length), np.log(own["length"]), own.values)
-            points.append(Point(f"{each.method} predicted: {each}", each.length, float(y), style(each.method)[0]))
+            points.append(
+                Point(
+                    f"{each.method} predicted: {each}",
+                    each.length,
+                    float(y),
+                    style(each.method, means["method"].values)[0],
+                )
+            )
     drawn = np.array([*means.values.flat, rule.at])
     low, high = np.quantile(drawn[np.isfinite(drawn)], [0, 1]).tolist()
     pad = 0.12 * (high - low)
