@@ -13,6 +13,8 @@ from mesa.plan import distances
 from mesa.settings import drawing_sizes
 from mesa.support import cells
 from mesa_lens.dashboard.context import Context
+from mesa_lens.dashboard.downloads import buttons, named
+from mesa_lens.dashboard.drawings import matrix_drawing
 from mesa_lens.dashboard.look import columns, plain, show
 from mesa_lens.dashboard.state import follow
 
@@ -67,6 +69,9 @@ def _draw(method: Method, key: str, length: int, trained: int) -> None:
         f"Largest relative position **{largest:.4g}**. **{beyond}** pairs at M = {trained} or beyond, where the model "
         f"was never trained. **{masked}** causal pairs masked."
     )
+    stem = named("methods", key, length, "M", trained)
+    top = max(float(matrix.max()), trained)
+    buttons(lambda: matrix_drawing(stem, method, matrix, trained, _scale(trained / top)), stem)
     if plan.frequency_scale is not None:
         st.caption("Rotary frequencies are changed at this length; the positions above are not.")
 
