@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from probe.figures.marks import Chart, Line, Panel, Point, Rule, trained_rule, value_name, value_title
+from probe.figures.marks import Chart, Line, Panel, Point, Rule, token_texts, trained_rule, value_name, value_title
 from probe.figures.styles import RED, style
 from probe.thresholds.calls import Call, drift_calls
 
@@ -110,4 +110,4 @@ def _values(values: xr.DataArray, method: str) -> Line:
     position, own = values["position"].values, values.sel({"method": method}).values
     gaps = np.flatnonzero(np.diff(position) != 1) + 1
     x, y = (np.insert(each.astype(float), gaps, np.nan) for each in (position, own))
-    return Line(method, x, y, *style(method, values["method"].values))
+    return Line(method, x, y, *style(method, values["method"].values), tokens=token_texts(values, gaps))

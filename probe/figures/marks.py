@@ -22,8 +22,8 @@ _MARKED = 64  # values
 class Line:
     """A line; NaN parts it. dash: solid, dash, dot, dashdot, or none for markers alone. symbol: of its markers.
 
-    interval: (low, high) of y, drawn at each value, or as a band. texts: what hovering tells of each value. faint: of
-    a method that is left out of what is judged, for the reason in `label`.
+    interval: (low, high) of y, drawn at each value, or as a band. texts: what hovering tells of each value; tokens:
+    what it tells beside. faint: of a method that is left out of what is judged, for the reason in `label`.
     """
 
     label: str
@@ -35,6 +35,7 @@ class Line:
     interval: tuple[np.ndarray, np.ndarray] | None = None
     band: bool = False
     texts: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
     faint: bool = False
 
     @property
@@ -122,6 +123,17 @@ def value_name(values: xr.DataArray) -> str:
 def value_title(values: xr.DataArray) -> str:
     """Name and unit of what an array holds."""
     return f"{value_name(values)} ({values.attrs.get('units', 'activation')})"
+
+
+def token_texts(values: xr.DataArray, gaps: np.ndarray | None = None) -> tuple[str, ...]:
+    """The token at each position, as hovering tells it, with a blank at `gaps`; none of a word that is repeated."""
+    if "token" not in values.coords or values["token"].ndim != 1:
+        return ()
+    tokens = values["token"].values
+    if len(set(tokens[1:].tolist())) < 2:
+        return ()
+    told = np.array([f"token {token!r}" for token in tokens.tolist()], dtype=object)
+    return tuple(told if gaps is None else np.insert(told, gaps, ""))
 
 
 def threshold_chart(hidden: xr.DataArray, found: xr.Dataset, layer: int, dim: int) -> Chart:
@@ -241,7 +253,8 @@ def _value_line(values: xr.DataArray, at: xr.Dataset) -> Line:
     gaps = np.flatnonzero(np.diff(position) != 1) + 1
     x = np.insert(position.astype(float), gaps, np.nan)
     y = np.insert(values.values.astype(float), gaps, np.nan)
-    return Line(_crossing_text(at, method), x, y, *style(method, at["method"].values), faint=_left_out(at, method))
+    look, tokens = style(method, at["method"].values), token_texts(values, gaps)
+    return Line(_crossing_text(at, method), x, y, *look, tokens=tokens, faint=_left_out(at, method))
 
 
 def _crossings(values: xr.DataArray, at: xr.Dataset) -> tuple[Point, ...]:
