@@ -28,6 +28,7 @@ def add(commands: Any) -> None:
     """Adds the subcommand."""
     command = commands.add_parser(
         "anatomy",
+        example="mesa-lens anatomy --out runs/demo",
         help="measure heads, frequencies, logit lens and positional vectors under each method",
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

@@ -27,6 +27,7 @@ def add(commands: Any) -> None:
     """Adds the subcommand."""
     command = commands.add_parser(
         "eval",
+        example="mesa-lens eval --task passkey,nll --samples 10 --out runs/eval",
         help="run passkey, NLL, needle, LongEval, summaries, latency or lm-eval tasks under each method",
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

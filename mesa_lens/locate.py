@@ -27,6 +27,7 @@ def add(commands: Any) -> None:
     """Adds the subcommand."""
     command = commands.add_parser(
         "locate",
+        example="mesa-lens locate --out runs/demo",
         help="intervene layer by layer and head by head: where does length break the model, what mends it?",
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

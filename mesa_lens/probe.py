@@ -19,6 +19,7 @@ def add(commands: Any) -> None:
     """Adds the subcommand."""
     command = commands.add_parser(
         "probe",
+        example="mesa-lens probe --length 2048 --out runs/demo",
         help="capture hidden states under each method, find thresholds, measure the real failure",
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

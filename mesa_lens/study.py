@@ -17,6 +17,7 @@ def add(commands: Any) -> None:
     """Adds the subcommand."""
     command = commands.add_parser(
         "study",
+        example="mesa-lens study --seeds 1 --out runs/study --estimate",
         help="compare predicted with measured failure lengths over prompts, methods and seeds",
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

@@ -16,6 +16,7 @@ def add(commands: Any) -> None:
     """Adds the subcommand."""
     command = commands.add_parser(
         "paper",
+        example="mesa-lens paper --minutes 10",
         help="run the paper's experiments from a config, into one report",
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
