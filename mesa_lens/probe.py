@@ -7,7 +7,16 @@ import json
 from typing import Any
 
 from mesa_lens.model import add_model_options, load_options
-from mesa_lens.options import add_lengths, add_methods, add_output, add_samples, add_seed, add_settings, lengths
+from mesa_lens.options import (
+    add_lengths,
+    add_methods,
+    add_output,
+    add_samples,
+    add_seed,
+    add_settings,
+    lengths,
+    tell_estimate,
+)
 from mesa_lens.values import MOST_PROMPTS, listed, path, tokens, whole, word
 from probe.defaults import METHODS
 
@@ -59,7 +68,7 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Checks everything that can be checked, then runs."""
     from probe.capture.spec import CaptureSpec, parse_ranges
-    from probe.plan import ProbeRequest, estimate
+    from probe.plan import ProbeRequest, estimate, plan, work
     from probe.run import run_probe
 
     request = ProbeRequest(
@@ -87,7 +96,8 @@ def run(args: argparse.Namespace) -> int:
         executor=args.executor,
     )
     if args.estimate:
-        print(estimate(request))
+        made = plan(request)
+        tell_estimate(estimate(request), made.config, request, work(made))
         return 0
     summary, table = run_probe(request, args.out, overwrite=args.overwrite, by=args.rule)
     print(json.dumps(summary, indent=1) if args.json else table)
