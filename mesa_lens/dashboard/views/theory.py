@@ -114,9 +114,10 @@ def _claims(root: Path) -> None:
         f" **Broken: {plain(', '.join(broken))}**" if broken else ""
     ))  # fmt: skip
     shown = ("name", "verdict", "statement", "citation", "tested", "margin", "error", "correction", "counterexample")
+    told = [claim | {"error": claim.get("error_text", claim["error"])} for claim in claims]
     st.dataframe(
-        columns([{name: claim.get(name) for name in shown} for claim in claims]),
+        columns([{name: claim.get(name) for name in shown} for claim in told]),
         hide_index=True,
         alt="Every claim with its verdict, margin and error",
-        column_config={name: st.column_config.NumberColumn(format="%.2g") for name in ("margin", "error")},
+        column_config={"margin": st.column_config.NumberColumn(format="%.2g")},
     )
