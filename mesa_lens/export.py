@@ -81,7 +81,7 @@ def add(commands: Any) -> None:
     for kind in ("thresholds", "curves"):
         rule = made[kind].add_argument_group("what counts as a crossing")
         for name, (of, says) in _RULE.items():
-            rule.add_argument(f"--{name.replace('_', '-')}", type=of, help=says)
+            rule.add_argument(f"--{name.replace('_', '-')}", type=of, metavar="NUMBER", help=says)
 
 
 def _kind(kinds: Any, kind: str) -> Any:

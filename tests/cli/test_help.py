@@ -1,27 +1,16 @@
 """Every help begins with an example that runs; every estimate tells the time."""
 
-import argparse
 import re
 import shlex
 
 import pytest
 import tiny
+from commands import parsers
 from transformers import LlamaConfig
 
 from mesa.methods import Origin
 from mesa_lens.cli import main, parser
 from probe.evaluation import pace
-
-
-def parsers(top):
-    """Every parser of the command, by what is typed before its options."""
-    found = {top.prog: top}
-    for action in top._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for each in action.choices.values():
-                found |= parsers(each)
-    return found
-
 
 PARSERS = parsers(parser())
 

@@ -17,6 +17,7 @@ from probe.figures.drift import shown_layers
 from probe.figures.export import SIDE_BY_SIDE, Export, heatmap_export
 from probe.figures.heatmap import block_size, default_regions, difference, layer_limits, pool, regions
 from probe.figures.marks import heatmap_grid
+from probe.glossary import DIM
 from probe.store.positions import captured_ranges
 from probe.store.reader import Run
 from probe.store.select import listed, reference_method
@@ -35,6 +36,7 @@ def page(context: Context) -> None:
     place = st.container()
     methods, minus = _methods(names, opening["minus"])
     _way_to(place, minus, opening, raw)
+    st.caption(plain(DIM))
     layers, dims = _spans(run, opening.get("layers"))
     bounds = _bounds(run)
     quantile = st.slider(

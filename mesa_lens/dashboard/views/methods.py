@@ -17,6 +17,7 @@ from mesa_lens.dashboard.downloads import buttons, named
 from mesa_lens.dashboard.drawings import matrix_drawing
 from mesa_lens.dashboard.look import columns, plain, show
 from mesa_lens.dashboard.state import follow
+from probe.glossary import WEAVE
 
 _NUMBERED = 24  # tokens up to which numbers stand in the cells
 _GAPS = 64  # tokens up to which cells are parted
@@ -24,6 +25,7 @@ _GAPS = 64  # tokens up to which cells are parted
 
 def page(context: Context) -> None:
     """Two methods side by side, and the support table."""
+    st.caption(plain(WEAVE))
     left, right = st.columns(2)
     length = int(left.slider("Length (tokens)", 4, 256, 24, key="length", bind="query-params"))
     trained = int(right.slider("Trained window M (tokens)", 2, 256, 16, key="window", bind="query-params"))

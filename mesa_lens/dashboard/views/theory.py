@@ -15,6 +15,7 @@ from mesa_lens.dashboard.downloads import buttons, named
 from mesa_lens.dashboard.drawings import curves_drawing
 from mesa_lens.dashboard.look import columns, plain, show
 from mesa_lens.dashboard.runs import is_inside
+from probe.glossary import WEAVE
 from theory.bounds import check_window, denominator, extended_length, ideal_position
 from theory.figures import attention_figure, output_figure, position_figure
 from theory.labels import IDEAL, PE, STAIR
@@ -30,6 +31,7 @@ def page(context: Context) -> None:
         "H where D(t) passes M. Plain positions give D(t) = t; weaving slows it down. These are the closed forms; "
         "`mesa-lens verify` checks them on real weights."
     )
+    st.caption(plain(WEAVE))
     M, H, N, E = _parameters()
     try:
         check_window(M, N, E)
