@@ -109,7 +109,8 @@ def test_the_readme_explains_what_it_uses_where_it_is_first_met():
     text = " ".join(PAGES[0].read_text(encoding="utf-8").split())
     for word, told in (("weave", WEAVE.partition("attention ")[2]), ("dim", DIM.partition("is ")[2])):
         first = re.search(WORDS[word], text)
-        assert first and told.rstrip(".") in text[first.start() : first.start() + 300], word
+        assert first, word
+        assert told.rstrip(".") in text[first.start() : first.start() + 300], word
 
 
 def test_the_index_has_a_line_for_every_page_and_a_picture():
