@@ -4,7 +4,7 @@ OUT ?= runs/demo
 REAL := --model smollm2 --length 16384 --methods origin,rerope,dynamic-ntk,mesa,stair --texts 0 \
   --samples 1 --lengths 8192,12288,16384 --out runs/real
 
-.PHONY: demo real app test test-slow test-fuzz test-browser check bench format clean
+.PHONY: demo real app test test-slow test-fuzz test-browser check bench pictures format clean
 
 demo: .venv/installed  ## set up, then probe the shipped model: runs/demo/report.html
 	$(BIN)/mesa-lens probe --length 2048 --out $(OUT) $(if $(wildcard $(OUT)/report.html),--overwrite)
@@ -38,6 +38,9 @@ check: .venv/installed  ## the gate: format, lint, types, tests
 
 bench: .venv/installed  ## benchmarks/results: time and memory of every method beside stock transformers (40 minutes)
 	$(BIN)/python benchmarks/attention.py
+
+pictures: .venv/installed  ## docs/*.png by the present styles, from runs/demo, runs/mechanism, runs/smollm2-12k: those that are there
+	$(BIN)/python benchmarks/pictures.py $(dir $(OUT))
 
 format: .venv/installed
 	$(BIN)/ruff format .

@@ -18,6 +18,7 @@ from mesa_lens.options import (
     add_settings,
     goes_on,
     lengths,
+    tell_estimate,
 )
 from mesa_lens.values import MOST_PROMPTS, listed, whole, word
 from probe.defaults import METHODS
@@ -28,6 +29,7 @@ def add(commands: Any) -> None:
     """Adds the subcommand."""
     command = commands.add_parser(
         "anatomy",
+        example="mesa-lens anatomy --out runs/demo",
         help="measure heads, frequencies, logit lens and positional vectors under each method",
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -56,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     """Checks everything that can be checked, then runs."""
     from probe.evaluation.clock import deadline
     from probe.evaluation.plan import names
-    from probe.mechanism.anatomy.request import AnatomyRequest, estimate, plan
+    from probe.mechanism.anatomy.request import AnatomyRequest, estimate, plan, work
 
     request = AnatomyRequest(
         model=args.model,
@@ -77,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     until = deadline(args.minutes)
     made = plan(request)
     if args.estimate:
-        print(estimate(made))
+        tell_estimate(estimate(made), made.config, made.request, work(made))
         return 0
     from probe.anatomy_report import write_anatomy_report
     from probe.mechanism.anatomy.files import FOLDER

@@ -19,6 +19,7 @@ def add(commands: Any) -> None:
     """Adds the subcommand."""
     command = commands.add_parser(
         "app",
+        example="mesa-lens app --store runs",
         help="open the dashboard over a folder of runs",
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

@@ -15,6 +15,7 @@ def add(commands: Any) -> None:
     """Adds the subcommand."""
     command = commands.add_parser(
         "check",
+        example="mesa-lens check --model default",
         help="whether the methods are computed rightly on your own checkpoint",
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

@@ -10,13 +10,21 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from mesa_lens import __version__
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are one line, as all others."""
+    """A parser whose complaints are one line, as all others, and whose help begins with an example that runs."""
+
+    def __init__(self, *args: Any, example: str = "", **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.example = example
+
+    def format_help(self) -> str:
+        """The example, then what argparse says."""
+        return f"example: {self.example}\n\n{super().format_help()}"
 
     def error(self, message: str) -> NoReturn:
         """Raises ValueError, naming the option as it is written."""
@@ -35,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
 
     top = Parser(
         prog="mesa-lens",
+        example="mesa-lens probe --length 2048 --out runs/demo",
         description="At which length does a language model break, where inside does it show, which method mends it?",
     )
     top.add_argument("--version", action="version", version=f"mesa-lens {__version__}")

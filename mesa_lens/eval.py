@@ -18,6 +18,7 @@ from mesa_lens.options import (
     add_settings,
     goes_on,
     lengths,
+    tell_estimate,
 )
 from mesa_lens.values import MOST_PROMPTS, listed, number, path, whole, word
 from probe.resume import again
@@ -27,6 +28,7 @@ def add(commands: Any) -> None:
     """Adds the subcommand."""
     command = commands.add_parser(
         "eval",
+        example="mesa-lens eval --task passkey,nll --samples 10 --out runs/eval",
         help="run passkey, NLL, needle, LongEval, summaries, latency or lm-eval tasks under each method",
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -91,14 +93,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tasks(args: argparse.Namespace, request: Any) -> int:
-    from probe.evaluation.plan import estimate, plan
+    from probe.evaluation.plan import estimate, plan, work
 
     for name in ("limit", "include_path"):
         if getattr(args, name) is not None:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} is for --harness, which is not given")
     made = plan(request)
     if args.estimate:
-        print(estimate(made))
+        tell_estimate(estimate(made), made.config, made.request, work(made))
         return 0
     from probe.evaluation.clock import deadline
     from probe.evaluation.run import run as run_cells

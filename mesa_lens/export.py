@@ -27,6 +27,14 @@ _SAYS = {
     "locate": "what methods, patches and clamps in one place restore, by layer and head",
     "anatomy": "heads, unmet phases, logit lens and positional vectors under each method",
 }
+_EXAMPLES = {
+    "heatmap": "mesa-lens export heatmap runs/demo --minus origin --layers 1-3 --format svg,npz",
+    "drift": "mesa-lens export drift runs/demo --format svg,csv",
+    "thresholds": "mesa-lens export thresholds runs/demo --pairs 1:50 --format pdf,csv",
+    "curves": "mesa-lens export curves runs/demo --format svg,csv",
+    "locate": "mesa-lens export locate runs/demo --format svg,csv",
+    "anatomy": "mesa-lens export anatomy runs/demo --format svg,csv",
+}
 _BESIDE = ("locate", "anatomy")
 """Kinds that need no store."""
 _RULE = {  # of probe.thresholds.CrossingRule, which stays unloaded until the command runs
@@ -42,7 +50,9 @@ _RULE = {  # of probe.thresholds.CrossingRule, which stays unloaded until the co
 
 def add(commands: Any) -> None:
     """Adds the subcommand, with one of its own for each kind of export."""
-    command = commands.add_parser("export", help="write a run's figures and numbers as files", description=__doc__)
+    command = commands.add_parser(
+        "export", example=_EXAMPLES["drift"], help="write a run's figures and numbers as files", description=__doc__
+    )
     kinds = command.add_subparsers(title="kinds", required=True, metavar="KIND", dest="kind")
     made = {kind: _kind(kinds, kind) for kind in _SAYS}
     heatmap = made["heatmap"]
@@ -71,12 +81,16 @@ def add(commands: Any) -> None:
     for kind in ("thresholds", "curves"):
         rule = made[kind].add_argument_group("what counts as a crossing")
         for name, (of, says) in _RULE.items():
-            rule.add_argument(f"--{name.replace('_', '-')}", type=of, help=says)
+            rule.add_argument(f"--{name.replace('_', '-')}", type=of, metavar="NUMBER", help=says)
 
 
 def _kind(kinds: Any, kind: str) -> Any:
     command = kinds.add_parser(
-        kind, help=_SAYS[kind], description=_SAYS[kind], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        kind,
+        example=_EXAMPLES[kind],
+        help=_SAYS[kind],
+        description=_SAYS[kind],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     beside = kind in _BESIDE
     wrote = (

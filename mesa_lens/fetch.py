@@ -12,7 +12,9 @@ from mesa_lens.values import folder, path, word
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
-    command = commands.add_parser("fetch", help="fetch a real model once, for --model", description=__doc__)
+    command = commands.add_parser(
+        "fetch", example="mesa-lens fetch smollm2", help="fetch a real model once, for --model", description=__doc__
+    )
     command.add_argument(
         "name", nargs="?", type=word, help="the checkpoint; without a name, those that are known are listed"
     )

@@ -18,6 +18,7 @@ from mesa_lens.options import (
     add_settings,
     goes_on,
     lengths,
+    tell_estimate,
 )
 from mesa_lens.values import MOST_PROMPTS, listed, whole, word
 from probe.resume import again
@@ -27,6 +28,7 @@ def add(commands: Any) -> None:
     """Adds the subcommand."""
     command = commands.add_parser(
         "locate",
+        example="mesa-lens locate --out runs/demo",
         help="intervene layer by layer and head by head: where does length break the model, what mends it?",
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -78,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     """Checks everything that can be checked, then runs."""
     from probe.evaluation.clock import deadline
     from probe.evaluation.plan import names
-    from probe.mechanism.request import LocateRequest, estimate, plan
+    from probe.mechanism.request import LocateRequest, estimate, plan, work
 
     request = LocateRequest(
         model=args.model,
@@ -106,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     until = deadline(args.minutes)
     made = plan(request)
     if args.estimate:
-        print(estimate(made))
+        tell_estimate(estimate(made), made.config, made.request, work(made))
         return 0
     from probe.locate_report import write_locate_report
     from probe.mechanism.cells import FOLDER

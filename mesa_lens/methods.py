@@ -20,13 +20,20 @@ _WIDEST, _LONGEST = 48, 4096
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
-    command = commands.add_parser("methods", help="list the methods, or explain one", description=__doc__)
+    command = commands.add_parser(
+        "methods",
+        example="mesa-lens methods --trained-length 8192",
+        help="list the methods, or explain one",
+        description=__doc__,
+    )
     command.add_argument("--trained-length", type=window, default=4096, help="M in tokens (default 4096, LLaMA2's)")
     command.add_argument("--table", action="store_true", help="print which model families take which methods")
     command.add_argument("--json", action="store_true", help="print JSON")
     command.set_defaults(run=run_list)
     explain = command.add_subparsers(metavar="explain").add_parser(
-        "explain", help="draw a method's relative-position matrix"
+        "explain",
+        example="mesa-lens methods explain rerope --length 12",
+        help="draw a method's relative-position matrix",
     )
     explain.add_argument("name", help=f"one of {', '.join(registry())}")
     explain.add_argument("--length", type=whole(1, _LONGEST), default=12, help="tokens to draw (default 12)")

@@ -53,7 +53,9 @@ def add_output(command: argparse.ArgumentParser, default: str, about: str, *, sh
     out.add_argument("--overwrite", action="store_true", help="begin anew, in place of what is already there")
     add_force(out)
     if shows:
-        out.add_argument("--estimate", action="store_true", help="print the work, memory and disk it takes, and stop")
+        out.add_argument(
+            "--estimate", action="store_true", help="print the work, time, memory and disk it takes, and stop"
+        )
         out.add_argument("--json", action="store_true", help="print summary.json in place of tables")
     return out
 
@@ -68,6 +70,13 @@ def add_minutes(command: Any) -> None:
     """Adds --minutes."""
     says = "begin nothing after this; the same command goes on (None: all)"
     command.add_argument("--minutes", type=number(0, above=True), help=says)
+
+
+def tell_estimate(text: str, config: Any, request: Any, work: Any) -> None:
+    """Prints an estimate, and the time that `work`, passes by method and length, takes on this machine."""
+    from probe.evaluation.pace import told
+
+    print(f"{text}\n{told(config, request.load, getattr(request, 'executor', 'fused'), work)}")
 
 
 def lengths(args: argparse.Namespace) -> tuple[int, ...] | None:

@@ -7,7 +7,16 @@ import json
 from typing import Any
 
 from mesa_lens.model import add_model_options, load_options
-from mesa_lens.options import add_lengths, add_methods, add_output, add_samples, add_seed, add_settings, lengths
+from mesa_lens.options import (
+    add_lengths,
+    add_methods,
+    add_output,
+    add_samples,
+    add_seed,
+    add_settings,
+    lengths,
+    tell_estimate,
+)
 from mesa_lens.values import MOST_PROMPTS, listed, path, tokens, whole, word
 from probe.defaults import METHODS
 
@@ -19,6 +28,7 @@ def add(commands: Any) -> None:
     """Adds the subcommand."""
     command = commands.add_parser(
         "probe",
+        example="mesa-lens probe --length 2048 --out runs/demo",
         help="capture hidden states under each method, find thresholds, measure the real failure",
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -58,7 +68,7 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Checks everything that can be checked, then runs."""
     from probe.capture.spec import CaptureSpec, parse_ranges
-    from probe.plan import ProbeRequest, estimate
+    from probe.plan import ProbeRequest, estimate, plan, work
     from probe.run import run_probe
 
     request = ProbeRequest(
@@ -86,7 +96,8 @@ def run(args: argparse.Namespace) -> int:
         executor=args.executor,
     )
     if args.estimate:
-        print(estimate(request))
+        made = plan(request)
+        tell_estimate(estimate(request), made.config, request, work(made))
         return 0
     summary, table = run_probe(request, args.out, overwrite=args.overwrite, by=args.rule)
     print(json.dumps(summary, indent=1) if args.json else table)

@@ -14,6 +14,7 @@ def add(commands: Any) -> None:
     """Adds the subcommand."""
     command = commands.add_parser(
         "report",
+        example="mesa-lens report runs/demo",
         help="write a captured run's report, summary and figures anew",
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

@@ -8,7 +8,16 @@ import sys
 from typing import Any
 
 from mesa_lens.model import add_model_options, load_options
-from mesa_lens.options import add_lengths, add_methods, add_minutes, add_output, add_samples, goes_on, lengths
+from mesa_lens.options import (
+    add_lengths,
+    add_methods,
+    add_minutes,
+    add_output,
+    add_samples,
+    goes_on,
+    lengths,
+    tell_estimate,
+)
 from mesa_lens.values import MOST_PROMPTS, listed, whole, word
 from probe.resume import again
 
@@ -17,6 +26,7 @@ def add(commands: Any) -> None:
     """Adds the subcommand."""
     command = commands.add_parser(
         "study",
+        example="mesa-lens study --seeds 1 --out runs/study --estimate",
         help="compare predicted with measured failure lengths over prompts, methods and seeds",
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -41,7 +51,9 @@ def add(commands: Any) -> None:
     )
     add_samples(command, 5, " and seed, of passkeys and of texts")
     output = add_output(command, "runs/study", "", shows=False)
-    output.add_argument("--estimate", action="store_true", help="print the work, memory and disk it takes, and stop")
+    output.add_argument(
+        "--estimate", action="store_true", help="print the work, time, memory and disk it takes, and stop"
+    )
     add_minutes(command)
     command.set_defaults(run=run)
 
@@ -50,11 +62,12 @@ def run(args: argparse.Namespace) -> int:
     """Runs or resumes the study, writes its results, tables and figures, and prints the tables."""
     from probe.evaluation.clock import deadline
     from probe.ownership import owned
-    from probe.study.plan import estimate, plan
+    from probe.study.plan import estimate, plan, work
 
     request = _request(args)
     if args.estimate:
-        print(estimate(plan(request)))
+        made = plan(request)
+        tell_estimate(estimate(made), made.config, request, work(made))
         return 0
     until = deadline(args.minutes)
     from probe.study.report import write_study

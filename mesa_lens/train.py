@@ -15,7 +15,12 @@ LEAST = 3072
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
-    command = commands.add_parser("train-default", help="train the shipped default model anew", description=__doc__)
+    command = commands.add_parser(
+        "train-default",
+        example="mesa-lens train-default --out runs/model",
+        help="train the shipped default model anew",
+        description=__doc__,
+    )
     command.add_argument("--out", type=folder, required=True, help="folder for checkpoint, tokenizer and card")
     command.add_argument("--tokens", type=whole(LEAST), default=24_000_000, help="training tokens (default 24 million)")
     add_seed(command)

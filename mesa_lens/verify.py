@@ -9,6 +9,11 @@ from theory.cli import add_arguments, run
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
-    command = commands.add_parser("verify", help="check the theorems on constructed models", description=__doc__)
+    command = commands.add_parser(
+        "verify",
+        example="mesa-lens verify --claim 3.3 --M 64 --N 4",
+        help="check the theorems on constructed models",
+        description=__doc__,
+    )
     add_arguments(command)
     command.set_defaults(run=run)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import xarray as xr
 
 from mesa.decoder import layers_of
 from mesa.fingerprints import identity, ids_fingerprint
@@ -37,6 +38,18 @@ def prepare(made: ProbePlan) -> tuple[list[np.ndarray], dict[str, list[int]]]:
         for task in (PASSKEY, TAIL):
             task.prepare(tokenizer, min(made.lengths), setting, 1)
     return documents, tokens
+
+
+def token_texts(made: ProbePlan, tokens: Mapping[str, Sequence[int]]) -> xr.Dataset:
+    """Ids and texts (prompt, position) of the tokens at the positions that are kept."""
+    tokenizer: Any = tokenizer_of(made.request.model, **made.request.source)
+    ids = np.array([[each[position] for position in made.kept.positions] for each in tokens.values()], np.int64)
+    texts = {token: tokenizer.decode([token]) for token in np.unique(ids).tolist()}
+    dims = ("prompt", "position")
+    return xr.Dataset(
+        {"id": (dims, ids), "text": (dims, np.vectorize(texts.__getitem__, otypes=[object])(ids))},
+        {"prompt": list(tokens), "position": made.kept.positions},
+    )
 
 
 def fingerprints(

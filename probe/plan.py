@@ -20,7 +20,7 @@ from probe.capture.spec import CaptureSpec, Kept
 from probe.defaults import METHODS
 from probe.evaluation import by_length
 from probe.evaluation.by_length import check_lengths, default_lengths
-from probe.evaluation.plan import EvalPlan, EvalRequest
+from probe.evaluation.plan import TASKS, EvalPlan, EvalRequest
 from probe.request import MethodsRequest
 from probe.tasks.base import Setting
 from probe.tasks.repeated import repeated_word, word_ids
@@ -144,6 +144,20 @@ def estimate(request: ProbeRequest) -> str:
         f"{made.host_bytes / 2**20:.0f} MiB\n"
         f"disk: {made.kept_bytes / 2**20:.0f} MiB"
     )
+
+
+def work(made: ProbePlan) -> dict[tuple[Method, int], float]:
+    """Passes of the run, captured and measured, by method and length."""
+    setting = Setting(made.trained_length, made.lengths, made.request.samples)
+    lengths = made.lengths if made.request.samples else ()
+    found = {
+        (method, length): sum(TASKS[task].tokens(length, setting) for task in by_length.TASKS) / length
+        for method in made.methods.values()
+        for length in lengths
+    }
+    for method in made.methods.values():
+        found[method, made.length] = found.get((method, made.length), 0.0) + len(made.prompts)
+    return found
 
 
 def measuring(made: ProbePlan, documents: Sequence[np.ndarray]) -> EvalPlan:

@@ -15,6 +15,7 @@ import xarray as xr
 from plotly.offline import get_plotlyjs
 from tqdm import tqdm
 
+from probe import glossary
 from probe.anatomy_report import anatomy_section
 from probe.figures.drift import carrier_chart, drift_chart, shown_layers
 from probe.figures.drift_map import DriftMap, drift_map
@@ -165,6 +166,7 @@ def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None
     return environment.get_template("report.html").render(
         summary=summary,
         verdict=html(summary[VERDICT]),
+        glossary=glossary,
         words=dict(zip(("drift", "thresholds", "control"), words, strict=True)),
         differences=difference_table(summary),
         score_text=score_text,

@@ -20,7 +20,7 @@ from probe.evaluation import by_length
 from probe.evaluation.journal import Journal
 from probe.evaluation.plan import EvalPlan
 from probe.evaluation.run import EvalCell, checked_journal, missing_cells
-from probe.inputs import check_values, fingerprints, prepare
+from probe.inputs import check_values, fingerprints, prepare, token_texts
 from probe.ownership import owned
 from probe.plan import ProbePlan, ProbeRequest, measuring, plan, template
 from probe.refine import refined
@@ -107,6 +107,7 @@ def _capture_and_measure(made: ProbePlan, out: Path, overwrite: bool) -> None:
         journal = checked_journal(out / by_length.JOURNAL, measured.settings, made.methods, made.request.force)
     if not overwrite:
         store.create(path, **begun, force=made.request.force)
+    store.write_tokens(path, token_texts(made, tokens))
     with _kept(out, journal, overwrite):
         _fill(made, measured, journal, tokens, path, loaded)
         remove_report(out)

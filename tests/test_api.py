@@ -1,4 +1,4 @@
-"""docs/api.md lists the packages' public names, all of them, and its examples do what they say."""
+"""docs/api.md lists the packages' public names, all of them; its examples and the README's do what they say."""
 
 import importlib
 import re
@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 SECTIONS = {part.partition("\n")[0]: part.partition("\n")[2] for part in PAGE.split("\n## ")[1:]}
 
 
@@ -56,3 +57,15 @@ def test_examples_print_what_they_say(package, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     exec(compile(code, f"docs/api.md, {package}", "exec"), {})
     assert capsys.readouterr().out.splitlines() == said
+
+
+def test_the_readmes_examples_run_as_printed(tmp_path, monkeypatch):
+    blocks = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == README.count("```python") >= 1
+    monkeypatch.chdir(tmp_path)
+    for code in blocks:
+        exec(compile(code, "README.md", "exec"), {})
+
+
+def test_the_apis_examples_are_all_in_a_section_that_runs():
+    assert sum(section.count("```python") for section in SECTIONS.values()) == PAGE.count("```python")

@@ -6,6 +6,11 @@ from pkgutil import resolve_name
 
 import pytest
 import synthetic
+from commands import parsers
+
+from mesa_lens.cli import parser
+from mesa_lens.dashboard.views import thresholds
+from probe.glossary import DIM, OBSERVABLE, WEAVE
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -82,3 +87,46 @@ def test_a_door_says_what_goes_in_and_out_and_where_to_begin(door):
 
 def test_the_readme_links_the_architecture():
     assert "(docs/architecture.md)" in PAGES[0].read_text(encoding="utf-8")
+
+
+WORDS = {"weave": r"\b[Ww]eav|\b[Ww]oven", "dim": r"\bdims?\b", "observable": r"\b[Oo]bservable"}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name == "docs"], ids=lambda page: page.name)
+def test_words_are_explained_or_linked_before_they_are_used(page):
+    text = page.read_text(encoding="utf-8")
+    used = {word: found.start() for word, pattern in WORDS.items() if (found := re.search(pattern, text))}
+    if page.name == "index.md":
+        for sentence in (WEAVE, DIM, OBSERVABLE):
+            assert sentence in " ".join(text.split())
+    elif used:
+        line = next(line for line in text.splitlines() if "index.md#words" in line)
+        assert text.index(line) <= min(used.values())
+        assert all(re.search(WORDS[word], line) for word in used), used
+
+
+def test_the_readme_explains_what_it_uses_where_it_is_first_met():
+    text = " ".join(PAGES[0].read_text(encoding="utf-8").split())
+    for word, told in (("weave", WEAVE.partition("attention ")[2]), ("dim", DIM.partition("is ")[2])):
+        first = re.search(WORDS[word], text)
+        assert first, word
+        assert told.rstrip(".") in text[first.start() : first.start() + 300], word
+
+
+def test_the_index_has_a_line_for_every_page_and_a_picture():
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[([\w-]+\.md)\]\(([\w-]+\.md)\) \| .+ \|$", text, re.MULTILINE)
+    assert {name for name, link in rows if name == link} == {page.name for page in PAGES[1:]} - {"index.md"}
+    assert text.count("![") == 1
+
+
+def test_no_label_is_an_internal_name():
+    """Labels: of the dashboard's widgets, in the report, and in every command's help."""
+    helps = [each.format_help() for each in parsers(parser()).values()]
+    labels = [*thresholds._LABELS.values(), *helps, re.sub(r"{[{%].*?[}%]}", "", report_template())]
+    for name in ("burn_in", "held_out", "minimum_score"):
+        assert not [label for label in labels if name in label or name.upper() in label], name
+
+
+def report_template():
+    return (ROOT / "probe" / "report.html").read_text(encoding="utf-8")

@@ -32,12 +32,13 @@ FLOORS = """
     probe.locate_report   <- probe.files probe.store probe.figures probe.mechanism
     probe.anatomy_report  <- probe.files probe.store probe.figures probe.mechanism
     probe.defaults        <-
+    probe.glossary        <-
     probe.resume          <- probe.evaluation probe.store
     probe.plan          <- mesa probe.defaults probe.request probe.tasks probe.capture probe.evaluation probe.thresholds
     probe.inputs          <- mesa probe.tasks probe.capture probe.store probe.plan
     probe.refine          <- probe.evaluation probe.store probe.thresholds
     probe.verdict         <- probe.evaluation probe.store probe.thresholds
-    probe.report          <- probe.files probe.store probe.thresholds probe.figures probe.locate_report probe.anatomy_report probe.verdict
+    probe.report          <- probe.files probe.store probe.thresholds probe.figures probe.locate_report probe.anatomy_report probe.verdict probe.glossary
     probe.opened          <- probe.evaluation probe.store probe.thresholds probe.figures probe.mechanism probe.verdict probe.report
     probe.run             <- mesa probe
     probe                 <- mesa probe

@@ -78,4 +78,4 @@ def write_csv(table: list[Row], path: Path) -> None:
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Row)])
         writer.writeheader()
-        writer.writerows(asdict(row) for row in table)
+        writer.writerows(asdict(row) | {"reach": f"{row.reach:.6g}"} for row in table)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Protocol
 
 import streamlit as st
 
-from probe.figures.export import Export, safe_name
+from probe.figures.export import safe_name
 
 FORMS = ("png", "svg", "pdf", "csv")
 """What every figure can be had as."""
@@ -24,12 +25,20 @@ _MIMES = {
 }
 
 
+class Exported(Protocol):
+    """What can be had as files, such as `probe.figures.export.Export`."""
+
+    def files(self, form: str) -> Iterator[tuple[str, bytes]]:
+        """Names and contents of the files in format `form`."""
+        ...
+
+
 def named(*parts: object) -> str:
     """The name of a download, without suffix: run, prompt and view."""
     return "-".join(safe_name(str(part)) for part in parts)
 
 
-def buttons(make: Callable[[], Export], stem: str, forms: Sequence[str] = FORMS, several: Sequence[str] = ()) -> None:
+def buttons(make: Callable[[], Exported], stem: str, forms: Sequence[str] = FORMS, several: Sequence[str] = ()) -> None:
     """A button a format; `several` are those with more than one file, which come as a zip."""
     with st.container(horizontal=True):
         for form in forms:
@@ -45,7 +54,7 @@ def buttons(make: Callable[[], Export], stem: str, forms: Sequence[str] = FORMS,
             )
 
 
-def content(make: Callable[[], Export], form: str, several: bool) -> bytes:
+def content(make: Callable[[], Exported], form: str, several: bool) -> bytes:
     """The one file of a format, or a zip of all."""
     files = list(make().files(form))
     if not several:

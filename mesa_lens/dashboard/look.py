@@ -17,8 +17,6 @@ _ON_BOTH = {  # at least 3:1 on white and on Streamlit's dark ground
     BLACK: "#808080",
     GREY: "#8a8a8a",
     RED: "#e04848",
-    "#882255": "#b8558a",
-    "#F0E442": "#a89a00",
     "black": "#808080",
     "#999999": "#8a8a8a",
     "rgba(255, 255, 255, 0.8)": "rgba(0, 0, 0, 0)",

@@ -16,6 +16,7 @@ def add(commands: Any) -> None:
     """Adds the subcommand."""
     command = commands.add_parser(
         "paper",
+        example="mesa-lens paper --minutes 10",
         help="run the paper's experiments from a config, into one report",
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -28,18 +29,20 @@ def add(commands: Any) -> None:
     command.add_argument("--overwrite", action="store_true", help="begin the sections anew that are already there")
     add_force(command)
     add_minutes(command)
-    command.add_argument("--estimate", action="store_true", help="print cells, tokens and memory, and stop")
+    command.add_argument("--estimate", action="store_true", help="print cells, tokens, time and memory, and stop")
     command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Checks every section, runs what is missing, writes the report."""
-    from mesa_lens.paper.config import check, estimate
+    from mesa_lens.paper.config import check, estimate, model_of, work
+    from probe.evaluation.pace import told
 
     config = _config(args)
     try:
         if args.estimate:
             print(estimate(config))
+            print(told(model_of(config), config.load, "fused", work(config)))
             return 0
         plans = check(config)
     except ValueError as error:

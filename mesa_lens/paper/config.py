@@ -229,10 +229,7 @@ def _architecture(facts: Mapping[str, Any]) -> Any:
 
 def estimate(config: PaperConfig) -> str:
     """Cells, tokens and memory of every section as text, from `architecture` where the config has one. No weights."""
-    if config.architecture is None:
-        model = config_of(config.model, **ModelRequest(config.model, config.load).source)
-    else:
-        model = _architecture(config.architecture)
+    model = model_of(config)
     check_config(model)
     each = bytes_a_number(model, config.load)
     lines = [f"{config.title}: weights about {_weights(model) * each / 2**30:.1f} GiB"]
@@ -249,6 +246,47 @@ def estimate(config: PaperConfig) -> str:
     return "\n".join(lines)
 
 
+def model_of(config: PaperConfig) -> Any:
+    """The model's config, from `architecture` where there is one."""
+    if config.architecture is None:
+        return config_of(config.model, **ModelRequest(config.model, config.load).source)
+    return _architecture(config.architecture)
+
+
+def work(config: PaperConfig) -> dict[tuple[Method, int], float]:
+    """Passes of all sections that can run, but lm-eval's, by method and length."""
+    found: dict[tuple[Method, int], float] = {}
+    for name, values in config.sections.items():
+        if name == "longbench" or reason_left_out(SECTIONS[name], values):
+            continue
+        for method in section_methods(config, name).values():
+            for length, many in _passes(config, name).items():
+                found[method, length] = found.get((method, length), 0.0) + many
+    return found
+
+
+def _passes(config: PaperConfig, name: str) -> dict[int, float]:
+    """Passes of a section under one method, by length."""
+    if name == "probe":
+        request = probe_request(config)
+        length = request.length or 0
+        lengths = request.lengths or tuple(default_lengths(config.trained_length, length))
+        found = dict.fromkeys(lengths, 2.0 * request.samples)
+        found[length] = found.get(length, 0.0) + 1 + request.texts
+        return found
+    setting = _setting(config, request := eval_request(config, name))
+    found = {}
+    for task in request.tasks:
+        for length in TASKS[task].passes(setting):
+            found[length] = found.get(length, 0.0) + TASKS[task].tokens(length, setting) / length
+    return found
+
+
+def _setting(config: PaperConfig, request: EvalRequest) -> Setting:
+    lengths = request.lengths or tuple(config.trained_length * multiple for multiple in (1, 2, 4, 8))
+    return Setting(config.trained_length, lengths, request.samples, batch=request.batch)
+
+
 def _section_estimate(config: PaperConfig, name: str, model: Any, methods: int, each: int) -> str:
     if name == "probe":
         request = probe_request(config)
@@ -263,8 +301,7 @@ def _section_estimate(config: PaperConfig, name: str, model: Any, methods: int, 
     request = eval_request(config, name)
     if name == "longbench":
         return f"{methods} methods, lm-eval {', '.join(config.sections[name]['tasks'])}"
-    lengths = request.lengths or tuple(config.trained_length * multiple for multiple in (1, 2, 4, 8))
-    setting = Setting(config.trained_length, lengths, request.samples, batch=request.batch)
+    setting = _setting(config, request)
     cells = [(task, length) for task in request.tasks for length in TASKS[task].passes(setting)]
     read = [(TASKS[task].tokens(length, setting), length) for task, length in cells]
     tokens, passes = methods * sum(many for many, _ in read), methods * sum(many // length for many, length in read)

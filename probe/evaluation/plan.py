@@ -175,6 +175,15 @@ def estimate(made: EvalPlan) -> str:
     )
 
 
+def work(made: EvalPlan) -> dict[tuple[Method, int], float]:
+    """Passes of a run by method and length."""
+    found: dict[tuple[Method, int], float] = {}
+    for task, name, length in made.cells:
+        at = made.methods[name], length
+        found[at] = found.get(at, 0.0) + TASKS[task].tokens(length, made.setting) / length
+    return found
+
+
 def memory_bytes(config: Any, tasks: Sequence[str], setting: Setting, each: int) -> int:
     """Rough memory, at the longest prompts, beside weights of `each` bytes a number.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,12 +30,12 @@ def lens_chart(found: Anatomy, length: int, methods: Sequence[str]) -> Chart | N
     panels = [_layers(f"tokens {begin} to {end}: read after each layer", _NATS, _at_end(own, end), summary["layers"])]
     less = {row["method"]: row for row in having(summary["lens_differs"], length=length) if row["method"] in own}
     if less:
-        lowered = [_lowered(less[name], summary["layers"], n, len(less)) for n, name in enumerate(less)]
+        lowered = [_lowered(less[name], summary["layers"], n, list(less)) for n, name in enumerate(less)]
         rules = (Rule(0, "", GREY, dash="dot"),)
         title = f"the same: lower than {reference} by"
         panels.append(_layers(title, "nats/token, paired by prompt", lowered, summary["layers"], rules))
     last = max(summary["layers"])
-    by_end = [_by_end(name, having(each, layer=last)) for name, each in own.items()]
+    by_end = [_by_end(name, having(each, layer=last), own) for name, each in own.items()]
     ticks = tuple(sorted({row["end"] for row in rows}))
     rules = (trained_rule(trained),) if length > trained else ()
     panels.append(
@@ -74,33 +74,34 @@ def _layers(
 
 
 def _at_end(own: Mapping[str, Sequence[Row]], end: int) -> list[Line]:
+    ended = {name: having(rows, end=end) for name, rows in own.items()}
     return [
-        _line(name, having(rows, end=end), [row["layer"] + moved_aside(n, len(own)) for row in having(rows, end=end)])
-        for n, (name, rows) in enumerate(own.items())
+        _line(name, rows, [row["layer"] + moved_aside(n, len(own)) for row in rows], own)
+        for n, (name, rows) in enumerate(ended.items())
     ]
 
 
-def _line(method: str, rows: Sequence[Row], x: Sequence[float], band: bool = False) -> Line:
+def _line(method: str, rows: Sequence[Row], x: Sequence[float], methods: Iterable[str], band: bool = False) -> Line:
     y, low, high = (np.array([triple(row, "nll")[side] for row in rows]) for side in ("share", "low", "high"))
     texts = tuple(
         f"{method}, layer {row['layer']}, tokens {row['begin']} to {row['end']}: {ranged(*row['nll'])} nats/token"
         for row in rows
     )
     interval = (low, high) if np.isfinite(low).any() else None
-    return Line(method, np.array(x, float), y, *style(method), interval, band, texts)
+    return Line(method, np.array(x, float), y, *style(method, methods), interval, band, texts)
 
 
-def _by_end(method: str, rows: Sequence[Row]) -> Line:
+def _by_end(method: str, rows: Sequence[Row], methods: Iterable[str]) -> Line:
     rows = sorted(rows, key=lambda row: row["end"])
-    return _line(method, rows, [row["end"] for row in rows], band=True)
+    return _line(method, rows, [row["end"] for row in rows], methods, band=True)
 
 
-def _lowered(row: Mapping[str, Any], layers: Sequence[int], number_: int, of: int) -> Line:
+def _lowered(row: Mapping[str, Any], layers: Sequence[int], number_: int, methods: Sequence[str]) -> Line:
     y, low, high = np.array(row["by_layer"], float).T
     method = row["method"]
     texts = tuple(
         f"{method}, layer {layer}: lower by {ranged(*each)} nats/token"
         for layer, each in zip(layers, row["by_layer"], strict=True)
     )
-    x = np.array(layers) + moved_aside(number_, of)
-    return Line(method, x, y, *style(method), (low, high), texts=texts)
+    x = np.array(layers) + moved_aside(number_, len(methods))
+    return Line(method, x, y, *style(method, methods), (low, high), texts=texts)

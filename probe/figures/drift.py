@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from probe.figures.marks import Chart, Line, Panel, Point, Rule, trained_rule, value_name, value_title
+from probe.figures.marks import Chart, Line, Panel, Point, Rule, token_texts, trained_rule, value_name, value_title
 from probe.figures.styles import RED, style
 from probe.thresholds.calls import Call, drift_calls
 
@@ -34,7 +34,7 @@ def drift_chart(found: xr.Dataset, layers: list[int] | None = None, prompt: str 
     for layer in layers:
         at = found.sel(layer=layer)
         limit = float(np.sqrt(at["limit"].sel({"method": reference})))
-        lines = tuple(_line(at.sel({"method": call.method}), call) for call in by_method.values())
+        lines = tuple(_line(at, call) for call in by_method.values())
         panels.append(
             Panel(
                 title=f"layer {layer}",
@@ -76,7 +76,7 @@ def carrier_chart(hidden: xr.DataArray, found: xr.Dataset, layer: int, dim: int)
                 title=f"layer {each}, dim {dim}",
                 x_title="position (tokens)",
                 y_title=value_title(hidden),
-                lines=tuple(_values(values.sel({"layer": each, "method": name})) for name in values["method"].values),
+                lines=tuple(_values(values.sel(layer=each), name) for name in values["method"].values.tolist()),
                 points=(),
                 rules=(
                     trained_rule(trained),
@@ -92,21 +92,22 @@ def carrier_chart(hidden: xr.DataArray, found: xr.Dataset, layer: int, dim: int)
 
 def _line(at: xr.Dataset, call: Call) -> Line:
     """A method's distance; one that is not judged says why, and is faint."""
+    own = at.sel({"method": call.method})
     label = f"{call.method}: excluded, {call.reason}" if call.reason else call.method
-    level = np.where(at["settling"].values, np.nan, at["level"].values)
-    return Line(label, at["run"].values.astype(float), np.sqrt(level), *style(call.method), faint=bool(call.reason))
+    level = np.where(own["settling"].values, np.nan, own["level"].values)
+    look = style(call.method, at["method"].values)
+    return Line(label, at["run"].values.astype(float), np.sqrt(level), *look, faint=bool(call.reason))
 
 
 def _point(at: xr.Dataset, call: Call, layer: int) -> Point:
     first = call.layers[layer]
     y = float(np.sqrt(at["level"].sel({"method": call.method}).sel(run=first, method="pad")))
-    return Point(f"layer {layer}, {call.method}: from {first} on", first, y, style(call.method)[0])
+    return Point(f"layer {layer}, {call.method}: from {first} on", first, y, style(call.method, at["method"].values)[0])
 
 
-def _values(values: xr.DataArray) -> Line:
+def _values(values: xr.DataArray, method: str) -> Line:
     """A method's values, parted where positions were not captured."""
-    position = values["position"].values
+    position, own = values["position"].values, values.sel({"method": method}).values
     gaps = np.flatnonzero(np.diff(position) != 1) + 1
-    x, y = (np.insert(each.astype(float), gaps, np.nan) for each in (position, values.values))
-    method = str(values["method"].item())
-    return Line(method, x, y, *style(method))
+    x, y = (np.insert(each.astype(float), gaps, np.nan) for each in (position, own))
+    return Line(method, x, y, *style(method, values["method"].values), tokens=token_texts(values, gaps))

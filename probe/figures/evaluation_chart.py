@@ -37,18 +37,20 @@ def write_curves(summary: Mapping[str, Any], folder: Path) -> list[Path]:
     return written
 
 
-def _style(label: str) -> tuple[str, str, str]:
-    """A method's style; of a variant such as 'mesa, rerope' that of what it is called after."""
-    return style(label.rpartition(", ")[2])
+def _method(label: str) -> str:
+    """The method; of a variant such as 'mesa, rerope' what it is called after."""
+    return label.rpartition(", ")[2]
 
 
 def _panel(cells: Cells, metric: str, trained: int) -> Panel:
     own = [cell for cell in cells if cell["metric"] == metric]
     lines = []
-    for method in dict.fromkeys(cell["method"] for cell in own):
+    labels = list(dict.fromkeys(cell["method"] for cell in own))
+    for method in labels:
         mine = sorted((cell for cell in own if cell["method"] == method), key=lambda cell: cell["length"])
         x, y, low, high = (np.array([cell[name] for cell in mine], float) for name in ("length", "mean", "low", "high"))
-        lines.append(Line(method, x, y, *_style(method), interval=(low, high)))
+        look = style(_method(method), map(_method, labels))
+        lines.append(Line(method, x, y, *look, interval=(low, high)))
     lengths = sorted({int(cell["length"]) for cell in own})
     ends = _ends(own)
     pad = 0.06 * (max(ends) - min(ends) or 1)

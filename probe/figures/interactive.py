@@ -27,6 +27,7 @@ from probe.figures.marks import (
     curves_chart,
     heatmap_grid,
     threshold_chart,
+    token_texts,
 )
 from probe.figures.styles import BLACK
 from probe.thresholds.calls import Call
@@ -148,6 +149,9 @@ def _line(line: Line, panel: Panel) -> go.Scatter:
         opacity=0.35 if line.faint else 1,
     )
     told = (panel.title, line.label, f"{panel.x_title}: %{{x}}", f"{panel.y_title}: %{{y:.4g}}")
+    if line.tokens:
+        told = (*told, "%{customdata}")
+        trace.update(customdata=[_text(each) for each in line.tokens])
     trace.update(hovertemplate="<br>".join(map(_text, told)) + "<extra></extra>")
     if line.texts:
         trace.update(text=[_text(each) for each in line.texts], hovertemplate="%{text}<extra></extra>")
@@ -221,6 +225,8 @@ def _axes(figure: go.Figure, panel: Panel, column: int) -> None:
 def _heatmap(cell: xr.DataArray, limit: float, scale: str | None, method: str, unit: str) -> go.Heatmap:
     """One cell, coloured from -limit to limit; with the colour scale titled `scale`, or without one."""
     spans = {name: _span_text(cell, name) for name in ("dim", "position")}
+    tokens = token_texts(cell) if block_size(cell, "position") == 1 else ()
+    told = np.broadcast_to(np.array([_text(each) for each in tokens], object), cell.shape) if tokens else None
     return go.Heatmap(
         z=cell.values.astype(np.float32),
         x=cell["position"].values,
@@ -234,8 +240,10 @@ def _heatmap(cell: xr.DataArray, limit: float, scale: str | None, method: str, u
             "tickvals": [-limit, 0, limit],
             "ticktext": ["-limit", "0", "limit"],
         },
+        customdata=told,
         hovertemplate=f"{_text(method)}<br>layer {cell['layer'].item()}<br>{spans['dim']} %{{y}}"
-        f"<br>{spans['position']} %{{x}}<br>value %{{z:.4g}} {_text(unit)}<extra></extra>",
+        f"<br>{spans['position']} %{{x}}{'<br>%{customdata}' if tokens else ''}"
+        f"<br>value %{{z:.4g}} {_text(unit)}<extra></extra>",
     )
 
 

@@ -22,8 +22,8 @@ _MARKED = 64  # values
 class Line:
     """A line; NaN parts it. dash: solid, dash, dot, dashdot, or none for markers alone. symbol: of its markers.
 
-    interval: (low, high) of y, drawn at each value, or as a band. texts: what hovering tells of each value. faint: of
-    a method that is left out of what is judged, for the reason in `label`.
+    interval: (low, high) of y, drawn at each value, or as a band. texts: what hovering tells of each value; tokens:
+    what it tells beside. faint: of a method that is left out of what is judged, for the reason in `label`.
     """
 
     label: str
@@ -35,6 +35,7 @@ class Line:
     interval: tuple[np.ndarray, np.ndarray] | None = None
     band: bool = False
     texts: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
     faint: bool = False
 
     @property
@@ -122,6 +123,17 @@ def value_name(values: xr.DataArray) -> str:
 def value_title(values: xr.DataArray) -> str:
     """Name and unit of what an array holds."""
     return f"{value_name(values)} ({values.attrs.get('units', 'activation')})"
+
+
+def token_texts(values: xr.DataArray, gaps: np.ndarray | None = None) -> tuple[str, ...]:
+    """The token at each position, as hovering tells it, with a blank at `gaps`; none of a word that is repeated."""
+    if "token" not in values.coords or values["token"].ndim != 1:
+        return ()
+    tokens = values["token"].values
+    if len(set(tokens[1:].tolist())) < 2:
+        return ()
+    told = np.array([f"token {token!r}" for token in tokens.tolist()], dtype=object)
+    return tuple(told if gaps is None else np.insert(told, gaps, ""))
 
 
 def threshold_chart(hidden: xr.DataArray, found: xr.Dataset, layer: int, dim: int) -> Chart:
@@ -241,7 +253,8 @@ def _value_line(values: xr.DataArray, at: xr.Dataset) -> Line:
     gaps = np.flatnonzero(np.diff(position) != 1) + 1
     x = np.insert(position.astype(float), gaps, np.nan)
     y = np.insert(values.values.astype(float), gaps, np.nan)
-    return Line(_crossing_text(at, method), x, y, *style(method), faint=_left_out(at, method))
+    look, tokens = style(method, at["method"].values), token_texts(values, gaps)
+    return Line(_crossing_text(at, method), x, y, *look, tokens=tokens, faint=_left_out(at, method))
 
 
 def _crossings(values: xr.DataArray, at: xr.Dataset) -> tuple[Point, ...]:
@@ -250,7 +263,7 @@ def _crossings(values: xr.DataArray, at: xr.Dataset) -> tuple[Point, ...]:
         crossing = float(at["crossing"].sel({"method": method}))
         if np.isfinite(crossing) and not _left_out(at, method):
             y = float(values.sel({"method": method, "position": int(crossing)}))
-            points.append(Point(_crossing_text(at, method), crossing, y, style(method)[0]))
+            points.append(Point(_crossing_text(at, method), crossing, y, style(method, at["method"].values)[0]))
     return tuple(points)
 
 
@@ -263,12 +276,21 @@ def _score_panel(
     lines, points = [], []
     for method in means["method"].values.tolist():
         own = means.sel({"method": method}).dropna("length")  # refined lengths are one method's
-        lines.append(Line(method, own["length"].values.astype(float), own.values, *style(method)))
+        lines.append(
+            Line(method, own["length"].values.astype(float), own.values, *style(method, means["method"].values))
+        )
     for each in predictions:
         if each.length is not None and each.method in means["method"].values:
             own = means.sel({"method": each.method}).dropna("length")
             y = np.interp(np.log(each.length), np.log(own["length"]), own.values)
-            points.append(Point(f"{each.method} predicted: {each}", each.length, float(y), style(each.method)[0]))
+            points.append(
+                Point(
+                    f"{each.method} predicted: {each}",
+                    each.length,
+                    float(y),
+                    style(each.method, means["method"].values)[0],
+                )
+            )
     drawn = np.array([*means.values.flat, rule.at])
     low, high = np.quantile(drawn[np.isfinite(drawn)], [0, 1]).tolist()
     pad = 0.12 * (high - low)

@@ -30,7 +30,8 @@ def layer_chart(summary: Located, length: int, measure: str, methods: Sequence[s
     for way, word in WAYS.items():
         rows = having(summary["effects"], kind="weave", way=way, length=length, measure=measure, head=None)
         own = {name: each for name in methods if (each := having(rows, method=name))}
-        lines = [_by_layer(each, layers, name, moved_aside(n, len(own))) for n, (name, each) in enumerate(own.items())]
+        names = list(own)
+        lines = [_by_layer(own[name], layers, n, names) for n, name in enumerate(names)]
         says = "restored by that layer alone" if way == "only" else "lost again without that layer"
         if lines:
             panels.append(_panel(f"{word}: {says}", "layer", lines, layers, rules=(_ZERO, _ALL)))
@@ -41,7 +42,7 @@ def layer_chart(summary: Located, length: int, measure: str, methods: Sequence[s
 def smallest_chart(summary: Located, length: int, measure: str, methods: Sequence[str]) -> Chart | None:
     """Share restored by heads added one by one, beside random sets of the same size; a panel a method."""
     found = having(summary["smallest"], length=length, measure=measure)
-    panels = [_smallest(row) for name in methods for row in having(found, method=name) if row["heads"]]
+    panels = [_smallest(row, methods) for name in methods for row in having(found, method=name) if row["heads"]]
     title = f"Heads added one by one, scored on other items. {about(summary, length, measure)}"
     return _chart(title, panels)
 
@@ -120,28 +121,29 @@ def _told(row: Row) -> str:
     return percent(row["share"], row["low"], row["high"])
 
 
-def _by_layer(rows: Sequence[Row], layers: Sequence[int], method: str, aside: float) -> Line:
+def _by_layer(rows: Sequence[Row], layers: Sequence[int], number_: int, methods: Sequence[str]) -> Line:
+    method, aside = methods[number_], moved_aside(number_, len(methods))
     rows = sorted((row for row in rows if row["layer"] in layers), key=lambda row: row["layer"])
     share, interval = _columns(rows)
     x = np.array([row["layer"] + aside for row in rows])
     texts = tuple(f"{method}, layer {row['layer']}: {_told(row)}" for row in rows)
-    return Line(method, x, share, *style(method), interval=interval, texts=texts)
+    return Line(method, x, share, *style(method, methods), interval=interval, texts=texts)
 
 
-def _smallest(row: Row) -> Panel:
+def _smallest(row: Row, methods: Sequence[str]) -> Panel:
     lists = ("share", "low", "high", "random", "random_low", "random_high")
     share, low, high, *random = (np.array([number(each) for each in row[name]]) for name in lists)
     sizes = [*range(1, len(share) + 1)]
-    x, colour = np.array(sizes, float), style(row["method"])[0]
+    x, look = np.array(sizes, float), style(row["method"], methods)
     each = zip(sizes, row["heads"], share, low, high, strict=True)
     texts = tuple(f"{n} heads, {layer}.{head} added: {percent(*ends)}" for n, (layer, head), *ends in each)
-    chosen = Line(row["method"], x, share, *style(row["method"]), (low, high), True, texts)
+    chosen = Line(row["method"], x, share, *look, (low, high), True, texts)
     others = Line("random sets: median and 95%", x, random[0], GREY, "dot", "square", (random[1], random[2]), True)
     points, enough = (), row["enough"]
     if enough:
         names = ", ".join(f"{layer}.{head}" for layer, head in row["heads"][:enough])
         told = f"{row['method']}: {enough} {'head is' if enough == 1 else 'heads are'} enough ({names})"
-        points = (Point(told, enough, float(share[enough - 1]), colour),)
+        points = (Point(told, enough, float(share[enough - 1]), look[0]),)
     rules = (_ZERO, Rule(ENOUGH, f"{ENOUGH:.0%}", RED))
     return _panel(row["method"], "number of heads", [chosen, others], sizes, rules=rules, points=points)
 

@@ -28,7 +28,12 @@ def cosine_chart(found: Anatomy, layer: int, methods: Sequence[str]) -> Chart | 
     smoothing = max(1, int((position < trained).sum()) // 16)
     means = _smoothed(own["cosine"].where(own["position"] > 0), trained, smoothing)
     lines = tuple(
-        Line(_named(found, name, layer), position.astype(float), means.sel({"method": name}).values, *style(name))
+        Line(
+            _named(found, name, layer),
+            position.astype(float),
+            means.sel({"method": name}).values,
+            *style(name, found.summary["methods"]),
+        )
         for name in own["method"].values.tolist()
     )
     x_title = f"position (tokens), means of {smoothing * int(position[1] - position[0])}"
@@ -70,13 +75,13 @@ def share_chart(found: Anatomy, methods: Sequence[str]) -> Chart | None:
     ticks = tuple(layers[at] for at in ticks_of(len(layers), last=False))
     panels = []
     for band in own["band"].values.tolist():
-        lines = [_by_layer(100 * own["share"].sel(band=band), name, n, len(names)) for n, name in enumerate(names)]
+        lines = [_by_layer(100 * own["share"].sel(band=band), n, names) for n in range(len(names))]
         title = f"positional share, {band} M"
         panels.append(Panel(title, "layer", "% of variance", tuple(lines), (), (), value_range(lines), ticks))
     y_range = min(panel.y_range[0] for panel in panels), max(panel.y_range[1] for panel in panels)
     panels = [replace(panel, y_range=y_range) for panel in panels]
     lowest = own["reliability"].min("band")
-    lines = tuple(_by_layer(lowest, name, n, len(names)) for n, name in enumerate(names))
+    lines = tuple(_by_layer(lowest, n, names) for n in range(len(names)))
     least = found.summary["vectors"]["reliable"]
     rule = Rule(least, f"reliable from {least:g}", RED)
     panels.append(
@@ -115,13 +120,14 @@ def _judged(found: Anatomy, method: str, layer: int) -> tuple[Row, float]:
     return row, min(each or 0.0 for each in row["reliability"].values())
 
 
-def _by_layer(values: xr.DataArray, method: str, number_: int, of: int) -> Line:
+def _by_layer(values: xr.DataArray, number_: int, methods: Sequence[str]) -> Line:
+    method = methods[number_]
     own = values.sel({"method": method})
-    x = own["layer"].values + moved_aside(number_, of)
+    x = own["layer"].values + moved_aside(number_, len(methods))
     texts = tuple(
         f"{method}, layer {layer}: {value:.4g}" for layer, value in zip(own["layer"].values, own.values, strict=True)
     )
-    return Line(method, x, own.values.astype(float), *style(method), texts=texts)
+    return Line(method, x, own.values.astype(float), *style(method, methods), texts=texts)
 
 
 def _rule(found: Anatomy) -> Rule:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from itertools import product
@@ -12,17 +13,17 @@ from mesa.methods import ENTRY_POINTS
 Look = tuple[str, str, str]
 BLACK, RED, GREY = "#000000", "#CC0000", "#666666"
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-STYLES: dict[str, Look] = {  # Okabe and Ito's palette, wine, grey and brown added; (colour, dash, symbol)
+STYLES: dict[str, Look] = {  # after Okabe and Ito, at least 3:1 on white; (colour, dash, symbol)
     "origin": (BLACK, "solid", "circle"),
     "nope": ("#8C6D31", "longdash", "x"),
     "rerope": ("#0072B2", "dash", "square"),
-    "leaky-rerope": ("#56B4E9", "dashdot", "square"),
-    "dynamic-ntk": ("#E69F00", "solid", "triangle-up"),
-    "ntk-mixed": ("#F0E442", "longdash", "triangle-up"),
+    "leaky-rerope": ("#3A95D0", "dashdot", "square"),
+    "dynamic-ntk": ("#C47F00", "solid", "triangle-up"),
+    "ntk-mixed": ("#9A8F00", "longdash", "triangle-up"),
     "lm-infinite": ("#D55E00", "dashdot", "triangle-down"),
-    "streaming-llm": ("#999999", "dot", "triangle-down"),
+    "streaming-llm": ("#7A8B99", "dot", "triangle-down"),
     "self-extend": ("#CC79A7", "dash", "diamond"),
-    "stair": ("#882255", "solid", "diamond"),
+    "stair": ("#A8326E", "solid", "diamond"),
     "mesa": ("#009E73", "dot", "diamond"),
 }
 """Of the methods that come with the package."""
@@ -34,25 +35,28 @@ _OTHERS = tuple(
 )
 
 
-def style(method: str) -> Look:
-    """A method's colour, dash and symbol; those of other packages take one that no method here has."""
-    if method in STYLES:
-        return STYLES[method]
-    return _installed().get(method) or _OTHERS[_first(method)]
+def style(method: str, methods: Iterable[str] = ()) -> Look:
+    """A method's colour, dash and symbol, which none of `methods`, those it is shown with, has too."""
+    return STYLES.get(method) or _others((*methods, method))[method]
+
+
+def _others(methods: Sequence[str]) -> dict[str, Look]:
+    """Looks of the methods of other packages: the installed ones, then those that only a store names, in its order."""
+    installed = _installed()
+    return installed | _apart([name for name in methods if name not in installed and name not in STYLES], installed)
 
 
 @cache
 def _installed() -> dict[str, Look]:
-    """Styles of the methods that installed packages name, each its own."""
-    free, found = list(_OTHERS), {}
-    for name in sorted(point.name for point in entry_points(group=ENTRY_POINTS)):
-        look = next((each for each in _OTHERS[_first(name) :] + _OTHERS if each in free), _OTHERS[_first(name)])
-        if look in free:
-            free.remove(look)
-        found[name] = look
+    """Looks of the methods that installed packages name."""
+    return _apart(sorted(point.name for point in entry_points(group=ENTRY_POINTS)), {})
+
+
+def _apart(methods: Iterable[str], taken: Mapping[str, Look]) -> dict[str, Look]:
+    """A look a method, the same on every machine where it is free; where it is not, the next that is."""
+    found: dict[str, Look] = {}
+    for name in dict.fromkeys(methods):
+        first = zlib.crc32(name.encode()) % len(_OTHERS)
+        order, used = (*_OTHERS[first:], *_OTHERS[:first]), {*taken.values(), *found.values()}
+        found[name] = next((each for each in order if each not in used), order[0])
     return found
-
-
-def _first(method: str) -> int:
-    """Where among the styles a name is looked up first: the same on every machine."""
-    return zlib.crc32(method.encode()) % len(_OTHERS)

@@ -27,15 +27,25 @@ def check_rows(rows: int) -> None:
 def csv_bytes(numbers: xr.Dataset) -> bytes:
     """A row for each combination of the labels, a column for each label and variable; blank where there is no value.
 
-    Dims without labels are numbered; a dim named `row` is left out. Raises ValueError for too many rows.
+    Float64 is `rounded`. Dims without labels are numbered; a dim named `row` is left out. Raises ValueError for too
+    many rows.
     """
     check_rows(math.prod(numbers.sizes.values()))
     frame = numbers.to_dataframe(sorted(map(str, numbers.dims), key=_place)).reset_index()
     whole = [name for name, values in numbers.items() if values.attrs.get("units") in _WHOLE]
     frame = frame.astype(dict.fromkeys(whole, "Int64"))
+    for name in frame.columns[frame.dtypes == np.float64]:
+        frame[name] = rounded(frame[name].to_numpy())
     variables = [str(name) for name in numbers.data_vars]
     labels = sorted((name for name in frame.columns if name not in (*variables, "row")), key=_place)
     return frame[[*labels, *variables]].to_csv(index=False, lineterminator="\n").encode()
+
+
+def rounded(values: np.ndarray) -> np.ndarray:
+    """Numbers as they are read: ten digits of the largest, and no more than 12 places, so that rounding's rest is 0."""
+    largest = np.max(np.abs(values), initial=0, where=np.isfinite(values))
+    places = 0 if largest == 0 else 9 - math.floor(math.log10(largest))
+    return np.round(values, min(max(places, 0), 12)) + 0.0
 
 
 def npz_bytes(numbers: xr.Dataset) -> bytes:

@@ -207,6 +207,17 @@ def passes(made: LocatePlan) -> float:
     return 2 + sum((depth - each.layer) / depth for each in made.tried)
 
 
+def work(made: LocatePlan) -> dict[tuple[Method, int], float]:
+    """Passes of weaves and patches by method and length."""
+    each: dict[tuple[Method, int], float] = {}
+    for name in made.mending:
+        for items_ in made.items.values():
+            for item in items_:
+                at = made.methods[name], len(item.ids)
+                each[at] = each.get(at, 0.0) + passes(made)
+    return each
+
+
 def estimate(made: LocatePlan) -> str:
     """Passes, tokens and memory of a run, as text."""
     count, prompts = passes(made) * len(made.mending), sum(map(len, made.items.values()))

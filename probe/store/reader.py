@@ -19,6 +19,8 @@ from probe.store.checked import AGAIN, checked
 _SUM = 4  # bytes
 MEASURED = "measured"
 """Attribute of a score: how many of its values are numbers."""
+TOKENS = "tokens"
+"""The group with the tokens of the prompts; stores of old have none."""
 STORE = "store.zarr"
 """The store's name in the folder of a run."""
 DIMS = ("method", "prompt", "layer", "position", "dim")
@@ -33,7 +35,10 @@ _NOT_CONFIG = ("created", "versions", "complete", FORCED)  # may differ between 
 
 @dataclass(frozen=True)
 class Run:
-    """An opened store. `hidden`: one variable a hook, read from disk when used; `evaluation`: scores by length."""
+    """An opened store. `hidden`: one variable a hook, read from disk when used; `evaluation`: scores by length.
+
+    Newer stores tell the text of every token as `hidden`'s coordinate `token` (prompt, position).
+    """
 
     path: Path
     hidden: xr.Dataset
@@ -63,7 +68,9 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         raise ValueError(f"{path} is not a store: it has no zarr.json; give the folder that `mesa-lens probe` wrote")
     try:
         hidden = xr.open_zarr(path)
-        evaluation = xr.open_zarr(path, group="evaluation").load() if (path / "evaluation").exists() else None
+        evaluation, tokens = (
+            xr.open_zarr(path, group=name).load() if (path / name).exists() else None for name in ("evaluation", TOKENS)
+        )
         _check_labels(hidden)
         _check_hooks(hidden)
         _check_scores(evaluation)
@@ -77,7 +84,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     missing = missing_regions(path)
     if missing or not hidden.attrs["complete"]:
         raise ValueError(f"{path} is incomplete: {list_missing(missing) or 'it was not finished'}; {AGAIN}")
-    hidden = checked(_object_labels(hidden), path)
+    hidden = _with_tokens(checked(_object_labels(hidden), path), tokens, path)
     return Run(path, hidden, None if evaluation is None else _object_labels(evaluation))
 
 
@@ -163,6 +170,16 @@ def stored_array(group: zarr.Group, name: str) -> zarr.Array:
     if not isinstance(array, zarr.Array):
         raise ValueError(f"{name!r} is not in the store, which holds {sorted(group.array_keys())}")
     return array
+
+
+def _with_tokens(hidden: xr.Dataset, tokens: xr.Dataset | None, path: Path) -> xr.Dataset:
+    """The values with the text of each token as coordinate `token` (prompt, position), where the store has them."""
+    if tokens is None:
+        return hidden
+    for name in (labels := ("prompt", "position")):
+        if tokens.get(name, xr.DataArray()).values.tolist() != hidden[name].values.tolist():
+            raise ValueError(f"{path} is damaged (its tokens are of another {name}); {AGAIN}")
+    return hidden.assign_coords(token=(labels, tokens["text"].transpose(*labels).values.astype(object)))
 
 
 def _check_labels(hidden: xr.Dataset) -> None:

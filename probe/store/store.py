@@ -30,6 +30,7 @@ from probe.store.reader import (
     DIMS,
     FORCED,
     MEASURED,
+    TOKENS,
     differing_key,
     differing_origin,
     forceable,
@@ -211,15 +212,25 @@ def write_evaluation(path: str | os.PathLike[str], dataset: xr.Dataset) -> None:
     The group appears under its name only when all of it is written; a former one is replaced. Each score's attribute
     `measured` says how many of its values are numbers: a length that a method lacks has NaN.
     """
-    path = Path(path)
+    counted = dataset.copy()
+    for scores in counted.data_vars.values():
+        scores.attrs = {**scores.attrs, MEASURED: int(np.isfinite(scores.values).sum())}
+    _write_group(Path(path), "evaluation", counted)
+
+
+def write_tokens(path: str | os.PathLike[str], dataset: xr.Dataset) -> None:
+    """Writes the prompts' tokens as group `tokens`, as `write_evaluation` does: `id` and `text` (prompt, position)."""
+    _write_group(Path(path), TOKENS, dataset)
+
+
+def _write_group(path: Path, name: str, dataset: xr.Dataset) -> None:
+    """A group of the partial store, else of the finished one; under its name only when all of it is written."""
     store = partial_path(path) if partial_path(path).exists() else path
-    target, unfinished = store / "evaluation", path.with_name(path.name + ".evaluation")
+    target, unfinished = store / name, path.with_name(f"{path.name}.{name}")
     shutil.rmtree(unfinished, ignore_errors=True)
     labelled = dataset.assign_coords(
-        {name: _plain(coord.values) for name, coord in dataset.coords.items() if coord.dtype.kind in "UT"}
+        {label: _plain(coord.values) for label, coord in dataset.coords.items() if coord.dtype.kind in "UT"}
     )
-    for scores in labelled.data_vars.values():
-        scores.attrs = {**scores.attrs, MEASURED: int(np.isfinite(scores.values).sum())}
     with _disk_full(unfinished, removed=True):
         labelled.to_zarr(unfinished, zarr_format=3, consolidated=False, encoding=_checked(labelled))
         _consolidate(unfinished)

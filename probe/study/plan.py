@@ -153,6 +153,21 @@ def _check(request: StudyRequest) -> None:
         raise ValueError(f"--configs {request.configs!r} stands in place of --methods {request.methods}; give one")
 
 
+def work(made: StudyPlan) -> dict[tuple[Method, int], float]:
+    """Passes of a whole study by method and length."""
+    request = made.request
+    prompts = request.seeds * sum(1 if prompt == "repeated" else request.windows for prompt in request.prompts)
+    setting = Setting(made.trained_length, made.lengths, request.samples)
+    found: dict[tuple[Method, int], float] = {}
+    for name, method in made.methods.items():
+        for length in made.passes(name):
+            found[method, length] = prompts
+        for length in made.lengths:
+            measured = request.seeds * sum(TASKS[task].tokens(length, setting) for task in request.measure) / length
+            found[method, length] = found.get((method, length), 0.0) + measured
+    return found
+
+
 def estimate(made: StudyPlan) -> str:
     """Passes, tokens, memory and disk of a whole study, as text."""
     request, count = made.request, len(made.methods) * made.request.seeds

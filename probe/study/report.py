@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from probe.figures.static import MARKERS
-from probe.figures.styles import style
+from probe.figures.styles import Look, style
 from probe.study.results import DRIFT, write_results
 from probe.study.table import (
     RULE,
@@ -82,13 +82,15 @@ def _lengths_panel(axes: Axes, results: xr.Dataset, predicted: np.ndarray, title
     none, ends = 1.6 * length, (0.9 * trained, 1.9 * length)
     asides = none * np.geomspace(0.87, 1.15, results.sizes["config"])  # so that configs that never fail stay apart
     measured = results["measured"].sel(criterion="either").transpose("config", "seed").values
+    methods = [config.split()[0] for config in results["config"].values.tolist()]
     shown: set[str] = set()
-    for config, x, y, aside in zip(results["config"].values.tolist(), measured, predicted, asides, strict=True):
+    for method, x, y, aside in zip(methods, measured, predicted, asides, strict=True):
         called = np.where(y > length, none, y)[~np.isnan(y)]
         if called.size:
-            method = config.split()[0]
             label = f"{method} (descriptive)" if method == REFERENCE else method
-            _point(axes, method, np.where(x > length, aside, x), called, None if method in shown else label)
+            _point(
+                axes, style(method, methods), np.where(x > length, aside, x), called, None if method in shown else label
+            )
             shown.add(method)
     axes.plot([trained, length], [trained, length], color="0.7", lw=0.8, zorder=0)
     multiples = (1, 2, 4, 8, 16) if length >= 4 * trained else (1, 1.25, 1.5, 2, 3)
@@ -102,9 +104,9 @@ def _lengths_panel(axes: Axes, results: xr.Dataset, predicted: np.ndarray, title
         span(1.25 * length, ends[1], color="0.95", zorder=-1)
 
 
-def _point(axes: Axes, method: str, x: np.ndarray, y: np.ndarray, label: str | None) -> None:
+def _point(axes: Axes, look: Look, x: np.ndarray, y: np.ndarray, label: str | None) -> None:
     """The medians of x and y, with bars from least to most."""
-    colour, _, symbol = style(method)
+    colour, _, symbol = look
     across, up = ([[np.median(each) - each.min()], [each.max() - np.median(each)]] for each in (x, y))
     axes.errorbar(
         float(np.median(x)),

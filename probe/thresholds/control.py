@@ -101,8 +101,8 @@ def _spans(position: np.ndarray, trained: int, rule: CrossingRule, count: int) -
     low, high = rule.burn_in + margin, trained - margin
     if low > high:
         raise ValueError(
-            f"places inside the window lie {margin} positions behind burn_in={rule.burn_in} and as many before "
-            f"{trained}; there is no room"
+            f"places inside the window lie {margin} positions behind the {rule.burn_in} left out at the start "
+            f"and as many before {trained}; there is no room"
         )
     spans, reason = [], ""
     for at in np.unique(np.linspace(low, high, count).round().astype(int)).tolist():

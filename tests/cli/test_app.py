@@ -15,8 +15,10 @@ import pytest
 from streamlit.testing.v1 import AppTest
 from synthetic import evaluation, hidden_states, write_run
 
-from mesa_lens.dashboard import state
-from mesa_lens.dashboard.downloads import content
+from mesa.methods import make
+from mesa.plan import distances
+from mesa_lens.dashboard import drawings, state
+from mesa_lens.dashboard.downloads import FORMS, content
 from mesa_lens.dashboard.look import on_both_themes, plain
 from mesa_lens.dashboard.runs import entries
 from mesa_lens.dashboard.views.theory import closed_forms
@@ -386,6 +388,32 @@ def test_the_sizes_of_a_method_follow_m(opened):
     assert app.number_input(key="b.mesa.window").value == fresh.number_input(key="b.mesa.window").value > 16
     linked = opened("methods", **{"a": "rerope", "window": "128", "a.rerope.window": "9"})
     assert linked.number_input(key="a.rerope.window").value == 9
+
+
+@pytest.mark.parametrize(("page", "query", "stem"), [
+    ("methods", {"a": "stair"}, "methods-stair-a-24-M-16"),
+    ("theory", {"theory_tab": "Head output o_t", "N": "2"}, "theory-output-M16-N2-E3-H0.5"),
+    ("theory", {"theory_tab": "Recovered position"}, "theory-position-M16-N3-E3-H0.5"),
+    ("theory", {"theory_tab": "Attention on <bos>"}, "theory-attention-M16-N3-E3-H0.5"),
+])  # fmt: skip
+def test_pages_without_a_run_have_downloads_too(opened, page, query, stem):
+    keys = {str(element.key) for element in opened(page, **query).get("download_button")}
+    assert {f"{stem}.{form}" for form in FORMS} <= keys
+
+
+@pytest.mark.parametrize(("form", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_drawings_hold_what_the_pages_show(form, begins):
+    method = make("stair", 4, window=2, width=2)
+    matrix = drawings.matrix_drawing("a", method, distances(method.plan(6)), 4, [[0, "#deebf7"], [1, "#6baed6"]])
+    assert content(lambda: matrix, form, several=False).startswith(begins)
+    rows = content(lambda: matrix, "csv", several=False).decode().splitlines()
+    assert rows[0] == "query,key,relative_position"
+    assert sorted(row.rpartition(",")[2] for row in rows[1:] if not row.endswith(",")) == sorted(
+        f"{value:.1f}" for value in distances(method.plan(6)).ravel() if value >= 0
+    )
+    data = closed_forms(16, 0.5, 3, 3)
+    curves = drawings.curves_drawing("c", data["position"].assign_attrs(data.attrs))
+    assert content(lambda: curves, form, several=False).startswith(begins)
 
 
 def test_theory_draws_the_threshold(opened):

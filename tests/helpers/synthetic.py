@@ -58,7 +58,16 @@ def evaluation(trained_length=64, windows=5):
     )
 
 
-def write_run(folder, hidden, scores=None, model="tiny", trained_length=64, dtype="float32"):
+def tokens_of(hidden):
+    """Ids and texts of made-up prompts: one word repeated, and a text in which every token differs."""
+    shape = hidden.sizes["prompt"], hidden.sizes["position"]
+    ids = np.arange(shape[0])[:, None] * np.arange(shape[1])
+    texts = np.array([[f" w{each}" if each else " hello" for each in row] for row in ids.tolist()], object)
+    labels = {name: hidden[name].values for name in ("prompt", "position")}
+    return xr.Dataset({"id": (tuple(labels), ids), "text": (tuple(labels), texts)}, labels)
+
+
+def write_run(folder, hidden, scores=None, model="tiny", trained_length=64, dtype="float32", tokens=None):
     path = folder / "store.zarr"
     names = {f"{name}s": hidden[name].values.tolist() for name in ("method", "prompt", "layer", "position", "dim")}
     attrs = {
@@ -73,6 +82,8 @@ def write_run(folder, hidden, scores=None, model="tiny", trained_length=64, dtyp
             for layer in names["layers"]:
                 values = hidden.sel({"method": method, "prompt": prompt, "layer": layer}).values
                 store.write(path, hidden.name, method, prompt, layer, values)
+    if tokens is not None:
+        store.write_tokens(path, tokens)
     if scores is not None:
         store.write_evaluation(path, scores)
     store.finish(path)

@@ -28,7 +28,7 @@ from probe.evaluation.plan import plan as plan_evaluation
 from probe.evaluation.run import run as run_evaluation
 from probe.plan import ProbeRequest, plan
 from probe.report import own_summary
-from probe.store.reader import whole_passes
+from probe.store.reader import open_run, whole_passes
 from probe.tasks import likelihood
 
 
@@ -61,6 +61,18 @@ def test_the_store_is_labelled_and_opens_with_xarray(finished):
     origin, mesa = (hidden.sel({"method": name}).values for name in ("origin", "mesa"))
     np.testing.assert_allclose(origin[:, :, :50], mesa[:, :, :50], atol=1e-5)  # the first chunks are plain
     assert np.abs(origin[:, :, 200:] - mesa[:, :, 200:]).max() > 0.01
+
+
+def test_the_store_keeps_the_tokens_of_every_prompt(finished, model):
+    hidden = open_run(finished).hidden
+    ids = xr.open_zarr(finished / "store.zarr", group="tokens")["id"]
+    tokenizer = tokenizer_of(model)
+    assert ids.shape == (2, 400)
+    for prompt in ("repeated", "text-0"):
+        own = ids.sel(prompt=prompt).values.tolist()
+        assert hidden["token"].sel(prompt=prompt).values.tolist() == [tokenizer.decode([each]) for each in own]
+    said = "".join(hidden["token"].sel(prompt="text-0").values)
+    assert "says nothing at all" in said
 
 
 def test_everything_promised_is_written(finished):

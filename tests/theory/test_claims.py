@@ -102,3 +102,12 @@ def test_claims_are_selected_by_name_or_group():
     assert selected(None) == CLAIMS
     with pytest.raises(ValueError, match=r"unknown claim '3.9'; known: 3.1, 3.1-head-size"):
         selected("3.9")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(0, "0"), (2.78e-17, "below 1e-16"), (6e-13, "below 1e-12"), (0.02, "0.02")]
+)
+def test_what_rounding_leaves_is_told_by_its_power_of_ten(error, told):
+    claim = Claim("a", "b", "c", {}, "d", Verdict.HOLDS, margin=1.0, error=error)
+    assert claim.error_text == claim.as_dict()["error_text"] == told
+    assert claim.line().endswith(f"error {told}")

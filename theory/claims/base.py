@@ -15,6 +15,7 @@ from theory.bounds import check_window
 from theory.parts import check_numbers
 from theory.recovery import KINDS, longest
 
+_ROUNDING = 1e-6
 SAFETY = 10
 """A claim counts only where its margin is this many times the numerical error."""
 
@@ -60,10 +61,17 @@ class Claim:
         """Whether the claim came out as it must."""
         return self.verdict is not Verdict.BROKEN
 
+    @property
+    def error_text(self) -> str:
+        """The error as it is read: what rounding leaves is told by the power of ten it stays below."""
+        if 0 < self.error < _ROUNDING:
+            return f"below 1e{math.floor(math.log10(self.error)) + 1}"
+        return f"{self.error:.1g}"
+
     def line(self) -> str:
         """One line for the terminal."""
         shown = ", ".join(f"{key}={value}" for key, value in self.parameters.items())
-        numbers = f"margin {self.margin:.2g}, error {self.error:.1g}"
+        numbers = f"margin {self.margin:.2g}, error {self.error_text}"
         parts = [self.statement, self.citation, shown, self.tested, numbers]
         return f"[{self.verdict}] {self.name}: " + " | ".join(part for part in parts if part) + self._note()
 
@@ -75,7 +83,16 @@ class Claim:
     def as_dict(self) -> dict[str, Any]:
         """All fields and the verdict, ready for JSON; margin and error are None where they are not finite."""
         numbers = {name: value if math.isfinite(value := getattr(self, name)) else None for name in ("margin", "error")}
-        return asdict(self) | numbers | {"expected": str(self.expected), "verdict": str(self.verdict), "ok": self.ok}
+        return (
+            asdict(self)
+            | numbers
+            | {
+                "expected": str(self.expected),
+                "verdict": str(self.verdict),
+                "ok": self.ok,
+                "error_text": self.error_text,
+            }
+        )
 
 
 @dataclass(frozen=True)

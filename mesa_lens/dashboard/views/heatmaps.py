@@ -31,6 +31,7 @@ from probe.figures.heatmap import (
     survey,
 )
 from probe.figures.marks import heatmap_grid
+from probe.glossary import DIM
 from probe.store.kept import recalled
 from probe.store.positions import captured_ranges
 from probe.store.reader import Run
@@ -49,6 +50,7 @@ def page(context: Context) -> None:
     place = st.container()
     methods, minus = _methods(names, opening["minus"])
     _way_to(place, minus, opening, raw)
+    st.caption(plain(DIM))
     layers, dims = _spans(run, opening.get("layers"))
     bounds = _bounds(run)
     quantile = st.slider(

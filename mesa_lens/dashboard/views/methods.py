@@ -13,8 +13,11 @@ from mesa.plan import distances
 from mesa.settings import drawing_sizes
 from mesa.support import cells
 from mesa_lens.dashboard.context import Context
+from mesa_lens.dashboard.downloads import buttons, named
+from mesa_lens.dashboard.drawings import matrix_drawing
 from mesa_lens.dashboard.look import columns, plain, show
 from mesa_lens.dashboard.state import follow
+from probe.glossary import WEAVE
 
 _NUMBERED = 24  # tokens up to which numbers stand in the cells
 _GAPS = 64  # tokens up to which cells are parted
@@ -22,6 +25,7 @@ _GAPS = 64  # tokens up to which cells are parted
 
 def page(context: Context) -> None:
     """Two methods side by side, and the support table."""
+    st.caption(plain(WEAVE))
     left, right = st.columns(2)
     length = int(left.slider("Length (tokens)", 4, 256, 24, key="length", bind="query-params"))
     trained = int(right.slider("Trained window M (tokens)", 2, 256, 16, key="window", bind="query-params"))
@@ -67,6 +71,9 @@ def _draw(method: Method, key: str, length: int, trained: int) -> None:
         f"Largest relative position **{largest:.4g}**. **{beyond}** pairs at M = {trained} or beyond, where the model "
         f"was never trained. **{masked}** causal pairs masked."
     )
+    stem = named("methods", key, length, "M", trained)
+    top = max(float(matrix.max()), trained)
+    buttons(lambda: matrix_drawing(stem, method, matrix, trained, _scale(trained / top)), stem)
     if plan.frequency_scale is not None:
         st.caption("Rotary frequencies are changed at this length; the positions above are not.")
 

@@ -11,8 +11,11 @@ import streamlit as st
 import xarray as xr
 
 from mesa_lens.dashboard.context import Context
+from mesa_lens.dashboard.downloads import buttons, named
+from mesa_lens.dashboard.drawings import curves_drawing
 from mesa_lens.dashboard.look import columns, plain, show
 from mesa_lens.dashboard.runs import is_inside
+from probe.glossary import WEAVE
 from theory.bounds import check_window, denominator, extended_length, ideal_position
 from theory.figures import attention_figure, output_figure, position_figure
 from theory.labels import IDEAL, PE, STAIR
@@ -28,6 +31,7 @@ def page(context: Context) -> None:
         "H where D(t) passes M. Plain positions give D(t) = t; weaving slows it down. These are the closed forms; "
         "`mesa-lens verify` checks them on real weights."
     )
+    st.caption(plain(WEAVE))
     M, H, N, E = _parameters()
     try:
         check_window(M, N, E)
@@ -49,11 +53,22 @@ def page(context: Context) -> None:
     with output:
         show(output_figure(data), f"Head output o_t over position t: fails below H = {H:g}. {reach}", "output")
         st.caption(plain("How far o_t is above H, M / D(t) - 1, is the same for every H."))
+        raised = (data["excess"] + H).assign_attrs(data.attrs, long_name="head output o_t").rename("output")
+        _downloads(raised, H)
     with position:
         show(position_figure(data), f"The position that layer 1 recovers at t. {reach}", "position")
+        _downloads(data["position"].assign_attrs(data.attrs))
     with attention:
         show(attention_figure(data), f"Attention on bos over t: above 1/M succeeds. {reach}", "attention")
+        _downloads(data["attention"].assign_attrs(data.attrs), 1 / M)
     _claims(Path(context.root))
+
+
+def _downloads(values: xr.DataArray, level: float | None = None) -> None:
+    """The figure and its numbers, named by what is drawn and the sliders."""
+    sliders = (f"{name}{values.attrs[name]:g}" for name in ("M", "N", "E", "H"))
+    stem = named("theory", values.name, *sliders)
+    buttons(lambda: curves_drawing(stem, values, level), stem)
 
 
 def _parameters() -> tuple[int, float, int, int]:
@@ -101,9 +116,10 @@ def _claims(root: Path) -> None:
         f" **Broken: {plain(', '.join(broken))}**" if broken else ""
     ))  # fmt: skip
     shown = ("name", "verdict", "statement", "citation", "tested", "margin", "error", "correction", "counterexample")
+    told = [claim | {"error": claim.get("error_text", claim["error"])} for claim in claims]
     st.dataframe(
-        columns([{name: claim.get(name) for name in shown} for claim in claims]),
+        columns([{name: claim.get(name) for name in shown} for claim in told]),
         hide_index=True,
         alt="Every claim with its verdict, margin and error",
-        column_config={name: st.column_config.NumberColumn(format="%.2g") for name in ("margin", "error")},
+        column_config={"margin": st.column_config.NumberColumn(format="%.2g")},
     )

@@ -14,6 +14,7 @@ from mesa_lens.dashboard.look import columns, plain, show
 from mesa_lens.dashboard.state import choose_states, control, crossed, follow, opened, searched, states, while_unchanged
 from probe.figures.export import threshold_export
 from probe.figures.marks import threshold_chart
+from probe.glossary import DIM, OBSERVABLE
 from probe.store.reader import Run
 from probe.store.select import reference_method
 from probe.thresholds.control import as_many, false_predictions
@@ -49,6 +50,7 @@ def page(context: Context) -> None:
         f"**{qualified}** of {found.attrs['searched']} (layer, dim) pairs show an observable threshold at "
         f"position {trained} under {plain(reference)}; the smoothed value at that position is the threshold."
     )
+    st.caption(plain(f"{DIM} {OBSERVABLE}"))
     pairs = _pairs(found)
     found = crossed(hidden, found, pairs)
     for layer, dim in pairs:

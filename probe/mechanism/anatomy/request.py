@@ -222,6 +222,17 @@ def tokens(made: AnatomyPlan) -> dict[str, int]:
     return found
 
 
+def work(made: AnatomyPlan) -> dict[tuple[Method, int], float]:
+    """Passes of a run by method and length."""
+    found: dict[tuple[Method, int], float] = {}
+    for _, name, length, _ in made.cells:
+        found[made.methods[name], length] = found.get((made.methods[name], length), 0.0) + 1
+    for method in made.methods.values() if "vectors" in made.parts else ():
+        at = method, made.lengths[-1]
+        found[at] = found.get(at, 0.0) + len(made.sliding)
+    return found
+
+
 def estimate(made: AnatomyPlan) -> str:
     """Passes, tokens, memory and disk of a run, as text."""
     work = tokens(made)

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas as pd
 import pytest
+import xarray as xr
 from matplotlib.image import imread
 from synthetic import evaluation, hidden_states, write_run
 
@@ -20,6 +21,7 @@ from probe.figures.export import Export, curves_export, formats, heatmap_export,
 from probe.figures.heatmap import difference, layer_limits, regions
 from probe.figures.marks import Chart
 from probe.figures.render import rendered
+from probe.figures.tables import csv_bytes, rounded
 from probe.files import write
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.predict import best
@@ -414,3 +416,16 @@ def test_formats_that_are_not_there(one):
         ValueError, match="nothing is exported as 'pictures'; known: heatmap, drift, thresholds, curves"
     ):
         formats("pictures")
+
+
+def test_a_csv_has_no_rest_of_rounding():
+    found = np.array([0.1 + 0.2 - 0.3, 0.1 + 0.2, np.nan, -1234.5, -1e-17])
+    numbers = xr.Dataset({"share": ("layer", found), "rest": ("layer", np.full(5, 2.78e-17))}, {"layer": range(5)})
+    rows = csv_bytes(numbers).decode().splitlines()[1:]
+    assert rows == ["0,0.0,0.0", "1,0.3,0.0", "2,,0.0", "3,-1234.5,0.0", "4,0.0,0.0"]
+    assert rounded(np.array([3e14 + 0.25, 1.0])).tolist() == [3e14, 1.0]
+
+
+def test_float32_values_are_left_as_they_were_stored():
+    numbers = xr.Dataset({"value": ("dim", np.array([0.1, 2e-9, 3000], np.float32))}, {"dim": range(3)})
+    assert csv_bytes(numbers).decode().split() == ["dim,value", "0,0.1", "1,2e-09", "2,3000.0"]

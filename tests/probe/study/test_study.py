@@ -349,6 +349,11 @@ def published():
     return read_results(ROOT / "benchmarks" / "results" / "study.json")
 
 
+def test_the_published_figure_has_every_method_of_it():
+    shown = {text.get_text() for text in lengths_figure(published()).legends[0].get_texts()}
+    assert {"nope", "stair", "mesa"} <= shown
+
+
 def test_published_tables_are_those_of_the_published_results():
     text = (ROOT / "docs" / "findings.md").read_text()
     block = text.split("<!-- study -->\n")[1].split("\n<!-- /study -->")[0]

@@ -108,7 +108,9 @@ def test_what_was_not_captured_leaves_places_out():
     assert part.sizes["place"] < 16
     with pytest.raises(ValueError, match=r"position 48 .* was not captured, only"):
         negative_control(states(140).sel(position=slice(110, None)), M, RULE)
-    with pytest.raises(ValueError, match=r"places inside the window lie 48 positions behind burn_in=62 .* no room"):
+    with pytest.raises(
+        ValueError, match=r"places inside the window lie 48 positions behind the 62 left out at the start .* no room"
+    ):
         negative_control(states(140), M, CrossingRule(smoothing=1, sustained=24, burn_in=32 + 30))
 
 

@@ -1,0 +1,63 @@
+"""`make pictures`: draws the pictures of docs/ anew, each by the command named here, from the runs that are there.
+
+`python benchmarks/pictures.py RUNS` takes runs from RUNS: `demo` (`make demo`), `mechanism` and `smollm2-12k`
+(their commands: docs/mechanism.md, docs/real-model.md). A picture whose run is not there stays as it is, and is named.
+The screenshots docs/app-*.png are `make test-browser`'s.
+"""
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from mesa_lens.cli import main
+from probe.study.report import write_study
+from probe.study.results import read_results
+
+ROOT = Path(__file__).parents[1]
+EXPORTS = {  # run: arguments of `mesa-lens export`, and which file is which picture
+    "demo": (
+        ("drift", "", {"demo-drift": "drift-resid_post-repeated", "demo-drift-map": "drift-resid_post-repeated-map"}),
+        ("heatmap", "", {"demo-heatmaps": "heatmap-resid_post-repeated"}),
+        ("thresholds", "--pairs 1:50", {"demo-threshold": "threshold-resid_post-repeated-layer1-dim50"}),
+    ),
+    "mechanism": (
+        (
+            "locate",
+            "--methods rerope --lengths 1024 --measures nll",
+            {
+                "mechanism-map": "locate-map-rerope-1024-nll",
+                "mechanism-smallest": "locate-smallest-1024-nll",
+                "mechanism-clamp": "locate-clamp-drift-rerope-1024-nll",
+            },
+        ),
+    ),
+    "smollm2-12k": (("drift", "", {"real-model-drift": "drift-resid_post-repeated"}),),
+}
+
+
+def draw(runs: Path, docs: Path) -> list[str]:
+    """Draws into `docs`; returns the pictures that stayed, with the reason."""
+    stayed = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for run, exports in EXPORTS.items():
+            for number, (kind, options, pictures) in enumerate(exports):
+                out = Path(scratch) / f"{run}-{number}"
+                done = (runs / run).is_dir() and main(
+                    ["export", kind, str(runs / run), *options.split(), "--out", str(out)]
+                ) == 0
+                for picture, name in pictures.items():
+                    if done:
+                        shutil.copyfile(out / f"{name}.png", docs / f"{picture}.png")
+                    else:
+                        stayed.append(f"{picture}.png: {runs / run} cannot be exported")
+        write_study(read_results(ROOT / "benchmarks" / "results" / "study.json"), Path(scratch))
+        for name in ("lengths", "dims"):
+            shutil.copyfile(Path(scratch) / f"{name}.png", docs / f"findings_{name}.png")
+    for task in ("plots", "table"):
+        main(["verify", task, "--out", str(docs)])
+    return stayed
+
+
+if __name__ == "__main__":
+    print("\n".join(draw(Path(sys.argv[1]), ROOT / "docs")))

@@ -1,0 +1,81 @@
+"""Every help begins with an example that runs; every estimate tells the time."""
+
+import re
+import shlex
+
+import pytest
+import tiny
+from commands import parsers
+from transformers import LlamaConfig
+
+from mesa.methods import Origin
+from mesa_lens.cli import main, parser
+from probe.evaluation import pace
+
+PARSERS = parsers(parser())
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_help_begins_with_one_example_that_the_parser_takes(name, capsys):
+    with pytest.raises(SystemExit):
+        main([*name.split()[1:], "--help"])
+    first, blank, *rest = capsys.readouterr().out.splitlines()
+    assert (first[:9], blank) == ("example: ", "")
+    assert not any(line.startswith("example:") for line in rest)
+    command, *arguments = shlex.split(first.removeprefix("example: "))
+    assert command == "mesa-lens"
+    args = parser().parse_args(arguments)
+    assert callable(args.run)
+    if len(name.split()) > 1:
+        assert arguments[: len(name.split()) - 1] == name.split()[1:]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(tiny.folder(tmp_path_factory.mktemp("model")))
+
+
+ESTIMATES = {
+    "probe": "--length 400 --texts 0 --samples 0",
+    "eval": "--task nll --methods origin,rerope --lengths 160,320 --samples 2",
+    "locate": "--lengths 320 --samples 1 --try weave",
+    "anatomy": "--lengths 160,320 --samples 1 --parts lens",
+    "study": "--seeds 1 --length 640",
+}
+
+
+@pytest.mark.parametrize("command", ESTIMATES)
+def test_every_estimate_tells_the_time(command, model, tmp_path, capsys):
+    assert main([command, "--model", model, *ESTIMATES[command].split(), "--estimate", "--out", str(tmp_path)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(
+        r"time: (less than 1 min|about \d+ (min|h)) on this machine for the passes, an estimate .*", last
+    )
+
+
+def test_a_command_that_can_estimate_is_among_those_tested():
+    can = {name.split()[-1] for name, each in PARSERS.items() if "--estimate" in each._option_string_actions}
+    assert can == {*ESTIMATES, "paper"}
+
+
+def test_the_papers_estimate_tells_the_time(capsys):
+    assert main(["paper", "--sections", "probe", "--estimate"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("time: ")
+
+
+def test_the_time_is_the_passes_times_what_each_takes(monkeypatch):
+    """0.1 ms a token and 1 us a token squared, of 2 of 8 layers: a pass of 1000 tokens takes 4 (0.1 + 1) s."""
+    monkeypatch.setattr(pace, "_timed", lambda model, method, executor, length: 1e-4 * length + 1e-6 * length**2)
+    config = LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=8, num_attention_heads=4)
+    work = {(Origin(trained_length=64), 1000): 300.0}
+    assert pace.told(config, {}, "fused", work).startswith("time: about 22 min on this machine")
+
+
+def test_what_cannot_be_timed_says_why(monkeypatch):
+    monkeypatch.setattr(pace, "check_memory", refuse)
+    work = {(Origin(trained_length=64), 100): 1.0}
+    assert pace.told(LlamaConfig(), {}, "fused", work) == "time: not estimated (7 GiB are needed)"
+
+
+def refuse(*_):
+    raise MemoryError("7 GiB are needed")

@@ -1,0 +1,99 @@
+"""The tokens of each prompt: kept in the store, and told under the cursor; stores without them open as before."""
+
+import json
+import shutil
+
+import pytest
+from synthetic import hidden_states, tokens_of, write_run
+
+from probe.figures.drift import carrier_chart
+from probe.figures.export import heatmap_export, threshold_export
+from probe.figures.heatmap import pool, regions
+from probe.figures.interactive import draw, heatmap_figure
+from probe.figures.marks import threshold_chart
+from probe.store.reader import open_run
+from probe.store.select import hook_values, one_prompt
+from probe.thresholds.analysis import analyse
+from probe.thresholds.drift import find_drift
+from probe.thresholds.search import CrossingRule, search
+
+M = 64
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    hidden = hidden_states()
+    return write_run(tmp_path_factory.mktemp("run"), hidden, tokens=tokens_of(hidden))
+
+
+@pytest.fixture(scope="module")
+def hidden(folder):
+    return hook_values(open_run(folder))
+
+
+def test_the_store_gives_back_the_token_at_each_position(hidden):
+    at = hidden["token"].sel(prompt="text-0", position=[0, 1, 70])
+    assert at.values.tolist() == [" hello", " w1", " w70"]
+
+
+def test_a_store_of_old_has_no_tokens_and_is_judged_the_same(folder, hidden, tmp_path):
+    shutil.copytree(folder, tmp_path / "old")
+    shutil.rmtree(tmp_path / "old" / "store.zarr" / "tokens")
+    meta = tmp_path / "old" / "store.zarr" / "zarr.json"
+    known = json.loads(meta.read_text())
+    inner = known["consolidated_metadata"]["metadata"]
+    known["consolidated_metadata"]["metadata"] = {k: v for k, v in inner.items() if not k.startswith("tokens")}
+    meta.write_text(json.dumps(known))
+    old = open_run(tmp_path / "old")
+    assert "token" not in old.hidden.coords
+    for one, other in zip(analyse(old).predictions, analyse(open_run(folder)).predictions, strict=True):
+        assert str(one) == str(other)
+
+
+def test_tokens_of_another_prompt_are_told_as_damage(tmp_path):
+    hidden = hidden_states(layers=1, dims=2)
+    write_run(tmp_path, hidden, tokens=tokens_of(hidden.isel(position=slice(9))))
+    with pytest.raises(ValueError, match=r"damaged \(its tokens are of another position\); capture it again"):
+        open_run(tmp_path)
+
+
+def test_hovering_a_text_prompt_tells_the_token(hidden):
+    text = one_prompt(hidden, "text-0")
+    figure = draw(threshold_chart(text, search(text, M, CrossingRule.scaled(M)), 1, 3))
+    trace = figure.data[0]
+    assert trace.hovertemplate.endswith("<br>%{customdata}<extra></extra>")
+    assert trace.customdata[70] == "token ' w70'"
+    carrier = draw(carrier_chart(text, find_drift(text, M), 1, 3)).data[0]
+    assert carrier.customdata[70] == "token ' w70'"
+
+
+def test_hovering_a_heatmap_tells_the_token_while_positions_are_not_pooled(hidden):
+    panel = regions(one_prompt(hidden, "text-0"), [(60, 70)])
+    trace = heatmap_figure(panel, M).data[0]
+    assert trace.customdata[5][4] == "token ' w64'"
+    assert "<br>%{customdata}<br>value" in trace.hovertemplate
+    assert heatmap_figure(pool(panel, 100), M).data[0].customdata is None
+
+
+def test_a_repeated_word_is_not_told_at_every_position(hidden):
+    panel = regions(one_prompt(hidden, "repeated"), [(60, 70)])
+    trace = heatmap_figure(panel, M).data[0]
+    assert (trace.customdata, "customdata" in trace.hovertemplate) == (None, False)
+
+
+def test_a_token_in_a_store_is_no_markup(hidden):
+    text = one_prompt(hidden, "text-0").copy()
+    text["token"][70] = "<b>%{x}</b>"
+    trace = draw(threshold_chart(text, search(text, M, CrossingRule.scaled(M)), 1, 3)).data[0]
+    assert trace.customdata[70] == "token '&lt;b&gt;%{x}&lt;/b&gt;'"
+
+
+def test_exports_carry_the_token(hidden):
+    text = one_prompt(hidden, "text-0")
+    found = search(text, M, CrossingRule.scaled(M))
+    export = threshold_export(text, found, [(1, 3), (1, 4)])
+    values = dict(export.files("csv"))["threshold-resid_post-text-0-values.csv"].decode().splitlines()
+    assert "token" in values[0].split(",")
+    assert any(" w70" in line for line in values)
+    panel = heatmap_export(regions(text, [(60, 70)]), M)
+    assert all(content for form in ("csv", "npz") for _, content in panel.files(form))
