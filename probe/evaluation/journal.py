@@ -54,6 +54,11 @@ class Journal:
         self._add_sealed({"cell": cell, **row})
         self.rows[cell] = dict(row)
 
+    @property
+    def told(self) -> dict[str, Any]:
+        """What a summary tells of it: `forced`, where anything was."""
+        return {_FORCED: self.forced} if self.forced else {}
+
     def _read(self, settings: Mapping[str, Any]) -> None:
         text = self.path.read_text(encoding="utf-8")
         whole = text[: text.rfind("\n") + 1]
