@@ -9,6 +9,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from probe.figures.static import MARKERS
 from probe.figures.styles import style
 from probe.files import write
 from probe.study.results import DRIFT, write_results
@@ -23,8 +24,6 @@ from probe.study.table import (
     tables,
 )
 from probe.study.variants import REFERENCE
-
-_MARKERS = {"circle": "o", "square": "s", "triangle-up": "^", "triangle-down": "v", "diamond": "D"}
 
 
 def write_study(results: xr.Dataset, out: Path) -> str:
@@ -116,7 +115,7 @@ def _point(axes: Axes, method: str, x: np.ndarray, y: np.ndarray, label: str | N
         float(np.median(y)),
         xerr=across,
         yerr=up,
-        marker=_MARKERS[symbol],
+        marker=MARKERS[symbol],
         color=colour,
         markersize=6,
         linewidth=0.8,

@@ -58,7 +58,7 @@ def evaluation(trained_length=64, windows=5):
     )
 
 
-def write_run(folder, hidden, scores=None, model="tiny", trained_length=64):
+def write_run(folder, hidden, scores=None, model="tiny", trained_length=64, **attributes):
     path = folder / "store.zarr"
     names = {f"{name}s": hidden[name].values.tolist() for name in ("method", "prompt", "layer", "position", "dim")}
     attrs = {
@@ -66,6 +66,7 @@ def write_run(folder, hidden, scores=None, model="tiny", trained_length=64):
         "model": model,
         "created": "2026-01-01",
         "method_configs": '{"mesa": {"window": 8}}',
+        **attributes,
     }
     store.create(path, hooks=[hidden.name], attrs=attrs, **names)
     for method in names["methods"]:

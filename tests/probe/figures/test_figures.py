@@ -105,7 +105,7 @@ def test_methods_of_other_packages_take_no_style_twice(monkeypatch):
 
 def test_both_renderers_know_every_dash_and_symbol():
     assert {dash for _, dash, _ in (*styles.STYLES.values(), *styles._OTHERS)} <= static._DASHES.keys()
-    assert {symbol for _, _, symbol in (*styles.STYLES.values(), *styles._OTHERS)} <= static._MARKERS.keys()
+    assert {symbol for _, _, symbol in (*styles.STYLES.values(), *styles._OTHERS)} <= static.MARKERS.keys()
 
 
 def test_a_method_beyond_the_line_inside_the_window_is_drawn_as_excluded(hidden):
