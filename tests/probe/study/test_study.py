@@ -378,6 +378,16 @@ def test_points_of_the_figure_are_medians_over_seeds():
     assert marker.get_ydata()[0] == float(predicted)
 
 
+def test_every_method_has_a_marker_in_the_figure():
+    """Also one of another package, and where predictions of it are called."""
+    results = published()
+    count = results.sizes["config"]
+    names = ["origin", "nope", "somebody's", *list(results["config"].values)[3:]]
+    calling = results.assign(predicted=results["predicted"].fillna(300)).assign_coords(config=names)
+    drawn = lengths_figure(calling).axes[0].containers
+    assert len(drawn) == count
+
+
 def test_figures_and_tables_of_a_study_that_calls_nothing():
     results = published()
     silent = results.assign(predicted=results["predicted"] * np.nan)
