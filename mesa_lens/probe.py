@@ -7,7 +7,16 @@ import json
 from typing import Any
 
 from mesa_lens.model import add_model_options, load_options
-from mesa_lens.options import add_lengths, add_methods, add_output, add_samples, add_seed, add_settings, lengths
+from mesa_lens.options import (
+    add_lengths,
+    add_methods,
+    add_output,
+    add_samples,
+    add_seed,
+    add_settings,
+    goes_on,
+    lengths,
+)
 from mesa_lens.values import MOST_PROMPTS, listed, path, tokens, whole, word
 from probe.defaults import METHODS
 
@@ -88,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
     if args.estimate:
         print(estimate(request))
         return 0
-    summary, table = run_probe(request, args.out, overwrite=args.overwrite, by=args.rule)
+    with goes_on(args):
+        summary, table = run_probe(request, args.out, overwrite=args.overwrite, by=args.rule)
     print(json.dumps(summary, indent=1) if args.json else table)
     return 0

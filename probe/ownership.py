@@ -24,8 +24,8 @@ def owned(*folders: Path, option: str = "--out") -> Iterator[None]:
     """The folders are this thread's alone inside; made where they are not there, removed again where nothing is kept.
 
     The lock is the operating system's, so that of a process that died holds nobody up. The same thread may own a folder
-    several times over. option: what a command calls the folder. Raises FileExistsError, naming the holder, for a folder that another run writes to,
-    NotADirectoryError for a file.
+    several times over. option: what a command calls the folder. Raises FileExistsError, naming the holder, for a
+    folder that another run writes to, NotADirectoryError for a file.
     """
     with ExitStack() as stack:
         for folder in folders:

@@ -143,9 +143,7 @@ def _found(
             if store == path:
                 open_run(path)
             key = _differing(store, coords, hooks, dtype, attrs, unfinished=store != path, force=force)
-            by_force = store != path and not _differing(
-                store, coords, hooks, dtype, attrs, unfinished=True, force=True
-            )
+            by_force = store != path and not _differing(store, coords, hooks, dtype, attrs, unfinished=True, force=True)
         except (OSError, ValueError, KeyError) as error:
             refused = f"{store} exists and cannot be compared ({error}); {_REMEDY}"
             continue

@@ -98,7 +98,7 @@ class Trial:
         return cls(loaded, texts, Setting(trained, tuple(lengths), len(texts), MEASURED_SEEDS + seed))
 
     def scores(self, task: str, method: Method, length: int) -> list[float]:
-        """The method's scores at a length (tokens), one a prompt; what `states_checked` raises, ValueError for a NaN."""
+        """The method's scores at a length (tokens), one a prompt; raises as `states_checked`, ValueError for a NaN."""
         tokenizer, count = self.loaded.tokenizer, len(self.texts)
         measuring: Task = TAIL if task == NLL else PASSKEY
         prompts: Sequence[Any] = (

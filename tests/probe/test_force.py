@@ -1,4 +1,4 @@
-"""--force goes on with other weights and every command's summary tells of it; without it each refuses, naming --force."""
+"""--force goes on with other weights, and every summary tells of it; without it each command refuses and names it."""
 
 import json
 

@@ -75,7 +75,10 @@ def test_thresholds_of_any_sign_hold(H, capsys):
         ("--M 87 --dtype float32", "M=87 exceeds the 86 positions that the steps MLP recovers in float32"),
         ("--M 5000 --recovery log", "M=5000 exceeds the 4096 positions that the log MLP recovers"),
         ("--M 8 --N 7 --E 2 --claim corollary", "N=7 leaves Stair PE no room below M=8; take N <= 6"),
-        ("--M 8 --N 7", "N=7 leaves Stair PE no room below M=8; take N <= 6; or --claim NAME for another than corollary"),
+        (
+            "--M 8 --N 7",
+            "N=7 leaves Stair PE no room below M=8; take N <= 6; or --claim NAME for another than corollary",
+        ),
         ("--M 2", "M=2 is below 3: the weave has nothing to extend; take M >= 3; or --claim NAME"),
         ("--seed -1", "seed=-1 is not within 0 and 4294967295"),
         ("--E 1", "E=1 is below 2: a stair of width 1 is the plain encoding"),
