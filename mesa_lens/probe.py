@@ -14,6 +14,7 @@ from mesa_lens.options import (
     add_samples,
     add_seed,
     add_settings,
+    goes_on,
     lengths,
     tell_estimate,
 )
@@ -99,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
         made = plan(request)
         tell_estimate(estimate(request), made.config, request, work(made))
         return 0
-    summary, table = run_probe(request, args.out, overwrite=args.overwrite, by=args.rule)
+    with goes_on(args):
+        summary, table = run_probe(request, args.out, overwrite=args.overwrite, by=args.rule)
     print(json.dumps(summary, indent=1) if args.json else table)
     return 0

@@ -30,14 +30,26 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains into a folder that must not hold a model yet, measures the result and writes its card."""
-    if (args.out / "config.json").exists():
-        raise FileExistsError(f"--out {args.out} already holds a model; name another folder")
+    from probe.ownership import owned
+
+    with owned(args.out):
+        if (args.out / "config.json").exists():
+            raise FileExistsError(f"--out {args.out} already holds a model; name another folder")
+        _train(args)
+    print(f"wrote {args.out}; use it with --model {args.out}")
+    return 0
+
+
+def _train(args: argparse.Namespace) -> None:
     from mesa.models import check_placement, load
     from mesa_lens.training import card
     from mesa_lens.training.train import TrainConfig, train
 
     check_placement({"device": args.device})
-    train(TrainConfig(tokens=args.tokens, seed=args.seed), args.out, device=args.device)
-    card.write_card(args.out, card.measure(load(str(args.out))))
-    print(f"wrote {args.out}; use it with --model {args.out}")
-    return 0
+    try:
+        train(TrainConfig(tokens=args.tokens, seed=args.seed), args.out, device=args.device)
+        card.write_card(args.out, card.measure(load(str(args.out))))
+    except BaseException as error:
+        if (args.out / "config.json").exists():
+            error.add_note(f"the newest checkpoint is kept in {args.out}")
+        raise

@@ -20,22 +20,22 @@ _PATIENCE = 0.2  # seconds: another's file may just have been removed
 
 
 @contextmanager
-def owned(*folders: Path) -> Iterator[None]:
+def owned(*folders: Path, option: str = "--out") -> Iterator[None]:
     """The folders are this thread's alone inside; made where they are not there, removed again where nothing is kept.
 
     The lock is the operating system's, so that of a process that died holds nobody up. The same thread may own a folder
-    several times over. Raises FileExistsError, naming the holder, for a folder that another run writes to,
-    NotADirectoryError for a file.
+    several times over. option: what a command calls the folder. Raises FileExistsError, naming the holder, for a
+    folder that another run writes to, NotADirectoryError for a file.
     """
     with ExitStack() as stack:
         for folder in folders:
-            stack.enter_context(_owned(folder))
+            stack.enter_context(_owned(folder, option))
         yield
 
 
 @contextmanager
-def _owned(folder: Path) -> Iterator[None]:
-    made = _make(folder)
+def _owned(folder: Path, option: str) -> Iterator[None]:
+    made = _make(folder, option)
     path = folder.resolve() / LOCK
     lock = FileLock(path, timeout=_PATIENCE, is_singleton=True)
     outermost = not lock.is_locked
@@ -44,7 +44,7 @@ def _owned(folder: Path) -> Iterator[None]:
             lock.acquire()
         except Timeout:
             raise FileExistsError(
-                f"{folder} is being written to by {_holder(path)}; wait for it, end it, or choose another --out"
+                f"{folder} is being written to by {_holder(path)}; wait for it, end it, or choose another {option}"
             ) from None
         try:
             if outermost:
@@ -60,13 +60,13 @@ def _owned(folder: Path) -> Iterator[None]:
                 each.rmdir()
 
 
-def _make(folder: Path) -> list[Path]:
+def _make(folder: Path, option: str) -> list[Path]:
     """Makes the folder; returns what was made, the innermost first."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        raise NotADirectoryError(f"--out {folder} is a file, or below one; name a folder") from error
+        raise NotADirectoryError(f"{option} {folder} is a file, or below one; name a folder") from error
     return missing
 
 

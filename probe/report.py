@@ -35,7 +35,7 @@ from probe.thresholds.calls import carriers
 from probe.thresholds.findings import findings
 from probe.thresholds.predict import LEAST, TOP
 from probe.thresholds.search import CrossingRule, readings
-from probe.thresholds.tables import difference_table, score_text, spread
+from probe.thresholds.tables import difference_table, predicted_text, score_text, spread
 from probe.verdict.shown import html
 from probe.verdict.verdict import VERDICT, verdict
 
@@ -170,6 +170,7 @@ def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None
         words=dict(zip(("drift", "thresholds", "control"), words, strict=True)),
         differences=difference_table(summary),
         score_text=score_text,
+        predicted_text=predicted_text,
         spread=spread,
         top=TOP,
         least=LEAST,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,12 +68,14 @@ def _verify(args: argparse.Namespace, settings: Settings) -> int:
     from theory.claims import selected
 
     checks = selected(args.claim)
+    settings.check_sizes(checks)
     path = args.html
     if path is not None and path.suffix != ".html":
         path = path.with_name(path.name + ".html")
     if path is not None and not path.parent.is_dir():
         raise ValueError(f"--html {path}: there is no directory {path.parent}; make it first")
-    claims = [check(settings) for check in _progress(checks.values(), "claims")]
+    with _progress(checks.values(), "claims") as bar:
+        claims = [check(settings) for check in bar]
     _print_claims(claims, args.json)
     if path is not None:
         from theory.report import write_report
@@ -104,7 +108,8 @@ def _write_table(folder: Path, settings: Settings) -> int:
     cases = rows(settings)
     if not cases:
         raise ValueError(f"every T* exceeds the {settings.longest_run} tokens that are run; take a smaller N or M")
-    table = list(_progress(measure(settings), "cases", len(cases)))
+    with _progress(measure(settings), "cases", len(cases)) as bar:
+        table = list(bar)
     write_csv(table, folder / "theory_table.csv")
     save(table_plot(table), folder / "theory_table.png")
     sys.stdout.write(f"{folder / 'theory_table.csv'}\n{folder / 'theory_table.png'}\n")
@@ -130,6 +135,8 @@ def _write_plots(folder: Path, settings: Settings) -> int:
     return 0
 
 
-def _progress(items: Any, unit: str, total: int | None = None) -> Any:
-    """The items, with a progress bar on stderr once they take more than two seconds."""
-    return tqdm(items, total=total, unit=f" {unit}", file=sys.stderr, delay=2, leave=False)
+@contextmanager
+def _progress(items: Any, unit: str, total: int | None = None) -> Iterator[Any]:
+    """The items, with a progress bar on stderr once they take more than two seconds; gone before an error is told."""
+    with tqdm(items, total=total, unit=f" {unit}", file=sys.stderr, delay=2, leave=False) as bar:
+        yield bar

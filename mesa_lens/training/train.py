@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -129,11 +133,23 @@ def loss_of(model: Any, ids: torch.Tensor, weights: torch.Tensor, draws: torch.T
     return (losses * scale).sum() / scale.sum()
 
 
+@contextmanager
+def _log(out: Path) -> Iterator[TextIO]:
+    """The log in the folder `out`, open; removed again where no checkpoint came of it."""
+    path = out / "log.jsonl"
+    try:
+        with path.open("w") as file:
+            yield file
+    finally:
+        if not (out / "config.json").exists():
+            path.unlink()
+
+
 def train(config: TrainConfig, out: Path, *, device: str = "cpu", save_every: int = 1000) -> Path:
     """Trains and saves checkpoint (float16), tokenizer and `training.json` to `out`; returns `out`.
 
     Also writes `out/log.jsonl` (loss, length, seconds) and a checkpoint every `save_every` steps, so that an
-    interrupted run leaves the newest one.
+    interrupted run leaves the newest one, whole, or nothing at all. Raises RuntimeError for a loss that is no number.
     """
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(config.seed)
@@ -153,12 +169,16 @@ def train(config: TrainConfig, out: Path, *, device: str = "cpu", save_every: in
     record = {"config": asdict(config), "corpus_tokens": len(text), "corpus_files": len(texts)}
 
     def save(step: int) -> None:
-        model.save_pretrained(out)
-        tokenizer.save_pretrained(out)
         record.update(steps=step, tokens_seen=seen, wall_seconds=round(time.time() - begin), torch=torch.__version__)
-        (out / "training.json").write_text(json.dumps(record, indent=1) + "\n")
+        with tempfile.TemporaryDirectory(dir=out) as name:
+            made = Path(name)
+            model.save_pretrained(made)
+            tokenizer.save_pretrained(made)
+            (made / "training.json").write_text(json.dumps(record, indent=1) + "\n")
+            for file in sorted(made.iterdir(), key=lambda file: file.name == "config.json"):  # last: it makes a model
+                os.replace(file, out / file.name)
 
-    with (out / "log.jsonl").open("w") as log, tqdm(total=config.tokens, unit="tok", unit_scale=True) as bar:
+    with _log(out) as log, tqdm(total=config.tokens, unit="tok", unit_scale=True) as bar:
         for step in range(steps):
             length = length_at(step / steps, config)
             ids, weights = mixture.batch(config.tokens_per_step // length, length, rng)
@@ -174,12 +194,14 @@ def train(config: TrainConfig, out: Path, *, device: str = "cpu", save_every: in
             seen += ids.size
             bar.update(ids.size)
             if step % 50 == 0:
+                if not loss.isfinite():
+                    raise RuntimeError(f"the loss of step {step} is {loss.item()}; try another --seed")
                 bar.set_postfix(length=length, loss=f"{loss.item():.2f}")
                 line = {"step": step, "length": length, "loss": loss.item(), "seconds": round(time.time() - begin)}
                 log.write(json.dumps(line) + "\n")
                 log.flush()
             if step % save_every == save_every - 1:
                 save(step + 1)
-    model.half()
-    save(steps)
+        model.half()
+        save(steps)
     return out

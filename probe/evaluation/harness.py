@@ -12,6 +12,7 @@ from typing import Any
 
 import mesa
 from mesa.fingerprints import IDENTITY
+from mesa.finite import states_checked
 from mesa.models import load, tokenizer_of
 from probe.evaluation.journal import Journal
 from probe.evaluation.plan import EvalPlan
@@ -112,7 +113,7 @@ def run_harness(
     found = {name: {} for name in made.methods}
     for cell in cells:
         found[cell[1]].update(journal.rows[cell]["results"])
-    written = {"model": made.request.model, "max_length": longest, "limit": limit, "results": found}
+    written = {"model": made.request.model, "max_length": longest, "limit": limit, **journal.told, "results": found}
     write(out / RESULTS, (json.dumps(written, indent=1) + "\n").encode())
     return written
 
@@ -124,7 +125,7 @@ def _run_cells(
     models = importlib.import_module("lm_eval.models.huggingface")
     for task, name, longest in missing:
         method = made.methods[name]
-        with mesa.applied(loaded.model, method, executor=made.request.executor):
+        with mesa.applied(loaded.model, method, executor=made.request.executor), states_checked(loaded.model):
             model = models.HFLM(
                 pretrained=loaded.model,
                 tokenizer=loaded.tokenizer,

@@ -29,6 +29,14 @@ def _seal(row: Mapping[str, Any]) -> str:
     return f"{zlib.crc32(json.dumps(row).encode()):08x}"
 
 
+def _row(line: bytes) -> Any:
+    """What a line holds; None for one that cannot be read."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
 class Journal:
     """Finished cells in a file of one JSON line each; the first line holds the run's settings.
 
@@ -54,17 +62,23 @@ class Journal:
         self._add_sealed({"cell": cell, **row})
         self.rows[cell] = dict(row)
 
+    @property
+    def told(self) -> dict[str, Any]:
+        """What a summary tells of it: `forced`, where anything was."""
+        return {_FORCED: self.forced} if self.forced else {}
+
     def _read(self, settings: Mapping[str, Any]) -> None:
-        text = self.path.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1]
-        if not whole and _BEGIN.startswith(text[: len(_BEGIN)]):
+        text = self.path.read_bytes()
+        whole = text[: text.rfind(b"\n") + 1]
+        if not whole and _BEGIN.encode().startswith(text[: len(_BEGIN)]):
             return
+        first, *lines = whole.split(b"\n")
         try:
-            header, *rows = (json.loads(line) for line in whole.splitlines())
+            header = json.loads(first)
             stored, has_seals = dict(header["settings"]), header.get(_SEAL, False)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{self.path} is no journal of a run; use --overwrite or another --out") from error
-        self._keep(rows, has_seals)
+        self._keep([_row(line) for line in lines[:-1]], has_seals)
         for changed in self.forced:
             stored |= changed
         compared = {*settings, *stored} - ({*_LATER} - {*stored})
@@ -76,7 +90,7 @@ class Journal:
                 f"{'; --force goes on and records it' if {*refused} <= {*IDENTITY} else ''}"
             )
         if whole != text:
-            os.truncate(self.path, len(whole.encode()))
+            os.truncate(self.path, len(whole))
         if differing and self.rows:
             self._add_sealed({_FORCED: {key: settings[key] for key in differing}})
             self.forced.append({key: settings[key] for key in differing})

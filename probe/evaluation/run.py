@@ -104,7 +104,7 @@ def _run(made: EvalPlan, out: Path, overwrite: bool, until: float | None) -> dic
         "methods": {name: method.describe() for name, method in made.methods.items()},
         "versions": {package: version(package) for package in _PACKAGES},
         "out_of_memory": too_large,
-        **({"forced": journal.forced} if journal.forced else {}),
+        **journal.told,
         "cells_left": sum(not _is_done(made, journal, cell) for cell in made.cells) - len(too_large),
         "cells": summarize(found, TASKS),
     }

@@ -40,6 +40,7 @@ def summarize(made: LocatePlan, journal: Journal, out: Path | None = None) -> di
         "layers": made.layers,
         "heads": made.config.num_attention_heads,
         "methods": {name: method.describe() for name, method in made.methods.items()},
+        **journal.told,
         "cells_left": left(made, journal),
         **{name: [] for name in ("gaps", "effects", "inside", "smallest", "attribution", "agreement")},
     }

@@ -144,12 +144,14 @@ def _found(
             if store == path:
                 open_run(path)
             key = _differing(store, coords, hooks, dtype, attrs, unfinished=store != path, force=force)
+            by_force = store != path and not _differing(store, coords, hooks, dtype, attrs, unfinished=True, force=True)
         except (OSError, ValueError, KeyError) as error:
             refused = f"{store} exists and cannot be compared ({error}); {_REMEDY}"
             continue
         if key is None:
             return store
         refused = f"{path} already holds {holds} with another config: {key} differs; {_REMEDY}"
+        refused += "; --force goes on and records it" if by_force else ""
     if refused:
         raise FileExistsError(refused)
     return None

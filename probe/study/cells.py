@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 
 import mesa
+from mesa.finite import states_checked
 from mesa.methods import Method
 from mesa.models import Loaded
 from probe.study.results import NLL
@@ -97,7 +98,7 @@ class Trial:
         return cls(loaded, texts, Setting(trained, tuple(lengths), len(texts), MEASURED_SEEDS + seed))
 
     def scores(self, task: str, method: Method, length: int) -> list[float]:
-        """The method's scores at a length (tokens), one a prompt; ValueError for a likelihood that is no number."""
+        """The method's scores at a length (tokens), one a prompt; raises as `states_checked`, ValueError for a NaN."""
         tokenizer, count = self.loaded.tokenizer, len(self.texts)
         measuring: Task = TAIL if task == NLL else PASSKEY
         prompts: Sequence[Any] = (
@@ -105,7 +106,7 @@ class Trial:
             if task == NLL
             else PASSKEY.prepare(tokenizer, length, self.setting, count)
         )
-        with mesa.applied(self.loaded.model, method):
+        with mesa.applied(self.loaded.model, method), states_checked(self.loaded.model):
             values = [score.value for score in measuring.measure(self.loaded, length, prompts, self.setting)]
         if any(map(math.isnan, values)):
             raise ValueError(

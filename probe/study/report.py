@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from probe.figures.static import MARKERS
 from probe.figures.styles import Look, style
+from probe.files import write
 from probe.study.results import DRIFT, write_results
 from probe.study.table import (
     RULE,
@@ -29,7 +30,10 @@ def write_study(results: xr.Dataset, out: Path) -> str:
     """Writes study.json, study.md, lengths.png and dims.png into the folder `out`; returns the tables."""
     write_results(results, out / "study.json")
     text = tables(results)
-    (out / "study.md").write_text(text + "\n", encoding="utf-8")
+    if forced := settings(results).get("forced"):
+        changed = ", ".join(dict.fromkeys(name for each in forced for name in each))
+        text = f"Not all of one run: --force went on with another {changed}.\n\n{text}"
+    write(out / "study.md", (text + "\n").encode())
     lengths_figure(results).savefig(out / "lengths.png")
     dims_figure(results).savefig(out / "dims.png")
     return text

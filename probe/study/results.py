@@ -13,6 +13,7 @@ import numpy as np
 import xarray as xr
 
 from probe.evaluation.journal import Journal
+from probe.files import write
 from probe.study.variants import REFERENCE
 from probe.thresholds.control import PLACES
 from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE, dipping, onset
@@ -102,7 +103,7 @@ def gather(journal: Journal, settings: Mapping[str, Any], arithmetic: Mapping[st
             "criterion": criteria,
             "bound": bounds,
         },
-        {"settings": json.dumps(settings)},
+        {"settings": json.dumps({**settings, **journal.told})},
     )
 
 
@@ -145,7 +146,7 @@ def write_results(results: xr.Dataset, path: Path) -> None:
         **{name: {"dims": list(values.dims), "data": _plain(values.values)} for name, values in results.items()},
     }
     text = json.dumps(record, indent=1, ensure_ascii=False)
-    path.write_text(re.sub(r"\[[^\[\]]*\]", lambda run: " ".join(run[0].split()), text) + "\n", encoding="utf-8")
+    write(path, (re.sub(r"\[[^\[\]]*\]", lambda run: " ".join(run[0].split()), text) + "\n").encode())
 
 
 def read_results(path: Path) -> xr.Dataset:

@@ -14,6 +14,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from mesa.methods import Method
 from probe.capture.capture import capture
 from probe.capture.spec import Kept
+from probe.store.store import check_values
 
 HOOK = "resid_post"
 LABELS = ("origin", "method")
@@ -49,6 +50,8 @@ class States:
         kept = replace(self.kept, positions=self.kept.positions[:length])
         for number, ids in enumerate(prompts):
             values = capture(bridge, ids, method, [HOOK], kept)[HOOK]
+            for layer, states in zip(kept.layers, values, strict=True):
+                check_values(states, self._first.dtype, f"layer {layer}")
             if number == 0:
                 self._first[row, :, :length] = values
             if self._mean is not None and len(prompts) > 1:

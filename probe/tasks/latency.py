@@ -16,6 +16,7 @@ import psutil
 import torch
 from transformers import DynamicCache
 
+from mesa.finite import states_checked
 from mesa.models import Loaded
 from probe.tasks.base import Metric, Score, Setting, Task
 
@@ -47,8 +48,12 @@ class Latency(Task):
         return [rng.integers(0, len(tokenizer), length) for _ in range(min(samples, self.most))]
 
     def measure(self, loaded: Loaded, length: int, prepared: Sequence[np.ndarray], setting: Setting) -> Iterator[Score]:
-        """Three scores a run. Peak memory is the device's own record, or the process's resident size, sampled."""
-        self._run(loaded, prepared[0])
+        """Three scores a run. Peak memory is the device's own record, or the process's resident size, sampled.
+
+        Raises what `states_checked` raises, of the run that is not counted.
+        """
+        with states_checked(loaded.model):
+            self._run(loaded, prepared[0])
         for sample, ids in enumerate(prepared):
             for metric, value in zip(self.metrics, self._run(loaded, ids), strict=True):
                 yield Score(length, sample, metric.name, value)

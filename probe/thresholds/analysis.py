@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from mesa.methods import make
-from mesa.plan import restarts
+from mesa.methods import Method, make
+from mesa.plan import follows_length, restarts
 from probe.evaluation.cost import costs
 from probe.evaluation.summary import differences, intervals
 from probe.store.kept import Found, Work, at_once
-from probe.store.reader import Run
+from probe.store.reader import FORCED, Run
 from probe.store.select import hook_values, reference_method
 from probe.thresholds.calls import Call, carriers, drift_calls, saturated
 from probe.thresholds.control import as_many, false_predictions, negative_control
@@ -140,21 +140,32 @@ def drifts(run: Run, hidden: xr.DataArray, reference: str, trained_length: int |
         judged[MEAN if len(texts) > 1 else texts[0]] = hidden.sel(prompt=texts)
     resolved, period = resolution(attrs.get("source_dtype"), str(hidden.dtype)), int(attrs.get("period", 1))
     rules = {name: DriftRule.scaled(trained, resolved, 1 if name in (MEAN, *texts) else period) for name in judged}
-    length = int(attrs.get("length", hidden["position"].values[-1] + 1))
-    begin_anew = _restarts(json.loads(attrs.get("method_configs", "{}")), length)
+    length = _length(run, hidden)
+    begin_anew = {name: restarts(method.plan(length)) for name, method in _methods(run).items()}
     options = {"restarts": begin_anew, "reference": reference}
     return {name: find_drift(values, trained, rules[name], **options) for name, values in judged.items()}
 
 
-def _restarts(configs: dict[str, dict[str, Any]], length: int) -> dict[str, dict[int, int]]:
-    """By method, the positions at which it counts anew in a pass of `length` tokens."""
+def _length(run: Run, hidden: xr.DataArray) -> int:
+    """Tokens of the passes, of which not all positions need be kept."""
+    return int(run.hidden.attrs.get("length", hidden["position"].values[-1] + 1))
+
+
+def _methods(run: Run) -> dict[str, Method]:
+    """The run's methods as it was made with, where it tells."""
     found = {}
-    for name, config in configs.items():
+    for name, config in json.loads(run.hidden.attrs.get("method_configs", "{}")).items():
         given: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in config.items()}
         if {"name", "trained_length"} <= given.keys():
-            method = make(given.pop("name"), given.pop("trained_length"), **given)
-            found[name] = restarts(method.plan(length))
+            found[name] = make(given.pop("name"), given.pop("trained_length"), **given)
     return found
+
+
+def _following(analysis: Analysis) -> list[str]:
+    """The methods whose frequencies follow a pass's length: what one shows is not of prompts of other lengths."""
+    length = _length(analysis.run, analysis.hidden)
+    methods = _methods(analysis.run).items()
+    return [name for name, method in methods if follows_length(method.plan(length), method.plan(method.trained_length))]
 
 
 def summarize(analysis: Analysis) -> dict[str, Any]:
@@ -171,6 +182,8 @@ def summarize(analysis: Analysis) -> dict[str, Any]:
         "reference": analysis.reference,
         "rule": {name: found.attrs[name] for name in CrossingRule.__dataclass_fields__},
         "predicted_by": analysis.rule,
+        "pass_length": _length(analysis.run, analysis.hidden),
+        "follows_length": _following(analysis),
         "drift": analysis.drifts if isinstance(analysis.drifts, str) else _drift_rows(analysis, analysis.drifts),
         "searched": found.attrs["searched"],
         "qualified": {prompt: int(found["qualified"].sel(prompt=prompt)) for prompt in analysis.predictions},
@@ -191,6 +204,7 @@ def summarize(analysis: Analysis) -> dict[str, Any]:
         "measured_lengths": [] if analysis.measured is None else list(analysis.measured.lengths),
         "method_configs": json.loads(attrs.get("method_configs", "{}")),
         "versions": json.loads(attrs.get("versions", "{}")),
+        **({FORCED: json.loads(attrs[FORCED])} if FORCED in attrs else {}),
         "created": attrs.get("created"),
     }
 

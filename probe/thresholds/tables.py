@@ -18,7 +18,7 @@ def table(summary: dict[str, Any]) -> str:
     rows = []
     for row in summary["methods"]:
         scores = (_number(row["scores"][multiple][name]) for name, multiple in _places(summary))
-        rows.append((row["method"], row["predicted"]["text"], *scores))
+        rows.append((row["method"], predicted_text(summary, row), *scores))
     compared = difference_table(summary)
     parts = [Table("", head, tuple(rows)), *([compared] if compared else [])]
     return "\n\n".join(map(plain_table, parts))
@@ -36,6 +36,13 @@ def difference_table(summary: dict[str, Any]) -> Table | None:
         rows.append((row["method"], *cells))
     title = f"difference to {summary['reference']} on the same prompts [95% interval, paired]"
     return Table(title, ("method", *_columns(summary)), tuple(rows))
+
+
+def predicted_text(summary: dict[str, Any], row: dict[str, Any]) -> str:
+    """A method's prediction; of a method whose frequencies follow a pass's length, with the length they are of."""
+    text = row["predicted"]["text"]
+    follows = row["predicted"]["length"] is not None and row["method"] in summary.get("follows_length", ())
+    return f"{text} (in prompts of {summary['pass_length']})" if follows else text
 
 
 def score_text(scores: dict[str, Any], name: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from probe.store.located import Located
 from probe.verdict.cells import table
+from probe.verdict.naming import listed
 from probe.verdict.rows import RANKED, ranked, same_model
 from probe.verdict.trust import sure
 from probe.verdict.words import broke, mended, where
@@ -36,7 +37,7 @@ def verdict(summary: Mapping[str, Any], located: Located | None) -> dict[str, An
         "head": head,
         "cells": cells,
         "rows": rows,
-        "notes": [RANKED, _cost(rows), _heads(located, own)],
+        "notes": [RANKED, _cost(rows), _heads(located, own), *_following(summary)],
     }
 
 
@@ -54,6 +55,17 @@ def _cost(rows: list[dict[str, Any]]) -> str:
         f"as the tail NLL was measured, and as many times {reference}'s; other work on the machine adds to it. "
         "mesa-lens eval --task latency measures prefill and decoding apart."
     )
+
+
+def _following(summary: Mapping[str, Any]) -> list[str]:
+    """Where frequencies follow the prompt's length, that drift and prediction are of one length alone."""
+    if not summary.get("follows_length"):  # older ones do not tell
+        return []
+    return [
+        f"The frequencies of {listed(summary['follows_length'])} follow the prompt's length: states, drift and "
+        f"prediction here are of prompts of {summary['pass_length']} tokens, not of shorter ones; what is measured by "
+        "length has the frequencies of each length, and mesa-lens study predicts by prompt length."
+    ]
 
 
 def _heads(located: Located | None, own: Located | None) -> str:

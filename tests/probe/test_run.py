@@ -400,6 +400,16 @@ def test_a_whole_store_without_its_report_is_finished(model, uninterrupted, tmp_
     assert "already holds a run with the same config; use --overwrite" in capsys.readouterr().err
 
 
+def test_an_interrupt_before_a_run_goes_on_says_what_was_kept_before(model, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    interrupt_at(monkeypatch, run, "capture", 2)
+    assert main(asked(model, out)) == 1
+    interrupt_at(monkeypatch, run, "prepare", 1)
+    capsys.readouterr()
+    assert main(asked(model, out)) == 1
+    assert capsys.readouterr().err.endswith(f"mesa-lens: interrupted; the same command goes on from {out}\n")
+
+
 def test_a_failure_says_what_is_kept(model, tmp_path, capsys, monkeypatch):
     def failing(*args, **kwargs):
         raise RuntimeError("no luck")

@@ -53,6 +53,18 @@ def test_a_broken_claim_is_exit_code_1(capsys, monkeypatch):
     assert "BROKEN: 3.1" in capsys.readouterr().out
 
 
+def test_sizes_are_refused_before_a_claim_is_checked(capsys, monkeypatch):
+    monkeypatch.setitem(CLAIMS, "3.1", lambda settings: pytest.fail("ran"))
+    assert command("--M", "8", "--N", "7") == 2
+
+
+@pytest.mark.parametrize("H", ["-1", "0", "-100"])
+def test_thresholds_of_any_sign_hold(H, capsys):
+    assert command("--claim", "3.2", "--M", "12", "--H", H) == 0
+    assert command("--claim", "3.1", "--M", "12", "--H", H) == 0
+    assert "BROKEN" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -63,6 +75,12 @@ def test_a_broken_claim_is_exit_code_1(capsys, monkeypatch):
         ("--M 87 --dtype float32", "M=87 exceeds the 86 positions that the steps MLP recovers in float32"),
         ("--M 5000 --recovery log", "M=5000 exceeds the 4096 positions that the log MLP recovers"),
         ("--M 8 --N 7 --E 2 --claim corollary", "N=7 leaves Stair PE no room below M=8; take N <= 6"),
+        (
+            "--M 8 --N 7",
+            "N=7 leaves Stair PE no room below M=8; take N <= 6; or --claim NAME for another than corollary",
+        ),
+        ("--M 2", "M=2 is below 3: the weave has nothing to extend; take M >= 3; or --claim NAME"),
+        ("--seed -1", "seed=-1 is not within 0 and 4294967295"),
         ("--E 1", "E=1 is below 2: a stair of width 1 is the plain encoding"),
         ("--claim 9", "unknown claim '9'; known: 3.1,"),
         ("--html /no/such/place/report", "there is no directory /no/such/place; make it first"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -16,6 +16,7 @@ from theory.parts import check_numbers
 from theory.recovery import KINDS, longest
 
 _ROUNDING = 1e-6
+MOST_SEED = 2**32 - 1
 SAFETY = 10
 """A claim counts only where its margin is this many times the numerical error."""
 
@@ -115,6 +116,8 @@ class Settings:
         """Checks what does not depend on a claim."""
         M = 4096 if self.M is None else self.M
         check_numbers(M, self.H)
+        if not 0 <= self.seed <= MOST_SEED:
+            raise ValueError(f"seed={self.seed} is not within 0 and {MOST_SEED}; take e.g. 0")
         most = 1e-2 / (M * float(np.finfo(self.dtype).eps))
         if abs(self.H) > most:
             raise ValueError(f"H={self.H} leaves {self.dtype} no digits to tell o from H; take |H| <= {most:.1g}")
@@ -169,6 +172,15 @@ class Settings:
         E = 2 if self.E is None else self.E
         check_window(M, N, E)
         return [(M, N, E)]
+
+    def check_sizes(self, claims: Iterable[str]) -> None:
+        """Raises ValueError, before anything runs, for sizes that one of these claims cannot be checked with."""
+        for name, of in (("3.3", self.pairs), ("corollary", self.triples)):
+            if name in claims:
+                try:
+                    of()
+                except ValueError as error:
+                    raise ValueError(f"{error}; or --claim NAME for another than {name}") from None
 
     def options(self, **more: Any) -> dict[str, Any]:
         """The builders' keyword arguments: what follows from the settings, and `more`."""

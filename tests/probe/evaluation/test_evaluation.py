@@ -383,6 +383,20 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path, text):
         Journal(tmp_path / "cells.jsonl", {})
 
 
+@pytest.mark.parametrize("bit", range(8))
+def test_a_flipped_bit_of_a_journal_is_found_wherever_it_is(tmp_path, bit):
+    """In rows by their number, also where the line is no JSON or no UTF-8 any more."""
+    path = tmp_path / "cells.jsonl"
+    for length in (96, 160):
+        Journal(path, {"seed": 1}).add(("nll", length), {"score": 0.5})
+    whole = path.read_bytes()
+    begin, end = whole.index(b"\n") + 1, whole.rindex(b"\n", 0, -1)
+    for place in range(begin, end):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match=r"cells\.jsonl, line 2 is damaged; remove it, use --overwrite"):
+            Journal(path, {"seed": 1})
+
+
 def test_a_forced_journal_goes_on_and_tells_what_changed(tmp_path):
     path, began = tmp_path / "cells.jsonl", {"seed": 1, "weights": "a", "versions": "torch 1"}
     Journal(path, began).add(("nll", 96), {"score": 0.5})

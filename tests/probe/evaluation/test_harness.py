@@ -56,6 +56,18 @@ def folder(tmp_path_factory):
     return folder
 
 
+def test_states_that_are_no_numbers_end_it_with_the_layers_name(folder, tmp_path, monkeypatch, capsys):
+    def spoilt(*given, **more):
+        loaded = load(*given, **more)
+        loaded.model.model.layers[1].register_forward_hook(lambda module, given, out: out * torch.nan)
+        return loaded
+
+    load = harness.load
+    monkeypatch.setattr(harness, "load", spoilt)
+    assert main([*asked(folder, "choose"), "--out", str(tmp_path)]) == 1
+    assert "the states of layer 1 are not finite" in capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def finished(folder):
     """The command's exit code, the model, and the ids and logits of its passes over cut prompts."""

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tiny
+import torch
 import xarray as xr
 
+import mesa
 from mesa.models import load
 from mesa_lens.cli import main
 from probe.capture.bridge import bridge_to
@@ -299,6 +301,22 @@ def test_a_shorter_pass_is_kept_beside_the_reference(monkeypatch, tmp_path):
     assert short.values[:, 0, :, 0].tolist() == [[1, 1, 1], [2, 2, 2]]
 
 
+def test_states_that_are_no_numbers_end_a_study_with_the_layers_name(model, monkeypatch, tmp_path):
+    """Where failures are predicted, and where they are measured."""
+    values = np.zeros((2, 5, 3), np.float32)
+    values[1, 4, 2] = np.inf
+    monkeypatch.setattr(study_states, "capture", lambda *given: {study_states.HOOK: values})
+    states = study_states.States(Kept([3, 7], range(5), range(3)), tmp_path, averaged=False)
+    with pytest.raises(ValueError, match="layer 7 has 1 values that are not finite"):
+        states.fill(None, [[0] * 5], None, 0, lambda: None)
+    loaded = load(model)
+    loaded.model.model.layers[1].register_forward_hook(lambda module, given, out: out + torch.inf)
+    trial = study_cells.Trial.of(loaded, [np.arange(200) % 50], 160, [200], 0)
+    for task in ("nll", "passkey"):
+        with pytest.raises(RuntimeError, match="the states of layer 1 are not finite"):
+            trial.scores(task, mesa.ReRoPE(trained_length=160), 200)
+
+
 def test_origin_is_described_and_not_scored():
     results = published()
     wild = results.copy(deep=True)
@@ -381,6 +399,16 @@ def test_points_of_the_figure_are_medians_over_seeds():
     predicted = origin["predicted"].sel(prompt="repeated", rule="standard", top=10)
     assert marker.get_xdata()[0] == float(origin["measured"].sel(criterion="either"))
     assert marker.get_ydata()[0] == float(predicted)
+
+
+def test_every_method_has_a_marker_in_the_figure():
+    """Also one of another package, and where predictions of it are called."""
+    results = published()
+    count = results.sizes["config"]
+    names = ["origin", "nope", "somebody's", *list(results["config"].values)[3:]]
+    calling = results.assign(predicted=results["predicted"].fillna(300)).assign_coords(config=names)
+    drawn = lengths_figure(calling).axes[0].containers
+    assert len(drawn) == count
 
 
 def test_figures_and_tables_of_a_study_that_calls_nothing():
