@@ -13,7 +13,7 @@ from probe.figures.export import Export, safe_name
 
 FORMS = ("png", "svg", "pdf", "csv")
 """What every figure can be had as."""
-_MIMES = {
+MIMES = {
     "png": "image/png",
     "svg": "image/svg+xml",
     "html": "text/html",
@@ -38,7 +38,7 @@ def buttons(make: Callable[[], Export], stem: str, forms: Sequence[str] = FORMS,
                 form.upper(),
                 partial(content, make, form, form in several),
                 f"{stem}-{form}.zip" if form in several else f"{stem}.{form}",
-                _MIMES[suffix],
+                MIMES[suffix],
                 key=f"{stem}.{form}",
                 on_click="ignore",
                 icon=":material/download:",

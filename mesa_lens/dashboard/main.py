@@ -14,7 +14,18 @@ from PIL import Image
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.look import plain
 from mesa_lens.dashboard.runs import Entry, entries, root_folder
-from mesa_lens.dashboard.views import anatomy, compare, heatmaps, mechanism, methods, overview, theory, thresholds
+from mesa_lens.dashboard.views import (
+    anatomy,
+    compare,
+    heatmaps,
+    mechanism,
+    methods,
+    new_run,
+    overview,
+    results,
+    theory,
+    thresholds,
+)
 
 _WRITTEN = "run in the address"
 _LOG = logging.getLogger(__name__)
@@ -27,8 +38,10 @@ PAGES: dict[str, tuple[str, str, Callable[[Context], None], bool]] = {
     "thresholds": ("Thresholds", ":material/show_chart:", thresholds.page, True),
     "heatmaps": ("Heatmaps", ":material/grid_on:", heatmaps.page, True),
     "compare": ("Compare runs", ":material/compare_arrows:", compare.page, True),
+    "results": ("Results", ":material/leaderboard:", results.page, False),
     "methods": ("Methods", ":material/apps:", methods.page, False),
     "theory": ("Theory", ":material/functions:", theory.page, False),
+    "new": ("New run", ":material/add_circle:", new_run.page, False),
 }
 
 MAKE_ONE = "make demo\n# or, on your own model\nmesa-lens probe --model <hub id or local path> --out runs/mine"

@@ -50,8 +50,9 @@ _DASHES = {
     "longdashdot": (0, (8, 1.5, 1, 1.5)),
 }
 _TRIANGLES = {"triangle-up": "^", "triangle-down": "v", "triangle-left": "<", "triangle-right": ">"}
-_MARKERS = {"circle": "o", "square": "s", "diamond": "D", "x": "x", "cross": "P", "star": "*"}
-_MARKERS |= {"pentagon": "p", "hexagon": "h"} | _TRIANGLES
+MARKERS = {"circle": "o", "square": "s", "diamond": "D", "x": "x", "cross": "P", "star": "*"}
+MARKERS |= {"pentagon": "p", "hexagon": "h"} | _TRIANGLES
+"""Matplotlib's, by the names of `styles`."""
 _PANEL, _LINE_INCHES, _LEAST_INCHES = (3.6, 3.1), 0.135, 5.5
 _CELL_INCHES = (0.8, 0.95)
 _ONE_AT_A_TIME = threading.Lock()  # matplotlib's settings are the process's
@@ -187,7 +188,7 @@ def _draw_panel(axis: Axes, panel: Panel) -> None:
 def _draw_line(axis: Axes, line: Line, number: int) -> None:
     """A line with a marker at each value, or at a few, away from those of the lines drawn before."""
     step = len(line.x) // 6
-    marks: dict[str, Any] = {"marker": _MARKERS[line.symbol], "markersize": 3.5, "markerfacecolor": "none"}
+    marks: dict[str, Any] = {"marker": MARKERS[line.symbol], "markersize": 3.5, "markerfacecolor": "none"}
     if line.crowded:
         marks["markevery"] = (step * (2 + number) // 6 % step, step)
     style = {"color": line.colour, "linestyle": _DASHES[line.dash], "linewidth": 1, "alpha": 0.35 if line.faint else 1}

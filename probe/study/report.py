@@ -9,6 +9,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from probe.figures.static import MARKERS
 from probe.figures.styles import style
 from probe.study.results import DRIFT, write_results
 from probe.study.table import (
@@ -22,8 +23,6 @@ from probe.study.table import (
     tables,
 )
 from probe.study.variants import REFERENCE
-
-_MARKERS = {"circle": "o", "square": "s", "triangle-up": "^", "triangle-down": "v", "diamond": "D"}
 
 
 def write_study(results: xr.Dataset, out: Path) -> str:
@@ -112,7 +111,7 @@ def _point(axes: Axes, method: str, x: np.ndarray, y: np.ndarray, label: str | N
         float(np.median(y)),
         xerr=across,
         yerr=up,
-        marker=_MARKERS[symbol],
+        marker=MARKERS[symbol],
         color=colour,
         markersize=6,
         linewidth=0.8,

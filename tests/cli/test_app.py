@@ -26,7 +26,7 @@ from probe.thresholds.search import CrossingRule
 from theory.bounds import first_failure
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["overview", "mechanism", "anatomy", "thresholds", "heatmaps", "compare", "methods", "theory"]
+PAGES = "overview mechanism anatomy thresholds heatmaps compare results methods theory new".split()
 HOSTILE = "<script>alert(1)</script> **bold** :red[x] $y$"
 
 
@@ -76,7 +76,7 @@ def test_every_page_opens_on_every_run(opened, page):
     for name in ("first", "nested/second"):
         app = opened(page, run=name)
         assert not app.error
-        bare = page == "methods" or (page in ("mechanism", "anatomy") and name != "first")
+        bare = page in ("methods", "new") or (page in ("mechanism", "anatomy") and name != "first")
         assert bare or len(figures(app)) + len(app.dataframe) > 0
         assert app.selectbox(key="run").value == name
 
@@ -151,9 +151,13 @@ def test_anatomy_follows_its_selectors(opened):
     assert ["Entropy of attention" in titles(app)[0], "256 tokens (1 M)" in titles(app)[0]] == [True, True]
     app.selectbox(key="anatomy_statistic").set_value("keys beyond M").run()
     assert "not measured here" in plain_texts(app)
+    app.selectbox(key="anatomy_statistic").set_value("keys within N").run()
+    assert "Attention to keys at most N tokens away" in titles(app)[0]
     for kind, title in (("unmet phases", "Unmet phases"), ("logit lens", "Logit lens")):
         app.segmented_control(key="anatomy_figures").set_value(kind).run()
         assert title in titles(app)[0]
+    app.selectbox(key="anatomy_after_layer").set_value(0).run()
+    assert "after layer 0: by position" in json.dumps(figures(app))
     app.segmented_control(key="anatomy_figures").set_value("positional vectors").run()
     app.selectbox(key="anatomy_layer").set_value(3).run()
     assert ["layer 3" in titles(app)[1], len(titles(app))] == [True, 3]
