@@ -114,9 +114,9 @@ def _write_run(entry: Entry | None) -> None:
 
 
 def _told(found: tuple[Entry, ...]) -> Callable[[str], str]:
-    """A run's name, with what it lacks."""
-    by_name = {entry.name: entry for entry in found}
-    return lambda name: name if by_name[name].finished else f"{name} (unfinished)"
+    """A run's name, with what it lacks as the page is drawn."""
+    told = {entry.name: entry.name if entry.finished else f"{entry.name} (unfinished)" for entry in found}
+    return lambda name: told[name]
 
 
 def _guarded(draw: Callable[[Context], None], context: Context, title: str, needs_run: bool) -> None:

@@ -1,4 +1,4 @@
-"""New run: what a form may ask for, and a run's whole life: estimate, start, progress, stop, resume, the finished run."""
+"""New run: what a form may ask for, and a run's whole life: estimate, start, progress, stop, resume, finished."""
 
 import json
 import os
@@ -62,13 +62,14 @@ def test_runs_are_off_unless_allowed(monkeypatch, tmp_path):
     assert not app.text_input
 
 
+@pytest.mark.slow
 def test_a_run_from_start_to_finish(opened, tmp_path, models):
-    app = ask(opened, name="first", model="tiny", length="640", lengths="80,160,320", samples="8", texts="2")
+    app = ask(opened, name="first", model="tiny", length="400", lengths="80,160,320", samples="6", texts="1")
     app.text_area(key="ask_own").set_value("Every word of this is my own. " * 600).run()
     (command,) = (element.value for element in app.code)
     assert command.startswith(f"mesa-lens probe --model={models / 'tiny'} --methods=origin,rerope,dynamic-ntk,mesa ")
     app.button(key="estimate").click().run()
-    assert "captured length 640 tokens" in texts(app)
+    assert "captured length 400 tokens" in texts(app)
     assert list(tmp_path.iterdir()) == []
     app.button(key="start").click().run()
     assert not app.error
@@ -88,22 +89,21 @@ def test_a_run_from_start_to_finish(opened, tmp_path, models):
     assert "tiny" in texts(whole)
     assert not whole.error
     summary = json.loads((tmp_path / "first" / "summary.json").read_text())
-    assert summary["captured_length"] == 640
+    assert summary["captured_length"] == 400
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("button", "values", "message"),
     [
-        ({"length": "no length"}, "argument --length: 'no length' is no whole number"),
-        ({"length": "100"}, "--length 100 is not far enough beyond the trained length 160"),
-        ({"model": "tiny", "set": "rerope.window=x"}, "rerope.window"),
+        ("start", {"length": "no length"}, "--length 'no length' is no whole number"),
+        ("start", {"length": "100"}, "--length 100 is not far enough beyond the trained length 160"),
+        ("estimate", {"set": "rerope.window=x"}, "rerope: window=x is not a whole number"),
     ],
 )
-def test_bad_input_is_refused_in_the_commands_own_words(opened, tmp_path, values, message):
+def test_bad_input_is_refused_in_the_commands_own_words(opened, tmp_path, button, values, message):
     app = ask(opened, **{"model": "tiny", **values})
-    for button in ("estimate", "start"):
-        app.button(key=button).click().run()
-        assert message.removeprefix("argument ") in app.error[0].value.replace("\\", "")
+    app.button(key=button).click().run()
+    assert message in app.error[0].value.replace("\\", "")
     assert list(tmp_path.iterdir()) == []  # nothing was made
 
 
