@@ -384,10 +384,10 @@ def test_a_new_run_is_started_watched_and_stopped(visit, width, theme):
         settle(page)
     page.get_by_role("button", name="Start", exact=True).click()
     page.get_by_role("button", name="Stop").wait_for(timeout=120_000)
-    page.wait_for_function("() => document.body.innerText.includes('token')", timeout=120_000)  # a bar's unit
+    page.get_by_text("?token/s").or_(page.get_by_text("token/s")).first.wait_for(timeout=120_000)
     shoot(page, f"new-running-{theme}-{width}")
     page.get_by_role("button", name="Stop").click()
     page.get_by_role("button", name="Resume").wait_for(timeout=120_000)
     settle(page)
-    assert "the same command goes on from" in page.inner_text("[data-testid=stAlert]")
+    assert "interrupted; " in page.inner_text("[data-testid=stAlert]")
     shoot(page, f"new-stopped-{theme}-{width}")

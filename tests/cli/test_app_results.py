@@ -82,7 +82,8 @@ def test_a_study_shows_its_tables_and_figures(opened, tmp_path):
     write_study(tmp_path / "mine")
     app = opened()
     first = app.dataframe[0].value
-    assert "difference" in first.columns
+    assert first.columns[2] == "difference"
+    assert first["difference"][0].endswith("]")
     assert len(app.dataframe) >= 6
     keys = "".join(str(element.key) for element in app.get("download_button"))
     assert "mine-lengths.svg" in keys

@@ -119,8 +119,10 @@ def _asked(inputs: tuple[Path, ...]) -> tuple[dict[str, str], str]:
     lengths = right.text_input(
         "Lengths measured", key="ask_lengths", placeholder="0.5 to 8 M", help="e.g. 256,512 or 1k:16k:1k"
     )
+    left, right = st.columns(2)
     samples = left.text_input("Prompts a length", "20", key="ask_samples", help="0: do not measure the real failure")
     texts = right.text_input("Texts read beside the word", "2", key="ask_texts")
+    left, right = st.columns(2)
     word = left.text_input("Repeated word", "hello", key="ask_word")
     file = right.text_input("Text file", key="ask_file", placeholder="the shipped text", help=f"in {where}")
     settings = st.text_input("Settings of methods", key="ask_set", placeholder="e.g. rerope.window=64 mesa.window=32")

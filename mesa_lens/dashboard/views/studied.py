@@ -22,6 +22,8 @@ from probe.study.report import dims_figure, lengths_figure
 from probe.study.results import read_results
 from probe.study.table import all_rows, settings
 
+_FIRST = ("prompt", "rule", "difference", "Spearman", "arithmetic there")
+"""Columns that begin the first table."""
 _FORMS = ("png", "svg", "pdf")
 _FIGURES = {
     "lengths": ("Predicted over measured failure length", lengths_figure, 1100),
@@ -35,8 +37,10 @@ def page(context: Context, result: Result) -> None:
     asked = settings(found)
     about = f"trained window M = {asked['trained_length']} tokens, read up to {asked['length']}"
     st.markdown(plain(f"Model {asked['model']}, {about}; {found.sizes['config']} configs, {asked['seeds']} seeds."))
-    first, *others = tables
-    table(_table(*first))
+    (title, rows), *others = tables
+    head = rows[0]
+    order = sorted(range(len(head)), key=lambda at: _FIRST.index(head[at]) if head[at] in _FIRST else len(_FIRST))
+    table(_table(title, [[row[at] for at in order] for row in rows]))
     for name, (title, draw, width) in _FIGURES.items():
         _figure(result, name, title, partial(draw, found), width)
     for each in others:
@@ -60,7 +64,7 @@ def _table(title: str, rows: Sequence[Sequence[str]]) -> Table:
 def _figure(result: Result, name: str, title: str, draw: Callable[[], Any], width: int) -> None:
     st.markdown(f"**{plain(title)}**")
     with room(name, width):
-        st.image(_drawn(draw, "png"), caption=None, width="stretch")
+        st.image(_drawn(draw, "png"), width="content")
     with st.container(horizontal=True):
         for form in _FORMS:
             stem = named(result.name, name)
