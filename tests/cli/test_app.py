@@ -12,6 +12,7 @@ from pathlib import Path
 import anatomized
 import located
 import pytest
+from results import write_evaluation
 from streamlit.testing.v1 import AppTest
 from synthetic import evaluation, hidden_states, write_run
 
@@ -37,6 +38,7 @@ def root(tmp_path_factory):
         write_run(root / name, hidden_states(layers=layers), evaluation(), model=HOSTILE)
     located.write(root / "first")
     anatomized.write(root / "first")
+    write_evaluation(root / "evaluated")
     write_report(root / "first")
     claim = {"name": "3.1", "verdict": "holds", "statement": "it holds", "ok": True, "margin": 1.0, "error": 0.0}
     (root / "theory.json").write_text(json.dumps([claim, claim | {"name": "3.2", "ok": False}]))
@@ -485,6 +487,7 @@ def test_the_dashboard_needs_no_torch(root):
 import os, sys
 for name in ("torch", "transformers", "transformer_lens"): sys.modules[name] = None
 os.environ["MESA_LENS_RUNS"] = {str(root)!r}
+os.environ["MESA_LENS_ALLOW_RUNS"] = {json.dumps([str(root)])!r}
 from streamlit.testing.v1 import AppTest
 AppTest.from_file("app.py", default_timeout=60).run()
 for page in {PAGES!r}:
