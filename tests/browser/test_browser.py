@@ -176,7 +176,7 @@ def test_pages_and_interactions_are_quick(visit):
         )
         settle(page)
         times[f"open {name}"] = time.perf_counter() - begin
-    page.goto(page.url.partition("/theory")[0] + "/thresholds?run=demo")
+    page.goto(page.url.partition("/new")[0] + "/thresholds?run=demo")
     settle(page)
     page.get_by_text("The rule: M").click()
     times["change the rule"] = timed(page, lambda: write(page, "Least score (spreads)", "40.0"))
