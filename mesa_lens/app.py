@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mesa_lens.dashboard.asked import ALLOWED_VARIABLE
 from mesa_lens.dashboard.runs import ROOT_VARIABLE
 from mesa_lens.values import path, word
 
@@ -29,6 +31,17 @@ def add(commands: Any) -> None:
         "--host", type=word, default="127.0.0.1", help="address to listen on; any but this one is open to others"
     )
     command.add_argument("--port", type=int, default=8501)
+    command.add_argument(
+        "--allow-runs", action="store_true", help="let the page New run start `mesa-lens probe` in the folder of runs"
+    )
+    command.add_argument(
+        "--inputs",
+        type=path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="with --allow-runs: read models and texts from this folder too; may be given several times",
+    )
     command.add_argument("--no-browser", action="store_true", help="do not open a browser")
     command.set_defaults(run=run)
 
@@ -39,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("the dashboard needs Streamlit; pip install 'mesa-lens[app]'")
     if args.store.exists() and not args.store.is_dir():
         raise NotADirectoryError(f"--store {args.store} is not a folder; give the folder that holds the runs")
+    roots = _roots(args)
     if not 0 < args.port < 65536:
         raise ValueError(f"--port {args.port} is not within 1 to 65535")
     try:
@@ -61,7 +75,20 @@ def run(args: argparse.Namespace) -> int:
     }
     flags = [f"--{name}={value}" for name, value in options.items()]
     environment = {**os.environ, ROOT_VARIABLE: str(args.store.resolve())}
+    environment.pop(ALLOWED_VARIABLE, None)
+    if args.allow_runs:
+        environment[ALLOWED_VARIABLE] = json.dumps(roots)
     try:
         return subprocess.call([sys.executable, "-m", "streamlit", "run", str(script), *flags], env=environment)
     except KeyboardInterrupt:
         return 0
+
+
+def _roots(args: argparse.Namespace) -> list[str]:
+    """The folders that a new run may read models and texts from."""
+    if args.inputs and not args.allow_runs:
+        raise ValueError(f"--inputs {args.inputs[0]} is for --allow-runs, which is not given")
+    for folder in args.inputs:
+        if not folder.is_dir():
+            raise NotADirectoryError(f"--inputs {folder} is not a folder; give one that holds models or texts")
+    return [str(folder.resolve()) for folder in (args.store, *args.inputs)]

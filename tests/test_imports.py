@@ -49,7 +49,7 @@ FLOORS = """
     mesa_lens.values      <-
     mesa_lens.options     <- mesa probe mesa_lens.values
     mesa_lens.paper       <- mesa probe mesa_lens.values mesa_lens.options
-    mesa_lens.dashboard   <- mesa probe theory
+    mesa_lens.dashboard   <- mesa probe theory mesa_lens.paper
     mesa_lens             <- mesa probe theory mesa_lens
 """  # noqa: E501
 """From the ground up: folders (or modules with a floor of their own) <- what they may import beside themselves.
@@ -79,6 +79,7 @@ WITHOUT_TORCH = """
     probe.verdict probe.verdict.verdict probe.verdict.shown probe.opened probe.figures.shown
     probe.study.variants probe.study.results probe.study.score probe.study.table probe.study.report
     mesa_lens.cli mesa_lens.export mesa_lens.report mesa_lens.fetching mesa_lens.paper.command
+    mesa_lens.paper.words mesa_lens.paper.sections
     theory theory.bounds theory.cli theory.figures theory.plots
 """.split()
 

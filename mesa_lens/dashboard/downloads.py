@@ -14,7 +14,7 @@ from probe.figures.export import safe_name
 
 FORMS = ("png", "svg", "pdf", "csv")
 """What every figure can be had as."""
-_MIMES = {
+MIMES = {
     "png": "image/png",
     "svg": "image/svg+xml",
     "html": "text/html",
@@ -47,7 +47,7 @@ def buttons(make: Callable[[], Exported], stem: str, forms: Sequence[str] = FORM
                 form.upper(),
                 partial(content, make, form, form in several),
                 f"{stem}-{form}.zip" if form in several else f"{stem}.{form}",
-                _MIMES[suffix],
+                MIMES[suffix],
                 key=f"{stem}.{form}",
                 on_click="ignore",
                 icon=":material/download:",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import plotly.graph_objects as go
@@ -55,11 +57,17 @@ def show(figure: Drawn | go.Figure, alt: str, key: str) -> None:
         _plot(figure, alt, key)
         return
     st.markdown(f"**{plain(figure.title)}**")
-    room = f"room-{safe_name(key)}"
-    with st.container(key=room):
-        width = least_width(figure)
-        st.html(f"<style>.st-key-{room} {{overflow-x: auto}} .st-key-{room} > * {{min-width: {width}px}}</style>")
+    with room(key, least_width(figure)):
         _plot(untitled(figure), alt, key)
+
+
+@contextmanager
+def room(key: str, width: int) -> Iterator[None]:
+    """A container in which nothing is narrower than `width` pixels; on a narrow page it scrolls sideways."""
+    name = f"room-{safe_name(key)}"
+    with st.container(key=name):
+        st.html(f"<style>.st-key-{name} {{overflow-x: auto}} .st-key-{name} > * {{min-width: {width}px}}</style>")
+        yield
 
 
 def _plot(figure: go.Figure, alt: str, key: str) -> None:

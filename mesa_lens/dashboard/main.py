@@ -14,7 +14,18 @@ from PIL import Image
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.look import plain
 from mesa_lens.dashboard.runs import Entry, entries, root_folder
-from mesa_lens.dashboard.views import anatomy, compare, heatmaps, mechanism, methods, overview, theory, thresholds
+from mesa_lens.dashboard.views import (
+    anatomy,
+    compare,
+    heatmaps,
+    mechanism,
+    methods,
+    new_run,
+    overview,
+    results,
+    theory,
+    thresholds,
+)
 
 _WRITTEN = "run in the address"
 _LOG = logging.getLogger(__name__)
@@ -27,8 +38,10 @@ PAGES: dict[str, tuple[str, str, Callable[[Context], None], bool]] = {
     "thresholds": ("Thresholds", ":material/show_chart:", thresholds.page, True),
     "heatmaps": ("Heatmaps", ":material/grid_on:", heatmaps.page, True),
     "compare": ("Compare runs", ":material/compare_arrows:", compare.page, True),
+    "results": ("Results", ":material/leaderboard:", results.page, False),
     "methods": ("Methods", ":material/apps:", methods.page, False),
     "theory": ("Theory", ":material/functions:", theory.page, False),
+    "new": ("New run", ":material/add_circle:", new_run.page, False),
 }
 
 MAKE_ONE = "make demo\n# or, on your own model\nmesa-lens probe --model <hub id or local path> --out runs/mine"
@@ -101,9 +114,9 @@ def _write_run(entry: Entry | None) -> None:
 
 
 def _told(found: tuple[Entry, ...]) -> Callable[[str], str]:
-    """A run's name, with what it lacks."""
-    by_name = {entry.name: entry for entry in found}
-    return lambda name: name if by_name[name].finished else f"{name} (unfinished)"
+    """A run's name, with what it lacks as the page is drawn."""
+    told = {entry.name: entry.name if entry.finished else f"{entry.name} (unfinished)" for entry in found}
+    return lambda name: told[name]
 
 
 def _guarded(draw: Callable[[Context], None], context: Context, title: str, needs_run: bool) -> None:

@@ -15,7 +15,8 @@ from probe.store.reader import partial_path
 ROOT_VARIABLE = "MESA_LENS_RUNS"
 """Environment variable that names the root folder."""
 
-_DEPTH = 3
+DEPTH = 3
+"""Folders below the root that runs are looked for in."""
 STORE = "store.zarr"
 _READ = ("", STORE, partial_path(Path(STORE)), DERIVED, "summary.json", LOCATED, ANATOMY, VECTORS)
 
@@ -31,7 +32,7 @@ class Entry:
     def stamp(self) -> tuple[float, float]:
         """Changes when the store is written anew; its parts are 0 where there is none, or none unfinished."""
         store = self.path / STORE
-        return _changed(store / "zarr.json"), _changed(partial_path(store))
+        return changed(store / "zarr.json"), changed(partial_path(store))
 
     @property
     def finished(self) -> bool:
@@ -50,11 +51,35 @@ def entries(root: Path) -> list[Entry]:
     A run of which the folder, the store or the summary is a link out of `root` is left out.
     """
     found = [
-        Entry(_name(path, root), path)
-        for path in _folders(root, _DEPTH)
-        if all(is_inside(path / part, root) for part in _READ)
+        Entry(name_of(path, root), path)
+        for path in folders(root)
+        if holds_run(path) and all(is_inside(path / part, root) for part in _READ)
     ]
     return sorted(found, key=lambda entry: (-max(entry.stamp), entry.name))
+
+
+def folders(root: Path) -> list[Path]:
+    """The folders that runs and results may be in: `root`, and those at most three below it; none in a run's own."""
+    return list(_folders(root, DEPTH))
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether there is a store in the folder, finished or not."""
+    store = folder / STORE
+    return store.exists() or partial_path(store).exists()
+
+
+def name_of(path: Path, root: Path) -> str:
+    """What a run or result in the folder `path` is called: the path from the root on."""
+    return root.resolve().name if path == root else path.relative_to(root).as_posix()
+
+
+def changed(path: Path) -> float:
+    """When a file was last written; 0 where there is none."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def is_inside(path: Path, root: Path) -> bool:
@@ -63,24 +88,11 @@ def is_inside(path: Path, root: Path) -> bool:
 
 
 def _folders(folder: Path, depth: int) -> Iterator[Path]:
-    store = folder / STORE
-    if store.exists() or partial_path(store).exists():
-        yield folder
-    elif depth:
+    yield folder
+    if depth and not holds_run(folder):
         try:
             inner = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
         except OSError:  # not there, or not ours to read
             return
         for each in inner:
             yield from _folders(each, depth - 1)
-
-
-def _name(path: Path, root: Path) -> str:
-    return root.resolve().name if path == root else path.relative_to(root).as_posix()
-
-
-def _changed(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0

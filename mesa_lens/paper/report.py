@@ -14,6 +14,7 @@ from plotly.offline import get_plotlyjs
 
 from mesa_lens.paper.config import PaperConfig
 from mesa_lens.paper.sections import SECTIONS
+from mesa_lens.paper.words import harness_table, words
 from probe.evaluation.summary import score_tables
 from probe.figures.evaluation_chart import evaluation_charts
 from probe.figures.fitting import embedded
@@ -58,37 +59,13 @@ def _shown(name: str, result: Mapping[str, Any], folder: Path) -> dict[str, Any]
     if name == "probe":
         return _probe(result, folder)
     if name == "longbench":
-        rows = [
-            [method, task, ", ".join(f"{key} {value:.4g}" for key, value in scores.items() if "," in key)]
-            for method, tasks in result["results"].items()
-            for task, scores in tasks.items()
-        ]
-        return {**empty, "tables": [{"title": "lm-eval", "head": ["method", "task", "scores"], "rows": rows}]}
+        return {**empty, "tables": [harness_table(result)]}
     charts = evaluation_charts(result)
     return {
         "figures": [Markup(embedded(chart)) for chart in charts.values()],
         "tables": list(score_tables(result["cells"])),
-        "words": _words(result),
+        "words": words(result),
     }
-
-
-def _words(result: Mapping[str, Any]) -> list[str]:
-    """What the numbers say at the longest length, task by task, for the first metric."""
-    words = []
-    for task in dict.fromkeys(cell["task"] for cell in result["cells"]):
-        own = [cell for cell in result["cells"] if cell["task"] == task]
-        own = [cell for cell in own if cell["metric"] == own[0]["metric"]]
-        longest = max(cell["length"] for cell in own)
-        last = [cell for cell in own if cell["length"] == longest]
-        means = ", ".join(f"{cell['method']} {cell['mean']:.3g}" for cell in last)
-        ratio = longest / result["trained_length"]
-        words.append(f"{task}, {own[0]['metric']} at {longest} tokens ({ratio:.3g} M): {means}.")
-    left_out = [f"{task} under {method} at {length}" for task, method, length in result["out_of_memory"]]
-    if left_out:
-        words.append(f"Did not fit in memory: {', '.join(left_out)}.")
-    if result["cells_left"]:
-        words.append(f"Cells that are not run yet: {result['cells_left']}.")
-    return words
 
 
 def _probe(summary: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -105,5 +82,5 @@ def _probe(summary: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     figures.append(heatmap_grid(pool(shown.load()), run.trained_length, layer_limits(shown)))
     verdict = summary[VERDICT]
     table = {"title": "Methods, ranked (lengths in tokens)", "head": verdict["head"], "rows": verdict["cells"]}
-    words = [f"{each['heading']}: {each['text']}" for each in verdict["told"]] + verdict["notes"]
-    return {"figures": [Markup(embedded(figure)) for figure in figures], "tables": [table], "words": words}
+    told = [f"{each['heading']}: {each['text']}" for each in verdict["told"]] + verdict["notes"]
+    return {"figures": [Markup(embedded(figure)) for figure in figures], "tables": [table], "words": told}

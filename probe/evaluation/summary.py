@@ -80,15 +80,29 @@ def summarize(rows: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task]) -> l
 
 def score_tables(cells: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
     """A table a task and metric, methods down, lengths across; after each the differences to the reference."""
+    for own in _by_metric(cells):
+        yield from mean_tables(own)
+        yield from difference_tables(own)
+
+
+def mean_tables(cells: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
+    """Of `score_tables` the means alone."""
+    for own in _by_metric(cells):
+        yield _table(f"{_what(own)}; mean of {_counts(own)} [95% interval]", own, ".3g")
+
+
+def difference_tables(cells: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
+    """Of `score_tables` the differences to the reference alone."""
+    for own in _by_metric([{**cell, **cell["difference"]} for cell in cells if cell.get("difference")]):
+        reference = own[0]["reference"]
+        title = f"{_what(own)}; difference to {reference} on the same {_counts(own)} [95% interval, paired]"
+        yield _table(title, own, "+.3g")
+
+
+def _by_metric(cells: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    """The cells of each task and metric."""
     for task, metric in dict.fromkeys((cell["task"], cell["metric"]) for cell in cells):
-        own = [cell for cell in cells if (cell["task"], cell["metric"]) == (task, metric)]
-        what = f"{task}, {metric} ({own[0]['unit']})"
-        yield _table(f"{what}; mean of {_counts(own)} [95% interval]", own, ".3g")
-        compared = [{**cell, **cell["difference"]} for cell in own if cell["difference"]]
-        if compared:
-            reference = compared[0]["reference"]
-            title = f"{what}; difference to {reference} on the same {_counts(compared)} [95% interval, paired]"
-            yield _table(title, compared, "+.3g")
+        yield [cell for cell in cells if (cell["task"], cell["metric"]) == (task, metric)]
 
 
 def tables(cells: Sequence[Mapping[str, Any]]) -> str:
@@ -123,6 +137,10 @@ def _table(title: str, cells: Sequence[Mapping[str, Any]], form: str) -> Table:
     methods = dict.fromkeys(cell["method"] for cell in cells)
     rows = [(method, *(by.get((method, length), "-") for length in lengths)) for method in methods]
     return Table(title, ("method", *map(str, lengths)), tuple(rows))
+
+
+def _what(cells: Sequence[Mapping[str, Any]]) -> str:
+    return f"{cells[0]['task']}, {cells[0]['metric']} ({cells[0]['unit']})"
 
 
 def _counts(cells: Sequence[Mapping[str, Any]]) -> str:

@@ -41,6 +41,11 @@ STATISTICS = {
         "Unmet phases: share of attended scores that rides on rotary phases not met inside M",
         "share",
     ),
+    "first": Statistic("heads", "mass_first", "Attention to the first 4 keys", "share"),
+    "near": Statistic("heads", "mass_near", "Attention to keys at most N tokens away, the first 4 aside", "share"),
+    "window": Statistic(
+        "heads", "mass_window", "Attention to keys from N to M tokens away, the first 4 aside", "share"
+    ),
     "beyond": Statistic("heads", "mass_beyond", "Attention to keys M or more tokens away, the first 4 aside", "share"),
     "distance": Statistic("heads", "mean_distance", "Mean distance attended to", "tokens", 0),
     "entropy": Statistic("heads", "entropy", "Entropy of attention", "nats", 1),

@@ -18,8 +18,11 @@ from probe.store.located import Row, having, ranged
 _NATS = "NLL (nats/token)"
 
 
-def lens_chart(found: Anatomy, length: int, methods: Sequence[str]) -> Chart | None:
-    """What each layer would say next: NLL by layer at the end, what methods lower it by, and NLL by position."""
+def lens_chart(found: Anatomy, length: int, methods: Sequence[str], layer: int | None = None) -> Chart | None:
+    """What each layer would say next: NLL by layer at the end, what methods lower it by, and NLL by position.
+
+    layer: that NLL by position is read after; None: the last.
+    """
     summary = found.summary
     rows = having(summary["lens"], length=length)
     own = {name: each for name in methods if (each := having(rows, method=name))}
@@ -34,13 +37,13 @@ def lens_chart(found: Anatomy, length: int, methods: Sequence[str]) -> Chart | N
         rules = (Rule(0, "", GREY, dash="dot"),)
         title = f"the same: lower than {reference} by"
         panels.append(_layers(title, "nats/token, paired by prompt", lowered, summary["layers"], rules))
-    last = max(summary["layers"])
-    by_end = [_by_end(name, having(each, layer=last), own) for name, each in own.items()]
+    layer = max(summary["layers"]) if layer is None else layer
+    by_end = [_by_end(name, having(each, layer=layer), own) for name, each in own.items()]
     ticks = tuple(sorted({row["end"] for row in rows}))
     rules = (trained_rule(trained),) if length > trained else ()
     panels.append(
         Panel(
-            f"after layer {last}: by position",
+            f"after layer {layer}: by position",
             "tokens up to (position)",
             _NATS,
             tuple(by_end),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xarray as xr
 
 from probe.figures.marks import Chart, Line, Panel, trained_rule
 from probe.figures.render import rendered
@@ -14,6 +15,7 @@ from probe.figures.styles import style
 from probe.files import write
 
 Cells = Sequence[Mapping[str, Any]]
+_NUMBERS = ("mean", "low", "high", "n")
 
 
 def evaluation_charts(summary: Mapping[str, Any]) -> dict[str, Chart]:
@@ -25,6 +27,21 @@ def evaluation_charts(summary: Mapping[str, Any]) -> dict[str, Chart]:
         panels = [_panel(own, metric, summary["trained_length"]) for metric in dict.fromkeys(c["metric"] for c in own)]
         charts[task] = Chart(f"{task}: {summary['model']}; mean and 95% interval", tuple(panels))
     return charts
+
+
+def evaluation_numbers(summary: Mapping[str, Any]) -> dict[str, xr.Dataset]:
+    """What the charts show, a dataset (method, length) a task and metric; NaN where there is nothing."""
+    numbers = {}
+    for task, metric in dict.fromkeys((cell["task"], cell["metric"]) for cell in summary["cells"]):
+        own = [cell for cell in summary["cells"] if (cell["task"], cell["metric"]) == (task, metric)]
+        labels = {name: list(dict.fromkeys(cell[name] for cell in own)) for name in ("method", "length")}
+        empty = {name: (tuple(labels), np.full([*map(len, labels.values())], np.nan)) for name in _NUMBERS}
+        made = xr.Dataset(empty, labels, {"task": task})
+        for cell in own:
+            for name in _NUMBERS:
+                made[name].loc[{"method": cell["method"], "length": cell["length"]}] = cell[name]
+        numbers[f"{task}-{metric}"] = made
+    return numbers
 
 
 def write_curves(summary: Mapping[str, Any], folder: Path) -> list[Path]:

@@ -28,7 +28,12 @@ def settings(results: xr.Dataset) -> dict[str, Any]:
 
 
 def tables(results: xr.Dataset) -> str:
-    """Every table, each under a line that says what it shows."""
+    """Every table as Markdown, each under a line that says what it shows."""
+    return "\n\n".join(f"**{title}**\n\n{_markdown(rows)}" for title, rows in all_rows(results))
+
+
+def all_rows(results: xr.Dataset) -> list[tuple[str, list[Sequence[str]]]]:
+    """Every table that there is: what it shows, and its rows as texts, the head first."""
     others = without_reference(results)
     parts = (
         ("Rank correlation of predicted with measured failure length", _correlation_rows(others)),
@@ -42,7 +47,7 @@ def tables(results: xr.Dataset) -> str:
         ("Negative control: the same inside the window", _control_rows(results) if "false" in results else []),
         ("Failure lengths by method config, median over seeds (least to most)", _config_rows(results)),
     )
-    return "\n\n".join(f"**{title}**\n\n{_markdown(rows)}" for title, rows in parts if rows)
+    return [(title, rows) for title, rows in parts if rows]
 
 
 def without_reference(results: xr.Dataset) -> xr.Dataset:

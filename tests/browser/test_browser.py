@@ -14,6 +14,7 @@ from pathlib import Path
 import anatomized
 import located
 import pytest
+import results
 from synthetic import evaluation, hidden_states, write_run
 
 from probe.report import write_report
@@ -31,8 +32,8 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-PAGES = ["overview", "mechanism", "anatomy", "thresholds", "heatmaps", "compare", "methods", "theory"]
-TITLES = {"compare": "Compare runs", "mechanism": "Where inside?"}
+PAGES = "overview mechanism anatomy thresholds heatmaps compare results methods theory new".split()
+TITLES = {"compare": "Compare runs", "mechanism": "Where inside?", "new": "New run"}
 PROBED = ("/_stcore/health", "/_stcore/host-config")  # Streamlit asks for these below a page's address too: 404
 
 
@@ -52,7 +53,11 @@ def address(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "mesa_lens", "app", "--no-browser", "--store", str(root), "--port", str(port)]
+    results.write_study(root / "results" / "study")
+    results.write_paper(root / "results" / "paper")
+    results.write_evaluation(root / "results" / "eval")
+    command = [sys.executable, "-m", "mesa_lens", "app", "--no-browser", "--allow-runs", "--store", str(root)]
+    command += ["--port", str(port)]
     server = subprocess.Popen(command, start_new_session=True)
     try:
         _wait_until_up(f"http://127.0.0.1:{port}/_stcore/health")
@@ -111,12 +116,13 @@ def _note(message, complaints):
 
 
 def settle(page):
-    """Waits until the page is drawn: its title, no run in progress, its charts."""
+    """Waits until the page is drawn: its title, no run in progress, its charts; New run has none."""
     page.wait_for_selector("h1")
     page.wait_for_function(
         """() => document.querySelector('[data-testid=stApp]').dataset.testScriptState === 'notRunning'
         && !document.querySelector('[data-stale=true], [data-testid=stSkeleton]')
-        && [...document.querySelectorAll('[data-testid=stPlotlyChart]')].some(e => e.querySelector('.main-svg'))"""
+        && (location.pathname.endsWith('/new')
+        || [...document.querySelectorAll('[data-testid=stPlotlyChart]')].some(e => e.querySelector('.main-svg')))"""
     )
 
 
@@ -170,7 +176,7 @@ def test_pages_and_interactions_are_quick(visit):
         )
         settle(page)
         times[f"open {name}"] = time.perf_counter() - begin
-    page.goto(page.url.partition("/theory")[0] + "/thresholds?run=demo")
+    page.goto(page.url.partition("/new")[0] + "/thresholds?run=demo")
     settle(page)
     page.get_by_text("The rule: M").click()
     times["change the rule"] = timed(page, lambda: write(page, "Least score (spreads)", "40.0"))
@@ -354,3 +360,34 @@ def test_figures_are_downloaded(visit, tmp_path, path, button, name, begin):
     assert waiting.value.suggested_filename == name
     waiting.value.save_as(tmp_path / name)
     assert (tmp_path / name).read_bytes().startswith(begin)
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1440, "light"), (1440, "dark"), (390, "light"), (390, "dark")])
+@pytest.mark.parametrize("kind", ["paper", "study"])
+def test_every_kind_of_result_is_drawn(visit, width, theme, kind):
+    page = visit("?run=demo", width, theme)
+    page.goto(f"{page.url.partition('?')[0]}results?result=results/{kind}%20({kind})")
+    page.wait_for_selector("[data-testid=stDataFrame]")
+    page.wait_for_timeout(3000)
+    assert page.locator("[data-testid=stException], [data-testid=stAlertContentError]").count() == 0
+    assert not page.evaluate("document.querySelector('[data-testid=stMain]').scrollWidth > window.innerWidth")
+    shoot(page, f"results-{kind}-{theme}-{width}")
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1440, "light"), (390, "dark")])
+def test_a_new_run_is_started_watched_and_stopped(visit, width, theme):
+    page = visit("new", width, theme)
+    name = f"new-{width}"
+    for label, value in (("Name", name), ("Length read", "2048"), ("Lengths measured", "256,512")):
+        page.get_by_label(label, exact=True).fill(value)
+        page.get_by_label(label, exact=True).press("Enter")
+        settle(page)
+    page.get_by_role("button", name="Start", exact=True).click()
+    page.get_by_role("button", name="Stop").wait_for(timeout=120_000)
+    page.get_by_text("?token/s").or_(page.get_by_text("token/s")).first.wait_for(timeout=120_000)
+    shoot(page, f"new-running-{theme}-{width}")
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_role("button", name="Resume").wait_for(timeout=120_000)
+    settle(page)
+    assert "interrupted; " in page.inner_text("[data-testid=stAlert]")
+    shoot(page, f"new-stopped-{theme}-{width}")

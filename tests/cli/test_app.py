@@ -12,6 +12,7 @@ from pathlib import Path
 import anatomized
 import located
 import pytest
+from results import write_evaluation
 from streamlit.testing.v1 import AppTest
 from synthetic import evaluation, hidden_states, write_run
 
@@ -28,7 +29,7 @@ from probe.thresholds.search import CrossingRule
 from theory.bounds import first_failure
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["overview", "mechanism", "anatomy", "thresholds", "heatmaps", "compare", "methods", "theory"]
+PAGES = "overview mechanism anatomy thresholds heatmaps compare results methods theory new".split()
 HOSTILE = "<script>alert(1)</script> **bold** :red[x] $y$"
 
 
@@ -39,6 +40,7 @@ def root(tmp_path_factory):
         write_run(root / name, hidden_states(layers=layers), evaluation(), model=HOSTILE)
     located.write(root / "first")
     anatomized.write(root / "first")
+    write_evaluation(root / "evaluated")
     write_report(root / "first")
     claim = {"name": "3.1", "verdict": "holds", "statement": "it holds", "ok": True, "margin": 1.0, "error": 0.0}
     (root / "theory.json").write_text(json.dumps([claim, claim | {"name": "3.2", "ok": False}]))
@@ -78,7 +80,7 @@ def test_every_page_opens_on_every_run(opened, page):
     for name in ("first", "nested/second"):
         app = opened(page, run=name)
         assert not app.error
-        bare = page == "methods" or (page in ("mechanism", "anatomy") and name != "first")
+        bare = page in ("methods", "new") or (page in ("mechanism", "anatomy") and name != "first")
         assert bare or len(figures(app)) + len(app.dataframe) > 0
         assert app.selectbox(key="run").value == name
 
@@ -185,9 +187,13 @@ def test_anatomy_follows_its_selectors(opened):
     assert ["Entropy of attention" in titles(app)[0], "256 tokens (1 M)" in titles(app)[0]] == [True, True]
     app.selectbox(key="anatomy_statistic").set_value("keys beyond M").run()
     assert "not measured here" in plain_texts(app)
+    app.selectbox(key="anatomy_statistic").set_value("keys within N").run()
+    assert "Attention to keys at most N tokens away" in titles(app)[0]
     for kind, title in (("unmet phases", "Unmet phases"), ("logit lens", "Logit lens")):
         app.segmented_control(key="anatomy_figures").set_value(kind).run()
         assert title in titles(app)[0]
+    app.selectbox(key="anatomy_after_layer").set_value(0).run()
+    assert "after layer 0: by position" in json.dumps(figures(app))
     app.segmented_control(key="anatomy_figures").set_value("positional vectors").run()
     app.selectbox(key="anatomy_layer").set_value(3).run()
     assert ["layer 3" in titles(app)[1], len(titles(app))] == [True, 3]
@@ -541,6 +547,7 @@ def test_the_dashboard_needs_no_torch(root):
 import os, sys
 for name in ("torch", "transformers", "transformer_lens"): sys.modules[name] = None
 os.environ["MESA_LENS_RUNS"] = {str(root)!r}
+os.environ["MESA_LENS_ALLOW_RUNS"] = {json.dumps([str(root)])!r}
 from streamlit.testing.v1 import AppTest
 AppTest.from_file("app.py", default_timeout=60).run()
 for page in {PAGES!r}:

@@ -22,7 +22,15 @@ from probe.mechanism.anatomy.words import anatomy_findings
 from probe.store.anatomy import Anatomy, find_anatomy
 
 Made = dict[str, Drawn | None]
-_ATTENTION = {"keys beyond M": "beyond", "mean distance": "distance", "entropy": "entropy", "token 0": "sink"}
+_ATTENTION = {
+    "keys beyond M": "beyond",
+    "keys from N to M": "window",
+    "keys within N": "near",
+    "first 4 keys": "first",
+    "mean distance": "distance",
+    "entropy": "entropy",
+    "token 0": "sink",
+}
 _TABLE = "all heads"
 
 
@@ -78,14 +86,18 @@ def say_how(entry: Entry) -> None:
 
 
 def _choose(found: Anatomy, *names: str) -> dict[str, Any]:
-    """What each selector is set to: at first the last method, the longest length, the middle layer."""
-    values: Mapping[str, list[Any]] = {**known(found), "statistic": list(_ATTENTION)}
-    first = {"method": -1, "length": -1, "layer": len(values["layer"]) // 2, "statistic": 0}
+    """What each selector is set to: at first the last method, the longest length, the middle layer.
+
+    after_layer, which the logit lens is read after, is at first the last layer.
+    """
+    there = known(found)
+    values: Mapping[str, list[Any]] = {**there, "statistic": list(_ATTENTION), "after_layer": there["layer"]}
+    first = {"method": -1, "length": -1, "layer": len(there["layer"]) // 2, "statistic": 0, "after_layer": -1}
     chosen = {}
     for place, name in zip(st.columns(3), names, strict=False):
         index = first[name] % len(values[name])
         chosen[name] = place.selectbox(
-            name.capitalize(), values[name], index, key=f"anatomy_{name}", bind="query-params"
+            name.replace("_", " ").capitalize(), values[name], index, key=f"anatomy_{name}", bind="query-params"
         )
     return chosen
 
@@ -103,8 +115,8 @@ def _attention(found: Anatomy, method: str, length: int, statistic: str) -> Made
     return {name: head_map(found, name, method, length)}
 
 
-def _lens(found: Anatomy, length: int) -> Made:
-    return {"lens": lens_chart(found, length, known(found)["method"])}
+def _lens(found: Anatomy, length: int, after_layer: int) -> Made:
+    return {"lens": lens_chart(found, length, known(found)["method"], after_layer)}
 
 
 def _positions(found: Anatomy, layer: int) -> Made:
@@ -116,7 +128,7 @@ _KINDS: dict[str, tuple[tuple[str, ...], Callable[..., Made]]] = {
     "retrieval": (("method", "length"), _retrieval),
     "unmet phases": (("method", "length"), _phases),
     "attention": (("method", "length", "statistic"), _attention),
-    "logit lens": (("length",), _lens),
+    "logit lens": (("length", "after_layer"), _lens),
     "positional vectors": (("layer",), _positions),
 }
 

@@ -91,6 +91,9 @@ def test_the_lens_by_layer_and_by_position(found):
     np.testing.assert_allclose(by_position.lines[0].y, [3.5, 3.5, 4.5, 4.5])
     assert [rule.at for rule in by_position.rules] == [256]
     assert len(lens_chart(found, 256, anatomized.METHODS).panels) == 2
+    after_first = lens_chart(found, 1024, anatomized.METHODS, layer=0).panels[-1]
+    assert after_first.title == "after layer 0: by position"
+    np.testing.assert_allclose(after_first.lines[0].y, [5, 5, 6, 6])
 
 
 def test_cosines_say_how_far_to_trust_them(found):

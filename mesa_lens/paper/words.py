@@ -1,0 +1,37 @@
+"""What a section's numbers say, as sentences, and lm-eval's as a table; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from probe.evaluation.summary import Table
+
+
+def words(result: Mapping[str, Any]) -> list[str]:
+    """What the numbers say at the longest length, task by task, for the first metric."""
+    told = []
+    for task in dict.fromkeys(cell["task"] for cell in result["cells"]):
+        own = [cell for cell in result["cells"] if cell["task"] == task]
+        own = [cell for cell in own if cell["metric"] == own[0]["metric"]]
+        longest = max(cell["length"] for cell in own)
+        last = [cell for cell in own if cell["length"] == longest]
+        means = ", ".join(f"{cell['method']} {cell['mean']:.3g}" for cell in last)
+        ratio = longest / result["trained_length"]
+        told.append(f"{task}, {own[0]['metric']} at {longest} tokens ({ratio:.3g} M): {means}.")
+    left_out = [f"{task} under {method} at {length}" for task, method, length in result["out_of_memory"]]
+    if left_out:
+        told.append(f"Did not fit in memory: {', '.join(left_out)}.")
+    if result["cells_left"]:
+        told.append(f"Cells that are not run yet: {result['cells_left']}.")
+    return told
+
+
+def harness_table(result: Mapping[str, Any]) -> Table:
+    """lm-eval's scores, a row a method and task."""
+    rows = (
+        (method, task, ", ".join(f"{key} {value:.4g}" for key, value in scores.items() if "," in key))
+        for method, tasks in result["results"].items()
+        for task, scores in tasks.items()
+    )
+    return Table("lm-eval", ("method", "task", "scores"), tuple(rows))

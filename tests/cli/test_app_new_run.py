@@ -1,0 +1,247 @@
+"""New run: what a form may ask for, and a run's whole life: estimate, start, progress, stop, resume, finished."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tiny
+from streamlit.testing.v1 import AppTest
+from synthetic import hidden_states, write_run
+
+from mesa_lens.cli import main
+from mesa_lens.dashboard import started
+from mesa_lens.dashboard.asked import arguments, inside, run_folder
+
+PATIENCE = 120  # seconds
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return tiny.folder(tmp_path_factory.mktemp("models") / "tiny").parent
+
+
+@pytest.fixture
+def opened(monkeypatch, tmp_path, models):
+    monkeypatch.setenv("MESA_LENS_RUNS", str(tmp_path))
+    monkeypatch.setenv("MESA_LENS_ALLOW_RUNS", json.dumps([str(tmp_path), str(models)]))
+    app = AppTest.from_string("from mesa_lens.dashboard.main import main\nmain('new')", default_timeout=PATIENCE)
+    return app.run()
+
+
+def texts(app):
+    kinds = (app.markdown, app.error, app.warning, app.info, app.success, app.code, app.subheader)
+    return "\n".join(element.value for kind in kinds for element in kind).replace("\\", "")
+
+
+def ask(app, **values):
+    for key, value in values.items():
+        app.text_input(key=f"ask_{key}").set_value(value)
+    return app.run()
+
+
+def until(app, holds):
+    end = time.monotonic() + PATIENCE
+    while not holds(app):
+        assert time.monotonic() < end, texts(app)
+        assert not app.exception
+        time.sleep(0.2)
+        app.run()
+
+
+def test_runs_are_off_unless_allowed(monkeypatch, tmp_path):
+    monkeypatch.setenv("MESA_LENS_RUNS", str(tmp_path))
+    monkeypatch.delenv("MESA_LENS_ALLOW_RUNS", raising=False)
+    app = AppTest.from_string("from mesa_lens.dashboard.main import main\nmain('new')", default_timeout=60).run()
+    assert f"mesa-lens app --store {tmp_path} --allow-runs" in texts(app)
+    assert not app.button
+    assert not app.text_input
+
+
+@pytest.mark.slow
+def test_a_run_from_start_to_finish(opened, tmp_path, models):
+    app = ask(opened, name="first", model="tiny", length="400", lengths="80,160,320", samples="6", texts="1")
+    app.text_area(key="ask_own").set_value("Every word of this is my own. " * 600).run()
+    (command,) = (element.value for element in app.code)
+    assert command.startswith(f"mesa-lens probe --model={models / 'tiny'} --methods=origin,rerope,dynamic-ntk,mesa ")
+    app.button(key="estimate").click().run()
+    assert "captured length 400 tokens" in texts(app)
+    assert list(tmp_path.iterdir()) == []
+    app.button(key="start").click().run()
+    assert not app.error
+    assert app.selectbox(key="started").value == "first"
+    assert app.button(key="stop")
+    until(app, lambda _: (bar := started.progress(tmp_path / "first").bar) is not None and bar[1] > 0)
+    app.button(key="stop").click().run()
+    until(app, lambda app: any(button.key == "resume" for button in app.button))
+    assert "interrupted; what is done is kept: the same command goes on from" in texts(app)
+    assert not (tmp_path / "first" / "store.zarr").exists()
+    app.button(key="resume").click().run()
+    assert started.progress(tmp_path / "first").running
+    until(app, lambda app: app.success)
+    assert "The run is finished." in texts(app)
+    assert app.selectbox(key="run").value == "first"
+    whole = AppTest.from_string("from mesa_lens.dashboard.main import main\nmain()", default_timeout=60).run()
+    assert "tiny" in texts(whole)
+    assert not whole.error
+    summary = json.loads((tmp_path / "first" / "summary.json").read_text())
+    assert summary["captured_length"] == 400
+
+
+@pytest.mark.parametrize(
+    ("button", "values", "message"),
+    [
+        ("start", {"length": "no length"}, "--length 'no length' is no whole number"),
+        ("start", {"length": "100"}, "--length 100 is not far enough beyond the trained length 160"),
+        ("estimate", {"set": "rerope.window=x"}, "rerope: window=x is not a whole number"),
+    ],
+)
+def test_bad_input_is_refused_in_the_commands_own_words(opened, tmp_path, button, values, message):
+    app = ask(opened, **{"model": "tiny", **values})
+    app.button(key=button).click().run()
+    assert message in app.error[0].value.replace("\\", "")
+    assert list(tmp_path.iterdir()) == []  # nothing was made
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"name": "../out"},
+        {"name": "/tmp/out"},
+        {"name": ".hidden"},
+        {"name": "a/b/c/d"},
+        {"name": "a\nb"},
+        {"name": ""},
+        {"name": "--help"},
+        {"model": "../tiny"},
+        {"model": "/etc"},
+        {"model": "~/model"},
+        {"model": "./model"},
+        {"model": "a/b/c"},
+        {"model": "some.gguf"},
+        {"file": "/etc/passwd"},
+        {"file": "../../etc/passwd"},
+        {"file": "tiny/../../../../etc/passwd"},
+    ],
+)
+def test_paths_outside_are_refused_on_the_page(opened, tmp_path, values):
+    app = ask(opened, **{"model": "tiny", **values})
+    assert len(app.error) == 1
+    assert not app.button  # nothing to press
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_links_out_of_the_folders_are_refused(tmp_path, models):
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "text.txt").write_text("secret")
+    root.mkdir()
+    (root / "link").symlink_to(outside)
+    (root / "text.txt").symlink_to(outside / "text.txt")
+    (root / "model").mkdir()
+    (root / "model" / "config.json").symlink_to(outside / "text.txt")
+    for name in ("link", "link/text.txt", "text.txt", "model", str(outside), str(root / "link")):
+        with pytest.raises(ValueError, match="is not in"):
+            inside(name, [root])
+        with pytest.raises(ValueError, match="is not in"):
+            arguments({"model": name}, root / "new", [root])
+    with pytest.raises(ValueError, match="link is a link out of"):
+        run_folder(root, "link")
+    with pytest.raises(ValueError, match=r"link/new is a link out of"):
+        run_folder(root, "link/new")
+    assert inside("tiny", [root, models]) == models / "tiny"
+
+
+def test_a_log_that_links_out_is_not_written(tmp_path):
+    folder = tmp_path / "root" / "run"
+    folder.mkdir(parents=True)
+    (folder / "new-run.json").write_text(json.dumps({"options": {}, "pid": 1}))
+    (tmp_path / "victim").write_text("untouched")
+    (folder / "new-run.log").symlink_to(tmp_path / "victim")
+    assert started.started_runs(tmp_path / "root") == []
+    with pytest.raises(ValueError, match="holds links out of"):
+        started.resume(tmp_path / "root", folder, [tmp_path / "root"])
+    assert (tmp_path / "victim").read_text() == "untouched"
+
+
+def test_only_the_forms_options_are_set(tmp_path):
+    for name in ("out", "overwrite", "trust-remote-code", "device"):
+        with pytest.raises(ValueError, match=f"--{name} cannot be set here"):
+            arguments({name: "x"}, tmp_path, [tmp_path])
+    made = arguments({"prompt": "--out=/etc; rm -rf $HOME", "model": "org/name"}, tmp_path / "run", [tmp_path])
+    assert made == ["--prompt=--out=/etc; rm -rf $HOME", "--model=org/name", f"--out={tmp_path / 'run'}"]
+
+
+def test_a_name_that_is_a_folder_here_is_not_taken_for_the_hubs(tmp_path, monkeypatch):
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="org/name is not in"):
+        arguments({"model": "org/name"}, tmp_path / "runs" / "new", [tmp_path / "runs"])
+
+
+def test_no_run_goes_into_another(tmp_path):
+    write_run(tmp_path / "whole", hidden_states(layers=2, dims=4))
+    with pytest.raises(ValueError, match="is a run's own folder"):
+        run_folder(tmp_path, "whole/inner")
+    with pytest.raises(ValueError, match="is a run's own folder"):
+        run_folder(tmp_path / "whole", "inner")
+    with pytest.raises(ValueError, match="whole is already there"):
+        started.start(tmp_path, "whole", {}, "", [tmp_path])
+
+
+def test_no_process_is_stopped_but_the_runs_own(tmp_path):
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", f"--out={tmp_path}"])
+    try:
+        for pid in (other.pid, os.getpid(), 2**40, -1):
+            (tmp_path / "new-run.json").write_text(json.dumps({"options": {}, "pid": pid}))
+            assert not started.progress(tmp_path).running
+            started.stop(tmp_path)
+        assert other.poll() is None
+    finally:
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+
+
+@pytest.mark.parametrize("record", ["{", "[]", '{"options": {}}', '{"options": {"length": 3}, "pid": 1}'])
+def test_a_damaged_record_is_named(tmp_path, record):
+    (tmp_path / "new-run.json").write_text(record)
+    with pytest.raises(ValueError, match=r"new-run\.json is damaged"):
+        started.resume(tmp_path.parent, tmp_path, [tmp_path.parent])
+
+
+def test_the_log_is_read_as_a_terminal_shows_it(tmp_path):
+    bar = "capturing:  25%|██   | 1/4 [00:01<00:03]\rcapturing:  50%|████ | 2/4 [00:02<00:02]"
+    (tmp_path / "new-run.log").write_text(f"$ mesa-lens probe\nmesa-lens: old\n$ mesa-lens probe --x\nhello\n{bar}")
+    found = started.progress(tmp_path)
+    assert found.lines[:2] == ("$ mesa-lens probe --x", "hello")
+    assert found.bar == ("capturing: 2/4 [00:02<00:02]", 0.5)
+    assert [found.running, found.done, found.said] == [False, False, ""]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--inputs", "here"], "--inputs here is for --allow-runs, which is not given"),
+        (["--allow-runs", "--inputs", "/nonexistent"], "--inputs /nonexistent is not a folder"),
+    ],
+)
+def test_the_options_of_the_app(options, message, capsys, tmp_path):
+    assert main(["app", "--store", str(tmp_path), "--no-browser", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_app_hands_over_the_folders(monkeypatch, tmp_path):
+    given = []
+    monkeypatch.setenv("MESA_LENS_ALLOW_RUNS", "[]")
+    monkeypatch.setattr(subprocess, "call", lambda command, env: given.append(env) or 0)
+    (tmp_path / "models").mkdir()
+    app = ["app", "--store", str(tmp_path), "--no-browser"]
+    assert main(app) == 0
+    assert main([*app, "--allow-runs", "--inputs", str(tmp_path / "models")]) == 0
+    assert "MESA_LENS_ALLOW_RUNS" not in given[0]
+    assert json.loads(given[1]["MESA_LENS_ALLOW_RUNS"]) == [str(tmp_path), str(Path(tmp_path, "models"))]

@@ -1,0 +1,131 @@
+"""The dashboard's page of evaluations, studies and paper runs: what it shows, what it finds, what it leaves alone."""
+
+import json
+import os
+
+import pytest
+from results import write_evaluation, write_harness, write_paper, write_study
+from streamlit.testing.v1 import AppTest
+
+from mesa_lens.dashboard.results import results
+
+KINDS = {"eval": write_evaluation, "study": write_study, "lm-eval": write_harness, "paper": write_paper}
+
+
+@pytest.fixture
+def opened(monkeypatch, tmp_path):
+    def open_page(**query):
+        monkeypatch.setenv("MESA_LENS_RUNS", str(tmp_path))
+        app = AppTest.from_string("from mesa_lens.dashboard.main import main\nmain('results')", default_timeout=60)
+        app.query_params.update(query)
+        app.run()
+        assert not app.exception
+        return app
+
+    return open_page
+
+
+def texts(app):
+    kinds = (app.markdown, app.error, app.warning, app.info, app.caption, app.subheader, app.header, app.code)
+    return "\n".join(element.value for kind in kinds for element in kind).replace("\\", "")
+
+
+def test_without_results_it_says_how_to_make_one(opened, tmp_path):
+    app = opened()
+    assert f"mesa-lens eval --out {tmp_path}/eval" in texts(app)
+    assert not app.error
+
+
+def test_results_are_found_by_their_files_the_newest_first(tmp_path):
+    for age, (name, write) in enumerate(KINDS.items()):
+        folder = write(tmp_path / "deep" / name)
+        for file in folder.iterdir():
+            os.utime(file, (1000 - age, 1000 - age))
+    write_evaluation(tmp_path / "a" / "b" / "c" / "d")  # four folders down
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "summary.json").write_text("{}")
+    labels = ["deep/eval (eval)", "deep/study (study)", "deep/lm-eval (lm-eval)", "deep/paper (paper)"]
+    assert [each.label for each in results(tmp_path)] == labels
+
+
+@pytest.mark.parametrize("name", ["summary.json", "samples.csv", ""])
+def test_a_result_that_links_out_of_the_root_is_left_out(tmp_path, name):
+    outside, root = write_evaluation(tmp_path / "outside"), tmp_path / "root"
+    inside = write_evaluation(root / "inside")
+    assert len(results(root)) == 1
+    if name:
+        (inside / name).unlink()
+        (inside / name).symlink_to(outside / name)
+    else:
+        inside.rename(tmp_path / "moved")
+        inside.symlink_to(outside)
+    assert results(root) == []
+
+
+def test_an_evaluation_begins_with_its_differences(opened, tmp_path):
+    write_evaluation(tmp_path / "mine", cells_left=3)
+    app = opened()
+    difference, means = (element.value.set_index("method") for element in app.dataframe)
+    assert difference.index.tolist() == ["rerope"]
+    assert difference.loc["rerope", "512"].startswith("+0.8 [+0.")
+    assert difference.loc["rerope", "256"].startswith("+0 [-")
+    assert means.loc["origin", "512"].startswith("0.2 [")
+    assert "passkey, accuracy at 512 tokens (2 M): origin 0.2, rerope 1." in texts(app)
+    assert "Cells that are not run yet: 3." in texts(app)
+    (chart,) = app.get("plotly_chart")
+    assert {trace["name"] for trace in json.loads(chart.proto.spec)["data"]} >= {"origin", "rerope"}
+    keys = [str(element.key) for element in app.get("download_button")]
+    assert any("mine-passkey.csv" in key for key in keys)
+
+
+def test_a_study_shows_its_tables_and_figures(opened, tmp_path):
+    write_study(tmp_path / "mine")
+    app = opened()
+    first = app.dataframe[0].value
+    assert first.columns[2] == "difference"
+    assert first["difference"][0].endswith("]")
+    assert len(app.dataframe) >= 6
+    keys = "".join(str(element.key) for element in app.get("download_button"))
+    assert "mine-lengths.svg" in keys
+    assert "mine-dims.pdf" in keys
+
+
+def test_a_paper_run_shows_every_section(opened, tmp_path):
+    write_paper(tmp_path / "mine")
+    app = opened()
+    assert [element.value.replace("\\", "") for element in app.header] == [
+        "Passkey retrieval",
+        "Summaries of GovReport",
+    ]
+    assert "Not run: no documents were given." in texts(app)
+    assert app.dataframe[0].value["512"][0].startswith("+0.8")
+    assert any("ROUGE" in element.label for element in app.expander)
+
+
+def test_what_lm_eval_gave_is_a_table(opened, tmp_path):
+    write_harness(tmp_path / "mine")
+    assert opened().dataframe[0].value.iloc[0].tolist() == ["rerope", "niah", "acc,none 0.5, acc_stderr,none 0.1"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "file"), [("eval", "summary.json"), ("study", "study.json"), ("paper", "results.json")]
+)
+def test_a_damaged_result_is_named_with_the_command(opened, tmp_path, kind, file):
+    folder = KINDS[kind](tmp_path / "mine")
+    for content in ("{", "[]", '{"settings": 3}'):
+        (folder / file).write_text(content)
+        (error,) = opened().error
+        assert f"write it anew: `mesa-lens {kind} --out {folder}`" in error.value.replace("\\", "")
+
+
+def test_the_choice_is_in_the_address_and_an_unknown_one_is_said(opened, tmp_path):
+    write_evaluation(tmp_path / "first")
+    write_study(tmp_path / "second")
+    for name in ("first (eval)", "second (study)"):
+        assert opened(result=name).selectbox(key="result").value == name
+    assert "There is no result gone" in texts(opened(result="gone"))
+
+
+def test_names_in_results_stay_text(opened, tmp_path):
+    write_evaluation(tmp_path / "mine", model="<script>alert(1)</script> **bold**")
+    assert "\\<script\\>" in "".join(element.value for element in opened().markdown)
