@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mesa.engine.plug import check_executor
+from mesa.engine.apply import check_executor
 from mesa.methods import Method
 from mesa.models import check_placement, config_of
 from mesa.settings import make_methods

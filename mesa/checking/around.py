@@ -11,8 +11,8 @@ import torch
 
 from mesa.checking.rows import FAILED, NOT_RUN, NOTE, Found, Row, judged
 from mesa.checking.subject import Subject, apart, run
+from mesa.engine.apply import applied
 from mesa.engine.bridge import bridge
-from mesa.engine.plug import applied
 from mesa.methods import Method
 from mesa.support import trained_length
 

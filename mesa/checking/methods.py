@@ -14,7 +14,7 @@ from mesa.checking.by_pairs import by_pairs
 from mesa.checking.heard import heard_under
 from mesa.checking.rows import Found, Row, judged
 from mesa.checking.subject import Setting, Subject, apart, run
-from mesa.engine.plug import applied
+from mesa.engine.apply import applied
 from mesa.methods import Method, NoPE
 
 CHECKS = {

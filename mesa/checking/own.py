@@ -11,7 +11,7 @@ from mesa.checking.oracle import rotated
 from mesa.checking.rounding import ALLOWED, shaken
 from mesa.checking.rows import FAILED, NOT_RUN, PASSED, Found, Row, judged
 from mesa.checking.subject import Setting, Subject, apart, array, run
-from mesa.engine.plug import applied
+from mesa.engine.apply import applied
 from mesa.methods import NoPE, Origin
 
 

@@ -20,8 +20,8 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.generalized_components import AttentionBridge, LinearBridge
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from mesa.engine.apply import attachment_of, check_free
 from mesa.engine.passes import Pass
-from mesa.engine.plug import attachment_of, check_free
 from mesa.engine.seams import Seams
 from mesa.support import check_config
 

@@ -1,4 +1,4 @@
-"""Attaches a method to a Hugging Face causal language model, and always takes it off again.
+"""Attaches a method to a Hugging Face causal language model.
 
 How: while attached, the model's rotary module gives every token the method's `cached_position` in place of its own, so
 that its attention caches keys there and hands them to our attention function, which turns them on as the plan says.
@@ -34,9 +34,9 @@ from mesa.engine.rope import Rotary, Rotation, positions
 from mesa.engine.seams import Seams, scores_only, through
 from mesa.methods import METHODS, Method, Origin
 from mesa.plan_check import check_plan
-from mesa.support import ROTARY, check_method
+from mesa.support import ROTARY
 
-_NAME = "mesa_lens_"
+NAME = "mesa_lens_"
 """What the name of every attention function that we register begins with."""
 
 
@@ -53,7 +53,7 @@ class Attachment:
 
     def __init__(self, model: PreTrainedModel, method: Method, executor: str, prompt_length: int | None) -> None:
         self.model, self.method, self.executor, self.prompt_length = model, method, executor, prompt_length
-        self.name = f"{_NAME}{id(self):x}"
+        self.name = f"{NAME}{id(self):x}"
         self.decoder: Any = model.get_decoder()
         self._names = list(inspect.signature(self.decoder.forward).parameters)
         rotary = model.config.model_type in ROTARY
@@ -345,49 +345,3 @@ class Attachment:
             raise Bypassed(
                 f"the `with` block of {self.method.name} has ended while another thread runs the model; join it first"
             )
-
-
-def check_executor(executor: str) -> None:
-    """ValueError for an unknown executor."""
-    if executor not in EXECUTORS:
-        raise ValueError(f"unknown executor {executor!r}; known: {', '.join(EXECUTORS)}")
-
-
-def attachment_of(model: PreTrainedModel) -> Attachment | None:
-    """What is attached to the model, if anything is."""
-    function = AttentionInterface._global_mapping.get(str(model.config._attn_implementation))
-    owner = getattr(function, "__self__", None)
-    return owner if isinstance(owner, Attachment) else None
-
-
-def check_free(model: PreTrainedModel) -> None:
-    """ValueError when a method is attached to the model already."""
-    if str(model.config._attn_implementation).startswith(_NAME):
-        raise ValueError("a method is already attached to this model; leave its `with` block first")
-
-
-@contextmanager
-def applied(
-    model: PreTrainedModel, method: Method, *, executor: str = "fused", prompt_length: int | None = None
-) -> Iterator[Attachment]:
-    """Attaches `method` for the length of a `with` block; the model is restored after it, also by an error.
-
-    executor: 'fused' (O(T) memory, no gradients) or 'dense' (O(T^2) memory, gradients, attention weights).
-    prompt_length: tokens of the whole prompt (padding included) where it is given in several calls; Mesa's chunks
-    follow from it. By default it is what `generate` is given, and elsewhere what the first call with an empty cache is:
-    a loop of your own that goes without a cache needs it stated.
-    Batches may be padded on either side; `generate` needs it on the left, as it does without a method. A KV cache
-    filled inside the block serves only inside it. Threads may share the block; passes, and backward() under gradient
-    checkpointing, must end in it.
-    Raises ValueError for an unsupported model or an unknown executor. A pass in which a layer's attention is not the
-    method's is a RuntimeError.
-
-    >>> with mesa.applied(model, mesa.ReRoPE(trained_length=4096)):
-    ...     model.generate(**inputs)
-    """
-    check_executor(executor)
-    check_method(model.config, method)
-    check_free(model)
-    attachment = Attachment(model, method, executor, prompt_length)
-    with attachment.on():
-        yield attachment

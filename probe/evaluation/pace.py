@@ -97,7 +97,7 @@ def _timed(model: Any, method: Method, executor: str, length: int) -> float:
     """Seconds of the faster of two passes."""
     import torch
 
-    from mesa.engine.plug import applied
+    from mesa.engine.apply import applied
 
     ids = (torch.arange(length, device=model.device) * 7 % _WORDS)[None]
     found = []
