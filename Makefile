@@ -1,5 +1,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
+TESTS := $(BIN)/python -m pytest -n auto --dist loadfile
 OUT ?= runs/demo
 REAL := --model smollm2 --length 16384 --methods origin,rerope,dynamic-ntk,mesa,stair --texts 0 \
   --samples 1 --lengths 8192,12288,16384 --out runs/real
@@ -19,7 +20,7 @@ app: .venv/installed  ## the dashboard over runs/, in the browser
 	$(BIN)/mesa-lens app
 
 test: .venv/installed  ## set up, then the tests
-	$(BIN)/python -m pytest
+	$(TESTS)
 
 test-slow: .venv/installed  ## the tests marked slow
 	$(BIN)/python -m pytest -m slow
@@ -34,7 +35,7 @@ check: .venv/installed  ## the gate: format, lint, types, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
-	$(BIN)/python -m pytest
+	$(TESTS)
 
 bench: .venv/installed  ## benchmarks/results: time and memory of every method beside stock transformers (40 minutes)
 	$(BIN)/python benchmarks/attention.py

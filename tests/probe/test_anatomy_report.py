@@ -32,7 +32,7 @@ def test_the_report_holds_words_figures_and_tables(folder, page):
     assert SAID in page
     assert re.findall(r"<h2>(.*?)</h2>", page)[0] == "All heads"
     assert page.count("<h2>") == 1 + 2 + 1 + 3  # heads; lengths; vectors; made, tables, provenance
-    maps = 3 * (5 + 6)  # methods by length; inside M no key is M away
+    maps = 3 * (8 + 9)  # methods by length; inside M no key is M away
     assert page.count('class="plotly-graph-div"') == maps + 2 + 1 + 3 * 2  # lens, shares, layers
     assert "<td>0.40 [0.36, 0.44]</td>" in page
     for name in ("heads", "all_heads", "retrieval", "unmet", "lens", "vectors", "positions", "retrieval_heads"):

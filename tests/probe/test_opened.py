@@ -121,7 +121,7 @@ def test_each_shows_a_figure_that_small_pages_and_notebooks_take(run, part):
 def test_figures_and_numbers_are_saved(run, tmp_path):
     made = run.thresholds([(1, 3)]).save(tmp_path / "new", "svg,csv")
     assert sorted(path.suffix for path in made) == [".csv", ".csv", ".svg"]
-    assert all(path.stat().st_size > 500 for path in made)
+    assert all(path.stat().st_size > 100 for path in made)
     with pytest.raises(ValueError, match="format 'gif'"):
         run.curves().save(tmp_path, "gif")
 

@@ -237,7 +237,7 @@ def test_the_report_is_written_anew_from_the_store_alone(finished, tmp_path, cap
     assert f"wrote {out / 'report.html'}" in capsys.readouterr().out
     former, anew = (json.loads((each / "summary.json").read_text()) for each in (finished, out))
     assert former == anew
-    assert {path.name for path in out.iterdir()} == {"store.zarr", "report.html", "summary.json", "figures"}
+    assert {path.name for path in out.iterdir()} == {"store.zarr", "derived", "report.html", "summary.json", "figures"}
     assert main(["report", str(out), "--rule", "paper", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["predicted_by"] == "paper"
 
