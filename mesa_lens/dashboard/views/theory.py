@@ -116,7 +116,7 @@ def _claims(root: Path) -> None:
         f" **Broken: {plain(', '.join(broken))}**" if broken else ""
     ))  # fmt: skip
     shown = ("name", "verdict", "statement", "citation", "tested", "margin", "error", "correction", "counterexample")
-    told = [claim | {"error": claim.get("error_text", claim["error"])} for claim in claims]
+    told = [claim | {"error": claim.get("error_text", claim.get("error"))} for claim in claims]
     st.dataframe(
         columns([{name: claim.get(name) for name in shown} for claim in told]),
         hide_index=True,
