@@ -29,7 +29,7 @@ test-fuzz: .venv/installed  ## 2,000 wrong command lines: each must end in one l
 	$(BIN)/python tests/fuzz/command_lines.py 2000
 
 test-browser: .venv/browser  ## the dashboard in Chromium: screenshots in runs/screenshots
-	$(BIN)/python -m pytest -m browser tests/browser
+	$(BIN)/python -m pytest -n auto -m browser tests/browser
 
 check: .venv/installed  ## the gate: format, lint, types, tests
 	$(BIN)/ruff format --check .
