@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from mesa.engine.attention import Schedule, Turn
+from mesa.engine.attention import Schedule
 from mesa.engine.families import Kind
+from mesa.engine.rope import Rotation
 
 
 class Places(NamedTuple):
@@ -28,16 +29,14 @@ class Places(NamedTuple):
 class Group:
     """Rows of a batch with the same padding, and their schedule.
 
-    real: whether each token so far is no padding. frequencies: rotary's for them by kind of layer, where it has any.
-    turns: what turns states in each kind of layer.
+    real: whether each token so far is no padding. turns: what turns states in each kind of layer.
     """
 
     rows: Tensor
     real: Tensor
     woven: Schedule
     as_trained: Schedule
-    frequencies: dict[Kind, Tensor]
-    turns: Mapping[Kind, Turn | None]
+    turns: Mapping[Kind, Rotation | None]
     by_layer: dict[tuple[Any, ...], Schedule] = field(default_factory=dict)
 
     @property

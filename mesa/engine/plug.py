@@ -23,7 +23,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from mesa.decoder import layers_of
 from mesa.engine import families
-from mesa.engine.attention import EXECUTORS, Schedule, Turn
+from mesa.engine.attention import EXECUTORS, Schedule
 from mesa.engine.caches import Block, fill, prompt_length_of
 from mesa.engine.families import Kind
 from mesa.engine.generation import Prompt, prompt_noted
@@ -127,18 +127,17 @@ class Attachment:
             woven, as_trained = (
                 Schedule(plan, start, self.method.cached_position, slopes=self.slopes) for plan in plans
             )
-            groups.append(Group(rows, own, woven, as_trained, *self._turns(prompt)))
+            groups.append(Group(rows, own, woven, as_trained, self._turns(prompt)))
         return Pass(groups, real.shape[1], positions(self.method.cached_position, index.clamp(min=0)), self)
 
-    def _turns(self, prompt_length: int) -> tuple[dict[Kind, Tensor], Mapping[Kind, Turn | None]]:
-        """Rotary's frequencies for a row with a prompt of this length, and what turns states, by kind of layer."""
-        frequencies: dict[Kind, Tensor] = {}
+    def _turns(self, prompt_length: int) -> Mapping[Kind, Rotation | None]:
+        """What turns states in each kind of layer, in a row with a prompt of this length."""
+        turns: dict[Kind, Rotation | None] = {}
         with self._lock:
             for kind, frozen in self._frozen.items():
                 families.settle(frozen, prompt_length)
-                frequencies[kind] = frozen.inv_freq.clone()
-        turns = {kind: Rotation(rotary, frequencies[kind]) for kind, rotary in self.rotary.items()}
-        return frequencies, turns or {None: None}
+                turns[kind] = Rotation(self.rotary[kind], frozen.inv_freq.clone())
+        return turns or {None: None}
 
     def cos_sin(self, states: Tensor, kind: Kind = None) -> tuple[Tensor, Tensor]:
         """Rotary's cos and sin for the states of the running pass, as keys are cached in layers of a kind."""
@@ -162,8 +161,9 @@ class Attachment:
             module = self._originals[kind]
             if not self.method.as_trained:
                 module = self._frozen[kind]
-                for group in groups:
-                    module.inv_freq = group.frequencies[kind].clone()  # `settle` writes into it
+                for turn in (group.turns[kind] for group in groups):
+                    assert turn is not None
+                    module.inv_freq = turn.frequencies.clone()  # `settle` writes into it
             return module(states, cached)
 
     def mask(self, *args: Any, **kwargs: Any) -> Pass | None:
