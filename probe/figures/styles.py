@@ -40,6 +40,11 @@ def style(method: str, methods: Iterable[str] = ()) -> Look:
     return STYLES.get(method) or _others((*methods, method))[method]
 
 
+def nth(number: int) -> Look:
+    """The look of the number-th of what is no method, such as prompts: one that no method of the package has."""
+    return _OTHERS[number % len(_OTHERS)]
+
+
 def _others(methods: Sequence[str]) -> dict[str, Look]:
     """Looks of the methods of other packages: the installed ones, then those that only a store names, in its order."""
     installed = _installed()

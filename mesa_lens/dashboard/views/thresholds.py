@@ -183,7 +183,11 @@ def _ranking(hidden: xr.DataArray, found: xr.Dataset) -> None:
         on_select=lambda: _draw(key, pairs),
         hide_index=True,
         alt="Dims by score, with threshold and crossing of each method",
-        column_config={"rank": st.column_config.NumberColumn(help="1: the highest score; 0: not observable")},
+        column_config={
+            "rank": st.column_config.NumberColumn(help="1: the highest score; 0: not observable"),
+            "score": st.column_config.NumberColumn(format="%.1f", help="Motion beyond M, in in-window spreads"),
+            **{name: st.column_config.NumberColumn(format="%.3g") for name in ("threshold", "limit", "spread")},
+        },
     )
     if several > listed:
         st.caption(f"The first {listed} of {several} are listed.")
