@@ -119,18 +119,18 @@ def table_plot(table: list[Row]) -> Figure:
             panel.plot(M, [row.ideal for row in chosen], color=color, ls=look["ls"], lw=1.4)
             measured = [np.nan if row.measured is None else row.measured for row in chosen]
             panel.plot(M, measured, color=color, ls="", marker=marker, ms=5, mfc="none")
-            beyond = [row.tried * 1.3**place if row.measured is None else np.nan for row in chosen]
-            panel.plot(M, beyond, color=color, ls="", marker=marker, ms=5)
+            beyond = [row.tried if row.measured is None else np.nan for row in chosen]
+            panel.plot([1.04**place * each for each in M], beyond, color=color, ls="", marker=marker, ms=5)
             panel.plot([], [], label=f"N = {N}", mfc="none", ms=5, lw=1.4, **look)
         panel.plot(lengths, lengths, color="#D55E00", lw=1, ls=":")
         title = "weave (theorem 3.3)" if width is None else f"Stair PE, E = {width}"
-        panel.set(xscale="log", yscale="log", title=title, ylim=(3, 3 * max(row.tried for row in table)))
+        panel.set(xscale="log", yscale="log", title=title, ylim=(3, 2 * max(row.tried for row in table)))
         panel.set(xlabel="window M", ylabel="first failing t (dotted: M)")
         panel.set_xticks(lengths, lengths)
         panel.minorticks_off()
     panels[0].legend(fontsize=8, frameon=False, loc="lower right")
-    panels[-1].text(0.02, 0.98, "line: closed form\nempty mark: measured\nfull mark: none up to there", transform=panels[-1].transAxes,
-                    va="top", fontsize=9)  # fmt: skip
+    marks = "line: closed form\nempty mark: measured\nfull mark: none up to there, side by side"
+    panels[-1].text(0.02, 0.98, marks, transform=panels[-1].transAxes, va="top", fontsize=9)
     return figure
 
 

@@ -120,7 +120,7 @@ def drifted(entry: Entry, hook: str | None = None) -> dict[str, xr.Dataset] | st
 
 
 def searched(entry: Entry, hook: str, prompt: str, trained: int, rule: CrossingRule, reference: str) -> xr.Dataset:
-    """`search` for one prompt; crossings of observable pairs under the reference are there, for others see `crossed`."""
+    """`search` for one prompt; observable pairs have their crossings under the reference; the others: `crossed`."""
     return _searched(str(entry.path), entry.stamp, hook, prompt, trained, astuple(rule), reference)
 
 

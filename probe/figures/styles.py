@@ -40,6 +40,11 @@ def style(method: str, methods: Iterable[str] = ()) -> Look:
     return STYLES.get(method) or _others((*methods, method))[method]
 
 
+def rank(colour: str) -> int:
+    """Where in a legend what has the colour stands: methods in the order of `STYLES`, all others behind them."""
+    return next((place for place, look in enumerate(STYLES.values()) if look[0] == colour), len(STYLES))
+
+
 def nth(number: int) -> Look:
     """The look of the number-th of what is no method, such as prompts: one that no method of the package has."""
     return _OTHERS[number % len(_OTHERS)]

@@ -24,7 +24,7 @@ _TILE = 256  # positions turned at a time, likewise
 _PAIR = ("layer", "dim")
 _JUDGED = ("crossing", "earliest", "inside")
 READINGS = ("threshold", "middle", "low", "high", "size", "slope")
-"""What `search` reads of each dim before it judges; it depends on M, smoothing and burn-in, not on the rest of a rule."""
+"""What `search` reads of each dim before it judges: it depends on M, smoothing, burn-in and nothing else of a rule."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +173,7 @@ def crossings_at(hidden: xr.DataArray, found: xr.Dataset, pairs: Sequence[tuple[
     place = Place(found.attrs["trained_length"], rule.burn_in, found.attrs["length"] - 1)
     hidden, (layout,) = _used(hidden, [place], [rule])
     found = found.transpose("layer", "method", "dim").copy(deep=True)
-    rows, places = (found.get_index(name).get_indexer(each) for name, each in zip(_PAIR, zip(*pairs), strict=True))
+    rows, places = (found.get_index(name).get_indexer([pair[n] for pair in pairs]) for n, name in enumerate(_PAIR))
 
     def judge(part: tuple[int, int]) -> None:
         row, number = part

@@ -155,6 +155,14 @@ def test_the_overview_shows_where_inside(root, opened):
     assert f"mesa-lens locate --out {root / 'nested/second'}" in texts(opened("overview", run="nested/second"))
 
 
+def test_what_is_located_after_the_report_is_in_the_verdict(tmp_path, monkeypatch):
+    write_run(tmp_path / "run", hidden_states(layers=2), evaluation())
+    write_report(tmp_path / "run")
+    assert "not located" in verdict_of(run(tmp_path, monkeypatch, "overview"))
+    located.write(tmp_path / "run")
+    assert "not located" not in verdict_of(run(tmp_path, monkeypatch, "overview"))
+
+
 def plain_texts(app):
     return texts(app).replace("\\", "")
 

@@ -17,6 +17,7 @@ from mesa_lens.dashboard.views import anatomy, drift, mechanism
 from probe.figures.export import curves_export
 from probe.figures.marks import curves_chart
 from probe.report import PROVENANCE, whole_summary
+from probe.store.located import find_located
 from probe.store.reader import Run
 from probe.thresholds.calls import Call
 from probe.thresholds.failure import measured_failure
@@ -24,7 +25,7 @@ from probe.thresholds.findings import findings
 from probe.thresholds.predict import Prediction
 from probe.thresholds.tables import difference_table
 from probe.verdict.shown import html
-from probe.verdict.verdict import VERDICT
+from probe.verdict.verdict import VERDICT, verdict
 
 
 def page(context: Context) -> None:
@@ -36,7 +37,7 @@ def page(context: Context) -> None:
         f"Model **{plain(summary['model'])}**, trained window **M = {trained}** tokens, "
         f"read up to **{captured}** tokens under {len(summary['methods'])} methods."
     )
-    st.html(html(summary[VERDICT]))
+    st.html(html(_verdict(context.run, summary)))
     _scores(summary)
     _curves(context.run, run, summary)
     drift.overview(context)
@@ -47,6 +48,15 @@ def page(context: Context) -> None:
         st.markdown(plain(text))
     _links(context, summary)
     _provenance(run, summary)
+
+
+def _verdict(entry: Entry, summary: dict[str, Any]) -> dict[str, Any]:
+    """The verdict with what was located since the summary was written; what is damaged of that is told further down."""
+    try:
+        located = find_located(entry.path)
+    except ValueError:
+        return summary[VERDICT]
+    return summary[VERDICT] if located is None else verdict(summary, located)
 
 
 def _scores(summary: dict[str, Any]) -> None:
