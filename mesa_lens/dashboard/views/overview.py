@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
@@ -11,13 +12,13 @@ import streamlit as st
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.downloads import FORMS, buttons, named
 from mesa_lens.dashboard.look import columns, plain, show
-from mesa_lens.dashboard.runs import Entry
+from mesa_lens.dashboard.runs import Entry, changed
 from mesa_lens.dashboard.state import analysed, opened, while_unchanged
 from mesa_lens.dashboard.views import anatomy, drift, mechanism
 from probe.figures.export import curves_export
 from probe.figures.marks import curves_chart
 from probe.report import PROVENANCE, whole_summary
-from probe.store.located import find_located
+from probe.store.located import LOCATED, find_located
 from probe.store.reader import Run
 from probe.thresholds.calls import Call
 from probe.thresholds.failure import measured_failure
@@ -52,11 +53,10 @@ def page(context: Context) -> None:
 
 def _verdict(entry: Entry, summary: dict[str, Any]) -> dict[str, Any]:
     """The verdict with what was located since the summary was written; what is damaged of that is told further down."""
-    try:
-        located = find_located(entry.path)
-    except ValueError:
-        return summary[VERDICT]
-    return summary[VERDICT] if located is None else verdict(summary, located)
+    if changed(entry.path / LOCATED) > changed(entry.path / "summary.json"):
+        with suppress(ValueError):
+            return verdict(summary, find_located(entry.path))
+    return summary[VERDICT]
 
 
 def _scores(summary: dict[str, Any]) -> None:
