@@ -22,6 +22,7 @@ from pathlib import Path
 from report import make_store
 from streamlit.testing.v1 import AppTest
 
+from mesa_lens.app import FEW_ARENAS
 from mesa_lens.dashboard.runs import ROOT_VARIABLE
 from probe.report import write_report
 
@@ -78,7 +79,7 @@ def main() -> None:
 
 def open_page(page: str, folder: str) -> None:
     """Measures a page in a process of its own, over the runs in the folder."""
-    environment = {**os.environ, ROOT_VARIABLE: folder}
+    environment = {**FEW_ARENAS, **os.environ, ROOT_VARIABLE: folder}
     subprocess.run([sys.executable, __file__, "--page", page], env=environment, check=True)
 
 

@@ -16,6 +16,9 @@ from mesa_lens.dashboard.asked import ALLOWED_VARIABLE
 from mesa_lens.dashboard.runs import ROOT_VARIABLE
 from mesa_lens.values import path, word
 
+FEW_ARENAS = {"MALLOC_ARENA_MAX": "2"}
+"""Environment of the server: with an arena a thread, glibc keeps hundreds of MB of what was read and let go."""
+
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
@@ -74,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         "theme.dark.primaryColor": "#56B4E9",
     }
     flags = [f"--{name}={value}" for name, value in options.items()]
-    environment = {**os.environ, ROOT_VARIABLE: str(args.store.resolve())}
+    environment = {**FEW_ARENAS, **os.environ, ROOT_VARIABLE: str(args.store.resolve())}
     environment.pop(ALLOWED_VARIABLE, None)
     if args.allow_runs:
         environment[ALLOWED_VARIABLE] = json.dumps(roots)

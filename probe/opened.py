@@ -14,7 +14,7 @@ import xarray as xr
 from probe.evaluation.summary import Table, plain_table
 from probe.figures.anatomy_export import anatomy_export
 from probe.figures.export import Export, curves_export, drift_export, heatmap_export, safe_name, threshold_export
-from probe.figures.heatmap import default_regions, describe, less, side_by_side
+from probe.figures.heatmap import block_size, default_regions, describe, less, side_by_side, survey
 from probe.figures.mechanism_export import located_export, located_tables
 from probe.figures.shown import Shown
 from probe.mechanism.anatomy.words import anatomy_findings
@@ -34,6 +34,8 @@ from probe.verdict.verdict import verdict
 
 _CELLS = 100_000
 """Values of a heatmap that a notebook keeps."""
+_WHOLE = 25_000_000
+"""Values of hidden states that are held in memory at once."""
 _NONE = "–"
 
 
@@ -107,7 +109,8 @@ class Run(reader.Run):
     ) -> Shown:
         """Hidden states (method, layer, dim, position) in memory, less those under `minus`; default: all there is.
 
-        positions: half-open (start, stop), side by side; default: around M, and the last M.
+        positions: half-open (start, stop), side by side; default: around M, and the last M. Only what is asked for is
+        read; of more than 25 million values, layer by layer, the one farthest from 0 of each block is kept.
         """
         hidden = one_prompt(hook_values(self, hook), prompt)
         for name, labels in {"layer": layers, "dim": dims}.items():
@@ -116,9 +119,16 @@ class Run(reader.Run):
                 hidden = hidden.sel({name: list(labels)})
         bounds = default_regions(hidden["position"].values, self.trained_length) if positions is None else positions
         shown = hidden["method"].values.tolist() if methods is None else methods
-        panel = less(side_by_side(hidden, bounds, shown, minus), minus)
+        panel, limits = side_by_side(hidden, bounds, shown, minus), None
+        if large := panel.size > _WHOLE:
+            panel, limits = survey(panel, [[name for name in shown if name != minus]], _CELLS, minus=minus)
+        else:
+            panel = less(panel, minus)
         told = f"{describe(panel)}; methods {', '.join(panel['method'].values)}"
-        return Shown(panel, told, heatmap_export(panel, self.trained_length, cells=_CELLS))
+        if large:
+            block = f"{block_size(panel, 'dim')} dims x {block_size(panel, 'position')} positions"
+            told += f"; each value is the farthest from 0 of {block}: ask for fewer layers, dims or positions"
+        return Shown(panel, told, heatmap_export(panel, self.trained_length, limits, _CELLS))
 
     def curves(self) -> Shown:
         """Scores by length, with measured and predicted failures; ValueError for a run that measured none."""

@@ -30,11 +30,10 @@ from probe.locate_report import located_section
 from probe.store.kept import DERIVED, Found, keep
 from probe.store.located import find_located
 from probe.store.reader import open_run, store_mark
-from probe.thresholds.analysis import READ, Analysis, analyse, summarize
+from probe.thresholds.analysis import Analysis, analyse, summarize
 from probe.thresholds.calls import carriers
 from probe.thresholds.findings import findings
 from probe.thresholds.predict import LEAST, TOP
-from probe.thresholds.search import CrossingRule, readings
 from probe.thresholds.tables import difference_table, predicted_text, score_text, spread
 from probe.verdict.shown import html
 from probe.verdict.verdict import VERDICT, verdict
@@ -123,8 +122,7 @@ def _openings(analysis: Analysis) -> dict[str, Found]:
     """What the dashboard's pages open with, beside the analysis: of the headline prompt, by the name it is kept by."""
     hidden, trained = analysis.hidden.sel(prompt=analysis.prompt), analysis.trained_length
     name = f"{hidden.name}-{analysis.prompt}"
-    read = readings(hidden, trained, CrossingRule.scaled(trained), analysis.reference)
-    return {f"{name}-{READ}": {READ: read}, f"{name}-{OPENING}": {OPENING: opening(hidden, trained)}}
+    return {f"{name}-{OPENING}": {OPENING: opening(hidden, trained)}}
 
 
 def whole_summary(analysis: Analysis) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
@@ -23,6 +22,14 @@ STYLES: dict[str, dict[str, Any]] = {
     STAIR: {"color": "#009E73", "lw": 1.4},
 }
 """One style a construction; NoPE and PE coincide, so one is drawn wide."""
+SERIES: tuple[dict[str, Any], ...] = (
+    {"color": "#000000", "ls": "-", "marker": "o"},
+    {"color": "#0072B2", "ls": "--", "marker": "s"},
+    {"color": "#C47F00", "ls": "-.", "marker": "^"},
+    {"color": "#A8326E", "ls": (0, (5, 2, 1, 2, 1, 2)), "marker": "D"},
+    {"color": "#009E73", "ls": ":", "marker": "v"},
+)
+"""Colour, dash and marker of what is no construction, by its place in the legend; told apart in grey too."""
 
 LABELS = {
     NOPE: "NoPE (3.1)",
@@ -86,10 +93,11 @@ def recovery_plot(tables: list[xr.DataArray]) -> Figure:
     """The worst position error up to the range that an MLP is built for, one panel a dtype; ends where it overflows."""
     figure, panels = _figure(len(tables))
     for panel, table in zip(panels, tables, strict=True):
-        for mlp in table.mlp.values:
+        for place, mlp in enumerate(table.mlp.values):
             error = table.sel(mlp=mlp)
             so_far = np.maximum.accumulate(np.where(np.isfinite(error), error, np.nan))
-            panel.plot(table.positions, so_far.clip(1e-14), label=mlp, lw=1.6)
+            every = max(1, len(so_far) // 8)
+            panel.plot(table.positions, so_far.clip(1e-14), label=mlp, lw=1.6, ms=4, markevery=every, **SERIES[place])
         panel.axhline(1e-2, color="black", lw=0.8, ls=":")
         panel.set(yscale="log", ylim=(5e-15, 1e3), xlabel="positions T that the MLP is built for")
         panel.set(ylabel="worst position error", title=table.dtype_name)
@@ -99,19 +107,21 @@ def recovery_plot(tables: list[xr.DataArray]) -> Figure:
 
 
 def table_plot(table: list[Row]) -> Figure:
-    """Ideal and measured first failures over M; one panel a width E, one colour a window N."""
+    """Ideal and measured first failures over M; one panel a width E, one style a window N."""
     widths = list(dict.fromkeys(row.E for row in table))
     figure, panels = _figure(len(widths))
-    lengths = sorted({row.M for row in table})
+    lengths, windows = sorted({row.M for row in table}), sorted({row.N for row in table})
     for panel, width in zip(panels, widths, strict=True):
-        for N in sorted({row.N for row in table if width == row.E}):
+        for place, N in enumerate(sorted({row.N for row in table if width == row.E})):
             chosen = [row for row in table if width == row.E and row.N == N]
-            color, M = mpl.colormaps["viridis"](0.22 * (N - 1) % 1), [row.M for row in chosen]
-            panel.plot(M, [row.ideal for row in chosen], color=color, lw=1.4, marker="_", label=f"N = {N}")
+            look, M = SERIES[windows.index(N) % len(SERIES)], [row.M for row in chosen]
+            color, marker = look["color"], look["marker"]
+            panel.plot(M, [row.ideal for row in chosen], color=color, ls=look["ls"], lw=1.4)
             measured = [np.nan if row.measured is None else row.measured for row in chosen]
-            panel.plot(M, measured, color=color, ls="", marker="o", ms=5, mfc="none")
+            panel.plot(M, measured, color=color, ls="", marker=marker, ms=5, mfc="none")
             beyond = [row.tried if row.measured is None else np.nan for row in chosen]
-            panel.plot(M, beyond, color=color, ls="", marker="^", ms=6)
+            panel.plot([1.04**place * each for each in M], beyond, color=color, ls="", marker=marker, ms=5)
+            panel.plot([], [], label=f"N = {N}", mfc="none", ms=5, lw=1.4, **look)
         panel.plot(lengths, lengths, color="#D55E00", lw=1, ls=":")
         title = "weave (theorem 3.3)" if width is None else f"Stair PE, E = {width}"
         panel.set(xscale="log", yscale="log", title=title, ylim=(3, 2 * max(row.tried for row in table)))
@@ -119,8 +129,8 @@ def table_plot(table: list[Row]) -> Figure:
         panel.set_xticks(lengths, lengths)
         panel.minorticks_off()
     panels[0].legend(fontsize=8, frameon=False, loc="lower right")
-    panels[-1].text(0.02, 0.98, "line: closed form\no: measured\n▲: none up to here", transform=panels[-1].transAxes,
-                    va="top", fontsize=9)  # fmt: skip
+    marks = "line: closed form\nempty mark: measured\nfull mark: none up to there, side by side"
+    panels[-1].text(0.02, 0.98, marks, transform=panels[-1].transAxes, va="top", fontsize=9)
     return figure
 
 

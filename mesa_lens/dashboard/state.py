@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from functools import partial
 from typing import Any
 
@@ -15,9 +15,9 @@ from probe.figures.export import Export
 from probe.store.kept import kept, recalled
 from probe.store.reader import Run, list_missing, missing_regions, open_run, partial_path
 from probe.store.select import hook_values, hooks_of, reference_method
-from probe.thresholds.analysis import FOUND, READ, Analysis, analyse, judged_drifts
+from probe.thresholds.analysis import FOUND, Analysis, analyse, judged_drifts
 from probe.thresholds.control import negative_control
-from probe.thresholds.search import CrossingRule, crossings_at, readings, search
+from probe.thresholds.search import CrossingRule, crossings_at, search
 
 
 @st.cache_resource(max_entries=4, show_spinner="Opening the run …")
@@ -47,12 +47,23 @@ def _searched(
         found = kept(run, f"{hook}-{FOUND}")
         if found is not None and not isinstance(found, str):
             return found[FOUND].sel(prompt=prompt)
-    read = _read(path, stamp, hook, prompt, trained, own.smoothing, own.burn_in, reference)
-    return search(states(run, hook, prompt), trained, own, reference, every=False, known=read)
+        name = f"{hook}-{prompt}-{FOUND}"
+        return recalled(run, name, lambda: {FOUND: _few(states(run, hook, prompt), trained, own, reference)})[FOUND]
+    known = _known(path, stamp, hook, prompt, trained, own.smoothing, own.burn_in, reference)
+    found = _few(states(run, hook, prompt), trained, own, reference, known.get(FOUND))
+    known.setdefault(FOUND, found)
+    return found
 
 
-@st.cache_resource(max_entries=24, show_spinner="Reading hidden states …")
-def _read(
+def _few(
+    hidden: xr.DataArray, trained: int, rule: CrossingRule, reference: str, known: xr.Dataset | None = None
+) -> xr.Dataset:
+    """A search that reads the reference alone; `crossed` reads the rest where it is looked at."""
+    return search(hidden, trained, rule, reference, every=False, others=False, known=known)
+
+
+@st.cache_resource(max_entries=24, show_spinner=False)
+def _known(
     path: str,
     stamp: tuple[float, float],
     hook: str,
@@ -61,15 +72,12 @@ def _read(
     smoothing: int,
     burn_in: int,
     reference: str,
-) -> xr.Dataset:
+) -> dict[str, xr.Dataset]:
+    """Holds the first search under this smoothing and burn-in: the others need not read it all again."""
     run, own = _opened(path, stamp), CrossingRule.scaled(trained)
-
-    def make() -> dict[str, xr.Dataset]:
-        rule = replace(own, smoothing=smoothing, burn_in=burn_in)
-        return {READ: readings(states(run, hook, prompt), trained, rule, reference)}
-
-    usual = (trained, smoothing, burn_in) == (run.trained_length, own.smoothing, own.burn_in)
-    return (recalled(run, f"{hook}-{prompt}-{READ}", make) if usual else make())[READ]
+    if (trained, smoothing, burn_in) != (run.trained_length, own.smoothing, own.burn_in):
+        return {}
+    return {FOUND: _searched(path, stamp, hook, prompt, trained, astuple(own), reference)}
 
 
 @st.cache_resource(max_entries=24, show_spinner="Making the control …")
@@ -112,7 +120,7 @@ def drifted(entry: Entry, hook: str | None = None) -> dict[str, xr.Dataset] | st
 
 
 def searched(entry: Entry, hook: str, prompt: str, trained: int, rule: CrossingRule, reference: str) -> xr.Dataset:
-    """`search` for one prompt; crossings at observable pairs are there, for others see `crossed`."""
+    """`search` for one prompt; observable pairs have their crossings under the reference; the others: `crossed`."""
     return _searched(str(entry.path), entry.stamp, hook, prompt, trained, astuple(rule), reference)
 
 

@@ -226,4 +226,9 @@ def write_samples(journal: Journal, seed: int, path: Path) -> None:
         writer.writeheader()
         for row in samples(journal):
             row["seed"] = seed
-            writer.writerow({name: row[name] for name in COLUMNS})
+            writer.writerow({name: _as_read(row[name]) for name in COLUMNS})
+
+
+def _as_read(value: Any) -> Any:
+    """A measured number to six digits: the journal keeps them all."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value

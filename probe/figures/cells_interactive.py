@@ -37,7 +37,16 @@ def draw_cells(cells: Cells) -> go.Figure:
     figure.update_yaxes(tickvals=list(range(len(cells.rows))), ticktext=list(cells.rows))
     figure.update_yaxes(title_text=_text(cells.row_title), row=1, col=1)
     figure.update_annotations(font_size=13)
-    note = {"text": NOTE, "x": 0, "xref": "paper", "y": 0, "yref": "paper", "yshift": -85, "showarrow": False}
+    note = {
+        "text": NOTE.replace("; ", "<br>"),
+        "align": "left",
+        "x": 0,
+        "xref": "paper",
+        "y": 0,
+        "yref": "paper",
+        "yshift": -85,
+        "showarrow": False,
+    }
     figure.add_annotation(**note, xanchor="left", font={"size": 12, "color": GREY})
     figure.update_layout(
         title={"text": _text(cells.title), "x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 16}},

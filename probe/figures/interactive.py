@@ -109,10 +109,10 @@ def _draw_chart(chart: Chart) -> go.Figure:
     )
     listed: set[Any] = set()
     for column, panel in enumerate(chart.panels, 1):
-        bands = [_band(line, line.interval) for line in panel.lines if line.band and line.interval is not None]
+        bands = [_band(line, line.interval) for line in panel.in_order if line.band and line.interval is not None]
         for band in bands:
             figure.add_trace(band, 1, column)
-        for trace in [*(_line(line, panel) for line in panel.lines), *(_point(point) for point in panel.points)]:
+        for trace in [*(_line(line, panel) for line in panel.in_order), *(_point(point) for point in panel.points)]:
             figure.add_trace(trace.update(legendgroup=trace.name, showlegend=trace.name not in listed), 1, column)
             listed.add(trace.name)
         for rule in panel.rules:

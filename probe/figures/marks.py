@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from probe.figures.heatmap import layer_limits, region_names
-from probe.figures.styles import BLACK, RED, style
+from probe.figures.styles import BLACK, RED, rank, style
 from probe.thresholds.calls import Call
 from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE, Measured
 from probe.thresholds.predict import Prediction
@@ -83,6 +83,11 @@ class Panel:
     log_x: bool = False
     x_labels: tuple[str, ...] = ()
     x_range: tuple[float, float] | None = None
+
+    @property
+    def in_order(self) -> list[Line]:
+        """The lines as every legend lists them, by method; those of one method as they are."""
+        return sorted(self.lines, key=lambda line: rank(line.colour))
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,16 @@ def style(method: str, methods: Iterable[str] = ()) -> Look:
     return STYLES.get(method) or _others((*methods, method))[method]
 
 
+def rank(colour: str) -> int:
+    """Where in a legend what has the colour stands: methods in the order of `STYLES`, all others behind them."""
+    return next((place for place, look in enumerate(STYLES.values()) if look[0] == colour), len(STYLES))
+
+
+def nth(number: int) -> Look:
+    """The look of the number-th of what is no method, such as prompts: one that no method of the package has."""
+    return _OTHERS[number % len(_OTHERS)]
+
+
 def _others(methods: Sequence[str]) -> dict[str, Look]:
     """Looks of the methods of other packages: the installed ones, then those that only a store names, in its order."""
     installed = _installed()

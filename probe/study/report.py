@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from probe.figures.static import MARKERS
-from probe.figures.styles import Look, style
+from probe.figures.styles import Look, nth, style
 from probe.files import write
 from probe.study.results import DRIFT, write_results
 from probe.study.table import (
@@ -69,7 +69,9 @@ def dims_figure(results: xr.Dataset) -> Figure:
         value = np.array([one.correlation.value for one in scores.values()])
         ends = np.array([(one.correlation.low, one.correlation.high) for one in scores.values()]).T
         bars = np.abs(ends - value)
-        axes.errorbar(x, value, bars, marker="o", ms=4, capsize=2, lw=1.2, label=f"{prompt}, {rule}")
+        colour, _, symbol = nth(number)
+        look = {"color": colour, "marker": MARKERS[symbol], "ms": 5, "mfc": "none", "lw": 1.2}
+        axes.errorbar(x, value, bars, capsize=2, label=f"{prompt}, {rule}", **look)
     axes.axhline(0, color="0.6", lw=0.8)
     axes.set(xscale="log", xlabel="dims that a prediction is the median of", ylabel="Spearman, 95% interval")
     tops = results["top"].values

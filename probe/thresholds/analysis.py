@@ -31,7 +31,7 @@ _SEEN = ("first", "last", "matched_first", "matched_last")
 RULES = ("drift", "paper")
 """What a failure is predicted by: a layer's joint drift, or thresholds dim by dim, as the paper reads them."""
 
-FOUND, CONTROL, READ = "thresholds", "control", "readings"
+FOUND, CONTROL = "thresholds", "control"
 """What searches are known by."""
 
 MEAN = "text-mean"

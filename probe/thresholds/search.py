@@ -8,7 +8,7 @@ which dims show it clearly, and `negative_control` how many would at a place whe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -20,8 +20,11 @@ from probe.store.positions import captured_ranges, run_bounds
 
 _WORKERS = 2  # layers at a time: numpy lets other threads run
 _BLOCK = 8  # dims smoothed at a time: their sums stay in the cache
-_READ = 32  # dims read at a time
+_TILE = 256  # positions turned at a time, likewise
+_PAIR = ("layer", "dim")
 _JUDGED = ("crossing", "earliest", "inside")
+READINGS = ("threshold", "middle", "low", "high", "size", "slope")
+"""What `search` reads of each dim before it judges: it depends on M, smoothing, burn-in and nothing else of a rule."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +96,7 @@ def search(
     reference: str = "origin",
     *,
     every: bool = True,
+    others: bool = True,
     known: xr.Dataset | None = None,
 ) -> xr.Dataset:
     """Thresholds, scores and crossings for every layer and dim of `hidden` (method, [prompt,] layer, position, dim).
@@ -113,13 +117,16 @@ def search(
       `share` of the positions from there on
     - `rank`: 1 for the observable pair with the highest score, 0 if not observable; `qualified`: how many are
 
-    every: as for `searches`; see `crossings_at` for others. known: what `readings` gave for this M, smoothing, burn-in
-    and reference, of one prompt; then few values are read.
+    - `middle` (median of x over B), `low` and `high` (5% and 95% quantile over I), `size` (median of |x| over I),
+      `slope`: what the rest is made of
+
+    every, others: as for `searches`; `crossings_at` reads what they leave out. known: a search of the same prompt under
+    the same M, smoothing, burn-in and reference; then few values are read.
 
     Raises ValueError when M, enough positions before it or `sustained` consecutive ones beyond it were not captured.
     """
     place = Place(trained_length, rule.burn_in, int(hidden["position"][-1]))
-    return searches(hidden, [place], rule, reference, every=every, known=known)[0]
+    return searches(hidden, [place], rule, reference, every=every, others=others, known=known)[0]
 
 
 def searches(
@@ -129,11 +136,13 @@ def searches(
     reference: str = "origin",
     *,
     every: bool = True,
+    others: bool = True,
     known: xr.Dataset | None = None,
 ) -> list[xr.Dataset]:
     """`search` put at each of the `places`, in one reading of `hidden`; `rule.burn_in` is each place's `first`.
 
-    every: without it, crossings and `inside` are read at observable pairs alone, and are NaN elsewhere.
+    every: without it, crossings and `inside` are read at observable pairs alone, and are NaN elsewhere. others: without
+    it, under `reference` alone.
     """
     methods = hidden["method"].values.tolist()
     if reference not in methods:
@@ -141,7 +150,7 @@ def searches(
     rules = [replace(rule, burn_in=place.first) for place in places]
     hidden, layouts = _used(hidden, places, rules)
     prompts = [hidden.isel(prompt=i) for i in range(hidden.sizes["prompt"])] if "prompt" in hidden.dims else [hidden]
-    each = [_search_prompt(values, layouts, rule, reference, every, known) for values in prompts]
+    each = [_search_prompt(values, layouts, rule, reference, (every, others), known) for values in prompts]
     found: list[Any] = list(each[0])
     if "prompt" in hidden.dims:
         found = [xr.concat(at, dim="prompt") for at in zip(*each, strict=True)]
@@ -158,44 +167,24 @@ def searches(
     return found
 
 
-def readings(hidden: xr.DataArray, trained_length: int, rule: CrossingRule, reference: str = "origin") -> xr.Dataset:
-    """What `search` reads from the smoothed values of `reference` (layer, dim), of one prompt, before it judges.
-
-    It depends on M, smoothing and burn-in, and on nothing else of the rule.
-    """
-    place = Place(trained_length, rule.burn_in, int(hidden["position"][-1]))
-    hidden, (layout,) = _used(hidden, [place], [rule])
-    own = hidden.sel({"method": reference})
-
-    def read(layer: int) -> dict[str, np.ndarray]:
-        values, parts = own.isel(layer=layer).transpose("position", "dim").values, []
-        for first in range(0, values.shape[1], _READ):
-            x = _smooth(values[:, first : first + _READ].T, layout.start, rule.smoothing)
-            parts.append(_statistics(x, layout))
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-    layers = _by_layer(read, hidden)
-    values = {name: (("layer", "dim"), np.stack([each[name] for each in layers])) for name in layers[0]}
-    return xr.Dataset(values, {name: hidden[name] for name in ("layer", "dim")})
-
-
 def crossings_at(hidden: xr.DataArray, found: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> xr.Dataset:
     """`found`, from `search` without `every`, with crossings and `inside` at `pairs` of (layer, dim) too."""
     rule = CrossingRule(**{name: found.attrs[name] for name in CrossingRule.__dataclass_fields__})
     place = Place(found.attrs["trained_length"], rule.burn_in, found.attrs["length"] - 1)
     hidden, (layout,) = _used(hidden, [place], [rule])
     found = found.transpose("layer", "method", "dim").copy(deep=True)
-    by_layer: dict[int, list[int]] = {}
-    for layer, dim in pairs:
-        by_layer.setdefault(layer, []).append(dim)
-    for layer, labels in by_layer.items():
-        row, dims = found.get_index("layer").get_loc(layer), found.get_index("dim").get_indexer(labels)
+    rows, places = (found.get_index(name).get_indexer([pair[n] for pair in pairs]) for n, name in enumerate(_PAIR))
+
+    def judge(part: tuple[int, int]) -> None:
+        row, number = part
+        dims = places[rows == row]
         read = {name: found[name].values[row, dims] for name in ("side", "limit")}
-        for number in range(found.sizes["method"]):
-            values = _Smoothed(hidden.sel(layer=layer).isel(method=number), layout, rule)
-            judged = _judge(values[dims], read, layout, rule)
-            for name in _JUDGED:
-                found[name].values[row, number, dims] = judged[name]
+        label = {"layer": found["layer"].values[row]}
+        judged = _judge(_Smoothed(hidden.sel(label).isel({"method": number}), layout, rule)[dims], read, layout, rule)
+        for name in _JUDGED:
+            found[name].values[row, number, dims] = judged[name]
+
+    _at_once(judge, [(row, number) for row in np.unique(rows).tolist() for number in range(found.sizes["method"])])
     return found
 
 
@@ -247,10 +236,10 @@ class _Smoothed:
         if len(lacking):
             if self.values is None:
                 self.values = self.stored.transpose("position", "dim").values
+            turned = _turned(self.values, lacking)
             for first in range(0, len(lacking), _BLOCK):
-                block = lacking[first : first + _BLOCK]
-                whole = slice(block[0], block[-1] + 1) if block[-1] - block[0] < len(block) else block
-                self.smoothed[block] = _smooth(self.values[:, whole].T, self.start, self.smoothing)
+                block = slice(first, first + _BLOCK)
+                self.smoothed[lacking[block]] = _smooth(turned[block], self.start, self.smoothing)
             self.done[lacking] = True
         return self.smoothed[dims]
 
@@ -260,22 +249,27 @@ def _search_prompt(
     layouts: Sequence[_Layout],
     rule: CrossingRule,
     reference: str,
-    every: bool,
+    wide: tuple[bool, bool],
     known: xr.Dataset | None,
 ) -> list[xr.Dataset]:
-    """`searches` for one prompt; in memory at a time, for each worker: a layer under one method and `reference`."""
+    """`searches` for one prompt; in memory at a time, for each worker: a layer under one method and `reference`.
+
+    wide: `every` and `others`.
+    """
     methods = hidden["method"].values.tolist()
     row = methods.index(reference)
+    every, others = wide
 
     def search_layer(layer: int) -> list[dict[str, np.ndarray]]:
         own = _Smoothed(hidden.isel({"method": row, "layer": layer}), layouts[0], rule)
-        stored = None if known is None else {str(name): each.values[layer] for name, each in known.items()}
+        stored = None if known is None else {name: known[name].values[layer] for name in READINGS}
         reads = [_observe(own, stored or _statistics(own[slice(None)], layout), layout, rule) for layout in layouts]
         judged: list[list[dict[str, np.ndarray]]] = [[] for _ in layouts]
         for method in range(len(methods)):
             x = own if method == row else _Smoothed(hidden.isel({"method": method, "layer": layer}), layouts[0], rule)
             for at, read, layout in zip(judged, reads, layouts, strict=True):
                 pairs = slice(None) if every else np.flatnonzero(read["observable"])
+                pairs = pairs if others or method == row else slice(0)
                 at.append(_judge_pairs(x, read, layout, rule, pairs))
         return [
             {**read, **{name: np.stack([one[name] for one in at]) for name in at[0]}}
@@ -287,15 +281,29 @@ def _search_prompt(
 
 
 def _by_layer(work: Callable[[int], Any], hidden: xr.DataArray) -> list[Any]:
+    return _at_once(work, range(hidden.sizes["layer"]))
+
+
+def _at_once(work: Callable[[Any], Any], parts: Iterable[Any]) -> list[Any]:
+    """What `work` makes of each part, several at a time."""
     with ThreadPoolExecutor(_WORKERS) as pool:
-        return list(pool.map(work, range(hidden.sizes["layer"])))
+        return list(pool.map(work, parts))
+
+
+def _turned(values: np.ndarray, dims: np.ndarray) -> np.ndarray:
+    """`values` (position, dim) at `dims` as (dim, position), float32 or wider."""
+    turned = np.empty((len(dims), len(values)), np.promote_types(values.dtype, np.float32))
+    chosen = slice(None) if len(dims) == values.shape[1] else dims
+    for first in range(0, len(values), _TILE):
+        turned[:, first : first + _TILE] = values[first : first + _TILE, chosen].T
+    return turned
 
 
 def _labelled(hidden: xr.DataArray, layers: Sequence[dict[str, np.ndarray]]) -> xr.Dataset:
     """What was found, by layer, as a Dataset with ranks."""
     dims = {2: ("layer", "dim"), 3: ("layer", "method", "dim")}
     stacked = {name: np.stack([layer[name] for layer in layers]) for name in layers[0]}
-    units = dict.fromkeys(("threshold", "limit", "spread"), hidden.attrs.get("units", "activation"))
+    units = dict.fromkeys((*READINGS[:-1], "limit", "spread"), hidden.attrs.get("units", "activation"))
     units |= dict.fromkeys(("crossing", "earliest"), "position")
     values: dict[str, Any] = {
         name: (dims[each.ndim], each, {"units": units[name]} if name in units else {}) for name, each in stacked.items()
@@ -310,13 +318,13 @@ def _labelled(hidden: xr.DataArray, layers: Sequence[dict[str, np.ndarray]]) -> 
 def _observe(
     own: _Smoothed, statistics: dict[str, np.ndarray], layout: _Layout, rule: CrossingRule
 ) -> dict[str, np.ndarray]:
-    """`_scored`, and which dims are observable."""
+    """The statistics and `_scored`, and which dims are observable."""
     read = _scored(statistics, layout, rule)
     likely = np.flatnonzero(read["score"] >= rule.minimum_score)
     judged = _judge(own[likely], {name: values[likely] for name, values in read.items()}, layout, rule)
     observable = np.zeros(len(read["score"]), bool)
     observable[likely] = (judged["inside"] <= 1 - rule.share) & (judged["share_beyond"] >= rule.share)
-    return {**read, "observable": observable}
+    return {**statistics, **read, "observable": observable}
 
 
 def _judge_pairs(
@@ -337,13 +345,14 @@ def _statistics(x: np.ndarray, layout: _Layout) -> dict[str, np.ndarray]:
     low, high = np.quantile(inside, [0.05, 0.95], axis=1)
     half = inside.shape[1] // 2
     steps = position[layout.inside][half:] - position[layout.inside][: inside.shape[1] - half]
+    moved, even = inside[:, half:] - inside[:, : inside.shape[1] - half], bool((steps == steps[0]).all())
     return {
         "threshold": x[:, trained].copy(),
         "middle": np.median(x[:, trained + 1 : layout.beyond.stop], axis=1),
         "low": low,
         "high": high,
         "size": np.median(np.abs(inside), axis=1),
-        "slope": np.median((inside[:, half:] - inside[:, : inside.shape[1] - half]) / steps, axis=1),
+        "slope": np.median(moved if even else moved / steps, axis=1) / (steps[0] if even else 1),
     }
 
 

@@ -25,6 +25,7 @@ from mesa_lens.dashboard.runs import entries
 from mesa_lens.dashboard.views.theory import closed_forms
 from probe.figures.export import threshold_export
 from probe.report import write_report
+from probe.store.located import LOCATED
 from probe.thresholds.search import CrossingRule
 from theory.bounds import first_failure
 
@@ -118,7 +119,7 @@ def test_pages_open_with_what_the_report_kept(root, monkeypatch, tmp_path):
 def test_what_was_lacking_is_kept(root, monkeypatch, tmp_path):
     shutil.copytree(root / "first", tmp_path / "run")
     kept = tmp_path / "run" / "derived"
-    names = {path.name for path in kept.iterdir()}
+    names = {path.name for path in kept.iterdir()} | {"resid_post-repeated-thresholds.npz"}  # of the reference alone
     shutil.rmtree(kept)
     for page in ("overview", "thresholds", "heatmaps", "compare"):
         run(tmp_path, monkeypatch, page)
@@ -153,6 +154,16 @@ def test_the_overview_shows_where_inside(root, opened):
     assert located.startswith("rerope in one place alone")
     assert "rerope in layer 2 alone restores 82%" in plain_texts(app)
     assert f"mesa-lens locate --out {root / 'nested/second'}" in texts(opened("overview", run="nested/second"))
+
+
+def test_what_is_located_after_the_report_is_in_the_verdict(tmp_path, monkeypatch):
+    write_run(tmp_path / "run", hidden_states(layers=2), evaluation())
+    write_report(tmp_path / "run")
+    assert "not located" in verdict_of(run(tmp_path, monkeypatch, "overview"))
+    located.write(tmp_path / "run")
+    later = (tmp_path / "run" / "summary.json").stat().st_mtime + 1
+    os.utime(tmp_path / "run" / LOCATED, (later, later))
+    assert "not located" not in verdict_of(run(tmp_path, monkeypatch, "overview"))
 
 
 def plain_texts(app):

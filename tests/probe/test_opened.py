@@ -12,6 +12,7 @@ import pytest
 from synthetic import evaluation, hidden_states, write_run
 
 import probe
+from probe import opened
 from probe.figures.shown import PLOTLY
 from probe.report import write_report
 from probe.store.reader import open_run as open_store
@@ -99,6 +100,18 @@ def test_a_heatmap_less_the_reference(run):
     assert abs(expected).max() > 1  # else any panel would do
     assert repr(shown).startswith("resid_post minus origin, repeated, layers 1-1, dims 0-3, positions 60-79; methods")
     assert run.heatmap().data.sizes["method"] == 4
+
+
+def test_of_a_large_heatmap_blocks_are_kept(run, monkeypatch):
+    whole = run.heatmap(minus="origin", dims=range(8))
+    monkeypatch.setattr(opened, "_WHOLE", whole.data.size - 1)
+    monkeypatch.setattr(opened, "_CELLS", 400)
+    few = run.heatmap(minus="origin", dims=range(8))
+    assert few.data.size <= 400
+    assert few.data["method"].values.tolist() == whole.data["method"].values.tolist()
+    ends = [each.data.sel({"method": "mesa"}).values for each in (few, whole)]
+    assert np.abs(ends[0]).max() == np.abs(ends[1]).max() > 1
+    assert "each value is the farthest from 0 of" in repr(few)
 
 
 def test_curves_tell_measured_and_predicted_failures(run):

@@ -14,7 +14,7 @@ from theory.cli import add_arguments, run
 from theory.curves import Example, curves, head_output_by_dimension, recovery_errors
 from theory.figures import dimension_figure, excess_figure
 from theory.labels import IDEAL, PE, STAIR, WEAVE
-from theory.plots import crossing_plot, recovery_plot
+from theory.plots import SERIES, crossing_plot, recovery_plot
 
 
 def command(*words: str) -> int:
@@ -160,4 +160,6 @@ def test_recovery_errors_show_where_each_mlp_ends():
         "steps": [True, True, False],
         "log": [True, True, True],
     }
-    assert len(recovery_plot([table]).axes) == 1
+    (panel,) = recovery_plot([table]).axes
+    assert [line.get_color() for line in panel.lines[:4]] == [look["color"] for look in SERIES[:4]]
+    assert len({(line.get_linestyle(), line.get_marker()) for line in panel.lines[:4]}) == 4

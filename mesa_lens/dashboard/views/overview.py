@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
@@ -11,12 +12,13 @@ import streamlit as st
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.downloads import FORMS, buttons, named
 from mesa_lens.dashboard.look import columns, plain, show
-from mesa_lens.dashboard.runs import Entry
+from mesa_lens.dashboard.runs import Entry, changed
 from mesa_lens.dashboard.state import analysed, opened, while_unchanged
 from mesa_lens.dashboard.views import anatomy, drift, mechanism
 from probe.figures.export import curves_export
 from probe.figures.marks import curves_chart
 from probe.report import PROVENANCE, whole_summary
+from probe.store.located import LOCATED, find_located
 from probe.store.reader import Run
 from probe.thresholds.calls import Call
 from probe.thresholds.failure import measured_failure
@@ -24,7 +26,7 @@ from probe.thresholds.findings import findings
 from probe.thresholds.predict import Prediction
 from probe.thresholds.tables import difference_table
 from probe.verdict.shown import html
-from probe.verdict.verdict import VERDICT
+from probe.verdict.verdict import VERDICT, verdict
 
 
 def page(context: Context) -> None:
@@ -36,7 +38,7 @@ def page(context: Context) -> None:
         f"Model **{plain(summary['model'])}**, trained window **M = {trained}** tokens, "
         f"read up to **{captured}** tokens under {len(summary['methods'])} methods."
     )
-    st.html(html(summary[VERDICT]))
+    st.html(html(_verdict(context.run, summary)))
     _scores(summary)
     _curves(context.run, run, summary)
     drift.overview(context)
@@ -47,6 +49,14 @@ def page(context: Context) -> None:
         st.markdown(plain(text))
     _links(context, summary)
     _provenance(run, summary)
+
+
+def _verdict(entry: Entry, summary: dict[str, Any]) -> dict[str, Any]:
+    """The verdict with what was located since the summary was written; what is damaged of that is told further down."""
+    if changed(entry.path / LOCATED) > changed(entry.path / "summary.json"):
+        with suppress(ValueError):
+            return verdict(summary, find_located(entry.path))
+    return summary[VERDICT]
 
 
 def _scores(summary: dict[str, Any]) -> None:

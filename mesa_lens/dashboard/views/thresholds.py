@@ -18,12 +18,12 @@ from probe.glossary import DIM, OBSERVABLE
 from probe.store.reader import Run
 from probe.store.select import reference_method
 from probe.thresholds.control import as_many, false_predictions
-from probe.thresholds.predict import LEAST, best, predict
+from probe.thresholds.predict import LEAST, TOP, best, predict
 from probe.thresholds.search import CrossingRule
 
 _RANKING, _PREDICTED, _CONTROL = "ranking of dims", "predictions", "negative control"
 _MOST = 6  # figures drawn at once
-_LISTED = 1000  # dims in the table
+_LISTED, _ALL = 100, 1000  # dims in the table, and at most
 _LABELS = {
     "M": "M, the trained window (tokens)",
     "smoothing": "Smoothing (tokens)",
@@ -68,7 +68,7 @@ def page(context: Context) -> None:
     if below == _CONTROL:  # many more searches, so only when asked for
         _negative_control(control(entry, hook, prompt, trained, rule, reference), prompt)
     elif below == _PREDICTED:
-        _predictions(found)
+        _predictions(crossed(hidden, found, best(found, TOP)))
     else:
         _ranking(hidden, found)
 
@@ -160,19 +160,22 @@ def _crossings(found: xr.Dataset, layer: int, dim: int) -> str:
 
 def _ranking(hidden: xr.DataArray, found: xr.Dataset) -> None:
     """Every observable pair, or all of them, sortable and searchable; a ticked row is drawn above."""
-    every = st.toggle("Also dims that are not observable", key="every", bind="query-params")
+    with st.container(horizontal=True):
+        every = st.toggle("Also dims that are not observable", key="every", bind="query-params")
+        listed = _ALL if st.toggle(f"List up to {_ALL}", key="long", bind="query-params") else _LISTED
     names = ["rank", "score", "threshold", "limit", "spread"]
     table = found[[*names, "observable"]].to_dataframe().reset_index()
     order = np.lexsort((-table["score"], ~table["observable"]))
     if not every:
         order = order[: int(found["qualified"])]
-    table = table.iloc[order := order[:_LISTED]]
-    listed = list(zip(table["layer"].tolist(), table["dim"].tolist(), strict=True))
-    crossing = crossed(hidden, found, listed)["crossing"]
+    several = len(order)
+    table = table.iloc[order := order[:listed]]
+    rows = list(zip(table["layer"].tolist(), table["dim"].tolist(), strict=True))
+    crossing = crossed(hidden, found, rows)["crossing"]
     for method in found["method"].values.tolist():
         table[f"{method} crosses at"] = crossing.sel({"method": method}).values.ravel()[order]
     kept = [column for column in table.columns if column in {"layer", "dim", *names} or column.endswith("crosses at")]
-    pairs = [f"{layer}:{dim}" for layer, dim in listed]
+    pairs = [f"{layer}:{dim}" for layer, dim in rows]
     key = f"ranked-{hash(tuple(pairs))}"  # ticks are row numbers: other rows, other ticks
     st.dataframe(
         table[kept],
@@ -180,10 +183,14 @@ def _ranking(hidden: xr.DataArray, found: xr.Dataset) -> None:
         on_select=lambda: _draw(key, pairs),
         hide_index=True,
         alt="Dims by score, with threshold and crossing of each method",
-        column_config={"rank": st.column_config.NumberColumn(help="1: the highest score; 0: not observable")},
+        column_config={
+            "rank": st.column_config.NumberColumn(help="1: the highest score; 0: not observable"),
+            "score": st.column_config.NumberColumn(format="%.1f", help="Motion beyond M, in in-window spreads"),
+            **{name: st.column_config.NumberColumn(format="%.3g") for name in ("threshold", "limit", "spread")},
+        },
     )
-    if len(table) == _LISTED:
-        st.caption(f"The first {_LISTED} are shown.")
+    if several > listed:
+        st.caption(f"The first {listed} of {several} are listed.")
 
 
 def _draw(key: str, pairs: list[str]) -> None:

@@ -538,3 +538,4 @@ def test_every_sample_has_its_time_and_its_cells_memory(asked, tmp_path):
         rows = list(csv.DictReader(file))
     assert all(float(row["seconds"]) > 0 and float(row["peak_mib"]) >= 0 for row in rows)
     assert max(float(row["peak_mib"]) for row in rows) > 0
+    assert all(len(row[name].strip("0.").replace(".", "")) <= 6 for row in rows for name in ("score", "seconds"))

@@ -66,6 +66,19 @@ def test_lines_are_parted_where_nothing_was_captured(hidden):
     assert chart.panels[1].lines[1].label == "rerope: none up to 300"
 
 
+def test_every_legend_lists_methods_in_one_order(hidden, found):
+    order = [3, 1, 2, 0]
+    chart = marks.threshold_chart(hidden.isel({"method": order}), found, 2, 5)
+    traces = [
+        trace.name.split(":")[0]
+        for trace in interactive.draw(chart).data
+        if trace.mode != "markers" and trace.showlegend
+    ]
+    assert traces == ["origin", "rerope", "dynamic-ntk", "mesa"]
+    labels = [label.split(":")[0] for axis in draw(chart).axes for label in axis.get_legend_handles_labels()[1]]
+    assert labels[:4] == ["origin", "rerope", "dynamic-ntk", "mesa"]
+
+
 def test_one_layer_is_one_panel(hidden, found):
     assert len(marks.threshold_chart(hidden, found, 0, 3).panels) == 1
 

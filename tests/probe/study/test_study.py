@@ -18,6 +18,7 @@ from probe.capture.bridge import bridge_to
 from probe.capture.capture import capture_states
 from probe.capture.spec import Kept
 from probe.evaluation.journal import Journal
+from probe.figures.styles import STYLES
 from probe.study import cells as study_cells
 from probe.study import run as study
 from probe.study import states as study_states
@@ -409,6 +410,14 @@ def test_every_method_has_a_marker_in_the_figure():
     calling = results.assign(predicted=results["predicted"].fillna(300)).assign_coords(config=names)
     drawn = lengths_figure(calling).axes[0].containers
     assert len(drawn) == count
+
+
+def test_prompts_and_rules_have_looks_that_no_method_has():
+    lines = [container.lines[0] for container in dims_figure(published()).axes[0].containers]
+    looks = {(line.get_color(), line.get_marker()) for line in lines}
+    assert len(looks) == len(lines) > 3
+    assert not {colour for colour, _ in looks} & {colour for colour, *_ in STYLES.values()}
+    assert all(colour.startswith("#") and colour != "#1f77b4" for colour, _ in looks)
 
 
 def test_figures_and_tables_of_a_study_that_calls_nothing():

@@ -16,7 +16,6 @@ from probe.thresholds.search import (
     _beyond,
     check_positions,
     crossings_at,
-    readings,
     search,
     smooth,
 )
@@ -339,7 +338,10 @@ def test_a_search_of_few_values_finds_what_a_search_of_all_does(changed_rule):
     rule = replace(CrossingRule.scaled(64), **changed_rule)
     usual = CrossingRule.scaled(64)
     whole = search(hidden, 64, rule)
-    known = readings(hidden, 64, replace(usual, smoothing=rule.smoothing, burn_in=rule.burn_in))
+    before = replace(usual, smoothing=rule.smoothing, burn_in=rule.burn_in)
+    known = search(hidden, 64, before, every=False, others=False)
+    assert known["crossing"].sel({"method": "mesa"}).isnull().all()
+    assert known["crossing"].sel({"method": "origin"}).notnull().any()
     few = search(hidden, 64, rule, every=False, known=known)
     judged = ["crossing", "earliest", "inside"]
     for name in whole.data_vars:
