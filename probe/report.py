@@ -29,7 +29,8 @@ from probe.files import write
 from probe.locate_report import located_section
 from probe.store.kept import DERIVED, Found, keep
 from probe.store.located import find_located
-from probe.store.reader import open_run, store_mark
+from probe.store.reader import Run, open_run, store_mark
+from probe.store.seal import sealed
 from probe.thresholds.analysis import READ, Analysis, analyse, summarize
 from probe.thresholds.calls import carriers
 from probe.thresholds.findings import findings
@@ -40,7 +41,7 @@ from probe.verdict.shown import html
 from probe.verdict.verdict import VERDICT, verdict
 
 _THRESHOLDS = 4  # charts, of the best dims
-PROVENANCE = (
+_PROVENANCE = (
     "model",
     "model_revision",
     "model_type",
@@ -54,7 +55,6 @@ PROVENANCE = (
     "seed",
     "forced",
 )
-"""The store's attributes that a reader is shown."""
 
 REPORTED = ("report.html", "summary.json")
 """What a finished report consists of, beside its figures."""
@@ -134,19 +134,27 @@ def whole_summary(analysis: Analysis) -> dict[str, Any]:
     return {VERDICT: found, **summary, MARK: store_mark(run.hidden.attrs)}
 
 
-def own_summary(folder: Path) -> dict[str, Any] | None:
+def provenance(run: Run) -> dict[str, Any]:
+    """What a reader is told of where a store's numbers come from."""
+    attrs = run.hidden.attrs
+    return {**{name: attrs[name] for name in _PROVENANCE if name in attrs}, "attributes": sealed(attrs)}
+
+
+def own_summary(folder: Path, run: Run | None = None) -> dict[str, Any] | None:
     """The summary in a run's folder; None unless the report is whole and of the very store that lies there.
 
-    One that an older version wrote, without a verdict, is none either.
+    One that an older version wrote, without a verdict, is none either. run: that store, where it is open already.
     """
     if not all((folder / name).exists() for name in REPORTED):
         return None
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         mark = summary.get(MARK)
-    except (ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError):
         return None
-    return summary if VERDICT in summary and mark == store_mark(open_run(folder).hidden.attrs) else None
+    if VERDICT not in summary:
+        return None
+    return summary if mark == store_mark((run or open_run(folder)).hidden.attrs) else None
 
 
 def remove_report(folder: Path) -> None:
@@ -161,7 +169,6 @@ def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None
     maps = maps or Maps.of(analysis)
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-    attrs = analysis.run.hidden.attrs
     words = [sentences for _, sentences in findings(summary)]
     return environment.get_template("report.html").render(
         summary=summary,
@@ -182,7 +189,7 @@ def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None
         thresholds=_html([_threshold(analysis, layer, dim) for layer, dim in _best(analysis)]),
         differences_drawn=_html(_differences(analysis, maps)),
         heatmaps=_html([heatmap_grid(group, analysis.trained_length, maps.limits) for group in maps.groups]),
-        provenance={name: attrs[name] for name in PROVENANCE if name in attrs},
+        provenance=provenance(analysis.run),
         plotly_js=get_plotlyjs(),
     )
 
