@@ -31,6 +31,7 @@ from probe.store.kept import DERIVED, Found, keep
 from probe.store.located import find_located
 from probe.store.reader import Run, open_run, store_mark
 from probe.store.seal import sealed
+from probe.store.summary import MARK, REPORTED, VERDICT
 from probe.thresholds.analysis import READ, Analysis, analyse, summarize
 from probe.thresholds.calls import carriers
 from probe.thresholds.findings import findings
@@ -38,7 +39,7 @@ from probe.thresholds.predict import LEAST, TOP
 from probe.thresholds.search import CrossingRule, readings
 from probe.thresholds.tables import difference_table, predicted_text, score_text, spread
 from probe.verdict.shown import html
-from probe.verdict.verdict import VERDICT, verdict
+from probe.verdict.verdict import verdict
 
 _THRESHOLDS = 4  # charts, of the best dims
 _PROVENANCE = (
@@ -56,10 +57,6 @@ _PROVENANCE = (
     "forced",
 )
 
-REPORTED = ("report.html", "summary.json")
-"""What a finished report consists of, beside its figures."""
-MARK = "store"
-"""The key of a summary that says which store it is of."""
 _WRITTEN = (
     *REPORTED,
     "figures/heatmap*.*",
@@ -138,23 +135,6 @@ def provenance(run: Run) -> dict[str, Any]:
     """What a reader is told of where a store's numbers come from."""
     attrs = run.hidden.attrs
     return {**{name: attrs[name] for name in _PROVENANCE if name in attrs}, "attributes": sealed(attrs)}
-
-
-def own_summary(folder: Path, run: Run | None = None) -> dict[str, Any] | None:
-    """The summary in a run's folder; None unless the report is whole and of the very store that lies there.
-
-    One that an older version wrote, without a verdict, is none either. run: that store, where it is open already.
-    """
-    if not all((folder / name).exists() for name in REPORTED):
-        return None
-    try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        mark = summary.get(MARK)
-    except (OSError, ValueError, AttributeError):
-        return None
-    if VERDICT not in summary:
-        return None
-    return summary if mark == store_mark((run or open_run(folder)).hidden.attrs) else None
 
 
 def remove_report(folder: Path) -> None:

@@ -24,7 +24,7 @@ from probe.figures.render import Drawn
 from probe.files import write
 from probe.store.reader import open_run
 from probe.thresholds.analysis import analyse
-from probe.verdict.verdict import VERDICT
+from probe.store.summary import VERDICT
 
 REPORTED = ("report.html", "results.json")
 _SHOWN_DIMS = 2

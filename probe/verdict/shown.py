@@ -11,7 +11,7 @@ import jinja2
 
 from probe.evaluation.summary import Table, plain_table
 from probe.thresholds.tables import table as score_tables
-from probe.verdict.verdict import VERDICT
+from probe.store.summary import VERDICT
 
 _WIDTH = 110
 

@@ -16,7 +16,7 @@ from mesa_lens.dashboard.state import analysed, opened, while_unchanged
 from mesa_lens.dashboard.views import anatomy, drift, mechanism
 from probe.figures.export import curves_export
 from probe.figures.marks import curves_chart
-from probe.report import own_summary, provenance, whole_summary
+from probe.report import provenance, whole_summary
 from probe.store.reader import Run
 from probe.thresholds.calls import Call
 from probe.thresholds.failure import measured_failure
@@ -24,7 +24,7 @@ from probe.thresholds.findings import findings
 from probe.thresholds.predict import Prediction
 from probe.thresholds.tables import difference_table
 from probe.verdict.shown import html
-from probe.verdict.verdict import VERDICT
+from probe.store.summary import VERDICT, own_summary
 
 
 def page(context: Context) -> None:
