@@ -14,7 +14,7 @@ from mesa.decoder import layers_of
 
 @contextmanager
 def states_checked(model: Any) -> Iterator[None]:
-    """Raises RuntimeError at the end, naming the first layer, if the states of one held a NaN or an infinity."""
+    """Raises RuntimeError at the end, naming the first layer, if its states, or the logits, held a NaN or infinity."""
     good: dict[int, torch.Tensor] = {}
 
     def look(module: Any, args: Any, output: Any, layer: int) -> None:
@@ -22,7 +22,9 @@ def states_checked(model: Any) -> Iterator[None]:
         finite = states.isfinite().all()
         good[layer] = good[layer] & finite if layer in good else finite
 
-    handles = [each.register_forward_hook(partial(look, layer=layer)) for layer, each in enumerate(layers_of(model))]
+    layers = layers_of(model)
+    heads = [head] if (head := model.get_output_embeddings()) is not None else []
+    handles = [each.register_forward_hook(partial(look, layer=n)) for n, each in enumerate([*layers, *heads])]
     try:
         yield
     finally:
@@ -30,4 +32,5 @@ def states_checked(model: Any) -> Iterator[None]:
             handle.remove()
     bad = [layer for layer, finite in good.items() if not finite]
     if bad:
-        raise RuntimeError(f"the states of layer {min(bad)} are not finite; run the model with --dtype float32")
+        what = f"states of layer {min(bad)}" if min(bad) < len(layers) else "logits"
+        raise RuntimeError(f"the {what} are not finite; run the model with --dtype float32")

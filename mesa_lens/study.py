@@ -38,6 +38,8 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--prompts", type=listed, default="repeated,text,passkey", help="kinds of prompts, by commas")
     command.add_argument("--seeds", type=whole(1, 1000), default=5, help="each with prompts and words of its own")
+    says = "judge on seeds from this on: words, passkeys and texts that none of as many seeds from 0 on has"
+    command.add_argument("--first-seed", type=whole(0, 999), default=0, help=says)
     command.add_argument(
         "--length", type=word, help="longest length L in tokens, e.g. 16k (None: the last of --lengths, else 8 M)"
     )
@@ -96,6 +98,7 @@ def _request(args: argparse.Namespace) -> Any:
         configs=args.configs,
         prompts=tuple(args.prompts.split(",")),
         seeds=args.seeds,
+        first_seed=args.first_seed,
         length=None if args.length is None else one_length(args.length, "--length"),
         lengths=lengths(args),
         trained_length=args.trained_length,

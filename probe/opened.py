@@ -19,11 +19,12 @@ from probe.figures.mechanism_export import located_export, located_tables
 from probe.figures.shown import Shown
 from probe.mechanism.anatomy.words import anatomy_findings
 from probe.mechanism.words import located_findings
-from probe.report import own_summary, whole_summary
+from probe.report import whole_summary
 from probe.store import reader
 from probe.store.anatomy import read_anatomy
 from probe.store.located import find_located, headline, read_located
 from probe.store.select import check_labels, hook_values, one_prompt
+from probe.store.summary import own_summary
 from probe.thresholds.analysis import Analysis, analyse
 from probe.thresholds.calls import drift_calls
 from probe.thresholds.findings import ranges

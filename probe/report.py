@@ -29,17 +29,19 @@ from probe.files import write
 from probe.locate_report import located_section
 from probe.store.kept import DERIVED, Found, keep
 from probe.store.located import find_located
-from probe.store.reader import open_run, store_mark
+from probe.store.reader import Run, open_run, store_mark
+from probe.store.seal import sealed
+from probe.store.summary import MARK, REPORTED, VERDICT
 from probe.thresholds.analysis import Analysis, analyse, summarize
 from probe.thresholds.calls import carriers
 from probe.thresholds.findings import findings
 from probe.thresholds.predict import LEAST, TOP
 from probe.thresholds.tables import difference_table, predicted_text, score_text, spread
 from probe.verdict.shown import html
-from probe.verdict.verdict import VERDICT, verdict
+from probe.verdict.verdict import verdict
 
 _THRESHOLDS = 4  # charts, of the best dims
-PROVENANCE = (
+_PROVENANCE = (
     "model",
     "model_revision",
     "model_type",
@@ -53,12 +55,7 @@ PROVENANCE = (
     "seed",
     "forced",
 )
-"""The store's attributes that a reader is shown."""
 
-REPORTED = ("report.html", "summary.json")
-"""What a finished report consists of, beside its figures."""
-MARK = "store"
-"""The key of a summary that says which store it is of."""
 _WRITTEN = (
     *REPORTED,
     "figures/heatmap*.*",
@@ -132,19 +129,10 @@ def whole_summary(analysis: Analysis) -> dict[str, Any]:
     return {VERDICT: found, **summary, MARK: store_mark(run.hidden.attrs)}
 
 
-def own_summary(folder: Path) -> dict[str, Any] | None:
-    """The summary in a run's folder; None unless the report is whole and of the very store that lies there.
-
-    One that an older version wrote, without a verdict, is none either.
-    """
-    if not all((folder / name).exists() for name in REPORTED):
-        return None
-    try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        mark = summary.get(MARK)
-    except (ValueError, AttributeError):
-        return None
-    return summary if VERDICT in summary and mark == store_mark(open_run(folder).hidden.attrs) else None
+def provenance(run: Run) -> dict[str, Any]:
+    """What a reader is told of where a store's numbers come from."""
+    attrs = run.hidden.attrs
+    return {**{name: attrs[name] for name in _PROVENANCE if name in attrs}, "attributes": sealed(attrs)}
 
 
 def remove_report(folder: Path) -> None:
@@ -159,7 +147,6 @@ def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None
     maps = maps or Maps.of(analysis)
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-    attrs = analysis.run.hidden.attrs
     words = [sentences for _, sentences in findings(summary)]
     return environment.get_template("report.html").render(
         summary=summary,
@@ -180,7 +167,7 @@ def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None
         thresholds=_html([_threshold(analysis, layer, dim) for layer, dim in _best(analysis)]),
         differences_drawn=_html(_differences(analysis, maps)),
         heatmaps=_html([heatmap_grid(group, analysis.trained_length, maps.limits) for group in maps.groups]),
-        provenance={name: attrs[name] for name in PROVENANCE if name in attrs},
+        provenance=provenance(analysis.run),
         plotly_js=get_plotlyjs(),
     )
 

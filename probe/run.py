@@ -24,10 +24,11 @@ from probe.inputs import check_values, fingerprints, prepare, token_texts
 from probe.ownership import owned
 from probe.plan import ProbePlan, ProbeRequest, measuring, plan, template
 from probe.refine import refined
-from probe.report import own_summary, remove_report, write_report
+from probe.report import remove_report, write_report
 from probe.resume import again
 from probe.store import store
 from probe.store.reader import STORE, partial_path, whole_passes
+from probe.store.summary import own_summary
 from probe.verdict.shown import told
 
 

@@ -19,6 +19,7 @@ from mesa.support import trained_length
 HOOKS = "bridge against hidden states"
 """A check's name."""
 
+_NO_TOKENIZER = "no tokenizer was given; the rest does without"
 _STATED = ("max_position_embeddings", "max_seq_len", "original_max_position_embeddings", "sliding_window")
 
 
@@ -50,6 +51,8 @@ def window(subject: Subject, stated: int | None) -> Row:
 def first_token(subject: Subject) -> Row:
     """What the tokenizer puts before a text; failed where it gives tokens that the model does not have."""
     name, tokenizer = "first token", subject.tokenizer
+    if tokenizer is None:
+        return Row(name, NOT_RUN, _NO_TOKENIZER)
     bare = tokenizer(" hello hello", add_special_tokens=False)["input_ids"]
     whole = tokenizer(" hello hello")["input_ids"]
     known = subject.model.get_input_embeddings().num_embeddings
@@ -70,6 +73,8 @@ def hooks(subject: Subject, method: Method) -> Row:
     devices = {each.device for each in subject.model.parameters()}
     if len(devices) > 1:
         return Row(HOOKS, NOT_RUN, f"the model lies on {len(devices)} devices, and mesa.bridge takes models on one")
+    if subject.tokenizer is None:
+        return Row(HOOKS, NOT_RUN, _NO_TOKENIZER)
     setting = subject.settings[-1]
     ids, stock = subject.ids(setting.length), subject.stock[setting]
     with applied(subject.model, method):

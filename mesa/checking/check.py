@@ -28,7 +28,7 @@ _LEAST, _MOST = 24, 4096
 
 def check(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase | None,
     *,
     methods: str = "all",
     trained_length: int | None = None,
@@ -38,7 +38,8 @@ def check(
 ) -> Report:
     """A report on whether the methods are computed rightly on this model: what passed, failed or was not run.
 
-    methods: names, separated by commas, or 'all'. trained_length: M as you state it (None: the config's word).
+    tokenizer: None where the model has none; what asks for it is not run. methods: names, separated by commas, or
+    'all'. trained_length: M as you state it (None: the config's word).
     pretended: the M that methods are made for here, so that they act at lengths a machine can do; prompts are a little
     shorter and three times as long. minutes: nothing is begun after these. The model is left as it was.
     Raises ValueError for an unsupported model, one in training mode or with a method attached, and bad numbers.

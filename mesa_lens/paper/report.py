@@ -23,8 +23,8 @@ from probe.figures.marks import curves_chart, heatmap_grid, threshold_chart
 from probe.figures.render import Drawn
 from probe.files import write
 from probe.store.reader import open_run
+from probe.store.summary import VERDICT
 from probe.thresholds.analysis import analyse
-from probe.verdict.verdict import VERDICT
 
 REPORTED = ("report.html", "results.json")
 _SHOWN_DIMS = 2

@@ -16,8 +16,8 @@ from probe.evaluation.harness import open_harness, remove_results, run_harness
 from probe.evaluation.run import JOURNAL, check_owner, open_journal
 from probe.evaluation.run import run as run_cells
 from probe.plan import ProbePlan
-from probe.report import own_summary
 from probe.run import check_room, is_whole, remove_run, run_probe
+from probe.store.summary import own_summary
 
 _TIME_OVER = "the time was over; the same command goes on"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +20,8 @@ from probe.mechanism.request import ORIGIN, Group, LocatePlan
 from probe.mechanism.restoration import Paired, Share
 from probe.mechanism.smallest import ENOUGH, MOST, can_be_searched, enough_of, halves, random_sets, set_cell
 from probe.mechanism.unfinished import left
+from probe.store.anatomy import find_summary_of_anatomy
+from probe.store.summary import own_summary
 
 _EFFECT = ("kind", "way", "hook", "span", "layer", "head")
 _CLAMP = ("kind", "way", "rule", "which", "span", "layer")
@@ -44,7 +46,7 @@ def summarize(made: LocatePlan, journal: Journal, out: Path | None = None) -> di
         "cells_left": left(made, journal),
         **{name: [] for name in ("gaps", "effects", "inside", "smallest", "attribution", "agreement")},
     }
-    anatomy, run = (_beside(made, out, name) for name in ("anatomy/summary.json", "summary.json"))
+    anatomy, run = _same_model(made, out, find_summary_of_anatomy), _same_model(made, out, own_summary)
     for group in sorted(made.items, key=lambda each: each[1]):
         summary["inside"] += _inside(made, journal, group)
         for name in made.mending:
@@ -73,13 +75,12 @@ def write(made: LocatePlan, journal: Journal, out: Path) -> dict[str, Any]:
     return summary
 
 
-def _beside(made: LocatePlan, out: Path | None, name: str) -> dict[str, Any] | None:
+def _same_model(
+    made: LocatePlan, out: Path | None, read: Callable[[Path], Mapping[str, Any] | None]
+) -> Mapping[str, Any] | None:
     """Another command's summary of the same model in the folder, if there is one."""
-    path = None if out is None else out / name
-    if path is None or not path.is_file():
-        return None
-    found = json.loads(path.read_text(encoding="utf-8"))
-    same = all(
+    found = None if out is None else read(out)
+    same = found is not None and all(
         found.get(key) == value
         for key, value in (("model", made.request.model), ("trained_length", made.trained_length))
     )

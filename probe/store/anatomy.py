@@ -37,11 +37,16 @@ class Anatomy:
 
 def find_anatomy(folder: Path) -> Anatomy | None:
     """What lies in the folder, None where `mesa-lens anatomy` was not run; ValueError for what is damaged."""
-    names = (*_NAMES.split(), "retrieval_heads", "lens_differs", "vectors")
-    summary = find_summary(folder, ANATOMY, names, "anatomy")
+    summary = find_summary_of_anatomy(folder)
     if summary is None:
         return None
     return Anatomy(summary, _vectors(folder) if summary["vectors"] else None)
+
+
+def find_summary_of_anatomy(folder: Path) -> Mapping[str, Any] | None:
+    """The summary alone, as `find_anatomy` has it."""
+    names = (*_NAMES.split(), "retrieval_heads", "lens_differs", "vectors")
+    return find_summary(folder, ANATOMY, names, "anatomy")
 
 
 def read_anatomy(folder: Path) -> Anatomy:

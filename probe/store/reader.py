@@ -15,10 +15,13 @@ import xarray as xr
 import zarr
 
 from probe.store.checked import AGAIN, checked
+from probe.store.seal import SEAL, check_seals
 
 _SUM = 4  # bytes
 MEASURED = "measured"
 """Attribute of a score: how many of its values are numbers."""
+EVALUATION = "evaluation"
+"""The group with the scores by length."""
 TOKENS = "tokens"
 """The group with the tokens of the prompts; stores of old have none."""
 STORE = "store.zarr"
@@ -30,7 +33,7 @@ FORCED = "forced"
 """The attribute that says what changed before a store was gone on with all the same."""
 _FORCEABLE = ("weights", "config", "tokenizer", "versions")
 _FOLLOWS = ("first_token", "period")  # from the word and the model
-_NOT_CONFIG = ("created", "versions", "complete", FORCED)  # may differ between runs that give the same numbers
+_NOT_CONFIG = ("created", "versions", SEAL, FORCED)  # may differ between runs that give the same numbers
 
 
 @dataclass(frozen=True)
@@ -69,28 +72,29 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     try:
         hidden = xr.open_zarr(path)
         evaluation, tokens = (
-            xr.open_zarr(path, group=name).load() if (path / name).exists() else None for name in ("evaluation", TOKENS)
+            xr.open_zarr(path, group=name).load() if (path / name).exists() else None for name in (EVALUATION, TOKENS)
         )
         _check_labels(hidden)
         _check_hooks(hidden)
         _check_scores(evaluation)
+        check_seals(path, (EVALUATION, TOKENS))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:  # of the decompressor
         raise ValueError(f"{path} is damaged ({str(error).partition(chr(10))[0]}); {AGAIN}") from error
-    for needed, there in (("complete", hidden.attrs), ("trained_length", hidden.attrs), *((d, hidden) for d in DIMS)):
+    for needed, there in ((SEAL, hidden.attrs), ("trained_length", hidden.attrs), *((d, hidden) for d in DIMS)):
         if needed not in there:
             raise ValueError(f"{path} is not a store of hidden states: it has no {needed}")
     if not isinstance(hidden.attrs["trained_length"], int):
         raise ValueError(f"{path} is damaged (trained_length is {hidden.attrs['trained_length']!r}); {AGAIN}")
     missing = missing_regions(path)
-    if missing or not hidden.attrs["complete"]:
+    if missing or not hidden.attrs[SEAL]:
         raise ValueError(f"{path} is incomplete: {list_missing(missing) or 'it was not finished'}; {AGAIN}")
     hidden = _with_tokens(checked(_object_labels(hidden), path), tokens, path)
-    return Run(path, hidden, None if evaluation is None else _object_labels(evaluation))
+    return Run(path, hidden, None if evaluation is None else _object_labels(_unsealed(evaluation)))
 
 
 def store_mark(attrs: Mapping[str, Any]) -> str:
     """What tells a store from others: a sha256 of its attributes, its time among them, but for fingerprints."""
-    plain = {key: attrs[key] for key in sorted(attrs) if key not in ("complete", *FINGERPRINTS)}
+    plain = {key: attrs[key] for key in sorted(attrs) if key not in (SEAL, *FINGERPRINTS)}
     return hashlib.sha256(json.dumps(plain, default=str).encode()).hexdigest()
 
 
@@ -202,6 +206,11 @@ def _check_scores(evaluation: xr.Dataset | None) -> None:
     for name, scores in ({} if evaluation is None else evaluation.data_vars).items():
         if np.isfinite(scores.values).sum() < scores.attrs.get(MEASURED, scores.size):
             raise ValueError(f"{name} of the evaluation is not finite where it was measured")
+
+
+def _unsealed(evaluation: xr.Dataset) -> xr.Dataset:
+    """The scores without the attribute that is about their file."""
+    return evaluation.drop_attrs(deep=False).assign_attrs({k: v for k, v in evaluation.attrs.items() if k != SEAL})
 
 
 def _object_labels(dataset: xr.Dataset) -> xr.Dataset:

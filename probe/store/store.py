@@ -3,7 +3,8 @@
 A store is a zarr v3 folder that `xarray.open_zarr` opens: one variable a hook, dims (method, prompt, layer, position,
 dim). One chunk holds all positions and dims of one (method, prompt, layer); it is what a write fills and a reader asks
 for, so shards around it would gain nothing. Activations compress by 8% only: compression is off.
-Every chunk ends with a check sum (zarr's crc32c), so that a damaged one is found when it is read.
+Every chunk ends with a check sum (zarr's crc32c), so that a damaged one is found when it is read; the attributes have
+theirs in the seal (seal.py).
 
 Everything is written to `<path>.partial`, which `finish` renames once each region is there; a run that was cut short
 goes on in it.
@@ -28,6 +29,7 @@ from zarr.codecs import Crc32cCodec
 
 from probe.store.reader import (
     DIMS,
+    EVALUATION,
     FORCED,
     MEASURED,
     TOKENS,
@@ -40,6 +42,7 @@ from probe.store.reader import (
     partial_path,
     stored_array,
 )
+from probe.store.seal import SEAL, seal_of
 
 CHECKED = (Crc32cCodec(),)
 _REMEDY = "use --overwrite or another --out"
@@ -88,7 +91,7 @@ def create(
     begun = _begun_path(path)
     with _disk_full(begun, removed=True):
         template = xr.Dataset(coords={name: _plain(values) for name, values in coords.items()})
-        template.attrs = {**attrs, "complete": False}
+        template.attrs = {**attrs, SEAL: False}
         template.to_zarr(begun, zarr_format=3, consolidated=False, encoding=_checked(template))
         group = zarr.open_group(begun, mode="r+", use_consolidated=False)
         for hook in hooks:
@@ -217,7 +220,7 @@ def write_evaluation(path: str | os.PathLike[str], dataset: xr.Dataset) -> None:
     counted = dataset.copy()
     for scores in counted.data_vars.values():
         scores.attrs = {**scores.attrs, MEASURED: int(np.isfinite(scores.values).sum())}
-    _write_group(Path(path), "evaluation", counted)
+    _write_group(Path(path), EVALUATION, counted)
 
 
 def write_tokens(path: str | os.PathLike[str], dataset: xr.Dataset) -> None:
@@ -235,6 +238,7 @@ def _write_group(path: Path, name: str, dataset: xr.Dataset) -> None:
     )
     with _disk_full(unfinished, removed=True):
         labelled.to_zarr(unfinished, zarr_format=3, consolidated=False, encoding=_checked(labelled))
+        zarr.open_group(unfinished, mode="r+", use_consolidated=False).attrs[SEAL] = seal_of(unfinished)
         _consolidate(unfinished)
         shutil.rmtree(target, ignore_errors=True)
         unfinished.rename(target)
@@ -260,8 +264,7 @@ def finish(path: str | os.PathLike[str]) -> None:
     missing = missing_regions(partial)
     if missing:
         raise ValueError(f"{path} cannot be finished: {list_missing(missing)}")
-    group = zarr.open_group(partial, mode="r+", use_consolidated=False)
-    group.attrs["complete"] = True
+    zarr.open_group(partial, mode="r+", use_consolidated=False).attrs[SEAL] = seal_of(partial)
     _consolidate(partial)
     former = path.with_name(path.name + ".former")
     shutil.rmtree(former, ignore_errors=True)

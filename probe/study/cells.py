@@ -14,6 +14,7 @@ import mesa
 from mesa.finite import states_checked
 from mesa.methods import Method
 from mesa.models import Loaded
+from probe.study.plan import MEASURED_SEEDS
 from probe.study.results import NLL
 from probe.tasks.base import Setting, Task
 from probe.tasks.finding import PASSKEY
@@ -25,9 +26,6 @@ from probe.thresholds.drift import DriftRule, find_drift
 from probe.thresholds.failure import onset
 from probe.thresholds.predict import best, predict
 from probe.thresholds.search import CrossingRule, search
-
-MEASURED_SEEDS = 1000
-"""Added to a study's seed for passkey prompts that measure, so that none of them is one that predicts."""
 
 
 def predicted_lengths(

@@ -26,8 +26,8 @@ class Inputs:
     fingerprints: what weights, texts and prompts are known by.
     """
 
-    prompts: dict[str, list[list[list[int]]]]
-    texts: list[list[np.ndarray]]
+    prompts: dict[str, dict[int, list[list[int]]]]
+    texts: dict[int, list[np.ndarray]]
     fingerprints: dict[str, str]
 
 
@@ -37,11 +37,11 @@ def prepare(made: StudyPlan) -> Inputs:
     tokenizer = tokenizer_of(request.model, **request.source)
     documents = score.heldout_ids(tokenizer)
     prompts = {
-        prompt: study_prompts(tokenizer, prompt, documents, made.length, request.seeds, request.windows)
+        prompt: study_prompts(tokenizer, prompt, documents, made.length, made.seeds, request.windows)
         for prompt in request.prompts
     }
-    texts = seeded_windows(documents, made.lengths[-1], request.seeds, request.samples)
-    every = [ids for kind in prompts.values() for mine in kind for ids in mine]
+    texts = seeded_windows(documents, made.lengths[-1], made.seeds, request.samples)
+    every = [ids for kind in prompts.values() for mine in kind.values() for ids in mine]
     known = {
         "inputs": ids_fingerprint([*documents, *every]),
         **identity(request.model, made.config),
@@ -50,8 +50,8 @@ def prepare(made: StudyPlan) -> Inputs:
 
 
 def study_prompts(
-    tokenizer: Any, prompt: str, documents: Sequence[np.ndarray], length: int, seeds: int, windows: int
-) -> list[list[list[int]]]:
+    tokenizer: Any, prompt: str, documents: Sequence[np.ndarray], length: int, seeds: range, windows: int
+) -> dict[int, list[list[int]]]:
     """Token ids by seed and window, each of `length` tokens; a repeated word has one window.
 
     repeated: a lower-case word of one token, another for every seed. text: runs of held-out text, no two seeds' the
@@ -62,23 +62,38 @@ def study_prompts(
     if prompt == "repeated":
         vocabulary: dict[str, int] = tokenizer.get_vocab()
         words = sorted(token for name, token in vocabulary.items() if re.fullmatch("[Ġ▁][a-z]{3,}", name))
-        if len(words) < seeds:
-            raise ValueError(f"seeds={seeds} need as many words of one token; this vocabulary has {len(words)}")
-        chosen = np.random.default_rng(0).permutation(words)[:seeds]
-        return [[repeated_ids(tokenizer, [int(word)], length)[0]] for word in chosen]
+        if len(words) < seeds.stop:
+            raise ValueError(f"seeds={seeds.stop} need as many words of one token; this vocabulary has {len(words)}")
+        shuffled = np.random.default_rng(0).permutation(words)
+        return {seed: [repeated_ids(tokenizer, [int(shuffled[seed])], length)[0]] for seed in seeds}
     if prompt == "text":
         runs = seeded_windows(documents, room, seeds, windows)
-        return [[[*first, *run.tolist()] for run in mine] for mine in runs]
-    settings = (Setting(length, (length,), seed=seed) for seed in range(seeds))
-    made = (PASSKEY.prepare(tokenizer, length, setting, windows) for setting in settings)
-    return [[list(each.ids) for each in mine] for mine in made]
+        return {seed: [[*first, *run.tolist()] for run in mine] for seed, mine in runs.items()}
+    settings = {seed: Setting(length, (length,), seed=seed) for seed in seeds}
+    made = {seed: PASSKEY.prepare(tokenizer, length, setting, windows) for seed, setting in settings.items()}
+    return {seed: [list(each.ids) for each in mine] for seed, mine in made.items()}
 
 
-def seeded_windows(documents: Sequence[np.ndarray], tokens: int, seeds: int, count: int) -> list[list[np.ndarray]]:
-    """`count` runs of `tokens` tokens for every seed; ValueError if the documents hold too few."""
-    runs = score.text_windows(documents, tokens, seeds * count)
-    if len(runs) < seeds * count:
+def seeded_windows(
+    documents: Sequence[np.ndarray], tokens: int, seeds: range, count: int
+) -> dict[int, list[np.ndarray]]:
+    """`count` runs of `tokens` tokens for every seed; ValueError if the documents hold too few.
+
+    Of seeds that do not begin at 0, none overlaps with a run that a study of all seeds before them reads.
+    """
+    if documents and max(map(len, documents)) < tokens:
+        documents = [np.concatenate(documents)]
+    before, wanted = seeds.start * count, len(seeds) * count
+    if before:
+        taken = score.text_windows(documents, tokens, before)
+        every = score.text_windows(documents, tokens, sum(len(ids) // tokens for ids in documents))
+        left = [run for run in every if not any(np.may_share_memory(run, other) for other in taken)]
+        runs = [left[at] for at in np.linspace(0, len(left) - 1, min(wanted, len(left))).round().astype(int)]
+    else:
+        runs = score.text_windows(documents, tokens, wanted)
+    if len(runs) < wanted:
         raise ValueError(
-            f"the text holds {len(runs)} runs of {tokens} tokens, {seeds} seeds with {count} each are asked for"
+            f"the text holds {len(runs)} runs of {tokens} tokens{' that no earlier seed reads' if before else ''}, "
+            f"{len(seeds)} seeds with {count} each are asked for"
         )
-    return [runs[seed::seeds] for seed in range(seeds)]
+    return {seed: runs[number :: len(seeds)] for number, seed in enumerate(seeds)}

@@ -25,6 +25,8 @@ PROMPTS = ("repeated", "text", "passkey")
 MULTIPLES = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 8)
 """Lengths measured by default, in trained windows."""
 
+MEASURED_SEEDS = 1000
+"""Added to a study's seed for passkey prompts that measure, so that none of them is one that predicts."""
 CELLS = 2
 """Raised when what a cell holds changes: 2 has the control, and Dynamic-NTK by prompt length."""
 _COPIES = 24
@@ -37,12 +39,14 @@ class StudyRequest(ModelRequest):
 
     configs: method configs as in `variants.chosen`, in place of `methods`. lengths: those measured; None: `MULTIPLES`
     of M up to L. measure: the tasks that failure is measured by. windows: prompts that an average is taken over.
-    samples: passkey prompts, and text windows, a length and seed.
+    samples: passkey prompts, and text windows, a length and seed. seeds: how many, from `first_seed` on, below which no
+    word, passkey or run of text is used.
     """
 
     configs: str | None = None
     prompts: tuple[str, ...] = PROMPTS
     seeds: int = 5
+    first_seed: int = 0
     length: int | None = None
     lengths: tuple[int, ...] | None = None
     measure: tuple[str, ...] = TASK_NAMES
@@ -68,6 +72,8 @@ class StudyPlan:
     def settings(self, known: Mapping[str, str]) -> dict[str, Any]:
         """Everything that the lengths depend on, ready for JSON; `known`: fingerprints of what is read."""
         asked = {key: value for key, value in asdict(self.request).items() if key not in ("methods", "load", "force")}
+        if not self.request.first_seed:
+            del asked["first_seed"]  # older journals lack it
         rules = {name: asdict(rule) for name, rule in self.rules.items()}
         return {
             **asked,
@@ -81,6 +87,11 @@ class StudyPlan:
             "lengths": self.lengths,
             "rules": {**rules, DRIFT: asdict(self.drift)},
         }
+
+    @property
+    def seeds(self) -> range:
+        """The seeds that are judged on."""
+        return range(self.request.first_seed, self.request.first_seed + self.request.seeds)
 
     def passes(self, name: str) -> tuple[int, ...]:
         """The lengths of the passes that a config's failure is predicted from: L alone, for most.
@@ -149,6 +160,9 @@ def _check(request: StudyRequest) -> None:
     least = min(request.seeds, request.windows, request.samples, *request.tops)
     if least < 1:
         raise ValueError(f"--seeds, --windows, --samples and --tops must be at least 1, not {least}")
+    if request.first_seed < 0 or request.first_seed + request.seeds > MEASURED_SEEDS:
+        asked = f"--first-seed {request.first_seed} with --seeds {request.seeds}"
+        raise ValueError(f"{asked} leaves 0 to {MEASURED_SEEDS - 1}; passkeys that measure have those beyond")
     if request.configs is not None and request.methods != "all":
         raise ValueError(f"--configs {request.configs!r} stands in place of --methods {request.methods}; give one")
 
@@ -179,7 +193,7 @@ def estimate(made: StudyPlan) -> str:
         TASKS[task].tokens(each, replace(setting, samples=1)) for task in request.measure for each in made.lengths
     )
     return (
-        f"{len(made.methods)} method configs x {request.seeds} seed(s): {', '.join(made.methods)}\n"
+        f"{len(made.methods)} method configs x {request.seeds} seed(s){_since(request)}: {', '.join(made.methods)}\n"
         f"predicted: {request.seeds * prompts * len(passes)} passes of up to {made.length} tokens, "
         f"{request.seeds * prompts * sum(passes):,} in all\n"
         f"measured: {measured * len(made.lengths)} prompts of {', '.join(map(str, made.lengths))} tokens, "
@@ -187,3 +201,7 @@ def estimate(made: StudyPlan) -> str:
         f"memory beside the weights: about {made.needed_bytes / 2**20:,.0f} MiB; disk for states while it runs: "
         f"{made.scratch_bytes / 2**20:,.0f} MiB"
     )
+
+
+def _since(request: StudyRequest) -> str:
+    return f" from {request.first_seed} on" if request.first_seed else ""

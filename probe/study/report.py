@@ -92,7 +92,8 @@ def _lengths_panel(axes: Axes, results: xr.Dataset, predicted: np.ndarray, title
     shown: set[str] = set()
     for method, x, y, aside in zip(methods, measured, predicted, asides, strict=True):
         called = np.where(y > length, none, y)[~np.isnan(y)]
-        if called.size:
+        x = x[~np.isnan(x)]
+        if called.size and x.size:
             label = f"{method} (descriptive)" if method == REFERENCE else method
             _point(
                 axes, style(method, methods), np.where(x > length, aside, x), called, None if method in shown else label

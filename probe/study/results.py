@@ -16,7 +16,7 @@ from probe.evaluation.journal import Journal
 from probe.files import write
 from probe.study.variants import REFERENCE
 from probe.thresholds.control import PLACES
-from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE, dipping, onset
+from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE, dipping, is_chance, onset
 
 NLL, PASSKEY = TASK_NAMES = ("nll", "passkey")
 """What failure can be measured by."""
@@ -35,9 +35,9 @@ def progress(
 ) -> tuple[tuple[bool, ...], int | None]:
     """By length, whether a config fails by `task`; and the next length to measure, None if there is none.
 
-    The rules are those of `probe.thresholds.failure`, with Origin's tail NLL at M as the level; where Origin finds no
-    passkeys there, they say nothing about length, and nothing else is measured. Every length is, since a failure must
-    persist: all longer ones fail too. What is not known yet does not fail.
+    The rules are those of `probe.thresholds.failure`, with Origin's tail NLL at M as the level; where Origin is at chance
+    there (`judges`), nothing else is measured. Every length is, since a failure must persist: all longer ones fail too.
+    What is not known yet does not fail.
     """
     trained, lengths = settings["trained_length"], settings["lengths"]
     nowhere = (False,) * len(lengths)
@@ -45,7 +45,7 @@ def progress(
     if level is None:
         return nowhere, trained
     expected = float(np.mean(level["scores"]))
-    if task == PASSKEY and expected < LEAST_ACCURACY:
+    if not judges(journal, settings, task, seed):
         return nowhere, None
     rows = [journal.rows.get((task, config, seed, length)) for length in lengths]
     means = [np.nan if row is None else float(np.mean(row["scores"])) for row in rows]
@@ -53,20 +53,29 @@ def progress(
     return tuple(fails), lengths[rows.index(None)] if None in rows else None
 
 
+def judges(journal: Journal, settings: Mapping[str, Any], task: str, seed: int) -> bool:
+    """Whether a task says anything of length: Origin's scores at M, which must be known, are not chance.
+
+    settings: with `vocabulary`, in tokens; without it no tail NLL is called chance.
+    """
+    level = float(np.mean(journal.rows[task, REFERENCE, seed, settings["trained_length"]]["scores"]))
+    return level >= LEAST_ACCURACY if task == PASSKEY else not is_chance(level, settings.get("vocabulary"))
+
+
 def gather(journal: Journal, settings: Mapping[str, Any], arithmetic: Mapping[str, Mapping[str, int]]) -> xr.Dataset:
     """All lengths of a finished journal, labelled, in tokens; none up to L is L + 1, no call is NaN.
 
     `predicted` (prompt, rule, top, config, seed); `qualified` (prompt, rule, seed): dims that qualify, NaN for the rule
-    `drift`; `measured` (criterion, config, seed), 'either' and the tasks, and `dips`, how many shorter lengths fail
-    too; `arithmetic` (config, bound): first position that sees such a distance. Of the negative control `inside` and
+    `drift`; `measured` (criterion, config, seed), 'either' and the tasks, NaN where these are at chance inside M, and
+    `dips`, how many shorter lengths fail too; `arithmetic` (config, bound): first position that sees such a distance. Of the negative control `inside` and
     `matched` (prompt, rule, seed, place): shares of the dims that are observable inside the window, and at M with as
     many positions; `false` (prompt, rule, config, seed): share of the places with a false prediction, of drift's
     pretended windows with a false alarm. NaN: not tried.
     """
-    configs, seeds = list(arithmetic), list(range(settings["seeds"]))
+    configs, seeds = list(arithmetic), list(seeds_of(settings))
     rules, bounds = list(settings["rules"]), list(arithmetic[next(iter(arithmetic))])
     cells = {key[1:]: row["lengths"] for key, row in journal.rows.items() if key[0] == "predicted"}
-    kinds = [(prompt, kind) for prompt in settings["prompts"] for kind in cells[prompt, configs[0], 0]]
+    kinds = [(prompt, kind) for prompt in settings["prompts"] for kind in cells[prompt, configs[0], seeds[0]]]
 
     def read(names: Sequence[str], value: Callable[[dict[str, Any]], Any]) -> np.ndarray:
         """`value` of the cells, by prompt, rule, config and seed."""
@@ -107,6 +116,12 @@ def gather(journal: Journal, settings: Mapping[str, Any], arithmetic: Mapping[st
     )
 
 
+def seeds_of(settings: Mapping[str, Any]) -> range:
+    """The seeds that a study with these settings judges on."""
+    first = settings.get("first_seed", 0)
+    return range(first, first + settings["seeds"])
+
+
 def _shares(name: str, row: Mapping[str, Any]) -> list[float]:
     """Of the control's places, the share of the dims found; NaN where there is no control."""
     control = row.get("control")
@@ -126,20 +141,22 @@ def _measured(
 ) -> tuple[list[str], np.ndarray, np.ndarray]:
     """The criteria; the failure length (criterion, config, seed) by each, and how many shorter lengths fail too.
 
-    'either' fails at a length where one or the other task does.
+    'either' fails at a length where one or the other task does, of those that say anything.
     """
     tasks = [task for task in TASK_NAMES if task in settings["measure"]]
-    none, seeds, lengths = settings["length"] + 1, range(settings["seeds"]), np.array(settings["lengths"])
+    none, seeds, lengths = settings["length"] + 1, seeds_of(settings), np.array(settings["lengths"])
     each = [[[progress(journal, settings, t, c, s)[0] for s in seeds] for c in configs] for t in tasks]
     by_task = np.array(each, dtype=bool)
     fails = np.concatenate([by_task.any(axis=0, keepdims=True), by_task])
-    measured = np.apply_along_axis(lambda row: onset(row, lengths) or none, -1, fails)
+    measured = np.apply_along_axis(lambda row: onset(row, lengths) or none, -1, fails).astype(float)
+    judged = np.array([[judges(journal, settings, task, seed) for seed in seeds] for task in tasks])
+    measured[~np.broadcast_to(np.concatenate([judged.any(0)[None], judged])[:, None], measured.shape)] = np.nan
     dips = np.apply_along_axis(lambda row: len(dipping(row, lengths)), -1, fails)
-    return ["either", *tasks], measured.astype(float), dips.astype(float)
+    return ["either", *tasks], measured, dips.astype(float)
 
 
 def write_results(results: xr.Dataset, path: Path) -> None:
-    """The results as JSON, one line a run of numbers; null for no call."""
+    """The results as JSON, one line a run of numbers; null for no call, and for what was not judged."""
     record = {
         "settings": json.loads(results.attrs["settings"]),
         "coords": {name: results[name].values.tolist() for name in results.coords},

@@ -61,12 +61,14 @@ def _run(
     predictions, measurements = _left_to_predict(made, journal), _left_to_measure(made, journal)
     if predictions or measurements:
         return None, f"{len(predictions)} predictions and {len(measurements)} measured failures are left"
-    return gather(journal, settings, {name: _arithmetic(name, made) for name in made.methods}), ""
+    return gather(
+        journal, {**settings, **_measuring(made)}, {name: _arithmetic(name, made) for name in made.methods}
+    ), ""
 
 
 def _left_to_predict(made: StudyPlan, journal: Journal) -> list[tuple[str, int, str]]:
     """Prompt, seed and config of the missing predictions."""
-    seeds = range(made.request.seeds)
+    seeds = made.seeds
     cells = [(prompt, seed, name) for prompt in made.request.prompts for seed in seeds for name in made.methods]
     return [
         (prompt, seed, name) for prompt, seed, name in cells if ("predicted", prompt, name, seed) not in journal.rows
@@ -75,13 +77,17 @@ def _left_to_predict(made: StudyPlan, journal: Journal) -> list[tuple[str, int, 
 
 def _left_to_measure(made: StudyPlan, journal: Journal) -> list[tuple[int, str, str]]:
     """Seed, config and task of the failures that are not known yet, Origin's first."""
-    seeds, settings = range(made.request.seeds), _measuring(made)
+    seeds, settings = made.seeds, _measuring(made)
     cells = [(seed, name, task) for seed in seeds for name in made.methods for task in made.request.measure]
     return [(seed, name, task) for seed, name, task in cells if progress(journal, settings, task, name, seed)[-1]]
 
 
 def _measuring(made: StudyPlan) -> dict[str, Any]:
-    return {"trained_length": made.trained_length, "lengths": made.lengths}
+    return {
+        "trained_length": made.trained_length,
+        "lengths": made.lengths,
+        "vocabulary": made.config.vocab_size,
+    }
 
 
 def _measure_all(made: StudyPlan, inputs: Inputs, journal: Journal, until: float | None) -> None:
@@ -89,7 +95,7 @@ def _measure_all(made: StudyPlan, inputs: Inputs, journal: Journal, until: float
     if not missing:
         return
     loaded, trained = load(made.request.model, **made.request.load), made.trained_length
-    trials = [Trial.of(loaded, mine, trained, made.lengths, seed) for seed, mine in enumerate(inputs.texts)]
+    trials = {seed: Trial.of(loaded, mine, trained, made.lengths, seed) for seed, mine in inputs.texts.items()}
     with tqdm(total=len(missing), desc="measuring failure", unit="failure", smoothing=0.05) as bar:
         for seed, name, task in missing:
             while length := progress(journal, _measuring(made), task, name, seed)[-1]:
@@ -108,7 +114,7 @@ def _predict_all(made: StudyPlan, inputs: Inputs, journal: Journal, loaded: Load
         return
     loaded = loaded or load(made.request.model, **made.request.load)
     bridge = bridge_to(loaded.model, loaded.tokenizer)
-    averaged = any(len(mine) > 1 for kind in inputs.prompts.values() for mine in kind)
+    averaged = any(len(mine) > 1 for kind in inputs.prompts.values() for mine in kind.values())
     states, held = States(made.kept, journal.path.parent, averaged=averaged), None
     passes = sum(len(inputs.prompts[prompt][seed]) * len(made.passes(name)) for prompt, seed, name in missing)
     with tqdm(total=passes, desc="capturing hidden states", unit="pass", smoothing=0.05) as bar:
@@ -137,7 +143,7 @@ def _lengths(
     With the negative control of the pass of L tokens: Origin's for every seed, the others' for the first.
     """
     tops, begin_anew = made.request.tops, restarts(made.methods[name].plan(length))
-    controlled = length == made.length and (name == REFERENCE or seed == 0)
+    controlled = length == made.length and (name == REFERENCE or seed == made.seeds.start)
     found: dict[str, Any] = {}
     for kind in (prompt, f"{prompt}-mean") if averaged else (prompt,):
         hidden = states.hidden(mean=kind != prompt, both=name != REFERENCE, length=length)

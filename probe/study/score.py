@@ -1,7 +1,8 @@
 """How well predicted failure lengths agree with measured ones: rank correlation and threshold calls, with intervals.
 
 Seeds of one method config are no independent witnesses, so every interval resamples configs, each with all its seeds.
-A length that is none up to L stands as L + 1; NaN is no call, and leaves its pair out.
+A length that is none up to L stands as L + 1; NaN is no call, or a failure that cannot be judged since the model is at
+chance inside its window, and leaves its pair out.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Estimate:
 class Score:
     """Agreement of predicted with measured failure lengths, over the pairs that were called.
 
-    called: share of all pairs. correlation: Spearman's. right: by threshold (tokens), the share of pairs for which
+    called: share of the pairs that are judged. correlation: Spearman's. right: by threshold (tokens), the share of pairs for which
     'fails by that length' is the same predicted and measured; yes: what always-yes gets right, gain: what `right` has
     over the better of always-yes and always-no (found anew in every resample).
     """
@@ -59,7 +60,7 @@ def score(
 ) -> Score:
     """The agreement of `predicted` with `measured`, both (config, seed), in tokens; `drawn` as from `resamples`.
 
-    Raises ValueError where shapes differ or a measured length is missing.
+    Raises ValueError where shapes differ.
     """
     x, y, weight = _pairs(predicted, measured, drawn)
     right, yes, gain = {}, {}, {}
@@ -69,7 +70,7 @@ def score(
         right[threshold] = _estimate(hit)
         yes[threshold] = float(always[0])
         gain[threshold] = _estimate(hit - np.maximum(always, 1 - always))
-    called = x.size / predicted.size
+    called = x.size / max(1, np.count_nonzero(~np.isnan(measured)))
     return Score(called, _estimate(correlations(x, y, weight)), right, yes, gain)
 
 
@@ -79,14 +80,14 @@ def advantage(
     """The rival's rank correlation, and by how much that of `predicted` is higher, on pairs both call."""
     both = np.where(np.isnan(rival), np.nan, predicted)
     x, y, weight = _pairs(both, measured, drawn)
-    other = correlations(rival[~np.isnan(both)], y, weight)
+    other = correlations(rival[_called(both, measured)], y, weight)
     return _estimate(other), _estimate(correlations(x, y, weight) - other)
 
 
 def share(predicted: np.ndarray, measured: np.ndarray, holds: np.ndarray) -> Estimate:
     """The share of the called pairs for which it `holds` (config, seed)."""
     _, _, weight = _pairs(predicted, measured, None)
-    return _estimate(_mean(weight, holds[~np.isnan(predicted)]))
+    return _estimate(_mean(weight, holds[_called(predicted, measured)]))
 
 
 def correlations(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -116,12 +117,14 @@ def _pairs(
     """The called pairs (predicted, measured), and how often each is in every resample (row, pair)."""
     if predicted.shape != measured.shape or predicted.ndim != 2:
         raise ValueError(f"predicted {predicted.shape} and measured {measured.shape} are not both (config, seed)")
-    if np.isnan(measured).any():
-        raise ValueError(f"{np.isnan(measured).sum()} measured lengths are missing; none up to L is L + 1")
     drawn = resamples(len(predicted)) if drawn is None else drawn
-    called = ~np.isnan(predicted)
+    called = _called(predicted, measured)
     config = np.nonzero(called)[0]
     return predicted[called], measured[called], drawn[:, config]
+
+
+def _called(predicted: np.ndarray, measured: np.ndarray) -> np.ndarray:
+    return ~np.isnan(predicted) & ~np.isnan(measured)
 
 
 def _mean(weight: np.ndarray, holds: np.ndarray) -> np.ndarray:

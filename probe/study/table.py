@@ -18,6 +18,7 @@ MULTIPLES = (2, 4, 8)
 """Thresholds of 'fails by that length', in trained windows."""
 NEAR_MULTIPLES = (1.25, 1.5, 2)
 """The same where L is below 4 M."""
+_UNJUDGED = "not judged: at chance inside M"
 RULE = "standard"
 """The headline's, as the paper reads."""
 
@@ -263,6 +264,7 @@ def _config_rows(results: xr.Dataset) -> list[Sequence[str]]:
     length, prompt = settings(results)["length"], headline(results)
     columns = {f"measured by {name}" if name != PASSKEY else "by passkey": name for name in _tasks(results)}
     each = {head.replace("nll", "NLL"): _measured(results, name) for head, name in columns.items()}
+    unknown = dict.fromkeys(each, _UNJUDGED)
     each[f"predicted ({prompt}, {RULE})"] = predicted_lengths(results)
     if drifting(results):
         each[f"predicted ({prompt}, {DRIFT})"] = predicted_lengths(results, rule=DRIFT)
@@ -272,7 +274,13 @@ def _config_rows(results: xr.Dataset) -> list[Sequence[str]]:
     for row, config in enumerate(results["config"].values.tolist()):
         dipping = [] if dips is None else [_dipping(dips[row])]
         label = f"{config} (descriptive)" if config == REFERENCE else config
-        rows.append((label, *(_span(values[row], length) for values in each.values()), *dipping))
+        rows.append(
+            (
+                label,
+                *(_span(values[row], length, unknown.get(head, "no call")) for head, values in each.items()),
+                *dipping,
+            )
+        )
     return rows
 
 
@@ -286,11 +294,11 @@ def _tasks(results: xr.Dataset) -> list[str]:
     return [name for name in results["criterion"].values.tolist() if name != "either"]
 
 
-def _span(lengths: np.ndarray, length: int) -> str:
-    """Median and range of lengths in words; `length` + 1 is none."""
+def _span(lengths: np.ndarray, length: int, unknown: str) -> str:
+    """Median and range of lengths in words; `length` + 1 is none, `unknown` is said where half of them are NaN."""
     called = lengths[~np.isnan(lengths)]
     if 2 * len(called) <= len(lengths):
-        return "no call"
+        return unknown
     middle, *ends = (
         "none" if value > length else f"{value:.0f}"
         for value in (np.quantile(called, 0.5, method="lower"), called.min(), called.max())

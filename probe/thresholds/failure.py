@@ -72,7 +72,7 @@ class Measured:
     judged: those of `RULES` that say something about length: not a tail NLL that is chance there, nor passkeys that the
         reference finds in less than half of the prompts there.
     chance: those of `RULES` by which the reference is at chance there: tail NLL within `CHANCE_NATS` of
-        ln(vocabulary), passkeys found in so few prompts that Wilson's interval ends below `LEAST_ACCURACY`.
+        ln(vocabulary), passkeys found in no prompt, or so few that Wilson's interval ends below `LEAST_ACCURACY`.
     """
 
     reference: str
@@ -136,13 +136,17 @@ def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str
 def _judged(level: float, hits: np.ndarray | None, vocabulary: int | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What can be judged, and what is at chance, of the reference's scores inside the window."""
     judged, chance = [], []
-    by_chance = vocabulary is not None and level >= math.log(vocabulary) - CHANCE_NATS
-    (chance if by_chance else judged).append(NLL)
+    (chance if is_chance(level, vocabulary) else judged).append(NLL)
     if hits is not None and hits.mean() >= LEAST_ACCURACY:
         judged.append(PASSKEY)
-    elif hits is not None and wilson(int(hits.sum()), len(hits))[1] < LEAST_ACCURACY:
+    elif hits is not None and (not hits.any() or wilson(int(hits.sum()), len(hits))[1] < LEAST_ACCURACY):
         chance.append(PASSKEY)
     return tuple(judged), tuple(chance)
+
+
+def is_chance(level: float, vocabulary: int | None) -> bool:
+    """Whether a tail NLL is what guessing among so many tokens gives; of an unknown number none is."""
+    return vocabulary is not None and level >= math.log(vocabulary) - CHANCE_NATS
 
 
 def _fails(means: list[np.ndarray], at: tuple[int, int], judged: tuple[str, ...]) -> list[np.ndarray]:

@@ -10,8 +10,8 @@ from typing import Any
 import jinja2
 
 from probe.evaluation.summary import Table, plain_table
+from probe.store.summary import VERDICT
 from probe.thresholds.tables import table as score_tables
-from probe.verdict.verdict import VERDICT
 
 _WIDTH = 110
 

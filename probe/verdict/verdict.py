@@ -12,9 +12,6 @@ from probe.verdict.rows import RANKED, ranked, same_model
 from probe.verdict.trust import sure
 from probe.verdict.words import broke, mended, where
 
-VERDICT = "verdict"
-"""The key of a summary that holds its verdict."""
-
 
 def verdict(summary: Mapping[str, Any], located: Located | None) -> dict[str, Any]:
     """Of a run's summary, and of what `mesa-lens locate` wrote into its folder (None: nothing):

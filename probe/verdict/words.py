@@ -24,6 +24,8 @@ def broke(summary: Mapping[str, Any], rows: Rows) -> str:
     length, alone = measured["length"], _alone(measured)
     if length is None:
         dips = f", but for a dip at {listed(measured['dips'])}" if measured["dips"] else ""
+        if measured["chance"]:
+            return f"Nothing that can be judged: {_unfailing([reference], name)}{_ends(measured)}{dips}."
         held = f"{name} holds up to {measured['longest']} tokens, the longest measured"
         return f"Nothing: {held}{_ends(measured)}{alone}{dips}."
     at = f"{length} tokens{_ends(measured)}, {length / trained:.2g} times M"
@@ -57,7 +59,8 @@ def mended(summary: Mapping[str, Any], rows: Rows) -> str:
     failing = [row for row in others if row["held"] is not None and row["held"] < longest]
     if reference["held"] == longest:
         worse = f"; {several(failing)} fail{verb(failing)} earlier" if failing else ""
-        return f"Nothing was to be mended up to {longest} tokens{worse}."
+        judged = " that can be judged" if reference["measured"]["chance"] else ""
+        return f"Nothing{judged} was to be mended up to {longest} tokens{worse}."
     better = [row for row in others if (row["held"] or 0) > reference["held"]]
     if not better:
         return f"Nothing that was run: no method holds longer than {name}."
@@ -100,13 +103,22 @@ def _shows_nothing(found: Mapping[str, Any], method: str) -> bool:
 
 def _whole(rows: Rows, reference: Mapping[str, Any], longest: int) -> str:
     """Those that hold up to the longest length, and the least tail NLL there."""
-    alone = _alone(rows[0]["measured"])
-    text = f"{several(rows, reference)} hold{verb(rows)} up to {longest} tokens, the longest measured{alone}"
+    names = several(rows, reference)
+    text = f"{names} hold{verb(rows)} up to {longest} tokens, the longest measured{_alone(rows[0]['measured'])}"
+    if rows[0]["measured"]["chance"]:
+        text = _unfailing(rows, names)
     difference = (rows[0]["nll"] or {}).get("difference")
     if difference is None:
         return text
     less = shown(difference["mean"], difference["low"], difference["high"], "+.2f")
     return f"{text}; {rows[0]['method']} has the lowest tail NLL there, {less} nats/token to {reference['method']}"
+
+
+def _unfailing(rows: Rows, names: str) -> str:
+    """That methods do not fail by the one measure that can judge: they are not said to hold."""
+    measured, do = rows[0]["measured"], "does" if len(rows) == 1 else "do"
+    unfailing = f"{names} {do} not fail by {measured['judged'][0]} up to {measured['longest']} tokens"
+    return f"{unfailing}, the longest measured, and {measured['chance'][0]} is at chance inside M"
 
 
 def _ends(measured: Mapping[str, Any]) -> str:

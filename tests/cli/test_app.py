@@ -14,7 +14,7 @@ import located
 import pytest
 from results import write_evaluation
 from streamlit.testing.v1 import AppTest
-from synthetic import evaluation, hidden_states, write_run
+from synthetic import edit, evaluation, hidden_states, write_run
 
 from mesa.methods import make
 from mesa.plan import distances
@@ -134,8 +134,8 @@ def test_a_summary_of_another_store_is_not_believed(root, monkeypatch, tmp_path)
     path = tmp_path / "run" / "summary.json"
     summary = json.loads(path.read_text())
     summary["verdict"]["cells"][0][2] = "999"
-    for created, shown in ((summary["created"], True), ("1999-01-01", False)):
-        path.write_text(json.dumps(summary | {"created": created}))
+    for of, shown in ((summary["store"], True), ("another's", False)):
+        path.write_text(json.dumps(summary | {"store": of}))
         app = run(tmp_path, monkeypatch, "overview")
         assert ("999" in verdict_of(app)) == shown
 
@@ -467,8 +467,7 @@ def test_two_runs_side_by_side(opened):
 def test_all_settings_of_three_runs_are_compared(root, monkeypatch, tmp_path):
     for name in ("a", "b", "c"):
         shutil.copytree(root / "nested" / "second", tmp_path / name)
-    text = (tmp_path / "b" / "store.zarr" / "zarr.json").read_text()
-    (tmp_path / "b" / "store.zarr" / "zarr.json").write_text(text.replace('\\"window\\": 8', '\\"window\\": 9'))
+    edit(tmp_path / "b", lambda attrs: attrs.update(method_configs='{"mesa": {"window": 9}}'))
     app = run(tmp_path, monkeypatch, "compare", run="a", **{"with": ["b", "c"]})
     assert not app.error
     assert len(figures(app)) == 6

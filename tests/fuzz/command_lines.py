@@ -109,6 +109,7 @@ WRONG = {  # by the option's destination
     "configs": ["", "nonsense", "rerope k", "rerope,,mesa", "rerope window=x", "rerope,rerope"],
     "prompts": NAMES,
     "seeds": [*WHOLE, "0"],
+    "first_seed": [*WHOLE, "1000"],
     "tops": ["", "0", "x", "1,,2", "1.5", "²", "-1", "1,1"],
     "windows": [*WHOLE, "0"],
     "config": [*FILES, "{no-yaml}", "{here}", "nonsense", *(f"{{paper-{name}}}" for name in worlds.PAPER)],

@@ -1,9 +1,12 @@
 """Hidden states with known breaks: a slow noise about each dim's level, and a jump in some dims of deeper layers."""
 
+import json
+
 import numpy as np
 import xarray as xr
 
 from probe.store import store
+from probe.store.seal import SEAL, seal_of
 
 LEAVES_AT = {"origin": 1.1, "dynamic-ntk": 3.0}  # in trained windows; the other methods never leave
 DRIFTING = 10  # the first dims of every layer but the first
@@ -89,3 +92,13 @@ def write_run(folder, hidden, scores=None, model="tiny", trained_length=64, dtyp
         store.write_evaluation(path, scores)
     store.finish(path)
     return folder
+
+
+def edit(folder, change):
+    """Calls `change` with the store's attributes, to be written back under a seal of their own."""
+    path = folder / "store.zarr" / "zarr.json"
+    content = json.loads(path.read_text())
+    change(content["attributes"])
+    path.write_text(json.dumps(content))
+    content["attributes"][SEAL] = seal_of(path.parent)
+    path.write_text(json.dumps(content))

@@ -16,6 +16,7 @@ import pytest
 import tiny
 import torch
 import xarray as xr
+from synthetic import edit
 
 from mesa.models import tokenizer_of
 from mesa_lens.cli import main
@@ -27,8 +28,8 @@ from probe.evaluation.plan import EvalRequest
 from probe.evaluation.plan import plan as plan_evaluation
 from probe.evaluation.run import run as run_evaluation
 from probe.plan import ProbeRequest, plan
-from probe.report import own_summary
 from probe.store.reader import open_run, whole_passes
+from probe.store.summary import own_summary
 from probe.tasks import likelihood
 
 
@@ -252,9 +253,7 @@ def test_a_store_that_is_not_whole_gets_no_report(finished, tmp_path, capsys):
 def test_the_summary_of_another_store_is_not_taken_for_this_one_s(model, uninterrupted, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(uninterrupted, other)
-    stored = json.loads((other / "store.zarr" / "zarr.json").read_text())
-    stored["attributes"]["created"] = "another time"
-    (other / "store.zarr" / "zarr.json").write_text(json.dumps(stored))
+    edit(other, lambda attrs: attrs.update(created="another time"))
     assert own_summary(uninterrupted)["model"] == model
     assert own_summary(other) is None
     assert main(asked(model, other)) == 0  # not: already holds this run; the report is written anew
@@ -494,11 +493,12 @@ def test_an_unfinished_run_does_not_go_on_with_other_texts_weights_or_libraries(
 
 def test_a_whole_store_without_fingerprints_is_still_this_run(model, uninterrupted, tmp_path, capsys):
     out = shutil.copytree(uninterrupted, tmp_path / "out")
-    record = out / "store.zarr" / "zarr.json"
-    stored = json.loads(record.read_text())
-    assert stored["attributes"].pop("inputs").startswith("sha256 ")
-    assert stored["attributes"].pop("weights").startswith("sha256 ")
-    record.write_text(json.dumps(stored))
+
+    def forget(attrs):
+        assert attrs.pop("inputs").startswith("sha256 ")
+        assert attrs.pop("weights").startswith("sha256 ")
+
+    edit(out, forget)
     made = plan(ProbeRequest(model=model, length=300, texts=0, samples=1, methods="origin,rerope", lengths=(80, 160),
                              spec=CaptureSpec(layers=((0, 2),))))  # fmt: skip
     assert run.is_whole(made, out)

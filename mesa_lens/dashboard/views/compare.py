@@ -146,7 +146,10 @@ def _differences(runs: Sequence[_Compared]) -> list[dict[str, Any]]:
     settings = [_settings(run.analysis) for run in runs]
     names = dict.fromkeys(name for each in settings for name in each)
     return [
-        {"setting": name.replace("_", " "), **{run.entry.name: each.get(name, "none") for run, each in zip(runs, settings, strict=True)}}
+        {
+            "setting": name.replace("_", " "),
+            **{run.entry.name: each.get(name, "none") for run, each in zip(runs, settings, strict=True)},
+        }
         for name in names
         if len({each.get(name) for each in settings}) > 1
     ]

@@ -17,22 +17,23 @@ from mesa_lens.dashboard.state import analysed, opened, while_unchanged
 from mesa_lens.dashboard.views import anatomy, drift, mechanism
 from probe.figures.export import curves_export
 from probe.figures.marks import curves_chart
-from probe.report import PROVENANCE, whole_summary
+from probe.report import provenance, whole_summary
 from probe.store.located import LOCATED, find_located
 from probe.store.reader import Run
+from probe.store.summary import VERDICT, own_summary
 from probe.thresholds.calls import Call
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.findings import findings
 from probe.thresholds.predict import Prediction
 from probe.thresholds.tables import difference_table
 from probe.verdict.shown import html
-from probe.verdict.verdict import VERDICT, verdict
+from probe.verdict.verdict import verdict
 
 
 def page(context: Context) -> None:
     """The verdict, curves over length, the map of what was located, words, links and provenance."""
     run = opened(context.run)
-    summary = _summary(context.run, run)
+    summary = own_summary(context.run.path, run) or whole_summary(analysed(context.run))
     trained, captured = summary["trained_length"], summary["captured_length"]
     st.markdown(
         f"Model **{plain(summary['model'])}**, trained window **M = {trained}** tokens, "
@@ -70,18 +71,6 @@ def _scores(summary: dict[str, Any]) -> None:
             rows = [dict(zip(compared.head, row, strict=True)) for row in compared.rows]
             alt = "Differences to the reference with their intervals"
             st.dataframe(columns(rows), hide_index=True, alt=alt, height="content")
-
-
-def _summary(entry: Entry, run: Run) -> dict[str, Any]:
-    """summary.json where it is this store's, else worked out again."""
-    try:
-        written = json.loads((entry.path / "summary.json").read_text(encoding="utf-8"))
-        current = VERDICT in written and "descriptive" in written["methods"][0]["predicted"]  # else: an older version's
-        if written["created"] == run.hidden.attrs["created"] and current:
-            return written
-    except (OSError, ValueError, LookupError, TypeError):  # none, or not whole
-        pass
-    return whole_summary(analysed(entry))
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
@@ -134,9 +123,8 @@ def _links(context: Context, summary: dict[str, Any]) -> None:
 
 
 def _provenance(run: Run, summary: dict[str, Any]) -> None:
-    attrs = run.hidden.attrs
     with st.expander("Where these numbers come from"):
-        st.json({name: attrs[name] for name in PROVENANCE if name in attrs} | {"versions": summary["versions"]})
+        st.json(provenance(run) | {"versions": summary["versions"]})
         st.markdown("Methods, as they were run, and the rule that thresholds were read by:")
         st.json({"methods": summary["method_configs"], "rule": summary["rule"]}, expanded=False)
     st.download_button(

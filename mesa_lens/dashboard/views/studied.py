@@ -19,7 +19,7 @@ from mesa_lens.dashboard.runs import changed
 from mesa_lens.dashboard.views.evaluated import table
 from probe.evaluation.summary import Table
 from probe.study.report import dims_figure, lengths_figure
-from probe.study.results import read_results
+from probe.study.results import read_results, seeds_of
 from probe.study.table import all_rows, settings
 
 _FIRST = ("prompt", "rule", "difference", "Spearman", "arithmetic there")
@@ -36,7 +36,8 @@ def page(context: Context, result: Result) -> None:
     found, tables = _read(str(result.file), changed(result.file))
     asked = settings(found)
     about = f"trained window M = {asked['trained_length']} tokens, read up to {asked['length']}"
-    st.markdown(plain(f"Model {asked['model']}, {about}; {found.sizes['config']} configs, {asked['seeds']} seeds."))
+    seeds = f"{asked['seeds']} seeds" + (f" from {first} on" if (first := seeds_of(asked).start) else "")
+    st.markdown(plain(f"Model {asked['model']}, {about}; {found.sizes['config']} configs, {seeds}."))
     (title, rows), *others = tables
     head = rows[0]
     order = sorted(range(len(head)), key=lambda at: _FIRST.index(head[at]) if head[at] in _FIRST else len(_FIRST))

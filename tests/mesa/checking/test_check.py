@@ -181,6 +181,16 @@ def test_what_the_tokenizer_puts_first(first, says, tmp_path):
     assert found.says.startswith(says)
 
 
+def test_what_needs_a_tokenizer_is_not_run_without_one(monkeypatch):
+    monkeypatch.setattr("mesa.checking.around.bridge", None)  # which would ask the hub for one
+    report = checked(tiny.model(), None)
+    assert not report.failed
+    assert [row.check for row in report.rows if row.result == "not run"] == [
+        "first token",
+        "bridge against hidden states",
+    ]
+
+
 def test_a_tokenizer_of_another_model_fails(tokenizer):
     report = checked(tiny.model(vocabulary=50), tokenizer)
     assert "gives 97 tokens and the model knows 50" in rows(report, "failed")["first token", ""]

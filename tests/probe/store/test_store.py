@@ -11,6 +11,7 @@ import zarr
 
 from probe.store import store
 from probe.store.reader import differing_key, missing_regions, open_run, partial_path, whole_passes
+from probe.store.seal import sealed
 
 METHODS, PROMPTS, LAYERS, POSITIONS, DIMS = ["origin", "mesa"], ["repeated"], [0, 3], [4, 5, 9], [7, 8]
 ATTRS = {"trained_length": 4, "model": "tiny", "spec": json.dumps({"dims": DIMS}), "created": "2026-01-01"}
@@ -164,6 +165,97 @@ def test_a_hook_that_is_gone_and_scores_that_are_gone_are_found(path):
     shutil.rmtree(path / "resid_post")
     with pytest.raises(ValueError, match="resid_post is missing"):
         open_run(path)
+
+
+@pytest.fixture
+def scored(path):
+    """A whole store with scores."""
+    begin(path, attrs={**ATTRS, "prompts": "hello"})
+    fill(path)
+    scores = {"tail_nll": (("method", "length"), np.ones((2, 1)))}
+    labels = {"method": METHODS, "length": [4]}
+    store.write_evaluation(path, xr.Dataset(scores, labels, {"vocabulary": 97}))
+    store.finish(path)
+    return path
+
+
+def edited(file, change):
+    """Writes the JSON file anew after `change` was applied to it."""
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "says"),
+    [
+        ("", lambda meta: meta["attributes"].update(trained_length=8), "its attributes are not those"),
+        ("", lambda meta: meta["attributes"].update(prompts="world"), "its attributes are not those"),
+        ("", lambda meta: meta["attributes"].update(more=1), "its attributes are not those"),
+        ("", lambda meta: meta["attributes"].pop("model"), "its attributes are not those"),
+        ("", lambda meta: meta["attributes"].update(complete="sha256 0"), "its attributes are not those"),
+        ("resid_post", lambda meta: meta["attributes"].update(units="volts"), "its attributes are not those"),
+        (
+            "",
+            lambda meta: meta["consolidated_metadata"]["metadata"]["resid_post"]["attributes"].update(units="volts"),
+            "its consolidated metadata is not",
+        ),
+        ("evaluation", lambda meta: meta["attributes"].update(vocabulary=9), "its evaluation's attributes are not"),
+        ("evaluation", lambda meta: meta["attributes"].pop("complete"), "its evaluation's attributes are not"),
+    ],
+)
+def test_an_edited_attribute_is_found(scored, file, change, says):
+    assert open_run(scored).evaluation.attrs == {"vocabulary": 97}
+    edited(scored / file / "zarr.json", change)
+    with pytest.raises(ValueError, match=f"is damaged .{says}.*; capture it again"):
+        open_run(scored)
+
+
+def test_a_flipped_byte_of_what_describes_a_store_is_found(scored):
+    rng = np.random.default_rng(0)
+    for file in sorted(scored.rglob("zarr.json")):
+        content = file.read_bytes()
+        described = json.loads(content)
+        for at in rng.choice(len(content), 20, replace=False):
+            flipped = bytearray(content)
+            flipped[at] ^= 1 << rng.integers(0, 7)
+            file.write_bytes(flipped)
+            if _same(bytes(flipped), described):
+                continue
+            with pytest.raises(ValueError, match="is damaged|is incomplete|not a store"):
+                open_run(scored)
+        file.write_bytes(content)
+    assert open_run(scored).trained_length == 4
+
+
+def _same(content, described):
+    """Whether the text still says the same, but for copies that are not read: those of the groups in a group."""
+    try:
+        read = json.loads(content)
+        copies = [each.pop("consolidated_metadata")["metadata"] for each in (read, dict(described))]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return False
+    own = {key: value for key, value in described.items() if key != "consolidated_metadata"}
+    mine = [{name: value for name, value in each.items() if value["node_type"] == "array"} for each in copies]
+    return read == own and mine[0] == mine[1]
+
+
+def test_scores_that_are_gone_as_a_whole_are_missed(scored):
+    shutil.rmtree(scored / "evaluation")
+    with pytest.raises(ValueError, match="is damaged .evaluation is missing"):
+        open_run(scored)
+
+
+def test_a_store_without_seal_opens_and_says_so(scored):
+    assert sealed(open_run(scored).hidden.attrs) == "sealed"
+    edited(scored / "zarr.json", lambda meta: meta["attributes"].update(complete=True, trained_length=8))
+    edited(scored / "evaluation" / "zarr.json", lambda meta: meta["attributes"].pop("complete"))
+    run = open_run(scored)
+    assert run.trained_length == 8
+    assert sealed(run.hidden.attrs).startswith("not sealed: an older version")
+    scores = run.evaluation.assign_attrs(vocabulary=11)
+    store.write_evaluation(scored, scores)
+    assert open_run(scored).evaluation.attrs == {"vocabulary": 11}
 
 
 def test_a_store_is_gone_on_with_under_other_weights_only_by_force_and_says_so(path):

@@ -6,7 +6,7 @@ from transformers import BloomConfig, LlamaConfig
 
 from mesa.methods import make
 from mesa.plan import distances, follows_length, reach
-from probe.study.score import advantage, correlations, resamples, score
+from probe.study.score import advantage, correlations, resamples, score, share
 from probe.study.variants import chosen, variants
 
 NONE = 2049
@@ -120,10 +120,23 @@ def test_bad_lengths_are_refused():
     _, measured = lengths(configs=4)
     with pytest.raises(ValueError, match=r"predicted \(4, 4\) and measured \(4, 5\) are not both \(config, seed\)"):
         score(measured[:, 1:], measured, ())
-    with pytest.raises(ValueError, match=r"5 measured lengths are missing; none up to L is L \+ 1"):
-        score(measured, np.where(np.arange(4)[:, None] == 0, np.nan, measured), ())
     with pytest.raises(ValueError, match="2 method configs are too few to correlate; take at least 3"):
         score(measured[:2], measured[:2], ())
+
+
+def test_pairs_that_cannot_be_judged_are_left_out():
+    predicted, measured = lengths(configs=6)
+    some = np.where(np.arange(6)[:, None] == 0, np.nan, measured)
+    found, without = score(predicted, some, (1000,)), score(predicted[1:], measured[1:], (1000,))
+    assert found.correlation.value == without.correlation.value
+    assert found.right[1000].value == without.right[1000].value
+    assert found.called == without.called
+    assert advantage(predicted, measured, some)[0].value == pytest.approx(1)
+    assert (
+        share(predicted, some, predicted > some).value
+        == share(predicted[1:], measured[1:], predicted[1:] > measured[1:]).value
+    )
+    assert score(predicted, measured * np.nan, (1000,)).called == 0
 
 
 def test_configs_fail_early_late_and_never_by_arithmetic():

@@ -115,6 +115,8 @@ def test_another_study_is_not_mixed_in(finished, model, capsys):
         (["--configs", "rerope wide=2"], "rerope: unknown parameter 'wide'"),
         (["--configs", "rerope,,stair"], "--configs 'rerope,,stair' names an empty config"),
         (["--minutes", "0"], "--minutes 0 is not above 0"),
+        (["--first-seed", "998"], "--first-seed 998 with --seeds 5 leaves 0 to 999"),
+        (["--first-seed", "1000"], "--first-seed 1000 is above 999"),
     ],
 )
 def test_bad_input_is_said_before_the_weights_are_loaded(model, tmp_path, capsys, monkeypatch, arguments, message):
@@ -150,6 +152,51 @@ def test_few_configs_lengths_and_likelihood_alone(model, tmp_path, capsys):
     text = tables(results)
     assert "| config | measured by NLL | predicted (repeated, standard) | predicted (repeated, drift) |" in text
     assert "| repeated | drift | 1.25 M |" in text
+
+
+@pytest.mark.parametrize(("vocabulary", "passkeys"), [(8, 1.0), (8, 0.0), (None, 0.0)])
+def test_a_task_at_chance_inside_the_window_says_nothing(tmp_path, vocabulary, passkeys):
+    journal = planted_journal(tmp_path, {"origin": ((), ()), "a": ((250,), ()), "b": ((), ()), "c": ((), (250,))})
+    by_guess, at_chance = vocabulary is not None, passkeys == 0
+    for cell in journal.rows:
+        if cell[0] == "nll" and by_guess:
+            journal.rows[cell] = {"scores": [2.0 + (cell[-1] == 250 and cell[1] == "a")]}
+        if cell[0] == "passkey":
+            journal.rows[cell]["scores"][0] *= passkeys
+    configs = ("origin", "a", "b", "c")
+    row = {"lengths": [200], "qualified": 7, "control": None}
+    for config in configs:
+        journal.rows["predicted", "text", config, 0] = {"lengths": {"text": {"standard": row}}}
+    asked = {
+        "trained_length": 100,
+        "lengths": [100, 150, 200, 250],
+        "length": 250,
+        "seeds": 1,
+        "vocabulary": vocabulary,
+    }
+    asked |= {"measure": ["nll", "passkey"], "rules": ["standard"], "tops": [10], "prompts": ["text"]}
+    found = gather(journal, asked, {name: {"M or more": 100} for name in configs})
+    either, nll, passkey = np.isnan(found["measured"].isel(seed=0).values)
+    assert nll.all() == nll.any() == by_guess
+    assert passkey.all() == passkey.any() == at_chance
+    assert either.all() == either.any() == (by_guess and at_chance)
+    text = tables(found)
+    assert text.count("not judged: at chance inside M") == 4 * (by_guess + at_chance)
+    assert "| b | none | none |" not in text
+    lengths_figure(found)
+
+
+def test_a_study_on_other_seeds_is_another_study(model, tmp_path, capsys):
+    again = ["study", "--model", model, *FEW, *CONFIGS, "--out", str(tmp_path / "out")]
+    assert main([*again, "--first-seed", "1"]) == 0
+    found = read_results(tmp_path / "out" / "study.json")
+    assert found["seed"].values.tolist() == [1]
+    assert np.isnan(found["measured"].values).all()  # of random weights nothing is said
+    assert main(again) == 2
+    assert "holds a run with another first_seed, inputs" in capsys.readouterr().err
+    rows = (tmp_path / "out" / "cells.jsonl").read_text()
+    assert main([*again, "--first-seed", "1"]) == 0
+    assert (tmp_path / "out" / "cells.jsonl").read_text() == rows
 
 
 def test_slices_of_minutes_end_as_one_run_does(model, tmp_path, capsys, monkeypatch):
@@ -188,7 +235,7 @@ def test_drift_predicts_as_a_probe_run_does(tmp_path):
     assert main(["study", "--length", "640", *only, "--configs", configs, "--out", str(tmp_path)]) == 0
     results = read_results(tmp_path / "study.json").isel(prompt=0, top=0, seed=0)
     loaded = load()
-    ((ids,),) = study_prompts(loaded.tokenizer, "repeated", [], 640, 1, 1)
+    ((ids,),) = study_prompts(loaded.tokenizer, "repeated", [], 640, range(1), 1).values()
     methods = chosen(configs, 256, loaded.model.config)
     bridge = bridge_to(loaded.model, loaded.tokenizer)
     hidden = [capture_states(bridge, ids, method)["resid_post"] for method in methods.values()]
@@ -358,10 +405,33 @@ def test_a_journal_keeps_what_was_added(tmp_path):
 
 def test_too_little_text_and_too_few_words_are_named():
     with pytest.raises(ValueError, match="the text holds 6 runs of 5 tokens, 4 seeds with 2 each are asked for"):
-        seeded_windows([np.arange(10)], 5, 4, 2)
-    windows = seeded_windows([np.arange(100)], 5, 4, 2)
-    starts = [int(run[0]) for mine in windows for run in mine]
-    assert len(set(starts)) == 8
+        seeded_windows([np.arange(10)], 5, range(4), 2)
+    with pytest.raises(ValueError, match="holds 1 runs of 5 tokens that no earlier seed reads, 2 seeds with 2 each"):
+        seeded_windows([np.arange(27)], 5, range(2, 4), 2)
+
+
+def test_later_seeds_read_nothing_that_earlier_ones_read():
+    loaded = load()
+    for documents in (
+        [np.arange(100)],
+        [np.arange(60), np.arange(60, 100)],
+        [np.arange(3 * n, 3 * n + 3) for n in range(40)],
+    ):
+        first, later = (seeded_windows(documents, 5, seeds, 2) for seeds in (range(4), range(4, 8)))
+        starts = [int(run[0]) for each in (first, later) for mine in each.values() for run in mine]
+        assert len({start // 5 for start in starts}) == 16
+        assert list(later) == [4, 5, 6, 7]
+    documents = [np.arange(3, 2000)]
+    for kind in ("repeated", "text", "passkey"):
+        first, later = (
+            study_prompts(loaded.tokenizer, kind, documents, 200, seeds, 1) for seeds in (range(3), range(3, 6))
+        )
+        every = [tuple(ids) for each in (first, later) for mine in each.values() for ids in mine]
+        assert len(set(every)) == 6
+    whole = study_prompts(loaded.tokenizer, "repeated", [], 200, range(6), 1)
+    assert study_prompts(loaded.tokenizer, "repeated", [], 200, range(3, 6), 1) == {
+        seed: whole[seed] for seed in (3, 4, 5)
+    }
 
 
 def published():

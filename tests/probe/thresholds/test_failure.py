@@ -110,6 +110,12 @@ def test_what_is_not_at_chance_still_judges():
     assert of(scores(level=8.3, vocabulary=10**5)).holds
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_no_passkey_found_is_chance_however_few_were_asked(count):
+    few = scores(hits=((0,) * 6,) * 2).isel(sample=slice(count))
+    assert measured_failure(few, M).chance == (PASSKEY,)
+
+
 @pytest.mark.parametrize(("found", "chance"), [(0, (PASSKEY,)), (5, (PASSKEY,)), (6, ()), (9, ())])
 def test_few_passkeys_are_chance_where_wilsons_interval_ends_below_one_half(found, chance):
     measured = measured_failure(scores(hits=((20, found, 0, 0, 0, 0), (20,) * 6)), M)

@@ -125,7 +125,18 @@ def test_what_is_judged_by_one_measure_alone_is_still_ranked(planted):
     summary["methods"][0]["measured"] |= {"length": 128, "low": 128, "high": 128, "before": 64}
     rows = ranked(summary, None)
     assert [row["held"] for row in rows] == [320, 320, 320, 64]
-    assert "by tail NLL alone" in told(summary)["What mended it"]
+    said = told(summary)["What mended it"]
+    assert "do not fail by tail NLL up to 320 tokens, the longest measured, and passkey is at chance inside M" in said
+    assert " hold" not in said
+
+
+def test_what_is_at_chance_by_one_measure_is_never_said_to_hold(planted):
+    said = told(without_break(planted, ("passkey",)))
+    assert said["What broke"].startswith(
+        "Nothing that can be judged: origin does not fail by tail NLL up to 320 tokens"
+    )
+    assert said["What mended it"] == "Nothing that can be judged was to be mended up to 320 tokens."
+    assert not any(" hold" in text for text in said.values())
 
 
 def test_methods_share_a_rank_only_where_their_intervals_meet(planted):
