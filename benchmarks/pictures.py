@@ -1,7 +1,7 @@
 """`make pictures`: draws the pictures of docs/ anew, each by the command named here, from the runs that are there.
 
-`python benchmarks/pictures.py RUNS` takes runs from RUNS: `demo` (`make demo`), `mechanism` and `smollm2-12k`
-(their commands: docs/mechanism.md, docs/real-model.md). A picture whose run is not there stays as it is, and is named.
+`python benchmarks/pictures.py RUNS` takes runs from RUNS: `demo` (`make demo`), `mechanism` (`make mechanism`) and
+`smollm2-12k` (its command: docs/real-model.md). A picture whose run is not there stays as it is, and is named.
 The screenshots docs/app-*.png are `make test-browser`'s.
 """
 
@@ -15,7 +15,8 @@ from probe.study.report import write_study
 from probe.study.results import read_results
 
 ROOT = Path(__file__).parents[1]
-EXPORTS = {  # run: arguments of `mesa-lens export`, and which file is which picture
+Exports = tuple[tuple[str, str, dict[str, str]], ...]
+EXPORTS: dict[str, Exports] = {  # run: arguments of `mesa-lens export`, and which file is which picture
     "demo": (
         ("drift", "", {"demo-drift": "drift-resid_post-repeated", "demo-drift-map": "drift-resid_post-repeated-map"}),
         ("heatmap", "", {"demo-heatmaps": "heatmap-resid_post-repeated"}),
@@ -38,24 +39,29 @@ EXPORTS = {  # run: arguments of `mesa-lens export`, and which file is which pic
 
 def draw(runs: Path, docs: Path) -> list[str]:
     """Draws into `docs`; returns the pictures that stayed, with the reason."""
-    stayed = []
+    stayed = [line for run, exports in EXPORTS.items() for line in export(run, exports, runs, docs)]
     with tempfile.TemporaryDirectory() as scratch:
-        for run, exports in EXPORTS.items():
-            for number, (kind, options, pictures) in enumerate(exports):
-                out = Path(scratch) / f"{run}-{number}"
-                done = (runs / run).is_dir() and main(
-                    ["export", kind, str(runs / run), *options.split(), "--out", str(out)]
-                ) == 0
-                for picture, name in pictures.items():
-                    if done:
-                        shutil.copyfile(out / f"{name}.png", docs / f"{picture}.png")
-                    else:
-                        stayed.append(f"{picture}.png: {runs / run} cannot be exported")
         write_study(read_results(ROOT / "benchmarks" / "results" / "study.json"), Path(scratch))
         for name in ("lengths", "dims"):
             shutil.copyfile(Path(scratch) / f"{name}.png", docs / f"findings_{name}.png")
     for task in ("plots", "table"):
         main(["verify", task, "--out", str(docs)])
+    return stayed
+
+
+def export(run: str, exports: Exports, runs: Path, docs: Path) -> list[str]:
+    """Draws the pictures of one run into `docs`; returns those that stayed, with the reason."""
+    stayed = []
+    for kind, options, pictures in exports:
+        with tempfile.TemporaryDirectory() as scratch:
+            done = (runs / run).is_dir() and main(
+                ["export", kind, str(runs / run), *options.split(), "--out", scratch]
+            ) == 0
+            for picture, name in pictures.items():
+                if done:
+                    shutil.copyfile(Path(scratch) / f"{name}.png", docs / f"{picture}.png")
+                else:
+                    stayed.append(f"{picture}.png: {runs / run} cannot be exported")
     return stayed
 
 

@@ -1,4 +1,4 @@
-"""95% intervals of means, shares, and their differences on shared prompts."""
+"""95% intervals of means, shares, ratios, and of differences on shared prompts."""
 
 from __future__ import annotations
 
@@ -44,6 +44,25 @@ def student(values: Sequence[float]) -> Ends:
 def half_width(values: np.ndarray) -> np.ndarray:
     """Half the width of Student's 95% interval of the mean over the first axis, of two values or more."""
     return stdtrit(len(values) - 1, 0.975) * values.std(0, ddof=1) / math.sqrt(len(values))
+
+
+def fieller(above: Sequence[float], below: Sequence[float]) -> Ends:
+    """Fieller's 95% interval of mean(above) / mean(below), paired: every r where Student's of above - r below holds 0.
+
+    (None, None) for fewer than two pairs, and where it is boundless: where Student's interval of mean(below) holds 0.
+
+    >>> [round(float(end), 2) for end in fieller([2, 3, 3], [4, 5, 6])]
+    [0.38, 0.71]
+    """
+    over, under = np.asarray(above, float), np.asarray(below, float)
+    if len(over) < 2:
+        return None, None
+    means = np.outer((over.mean(), under.mean()), (over.mean(), under.mean()))
+    (over2, both), (_, under2) = means - stdtrit(len(over) - 1, 0.975) ** 2 / len(over) * np.cov(over, under)
+    if under2 <= 0:
+        return None, None
+    half = math.sqrt(max(0.0, both**2 - over2 * under2))
+    return (both - half) / under2, (both + half) / under2
 
 
 def agresti_min(gained: int, lost: int, count: int) -> tuple[float, float]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
-from probe.evaluation.intervals import student
+from probe.evaluation.intervals import Ends, fieller, student
 
 LEAST = 0.01
 """Nats/token; smaller differences, such as rounding makes, are taken for none."""
@@ -25,11 +26,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Gap:
-    """What is lost on some items: mean losses (nats/token) and the 95% interval of their difference.
-
-    The interval is as wide as Student's over items at least: of few items resampled ones differ too little, and of two
-    without any loss one pair in four would be judged.
-    """
+    """What is lost on some items: mean losses (nats/token) and the 95% interval of their difference."""
 
     broken: float
     mended: float
@@ -45,8 +42,9 @@ class Gap:
 class Paired:
     """Losses (item, block) of the broken and the mended run, against which interventions on the same items are held.
 
-    Intervals: 95% percentile intervals over resampled items, and blocks of scored tokens within each item; one item
-    alone has its blocks', and none (NaN) where it is one block.
+    Intervals: 95% percentile intervals over resampled items, and blocks of scored tokens within each item, as wide as
+    Student's over items, or for shares Fieller's, at least: those of few resampled items are too narrow. One item alone
+    has its blocks', and none (NaN) where it is one block.
     """
 
     def __init__(self, broken: Sequence[Sequence[float]], mended: Sequence[Sequence[float]]) -> None:
@@ -59,10 +57,7 @@ class Paired:
     def gap(self) -> Gap:
         """What is lost."""
         lost = self.broken - self.mended
-        low, high = self._ends(self._drawn(lost))
-        least, most = student(lost.mean(1))
-        if least is not None and most is not None:
-            low, high = min(low, least), max(high, most)
+        low, high = _widened(self._ends(self._drawn(lost)), student(lost.mean(1)))
         return Gap(float(self.broken.mean()), float(self.mended.mean()), low, high)
 
     def share(self, losses: Sequence[Sequence[float]], *, restores: bool = True) -> Share:
@@ -73,15 +68,14 @@ class Paired:
         is the share itself where the gap of these items is below `LEAST`.
         """
         array = np.asarray(losses, float)
-        moved = self.broken - array if restores else array - self.mended
-        lost = (self.broken - self.mended).mean()
-        if lost < LEAST:
+        moved, lost = self.broken - array if restores else array - self.mended, self.broken - self.mended
+        if lost.mean() < LEAST:
             return Share(np.nan, np.nan, np.nan)
-        above, below = self._drawn(moved), self._drawn(self.broken - self.mended)
-        value = float(moved.mean() / lost)
-        if (below <= 0).mean() > 0.025:
+        above, below = self._drawn(moved), self._drawn(lost)
+        value, by_items = float(moved.mean() / lost.mean()), fieller(moved.mean(1), lost.mean(1))
+        if (below <= 0).mean() > 0.025 or (len(lost) > 1 and by_items[0] is None):
             return Share(value, np.nan, np.nan)
-        return Share(value, *self._ends(above[below > 0] / below[below > 0]))
+        return Share(value, *_widened(self._ends(above[below > 0] / below[below > 0]), by_items))
 
     def _ends(self, drawn: np.ndarray) -> tuple[float, float]:
         """Low and high end of an interval."""
@@ -94,6 +88,12 @@ class Paired:
         return self._weights @ values.ravel()
 
 
+def _widened(ends: tuple[float, float], least: Ends) -> tuple[float, float]:
+    """The interval that holds both, if there is a second."""
+    return ends if least[0] is None else (min(ends[0], least[0]), max(ends[1], least[1]))
+
+
+@cache
 def _weights(items: int, blocks: int) -> np.ndarray:
     """Weights (draw, item * block) of resampled items and resampled blocks within them; one block stays."""
     rng = np.random.default_rng(0)

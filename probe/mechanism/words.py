@@ -9,7 +9,6 @@ from probe.store.located import Located, Row, having, is_clear, number, percent
 
 _MEASURES = {"nll": "tail NLL", "passkey": "the passkey's answer"}
 _NAMED = 3  # layers named in a sentence
-_FEW = 4  # items below which intervals over items say little
 _WRITTEN_INTO = ("attn_out", "mlp_out")  # resid_* hold all that came before: late ones restore all of it
 
 
@@ -230,10 +229,10 @@ def _name(layer: int, head: int) -> str:
 
 
 def _items(count: int) -> str:
-    """How many items there are, and what intervals over few of them are worth."""
+    """How many items there are, and what intervals over one are worth."""
     if count == 1:
         return "1 item: intervals are of its blocks and say nothing of other items"
-    return f"{count} items{': too few for intervals that hold' if count < _FEW else ''}"
+    return f"{count} items"
 
 
 def _heads(size: int) -> str:

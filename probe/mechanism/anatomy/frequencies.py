@@ -42,8 +42,8 @@ def unmet_share(
     trained, own = frequencies(decoder.rotary_emb, method, length)
 
     def look(schedule: Schedule, query: Tensor, key: Tensor, scale: float) -> dict[str, Tensor]:
-        limits = phases.met_limits(schedule.plan, trained, own, method.trained_length)
-        return _shares(schedule, query, key, scale, chosen, limits)
+        met = phases.phases(schedule.plan, trained, own, method.trained_length)
+        return _shares(schedule, query, key, scale, chosen, met)
 
     data = labelled([look_at(model, ids, method, look) for ids in prompts], {}, chosen, method.trained_length)
     for name, weighted in (("norms", "norms"), ("attention", "norms and attention")):
@@ -58,12 +58,12 @@ def first_unmet(method: Method, config: Any, length: int, share: float = 0.0) ->
     is one distance too far. config: the model's Hugging Face config. Raises ValueError for a model without rotary
     embeddings.
     """
-    return phases.first_above(method.plan(length), _limits(method, config, length), share)
+    return phases.first_above(method.plan(length), _met(method, config, length), share)
 
 
 def unmet_by_position(method: Method, config: Any, length: int) -> np.ndarray:
     """Of a prompt of `length` tokens: the share of new phases at each position, all keys and pairs counted alike."""
-    return phases.unmet_by_position(method.plan(length), _limits(method, config, length))
+    return phases.unmet_by_position(method.plan(length), _met(method, config, length))
 
 
 def check_rotary(config: Any, method: Method) -> None:
@@ -95,27 +95,28 @@ def frequencies(rotary: nn.Module, method: Method, length: int) -> tuple[np.ndar
     return trained.double().cpu().numpy(), own.inv_freq.double().cpu().numpy()
 
 
-def _limits(method: Method, config: Any, length: int) -> np.ndarray:
+def _met(method: Method, config: Any, length: int) -> phases.Phases:
     check_rotary(config, method)
     with torch.device("meta"):
         decoder: Any = AutoModelForCausalLM.from_config(config).get_decoder()
     trained, own = frequencies(type(decoder.rotary_emb)(config), method, length)
-    return phases.met_limits(method.plan(length), trained, own, method.trained_length)
+    return phases.phases(method.plan(length), trained, own, method.trained_length)
 
 
 def _shares(
-    schedule: Schedule, query: Tensor, key: Tensor, scale: float, chosen: Sequence[int], limits: np.ndarray
+    schedule: Schedule, query: Tensor, key: Tensor, scale: float, chosen: Sequence[int], met: phases.Phases
 ) -> dict[str, Tensor]:
     """Unmet shares (head, query), by norms and by attention, of a batch of one."""
-    pairs, groups = len(limits), query.shape[1] // key.shape[1]
-    relative = torch.from_numpy(relative_positions(schedule.plan, np.array(chosen), np.arange(key.shape[2])))
-    met = torch.from_numpy(limits)
+    pairs, groups = len(met.arc), query.shape[1] // key.shape[1]
+    relative = relative_positions(schedule.plan, np.array(chosen), np.arange(key.shape[2]))
+    seen = torch.from_numpy(relative >= 0)
+    new = torch.from_numpy(np.stack([met.unmet(relative, pair) for pair in range(pairs)], -1))
     weights = rows(schedule, query, key, scale, chosen)[0].cpu().double()
     keys = _pair_norms(key[0], pairs).repeat_interleave(groups, 0)
     shares: dict[str, list[Tensor]] = {"norms": [], "attention": []}
     for row, token in enumerate(chosen):
-        products = keys * _pair_norms(query[0, :, token, None], pairs) * (relative[row] >= 0)[:, None]
-        unmet, every = (products * (relative[row][:, None] > met)).sum(-1), products.sum(-1)
+        products = keys * _pair_norms(query[0, :, token, None], pairs) * seen[row, :, None]
+        unmet, every = (products * new[row]).sum(-1), products.sum(-1)
         shares["norms"].append(unmet.sum(-1) / every.sum(-1))
         shares["attention"].append((weights[:, row] * unmet).sum(-1) / (weights[:, row] * every).sum(-1))
     return {name: torch.stack(values, -1) for name, values in shares.items()}

@@ -1,42 +1,64 @@
 """Rotary phases that were never met inside the trained window, by a plan's distances alone; no model is run.
 
-Pair m of a head's dims turns by w_m a token. Inside the window it meets the phases w_m r, 0 <= r < M. A method puts a
-key at relative position r' and may turn pairs at another frequency w'_m: the phase w'_m r' was never met if it is above
-w_m (M - 1) and that is below one round; a pair that has gone round has met all. Phases count from distance 0 on, so
-those beyond one round of a pair that had not gone round stay unmet.
+Pair m of a head's dims turns by w_m a token. Inside the window it meets the phases w_m r, 0 <= r < M, and, as they are
+counted here, what lies between two that are one step w_m apart: the arc from 0 to w_m (M - 1), or the whole circle if
+no more than a step is left of it. A method puts a key at relative position r' and may turn pairs at another frequency
+w'_m: the phase w'_m r' was met if modulo 2 pi it lies on that arc, so also where the pair comes round to it again.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
-from mesa.plan import Plan, reach, relative_positions
+from mesa.plan import Plan, relative_positions
+
+_ROUND = 2 * math.pi
+_ROUNDING = 1e-6  # relative; inv_freq is float32
 
 
-def met_limits(plan: Plan, trained: np.ndarray, own: np.ndarray, trained_length: int) -> np.ndarray:
-    """The largest relative position of each pair, (pair,), whose phase was met; inf for pairs that have gone round.
+@dataclass(frozen=True)
+class Phases:
+    """By rotary pair, in radians: what it turns by a token, in use, and the arc from 0 on that it met inside M."""
+
+    turn: np.ndarray
+    arc: np.ndarray
+
+    @property
+    def open_pairs(self) -> np.ndarray:
+        """The pairs that have not met the whole circle, by number."""
+        return np.flatnonzero(self.arc < _ROUND)
+
+    def unmet(self, relative: np.ndarray, pair: int) -> np.ndarray:
+        """Whether a pair never met its phase at these relative positions (-1: masked, False), in their shape."""
+        angle = relative * self.turn[pair]
+        phase, near = angle - _ROUND * np.floor(angle / _ROUND), _ROUNDING * angle
+        return (relative >= 0) & (phase > self.arc[pair] + near) & (phase < _ROUND - near)
+
+
+def phases(plan: Plan, trained: np.ndarray, own: np.ndarray, trained_length: int) -> Phases:
+    """What each pair turns by under the plan, and what it met.
 
     trained, own: radians a token of each pair inside M, and in use before the plan scales them.
     """
     pairs = len(trained)
     scale = 1.0 if plan.frequency_scale is None else plan.frequency_scale(np.arange(pairs, dtype=float), 2 * pairs)
-    largest = trained * (trained_length - 1)
-    return np.where(largest >= 2 * math.pi, np.inf, largest / (own * scale) * (1 + 1e-6))  # inv_freq is float32
+    return Phases(own * scale, np.where(trained * trained_length >= _ROUND, _ROUND, trained * (trained_length - 1)))
 
 
-def first_above(plan: Plan, limits: np.ndarray, share: float = 0.0) -> int | None:
+def first_above(plan: Plan, met: Phases, share: float = 0.0) -> int | None:
     """The first token position (from 0) at which more than `share` of the (key, pair)s are unmet; None if none is."""
-    above = unmet_by_position(plan, limits) > share if share else reach(plan) > limits.min(initial=np.inf)
+    above = unmet_by_position(plan, met) > share
     return int(above.argmax()) if above.any() else None
 
 
-def unmet_by_position(plan: Plan, limits: np.ndarray, block: int = 256) -> np.ndarray:
+def unmet_by_position(plan: Plan, met: Phases, block: int = 256) -> np.ndarray:
     """The share of each query's (key, pair)s whose phase was never met, (position,), all counted alike."""
     index, shares = np.arange(plan.length), []
     for begin in range(0, plan.length, block):
         relative = relative_positions(plan, index[begin : begin + block], index)
-        unmet = sum(((relative > limit).sum(1) for limit in limits[np.isfinite(limits)]), np.zeros(len(relative)))
-        shares.append(unmet / ((relative >= 0).sum(1) * len(limits)))
+        unmet = sum((met.unmet(relative, pair).sum(1) for pair in met.open_pairs), np.zeros(len(relative)))
+        shares.append(unmet / ((relative >= 0).sum(1) * len(met.arc)))
     return np.concatenate(shares)

@@ -23,6 +23,26 @@ def test_few_items_without_a_loss_are_rarely_judged(items):
     assert sum(drawn) <= 6  # 2.5 of 100; by resampling alone 25 of pairs are
 
 
+@pytest.mark.parametrize("items", [2, 3, 6])
+def test_intervals_of_shares_of_few_items_hold_the_truth(items):
+    """Items lose 1 nat give or take a third, restore 60% give or take 20, in 8 blocks of noise, most of it shared."""
+    rng, held = np.random.default_rng(0), []
+    while len(held) < 200:
+        gap, part = rng.normal(1, 0.35, (items, 1)), rng.normal(0.6, 0.2, (items, 1))
+        noise = rng.normal(0, 0.5, (items, 8))
+        judge = Paired(gap + noise, 0 * noise)
+        if judge.gap.judged:
+            share = judge.share(gap * (1 - part) + 0.4 * noise + rng.normal(0, 0.3, (items, 8)))
+            held.append(share.low <= 0.6 <= share.high)
+    assert sum(held) >= 184  # 190 of 200; of resampled items alone 150, 172 and 181
+
+
+def test_a_share_of_a_loss_that_may_be_none_has_no_interval():
+    share = Paired([[1.0], [2.0]], [[0.0], [0.0]]).share([[0.5], [1.0]])
+    assert share.value == 0.5
+    assert np.isnan(share.low)
+
+
 def test_a_share_of_no_loss_is_none():
     """As of the first items of a run that was cut short."""
     for broken in (0.9, 1.0, 1.005):

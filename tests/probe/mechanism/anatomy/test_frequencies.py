@@ -1,7 +1,10 @@
 """Phases by hand for a head of 4 dims, M = 8: pair 0 turns by 1 a token and has gone round, pair 1 by 0.5, 3.5 at most.
 
-So pair 1 meets a new phase from relative position 8 on.
+So pair 1 meets a new phase at relative positions 8 to 12 (4 to 6) and at 13 is back among those it met
+(6.5 - 2 pi = 0.22).
 """
+
+import math
 
 import cases
 import numpy as np
@@ -13,7 +16,7 @@ from transformers import Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, MptCon
 import mesa
 from mesa.engine.rows import rows
 from probe.mechanism.anatomy.frequencies import first_unmet, frequencies, unmet_by_position, unmet_share
-from probe.mechanism.anatomy.phases import met_limits
+from probe.mechanism.anatomy.phases import phases
 from probe.mechanism.anatomy.queries import look_at
 
 TRAINED = 8
@@ -37,13 +40,34 @@ def method(name, **parameters):
     return mesa.make(name, TRAINED, **parameters)
 
 
-def test_limits_by_hand():
-    frequency = np.array([1.0, 0.5])
-    origin = met_limits(method("origin").plan(16), frequency, frequency, TRAINED)
-    np.testing.assert_allclose(origin, [np.inf, 7], rtol=1e-5)
+def unmet(frequency, relative, name="origin", own=None):
+    """Whether pair 1 is new at these relative positions; pair 0 has gone round."""
+    frequency, own = np.array(frequency), np.array(own or frequency)
+    found = phases(method(name).plan(16), frequency, own, TRAINED)
+    assert found.open_pairs.tolist() == [1]
+    return found.unmet(np.array(relative), 1).tolist()
+
+
+def test_phases_by_hand():
+    new = [r for r in range(40) if unmet([1.0, 0.5], r)]
+    assert new == [8, 9, 10, 11, 12, 20, 21, 22, 23, 24, 25, 33, 34, 35, 36, 37]  # a round is 12.57 tokens
+    assert unmet([1.0, 0.5], [-1, 7, 7.2]) == [False, False, True]
     # n = 16 = 2 M: the base grows, pair 1 of 2 is slowed by the factor 4 * 2 - 3 = 5: 35 is the last phase it has met
-    slowed = met_limits(method("dynamic-ntk").plan(16), frequency, frequency, TRAINED)
-    np.testing.assert_allclose(slowed, [np.inf, 35], rtol=1e-5)
+    assert unmet([1.0, 0.5], [35, 36, 62, 63], "dynamic-ntk") == [False, True, True, False]  # 6.3 is round again
+    assert unmet([1.0, 0.5], [3, 4, 6, 7], own=[1.0, 1.0]) == [False, True, True, False]  # another turns twice as fast
+
+
+def test_a_pair_one_step_short_of_a_round_has_met_the_circle():
+    """7 steps of 0.8 reach 5.6: what is left of 6.28 is no wider than a step; 0.78 leaves more than one, 0.82."""
+    plan = method("origin").plan(16)
+    assert phases(plan, *[np.array([0.8, 0.78])] * 2, TRAINED).open_pairs.tolist() == [1]
+
+
+def test_a_distance_may_be_met_beyond_one_that_is_not():
+    """Judged key by key, not by the farthest: queries from 13 on see the same five new distances, 8 to 12."""
+    assert first_unmet(method("origin"), CONFIG, 20) == 8
+    share = unmet_by_position(method("origin"), CONFIG, 20)
+    np.testing.assert_allclose(share[12:], [5 / (2 * (t + 1)) for t in range(12, 20)])
 
 
 @pytest.mark.parametrize(
@@ -64,11 +88,11 @@ def test_first_new_phase_by_hand(name, parameters, length, first):
 
 
 def test_share_by_position_by_hand():
-    """Query t of Origin sees t + 1 keys, t - 7 of them at distance 8 or more; one pair of two counts."""
+    """Query t of Origin sees t + 1 keys, t - 7 of them at distance 8 to 12, five at most; one pair of two counts."""
     share = unmet_by_position(method("origin"), CONFIG, 16)
-    np.testing.assert_allclose(share, [max(0, t - 7) / (2 * (t + 1)) for t in range(16)])
-    assert first_unmet(method("origin"), CONFIG, 16, share=0.2) == 13  # 6 of 28; 5 of 26 at 12
-    assert first_unmet(method("origin"), CONFIG, 16, share=0.4) is None
+    np.testing.assert_allclose(share, [min(5, max(0, t - 7)) / (2 * (t + 1)) for t in range(16)])
+    assert first_unmet(method("origin"), CONFIG, 16, share=0.18) == 12  # 5 of 26; 4 of 24 at 11
+    assert first_unmet(method("origin"), CONFIG, 16, share=0.2) is None
 
 
 def small():
@@ -88,17 +112,17 @@ def test_shares_equal_a_loop_over_pairs_and_keys(name):
     attention = model.model.layers[0].self_attn
     with torch.no_grad():
         query, key = attention.q_proj(kept["x"])[0, 15].view(2, 4), attention.k_proj(kept["x"])[0]
-    limit = {"origin": 7, "leaky-rerope": 7, "dynamic-ntk": 14}[name]
     assert (data.sel(query=7)["norms"] == 0).all()
     for head in range(2):
         sums = np.zeros((2, 2))  # (all, unmet) by (norms, attention)
         for i in range(16):
             r = 15 - i
             relative = r if name != "leaky-rerope" or r < 4 else 4 + (r - 4) / 2
+            phase = relative * (0.25 if name == "dynamic-ntk" else 0.5) % (2 * math.pi)
             for pair in range(2):
                 product = query[head, [pair, pair + 2]].norm() * key[i, [pair, pair + 2]].norm()
                 both = float(product) * np.array([1, float(kept["weights"][0, head, i])])
-                sums += [both, both * (pair == 1 and relative > limit)]
+                sums += [both, both * (pair == 1 and phase > 3.5)]
         for number, kind in enumerate(("norms", "attention")):
             got = float(data[kind].sel(query=15, head=head))
             assert got == pytest.approx(sums[1, number] / sums[0, number], abs=1e-5)
