@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mesa.methods import (
     METHODS,
+    PI,
     DynamicNTK,
     LeakyReRoPE,
     LMInfinite,
@@ -43,6 +44,7 @@ _LAZY = {
 
 __all__ = [
     "METHODS",
+    "PI",
     "DynamicNTK",
     "LMInfinite",
     "LeakyReRoPE",

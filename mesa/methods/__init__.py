@@ -14,6 +14,7 @@ from typing import Any
 
 from mesa.methods.base import Method
 from mesa.methods.chunked import MesaExtrapolation
+from mesa.methods.interpolated import PI
 from mesa.methods.plain import DynamicNTK, NoPE, NTKMixed, Origin
 from mesa.methods.windowed import LMInfinite, StreamingLLM
 from mesa.methods.woven import LeakyReRoPE, ReRoPE, SelfExtend, StairPE
@@ -25,6 +26,7 @@ METHODS: dict[str, type[Method]] = {
         NoPE,
         ReRoPE,
         LeakyReRoPE,
+        PI,
         DynamicNTK,
         NTKMixed,
         LMInfinite,

@@ -36,7 +36,7 @@ class LMInfinite(Method):
             query_position=Constant(self.window),
             key_position=Constant(0),
             nearest=self.window,
-            log_n=self._log_n,
+            query_scale=self._scale(),
         )
         return Plan(length, (near, first))
 
@@ -69,6 +69,6 @@ class StreamingLLM(Method):
             (0, min(self.first, length)),
             query_position=lambda t: (t < cache) * t + (t >= cache) * cache,
             nearest=self.window + 1,
-            log_n=self._log_n,
+            query_scale=self._scale(),
         )
         return Plan(length, (near, sinks))

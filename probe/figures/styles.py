@@ -18,6 +18,7 @@ STYLES: dict[str, Look] = {  # after Okabe and Ito, at least 3:1 on white; (colo
     "nope": ("#8C6D31", "longdash", "x"),
     "rerope": ("#0072B2", "dash", "square"),
     "leaky-rerope": ("#3A95D0", "dashdot", "square"),
+    "pi": ("#6B8E00", "dashdot", "triangle-up"),
     "dynamic-ntk": ("#C47F00", "solid", "triangle-up"),
     "ntk-mixed": ("#9A8F00", "longdash", "triangle-up"),
     "lm-infinite": ("#D55E00", "dashdot", "triangle-down"),

@@ -9,6 +9,7 @@ CASES = {
     "nope": {},
     "rerope": {"window": 5},
     "leaky-rerope": {"window": 5, "k": 4},
+    "pi": {"factor": None},
     "dynamic-ntk": {},
     "ntk-mixed": {},
     "lm-infinite": {"window": 9, "first": 3},

@@ -27,6 +27,7 @@ METHODS = {
     "mesa": mesa.MesaExtrapolation(
         trained_length=128, width=8, first=10, last=32, split_threshold=200, headroom=8, variant="reference"
     ),
+    "pi": mesa.PI(trained_length=128, factor=4.0),
 }
 
 
@@ -54,6 +55,29 @@ def test_method_reproduces_its_public_implementation(model, name, length, execut
             np.testing.assert_allclose(logits[-1, :64], expected, atol=TOLERANCE)
             assert following is None or logits[-1].argmax() == following
     assert all(attachment.calls[layer] == 1 + len(tokens) for layer in range(3))
+
+
+def off(model, name, method) -> float:
+    """The largest difference of a method's logits from a golden's, in its longest prompt and the tokens after it."""
+    golden, cache = np.load(GOLDEN / f"{name}.npz"), DynamicCache()
+    ids, tokens = (torch.from_numpy(golden[f"L333_{part}"]).reshape(1, -1) for part in ("input_ids", "tokens"))
+    expected = np.concatenate([golden["L333_prompt_logits"].reshape(-1, 64), decode_logits(golden, 333)])
+    with torch.no_grad(), mesa.applied(model, method):
+        parts = [model(part, past_key_values=cache).logits[0, :, :64] for part in (ids, *tokens.split(1, 1))]
+    return float(np.abs(torch.cat(parts).numpy() - expected).max())
+
+
+MISTAKES = {
+    "pi: n / M for 4": ("pi", mesa.PI(trained_length=128, factor=333 / 128), 0.1),
+}
+"""What comes nearest to a method without being it, by golden, and the least it is off in logits."""
+
+
+@pytest.mark.parametrize("mistake", list(MISTAKES))
+def test_the_nearest_mistakes_are_told_apart(model, mistake):
+    name, method, least = MISTAKES[mistake]
+    assert off(model, name, METHODS[name]) < TOLERANCE
+    assert off(model, name, method) > least
 
 
 def decode_logits(golden, length: int) -> np.ndarray:

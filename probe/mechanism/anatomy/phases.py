@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from mesa.plan import Plan, reach, relative_positions
+from mesa.plan import Plan, reach, relative_positions, rotary_base
 
 
 def met_limits(plan: Plan, trained: np.ndarray, own: np.ndarray, trained_length: int) -> np.ndarray:
@@ -21,7 +21,9 @@ def met_limits(plan: Plan, trained: np.ndarray, own: np.ndarray, trained_length:
     trained, own: radians a token of each pair inside M, and in use before the plan scales them.
     """
     pairs = len(trained)
-    scale = 1.0 if plan.frequency_scale is None else plan.frequency_scale(np.arange(pairs, dtype=float), 2 * pairs)
+    number, scale = np.arange(pairs, dtype=float), 1.0
+    if plan.frequency_scale is not None:
+        scale = plan.frequency_scale(number, 2 * pairs, rotary_base(own))
     largest = trained * (trained_length - 1)
     return np.where(largest >= 2 * math.pi, np.inf, largest / (own * scale) * (1 + 1e-6))  # inv_freq is float32
 

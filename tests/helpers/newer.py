@@ -1,0 +1,16 @@
+"""Formulas of the methods that came later, pair by pair, for the oracle: distances and factors on scores."""
+
+
+def pi(t, i, trained, prompt, factor=4.0):
+    return (t - i) / (factor or max(1.0, prompt / trained))
+
+
+RELATIVE = {"pi": pi}
+"""By method; called with 0 <= i <= t: the relative position, or None where the pair is masked."""
+
+FACTOR = {}
+"""By method: the factor on the score, where it has one."""
+
+
+def factor(name, t, i, trained, prompt, **parameters):
+    return FACTOR[name](t, i, trained, prompt, **parameters) if name in FACTOR else 1.0
