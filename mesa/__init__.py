@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mesa.methods import (
     METHODS,
     PI,
+    Crop,
     DynamicNTK,
     LeakyReRoPE,
     LMInfinite,
@@ -45,6 +46,7 @@ _LAZY = {
 __all__ = [
     "METHODS",
     "PI",
+    "Crop",
     "DynamicNTK",
     "LMInfinite",
     "LeakyReRoPE",

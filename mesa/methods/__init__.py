@@ -16,7 +16,7 @@ from mesa.methods.base import Method
 from mesa.methods.chunked import MesaExtrapolation
 from mesa.methods.interpolated import PI
 from mesa.methods.plain import DynamicNTK, NoPE, NTKMixed, Origin
-from mesa.methods.windowed import LMInfinite, StreamingLLM
+from mesa.methods.windowed import Crop, LMInfinite, StreamingLLM
 from mesa.methods.woven import LeakyReRoPE, ReRoPE, SelfExtend, StairPE
 
 METHODS: dict[str, type[Method]] = {
@@ -29,6 +29,7 @@ METHODS: dict[str, type[Method]] = {
         PI,
         DynamicNTK,
         NTKMixed,
+        Crop,
         LMInfinite,
         StreamingLLM,
         SelfExtend,

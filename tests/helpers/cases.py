@@ -12,6 +12,7 @@ CASES = {
     "pi": {"factor": None},
     "dynamic-ntk": {},
     "ntk-mixed": {},
+    "crop": {},
     "lm-infinite": {"window": 9, "first": 3},
     "streaming-llm": {"window": 7, "first": 3},
     "self-extend": {"window": 7, "group": 3},

@@ -5,7 +5,12 @@ def pi(t, i, trained, prompt, factor=4.0):
     return (t - i) / (factor or max(1.0, prompt / trained))
 
 
-RELATIVE = {"pi": pi}
+def crop(t, i, trained, prompt):
+    alone = prompt - trained <= t < prompt and i < prompt - trained  # a query of the last M, a key before them
+    return t - i if t - i < trained and not alone else None
+
+
+RELATIVE = {"pi": pi, "crop": crop}
 """By method; called with 0 <= i <= t: the relative position, or None where the pair is masked."""
 
 FACTOR = {}

@@ -52,6 +52,18 @@ def test_mesa_distances():
     ]
 
 
+def test_crop_distances():
+    assert distances(mesa.Crop(trained_length=3).plan(7, 5)).tolist() == [
+        [0, -1, -1, -1, -1, -1, -1],
+        [1, 0, -1, -1, -1, -1, -1],
+        [-1, -1, 0, -1, -1, -1, -1],  # the prompt's last three see nothing before them
+        [-1, -1, 1, 0, -1, -1, -1],
+        [-1, -1, 2, 1, 0, -1, -1],
+        [-1, -1, -1, 2, 1, 0, -1],  # a decoded token the last three
+        [-1, -1, -1, -1, 2, 1, 0],
+    ]
+
+
 @pytest.mark.parametrize("weave", ["rerope", "leaky-rerope"])
 @pytest.mark.parametrize(("length", "prompt"), [(90, 80), (30, 20)])
 def test_the_ablation_weaves_the_last_chunk_differently(weave, length, prompt):
@@ -311,4 +323,4 @@ def test_positions_begin_anew_where_the_largest_distance_falls(name):
     largest = reach(plan)
     falls = [int(t) for t in np.flatnonzero(np.diff(largest) < -1) + 1]
     assert restarts(plan) == {at: int(largest[at]) for at in falls}
-    assert bool(falls) == (name == "mesa")
+    assert bool(falls) == (name in ("mesa", "crop"))
