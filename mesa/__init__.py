@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from mesa.methods import (
+    DCA,
     METHODS,
     PI,
     Crop,
@@ -25,6 +26,7 @@ from mesa.methods import (
     SelfExtend,
     StairPE,
     StreamingLLM,
+    YaRN,
     make,
     meant,
 )
@@ -44,6 +46,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "DCA",
     "METHODS",
     "PI",
     "Crop",
@@ -60,6 +63,7 @@ __all__ = [
     "SelfExtend",
     "StairPE",
     "StreamingLLM",
+    "YaRN",
     "applied",
     "bridge",
     "check",

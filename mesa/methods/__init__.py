@@ -14,7 +14,8 @@ from typing import Any
 
 from mesa.methods.base import Method
 from mesa.methods.chunked import MesaExtrapolation
-from mesa.methods.interpolated import PI
+from mesa.methods.dual_chunk import DCA
+from mesa.methods.interpolated import PI, YaRN
 from mesa.methods.plain import DynamicNTK, NoPE, NTKMixed, Origin
 from mesa.methods.windowed import Crop, LMInfinite, StreamingLLM
 from mesa.methods.woven import LeakyReRoPE, ReRoPE, SelfExtend, StairPE
@@ -29,6 +30,8 @@ METHODS: dict[str, type[Method]] = {
         PI,
         DynamicNTK,
         NTKMixed,
+        YaRN,
+        DCA,
         Crop,
         LMInfinite,
         StreamingLLM,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xarray as xr
 from tqdm import tqdm
 
@@ -184,7 +185,7 @@ def _first_beyond(method: Method, made: StudyPlan, length: int) -> dict[str, int
     if rotary := config.model_type in ROTARY:
         dims = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         base = (getattr(config, "rope_parameters", None) or {}).get("rope_theta", BASE)
-        slowest = laid.frequency_scale(dims // 2 - 1, dims, base) if laid.frequency_scale else 1.0
+        slowest = laid.frequency_scale(np.float64(dims // 2 - 1), dims, base) if laid.frequency_scale else 1.0
         beyond.append(largest * slowest >= trained)
     firsts = [int(each.argmax()) if each.any() else None for each in beyond]
     if rotary:

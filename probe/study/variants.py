@@ -64,6 +64,7 @@ def _varied(trained_length: int) -> dict[str, tuple[dict[str, Any], ...]]:
         "pi": ({"factor": 2},),
         "dynamic-ntk": ({"factor": 1}, {"factor": 2}),
         "ntk-mixed": ({"k": 2}, {"k": 4}),
+        "yarn": ({"factor": 2},),
         "self-extend": ({"group": 2}, {"group": 4}),
         "stair": ({"width": 2}, {"width": 4}),
         "mesa": ({"width": 4},),

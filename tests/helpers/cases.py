@@ -12,6 +12,8 @@ CASES = {
     "pi": {"factor": None},
     "dynamic-ntk": {},
     "ntk-mixed": {},
+    "yarn": {"factor": 3.0},
+    "dca": {"chunk": 7, "most": 9, "mscale": True},
     "crop": {},
     "lm-infinite": {"window": 9, "first": 3},
     "streaming-llm": {"window": 7, "first": 3},

@@ -1,4 +1,6 @@
-"""Formulas of the methods that came later, pair by pair, for the oracle: distances and factors on scores."""
+"""Formulas of the methods that came later, pair by pair, for the oracle: distances, frequencies, factors on scores."""
+
+import math
 
 
 def pi(t, i, trained, prompt, factor=4.0):
@@ -10,10 +12,45 @@ def crop(t, i, trained, prompt):
     return t - i if t - i < trained and not alone else None
 
 
-RELATIVE = {"pi": pi, "crop": crop}
+def yarn(t, i, trained, prompt, **_):
+    return t - i
+
+
+def yarn_frequencies(dim, trained, base, factor=4.0, ramp="number"):
+    found = []
+    for m in range(dim // 2):
+        own = base ** (-2 * m / dim)
+        if ramp == "number":
+            low, high = (dim * math.log(trained / (b * 2 * math.pi)) / (2 * math.log(base)) for b in (32, 1))
+            low, high = max(math.floor(low), 0), min(math.ceil(high), dim - 1)
+            share = (m - low) / (high - low if high > low else 0.001)
+        else:
+            share = 1 - (trained * own / (2 * math.pi) - 1) / 31
+        share = min(max(share, 0), 1)
+        found.append(own * (1 - share) + own / factor * share)
+    return found
+
+
+def yarn_factor(t, i, trained, prompt, factor=4.0, ramp="number"):
+    return (0.1 * math.log(factor) + 1) ** 2
+
+
+def dca(t, i, trained, prompt, chunk, most, **_):
+    u, v, apart = t % chunk, i % chunk, t // chunk - i // chunk
+    if apart == 0:
+        return t - i
+    return min(u + chunk, most) - v if apart == 1 else min(2 * chunk - 1, most) - v
+
+
+def dca_factor(t, i, trained, prompt, mscale=False, **_):
+    steps = [max(prompt if token < prompt else token + 1, trained) for token in (t, i)]
+    return math.prod(0.05 * math.log(n / trained) + 1 for n in steps) if mscale else 1.0
+
+
+RELATIVE = {"dca": dca, "yarn": yarn, "pi": pi, "crop": crop}
 """By method; called with 0 <= i <= t: the relative position, or None where the pair is masked."""
 
-FACTOR = {}
+FACTOR = {"dca": dca_factor, "yarn": yarn_factor}
 """By method: the factor on the score, where it has one."""
 
 

@@ -3,6 +3,8 @@
 The nearest wrong formula (a window off by one, no log-n, floor for ceil) is off by 0.1 to 1 in logits.
 """
 
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,8 @@ import torch
 from transformers import DynamicCache, LlamaForCausalLM
 
 import mesa
+from mesa.methods import interpolated
+from mesa.plan import Constant
 
 GOLDEN = Path(__file__).parent / "golden"
 TOLERANCE = 1e-4
@@ -28,6 +32,9 @@ METHODS = {
         trained_length=128, width=8, first=10, last=32, split_threshold=200, headroom=8, variant="reference"
     ),
     "pi": mesa.PI(trained_length=128, factor=4.0),
+    "yarn": mesa.YaRN(trained_length=128, factor=4.0),
+    "dca": mesa.DCA(trained_length=128),
+    "dca_mscale": mesa.DCA(trained_length=128, mscale=True),
 }
 
 
@@ -67,8 +74,51 @@ def off(model, name, method) -> float:
     return float(np.abs(torch.cat(parts).numpy() - expected).max())
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scaled(mesa.Method):
+    """A method with another factor on its scores."""
+
+    name, formula, source = "scaled", "", ""
+    trained_length: int = 128
+    method: mesa.Method
+    factor: float
+
+    @property
+    def cached_position(self):
+        return self.method.cached_position
+
+    def plan(self, length, prompt_length=None):
+        plan = self.method.plan(length, prompt_length)
+        return replace(plan, regions=tuple(replace(each, query_scale=Constant(self.factor)) for each in plan.regions))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floored(mesa.YaRN):
+    """YaRN whose ramp ends at the floor of where it should end at the ceiling."""
+
+    def plan(self, length, prompt_length=None):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(interpolated.math, "ceil", math.floor)
+            scale = super().plan(length, prompt_length).frequency_scale
+            table = scale(np.arange(16), 32, 10000.0)
+        return replace(super().plan(length), frequency_scale=lambda number, dims, base: torch.from_numpy(table))
+
+
 MISTAKES = {
     "pi: n / M for 4": ("pi", mesa.PI(trained_length=128, factor=333 / 128), 0.1),
+    "yarn: no factor on scores": ("yarn", Scaled(method=METHODS["yarn"], factor=1.0), 0.2),
+    "yarn: a for a^2": ("yarn", Scaled(method=METHODS["yarn"], factor=0.1 * math.log(4) + 1), 0.1),
+    "yarn: floor for ceil": ("yarn", Floored(trained_length=128), 0.3),
+    "yarn: the paper's ramp": ("yarn", mesa.YaRN(trained_length=128, ramp="rotations"), 0.7),
+    "dca: a chunk off by one": ("dca", mesa.DCA(trained_length=128, chunk=81), 0.3),
+    "dca: the largest distance off by one": ("dca", mesa.DCA(trained_length=128, most=97), 0.3),
+    "dca: the paper's sizes": ("dca", mesa.DCA(trained_length=128, sizes="paper"), 0.7),
+    "dca: no mscale": ("dca_mscale", METHODS["dca"], 0.01),
+    "dca: decoding with the prompt's mscale": (
+        "dca_mscale",
+        Scaled(method=METHODS["dca"], factor=(0.05 * math.log(333 / 128) + 1) ** 2),
+        5e-4,
+    ),
 }
 """What comes nearest to a method without being it, by golden, and the least it is off in logits."""
 

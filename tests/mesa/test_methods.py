@@ -64,6 +64,19 @@ def test_crop_distances():
     ]
 
 
+def test_dca_distances():
+    assert distances(mesa.DCA(trained_length=6, chunk=3, most=4).plan(8)).tolist() == [
+        [0, -1, -1, -1, -1, -1, -1, -1],
+        [1, 0, -1, -1, -1, -1, -1, -1],
+        [2, 1, 0, -1, -1, -1, -1, -1],
+        [3, 2, 1, 0, -1, -1, -1, -1],
+        [4, 3, 2, 1, 0, -1, -1, -1],
+        [4, 3, 2, 2, 1, 0, -1, -1],  # from here on the chunk before is no farther than 4
+        [4, 3, 2, 3, 2, 1, 0, -1],
+        [4, 3, 2, 4, 3, 2, 1, 0],
+    ]
+
+
 @pytest.mark.parametrize("weave", ["rerope", "leaky-rerope"])
 @pytest.mark.parametrize(("length", "prompt"), [(90, 80), (30, 20)])
 def test_the_ablation_weaves_the_last_chunk_differently(weave, length, prompt):
@@ -220,6 +233,12 @@ def test_mesa_gives_every_token_itself_at_every_length(settings, variant):
         (lambda: heads({2: (0, -3)}), "rerope: heads={2: (0, -3)} has the head -3, which is below 0; write it as"),
         (lambda: heads({2: (0.5,)}), "rerope: heads={2: (0.5,)} has the head 0.5, which is no whole number; write it"),
         (lambda: heads({"2": (0,)}), "rerope: heads={'2': (0,)} has the layer '2', which is no whole number; write it"),
+        (lambda: mesa.PI(trained_length=64, factor=0.5), "pi: factor=0.5 is below 1"),
+        (lambda: mesa.YaRN(trained_length=64, factor=None), "yarn: factor=None is not a number from 1 on"),
+        (lambda: mesa.YaRN(trained_length=64, ramp="linear"), "yarn: ramp=linear is not number, rotations"),
+        (lambda: mesa.DCA(trained_length=64, chunk=20, most=19), "dca: most=19 is below chunk=20"),
+        (lambda: mesa.DCA(trained_length=64, most=64), "dca: most=64 is not below the trained length 64"),
+        (lambda: mesa.DCA(trained_length=64, sizes="big"), "dca: sizes=big is not public, paper"),
         (lambda: mesa.make("rope", 64), "unknown method 'rope'; known: origin, nope, rerope"),
         (
             lambda: mesa.make("rerope", 64, width=3),
