@@ -17,6 +17,7 @@ from mesa.methods.chunked import MesaExtrapolation
 from mesa.methods.dual_chunk import DCA
 from mesa.methods.interpolated import PI, YaRN
 from mesa.methods.plain import DynamicNTK, NoPE, NTKMixed, Origin
+from mesa.methods.shifted import STRING
 from mesa.methods.windowed import Crop, LMInfinite, StreamingLLM
 from mesa.methods.woven import LeakyReRoPE, ReRoPE, SelfExtend, StairPE
 
@@ -32,6 +33,7 @@ METHODS: dict[str, type[Method]] = {
         NTKMixed,
         YaRN,
         DCA,
+        STRING,
         Crop,
         LMInfinite,
         StreamingLLM,

@@ -21,6 +21,7 @@ STYLES: dict[str, Look] = {  # after Okabe and Ito, at least 3:1 on white; (colo
     "pi": ("#6B8E00", "dashdot", "triangle-up"),
     "yarn": ("#3F7F4F", "solid", "triangle-left"),
     "dca": ("#8E5BB0", "longdash", "hexagon"),
+    "string": ("#B5482A", "dash", "star"),
     "crop": ("#5B5B73", "longdashdot", "x"),
     "dynamic-ntk": ("#C47F00", "solid", "triangle-up"),
     "ntk-mixed": ("#9A8F00", "longdash", "triangle-up"),

@@ -14,6 +14,7 @@ CASES = {
     "ntk-mixed": {},
     "yarn": {"factor": 3.0},
     "dca": {"chunk": 7, "most": 9, "mscale": True},
+    "string": {"window": 6, "local": 2},
     "crop": {},
     "lm-infinite": {"window": 9, "first": 3},
     "streaming-llm": {"window": 7, "first": 3},

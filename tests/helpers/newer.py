@@ -47,10 +47,18 @@ def dca_factor(t, i, trained, prompt, mscale=False, **_):
     return math.prod(0.05 * math.log(n / trained) + 1 for n in steps) if mscale else 1.0
 
 
-RELATIVE = {"dca": dca, "yarn": yarn, "pi": pi, "crop": crop}
+def string(t, i, trained, prompt, window, local):
+    return t - i if t - i < window else t - i - window + local
+
+
+def sharper(t, i, trained, prompt, **_):
+    return (0.1 * math.log(2) + 1) ** 2
+
+
+RELATIVE = {"string": string, "dca": dca, "yarn": yarn, "pi": pi, "crop": crop}
 """By method; called with 0 <= i <= t: the relative position, or None where the pair is masked."""
 
-FACTOR = {"dca": dca_factor, "yarn": yarn_factor}
+FACTOR = {"string": sharper, "dca": dca_factor, "yarn": yarn_factor}
 """By method: the factor on the score, where it has one."""
 
 

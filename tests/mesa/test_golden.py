@@ -34,6 +34,7 @@ METHODS = {
     "pi": mesa.PI(trained_length=128, factor=4.0),
     "yarn": mesa.YaRN(trained_length=128, factor=4.0),
     "dca": mesa.DCA(trained_length=128),
+    "string": mesa.STRING(trained_length=128, local=16),
     "dca_mscale": mesa.DCA(trained_length=128, mscale=True),
 }
 
@@ -119,6 +120,10 @@ MISTAKES = {
         Scaled(method=METHODS["dca"], factor=(0.05 * math.log(333 / 128) + 1) ** 2),
         5e-4,
     ),
+    "string: S off by one": ("string", mesa.STRING(trained_length=128, local=16, window=44), 0.2),
+    "string: W off by one": ("string", mesa.STRING(trained_length=128, local=17), 0.2),
+    "string: no factor on scores": ("string", Scaled(method=METHODS["string"], factor=1.0), 0.1),
+    "string: a for a^2": ("string", Scaled(method=METHODS["string"], factor=0.1 * math.log(2) + 1), 0.05),
 }
 """What comes nearest to a method without being it, by golden, and the least it is off in logits."""
 
@@ -127,6 +132,20 @@ MISTAKES = {
 def test_the_nearest_mistakes_are_told_apart(model, mistake):
     name, method, least = MISTAKES[mistake]
     assert off(model, name, METHODS[name]) < TOLERANCE
+    assert off(model, name, method) > least
+
+
+@pytest.mark.parametrize(("name", "least"), [("string", 0.2)])
+def test_pairs_at_a_seam_count_once(model, name, least, monkeypatch):
+    """In the public code's prefill the seam's pairs are in both parts."""
+    method, plan = METHODS[name], type(METHODS[name]).plan
+
+    def doubled(self, length, prompt_length=None):
+        found = plan(self, length, prompt_length)
+        bands = (each if each.farthest is None else replace(each, farthest=each.farthest + 1) for each in found.regions)
+        return replace(found, regions=tuple(bands))
+
+    monkeypatch.setattr(type(method), "plan", doubled)
     assert off(model, name, method) > least
 
 

@@ -77,6 +77,17 @@ def test_dca_distances():
     ]
 
 
+def test_string_distances():
+    assert distances(mesa.STRING(trained_length=6, window=3, local=1).plan(6)).tolist() == [
+        [0, -1, -1, -1, -1, -1],
+        [1, 0, -1, -1, -1, -1],
+        [2, 1, 0, -1, -1, -1],
+        [1, 2, 1, 0, -1, -1],
+        [2, 1, 2, 1, 0, -1],
+        [3, 2, 1, 2, 1, 0],
+    ]
+
+
 @pytest.mark.parametrize("weave", ["rerope", "leaky-rerope"])
 @pytest.mark.parametrize(("length", "prompt"), [(90, 80), (30, 20)])
 def test_the_ablation_weaves_the_last_chunk_differently(weave, length, prompt):
@@ -239,6 +250,7 @@ def test_mesa_gives_every_token_itself_at_every_length(settings, variant):
         (lambda: mesa.DCA(trained_length=64, chunk=20, most=19), "dca: most=19 is below chunk=20"),
         (lambda: mesa.DCA(trained_length=64, most=64), "dca: most=64 is not below the trained length 64"),
         (lambda: mesa.DCA(trained_length=64, sizes="big"), "dca: sizes=big is not public, paper"),
+        (lambda: mesa.STRING(trained_length=64, window=5, local=6), "string: local=6 exceeds window=5"),
         (lambda: mesa.make("rope", 64), "unknown method 'rope'; known: origin, nope, rerope"),
         (
             lambda: mesa.make("rerope", 64, width=3),

@@ -128,7 +128,7 @@ def test_bad_lengths_are_refused():
 
 def test_configs_fail_early_late_and_never_by_arithmetic():
     made = variants("all", 256, "llama")
-    assert len(made) == 31
+    assert len(made) == 32
     assert list(made)[:3] == ["origin", "nope", "rerope"]
     first = {}
     for name, method in made.items():
