@@ -133,6 +133,8 @@ class Plan:
     length: int
     regions: tuple[Region, ...]
     frequency_scale: FrequencyScale | None = None
+    by_prompt: bool = False
+    """Whether pairs' positions follow from the prompt's length, other than by what is seen."""
 
 
 def distances(plan: Plan) -> np.ndarray:
@@ -172,13 +174,18 @@ def rotary_base(frequencies: Any) -> float:
 
 
 def follows_length(plan: Plan, other: Plan) -> bool:
-    """Whether the two turn rotary pairs at other frequencies: of one method at two lengths, whether these follow it."""
+    """Of one method's plans for two prompts: whether positions or frequencies follow the prompt's length."""
+    return plan.by_prompt or other.by_prompt or not turn_alike(plan, other)
+
+
+def turn_alike(plan: Plan, other: Plan) -> bool:
+    """Whether the two turn rotary pairs at the same frequencies."""
     pairs = np.arange(_PAIRS, dtype=float)
     own, others = (
         each.frequency_scale(pairs, 2 * _PAIRS, BASE) if each.frequency_scale else 1 + 0 * pairs
         for each in (plan, other)
     )
-    return not np.array_equal(own, others)
+    return np.array_equal(own, others)
 
 
 def relative_positions(plan: Plan, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from mesa.checking.rows import Found, Row, judged
 from mesa.checking.subject import Setting, Subject, apart, run
 from mesa.engine.apply import applied
 from mesa.methods import Method, NoPE
-from mesa.plan import follows_length
+from mesa.plan import turn_alike
 
 CHECKS = {
     "fused against dense": ("logits of both executors", "use executor='dense', and report it with this table"),
@@ -97,4 +97,4 @@ def _padded(subject: Subject, method: Method, setting: Setting) -> Tensor:
 
 def _changes(method: Method, setting: Setting) -> bool:
     """Whether rotary frequencies change while tokens are decoded."""
-    return follows_length(*(method.plan(length, setting.prompt) for length in setting))
+    return not turn_alike(*(method.plan(length, setting.prompt) for length in setting))

@@ -33,7 +33,8 @@ class PI(Method):
         """One causal region."""
         prompt = length if prompt_length is None else prompt_length
         position = Slowed(self.factor or max(1.0, prompt / self.trained_length))
-        return Plan(length, (self._causal(length, query_position=position, key_position=position),))
+        region = self._causal(length, query_position=position, key_position=position)
+        return Plan(length, (region,), by_prompt=self.factor is None)
 
 
 BETA_FAST, BETA_SLOW = 32.0, 1.0

@@ -22,6 +22,7 @@ STYLES: dict[str, Look] = {  # after Okabe and Ito, at least 3:1 on white; (colo
     "yarn": ("#3F7F4F", "solid", "triangle-left"),
     "dca": ("#8E5BB0", "longdash", "hexagon"),
     "string": ("#B5482A", "dash", "star"),
+    "lampe": ("#C2477F", "dashdot", "pentagon"),
     "crop": ("#5B5B73", "longdashdot", "x"),
     "dynamic-ntk": ("#C47F00", "solid", "triangle-up"),
     "ntk-mixed": ("#9A8F00", "longdash", "triangle-up"),

@@ -15,6 +15,7 @@ CASES = {
     "yarn": {"factor": 3.0},
     "dca": {"chunk": 7, "most": 9, "mscale": True},
     "string": {"window": 6, "local": 2},
+    "lampe": {"window": 4, "tail": 2},
     "crop": {},
     "lm-infinite": {"window": 9, "first": 3},
     "streaming-llm": {"window": 7, "first": 3},

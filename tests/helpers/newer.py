@@ -55,10 +55,26 @@ def sharper(t, i, trained, prompt, **_):
     return (0.1 * math.log(2) + 1) ** 2
 
 
-RELATIVE = {"string": string, "dca": dca, "yarn": yarn, "pi": pi, "crop": crop}
+def lampe(t, i, trained, prompt, window, tail):
+    r, last = t - i, prompt - 1
+    if prompt < 2 * window or r < window:
+        return r
+    as_llama2 = prompt * 4096 / trained
+    public = 1536
+    if as_llama2 >= 8192:
+        public = int(2489.1055552214357 / (1 + math.exp(-(8.673006440952035e-05 * as_llama2 - 0.648012322406978))))
+    mapped = [public * trained // 4096 * x // last for x in range(prompt)]
+    end = max(x for x in range(prompt) if mapped[x] == mapped[tail])
+    near = window - mapped[window] - 1
+    if r >= prompt - end:
+        return r - (last - end - mapped[last - end] - near)
+    return max(0, mapped[min(t, last)] + near - mapped[min(i, last)])
+
+
+RELATIVE = {"lampe": lampe, "string": string, "dca": dca, "yarn": yarn, "pi": pi, "crop": crop}
 """By method; called with 0 <= i <= t: the relative position, or None where the pair is masked."""
 
-FACTOR = {"string": sharper, "dca": dca_factor, "yarn": yarn_factor}
+FACTOR = {"lampe": sharper, "string": sharper, "dca": dca_factor, "yarn": yarn_factor}
 """By method: the factor on the score, where it has one."""
 
 

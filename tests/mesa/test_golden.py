@@ -35,6 +35,7 @@ METHODS = {
     "yarn": mesa.YaRN(trained_length=128, factor=4.0),
     "dca": mesa.DCA(trained_length=128),
     "string": mesa.STRING(trained_length=128, local=16),
+    "lampe": mesa.LaMPE(trained_length=128),
     "dca_mscale": mesa.DCA(trained_length=128, mscale=True),
 }
 
@@ -124,6 +125,9 @@ MISTAKES = {
     "string: W off by one": ("string", mesa.STRING(trained_length=128, local=17), 0.2),
     "string: no factor on scores": ("string", Scaled(method=METHODS["string"], factor=1.0), 0.1),
     "string: a for a^2": ("string", Scaled(method=METHODS["string"], factor=0.1 * math.log(2) + 1), 0.05),
+    "lampe: h off by one": ("lampe", mesa.LaMPE(trained_length=128, window=17), 0.1),
+    "lampe: U off by one": ("lampe", mesa.LaMPE(trained_length=128, mapped=45), 0.1),
+    "lampe: no factor on scores": ("lampe", Scaled(method=METHODS["lampe"], factor=1.0), 0.1),
 }
 """What comes nearest to a method without being it, by golden, and the least it is off in logits."""
 
@@ -135,7 +139,7 @@ def test_the_nearest_mistakes_are_told_apart(model, mistake):
     assert off(model, name, method) > least
 
 
-@pytest.mark.parametrize(("name", "least"), [("string", 0.2)])
+@pytest.mark.parametrize(("name", "least"), [("string", 0.2), ("lampe", 0.1)])
 def test_pairs_at_a_seam_count_once(model, name, least, monkeypatch):
     """In the public code's prefill the seam's pairs are in both parts."""
     method, plan = METHODS[name], type(METHODS[name]).plan

@@ -88,6 +88,27 @@ def test_string_distances():
     ]
 
 
+def test_lampe_distances():
+    """L = 9, g(x) = 4 x // 8: 0 0 1 1 2 2 3 3 4; e = 3, b1 = 2 - 1 - 1 = 0, b2 = 5 - 2 - 0 = 3."""
+    method = mesa.LaMPE(trained_length=8, window=2, tail=2, mapped=4)
+    assert distances(method.plan(10, 9))[[0, 3, 5, 6, 8, 9]].tolist() == [
+        [0, -1, -1, -1, -1, -1, -1, -1, -1, -1],
+        [1, 1, 1, 0, -1, -1, -1, -1, -1, -1],
+        [2, 2, 1, 1, 1, 0, -1, -1, -1, -1],
+        [3, 3, 2, 2, 1, 1, 0, -1, -1, -1],
+        [5, 4, 3, 3, 2, 2, 1, 1, 0, -1],
+        [6, 5, 4, 3, 2, 2, 1, 1, 1, 0],  # a decoded token: a query at the prompt's last place
+    ]
+    assert distances(method.plan(3, 3)).tolist() == [[0, -1, -1], [1, 0, -1], [2, 1, 0]]
+
+
+def test_lampes_mapped_length_is_the_authors_scaled_to_the_window():
+    lengths = [mesa.LaMPE(trained_length=128).mapped_length(prompt) for prompt in (64, 200, 333)]
+    assert lengths == [48, 48, 44]
+    assert mesa.LaMPE(trained_length=4096).mapped_length(32768) == 2239
+    assert mesa.LaMPE(trained_length=8192, curve="llama3").mapped_length(32768) == 4501
+
+
 @pytest.mark.parametrize("weave", ["rerope", "leaky-rerope"])
 @pytest.mark.parametrize(("length", "prompt"), [(90, 80), (30, 20)])
 def test_the_ablation_weaves_the_last_chunk_differently(weave, length, prompt):
@@ -251,6 +272,9 @@ def test_mesa_gives_every_token_itself_at_every_length(settings, variant):
         (lambda: mesa.DCA(trained_length=64, most=64), "dca: most=64 is not below the trained length 64"),
         (lambda: mesa.DCA(trained_length=64, sizes="big"), "dca: sizes=big is not public, paper"),
         (lambda: mesa.STRING(trained_length=64, window=5, local=6), "string: local=6 exceeds window=5"),
+        (lambda: mesa.LaMPE(trained_length=64, tail=9), "lampe: tail=9 exceeds window=8"),
+        (lambda: mesa.LaMPE(trained_length=64, mapped=64), "lampe: mapped=64 is not below the trained length 64"),
+        (lambda: mesa.LaMPE(trained_length=64, curve="gpt"), "lampe: curve=gpt is not llama2, llama3"),
         (lambda: mesa.make("rope", 64), "unknown method 'rope'; known: origin, nope, rerope"),
         (
             lambda: mesa.make("rerope", 64, width=3),
