@@ -10,8 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from mesa.methods import (
+    DCA,
     METHODS,
+    PI,
+    STRING,
+    Crop,
     DynamicNTK,
+    LaMPE,
     LeakyReRoPE,
     LMInfinite,
     MesaExtrapolation,
@@ -23,6 +28,7 @@ from mesa.methods import (
     SelfExtend,
     StairPE,
     StreamingLLM,
+    YaRN,
     make,
     meant,
 )
@@ -42,9 +48,14 @@ _LAZY = {
 }
 
 __all__ = [
+    "DCA",
     "METHODS",
+    "PI",
+    "STRING",
+    "Crop",
     "DynamicNTK",
     "LMInfinite",
+    "LaMPE",
     "LeakyReRoPE",
     "MesaExtrapolation",
     "Method",
@@ -56,6 +67,7 @@ __all__ = [
     "SelfExtend",
     "StairPE",
     "StreamingLLM",
+    "YaRN",
     "applied",
     "bridge",
     "check",

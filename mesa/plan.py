@@ -6,6 +6,7 @@ of positions is written with plain operators, so that it serves Python ints, num
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,15 @@ import numpy as np
 Position = Callable[[Any], Any]
 """Maps token indices to the positions that rotary embedding is given for them."""
 
+
+Scale = Callable[[Any], Any]
+"""Maps token indices (numpy) to factors on their queries, or on their keys."""
+
+FrequencyScale = Callable[[Any, int, float], Any]
+"""Maps (0-based frequency number, rotary dims, rotary base) to the factor on that inverse frequency."""
+
+BASE = 10000.0
+"""Rotary's base where none is known."""
 
 _PAIRS = 32  # rotary pairs that frequencies are compared at
 
@@ -62,6 +72,28 @@ class Slowed:
 
 
 @dataclass(frozen=True)
+class LogN:
+    """max(1, ln(index + 1) / ln(`trained_length`)), as in the ReRoPE repository."""
+
+    trained_length: int
+
+    def __call__(self, index: Any) -> Any:
+        """The factors, in the shape of `index`."""
+        return np.maximum(1.0, np.log(index + 1) / math.log(self.trained_length))
+
+
+@dataclass(frozen=True)
+class Product:
+    """Several scales at once."""
+
+    scales: tuple[Scale, ...]
+
+    def __call__(self, index: Any) -> Any:
+        """The factors, in the shape of `index`."""
+        return math.prod(scale(index) for scale in self.scales)
+
+
+@dataclass(frozen=True)
 class Region:
     """Some query-key pairs, and the positions they are given.
 
@@ -79,8 +111,10 @@ class Region:
     farthest: int | None = None
     holds: Callable[[Any, Any], Any] | None = None
     period: int = 0
-    log_n: int = 0
-    """Where positive: the query is scaled by max(1, ln(t + 1) / ln(log_n))."""
+    query_scale: Scale | None = None
+    """The factor on a query, by its index t."""
+    key_scale: Scale | None = None
+    """The factor on a key, by its index i, whichever query sees it."""
 
     def contains(self, query: Any, key: Any) -> Any:
         """Whether the pairs belong to the region (elementwise for arrays)."""
@@ -98,8 +132,9 @@ class Plan:
 
     length: int
     regions: tuple[Region, ...]
-    frequency_scale: Callable[[Any, int], Any] | None = None
-    """Maps (0-based frequency number, rotary dims) to the factor on that inverse frequency."""
+    frequency_scale: FrequencyScale | None = None
+    by_prompt: bool = False
+    """Whether pairs' positions follow from the prompt's length, other than by what is seen."""
 
 
 def distances(plan: Plan) -> np.ndarray:
@@ -132,13 +167,25 @@ def restarts(plan: Plan) -> dict[int, int]:
     return {begin: int(after) for begin, (before, after) in zip(begins, pairs, strict=True) if after < before - 1}
 
 
+def rotary_base(frequencies: Any) -> float:
+    """The base b of inverse frequencies b^(-2 m / d), by the first and the last; inf where there is but one."""
+    pairs = len(frequencies)
+    return float(frequencies[0] / frequencies[-1]) ** (pairs / (pairs - 1)) if pairs > 1 else math.inf
+
+
 def follows_length(plan: Plan, other: Plan) -> bool:
-    """Whether the two turn rotary pairs at other frequencies: of one method at two lengths, whether these follow it."""
+    """Of one method's plans for two prompts: whether positions or frequencies follow the prompt's length."""
+    return plan.by_prompt or other.by_prompt or not turn_alike(plan, other)
+
+
+def turn_alike(plan: Plan, other: Plan) -> bool:
+    """Whether the two turn rotary pairs at the same frequencies."""
     pairs = np.arange(_PAIRS, dtype=float)
     own, others = (
-        each.frequency_scale(pairs, 2 * _PAIRS) if each.frequency_scale else 1 + 0 * pairs for each in (plan, other)
+        each.frequency_scale(pairs, 2 * _PAIRS, BASE) if each.frequency_scale else 1 + 0 * pairs
+        for each in (plan, other)
     )
-    return not np.array_equal(own, others)
+    return np.array_equal(own, others)
 
 
 def relative_positions(plan: Plan, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:

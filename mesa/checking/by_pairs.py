@@ -14,7 +14,7 @@ from mesa.checking.rounding import ALLOWED, shaken
 from mesa.checking.rows import Found
 from mesa.checking.subject import Setting, Subject, array
 from mesa.engine.plug import Attachment
-from mesa.plan import Plan
+from mesa.plan import Plan, rotary_base
 
 _LAYERS, _HEADS, _TOKENS = 6, 2, 6
 
@@ -68,7 +68,8 @@ def _scaled(at: Positions, plan: Plan) -> Positions:
     if at.frequencies is None or plan.frequency_scale is None:
         return at
     number = np.arange(len(at.frequencies), dtype=np.float64)
-    return replace(at, frequencies=at.frequencies * plan.frequency_scale(number, 2 * len(number)))
+    scale = plan.frequency_scale(number, 2 * len(number), rotary_base(at.frequencies))
+    return replace(at, frequencies=at.frequencies * scale)
 
 
 def _some(items: Sequence[int], count: int) -> list[int]:

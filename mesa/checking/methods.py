@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache
@@ -16,6 +15,7 @@ from mesa.checking.rows import Found, Row, judged
 from mesa.checking.subject import Setting, Subject, apart, run
 from mesa.engine.apply import applied
 from mesa.methods import Method, NoPE
+from mesa.plan import turn_alike
 
 CHECKS = {
     "fused against dense": ("logits of both executors", "use executor='dense', and report it with this table"),
@@ -97,7 +97,4 @@ def _padded(subject: Subject, method: Method, setting: Setting) -> Tensor:
 
 def _changes(method: Method, setting: Setting) -> bool:
     """Whether rotary frequencies change while tokens are decoded."""
-    scales = [method.plan(length, setting.prompt).frequency_scale for length in setting]
-    number = np.arange(4.0)
-    first, last = (number * 0 + 1 if scale is None else scale(number, 8) for scale in scales)
-    return not np.array_equal(first, last)
+    return not turn_alike(*(method.plan(length, setting.prompt) for length in setting))

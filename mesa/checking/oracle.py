@@ -16,7 +16,7 @@ from mesa.plan import Plan
 
 
 class Pair(NamedTuple):
-    """A key that a query sees: its distance, and the factor on the query."""
+    """A key that a query sees: its distance, and the factor on the query and it."""
 
     key: int
     distance: float
@@ -43,7 +43,8 @@ def pairs(plan: Plan, query: int, window: int | None = None) -> list[Pair]:
         if len(holding) > 1:
             raise ValueError(f"the pair ({query}, {key}) is in {len(holding)} regions of the plan; it may be in one")
         for region in holding:
-            factor = max(1.0, math.log(query + 1) / math.log(region.log_n)) if region.log_n else 1.0
+            scales = (region.query_scale, query), (region.key_scale, key)
+            factor = math.prod(float(scale(index)) for scale, index in scales if scale is not None)
             seen.append(Pair(key, float(region.query_position(query) - region.key_position(key)), factor))
     return seen
 

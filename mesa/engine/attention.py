@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mesa.engine.alibi import biased, with_bias
 from mesa.engine.kernels import BLOCK, Mask, attend
 from mesa.engine.rope import positions
-from mesa.plan import Plan, Position, Region
+from mesa.plan import Plan, Position, Region, Scale
 
 Turn = Callable[[Tensor, Tensor, Plan], Tensor]
 """Turns (batch, head, token, dim) by distances (token,) under a plan's frequencies."""
@@ -41,6 +42,7 @@ class Schedule:
     first_key: int = 0
     _turns: dict[tuple[Position, int, int, torch.device], Tensor] = field(default_factory=dict)
     _masks: dict[tuple[Any, ...], Mask] = field(default_factory=dict)
+    _factors: dict[tuple[Any, ...], Tensor | None] = field(default_factory=dict)
 
     def placed(self, states: Tensor, position: Position, begin: int, end: int) -> Tensor:
         """`states` of the tokens begin .. end - 1, turned on to the positions that `position` gives them."""
@@ -53,12 +55,25 @@ class Schedule:
             self._turns[known] = turns.float().to(states.device)
         return self.turn(states, self._turns[known], self.plan)
 
-    def query_scale(self, region: Region, begin: int, end: int, like: Tensor) -> Tensor | None:
-        """Factors (token, 1) on queries by log-n scaling, or None where all are 1."""
-        if not region.log_n or end <= region.log_n:
-            return None
-        index = torch.arange(begin, end, device=like.device)
-        return ((index + 1).double().log() / math.log(region.log_n)).clamp(min=1.0).to(like.dtype)[:, None]
+    def scaled(self, states: Tensor, scale: Scale | None, begin: int, end: int) -> Tensor:
+        """`states` of the tokens begin .. end - 1 times the factors that `scale` gives them."""
+        if scale is None:
+            return states
+        known = (scale, begin, end, states.dtype, states.device)
+        if known not in self._factors:
+            factors = np.asarray(scale(np.arange(begin, end)), np.float64)
+            tensor = torch.from_numpy(factors).to(states.dtype).to(states.device)[:, None]
+            self._factors[known] = None if (factors == 1).all() else tensor
+        factor = self._factors[known]
+        return states if factor is None else states * factor
+
+    def query(self, states: Tensor, region: Region, begin: int, end: int) -> Tensor:
+        """The queries begin .. end - 1 at the positions and the scale that a region gives them."""
+        return self.scaled(self.placed(states, region.query_position, begin, end), region.query_scale, begin, end)
+
+    def key(self, states: Tensor, region: Region, begin: int, end: int) -> Tensor:
+        """The keys begin .. end - 1 at the positions and the scale that a region gives them."""
+        return self.scaled(self.placed(states, region.key_position, begin, end), region.key_scale, begin, end)
 
     def within(self, window: int, first_key: int) -> Schedule:
         """The same without keys `window` or more tokens back, and without those before `first_key`."""
@@ -112,8 +127,8 @@ def scored(schedule: Schedule, query: Tensor, key: Tensor, scale: float) -> Tens
     queries = torch.arange(start, plan.length, device=query.device)[:, None]
     keys = torch.arange(first_key, plan.length, device=query.device)[None, :]
     for region in plan.regions:
-        part = _placed_query(schedule, query, region, start, plan.length)
-        part = part @ schedule.placed(key, region.key_position, first_key, plan.length).transpose(-1, -2) * scale
+        part = schedule.query(query, region, start, plan.length)
+        part = part @ schedule.key(key, region, first_key, plan.length).transpose(-1, -2) * scale
         if schedule.slopes is not None:
             part = biased(part, schedule.slopes, region, queries, keys)
         scores = torch.where(region.contains(queries, keys), part, scores)
@@ -181,11 +196,11 @@ def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
             continue
         first, last = region_calls[0].queries[0], region_calls[-1].queries[1]
         low, high = min(call.keys[0] for call in region_calls), max(call.keys[1] for call in region_calls)
-        asked = (region.query_position, region.log_n, first, last)
+        asked = (region.query_position, region.query_scale, first, last)
         if placed is None or placed[0] != asked:
-            placed = asked, _placed_query(schedule, query[:, :, first - start : last - start], region, first, last)
+            placed = asked, schedule.query(query[:, :, first - start : last - start], region, first, last)
         part = placed[1]
-        keys = schedule.placed(key[:, :, low - first_key : high - first_key], region.key_position, low, high)
+        keys = schedule.key(key[:, :, low - first_key : high - first_key], region, low, high)
         values = value[:, :, low - first_key : high - first_key]
         offset = None
         if schedule.slopes is not None:
@@ -208,32 +223,26 @@ def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
 def _one_query(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """`fused` for a single query: regions with the same keys at the same positions are read once."""
     start, length, first_key = schedule.start, schedule.plan.length, schedule.first_key
-    shared: dict[tuple[Position, tuple[int, int], bool], list[tuple[Region, Call]]] = {}
+    shared: dict[tuple[Any, ...], list[tuple[Region, Call]]] = {}
     for region in schedule.plan.regions:
         for call in calls(region, start, length, first_key):
-            shared.setdefault((region.key_position, call.keys, call.masked), []).append((region, call))
+            same = (region.key_position, region.key_scale, call.keys, call.masked)
+            shared.setdefault(same, []).append((region, call))
     outputs, log_sums = [], []
-    for (position, (low, high), masked), members in shared.items():
-        rows = torch.cat([_placed_query(schedule, query, region, start, length) for region, _ in members], 2)
+    for (*_, (low, high), masked), members in shared.items():
+        rows = torch.cat([schedule.query(query, region, start, length) for region, _ in members], 2)
         masks = [schedule.mask(region, call, query) for region, call in members] if masked else []
         mask = None
         if masks:
             blind = torch.cat([part.added.isneginf().all(-1) for part in masks])
             mask = Mask(torch.cat([part.added for part in masks]), blind)
-        keys = schedule.placed(key[:, :, low - first_key : high - first_key], position, low, high)
+        keys = schedule.key(key[:, :, low - first_key : high - first_key], members[0][0], low, high)
         values = value[:, :, low - first_key : high - first_key]
         output, log_sum = attend(rows, keys, values, scale, False, mask)
         outputs.append(output)
         log_sums.append(log_sum)
     weights = torch.cat(log_sums, 2).softmax(-1)[..., None]
     return (torch.cat(outputs, 2) * weights).sum(2, keepdim=True).to(query.dtype)
-
-
-def _placed_query(schedule: Schedule, query: Tensor, region: Region, begin: int, end: int) -> Tensor:
-    """The queries begin .. end - 1 at the positions and the scale that a region gives them."""
-    part = schedule.placed(query, region.query_position, begin, end)
-    factor = schedule.query_scale(region, begin, end, query)
-    return part if factor is None else part * factor
 
 
 class _Merged:

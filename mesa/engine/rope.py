@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mesa.plan import Plan, Position
+from mesa.plan import Plan, Position, rotary_base
 
 
 def positions(position: Position, index: Tensor) -> Tensor:
@@ -114,5 +114,6 @@ class Rotation:
         frequencies = self.frequencies.to(states.device)
         if plan.frequency_scale is not None:
             number = torch.arange(len(frequencies), device=states.device, dtype=torch.float64)
-            frequencies = frequencies * plan.frequency_scale(number, 2 * len(frequencies)).to(frequencies.dtype)
+            scale = plan.frequency_scale(number, 2 * len(frequencies), rotary_base(frequencies))
+            frequencies = frequencies * scale.to(frequencies.dtype)
         return self.rotary.cos_sin(states, positions[None], frequencies)

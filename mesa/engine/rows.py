@@ -10,7 +10,6 @@ from torch import Tensor
 
 from mesa.engine.alibi import biased
 from mesa.engine.attention import Schedule
-from mesa.plan import Region
 
 
 def rows(schedule: Schedule, query: Tensor, key: Tensor, scale: float, chosen: Sequence[int]) -> Tensor:
@@ -30,8 +29,8 @@ def rows(schedule: Schedule, query: Tensor, key: Tensor, scale: float, chosen: S
         if not mine or low >= high:
             continue
         tokens = [chosen[row] for row in mine]
-        parts = [_placed(schedule, query, region, token) for token in tokens]
-        keys = schedule.placed(key[:, :, low - first_key : high - first_key], region.key_position, low, high)
+        parts = [schedule.query(query[:, :, token - start, None], region, token, token + 1) for token in tokens]
+        keys = schedule.key(key[:, :, low - first_key : high - first_key], region, low, high)
         part = torch.cat(parts, 2) @ keys.repeat_interleave(groups, 1).transpose(-1, -2) * scale
         queries = torch.tensor(tokens, device=query.device)[:, None]
         index = torch.arange(low, high, device=query.device)[None, :]
@@ -41,10 +40,3 @@ def rows(schedule: Schedule, query: Tensor, key: Tensor, scale: float, chosen: S
         columns = slice(low - first_key, high - first_key)
         scores[:, :, mine, columns] = torch.where(region.contains(queries, index), part, scores[:, :, mine, columns])
     return scores.softmax(-1, dtype=torch.promote_types(query.dtype, torch.float32)).to(query.dtype)
-
-
-def _placed(schedule: Schedule, query: Tensor, region: Region, token: int) -> Tensor:
-    """The query of one token at the position and the scale that a region gives it."""
-    part = schedule.placed(query[:, :, token - schedule.start, None], region.query_position, token, token + 1)
-    factor = schedule.query_scale(region, token, token + 1, query)
-    return part if factor is None else part * factor

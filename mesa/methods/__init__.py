@@ -14,8 +14,12 @@ from typing import Any
 
 from mesa.methods.base import Method
 from mesa.methods.chunked import MesaExtrapolation
+from mesa.methods.dual_chunk import DCA
+from mesa.methods.interpolated import PI, YaRN
+from mesa.methods.mapped import LaMPE
 from mesa.methods.plain import DynamicNTK, NoPE, NTKMixed, Origin
-from mesa.methods.windowed import LMInfinite, StreamingLLM
+from mesa.methods.shifted import STRING
+from mesa.methods.windowed import Crop, LMInfinite, StreamingLLM
 from mesa.methods.woven import LeakyReRoPE, ReRoPE, SelfExtend, StairPE
 
 METHODS: dict[str, type[Method]] = {
@@ -25,8 +29,14 @@ METHODS: dict[str, type[Method]] = {
         NoPE,
         ReRoPE,
         LeakyReRoPE,
+        PI,
         DynamicNTK,
         NTKMixed,
+        YaRN,
+        DCA,
+        STRING,
+        LaMPE,
+        Crop,
         LMInfinite,
         StreamingLLM,
         SelfExtend,

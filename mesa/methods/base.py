@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from typing import Any, ClassVar
 
 from mesa.methods.heads import read_heads
-from mesa.plan import Plan, Position, Region, own_index
+from mesa.plan import LogN, Plan, Position, Product, Region, Scale, own_index
 
 _KINDS: dict[str, tuple[Any, str]] = {  # by annotation: what is allowed, in words
     "int": (Integral, "a whole number"),
@@ -98,9 +98,10 @@ class Method(ABC):
         complaint = f"is not below the trained length {self.trained_length}"
         self._require(getattr(self, field) < self.trained_length, field, complaint)
 
-    @property
-    def _log_n(self) -> int:
-        return self.trained_length if self.log_n else 0
+    def _scale(self, own: Scale | None = None) -> Scale | None:
+        """The factor on queries: log-n, where it is on, times the method's own."""
+        scales = tuple(each for each in (own, LogN(self.trained_length) if self.log_n else None) if each is not None)
+        return Product(scales) if len(scales) > 1 else next(iter(scales), None)
 
     def _causal(self, length: int, **changes: Any) -> Region:
-        return Region((0, length), (0, length), log_n=self._log_n, **changes)
+        return Region((0, length), (0, length), **{"query_scale": self._scale(), **changes})

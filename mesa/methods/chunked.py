@@ -118,24 +118,24 @@ def _reference_width(method: MesaExtrapolation, prompt: int) -> int:
 
 def _stair(method: MesaExtrapolation, begin: int, prompt: int, length: int) -> tuple[Region, ...]:
     """Every query follows Stair PE."""
-    return stair((begin, length), length, method.window, method.width, method._log_n)
+    return stair((begin, length), length, method.window, method.width, method._scale())
 
 
 def _rerope(method: MesaExtrapolation, begin: int, prompt: int, length: int) -> tuple[Region, ...]:
     """Every query follows ReRoPE."""
-    return rerope((begin, length), length, method.window, method._log_n)
+    return rerope((begin, length), length, method.window, method._scale())
 
 
 def _leaky(method: MesaExtrapolation, begin: int, prompt: int, length: int) -> tuple[Region, ...]:
     """Every query follows Leaky-ReRoPE."""
-    return leaky((begin, length), length, method.window, method.width, method._log_n)
+    return leaky((begin, length), length, method.window, method.width, method._scale())
 
 
 def _aligned(method: MesaExtrapolation, begin: int, prompt: int, length: int) -> tuple[Region, ...]:
     """The prompt's last query, and every decoded one, follow Stair PE; the others use differences of its positions."""
     position = _aligned_position(prompt - 1, method.window, method.width)
     end = min(prompt, length)
-    aligned = Region((begin, end), (0, prompt), position, position, log_n=method._log_n)
+    aligned = Region((begin, end), (0, prompt), position, position, query_scale=method._scale())
     return (aligned, *_stair(method, end, prompt, length))
 
 
@@ -143,7 +143,7 @@ def _reference(method: MesaExtrapolation, begin: int, prompt: int, length: int) 
     """The authors' positions, which all tokens change with the length."""
     chunk = _reference_width(method, prompt)
     position = _reference_position(max(length, prompt), method.trained_length, chunk, method.width)
-    return (Region((begin, length), (0, length), position, position, log_n=method._log_n),)
+    return (Region((begin, length), (0, length), position, position, query_scale=method._scale()),)
 
 
 def _aligned_position(last: int, window: int, width: int) -> Callable[[Any], Any]:

@@ -70,7 +70,7 @@ class DynamicNTK(Method):
         if tokens <= self.trained_length:
             return Plan(length, (self._causal(length),))
         growth = self.factor * tokens / self.trained_length - (self.factor - 1)
-        return Plan(length, (self._causal(length),), lambda m, dims: growth ** (-2 * m / (dims - 2)))
+        return Plan(length, (self._causal(length),), lambda m, dims, base: growth ** (-2 * m / (dims - 2)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,4 +97,4 @@ class NTKMixed(Method):
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
         """One causal region with changed frequencies."""
         k = self.k
-        return Plan(length, (self._causal(length),), lambda m, dims: k ** (-(((m + 1) / (dims / 2)) ** 0.75)))
+        return Plan(length, (self._causal(length),), lambda m, dims, base: k ** (-(((m + 1) / (dims / 2)) ** 0.75)))

@@ -36,9 +36,35 @@ class LMInfinite(Method):
             query_position=Constant(self.window),
             key_position=Constant(0),
             nearest=self.window,
-            log_n=self._log_n,
+            query_scale=self._scale(),
         )
         return Plan(length, (near, first))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crop(Method):
+    """The last M tokens alone, as trained: the baseline that a method must beat before it extends anything.
+
+    The last M tokens of a prompt see each other, those before them their own last M, a decoded token the last M.
+    """
+
+    name = "crop"
+    formula = "R = r; seen: r < M and i >= n - M, n the tokens so far (before the prompt's last M: r < M)"
+    source = "baseline"
+
+    def plan(self, length: int, prompt_length: int | None = None) -> Plan:
+        """A band before the prompt's last M tokens, a triangle of those, and a band beyond them."""
+        trained = self.trained_length
+        prompt = length if prompt_length is None else prompt_length
+        begin = min(max(0, prompt - trained), length)
+        end = min(max(prompt, trained), length)
+        regions = [self._causal(begin, farthest=trained - 1)] if begin else []
+        if begin < end:
+            regions.append(Region((begin, end), (begin, end), query_scale=self._scale()))
+        if end < length:
+            last = Region((end, length), (begin, length), farthest=trained - 1, query_scale=self._scale())
+            regions.append(last)
+        return Plan(length, tuple(regions))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +95,6 @@ class StreamingLLM(Method):
             (0, min(self.first, length)),
             query_position=lambda t: (t < cache) * t + (t >= cache) * cache,
             nearest=self.window + 1,
-            log_n=self._log_n,
+            query_scale=self._scale(),
         )
         return Plan(length, (near, sinks))

@@ -7,25 +7,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from mesa.methods.base import SCALED, Method
-from mesa.plan import Constant, Plan, Position, Region, Slowed, Stepped
+from mesa.plan import Constant, Plan, Position, Region, Scale, Slowed, Stepped
 
 
-def rerope(queries: tuple[int, int], length: int, window: int, log_n: int) -> tuple[Region, ...]:
+def rerope(queries: tuple[int, int], length: int, window: int, scale: Scale | None) -> tuple[Region, ...]:
     """Distances cut to `window`, for these queries: near band, and the far part at one distance."""
-    near = Region(queries, (0, length), farthest=window, log_n=log_n)
-    far = Region(queries, (0, length), Constant(window), Constant(0), nearest=window + 1, log_n=log_n)
+    near = Region(queries, (0, length), farthest=window, query_scale=scale)
+    far = Region(queries, (0, length), Constant(window), Constant(0), nearest=window + 1, query_scale=scale)
     return near, far
 
 
-def leaky(queries: tuple[int, int], length: int, window: int, factor: float, log_n: int) -> tuple[Region, ...]:
+def leaky(queries: tuple[int, int], length: int, window: int, factor: float, scale: Scale | None) -> tuple[Region, ...]:
     """Distances from `window` on slowed by `factor`, for these queries; far positions are fractional."""
-    near = Region(queries, (0, length), farthest=window - 1, log_n=log_n)
+    near = Region(queries, (0, length), farthest=window - 1, query_scale=scale)
     position = Slowed(factor, -window, window)
-    far = Region(queries, (0, length), position, Slowed(factor), nearest=window, log_n=log_n)
+    far = Region(queries, (0, length), position, Slowed(factor), nearest=window, query_scale=scale)
     return near, far
 
 
-def stair(queries: tuple[int, int], length: int, window: int, width: int, log_n: int) -> tuple[Region, ...]:
+def stair(queries: tuple[int, int], length: int, window: int, width: int, scale: Scale | None) -> tuple[Region, ...]:
     """Stair PE for every query: ceil((r - N) / E) = (t - N + E - 1) // E - i // E, less one where residues wrap."""
 
     shift = width - 1 - window
@@ -39,9 +39,9 @@ def stair(queries: tuple[int, int], length: int, window: int, width: int, log_n:
     def far(offset: int, holds: Callable[[Any, Any], Any] | None) -> Region:
         position = Stepped(width, shift, offset)
         far_keys = {"key_position": Stepped(width), "nearest": window + 1}
-        return Region(queries, (0, length), position, **far_keys, holds=holds, period=width, log_n=log_n)
+        return Region(queries, (0, length), position, **far_keys, holds=holds, period=width, query_scale=scale)
 
-    near = Region(queries, (0, length), farthest=window, log_n=log_n)
+    near = Region(queries, (0, length), farthest=window, query_scale=scale)
     if width == 1:
         return near, far(window, None)
     return near, far(window, keeps), far(window - 1, wraps)
@@ -70,7 +70,7 @@ class ReRoPE(Method):
 
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
         """Near band with own distances, far part at the constant distance N."""
-        return Plan(length, rerope((0, length), length, self.window, self._log_n))
+        return Plan(length, rerope((0, length), length, self.window, self._scale()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class LeakyReRoPE(Method):
 
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
         """Near band with own distances, far part with slowed ones."""
-        return Plan(length, leaky((0, length), length, self.window, self.k, self._log_n))
+        return Plan(length, leaky((0, length), length, self.window, self.k, self._scale()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,4 +161,4 @@ class StairPE(Method):
 
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
         """Near band, and the stair in two regions."""
-        return Plan(length, stair((0, length), length, self.window, self.width, self._log_n))
+        return Plan(length, stair((0, length), length, self.window, self.width, self._scale()))

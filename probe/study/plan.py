@@ -96,8 +96,8 @@ class StudyPlan:
     def passes(self, name: str) -> tuple[int, ...]:
         """The lengths of the passes that a config's failure is predicted from: L alone, for most.
 
-        Where its frequencies follow the prompt's length (Dynamic-NTK), no pass stands for a shorter prompt: then each
-        measured length that both rules can judge, and L.
+        Where its positions or frequencies follow the prompt's length (Dynamic-NTK, LaMPE), no pass stands for a shorter
+        prompt: then each measured length that both rules can judge, and L.
         """
         method = self.methods[name]
         if not follows_length(method.plan(self.length), method.plan(self.trained_length)):

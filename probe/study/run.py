@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xarray as xr
 from tqdm import tqdm
 
 from mesa.methods import Method
 from mesa.models import Loaded, load
-from mesa.plan import reach, restarts
+from mesa.plan import BASE, reach, restarts
 from mesa.support import ROTARY
 from probe.capture.bridge import bridge_to
 from probe.capture.memory import check_memory
@@ -189,7 +190,8 @@ def _first_beyond(method: Method, made: StudyPlan, length: int) -> dict[str, int
     beyond = [largest >= trained, largest > trained]
     if rotary := config.model_type in ROTARY:
         dims = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        slowest = laid.frequency_scale(dims // 2 - 1, dims) if laid.frequency_scale else 1.0
+        base = (getattr(config, "rope_parameters", None) or {}).get("rope_theta", BASE)
+        slowest = laid.frequency_scale(np.float64(dims // 2 - 1), dims, base) if laid.frequency_scale else 1.0
         beyond.append(largest * slowest >= trained)
     firsts = [int(each.argmax()) if each.any() else None for each in beyond]
     if rotary:

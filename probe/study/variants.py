@@ -61,8 +61,10 @@ def _varied(trained_length: int) -> dict[str, tuple[dict[str, Any], ...]]:
     return {
         "rerope": ({"window": trained_length // 2},),
         "leaky-rerope": ({"k": 1.5}, {"k": 2}, {"k": 4}, {"k": 8}),
+        "pi": ({"factor": 2},),
         "dynamic-ntk": ({"factor": 1}, {"factor": 2}),
         "ntk-mixed": ({"k": 2}, {"k": 4}),
+        "yarn": ({"factor": 2},),
         "self-extend": ({"group": 2}, {"group": 4}),
         "stair": ({"width": 2}, {"width": 4}),
         "mesa": ({"width": 4},),

@@ -162,7 +162,7 @@ def _methods(run: Run) -> dict[str, Method]:
 
 
 def _following(analysis: Analysis) -> list[str]:
-    """The methods whose frequencies follow a pass's length: what one shows is not of prompts of other lengths."""
+    """The methods whose positions follow a pass's length: what one shows is not of prompts of other lengths."""
     length = _length(analysis.run, analysis.hidden)
     methods = _methods(analysis.run).items()
     return [name for name, method in methods if follows_length(method.plan(length), method.plan(method.trained_length))]

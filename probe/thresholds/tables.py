@@ -39,7 +39,7 @@ def difference_table(summary: dict[str, Any]) -> Table | None:
 
 
 def predicted_text(summary: dict[str, Any], row: dict[str, Any]) -> str:
-    """A method's prediction; of a method whose frequencies follow a pass's length, with the length they are of."""
+    """A method's prediction; of a method whose positions follow a pass's length, with the length they are of."""
     text = row["predicted"]["text"]
     follows = row["predicted"]["length"] is not None and row["method"] in summary.get("follows_length", ())
     return f"{text} (in prompts of {summary['pass_length']})" if follows else text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mesa.methods import METHODS
 from probe.store.located import Located
 from probe.verdict.cells import table
 from probe.verdict.naming import listed
@@ -55,13 +56,15 @@ def _cost(rows: list[dict[str, Any]]) -> str:
 
 
 def _following(summary: Mapping[str, Any]) -> list[str]:
-    """Where frequencies follow the prompt's length, that drift and prediction are of one length alone."""
+    """Where positions or frequencies follow the prompt's length, that drift and prediction are of one length alone."""
     if not summary.get("follows_length"):  # older ones do not tell
         return []
+    names = summary["follows_length"]
+    what = "frequencies" if all(name in METHODS and METHODS[name].needs_rotary for name in names) else "positions"
     return [
-        f"The frequencies of {listed(summary['follows_length'])} follow the prompt's length: states, drift and "
+        f"The {what} of {listed(names)} follow the prompt's length: states, drift and "
         f"prediction here are of prompts of {summary['pass_length']} tokens, not of shorter ones; what is measured by "
-        "length has the frequencies of each length, and mesa-lens study predicts by prompt length."
+        f"length has the {what} of each length, and mesa-lens study predicts by prompt length."
     ]
 
 

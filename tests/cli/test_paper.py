@@ -71,8 +71,8 @@ def test_the_real_models_config_takes_every_method_of_ours():
     request = probe_request(config)
     assert request.lengths == (8192, 12288, 16384)
     text = estimate(config)
-    assert f"nll (Figures 4 and 6): 55 cells, 165 passes, about {33 * 50 * 1024:,} prompt tokens" in text
-    assert f"nll-position (Beside Figures 4 and 6): 11 cells, 33 passes, about {33 * 16 * 1024:,} prompt" in text
+    assert f"nll (Figures 4 and 6): 85 cells, 255 passes, about {51 * 50 * 1024:,} prompt tokens" in text
+    assert f"nll-position (Beside Figures 4 and 6): 17 cells, 51 passes, about {51 * 16 * 1024:,} prompt" in text
     assert f"5 methods, 35 passes, about {(5 * 16 + 10 * 36) * 1024:,} prompt tokens, store 5,400 MiB" in text
 
 

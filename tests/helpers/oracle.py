@@ -2,6 +2,7 @@
 
 import math
 
+import newer
 import numpy as np
 
 
@@ -9,11 +10,17 @@ def stair(r, window, width):
     return r if r <= window else window + math.ceil((r - window) / width)
 
 
-def relative(name, t, i, *, trained, prompt, window=0, width=0, first=0, last=0, split=0, k=0, group=0, weave="stair"):
+def relative(name, t, i, *, trained, prompt, **parameters):
     """Effective relative position of the pair, or None where it is masked."""
-    r = t - i
-    if r < 0:
+    if t < i:
         return None
+    if name in newer.RELATIVE:
+        return newer.RELATIVE[name](t, i, trained, prompt, **parameters)
+    return _relative(name, t, i, trained, prompt, **parameters)
+
+
+def _relative(name, t, i, trained, prompt, window=0, width=0, first=0, last=0, split=0, k=0, group=0, weave="stair"):
+    r = t - i
     if name in ("origin", "dynamic-ntk", "ntk-mixed"):
         return r
     if name == "nope":
@@ -100,13 +107,17 @@ def attention(name, query, key, value, *, trained, prompt, log_n, slope=None, **
     With a `slope`, positions enter as ALiBi's bias in place of rotation.
     """
     length, dim = query.shape
-    values = frequencies(name, dim, length, trained)
+    yarn = name == "yarn"
+    values = (
+        newer.yarn_frequencies(dim, trained, 1e4, **parameters) if yarn else frequencies(name, dim, length, trained)
+    )
     output = np.zeros_like(value)
     for t in range(length):
-        scale = query_scale(name, t, trained, prompt, **parameters) if log_n else 1.0
+        log_factor = query_scale(name, t, trained, prompt, **parameters) if log_n else 1.0
         scores, seen = [], []
         for i in range(t + 1):
             r = relative(name, t, i, trained=trained, prompt=prompt, **parameters)
+            scale = log_factor * newer.factor(name, t, i, trained, prompt, **parameters)
             if r is not None:
                 seen.append(i)
                 if slope is None:

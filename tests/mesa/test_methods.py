@@ -52,6 +52,63 @@ def test_mesa_distances():
     ]
 
 
+def test_crop_distances():
+    assert distances(mesa.Crop(trained_length=3).plan(7, 5)).tolist() == [
+        [0, -1, -1, -1, -1, -1, -1],
+        [1, 0, -1, -1, -1, -1, -1],
+        [-1, -1, 0, -1, -1, -1, -1],  # the prompt's last three see nothing before them
+        [-1, -1, 1, 0, -1, -1, -1],
+        [-1, -1, 2, 1, 0, -1, -1],
+        [-1, -1, -1, 2, 1, 0, -1],  # a decoded token the last three
+        [-1, -1, -1, -1, 2, 1, 0],
+    ]
+
+
+def test_dca_distances():
+    assert distances(mesa.DCA(trained_length=6, chunk=3, most=4).plan(8)).tolist() == [
+        [0, -1, -1, -1, -1, -1, -1, -1],
+        [1, 0, -1, -1, -1, -1, -1, -1],
+        [2, 1, 0, -1, -1, -1, -1, -1],
+        [3, 2, 1, 0, -1, -1, -1, -1],
+        [4, 3, 2, 1, 0, -1, -1, -1],
+        [4, 3, 2, 2, 1, 0, -1, -1],  # from here on the chunk before is no farther than 4
+        [4, 3, 2, 3, 2, 1, 0, -1],
+        [4, 3, 2, 4, 3, 2, 1, 0],
+    ]
+
+
+def test_string_distances():
+    assert distances(mesa.STRING(trained_length=6, window=3, local=1).plan(6)).tolist() == [
+        [0, -1, -1, -1, -1, -1],
+        [1, 0, -1, -1, -1, -1],
+        [2, 1, 0, -1, -1, -1],
+        [1, 2, 1, 0, -1, -1],
+        [2, 1, 2, 1, 0, -1],
+        [3, 2, 1, 2, 1, 0],
+    ]
+
+
+def test_lampe_distances():
+    """L = 9, g(x) = 4 x // 8: 0 0 1 1 2 2 3 3 4; e = 3, b1 = 2 - 1 - 1 = 0, b2 = 5 - 2 - 0 = 3."""
+    method = mesa.LaMPE(trained_length=8, window=2, tail=2, mapped=4)
+    assert distances(method.plan(10, 9))[[0, 3, 5, 6, 8, 9]].tolist() == [
+        [0, -1, -1, -1, -1, -1, -1, -1, -1, -1],
+        [1, 1, 1, 0, -1, -1, -1, -1, -1, -1],
+        [2, 2, 1, 1, 1, 0, -1, -1, -1, -1],
+        [3, 3, 2, 2, 1, 1, 0, -1, -1, -1],
+        [5, 4, 3, 3, 2, 2, 1, 1, 0, -1],
+        [6, 5, 4, 3, 2, 2, 1, 1, 1, 0],  # a decoded token: a query at the prompt's last place
+    ]
+    assert distances(method.plan(3, 3)).tolist() == [[0, -1, -1], [1, 0, -1], [2, 1, 0]]
+
+
+def test_lampes_mapped_length_is_the_authors_scaled_to_the_window():
+    lengths = [mesa.LaMPE(trained_length=128).mapped_length(prompt) for prompt in (64, 200, 333)]
+    assert lengths == [48, 48, 44]
+    assert mesa.LaMPE(trained_length=4096).mapped_length(32768) == 2239
+    assert mesa.LaMPE(trained_length=8192, curve="llama3").mapped_length(32768) == 4501
+
+
 @pytest.mark.parametrize("weave", ["rerope", "leaky-rerope"])
 @pytest.mark.parametrize(("length", "prompt"), [(90, 80), (30, 20)])
 def test_the_ablation_weaves_the_last_chunk_differently(weave, length, prompt):
@@ -208,6 +265,16 @@ def test_mesa_gives_every_token_itself_at_every_length(settings, variant):
         (lambda: heads({2: (0, -3)}), "rerope: heads={2: (0, -3)} has the head -3, which is below 0; write it as"),
         (lambda: heads({2: (0.5,)}), "rerope: heads={2: (0.5,)} has the head 0.5, which is no whole number; write it"),
         (lambda: heads({"2": (0,)}), "rerope: heads={'2': (0,)} has the layer '2', which is no whole number; write it"),
+        (lambda: mesa.PI(trained_length=64, factor=0.5), "pi: factor=0.5 is below 1"),
+        (lambda: mesa.YaRN(trained_length=64, factor=None), "yarn: factor=None is not a number from 1 on"),
+        (lambda: mesa.YaRN(trained_length=64, ramp="linear"), "yarn: ramp=linear is not number, rotations"),
+        (lambda: mesa.DCA(trained_length=64, chunk=20, most=19), "dca: most=19 is below chunk=20"),
+        (lambda: mesa.DCA(trained_length=64, most=64), "dca: most=64 is not below the trained length 64"),
+        (lambda: mesa.DCA(trained_length=64, sizes="big"), "dca: sizes=big is not public, paper"),
+        (lambda: mesa.STRING(trained_length=64, window=5, local=6), "string: local=6 exceeds window=5"),
+        (lambda: mesa.LaMPE(trained_length=64, tail=9), "lampe: tail=9 exceeds window=8"),
+        (lambda: mesa.LaMPE(trained_length=64, mapped=64), "lampe: mapped=64 is not below the trained length 64"),
+        (lambda: mesa.LaMPE(trained_length=64, curve="gpt"), "lampe: curve=gpt is not llama2, llama3"),
         (lambda: mesa.make("rope", 64), "unknown method 'rope'; known: origin, nope, rerope"),
         (
             lambda: mesa.make("rerope", 64, width=3),
@@ -311,4 +378,4 @@ def test_positions_begin_anew_where_the_largest_distance_falls(name):
     largest = reach(plan)
     falls = [int(t) for t in np.flatnonzero(np.diff(largest) < -1) + 1]
     assert restarts(plan) == {at: int(largest[at]) for at in falls}
-    assert bool(falls) == (name == "mesa")
+    assert bool(falls) == (name in ("mesa", "crop"))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mesa.plan import Plan, relative_positions
+from mesa.plan import Plan, relative_positions, rotary_base
 
 _ROUND = 2 * math.pi
 _ROUNDING = 1e-6  # relative; inv_freq is float32
@@ -44,7 +44,9 @@ def phases(plan: Plan, trained: np.ndarray, own: np.ndarray, trained_length: int
     trained, own: radians a token of each pair inside M, and in use before the plan scales them.
     """
     pairs = len(trained)
-    scale = 1.0 if plan.frequency_scale is None else plan.frequency_scale(np.arange(pairs, dtype=float), 2 * pairs)
+    number, scale = np.arange(pairs, dtype=float), 1.0
+    if plan.frequency_scale is not None:
+        scale = plan.frequency_scale(number, 2 * pairs, rotary_base(own))
     return Phases(own * scale, np.where(trained * trained_length >= _ROUND, _ROUND, trained * (trained_length - 1)))
 
 

@@ -357,7 +357,7 @@ def test_padding_on_the_right_changes_nothing(family):
 
 
 @pytest.mark.parametrize("family", ["mpt", "bloom"])
-@pytest.mark.parametrize("name", ["dynamic-ntk", "ntk-mixed"])
+@pytest.mark.parametrize("name", ["dynamic-ntk", "ntk-mixed", "yarn"])
 def test_methods_on_frequencies_are_refused_for_alibi(family, name):
     model = build(family)
     message = f"{name} cannot be attached to model type '{family}': it changes rotary frequencies, and ALiBi has none"

@@ -298,3 +298,14 @@ def test_rotary_tables_come_out_where_the_states_are():
     with mesa.applied(model, cases.method("rerope")):
         torch.testing.assert_close(logits(model, ids), expected, atol=0, rtol=0)
     assert model.model.rotary_emb._hf_hook is hook  # the model keeps its own
+
+
+@pytest.mark.parametrize("executor", ["dense", "fused"])
+def test_crop_is_the_stock_model_on_the_last_tokens(model, executor):
+    """Another token in or out of the window moves these logits by more than 0.02."""
+    ids, last = tokens(1, 70), cases.TRAINED
+    with mesa.applied(model, cases.method("crop"), executor=executor):
+        cropped = logits(model, ids)[:, -last:]
+    torch.testing.assert_close(cropped, logits(model, ids[:, -last:]), atol=2e-6, rtol=0)
+    for other in (last - 1, last + 1):
+        assert (logits(model, ids[:, -other:])[:, -1] - cropped[:, -1]).abs().max() > 0.02

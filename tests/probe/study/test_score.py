@@ -141,7 +141,7 @@ def test_pairs_that_cannot_be_judged_are_left_out():
 
 def test_configs_fail_early_late_and_never_by_arithmetic():
     made = variants("all", 256, "llama")
-    assert len(made) == 25
+    assert len(made) == 33
     assert list(made)[:3] == ["origin", "nope", "rerope"]
     first = {}
     for name, method in made.items():
@@ -177,7 +177,7 @@ def test_reach_is_the_largest_distance_of_each_query():
     assert reach(make("rerope", 24, window=3).plan(6)).tolist() == [0, 1, 2, 3, 3, 3]
 
 
-def test_only_dynamic_ntk_follows_the_prompt_length():
+def test_only_dynamic_ntk_and_lampe_follow_the_prompt_length():
     made = variants("all", 256, "llama")
     follow = {name.split()[0] for name, method in made.items() if follows_length(method.plan(2048), method.plan(512))}
-    assert follow == {"dynamic-ntk"}
+    assert follow == {"dynamic-ntk", "lampe"}

@@ -1,0 +1,98 @@
+"""Dual Chunk Attention: positions within chunks, whose differences never reach the trained window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mesa.methods.base import SCALED, Method
+from mesa.plan import Constant, Plan, Position, Region, Scale
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """`shift` + index % `period`, at most `most` where that is given."""
+
+    period: int
+    shift: int = 0
+    most: int | None = None
+
+    def __call__(self, index: Any) -> Any:
+        """The positions, in the shape of `index`."""
+        place = self.shift + index % self.period
+        if self.most is None:
+            return place
+        return (place < self.most) * place + (place >= self.most) * self.most
+
+
+@dataclass(frozen=True)
+class StepScale:
+    """0.05 ln(n / M) + 1 for n > M, n the tokens at the step of each token: the prompt's, or those up to itself."""
+
+    trained_length: int
+    prompt: int
+
+    def __call__(self, index: Any) -> Any:
+        """The factors, in the shape of `index`."""
+        tokens = np.maximum(np.where(index < self.prompt, self.prompt, index + 1), self.trained_length)
+        return 0.05 * np.log(tokens / self.trained_length) + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DCA(Method):
+    """Own distances inside a chunk of `chunk` tokens; to the chunk before, distances up to `most`; beyond, from `most`.
+
+    sizes: `chunk` and `most` left out are the 'public' code's (5M/8, 3M/4) or the 'paper's (3M/4, M - 1).
+    mscale: queries and keys grow with the tokens at their own step, as in the public code and not in the paper.
+    """
+
+    name = "dca"
+    formula = "R = r in a chunk of s; min(t % s + s, c) - i % s to the one before; min(2s - 1, c) - i % s beyond"
+    source = "An et al. 2024, github.com/HKUNLP/ChunkLlama"
+    sizes: str = "public"
+    chunk: int = SCALED
+    most: int = SCALED
+    mscale: bool = False
+
+    def __post_init__(self) -> None:
+        """See Method."""
+        super().__post_init__()
+        trained = self.trained_length
+        self._require(self.sizes in _SIZES, "sizes", f"is not {', '.join(_SIZES)}")
+        for field, size in zip(("chunk", "most"), _SIZES[self.sizes](trained), strict=True):
+            self._fill(field, size)
+        self._below_trained_length("chunk")
+        self._below_trained_length("most")
+        self._require(self.most >= self.chunk, "most", f"is below chunk={self.chunk}")
+
+    @property
+    def cached_position(self) -> Position:
+        """Every key's."""
+        return Wrapped(self.chunk)
+
+    def plan(self, length: int, prompt_length: int | None = None) -> Plan:
+        """For each chunk of queries: itself, the chunk before it, all before that."""
+        prompt = length if prompt_length is None else prompt_length
+        size, key = self.chunk, Wrapped(self.chunk)
+        step: Scale | None = StepScale(self.trained_length, prompt) if self.mscale else None
+        scales = {"query_scale": self._scale(step), "key_scale": step}
+        regions = []
+        for begin in range(0, length, size):
+            queries = (begin, min(begin + size, length))
+            regions.append(Region(queries, queries, key, key, **scales))
+            if begin >= size:
+                near = Wrapped(size, size, self.most)
+                regions.append(Region(queries, (begin - size, begin), near, key, **scales))
+            if begin > size:
+                far = Constant(min(2 * size - 1, self.most))
+                regions.append(Region(queries, (0, begin - size), far, key, **scales))
+        return Plan(length, tuple(regions))
+
+
+_SIZES = {
+    "public": lambda trained: (3 * trained // 4 - trained // 8, 3 * trained // 4),
+    "paper": lambda trained: (3 * trained // 4, trained - 1),
+}
+"""Tokens a chunk, and the largest distance, by M."""

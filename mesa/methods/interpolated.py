@@ -1,0 +1,99 @@
+"""Methods that squeeze longer texts into the trained window: slower positions, slower frequencies."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from mesa.methods.base import Method
+from mesa.plan import Constant, Plan, Position, Slowed
+
+
+@dataclass(frozen=True, kw_only=True)
+class PI(Method):
+    """Position Interpolation: all distances shrink by `factor`; None: by prompt length over M, once for each prompt."""
+
+    name = "pi"
+    formula = "R = r / s"
+    source = "Chen et al. 2023; transformers, rope_type='linear'"
+    factor: float = 4.0
+
+    def __post_init__(self) -> None:
+        """See Method."""
+        super().__post_init__()
+        self._require(self.factor is None or self.factor >= 1, "factor", "is below 1")
+
+    @property
+    def cached_position(self) -> Position:
+        """Every key's; none where it differs from prompt to prompt."""
+        return Constant(0) if self.factor is None else Slowed(self.factor)
+
+    def plan(self, length: int, prompt_length: int | None = None) -> Plan:
+        """One causal region."""
+        prompt = length if prompt_length is None else prompt_length
+        position = Slowed(self.factor or max(1.0, prompt / self.trained_length))
+        region = self._causal(length, query_position=position, key_position=position)
+        return Plan(length, (region,), by_prompt=self.factor is None)
+
+
+BETA_FAST, BETA_SLOW = 32.0, 1.0
+"""Rotations in M tokens: a pair of more keeps its frequency, one of fewer is interpolated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class YaRN(Method):
+    """Slow frequencies are divided by `factor`, fast ones kept, those between mixed; scores grow a little.
+
+    ramp: between them by 'number' (transformers, the authors' code) or by 'rotations' in M tokens (the paper's text).
+    """
+
+    name = "yarn"
+    formula = (
+        "R = r; inv_freq * (1 - ramp + ramp / s), ramp from 32 rotations in M tokens to 1; scores * (0.1 ln s + 1)^2"
+    )
+    source = "Peng et al. 2024, github.com/jquesnelle/yarn; transformers, rope_type='yarn'"
+    needs_rotary = True
+    factor: float = 4.0
+    ramp: str = "number"
+
+    def __post_init__(self) -> None:
+        """See Method."""
+        super().__post_init__()
+        self._require(self.factor is not None and self.factor >= 1, "factor", "is not a number from 1 on")
+        self._require(self.ramp in RAMPS, "ramp", f"is not {', '.join(RAMPS)}")
+
+    @property
+    def cached_position(self) -> Position:
+        """None: other frequencies than the model's."""
+        return Constant(0)
+
+    def plan(self, length: int, prompt_length: int | None = None) -> Plan:
+        """One causal region with changed frequencies and scaled scores."""
+        grown = Constant((0.1 * math.log(self.factor) + 1) ** 2)
+
+        def scale(number: Any, dims: int, base: float) -> Any:
+            ramp = RAMPS[self.ramp](number, dims, base, self.trained_length)
+            return 1 - ramp + ramp / self.factor
+
+        return Plan(length, (self._causal(length, query_scale=self._scale(grown)),), scale)
+
+
+def _by_number(number: Any, dims: int, base: float, trained_length: int) -> Any:
+    """0 up to the pair of 32 rotations, 1 from that of one on, straight between them."""
+    low, high = (
+        dims * math.log(trained_length / (2 * math.pi * rotations)) / (2 * math.log(base))
+        for rotations in (BETA_FAST, BETA_SLOW)
+    )
+    first, last = max(math.floor(low), 0), min(math.ceil(high), dims - 1)
+    return ((number - first) / max(last - first, 0.001)).clip(0, 1)
+
+
+def _by_rotations(number: Any, dims: int, base: float, trained_length: int) -> Any:
+    """0 for pairs of 32 rotations and more, 1 for those of one and fewer, straight in rotations between them."""
+    rotations = trained_length / (2 * math.pi) * base ** (-2 * number / dims)
+    return ((BETA_FAST - rotations) / (BETA_FAST - BETA_SLOW)).clip(0, 1)
+
+
+RAMPS = {"number": _by_number, "rotations": _by_rotations}
+"""By name: (frequency numbers, rotary dims, base, M) to the share of interpolation."""
