@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,11 @@ from probe.tasks.base import Setting, Task
 from probe.tasks.finding import FINDING
 from probe.tasks.latency import Latency
 from probe.tasks.likelihood import LIKELIHOOD
+from probe.tasks.recall import RULER, Recall
 from probe.tasks.score import SLICE, heldout_ids
 from probe.tasks.summaries import Summaries
 
-TASKS: dict[str, Task] = {task.name: task for task in (*FINDING, *LIKELIHOOD, Summaries(), Latency())}
+TASKS: dict[str, Task] = {task.name: task for task in (*FINDING, *RULER, *LIKELIHOOD, Summaries(), Latency())}
 """Every task by its name."""
 PROMPTS = 2
 """Version of how prompts are drawn; raised with every change that makes other prompts of the same settings."""
@@ -47,12 +48,16 @@ class EvalRequest(MethodsRequest):
 
 @dataclass(frozen=True)
 class EvalPlan:
-    """A request, checked: methods, shared setting, and the cells (task, method, length)."""
+    """A request, checked: methods, shared setting, and the cells (task, method, length).
+
+    sizes: by task, how large it is, where that depends on the trained window.
+    """
 
     request: EvalRequest
     methods: dict[str, Method]
     setting: Setting
     config: Any
+    sizes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def cells(self) -> list[tuple[str, str, int]]:
@@ -143,7 +148,8 @@ def plan(request: EvalRequest) -> EvalPlan:
         request.new_tokens,
         request.batch,
     )
-    made = EvalPlan(request, methods, setting, config)
+    sizes = {name: task.told(tokenizer, setting) for name in request.tasks if isinstance(task := TASKS[name], Recall)}
+    made = EvalPlan(request, methods, setting, config, sizes)
     for name in request.tasks:
         for length in TASKS[name].passes(setting):
             TASKS[name].prepare(tokenizer, length, setting, 1)

@@ -103,6 +103,7 @@ def _run(made: EvalPlan, out: Path, overwrite: bool, until: float | None) -> dic
         "seed": made.setting.seed,
         "methods": {name: method.describe() for name, method in made.methods.items()},
         "versions": {package: version(package) for package in _PACKAGES},
+        "sizes": dict(made.sizes),
         "out_of_memory": too_large,
         **journal.told,
         "cells_left": sum(not _is_done(made, journal, cell) for cell in made.cells) - len(too_large),
