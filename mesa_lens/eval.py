@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mesa_lens.model import add_model_options, load_options
@@ -54,6 +55,15 @@ def add(commands: Any) -> None:
     data.add_argument("--depth", type=number(0, 1), help="the key's place, 0 (start) to 1 (end) (None: uniform)")
     data.add_argument("--new-tokens", type=whole(1), default=128, help="tokens of a summary")
     add_model_options(command)
+    keys = command.add_argument_group("longppl's key tokens")
+    keys.add_argument(
+        "--evaluator", type=word, help="the model that chooses them, with the same tokenizer (None: the model itself)"
+    )
+    keys.add_argument(
+        "--evaluator-method",
+        type=word,
+        help="its method, which is not tested on it (None: rerope; origin in its window)",
+    )
     harness = command.add_argument_group("lm-evaluation-harness, in place of --task")
     harness.add_argument("--harness", type=listed, help="lm-eval tasks, e.g. longbench_qasper,niah_single_1")
     harness.add_argument("--include-path", type=path, help="folder with tasks of your own")
@@ -86,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
         depth=args.depth,
         new_tokens=args.new_tokens,
         batch=args.batch,
+        evaluator=args.evaluator,
+        evaluator_method=args.evaluator_method,
         executor=args.executor,
     )
     with goes_on(args):
@@ -120,8 +132,23 @@ def _tasks(args: argparse.Namespace, request: Any) -> int:
     if not summary["cells"]:
         return 0
     files = ", ".join(["samples.csv", "summary.json", *(path.name for path in written)])
-    print(f"{tables(summary['cells'])}\n\nwrote {args.out}: {files}")
+    print("\n\n".join([tables(summary["cells"]), *_told(summary), f"wrote {args.out}: {files}"]))
     return 0
+
+
+def _told(summary: Mapping[str, Any]) -> Iterator[str]:
+    """What is told below the tables of scores: sizes, effective lengths, who chose key tokens."""
+    from probe.evaluation.effective import effective_table
+    from probe.evaluation.keyed import key_words
+    from probe.evaluation.summary import plain_table
+
+    if summary["sizes"]:
+        yield "\n".join(f"{task}: {size}" for task, size in summary["sizes"].items())
+    effective = effective_table(summary["effective"])
+    if effective:
+        yield plain_table(effective)
+    if found := key_words(summary):
+        yield "\n".join(found)
 
 
 def _harness(args: argparse.Namespace, request: Any) -> int:
@@ -130,9 +157,10 @@ def _harness(args: argparse.Namespace, request: Any) -> int:
     from probe.evaluation.harness import RESULTS, run_harness
     from probe.evaluation.plan import names, plan
 
-    for name in ("text", "data", "depth"):
+    for name in ("text", "data", "depth", "evaluator", "evaluator_method"):
         if getattr(args, name) is not None:
-            raise ValueError(f"--{name} {getattr(args, name)} is for --task; lm-eval's tasks have their own")
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option} {getattr(args, name)} is for --task; lm-eval's tasks have their own")
     if args.estimate:
         raise ValueError("--estimate is for --task; lm-eval's prompts are known only as they run")
     if args.minutes is not None:

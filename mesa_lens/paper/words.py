@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from probe.evaluation.keyed import key_words
 from probe.evaluation.summary import Table
 
 
@@ -13,12 +14,13 @@ def words(result: Mapping[str, Any]) -> list[str]:
     told = []
     for task in dict.fromkeys(cell["task"] for cell in result["cells"]):
         own = [cell for cell in result["cells"] if cell["task"] == task]
-        own = [cell for cell in own if cell["metric"] == own[0]["metric"]]
         longest = max(cell["length"] for cell in own)
         last = [cell for cell in own if cell["length"] == longest]
+        last = [cell for cell in last if cell["metric"] == last[0]["metric"]]
         means = ", ".join(f"{cell['method']} {cell['mean']:.3g}" for cell in last)
         ratio = longest / result["trained_length"]
-        told.append(f"{task}, {own[0]['metric']} at {longest} tokens ({ratio:.3g} M): {means}.")
+        told.append(f"{task}, {last[0]['metric']} at {longest} tokens ({ratio:.3g} M): {means}.")
+    told += key_words(result)
     left_out = [f"{task} under {method} at {length}" for task, method, length in result["out_of_memory"]]
     if left_out:
         told.append(f"Did not fit in memory: {', '.join(left_out)}.")

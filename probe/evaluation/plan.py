@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,19 @@ from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method
 from mesa.models import bytes_a_number, tokenizer_of
 from probe.capture.memory import prompt_bytes
+from probe.evaluation.evaluator import Evaluator, evaluator_of
 from probe.request import MethodsRequest
 from probe.tasks import sources
 from probe.tasks.base import Setting, Task
 from probe.tasks.finding import FINDING
 from probe.tasks.latency import Latency
 from probe.tasks.likelihood import LIKELIHOOD
+from probe.tasks.longppl import LONGPPL
+from probe.tasks.recall import RULER, Recall
 from probe.tasks.score import SLICE, heldout_ids
 from probe.tasks.summaries import Summaries
 
-TASKS: dict[str, Task] = {task.name: task for task in (*FINDING, *LIKELIHOOD, Summaries(), Latency())}
+TASKS: dict[str, Task] = {task.name: task for task in (*FINDING, *RULER, *LIKELIHOOD, LONGPPL, Summaries(), Latency())}
 """Every task by its name."""
 PROMPTS = 2
 """Version of how prompts are drawn; raised with every change that makes other prompts of the same settings."""
@@ -43,16 +47,24 @@ class EvalRequest(MethodsRequest):
     depth: float | None = None
     new_tokens: int = 128
     batch: int = 8
+    evaluator: str | None = None
+    evaluator_method: str | None = None
 
 
 @dataclass(frozen=True)
 class EvalPlan:
-    """A request, checked: methods, shared setting, and the cells (task, method, length)."""
+    """A request, checked: methods, shared setting, and the cells (task, method, length).
+
+    sizes: by task, how large it is, where that depends on the trained window. evaluator: what chooses key tokens, for
+    the tasks that are `keyed`; the method it stands under is not run on the same model in these.
+    """
 
     request: EvalRequest
     methods: dict[str, Method]
     setting: Setting
     config: Any
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    evaluator: Evaluator | None = None
 
     @property
     def cells(self) -> list[tuple[str, str, int]]:
@@ -62,6 +74,9 @@ class EvalPlan:
             for task in self.request.tasks
             for method in self.methods
             for length in TASKS[task].passes(self.setting)
+            if not (
+                TASKS[task].keyed and self.evaluator and self.evaluator.itself and method == self.evaluator.method.name
+            )
         ]
         return sorted(cells, key=lambda cell: cell[2])
 
@@ -143,11 +158,35 @@ def plan(request: EvalRequest) -> EvalPlan:
         request.new_tokens,
         request.batch,
     )
-    made = EvalPlan(request, methods, setting, config)
+    sizes = {name: task.told(tokenizer, setting) for name in request.tasks if isinstance(task := TASKS[name], Recall)}
+    made = EvalPlan(request, methods, setting, config, sizes, _evaluator(request, methods, setting, config, tokenizer))
     for name in request.tasks:
         for length in TASKS[name].passes(setting):
             TASKS[name].prepare(tokenizer, length, setting, 1)
     return made
+
+
+def _evaluator(
+    request: EvalRequest, methods: Mapping[str, Method], setting: Setting, config: Any, tokenizer: Any
+) -> Evaluator | None:
+    """What chooses key tokens; None where no task needs it. A method that it stands under is told of on stderr."""
+    keyed = [name for name in request.tasks if TASKS[name].keyed]
+    if not keyed:
+        for name in ("evaluator", "evaluator_method"):
+            if getattr(request, name) is not None and request.tasks:
+                option = name.replace("_", "-")
+                raise ValueError(f"--{option} {getattr(request, name)} is for longppl, which --task does not name")
+        return None
+    tested = request.model, config, tokenizer, setting.trained_length
+    found = evaluator_of(request.evaluator, request.evaluator_method, tested, max(setting.lengths), request.source)
+    if found.itself and found.method.name in methods:
+        if len(methods) == 1:
+            raise ValueError(
+                f"{keyed[0]}: {found.about} chooses the key tokens and is the one method under test; add --methods, "
+                "or give another --evaluator or --evaluator-method"
+            )
+        sys.stderr.write(f"left out: {keyed[0]} under {found.method.name}, which chooses its key tokens\n")
+    return found
 
 
 def _documents(tokenizer: Any, request: EvalRequest) -> tuple[np.ndarray, ...]:

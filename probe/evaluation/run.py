@@ -21,12 +21,15 @@ from mesa.methods import Method
 from mesa.models import Loaded, load
 from probe.capture.memory import free_bytes, prompt_bytes
 from probe.evaluation.clock import is_over
+from probe.evaluation.effective import effective_lengths
+from probe.evaluation.evaluator import KeyChooser
 from probe.evaluation.journal import Journal
 from probe.evaluation.plan import TASKS, EvalPlan
 from probe.evaluation.summary import summarize
 from probe.files import write
 from probe.ownership import owned
 from probe.tasks.latency import Peak, devices
+from probe.tasks.recall import RULER
 
 JOURNAL = "cells.jsonl"
 TABLES = ("samples.csv", "summary.json")
@@ -103,9 +106,12 @@ def _run(made: EvalPlan, out: Path, overwrite: bool, until: float | None) -> dic
         "seed": made.setting.seed,
         "methods": {name: method.describe() for name, method in made.methods.items()},
         "versions": {package: version(package) for package in _PACKAGES},
+        "sizes": dict(made.sizes),
+        "evaluator": made.evaluator and made.evaluator.about,
         "out_of_memory": too_large,
         **journal.told,
         "cells_left": sum(not _is_done(made, journal, cell) for cell in made.cells) - len(too_large),
+        "effective": effective_lengths(found, [task.name for task in RULER]),
         "cells": summarize(found, TASKS),
     }
     if journal.rows:  # else it would make the folder look like somebody else's
@@ -144,12 +150,14 @@ def run_cells(
     """
     too_large: dict[tuple[str, str], int] = {}
     left_out = []
+    asked = made.request
+    chooser = made.evaluator and KeyChooser(made.evaluator, made.setting.trained_length, asked.executor, asked.load)
     total = sum(TASKS[task].tokens(length, made.setting) for task, _, length in missing)
     with tqdm(total=total, desc=what, unit="token", unit_scale=True, smoothing=0.05) as bar:
         for task, name, length in missing:
             bar.set_postfix_str(f"{task}, {name}, {length}")
             if length < too_large.get((task, name), length + 1):
-                row = _cell(made, loaded, task, name, length)
+                row = _cell(made, loaded, task, name, length, chooser)
                 check((task, name, length), row)
                 if row is None:
                     too_large[task, name] = length
@@ -164,9 +172,13 @@ def run_cells(
     return left_out
 
 
-def _cell(made: EvalPlan, loaded: Loaded, task: str, name: str, length: int) -> dict[str, Any] | None:
+def _cell(
+    made: EvalPlan, loaded: Loaded, task: str, name: str, length: int, chooser: KeyChooser | None
+) -> dict[str, Any] | None:
     """A cell's journal row; None where it does not fit in memory, even prompt by prompt."""
     prepared = TASKS[task].prepare(loaded.tokenizer, length, made.setting, made.setting.samples)
+    if chooser and TASKS[task].keyed:
+        prepared = chooser.keyed(loaded, prepared, length)
     method = made.methods[name]
     batch = min(_batch(loaded.model, length, made.setting.batch), len(prepared)) if TASKS[task].batched else 1
     measured = contextlib.nullcontext() if task == "latency" else Peak(devices(loaded.model))  # it has its own

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from mesa.models import Loaded
 from probe.tasks import corpus
 from probe.tasks.retrieval import Filler, Prompt
 
@@ -73,6 +75,15 @@ def greedy(model: PreTrainedModel, prompts: Sequence[Sequence[int]], count: int)
         ids = model(ids, past_key_values=cache, logits_to_keep=1).logits[:, -1:].argmax(-1)
         output.append(ids)
     return torch.cat(output, 1)
+
+
+def until_end(loaded: Loaded, ids: list[int]) -> str:
+    """The text up to the first end token, of the tokenizer or of the model's generation config."""
+    tokenizer: Any = loaded.tokenizer
+    stated = getattr(loaded.model.generation_config, "eos_token_id", None)
+    ends = [tokenizer.eos_token_id, *(stated if isinstance(stated, list) else [stated])]
+    length = next((place for place, token in enumerate(ids) if token in ends), len(ids))
+    return tokenizer.decode(ids[:length], skip_special_tokens=True).strip()
 
 
 def text_filler(documents: Sequence[np.ndarray], rng: np.random.Generator) -> Filler:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from mesa.models import Loaded
 from probe.tasks.base import Metric, Score, Setting, Task
 from probe.tasks.retrieval import encode, first_ids
-from probe.tasks.score import greedy
+from probe.tasks.score import greedy, until_end
 
 BEFORE = "Summarize the following report.\n\nReport:\n"
 AFTER = "\n\nSummary:"
@@ -77,21 +77,12 @@ class Summaries(Task):
             output = greedy(loaded.model, [prompt.ids for prompt in part], setting.new_tokens)
             seconds = (time.perf_counter() - started) / len(part)
             for offset, (ids, prompt) in enumerate(zip(output.tolist(), part, strict=True)):
-                text = _until_end(loaded, ids)
+                text = until_end(loaded, ids)
                 rouge = score_rouge(prompt.reference, text)
                 values = {name: rouge[name].fmeasure for name in ("rouge1", "rouge2", "rougeL")}
                 values["bleu"] = score_bleu(text, [prompt.reference]).score
                 for name, value in values.items():
                     yield Score(length, begin + offset, name, float(value), seconds)
-
-
-def _until_end(loaded: Loaded, ids: list[int]) -> str:
-    """The text up to the first end token, of the tokenizer or of the model's generation config."""
-    tokenizer: Any = loaded.tokenizer
-    stated = getattr(loaded.model.generation_config, "eos_token_id", None)
-    ends = [tokenizer.eos_token_id, *(stated if isinstance(stated, list) else [stated])]
-    length = next((place for place, token in enumerate(ids) if token in ends), len(ids))
-    return tokenizer.decode(ids[:length], skip_special_tokens=True).strip()
 
 
 def _scorers() -> tuple[Any, Any]:

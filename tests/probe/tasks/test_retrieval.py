@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+import spaced
 import tiny
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from mesa_lens.training.train import train_tokenizer
@@ -20,30 +21,11 @@ from probe.tasks.retrieval import (
     passkey,
 )
 
-BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-
-
-def sentencepiece_like():
-    """As Llama 2's: ▁ for a space, one more before the text, characters that are not in the vocabulary as bytes."""
-    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    text = [PASSKEY_HEADER, LINES_HEADER, "".join(PASSKEY_FILLER), "0 1 2 3 4 5 6 7 8 9 a"]
-    spaced = [line.replace(" ", "▁") for line in text]
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
-    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=["<unk>", "<s>", "</s>", *BYTES], show_progress=False)
-    tokenizer.train_from_iterator(spaced * 3, trainer)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>", add_bos_token=True
-    )
-
 
 @pytest.fixture(scope="module", params=["byte-level", "sentencepiece"])
 def tokenizer(request):
     if request.param == "sentencepiece":
-        return sentencepiece_like()
+        return spaced.tokenizer()
     return train_tokenizer(["A text of a few words, to make a tokenizer from."], 900)
 
 

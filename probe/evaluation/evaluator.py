@@ -1,0 +1,85 @@
+"""The one evaluator that chooses LongPPL's key tokens: a model under a method that is not under test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import mesa
+from mesa.methods import Method, make
+from mesa.models import Loaded, config_of, load, tokenizer_of
+from mesa.support import check_method, trained_length
+from probe.tasks.longppl import Keyed, key_tokens
+
+BY_DEFAULT = "rerope"
+"""The method of the evaluator, where it reads more than its window or is the model itself."""
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """A model by name and the method it reads whole prompts under. itself: whether it is the model under test."""
+
+    model: str
+    method: Method
+    itself: bool
+
+    @property
+    def about(self) -> str:
+        """What it is, in words."""
+        return f"{'the model itself' if self.itself else self.model} under {self.method.name}"
+
+
+def evaluator_of(
+    model: str | None, method: str | None, tested: tuple[str, Any, Any, int], longest: int, source: Mapping[str, Any]
+) -> Evaluator:
+    """The evaluator that is asked for; None: the tested model, and `BY_DEFAULT` beyond the window.
+
+    tested: name, config, tokenizer and M. Raises ValueError for one that reads other tokens, or cannot read `longest`.
+    """
+    name, config, tokenizer, window = tested
+    itself = model is None or _same(model, name)
+    if model is not None and not itself:
+        config = config_of(model, **source)
+        window = trained_length(config)
+        if tokenizer_of(model, **source).get_vocab() != tokenizer.get_vocab():
+            raise ValueError(f"--evaluator {model} reads other tokens than {name}; give one with the same tokenizer")
+    chosen = method or (BY_DEFAULT if itself or longest > window else "origin")
+    if chosen == "origin" and longest > window:
+        raise ValueError(
+            f"--evaluator-method origin does not reach {longest} tokens, its window is {window}; use {BY_DEFAULT}"
+        )
+    made = make(chosen, window)
+    try:
+        check_method(config, made)
+    except ValueError as error:
+        raise ValueError(f"longppl's evaluator: {error}; give --evaluator-method or --evaluator") from error
+    return Evaluator(name if model is None else model, made, itself)
+
+
+def _same(one: str, other: str) -> bool:
+    return one == other or (Path(one).exists() and Path(one).resolve() == Path(other).resolve())
+
+
+@dataclass
+class KeyChooser:
+    """Chooses key tokens once a length, for all methods; loads the evaluator when it is first needed."""
+
+    evaluator: Evaluator
+    trained_length: int
+    executor: str
+    options: Mapping[str, Any]
+    found: dict[int, Sequence[Keyed]] = field(default_factory=dict)
+    loaded: Loaded | None = None
+
+    def keyed(self, tested: Loaded, prepared: Sequence[np.ndarray], length: int) -> Sequence[Keyed]:
+        """The prepared runs of text with their key tokens."""
+        if length not in self.found:
+            if self.loaded is None:
+                self.loaded = tested if self.evaluator.itself else load(self.evaluator.model, **self.options)
+            with mesa.applied(self.loaded.model, self.evaluator.method, executor=self.executor):
+                self.found[length] = [Keyed(ids, key_tokens(self.loaded, ids, self.trained_length)) for ids in prepared]
+        return self.found[length]

@@ -1,0 +1,157 @@
+"""LongPPL's key tokens are those that were planted, chosen once and never by the method under test."""
+
+import json
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tiny
+import torch
+
+from mesa.engine.apply import attachment_of
+from mesa.models import load
+from mesa_lens.paper.words import words
+from probe.evaluation import evaluator
+from probe.evaluation.plan import EvalRequest, plan
+from probe.evaluation.run import run
+from probe.tasks import longppl
+from probe.tasks.base import Setting
+from probe.tasks.longppl import LONGPPL, Keyed, key_tokens
+
+M = 160  # the short context: 40 to 49 tokens; the tail: the last 40
+LENGTHS = (120, 240)
+
+LOADED = SimpleNamespace(model=None)
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("asked")
+    text = folder / "text.txt"
+    text.write_text(" ".join(f"Sentence {number} says {number**2}." for number in range(200)))
+    model = tiny.folder(folder / "model", M)
+    return EvalRequest(
+        tasks=("nll", "longppl"), model=str(model), methods="origin,mesa", lengths=LENGTHS, samples=2, text=str(text)
+    )
+
+
+def copying(model, ids, last, reduction="none"):
+    """NLL by a reader that copies what followed a token before: 0.1, 2.5 of tokens above 1000; 5 for anything new."""
+    found, followed = [], {}
+    for before, token in zip(ids[:-1].tolist(), ids[1:].tolist(), strict=True):
+        found.append((2.5 if token > 1000 else 0.1) if followed.get(before) == token else 5.0)
+        followed[before] = token
+    return torch.tensor(found[-last:])
+
+
+def test_key_tokens_are_those_that_only_the_whole_context_tells(monkeypatch):
+    monkeypatch.setattr(longppl, "nll", copying)
+    ids = np.random.default_rng(0).permutation(1000)[:300]
+    ids[[20, 60]] = 2000, 2001
+    ids[262:268] = ids[100:106]  # from far: the first cannot be told
+    ids[272:278] = ids[242:248]  # from near
+    ids[282:284] = ids[19:21]  # from far, but not likely
+    ids[290:294] = ids[245:249]  # 45 tokens before: in the short context of those 40 tokens and more behind
+    found = np.flatnonzero(key_tokens(LOADED, ids, M)) + 260
+    assert found.tolist() == [263, 264, 265, 266, 267, 291, 292, 293]
+    assert key_tokens(LOADED, ids[-60:], M)[-5:].tolist() == [False] * 5  # where the source is not in the prompt
+
+
+@torch.no_grad()
+def test_the_short_context_slides_as_in_the_public_code(asked, monkeypatch):
+    loaded = load(asked.model)
+    ids = np.random.default_rng(1).integers(2, len(loaded.tokenizer), 200)
+    monkeypatch.setattr(longppl, "GAIN", 0.0)
+    monkeypatch.setattr(longppl, "LIKELY", 7.0)
+
+    def slow(begin, position):
+        logits = loaded.model(torch.tensor(ids[None, begin:position])).logits[0, -1]
+        return float(-torch.log_softmax(logits, 0)[ids[position]])
+
+    expected = [slow(at - (at - 160) % 10 - 40, at) > slow(0, at) < 7.0 for at in range(160, 200)]
+    assert key_tokens(loaded, ids, M).tolist() == expected
+    assert 0 < sum(expected) < 40
+
+
+def test_only_key_tokens_are_scored_and_a_text_without_any_has_no_score(monkeypatch):
+    monkeypatch.setattr(longppl, "nll", lambda model, ids, last: torch.arange(last) + float(ids[0]))
+    keys = np.zeros(40, bool)
+    keys[[3, 5]] = True
+    texts = [Keyed(np.array([10]), keys), Keyed(np.array([20]), np.zeros(40, bool))]
+
+    found = list(LONGPPL.measure(LOADED, 240, texts, Setting(M, LENGTHS)))
+    assert [(score.sample, score.metric, score.value) for score in found] == [
+        (0, "key_nll", 14.0),
+        (0, "keys", 2.0),
+        (1, "keys", 0.0),
+    ]
+
+
+def test_on_random_weights_there_are_none_and_that_is_said(asked, tmp_path):
+    summary = run(plan(asked), tmp_path / "out")
+    own = [cell for cell in summary["cells"] if cell["task"] == "longppl"]
+    assert {(cell["metric"], cell["mean"]) for cell in own} == {("keys", 0.0)}
+    assert "LongPPL is not judged at 120, 240 tokens: there are no key tokens." in words(summary)
+
+
+def test_key_tokens_are_chosen_once_a_length_and_under_the_evaluators_method(asked, tmp_path, monkeypatch):
+    calls = []
+
+    def chosen(loaded, ids, trained_length):
+        calls.append((len(ids), attachment_of(loaded.model).method.name))
+        return np.arange(trained_length // 4) % 10 == len(calls) % 10
+
+    monkeypatch.setattr(evaluator, "key_tokens", chosen)
+    summary = run(plan(asked), tmp_path / "out")
+    assert calls == [(length, "rerope") for length in LENGTHS for _ in range(asked.samples)]
+    by = {(cell["method"], cell["length"]): cell for cell in summary["cells"] if cell["metric"] == "key_nll"}
+    assert {at: cell["n"] for at, cell in by.items()} == {
+        (name, at): 2 for name in ("origin", "mesa") for at in LENGTHS
+    }
+    assert by["mesa", 120]["difference"]["n"] == 2
+    assert summary["evaluator"] == "the model itself under rerope"
+    assert words(summary)[-1] == (
+        "LongPPL's key tokens were chosen by the model itself under rerope: 8 in 2 texts at 120, 8 in 2 texts at 240."
+    )
+
+
+def test_the_method_that_chooses_is_not_tested_on_the_same_model(asked, tmp_path, capsys):
+    made = plan(replace(asked, methods="origin,rerope"))
+    assert {cell[:2] for cell in made.cells if cell[0] == "longppl"} == {("longppl", "origin")}
+    assert ("nll", "rerope", 240) in made.cells
+    assert "left out: longppl under rerope, which chooses its key tokens" in capsys.readouterr().err
+    other = tmp_path / "other"
+    shutil.copytree(asked.model, other)
+    made = plan(replace(asked, methods="origin,rerope", evaluator=str(other)))
+    assert (made.evaluator.itself, made.evaluator.method.name) == (False, "rerope")
+    assert ("longppl", "rerope", 240) in made.cells
+    assert plan(replace(asked, lengths=LENGTHS[:1], evaluator=str(other))).evaluator.method.name == "origin"
+    (tmp_path / "link").symlink_to(asked.model)
+    assert plan(replace(asked, evaluator=str(tmp_path / "link"))).evaluator.itself
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"methods": "rerope"}, "chooses the key tokens and is the one method under test; add --methods"),
+        ({"evaluator_method": "origin"}, "--evaluator-method origin does not reach 240 tokens, its window is 160"),
+        ({"evaluator_method": "nonsense"}, "nonsense"),
+        ({"tasks": ("nll",), "evaluator": "default"}, "--evaluator default is for longppl, which --task does not name"),
+        ({"evaluator": "default"}, "--evaluator default reads other tokens than .*; give one with the same tokenizer"),
+        ({"evaluator": "./nowhere"}, "nowhere"),
+        ({"lengths": (50,)}, "length=50 is below 80 tokens"),
+    ],
+)
+def test_evaluators_that_cannot_choose_are_refused(asked, changes, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        plan(replace(asked, **changes))
+
+
+def test_a_model_that_cannot_have_the_evaluators_method_says_what_to_give(asked, tmp_path):
+    load(asked.model).tokenizer.save_pretrained(tmp_path)
+    config = {"model_type": "bloom", "hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 900}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"longppl's evaluator: ntk-mixed .*; give --evaluator-method or --evaluator"):
+        plan(replace(asked, model=str(tmp_path), methods="origin", trained_length=M, evaluator_method="ntk-mixed"))

@@ -1,0 +1,199 @@
+"""RULER's tasks: the prompts have the one answer that they are scored by, at every length and tokenizer."""
+
+import re
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import spaced
+import torch
+
+from mesa_lens.training.train import train_tokenizer
+from probe.tasks import recall
+from probe.tasks.base import Setting
+from probe.tasks.recall import RULER, string_match_all
+from probe.tasks.retrieval import encode, first_ids
+
+TASKS = {task.name: task for task in RULER}
+M = 1200
+NEEDLE = r"One of the special magic (numbers|uuids) for (\S+) is: ([\w-]+)\."
+
+
+@pytest.fixture(scope="module", params=["byte-level", "sentencepiece"])
+def tokenizer(request):
+    if request.param == "sentencepiece":
+        return spaced.tokenizer()
+    return train_tokenizer(["A text of a few words, to make a tokenizer from."], 900)
+
+
+@pytest.fixture(scope="module")
+def setting(tokenizer):
+    text = tokenizer("To be or not to be, that is the question. " * 40, add_special_tokens=False).input_ids
+    return Setting(3 * M, (3 * M, 4 * M), samples=2, documents=(np.array(text),))
+
+
+def prompts(tokenizer, setting, name, length=4 * M, samples=2):
+    return TASKS[name].prepare(tokenizer, length, setting, samples)
+
+
+def text_of(tokenizer, prompt):
+    return tokenizer.decode(prompt.ids[len(first_ids(tokenizer)) :])
+
+
+def needles(text):
+    return [(key, value) for _, key, value in re.findall(NEEDLE, text)]
+
+
+def chain_from(text, value):
+    """All variables that have a value, by following assignments until nothing changes."""
+    given = dict(re.findall(r"VAR (\w+) = (?:VAR )?(\w+)", text))
+    found = {value}
+    while more := {name for name, held in given.items() if held in found} - found:
+        found |= more
+    return found - {value}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_prompts_have_the_length_without_what_is_generated_and_are_drawn_from_the_seed(tokenizer, setting, name):
+    made, task = prompts(tokenizer, setting, name), TASKS[name]
+    assert {len(prompt.ids) for prompt in made} == {4 * M - min(task.generated, 3 * M // 6)}
+    assert made[0].ids != made[1].ids
+    assert prompts(tokenizer, setting, name) == made
+    assert prompts(tokenizer, replace(setting, seed=1), name)[0].expected != made[0].expected
+    for prompt in made:
+        assert len(prompt.answer_ids) <= task.answer_tokens(setting)
+        assert string_match_all(tokenizer.decode(prompt.answer_ids), prompt.expected) == 1
+        assert tokenizer.decode(prompt.ids[-2:]).rstrip() == tokenizer.decode(prompt.ids[-2:])
+
+
+@pytest.mark.parametrize(("name", "kind"), [("niah-multikey-2", r"\d{7}"), ("niah-multikey-3", r"[0-9a-f-]{36}")])
+def test_one_needle_among_needles(tokenizer, setting, name, kind):
+    places = set()
+    for prompt in prompts(tokenizer, setting, name, samples=6):
+        text = text_of(tokenizer, prompt)
+        asked = re.search(r"What is the special magic (?:number|uuid) for (\S+) mentioned", text)[1]
+        assert [value for key, value in needles(text) if key == asked] == [*prompt.expected]
+        assert len(needles(text)) > 10
+        assert re.fullmatch(kind, prompt.answer)
+        assert text.startswith("A special magic ")
+        assert text.endswith(f"for {asked} mentioned in the provided text is")
+        line = tokenizer.decode(prompt.ids[prompt.key_position :]).lstrip()
+        assert line.startswith("One of the special magic")
+        assert needles(line)[0] == (asked, prompt.answer)
+        places.add([key for key, _ in needles(text)].index(asked))
+    assert len(places) > 3
+    first, last = (prompts(tokenizer, replace(setting, depth=depth), name)[0] for depth in (0.0, 1.0))
+    assert needles(text_of(tokenizer, first))[0][1] == first.answer
+    assert needles(text_of(tokenizer, last))[-1][1] == last.answer
+
+
+@pytest.mark.parametrize(("name", "keys"), [("niah-multivalue", 1), ("niah-multiquery", 4)])
+def test_several_needles_in_running_text(tokenizer, setting, name, keys):
+    for prompt in prompts(tokenizer, setting, name):
+        text = text_of(tokenizer, prompt)
+        asked = re.search(r"magic numbers for ([^.]*) mentioned in the provided text\?", text)[1]
+        names = re.split(r", and |, ", asked)
+        assert len(names) == keys
+        assert {key for key, _ in needles(text)} == {*names}
+        assert sorted(value for _, value in needles(text)) == sorted(prompt.expected)
+        assert len({*prompt.expected}) == 4
+        assert [key for name in names for key, value in needles(text) if key == name] == [
+            {value: key for key, value in needles(text)}[value] for value in prompt.expected
+        ]
+        assert text.startswith("Some special magic numbers are hidden")
+
+
+def test_a_chain_of_variables_is_all_there_and_in_order(tokenizer, setting):
+    for prompt in prompts(tokenizer, setting, "vt"):
+        text = text_of(tokenizer, prompt)
+        example, asked = text.split("Memorize")[1:]
+        value = re.search(r"assigned the value (\d+) in", asked)[1]
+        assert chain_from(asked, value) == {*prompt.expected}
+        assert len(prompt.expected) == 5
+        assert [asked.index(f"VAR {name} =") for name in prompt.expected] == sorted(
+            asked.index(f"VAR {name} =") for name in prompt.expected
+        )
+        shown = re.search(r"assigned the value (\d+) in", example)[1]
+        assert chain_from(example, shown) == {*example.split("they are:")[1].split()}
+        assert example.count("The grass is green.") == 10
+        assert text.endswith(f"5 variables are assigned the value {value}, they are:")
+
+
+def test_common_words_are_the_most_common(tokenizer, setting):
+    for prompt in prompts(tokenizer, setting, "cwe"):
+        example, asked = text_of(tokenizer, prompt).split("Below is a numbered list")[1:]
+        for text, answer, repeats in (
+            (asked, prompt.expected, (6, 1)),
+            (example, re.findall(r"\d+\. (\w+)", example.split("are:")[1]), (3, 1)),
+        ):
+            listed = re.findall(r"(\d+)\. (\w+)", text.split("\nQuestion")[0])
+            assert [int(number) for number, _ in listed] == [*range(1, len(listed) + 1)]
+            counted = Counter(word for _, word in listed)
+            assert {word for word, count in counted.items() if count == repeats[0]} == {*answer}
+            assert len(answer) == 10
+            assert {count for word, count in counted.items() if word not in answer} == {repeats[1]}
+            assert len(counted) >= 20
+
+
+def test_common_words_from_4096_tokens_on_are_repeated_as_in_ruler(tokenizer, setting):
+    long = replace(setting, trained_length=20000, lengths=(20000,))
+    (prompt,) = prompts(tokenizer, long, "cwe", 20000, 1)
+    counted = Counter(re.findall(r"\d+\. (\w+)", text_of(tokenizer, prompt).split("Below")[-1].split("\nQuestion")[0]))
+    assert {*counted.values()} == {30, 3}
+    assert {word for word in counted if counted[word] == 30} == {*prompt.expected}
+
+
+@pytest.mark.parametrize("length", [700, 4 * M])
+def test_frequent_words_come_in_the_order_of_their_counts(tokenizer, setting, length):
+    for prompt in prompts(tokenizer, replace(setting, trained_length=700), "fwe", length):
+        text = text_of(tokenizer, prompt).split("coded words.", 1)[1].split("\nQuestion")[0]
+        counted = Counter(text.split()).most_common(5)
+        assert tuple(word for word, _ in counted[:4]) == ("...", *prompt.expected)
+        assert counted[3][1] > (counted[4][1] if len(counted) > 4 else 0)
+
+
+def test_a_size_is_chosen_by_the_window_and_is_the_same_at_every_length(tokenizer, setting):
+    own = {window: TASKS["vt"].size(tokenizer, replace(setting, trained_length=window)).about for window in (500, 3600)}
+    assert own[3600] == "4 hops, an example with 10 rounds of noise"
+    assert own[500] != own[3600]
+    small = replace(setting, trained_length=500)
+    for length in (500, 3600):
+        (prompt,) = prompts(tokenizer, small, "vt", length, 1)
+        assert len(prompt.expected) == int(own[500][0]) + 1
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_length_that_cannot_hold_the_text_is_refused_with_one_that_can(tokenizer, setting, name):
+    with pytest.raises(ValueError, match=rf"{name}: length=100 is below its fixed text of \d+ tokens and") as refused:
+        prompts(tokenizer, setting, name, 100)
+    least = int(re.search(r"ask for at least (\d+)", str(refused.value))[1])
+    prompts(tokenizer, setting, name, least + 40)
+    with pytest.raises(ValueError, match="ask for at least"):
+        prompts(tokenizer, setting, name, least - 100)
+
+
+def test_an_answer_longer_than_what_is_generated_is_refused(tokenizer, setting):
+    with pytest.raises(ValueError, match=r"its answer of .* tokens is longer than the 10 that are generated at M = 60"):
+        prompts(tokenizer, replace(setting, trained_length=60), "niah-multikey-3")
+
+
+@pytest.mark.parametrize("tokenizer", ["byte-level"], indirect=True)
+def test_the_score_is_the_share_of_the_strings_found_before_the_end(tokenizer, setting, monkeypatch):
+    made = prompts(tokenizer, setting, "vt")
+    room = TASKS["vt"].answer_tokens(setting)
+    said = [encode(tokenizer, " " + " ".join(made[0].expected[:2]).lower())]
+    said.append((*encode(tokenizer, f" {made[1].expected[0]}"), tokenizer.eos_token_id, *made[1].answer_ids))
+    padded = torch.tensor([[*ids, *[ids[-1]] * (99 - len(ids))] for ids in said])
+    asked = []
+    monkeypatch.setattr(recall, "greedy", lambda model, ids, count: asked.append((len(ids), count)) or padded)
+
+    class Loaded:
+        class model:
+            generation_config = None
+
+    Loaded.tokenizer = tokenizer
+    found = list(TASKS["vt"].measure(Loaded, 4 * M, made, replace(setting, batch=2)))
+    assert asked == [(2, room)]
+    assert [(score.sample, score.metric, score.value) for score in found] == [(0, "recall", 0.4), (1, "recall", 0.2)]
+    assert string_match_all("", ["a"]) == 0
