@@ -19,7 +19,7 @@ class TrainConfig:
     """
 
     architecture: str = "llama"
-    tokens: int = 40_000_000
+    tokens: int = 32_000_000
     tokens_per_step: int = 3072
     trained_length: int = 256
     vocabulary: int = 2048

@@ -15,8 +15,10 @@ from probe.tasks.words import ADJECTIVES, NOUNS
 
 NO_POSITIONS = {"rope_type": "linear", "factor": 1e30, "rope_theta": 10000.0}
 """Rotary parameters that turn nothing: every cos is 1 and every sin below 1e-20, also at a million tokens."""
+TRAINED = "original_max_position_embeddings"
 ALIBI_LONGEST = 32768
-"""Tokens that transformers' MPT makes slopes for; it can run no longer prompt. The trained window stands beside it."""
+"""Tokens that transformers' MPT makes slopes for; it can run no longer prompt. The trained window stands beside it, as
+`TRAINED`."""
 
 
 def train_tokenizer(texts: list[str], vocabulary: int, prompts: Sequence[str] = ()) -> PreTrainedTokenizerFast:
@@ -72,9 +74,9 @@ def make_model(config: TrainConfig) -> Any:
                 n_layers=config.layers,
                 n_heads=config.heads,
                 max_seq_len=ALIBI_LONGEST,
-                original_max_position_embeddings=config.trained_length,
                 initializer_range=0.02,
                 **special,
+                **{TRAINED: config.trained_length},
             )
         )
     rope = NO_POSITIONS if config.architecture == "nope" else {"rope_type": "default", "rope_theta": 10000.0}
