@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -37,8 +38,9 @@ def short(read, monkeypatch):
     recipes = {name: replace(TINY, architecture=recipe.architecture) for name, recipe in config.RECIPES.items()}
     monkeypatch.setattr(command, "RECIPES", recipes)
     monkeypatch.setattr(train, "SAVE_SECONDS", -1)
-    monkeypatch.setattr(card, "measure", lambda loaded: {})
-    monkeypatch.setattr(card, "write_card", lambda folder, measured: None)
+    monkeypatch.setattr(card, "MULTIPLES", (1,))
+    monkeypatch.setattr(card, "WINDOWS", 1)
+    monkeypatch.setattr(card, "measure", partial(card.measure, prompts=1))
 
 
 def begun(out, *more):
@@ -106,10 +108,8 @@ def test_what_is_trained_is_measured_though_measuring_was_interrupted(tmp_path, 
         patch.setattr(card, "measure", interrupted)
         assert begun(tmp_path / "made") == 1
     weights = (tmp_path / "made" / "model.safetensors").read_bytes()
-    measured = []
-    monkeypatch.setattr(card, "measure", measured.append)
     assert begun(tmp_path / "made") == 0
-    assert len(measured) == 1
+    assert (tmp_path / "made" / "README.md").exists()
     assert (tmp_path / "made" / "model.safetensors").read_bytes() == weights
 
 
@@ -121,10 +121,17 @@ def test_a_loss_that_is_no_number_ends_it(tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "made").exists()
 
 
+TITLES = {"default": "a small Llama\n", "nope": "a small Llama without positions\n", "alibi": "a small MPT\n"}
+
+
 @pytest.mark.parametrize("recipe", config.RECIPES)
 def test_each_recipe_is_a_model_that_plain_transformers_loads(recipe, tmp_path):
     """And Origin computes what it computes, beyond the window too."""
     assert begun(tmp_path, "--recipe", recipe) == 0
+    assert TITLES[recipe] in (tmp_path / "README.md").read_text()
+    scores = json.loads((tmp_path / "scores.json").read_text())["scores"]
+    assert ("dynamic-ntk" in scores) == (recipe != "alibi")
+    assert set(scores["mesa"]) == set(card.TASKS)
     plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     loaded = load(str(tmp_path), dtype="float32")
     assert trained_length(plain.config) == TINY.trained_length
