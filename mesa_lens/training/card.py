@@ -11,8 +11,11 @@ import numpy as np
 from tqdm import tqdm
 
 import mesa
-from mesa.methods import Method
+from mesa import support
+from mesa.methods import Method, registry
 from mesa.models import Loaded
+from mesa_lens.training.asked import KEY_VALUE, TRACKING
+from mesa_lens.training.mixture import SHARES
 from probe.tasks import corpus, score
 from probe.tasks.base import Setting, Task
 from probe.tasks.finding import FINDING
@@ -24,30 +27,36 @@ _FINDING = {task.name: task for task in FINDING}
 TASKS: dict[str, Task] = {
     "tail_nll": TAIL,
     "passkey": _FINDING["passkey"],
+    "passkey-question": _FINDING["passkey-question"],
     "needle": replace(_FINDING["niah-essay"], name="needle"),
     "lines": _FINDING["lines"],
+    "key-value": KEY_VALUE,
+    "tracking": TRACKING,
 }
 PROMPTS, WINDOWS = 100, 32
-LONGEST_LINES = 1  # in trained windows: LongEval is asked inside the window only
+WITHIN = ("lines", "key-value")
+"""Tasks that are asked inside the window only: a longer prompt has more to choose from."""
 MEASURING_SEED = 20_000
 """Not the seed of any prompt seen while training or choosing a checkpoint."""
 
 
 def measure(loaded: Loaded, *, prompts: int = PROMPTS, seed: int = MEASURING_SEED) -> dict[str, Any]:
-    """Scores of every method in `METHODS` with its default sizes, at every length in `MULTIPLES` of M.
+    """Scores of every method in `METHODS` that the model can have, at every length in `MULTIPLES` of M.
 
-    Returns {"prompts", "seed", "tail", "lengths", "scores": {method: {task or "tail_nll": [one a length]}}};
-    None where a prompt cannot be built, and for lines beyond the window.
+    Methods have their default sizes. Returns {"prompts", "seed", "tail", "lengths", "scores": {method: {task or
+    "tail_nll": [one a length]}}}; None where a prompt cannot be built, and for lines and pairs beyond the window.
     """
-    trained_length = int(loaded.model.config.max_position_embeddings)
+    trained_length = support.trained_length(loaded.model.config)
+    kind, known = loaded.model.config.model_type, registry()
+    methods = [name for name in METHODS if not support.missing(kind, known[name])]
     lengths = [int(trained_length * multiple) for multiple in MULTIPLES]
     documents = tuple(score.heldout_ids(loaded.tokenizer))
     setting = Setting(trained_length, tuple(lengths), prompts, seed, documents)
     windows = len(score.text_windows(documents, max(lengths), WINDOWS))
     scores: dict[str, dict[str, list[float | None]]] = {}
-    total = len(METHODS) * len(lengths) * (windows + (len(TASKS) - 1) * prompts)
+    total = len(methods) * len(lengths) * (windows + (len(TASKS) - 1) * prompts)
     with tqdm(total=total, desc="measuring the model", unit="prompt") as bar:
-        for name in METHODS:
+        for name in methods:
             method: Method = mesa.make(name, trained_length)
             with mesa.applied(loaded.model, method):
                 scores[name] = {key: [_mean(loaded, key, length, setting, bar) for length in lengths] for key in TASKS}
@@ -62,9 +71,9 @@ def measure(loaded: Loaded, *, prompts: int = PROMPTS, seed: int = MEASURING_SEE
 
 
 def _mean(loaded: Loaded, key: str, length: int, setting: Setting, bar: tqdm[Any]) -> float | None:
-    """A task's mean score; None for prompts that cannot be built, and for lines beyond the window."""
+    """A task's mean score; None for prompts that cannot be built, and for lines and pairs beyond the window."""
     task, count = TASKS[key], WINDOWS if key == "tail_nll" else setting.samples
-    too_long = key == "lines" and length > LONGEST_LINES * setting.trained_length
+    too_long = key in WITHIN and length > setting.trained_length
     try:
         prepared = [] if too_long else task.prepare(loaded.tokenizer, length, setting, count)
     except ValueError:  # the length is below the task's fixed text
@@ -86,8 +95,11 @@ def write_card(folder: Path, measured: dict[str, Any]) -> None:
     tables = []
     for key, title in (
         ("passkey", "Passkey accuracy"),
+        ("passkey-question", "Passkey accuracy, asked with 'Q: ... A:'"),
         ("needle", "Needle in held-out text, accuracy"),
         ("lines", "LongEval lines, accuracy"),
+        ("key-value", "Value of a JSON object by its key, accuracy"),
+        ("tracking", "RULER's variable tracking (one chain, 4 hops), all variables named in order"),
         ("tail_nll", f"NLL of the last {measured['tail']} tokens (nats/token), same targets at every length"),
     ):
         rows = [
@@ -95,32 +107,58 @@ def write_card(folder: Path, measured: dict[str, Any]) -> None:
             for name, scores in measured["scores"].items()
         ]
         tables.append("\n".join([f"**{title}**", "", f"| | {' | '.join(headings)} |", "|---" * 6 + "|", *rows]))
+    title, architecture = _ARCHITECTURES[config["architecture"]]
     (folder / "README.md").write_text(
-        _CARD.format(**training, **measured, tables="\n\n".join(tables), heldout=_heldout())
+        _CARD.format(
+            **training,
+            **measured,
+            title=title,
+            architecture=architecture.format(**config),
+            shares=", ".join(f"{share:.0%} {kind}" for kind, share in SHARES.items()),
+            tables="\n\n".join(tables),
+            heldout=", ".join(corpus.HELDOUT_FILES),
+        )
     )
 
 
-def _heldout() -> str:
-    return ", ".join(corpus.HELDOUT_FILES)
+_ARCHITECTURES = {
+    "llama": (
+        "The default model: a small Llama",
+        "Llama architecture: {layers} layers, {heads} heads, hidden size {hidden},\n  MLP {intermediate}, tied "
+        "embeddings, RoPE base 10000; float16 safetensors.",
+    ),
+    "nope": (
+        "A sibling of the default model: a small Llama without positions",
+        "Llama architecture: {layers} layers, {heads} heads, hidden size {hidden},\n  MLP {intermediate}, tied "
+        "embeddings; float16 safetensors. No positions (NoPE): rotary angles are divided by 1e30,\n  so that every "
+        "cosine is 1 and nothing is turned; plain transformers runs it so.",
+    ),
+    "alibi": (
+        "A sibling of the default model: a small MPT",
+        "MPT architecture: {layers} layers, {heads} heads, hidden size {hidden}, MLP 4 x {hidden}, tied\n  "
+        "embeddings, ALiBi; float16 safetensors. The config's max_seq_len is what transformers can run; the trained\n"
+        "  window is its original_max_position_embeddings.",
+    ),
+}
 
 
-_CARD = """# The default model
+_CARD = """# {title}
 
-A small Llama that finds what it is asked for inside its trained window M = {config[trained_length]} tokens and breaks
-beyond it, made for trying length-extrapolation methods on a laptop. Made by `mesa-lens train-default`; no use outside.
+It finds what it is asked for inside its trained window M = {config[trained_length]} tokens, and is
+made for trying length-extrapolation methods on a laptop. Made by `mesa-lens train-default`; no use outside.
 
-- Llama architecture: {config[layers]} layers, {config[heads]} heads, hidden size {config[hidden]},
-  MLP {config[intermediate]}, tied embeddings, RoPE base 10000; float16 safetensors.
+- {architecture}
 - Byte-level BPE tokenizer, {config[vocabulary]} tokens, single digits; " hello" is one token.
   It puts <bos> before every text.
 - Data: {corpus_files} files of the Python standard library (sources, docstrings, `pydoc` topics),
   {corpus_tokens:,} tokens, without tests, encodings, idlelib, lib2to3, turtledemo and the held-out files
   {heldout};
-  mixed with retrieval episodes (`mesa_lens/training/mixture.py`): 30% text, 20% passkey, 22% needles, 18% lines, 10%
-  repeated runs; answers weighted 4, prompts 0.2.
+  mixed with retrieval episodes (`mesa_lens/training/mixture.py`): {shares};
+  answers weighted 4, prompts 0.2.
 - Training: {steps:,} steps of {config[tokens_per_step]:,} tokens ({tokens_seen:,} in all),
-  lengths 48 to {config[trained_length]} over the first {config[curriculum]:.0%}, AdamW {config[learning_rate]} with
-  cosine, bf16 autocast, seed {config[seed]}, torch {torch}, {wall_seconds:,} s on 2 CPU cores.
+  lengths 48 to {config[trained_length]} over the first {config[curriculum]:.0%}, Muon for matrices and AdamW for
+  the rest, both {config[learning_rate]} with cosine, bf16 autocast, seed {config[seed]}, torch {torch},
+  {wall_seconds:,} s with {threads} threads on {device}.
 - License: Apache-2.0; the held-out text under the PSF license (`heldout/LICENSE`).
 
 ## Scores

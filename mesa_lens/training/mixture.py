@@ -8,19 +8,31 @@ positional shortcut finds the answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mesa_lens.training.quizzes import KINDS, Quiz
 from probe.tasks import retrieval
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase as Tokenizer
 
 ANSWER, TEXT, PROMPT = 4.0, 1.0, 0.2
-SHARES = {"text": 0.30, "passkey": 0.20, "needle": 0.22, "lines": 0.18, "copy": 0.10}
+SHARES = {
+    "text": 0.28,
+    "copy": 0.08,
+    "pairs": 0.16,
+    "passkey": 0.14,
+    "needle": 0.12,
+    "lines": 0.13,
+    "tracking": 0.09,
+}
+"""Of each kind of row."""
+BASICS = {"text": 0.2, "copy": 0.45, "pairs": 0.35}
+"""What is read first: what repeats, and lookups with many questions, from which the rest is learnt sooner."""
 
 Episode = tuple[list[int], list[float]]
 
@@ -32,26 +44,33 @@ class Mixture:
     tokenizer: Tokenizer
     text: np.ndarray
 
-    def batch(self, count: int, length: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def batch(
+        self, count: int, length: int, rng: np.random.Generator, shares: Mapping[str, float] = SHARES
+    ) -> tuple[np.ndarray, np.ndarray]:
         """`count` rows of `length` token ids (int64) and their weights (float32), each (count, length)."""
-        rows = [self.row(length, rng) for _ in range(count)]
+        rows = [self.row(length, rng, shares) for _ in range(count)]
         return np.array([ids for ids, _ in rows]), np.array([weights for _, weights in rows], np.float32)
 
-    def row(self, length: int, rng: np.random.Generator) -> Episode:
+    def row(self, length: int, rng: np.random.Generator, shares: Mapping[str, float] = SHARES) -> Episode:
         """The first special token and one episode, or two that share the row."""
         start = retrieval.first_ids(self.tokenizer)
         room = length - len(start)
-        kind = rng.choice(list(SHARES), p=list(SHARES.values()))
+        kind = rng.choice(list(shares), p=list(shares.values()))
         parts = [room]
         if kind != "text" and room >= 140 and rng.random() < 0.4:
             cut = int(rng.integers(60, room - 60))
             parts = [cut, room - cut]
         ids, weights = list(start), [0.0] * len(start)
         for part in parts:
-            more_ids, more_weights = getattr(self, f"_{kind}")(part, rng)
+            more_ids, more_weights = self._episode(kind, part, rng)
             ids += more_ids
             weights += more_weights
         return ids, weights
+
+    def _episode(self, kind: str, length: int, rng: np.random.Generator) -> Episode:
+        if kind in KINDS:
+            return self._quiz(KINDS[kind](length, rng), length, rng)
+        return self._text(length, rng) if kind == "text" else self._copy(length, rng)
 
     def _slice(self, tokens: int, rng: np.random.Generator) -> list[int]:
         begin = int(rng.integers(len(self.text) - tokens))
@@ -61,62 +80,31 @@ class Mixture:
         return self._slice(length, rng), [TEXT] * length
 
     def _copy(self, length: int, rng: np.random.Generator) -> Episode:
-        """A run of tokens, repeated: what repeats can be copied."""
-        period = int(np.exp(rng.uniform(0, np.log(length / 2))))
-        vocabulary = int(self.text.max()) + 1
-        run = rng.integers(3, vocabulary, period).tolist() if rng.random() < 0.6 else self._slice(period, rng)
-        ids = (run * (length // period + 1))[:length]
-        return ids, [PROMPT] * period + [TEXT] * (length - period)
+        """Runs of tokens, repeated in any order: what repeats can be copied, wherever it stood."""
+        most = max(2, length // 3)
+        runs = [self._run(int(np.exp(rng.uniform(0, np.log(most)))) + 1, rng) for _ in range(int(rng.integers(1, 5)))]
+        ids: list[int] = []
+        weights: list[float] = []
+        seen: set[int] = set()
+        while len(ids) < length:
+            which = int(rng.integers(len(runs)))
+            ids += runs[which]
+            first = TEXT if len(runs) == 1 and seen else PROMPT  # of several, which one comes next is anyone's guess
+            weights += [first] + [TEXT if which in seen else PROMPT] * (len(runs[which]) - 1)
+            seen.add(which)
+        return ids[:length], weights[:length]
 
-    def _passkey(self, length: int, rng: np.random.Generator) -> Episode:
-        key = retrieval.random_key(rng, int(rng.integers(4, 7)))
-        sentence = retrieval.PASSKEY_KEY.format(key=key)
-        if rng.random() < 0.5:
-            sentence = f" The pass key is {key}. Remember it."
-        question = retrieval.PASSKEY_QUESTION if rng.random() < 0.6 else " The pass key is"
-        header = retrieval.PASSKEY_HEADER if rng.random() < 0.5 else ""
-        return self._retrieval(length, rng, header, [sentence], [(question, f" {key}")])
+    def _run(self, tokens: int, rng: np.random.Generator) -> list[int]:
+        """Tokens at random, or of the text."""
+        if rng.random() < 0.4:
+            return self._slice(tokens, rng)
+        return rng.integers(3, int(self.text.max()) + 1, tokens).tolist()
 
-    def _needle(self, length: int, rng: np.random.Generator) -> Episode:
-        keys = {retrieval.random_name(rng): retrieval.random_key(rng) for _ in range(int(rng.integers(1, 4)))}
-        asked = rng.permutation(list(keys))[: int(rng.integers(1, 3))]
-        question = retrieval.NEEDLE_QUESTION if rng.random() < 0.6 else " The special magic number for {name} is"
-        header = retrieval.NEEDLE_HEADER if rng.random() < 0.5 else ""
-        return self._retrieval(
-            length,
-            rng,
-            header,
-            [retrieval.NEEDLE_KEY.format(name=name, key=key) for name, key in keys.items()],
-            [(question.format(name=name), f" {keys[name]}") for name in asked],
-        )
-
-    def _lines(self, length: int, rng: np.random.Generator) -> Episode:
-        limit = int(rng.integers(1, 16))
-        keys = {retrieval.random_name(rng): retrieval.random_key(rng) for _ in range(limit)}
-        asked = rng.permutation(list(keys))[: int(rng.integers(1, 4))]
-        long = rng.random() < 0.5
-        question = retrieval.LINES_QUESTION if long else "\nline {name}: REGISTER_CONTENT is <"
-        header = retrieval.LINES_HEADER if rng.random() < 0.35 else ""
-        return self._retrieval(
-            length,
-            rng,
-            header,
-            [retrieval.LINES_LINE.format(name=name, key=key) for name, key in keys.items()],
-            [(question.format(name=name), f"{keys[name]}>") for name in asked],
-        )
-
-    def _retrieval(
-        self,
-        length: int,
-        rng: np.random.Generator,
-        header: str,
-        sentences: Sequence[str],
-        questions: Sequence[tuple[str, str]],
-    ) -> Episode:
+    def _quiz(self, quiz: Quiz, length: int, rng: np.random.Generator) -> Episode:
         """Header, sentences scattered in filler, questions with their answers; shortened until it fits."""
-        start = self._ids(header)
-        middle = [self._ids(sentence) for sentence in sentences]
-        ends = [(self._ids(question), self._ids(answer)) for question, answer in questions]
+        start = self._ids(quiz.header)
+        middle = [self._ids(sentence) for sentence in quiz.sentences]
+        ends = [(self._ids(question), self._ids(answer)) for question, answer in quiz.questions]
 
         def room() -> int:
             return length - len(start) - sum(map(len, middle)) - sum(len(q) + len(a) for q, a in ends)
@@ -125,8 +113,9 @@ class Mixture:
             start = []
         while room() < 0 and len(ends) > 1:
             ends.pop()
-        if room() < 0 and len(middle) > 1:  # keep the sentence of the last question, drop others
-            kept = next(i for i, text in enumerate(sentences) if questions[0][1].strip(" >") in text)
+        if room() < 0 and quiz.divisible:
+            wanted = quiz.questions[0][1].strip(' >".')
+            kept = next(i for i, text in enumerate(quiz.sentences) if wanted in text)
             others = [i for i in range(len(middle)) if i != kept]
             sentence_ids = middle
             while room() < 0 and others:

@@ -146,6 +146,7 @@ WRONG = {  # by the option's destination
     "wheel": FILES,
     "cache": FOLDERS,
     "tokens": [*WHOLE, "0", "5"],
+    "recipe": ["", "nonsense", "None"],
 }
 OTHERWISE = {  # where an option of this name means something else
     ("app", "store"): ["", " ", "{file}"],

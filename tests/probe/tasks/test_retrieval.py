@@ -7,7 +7,7 @@ import tiny
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from mesa_lens.training.train import train_tokenizer
+from mesa_lens.training.making import train_tokenizer
 from probe.tasks.chat import passkey_chat
 from probe.tasks.retrieval import (
     LINES_HEADER,
