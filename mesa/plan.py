@@ -94,6 +94,19 @@ class Product:
 
 
 @dataclass(frozen=True)
+class Carry:
+    """Whether (t + `shift`) % `width` < i % `width`, or whether not: where floor(a) - floor(b) is not floor(a - b)."""
+
+    width: int
+    shift: int
+    carried: bool
+
+    def __call__(self, query: Any, key: Any) -> Any:
+        """For pairs, elementwise for arrays."""
+        return ((query + self.shift) % self.width < key % self.width) == self.carried
+
+
+@dataclass(frozen=True)
 class Region:
     """Some query-key pairs, and the positions they are given.
 

@@ -19,7 +19,9 @@ from torch import Tensor
 
 from mesa.engine.alibi import biased, with_bias
 from mesa.engine.kernels import BLOCK, Mask, attend
+from mesa.engine.merged import Merged
 from mesa.engine.rope import positions
+from mesa.engine.stairs import GROUP, Stair, stairs
 from mesa.plan import Plan, Position, Region, Scale
 
 Turn = Callable[[Tensor, Tensor, Plan], Tensor]
@@ -188,11 +190,19 @@ def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
     start, length, first_key = schedule.start, schedule.plan.length, schedule.first_key
     if query.shape[2] == 1 and schedule.slopes is None:
         return _one_query(schedule, query, key, value, scale), None
-    merged = _Merged(query, start)
+    merged = Merged(query, start)
+
+    def keys_of(region: Region, begin: int, end: int) -> Tensor:
+        return schedule.key(key[:, :, begin - first_key : end - first_key], region, begin, end)
+
+    def values_of(begin: int, end: int) -> Tensor:
+        return value[:, :, begin - first_key : end - first_key]
+
     placed: tuple[Any, Tensor] | None = None  # the last region's queries: chunks ask for the same ones twice
+    paired = stairs(schedule.plan.regions) if schedule.slopes is None and query.shape[2] >= GROUP else {}
     for region in schedule.plan.regions:
         region_calls = list(calls(region, start, length, first_key))
-        if not region_calls:
+        if not region_calls or region in paired.values():
             continue
         first, last = region_calls[0].queries[0], region_calls[-1].queries[1]
         low, high = min(call.keys[0] for call in region_calls), max(call.keys[1] for call in region_calls)
@@ -200,8 +210,12 @@ def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
         if placed is None or placed[0] != asked:
             placed = asked, schedule.query(query[:, :, first - start : last - start], region, first, last)
         part = placed[1]
-        keys = schedule.key(key[:, :, low - first_key : high - first_key], region, low, high)
-        values = value[:, :, low - first_key : high - first_key]
+        if region in paired:
+            stair = Stair(region, first, low, part, keys_of, values_of, scale, schedule._masks)
+            for (begin, end), output, log_sum in stair.parts():
+                merged.add(begin, end, output, log_sum)
+            continue
+        keys, values = keys_of(region, low, high), values_of(low, high)
         offset = None
         if schedule.slopes is not None:
             part, keys, values, offset = with_bias(
@@ -243,42 +257,6 @@ def _one_query(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, sc
         log_sums.append(log_sum)
     weights = torch.cat(log_sums, 2).softmax(-1)[..., None]
     return (torch.cat(outputs, 2) * weights).sum(2, keepdim=True).to(query.dtype)
-
-
-class _Merged:
-    """Running merge of attention parts over disjoint keys, in float32 or better."""
-
-    def __init__(self, query: Tensor, start: int) -> None:
-        self.dtype, self.start, self.shape = query.dtype, start, query.shape
-        self.whole: tuple[Tensor, Tensor] | None = None
-        self.accurate = torch.promote_types(query.dtype, torch.float32)
-        self.device = query.device
-
-    def add(self, begin: int, end: int, output: Tensor, log_sum: Tensor) -> None:
-        """Adds the part of the queries begin .. end - 1."""
-        rows = slice(begin - self.start, end - self.start)
-        if self.whole is None:
-            if end - begin == self.shape[2]:
-                self.whole = output, log_sum
-                return
-            empty = torch.zeros(self.shape, dtype=self.accurate, device=self.device)
-            self.whole = empty, empty.new_full(self.shape[:3], -math.inf)
-        total, total_log = self.whole
-        if total.dtype != self.accurate:
-            total = total.to(self.accurate)
-        old_log = total_log[:, :, rows]
-        new_log = torch.logaddexp(old_log, log_sum)
-        kept = (old_log - new_log).exp().nan_to_num(nan=0.0)[..., None]  # NaN: neither part saw a key
-        added = (log_sum - new_log).exp().nan_to_num(nan=0.0)[..., None]
-        total[:, :, rows].mul_(kept).addcmul_(output.to(self.accurate), added)
-        total_log[:, :, rows] = new_log
-        self.whole = total, total_log
-
-    def output(self) -> Tensor:
-        """The merged output in the query's dtype."""
-        if self.whole is None:
-            return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
-        return self.whole[0].to(self.dtype)
 
 
 EXECUTORS = {"dense": dense, "fused": fused}

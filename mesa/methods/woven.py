@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from mesa.methods.base import SCALED, Method
-from mesa.plan import Constant, Plan, Position, Region, Scale, Slowed, Stepped
+from mesa.plan import Carry, Constant, Plan, Position, Region, Scale, Slowed, Stepped
 
 
 def rerope(queries: tuple[int, int], length: int, window: int, scale: Scale | None) -> tuple[Region, ...]:
@@ -26,17 +24,11 @@ def leaky(queries: tuple[int, int], length: int, window: int, factor: float, sca
 
 
 def stair(queries: tuple[int, int], length: int, window: int, width: int, scale: Scale | None) -> tuple[Region, ...]:
-    """Stair PE for every query: ceil((r - N) / E) = (t - N + E - 1) // E - i // E, less one where residues wrap."""
+    """Stair PE for every query: ceil((r - N) / E) = (t - N + E - 1) // E - i // E, less one where residues carry."""
 
     shift = width - 1 - window
 
-    def wraps(t: Any, i: Any) -> Any:
-        return (t + shift) % width < i % width
-
-    def keeps(t: Any, i: Any) -> Any:
-        return (t + shift) % width >= i % width
-
-    def far(offset: int, holds: Callable[[Any, Any], Any] | None) -> Region:
+    def far(offset: int, holds: Carry | None) -> Region:
         position = Stepped(width, shift, offset)
         far_keys = {"key_position": Stepped(width), "nearest": window + 1}
         return Region(queries, (0, length), position, **far_keys, holds=holds, period=width, query_scale=scale)
@@ -44,7 +36,7 @@ def stair(queries: tuple[int, int], length: int, window: int, width: int, scale:
     near = Region(queries, (0, length), farthest=window, query_scale=scale)
     if width == 1:
         return near, far(window, None)
-    return near, far(window, keeps), far(window - 1, wraps)
+    return near, far(window, Carry(width, shift, False)), far(window - 1, Carry(width, shift, True))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,7 +65,7 @@ def train_tokenizer(texts: list[str], vocabulary: int, prompts: Sequence[str] = 
 
 def make_model(config: TrainConfig) -> Any:
     """A randomly initialized model of the configured architecture and size, with tied embeddings."""
-    special: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "tie_word_embeddings": True}
+    special = dict[str, Any](bos_token_id=0, eos_token_id=1, pad_token_id=2, tie_word_embeddings=True)
     if config.architecture == "alibi":
         return MptForCausalLM(
             MptConfig(

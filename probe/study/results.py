@@ -35,9 +35,9 @@ def progress(
 ) -> tuple[tuple[bool, ...], int | None]:
     """By length, whether a config fails by `task`; and the next length to measure, None if there is none.
 
-    The rules are those of `probe.thresholds.failure`, with Origin's tail NLL at M as the level; where Origin is at chance
-    there (`judges`), nothing else is measured. Every length is, since a failure must persist: all longer ones fail too.
-    What is not known yet does not fail.
+    The rules are those of `probe.thresholds.failure`, with Origin's tail NLL at M as the level; where Origin is at
+    chance there (`judges`), nothing else is measured. Every length is, since a failure must persist: all longer ones
+    fail too. What is not known yet does not fail.
     """
     trained, lengths = settings["trained_length"], settings["lengths"]
     nowhere = (False,) * len(lengths)
@@ -67,10 +67,10 @@ def gather(journal: Journal, settings: Mapping[str, Any], arithmetic: Mapping[st
 
     `predicted` (prompt, rule, top, config, seed); `qualified` (prompt, rule, seed): dims that qualify, NaN for the rule
     `drift`; `measured` (criterion, config, seed), 'either' and the tasks, NaN where these are at chance inside M, and
-    `dips`, how many shorter lengths fail too; `arithmetic` (config, bound): first position that sees such a distance. Of the negative control `inside` and
-    `matched` (prompt, rule, seed, place): shares of the dims that are observable inside the window, and at M with as
-    many positions; `false` (prompt, rule, config, seed): share of the places with a false prediction, of drift's
-    pretended windows with a false alarm. NaN: not tried.
+    `dips`, how many shorter lengths fail too; `arithmetic` (config, bound): first position that sees such a distance.
+    Of the negative control `inside` and `matched` (prompt, rule, seed, place): shares of the dims that are observable
+    inside the window, and at M with as many positions; `false` (prompt, rule, config, seed): share of the places with
+    a false prediction, of drift's pretended windows with a false alarm. NaN: not tried.
     """
     configs, seeds = list(arithmetic), list(seeds_of(settings))
     rules, bounds = list(settings["rules"]), list(arithmetic[next(iter(arithmetic))])
@@ -150,7 +150,8 @@ def _measured(
     fails = np.concatenate([by_task.any(axis=0, keepdims=True), by_task])
     measured = np.apply_along_axis(lambda row: onset(row, lengths) or none, -1, fails).astype(float)
     judged = np.array([[judges(journal, settings, task, seed) for seed in seeds] for task in tasks])
-    measured[~np.broadcast_to(np.concatenate([judged.any(0)[None], judged])[:, None], measured.shape)] = np.nan
+    told = np.concatenate([judged.any(axis=0, keepdims=True), judged])
+    measured[~np.broadcast_to(told[:, None], measured.shape)] = np.nan
     dips = np.apply_along_axis(lambda row: len(dipping(row, lengths)), -1, fails)
     return ["either", *tasks], measured, dips.astype(float)
 

@@ -31,9 +31,9 @@ class Estimate:
 class Score:
     """Agreement of predicted with measured failure lengths, over the pairs that were called.
 
-    called: share of the pairs that are judged. correlation: Spearman's. right: by threshold (tokens), the share of pairs for which
-    'fails by that length' is the same predicted and measured; yes: what always-yes gets right, gain: what `right` has
-    over the better of always-yes and always-no (found anew in every resample).
+    called: share of the pairs that are judged. correlation: Spearman's. right: by threshold (tokens), the share of
+    pairs for which 'fails by that length' is the same predicted and measured; yes: what always-yes gets right, gain:
+    what `right` has over the better of always-yes and always-no (found anew in every resample).
     """
 
     called: float

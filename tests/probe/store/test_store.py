@@ -222,7 +222,7 @@ def test_a_flipped_byte_of_what_describes_a_store_is_found(scored):
             file.write_bytes(flipped)
             if _same(bytes(flipped), described):
                 continue
-            with pytest.raises(ValueError, match="is damaged|is incomplete|not a store"):
+            with pytest.raises(ValueError, match=r"is damaged|is incomplete|not a store"):
                 open_run(scored)
         file.write_bytes(content)
     assert open_run(scored).trained_length == 4
@@ -242,7 +242,7 @@ def _same(content, described):
 
 def test_scores_that_are_gone_as_a_whole_are_missed(scored):
     shutil.rmtree(scored / "evaluation")
-    with pytest.raises(ValueError, match="is damaged .evaluation is missing"):
+    with pytest.raises(ValueError, match=r"is damaged .evaluation is missing"):
         open_run(scored)
 
 

@@ -1,0 +1,150 @@
+"""Stair PE's far part with every pair computed once.
+
+Its distance is a difference of two floors, less one where the residues of query and key carry. Among keys sorted by
+residue, those without a carry for one query are a prefix and the others a suffix, so queries grouped by residue need no
+mask but for the few residues inside their group. Far keys are a triangle; it is halved into rectangles, in which every
+query sees every key, down to triangles that are small enough for a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from mesa.engine.kernels import BLOCK, Mask, attend
+from mesa.engine.merged import Merged
+from mesa.plan import Carry, Region, Stepped
+
+GROUP = 64
+"""Queries a call, about (tokens): the kernels are slow below half of it, more have more residues to mask."""
+
+_KEYS = 4096
+"""Keys sorted at a time (tokens)."""
+
+Span = tuple[int, int]
+Part = tuple[Span, Tensor, Tensor]
+"""Queries, their output (batch, head, query, dim) and log-sum-exp (batch, head, query)."""
+
+
+def stairs(regions: Sequence[Region]) -> dict[Region, Region]:
+    """The regions without a carry, and for each the one with a carry over the same queries and keys."""
+    found = {}
+    for plain in regions:
+        carry, position = plain.holds, plain.query_position
+        if not (isinstance(carry, Carry) and isinstance(position, Stepped) and isinstance(plain.key_position, Stepped)):
+            continue
+        whole = plain.farthest is None and plain.keys[1] >= plain.queries[1] - plain.nearest
+        one_less = replace(position, offset=position.offset - 1)
+        carried = replace(plain, holds=replace(carry, carried=True), query_position=one_less)
+        if whole and not carry.carried and carried in regions:
+            found[plain] = carried
+    return found
+
+
+@dataclass
+class Stair:
+    """The two regions of a stair, with their queries (batch, head, tokens, dim) from token `begin` on.
+
+    keys: those of a span at a region's positions, values: those of a span, from token `low` on; both (batch, key head,
+    tokens, dim). A carry is one position more of the key instead of one less of the query.
+    """
+
+    region: Region
+    begin: int
+    low: int
+    query: Tensor
+    keys: Callable[[Region, int, int], Tensor]
+    values: Callable[[int, int], Tensor]
+    scale: float
+    masks: dict[tuple[object, ...], Mask]
+
+    def parts(self) -> Iterator[Part]:
+        """Attention in parts that have no pair twice."""
+        low, end = self.low, self.begin + self.query.shape[2]
+        edge = self.begin - self.region.nearest + 1  # keys before it are seen by every query
+        if edge - low >= GROUP:
+            yield self._rectangle((self.begin, end), (low, edge))
+            low = edge
+        yield from self._triangle(self.begin, end, low)
+
+    def _triangle(self, begin: int, end: int, low: int) -> Iterator[Part]:
+        """All keys from `low` on that these queries see."""
+        step = BLOCK // self._carry.width * self._carry.width or BLOCK  # masks look alike one period on
+        if end - begin <= step:
+            if low < end - self.region.nearest:
+                yield self._leaf((begin, end), (low, end - self.region.nearest))
+            return
+        middle = begin + -(-(end - begin) // (2 * step)) * step
+        edge = middle - self.region.nearest + 1
+        yield from self._triangle(begin, middle, low)
+        yield self._rectangle((middle, end), (low, edge))
+        yield from self._triangle(middle, end, edge)
+
+    def _leaf(self, queries: Span, keys: Span) -> Part:
+        width = self._carry.width
+        offset = queries[0] - keys[0]
+        known = (self.region, offset, queries[1] - queries[0], keys[1] - keys[0], queries[0] % width, self.query.dtype)
+        if known not in self.masks:
+            query, key = torch.arange(*queries)[:, None], torch.arange(*keys)
+            seen = query - key >= self.region.nearest
+            carried = self._carry(query, key) != self._carry.carried
+            both = torch.cat([seen & carried, seen & ~carried], 1).to(self.query.device)
+            self.masks[known] = Mask.of(both, self.query.dtype)
+        rows = self.query[:, :, queries[0] - self.begin : queries[1] - self.begin]
+        output = attend(rows, self._both(keys), self._twice(keys), self.scale, False, self.masks[known])
+        return (queries, *output)
+
+    def _rectangle(self, queries: Span, keys: Span) -> Part:
+        """All these keys, which each of these queries sees."""
+        residues = (torch.arange(*queries) + self._carry.shift) % self._carry.width
+        order = residues.argsort(stable=True)
+        rows = self.query[:, :, (order + queries[0] - self.begin).to(self.query.device)]
+        merged = Merged(rows, 0)
+        for low in range(keys[0], keys[1], _KEYS):
+            self._sorted(rows, residues[order], (low, min(low + _KEYS, keys[1])), merged)
+        assert merged.whole is not None
+        back = order.argsort().to(self.query.device)
+        output, log_sum = merged.whole
+        return queries, output[:, :, back], log_sum[:, :, back]
+
+    def _sorted(self, rows: Tensor, residues: Tensor, keys: Span, merged: Merged) -> None:
+        """Adds the attention of queries in the order of their residues over these keys."""
+        width, device = self._carry.width, rows.device
+        key_residues = torch.arange(*keys) % width
+        order = key_residues.argsort(stable=True)
+        key_residues, count, chosen = key_residues[order], len(order), torch.cat([order + len(order), order]).to(device)
+        both, values = self._both(keys)[:, :, chosen], self._twice(keys)[:, :, chosen]  # with a carry, then without
+        group = max(1, round(GROUP * width / len(residues)))
+        for first in range(0, width, group):
+            last = min(first + group, width) - 1
+            begin, end = torch.searchsorted(residues, torch.tensor([first, last + 1])).tolist()
+            if begin == end:
+                continue
+            low, high = torch.searchsorted(key_residues, torch.tensor([first + 1, last + 1])).tolist()
+            part = rows[:, :, begin:end]
+            if high - low < count:  # below `low` no query carries, from `high` on each does
+                span = slice(high, count + low)
+                merged.add(begin, end, *attend(part, both[:, :, span], values[:, :, span], self.scale, False, None))
+            if low < high:
+                inner = torch.cat([torch.arange(low, high), torch.arange(count + low, count + high)]).to(device)
+                carries = residues[begin:end, None] < key_residues[low:high]
+                mask = Mask.of(torch.cat([carries, ~carries], 1).to(device), rows.dtype)
+                merged.add(begin, end, *attend(part, both[:, :, inner], values[:, :, inner], self.scale, False, mask))
+
+    @property
+    def _carry(self) -> Carry:
+        assert isinstance(self.region.holds, Carry)
+        return self.region.holds
+
+    def _both(self, keys: Span) -> Tensor:
+        """The keys without a carry, then those with one."""
+        position = self.region.key_position
+        assert isinstance(position, Stepped)
+        further = replace(self.region, key_position=replace(position, offset=position.offset + 1))
+        return torch.cat([self.keys(self.region, *keys), self.keys(further, *keys)], 2)
+
+    def _twice(self, keys: Span) -> Tensor:
+        return self.values(*keys).repeat(1, 1, 2, 1)
