@@ -82,6 +82,7 @@ class Schedule:
         regions = tuple(
             replace(region, farthest=window - 1 if region.farthest is None else min(region.farthest, window - 1))
             for region in self.plan.regions
+            if region.nearest < window
         )
         return replace(self, plan=replace(self.plan, regions=regions), first_key=first_key, _turns={}, _masks={})
 

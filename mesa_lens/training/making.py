@@ -65,8 +65,9 @@ def train_tokenizer(texts: list[str], vocabulary: int, prompts: Sequence[str] = 
 
 def make_model(config: TrainConfig) -> Any:
     """A randomly initialized model of the configured architecture and size, with tied embeddings."""
-    special = dict[str, Any](bos_token_id=0, eos_token_id=1, pad_token_id=2, tie_word_embeddings=True)
+    special: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "tie_word_embeddings": True}
     if config.architecture == "alibi":
+        special[TRAINED] = config.trained_length
         return MptForCausalLM(
             MptConfig(
                 vocab_size=config.vocabulary,
@@ -76,7 +77,6 @@ def make_model(config: TrainConfig) -> Any:
                 max_seq_len=ALIBI_LONGEST,
                 initializer_range=0.02,
                 **special,
-                **{TRAINED: config.trained_length},
             )
         )
     rope = NO_POSITIONS if config.architecture == "nope" else {"rope_type": "default", "rope_theta": 10000.0}
