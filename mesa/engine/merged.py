@@ -16,10 +16,12 @@ class Merged:
         self.whole: tuple[Tensor, Tensor] | None = None
         self.accurate = torch.promote_types(query.dtype, torch.float32)
         self.device = query.device
+        self.begun = 0  # rows from it on have no part yet
 
     def add(self, begin: int, end: int, output: Tensor, log_sum: Tensor) -> None:
         """Adds the part of the queries begin .. end - 1."""
         rows = slice(begin - self.start, end - self.start)
+        fresh, self.begun = rows.start >= self.begun, max(self.begun, rows.stop)
         if self.whole is None:
             if end - begin == self.shape[2]:
                 self.whole = output, log_sum
@@ -29,6 +31,10 @@ class Merged:
         total, total_log = self.whole
         if total.dtype != self.accurate:
             total = total.to(self.accurate)
+        if fresh:
+            total[:, :, rows], total_log[:, :, rows] = output, log_sum
+            self.whole = total, total_log
+            return
         old_log = total_log[:, :, rows]
         new_log = torch.logaddexp(old_log, log_sum)
         kept = (old_log - new_log).exp().nan_to_num(nan=0.0)[..., None]  # NaN: neither part saw a key

@@ -8,20 +8,24 @@ query sees every key, down to triangles that are small enough for a mask.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from mesa.engine.kernels import BLOCK, Mask, attend
+from mesa.engine.kernels import Mask, attend
 from mesa.engine.merged import Merged
 from mesa.plan import Carry, Region, Stepped
 
-GROUP = 64
-"""Queries a call, about (tokens): the kernels are slow below half of it, more have more residues to mask."""
+GROUP = 192
+"""Queries a call, about (tokens): fewer read keys too often, more have more residues to mask."""
 
-_KEYS = 4096
+_LEAF = 256
+"""Queries of a triangle that is left to a mask (tokens)."""
+
+_KEYS = 2048
 """Keys sorted at a time (tokens)."""
 
 Span = tuple[int, int]
@@ -72,7 +76,7 @@ class Stair:
 
     def _triangle(self, begin: int, end: int, low: int) -> Iterator[Part]:
         """All keys from `low` on that these queries see."""
-        step = BLOCK // self._carry.width * self._carry.width or BLOCK  # masks look alike one period on
+        step = _LEAF // self._carry.width * self._carry.width or _LEAF  # masks look alike one period on
         if end - begin <= step:
             if low < end - self.region.nearest:
                 yield self._leaf((begin, end), (low, end - self.region.nearest))
@@ -118,21 +122,20 @@ class Stair:
         key_residues, count, chosen = key_residues[order], len(order), torch.cat([order + len(order), order]).to(device)
         both, values = self._both(keys)[:, :, chosen], self._twice(keys)[:, :, chosen]  # with a carry, then without
         group = max(1, round(GROUP * width / len(residues)))
-        for first in range(0, width, group):
+        for first in range(0, width, group):  # residues
             last = min(first + group, width) - 1
             begin, end = torch.searchsorted(residues, torch.tensor([first, last + 1])).tolist()
             if begin == end:
                 continue
             low, high = torch.searchsorted(key_residues, torch.tensor([first + 1, last + 1])).tolist()
-            part = rows[:, :, begin:end]
-            if high - low < count:  # below `low` no query carries, from `high` on each does
-                span = slice(high, count + low)
-                merged.add(begin, end, *attend(part, both[:, :, span], values[:, :, span], self.scale, False, None))
-            if low < high:
-                inner = torch.cat([torch.arange(low, high), torch.arange(count + low, count + high)]).to(device)
-                carries = residues[begin:end, None] < key_residues[low:high]
-                mask = Mask.of(torch.cat([carries, ~carries], 1).to(device), rows.dtype)
-                merged.add(begin, end, *attend(part, both[:, :, inner], values[:, :, inner], self.scale, False, mask))
+            span, mask = slice(low, count + high), None
+            if low < high:  # keys whose carry depends on the query: twice among these, at both ends
+                carries = (residues[begin:end, None] < key_residues[low:high]).to(device)
+                mask = Mask(rows.new_zeros(end - begin, span.stop - span.start), None)
+                mask.added[:, : high - low].masked_fill_(~carries, -math.inf)
+                mask.added[:, low - high :].masked_fill_(carries, -math.inf)
+            part = attend(rows[:, :, begin:end], both[:, :, span], values[:, :, span], self.scale, False, mask)
+            merged.add(begin, end, *part)
 
     @property
     def _carry(self) -> Carry:
