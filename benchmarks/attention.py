@@ -27,7 +27,7 @@ import numpy as np
 from tqdm import tqdm
 
 FOLDER = Path(__file__).parent / "results"
-STOCK = "stock sdpa"
+STOCK, LEFT_OUT = "stock sdpa", "attention left out"
 METHODS = (
     "origin",
     "rerope",
@@ -46,19 +46,33 @@ FREED_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
 def measure_time(name: str, length: int, repeats: int, device: str) -> dict[str, float]:
-    """Seconds of a prefill and of a decoded token, of the configuration and of stock sdpa in turn; least of `repeats`.
+    """Seconds of a prefill and of a decoded token, of the configuration and beside it, in turn; least of `repeats`.
 
-    Whatever else the machine does falls on both alike, and the least of several is what it disturbed least.
+    Beside it: stock sdpa (`stock_prefill`, `stock_decode`) and the model with attention left out (`linear_prefill`).
+    Whatever else the machine does falls on all alike, and the least of several is what it disturbed least.
     """
     model = _model(length, device)
     times: dict[str, list[float]] = {}
     for _ in range(repeats):
-        for kind in (STOCK, name):
+        for kind, prefix in ((STOCK, "stock_"), (LEFT_OUT, "linear_"), (name, "")):
             with _configured(model, kind, length):
                 prefill, decode = _generate_once(model, length, device)
-            times.setdefault("prefill" if kind == name else "stock_prefill", []).append(prefill)
-            times.setdefault("decode" if kind == name else "stock_decode", []).append(decode)
-    return {key: min(values) for key, values in times.items()}
+            times.setdefault(f"{prefix}prefill", []).append(prefill)
+            times.setdefault(f"{prefix}decode", []).append(decode)
+    least = {key: min(values) for key, values in times.items()}
+    return least | {"pairs": _share_of_pairs(name, length)}
+
+
+def _share_of_pairs(name: str, length: int, block: int = 512) -> float:
+    """Query-key pairs that the configuration's plan attends to, over all causal ones."""
+    if name.startswith("stock "):
+        return 1.0
+    plan, index = _method(name, length).plan(length), np.arange(length)
+    pairs = 0
+    for begin in range(0, length, block):
+        queries = index[begin : begin + block, None]
+        pairs += sum(int(region.contains(queries, index[None, : begin + block]).sum()) for region in plan.regions)
+    return pairs / (length * (length + 1) / 2)
 
 
 def measure_peak(name: str, length: int, device: str) -> dict[str, float]:
@@ -116,20 +130,30 @@ def _generate_once(model: Any, length: int, device: str) -> tuple[float, float]:
 
 @contextlib.contextmanager
 def _configured(model: Any, name: str, length: int) -> Iterator[None]:
-    """The model under a configuration: stock attention, or a method."""
+    """The model under a configuration: stock attention, none, or a method."""
+    from transformers import AttentionInterface
+
     import mesa
 
-    if name.startswith("stock "):
+    if name.startswith("stock ") or name == LEFT_OUT:
+        AttentionInterface.register(LEFT_OUT, lambda module, query, *rest, **more: (query.transpose(1, 2), None))
         model.set_attn_implementation(name.removeprefix("stock "))
         yield
         model.set_attn_implementation("sdpa")
         return
+    with mesa.applied(model, _method(name, length)):
+        yield
+
+
+def _method(name: str, length: int) -> Any:
+    """The method of a configuration, with M = length / 8 and N = M / 4."""
+    import mesa
+
     trained = 512 if name == LINEAR else length // 8
     kind = "mesa" if name == LINEAR else name
     known = {field.name for field in dataclasses.fields(mesa.METHODS[kind])}
     window = {"window": trained // 4} if "window" in known and kind not in ("lm-infinite", "streaming-llm") else {}
-    with mesa.applied(model, mesa.make(kind, trained, **window)):
-        yield
+    return mesa.make(kind, trained, **window)
 
 
 def _now(device: str) -> float:
@@ -194,6 +218,7 @@ def main() -> None:
         if name == STOCK:
             beside = [other for other in rows if other["length"] == length]
             row |= {key: min(other[f"stock_{key}"] for other in beside) for key in ("prefill", "decode")}
+            row["linear_prefill"] = min(other["linear_prefill"] for other in beside)
         rows.append(row)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "attention.json").write_text(json.dumps(rows, indent=1) + "\n")
@@ -218,6 +243,12 @@ def ratio(row: dict[str, Any], key: str, rows: list[dict[str, Any]]) -> float:
     return row[key] / row.get(f"stock_{key}", stock_row(rows, row["length"])[key])
 
 
+def efficiency(row: dict[str, Any]) -> float:
+    """Share of the causal pairs that are attended to, over the attention's time as a share of stock's."""
+    linear = row["linear_prefill"]
+    return row["pairs"] / ((row["prefill"] - linear) / (row["stock_prefill"] - linear))
+
+
 def table(rows: list[dict[str, Any]], lengths: list[int]) -> str:
     """Markdown: absolute numbers of stock sdpa, ratios to it for the rest, and how Mesa's time grows."""
     by = {(row["name"], row["length"]): row for row in rows}
@@ -233,12 +264,29 @@ def table(rows: list[dict[str, Any]], lengths: list[int]) -> str:
             cells = ["-" if row is None else f"{ratio(row, key, rows):.2f}" for row in own]
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
         parts.append("\n".join(lines))
+    parts.insert(1, _efficiency_table(by, lengths))
     grown = [(row["length"], row["prefill"]) for row in rows if row["name"] == LINEAR and row["length"] >= 2048]
     if len(grown) > 1:
         exponent = np.polyfit(*np.log(np.array(grown)).T, 1)[0]
         span = f"{grown[0][0]} to {grown[-1][0]}"
         parts.append(f"Mesa's prefill time at M = 512 grows as T^{exponent:.2f} from {span} tokens.")
     return "\n\n".join(parts)
+
+
+def _efficiency_table(by: dict[tuple[str, int], dict[str, Any]], lengths: list[int]) -> str:
+    lines = [
+        "**Efficiency**: pairs attended to over causal pairs, over attention's time by stock sdpa's (prefill less that "
+        "of the model with attention left out); in brackets the share of the pairs",
+        "",
+        "| | " + " | ".join(f"{length}" for length in lengths) + " |",
+        "|---" * (len(lengths) + 1) + "|",
+    ]
+    linear = [by[STOCK, length]["linear_prefill"] / by[STOCK, length]["prefill"] for length in lengths]
+    lines.append(f"| {LEFT_OUT}, of stock's time | " + " | ".join(f"{share:.2f}" for share in linear) + " |")
+    for name in dict.fromkeys(name for name, _ in by if not name.startswith("stock ")):
+        own = [by[name, length] for length in lengths]
+        lines.append(f"| {name} | " + " | ".join(f"{efficiency(row):.2f} ({row['pairs']:.2f})" for row in own) + " |")
+    return "\n".join(lines)
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
