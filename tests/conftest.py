@@ -2,9 +2,16 @@
 
 import os
 
+import pytest
 from hypothesis import settings
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # else every worker starts a thread a core
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("project", deadline=None)
 settings.load_profile("project")
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Reports of runs are written without their folder of figures, which takes most of the time."""
+    monkeypatch.setattr("probe.report.write_figures", lambda *_: None)
