@@ -55,6 +55,7 @@ def test_parts_that_were_not_run_are_left_out():
     assert "Positional vectors" not in text.replace(get_plotlyjs(), "")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_probes_report_shows_anatomy(folder, page):
     write_report(folder)
     text = (folder / "report.html").read_text()
@@ -65,6 +66,7 @@ def test_the_probes_report_shows_anatomy(folder, page):
     assert HOSTILE not in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_without_anatomy_has_no_section(tmp_path):
     assert anatomy_section(tmp_path) is None
     folder = write_run(tmp_path / "run", hidden_states(layers=2), evaluation())

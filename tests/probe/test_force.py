@@ -44,6 +44,7 @@ def weigh(model, seed):
     tiny.model(seed=seed, vocabulary=len(tokenizer_of(str(model))), trained=160).save_pretrained(model)
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_cut_run_goes_on_with_other_weights_by_force_alone(command, world, tmp_path, monkeypatch, capsys):
     options, written = COMMANDS[command]

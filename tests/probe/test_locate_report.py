@@ -44,6 +44,7 @@ def test_the_report_opens_offline_and_is_escaped(page):
     assert not re.search(r"(?:src|href)=.https?://", page.replace(get_plotlyjs(), ""))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_probes_report_answers_where_inside(folder, page):
     write_report(folder)
     text = (folder / "report.html").read_text()
@@ -56,6 +57,7 @@ def test_the_probes_report_answers_where_inside(folder, page):
     assert HOSTILE not in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_report_without_locate_has_no_such_section(tmp_path):
     assert located_section(tmp_path) is None
     folder = write_run(tmp_path / "run", hidden_states(layers=2), evaluation())

@@ -56,6 +56,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_states_that_are_no_numbers_end_it_with_the_layers_name(folder, tmp_path, monkeypatch, capsys):
     def spoilt(*given, **more):
         loaded = load(*given, **more)

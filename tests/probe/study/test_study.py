@@ -228,6 +228,7 @@ def test_overwrite_removes_nothing_before_the_weights_are_loaded(finished, model
     assert (out / "cells.jsonl").read_text() == (finished / "cells.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_drift_predicts_as_a_probe_run_does(tmp_path):
     """The shipped model and one prompt by way of the probe's analysis; Mesa begins positions anew."""
     only = ["--lengths", "256", "--prompts", "repeated", "--seeds", "1", "--samples", "1", "--measure", "nll"]

@@ -100,6 +100,7 @@ def test_the_vectors_are_judged_and_drawn(whole):
         assert arrays["drift_level"].shape[:2] == (2, 3)
 
 
+@pytest.mark.slow
 def test_interrupted_and_resumed_is_one_go(folder, whole, tmp_path, capsys):
     """Twice inside the cells, once inside the texts, which begin where they were."""
     for _ in range(2):
