@@ -51,9 +51,9 @@ def test_key_tokens_are_those_that_only_the_whole_context_tells(monkeypatch):
     ids = np.random.default_rng(0).permutation(1000)[:300]
     ids[[20, 60]] = 2000, 2001
     ids[262:268] = ids[100:106]  # from far: the first cannot be told
-    ids[272:278] = ids[242:248]  # from near
+    ids[272:278] = ids[232:238]  # from near
     ids[282:284] = ids[19:21]  # from far, but not likely
-    ids[290:294] = ids[245:249]  # 45 tokens before: in the short context of those 40 tokens and more behind
+    ids[290:294], ids[296:299] = ids[245:249], ids[251:254]  # 45 tokens before: out of the short context, and in it
     found = np.flatnonzero(key_tokens(LOADED, ids, M)) + 260
     assert found.tolist() == [263, 264, 265, 266, 267, 291, 292, 293]
     assert key_tokens(LOADED, ids[-60:], M)[-5:].tolist() == [False] * 5  # where the source is not in the prompt
