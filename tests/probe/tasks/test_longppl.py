@@ -14,6 +14,7 @@ from mesa.engine.apply import attachment_of
 from mesa.models import load
 from mesa_lens.paper.words import words
 from probe.evaluation import evaluator
+from probe.evaluation.keyed import longppl_table, pooled
 from probe.evaluation.plan import EvalRequest, plan
 from probe.evaluation.run import run
 from probe.tasks import longppl
@@ -117,13 +118,70 @@ def test_key_tokens_are_chosen_once_a_length_and_under_the_evaluators_method(ask
     )
 
 
+def other_weights(asked, folder, change=1.0):
+    """A model of the same tokenizer with other weights."""
+    made = load(shutil.copytree(asked.model, folder)).model
+    with torch.no_grad():
+        made.model.norm.weight.mul_(0.5 * change)
+    made.save_pretrained(folder)
+    return folder
+
+
+def test_a_run_does_not_go_on_with_another_evaluator(asked, tmp_path):
+    out, asked = tmp_path / "out", replace(asked, tasks=("longppl",), lengths=LENGTHS[:1])
+    own = replace(asked, evaluator=str(other_weights(asked, tmp_path / "other")))
+    run(plan(own), out)
+    with pytest.raises(FileExistsError, match="another evaluator"):
+        run(plan(asked), out)
+    other_weights(asked, tmp_path / "later", 0.5)
+    shutil.rmtree(own.evaluator)
+    shutil.move(tmp_path / "later", own.evaluator)
+    with pytest.raises(FileExistsError, match="another evaluator_weights"):
+        run(plan(own), out)
+
+
+def test_an_evaluator_whose_logits_are_no_numbers_is_an_error(asked, tmp_path):
+    broken = other_weights(asked, tmp_path / "broken", float("nan"))
+    with pytest.raises(RuntimeError, match="not finite"):
+        run(plan(replace(asked, tasks=("longppl",), evaluator=str(broken))), tmp_path / "out")
+
+
+def test_lengths_that_the_evaluator_has_no_memory_for_are_left_out(asked, tmp_path, monkeypatch):
+    def full(loaded, ids, trained_length):
+        if len(ids) == LENGTHS[1]:
+            raise torch.OutOfMemoryError
+        return np.ones(trained_length // 4, bool)
+
+    monkeypatch.setattr(evaluator, "key_tokens", full)
+    summary = run(plan(replace(asked, tasks=("longppl",))), tmp_path / "out")
+    assert summary["out_of_memory"] == [("longppl", name, LENGTHS[1]) for name in ("origin", "mesa")]
+    assert {entry["length"] for entry in summary["longppl"]} == {LENGTHS[0]}
+
+
+def test_longppl_is_of_all_key_tokens_of_all_texts():
+    scores = {0: (1.0, 30), 1: (4.0, 10), 2: (None, 0)}
+    rows = [
+        {"task": "longppl", "method": "mesa", "length": 240, "sample": sample, "metric": metric, "score": score}
+        for sample, found in scores.items()
+        for metric, score in zip(("key_nll", "keys"), found, strict=True)
+        if score is not None
+    ]
+    (entry,) = pooled(rows)
+    assert entry["longppl"] == pytest.approx(np.exp((30 * 1.0 + 10 * 4.0) / 40))
+    assert (entry["keys"], entry["texts"]) == (40, 2)
+    assert longppl_table([entry]).rows == (("mesa", "5.75"),)
+    assert pooled([row for row in rows if row["sample"] == 2]) == []
+    assert longppl_table([]) is None
+
+
 def test_the_method_that_chooses_is_not_tested_on_the_same_model(asked, tmp_path, capsys):
     made = plan(replace(asked, methods="origin,rerope"))
     assert {cell[:2] for cell in made.cells if cell[0] == "longppl"} == {("longppl", "origin")}
     assert ("nll", "rerope", 240) in made.cells
     assert "left out: longppl under rerope, which chooses its key tokens" in capsys.readouterr().err
-    other = tmp_path / "other"
-    shutil.copytree(asked.model, other)
+    copied = shutil.copytree(asked.model, tmp_path / "copied")
+    assert plan(replace(asked, evaluator=str(copied))).evaluator.itself
+    other = other_weights(asked, tmp_path / "other")
     made = plan(replace(asked, methods="origin,rerope", evaluator=str(other)))
     assert (made.evaluator.itself, made.evaluator.method.name) == (False, "rerope")
     assert ("longppl", "rerope", 240) in made.cells
