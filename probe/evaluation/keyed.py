@@ -28,7 +28,7 @@ def pooled(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         {
             "method": method,
             "length": length,
-            "longppl": float(np.exp(np.average(*zip(*each, strict=True)))),
+            "longppl": float(np.exp(np.average([nll for nll, _ in each], weights=[count for _, count in each]))),
             "keys": int(sum(count for _, count in each)),
             "texts": len(each),
         }
