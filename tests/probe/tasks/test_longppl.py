@@ -17,6 +17,7 @@ from probe.evaluation import evaluator
 from probe.evaluation.keyed import longppl_table, pooled
 from probe.evaluation.plan import EvalRequest, plan
 from probe.evaluation.run import run
+from probe.evaluation.summary import tables
 from probe.tasks import longppl
 from probe.tasks.base import Setting
 from probe.tasks.longppl import LONGPPL, Keyed, key_tokens
@@ -95,6 +96,8 @@ def test_on_random_weights_there_are_none_and_that_is_said(asked, tmp_path):
     own = [cell for cell in summary["cells"] if cell["task"] == "longppl"]
     assert {(cell["metric"], cell["mean"]) for cell in own} == {("keys", 0.0)}
     assert "LongPPL is not judged at 120, 240 tokens: there are no key tokens." in words(summary)
+    assert (summary["longppl"], longppl_table(summary["longppl"])) == ([], None)
+    assert "longppl" not in tables(summary["cells"])
 
 
 def test_key_tokens_are_chosen_once_a_length_and_under_the_evaluators_method(asked, tmp_path, monkeypatch):
