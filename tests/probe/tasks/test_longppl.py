@@ -123,7 +123,7 @@ def test_key_tokens_are_chosen_once_a_length_and_under_the_evaluators_method(ask
 
 def other_weights(asked, folder, change=1.0):
     """A model of the same tokenizer with other weights."""
-    made = load(shutil.copytree(asked.model, folder)).model
+    made = load(str(shutil.copytree(asked.model, folder))).model
     with torch.no_grad():
         made.model.norm.weight.mul_(0.5 * change)
     made.save_pretrained(folder)
