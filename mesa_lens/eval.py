@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "eval",
         example="mesa-lens eval --task passkey,nll --samples 10 --out runs/eval",
-        help="run passkey, NLL, needle, LongEval, summaries, latency or lm-eval tasks under each method",
+        help="run passkey, RULER, LongEval, NLL, LongPPL, summaries, latency or lm-eval tasks under each method",
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
@@ -139,16 +139,16 @@ def _tasks(args: argparse.Namespace, request: Any) -> int:
 def _told(summary: Mapping[str, Any]) -> Iterator[str]:
     """What is told below the tables of scores: sizes, effective lengths, who chose key tokens."""
     from probe.evaluation.effective import effective_table
-    from probe.evaluation.keyed import key_words
+    from probe.evaluation.keyed import key_words, longppl_table
     from probe.evaluation.summary import plain_table
 
     if summary["sizes"]:
         yield "\n".join(f"{task}: {size}" for task, size in summary["sizes"].items())
-    effective = effective_table(summary["effective"])
-    if effective:
-        yield plain_table(effective)
-    if found := key_words(summary):
-        yield "\n".join(found)
+    for found in (effective_table(summary["effective"]), longppl_table(summary["longppl"])):
+        if found:
+            yield plain_table(found)
+    if told := key_words(summary):
+        yield "\n".join(told)
 
 
 def _harness(args: argparse.Namespace, request: Any) -> int:

@@ -6,20 +6,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from probe.evaluation.keyed import key_words
-from probe.evaluation.summary import Table
+from probe.evaluation.summary import Table, of_methods
 
 
 def words(result: Mapping[str, Any]) -> list[str]:
     """What the numbers say at the longest length, task by task, for the first metric."""
     told = []
-    for task in dict.fromkeys(cell["task"] for cell in result["cells"]):
-        own = [cell for cell in result["cells"] if cell["task"] == task]
+    cells = of_methods(result["cells"])
+    for task in dict.fromkeys(cell["task"] for cell in cells):
+        own = [cell for cell in cells if cell["task"] == task]
         longest = max(cell["length"] for cell in own)
         last = [cell for cell in own if cell["length"] == longest]
         last = [cell for cell in last if cell["metric"] == last[0]["metric"]]
         means = ", ".join(f"{cell['method']} {cell['mean']:.3g}" for cell in last)
         ratio = longest / result["trained_length"]
         told.append(f"{task}, {last[0]['metric']} at {longest} tokens ({ratio:.3g} M): {means}.")
+    told += [f"{task}: {size}." for task, size in result.get("sizes", {}).items()]
     told += key_words(result)
     left_out = [f"{task} under {method} at {length}" for task, method, length in result["out_of_memory"]]
     if left_out:

@@ -14,30 +14,41 @@ SHARE = 0.85
 RULERS = 0.856
 """RULER's own threshold: Llama-2-7B's mean score at 4096 tokens (Hsieh et al. 2024)."""
 CHANCE = 0.1
-"""A base score whose interval begins no higher is not told from chance."""
+"""What is taken for chance at least; else what copying the prompt would give."""
 MEAN = "mean"
+RECALL, COPIED = "recall", "copied"
+FEWEST = 5
+"""Prompts of which there is an interval."""
 _RESAMPLED = 2000
 _ENDS = [_RESAMPLED // 40, _RESAMPLED - 1 - _RESAMPLED // 40]  # of 95%, among sorted draws
 _EXACT = 1e-9
+_NONE: Mapping[str, Any] = {"length": None, "low": None, "high": None, "dips": []}
 
 Scores = dict[tuple[str, str, int], dict[int, float]]
 """By task, method and length: by sample."""
 
 
-def effective_lengths(rows: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> list[dict[str, Any]]:
+def effective_lengths(
+    rows: Sequence[Mapping[str, Any]], tasks: Sequence[str], trained_length: int, *, are_rulers: bool = False
+) -> list[dict[str, Any]]:
     """One entry a method and task of RULER's, `tasks`, that was run, and their mean: how long prompts may get.
 
     base: the reference's score (origin's, else the first method's) at `base_length`, the shortest that it was measured
-    at, the same for all methods, with its interval `base_low` to `base_high`. judged: whether that is above chance; if
-    not, there are no lengths. length: the longest with at least `SHARE` of the base; None: none. low, high: its 95%
-    interval over resampled prompts, the same for all methods and lengths; has_interval: whether there are enough.
-    dips: shorter lengths that do not reach it. longest: the longest length measured. ruler: the same with `RULERS` as
-    the score to reach, for the mean where all of `tasks` were run; else None.
+    at, the same for all methods, with its interval `base_low` to `base_high`. unjudged: why there are no lengths: that
+    is not above `chance`, or beyond the window; else None. length: the longest with at least `SHARE` of the base, and
+    above chance there; None: none. low, high: its 95% interval over resampled prompts, the same for all methods and
+    lengths; has_interval: whether there are `FEWEST`. dips: shorter lengths that do not reach it. longest: the longest
+    length measured. ruler: the same with `RULERS` as the score to reach, for the mean where all of `tasks` were run and
+    `are_rulers`, as large as RULER's; else None.
     """
     by: Scores = {}
+    copied: dict[tuple[str, int], list[float]] = {}
     for row in rows:
-        if row["task"] in tasks:
+        if row["task"] in tasks and row["metric"] == RECALL:
             by.setdefault((row["task"], row["method"], row["length"]), {})[row["sample"]] = row["score"]
+        elif row["task"] in tasks and row["metric"] == COPIED:
+            copied.setdefault((row["task"], row["length"]), []).append(row["score"])
+    chances = {at: max(CHANCE, float(np.mean(found))) for at, found in copied.items()}
     run = [task for task in tasks if any(task == at[0] for at in by)]
     means = _means(by)
     methods = list(dict.fromkeys(method for _, method, _ in by))
@@ -47,8 +58,13 @@ def effective_lengths(rows: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -
     for name, own in groups:
         scores = {method: _of(means, own, method) for method in methods}
         if scores[reference]:
-            rulers = RULERS if name == MEAN and len(run) == len(tasks) else None
-            found += [_entry(name, method, reference, scores, rulers) for method in methods if scores[method]]
+            rulers = RULERS if name == MEAN and len(run) == len(tasks) and are_rulers else None
+            lengths = {length for each in scores.values() for length in each}
+            chance = {
+                length: float(np.mean([chances.get((task, length), CHANCE) for task in own])) for length in lengths
+            }
+            entries = [_entry(name, method, reference, scores, chance, rulers) for method in methods if scores[method]]
+            found += [_judged(entry, trained_length) for entry in entries]
     return found
 
 
@@ -67,7 +83,7 @@ def effective_table(entries: Sequence[Mapping[str, Any]]) -> Table | None:
         rows.append((method, *shown, *([_ruler(by.get((method, MEAN)))] if ruler else [])))
     title = (
         f"effective length (tokens): the longest with at least {SHARE:g} of the score in the first row "
-        "[95% interval over prompts, paired]"
+        "and above chance [95% interval over prompts, paired]"
     )
     last = (f"{MEAN} of {RULERS:g} (RULER's)",) if ruler else ()
     return Table(title, ("method", *tasks, *last), tuple(rows))
@@ -84,7 +100,7 @@ def _means(by: Scores) -> dict[tuple[str, str, int], np.ndarray]:
         weights = np.concatenate([np.ones((1, count)), drawn])
         for at, values in own.items():
             found[at] = weights @ np.array([values[sample] for sample in shared]) / count
-            if count < 2:
+            if count < FEWEST:
                 found[at] = found[at][:1]
     return found
 
@@ -101,14 +117,18 @@ def _of(means: Mapping[tuple[str, str, int], np.ndarray], tasks: Sequence[str], 
 
 
 def _entry(
-    task: str, method: str, reference: str, scores: Mapping[str, dict[int, np.ndarray]], rulers: float | None
+    task: str,
+    method: str,
+    reference: str,
+    scores: Mapping[str, dict[int, np.ndarray]],
+    chance: Mapping[int, float],
+    rulers: float | None,
 ) -> dict[str, Any]:
     base_length = min(scores[reference])
     base = scores[reference][base_length]
     own = {length: score for length, score in scores[method].items() if length >= base_length}
     ends = _interval(base[1:])
-    judged = bool(own) and bool((base[0] if ends is None else ends[0]) > CHANCE)
-    found = {
+    return {
         "task": task,
         "method": method,
         "reference": reference,
@@ -116,21 +136,29 @@ def _entry(
         "base_low": None if ends is None else float(ends[0]),
         "base_high": None if ends is None else float(ends[1]),
         "base_length": base_length,
-        "judged": judged,
+        "chance": chance[base_length],
         "longest": max(own, default=None),
         "has_interval": ends is not None,
-    }
-    none = {"length": None, "low": None, "high": None, "dips": []}
-    return {
-        **found,
-        **(_reached(own, SHARE * base) if judged else none),
-        "ruler": _reached(own, np.full_like(base, rulers)) if judged and rulers is not None else None,
+        **(_reached(own, SHARE * base, chance) if own else _NONE),
+        "ruler": _reached(own, np.full_like(base, rulers), chance) if own and rulers is not None else None,
     }
 
 
-def _reached(own: Mapping[int, np.ndarray], least: np.ndarray) -> dict[str, Any]:
-    """The longest length whose score is at least `least`, with its interval, and shorter ones that are not."""
-    reaches = {length: score >= least - _EXACT for length, score in own.items()}
+def _judged(entry: Mapping[str, Any], trained_length: int) -> dict[str, Any]:
+    """The entry, without lengths where its base cannot be one."""
+    why = None
+    if entry["base_length"] > trained_length:
+        why = f"no length within M = {trained_length}"
+    elif (entry["base_low"] if entry["has_interval"] else entry["base"]) <= entry["chance"]:
+        why = "at chance"
+    elif entry["longest"] is None:
+        why = "not measured"
+    return {**entry, "unjudged": why, **(_NONE if why else {})}
+
+
+def _reached(own: Mapping[int, np.ndarray], least: np.ndarray, chance: Mapping[int, float]) -> dict[str, Any]:
+    """The longest length whose score is at least `least` and above chance; its interval; shorter ones that are not."""
+    reaches = {length: (score >= least - _EXACT) & (score > chance[length]) for length, score in own.items()}
     longest = np.max([np.where(held, length, 0) for length, held in reaches.items()], axis=0)
     length = int(longest[0]) or None
     ends = _interval(longest[1:])
@@ -145,11 +173,11 @@ def _interval(draws: np.ndarray) -> np.ndarray | None:
 
 def _base(entry: Mapping[str, Any]) -> str:
     ends = f" [{entry['base_low']:.2f}, {entry['base_high']:.2f}]" if entry["has_interval"] else ""
-    return f"{entry['base']:.2f}{ends}" + ("" if entry["judged"] else "; at chance")
+    return f"{entry['base']:.2f}{ends}; copying {entry['chance']:.2f}"
 
 
 def _shown(entry: Mapping[str, Any]) -> str:
-    return _text(entry, entry) if entry["judged"] else "not judged: at chance"
+    return f"not judged: {entry['unjudged']}" if entry["unjudged"] else _text(entry, entry)
 
 
 def _ruler(entry: Mapping[str, Any] | None) -> str:

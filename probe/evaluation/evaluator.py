@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 import mesa
+from mesa.fingerprints import identity
+from mesa.finite import states_checked
 from mesa.methods import Method, make
 from mesa.models import Loaded, config_of, load, tokenizer_of
 from mesa.support import check_method, trained_length
@@ -21,16 +23,24 @@ BY_DEFAULT = "rerope"
 
 @dataclass(frozen=True)
 class Evaluator:
-    """A model by name and the method it reads whole prompts under. itself: whether it is the model under test."""
+    """A model by name and the method it reads whole prompts under.
+
+    itself: whether it is the model under test, by whatever name. weights: their fingerprint.
+    """
 
     model: str
     method: Method
     itself: bool
+    weights: str = ""
 
     @property
     def about(self) -> str:
         """What it is, in words."""
         return f"{'the model itself' if self.itself else self.model} under {self.method.name}"
+
+    def is_tested(self, method: Method) -> bool:
+        """Whether it would be judged by its own choice under a method, whatever sizes that has."""
+        return self.itself and method.name == self.method.name
 
 
 def evaluator_of(
@@ -41,9 +51,12 @@ def evaluator_of(
     tested: name, config, tokenizer and M. Raises ValueError for one that reads other tokens, or cannot read `longest`.
     """
     name, config, tokenizer, window = tested
-    itself = model is None or _same(model, name)
+    itself, weights = model is None or _same(model, name), ""
     if model is not None and not itself:
-        config = config_of(model, **source)
+        own, config = identity(name, config), config_of(model, **source)
+        found = identity(model, config)
+        itself = found["weights"].startswith("sha256") and all(found[of] == own[of] for of in ("weights", "config"))
+        weights = found["weights"]
         window = trained_length(config)
         if tokenizer_of(model, **source).get_vocab() != tokenizer.get_vocab():
             raise ValueError(f"--evaluator {model} reads other tokens than {name}; give one with the same tokenizer")
@@ -57,7 +70,7 @@ def evaluator_of(
         check_method(config, made)
     except ValueError as error:
         raise ValueError(f"longppl's evaluator: {error}; give --evaluator-method or --evaluator") from error
-    return Evaluator(name if model is None else model, made, itself)
+    return Evaluator(name if itself else str(model), made, itself, weights)
 
 
 def _same(one: str, other: str) -> bool:
@@ -80,6 +93,7 @@ class KeyChooser:
         if length not in self.found:
             if self.loaded is None:
                 self.loaded = tested if self.evaluator.itself else load(self.evaluator.model, **self.options)
-            with mesa.applied(self.loaded.model, self.evaluator.method, executor=self.executor):
+            model = self.loaded.model
+            with mesa.applied(model, self.evaluator.method, executor=self.executor), states_checked(model):
                 self.found[length] = [Keyed(ids, key_tokens(self.loaded, ids, self.trained_length)) for ids in prepared]
         return self.found[length]

@@ -55,7 +55,8 @@ class EvalRequest(MethodsRequest):
 class EvalPlan:
     """A request, checked: methods, shared setting, and the cells (task, method, length).
 
-    sizes: by task, how large it is, where that depends on the trained window. evaluator: what chooses key tokens, for
+    sizes: by task, how large it is, where that depends on the trained window. are_rulers: whether they are as large as
+    RULER's. evaluator: what chooses key tokens, for
     the tasks that are `keyed`; the method it stands under is not run on the same model in these.
     """
 
@@ -64,6 +65,7 @@ class EvalPlan:
     setting: Setting
     config: Any
     sizes: Mapping[str, str] = field(default_factory=dict)
+    are_rulers: bool = False
     evaluator: Evaluator | None = None
 
     @property
@@ -74,9 +76,7 @@ class EvalPlan:
             for task in self.request.tasks
             for method in self.methods
             for length in TASKS[task].passes(self.setting)
-            if not (
-                TASKS[task].keyed and self.evaluator and self.evaluator.itself and method == self.evaluator.method.name
-            )
+            if not (TASKS[task].keyed and self.evaluator and self.evaluator.is_tested(self.methods[method]))
         ]
         return sorted(cells, key=lambda cell: cell[2])
 
@@ -92,6 +92,7 @@ class EvalPlan:
             "trained_length": self.setting.trained_length,
             "longest": max(self.setting.lengths),
             "prompts": PROMPTS,
+            **({"evaluator_weights": self.evaluator.weights} if self.evaluator and not self.evaluator.itself else {}),
             "documents": ids_fingerprint([*self.setting.documents, *map(_letters, self.setting.pairs)]),
             **identity(self.request.model, self.config),
         }
@@ -158,8 +159,16 @@ def plan(request: EvalRequest) -> EvalPlan:
         request.new_tokens,
         request.batch,
     )
-    sizes = {name: task.told(tokenizer, setting) for name in request.tasks if isinstance(task := TASKS[name], Recall)}
-    made = EvalPlan(request, methods, setting, config, sizes, _evaluator(request, methods, setting, config, tokenizer))
+    sized = [task for name in request.tasks if isinstance(task := TASKS[name], Recall)]
+    made = EvalPlan(
+        request,
+        methods,
+        setting,
+        config,
+        {task.name: task.told(tokenizer, setting) for task in sized},
+        bool(sized) and all(task.is_rulers(tokenizer, setting) for task in sized),
+        _evaluator(request, methods, setting, config, tokenizer),
+    )
     for name in request.tasks:
         for length in TASKS[name].passes(setting):
             TASKS[name].prepare(tokenizer, length, setting, 1)
@@ -179,13 +188,14 @@ def _evaluator(
         return None
     tested = request.model, config, tokenizer, setting.trained_length
     found = evaluator_of(request.evaluator, request.evaluator_method, tested, max(setting.lengths), request.source)
-    if found.itself and found.method.name in methods:
-        if len(methods) == 1:
+    left_out = [name for name, method in methods.items() if found.is_tested(method)]
+    if left_out:
+        if len(methods) == len(left_out):
             raise ValueError(
                 f"{keyed[0]}: {found.about} chooses the key tokens and is the one method under test; add --methods, "
                 "or give another --evaluator or --evaluator-method"
             )
-        sys.stderr.write(f"left out: {keyed[0]} under {found.method.name}, which chooses its key tokens\n")
+        sys.stderr.write(f"left out: {keyed[0]} under {', '.join(left_out)}, which chooses its key tokens\n")
     return found
 
 

@@ -24,6 +24,7 @@ from probe.evaluation.clock import is_over
 from probe.evaluation.effective import effective_lengths
 from probe.evaluation.evaluator import KeyChooser
 from probe.evaluation.journal import Journal
+from probe.evaluation.keyed import pooled
 from probe.evaluation.plan import TASKS, EvalPlan
 from probe.evaluation.summary import summarize
 from probe.files import write
@@ -111,7 +112,10 @@ def _run(made: EvalPlan, out: Path, overwrite: bool, until: float | None) -> dic
         "out_of_memory": too_large,
         **journal.told,
         "cells_left": sum(not _is_done(made, journal, cell) for cell in made.cells) - len(too_large),
-        "effective": effective_lengths(found, [task.name for task in RULER]),
+        "effective": effective_lengths(
+            found, [task.name for task in RULER], made.setting.trained_length, are_rulers=made.are_rulers
+        ),
+        "longppl": pooled(found),
         "cells": summarize(found, TASKS),
     }
     if journal.rows:  # else it would make the folder look like somebody else's
@@ -178,7 +182,12 @@ def _cell(
     """A cell's journal row; None where it does not fit in memory, even prompt by prompt."""
     prepared = TASKS[task].prepare(loaded.tokenizer, length, made.setting, made.setting.samples)
     if chooser and TASKS[task].keyed:
-        prepared = chooser.keyed(loaded, prepared, length)
+        try:
+            prepared = chooser.keyed(loaded, prepared, length)
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
+            return None
     method = made.methods[name]
     batch = min(_batch(loaded.model, length, made.setting.batch), len(prepared)) if TASKS[task].batched else 1
     measured = contextlib.nullcontext() if task == "latency" else Peak(devices(loaded.model))  # it has its own

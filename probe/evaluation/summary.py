@@ -48,7 +48,7 @@ def summarize(rows: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task]) -> l
     """One entry a (task, metric, method, length), lengths in order: unit, mean, low, high (None: no interval) and n.
 
     difference: to the reference (origin, else the first method) on the samples of both: its name, mean, low, high and
-    n; None for the reference, and where it was not run.
+    n; None for the reference, and where it was not run. of_prompts: as in Metric; the tables leave these out.
     """
     grouped: dict[tuple[str, str, str, int], Samples] = {}
     for row in rows:
@@ -66,6 +66,7 @@ def summarize(rows: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task]) -> l
                 "task": task,
                 "metric": name,
                 "unit": metric.unit,
+                "of_prompts": metric.of_prompts,
                 "method": method,
                 "length": length,
                 "mean": float(np.mean([*values.values()])),
@@ -76,6 +77,11 @@ def summarize(rows: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task]) -> l
             }
         )
     return entries
+
+
+def of_methods(cells: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The cells whose scores depend on the method."""
+    return [cell for cell in cells if not cell.get("of_prompts")]
 
 
 def score_tables(cells: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
@@ -101,8 +107,9 @@ def difference_tables(cells: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
 
 def _by_metric(cells: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
     """The cells of each task and metric."""
-    for task, metric in dict.fromkeys((cell["task"], cell["metric"]) for cell in cells):
-        yield [cell for cell in cells if (cell["task"], cell["metric"]) == (task, metric)]
+    own = of_methods(cells)
+    for task, metric in dict.fromkeys((cell["task"], cell["metric"]) for cell in own):
+        yield [cell for cell in own if (cell["task"], cell["metric"]) == (task, metric)]
 
 
 def tables(cells: Sequence[Mapping[str, Any]]) -> str:

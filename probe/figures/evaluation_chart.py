@@ -21,7 +21,7 @@ _NUMBERS = ("mean", "low", "high", "n")
 def evaluation_charts(summary: Mapping[str, Any]) -> dict[str, Chart]:
     """One chart a task, a panel a metric, by the task's name."""
     charts: dict[str, Chart] = {}
-    cells = summary["cells"]
+    cells = [cell for cell in summary["cells"] if not cell.get("of_prompts")]
     for task in dict.fromkeys(cell["task"] for cell in cells):
         own = [cell for cell in cells if cell["task"] == task]
         panels = [_panel(own, metric, summary["trained_length"]) for metric in dict.fromkeys(c["metric"] for c in own)]

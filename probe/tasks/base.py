@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Metric:
-    """What a task scores. binary: each sample is 0 or 1."""
+    """What a task scores. binary: each sample is 0 or 1. of_prompts: it tells of prompts, the same for every method."""
 
     name: str
     unit: str
     binary: bool = False
     higher_is_better: bool = True
+    of_prompts: bool = False
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ FWE_QUESTION = (
     " Answer: According to the coded text above, the three most frequently appeared words are:"
 )
 FWE_NOISE, FWE_ALPHA, FWE_LETTERS = "...", 2.0, 6
-_FWE_LEAST = 27  # words: the fourth comes once, the fifth not at all
+_FWE_LEAST = 30  # words: the third comes twice, the fourth once, the fifth not at all
 _SYLLABLES = [consonant + vowel for consonant in "bcdfghjklmnprstvwz" for vowel in "aeiou"]
 
 
@@ -131,11 +131,6 @@ def _count_up(words: Sequence[str]) -> str:
 
 
 def _made_up(rng: np.random.Generator, count: int) -> list[str]:
-    """Distinct words of two syllables; of more where those are taken."""
-    found: dict[str, None] = {}
-    for first, second in rng.integers(0, len(_SYLLABLES), (count, 2)):
-        word = _SYLLABLES[first] + _SYLLABLES[second]
-        while word in found:
-            word += str(rng.choice(_SYLLABLES))
-        found[word] = None
-    return list(found)
+    """Distinct words of two syllables, or of three where many are asked for; none is part of another."""
+    syllables = 2 if 2 * count <= len(_SYLLABLES) ** 2 else 3
+    return distinct(lambda: "".join(_SYLLABLES[at] for at in rng.integers(0, len(_SYLLABLES), syllables)), count)

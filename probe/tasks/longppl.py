@@ -36,7 +36,7 @@ class LongPPL(Task):
     about: str = "LongPPL: NLL of those of nll's tokens that need more than M/4 tokens before them"
     metrics: tuple[Metric, ...] = (
         Metric("key_nll", "nats/key token", higher_is_better=False),
-        Metric("keys", "key tokens a text"),
+        Metric("keys", "key tokens a text", of_prompts=True),
     )
     keyed: ClassVar[bool] = True
 

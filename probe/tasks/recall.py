@@ -19,6 +19,8 @@ from probe.tasks.score import greedy, text_filler, until_end
 Build = Callable[..., Listed]
 """Called with tokenizer, length, random generator, setting and a size's parameters."""
 _DRAWN = 8  # prompts that a size must fit; draws after which a prompt is given up
+_STRETCHES = 32  # of a prompt
+_COPIED = Metric("copied", "share of them in a stretch of the prompt", of_prompts=True)
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Recall(Task):
     """A task of RULER. sizes: RULER's own first; generated: RULER's `tokens_to_generate`.
 
     A length counts the tokens to generate too, as RULER's does: that many, or M/6 where that is less. The size is the
-    first that fits in M, so it is the same at every length.
+    first that fits in M, so it is the same at every length. Beside the score stands what copying would give.
     """
 
     name: str
@@ -43,7 +45,7 @@ class Recall(Task):
     build: Build
     generated: int
     sizes: tuple[Size, ...] = (Size("RULER's size"),)
-    metrics: tuple[Metric, ...] = (Metric("recall", "share of the expected strings"),)
+    metrics: tuple[Metric, ...] = (Metric("recall", "share of the expected strings"), _COPIED)
     batched: ClassVar[bool] = True
 
     def answer_tokens(self, setting: Setting) -> int:
@@ -58,13 +60,18 @@ class Recall(Task):
         """Its size and how many tokens are generated, in words."""
         return f"{self.size(tokenizer, setting).about}; {self.answer_tokens(setting)} tokens generated"
 
+    def is_rulers(self, tokenizer: Any, setting: Setting) -> bool:
+        """Whether it is as large as RULER's, with as many tokens generated."""
+        rulers = next(size for size in self.sizes if setting.trained_length >= size.least)
+        return self.answer_tokens(setting) == self.generated and self.size(tokenizer, setting) == rulers
+
     def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[Listed]:
         """The prompts; the same for every method. Raises ValueError for a length that they cannot have."""
         size, rng = self.size(tokenizer, setting), np.random.default_rng([setting.seed, length, *self.name.encode()])
         return [self._drawn(tokenizer, length, rng, setting, size) for _ in range(samples)]
 
     def measure(self, loaded: Loaded, length: int, prepared: Sequence[Listed], setting: Setting) -> Iterator[Score]:
-        """One score a prompt, `setting.batch` prompts at a time."""
+        """Two scores a prompt, `setting.batch` prompts at a time."""
         for begin in range(0, len(prepared), setting.batch):
             part = prepared[begin : begin + setting.batch]
             started = time.perf_counter()
@@ -73,6 +80,7 @@ class Recall(Task):
             for offset, (ids, prompt) in enumerate(zip(output.tolist(), part, strict=True)):
                 value = string_match_all(until_end(loaded, ids), prompt.expected)
                 yield Score(length, begin + offset, "recall", value, seconds)
+                yield Score(length, begin + offset, _COPIED.name, copied(loaded.tokenizer, prompt, output.shape[1]))
 
     def _drawn(self, tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting, size: Size) -> Listed:
         """A prompt that fits; others are drawn where words came out too long."""
@@ -114,6 +122,13 @@ def string_match_all(text: str, expected: Sequence[str]) -> float:
     return float(np.mean([string.lower() in text.lower() for string in expected]))
 
 
+def copied(tokenizer: Any, prompt: Listed, tokens: int) -> float:
+    """The mean score of stretches of the prompt, `tokens` long: of who copies, and has understood nothing."""
+    starts = np.linspace(0, max(0, len(prompt.ids) - tokens), _STRETCHES).astype(int)
+    texts = tokenizer.batch_decode([prompt.ids[start : start + tokens] for start in starts.tolist()])
+    return float(np.mean([string_match_all(text, prompt.expected) for text in texts]))
+
+
 @functools.lru_cache(maxsize=256)
 def _size(task: Recall, tokenizer: Any, trained_length: int) -> Size:
     own = [size for size in task.sizes if trained_length >= size.least]
@@ -147,7 +162,7 @@ def _without_setting(build: Callable[..., Listed]) -> Build:
     return built
 
 
-_FOUND = (Metric("recall", "share found", binary=True),)
+_FOUND = (Metric("recall", "share found", binary=True), _COPIED)
 _CWE = tuple(
     Size(
         f"{common} common words {repeats[0]} times, others {repeats[1]}, {'an' if example else 'no'} example",

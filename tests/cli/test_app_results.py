@@ -4,10 +4,13 @@ import json
 import os
 
 import pytest
-from results import write_evaluation, write_harness, write_paper, write_study
+from results import evaluation, write_evaluation, write_harness, write_paper, write_study
 from streamlit.testing.v1 import AppTest
 
 from mesa_lens.dashboard.results import results
+from probe.evaluation.effective import effective_lengths
+from probe.evaluation.plan import TASKS
+from probe.evaluation.summary import summarize
 
 KINDS = {"eval": write_evaluation, "study": write_study, "lm-eval": write_harness, "paper": write_paper}
 
@@ -76,6 +79,28 @@ def test_an_evaluation_begins_with_its_differences(opened, tmp_path):
     assert {trace["name"] for trace in json.loads(chart.proto.spec)["data"]} >= {"origin", "rerope"}
     keys = [str(element.key) for element in app.get("download_button")]
     assert any("mine-passkey.csv" in key for key in keys)
+
+
+def test_effective_lengths_and_longppl_stand_first_and_what_tells_of_prompts_in_no_table(opened, tmp_path):
+    made = evaluation()
+    scores = {"recall": 0.9, "copied": 0.2}
+    rows = [
+        {"task": "vt", "metric": metric, "method": "origin", "length": 256, "sample": sample, "score": score}
+        for sample in range(5)
+        for metric, score in scores.items()
+    ]
+    made["cells"] += summarize(rows, TASKS)
+    made["effective"] = effective_lengths(rows, ["vt"], 256)
+    made["longppl"] = [{"method": "origin", "length": 256, "longppl": 3.217, "keys": 40, "texts": 5}]
+    made["sizes"] = {"vt": "4 hops, no example; 30 tokens generated"}
+    (write_evaluation(tmp_path / "mine") / "summary.json").write_text(json.dumps(made))
+    app = opened()
+    effective, longppl, *others = (element.value.set_index("method") for element in app.dataframe)
+    assert effective["vt"].tolist() == ["0.90 [0.90, 0.90]; copying 0.20", "at least 256 [256, 256]"]
+    assert longppl.loc["origin", "256"] == "3.22"
+    assert "vt: 4 hops, no example; 30 tokens generated." in texts(app)
+    assert len(others) == 3  # passkey's difference and means, vt's means
+    assert len(app.get("plotly_chart")) == 2
 
 
 def test_a_study_shows_its_tables_and_figures(opened, tmp_path):

@@ -13,6 +13,7 @@ from mesa_lens.dashboard.look import plain, show
 from mesa_lens.dashboard.results import Result
 from mesa_lens.paper.words import harness_table, words
 from probe.evaluation.effective import effective_table
+from probe.evaluation.keyed import longppl_table
 from probe.evaluation.summary import Table, difference_tables, mean_tables
 from probe.figures.evaluation_chart import evaluation_charts, evaluation_numbers
 from probe.figures.export import Export
@@ -48,11 +49,15 @@ def read(result: Result, names: tuple[str, ...], command: str) -> Mapping[str, A
 
 
 def scores(summary: Mapping[str, Any], stem: str) -> None:
-    """Effective lengths, differences to the reference, curves with downloads, and all means in a fold."""
-    effective = effective_table(summary.get("effective", ()))
-    if effective:
-        st.subheader("Effective length", anchor=False)
-        table(effective)
+    """Effective lengths, LongPPL, differences to the reference, curves with downloads, and all means in a fold."""
+    judged = {
+        "Effective length": effective_table(summary.get("effective", ())),
+        "LongPPL": longppl_table(summary.get("longppl", ())),
+    }
+    for heading, found in judged.items():
+        if found:
+            st.subheader(heading, anchor=False)
+            table(found)
     compared = list(difference_tables(summary["cells"]))
     if compared:
         st.subheader("Differences to the reference", anchor=False)

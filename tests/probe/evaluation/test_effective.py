@@ -8,12 +8,13 @@ import pytest
 from probe.evaluation.effective import effective_lengths, effective_table
 
 LENGTHS = (256, 512, 1024, 2048)
+M = 256
 
 
 def rows(task="vt", count=20, **methods):
-    """Scores by method, a mean a length; every prompt of a length scores the same, but for `noise` alternating."""
+    """Scores by method, one a length, of every prompt the same."""
     return [
-        {"task": task, "method": method, "length": length, "sample": sample, "score": score}
+        {"task": task, "method": method, "length": length, "sample": sample, "metric": "recall", "score": score}
         for method, scores in methods.items()
         for length, score in zip(LENGTHS, scores, strict=False)
         for sample in range(count)
@@ -21,7 +22,7 @@ def rows(task="vt", count=20, **methods):
 
 
 def found(rows, tasks=("vt", "cwe")):
-    entries = json.loads(json.dumps(effective_lengths(rows, tasks)))
+    entries = json.loads(json.dumps(effective_lengths(rows, tasks, M)))
     return {(entry["task"], entry["method"]): entry for entry in entries}
 
 
@@ -52,8 +53,9 @@ def test_the_interval_is_over_prompts_that_are_the_same_for_all_methods_and_leng
     assert (entry["length"], entry["low"], entry["high"]) == (1024, 512, 1024)
 
 
-def test_one_prompt_has_no_interval():
-    (entry,) = effective_lengths(rows(count=1, origin=(0.8, 0.8)), ("vt",))
+@pytest.mark.parametrize("count", [1, 4])
+def test_few_prompts_have_no_interval(count):
+    (entry,) = effective_lengths(rows(count=count, origin=(0.8, 0.8)), ("vt",), M)
     assert (entry["length"], entry["low"], entry["has_interval"]) == (512, None, False)
     assert effective_table([entry]).rows[1] == ("origin", "at least 512")
 
@@ -65,11 +67,32 @@ def test_at_chance_nothing_is_judged():
         if row["method"] == "origin":
             row["score"] = float(random.random() < 0.08)
     entries = found(made)
-    assert not entries["vt", "mesa"]["judged"]
+    assert entries["vt", "mesa"]["unjudged"] == "at chance"
     assert entries["vt", "mesa"]["length"] is None
     table = effective_table([*entries.values()])
     assert {row[1] for row in table.rows[1:]} == {"not judged: at chance"}
-    assert table.rows[0][1].endswith("; at chance")
+    assert table.rows[0][1].endswith("; copying 0.10")
+
+
+def test_what_copying_the_prompt_gives_is_chance():
+    made = rows(origin=(0.6, 0.6, 0.6, 0.6), mesa=(1, 1, 1, 1))
+    copies = [{**row, "metric": "copied", "score": 0.65} for row in made]
+    entries = found([*made, *copies])
+    assert {(entry["unjudged"], entry["length"], entry["chance"]) for entry in entries.values()} == {
+        ("at chance", None, 0.65)
+    }
+    for row in copies:
+        row["score"] = {256: 0.3, 512: 0.7}.get(row["length"], 0.55)
+    entries = found([*made, *copies])
+    assert (entries["vt", "origin"]["length"], entries["vt", "origin"]["dips"]) == (2048, [512])
+    assert (entries["vt", "mesa"]["length"], entries["vt", "mesa"]["dips"]) == (2048, [])
+
+
+def test_a_base_beyond_the_window_judges_nothing():
+    made = [row for row in rows(mesa=(1, 0.9, 0.9, 0.9)) if row["length"] > M]
+    entries = found(made)
+    assert entries["vt", "mesa"]["length"] is None
+    assert effective_table([*entries.values()]).rows[1] == ("mesa", "not judged: no length within M = 256")
 
 
 def test_the_mean_is_over_tasks_and_rulers_threshold_needs_all_of_them():
@@ -77,14 +100,14 @@ def test_the_mean_is_over_tasks_and_rulers_threshold_needs_all_of_them():
     entries = found(made)
     assert entries["mean", "origin"]["base"] == pytest.approx(0.95)
     assert entries["mean", "origin"]["length"] == 512  # (1 + 0.8) / 2 = 0.9 >= 0.8075 > 0.65
-    assert entries["mean", "origin"]["ruler"]["length"] == 512
     assert ("mean", "mesa") not in entries
-    assert [entry["ruler"] for entry in effective_lengths(made, ("vt", "cwe", "fwe")) if entry["task"] == "mean"] == [
-        None
-    ]
-    assert effective_table(effective_lengths(made, ("vt", "cwe"))).head[-1] == "mean of 0.856 (RULER's)"
+    rulers = effective_lengths(made, ("vt", "cwe"), M, are_rulers=True)
+    assert [entry["ruler"]["length"] for entry in rulers if entry["task"] == "mean"] == [512]
+    assert effective_table(rulers).head[-1] == "mean of 0.856 (RULER's)"
+    other = effective_lengths(made, ("vt", "cwe", "fwe"), M, are_rulers=True), effective_lengths(made, ("vt", "cwe"), M)
+    assert [entry["ruler"] for each in other for entry in each if entry["task"] == "mean"] == [None, None]
 
 
 def test_without_rulers_tasks_there_is_nothing_to_show():
-    assert effective_lengths(rows("passkey", origin=(1, 1)), ("vt",)) == []
+    assert effective_lengths(rows("passkey", origin=(1, 1)), ("vt",), M) == []
     assert effective_table([]) is None

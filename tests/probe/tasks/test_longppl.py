@@ -14,8 +14,10 @@ from mesa.engine.apply import attachment_of
 from mesa.models import load
 from mesa_lens.paper.words import words
 from probe.evaluation import evaluator
+from probe.evaluation.keyed import longppl_table, pooled
 from probe.evaluation.plan import EvalRequest, plan
 from probe.evaluation.run import run
+from probe.evaluation.summary import tables
 from probe.tasks import longppl
 from probe.tasks.base import Setting
 from probe.tasks.longppl import LONGPPL, Keyed, key_tokens
@@ -51,9 +53,9 @@ def test_key_tokens_are_those_that_only_the_whole_context_tells(monkeypatch):
     ids = np.random.default_rng(0).permutation(1000)[:300]
     ids[[20, 60]] = 2000, 2001
     ids[262:268] = ids[100:106]  # from far: the first cannot be told
-    ids[272:278] = ids[242:248]  # from near
+    ids[272:278] = ids[232:238]  # from near
     ids[282:284] = ids[19:21]  # from far, but not likely
-    ids[290:294] = ids[245:249]  # 45 tokens before: in the short context of those 40 tokens and more behind
+    ids[290:294], ids[296:299] = ids[245:249], ids[251:254]  # 45 tokens before: out of the short context, and in it
     found = np.flatnonzero(key_tokens(LOADED, ids, M)) + 260
     assert found.tolist() == [263, 264, 265, 266, 267, 291, 292, 293]
     assert key_tokens(LOADED, ids[-60:], M)[-5:].tolist() == [False] * 5  # where the source is not in the prompt
@@ -94,6 +96,8 @@ def test_on_random_weights_there_are_none_and_that_is_said(asked, tmp_path):
     own = [cell for cell in summary["cells"] if cell["task"] == "longppl"]
     assert {(cell["metric"], cell["mean"]) for cell in own} == {("keys", 0.0)}
     assert "LongPPL is not judged at 120, 240 tokens: there are no key tokens." in words(summary)
+    assert (summary["longppl"], longppl_table(summary["longppl"])) == ([], None)
+    assert "longppl" not in tables(summary["cells"])
 
 
 def test_key_tokens_are_chosen_once_a_length_and_under_the_evaluators_method(asked, tmp_path, monkeypatch):
@@ -117,13 +121,64 @@ def test_key_tokens_are_chosen_once_a_length_and_under_the_evaluators_method(ask
     )
 
 
+def other_weights(asked, folder, change=1.0):
+    """A model of the same tokenizer with other weights."""
+    made = load(str(shutil.copytree(asked.model, folder))).model
+    with torch.no_grad():
+        made.model.norm.weight.mul_(0.5 * change)
+    made.save_pretrained(folder)
+    return folder
+
+
+def test_a_run_does_not_go_on_with_another_evaluator(asked, tmp_path):
+    out, asked = tmp_path / "out", replace(asked, tasks=("longppl",), lengths=LENGTHS[:1])
+    own = replace(asked, evaluator=str(other_weights(asked, tmp_path / "other")))
+    run(plan(own), out)
+    with pytest.raises(FileExistsError, match="another evaluator"):
+        run(plan(asked), out)
+    other_weights(asked, tmp_path / "later", 0.5)
+    shutil.rmtree(own.evaluator)
+    shutil.move(tmp_path / "later", own.evaluator)
+    with pytest.raises(FileExistsError, match="another evaluator_weights"):
+        run(plan(own), out)
+
+
+def test_lengths_that_the_evaluator_has_no_memory_for_are_left_out(asked, tmp_path, monkeypatch):
+    def full(loaded, ids, trained_length):
+        if len(ids) == LENGTHS[1]:
+            raise torch.OutOfMemoryError
+        return np.ones(trained_length // 4, bool)
+
+    monkeypatch.setattr(evaluator, "key_tokens", full)
+    summary = run(plan(replace(asked, tasks=("longppl",))), tmp_path / "out")
+    assert summary["out_of_memory"] == [("longppl", name, LENGTHS[1]) for name in ("origin", "mesa")]
+    assert {entry["length"] for entry in summary["longppl"]} == {LENGTHS[0]}
+
+
+def test_longppl_is_of_all_key_tokens_of_all_texts():
+    scores = {0: (1.0, 30), 1: (4.0, 10), 2: (None, 0)}
+    rows = [
+        {"task": "longppl", "method": "mesa", "length": 240, "sample": sample, "metric": metric, "score": score}
+        for sample, found in scores.items()
+        for metric, score in zip(("key_nll", "keys"), found, strict=True)
+        if score is not None
+    ]
+    (entry,) = pooled(rows)
+    assert entry["longppl"] == pytest.approx(np.exp((30 * 1.0 + 10 * 4.0) / 40))
+    assert (entry["keys"], entry["texts"]) == (40, 2)
+    assert longppl_table([entry]).rows == (("mesa", "5.75"),)
+    assert pooled([row for row in rows if row["sample"] == 2]) == []
+    assert longppl_table([]) is None
+
+
 def test_the_method_that_chooses_is_not_tested_on_the_same_model(asked, tmp_path, capsys):
     made = plan(replace(asked, methods="origin,rerope"))
     assert {cell[:2] for cell in made.cells if cell[0] == "longppl"} == {("longppl", "origin")}
     assert ("nll", "rerope", 240) in made.cells
     assert "left out: longppl under rerope, which chooses its key tokens" in capsys.readouterr().err
-    other = tmp_path / "other"
-    shutil.copytree(asked.model, other)
+    copied = shutil.copytree(asked.model, tmp_path / "copied")
+    assert plan(replace(asked, evaluator=str(copied))).evaluator.itself
+    other = other_weights(asked, tmp_path / "other")
     made = plan(replace(asked, methods="origin,rerope", evaluator=str(other)))
     assert (made.evaluator.itself, made.evaluator.method.name) == (False, "rerope")
     assert ("longppl", "rerope", 240) in made.cells

@@ -10,8 +10,9 @@ import spaced
 import torch
 
 from mesa_lens.training.train import train_tokenizer
-from probe.tasks import recall
+from probe.tasks import counting, recall
 from probe.tasks.base import Setting
+from probe.tasks.listed import Listed, TooShortError
 from probe.tasks.recall import RULER, string_match_all
 from probe.tasks.retrieval import encode, first_ids
 
@@ -153,6 +154,52 @@ def test_frequent_words_come_in_the_order_of_their_counts(tokenizer, setting, le
         assert counted[3][1] > (counted[4][1] if len(counted) > 4 else 0)
 
 
+@pytest.mark.parametrize("tokenizer", ["byte-level"], indirect=True)
+def test_frequent_words_are_made_at_every_length_from_the_least(tokenizer):
+    with pytest.raises(ValueError, match="ask for at least") as refused:
+        counting.frequent_words(tokenizer, 100, np.random.default_rng(0))
+    for length in range(refused.value.needed - 20, refused.value.needed + 100):
+        try:
+            made = counting.frequent_words(tokenizer, length, np.random.default_rng(length))
+        except TooShortError:
+            continue
+        assert len(made.ids) == length
+
+
+@pytest.mark.parametrize("tokenizer", ["byte-level"], indirect=True)
+def test_no_common_word_is_part_of_another(tokenizer):
+    for seed in range(3):
+        made = counting.common_words(tokenizer, 12000, np.random.default_rng(seed), repeats=(6, 1), example=None)
+        listed = {*re.findall(r"\d+\. (\w+)", text_of(tokenizer, made).split("\nQuestion")[0])}
+        assert len(listed) > 500
+        assert not [(one, other) for one in made.expected for other in listed - {one} if one in other]
+
+
+@pytest.mark.parametrize("tokenizer", ["byte-level"], indirect=True)
+def test_what_copying_gives_is_the_mean_over_stretches_of_the_prompt(tokenizer, setting):
+    ids = [encode(tokenizer, text) for text in (" tomato", " potato", " x" * 60)]
+    made = Listed((*ids[2], *ids[0], *ids[1]), (), "", 0, ("tomato", "potato", "melon"))
+    assert recall.copied(tokenizer, made, len(made.ids)) == pytest.approx(2 / 3)
+    assert 0 < recall.copied(tokenizer, made, len(ids[0]) + len(ids[1])) < 1 / 9
+    small = replace(setting, trained_length=600, lengths=(600, 2400))
+    at = {length: prompts(tokenizer, small, "cwe", length, 1)[0] for length in small.lengths}
+    tokens = TASKS["cwe"].answer_tokens(small)
+    short, long = (recall.copied(tokenizer, at[length], tokens) for length in small.lengths)
+    assert short > 0.3  # of a short list, any stretch has many of the words
+    assert long < short / 2
+
+
+def test_sizes_are_rulers_where_they_are_not_reduced(tokenizer, setting):
+    windows = {window: replace(setting, trained_length=window) for window in (500, 3600, 20000)}
+    assert {at: TASKS["vt"].is_rulers(tokenizer, own) for at, own in windows.items()} == {
+        500: False,
+        3600: True,
+        20000: True,
+    }
+    assert TASKS["cwe"].is_rulers(tokenizer, windows[20000])
+    assert not TASKS["niah-multivalue"].is_rulers(tokenizer, windows[500])  # fewer tokens are generated
+
+
 def test_a_size_is_chosen_by_the_window_and_is_the_same_at_every_length(tokenizer, setting):
     own = {window: TASKS["vt"].size(tokenizer, replace(setting, trained_length=window)).about for window in (500, 3600)}
     assert own[3600] == "4 hops, an example with 10 rounds of noise"
@@ -195,5 +242,8 @@ def test_the_score_is_the_share_of_the_strings_found_before_the_end(tokenizer, s
     Loaded.tokenizer = tokenizer
     found = list(TASKS["vt"].measure(Loaded, 4 * M, made, replace(setting, batch=2)))
     assert asked == [(2, room)]
-    assert [(score.sample, score.metric, score.value) for score in found] == [(0, "recall", 0.4), (1, "recall", 0.2)]
+    recalled = [(score.sample, score.value) for score in found if score.metric == "recall"]
+    assert recalled == [(0, 0.4), (1, 0.2)]
+    copies = {score.sample: score.value for score in found if score.metric == "copied"}
+    assert copies == {at: recall.copied(tokenizer, prompt, 99) for at, prompt in enumerate(made)}
     assert string_match_all("", ["a"]) == 0
