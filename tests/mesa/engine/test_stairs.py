@@ -8,9 +8,17 @@ import torch
 from mesa.engine import attention, stairs
 from mesa.engine.attention import Schedule
 from mesa.methods.woven import stair
-from mesa.plan import Carry, Constant, Plan, Region, Stepped
+from mesa.plan import Carry, Constant, Plan, Stepped
 
 DIM = 8
+
+
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch):
+    """Of queries and of keys, so that a few hundred tokens have many."""
+    for module in (attention, stairs):
+        monkeypatch.setattr(module, "GROUP", 16)
+    monkeypatch.setattr(stairs, "_KEYS", 97)
 
 
 def turn(states, positions, plan):
@@ -41,8 +49,7 @@ def apart(regions, length, start=0, first_key=0, batch=1):
     ("length", "window", "start", "first_key", "batch"),
     [(333, 5, 0, 0, 1), (333, 65, 41, 0, 2), (613, 1, 547, 0, 1), (613, 130, 300, 77, 1), (150, 149, 0, 0, 1)],
 )
-def test_every_width_equals_dense(width, length, window, start, first_key, batch, monkeypatch):
-    monkeypatch.setattr(stairs, "_KEYS", 97)
+def test_every_width_equals_dense(width, length, window, start, first_key, batch):
     regions = stair((0, length), length, window, width, None)
     assert len(stairs.stairs(regions)) == 1
     assert apart(regions, length, start, first_key, batch) < 1e-12
@@ -61,7 +68,9 @@ ODD = {
     "no pair": (0, NEAR, PLAIN),
     "a carry alone": (0, NEAR, CARRIED),
     "unlike positions": (0, NEAR, PLAIN, replace(CARRIED, query_position=Stepped(5))),
-    "one more of the key": (0, NEAR, PLAIN, replace(CARRIED, query_position=PLAIN.query_position, key_position=Stepped(7, 0, 1))),
+    "one more of the key": (
+        0, NEAR, PLAIN, replace(CARRIED, query_position=PLAIN.query_position, key_position=Stepped(7, 0, 1)),
+    ),
     "one position": (0, NEAR, replace(PLAIN, query_position=Constant(9)), replace(CARRIED, query_position=Constant(8))),
     "no period": (1, NEAR, replace(PLAIN, period=0), replace(CARRIED, period=0)),
     "positions of another width": (1, NEAR, *(replace(each, key_position=Stepped(4)) for each in (PLAIN, CARRIED))),
