@@ -14,6 +14,11 @@ ALLOWED = 8.0
 """How many times the effect of one more rounding two ways to compute the same may differ."""
 
 
+def unit(dtype: torch.dtype) -> float:
+    """One unit in the last place of 1; of float64 that of float32, in which rotary's cos and sin are computed."""
+    return torch.finfo(torch.float32 if dtype == torch.float64 else dtype).eps
+
+
 @contextmanager
 def rounded_once_more(model: nn.Module) -> Iterator[None]:
     """Every parameterised module's output is off by one unit in the last place of its dtype, up or down at random."""
@@ -23,7 +28,7 @@ def rounded_once_more(model: nn.Module) -> Iterator[None]:
         if not isinstance(output, Tensor) or not output.is_floating_point():
             return None
         sign = torch.randint(0, 2, output.shape, generator=draw, dtype=torch.int8).to(output.device) * 2 - 1
-        return output + output * (sign * torch.finfo(output.dtype).eps).to(output.dtype)
+        return output + output * (sign * unit(output.dtype)).to(output.dtype)
 
     leaves = [each for each in model.modules() if not [*each.children()] and [*each.parameters(recurse=False)]]
     handles = [leaf.register_forward_hook(shake) for leaf in leaves]
@@ -37,4 +42,4 @@ def rounded_once_more(model: nn.Module) -> Iterator[None]:
 def shaken(states: np.ndarray, dtype: torch.dtype, seed: int) -> np.ndarray:
     """Float64 states off by one unit in the last place of `dtype`, up or down at random."""
     sign = np.random.default_rng(seed).choice((-1.0, 1.0), states.shape)
-    return states * (1 + sign * torch.finfo(dtype).eps)
+    return states * (1 + sign * unit(dtype))

@@ -61,13 +61,14 @@ class Schedule:
         """`states` of the tokens begin .. end - 1 times the factors that `scale` gives them."""
         if scale is None:
             return states
-        known = (scale, begin, end, states.dtype, states.device)
+        accurate = torch.promote_types(states.dtype, torch.float32)  # rounded to states' dtype it would move all scores
+        known = (scale, begin, end, accurate, states.device)
         if known not in self._factors:
             factors = np.asarray(scale(np.arange(begin, end)), np.float64)
-            tensor = torch.from_numpy(factors).to(states.dtype).to(states.device)[:, None]
+            tensor = torch.from_numpy(factors).to(accurate).to(states.device)[:, None]
             self._factors[known] = None if (factors == 1).all() else tensor
         factor = self._factors[known]
-        return states if factor is None else states * factor
+        return states if factor is None else (states * factor).to(states.dtype)
 
     def query(self, states: Tensor, region: Region, begin: int, end: int) -> Tensor:
         """The queries begin .. end - 1 at the positions and the scale that a region gives them."""

@@ -90,7 +90,8 @@ class Stair:
     def _leaf(self, queries: Span, keys: Span) -> Part:
         width = self._carry.width
         offset = queries[0] - keys[0]
-        known = (self.region, offset, queries[1] - queries[0], keys[1] - keys[0], queries[0] % width, self.query.dtype)
+        sizes, kind = (queries[1] - queries[0], keys[1] - keys[0]), (self.query.dtype, self.query.device)
+        known = (self.region, offset, sizes, queries[0] % width, kind)
         if known not in self.masks:
             query, key = torch.arange(*queries)[:, None], torch.arange(*keys)
             seen = query - key >= self.region.nearest

@@ -62,8 +62,8 @@ def test_the_table_names_what_failed(tokenizer):
     assert why["rerope"] == "weights are numbers failed"
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_passes_and_finds_mistakes(dtype, tokenizer):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_dtypes_pass_and_find_mistakes(dtype, tokenizer):
     report = checked(support.families.build("gpt_neox").to(dtype), tokenizer)
     assert not report.failed
     assert not rows(report, "not run")

@@ -10,6 +10,7 @@ import mesa
 from mesa.engine.attention import EXECUTORS, Schedule
 from mesa.engine.kernels import attend_plainly
 from mesa.engine.rows import rows
+from mesa.methods.shifted import SHARPER
 from mesa.models import load
 from mesa.plan import Plan, Region, own_index
 
@@ -45,6 +46,14 @@ def test_alibi_in_bfloat16_keeps_its_accuracy_at_32k(executor):
     got = EXECUTORS[executor](alibi(torch.float32, slopes), *given, DIM**-0.5)[0]
     assert got.dtype == torch.bfloat16
     assert max(rms(got.double() - exact)) < 2.5e-3
+
+
+def test_a_factor_on_scores_is_not_rounded_to_bfloat16():
+    """Rounded first, STRING's factor is 0.25% too small, in every score alike."""
+    given = states()[0]
+    got = Schedule(Plan(LENGTH, ()), 0, own_index).scaled(given, SHARPER, 0, LENGTH)
+    assert got.dtype == torch.bfloat16
+    assert float((got.float() / given.float()).mean()) == pytest.approx(SHARPER(0), rel=2e-4)
 
 
 def test_rows_of_alibi_in_bfloat16_are_as_accurate():

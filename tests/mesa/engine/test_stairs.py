@@ -1,0 +1,101 @@
+"""Stair PE's far part by residues against the dense form, in float64: a residue off by one is off by 1e-3 and more."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mesa.engine import attention, stairs
+from mesa.engine.attention import Schedule
+from mesa.methods.woven import stair
+from mesa.plan import Carry, Constant, Plan, Stepped
+
+DIM = 8
+
+
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch):
+    """Of queries and of keys, so that a few hundred tokens have many."""
+    for module in (attention, stairs):
+        monkeypatch.setattr(module, "GROUP", 16)
+    monkeypatch.setattr(stairs, "_KEYS", 97)
+
+
+def turn(states, positions, plan):
+    angle = positions.double()[:, None] * 100.0 ** (-torch.arange(DIM // 2) / 4)
+    one, two = states.chunk(2, -1)
+    return torch.cat([one * angle.cos() - two * angle.sin(), two * angle.cos() + one * angle.sin()], -1)
+
+
+def states(length, start=0, first_key=0, heads=4, batch=1):
+    generator = torch.Generator().manual_seed(length)
+    shapes = (heads, length - start), (2, length - first_key), (2, length - first_key)
+    return [2 * torch.randn(batch, *shape, DIM, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+def apart(regions, length, start=0, first_key=0, batch=1):
+    """The largest difference of the two executors."""
+    query, key, value = states(length, start, first_key, batch=batch)
+    schedule = Schedule(Plan(length, regions), start, Stepped(3), turn, first_key=first_key)
+    with torch.no_grad():
+        expected, got = (each(schedule, query, key, value, DIM**-0.5)[0] for each in (attention.dense, attention.fused))
+    sighted = ~expected.isnan()  # dense has NaN where a query sees nothing
+    assert (got[~sighted] == 0).all()
+    return (got - expected)[sighted].abs().max()
+
+
+@pytest.mark.parametrize("width", [2, 3, 7, 50, 255, 256, 257, 3000])
+@pytest.mark.parametrize(
+    ("length", "window", "start", "first_key", "batch"),
+    [(333, 5, 0, 0, 1), (333, 65, 41, 0, 2), (613, 1, 547, 0, 1), (613, 130, 300, 77, 1), (150, 149, 0, 0, 1)],
+)
+def test_every_width_equals_dense(width, length, window, start, first_key, batch):
+    regions = stair((0, length), length, window, width, None)
+    assert len(stairs.stairs(regions)) == 1
+    assert apart(regions, length, start, first_key, batch) < 1e-12
+
+
+LENGTH = 301
+NEAR, PLAIN, CARRIED = stair((0, LENGTH), LENGTH, 9, 7, None)
+SCALED = {"query_scale": lambda t: 1 + t / 100, "key_scale": lambda i: 1 - i / 1000}
+ODD = {
+    "the carried one first": (1, CARRIED, NEAR, PLAIN),
+    "far pairs left out": (0, NEAR, replace(PLAIN, farthest=120), replace(CARRIED, farthest=120)),
+    "keys cut short": (0, NEAR, replace(PLAIN, keys=(0, 111)), replace(CARRIED, keys=(0, 111))),
+    "keys that begin late": (1, NEAR, replace(PLAIN, keys=(40, LENGTH)), replace(CARRIED, keys=(40, LENGTH))),
+    "queries that begin late": (1, *stair((77, LENGTH), LENGTH, 9, 7, None)),
+    "queries that end early": (1, *stair((0, 222), LENGTH, 9, 7, None)),
+    "no pair": (0, NEAR, PLAIN),
+    "a carry alone": (0, NEAR, CARRIED),
+    "unlike positions": (0, NEAR, PLAIN, replace(CARRIED, query_position=Stepped(5))),
+    "one more of the key": (
+        0, NEAR, PLAIN, replace(CARRIED, query_position=PLAIN.query_position, key_position=Stepped(7, 0, 1)),
+    ),
+    "one position": (0, NEAR, replace(PLAIN, query_position=Constant(9)), replace(CARRIED, query_position=Constant(8))),
+    "no period": (1, NEAR, replace(PLAIN, period=0), replace(CARRIED, period=0)),
+    "positions of another width": (1, NEAR, *(replace(each, key_position=Stepped(4)) for each in (PLAIN, CARRIED))),
+    "factors": (1, NEAR, *(replace(each, **SCALED) for each in (PLAIN, CARRIED))),
+    "two stairs": (2, *stair((0, 140), LENGTH, 9, 7, None), *stair((140, LENGTH), LENGTH, 20, 5, None)),
+    "another carry": (
+        1,
+        NEAR,
+        *(replace(each, holds=Carry(5, -13, each is CARRIED)) for each in (PLAIN, CARRIED)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", list(ODD))
+@pytest.mark.parametrize("start", [0, 131])
+def test_other_uses_of_a_carry_equal_dense(odd, start):
+    pairs, *regions = ODD[odd]
+    assert len(stairs.stairs(regions)) == pairs
+    assert apart(tuple(regions), LENGTH, start) < 1e-12
+
+
+def test_masks_are_kept_for_one_device():
+    """Layers of one pass may lie on several."""
+    query, key, value = states(LENGTH)
+    schedule = Schedule(Plan(LENGTH, (NEAR, PLAIN, CARRIED)), 0, Stepped(7))
+    with torch.no_grad():
+        attention.fused(schedule, query, key, value, DIM**-0.5)
+    assert all(query.device in known or query.device in known[-1] for known in schedule._masks)
