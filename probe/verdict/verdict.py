@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mesa.methods import METHODS
 from probe.store.located import Located
 from probe.verdict.cells import table
 from probe.verdict.naming import listed
@@ -60,11 +59,10 @@ def _following(summary: Mapping[str, Any]) -> list[str]:
     if not summary.get("follows_length"):  # older ones do not tell
         return []
     names = summary["follows_length"]
-    what = "frequencies" if all(name in METHODS and METHODS[name].needs_rotary for name in names) else "positions"
     return [
-        f"The {what} of {listed(names)} follow the prompt's length: states, drift and "
+        f"The positions or frequencies of {listed(names)} follow the prompt's length: states, drift and "
         f"prediction here are of prompts of {summary['pass_length']} tokens, not of shorter ones; what is measured by "
-        f"length has the {what} of each length, and mesa-lens study predicts by prompt length."
+        f"length has those of each length, and mesa-lens study predicts by prompt length."
     ]
 
 
