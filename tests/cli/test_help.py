@@ -55,7 +55,7 @@ def test_every_estimate_tells_the_time(command, model, tmp_path, capsys):
 
 def test_a_command_that_can_estimate_is_among_those_tested():
     can = {name.split()[-1] for name, each in PARSERS.items() if "--estimate" in each._option_string_actions}
-    assert can == {*ESTIMATES, "paper"}
+    assert can == {*ESTIMATES, "paper", "train-default"}
 
 
 def test_the_papers_estimate_tells_the_time(capsys):

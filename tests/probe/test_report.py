@@ -54,7 +54,8 @@ def test_what_follows_the_prompts_length_is_said_to(tmp_path):
     rows = table(summary).splitlines()
     (told,) = [row for row in rows if row.startswith("dynamic-ntk") and "(in prompts of 320)" in row]
     assert not any("in prompts of" in row for row in rows if row != told)
-    assert summary["verdict"]["notes"][-1].startswith("The positions or frequencies of dynamic-ntk follow the prompt's length: ")
+    note = "The positions or frequencies of dynamic-ntk follow the prompt's length: "
+    assert summary["verdict"]["notes"][-1].startswith(note)
     html = (run / "report.html").read_text()
     assert "(in prompts of 320)" in html
     assert "not of shorter ones; what is measured by length" in html

@@ -40,10 +40,23 @@ def model(tmp_path_factory):
     return str(tiny.folder(tmp_path_factory.mktemp("model")))
 
 
+def judge_all(patch):
+    """Judges random weights as if they were above chance."""
+    patch.setattr("probe.study.results.is_chance", lambda *_: False)
+    patch.setattr("probe.study.results.LEAST_ACCURACY", 0)
+
+
+@pytest.fixture
+def judged(monkeypatch):
+    judge_all(monkeypatch)
+
+
 @pytest.fixture(scope="module")
 def finished(model, tmp_path_factory):
     out = tmp_path_factory.mktemp("study") / "here"
-    assert main(["study", "--model", model, *OPTIONS.split(), "--out", str(out)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        judge_all(patch)
+        assert main(["study", "--model", model, *OPTIONS.split(), "--out", str(out)]) == 0
     return out
 
 
@@ -72,6 +85,7 @@ def test_what_is_read_is_known_by_its_fingerprints(finished):
     assert asked["inputs"] != asked["weights"]
 
 
+@pytest.mark.usefixtures("judged")
 def test_an_interrupted_study_goes_on_and_ends_the_same(finished, model, tmp_path, capsys, monkeypatch):
     out = tmp_path / "again"
     shutil.copytree(finished, out)
@@ -130,6 +144,7 @@ FEW = ["--prompts", "repeated", "--seeds", "1", "--samples", "1", "--measure", "
 CONFIGS = ["--configs", "leaky-rerope  k=1.25 window=80,self-extend group=2,nope"]
 
 
+@pytest.mark.usefixtures("judged")
 def test_few_configs_lengths_and_likelihood_alone(model, tmp_path, capsys):
     out = tmp_path / "few"
     assert main(["study", "--model", model, *FEW, *CONFIGS, "--estimate", "--out", str(out)]) == 0
@@ -199,6 +214,7 @@ def test_a_study_on_other_seeds_is_another_study(model, tmp_path, capsys):
     assert (tmp_path / "out" / "cells.jsonl").read_text() == rows
 
 
+@pytest.mark.usefixtures("judged")
 def test_slices_of_minutes_end_as_one_run_does(model, tmp_path, capsys, monkeypatch):
     run = ["study", "--model", model, *FEW, *CONFIGS, "--out"]
     assert main([*run, str(tmp_path / "whole")]) == 0
