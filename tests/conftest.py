@@ -11,7 +11,9 @@ settings.register_profile("project", deadline=None)
 settings.load_profile("project")
 
 
-@pytest.fixture
-def undrawn(monkeypatch):
+@pytest.fixture(scope="module")
+def undrawn():
     """Reports of runs are written without their folder of figures, which takes most of the time."""
-    monkeypatch.setattr("probe.report.write_figures", lambda *_: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("probe.report.write_figures", lambda *_: None)
+        yield

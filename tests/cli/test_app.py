@@ -35,7 +35,7 @@ HOSTILE = "<script>alert(1)</script> **bold** :red[x] $y$"
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
+def root(tmp_path_factory, undrawn):
     root = tmp_path_factory.mktemp("root")
     for name, layers in (("first", 3), ("nested/second", 2)):
         write_run(root / name, hidden_states(layers=layers), evaluation(), model=HOSTILE)
@@ -156,7 +156,7 @@ def test_the_overview_shows_where_inside(root, opened):
     assert f"mesa-lens locate --out {root / 'nested/second'}" in texts(opened("overview", run="nested/second"))
 
 
-def test_what_is_located_after_the_report_is_in_the_verdict(tmp_path, monkeypatch):
+def test_what_is_located_after_the_report_is_in_the_verdict(tmp_path, monkeypatch, undrawn):
     write_run(tmp_path / "run", hidden_states(layers=2), evaluation())
     write_report(tmp_path / "run")
     assert "not located" in verdict_of(run(tmp_path, monkeypatch, "overview"))
