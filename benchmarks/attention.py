@@ -222,10 +222,16 @@ def main() -> None:
         rows.append(row)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "attention.json").write_text(json.dumps(rows, indent=1) + "\n")
-    text = table(rows, lengths)
+    text = f"{table(rows, lengths)}\n\nMeasured at revision {_revision()}."
     (args.out / "attention.md").write_text(text + "\n")
     plot(rows, args.out / "attention.png")
     print(text)
+
+
+def _revision() -> str:
+    """The commit measured, marked where files differ from it."""
+    asked = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(asked, cwd=FOLDER, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _too_large(name: str, length: int) -> bool:
