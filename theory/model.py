@@ -9,6 +9,7 @@ No layer norm, as in the proofs. The hook points (p: batch, t: position, d: mode
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +53,7 @@ class Attention(nn.Module):
             stacked = np.stack([getattr(head, name) for head in heads])
             self.register_buffer(name, torch.from_numpy(stacked))
         self.weave, self.slope, self.logarithm = weave, slope, logarithm
+        self.distances: Tensor | None = None
         self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
         self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
         self.hook_z, self.hook_result, self.hook_out = HookPoint(), HookPoint(), HookPoint()
@@ -71,7 +73,10 @@ class Attention(nn.Module):
         return self.hook_out(self.hook_result(result).sum(2))
 
     def _positioned(self, scores: Tensor) -> Tensor:
-        """Scores with the position term, -inf above the diagonal."""
+        """Scores with the position term, -inf above the diagonal, or where no distance is given."""
+        if self.distances is not None:
+            placed = scores - self.slope * self.distances.to(scores.dtype)
+            return placed.masked_fill(self.distances < 0, -torch.inf)
         index = torch.arange(scores.shape[-1])
         distance = index[:, None] - index
         if self.weave is not None:
@@ -165,6 +170,16 @@ class Construction(HookedRootModule):
         for block in self.blocks:
             resid = block(resid)
         return resid
+
+    def given(self, distances: np.ndarray) -> Construction:
+        """A copy whose attention has these effective distances (query, key), below 0 where a key is not seen.
+
+        So weaves that are no function of t - i alone, such as Mesa's chunks; for inputs of just this many tokens.
+        """
+        other = copy.deepcopy(self)
+        for block in other.blocks:
+            block.attn.distances = torch.as_tensor(distances)
+        return other
 
     @property
     def output_hook(self) -> str:
