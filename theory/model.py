@@ -38,8 +38,8 @@ class Layer:
 class Attention(nn.Module):
     """Heads whose scores are q.k - slope * W(t - i); `weave` None drops the position term (NoPE).
 
-    logarithm: puts out the logarithm of what head 0 gives POSITION (its attention on <bos>): the same head, evaluated
-    where float64 would underflow.
+    logarithm: puts out the logarithm of what head 0 gives POSITION: the same pattern, values and W_O, evaluated where
+    float64 would underflow.
     """
 
     W_Q: Tensor
@@ -69,8 +69,17 @@ class Attention(nn.Module):
         z = self.hook_z(torch.einsum("pnqk,pknh->pqnh", pattern, v))
         result = torch.einsum("ptnh,ndh->ptnd", z, self.W_O)
         if self.logarithm:
-            result[:, :, 0, POSITION] = scores[:, 0, :, 0] - scores[:, 0].logsumexp(-1)
+            result[:, :, 0, POSITION] = self._log_output(scores[:, 0], pattern[:, 0], v[:, :, 0])
         return self.hook_out(self.hook_result(result).sum(2))
+
+    def _log_output(self, scores: Tensor, pattern: Tensor, v: Tensor) -> Tensor:
+        """log of the sum of what each key's value adds to POSITION, times its weight (batch, position), by head 0.
+
+        Weights are taken in logarithms where they are what softmax makes of the scores, so that none underflows.
+        """
+        logs = scores.log_softmax(-1)
+        logs = torch.where(pattern == scores.softmax(-1), logs, pattern.log())
+        return (logs + (v @ self.W_O[0, POSITION]).log()[:, None]).logsumexp(-1)
 
     def _positioned(self, scores: Tensor) -> Tensor:
         """Scores with the position term, -inf above the diagonal, or where no distance is given."""

@@ -109,9 +109,9 @@ def search(
     - `limit` = threshold + side * margin * spread, the line that counts as passed
     - `score` = (side * (median of x over B - threshold) - trend) / spread, where trend is what the in-window slope
       (median over pairs half of I apart), if it points to `side`, adds from M to the middle of B: a dim that merely
-      goes on as before scores 0. A dim that is singled out has no trend, and `floor` of its own size for spread: it moves
-      one way only over I and B (path <= 1.001 |net|), in a layer whose moving dims mostly do not (path over |net|, its
-      median, at least 10). What it crosses, it crosses once and not by noise, however smoothly
+      goes on as before scores 0. A dim that is singled out has no trend, and `floor` of its own size for its spread:
+      it moves one way only over I and B (path <= 1.001 |net|), in a layer whose moving dims mostly do not (path over
+      |net|, its median, at least 10). What it crosses, it crosses once and not by noise, however smoothly
     - `crossing` (method): first position >= M from which x is beyond `limit` for `sustained` consecutive captured
       positions; NaN if there is none. `earliest`: the first position it may really be at, smaller than `crossing`
       where positions just before were not captured
@@ -385,7 +385,7 @@ def _scored(read: dict[str, np.ndarray], layout: _Layout, rule: CrossingRule) ->
 def _singled_out(read: dict[str, np.ndarray]) -> np.ndarray:
     """Which dims of a layer move one way only, by more than rounding, where most that move do not."""
     moving = read["path"] > 1e-3 * np.maximum(read["size"], np.finfo(np.float32).tiny)
-    turning = read["path"] / np.maximum(np.abs(read["net"]), np.finfo(np.float32).tiny)
+    turning = read["path"] / np.maximum(np.abs(read["net"]), 1e-6 * read["path"] + np.finfo(np.float32).tiny)
     rough = bool(moving.any()) and np.median(turning[moving]) >= _ROUGH
     return moving & (turning <= _ONE_WAY) & rough
 

@@ -53,7 +53,7 @@ def deviation(found, expected):
 @pytest.mark.parametrize("executor", ["dense", "fused"])
 @pytest.mark.parametrize("name", list(METHODS))
 def test_executors_agree_with_theorys_own_attention(built, name, executor):
-    """In float32 they are 1e-5 apart, and another method is further than 0.1. Free heads' scores are in the hundreds."""
+    """In float32 they are 1e-5 apart, another method further than 0.1."""
     own = by_theory(name)
     tokens = own.tokens(LENGTH)
     with torch.no_grad(), mesa.applied(built, METHODS[name], executor=executor):
