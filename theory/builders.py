@@ -26,11 +26,11 @@ def build(name: str, **parameters: Any) -> ConstructedForCausalLM:
 
     'woven' and 'stair' have the weights of 'plain', for sizes at which their theorems hold: the weave is the method's,
     `mesa.applied(model, mesa.ReRoPE(trained_length=M, window=N, log_n=False))`, or `mesa.StairPE`. Its vocabulary is
-    <bos> and the bytes (`theory.save` puts their tokenizer beside it), unless `shape` says otherwise. Raises ValueError
-    as `construction`, and for recovery 'log'.
+    <bos> and the bytes (`theory.save` puts their tokenizer beside it) and its residual stream has 24 dims, unless
+    `shape` says otherwise. Raises ValueError as `construction`, and for recovery 'log'.
     """
     _check(name, parameters)
-    parameters = {"shape": Shape(vocabulary=VOCABULARY), **parameters}
+    parameters = {"shape": Shape(model=24, vocabulary=VOCABULARY), **parameters}
     return pretrained(construction(name, **parameters), parameters["M"])
 
 

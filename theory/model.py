@@ -1,4 +1,4 @@
-"""Decoder-only transformers with given matrices, hooked like TransformerLens's own models.
+"""Decoder-only transformers with given matrices: the slow oracle of what `theory.build` gives to the engine.
 
 No layer norm, as in the proofs. The hook points (p: batch, t: position, d: model size):
 `hook_embed`; per layer L `blocks.L.hook_in`, `blocks.L.attn.hook_q/k/v/z` (p, t, head, head size),

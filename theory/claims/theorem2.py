@@ -161,6 +161,27 @@ def recovery_ranges(settings: Settings) -> Claim:
     )
 
 
+def one_coordinate(settings: Settings) -> Claim:
+    """Head size 1: query 1 and key -i leave -t + const for every key, and the value's two rows are one."""
+    windows, reading = settings.windows(16, 64), NOTHING
+    for M in windows:
+        options = settings.chosen_mlp(M, shape=Shape(head=1, heads=1))
+        o = plain_model(M, settings.H, **options).head_output(2 * M)
+        t = np.arange(1, 2 * M + 1)
+        exact = t <= options["recovers"]
+        reading &= Reading(crossing(o, M, settings.H), deviation(o[exact], (M / t - 1 + settings.H)[exact]))
+    return Claim(
+        name="3.2-coordinate",
+        statement="One coordinate is enough: key -i against a constant 1, so head size 1",
+        citation="ours (theorem 3.2, proof, layer 2)",
+        parameters={"M": grid(windows), "h": 1, "dtype": settings.dtype},
+        tested="t = 1 .. 2M",
+        expected=Verdict.HOLDS,
+        margin=reading.margin,
+        error=reading.error,
+    )
+
+
 def measured_error(kind: str, dtype: str, positions: int) -> float:
     """The worst position error of `kind` in the built transformer, in positions."""
     settings = Settings(dtype=dtype)
@@ -175,4 +196,5 @@ CLAIMS = {
     "3.2-range": range_of_positions,
     "3.2-exact": exact_recovery,
     "3.2-printed": printed_matrices,
+    "3.2-coordinate": one_coordinate,
 }
