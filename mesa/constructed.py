@@ -77,14 +77,14 @@ class ConstructedForCausalLM(MptForCausalLM):
     """A transformer of the theorems; methods are attached to it as to any model with ALiBi."""
 
     config_class = ConstructedConfig
-    config: ConstructedConfig
 
     def __init__(self, config: ConstructedConfig) -> None:
         super().__init__(config)
-        for layer, block in enumerate(self.transformer.blocks):
+        decoder: Any = self.transformer
+        for layer, block in enumerate(decoder.blocks):
             block.norm_1, block.norm_2 = nn.Identity(), nn.Identity()
             block.attn, block.ffn = ConstructedAttention(config, layer), ConstructedMLP(config)
-        self.transformer.norm_f = nn.Identity()
+        decoder.norm_f = nn.Identity()
         self.post_init()
 
 

@@ -133,7 +133,7 @@ def chosen_dtype(config: Any, options: Mapping[str, Any]) -> str:
 
 def bytes_a_number(config: Any, options: Mapping[str, Any]) -> int:
     """Bytes of one number in `chosen_dtype`."""
-    return DTYPES[chosen_dtype(config, options)].itemsize
+    return DTYPES.get(chosen_dtype(config, options), torch.float32).itemsize
 
 
 def config_of(name: str, *, revision: str | None = None, trust_remote_code: bool | None = None) -> Any:

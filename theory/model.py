@@ -186,7 +186,8 @@ class Construction(HookedRootModule):
         So weaves that are no function of t - i alone, such as Mesa's chunks; for inputs of just this many tokens.
         """
         other = copy.deepcopy(self)
-        for block in other.blocks:
+        blocks: Any = other.blocks
+        for block in blocks:
             block.attn.distances = torch.as_tensor(distances)
         return other
 

@@ -47,7 +47,8 @@ def pretrained(construction: Construction, M: int) -> ConstructedForCausalLM:
         use_cache=True,
         dtype=construction.W_E.dtype,
     )
-    made = ConstructedForCausalLM(config).to(construction.W_E.dtype).eval().requires_grad_(False)
+    made: Any = ConstructedForCausalLM(config)
+    made.to(construction.W_E.dtype).eval().requires_grad_(False)
     made.load_state_dict(_weights(construction, units))
     return made
 
