@@ -15,8 +15,14 @@ from transformers.utils import logging as transformers_logging
 from mesa.checkpoints.gguf_file import as_plain, mend_tokenizer, reading
 from mesa.checkpoints.place import DEFAULT, Place, place_of
 from mesa.checkpoints.whole import check_finite, check_whole
+from mesa.constructed import ConstructedConfig  # transformers knows it from then on
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float64": torch.float64,
+}
 _LONGEST_REASON = 300  # characters
 _DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
@@ -44,7 +50,8 @@ def load(
     """The model called `name` in evaluation mode: 'default', 'smollm2' once fetched, a folder, .gguf file or hub id.
 
     Weights are safetensors, or GGUF, which is dequantized.
-    dtype: 'float32', 'float16' or 'bfloat16'; by default float32 on a CPU and from GGUF, else the checkpoint's own.
+    dtype: 'float32', 'float16', 'bfloat16' or 'float64'; by default float32 on a CPU and from GGUF, else the
+    checkpoint's own, which a model of `theory.build` always keeps.
     device_map: as in accelerate (e.g. 'auto'), in place of `device`.
     Raises FileNotFoundError for a missing folder or file, OSError for what the hub does not have, ValueError for bad
     values and files.
@@ -52,11 +59,14 @@ def load(
     check_placement({"dtype": dtype, "device": device, "device_map": device_map})
     place = place_of(name)
     _check_revision(place, revision)
-    if dtype is None and (place.file or (device_map is None and device == "cpu")):
-        dtype = "float32"
     options = {"revision": revision, "trust_remote_code": trust_remote_code, **place.arguments}
     with _loading(name, place):
         tokenizer = _tokenizer(place, options)
+        if dtype is None and place.file:
+            dtype = "float32"
+        elif dtype is None and device_map is None and device == "cpu":
+            own = AutoConfig.from_pretrained(place.where, **options)
+            dtype = chosen_dtype(own, {})
         found: Any = AutoModelForCausalLM.from_pretrained(
             place.where,
             dtype=DTYPES[dtype] if dtype else "auto",
@@ -116,13 +126,14 @@ def _check_revision(place: Place, revision: str | None) -> None:
 def chosen_dtype(config: Any, options: Mapping[str, Any]) -> str:
     """The name of the dtype in which `load` with these options gives a model of this config."""
     on_cpu = options.get("device", "cpu") == "cpu" and not options.get("device_map")
+    on_cpu = on_cpu and not isinstance(config, ConstructedConfig)
     stated = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
     return options.get("dtype") or ("float32" if on_cpu else stated)
 
 
 def bytes_a_number(config: Any, options: Mapping[str, Any]) -> int:
     """Bytes of one number in `chosen_dtype`."""
-    return 2 if chosen_dtype(config, options).endswith("16") else 4
+    return DTYPES.get(chosen_dtype(config, options), torch.float32).itemsize
 
 
 def config_of(name: str, *, revision: str | None = None, trust_remote_code: bool | None = None) -> Any:

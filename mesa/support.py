@@ -16,6 +16,9 @@ BY_LAYER = ("gemma3_text",)
 ALIBI = ("mpt", "bloom")
 """Supported model types with ALiBi."""
 
+CONSTRUCTED = "constructed"
+"""The model type of the theorems' transformers (mesa/constructed.py), with ALiBi of one slope."""
+
 _COUNTS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
 _CAPPED = "its attention scores are soft-capped, which parts of an attention cannot be merged through"
@@ -35,7 +38,7 @@ def check_config(config: Any) -> None:
                 f"{name} of this {kind} model's config is {value!r}, no number above 0; mend its config.json"
             )
     if not reason:
-        if kind in ROTARY or (kind in ALIBI and _uses_alibi(config)):
+        if kind in (*ROTARY, CONSTRUCTED) or (kind in ALIBI and _uses_alibi(config)):
             return
         rotary = getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None)
         reason = "it is not known here" if rotary else "it has no rotary embeddings and no ALiBi to weave"
@@ -91,7 +94,7 @@ def missing(kind: str, method: type[Method]) -> str:
     """Why a model type cannot have a method; empty where it can."""
     if kind in REFUSED:
         return REFUSED[kind]
-    if kind in ALIBI and method.needs_rotary:
+    if kind in (*ALIBI, CONSTRUCTED) and method.needs_rotary:
         return "it changes rotary frequencies, and ALiBi has none"
     return ""
 

@@ -20,7 +20,9 @@ def add_model_options(command: argparse.ArgumentParser) -> None:
     )
     model.add_argument("--revision", type=word, help="hub revision")
     model.add_argument(
-        "--dtype", type=word, help="float32, float16 or bfloat16 (None: float32 on a CPU, else the checkpoint's)"
+        "--dtype",
+        type=word,
+        help="float32, float16, bfloat16 or float64 (None: float32 on a CPU, else the checkpoint's)",
     )
     add_device(model)
     model.add_argument("--device-map", type=word, help="accelerate's placement, e.g. auto; in place of --device")

@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, Any
 from theory.bounds import denominator, extended_length, first_failure
 
 if TYPE_CHECKING:
-    from theory.builders import build
+    from theory.builders import build, construction
     from theory.model import Construction
     from theory.nope import nope_model
+    from theory.pretrained import save
     from theory.weave import plain_model, stair_model, woven_model
 
 _LAZY = {
     "Construction": "theory.model",
     "build": "theory.builders",
+    "construction": "theory.builders",
     "nope_model": "theory.nope",
     "plain_model": "theory.weave",
+    "save": "theory.pretrained",
     "stair_model": "theory.weave",
     "woven_model": "theory.weave",
 }
@@ -29,11 +32,13 @@ _LAZY = {
 __all__ = [
     "Construction",
     "build",
+    "construction",
     "denominator",
     "extended_length",
     "first_failure",
     "nope_model",
     "plain_model",
+    "save",
     "stair_model",
     "woven_model",
 ]

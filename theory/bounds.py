@@ -97,11 +97,6 @@ def denominator(positions: Any, N: int, E: int | None = None, slope: float = 1.0
     return np.where(t <= N, t, np.where(t <= 2 * N, between, beyond)).astype(float)
 
 
-def head_output(positions: Any, M: int, H: float, N: int, E: int | None = None, slope: float = 1.0) -> Any:
-    """o_t = M / D(t) - 1 + H, the third coordinate of layer 2's head output (paper eq. 53)."""
-    return M / denominator(positions, N, E, slope) - 1 + H
-
-
 def _stair_denominator(position: int, N: int, E: int, slope: float) -> float:
     """D(t) of Stair PE at one position."""
     phase = (2 * N + 1 - position) % E

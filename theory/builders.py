@@ -1,4 +1,4 @@
-"""The constructions by name."""
+"""The constructions by name: as Hugging Face models, or as theory's own."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Callable
 from inspect import Parameter, signature
 from typing import Any
 
+from mesa.constructed import ConstructedForCausalLM
 from theory.model import Construction
 from theory.nope import nope_model
+from theory.parts import Shape
+from theory.pretrained import VOCABULARY, pretrained
 from theory.weave import Options, plain_model, stair_model, woven_model
 
 BUILDERS: dict[str, Callable[..., Construction]] = {
@@ -18,12 +21,30 @@ BUILDERS: dict[str, Callable[..., Construction]] = {
 }
 
 
-def build(name: str, **parameters: Any) -> Construction:
+def build(name: str, **parameters: Any) -> ConstructedForCausalLM:
+    """The construction called `name` as a Hugging Face model; parameters as for `construction`.
+
+    'woven' and 'stair' have the weights of 'plain', for sizes at which their theorems hold: the weave is the method's,
+    `mesa.applied(model, mesa.ReRoPE(trained_length=M, window=N, log_n=False))`, or `mesa.StairPE`. Its vocabulary is
+    <bos> and the bytes (`theory.save` puts their tokenizer beside it) and its residual stream has 24 dims, unless
+    `shape` says otherwise. Raises ValueError as `construction`, and for recovery 'log'.
+    """
+    _check(name, parameters)
+    parameters = {"shape": Shape(model=24, vocabulary=VOCABULARY), **parameters}
+    return pretrained(construction(name, **parameters), parameters["M"])
+
+
+def construction(name: str, **parameters: Any) -> Construction:
     """The construction called `name` (theorem 3.1 'nope', 3.2 'plain', 3.3 'woven', the corollary 'stair').
 
-    Parameters are its builder's: `theory.build("woven", M=64, N=8)` is `theory.woven_model(64, 8)`. Raises ValueError
-    for an unknown name, an unknown parameter and a missing one, and what the builder raises.
+    Parameters are its builder's: `theory.construction("woven", M=64, N=8)` is `theory.woven_model(64, 8)`. Raises
+    ValueError for an unknown name, an unknown parameter and a missing one, and what the builder raises.
     """
+    _check(name, parameters)
+    return BUILDERS[name](**parameters)
+
+
+def _check(name: str, parameters: dict[str, Any]) -> None:
     if name not in BUILDERS:
         raise ValueError(f"unknown construction {name!r}; known: {', '.join(BUILDERS)}")
     stated = signature(BUILDERS[name]).parameters.values()
@@ -36,4 +57,3 @@ def build(name: str, **parameters: Any) -> Construction:
     missing = [parameter for parameter, needed in known.items() if needed and parameter not in parameters]
     if missing:
         raise ValueError(f"{name}: {', '.join(missing)} must be given")
-    return BUILDERS[name](**parameters)

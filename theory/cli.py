@@ -68,7 +68,10 @@ def _verify(args: argparse.Namespace, settings: Settings) -> int:
     from theory.claims import selected
 
     checks = selected(args.claim)
-    settings.check_sizes(checks)
+    unsuited = settings.unsuited(checks)
+    checks = {name: check for name, check in checks.items() if name not in unsuited}
+    if not checks or args.claim in unsuited:
+        raise ValueError(next(iter(unsuited.values())))
     path = args.html
     if path is not None and path.suffix != ".html":
         path = path.with_name(path.name + ".html")
@@ -76,6 +79,8 @@ def _verify(args: argparse.Namespace, settings: Settings) -> int:
         raise ValueError(f"--html {path}: there is no directory {path.parent}; make it first")
     with _progress(checks.values(), "claims") as bar:
         claims = [check(settings) for check in bar]
+    for name, reason in unsuited.items():
+        sys.stderr.write(f"[not checked] {name}: {reason}\n")
     _print_claims(claims, args.json)
     if path is not None:
         from theory.report import write_report

@@ -1,4 +1,4 @@
-"""Decoder-only transformers with given matrices, hooked like TransformerLens's own models.
+"""Decoder-only transformers with given matrices: the slow oracle of what `theory.build` gives to the engine.
 
 No layer norm, as in the proofs. The hook points (p: batch, t: position, d: model size):
 `hook_embed`; per layer L `blocks.L.hook_in`, `blocks.L.attn.hook_q/k/v/z` (p, t, head, head size),
@@ -9,6 +9,7 @@ No layer norm, as in the proofs. The hook points (p: batch, t: position, d: mode
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,8 +38,8 @@ class Layer:
 class Attention(nn.Module):
     """Heads whose scores are q.k - slope * W(t - i); `weave` None drops the position term (NoPE).
 
-    logarithm: puts out the logarithm of what head 0 gives POSITION (its attention on <bos>): the same head, evaluated
-    where float64 would underflow.
+    logarithm: puts out the logarithm of what head 0 gives POSITION: the same pattern, values and W_O, evaluated where
+    float64 would underflow.
     """
 
     W_Q: Tensor
@@ -52,6 +53,7 @@ class Attention(nn.Module):
             stacked = np.stack([getattr(head, name) for head in heads])
             self.register_buffer(name, torch.from_numpy(stacked))
         self.weave, self.slope, self.logarithm = weave, slope, logarithm
+        self.distances: Tensor | None = None
         self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
         self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
         self.hook_z, self.hook_result, self.hook_out = HookPoint(), HookPoint(), HookPoint()
@@ -67,11 +69,23 @@ class Attention(nn.Module):
         z = self.hook_z(torch.einsum("pnqk,pknh->pqnh", pattern, v))
         result = torch.einsum("ptnh,ndh->ptnd", z, self.W_O)
         if self.logarithm:
-            result[:, :, 0, POSITION] = scores[:, 0, :, 0] - scores[:, 0].logsumexp(-1)
+            result[:, :, 0, POSITION] = self._log_output(scores[:, 0], pattern[:, 0], v[:, :, 0])
         return self.hook_out(self.hook_result(result).sum(2))
 
+    def _log_output(self, scores: Tensor, pattern: Tensor, v: Tensor) -> Tensor:
+        """log of the sum of what each key's value adds to POSITION, times its weight (batch, position), by head 0.
+
+        Weights are taken in logarithms where they are what softmax makes of the scores, so that none underflows.
+        """
+        logs = scores.log_softmax(-1)
+        logs = torch.where(pattern == scores.softmax(-1), logs, pattern.log())
+        return (logs + (v @ self.W_O[0, POSITION]).log()[:, None]).logsumexp(-1)
+
     def _positioned(self, scores: Tensor) -> Tensor:
-        """Scores with the position term, -inf above the diagonal."""
+        """Scores with the position term, -inf above the diagonal, or where no distance is given."""
+        if self.distances is not None:
+            placed = scores - self.slope * self.distances.to(scores.dtype)
+            return placed.masked_fill(self.distances < 0, -torch.inf)
         index = torch.arange(scores.shape[-1])
         distance = index[:, None] - index
         if self.weave is not None:
@@ -165,6 +179,17 @@ class Construction(HookedRootModule):
         for block in self.blocks:
             resid = block(resid)
         return resid
+
+    def given(self, distances: np.ndarray) -> Construction:
+        """A copy whose attention has these effective distances (query, key), below 0 where a key is not seen.
+
+        So weaves that are no function of t - i alone, such as Mesa's chunks; for inputs of just this many tokens.
+        """
+        other = copy.deepcopy(self)
+        blocks: Any = other.blocks
+        for block in blocks:
+            block.attn.distances = torch.as_tensor(distances)
+        return other
 
     @property
     def output_hook(self) -> str:

@@ -130,11 +130,14 @@ def crossing_head(shape: Shape, rng: np.random.Generator, M: int, H: float, slop
     With p the recovered positions, rows 0 and 1 give the query (m p_t, 1) and the key (1, -m p_i), so
     q.k = m (p_t - p_i), which cancels a plain encoding's -m (t - i): all scores are equal and D(t) = t. A woven
     encoding leaves m (p_t - p_i - W(t - i)). The other rows are the paper's: W_Q arbitrary against keys of 1, a
-    constant in each row of scores. Raises ValueError for head size 1.
+    constant in each row of scores. With head size 1 the query is 1 and the key -m p_i: m p_t, the same for all keys of
+    a query, is nothing to softmax.
     """
-    if shape.head < 2:
-        raise ValueError(f"head={shape.head} is below 2: query and key take two coordinates")
     head = replace(_blank(shape), W_Q=_random_reads(shape, rng))
+    if shape.head == 1:
+        head.W_Q[:] = 0
+        head.W_Q[0, CONST], head.W_K[0, POSITION] = 1, -slope
+        return _with_signal(head, M, H)
     head.W_Q[:2] = 0
     head.W_Q[0, POSITION] = slope
     head.W_Q[1, CONST] = 1

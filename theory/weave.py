@@ -21,7 +21,8 @@ from theory.recovery import KINDS, check_range
 class Options(TypedDict, total=False):
     """Options of every builder here.
 
-    recovers: K, how many positions the MLP tells apart; at least M - 1 (default: M, but not below 64).
+    recovers: K, how many positions the MLP tells apart; at least M - 1, and for `woven_model`, which does with them,
+        N + 1 (default: M, but not below 64).
     recovery: the position MLP: steps (default), interpolating, naive or log (see theory.recovery).
     slope: m in q.k - m * W(t - i), 1 in the paper. printed: take layer 2's W_Q and W_K as the paper prints them.
     shape, seed, dtype: sizes, the free weights' random seed, and the precision that all is computed in.
@@ -47,7 +48,7 @@ def plain_model(M: int, H: float = 0.5, **options: Unpack[Options]) -> Construct
     Layer 1 turns its attention on <bos>, 1 / A_t, into t; layer 2 uses t to cancel the position term, which leaves
     theorem 3.1's average. Raises ValueError for M < 2, H not finite, or more positions than the dtype can recover.
     """
-    return _two_layers(identity, M, H, options)
+    return _two_layers(identity, M, H, options, M - 1)
 
 
 def woven_model(M: int, N: int, H: float = 0.5, **options: Unpack[Options]) -> Construction:
@@ -58,7 +59,7 @@ def woven_model(M: int, N: int, H: float = 0.5, **options: Unpack[Options]) -> C
     Raises ValueError as `plain_model`, and for N >= M.
     """
     check_window(M, N)
-    return _two_layers(partial(weave.rerope, window=N), M, H, options)
+    return _two_layers(partial(weave.rerope, window=N), M, H, options, N + 1)
 
 
 def stair_model(M: int, N: int, E: int, H: float = 0.5, **options: Unpack[Options]) -> Construction:
@@ -68,17 +69,17 @@ def stair_model(M: int, N: int, E: int, H: float = 0.5, **options: Unpack[Option
     Raises ValueError as `plain_model`, and for N > M - 2 or E < 2.
     """
     check_window(M, N, E)
-    return _two_layers(partial(weave.stair, window=N, width=E), M, H, options)
+    return _two_layers(partial(weave.stair, window=N, width=E), M, H, options, M - 1)
 
 
-def _two_layers(function: Weave, M: int, H: float, options: Options) -> Construction:
-    """The weights of theorem 3.2 under the encoding that `function` weaves."""
+def _two_layers(function: Weave, M: int, H: float, options: Options, least: int) -> Construction:
+    """The weights of theorem 3.2 under the encoding that `function` weaves; `least`: positions that are needed."""
     slope, shape = options.get("slope", 1.0), options.get("shape") or Shape()
     recovery, recovers = options.get("recovery", "steps"), options.get("recovers", max(M, 64))
     dtype = options.get("dtype", torch.float64)
     check_numbers(M, H, slope)
-    if recovers < M - 1:
-        raise ValueError(f"recovers={recovers} positions are too few for M={M}; take recovers >= {M - 1}")
+    if recovers < least:
+        raise ValueError(f"recovers={recovers} positions are too few for M={M}; take recovers >= {least}")
     check_range(recovery, str(dtype).removeprefix("torch."), recovers, slope)
     rng = np.random.default_rng(options.get("seed", 0))
     W_E = embedding(shape, rng)

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from mesa.engine.apply import attachment_of, check_free
 from mesa.engine.passes import Pass
 from mesa.engine.seams import Seams
-from mesa.support import check_config
+from mesa.support import CONSTRUCTED, check_config
 
 _INSIDE = ("hook_attn_scores", "hook_pattern")
 """Hooks that only the dense executor reaches."""
@@ -175,15 +175,30 @@ def delegating_adapter(base: type[Any], by_head: bool) -> type[Any]:
     return DelegatingAdapter
 
 
+def unnormed_adapter(base: type[Any]) -> type[Any]:
+    """The adapter class `base` for a model whose norms are identities, which TransformerLens then leaves alone."""
+
+    class UnnormedAdapter(base):
+        def __init__(self, cfg: Any) -> None:
+            super().__init__(cfg)
+            blocks, final = (self.component_mapping[name] for name in ("blocks", "ln_final"))
+            for norm in (blocks.submodules["ln1"], blocks.submodules["ln2"], final):
+                norm.use_native_layernorm_autograd = True
+
+    return UnnormedAdapter
+
+
 @contextmanager
 def _registered(model: PreTrainedModel) -> Iterator[None]:
     """Registers the model's delegating adapter while a bridge is built, and puts the former one back.
 
     TransformerLens chooses adapters by what configs name, and a config that was never saved names none.
     """
-    architecture, named = type(model).__name__, model.config.architectures
-    former = ArchitectureAdapterFactory._adapters[architecture]
-    own = delegating_adapter(former, model.config.model_type in _BY_HEAD)
+    constructed = model.config.model_type == CONSTRUCTED
+    architecture = "MptForCausalLM" if constructed else type(model).__name__
+    named, former = model.config.architectures, ArchitectureAdapterFactory._adapters[architecture]
+    base = unnormed_adapter(former) if constructed else former
+    own = delegating_adapter(base, model.config.model_type in _BY_HEAD)
     ArchitectureAdapterFactory.register_adapter(architecture, own)
     model.config.architectures = [architecture]
     try:

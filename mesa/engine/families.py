@@ -131,6 +131,8 @@ def _place(module: nn.Module) -> str:
 def slopes(decoder: Any) -> Tensor:
     """ALiBi's slopes (head,) as the model was trained with; warns where the model itself computes others."""
     module = alibi_modules(decoder)[0]
+    if type(module).__name__ == "ConstructedAttention":
+        return module.slopes
     if _forward(module) is _bloom_forward:
         from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
 
@@ -207,4 +209,4 @@ def _bloom_forward(
     return residual + mixed, weights
 
 
-_FORWARDS = {"MptAttention": _mpt_forward, "BloomAttention": _bloom_forward}
+_FORWARDS = {"MptAttention": _mpt_forward, "ConstructedAttention": _mpt_forward, "BloomAttention": _bloom_forward}

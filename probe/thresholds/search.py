@@ -23,7 +23,8 @@ _BLOCK = 8  # dims smoothed at a time: their sums stay in the cache
 _TILE = 256  # positions turned at a time, likewise
 _PAIR = ("layer", "dim")
 _JUDGED = ("crossing", "earliest", "inside")
-READINGS = ("threshold", "middle", "low", "high", "size", "slope")
+_ONE_WAY, _ROUGH = 1.001, 10.0  # path over net motion: of a dim that never turns, and of one that does
+READINGS = ("threshold", "middle", "low", "high", "size", "path", "net", "slope")
 """What `search` reads of each dim before it judges: it depends on M, smoothing, burn-in and nothing else of a rule."""
 
 
@@ -108,7 +109,9 @@ def search(
     - `limit` = threshold + side * margin * spread, the line that counts as passed
     - `score` = (side * (median of x over B - threshold) - trend) / spread, where trend is what the in-window slope
       (median over pairs half of I apart), if it points to `side`, adds from M to the middle of B: a dim that merely
-      goes on as before scores 0
+      goes on as before scores 0. A dim that is singled out has no trend, and `floor` of its own size for its spread:
+      it moves one way only over I and B (path <= 1.001 |net|), in a layer whose moving dims mostly do not (path over
+      |net|, its median, at least 10). What it crosses, it crosses once and not by noise, however smoothly
     - `crossing` (method): first position >= M from which x is beyond `limit` for `sustained` consecutive captured
       positions; NaN if there is none. `earliest`: the first position it may really be at, smaller than `crossing`
       where positions just before were not captured
@@ -118,7 +121,7 @@ def search(
     - `rank`: 1 for the observable pair with the highest score, 0 if not observable; `qualified`: how many are
 
     - `middle` (median of x over B), `low` and `high` (5% and 95% quantile over I), `size` (median of |x| over I),
-      `slope`: what the rest is made of
+      `path` and `net` (sum of the steps over I and B, without and with their signs), `slope`: what the rest is made of
 
     every, others: as for `searches`; `crossings_at` reads what they leave out. known: a search of the same prompt under
     the same M, smoothing, burn-in and reference; then few values are read.
@@ -345,6 +348,7 @@ def _statistics(x: np.ndarray, layout: _Layout) -> dict[str, np.ndarray]:
     low, high = np.quantile(inside, [0.05, 0.95], axis=1)
     half = inside.shape[1] // 2
     steps = position[layout.inside][half:] - position[layout.inside][: inside.shape[1] - half]
+    steps_taken = np.diff(x[:, layout.inside.start : layout.beyond.stop], axis=1)
     moved, even = inside[:, half:] - inside[:, : inside.shape[1] - half], bool((steps == steps[0]).all())
     return {
         "threshold": x[:, trained].copy(),
@@ -352,6 +356,8 @@ def _statistics(x: np.ndarray, layout: _Layout) -> dict[str, np.ndarray]:
         "low": low,
         "high": high,
         "size": np.median(np.abs(inside), axis=1),
+        "path": np.abs(steps_taken).sum(axis=1),
+        "net": x[:, layout.beyond.stop - 1] - x[:, layout.inside.start],
         "slope": np.median(moved if even else moved / steps, axis=1) / (steps[0] if even else 1),
     }
 
@@ -362,9 +368,11 @@ def _scored(read: dict[str, np.ndarray], layout: _Layout, rule: CrossingRule) ->
     motion = read["middle"] - threshold
     side = np.sign(motion)
     least = rule.floor * np.median(read["size"])
+    alone = _singled_out(read)
     spread = np.maximum((read["high"] - read["low"]) / 3.29, max(least, np.finfo(np.float32).tiny))
+    spread = np.where(alone, np.maximum(rule.floor * read["size"], np.finfo(np.float32).tiny), spread)
     reach = np.median(position[trained + 1 : layout.beyond.stop]) - position[trained]
-    trend = np.maximum(0, side * read["slope"]) * reach
+    trend = np.where(alone, 0.0, np.maximum(0, side * read["slope"]) * reach)
     return {
         "threshold": threshold,
         "limit": threshold + side * rule.margin * spread,
@@ -372,6 +380,14 @@ def _scored(read: dict[str, np.ndarray], layout: _Layout, rule: CrossingRule) ->
         "spread": spread,
         "score": (side * motion - trend) / spread,
     }
+
+
+def _singled_out(read: dict[str, np.ndarray]) -> np.ndarray:
+    """Which dims of a layer move one way only, by more than rounding, where most that move do not."""
+    moving = read["path"] > 1e-3 * np.maximum(read["size"], np.finfo(np.float32).tiny)
+    turning = read["path"] / np.maximum(np.abs(read["net"]), 1e-6 * read["path"] + np.finfo(np.float32).tiny)
+    rough = bool(moving.any()) and np.median(turning[moving]) >= _ROUGH
+    return moving & (turning <= _ONE_WAY) & rough
 
 
 def _judge(x: np.ndarray, read: dict[str, np.ndarray], layout: _Layout, rule: CrossingRule) -> dict[str, np.ndarray]:

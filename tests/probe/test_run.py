@@ -140,7 +140,7 @@ def test_estimate_loads_no_weights_and_writes_nothing(model, tmp_path, capsys, m
         (["--estimate", "--set", "mesa.layers=0,3"], "layer 3 is out of range; the model has layers 0-2", 2),
         (["--methods", "all", "--estimate", "--set", "mesa.heads=3:0"], "layer 3 is out of range; the model has", 2),
         (["--text", "/nowhere.txt"], "--text /nowhere.txt is not a file", 2),
-        (["--dtype", "int8"], "unknown dtype 'int8'; known: float32, float16, bfloat16", 2),
+        (["--dtype", "int8"], "unknown dtype 'int8'; known: float32, float16, bfloat16, float64", 2),
         (["--device", "cuda"], "device='cuda' is not available here; use --device cpu", 2),
         (["--executor", "flash"], "unknown executor 'flash'; known: dense, fused", 2),
     ],

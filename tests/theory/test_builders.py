@@ -16,7 +16,7 @@ import theory
     ],
 )
 def test_a_name_gives_its_builders_model(name, parameters, expected):
-    made, wanted = theory.build(name, **parameters), expected()
+    made, wanted = theory.construction(name, **parameters), expected()
     assert made.state_dict().keys() == wanted.state_dict().keys()
     for key, value in wanted.state_dict().items():
         assert torch.equal(made.state_dict()[key], value), key
@@ -34,5 +34,6 @@ def test_a_name_gives_its_builders_model(name, parameters, expected):
     ],
 )
 def test_bad_requests_name_what_is_known(name, parameters, message):
-    with pytest.raises(ValueError, match=message):
-        theory.build(name, **parameters)
+    for make in (theory.build, theory.construction):
+        with pytest.raises(ValueError, match=message):
+            make(name, **parameters)

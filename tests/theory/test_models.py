@@ -151,6 +151,14 @@ def test_hooks_are_named_as_in_transformerlens_and_o_is_the_sum_of_the_heads():
     assert not torch.equal(changed, cache["blocks.1.hook_out"])
 
 
+def test_a_key_of_one_coordinate_does():
+    t = np.arange(1, 41)
+    for head in (1, 2):
+        np.testing.assert_allclose(plain_model(16, shape=Shape(head=head)).head_output(40), 16 / t - 0.5, atol=1e-10)
+        woven = woven_model(16, 3, shape=Shape(head=head), recovers=4)
+        np.testing.assert_allclose(1 / woven.bos_attention(40), denominator(t, 3), 1e-12)
+
+
 def test_the_residual_sum_is_above_H_always():
     model = plain_model(8)
     _, cache = model.run_with_cache(model.tokens(60))
@@ -183,6 +191,19 @@ def test_log_steps_go_on_where_matrices_overflow(dtype):
     assert crossing(model.head_output(1000), 900, 0.5) > 1e-3  # one position is 1.1e-3; t = 900 itself is undecided
 
 
+@pytest.mark.parametrize("matrix", ["W_V", "W_O"])
+def test_logarithm_reads_values_and_pattern(matrix):
+    model = plain_model(8, recovery="log")
+    assert np.abs(model.recovered_position(50) - np.arange(1, 51)).max() < 1e-9
+    hooks = [("blocks.0.attn.hook_pattern", lambda pattern, hook: pattern / 2)]
+    changed = model.run_with_hooks(model.tokens(50), fwd_hooks=hooks)
+    assert not torch.equal(changed, model(model.tokens(50)))
+    model.get_buffer(f"blocks.0.attn.{matrix}")[0] /= 100
+    assert np.abs(model.recovered_position(50) - np.arange(1, 51)).max() > 1
+    model.get_buffer(f"blocks.0.attn.{matrix}")[0] = 0
+    assert not np.isfinite(model.recovered_position(50)).any()
+
+
 def test_logarithm_of_layer_1_is_the_logarithm():
     plain, logarithm = woven_model(8, 3), woven_model(8, 3, recovery="log")
     name = "blocks.0.attn.hook_out"
@@ -201,7 +222,7 @@ def test_logarithm_of_layer_1_is_the_logarithm():
         (lambda: plain_model(800), r"800 positions exceed what the steps MLP recovers in float64 \(708\)"),
         (lambda: plain_model(87, dtype=torch.float32), r"87 positions exceed .* in float32 \(86\); take M <= 86"),
         (lambda: plain_model(8, recovery="cubic"), "unknown position MLP 'cubic'; known: naive, interpolating, steps"),
-        (lambda: plain_model(8, shape=Shape(head=1)), "head=1 is below 2"),
+        (lambda: woven_model(8, 5, recovers=5), "recovers=5 positions are too few for M=8; take recovers >= 6"),
         (lambda: printed_crossing_head(Shape(head=2), np.random.default_rng(0), 8, 0.5), "head=2 is below 3"),
         (lambda: Shape(model=2), "model=2 is below 3"),
         (lambda: woven_model(8, 8), "N=8 is not below M=8"),

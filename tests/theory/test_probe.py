@@ -10,13 +10,18 @@ from probe.thresholds.search import CrossingRule, search
 from theory.parts import Shape
 
 M, N, LENGTH = 32, 2, 160
-RULE = CrossingRule(smoothing=1, sustained=8, burn_in=8, margin=0, minimum_score=-1e9, floor=0)
-"""M / t is smooth and convex, so that trend and spread say nothing here: the paper's bare threshold."""
+RULES = {
+    "paper": CrossingRule(smoothing=1, sustained=8, burn_in=8, margin=0, minimum_score=-1e9, floor=0),
+    "default": CrossingRule.scaled(M),
+}
+LATE = {"paper": 0, "default": 1}
+"""By how many tokens a crossing is late: `margin` spreads beyond the threshold, and no less than `floor` each."""
 
 
-@pytest.fixture(scope="module", params=[0, 3])
+@pytest.fixture(scope="module", params=[(name, seed) for name in RULES for seed in (0, 3)])
 def found(request):
-    shared = {"shape": Shape(model=16, heads=3), "recovers": 200, "seed": request.param}
+    rule, seed = request.param
+    shared = {"shape": Shape(model=16, heads=3), "recovers": 200, "seed": seed}
     models = {
         "origin": theory.plain_model(M, 0.5, **shared),
         "rerope": theory.woven_model(M, N, 0.5, **shared),
@@ -28,7 +33,7 @@ def found(request):
         coords={"method": list(models), "layer": [1], "position": np.arange(1, LENGTH + 1), "dim": np.arange(16)},
         name="attn_out",
     )
-    return search(hidden, M, RULE)
+    return search(hidden, M, RULES[rule]).assign_attrs(late=LATE[rule])
 
 
 def test_only_the_third_dimension_is_observable(found):
@@ -38,5 +43,28 @@ def test_only_the_third_dimension_is_observable(found):
 def test_its_threshold_is_H_and_it_is_crossed_just_beyond_M_unless_woven(found):
     assert float(found["threshold"].sel(layer=1, dim=2)) == pytest.approx(0.5, abs=1e-6)
     origin, rerope = predict(found, least=1)
-    assert origin.length == M + 1
+    assert M + 1 <= origin.length <= M + 1 + found.attrs["late"]
     assert rerope.length is None
+
+
+@pytest.mark.parametrize("kind", ["white", "walk", "smooth"])
+def test_nothing_is_singled_out_of_noise_or_where_all_is_smooth(kind):
+    """1000 dims each: noise turns; and among dims that all fall as 1 / t, not turning says nothing."""
+    rng, t = np.random.default_rng(0), np.arange(1, LENGTH + 1)
+    values = rng.standard_normal((10, LENGTH, 100))
+    if kind == "walk":
+        values = values.cumsum(1)
+    if kind == "smooth":
+        values = M / t[:, None] * rng.standard_normal((10, 1, 100))
+    hidden = xr.DataArray(
+        values[None].astype(np.float32),
+        dims=("method", "layer", "position", "dim"),
+        coords={"method": ["origin"], "layer": range(10), "position": t, "dim": range(100)},
+        name="attn_out",
+    )
+    read = search(hidden, M, RULES["default"])
+    assert (read["spread"] * 3.29 >= (read["high"] - read["low"]) * 0.999).all()
+    planted = hidden.copy()
+    planted[0, :, :, 7] = 20 * (M / t - 0.5)
+    observable = search(planted, M, RULES["default"])["observable"].sel(dim=7)
+    assert observable.all() == (kind != "smooth")

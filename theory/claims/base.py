@@ -173,14 +173,16 @@ class Settings:
         check_window(M, N, E)
         return [(M, N, E)]
 
-    def check_sizes(self, claims: Iterable[str]) -> None:
-        """Raises ValueError, before anything runs, for sizes that one of these claims cannot be checked with."""
-        for name, of in (("3.3", self.pairs), ("corollary", self.triples)):
+    def unsuited(self, claims: Iterable[str]) -> dict[str, str]:
+        """Which of these claims cannot be checked with these sizes, and why."""
+        found = {}
+        for name, of in (("3.3", self.pairs), ("3.3-range", self.pairs), ("corollary", self.triples)):
             if name in claims:
                 try:
                     of()
                 except ValueError as error:
-                    raise ValueError(f"{error}; or --claim NAME for another than {name}") from None
+                    found[name] = str(error)
+        return found
 
     def options(self, **more: Any) -> dict[str, Any]:
         """The builders' keyword arguments: what follows from the settings, and `more`."""
@@ -190,6 +192,11 @@ class Settings:
         """`options` with the user's position MLP, for K = max(M, 64) positions or as many as it can recover."""
         positions = max(M, min(64, self.most_positions))
         return self.options(recovery=self.recovery, recovers=positions, **more)
+
+    @property
+    def rounding(self) -> float:
+        """sqrt(eps) of the dtype: a closed form that is missed by more than a tenth of it is not the model's."""
+        return float(np.finfo(self.dtype).eps) ** 0.5
 
     def told(self, excess: np.ndarray) -> np.ndarray:
         """Where |M / D(t) - 1| is so large that the dtype can tell its sign; float64 always can in our ranges."""

@@ -309,7 +309,7 @@ def test_overwriting_removes_what_an_evaluation_writes_and_nothing_else(asked, t
 def test_overwriting_removes_nothing_for_a_run_that_cannot_be(asked, tmp_path, monkeypatch):
     run(plan(asked), tmp_path)
     before = rows(tmp_path)
-    with pytest.raises(ValueError, match="unknown dtype 'fp16'; known: float32, float16, bfloat16"):
+    with pytest.raises(ValueError, match="unknown dtype 'fp16'; known: float32, float16, bfloat16, float64"):
         plan(replace(asked, load={"dtype": "fp16"}))
     with pytest.raises(ValueError, match="unknown device 'gpu'"):
         plan(replace(asked, load={"device": "gpu"}))
