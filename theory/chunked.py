@@ -1,0 +1,124 @@
+"""Closed forms for Mesa-Extrapolation in the construction of the corollary: what its chunks recover, and D(t).
+
+As in theory.bounds, positions t count from 1 and W is Stair PE. A prompt of P tokens is cut into a first chunk of F
+tokens, middle chunks that begin after b tokens, and a last chunk. Layer 1 recovers
+
+    p_i = i                       in the first chunk,
+        = F + i - b               in a middle chunk, if it is 'local' (the paper's),
+        = max(F + i - b, W(i-1) + 1) there, if it is 'woven' (but up to 0.36 less at its very first token),
+        = W(i-1) + 1              in the last chunk and in decoding,
+
+and layer 2, at a t of the last chunk or in decoding, D(t) = sum over keys i of e^(W(t-1) + 1 - p_i - W(t-i)). The first
+token of a local middle chunk alone adds e^(W(t-1) - F - W(t-1-b)), about e^(b/E - F): whatever N is, D(t) exceeds M
+where the last middle chunk begins beyond about E (F + ln M). Numbers and numpy arrays, no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+
+from mesa.methods.chunked import MesaExtrapolation
+from mesa.weave import stair
+from theory.bounds import check_window
+from theory.recovery import log_steps, sharpness
+
+
+def mesa_method(
+    M: int,
+    N: int,
+    E: int,
+    first: int,
+    last: int,
+    split_threshold: int = 1,
+    middle: str = "local",
+) -> MesaExtrapolation:
+    """The method whose plans the construction obeys; ValueError for what it or the corollary refuses."""
+    check_window(M, N, E)
+    return MesaExtrapolation(
+        trained_length=M,
+        window=N,
+        width=E,
+        first=first,
+        last=last,
+        split_threshold=split_threshold,
+        middle=middle,
+        log_n=False,
+    )
+
+
+def woven_distance(method: MesaExtrapolation, distance: np.ndarray) -> np.ndarray:
+    """W of the method's stair."""
+    return stair(distance, method.window, method.width)
+
+
+def rounded(log_a: np.ndarray) -> np.ndarray:
+    """The position that the step MLP writes where the attention on <bos> is e^-log_a; its steps go on for ever."""
+    starts = -log_steps(int(log_a.max()) + 4)
+    begun = np.searchsorted(starts, log_a)  # steps, of which the last one need not be over
+    share = -sharpness() * np.expm1(starts[np.maximum(begun, 1) - 1] - log_a)
+    return np.where(begun > 0, begun + np.clip(share, 0, 1), 1.0)
+
+
+def mesa_position(method: MesaExtrapolation, length: int, prompt: int) -> np.ndarray:
+    """What layer 1 recovers at t = 1 .. `length` of a prompt of `prompt` tokens and what is decoded after it."""
+    borders = method.chunks(prompt)
+    position = np.arange(1.0, length + 1)
+    begin_last = borders[-2] if len(borders) > 2 else method.trained_length
+    index = np.arange(length)
+    woven = woven_distance(method, index)
+    seen = np.log(np.cumsum(np.exp(-woven.astype(float))))
+    position[begin_last:] = rounded(woven + seen)[begin_last:]
+    for begin, end in pairwise(borders[1:-1]):
+        shift = begin - borders[1]
+        local = index[begin:end] - shift
+        if method.middle == "local":
+            position[begin:end] = local + 1
+            continue
+        pairs = index[begin:end, None] - np.arange(borders[1])
+        distance = np.maximum(pairs - shift, woven_distance(method, pairs))
+        own = np.expm1(-(local - borders[1] + 1.0)) / math.expm1(-1)
+        position[begin:end] = rounded(distance[:, 0] + np.log(own + np.exp(-distance.astype(float)).sum(1)))
+    return position
+
+
+def mesa_exponents(method: MesaExtrapolation, t: int, prompt: int | None = None) -> np.ndarray:
+    """The exponents of D(t): W(t-1) + 1 - p_i - W(t-i) for the keys i = 1 .. t. ValueError for a t that sees not all.
+
+    prompt: the prompt's length (default: t, the prompt's last token).
+    """
+    prompt = t if prompt is None else prompt
+    borders = method.chunks(prompt)
+    if len(borders) == 2 and t <= method.trained_length:
+        raise ValueError(f"t={t} is inside the window M={method.trained_length}, where attention is plain")
+    if len(borders) > 2 and t <= borders[-2]:
+        raise ValueError(f"t={t} is before the last chunk, which begins after {borders[-2]} tokens")
+    woven = woven_distance(method, np.arange(t))
+    return woven[-1] + 1 - mesa_position(method, t, prompt) - woven[::-1]
+
+
+def mesa_denominator(method: MesaExtrapolation, t: int, prompt: int | None = None) -> float:
+    """D(t), t as in `mesa_exponents`; infinite beyond float64."""
+    with np.errstate(over="ignore"):
+        return float(np.exp(mesa_exponents(method, t, prompt)).sum())
+
+
+def mesa_fails(method: MesaExtrapolation, longest: int) -> np.ndarray:
+    """Whether o_t > H fails at the last token of prompts of M + 1 .. `longest` tokens."""
+    M = method.trained_length
+    return np.array([mesa_denominator(method, t) >= M for t in range(M + 1, longest + 1)])
+
+
+def last_middle_chunk(method: MesaExtrapolation, prompt: int) -> int:
+    """b: after how many tokens the last middle chunk begins."""
+    return method.chunks(prompt)[-3]
+
+
+def hopeless(method: MesaExtrapolation) -> int:
+    """The least b at which local middle chunks have failed for certain: D(t) >= e^(floor(b / E) - F) >= M from it on.
+
+    W(t-1) - W(t-1-b) >= floor(b / E) for every t > b and b >= 0, since W rises by one in E tokens at least.
+    """
+    return method.width * math.ceil(method.first + math.log(method.trained_length))
