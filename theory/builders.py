@@ -8,18 +8,19 @@ from typing import Any
 
 from theory.model import Construction
 from theory.nope import nope_model
-from theory.weave import Options, plain_model, stair_model, woven_model
+from theory.weave import Options, mesa_model, plain_model, stair_model, woven_model
 
 BUILDERS: dict[str, Callable[..., Construction]] = {
     "nope": nope_model,
     "plain": plain_model,
     "woven": woven_model,
     "stair": stair_model,
+    "mesa": mesa_model,
 }
 
 
 def build(name: str, **parameters: Any) -> Construction:
-    """The construction called `name` (theorem 3.1 'nope', 3.2 'plain', 3.3 'woven', the corollary 'stair').
+    """The construction called `name` (theorem 3.1 'nope', 3.2 'plain', 3.3 'woven', the corollary 'stair' and 'mesa').
 
     Parameters are its builder's: `theory.build("woven", M=64, N=8)` is `theory.woven_model(64, 8)`. Raises ValueError
     for an unknown name, an unknown parameter and a missing one, and what the builder raises.

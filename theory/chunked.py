@@ -105,12 +105,6 @@ def mesa_denominator(method: MesaExtrapolation, t: int, prompt: int | None = Non
         return float(np.exp(mesa_exponents(method, t, prompt)).sum())
 
 
-def mesa_fails(method: MesaExtrapolation, longest: int) -> np.ndarray:
-    """Whether o_t > H fails at the last token of prompts of M + 1 .. `longest` tokens."""
-    M = method.trained_length
-    return np.array([mesa_denominator(method, t) >= M for t in range(M + 1, longest + 1)])
-
-
 def last_middle_chunk(method: MesaExtrapolation, prompt: int) -> int:
     """b: after how many tokens the last middle chunk begins."""
     return method.chunks(prompt)[-3]
@@ -122,3 +116,15 @@ def hopeless(method: MesaExtrapolation) -> int:
     W(t-1) - W(t-1-b) >= floor(b / E) for every t > b and b >= 0, since W rises by one in E tokens at least.
     """
     return method.width * math.ceil(method.first + math.log(method.trained_length))
+
+
+def fails_from(method: MesaExtrapolation) -> int:
+    """The prompt length from which on every one has its last middle chunk at `hopeless` or beyond.
+
+    With n = (T - L - F) // (M - F) >= 2 there are n middle chunks at least, none narrower than two thirds of M - F, so
+    that the last begins after F + (n - 1) 2 (M - F) // 3 tokens at least: only finitely many T are left to look at.
+    """
+    first, width, limit = method.first, method.trained_length - method.first, hopeless(method)
+    n = max(2, 1 + math.ceil((limit - first) / (2 * width // 3)))
+    lengths = range(method.trained_length + 1, first + method.last + n * width + 1)
+    return 1 + max((T for T in lengths if last_middle_chunk(method, T) < limit), default=method.trained_length)
