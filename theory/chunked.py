@@ -22,8 +22,15 @@ import numpy as np
 
 from mesa.methods.chunked import MesaExtrapolation
 from mesa.weave import stair
-from theory.bounds import check_window
+from theory.bounds import check_window, denominator
 from theory.recovery import log_steps, sharpness
+
+SHORT = 0.3524
+"""The most that a woven chunk's first token falls short of W(i-1) + 1: 1 - b (1 - e^-1/2 / (1 - 1/e)), b = 16.
+
+It sees itself at distance 0 and of the first chunk next to nothing: 1 / x is e^W, where A_(W+1) is e^W (1 + 1/e + ..).
+The next token has e^W (1 + 1/e), which is beyond the step.
+"""
 
 
 def mesa_method(
@@ -103,6 +110,20 @@ def mesa_denominator(method: MesaExtrapolation, t: int, prompt: int | None = Non
     """D(t), t as in `mesa_exponents`; infinite beyond float64."""
     with np.errstate(over="ignore"):
         return float(np.exp(mesa_exponents(method, t, prompt)).sum())
+
+
+def woven_bound(method: MesaExtrapolation, t: int) -> float:
+    """What D(t) does not exceed with woven middle chunks, t the last token of a prompt, where Stair PE recovers.
+
+    No p_i is below Stair PE's but at the first tokens of the middle chunks after the first one, by SHORT at most: seen
+    distances are Stair PE's or larger on the first chunk and larger in its own, unseen pairs only shorten the sum, and
+    1 / x is e^W(i-1) at least. So D exceeds Stair PE's by (e^SHORT - 1) times its terms at these tokens. They are one
+    in a chunk of w tokens: where F + w and L are at least N, the reach is T* / (1 + 1.2 / w) at least.
+    """
+    begins = np.array(method.chunks(t)[2:-2], int)
+    terms = woven_distance(method, begins) + woven_distance(method, t - 1 - begins)
+    more = np.exp(float(stair(t - 1, method.window, method.width)) - terms).sum()
+    return float(denominator(t, method.window, method.width)) + math.expm1(SHORT) * float(more)
 
 
 def last_middle_chunk(method: MesaExtrapolation, prompt: int) -> int:
