@@ -107,7 +107,8 @@ def closed_form(settings: Settings) -> Claim:
             reading &= Reading(deviation(np.log(D), mistake), deviation(np.log(D), value))
     return Claim(
         name="mesa-closed-form",
-        statement="Local middle chunks recover F + i - b, woven ones the larger of it and W(i-1) + 1; D(t) = sum of e^(W(t-1) + 1 - p_i - W(t-i))",
+        statement="Local middle chunks recover F + i - b, woven ones the larger of it and W(i-1) + 1, and "
+        "D(t) = sum of e^(W(t-1) + 1 - p_i - W(t-i))",
         citation="ours (corollary; section 4.2)",
         parameters={NAMES: grid(SIZES), "middle": grid(MIDDLES)},
         tested="p_i at every i and ln D at the last token of T = 3 M + 1, three middle chunks at least",
