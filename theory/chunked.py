@@ -5,7 +5,7 @@ tokens, middle chunks that begin after b tokens, and a last chunk. Layer 1 recov
 
     p_i = i                       in the first chunk,
         = F + i - b               in a middle chunk, if it is 'local' (the paper's),
-        = max(F + i - b, W(i-1) + 1) there, if it is 'woven' (but up to 0.36 less at its very first token),
+        = max(F + i - b, W(i-1) + 1) there, if it is 'woven' (but up to 0.353 less at its very first token),
         = W(i-1) + 1              in the last chunk and in decoding,
 
 and layer 2, at a t of the last chunk or in decoding, D(t) = sum over keys i of e^(W(t-1) + 1 - p_i - W(t-i)). The first
@@ -25,7 +25,7 @@ from mesa.weave import stair
 from theory.bounds import check_window, denominator
 from theory.recovery import log_steps, sharpness
 
-SHORT = 0.3524
+SHORT = 0.353
 """The most that a woven chunk's first token falls short of W(i-1) + 1: 1 - b (1 - e^-1/2 / (1 - 1/e)), b = 16.
 
 It sees itself at distance 0 and of the first chunk next to nothing: 1 / x is e^W, where A_(W+1) is e^W (1 + 1/e + ..).
