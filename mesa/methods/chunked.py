@@ -105,7 +105,8 @@ class MesaExtrapolation(Method):
         parts = [each if each.farthest is not None else replace(each, farthest=until) for each in woven]
         if until is not None:
             parts.append(replace(local, nearest=until + 1))
-        return tuple(each for each in parts if each.nearest < end and (each.farthest is None or each.farthest > shift))
+        farthest = [end - 1 if each.farthest is None else min(each.farthest, end - 1) for each in parts]
+        return tuple(each for each, most in zip(parts, farthest, strict=True) if max(each.nearest, shift + 1) <= most)
 
     def _last(self, begin: int, prompt: int, length: int) -> tuple[Region, ...]:
         """The regions of the queries from `begin` on, which see all keys."""
