@@ -203,9 +203,14 @@ def turn_alike(plan: Plan, other: Plan) -> bool:
 
 def relative_positions(plan: Plan, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """Effective relative positions (query, key), -1 where masked."""
-    query, key = queries[:, None], keys[None, :]
     result = np.full((len(queries), len(keys)), -1.0)
     for region in plan.regions:
+        rows, columns = (
+            np.flatnonzero((index >= begin) & (index < end))
+            for index, (begin, end) in ((queries, region.queries), (keys, region.keys))
+        )
+        query, key = queries[rows, None], keys[None, columns]
         relative = region.query_position(query) - region.key_position(key)
-        result = np.where(region.contains(query, key), relative, result)
+        block = np.ix_(rows, columns)
+        result[block] = np.where(region.contains(query, key), relative, result[block])
     return result

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from theory.model import Construction
     from theory.nope import nope_model
     from theory.pretrained import save
-    from theory.weave import plain_model, stair_model, woven_model
+    from theory.weave import mesa_model, plain_model, stair_model, woven_model
 
 _LAZY = {
     "Construction": "theory.model",
     "build": "theory.builders",
     "construction": "theory.builders",
+    "mesa_model": "theory.weave",
     "nope_model": "theory.nope",
     "plain_model": "theory.weave",
     "save": "theory.pretrained",
@@ -36,6 +37,7 @@ __all__ = [
     "denominator",
     "extended_length",
     "first_failure",
+    "mesa_model",
     "nope_model",
     "plain_model",
     "save",

@@ -11,23 +11,24 @@ from theory.model import Construction
 from theory.nope import nope_model
 from theory.parts import Shape
 from theory.pretrained import VOCABULARY, pretrained
-from theory.weave import Options, plain_model, stair_model, woven_model
+from theory.weave import Options, mesa_model, plain_model, stair_model, woven_model
 
 BUILDERS: dict[str, Callable[..., Construction]] = {
     "nope": nope_model,
     "plain": plain_model,
     "woven": woven_model,
     "stair": stair_model,
+    "mesa": mesa_model,
 }
 
 
 def build(name: str, **parameters: Any) -> ConstructedForCausalLM:
     """The construction called `name` as a Hugging Face model; parameters as for `construction`.
 
-    'woven' and 'stair' have the weights of 'plain', for sizes at which their theorems hold: the weave is the method's,
-    `mesa.applied(model, mesa.ReRoPE(trained_length=M, window=N, log_n=False))`, or `mesa.StairPE`. Its vocabulary is
-    <bos> and the bytes (`theory.save` puts their tokenizer beside it) and its residual stream has 24 dims, unless
-    `shape` says otherwise. Raises ValueError as `construction`, and for recovery 'log'.
+    'woven', 'stair' and 'mesa' have the weights of 'plain', for sizes at which their theorems hold: the weave is the
+    method's, `mesa.applied(model, mesa.ReRoPE(trained_length=M, window=N, log_n=False))`, or `mesa.StairPE`. Its
+    vocabulary is <bos> and the bytes (`theory.save` puts their tokenizer beside it) and its residual stream has 24
+    dims, unless `shape` says otherwise. Raises ValueError as `construction`, and for recovery 'log'.
     """
     _check(name, parameters)
     parameters = {"shape": Shape(model=24, vocabulary=VOCABULARY), **parameters}
@@ -35,7 +36,7 @@ def build(name: str, **parameters: Any) -> ConstructedForCausalLM:
 
 
 def construction(name: str, **parameters: Any) -> Construction:
-    """The construction called `name` (theorem 3.1 'nope', 3.2 'plain', 3.3 'woven', the corollary 'stair').
+    """The construction called `name` (theorem 3.1 'nope', 3.2 'plain', 3.3 'woven', the corollary 'stair' and 'mesa').
 
     Parameters are its builder's: `theory.construction("woven", M=64, N=8)` is `theory.woven_model(64, 8)`. Raises
     ValueError for an unknown name, an unknown parameter and a missing one, and what the builder raises.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,15 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.HookedRootModule import HookedRootModule
 
+from mesa.plan import Plan, distances
 from theory.parts import POSITION, Head
 from theory.recovery import Weights, log_steps, sharpness
 
 Weave = Callable[[Any], Any]
 """Maps distances to effective distances; see mesa.weave."""
+
+Planned = Callable[[int], Plan]
+"""Makes the plan for so many tokens; see mesa.plan."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +40,16 @@ class Layer:
     mlp: Weights | LogSteps | None = None
 
 
+@lru_cache(maxsize=2)
+def _planned(plan: Planned, length: int) -> Tensor:
+    """Distances by a plan (query, key), -1 where it masks; both layers ask for the same ones."""
+    return torch.from_numpy(distances(plan(length)))
+
+
 class Attention(nn.Module):
     """Heads whose scores are q.k - slope * W(t - i); `weave` None drops the position term (NoPE).
+
+    plan: takes W's place where a method gives each pair its distance, or masks it.
 
     logarithm: puts out the logarithm of what head 0 gives POSITION: the same pattern, values and W_O, evaluated where
     float64 would underflow.
@@ -47,12 +60,14 @@ class Attention(nn.Module):
     W_V: Tensor
     W_O: Tensor
 
-    def __init__(self, heads: Sequence[Head], weave: Weave | None, slope: float, logarithm: bool) -> None:
+    def __init__(
+        self, heads: Sequence[Head], weave: Weave | None, slope: float, logarithm: bool, plan: Planned | None = None
+    ) -> None:
         super().__init__()
         for name in ("W_Q", "W_K", "W_V", "W_O"):
             stacked = np.stack([getattr(head, name) for head in heads])
             self.register_buffer(name, torch.from_numpy(stacked))
-        self.weave, self.slope, self.logarithm = weave, slope, logarithm
+        self.weave, self.slope, self.logarithm, self.plan = weave, slope, logarithm, plan
         self.distances: Tensor | None = None
         self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
         self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
@@ -83,9 +98,12 @@ class Attention(nn.Module):
 
     def _positioned(self, scores: Tensor) -> Tensor:
         """Scores with the position term, -inf above the diagonal, or where no distance is given."""
-        if self.distances is not None:
-            placed = scores - self.slope * self.distances.to(scores.dtype)
-            return placed.masked_fill(self.distances < 0, -torch.inf)
+        distances = self.distances
+        if distances is None and self.plan is not None:
+            distances = _planned(self.plan, scores.shape[-1])
+        if distances is not None:
+            placed = scores - self.slope * distances.to(scores.dtype)
+            return placed.masked_fill(distances < 0, -torch.inf)
         index = torch.arange(scores.shape[-1])
         distance = index[:, None] - index
         if self.weave is not None:
@@ -135,9 +153,9 @@ class LogSteps(nn.Module):
 class Block(nn.Module):
     """Attention, then the MLP, both added to the residual stream."""
 
-    def __init__(self, layer: Layer, weave: Weave | None, slope: float) -> None:
+    def __init__(self, layer: Layer, weave: Weave | None, slope: float, plan: Planned | None = None) -> None:
         super().__init__()
-        self.attn = Attention(layer.heads, weave, slope, isinstance(layer.mlp, LogSteps))
+        self.attn = Attention(layer.heads, weave, slope, isinstance(layer.mlp, LogSteps), plan)
         self.mlp = MLP(layer.mlp) if isinstance(layer.mlp, tuple) else layer.mlp
         self.hook_in, self.hook_resid_mid, self.hook_out = HookPoint(), HookPoint(), HookPoint()
 
@@ -163,13 +181,14 @@ class Construction(HookedRootModule):
         layers: Sequence[Layer],
         *,
         weave: Weave | None = None,
+        plan: Planned | None = None,
         slope: float = 1.0,
         dtype: torch.dtype = torch.float64,
     ) -> None:
         super().__init__()
         self.register_buffer("W_E", torch.from_numpy(W_E))
         self.hook_embed = HookPoint()
-        self.blocks = nn.ModuleList(Block(layer, weave, slope) for layer in layers)
+        self.blocks = nn.ModuleList(Block(layer, weave, slope, plan) for layer in layers)
         self.to(dtype)
         self.setup()
 

@@ -1,6 +1,6 @@
 """Theorems 3.2 and 3.3 and the corollary: one set of weights under a plain, a woven and a stair encoding.
 
-The three builders differ in the weave function alone; the same arguments give the same weights.
+The builders differ in the weave function, or in the plan, alone; the same arguments give the same weights.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch
 
 from mesa import weave
 from theory.bounds import check_window
-from theory.model import Construction, Layer, LogSteps, Weave
+from theory.chunked import mesa_method
+from theory.model import Construction, Layer, LogSteps, Planned, Weave
 from theory.parts import Shape, bos_head, check_numbers, crossing_head, embedding, free_head, printed_crossing_head
 from theory.recovery import KINDS, check_range
 
@@ -72,8 +73,33 @@ def stair_model(M: int, N: int, E: int, H: float = 0.5, **options: Unpack[Option
     return _two_layers(partial(weave.stair, window=N, width=E), M, H, options, M - 1)
 
 
-def _two_layers(function: Weave, M: int, H: float, options: Options, least: int) -> Construction:
-    """The weights of theorem 3.2 under the encoding that `function` weaves; `least`: positions that are needed."""
+def mesa_model(
+    M: int,
+    N: int,
+    E: int,
+    H: float = 0.5,
+    *,
+    first: int,
+    last: int,
+    split_threshold: int = 1,
+    middle: str = "local",
+    prompt: int | None = None,
+    **options: Unpack[Options],
+) -> Construction:
+    """The corollary for Mesa-Extrapolation itself: the weights of `plain_model` under its plan, chunks and all.
+
+    o_t > H at the last token only while the last middle chunk begins before about E (first + ln M), if `middle` is
+    'local' (the paper's); about as far as Stair PE if it is 'woven'. See theory.chunked. prompt: the prompt's length;
+    what comes after it is decoded (default: all that is given). Raises ValueError as `stair_model` and the method.
+    """
+    method = mesa_method(M, N, E, first, last, split_threshold, middle)
+    return _two_layers(None, M, H, options, M - 1, partial(method.plan, prompt_length=prompt))
+
+
+def _two_layers(
+    function: Weave | None, M: int, H: float, options: Options, least: int, plan: Planned | None = None
+) -> Construction:
+    """The weights of theorem 3.2 under the encoding that `function` weaves, or a plan; `least`: positions needed."""
     slope, shape = options.get("slope", 1.0), options.get("shape") or Shape()
     recovery, recovers = options.get("recovery", "steps"), options.get("recovers", max(M, 64))
     dtype = options.get("dtype", torch.float64)
@@ -90,4 +116,4 @@ def _two_layers(function: Weave, M: int, H: float, options: Options, least: int)
     else:
         second = crossing_head(shape, rng, M, H, slope)
     layers = [Layer([bos_head(shape, rng), *others[0]], mlp), Layer([second, *others[1]])]
-    return Construction(W_E, layers, weave=function, slope=slope, dtype=dtype)
+    return Construction(W_E, layers, weave=function, plan=plan, slope=slope, dtype=dtype)

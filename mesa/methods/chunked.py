@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -21,6 +21,8 @@ class MesaExtrapolation(Method):
     others use differences of those positions) or 'reference' (the authors' code, with `headroom` tokens kept for
     the answer; it ignores `window`).
     weave: 'stair', or for the paper's ablation 'rerope' or 'leaky-rerope' (slowed by `width`) in Stair PE's place.
+    middle: 'local' (the paper: each middle chunk follows the first one directly, so positions begin anew), or 'woven'
+    (the same, but it sees no key of the first chunk nearer than `weave` puts it, so positions go on; docs/theory.md).
     """
 
     name = "mesa"
@@ -33,6 +35,7 @@ class MesaExtrapolation(Method):
     split_threshold: int = SCALED
     variant: str = "exact"
     weave: str = "stair"
+    middle: str = "local"
     headroom: int = 50
     log_n: bool = True
 
@@ -52,9 +55,18 @@ class MesaExtrapolation(Method):
         self._require(self.headroom >= 0, "headroom", "is below 0")
         roomy = self.variant != "reference" or 2 * self.first < self.trained_length
         self._require(roomy, "first", f"is not below half of the trained length {self.trained_length}")
-        for field, known in (("variant", _VARIANTS), ("weave", WEAVES)):
+        for field, known in (("variant", _VARIANTS), ("weave", WEAVES), ("middle", MIDDLES)):
             self._require(getattr(self, field) in known, field, f"is not {', '.join(known)}")
         self._require((self.variant, self.weave) in _TABLE, "weave", f"goes with variant exact, not {self.variant}")
+        exact = self.variant == "exact" or self.middle == "local"
+        self._require(exact, "middle", f"goes with variant exact, not {self.variant}")
+
+    def describe(self) -> dict[str, Any]:
+        """See Method; `middle` where it is not the paper's, so that older records stay equal."""
+        found = super().describe()
+        if self.middle == "local":
+            del found["middle"]
+        return found
 
     @property
     def _row(self) -> _Row:
@@ -78,10 +90,23 @@ class MesaExtrapolation(Method):
             return Plan(length, (Region((0, plain), (0, plain)), *self._last(plain, plain, length)))
         regions = [Region((0, borders[1]), (0, borders[1]))]
         for begin, end in pairwise(borders[1:-1]):
-            shift = begin - borders[1]
             regions.append(Region((begin, end), (begin, end)))
-            regions.append(Region((begin, end), (0, borders[1]), key_position=Stepped(1, shift)))
+            regions.extend(self._before(begin, end, borders[1]))
         return Plan(length, (*regions, *self._last(borders[-2], prompt, length)))
+
+    def _before(self, begin: int, end: int, first: int) -> tuple[Region, ...]:
+        """The regions in which a middle chunk's queries see the first chunk."""
+        shift = begin - first
+        local = Region((begin, end), (0, first), key_position=Stepped(1, shift))
+        if self.middle == "local":
+            return (local,)
+        until = self._row.until(self, shift)
+        woven = [replace(each, keys=(0, first), query_scale=None) for each in self._row.last(self, begin, end, end)]
+        parts = [each if each.farthest is not None else replace(each, farthest=until) for each in woven]
+        if until is not None:
+            parts.append(replace(local, nearest=until + 1))
+        farthest = [end - 1 if each.farthest is None else min(each.farthest, end - 1) for each in parts]
+        return tuple(each for each, most in zip(parts, farthest, strict=True) if max(each.nearest, shift + 1) <= most)
 
     def _last(self, begin: int, prompt: int, length: int) -> tuple[Region, ...]:
         """The regions of the queries from `begin` on, which see all keys."""
@@ -170,6 +195,23 @@ def _reference_position(length: int, trained_length: int, chunk: int, width: int
     return position
 
 
+def _stair_until(method: MesaExtrapolation, shift: int) -> int | None:
+    """r - W(r) = floor((r - N) (E - 1) / E) for Stair PE beyond N."""
+    steeper = method.width - 1
+    return method.window + (method.width * (shift + 1) - 1) // steeper if steeper else None
+
+
+def _rerope_until(method: MesaExtrapolation, shift: int) -> int:
+    """r - W(r) = r - N for ReRoPE beyond N."""
+    return method.window + shift
+
+
+def _leaky_until(method: MesaExtrapolation, shift: int) -> int | None:
+    """r - W(r) = (r - N) (k - 1) / k for Leaky-ReRoPE beyond N."""
+    steeper = method.width - 1
+    return method.window + method.width * shift // steeper if steeper else None
+
+
 class _Row(NamedTuple):
     """What one variant and weave do."""
 
@@ -179,16 +221,19 @@ class _Row(NamedTuple):
     """Regions of the last chunk and of decoded tokens; by its begin, the prompt's length and the length."""
     cached: Callable[[MesaExtrapolation], Position]
     """Position of a key when it is cached."""
+    until: Callable[[MesaExtrapolation, int], int | None]
+    """The largest distance r that the weave W brings no more than so many tokens nearer, r - W(r); None: all."""
 
 
 _TABLE: dict[tuple[str, str], _Row] = {
-    ("exact", "stair"): _Row(_split, _stair, lambda method: Stepped(method.width)),
-    ("exact", "rerope"): _Row(_split, _rerope, lambda method: Constant(0)),
-    ("exact", "leaky-rerope"): _Row(_split, _leaky, lambda method: Slowed(method.width)),
-    ("aligned", "stair"): _Row(_split, _aligned, lambda method: Stepped(method.width)),
-    ("reference", "stair"): _Row(_reference_split, _reference, lambda method: own_index),
+    ("exact", "stair"): _Row(_split, _stair, lambda method: Stepped(method.width), _stair_until),
+    ("exact", "rerope"): _Row(_split, _rerope, lambda method: Constant(0), _rerope_until),
+    ("exact", "leaky-rerope"): _Row(_split, _leaky, lambda method: Slowed(method.width), _leaky_until),
+    ("aligned", "stair"): _Row(_split, _aligned, lambda method: Stepped(method.width), _stair_until),
+    ("reference", "stair"): _Row(_reference_split, _reference, lambda method: own_index, _stair_until),
 }
 """By variant and weave."""
 
 _VARIANTS = tuple(dict.fromkeys(variant for variant, _ in _TABLE))
+MIDDLES = ("local", "woven")
 WEAVES = tuple(dict.fromkeys(weave for _, weave in _TABLE))

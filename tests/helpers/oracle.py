@@ -19,7 +19,22 @@ def relative(name, t, i, *, trained, prompt, **parameters):
     return _relative(name, t, i, trained, prompt, **parameters)
 
 
-def _relative(name, t, i, trained, prompt, window=0, width=0, first=0, last=0, split=0, k=0, group=0, weave="stair"):
+def _relative(
+    name,
+    t,
+    i,
+    trained,
+    prompt,
+    window=0,
+    width=0,
+    first=0,
+    last=0,
+    split=0,
+    k=0,
+    group=0,
+    weave="stair",
+    middle="local",
+):
     r = t - i
     if name in ("origin", "dynamic-ntk", "ntk-mixed"):
         return r
@@ -40,7 +55,7 @@ def _relative(name, t, i, trained, prompt, window=0, width=0, first=0, last=0, s
     if name == "stair":
         return stair(r, window, width)
     assert name == "mesa"
-    return mesa(t, i, trained, prompt, window, width, first, last, split, weave)
+    return mesa(t, i, trained, prompt, window, width, first, last, split, weave, middle)
 
 
 def split_prompt(trained, prompt, first, last, split):
@@ -60,7 +75,7 @@ def query_scale(name, t, trained, prompt, first=0, last=0, split=0, **_):
     return max(1.0, math.log(t + 1) / math.log(trained))
 
 
-def mesa(t, i, trained, prompt, window, width, first, last, split, weave):
+def mesa(t, i, trained, prompt, window, width, first, last, split, weave, middle):
     r = t - i
     if weave == "rerope":
         woven = min(r, window)
@@ -78,7 +93,10 @@ def mesa(t, i, trained, prompt, window, width, first, last, split, weave):
     begin = first + (t - first) // chunk * chunk
     if i >= begin:
         return r
-    return first + (t - begin) - i if i < first else None
+    if i >= first:
+        return None
+    local = first + (t - begin) - i
+    return max(local, woven) if middle == "woven" else local
 
 
 def frequencies(name, dim, length, trained, base=10000.0, factor=4.0, k=12.0):

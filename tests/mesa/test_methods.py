@@ -14,6 +14,7 @@ from transformers import BloomConfig, LlamaConfig, MptConfig
 
 import mesa
 from mesa import weave
+from mesa.methods.chunked import MIDDLES, WEAVES
 from mesa.plan import distances, reach, restarts
 from mesa.settings import make_methods
 from mesa.support import check_method
@@ -49,6 +50,20 @@ def test_mesa_distances():
         [5, 4, 4, 3, 3, 2, 1, 0, -1, -1],  # the last chunk sees all, by Stair
         [5, 5, 4, 4, 3, 3, 2, 1, 0, -1],
         [6, 5, 5, 4, 4, 3, 3, 2, 1, 0],  # a decoded token too
+    ]
+
+
+def test_mesa_distances_with_woven_middle_chunks():
+    method = mesa.MesaExtrapolation(
+        trained_length=9, window=2, width=2, first=2, last=1, split_threshold=1, middle="woven"
+    )
+    assert method.chunks(17) == [0, 2, 9, 16, 17]
+    assert distances(method.plan(17))[[2, 5, 9, 12, 15]].tolist() == [
+        [2, 1, 0, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1],  # the first one is the paper's
+        [5, 4, 3, 2, 1, 0, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1],
+        [6, 5, -1, -1, -1, -1, -1, -1, -1, 0, -1, -1, -1, -1, -1, -1, -1],  # W(9) and W(8), locally 2 and 1
+        [7, 7, -1, -1, -1, -1, -1, -1, -1, 3, 2, 1, 0, -1, -1, -1, -1],  # W(12) and W(11)
+        [9, 8, -1, -1, -1, -1, -1, -1, -1, 6, 5, 4, 3, 2, 1, 0, -1],  # locally 8 and 7
     ]
 
 
@@ -109,11 +124,18 @@ def test_lampes_mapped_length_is_the_authors_scaled_to_the_window():
     assert mesa.LaMPE(trained_length=8192, curve="llama3").mapped_length(32768) == 4501
 
 
-@pytest.mark.parametrize("weave", ["rerope", "leaky-rerope"])
+@pytest.mark.parametrize("middle", MIDDLES)
+@pytest.mark.parametrize("weave", WEAVES)
+@pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize(("length", "prompt"), [(90, 80), (30, 20)])
-def test_the_ablation_weaves_the_last_chunk_differently(weave, length, prompt):
-    matrix = distances(cases.method("mesa", weave=weave).plan(length, prompt))
-    parameters = {"trained": cases.TRAINED, "prompt": prompt, "weave": weave, **cases.oracle_parameters("mesa")}
+def test_what_is_woven_and_where(weave, middle, width, length, prompt):
+    changes = {"weave": weave, "middle": middle, "width": width}
+    plan = cases.method("mesa", **changes).plan(length, prompt)
+    tokens = np.arange(length)
+    assert sum(region.contains(tokens[:, None], tokens).astype(int) for region in plan.regions).max() <= 1
+    assert all(region.contains(tokens[:, None], tokens).any() for region in plan.regions if not region.holds)
+    matrix = distances(plan)
+    parameters = {"trained": cases.TRAINED, "prompt": prompt, **cases.oracle_parameters("mesa"), **changes}
     for t in range(length):
         expected = [oracle.relative("mesa", t, i, **parameters) for i in range(length)]
         assert matrix[t].tolist() == pytest.approx([-1 if r is None else r for r in expected])
@@ -142,6 +164,14 @@ def test_every_pair_is_in_one_region_and_has_the_formulas_distance(name, length,
     for t in {0, length - 1, total - 1, total // 2}:
         expected = [oracle.relative(name, t, i, **parameters) for i in range(total)]
         assert matrix[t].tolist() == pytest.approx([-1 if r is None else r for r in expected])
+
+
+def test_woven_middle_chunks_cost_no_pair_more_and_are_named_only_where_chosen():
+    local, woven = cases.method("mesa"), cases.method("mesa", middle="woven")
+    seen = [distances(method.plan(90, 80)) >= 0 for method in (local, woven)]
+    assert (seen[0] == seen[1]).all()
+    assert "middle" not in local.describe()
+    assert woven.describe()["middle"] == "woven"
 
 
 @pytest.mark.parametrize("name", list(cases.CASES))
@@ -231,6 +261,14 @@ def test_mesa_gives_every_token_itself_at_every_length(settings, variant):
         (
             lambda: mesa.MesaExtrapolation(trained_length=64, variant="fast"),
             "mesa: variant=fast is not exact, aligned, reference",
+        ),
+        (
+            lambda: mesa.MesaExtrapolation(trained_length=64, middle="stair"),
+            "mesa: middle=stair is not local, woven",
+        ),
+        (
+            lambda: mesa.MesaExtrapolation(trained_length=64, variant="aligned", middle="woven"),
+            "mesa: middle=woven goes with variant exact, not aligned",
         ),
         (
             lambda: mesa.MesaExtrapolation(trained_length=64, variant="aligned", weave="rerope"),

@@ -5,6 +5,8 @@ import torch
 
 import theory
 
+MESA = {"M": 6, "N": 2, "E": 3, "first": 2, "last": 2, "middle": "woven"}
+
 
 @pytest.mark.parametrize(
     ("name", "parameters", "expected"),
@@ -13,6 +15,7 @@ import theory
         ("plain", {"M": 6, "slope": 0.5}, lambda: theory.plain_model(6, slope=0.5)),
         ("woven", {"M": 6, "N": 2}, lambda: theory.woven_model(6, 2)),
         ("stair", {"M": 6, "N": 2, "E": 3}, lambda: theory.stair_model(6, 2, 3)),
+        ("mesa", MESA, lambda: theory.mesa_model(6, 2, 3, first=2, last=2, middle="woven")),
     ],
 )
 def test_a_name_gives_its_builders_model(name, parameters, expected):
@@ -27,10 +30,11 @@ def test_a_name_gives_its_builders_model(name, parameters, expected):
 @pytest.mark.parametrize(
     ("name", "parameters", "message"),
     [
-        ("ladder", {}, "unknown construction 'ladder'; known: nope, plain, woven, stair"),
+        ("ladder", {}, "unknown construction 'ladder'; known: nope, plain, woven, stair, mesa"),
         ("nope", {"M": 6, "N": 2}, "nope: unknown parameter 'N'; known: M, H, shape, seed, dtype"),
         ("woven", {"M": 6, "slop": 1}, "woven: unknown parameter 'slop'; known: M, N, H, recovers, recovery, slope"),
         ("stair", {"M": 6}, "stair: N, E must be given"),
+        ("mesa", {"M": 6, "N": 2, "E": 2}, "mesa: first, last must be given"),
     ],
 )
 def test_bad_requests_name_what_is_known(name, parameters, message):

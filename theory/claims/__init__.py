@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from theory.claims import beyond, corollary, paper, theorem1, theorem2, theorem3
+from theory.claims import beyond, corollary, mesa, paper, theorem1, theorem2, theorem3
 from theory.claims.base import Claim, Settings, Verdict
 
 CLAIMS: dict[str, Callable[[Settings], Claim]] = {
@@ -16,6 +16,7 @@ CLAIMS: dict[str, Callable[[Settings], Claim]] = {
     **theorem2.CLAIMS,
     **theorem3.CLAIMS,
     **corollary.CLAIMS,
+    **mesa.CLAIMS,
     **beyond.CLAIMS,
     **paper.CLAIMS,
 }

@@ -11,6 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 from mesa.engine import attention
 from mesa.engine.attention import Call, Schedule, calls
 from mesa.engine.rope import Rotary, Rotation
+from mesa.methods.chunked import WEAVES
 from mesa.plan import Plan, Region, own_index
 
 DIM = 8
@@ -92,6 +93,29 @@ def test_alibi_equals_the_formula_pair_by_pair(name, length, prompt, log_n):
                     **cases.oracle_parameters(name),
                 )
                 np.testing.assert_allclose(got[head], expected[start:], atol=1e-9, err_msg=f"{executor} from {start}")
+
+
+@pytest.mark.parametrize("weave", WEAVES)
+@pytest.mark.parametrize("slope", [None, 0.7])
+def test_woven_middle_chunks_equal_the_formula_pair_by_pair(weave, slope):
+    query, key, value = states(61)
+    changes = {"weave": weave, "middle": "woven"}
+    method = cases.method("mesa", log_n=True, **changes)
+    parameters = {"trained": cases.TRAINED, "prompt": 55, "log_n": True, "slope": slope}
+    parameters |= cases.oracle_parameters("mesa") | changes
+    expected = oracle.attention("mesa", *(part[0, 1].numpy() for part in (query, key, value)), **parameters)
+    for executor in ("dense", "fused"):
+        if slope is None:
+            got = run(executor, method, (query, key, value), 0, 55)
+        else:
+            slopes = torch.full((2,), slope, dtype=torch.float64)
+            schedule = Schedule(method.plan(61, 55), 0, method.cached_position, slopes=slopes)
+            got = attention.EXECUTORS[executor](schedule, query, key, value, DIM**-0.5)[0]
+        np.testing.assert_allclose(got[0, 1].numpy(), expected, atol=1e-9 if slope else 5e-5, err_msg=executor)
+    local = oracle.attention(
+        "mesa", *(part[0, 1].numpy() for part in (query, key, value)), **parameters | {"middle": "local"}
+    )
+    assert np.abs(local - expected).max() > 1e-2
 
 
 @pytest.mark.parametrize("name", list(cases.CASES))

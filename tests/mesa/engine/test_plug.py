@@ -84,11 +84,11 @@ def test_executors_agree_in_prefill_and_decoding(model, name):
         assert (results[0] - logits(model, torch.cat([ids, steps], 1))).abs().max() > 0.05
 
 
-@pytest.mark.parametrize("weave", ["rerope", "leaky-rerope"])
-def test_the_ablation_decodes_by_both_executors(model, weave):
+@pytest.mark.parametrize("changes", [{"weave": "rerope"}, {"weave": "leaky-rerope"}, {"middle": "woven"}], ids=str)
+def test_changed_mesa_decodes_by_both_executors(model, changes):
     ids, results = tokens(1, 64), []
     for executor in ("dense", "fused"):
-        with mesa.applied(model, cases.method("mesa", weave=weave), executor=executor):
+        with mesa.applied(model, cases.method("mesa", **changes), executor=executor):
             cache = DynamicCache()
             results.append(
                 torch.cat([logits(model, part, past_key_values=cache) for part in ids.split([61, 1, 2], 1)], 1)

@@ -1,0 +1,137 @@
+"""Mesa-Extrapolation's chunks in the construction: closed forms, built models, loops over pairs, shipped executors."""
+
+import math
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mesa.engine.attention import EXECUTORS, Schedule
+from mesa.methods.chunked import MIDDLES
+from mesa.plan import own_index
+from theory import mesa_model
+from theory.bounds import denominator, stair_is_recovered
+from theory.chunked import (
+    fails_from,
+    hopeless,
+    last_middle_chunk,
+    mesa_denominator,
+    mesa_exponents,
+    mesa_method,
+    mesa_position,
+    woven_bound,
+)
+from theory.claims.mesa import PAPER, SIZES, woven_first_failure
+
+
+def distance(size, middle, prompt, t, i):
+    """R of a pair by its formula, None where it is masked; t and i count from 1."""
+    M, N, E, first, last, split = size
+    sizes = {"window": N, "width": E, "first": first, "last": last, "split": split}
+    return oracle.relative("mesa", t - 1, i - 1, trained=M, prompt=prompt, middle=middle, **sizes)
+
+
+def stepped(log_a):
+    """The position that the step MLP writes, a step at a time."""
+    log_A = [math.log((math.exp(k) - 1) / (math.e - 1)) for k in range(1, 60)]
+    steps = [16 * (1 - math.exp((log_A[k] + log_A[k + 1]) / 2 - log_a)) for k in range(58)]
+    return 1 + sum(min(max(step, 0), 1) for step in steps)
+
+
+def pairs_denominator(size, middle, prompt, t):
+    """D(t): both layers, pair by pair."""
+
+    def seen(query):
+        found = {i: distance(size, middle, prompt, query, i) for i in range(1, query + 1)}
+        return {i: R for i, R in found.items() if R is not None}
+
+    def position(query):
+        R = seen(query)
+        return stepped(math.log(sum(math.exp(R[1] - each) for each in R.values())))
+
+    R = seen(t)
+    return sum(math.exp(position(1) - position(i) + R[1] - each) for i, each in R.items())
+
+
+@pytest.mark.parametrize("middle", MIDDLES)
+@pytest.mark.parametrize(("size", "prompt", "t"), [(SIZES[1], 47, 47), (SIZES[3], 41, 44), (SIZES[5], 70, 70)])
+def test_closed_form_is_the_sum_over_pairs(size, prompt, t, middle):
+    value = mesa_denominator(mesa_method(*size, middle), t, prompt)
+    assert value == pytest.approx(pairs_denominator(size, middle, prompt, t), rel=1e-10)
+    other = MIDDLES[MIDDLES[0] == middle]
+    assert abs(value / mesa_denominator(mesa_method(*size, other), t, prompt) - 1) > 0.1
+
+
+@pytest.mark.parametrize("middle", MIDDLES)
+@pytest.mark.parametrize("size", SIZES)
+def test_models_do_what_the_closed_form_says_in_prompts_and_decoding(size, middle):
+    M, N, E, first, last, split = size
+    prompt, length = 2 * M + 3, 2 * M + 7
+    parts = {"first": first, "last": last, "split_threshold": split, "middle": middle}
+    model = mesa_model(M, N, E, 0.5, **parts, prompt=prompt, recovers=max(64, 2 * M), seed=3)
+    method = mesa_method(*size, middle)
+    np.testing.assert_allclose(model.recovered_position(length), mesa_position(method, length, prompt), atol=1e-9)
+    begin = method.chunks(prompt)[-2]
+    D = [mesa_denominator(method, t, prompt) for t in range(begin + 1, length + 1)]
+    np.testing.assert_allclose(model.head_output(length)[begin:], M / np.array(D) - 0.5, atol=1e-9)
+
+
+@pytest.mark.parametrize("middle", MIDDLES)
+def test_shipped_executors_give_the_constructions_attention(middle):
+    M, N, E, first, last, split = SIZES[5]
+    model = mesa_model(M, N, E, first=first, last=last, split_threshold=split, middle=middle)
+    plan = mesa_method(*SIZES[5], middle).plan(70)
+    for layer in (0, 1):
+        names = [f"blocks.{layer}.attn.hook_{part}" for part in "qkvz"]
+        query, key, value, z = (each.transpose(0, 1)[None] for each in model.captured(70, *names).values())
+        slopes = torch.ones(query.shape[1], dtype=torch.float64)
+        for executor in ("dense", "fused"):
+            got = EXECUTORS[executor](Schedule(plan, 0, own_index, slopes=slopes), query, key, value, 1.0)[0]
+            torch.testing.assert_close(got, z, atol=1e-12, rtol=1e-12, msg=f"{executor} in layer {layer}")
+
+
+@pytest.mark.parametrize(
+    ("size", "start", "woven"), [(SIZES[1], 22, 92), (SIZES[3], 27, 102), ((12, 5, 2, 6, 4, 1), 28, 77)]
+)
+def test_where_chunks_fail(size, start, woven):
+    method = mesa_method(*size)
+    assert fails_from(method) == start
+    assert all(mesa_denominator(method, T) >= size[0] for T in range(start, 6 * size[0]))
+    assert woven_first_failure(size) == woven
+
+
+def test_the_papers_constants():
+    method = mesa_method(*PAPER)
+    assert (fails_from(method), hopeless(method)) == (8804, 5450)
+    assert (last_middle_chunk(method, 8803), last_middle_chunk(method, 8804)) == (4096, 5560)
+    assert mesa_denominator(method, 8803) == pytest.approx(3.16395, abs=1e-5)
+    assert mesa_denominator(method, 8804) == pytest.approx(94722.66, abs=0.01)
+    assert mesa_denominator(mesa_method(*PAPER, "woven"), 8804) == pytest.approx(3.16395, abs=1e-5)
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_bounds_anywhere(data):
+    M = data.draw(st.integers(6, 40))
+    N, E = data.draw(st.integers(1, M - 4)), data.draw(st.integers(2, 6))
+    first = data.draw(st.integers(1, M - 4))
+    last, split = data.draw(st.integers(1, M - 1 - first)), data.draw(st.integers(1, 6))
+    T = data.draw(st.integers(M + 1, 8 * M))
+    local, woven = (mesa_method(M, N, E, first, last, split, middle) for middle in MIDDLES)
+    if fails_from(local) <= T:
+        assert last_middle_chunk(local, T) >= hopeless(local)
+        assert mesa_denominator(local, T) >= M
+    if stair_is_recovered(N, E):
+        assert mesa_denominator(woven, T) <= woven_bound(woven, T) * (1 + 1e-12)
+        assert woven_bound(woven, T) <= 1.43 * denominator(T, N, E)
+
+
+def test_what_sees_not_all_is_refused():
+    method = mesa_method(*SIZES[0])
+    with pytest.raises(ValueError, match="t=60 is inside the window M=64, where attention is plain"):
+        mesa_exponents(method, 60)
+    with pytest.raises(ValueError, match="t=30 is before the last chunk, which begins after 72 tokens"):
+        mesa_exponents(method, 30, 80)

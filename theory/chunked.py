@@ -1,0 +1,151 @@
+"""Closed forms for Mesa-Extrapolation in the construction of the corollary: what its chunks recover, and D(t).
+
+As in theory.bounds, positions t count from 1 and W is Stair PE. A prompt of P tokens is cut into a first chunk of F
+tokens, middle chunks that begin after b tokens, and a last chunk. Layer 1 recovers
+
+    p_i = i                       in the first chunk,
+        = F + i - b               in a middle chunk, if it is 'local' (the paper's),
+        = max(F + i - b, W(i-1) + 1) there, if it is 'woven' (but up to 0.353 less at its very first token),
+        = W(i-1) + 1              in the last chunk and in decoding,
+
+and layer 2, at a t of the last chunk or in decoding, D(t) = sum over keys i of e^(W(t-1) + 1 - p_i - W(t-i)). The first
+token of a local middle chunk alone adds e^(W(t-1) - F - W(t-1-b)), about e^(b/E - F): whatever N is, D(t) exceeds M
+where the last middle chunk begins beyond about E (F + ln M). Numbers and numpy arrays, no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+
+from mesa.methods.chunked import MesaExtrapolation
+from mesa.weave import stair
+from theory.bounds import check_window, denominator
+from theory.recovery import log_steps, sharpness
+
+SHORT = 0.353
+"""The most that a woven chunk's first token falls short of W(i-1) + 1: 1 - b (1 - e^-1/2 / (1 - 1/e)), b = 16.
+
+It sees itself at distance 0 and of the first chunk next to nothing: 1 / x is e^W, where A_(W+1) is e^W (1 + 1/e + ..).
+The next token has e^W (1 + 1/e), which is beyond the step.
+"""
+
+
+def mesa_method(
+    M: int,
+    N: int,
+    E: int,
+    first: int,
+    last: int,
+    split_threshold: int = 1,
+    middle: str = "local",
+) -> MesaExtrapolation:
+    """The method whose plans the construction obeys; ValueError for what it or the corollary refuses."""
+    check_window(M, N, E)
+    return MesaExtrapolation(
+        trained_length=M,
+        window=N,
+        width=E,
+        first=first,
+        last=last,
+        split_threshold=split_threshold,
+        middle=middle,
+        log_n=False,
+    )
+
+
+def woven_distance(method: MesaExtrapolation, distance: np.ndarray) -> np.ndarray:
+    """W of the method's stair."""
+    return stair(distance, method.window, method.width)
+
+
+def rounded(log_a: np.ndarray) -> np.ndarray:
+    """The position that the step MLP writes where the attention on <bos> is e^-log_a; its steps go on for ever."""
+    starts = -log_steps(int(log_a.max()) + 4)
+    begun = np.searchsorted(starts, log_a)  # steps, of which the last one need not be over
+    share = -sharpness() * np.expm1(starts[np.maximum(begun, 1) - 1] - log_a)
+    return np.where(begun > 0, begun + np.clip(share, 0, 1), 1.0)
+
+
+def mesa_position(method: MesaExtrapolation, length: int, prompt: int) -> np.ndarray:
+    """What layer 1 recovers at t = 1 .. `length` of a prompt of `prompt` tokens and what is decoded after it."""
+    borders = method.chunks(prompt)
+    position = np.arange(1.0, length + 1)
+    begin_last = borders[-2] if len(borders) > 2 else method.trained_length
+    index = np.arange(length)
+    woven = woven_distance(method, index)
+    seen = np.log(np.cumsum(np.exp(-woven.astype(float))))
+    position[begin_last:] = rounded(woven + seen)[begin_last:]
+    for begin, end in pairwise(borders[1:-1]):
+        shift = begin - borders[1]
+        local = index[begin:end] - shift
+        if method.middle == "local":
+            position[begin:end] = local + 1
+            continue
+        pairs = index[begin:end, None] - np.arange(borders[1])
+        distance = np.maximum(pairs - shift, woven_distance(method, pairs))
+        own = np.expm1(-(local - borders[1] + 1.0)) / math.expm1(-1)
+        position[begin:end] = rounded(distance[:, 0] + np.log(own + np.exp(-distance.astype(float)).sum(1)))
+    return position
+
+
+def mesa_exponents(method: MesaExtrapolation, t: int, prompt: int | None = None) -> np.ndarray:
+    """The exponents of D(t): W(t-1) + 1 - p_i - W(t-i) for the keys i = 1 .. t. ValueError for a t that sees not all.
+
+    prompt: the prompt's length (default: t, the prompt's last token).
+    """
+    prompt = t if prompt is None else prompt
+    borders = method.chunks(prompt)
+    if len(borders) == 2 and t <= method.trained_length:
+        raise ValueError(f"t={t} is inside the window M={method.trained_length}, where attention is plain")
+    if len(borders) > 2 and t <= borders[-2]:
+        raise ValueError(f"t={t} is before the last chunk, which begins after {borders[-2]} tokens")
+    woven = woven_distance(method, np.arange(t))
+    return woven[-1] + 1 - mesa_position(method, t, prompt) - woven[::-1]
+
+
+def mesa_denominator(method: MesaExtrapolation, t: int, prompt: int | None = None) -> float:
+    """D(t), t as in `mesa_exponents`; infinite beyond float64."""
+    with np.errstate(over="ignore"):
+        return float(np.exp(mesa_exponents(method, t, prompt)).sum())
+
+
+def woven_bound(method: MesaExtrapolation, t: int) -> float:
+    """What D(t) does not exceed with woven middle chunks, t the last token of a prompt, where Stair PE recovers.
+
+    No p_i is below Stair PE's but at the first tokens of the middle chunks after the first one, by SHORT at most: seen
+    distances are Stair PE's or larger on the first chunk and larger in its own, unseen pairs only shorten the sum, and
+    1 / x is e^W(i-1) at least. So D exceeds Stair PE's by (e^SHORT - 1) times its terms at these tokens. They are one
+    in a chunk of w tokens: where F + w and L are at least N, the reach is T* / (1 + 1.2 / w) at least.
+    """
+    begins = np.array(method.chunks(t)[2:-2], int)
+    terms = woven_distance(method, begins) + woven_distance(method, t - 1 - begins)
+    more = np.exp(float(stair(t - 1, method.window, method.width)) - terms).sum()
+    return float(denominator(t, method.window, method.width)) + math.expm1(SHORT) * float(more)
+
+
+def last_middle_chunk(method: MesaExtrapolation, prompt: int) -> int:
+    """b: after how many tokens the last middle chunk begins."""
+    return method.chunks(prompt)[-3]
+
+
+def hopeless(method: MesaExtrapolation) -> int:
+    """The least b at which local middle chunks have failed for certain: D(t) >= e^(floor(b / E) - F) >= M from it on.
+
+    W(t-1) - W(t-1-b) >= floor(b / E) for every t > b and b >= 0, since W rises by one in E tokens at least.
+    """
+    return method.width * math.ceil(method.first + math.log(method.trained_length))
+
+
+def fails_from(method: MesaExtrapolation) -> int:
+    """The prompt length from which on every one has its last middle chunk at `hopeless` or beyond.
+
+    With n = (T - L - F) // (M - F) >= 2 there are n middle chunks at least, none narrower than two thirds of M - F, so
+    that the last begins after F + (n - 1) 2 (M - F) // 3 tokens at least: only finitely many T are left to look at.
+    """
+    first, width, limit = method.first, method.trained_length - method.first, hopeless(method)
+    n = max(2, 1 + math.ceil((limit - first) / (2 * width // 3)))
+    lengths = range(method.trained_length + 1, first + method.last + n * width + 1)
+    return 1 + max((T for T in lengths if last_middle_chunk(method, T) < limit), default=method.trained_length)
