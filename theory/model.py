@@ -28,8 +28,8 @@ from theory.recovery import Weights, log_steps, sharpness
 Weave = Callable[[Any], Any]
 """Maps distances to effective distances; see mesa.weave."""
 
-Planned = Callable[[int], Plan]
-"""Makes the plan for so many tokens; see mesa.plan."""
+Distances = Callable[[int], Tensor]
+"""Effective distances (query, key) of so many tokens, below 0 where a key is not seen."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +40,15 @@ class Layer:
     mlp: Weights | LogSteps | None = None
 
 
-@lru_cache(maxsize=2)
-def _planned(plan: Planned, length: int) -> Tensor:
-    """Distances by a plan (query, key), -1 where it masks; both layers ask for the same ones."""
-    return torch.from_numpy(distances(plan(length)))
+def planned(plan: Callable[[int], Plan]) -> Distances:
+    """Distances by the plan that `plan` makes for so many tokens; both layers ask for the same ones."""
+    return lru_cache(maxsize=1)(lambda length: torch.from_numpy(distances(plan(length))))
 
 
 class Attention(nn.Module):
     """Heads whose scores are q.k - slope * W(t - i); `weave` None drops the position term (NoPE).
 
-    plan: takes W's place where a method gives each pair its distance, or masks it.
+    distances: take W's place where they are no function of t - i alone, or a key is not seen.
 
     logarithm: puts out the logarithm of what head 0 gives POSITION: the same pattern, values and W_O, evaluated where
     float64 would underflow.
@@ -61,14 +60,18 @@ class Attention(nn.Module):
     W_O: Tensor
 
     def __init__(
-        self, heads: Sequence[Head], weave: Weave | None, slope: float, logarithm: bool, plan: Planned | None = None
+        self,
+        heads: Sequence[Head],
+        weave: Weave | None,
+        slope: float,
+        logarithm: bool,
+        distances: Distances | None = None,
     ) -> None:
         super().__init__()
         for name in ("W_Q", "W_K", "W_V", "W_O"):
             stacked = np.stack([getattr(head, name) for head in heads])
             self.register_buffer(name, torch.from_numpy(stacked))
-        self.weave, self.slope, self.logarithm, self.plan = weave, slope, logarithm, plan
-        self.distances: Tensor | None = None
+        self.weave, self.slope, self.logarithm, self.distances = weave, slope, logarithm, distances
         self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
         self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
         self.hook_z, self.hook_result, self.hook_out = HookPoint(), HookPoint(), HookPoint()
@@ -98,10 +101,8 @@ class Attention(nn.Module):
 
     def _positioned(self, scores: Tensor) -> Tensor:
         """Scores with the position term, -inf above the diagonal, or where no distance is given."""
-        distances = self.distances
-        if distances is None and self.plan is not None:
-            distances = _planned(self.plan, scores.shape[-1])
-        if distances is not None:
+        if self.distances is not None:
+            distances = self.distances(scores.shape[-1])
             placed = scores - self.slope * distances.to(scores.dtype)
             return placed.masked_fill(distances < 0, -torch.inf)
         index = torch.arange(scores.shape[-1])
@@ -153,9 +154,9 @@ class LogSteps(nn.Module):
 class Block(nn.Module):
     """Attention, then the MLP, both added to the residual stream."""
 
-    def __init__(self, layer: Layer, weave: Weave | None, slope: float, plan: Planned | None = None) -> None:
+    def __init__(self, layer: Layer, weave: Weave | None, slope: float, distances: Distances | None = None) -> None:
         super().__init__()
-        self.attn = Attention(layer.heads, weave, slope, isinstance(layer.mlp, LogSteps), plan)
+        self.attn = Attention(layer.heads, weave, slope, isinstance(layer.mlp, LogSteps), distances)
         self.mlp = MLP(layer.mlp) if isinstance(layer.mlp, tuple) else layer.mlp
         self.hook_in, self.hook_resid_mid, self.hook_out = HookPoint(), HookPoint(), HookPoint()
 
@@ -181,14 +182,14 @@ class Construction(HookedRootModule):
         layers: Sequence[Layer],
         *,
         weave: Weave | None = None,
-        plan: Planned | None = None,
+        distances: Distances | None = None,
         slope: float = 1.0,
         dtype: torch.dtype = torch.float64,
     ) -> None:
         super().__init__()
         self.register_buffer("W_E", torch.from_numpy(W_E))
         self.hook_embed = HookPoint()
-        self.blocks = nn.ModuleList(Block(layer, weave, slope, plan) for layer in layers)
+        self.blocks = nn.ModuleList(Block(layer, weave, slope, distances) for layer in layers)
         self.to(dtype)
         self.setup()
 
@@ -207,7 +208,7 @@ class Construction(HookedRootModule):
         other = copy.deepcopy(self)
         blocks: Any = other.blocks
         for block in blocks:
-            block.attn.distances = torch.as_tensor(distances)
+            block.attn.distances = lambda _: torch.as_tensor(distances)
         return other
 
     @property

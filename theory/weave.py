@@ -14,7 +14,7 @@ import torch
 from mesa import weave
 from theory.bounds import check_window
 from theory.chunked import mesa_method
-from theory.model import Construction, Layer, LogSteps, Planned, Weave
+from theory.model import Construction, Distances, Layer, LogSteps, Weave, planned
 from theory.parts import Shape, bos_head, check_numbers, crossing_head, embedding, free_head, printed_crossing_head
 from theory.recovery import KINDS, check_range
 
@@ -93,13 +93,13 @@ def mesa_model(
     what comes after it is decoded (default: all that is given). Raises ValueError as `stair_model` and the method.
     """
     method = mesa_method(M, N, E, first, last, split_threshold, middle)
-    return _two_layers(None, M, H, options, M - 1, partial(method.plan, prompt_length=prompt))
+    return _two_layers(None, M, H, options, M - 1, planned(partial(method.plan, prompt_length=prompt)))
 
 
 def _two_layers(
-    function: Weave | None, M: int, H: float, options: Options, least: int, plan: Planned | None = None
+    function: Weave | None, M: int, H: float, options: Options, least: int, distances: Distances | None = None
 ) -> Construction:
-    """The weights of theorem 3.2 under the encoding that `function` weaves, or a plan; `least`: positions needed."""
+    """The weights of theorem 3.2 under what `function` weaves, or under distances; `least`: positions needed."""
     slope, shape = options.get("slope", 1.0), options.get("shape") or Shape()
     recovery, recovers = options.get("recovery", "steps"), options.get("recovers", max(M, 64))
     dtype = options.get("dtype", torch.float64)
@@ -116,4 +116,4 @@ def _two_layers(
     else:
         second = crossing_head(shape, rng, M, H, slope)
     layers = [Layer([bos_head(shape, rng), *others[0]], mlp), Layer([second, *others[1]])]
-    return Construction(W_E, layers, weave=function, plan=plan, slope=slope, dtype=dtype)
+    return Construction(W_E, layers, weave=function, distances=distances, slope=slope, dtype=dtype)
