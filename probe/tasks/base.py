@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,13 +16,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Metric:
-    """What a task scores. binary: each sample is 0 or 1. of_prompts: it tells of prompts, the same for every method."""
+    """What a task scores.
+
+    binary: each sample is 0 or 1. of_prompts: it tells of prompts, the same for every method. most: where scores go
+    from 0 to a limit, that.
+    """
 
     name: str
     unit: str
     binary: bool = False
     higher_is_better: bool = True
     of_prompts: bool = False
+    most: float = math.inf
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ Build = Callable[..., Listed]
 """Called with tokenizer, length, random generator, setting and a size's parameters."""
 _DRAWN = 8  # prompts that a size must fit; draws after which a prompt is given up
 _STRETCHES = 32  # of a prompt
-_COPIED = Metric("copied", "share of them in a stretch of the prompt", of_prompts=True)
+_COPIED = Metric("copied", "share of them in a stretch of the prompt", of_prompts=True, most=1)
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Recall(Task):
     build: Build
     generated: int
     sizes: tuple[Size, ...] = (Size("RULER's size"),)
-    metrics: tuple[Metric, ...] = (Metric("recall", "share of the expected strings"), _COPIED)
+    metrics: tuple[Metric, ...] = (Metric("recall", "share of the expected strings", most=1), _COPIED)
     batched: ClassVar[bool] = True
 
     def answer_tokens(self, setting: Setting) -> int:

@@ -32,10 +32,10 @@ class Summaries(Task):
     name: str = "summary"
     about: str = "ROUGE-1/2/L and BLEU of greedy summaries; needs --data"
     metrics: tuple[Metric, ...] = (
-        Metric("rouge1", "F-measure"),
-        Metric("rouge2", "F-measure"),
-        Metric("rougeL", "F-measure"),
-        Metric("bleu", "0 to 100"),
+        Metric("rouge1", "F-measure", most=1),
+        Metric("rouge2", "F-measure", most=1),
+        Metric("rougeL", "F-measure", most=1),
+        Metric("bleu", "0 to 100", most=100),
     )
     batched: ClassVar[bool] = True
     reads_pairs: ClassVar[bool] = True

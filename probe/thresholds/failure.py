@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 
-from probe.evaluation.intervals import wilson
+from probe.evaluation.intervals import half_width, wilson
 
 NATS_ABOVE = 0.5
 LEAST_ACCURACY = 0.5
@@ -17,7 +17,6 @@ CHANCE_NATS = 0.1
 NLL, PASSKEY = RULES = ("tail NLL", "passkey")
 """What can fail."""
 _RESAMPLED = 2000
-_ENDS = [_RESAMPLED // 40, _RESAMPLED - 1 - _RESAMPLED // 40]  # of 95%, among sorted draws
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,9 @@ class Failure:
 
     by_nll: its tail NLL is more than `NATS_ABOVE` nats/token above `Measured.level`.
     by_passkey: its passkey accuracy is below `LEAST_ACCURACY`. length: one or the other.
-    low, high: 95% interval of `length` over resampled prompts; None: none up to the longest length. share: of the
-    resamples, those that give exactly `length`; None: too few prompts for an interval.
+    low, high: 95% interval of `length`: from `low` on it may fail, from `high` on it surely does at every length; None:
+    none up to the longest length. share: of resampled prompts, the draws that give exactly `length`; None: too few
+    prompts for an interval.
     dips: shorter lengths at which it fails though it does not at a longer one. before: the measured length before.
     judged, chance: what of `RULES` failure is judged by, and what cannot judge since it is at chance inside the window.
     longest: the longest length it was measured at.
@@ -99,9 +99,9 @@ class Measured:
 def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str = "origin") -> Measured:
     """Failure lengths from `tail_nll` (method, length, window) and, if there, `passkey` (method, length, sample).
 
-    Methods share windows and samples, so these are resampled for all of them and all lengths at once. NaN: a length
-    that a method was not measured at. The attribute `vocabulary`, in tokens, tells what chance is; without it no tail
-    NLL is called so. Raises ValueError if nothing was measured within the trained window, or not the reference method.
+    Methods and lengths share windows and samples: intervals are of differences window by window, and these are
+    resampled for all of them at once. NaN: a length that a method was not measured at. The attribute `vocabulary`, in
+    tokens, tells what chance is; without it no tail NLL is called so. Raises ValueError if nothing was measured within the trained window, or not the reference method.
     """
     evaluation = evaluation.sortby("length")
     lengths = evaluation["length"].values.astype(int)
@@ -118,14 +118,15 @@ def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str
     judged, chance = _judged(level, scores[1][at] if len(scores) > 1 else None, evaluation.attrs.get("vocabulary"))
     fails = _fails([each.mean(-1)[None] for each in scores], at, judged)
     rng = np.random.default_rng(0)
-    draws = _fails([_resampled(each, rng) for each in scores], at, judged)
+    draws = np.any(_fails([_resampled(each, rng) for each in scores], at, judged), 0)
     enough = all(each.shape[-1] > 1 for each, rule in zip(scores, RULES, strict=False) if rule in judged)
+    told = _told(scores, at, judged) if enough else None
     failures = [
         _failure(
             method,
             lengths[known := measured[row]],
             [each[0, row, known] for each in fails],
-            np.any([each[:, row, known] for each in draws], 0) if enough else None,
+            None if told is None else (draws[:, row, known], *(each[row, known] for each in told)),
             (judged, chance),
         )
         for row, method in enumerate(methods)
@@ -163,26 +164,51 @@ def _resampled(scores: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return np.moveaxis(scores @ drawn.T / count, -1, 0)  # divided last: shares are exact
 
 
+def _told(scores: list[np.ndarray], at: tuple[int, int], judged: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Whether it may fail, and whether it surely does, (method, length): by 95% intervals of the prompts' scores.
+
+    Student's of tail NLL less the level, window by window, and Wilson's of the passkeys found.
+    """
+    above = np.moveaxis(scores[0] - scores[0][at], -1, 0)
+    middle, half = above.mean(0), half_width(above)
+    may, surely = [middle + half > NATS_ABOVE], [middle - half > NATS_ABOVE]
+    for hits in scores[1:]:
+        low, high = np.vectorize(wilson)(np.nan_to_num(hits.sum(-1)), hits.shape[-1])
+        may.append(low < LEAST_ACCURACY)
+        surely.append(high < LEAST_ACCURACY)
+    own = [rule in judged for rule in RULES[: len(scores)]]
+    return np.any(np.array(may)[own], 0), np.any(np.array(surely)[own], 0)
+
+
 def _failure(
     method: str,
     lengths: np.ndarray,
     rules: list[np.ndarray],
-    draws: np.ndarray | None,
+    told: tuple[np.ndarray, np.ndarray, np.ndarray] | None,
     known: tuple[tuple[str, ...], tuple[str, ...]],
 ) -> Failure:
-    """One method's failure. rules: by rule whether it fails, (length); draws: by any of them, (draw, length)."""
+    """One method's failure.
+
+    rules: by rule whether it fails, (length). told: by any of them, whether draws do, (draw, length), whether it may
+    and whether it surely does, (length).
+    """
     by_nll, by_passkey = [*(onset(each, lengths) for each in rules), None][:2]
     fails = np.any(rules, 0)
     length = onset(fails, lengths)
     dips = dipping(fails, lengths)
     before = lengths[lengths < (length or 0)].tolist()
     low = high = share = None
-    if draws is not None:
-        onsets = np.array([onset(each, lengths) or np.inf for each in draws])
-        low, high = (None if end == np.inf else int(end) for end in np.sort(onsets)[_ENDS])
-        share = float((onsets == (length or np.inf)).mean())
+    if told is not None:
+        draws, may, surely = told
+        low, high = onset(may, lengths), onset(surely, lengths)
+        share = float(_starts(draws, lengths.tolist().index(length) if length else len(lengths)).mean())
     ends = (low, high, share, dips, before[-1] if before else None)
     return Failure(method, by_nll, by_passkey, length, *ends, *known, int(lengths[-1]))
+
+
+def _starts(draws: np.ndarray, first: int) -> np.ndarray:
+    """Whether a draw fails from the length numbered `first` on, at every one, and not at the one before."""
+    return draws[:, first:].all(1) & ~draws[:, max(0, first - 1) : first].any(1)
 
 
 def onset(fails: np.ndarray, lengths: np.ndarray) -> int | None:

@@ -1,9 +1,12 @@
 """Means, intervals, tables and curves of an evaluation."""
 
+import math
+
 import numpy as np
 import pytest
+from scipy.stats import multinomial
 
-from probe.evaluation.intervals import agresti_min, interval, paired, shown, student, wilson
+from probe.evaluation.intervals import bonett_price, interval, paired, shown, student, wilson
 from probe.evaluation.plan import TASKS
 from probe.evaluation.summary import summarize, tables
 from probe.figures.evaluation_chart import evaluation_charts, write_curves
@@ -45,12 +48,41 @@ def test_the_interval_of_three_samples_covers_the_mean():
     assert np.mean(covered) == pytest.approx(0.95, abs=0.015)  # the bootstrap's percentiles: 0.7
 
 
-def test_the_interval_of_paired_shares_has_its_published_form_and_covers():
-    assert agresti_min(86, 150, 1600) == pytest.approx((-0.0587, -0.0212), abs=1e-4)  # the ratings of Agresti's book
-    assert agresti_min(0, 0, 20)[0] < 0 < agresti_min(0, 0, 20)[1]  # none by the plain formula
-    tables = np.random.default_rng(5).multinomial(20, (0.3, 0.05, 0.65), 2000)
-    covered = [low < 0.25 < high for low, high in (agresti_min(int(g), int(lost), 20) for g, lost, _ in tables)]
-    assert np.mean(covered) > 0.94
+def test_the_interval_of_paired_shares_has_its_published_form():
+    share, lost = (59 + 1) / (160 + 2), (6 + 1) / (160 + 2)
+    half = 1.959964 * math.sqrt((share + lost - (share - lost) ** 2) / (160 + 2))
+    assert bonett_price(59, 6, 160) == pytest.approx((share - lost - half, share - lost + half))
+    assert bonett_price(0, 0, 20)[0] < 0 < bonett_price(0, 0, 20)[1]  # none by the plain formula
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 12, 20])
+def test_the_interval_of_paired_shares_covers_however_few_they_are(count):
+    """Exactly, over all tables that `count` prompts can give; with half a prompt in place of one: 0.73 at the least."""
+    tables = [(gained, lost) for gained in range(count + 1) for lost in range(count + 1 - gained)]
+    ends = [bonett_price(*table, count) for table in tables]
+    for shares in ((0.45, 0.45), (0.9, 0.02), (0.6, 0.3), (0.3, 0.05), (0.05, 0.01), (0.25, 0.7)):
+        difference = shares[0] - shares[1]
+        covered = sum(
+            multinomial.pmf([*table, count - sum(table)], count, [*shares, 1 - sum(shares)])
+            for table, (low, high) in zip(tables, ends, strict=True)
+            if low <= difference <= high
+        )
+        assert covered > 0.9, shares
+
+
+def test_scores_with_a_limit_that_are_all_the_same_are_no_certainty():
+    recall, points = Metric("recall", "share", most=1), Metric("bleu", "0 to 100", most=100)
+    assert interval([1.0, 1.0, 1.0], recall) == wilson(3, 3)
+    assert interval([50.0, 50.0], points) == pytest.approx([100 * end for end in wilson(1, 2)])
+    assert interval([1.0, 0.75, 1.0], recall) == student([1.0, 0.75, 1.0])
+    assert interval([2.5, 2.5], LOSS) == (2.5, 2.5)
+    assert paired([1.0, 0.5], [1.0, 0.5], recall) == bonett_price(0, 0, 2)
+    assert paired([0.0, 0.5], [0.5, 1.0], recall) == bonett_price(0, 1, 2)
+    assert paired([2.5, 2.5], [2.5, 2.5], LOSS) == (0, 0)
+
+
+def test_one_answer_has_no_interval_either():
+    assert interval([1.0], FOUND) == paired([1.0], [0.0], FOUND) == (None, None)
 
 
 def test_shares_get_wilsons_interval_and_means_students():
@@ -63,7 +95,7 @@ def test_differences_are_of_the_same_prompts():
     low, high = paired(nll, other, LOSS)
     assert (low, high) == pytest.approx(student([0.1, 0.12, 0.1]))
     assert low > 0 > student(nll)[0] - student(other)[1]  # apart, prompts hide it
-    assert paired([1, 1, 0, 1], [0, 0, 1, 1], FOUND) == agresti_min(2, 1, 4)
+    assert paired([1, 1, 0, 1], [0, 0, 1, 1], FOUND) == bonett_price(2, 1, 4)
 
 
 def test_cells_are_summed_up_by_task_metric_method_and_length(cells):
@@ -115,13 +147,13 @@ def test_two_samples_do_not_hide_the_curve():
 def test_tables_have_methods_down_and_lengths_across(cells):
     assert tables(cells).splitlines() == [
         "passkey, accuracy (share found); mean of 1 to 2 [95% interval]",
-        "method  128           256",
-        "mesa    1 [0.207, 1]  1 [0.342, 1]",
-        "origin  -             0.5 [0.0945, 0.905]",
+        "method  128  256",
+        "mesa    1    1 [0.342, 1]",
+        "origin  -    0.5 [0.0945, 0.905]",
         "",
         "passkey, accuracy (share found); difference to origin on the same 2 [95% interval, paired]",
         "method  256",
-        "mesa    +0.5 [-0.398, +0.898]",
+        "mesa    +0.5 [-0.563, +1]",
         "",
         "nll, nll (nats/token); mean of 2 [95% interval]",
         "method  128",

@@ -79,6 +79,34 @@ def test_none_has_an_interval_too():
     assert str(found) == "none up to 1024 [1024, none]"
 
 
+def test_few_answers_rule_out_little():
+    three, four = (scores(above=(0, 0, 0, 0, 2)).isel(sample=slice(count)) for count in (3, 4))
+    assert str(of(three)) == "1024 [128, 1024]"  # 3 of 3 may be found by one half: Wilson's from 0.44
+    assert str(of(four)) == "1024 [1024, 1024]"
+
+
+def test_windows_that_agree_by_chance_are_not_sure():
+    evaluation = scores(above=(0, 0, 0.6, 2, 2))
+    evaluation["tail_nll"][0, 3, :3] += np.array([-0.05, 0, 0.05])
+    found = of(evaluation.isel(window=slice(3)))
+    assert str(found) == "512 [512, 768]"  # Student's: 0.6 - 4.3 * 0.05 / sqrt(3), below one half
+    assert found.share == 1.0  # however they are drawn, they fail
+
+
+@pytest.mark.parametrize("count", [3, 8])
+def test_the_interval_holds_the_length_from_which_answers_are_found_in_less_than_half(count):
+    """Planted: 0.6 of all up to 384, 0.4 from 512 on. Intervals of resampled prompts hold that in 78% and less."""
+    rng, held, shares = np.random.default_rng(0), [], np.array([0.95, 0.95, 0.6, 0.4, 0.4, 0.4])
+    for _ in range(40):
+        evaluation = scores().isel(sample=slice(count))
+        evaluation["passkey"][:] = rng.random((1, len(LENGTHS), count)) < shares[:, None]
+        if PASSKEY in measured_failure(evaluation, M).judged:
+            found = of(evaluation)
+            held.append((found.low or np.inf) <= 512 <= (found.high or np.inf))
+    assert len(held) > 30
+    assert np.mean(held) > 0.9
+
+
 def test_one_prompt_has_no_interval():
     evaluation = scores(above=(0, 0, 0.8, 0.8, 0.8), windows=1)
     found = of(evaluation)
