@@ -266,6 +266,8 @@ def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
     longest = measured.lengths[-1]
     at = evaluation.sel(length=longest)
     row["longest"] = {"length": longest, **_scores(at.sel({"method": method}), at, analysis.reference)}
+    if longest > measured.level_length and row["longest"].get("tail_nll") is not None:
+        row["longest"]["tail_nll_to_crop"] = _to_crop(at.sel({"method": method}), evaluation, measured)
     row["cost"] = costs(evaluation, method, analysis.reference, (analysis.trained_length, longest))
     return row
 
@@ -278,6 +280,12 @@ def _scores(scores: xr.Dataset, at: xr.Dataset, reference: str) -> dict[str, Any
     means = {name: float(scores[name].mean()) for name in ("tail_nll", "passkey") if name in scores}
     compared = scores["method"].item() != reference and not np.isnan(others["tail_nll"]).any()
     return {**means, **intervals(scores), **(differences(scores, others) if compared else {})}
+
+
+def _to_crop(scores: xr.Dataset, evaluation: xr.Dataset, measured: Measured) -> dict[str, float | None]:
+    """A method's tail NLL less that of the last tokens alone: the reference's within its window, of the same tokens."""
+    crop = evaluation.sel({"method": measured.reference, "length": measured.level_length})
+    return differences(scores[["tail_nll"]], crop[["tail_nll"]])["tail_nll_difference"]
 
 
 def _control_rows(control: xr.Dataset | str) -> dict[str, Any] | str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from probe.evaluation.intervals import shown
 from probe.store.located import percent
+from probe.verdict.baseline import cell, to_crop
 
 _NAMED = 4  # heads
 _MISSING = "not measured"
@@ -23,6 +24,7 @@ def table(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> tupl
         "method": [row["method"] for row in rows],
         "measured failure": [row["measured"]["text"] for row in rows],
         f"NLL at {longest} (less {reference}'s)" if longest else "NLL": [_nll(row) for row in rows],
+        **({"NLL less crop's": [cell(row) for row in rows]} if any(map(to_crop, rows)) else {}),
         "drifts from": [_drift(row["drift"]) for row in rows],
         f"time at {at}" if at else "time": [_costs(row, "seconds", "time", "s") for row in rows],
         f"memory at {at}" if at else "memory": [_costs(row, "peak_mib", "memory", "MiB") for row in rows],

@@ -83,14 +83,15 @@ def _held(measured: Mapping[str, Any]) -> int | None:
 
 
 def _nll(longest: Mapping[str, Any] | None, is_reference: bool) -> dict[str, Any] | None:
-    """Tail NLL at the longest length, and less the reference's on the same prompts (0 of the reference itself)."""
+    """Tail NLL at the longest length, less the reference's on the same prompts (0 of itself), and less crop's."""
     if longest is None or longest.get("tail_nll") is None:
         return None
     low, high = longest["tail_nll_interval"]
     itself = {"mean": 0.0, "low": 0.0, "high": 0.0} if is_reference else None
     difference = longest.get("tail_nll_difference", itself)
     return {"length": longest["length"], "mean": longest["tail_nll"], "low": low, "high": high} | {
-        "difference": difference
+        "difference": difference,
+        "crop": longest.get("tail_nll_to_crop"),
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from probe.store.located import Located
+from probe.verdict.baseline import about
 from probe.verdict.cells import table
 from probe.verdict.naming import listed
 from probe.verdict.rows import RANKED, ranked, same_model
@@ -34,7 +35,7 @@ def verdict(summary: Mapping[str, Any], located: Located | None) -> dict[str, An
         "head": head,
         "cells": cells,
         "rows": rows,
-        "notes": [RANKED, _cost(rows), _heads(located, own), *_following(summary)],
+        "notes": [RANKED, _cost(rows), _heads(located, own), *_following(summary), *about(summary, rows)],
     }
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from probe.evaluation.intervals import shown
 from probe.store.located import number, percent
+from probe.thresholds.failure import NLL
+from probe.verdict.baseline import beside_crop, betters
 from probe.verdict.cells import position
 from probe.verdict.naming import Rows, listed, reference_of, several, verb
 from probe.verdict.trust import level
@@ -26,9 +28,11 @@ def broke(summary: Mapping[str, Any], rows: Rows) -> str:
         dips = f", but for a dip at {listed(measured['dips'])}" if measured["dips"] else ""
         if measured["chance"]:
             return f"Nothing that can be judged: {_unfailing([reference], name)}{_ends(measured)}{dips}."
-        held = f"{name} holds up to {measured['longest']} tokens, the longest measured"
-        return f"Nothing: {held}{_ends(measured)}{alone}{dips}."
+        crop = beside_crop([reference]) if alone else ""
+        return f"Nothing: {_held([reference], name)}{_ends(measured)}{alone}{dips}{crop}."
     at = f"{length} tokens{_ends(measured)}, {length / trained:.2g} times M"
+    if measured["share"] is not None and measured["high"] is None:
+        return f"{name} may fail at {at}, which so few prompts do not tell from none: {_reasons(measured)}{alone}."
     return f"{name} fails at {at}: {_reasons(measured)}{alone}."
 
 
@@ -67,7 +71,7 @@ def mended(summary: Mapping[str, Any], rows: Rows) -> str:
     whole = [row for row in better if row["held"] == longest]
     part = [row for row in better if row["held"] < longest]
     told = [_whole(whole, reference, longest)] if whole else []
-    told += [f"{several(part, reference)} hold{verb(part)} longer than {name}, but not so long"] if part else []
+    told += [f"{several(part, reference)} {_lasts(part)} than {name}, but not so long"] if part else []
     return f"{'; '.join(told)}."
 
 
@@ -104,14 +108,28 @@ def _shows_nothing(found: Mapping[str, Any], method: str) -> bool:
 def _whole(rows: Rows, reference: Mapping[str, Any], longest: int) -> str:
     """Those that hold up to the longest length, and the least tail NLL there."""
     names = several(rows, reference)
-    text = f"{names} hold{verb(rows)} up to {longest} tokens, the longest measured{_alone(rows[0]['measured'])}"
+    text = f"{_held(rows, names)}{_alone(rows[0]['measured'])}"
     if rows[0]["measured"]["chance"]:
         text = _unfailing(rows, names)
+    crop = beside_crop(rows)
     difference = (rows[0]["nll"] or {}).get("difference")
     if difference is None:
-        return text
+        return text + crop
     less = shown(difference["mean"], difference["low"], difference["high"], "+.2f")
-    return f"{text}; {rows[0]['method']} has the lowest tail NLL there, {less} nats/token to {reference['method']}"
+    return f"{text}; {rows[0]['method']} has the lowest tail NLL there, {less} nats/token to {reference['method']}{crop}"
+
+
+def _held(rows: Rows, names: str) -> str:
+    """That methods hold up to the longest length; by tail NLL alone only where they do better than crop."""
+    longest = f"{rows[0]['measured']['longest']} tokens, the longest measured"
+    if rows[0]["measured"]["judged"] == [NLL] and not all(map(betters, rows)):
+        return f"{names} {'does' if len(rows) == 1 else 'do'} not fail up to {longest}"
+    return f"{names} hold{verb(rows)} up to {longest}"
+
+
+def _lasts(rows: Rows) -> str:
+    """Whether methods hold longer; by tail NLL alone they fail later."""
+    return f"fail{verb(rows)} later" if rows[0]["measured"]["judged"] == [NLL] else f"hold{verb(rows)} longer"
 
 
 def _unfailing(rows: Rows, names: str) -> str:

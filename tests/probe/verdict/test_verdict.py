@@ -198,3 +198,55 @@ def test_texts_are_escaped(planted):
     hostile = copy.deepcopy(planted["verdict"])
     hostile["cells"][0][1] = "<script>alert(1)</script>"
     assert "<script>" not in html(hostile)
+
+
+def by_nll_alone(summary, to_crop):
+    """The planted summary with passkeys that say nothing, and tail NLL less crop's by method."""
+    changed = copy.deepcopy(summary)
+    for row in changed["methods"]:
+        row["measured"] |= {"judged": ["tail NLL"]}
+        row["longest"]["tail_nll_to_crop"] = dict(zip(("mean", "low", "high"), to_crop[row["method"]], strict=True))
+    return changed
+
+
+def test_crop_stands_beside_every_tail_nll(planted):
+    found = planted["verdict"]
+    table = cells(found)
+    assert table["origin"]["NLL less crop's"].startswith("+0.8")
+    assert table["mesa"]["NLL less crop's"].startswith(("+0.0", "-0.0"))
+    assert found["told"][2]["text"].count("; by tail NLL there none does better than crop") == 1
+    assert found["notes"][-1].startswith("Crop: origin on the last 64 tokens alone, which is its score at that length")
+    without = summarized_without_length(planted)
+    assert "NLL less crop's" not in verdict(without, None)["head"]
+    assert "crop" not in json.dumps(verdict(without, None)["told"])
+
+
+def summarized_without_length(summary):
+    """As older summaries have it."""
+    changed = copy.deepcopy(summary)
+    for row in changed["methods"]:
+        del row["longest"]["tail_nll_to_crop"]
+    return changed
+
+
+def test_no_method_extends_by_a_tail_nll_that_crop_has_too(planted):
+    level = {name: (0.01, -0.2, 0.22) for name in ("origin", "rerope", "dynamic-ntk", "mesa")}
+    said = told(by_nll_alone(planted, level))["What mended it"]
+    assert said.startswith("mesa and rerope do not fail up to 320 tokens, the longest measured, judged by tail NLL alone")
+    assert "by tail NLL there none does better than crop" in said
+    assert " hold" not in said
+    better = level | {"mesa": (-0.3, -0.4, -0.2)}
+    said = told(by_nll_alone(planted, better))["What mended it"]
+    assert " hold" not in said
+    assert "; by tail NLL there mesa (-0.30 [-0.40, -0.20]) alone does better than crop" in said
+    said = told(by_nll_alone(planted, better | {"rerope": (-0.2, -0.3, -0.1)}))["What mended it"]
+    assert said.startswith("mesa and rerope hold up to 320 tokens")
+    assert "dynamic-ntk fails later than origin" in said
+
+
+def test_a_failure_that_may_be_none_is_not_said_to_be_one(planted):
+    summary = copy.deepcopy(planted)
+    summary["methods"][0]["measured"] |= {"length": 320, "low": 128, "high": None, "before": 256}
+    assert told(summary)["What broke"].startswith(
+        "origin may fail at 320 tokens [128, none], 5 times M, which so few prompts do not tell from none: by tail NLL"
+    )
