@@ -13,8 +13,11 @@ from mesa.decoder import layers_of
 
 
 @contextmanager
-def states_checked(model: Any) -> Iterator[None]:
-    """Raises RuntimeError at the end, naming the first layer, if its states, or the logits, held a NaN or infinity."""
+def states_checked(model: Any, owner: str = "") -> Iterator[None]:
+    """Raises RuntimeError at the end, naming the first layer, if its states, or the logits, held a NaN or infinity.
+
+    owner: whose they are, where several models run.
+    """
     good: dict[int, torch.Tensor] = {}
 
     def look(module: Any, args: Any, output: Any, layer: int) -> None:
@@ -33,4 +36,5 @@ def states_checked(model: Any) -> Iterator[None]:
     bad = [layer for layer, finite in good.items() if not finite]
     if bad:
         what = f"states of layer {min(bad)}" if min(bad) < len(layers) else "logits"
-        raise RuntimeError(f"the {what} are not finite; run the model with --dtype float32")
+        whose = f"{owner}: " if owner else ""
+        raise RuntimeError(f"{whose}the {what} are not finite; run the model with --dtype float32")

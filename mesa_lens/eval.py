@@ -105,14 +105,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tasks(args: argparse.Namespace, request: Any) -> int:
-    from probe.evaluation.plan import estimate, plan, work
+    from probe.evaluation.plan import estimate, evaluator_work, plan, work
 
     for name in ("limit", "include_path"):
         if getattr(args, name) is not None:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} is for --harness, which is not given")
     made = plan(request)
     if args.estimate:
-        tell_estimate(estimate(made), made.config, made.request, work(made))
+        others = [(made.evaluator.config, evaluator_work(made))] if made.evaluator else []
+        tell_estimate(estimate(made), made.config, made.request, work(made), others)
         return 0
     from probe.evaluation.clock import deadline
     from probe.evaluation.run import run as run_cells

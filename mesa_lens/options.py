@@ -72,11 +72,14 @@ def add_minutes(command: Any) -> None:
     command.add_argument("--minutes", type=number(0, above=True), help=says)
 
 
-def tell_estimate(text: str, config: Any, request: Any, work: Any) -> None:
-    """Prints an estimate, and the time that `work`, passes by method and length, takes on this machine."""
+def tell_estimate(text: str, config: Any, request: Any, work: Any, others: Any = ()) -> None:
+    """Prints an estimate, and the time that `work`, passes by method and length, takes on this machine.
+
+    others: configs and work of further models.
+    """
     from probe.evaluation.pace import told
 
-    print(f"{text}\n{told(config, request.load, getattr(request, 'executor', 'fused'), work)}")
+    print(f"{text}\n{told(config, request.load, getattr(request, 'executor', 'fused'), work, others)}")
 
 
 def lengths(args: argparse.Namespace) -> tuple[int, ...] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from mesa.finite import states_checked
 from mesa.methods import Method, make
 from mesa.models import Loaded, config_of, load, tokenizer_of
 from mesa.support import check_method, trained_length
-from probe.tasks.longppl import Keyed, key_tokens
+from probe.tasks.longppl import Keyed, key_tokens, short_contexts
 
 BY_DEFAULT = "rerope"
 """The method of the evaluator, where it reads more than its window or is the model itself."""
@@ -25,13 +26,14 @@ BY_DEFAULT = "rerope"
 class Evaluator:
     """A model by name and the method it reads whole prompts under.
 
-    itself: whether it is the model under test, by whatever name. weights: their fingerprint.
+    itself: whether it is the model under test, by whatever name. weights: their fingerprint. config: the model's.
     """
 
     model: str
     method: Method
     itself: bool
     weights: str = ""
+    config: Any = None
 
     @property
     def about(self) -> str:
@@ -70,11 +72,16 @@ def evaluator_of(
         check_method(config, made)
     except ValueError as error:
         raise ValueError(f"longppl's evaluator: {error}; give --evaluator-method or --evaluator") from error
-    return Evaluator(name if itself else str(model), made, itself, weights)
+    return Evaluator(name if itself else str(model), made, itself, weights, config)
 
 
 def _same(one: str, other: str) -> bool:
     return one == other or (Path(one).exists() and Path(one).resolve() == Path(other).resolve())
+
+
+def passes(length: int, trained_length: int) -> dict[int, int]:
+    """The evaluator's passes over a run of `length` tokens, by their own lengths: all of it, and the short contexts."""
+    return Counter([length, *(end - begin for begin, _, end in short_contexts(length, trained_length))])
 
 
 @dataclass
@@ -94,6 +101,8 @@ class KeyChooser:
             if self.loaded is None:
                 self.loaded = tested if self.evaluator.itself else load(self.evaluator.model, **self.options)
             model = self.loaded.model
-            with mesa.applied(model, self.evaluator.method, executor=self.executor), states_checked(model):
-                self.found[length] = [Keyed(ids, key_tokens(self.loaded, ids, self.trained_length)) for ids in prepared]
+            what = f"longppl's evaluator, {self.evaluator.about}"
+            with mesa.applied(model, self.evaluator.method, executor=self.executor), states_checked(model, what):
+                found = [Keyed(ids, key_tokens(self.loaded, ids, self.trained_length)) for ids in prepared]
+            self.found[length] = found
         return self.found[length]

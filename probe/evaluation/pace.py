@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,13 +19,17 @@ _SHORTEST = 64  # tokens
 _SECONDS, _LEAST_SECONDS = 1.5, 0.25  # of the longest timed passes of all methods, and of one
 
 
-def told(config: Any, load: Mapping[str, Any], executor: str, work: Work) -> str:
+def told(
+    config: Any, load: Mapping[str, Any], executor: str, work: Work, others: Sequence[tuple[Any, Work]] = ()
+) -> str:
     """The time of the passes in `work`, as a line of text; why there is none, where it cannot be measured.
+
+    others: configs and passes of further models.
 
     Timed are passes of the model's first layers with random weights: the model itself is not loaded.
     """
     try:
-        seconds = _seconds(config, load, executor, work)
+        seconds = sum(_seconds(own, load, executor, passes) for own, passes in ((config, work), *others) if passes)
     except (ValueError, OSError, RuntimeError, MemoryError, TypeError, AttributeError, KeyError, IndexError) as error:
         return f"time: not estimated ({' '.join(str(error).split()) or type(error).__name__})"
     return (

@@ -14,7 +14,7 @@ from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method
 from mesa.models import bytes_a_number, tokenizer_of
 from probe.capture.memory import prompt_bytes
-from probe.evaluation.evaluator import Evaluator, evaluator_of
+from probe.evaluation.evaluator import Evaluator, evaluator_of, passes
 from probe.request import MethodsRequest
 from probe.tasks import sources
 from probe.tasks.base import Setting, Task
@@ -217,9 +217,11 @@ def estimate(made: EvalPlan) -> str:
     cells, setting = made.cells, made.setting
     tokens = sum(TASKS[task].tokens(length, setting) for task, _, length in cells)
     needed = memory_bytes(made.config, made.request.tasks, setting, bytes_a_number(made.config, made.request.load))
+    chosen = sum(length * many for (_, length), many in evaluator_work(made).items())
+    choosing = f", and {chosen:,.0f} by which {made.evaluator.about} chooses key tokens" if made.evaluator else ""
     return (
         f"{len(cells)} cells ({len(made.request.tasks)} tasks x {len(made.methods)} methods), "
-        f"{setting.samples} samples each: about {tokens:,} prompt tokens\n"
+        f"{setting.samples} samples each: about {tokens:,} prompt tokens{choosing}\n"
         f"memory beside the weights at {max(setting.lengths)} tokens: about {needed / 2**20:,.0f} MiB"
     )
 
@@ -230,6 +232,17 @@ def work(made: EvalPlan) -> dict[tuple[Method, int], float]:
     for task, name, length in made.cells:
         at = made.methods[name], length
         found[at] = found.get(at, 0.0) + TASKS[task].tokens(length, made.setting) / length
+    return found
+
+
+def evaluator_work(made: EvalPlan) -> dict[tuple[Method, int], float]:
+    """Passes of what chooses key tokens, by its method and length: once a length for all methods."""
+    found: dict[tuple[Method, int], float] = {}
+    if made.evaluator:
+        for length in {length for task, _, length in made.cells if TASKS[task].keyed}:
+            for own, many in passes(length, made.setting.trained_length).items():
+                at = made.evaluator.method, own
+                found[at] = found.get(at, 0.0) + many * made.setting.samples
     return found
 
 

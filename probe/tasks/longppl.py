@@ -70,17 +70,18 @@ def key_tokens(loaded: Loaded, ids: np.ndarray, trained_length: int) -> np.ndarr
     Those whose NLL falls by more than `GAIN` from the short context to all of `ids`, and is below `LIKELY` then. The
     short context slides: of the tokens that share one, each sees at least `short_context` tokens.
     """
-    tail, short = tail_tokens(trained_length), short_context(trained_length)
-    slide = max(1, short // 4)
-    full = nll(loaded.model, ids, tail).numpy()
-    first = len(ids) - tail
-    alone = np.concatenate(
-        [
-            nll(loaded.model, ids[max(0, at - short) : min(at + slide, len(ids))], min(slide, len(ids) - at)).numpy()
-            for at in range(first, len(ids), slide)
-        ]
-    )
+    full = nll(loaded.model, ids, tail_tokens(trained_length)).numpy()
+    contexts = short_contexts(len(ids), trained_length)
+    alone = np.concatenate([nll(loaded.model, ids[begin:end], end - at).numpy() for begin, at, end in contexts])
     return (alone - full > GAIN) & (full < LIKELY)
+
+
+def short_contexts(length: int, trained_length: int) -> list[tuple[int, int, int]]:
+    """Where each short context begins, where those tokens begin that share it, and where they end."""
+    short = short_context(trained_length)
+    slide = max(1, short // 4)
+    starts = range(length - tail_tokens(trained_length), length, slide)
+    return [(max(0, at - short), at, min(at + slide, length)) for at in starts]
 
 
 LONGPPL = LongPPL()

@@ -101,7 +101,8 @@ def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str
 
     Methods and lengths share windows and samples: intervals are of differences window by window, and these are
     resampled for all of them at once. NaN: a length that a method was not measured at. The attribute `vocabulary`, in
-    tokens, tells what chance is; without it no tail NLL is called so. Raises ValueError if nothing was measured within the trained window, or not the reference method.
+    tokens, tells what chance is; without it no tail NLL is called so. Raises ValueError if nothing was measured within
+    the trained window, or not the reference method.
     """
     evaluation = evaluation.sortby("length")
     lengths = evaluation["length"].values.astype(int)

@@ -37,9 +37,10 @@ def about(summary: Mapping[str, Any], rows: Rows) -> list[str]:
     """What crop is, where methods are compared with it."""
     if not any(to_crop(row) for row in rows):
         return []
+    reference, length = reference_of(rows)["method"], summary["level"]["length"]
     return [
-        f"Crop: {reference_of(rows)['method']} on the last {summary['level']['length']} tokens alone, which is its score "
-        "at that length: the texts are the same. A tail NLL no better than that shows no use of what stands before them."
+        f"Crop: {reference} on the last {length} tokens alone, the first one of the tokenizer's own kept: its score at "
+        "that length, of the same texts. A tail NLL no better than that shows no use of what stands before them."
     ]
 
 

@@ -116,7 +116,9 @@ def _whole(rows: Rows, reference: Mapping[str, Any], longest: int) -> str:
     if difference is None:
         return text + crop
     less = shown(difference["mean"], difference["low"], difference["high"], "+.2f")
-    return f"{text}; {rows[0]['method']} has the lowest tail NLL there, {less} nats/token to {reference['method']}{crop}"
+    return (
+        f"{text}; {rows[0]['method']} has the lowest tail NLL there, {less} nats/token to {reference['method']}{crop}"
+    )
 
 
 def _held(rows: Rows, names: str) -> str:

@@ -1,7 +1,10 @@
 """LongPPL's key tokens are those that were planted, chosen once and never by the method under test."""
 
 import json
+import math
+import re
 import shutil
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,11 +14,11 @@ import tiny
 import torch
 
 from mesa.engine.apply import attachment_of
-from mesa.models import load
+from mesa.models import load, tokenizer_of
 from mesa_lens.paper.words import words
 from probe.evaluation import evaluator
 from probe.evaluation.keyed import longppl_table, pooled
-from probe.evaluation.plan import EvalRequest, plan
+from probe.evaluation.plan import EvalRequest, estimate, evaluator_work, plan
 from probe.evaluation.run import run
 from probe.evaluation.summary import tables
 from probe.tasks import longppl
@@ -210,3 +213,58 @@ def test_a_model_that_cannot_have_the_evaluators_method_says_what_to_give(asked,
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"longppl's evaluator: ntk-mixed .*; give --evaluator-method or --evaluator"):
         plan(replace(asked, model=str(tmp_path), methods="origin", trained_length=M, evaluator_method="ntk-mixed"))
+
+
+def spoilt(head, args, logits):
+    """Logits of which one word's are no numbers."""
+    return logits.index_fill(-1, torch.tensor([0]), torch.nan)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_an_evaluator_whose_logits_are_no_numbers_is_refused_and_nothing_of_it_kept(asked, tmp_path, monkeypatch, own):
+    """Only under the evaluator's method (the model itself), or only of the other model, which is sound under it."""
+    model = asked.model if own else str(other_weights(asked, tmp_path / "other"))
+    asked, real = replace(asked, tasks=("longppl",), evaluator=None if own else model), evaluator.key_tokens
+
+    def chosen(loaded, ids, trained_length):
+        head = loaded.model.get_output_embeddings()
+        handle = head.register_forward_hook(spoilt, prepend=True)
+        try:
+            return real(loaded, ids, trained_length)
+        finally:
+            handle.remove()
+
+    monkeypatch.setattr(evaluator, "key_tokens", chosen)
+    name = "the model itself" if own else model
+    with pytest.raises(RuntimeError, match=f"longppl's evaluator, {re.escape(name)} under rerope: the logits are not"):
+        run(plan(asked), tmp_path / "out")
+    assert [*(tmp_path / "out").glob("*.*")] == []
+    monkeypatch.undo()
+    assert run(plan(asked), tmp_path / "out")["cells_left"] == 0
+
+
+def test_an_evaluator_whose_weights_are_no_numbers_is_refused_by_name(asked, tmp_path):
+    broken = other_weights(asked, tmp_path / "broken", math.nan)
+    asked = replace(asked, tasks=("longppl",), evaluator=str(broken))
+    with pytest.raises(ValueError, match=r"model '.*broken': \d+ of \d+ numbers of model.norm.weight are not finite"):
+        run(plan(asked), tmp_path / "out")
+    assert [*(tmp_path / "out").glob("*.*")] == []
+
+
+def test_the_estimate_counts_the_evaluators_passes(asked, monkeypatch):
+    made = plan(asked)
+    counted = []
+
+    def counting(model, ids, last, reduction="none"):
+        counted.append(len(ids))
+        return torch.zeros(last)
+
+    monkeypatch.setattr(longppl, "nll", counting)
+    for length in LENGTHS:
+        for ids in LONGPPL.prepare(tokenizer_of(asked.model), length, made.setting, asked.samples):
+            key_tokens(LOADED, ids, M)
+    own = {length: many for (_, length), many in evaluator_work(made).items()}
+    assert own == Counter(counted)
+    assert f", and {sum(counted):,} by which the model itself under rerope chooses key tokens" in estimate(made)
+    assert evaluator_work(plan(replace(asked, tasks=("nll",)))) == {}
+    assert "chooses key tokens" not in estimate(plan(replace(asked, tasks=("nll",))))

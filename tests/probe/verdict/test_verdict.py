@@ -215,7 +215,7 @@ def test_crop_stands_beside_every_tail_nll(planted):
     assert table["origin"]["NLL less crop's"].startswith("+0.8")
     assert table["mesa"]["NLL less crop's"].startswith(("+0.0", "-0.0"))
     assert found["told"][2]["text"].count("; by tail NLL there none does better than crop") == 1
-    assert found["notes"][-1].startswith("Crop: origin on the last 64 tokens alone, which is its score at that length")
+    assert found["notes"][-1].startswith("Crop: origin on the last 64 tokens alone, the first one of")
     without = summarized_without_length(planted)
     assert "NLL less crop's" not in verdict(without, None)["head"]
     assert "crop" not in json.dumps(verdict(without, None)["told"])
@@ -230,9 +230,11 @@ def summarized_without_length(summary):
 
 
 def test_no_method_extends_by_a_tail_nll_that_crop_has_too(planted):
-    level = {name: (0.01, -0.2, 0.22) for name in ("origin", "rerope", "dynamic-ntk", "mesa")}
+    level = dict.fromkeys(("origin", "rerope", "dynamic-ntk", "mesa"), (0.01, -0.2, 0.22))
     said = told(by_nll_alone(planted, level))["What mended it"]
-    assert said.startswith("mesa and rerope do not fail up to 320 tokens, the longest measured, judged by tail NLL alone")
+    assert said.startswith(
+        "mesa and rerope do not fail up to 320 tokens, the longest measured, judged by tail NLL alone"
+    )
     assert "by tail NLL there none does better than crop" in said
     assert " hold" not in said
     better = level | {"mesa": (-0.3, -0.4, -0.2)}
