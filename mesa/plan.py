@@ -147,7 +147,7 @@ class Plan:
     regions: tuple[Region, ...]
     frequency_scale: FrequencyScale | None = None
     by_prompt: bool = False
-    """Whether pairs' positions follow from the prompt's length, other than by what is seen."""
+    """Whether pairs' positions or factors follow from the prompt's length, other than by what is seen."""
 
 
 def distances(plan: Plan) -> np.ndarray:
@@ -187,7 +187,7 @@ def rotary_base(frequencies: Any) -> float:
 
 
 def follows_length(plan: Plan, other: Plan) -> bool:
-    """Of one method's plans for two prompts: whether positions or frequencies follow the prompt's length."""
+    """Of one method's plans for two prompts: whether positions, factors or frequencies follow its length."""
     return plan.by_prompt or other.by_prompt or not turn_alike(plan, other)
 
 

@@ -16,6 +16,9 @@ BY_LAYER = ("gemma3_text",)
 ALIBI = ("mpt", "bloom")
 """Supported model types with ALiBi."""
 
+UNSCALED = ("default", "dynamic")
+"""Values of rope_type whose frequencies follow one base; a dynamic one's are taken as they are within the window."""
+
 CONSTRUCTED = "constructed"
 """The model type of the theorems' transformers (mesa/constructed.py), with ALiBi of one slope."""
 
@@ -50,7 +53,7 @@ def check_method(config: Any, method: Method) -> None:
     check_config(config)
     if not isinstance(method, Method):
         raise ValueError(f"{method!r} is not a method: {_method_wanted(method, config)}")
-    reason = missing(config.model_type, type(method))
+    reason = unfit(config, type(method))
     if reason:
         raise ValueError(f"{method.name} cannot be attached to model type {config.model_type!r}: {reason}")
     _check_parts(config, method)
@@ -97,6 +100,26 @@ def missing(kind: str, method: type[Method]) -> str:
     if kind in (*ALIBI, CONSTRUCTED) and method.needs_rotary:
         return "it changes rotary frequencies, and ALiBi has none"
     return ""
+
+
+def unfit(config: Any, method: type[Method]) -> str:
+    """Why a model with this config cannot have a method: its type, or how its rotary frequencies are scaled."""
+    scaled = sorted({kind for kind in _scalings(config) if kind not in UNSCALED})
+    if scaled and method.needs_base and not missing(config.model_type, method):
+        return (
+            f"its config scales rotary frequencies already (rope_type {' and '.join(map(repr, scaled))}), and where to "
+            "scale them follows from the base of unscaled ones; take another method"
+        )
+    return missing(config.model_type, method)
+
+
+def _scalings(config: Any) -> list[str]:
+    """The ways in which a config scales rotary frequencies, of every kind of layers."""
+    rope = getattr(config, "rope_parameters", None)
+    if not isinstance(rope, dict):
+        return []
+    parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+    return [str(part["rope_type"]) for part in parts if part.get("rope_type") is not None]
 
 
 def no_phases(kind: str) -> str:

@@ -11,7 +11,7 @@ from mesa.engine.apply import check_executor
 from mesa.methods import Method
 from mesa.models import check_placement, config_of
 from mesa.settings import make_methods
-from mesa.support import check_config, check_method, missing
+from mesa.support import check_config, check_method, unfit
 from mesa.support import trained_length as stated_length
 
 
@@ -63,7 +63,7 @@ class MethodsRequest(ModelRequest):
                 check_method(config, method)
                 kept[name] = method
             except ValueError as error:
-                if self.methods != "all" or not missing(config.model_type, type(method)):
+                if self.methods != "all" or not unfit(config, type(method)):
                     raise
                 sys.stderr.write(f"left out: {error}\n")
         return kept

@@ -18,7 +18,7 @@ from mesa.checking.subject import Subject
 from mesa.engine.apply import check_free
 from mesa.methods import Method, ReRoPE
 from mesa.settings import make_methods
-from mesa.support import check_config, missing
+from mesa.support import check_config, unfit
 
 PRETENDED = 64
 """The M that methods are made for while they are checked, in tokens."""
@@ -91,7 +91,7 @@ def _steps(subject: Subject, methods: dict[str, Method], stated: int | None) -> 
 
 def _method_rows(subject: Subject, method: Method) -> Iterable[Row]:
     """A method's rows, or why the model's family cannot have it."""
-    why = missing(subject.model.config.model_type, type(method))
+    why = unfit(subject.model.config, type(method))
     return [Row(check, NOT_RUN, why, method.name) for check in CHECKS] if why else method_rows(subject, method)
 
 

@@ -38,6 +38,8 @@ class Method(ABC):
     """Whether the model's own rotary module is left as it is, also where it changes with length by itself."""
     needs_rotary: ClassVar[bool] = False
     """Whether it works on rotary frequencies, so that ALiBi models cannot have it."""
+    needs_base: ClassVar[bool] = False
+    """Whether it goes by the base of rotary frequencies, so that models that scale them already cannot have it."""
     trained_length: int
     log_n: bool = False
     layers: tuple[int, ...] | None = None

@@ -88,7 +88,7 @@ class DCA(Method):
             if begin > size:
                 far = Constant(min(2 * size - 1, self.most))
                 regions.append(Region(queries, (0, begin - size), far, key, **scales))
-        return Plan(length, tuple(regions))
+        return Plan(length, tuple(regions), by_prompt=self.mscale)
 
 
 _SIZES = {

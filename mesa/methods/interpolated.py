@@ -54,6 +54,7 @@ class YaRN(Method):
     )
     source = "Peng et al. 2024, github.com/jquesnelle/yarn; transformers, rope_type='yarn'"
     needs_rotary = True
+    needs_base = True
     factor: float = 4.0
     ramp: str = "number"
 

@@ -133,7 +133,7 @@ def plan(request: StudyRequest) -> StudyPlan:
     if max(lengths) > length:
         raise ValueError(f"--lengths {max(lengths)} is beyond --length {length}, up to which failure is predicted")
     if request.configs is None:
-        asked, methods = f"--methods {request.methods}", variants(request.methods, trained, config.model_type)
+        asked, methods = f"--methods {request.methods}", variants(request.methods, trained, config)
     else:
         asked, methods = f"--configs {request.configs!r}", chosen(request.configs, trained, config)
     if len(methods) < 4:

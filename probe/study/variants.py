@@ -6,23 +6,23 @@ from typing import Any
 
 from mesa.methods import Method, make, registry
 from mesa.settings import make_methods, method_settings
-from mesa.support import check_method, missing
+from mesa.support import check_method, unfit
 
 REFERENCE = "origin"
 
 
-def variants(names: str, trained_length: int, model_type: str) -> dict[str, Method]:
+def variants(names: str, trained_length: int, config: Any) -> dict[str, Method]:
     """Configs by label, such as 'leaky-rerope k=2', of the methods named ('all': those the model takes); Origin first.
 
     Each method comes with its defaults and as `_varied` says. Raises ValueError for unknown or unsupported methods.
     """
     known = registry()
     if names == "all":
-        names = ",".join(name for name, kind in known.items() if not missing(model_type, kind))
+        names = ",".join(name for name, kind in known.items() if not unfit(config, kind))
     chosen = make_methods(names, trained_length)
     for name in chosen:
-        if reason := missing(model_type, known[name]):
-            raise ValueError(f"{name} cannot be attached to model type {model_type!r}: {reason}")
+        if reason := unfit(config, known[name]):
+            raise ValueError(f"{name} cannot be attached to model type {config.model_type!r}: {reason}")
     result: dict[str, Method] = {REFERENCE: make(REFERENCE, trained_length)}
     varied = _varied(trained_length)
     for name, method in chosen.items():

@@ -183,6 +183,7 @@ PAIRS = [
     for family in FAMILIES
     for name in cases.CASES
     if not (family in ("mpt", "bloom") and mesa.METHODS[name].needs_rotary)
+    and not (family in ("phi3 longrope", "gemma3_text") and mesa.METHODS[name].needs_base)
 ]
 
 
@@ -363,6 +364,50 @@ def test_methods_on_frequencies_are_refused_for_alibi(family, name):
     model = build(family)
     message = f"{name} cannot be attached to model type '{family}': it changes rotary frequencies, and ALiBi has none"
     with pytest.raises(ValueError, match=message), mesa.applied(model, cases.method(name)):
+        pass
+
+
+SCALED = {
+    "linear": {"rope_type": "linear", "factor": 2.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": cases.TRAINED,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": cases.TRAINED},
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", list(SCALED))
+def test_yarn_is_refused_where_frequencies_are_scaled_already(kind):
+    config = tiny.model().config.to_dict() | {"rope_parameters": {**SCALED[kind], "rope_theta": 1e4}}
+    model, ids = LlamaForCausalLM(LlamaConfig(**config)).eval(), tokens(1, 40)
+    if kind == "dynamic":  # a longer prompt has other frequencies, which are not looked at
+        plain = LlamaForCausalLM(LlamaConfig(**tiny.model().config.to_dict())).eval()
+        plain.load_state_dict(model.state_dict())
+        model(tokens(1, 300))
+        with mesa.applied(model, cases.method("yarn")), mesa.applied(plain, cases.method("yarn")):
+            torch.testing.assert_close(model(ids).logits, plain(ids).logits, atol=5e-6, rtol=0)
+        return
+    message = (
+        rf"yarn cannot be attached to model type 'llama': its config scales rotary .* already \(rope_type '{kind}'\)"
+    )
+    with pytest.raises(ValueError, match=message), mesa.applied(model, cases.method("yarn")):
+        pass
+    for name in ("pi", "dynamic-ntk", "rerope"):
+        with mesa.applied(model, cases.method(name)):
+            assert model(ids).logits.isfinite().all()
+
+
+def test_yarn_is_refused_where_the_frequencies_of_some_layers_are_scaled():
+    with (
+        pytest.raises(ValueError, match=r"yarn cannot .*rope_type 'linear'"),
+        mesa.applied(gemma3(), cases.method("yarn")),
+    ):
         pass
 
 

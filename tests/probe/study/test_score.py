@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
-from transformers import BloomConfig, LlamaConfig
+from transformers import BloomConfig, LlamaConfig, MptConfig
 
 from mesa.methods import make
 from mesa.plan import distances, follows_length, reach
 from probe.study.score import advantage, correlations, resamples, score, share
 from probe.study.variants import chosen, variants
+
+LLAMA = LlamaConfig()
 
 NONE = 2049
 THRESHOLDS = (512, 1024, 2048)
@@ -140,7 +142,7 @@ def test_pairs_that_cannot_be_judged_are_left_out():
 
 
 def test_configs_fail_early_late_and_never_by_arithmetic():
-    made = variants("all", 256, "llama")
+    made = variants("all", 256, LLAMA)
     assert len(made) == 33
     assert list(made)[:3] == ["origin", "nope", "rerope"]
     first = {}
@@ -152,16 +154,16 @@ def test_configs_fail_early_late_and_never_by_arithmetic():
     assert first["self-extend group=4"] == 64 + 4 * 192
     assert first["stair width=4"] == 32 + 4 * 223 + 1
     assert [first[name] for name in ("nope", "rerope", "leaky-rerope", "stair", "mesa")] == [None] * 5
-    assert not any(name.startswith(("dynamic-ntk", "ntk-mixed")) for name in variants("all", 256, "bloom"))
+    assert not any(name.startswith(("dynamic-ntk", "ntk-mixed")) for name in variants("all", 256, BloomConfig()))
     with pytest.raises(ValueError, match="dynamic-ntk cannot be attached to model type 'mpt'"):
-        variants("dynamic-ntk", 256, "mpt")
+        variants("dynamic-ntk", 256, MptConfig())
 
 
 def test_chosen_configs_are_made_as_named():
     config = LlamaConfig(num_hidden_layers=4)
     made = chosen("rerope window=128,  leaky-rerope  k=1.25", 256, config)
     assert list(made) == ["origin", "rerope window=128", "leaky-rerope k=1.25"]
-    assert made["rerope window=128"] == variants("rerope", 256, "llama")["rerope window=128"]
+    assert made["rerope window=128"] == variants("rerope", 256, LLAMA)["rerope window=128"]
     assert made["leaky-rerope k=1.25"].k == 1.25
     assert list(chosen("nope,origin", 256, config)) == ["origin", "nope"]
     with pytest.raises(ValueError, match="layer 4 is out of range"):
@@ -171,13 +173,21 @@ def test_chosen_configs_are_made_as_named():
 
 
 def test_reach_is_the_largest_distance_of_each_query():
-    for method in variants("all", 24, "llama").values():
+    for method in variants("all", 24, LLAMA).values():
         plan = method.plan(70)
         assert reach(plan, block=16).tolist() == distances(plan).max(axis=1).tolist()
     assert reach(make("rerope", 24, window=3).plan(6)).tolist() == [0, 1, 2, 3, 3, 3]
 
 
 def test_only_dynamic_ntk_and_lampe_follow_the_prompt_length():
-    made = variants("all", 256, "llama")
+    made = variants("all", 256, LLAMA)
     follow = {name.split()[0] for name, method in made.items() if follows_length(method.plan(2048), method.plan(512))}
     assert follow == {"dynamic-ntk", "lampe"}
+    made = chosen("dca mscale=true,dca", 256, LLAMA)
+    follow = [name for name, each in made.items() if follows_length(each.plan(2048), each.plan(256))]
+    assert follow == ["dca mscale=true"]  # its factor on a prompt's tokens is by the prompt's length
+
+
+def test_configs_that_scale_rotary_have_no_yarn():
+    scaled = LlamaConfig(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})
+    assert {*variants("all", 256, LLAMA)} - {*variants("all", 256, scaled)} == {"yarn", "yarn factor=2"}
