@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from mesa_lens.paper.kinds import check_kinds
 from mesa_lens.paper.sections import SECTIONS, Section
 from probe.capture.spec import CaptureSpec, parse_ranges
 from probe.evaluation.by_length import default_lengths
+from probe.evaluation.evaluator import BY_DEFAULT, passes
 from probe.evaluation.harness import checked_tasks
 from probe.evaluation.plan import TASKS, EvalPlan, EvalRequest, memory_bytes, names, parse_lengths, plan
 from probe.plan import ProbeRequest
@@ -78,6 +80,8 @@ def read(name: str | Path) -> PaperConfig:
         check_kinds(values, f"{path}: {name}")
         if isinstance(values.get("tasks"), str):
             values["tasks"] = list(names(values["tasks"]))
+        if SECTIONS[name].tasks:
+            _only(dict.fromkeys(values.get("tasks") or ()), SECTIONS[name].tasks, f"{path}: {name}: tasks")
     methods, settings = raw.get("methods", "all"), raw.get("set") or ()
     settings = (settings,) if isinstance(settings, str) else tuple(map(str, settings))
     _only(method_settings(settings), tuple(registry()), f"{path}: set")
@@ -127,7 +131,7 @@ def eval_request(config: PaperConfig, name: str) -> EvalRequest:
     values = config.sections[name]
     lengths = values.get("max_length", 8 * config.trained_length) if name == "longbench" else values.get("lengths")
     return EvalRequest(
-        tasks=SECTIONS[name].tasks,
+        tasks=tuple(values.get("tasks") or SECTIONS[name].tasks) if SECTIONS[name].tasks else (),
         model=config.model,
         load=dict(config.load),
         methods=_methods_text(config, values),
@@ -242,7 +246,8 @@ def estimate(config: PaperConfig) -> str:
         methods = section_methods(config, name)
         for method in methods.values():
             check_method(model, method)
-        lines.append(f"{name} ({section.place}): {_section_estimate(config, name, model, len(methods), each)}")
+        count = len(_judged(config, name))
+        lines.append(f"{name} ({section.place}): {_section_estimate(config, name, model, count, each)}")
     return "\n".join(lines)
 
 
@@ -259,9 +264,30 @@ def work(config: PaperConfig) -> dict[tuple[Method, int], float]:
     for name, values in config.sections.items():
         if name == "longbench" or reason_left_out(SECTIONS[name], values):
             continue
-        for method in section_methods(config, name).values():
+        for method in _judged(config, name).values():
             for length, many in _passes(config, name).items():
                 found[method, length] = found.get((method, length), 0.0) + many
+        if name != "probe":
+            for length, many in _choosing(config, name).items():
+                method = make(BY_DEFAULT, config.trained_length)
+                found[method, length] = found.get((method, length), 0.0) + many
+    return found
+
+
+def _judged(config: PaperConfig, name: str) -> dict[str, Method]:
+    """The methods of a section that it scores: not the one that chooses its key tokens."""
+    keyed = any(TASKS[task].keyed for task in SECTIONS[name].tasks)
+    methods = section_methods(config, name).items()
+    return {label: method for label, method in methods if not (keyed and method.name == BY_DEFAULT)}
+
+
+def _choosing(config: PaperConfig, name: str) -> dict[int, int]:
+    """Passes of a section's evaluator, which chooses key tokens, by length."""
+    setting = _setting(config, request := eval_request(config, name))
+    found: Counter[int] = Counter()
+    for task in request.tasks:
+        for length in TASKS[task].passes(setting) if TASKS[task].keyed else ():
+            found.update({own: many * setting.samples for own, many in passes(length, setting.trained_length).items()})
     return found
 
 
@@ -304,10 +330,12 @@ def _section_estimate(config: PaperConfig, name: str, model: Any, methods: int, 
     setting = _setting(config, request)
     cells = [(task, length) for task in request.tasks for length in TASKS[task].passes(setting)]
     read = [(TASKS[task].tokens(length, setting), length) for task, length in cells]
-    tokens, passes = methods * sum(many for many, _ in read), methods * sum(many // length for many, length in read)
+    tokens, count = methods * sum(many for many, _ in read), methods * sum(many // length for many, length in read)
+    chosen = _choosing(config, name)
+    tokens, count = tokens + sum(length * many for length, many in chosen.items()), count + sum(chosen.values())
     held = memory_bytes(model, request.tasks, setting, each) / 2**30
     return (
-        f"{methods * len(cells)} cells, {passes:,} passes, about {tokens:,} prompt tokens, "
+        f"{methods * len(cells)} cells, {count:,} passes, about {tokens:,} prompt tokens, "
         f"memory beside the weights {held:,.1f} GiB"
     )
 

@@ -14,7 +14,7 @@ from plotly.offline import get_plotlyjs
 
 from mesa_lens.paper.config import PaperConfig
 from mesa_lens.paper.sections import SECTIONS
-from mesa_lens.paper.words import harness_table, words
+from mesa_lens.paper.words import harness_table, summed_up, words
 from probe.evaluation.summary import score_tables
 from probe.figures.evaluation_chart import evaluation_charts
 from probe.figures.fitting import embedded
@@ -63,7 +63,7 @@ def _shown(name: str, result: Mapping[str, Any], folder: Path) -> dict[str, Any]
     charts = evaluation_charts(result)
     return {
         "figures": [Markup(embedded(chart)) for chart in charts.values()],
-        "tables": list(score_tables(result["cells"])),
+        "tables": [*summed_up(result), *score_tables(result["cells"])],
         "words": words(result),
     }
 

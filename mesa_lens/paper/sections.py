@@ -13,8 +13,9 @@ _EVALUATED = ("lengths", "samples", "methods", "batch")
 
 @dataclass(frozen=True)
 class Section:
-    """One experiment. tasks: of `mesa-lens eval`; none: `probe` or lm-eval. keys: what a config may set.
+    """One experiment.
 
+    tasks: of `mesa-lens eval`, of which a config may name some; none: `probe` or lm-eval. keys: what it may set.
     variants: methods in place of the config's, as (label, method, parameters).
     printed: the table in printed.json that the paper has of it.
     """
@@ -125,6 +126,24 @@ SECTIONS = {
             "Needle in a haystack",
             "Phi-3-mini-128k: Mesa keeps finding the needle beyond 128k, Origin does not.",
             tasks=("niah-repeat", "niah-essay", "niah-noise"),
+            keys=(*_EVALUATED, "text"),
+        ),
+        Section(
+            "ruler",
+            "Beside Figure 10",
+            "RULER's other tasks and the effective length",
+            "A single needle is all that is sought. Here are several, variables to track and words to count, and from "
+            "them how long prompts may get.",
+            tasks=("niah-multikey-2", "niah-multikey-3", "niah-multivalue", "niah-multiquery", "vt", "cwe", "fwe"),
+            keys=(*_EVALUATED, "text", "tasks"),
+        ),
+        Section(
+            "longppl",
+            "Beside Figures 4 and 6",
+            "LongPPL",
+            "NLL is of all tokens. Here it is of those alone that need what stands further back, as ReRoPE chose them, "
+            "which is not judged; a baseline that reads the last M tokens alone (crop) does badly by it.",
+            tasks=("longppl",),
             keys=(*_EVALUATED, "text"),
         ),
     )

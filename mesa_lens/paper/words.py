@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from probe.evaluation.keyed import key_words
+from probe.evaluation.effective import effective_table
+from probe.evaluation.keyed import key_words, longppl_table
 from probe.evaluation.summary import Table, of_methods
 
 
@@ -29,6 +30,12 @@ def words(result: Mapping[str, Any]) -> list[str]:
     if result["cells_left"]:
         told.append(f"Cells that are not run yet: {result['cells_left']}.")
     return told
+
+
+def summed_up(result: Mapping[str, Any]) -> list[Table]:
+    """The tables of effective lengths and of LongPPL, where the tasks were run."""
+    found = (effective_table(result["effective"]), longppl_table(result["longppl"]))
+    return [table for table in found if table]
 
 
 def harness_table(result: Mapping[str, Any]) -> Table:

@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -15,10 +16,12 @@ from mesa_lens.cli import main
 from mesa_lens.paper import runner
 from mesa_lens.paper.config import estimate, plan_section, probe_request, read, section_methods
 from mesa_lens.paper.sections import SECTIONS
+from probe.evaluation import evaluator
 from probe.evaluation import run as running
 from probe.evaluation.intervals import shown
 from probe.store.reader import open_run
 from probe.tasks.likelihood import Likelihood
+from probe.tasks.recall import RULER
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -75,6 +78,9 @@ def test_the_real_models_config_takes_every_method_of_ours():
     text = estimate(config)
     assert f"nll (Figures 4 and 6): 85 cells, 255 passes, about {51 * 50 * 1024:,} prompt tokens" in text
     assert f"nll-position (Beside Figures 4 and 6): 17 cells, 51 passes, about {51 * 16 * 1024:,} prompt" in text
+    short = 4 * (2048 + 512)  # of the last 2048 tokens each has 2048 before it, shared by 512
+    tokens = 3 * (4 * 24 * 1024 + 24 * 1024 + 2 * short)
+    assert f"longppl (Beside Figures 4 and 6): 8 cells, 54 passes, about {tokens:,} prompt tokens" in text
     assert f"5 methods, 35 passes, about {(5 * 16 + 10 * 36) * 1024:,} prompt tokens, store 5,400 MiB" in text
 
 
@@ -92,7 +98,13 @@ def test_the_papers_sizes_are_in_its_configs():
     assert {method.window for method in ablation.values()} == {512}
 
 
-def test_a_report_of_every_kind_of_section(folder, tmp_path, capsys):
+def every_other(loaded, ids, trained_length):
+    """Key tokens of a model that has none, with random weights."""
+    return np.arange(trained_length // 4) % 2 == 0
+
+
+def test_a_report_of_every_kind_of_section(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(evaluator, "key_tokens", every_other)
     data = tmp_path / "reports.jsonl"
     data.write_text("\n".join(json.dumps({"report": "word " * 400, "summary": "a word"}) for _ in range(2)))
     sections = {
@@ -103,6 +115,8 @@ def test_a_report_of_every_kind_of_section(folder, tmp_path, capsys):
         "latency": {"lengths": "64", "samples": 1},
         "longbench": {},
         "ablation": {"lengths": "320", "samples": 1},
+        "ruler": {"lengths": "160,320", "samples": 1, "tasks": "niah-multikey-2,vt"},
+        "longppl": {"lengths": LENGTHS, "samples": 2, "methods": ["origin", "rerope", "crop"]},
     }
     path, out = write(tmp_path / "config.yaml", folder, sections, title="<b>Tiny</b>"), tmp_path / "out"
     assert main(["paper", "--config", str(path), "--out", str(out)]) == 0
@@ -124,6 +138,12 @@ def test_a_report_of_every_kind_of_section(folder, tmp_path, capsys):
     assert "42.76" in html  # Table 3: Mesa, M-Document QA, 8k+
     for name in sections:
         assert f'id="{name}"' in html
+    assert "effective length (tokens): the longest with at least 0.85 of the score in the first row" in html
+    assert "LongPPL: e to the mean NLL over all key tokens of all texts" in html
+    assert re.search(r"LongPPL&#39;s key tokens were chosen by the model itself under rerope: \d+ in 2 texts", html)
+    assert {entry["method"] for entry in results["longppl"]["longppl"]} == {"origin", "crop"}
+    assert {cell["task"] for cell in results["ruler"]["cells"]} == {"niah-multikey-2", "vt"}
+    assert SECTIONS["ruler"].tasks == tuple(task.name for task in RULER)
 
 
 def test_the_report_says_what_did_not_fit(folder, tmp_path, monkeypatch):
@@ -258,6 +278,7 @@ def test_folders_of_another_run_are_refused_before_anything_runs(folder, tmp_pat
         ({"sections": {"nll": {}}, "set": "mesa.window=999"}, "mesa: window=999"),
         ({"sections": {"nll": {}}, "set": ["leaky_rerope.window=9"]}, "set has an unknown key 'leaky_rerope'; known: "),
         ({"sections": ["nll"]}, "sections holds ['nll'] in place of keys and values"),
+        ({"sections": {"ruler": {"tasks": "vt,nll"}}}, "ruler: tasks has an unknown key 'nll'; known: niah-multikey-2"),
         ({"sections": {"nll": 3}}, "nll holds 3 in place of keys and values"),
         ({"sections": {}, "trained_length": None}, "has no trained_length"),
         ({"sections": {}, "trained_length": "4k"}, "trained_length holds '4k' in place of a whole number, at least 2"),

@@ -1,0 +1,96 @@
+"""A model whose loss breaks at a known position under one method: commands find where, and nothing where nothing is.
+
+Passkeys it cannot answer, so length is judged by tail NLL alone.
+"""
+
+import json
+import math
+
+import pytest
+import tiny
+import torch
+
+from mesa.engine.apply import attachment_of
+from mesa.models import load
+from mesa_lens.cli import main
+from probe import run as probing
+from probe.evaluation import run as evaluating
+
+M, BREAK, NEVER = 160, 250, 10**9
+ASKED = "--methods origin,rerope --seed 3 --samples 6"
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(tiny.folder(tmp_path_factory.mktemp("model"), M))
+
+
+def plant(monkeypatch, position):
+    """Has loaded models know every next token, more or less, but from `position` on under Origin none."""
+
+    def planted(module, args, kwargs, output):
+        ids = args[0] if args else kwargs["input_ids"]
+        following, kept = ids.roll(-1, 1), output.logits.shape[1]
+        places = torch.arange(ids.shape[1] - kept, ids.shape[1])
+        sure = 6 + 0.5 * torch.randn(kept, generator=torch.Generator().manual_seed(int(ids.sum())))
+        attached = attachment_of(module)
+        if attached is None or attached.method.name == "origin":
+            sure[places >= position] = 0.0
+        output.logits = torch.zeros_like(output.logits).scatter_(
+            -1, following[:, -kept:, None], sure.expand(len(ids), kept)[..., None]
+        )
+        return output
+
+    def loaded(*args, **options):
+        found = load(*args, **options)
+        found.model.register_forward_hook(planted, with_kwargs=True)
+        return found
+
+    for module in (probing, evaluating):
+        monkeypatch.setattr(module, "load", loaded)
+
+
+def probed(model, out):
+    options = f"{ASKED} --length 480 --lengths 80,160,320,480 --refine 4 --texts 0 --layers 0-1 --dims 0-3"
+    assert main(["probe", "--model", model, *options.split(), "--out", str(out)]) == 0
+    summary = json.loads((out / "summary.json").read_text())
+    said = {each["heading"]: each["text"] for each in summary["verdict"]["told"]}
+    return {row["method"]: row for row in summary["methods"]}, said
+
+
+def test_probe_finds_where_the_loss_breaks_and_what_mends_it_is_compared_with_crop(model, tmp_path, monkeypatch):
+    plant(monkeypatch, BREAK)
+    rows, said = probed(model, tmp_path)
+    found = rows["origin"]["measured"]
+    assert (found["length"], found["before"], found["text"]) == (260, 250, "260 [260, 260]")
+    assert found["length"] - BREAK <= M // 16
+    assert rows["rerope"]["measured"]["length"] is None
+    assert said["What broke"].startswith("origin fails at 260 tokens [260, 260], 1.6 times M: by tail NLL from 260 on")
+    assert said["What mended it"].startswith("rerope does not fail by tail NLL up to 480 tokens")
+    assert "no better than crop there" in said["What mended it"]
+    assert " hold" not in said["What mended it"]
+
+
+def test_probe_finds_nothing_where_nothing_breaks(model, tmp_path, monkeypatch):
+    plant(monkeypatch, NEVER)
+    rows, said = probed(model, tmp_path)
+    assert {row["measured"]["length"] for row in rows.values()} == {None}
+    assert said["What broke"].startswith("Nothing")
+
+
+def test_eval_finds_the_break_between_the_same_lengths(model, tmp_path, monkeypatch):
+    plant(monkeypatch, BREAK)
+    asked = f"{ASKED} --task nll,nll-position --lengths 240,260,320"
+    assert main(["eval", "--model", model, *asked.split(), "--out", str(tmp_path)]) == 0
+    cells = json.loads((tmp_path / "summary.json").read_text())["cells"]
+    means = {(cell["task"], cell["method"], cell["length"]): cell["mean"] for cell in cells}
+    vocabulary = load(model).model.config.vocab_size
+    known = math.log(1 + (vocabulary - 1) * math.exp(-6))
+    lost = math.log(vocabulary) - known
+    # of the tail's targets 220 to 259 those from 251 on are lost, of the last 20 the same ones
+    for task, shares in {"nll": (0, 9 / 40, 1), "nll-position": (0, 9 / 20, 1)}.items():
+        for length, share in zip((240, 260, 320), shares, strict=True):
+            assert means[task, "origin", length] == pytest.approx(known + share * lost, abs=0.25)
+            assert means[task, "rerope", length] == pytest.approx(known, abs=0.25)
