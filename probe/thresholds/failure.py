@@ -170,15 +170,16 @@ def _told(scores: list[np.ndarray], at: tuple[int, int], judged: tuple[str, ...]
 
     Student's of tail NLL less the level, window by window, and Wilson's of the passkeys found.
     """
-    above = np.moveaxis(scores[0] - scores[0][at], -1, 0)
-    middle, half = above.mean(0), half_width(above)
-    may, surely = [middle + half > NATS_ABOVE], [middle - half > NATS_ABOVE]
-    for hits in scores[1:]:
+    may, surely = np.zeros((2, *scores[0].shape[:2]), bool)
+    if NLL in judged:
+        above = np.moveaxis(scores[0] - scores[0][at], -1, 0)
+        middle, half = above.mean(0), half_width(above)
+        may, surely = middle + half > NATS_ABOVE, middle - half > NATS_ABOVE
+    if PASSKEY in judged:
+        hits = scores[1]
         low, high = np.vectorize(wilson)(np.nan_to_num(hits.sum(-1)), hits.shape[-1])
-        may.append(low < LEAST_ACCURACY)
-        surely.append(high < LEAST_ACCURACY)
-    own = [rule in judged for rule in RULES[: len(scores)]]
-    return np.any(np.array(may)[own], 0), np.any(np.array(surely)[own], 0)
+        may, surely = may | (low < LEAST_ACCURACY), surely | (high < LEAST_ACCURACY)
+    return may, surely
 
 
 def _failure(

@@ -112,6 +112,8 @@ def test_one_prompt_has_no_interval():
     found = of(evaluation)
     assert (found.length, found.low, found.high, found.share) == (512, None, None, None)
     assert str(found) == "512"
+    evaluation = scores(windows=1, level=math.log(4096), hits=((20, 20, 20, 3, 0, 0), (20,) * 6))
+    assert str(of(evaluation)) == "512 [512, 512]"  # the one text says nothing, and is not asked
 
 
 def test_lengths_that_one_method_lacks_do_not_count_for_it():
