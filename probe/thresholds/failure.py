@@ -170,7 +170,8 @@ def _told(scores: list[np.ndarray], at: tuple[int, int], judged: tuple[str, ...]
 
     Student's of tail NLL less the level, window by window, and Wilson's of the passkeys found.
     """
-    may, surely = np.zeros((2, *scores[0].shape[:2]), bool)
+    may: np.ndarray = np.zeros(scores[0].shape[:2], bool)
+    surely: np.ndarray = may
     if NLL in judged:
         above = np.moveaxis(scores[0] - scores[0][at], -1, 0)
         middle, half = above.mean(0), half_width(above)

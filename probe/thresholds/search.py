@@ -156,7 +156,7 @@ def searches(
     each = [_search_prompt(values, layouts, rule, reference, (every, others), known) for values in prompts]
     found: list[Any] = list(each[0])
     if "prompt" in hidden.dims:
-        found = [xr.concat(at, dim="prompt") for at in zip(*each, strict=True)]
+        found = [_side_by_side(at, hidden["prompt"]) for at in zip(*each, strict=True)]
     for one, layout, own, place in zip(found, layouts, rules, places, strict=True):
         one.attrs = {
             **asdict(own),
@@ -168,6 +168,16 @@ def searches(
             "hook": str(hidden.name),
         }
     return found
+
+
+def _side_by_side(found: Sequence[xr.Dataset], prompts: xr.DataArray) -> xr.Dataset:
+    """What was found on each prompt as one Dataset: what `xr.concat` gives, sooner."""
+    values = {
+        name: (("prompt", *first.dims), np.stack([one[name].values for one in found]), first.attrs)
+        for name, first in found[0].data_vars.items()
+    }
+    labels = {name: each for name, each in found[0].coords.items() if name != "prompt"}
+    return xr.Dataset(values, {**labels, "prompt": prompts.variable})
 
 
 def crossings_at(hidden: xr.DataArray, found: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> xr.Dataset:

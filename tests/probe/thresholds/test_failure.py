@@ -140,6 +140,11 @@ def test_what_is_not_at_chance_still_judges():
     assert of(scores(level=8.3, vocabulary=10**5)).holds
 
 
+def test_one_prompt_of_a_model_at_chance():
+    one = scores(level=math.log(4096), hits=((0,) * 6,) * 2).isel(window=slice(1), sample=slice(1))
+    assert str(of(one)) == "not judged: at chance inside M"
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_no_passkey_found_is_chance_however_few_were_asked(count):
     few = scores(hits=((0,) * 6,) * 2).isel(sample=slice(count))
