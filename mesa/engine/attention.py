@@ -42,7 +42,8 @@ class Schedule:
     turn: Turn | None = None
     slopes: Tensor | None = None
     first_key: int = 0
-    _turns: dict[tuple[Position, int, int, torch.device], Tensor] = field(default_factory=dict)
+    reads: list[Read] | None = None
+    _turns: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
     _masks: dict[tuple[Any, ...], Mask] = field(default_factory=dict)
     _factors: dict[tuple[Any, ...], Tensor | None] = field(default_factory=dict)
 
@@ -78,6 +79,22 @@ class Schedule:
         """The keys begin .. end - 1 at the positions and the scale that a region gives them."""
         return self.scaled(self.placed(states, region.key_position, begin, end), region.key_scale, begin, end)
 
+    def query_of(self, state: Tensor, regions: tuple[Region, ...]) -> Tensor:
+        """The only query (batch, head, 1, dim) at the positions and scales of regions: (batch, head, region, dim)."""
+        states, at = state.expand(-1, -1, len(regions), -1), (self.start, self.start + 1)
+        given = tuple(region.query_position for region in regions)
+        if self.turn is not None and (set(given) != {self.cached} or self.plan.frequency_scale is not None):
+            known = (given, *at, state.device)
+            if known not in self._turns:
+                index = torch.arange(*at)
+                turns = torch.cat([positions(position, index) for position in given]) - positions(self.cached, index)
+                self._turns[known] = turns.float().to(state.device)
+            states = self.turn(states, self._turns[known], self.plan)
+        scales = [region.query_scale for region in regions]
+        if len(set(scales)) == 1:
+            return self.scaled(states, scales[0], *at)
+        return torch.cat([self.scaled(states[:, :, [row]], scale, *at) for row, scale in enumerate(scales)], 2)
+
     def within(self, window: int, first_key: int) -> Schedule:
         """The same without keys `window` or more tokens back, and without those before `first_key`."""
         regions = tuple(
@@ -85,7 +102,9 @@ class Schedule:
             for region in self.plan.regions
             if region.nearest < window
         )
-        return replace(self, plan=replace(self.plan, regions=regions), first_key=first_key, _turns={}, _masks={})
+        return replace(
+            self, plan=replace(self.plan, regions=regions), first_key=first_key, reads=None, _turns={}, _masks={}
+        )
 
     def mask(self, region: Region, call: Call, like: Tensor) -> Mask:
         """The mask of a call, remembered where it is small or the same for other calls and layers."""
@@ -236,29 +255,71 @@ def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
     return merged.output(), None
 
 
-def _one_query(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """`fused` for a single query: regions with the same keys at the same positions are read once."""
-    start, length, first_key = schedule.start, schedule.plan.length, schedule.first_key
-    shared: dict[tuple[Any, ...], list[tuple[Region, Call]]] = {}
+@dataclass(frozen=True)
+class Read:
+    """Keys that a single query reads once, at the positions of the regions that hold them.
+
+    seen: whether each region holds each key, (region, key); None: the only region holds all.
+    """
+
+    regions: tuple[Region, ...]
+    keys: tuple[int, int]
+    seen: Tensor | None
+
+
+def reads(schedule: Schedule, device: torch.device) -> list[Read]:
+    """What the only query of a schedule reads: regions with the same keys at the same positions together."""
+    start, length = schedule.start, schedule.plan.length
+    shared: dict[tuple[Any, ...], list[Region]] = {}
     for region in schedule.plan.regions:
-        for call in calls(region, start, length, first_key):
-            same = (region.key_position, region.key_scale, call.keys, call.masked)
-            shared.setdefault(same, []).append((region, call))
+        for call in calls(region, start, length, schedule.first_key):
+            shared.setdefault((call.keys, call.masked, region.key_position, region.key_scale), []).append(region)
+    found = []
+    for (keys, masked, *_), regions in shared.items():
+        seen = [_seen(region, (start, length), keys, device) for region in regions if masked]
+        found.append(Read(tuple(regions), keys, torch.cat(seen) if seen else None))
+    return found
+
+
+def _one_query(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """`fused` for a single query: all scores at once where they are accurate enough, else merged by log-sum-exp."""
+    if schedule.reads is None:
+        schedule.reads = reads(schedule, query.device)
+    rows = schedule.query_of(query, tuple(region for read in schedule.reads for region in read.regions))
+    parts = []
+    for read in schedule.reads:
+        span = slice(read.keys[0] - schedule.first_key, read.keys[1] - schedule.first_key)
+        own, rows = rows[:, :, : len(read.regions)], rows[:, :, len(read.regions) :]
+        keys = schedule.key(key[:, :, span], read.regions[0], *read.keys)
+        parts.append((own, keys, span, read.seen))
+    if query.dtype in (torch.float32, torch.float64):
+        return _at_once(parts, query, value, scale)
     outputs, log_sums = [], []
-    for (*_, (low, high), masked), members in shared.items():
-        rows = torch.cat([schedule.query(query, region, start, length) for region, _ in members], 2)
-        masks = [schedule.mask(region, call, query) for region, call in members] if masked else []
-        mask = None
-        if masks:
-            blind = torch.cat([part.added.isneginf().all(-1) for part in masks])
-            mask = Mask(torch.cat([part.added for part in masks]), blind)
-        keys = schedule.key(key[:, :, low - first_key : high - first_key], members[0][0], low, high)
-        values = value[:, :, low - first_key : high - first_key]
-        output, log_sum = attend(rows, keys, values, scale, False, mask)
+    for own, keys, span, seen in parts:
+        mask = None if seen is None else Mask.of(seen, query.dtype)
+        output, log_sum = attend(own, keys, value[:, :, span], scale, False, mask)
         outputs.append(output)
         log_sums.append(log_sum)
     weights = torch.cat(log_sums, 2).softmax(-1)[..., None]
     return (torch.cat(outputs, 2) * weights).sum(2, keepdim=True).to(query.dtype)
+
+
+def _at_once(
+    parts: list[tuple[Tensor, Tensor, slice, Tensor | None]], query: Tensor, value: Tensor, scale: float
+) -> Tensor:
+    """Attention of a single query by one softmax: parts are its rows, keys, where they are, and what each row sees."""
+    batch, heads, _, dim = query.shape
+    scores = query.new_full((batch, heads, 1, value.shape[2]), -math.inf)
+    for rows, keys, span, seen in parts:
+        grouped = (rows * scale).reshape(batch, keys.shape[1], -1, dim)
+        part = (grouped @ keys.transpose(-1, -2)).view(batch, heads, -1, keys.shape[2])
+        if seen is None:
+            scores[..., span] = part
+            continue
+        for row in range(len(seen)):
+            scores[..., span] = torch.where(seen[row], part[:, :, row, None], scores[..., span])
+    weights = scores.softmax(-1).view(batch, value.shape[1], -1, value.shape[2])
+    return (weights @ value).view(query.shape)
 
 
 EXECUTORS = {"dense": dense, "fused": fused}
