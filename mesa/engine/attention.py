@@ -21,7 +21,7 @@ from mesa.engine.alibi import biased, with_bias
 from mesa.engine.kernels import BLOCK, Mask, attend
 from mesa.engine.merged import Merged
 from mesa.engine.rope import positions
-from mesa.engine.stairs import GROUP, Stair, stairs
+from mesa.engine.stairs import FEW, Stair, stairs
 from mesa.plan import Plan, Position, Region, Scale
 
 Turn = Callable[[Tensor, Tensor, Plan], Tensor]
@@ -220,7 +220,8 @@ def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
         return value[:, :, begin - first_key : end - first_key]
 
     placed: tuple[Any, Tensor] | None = None  # the last region's queries: chunks ask for the same ones twice
-    paired = stairs(schedule.plan.regions) if schedule.slopes is None and query.shape[2] >= GROUP else {}
+    many = [region for region in schedule.plan.regions if region.queries[1] - max(region.queries[0], start) >= FEW]
+    paired = stairs(many) if schedule.slopes is None else {}
     for region in schedule.plan.regions:
         region_calls = list(calls(region, start, length, first_key))
         if not region_calls or region in paired.values():
