@@ -108,12 +108,12 @@ def measured(what: str, side: str, name: str, length: int, repeats: int, folder:
     return {**{kind: min(each) for kind, each in times.items()}, "logits": logits[0].tolist()}
 
 
-def report(side: str, lengths: list[int], repeats: int, folder: Path, code: Path) -> None:
+def report(side: str, names: list[str], lengths: list[int], repeats: int, folder: Path, code: Path) -> None:
     """Prints a line of JSON for each configuration of one side, measured in processes of its own."""
     importlib.import_module("transformers.models.llama.modeling_llama")
-    names = list(OURS) if side == "ours" else list(public.PREPARED)
+    known = OURS if side == "ours" else public.PREPARED
     for length in lengths:
-        for name in ("stock", *names):
+        for name in ("stock", *(name for name in names if name in known)):
             if name in SQUARE and length > min(lengths):
                 continue
             row: dict[str, Any] = {"side": side, "name": name, "length": length}
@@ -162,6 +162,7 @@ def main() -> None:
     parser.add_argument("--code", type=Path, default=Path(), help="folder of the public checkouts")
     parser.add_argument("--python", default=sys.executable, help="the Python that runs the public code")
     parser.add_argument("--lengths", default="4096,8192")
+    parser.add_argument("--methods", default="; ".join(OURS), help="some of: %(default)s")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--out", type=Path, default=FOLDER)
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
@@ -169,7 +170,7 @@ def main() -> None:
     lengths = [int(length) for length in args.lengths.split(",")]
     if args.one:
         side, folder = args.one
-        report(side, lengths, args.repeats, Path(folder), args.code)
+        report(side, args.methods.split("; "), lengths, args.repeats, Path(folder), args.code)
         return
     rows = []
     with tempfile.TemporaryDirectory() as place:
@@ -180,6 +181,7 @@ def main() -> None:
             )
             command = [args.python if side == "public" else sys.executable, __file__, "--one", side, place]
             command += ["--code", str(args.code), "--repeats", str(args.repeats), "--lengths", args.lengths]
+            command += ["--methods", args.methods]
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as running:
                 for line in running.stdout or ():
                     rows.append(json.loads(line))

@@ -42,10 +42,10 @@ class Schedule:
     turn: Turn | None = None
     slopes: Tensor | None = None
     first_key: int = 0
-    reads: list[Read] | None = None
     _turns: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
     _masks: dict[tuple[Any, ...], Mask] = field(default_factory=dict)
     _factors: dict[tuple[Any, ...], Tensor | None] = field(default_factory=dict)
+    _reads: dict[torch.device, list[Read]] = field(default_factory=dict)
 
     def placed(self, states: Tensor, position: Position, begin: int, end: int) -> Tensor:
         """`states` of the tokens begin .. end - 1, turned on to the positions that `position` gives them."""
@@ -94,6 +94,21 @@ class Schedule:
         if len(set(scales)) == 1:
             return self.scaled(states, scales[0], *at)
         return torch.cat([self.scaled(states[:, :, [row]], scale, *at) for row, scale in enumerate(scales)], 2)
+
+    def reads(self, device: torch.device) -> list[Read]:
+        """What the only query reads: regions with the same keys at the same positions together."""
+        if device not in self._reads:
+            shared: dict[tuple[Any, ...], list[Region]] = {}
+            for region in self.plan.regions:
+                for call in calls(region, self.start, self.plan.length, self.first_key):
+                    same = (call.keys, call.masked, region.key_position, region.key_scale)
+                    shared.setdefault(same, []).append(region)
+            found = self._reads[device] = []
+            for (keys, masked, *_), regions in shared.items():
+                queries = self.start, self.plan.length
+                seen = [_seen(region, queries, keys, device) for region in regions if masked]
+                found.append(Read(tuple(regions), keys, torch.cat(seen) if seen else None))
+        return self._reads[device]
 
     def within(self, window: int, first_key: int) -> Schedule:
         """The same without keys `window` or more tokens back, and without those before `first_key`."""
@@ -268,27 +283,12 @@ class Read:
     seen: Tensor | None
 
 
-def reads(schedule: Schedule, device: torch.device) -> list[Read]:
-    """What the only query of a schedule reads: regions with the same keys at the same positions together."""
-    start, length = schedule.start, schedule.plan.length
-    shared: dict[tuple[Any, ...], list[Region]] = {}
-    for region in schedule.plan.regions:
-        for call in calls(region, start, length, schedule.first_key):
-            shared.setdefault((call.keys, call.masked, region.key_position, region.key_scale), []).append(region)
-    found = []
-    for (keys, masked, *_), regions in shared.items():
-        seen = [_seen(region, (start, length), keys, device) for region in regions if masked]
-        found.append(Read(tuple(regions), keys, torch.cat(seen) if seen else None))
-    return found
-
-
 def _one_query(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """`fused` for a single query: all scores at once where they are accurate enough, else merged by log-sum-exp."""
-    if schedule.reads is None:
-        schedule.reads = reads(schedule, query.device)
-    rows = schedule.query_of(query, tuple(region for read in schedule.reads for region in read.regions))
+    reads = schedule.reads(query.device)
+    rows = schedule.query_of(query, tuple(region for read in reads for region in read.regions))
     parts = []
-    for read in schedule.reads:
+    for read in reads:
         span = slice(read.keys[0] - schedule.first_key, read.keys[1] - schedule.first_key)
         own, rows = rows[:, :, : len(read.regions)], rows[:, :, len(read.regions) :]
         keys = schedule.key(key[:, :, span], read.regions[0], *read.keys)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mesa.engine import attention, stairs
+from mesa.engine import attention, kernels, stairs
 from mesa.engine.attention import Schedule
 from mesa.methods.woven import stair
 from mesa.plan import Carry, Constant, Plan, Stepped
@@ -91,6 +91,26 @@ def test_other_uses_of_a_carry_equal_dense(odd, start):
     pairs, *regions = ODD[odd]
     assert len(stairs.stairs(regions)) == pairs
     assert apart(tuple(regions), LENGTH, start) < 1e-12
+
+
+@pytest.mark.parametrize("odd", list(ODD))
+@pytest.mark.parametrize(("length", "first_key"), [(LENGTH, 0), (217, 30), (130, 0), (9, 0)])
+def test_a_single_query_equals_dense(odd, length, first_key):
+    assert apart(tuple(ODD[odd][1:]), length, length - 1, first_key, batch=2) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_single_query_in_half_precision_is_merged_by_the_kernels(dtype, monkeypatch):
+    query, key, value = (each.to(dtype) for each in states(LENGTH, LENGTH - 1))
+    regions = NEAR, *(replace(each, **SCALED) for each in (PLAIN, CARRIED))
+    plan, ran = Plan(LENGTH, regions), []
+    monkeypatch.setattr(attention, "attend", lambda *given: ran.append(1) or kernels.attend(*given))
+    with torch.no_grad():
+        got = attention.fused(Schedule(plan, LENGTH - 1, Stepped(7)), query, key, value, DIM**-0.5)[0]
+        double = (each.double() for each in (query, key, value))
+        expected = attention.dense(Schedule(plan, LENGTH - 1, Stepped(7)), *double, DIM**-0.5)[0]
+    assert len(ran) == (2 if dtype == torch.bfloat16 else 0)
+    assert (got.double() - expected).abs().max() < {torch.bfloat16: 0.02, torch.float32: 1e-5}[dtype]
 
 
 def test_masks_are_kept_for_one_device():
