@@ -105,9 +105,10 @@ class Schedule:
                     shared.setdefault(same, []).append(region)
             found = self._reads[device] = []
             for (keys, masked, *_), regions in shared.items():
-                queries = self.start, self.plan.length
-                seen = [_seen(region, queries, keys, device) for region in regions if masked]
-                found.append(Read(tuple(regions), keys, torch.cat(seen) if seen else None))
+                rows = [_seen(each, (self.start, self.plan.length), keys, device) for each in regions if masked]
+                seen = torch.cat(rows) if rows else None
+                if seen is None or bool(seen.any()):
+                    found.append(Read(tuple(regions), keys, seen))
         return self._reads[device]
 
     def within(self, window: int, first_key: int) -> Schedule:
@@ -117,9 +118,8 @@ class Schedule:
             for region in self.plan.regions
             if region.nearest < window
         )
-        return replace(
-            self, plan=replace(self.plan, regions=regions), first_key=first_key, reads=None, _turns={}, _masks={}
-        )
+        plan = replace(self.plan, regions=regions)
+        return replace(self, plan=plan, first_key=first_key, _turns={}, _masks={}, _reads={})
 
     def mask(self, region: Region, call: Call, like: Tensor) -> Mask:
         """The mask of a call, remembered where it is small or the same for other calls and layers."""
@@ -286,6 +286,8 @@ class Read:
 def _one_query(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """`fused` for a single query: all scores at once where they are accurate enough, else merged by log-sum-exp."""
     reads = schedule.reads(query.device)
+    if not reads:
+        return torch.zeros_like(query)
     rows = schedule.query_of(query, tuple(region for read in reads for region in read.regions))
     parts = []
     for read in reads:

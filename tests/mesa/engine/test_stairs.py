@@ -42,7 +42,7 @@ def apart(regions, length, start=0, first_key=0, batch=1):
         expected, got = (each(schedule, query, key, value, DIM**-0.5)[0] for each in (attention.dense, attention.fused))
     sighted = ~expected.isnan()  # dense has NaN where a query sees nothing
     assert (got[~sighted] == 0).all()
-    return (got - expected)[sighted].abs().max()
+    return torch.where(sighted, got - expected, 0).abs().max()
 
 
 @pytest.mark.parametrize("width", [2, 3, 7, 50, 255, 256, 257, 3000])
@@ -94,7 +94,7 @@ def test_other_uses_of_a_carry_equal_dense(odd, start):
 
 
 @pytest.mark.parametrize("odd", list(ODD))
-@pytest.mark.parametrize(("length", "first_key"), [(LENGTH, 0), (217, 30), (130, 0), (9, 0)])
+@pytest.mark.parametrize(("length", "first_key"), [(LENGTH, 0), (217, 30), (9, 0)])
 def test_a_single_query_equals_dense(odd, length, first_key):
     assert apart(tuple(ODD[odd][1:]), length, length - 1, first_key, batch=2) < 1e-12
 
