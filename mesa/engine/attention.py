@@ -21,7 +21,7 @@ from mesa.engine.alibi import biased, with_bias
 from mesa.engine.kernels import BLOCK, Mask, attend
 from mesa.engine.merged import Merged
 from mesa.engine.rope import positions
-from mesa.engine.stairs import GROUP, Stair, stairs
+from mesa.engine.stairs import FEW, Stair, stairs
 from mesa.plan import Plan, Position, Region, Scale
 
 Turn = Callable[[Tensor, Tensor, Plan], Tensor]
@@ -42,9 +42,10 @@ class Schedule:
     turn: Turn | None = None
     slopes: Tensor | None = None
     first_key: int = 0
-    _turns: dict[tuple[Position, int, int, torch.device], Tensor] = field(default_factory=dict)
+    _turns: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
     _masks: dict[tuple[Any, ...], Mask] = field(default_factory=dict)
     _factors: dict[tuple[Any, ...], Tensor | None] = field(default_factory=dict)
+    _reads: dict[torch.device, list[Read]] = field(default_factory=dict)
 
     def placed(self, states: Tensor, position: Position, begin: int, end: int) -> Tensor:
         """`states` of the tokens begin .. end - 1, turned on to the positions that `position` gives them."""
@@ -78,6 +79,38 @@ class Schedule:
         """The keys begin .. end - 1 at the positions and the scale that a region gives them."""
         return self.scaled(self.placed(states, region.key_position, begin, end), region.key_scale, begin, end)
 
+    def query_of(self, state: Tensor, regions: tuple[Region, ...]) -> Tensor:
+        """The only query (batch, head, 1, dim) at the positions and scales of regions: (batch, head, region, dim)."""
+        states, at = state.expand(-1, -1, len(regions), -1), (self.start, self.start + 1)
+        given = tuple(region.query_position for region in regions)
+        if self.turn is not None and (set(given) != {self.cached} or self.plan.frequency_scale is not None):
+            known = (given, *at, state.device)
+            if known not in self._turns:
+                index = torch.arange(*at)
+                turns = torch.cat([positions(position, index) for position in given]) - positions(self.cached, index)
+                self._turns[known] = turns.float().to(state.device)
+            states = self.turn(states, self._turns[known], self.plan)
+        scales = [region.query_scale for region in regions]
+        if len(set(scales)) == 1:
+            return self.scaled(states, scales[0], *at)
+        return torch.cat([self.scaled(states[:, :, [row]], scale, *at) for row, scale in enumerate(scales)], 2)
+
+    def reads(self, device: torch.device) -> list[Read]:
+        """What the only query reads: regions with the same keys at the same positions together."""
+        if device not in self._reads:
+            shared: dict[tuple[Any, ...], list[Region]] = {}
+            for region in self.plan.regions:
+                for call in calls(region, self.start, self.plan.length, self.first_key):
+                    same = (call.keys, call.masked, region.key_position, region.key_scale)
+                    shared.setdefault(same, []).append(region)
+            found = self._reads[device] = []
+            for (keys, masked, *_), regions in shared.items():
+                rows = [_seen(each, (self.start, self.plan.length), keys, device) for each in regions if masked]
+                seen = torch.cat(rows) if rows else None
+                if seen is None or bool(seen.any()):
+                    found.append(Read(tuple(regions), keys, seen))
+        return self._reads[device]
+
     def within(self, window: int, first_key: int) -> Schedule:
         """The same without keys `window` or more tokens back, and without those before `first_key`."""
         regions = tuple(
@@ -85,7 +118,8 @@ class Schedule:
             for region in self.plan.regions
             if region.nearest < window
         )
-        return replace(self, plan=replace(self.plan, regions=regions), first_key=first_key, _turns={}, _masks={})
+        plan = replace(self.plan, regions=regions)
+        return replace(self, plan=plan, first_key=first_key, _turns={}, _masks={}, _reads={})
 
     def mask(self, region: Region, call: Call, like: Tensor) -> Mask:
         """The mask of a call, remembered where it is small or the same for other calls and layers."""
@@ -201,7 +235,8 @@ def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
         return value[:, :, begin - first_key : end - first_key]
 
     placed: tuple[Any, Tensor] | None = None  # the last region's queries: chunks ask for the same ones twice
-    paired = stairs(schedule.plan.regions) if schedule.slopes is None and query.shape[2] >= GROUP else {}
+    many = [region for region in schedule.plan.regions if region.queries[1] - max(region.queries[0], start) >= FEW]
+    paired = stairs(many) if schedule.slopes is None else {}
     for region in schedule.plan.regions:
         region_calls = list(calls(region, start, length, first_key))
         if not region_calls or region in paired.values():
@@ -236,29 +271,58 @@ def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
     return merged.output(), None
 
 
+@dataclass(frozen=True)
+class Read:
+    """Keys that a single query reads once, at the positions of the regions that hold them.
+
+    seen: whether each region holds each key, (region, key); None: the only region holds all.
+    """
+
+    regions: tuple[Region, ...]
+    keys: tuple[int, int]
+    seen: Tensor | None
+
+
 def _one_query(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """`fused` for a single query: regions with the same keys at the same positions are read once."""
-    start, length, first_key = schedule.start, schedule.plan.length, schedule.first_key
-    shared: dict[tuple[Any, ...], list[tuple[Region, Call]]] = {}
-    for region in schedule.plan.regions:
-        for call in calls(region, start, length, first_key):
-            same = (region.key_position, region.key_scale, call.keys, call.masked)
-            shared.setdefault(same, []).append((region, call))
+    """`fused` for a single query: all scores at once where they are accurate enough, else merged by log-sum-exp."""
+    reads = schedule.reads(query.device)
+    if not reads:
+        return torch.zeros_like(query)
+    rows = schedule.query_of(query, tuple(region for read in reads for region in read.regions))
+    parts = []
+    for read in reads:
+        span = slice(read.keys[0] - schedule.first_key, read.keys[1] - schedule.first_key)
+        own, rows = rows[:, :, : len(read.regions)], rows[:, :, len(read.regions) :]
+        keys = schedule.key(key[:, :, span], read.regions[0], *read.keys)
+        parts.append((own, keys, span, read.seen))
+    if query.dtype in (torch.float32, torch.float64):
+        return _at_once(parts, query, value, scale)
     outputs, log_sums = [], []
-    for (*_, (low, high), masked), members in shared.items():
-        rows = torch.cat([schedule.query(query, region, start, length) for region, _ in members], 2)
-        masks = [schedule.mask(region, call, query) for region, call in members] if masked else []
-        mask = None
-        if masks:
-            blind = torch.cat([part.added.isneginf().all(-1) for part in masks])
-            mask = Mask(torch.cat([part.added for part in masks]), blind)
-        keys = schedule.key(key[:, :, low - first_key : high - first_key], members[0][0], low, high)
-        values = value[:, :, low - first_key : high - first_key]
-        output, log_sum = attend(rows, keys, values, scale, False, mask)
+    for own, keys, span, seen in parts:
+        mask = None if seen is None else Mask.of(seen, query.dtype)
+        output, log_sum = attend(own, keys, value[:, :, span], scale, False, mask)
         outputs.append(output)
         log_sums.append(log_sum)
     weights = torch.cat(log_sums, 2).softmax(-1)[..., None]
     return (torch.cat(outputs, 2) * weights).sum(2, keepdim=True).to(query.dtype)
+
+
+def _at_once(
+    parts: list[tuple[Tensor, Tensor, slice, Tensor | None]], query: Tensor, value: Tensor, scale: float
+) -> Tensor:
+    """Attention of a single query by one softmax: parts are its rows, keys, where they are, and what each row sees."""
+    batch, heads, _, dim = query.shape
+    scores = query.new_full((batch, heads, 1, value.shape[2]), -math.inf)
+    for rows, keys, span, seen in parts:
+        grouped = (rows * scale).reshape(batch, keys.shape[1], -1, dim)
+        part = (grouped @ keys.transpose(-1, -2)).view(batch, heads, -1, keys.shape[2])
+        if seen is None:
+            scores[..., span] = part
+            continue
+        for row in range(len(seen)):
+            scores[..., span] = torch.where(seen[row], part[:, :, row, None], scores[..., span])
+    weights = scores.softmax(-1).view(batch, value.shape[1], -1, value.shape[2])
+    return (weights @ value).view(query.shape)
 
 
 EXECUTORS = {"dense": dense, "fused": fused}

@@ -22,6 +22,9 @@ from mesa.plan import Carry, Region, Stepped
 GROUP = 192
 """Queries a call, about (tokens): fewer read keys too often, more have more residues to mask."""
 
+FEW = 256
+"""Queries below which sorting keys costs more than reading them twice with a mask (tokens)."""
+
 _LEAF = 256
 """Queries of a triangle that is left to a mask (tokens)."""
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mesa.engine import attention, stairs
+from mesa.engine import attention, kernels, stairs
 from mesa.engine.attention import Schedule
 from mesa.methods.woven import stair
 from mesa.plan import Carry, Constant, Plan, Stepped
@@ -16,8 +16,9 @@ DIM = 8
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch):
     """Of queries and of keys, so that a few hundred tokens have many."""
+    monkeypatch.setattr(stairs, "GROUP", 16)
     for module in (attention, stairs):
-        monkeypatch.setattr(module, "GROUP", 16)
+        monkeypatch.setattr(module, "FEW", 16)
     monkeypatch.setattr(stairs, "_KEYS", 97)
 
 
@@ -41,7 +42,7 @@ def apart(regions, length, start=0, first_key=0, batch=1):
         expected, got = (each(schedule, query, key, value, DIM**-0.5)[0] for each in (attention.dense, attention.fused))
     sighted = ~expected.isnan()  # dense has NaN where a query sees nothing
     assert (got[~sighted] == 0).all()
-    return (got - expected)[sighted].abs().max()
+    return torch.where(sighted, got - expected, 0).abs().max()
 
 
 @pytest.mark.parametrize("width", [2, 3, 7, 50, 255, 256, 257, 3000])
@@ -90,6 +91,26 @@ def test_other_uses_of_a_carry_equal_dense(odd, start):
     pairs, *regions = ODD[odd]
     assert len(stairs.stairs(regions)) == pairs
     assert apart(tuple(regions), LENGTH, start) < 1e-12
+
+
+@pytest.mark.parametrize("odd", list(ODD))
+@pytest.mark.parametrize(("length", "first_key"), [(LENGTH, 0), (217, 30), (9, 0)])
+def test_a_single_query_equals_dense(odd, length, first_key):
+    assert apart(tuple(ODD[odd][1:]), length, length - 1, first_key, batch=2) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_single_query_in_half_precision_is_merged_by_the_kernels(dtype, monkeypatch):
+    query, key, value = (each.to(dtype) for each in states(LENGTH, LENGTH - 1))
+    regions = NEAR, *(replace(each, **SCALED) for each in (PLAIN, CARRIED))
+    plan, ran = Plan(LENGTH, regions), []
+    monkeypatch.setattr(attention, "attend", lambda *given: ran.append(1) or kernels.attend(*given))
+    with torch.no_grad():
+        got = attention.fused(Schedule(plan, LENGTH - 1, Stepped(7)), query, key, value, DIM**-0.5)[0]
+        double = (each.double() for each in (query, key, value))
+        expected = attention.dense(Schedule(plan, LENGTH - 1, Stepped(7)), *double, DIM**-0.5)[0]
+    assert len(ran) == (2 if dtype == torch.bfloat16 else 0)
+    assert (got.double() - expected).abs().max() < {torch.bfloat16: 0.02, torch.float32: 1e-5}[dtype]
 
 
 def test_masks_are_kept_for_one_device():
