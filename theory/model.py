@@ -24,7 +24,7 @@ from transformer_lens.HookedRootModule import HookedRootModule
 from mesa.plan import Plan, distances
 from theory.parts import POSITION, Head
 from theory.recovery import Weights, log_steps, sharpness
-from theory.turned import turned_scores
+from theory.turned import Turns
 
 Weave = Callable[[Any], Any]
 """Maps distances to effective distances; see mesa.weave."""
@@ -51,7 +51,7 @@ class Attention(nn.Module):
 
     distances: take W's place where they are no function of t - i alone, or a key is not seen.
 
-    turns: rotary's angles a token, by pair: then scores are `grown` times theory.turned's, and `slope` is nothing.
+    turns: takes the place of `slope` and its bias: rotary embedding.
 
     logarithm: puts out the logarithm of what head 0 gives POSITION: the same pattern, values and W_O, evaluated where
     float64 would underflow.
@@ -69,11 +69,10 @@ class Attention(nn.Module):
         slope: float,
         logarithm: bool,
         distances: Distances | None = None,
-        turns: Tensor | None = None,
-        grown: float = 1.0,
+        turns: Turns | None = None,
     ) -> None:
         super().__init__()
-        self.turns, self.grown = turns, grown
+        self.turns = turns
         for name in ("W_Q", "W_K", "W_V", "W_O"):
             stacked = np.stack([getattr(head, name) for head in heads])
             self.register_buffer(name, torch.from_numpy(stacked))
@@ -114,7 +113,7 @@ class Attention(nn.Module):
             effective = self.distances(q.shape[1])
         else:
             effective = distance if self.weave is None else self.weave(distance.clamp(min=0))
-        scores = self.grown * turned_scores(q, k, effective, self.turns)
+        scores = self.turns.scores(q, k, effective)
         return scores.masked_fill((distance < 0) | (effective < 0), -torch.inf)
 
     def _positioned(self, scores: Tensor) -> Tensor:
@@ -178,12 +177,11 @@ class Block(nn.Module):
         weave: Weave | None,
         slope: float,
         distances: Distances | None = None,
-        turns: Tensor | None = None,
-        grown: float = 1.0,
+        turns: Turns | None = None,
     ) -> None:
         super().__init__()
         logarithm = isinstance(layer.mlp, LogSteps)
-        self.attn = Attention(layer.heads, weave, slope, logarithm, distances, turns, grown)
+        self.attn = Attention(layer.heads, weave, slope, logarithm, distances, turns)
         self.mlp = MLP(layer.mlp) if isinstance(layer.mlp, tuple) else layer.mlp
         self.hook_in, self.hook_resid_mid, self.hook_out = HookPoint(), HookPoint(), HookPoint()
 
@@ -211,15 +209,14 @@ class Construction(HookedRootModule):
         weave: Weave | None = None,
         distances: Distances | None = None,
         slope: float = 1.0,
-        turns: np.ndarray | None = None,
-        grown: float = 1.0,
+        turns: Turns | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> None:
         super().__init__()
         self.register_buffer("W_E", torch.from_numpy(W_E))
+        self.turns = turns
         self.hook_embed = HookPoint()
-        angles = None if turns is None else torch.from_numpy(turns)
-        self.blocks = nn.ModuleList(Block(layer, weave, slope, distances, angles, grown) for layer in layers)
+        self.blocks = nn.ModuleList(Block(layer, weave, slope, distances, turns) for layer in layers)
         self.to(dtype)
         self.setup()
 

@@ -51,7 +51,7 @@ class Head:
 
 
 def embedding(shape: Shape, rng: np.random.Generator, free: int = FREE) -> np.ndarray:
-    """W_E (model size, vocabulary) of theorem 3.1: 1 in CONST, <bos> marked in BOS, 0 up to `free`, random rows from it."""
+    """W_E (model size, vocabulary) of theorem 3.1: 1 in CONST, <bos> marked in BOS, random rows from `free` on."""
     W_E = np.zeros((shape.model, shape.vocabulary))
     W_E[CONST] = 1
     W_E[BOS, 0] = 1

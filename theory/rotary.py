@@ -139,9 +139,9 @@ class Rotary:
 
 
 def woven_reach(sizes: Rotary, N: int) -> float:
-    """T* of ReRoPE with window N, of ideal recovery for 'rotation' (as theory.bounds.extended_length), exact for 'count'.
+    """T* of ReRoPE with window N: exact for 'count', of ideal recovery for 'rotation'.
 
-    rotation: p = min(i, N + 1), so D(t) = 2 S + (t - 2N) e^-h(N) from t = 2N on, h(u) = a sin(theta u) and S the sum
+    rotation (as theory.bounds.extended_length): p = min(i, N + 1), so D(t) = 2 S + (t - 2N) e^-h(N) from t = 2N on, h(u) = a sin(theta u) and S the sum
     of e^-h(j) over j < N: T* = 2N + e^h(N) (M - 2 S).
     count: p = min(i, K). From t = K + N on D(t) grows by e^-(h(N) + h(K-1-N)) a token: the keys beyond K that are
     farther than N all lie N back, at the position K - 1 ahead of <bos>'s.
@@ -156,9 +156,18 @@ def woven_reach(sizes: Rotary, N: int) -> float:
     return float(K + N + math.exp(h[N] + ahead[0]) * (sizes.M - ends))
 
 
-def certain_failure(sizes: Rotary, factor: float) -> int:
-    """The t from which 'count' fails for certain where a method turns by theta' = factor * theta: M + (K-1) / factor.
+def fails_from(sizes: Rotary, distance: np.ndarray) -> int | None:
+    """The first t, by the effective distances of r = 0, 1, ..., with W(t-1) >= K - 1 + W(M-2): D(t) > M there.
 
-    Up to where <bos> is a quarter turn behind: theta' (t - 1) <= theta (K - 1) + pi / 2.
+    <bos> is at the phase theta (p_t - 1 - W(t-1)) <= -theta W(M-2), since p_t <= K; the M - 1 nearest keys are at
+    theta (p_t - p_i - W(t-i)) >= -theta W(M-2) where p rises. As long as the sine rises between them, W(t-1) - (p_t - 1)
+    <= L, they all get what <bos> gets or more. Whatever distances are: a weave, or r times theta' / theta. None: not
+    among these distances.
     """
-    return math.ceil(sizes.M + (sizes.recovers - 1) / factor - 1e-9)
+    reached = np.flatnonzero(distance >= sizes.recovers - 1 + distance[sizes.M - 2])
+    return int(reached[0]) + 1 if len(reached) else None
+
+
+def most(sizes: Rotary, grown: float = 1.0) -> float:
+    """M e^(2a): from here on D(t) >= M whatever distances and frequencies a method takes, since |s(t, i)| <= a."""
+    return sizes.M * math.exp(2 * grown * sizes.amplitude)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mesa.constructed_llama import ConstructedLlamaConfig, ConstructedLlamaForCausalLM, inverse_frequencies
+from mesa.constructed_llama import ConstructedLlamaConfig, ConstructedLlamaForCausalLM
 from theory.model import Construction, Distances, Layer, Weave
 from theory.parts import (
     BOS,
@@ -29,9 +29,9 @@ from theory.parts import (
     free_head,
     with_signal,
 )
-from theory.pretrained import VOCABULARY
 from theory.recovery import Weights
 from theory.rotary import Rotary
+from theory.turned import Turns
 
 COS, SIN, FREE = 3, 4, 5
 """Residual directions: cos and sin of theta p_t; the first of the free ones."""
@@ -84,68 +84,61 @@ def rotary_model(
     M: int,
     H: float = 0.5,
     *,
+    reads: str = "rotation",
+    recovers: int = 0,
+    quarter: int = 0,
+    slope: float = 1.0,
+    pair: int = -1,
     weave: Weave | None = None,
     distances: Distances | None = None,
-    factors: np.ndarray | None = None,
+    factors: tuple[float, ...] | None = None,
     grown: float = 1.0,
     shape: Shape | None = None,
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
-    **sizes: Any,
 ) -> Construction:
     """Theorem 3.2 under rotary embedding: o_t > H for t < M and o_t < H for every t > M.
 
-    It holds for ever, though scores are periodic: keys 1 .. K, K >= M, all get the score of <bos>, so D(t) > M.
-    weave, distances: effective distances, as for `Construction`. factors: on each pair's angle, a method's (pair,);
-    grown: on scores. sizes: as for theory.rotary.Rotary, the pairs by `shape`. ValueError as there.
+    It holds for ever, though scores are periodic: the keys 1 .. K, K >= M, all get the score of <bos>, so D(t) > M.
+    reads .. pair: as for theory.rotary.Rotary. weave, distances: effective distances, as for `Construction`; factors:
+    a method's on each pair's angle; grown: on scores. Raises ValueError as Rotary, and for H not finite.
     """
-    shape, given = shape or Shape(), _sizes(M, shape or Shape(), sizes)
+    shape = _checked(shape)
     check_numbers(M, H)
+    half = shape.head // 2
+    sizes = Rotary(M=M, reads=reads, recovers=recovers, quarter=quarter, slope=slope, pairs=half, pair=pair)
     rng = np.random.default_rng(seed)
-    W_E = _embedding(shape, rng)
+    W_E = embedding(shape, rng, FREE)
     others = [[free_head(shape, rng, FREE) for _ in range(shape.heads - 1)] for _ in range(2)]
-    first, second = reading_head(shape, given), turning_head(shape, given, H)
-    layers = [Layer([first, *others[0]], turning_steps(shape, given)), Layer([second, *others[1]])]
-    turns = inverse_frequencies(given.base, given.pairs) * (1 if factors is None else factors)
-    return Construction(W_E, layers, weave=weave, distances=distances, turns=turns, grown=grown, dtype=dtype)
+    first, second = reading_head(shape, sizes), turning_head(shape, sizes, H)
+    layers = [Layer([first, *others[0]], turning_steps(shape, sizes)), Layer([second, *others[1]])]
+    turns = Turns(sizes.base, factors, grown)
+    return Construction(W_E, layers, weave=weave, distances=distances, turns=turns, dtype=dtype)
 
 
 def rotary_nope_model(
     M: int, H: float = 0.5, *, shape: Shape | None = None, seed: int = 0, dtype: torch.dtype = torch.float64
 ) -> Construction:
-    """Theorem 3.1 under rotary embedding: keys of 0 are turned into 0, so o_t = M / t - 1 + H under every method."""
-    shape, rng = shape or Shape(), np.random.default_rng(seed)
+    """Theorem 3.1 under rotary embedding: keys of 0 stay 0 turned, so o_t = M / t - 1 + H under every method."""
+    shape, rng = _checked(shape), np.random.default_rng(seed)
     check_numbers(M, H)
-    W_E = _embedding(shape, rng)
+    W_E = embedding(shape, rng, FREE)
     head = averaging_head(shape, rng, M, H)
     head = replace(head, W_K=0 * head.W_K)
     heads = [head, *(free_head(shape, rng, FREE) for _ in range(shape.heads - 1))]
-    return Construction(W_E, [Layer(heads)], turns=inverse_frequencies(10000.0, shape.head // 2), dtype=dtype)
+    return Construction(W_E, [Layer(heads)], turns=Turns(10000.0), dtype=dtype)
 
 
-def _sizes(M: int, shape: Shape, sizes: dict[str, Any]) -> Rotary:
+def _checked(shape: Shape | None) -> Shape:
+    shape = shape or Shape()
     if shape.head % 2 or shape.model < FREE:
-        raise ValueError(f"head={shape.head}, model={shape.model}: heads are of pairs, and {FREE} dims have names")
-    return Rotary(M=M, pairs=shape.head // 2, **sizes)
+        raise ValueError(
+            f"head={shape.head}, model={shape.model} do not fit; take an even head size, for pairs, and model >= {FREE}"
+        )
+    return shape
 
 
-def _embedding(shape: Shape, rng: np.random.Generator) -> np.ndarray:
-    return embedding(shape, rng, FREE)
-
-
-def build_rotary(M: int, H: float = 0.5, *, nope: bool = False, **options: Any) -> ConstructedLlamaForCausalLM:
-    """The construction as a Hugging Face model; arguments as for `rotary_model`, or `rotary_nope_model` with `nope`.
-
-    The weave is a method's, `mesa.applied(model, mesa.ReRoPE(trained_length=M, window=N, log_n=False))`. Vocabulary and
-    residual stream as for `theory.build`; `theory.save` takes it.
-    """
-    shape = options.setdefault("shape", Shape(model=24, vocabulary=VOCABULARY))
-    own = (rotary_nope_model if nope else rotary_model)(M, H, **options)
-    sizes = Rotary(M=3) if nope else _sizes(M, shape, {k: v for k, v in options.items() if k in Rotary.__annotations__})
-    return as_llama(own, M, 10000.0 if nope else sizes.base)
-
-
-def as_llama(construction: Construction, M: int, base: float) -> ConstructedLlamaForCausalLM:
+def as_llama(construction: Construction, turns: Turns, M: int) -> ConstructedLlamaForCausalLM:
     """The Llama with a construction's matrices; its logits are the free directions, read by the embedding."""
     blocks: list[Any] = list(construction.blocks)
     heads, size, model = blocks[0].attn.W_Q.shape
@@ -160,7 +153,7 @@ def as_llama(construction: Construction, M: int, base: float) -> ConstructedLlam
         hidden_act="relu",
         vocab_size=construction.W_E.shape[1],
         max_position_embeddings=M,
-        rope_parameters={"rope_type": "default", "rope_theta": base},
+        rope_parameters={"rope_type": "default", "rope_theta": turns.base},
         bos_token_id=0,
         eos_token_id=None,
         tie_word_embeddings=False,

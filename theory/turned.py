@@ -2,8 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 from torch import Tensor
+
+from mesa.constructed_llama import inverse_frequencies
+
+
+@dataclass(frozen=True)
+class Turns:
+    """How a construction's pairs turn: by `base`, times a method's factors on each pair's angle and one on scores."""
+
+    base: float
+    factors: tuple[float, ...] | None = None
+    grown: float = 1.0
+
+    def scores(self, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
+        """Scores (batch, head, query, key); arguments as for `turned_scores`."""
+        angles = inverse_frequencies(self.base, q.shape[-1] // 2)
+        angles = angles if self.factors is None else angles * np.array(self.factors)
+        return self.grown * turned_scores(q, k, distance, torch.from_numpy(angles))
 
 
 def turned_scores(q: Tensor, k: Tensor, distance: Tensor, angles: Tensor) -> Tensor:
