@@ -24,7 +24,8 @@ def tokens(model: PreTrainedModel, length: int, seed: int = 0) -> Tensor:
 
 def states(model: PreTrainedModel, method: Method, length: int, executor: str = "fused") -> tuple[Tensor, Tensor]:
     """What the last layer is given, and what its heads put out, (position, model size) each, of a Llama."""
-    last: Any = model.get_decoder().layers[-1]
+    decoder: Any = model.get_decoder()
+    last = decoder.layers[-1]
     kept: dict[str, Tensor] = {}
 
     def entering(module: Any, args: Any, kwargs: Any) -> None:
@@ -39,7 +40,7 @@ def states(model: PreTrainedModel, method: Method, length: int, executor: str = 
     ]
     try:
         with torch.no_grad(), applied(model, method, executor=executor):
-            model.get_decoder()(tokens(model, length), use_cache=False)
+            decoder(tokens(model, length), use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()

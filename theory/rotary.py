@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from theory.recovery import sharpness
 
 READS = ("rotation", "count")
 
+_LARGEST = 700  # logarithm of what float64 holds
 Weave = Callable[[Any], Any]
 
 
@@ -65,8 +67,8 @@ class Rotary:
             raise ValueError(f"pair={self.pair} turns by 1 a token whatever the base; take a head of 2 pairs or more")
         if not (math.isfinite(self.slope) and self.slope > 0):
             raise ValueError(f"slope={self.slope} is not a positive finite number; take e.g. 1")
-        if self.reads == "rotation" and self.amplitude > 700:
-            raise ValueError(f"quarter={L} and slope={self.slope} underflow float64; take slope <= {1099 / L:.2g}")
+        if self.log_denominators(np.arange(K))[-1] > _LARGEST:
+            raise ValueError(f"slope={self.slope} over recovers={K} positions overflows; take e.g. {_LARGEST / K:.2g}")
 
     @property
     def base(self) -> float:
@@ -98,22 +100,12 @@ class Rotary:
         bias = -grown * self.amplitude * np.sin(self.theta * factor * distance)
         return np.logaddexp.accumulate(bias) - bias
 
-    @property
-    def steps(self) -> tuple[np.ndarray, np.ndarray]:
-        """log c_k and b_k of the MLP's steps from k to k + 1: relu(z) - relu(z - 1), z = b_k (1 - x / c_k).
-
-        c_k = sqrt(x_k x_(k+1)), and b_k is so large that a step is over well before the next x.
-        """
-        log_x = -self.log_denominators(np.arange(self.recovers))
-        half = np.diff(log_x) / 2
-        return log_x[:-1] + half, -sharpness() * math.expm1(-0.5) / -np.expm1(half)
-
     def written(self, log_a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The position p and the complex w = e^(i theta p) that the MLP writes where 1 / x is e^log_a.
 
         Within a step w is on the chord between two of them.
         """
-        log_c, b = self.steps
+        log_c, b = steps(self)
         begun = np.searchsorted(-log_c, log_a)
         last = np.maximum(begun - 1, 0)
         share = np.where(begun > 0, np.clip(-b[last] * np.expm1(-log_a - log_c[last]), 0, 1), 0.0)
@@ -138,11 +130,22 @@ class Rotary:
         return np.array(found)
 
 
+@lru_cache
+def steps(sizes: Rotary) -> tuple[np.ndarray, np.ndarray]:
+    """log c_k and b_k of the MLP's steps from k to k + 1: relu(z) - relu(z - 1), z = b_k (1 - x / c_k).
+
+    c_k = sqrt(x_k x_(k+1)), and b_k is so large that a step is over well before the next x.
+    """
+    log_x = -sizes.log_denominators(np.arange(sizes.recovers))
+    half = np.diff(log_x) / 2
+    return log_x[:-1] + half, -sharpness() * math.expm1(-0.5) / -np.expm1(half)
+
+
 def woven_reach(sizes: Rotary, N: int) -> float:
     """T* of ReRoPE with window N: exact for 'count', of ideal recovery for 'rotation'.
 
-    rotation (as theory.bounds.extended_length): p = min(i, N + 1), so D(t) = 2 S + (t - 2N) e^-h(N) from t = 2N on, h(u) = a sin(theta u) and S the sum
-    of e^-h(j) over j < N: T* = 2N + e^h(N) (M - 2 S).
+    rotation (as theory.bounds.extended_length): p = min(i, N + 1). With h(u) = a sin(theta u) and S the sum of e^-h(j)
+    over j < N, D(t) = 2 S + (t - 2N) e^-h(N) from t = 2N on, so T* = 2N + e^h(N) (M - 2 S).
     count: p = min(i, K). From t = K + N on D(t) grows by e^-(h(N) + h(K-1-N)) a token: the keys beyond K that are
     farther than N all lie N back, at the position K - 1 ahead of <bos>'s.
     """
@@ -160,9 +163,9 @@ def fails_from(sizes: Rotary, distance: np.ndarray) -> int | None:
     """The first t, by the effective distances of r = 0, 1, ..., with W(t-1) >= K - 1 + W(M-2): D(t) > M there.
 
     <bos> is at the phase theta (p_t - 1 - W(t-1)) <= -theta W(M-2), since p_t <= K; the M - 1 nearest keys are at
-    theta (p_t - p_i - W(t-i)) >= -theta W(M-2) where p rises. As long as the sine rises between them, W(t-1) - (p_t - 1)
-    <= L, they all get what <bos> gets or more. Whatever distances are: a weave, or r times theta' / theta. None: not
-    among these distances.
+    theta (p_t - p_i - W(t-i)) >= -theta W(M-2) where p rises. As long as the sine rises between them, that is, where
+    W(t-1) - (p_t - 1) <= L, they all get what <bos> gets or more. Whatever distances are: a weave, or r times
+    theta' / theta. None: not among these distances.
     """
     reached = np.flatnonzero(distance >= sizes.recovers - 1 + distance[sizes.M - 2])
     return int(reached[0]) + 1 if len(reached) else None
@@ -171,3 +174,13 @@ def fails_from(sizes: Rotary, distance: np.ndarray) -> int | None:
 def most(sizes: Rotary, grown: float = 1.0) -> float:
     """M e^(2a): from here on D(t) >= M whatever distances and frequencies a method takes, since |s(t, i)| <= a."""
     return sizes.M * math.exp(2 * grown * sizes.amplitude)
+
+
+def ntk_factor(sizes: Rotary, s: float, n: Any) -> Any:
+    """theta' / theta under Dynamic-NTK with factor s, in a text of n > M tokens: growth^-c."""
+    return (s * n / sizes.M - (s - 1)) ** -sizes.exponent
+
+
+def yarn_scale(s: float) -> float:
+    """YaRN's factor on scores; its theta' / theta is 1 / s for a pair that turns less than once in M tokens."""
+    return (0.1 * math.log(s) + 1) ** 2

@@ -30,7 +30,7 @@ from theory.parts import (
     with_signal,
 )
 from theory.recovery import Weights
-from theory.rotary import Rotary
+from theory.rotary import Rotary, steps
 from theory.turned import Turns
 
 COS, SIN, FREE = 3, 4, 5
@@ -53,7 +53,7 @@ def reading_head(shape: Shape, sizes: Rotary) -> Head:
 
 def turning_steps(shape: Shape, sizes: Rotary) -> Weights:
     """The MLP: t to POSITION, cos and sin of theta t to COS and SIN, by the same steps with other output weights."""
-    log_c, b = sizes.steps
+    log_c, b = steps(sizes)
     gain, units = -b * np.exp(-log_c), len(b)
     W_1, W_2 = (np.zeros((shape.model, 2 * units + 2)) for _ in range(2))
     W_1[CONST, :-1] = np.concatenate([[1.0], b, b - 1])
