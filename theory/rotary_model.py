@@ -142,6 +142,8 @@ def as_llama(construction: Construction, turns: Turns, M: int) -> ConstructedLla
     """The Llama with a construction's matrices; its logits are the free directions, read by the embedding."""
     blocks: list[Any] = list(construction.blocks)
     heads, size, model = blocks[0].attn.W_Q.shape
+    if model % heads:
+        raise ValueError(f"model={model} is no multiple of heads={heads}, as Llama's config asks; take another size")
     units = max([1, *(block.mlp.W_1.shape[1] for block in blocks if block.mlp is not None)])
     config = ConstructedLlamaConfig(
         hidden_size=model,
