@@ -55,7 +55,7 @@ def flipped_key(head):
 
 
 def weak_query(head):
-    head.W_Q *= 0.9
+    head.W_Q[:] *= 0.9
 
 
 def swapped_query(head):
@@ -71,7 +71,7 @@ def unwritten(head):
 
 
 def backwards(head):
-    head.W_Q *= -1
+    head.W_Q[:] *= -1
 
 
 def missing_step(W_1, W_2):
@@ -164,7 +164,7 @@ MUTATIONS = {
         formula(rotary_bases, "ntk_factor", lambda z, s, n: 1 / (s * n / z.M - s + 1)),
         "rotary-ntk",
     ),
-    "growth without s - 1": (formula(rotary_bases, "ntk_factor", lambda z, s, n: z.M / (s * n)), "rotary-squeezed"),
+    "growth without s - 1": (formula(rotary_bases, "ntk_factor", lambda z, s, n: z.M / (s * n)), "rotary-ntk"),
     "YaRN's factor once": (formula(rotary_bases, "yarn_scale", lambda s: 0.1 * np.log(s) + 1), "rotary-yarn"),
     "YaRN's factor once, oracle": (formula(rotary_claims, "yarn_scale", lambda s: 1.0), "rotary-oracle"),
     "span without W(M - 2)": (
