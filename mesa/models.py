@@ -16,6 +16,7 @@ from mesa.checkpoints.gguf_file import as_plain, mend_tokenizer, reading
 from mesa.checkpoints.place import DEFAULT, Place, place_of
 from mesa.checkpoints.whole import check_finite, check_whole
 from mesa.constructed import ConstructedConfig  # transformers knows it from then on
+from mesa.constructed_llama import ConstructedLlamaConfig  # likewise
 
 DTYPES = {
     "float32": torch.float32,
@@ -126,7 +127,7 @@ def _check_revision(place: Place, revision: str | None) -> None:
 def chosen_dtype(config: Any, options: Mapping[str, Any]) -> str:
     """The name of the dtype in which `load` with these options gives a model of this config."""
     on_cpu = options.get("device", "cpu") == "cpu" and not options.get("device_map")
-    on_cpu = on_cpu and not isinstance(config, ConstructedConfig)
+    on_cpu = on_cpu and not isinstance(config, (ConstructedConfig, ConstructedLlamaConfig))
     stated = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
     return options.get("dtype") or ("float32" if on_cpu else stated)
 

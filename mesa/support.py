@@ -22,12 +22,20 @@ UNSCALED = ("default", "dynamic")
 CONSTRUCTED = "constructed"
 """The model type of the theorems' transformers (mesa/constructed.py), with ALiBi of one slope."""
 
+CONSTRUCTED_LLAMA = "constructed_llama"
+"""The model type of their rotary ones (mesa/constructed_llama.py)."""
+
 _COUNTS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
 _CAPPED = "its attention scores are soft-capped, which parts of an attention cannot be merged through"
 _IMAGES = "its images see ahead; take its text model out of it (docs/models.md)"
 REFUSED = {"gemma2": _CAPPED, "gemma3": _IMAGES}
 """Model types that cannot be supported, and why."""
+
+
+def is_rotary(kind: str) -> bool:
+    """Whether models of a supported type have rotary embeddings."""
+    return kind in (*ROTARY, CONSTRUCTED_LLAMA)
 
 
 def check_config(config: Any) -> None:
@@ -41,7 +49,7 @@ def check_config(config: Any) -> None:
                 f"{name} of this {kind} model's config is {value!r}, no number above 0; mend its config.json"
             )
     if not reason:
-        if kind in (*ROTARY, CONSTRUCTED) or (kind in ALIBI and _uses_alibi(config)):
+        if is_rotary(kind) or kind == CONSTRUCTED or (kind in ALIBI and _uses_alibi(config)):
             return
         rotary = getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None)
         reason = "it is not known here" if rotary else "it has no rotary embeddings and no ALiBi to weave"
@@ -126,7 +134,7 @@ def no_phases(kind: str) -> str:
     """Why a model type has no rotary phases that go for all its layers; empty where it has."""
     if kind in BY_LAYER:
         return "has other rotary frequencies in other layers"
-    return "" if kind in ROTARY else "has no rotary embeddings (it has ALiBi)"
+    return "" if is_rotary(kind) else "has no rotary embeddings (it has ALiBi)"
 
 
 def trained_length(config: Any) -> int:

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from inspect import Parameter, signature
 from typing import Any
 
-from mesa.constructed import ConstructedForCausalLM
+from transformers import PreTrainedModel
+
 from theory.model import Construction
 from theory.nope import nope_model
 from theory.parts import Shape
 from theory.pretrained import VOCABULARY, pretrained
+from theory.rotary_model import as_llama, rotary_model, rotary_nope_model
 from theory.weave import Options, mesa_model, plain_model, stair_model, woven_model
 
 BUILDERS: dict[str, Callable[..., Construction]] = {
@@ -19,24 +21,29 @@ BUILDERS: dict[str, Callable[..., Construction]] = {
     "woven": woven_model,
     "stair": stair_model,
     "mesa": mesa_model,
+    "rotary": rotary_model,
+    "rotary_nope": rotary_nope_model,
 }
 
 
-def build(name: str, **parameters: Any) -> ConstructedForCausalLM:
+def build(name: str, **parameters: Any) -> PreTrainedModel:
     """The construction called `name` as a Hugging Face model; parameters as for `construction`.
 
     'woven', 'stair' and 'mesa' have the weights of 'plain', for sizes at which their theorems hold: the weave is the
     method's, `mesa.applied(model, mesa.ReRoPE(trained_length=M, window=N, log_n=False))`, or `mesa.StairPE`. Its
     vocabulary is <bos> and the bytes (`theory.save` puts their tokenizer beside it) and its residual stream has 24
-    dims, unless `shape` says otherwise. Raises ValueError as `construction`, and for recovery 'log'.
+    dims, unless `shape` says otherwise. 'rotary' and 'rotary_nope' are Llamas. Raises ValueError as `construction`,
+    and for recovery 'log'.
     """
     _check(name, parameters)
     parameters = {"shape": Shape(model=24, vocabulary=VOCABULARY), **parameters}
-    return pretrained(construction(name, **parameters), parameters["M"])
+    made = construction(name, **parameters)
+    return as_llama(made, made.turns, parameters["M"]) if made.turns else pretrained(made, parameters["M"])
 
 
 def construction(name: str, **parameters: Any) -> Construction:
-    """The construction called `name` (theorem 3.1 'nope', 3.2 'plain', 3.3 'woven', the corollary 'stair' and 'mesa').
+    """The construction called `name` (theorem 3.1 'nope', 3.2 'plain', 3.3 'woven', the corollary 'stair' and 'mesa';
+    3.2 and 3.1 under rotary embedding 'rotary' and 'rotary_nope').
 
     Parameters are its builder's: `theory.construction("woven", M=64, N=8)` is `theory.woven_model(64, 8)`. Raises
     ValueError for an unknown name, an unknown parameter and a missing one, and what the builder raises.

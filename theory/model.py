@@ -24,6 +24,7 @@ from transformer_lens.HookedRootModule import HookedRootModule
 from mesa.plan import Plan, distances
 from theory.parts import POSITION, Head
 from theory.recovery import Weights, log_steps, sharpness
+from theory.turned import Turns
 
 Weave = Callable[[Any], Any]
 """Maps distances to effective distances; see mesa.weave."""
@@ -50,6 +51,8 @@ class Attention(nn.Module):
 
     distances: take W's place where they are no function of t - i alone, or a key is not seen.
 
+    turns: takes the place of `slope` and its bias: rotary embedding.
+
     logarithm: puts out the logarithm of what head 0 gives POSITION: the same pattern, values and W_O, evaluated where
     float64 would underflow.
     """
@@ -66,8 +69,10 @@ class Attention(nn.Module):
         slope: float,
         logarithm: bool,
         distances: Distances | None = None,
+        turns: Turns | None = None,
     ) -> None:
         super().__init__()
+        self.turns = turns
         for name in ("W_Q", "W_K", "W_V", "W_O"):
             stacked = np.stack([getattr(head, name) for head in heads])
             self.register_buffer(name, torch.from_numpy(stacked))
@@ -81,8 +86,7 @@ class Attention(nn.Module):
         q = self.hook_q(torch.einsum("ptd,nhd->ptnh", resid, self.W_Q))
         k = self.hook_k(torch.einsum("ptd,nhd->ptnh", resid, self.W_K))
         v = self.hook_v(torch.einsum("ptd,nhd->ptnh", resid, self.W_V))
-        scores = torch.einsum("pqnh,pknh->pnqk", q, k)
-        scores = self.hook_attn_scores(self._positioned(scores))
+        scores = self.hook_attn_scores(self._scored(q, k))
         pattern = self.hook_pattern(scores.softmax(-1))
         z = self.hook_z(torch.einsum("pnqk,pknh->pqnh", pattern, v))
         result = torch.einsum("ptnh,ndh->ptnd", z, self.W_O)
@@ -98,6 +102,19 @@ class Attention(nn.Module):
         logs = scores.log_softmax(-1)
         logs = torch.where(pattern == scores.softmax(-1), logs, pattern.log())
         return (logs + (v @ self.W_O[0, POSITION]).log()[:, None]).logsumexp(-1)
+
+    def _scored(self, q: Tensor, k: Tensor) -> Tensor:
+        """Scores (batch, head, query, key), -inf where a key is not seen."""
+        if self.turns is None:
+            return self._positioned(torch.einsum("pqnh,pknh->pnqk", q, k))
+        index = torch.arange(q.shape[1])
+        distance = index[:, None] - index
+        if self.distances is not None:
+            effective = self.distances(q.shape[1])
+        else:
+            effective = distance if self.weave is None else self.weave(distance.clamp(min=0))
+        scores = self.turns.scores(q, k, effective)
+        return scores.masked_fill((distance < 0) | (effective < 0), -torch.inf)
 
     def _positioned(self, scores: Tensor) -> Tensor:
         """Scores with the position term, -inf above the diagonal, or where no distance is given."""
@@ -154,9 +171,17 @@ class LogSteps(nn.Module):
 class Block(nn.Module):
     """Attention, then the MLP, both added to the residual stream."""
 
-    def __init__(self, layer: Layer, weave: Weave | None, slope: float, distances: Distances | None = None) -> None:
+    def __init__(
+        self,
+        layer: Layer,
+        weave: Weave | None,
+        slope: float,
+        distances: Distances | None = None,
+        turns: Turns | None = None,
+    ) -> None:
         super().__init__()
-        self.attn = Attention(layer.heads, weave, slope, isinstance(layer.mlp, LogSteps), distances)
+        logarithm = isinstance(layer.mlp, LogSteps)
+        self.attn = Attention(layer.heads, weave, slope, logarithm, distances, turns)
         self.mlp = MLP(layer.mlp) if isinstance(layer.mlp, tuple) else layer.mlp
         self.hook_in, self.hook_resid_mid, self.hook_out = HookPoint(), HookPoint(), HookPoint()
 
@@ -184,12 +209,14 @@ class Construction(HookedRootModule):
         weave: Weave | None = None,
         distances: Distances | None = None,
         slope: float = 1.0,
+        turns: Turns | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> None:
         super().__init__()
         self.register_buffer("W_E", torch.from_numpy(W_E))
+        self.turns = turns
         self.hook_embed = HookPoint()
-        self.blocks = nn.ModuleList(Block(layer, weave, slope, distances) for layer in layers)
+        self.blocks = nn.ModuleList(Block(layer, weave, slope, distances, turns) for layer in layers)
         self.to(dtype)
         self.setup()
 

@@ -50,16 +50,16 @@ class Head:
     W_O: np.ndarray
 
 
-def embedding(shape: Shape, rng: np.random.Generator) -> np.ndarray:
-    """W_E (model size, vocabulary) of theorem 3.1: 1 in CONST, <bos> marked in BOS, 0 in POSITION, free rows random."""
+def embedding(shape: Shape, rng: np.random.Generator, free: int = FREE) -> np.ndarray:
+    """W_E (model size, vocabulary) of theorem 3.1: 1 in CONST, <bos> marked in BOS, random rows from `free` on."""
     W_E = np.zeros((shape.model, shape.vocabulary))
     W_E[CONST] = 1
     W_E[BOS, 0] = 1
-    W_E[FREE:] = rng.standard_normal((shape.model - FREE, shape.vocabulary))
+    W_E[free:] = rng.standard_normal((shape.model - free, shape.vocabulary))
     return W_E
 
 
-def _blank(shape: Shape) -> Head:
+def blank(shape: Shape) -> Head:
     """A head of zeros."""
     reads = np.zeros((shape.head, shape.model))
     return Head(reads, reads.copy(), reads.copy(), reads.T.copy())
@@ -69,21 +69,21 @@ def _random_reads(shape: Shape, rng: np.random.Generator) -> np.ndarray:
     return rng.standard_normal((shape.head, shape.model))
 
 
-def free_head(shape: Shape, rng: np.random.Generator) -> Head:
-    """A random head that leaves the named directions alone: W_O is zero in their rows.
+def free_head(shape: Shape, rng: np.random.Generator, free: int = FREE) -> Head:
+    """A random head that leaves the named directions, those before `free`, alone: W_O is zero in their rows.
 
-    It may read anything without changing o_t. We let it read all but POSITION, whose values grow with t: so the free
-    directions hold noise that is alike at every t, against which o_t has to be found.
+    It may read anything without changing o_t. We let it read all but POSITION and what follows, whose values change
+    with t: so the free directions hold noise that is alike at every t, against which o_t has to be found.
     """
     W_O = rng.standard_normal((shape.model, shape.head))
-    W_O[:FREE] = 0
+    W_O[:free] = 0
     reads = [_random_reads(shape, rng) for _ in range(3)]
     for matrix in reads:
-        matrix[:, POSITION] = 0
+        matrix[:, POSITION:free] = 0
     return Head(reads[0], reads[1], reads[2], W_O)
 
 
-def _with_signal(head: Head, M: int, H: float) -> Head:
+def with_signal(head: Head, M: int, H: float) -> Head:
     """Lets `head` write M * (attention on <bos>) - (1 - H) to POSITION (paper eq. wo-matrix).
 
     v_i = (M [i is <bos>], 1 - H) and W_O's third row is (1, -1), so o_t = M alpha_1 - (1 - H) since the attention sums
@@ -107,9 +107,9 @@ def averaging_head(shape: Shape, rng: np.random.Generator, M: int, H: float) -> 
     Every key is (1, ..., 1), read from CONST, so all scores of a query are equal, whatever W_Q is, and the attention on
     each of t tokens is 1 / t.
     """
-    head = _blank(shape)
+    head = blank(shape)
     head.W_K[:, CONST] = 1
-    return _with_signal(replace(head, W_Q=_random_reads(shape, rng)), M, H)
+    return with_signal(replace(head, W_Q=_random_reads(shape, rng)), M, H)
 
 
 def bos_head(shape: Shape, rng: np.random.Generator) -> Head:
@@ -118,7 +118,7 @@ def bos_head(shape: Shape, rng: np.random.Generator) -> Head:
     W_K = 0, so the position encoding alone makes the scores: -m W(t - i), whatever W_Q is. Plain encoding:
     x_t = e^-m(t-1) / S(t) = 1 / A_t, strictly falling in t, so that t can be read from it.
     """
-    head = _blank(shape)
+    head = blank(shape)
     head.W_V[0, BOS] = 1
     head.W_O[POSITION, 0] = 1
     return replace(head, W_Q=_random_reads(shape, rng))
@@ -133,18 +133,18 @@ def crossing_head(shape: Shape, rng: np.random.Generator, M: int, H: float, slop
     constant in each row of scores. With head size 1 the query is 1 and the key -m p_i: m p_t, the same for all keys of
     a query, is nothing to softmax.
     """
-    head = replace(_blank(shape), W_Q=_random_reads(shape, rng))
+    head = replace(blank(shape), W_Q=_random_reads(shape, rng))
     if shape.head == 1:
         head.W_Q[:] = 0
         head.W_Q[0, CONST], head.W_K[0, POSITION] = 1, -slope
-        return _with_signal(head, M, H)
+        return with_signal(head, M, H)
     head.W_Q[:2] = 0
     head.W_Q[0, POSITION] = slope
     head.W_Q[1, CONST] = 1
     head.W_K[0, CONST] = 1
     head.W_K[1, POSITION] = -slope
     head.W_K[2:, CONST] = 1
-    return _with_signal(head, M, H)
+    return with_signal(head, M, H)
 
 
 def printed_crossing_head(shape: Shape, rng: np.random.Generator, M: int, H: float) -> Head:
@@ -155,12 +155,12 @@ def printed_crossing_head(shape: Shape, rng: np.random.Generator, M: int, H: flo
     """
     if shape.head < 3:
         raise ValueError(f"head={shape.head} is below 3, which the printed matrices need")
-    head = replace(_blank(shape), W_Q=_random_reads(shape, rng))
+    head = replace(blank(shape), W_Q=_random_reads(shape, rng))
     head.W_Q[:3] = 0
     head.W_Q[2, POSITION] = 1
     head.W_K[2, POSITION] = -1
     head.W_K[3:, CONST] = 1
-    return _with_signal(head, M, H)
+    return with_signal(head, M, H)
 
 
 def check_numbers(M: int, H: float, slope: float = 1.0) -> None:

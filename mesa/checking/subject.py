@@ -14,7 +14,7 @@ from mesa.checking.heard import Calls, Heard, heard_stock, unturned
 from mesa.checking.oracle import Positions
 from mesa.checking.rounding import ALLOWED, rounded_once_more
 from mesa.engine.plug import Attachment
-from mesa.support import ROTARY
+from mesa.support import is_rotary
 
 STEPS = 6
 """Tokens that are decoded one by one."""
@@ -69,7 +69,7 @@ class Subject:
     @property
     def rotary(self) -> bool:
         """Whether the model has rotary embeddings."""
-        return self.model.config.model_type in ROTARY
+        return is_rotary(self.model.config.model_type)
 
     def hear(self, setting: Setting) -> Stock:
         """Runs the stock model on a setting's tokens, and once more with its rounding disturbed."""

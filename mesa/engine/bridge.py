@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from mesa.engine.apply import attachment_of, check_free
 from mesa.engine.passes import Pass
 from mesa.engine.seams import Seams
-from mesa.support import CONSTRUCTED, check_config
+from mesa.support import CONSTRUCTED, CONSTRUCTED_LLAMA, check_config
 
 _INSIDE = ("hook_attn_scores", "hook_pattern")
 """Hooks that only the dense executor reaches."""
@@ -32,6 +32,8 @@ _NEVER = tuple(f"hook_{name}" for name in ("hidden_states", "result", "attn_in",
 _NEVER += tuple(f"hook_{part}_input" for part in "qkv")
 """Hooks of TransformerLens' own attention that the module's has no place for."""
 
+_UNNORMED = {CONSTRUCTED: "MptForCausalLM", CONSTRUCTED_LLAMA: "LlamaForCausalLM"}
+"""Model types without norms, and the architecture of TransformerLens that each is of."""
 _BY_HEAD = ("gpt_neox", "bloom")
 """Model types whose one projection gives q, k and v head by head; elsewhere all of q come first."""
 
@@ -194,8 +196,8 @@ def _registered(model: PreTrainedModel) -> Iterator[None]:
 
     TransformerLens chooses adapters by what configs name, and a config that was never saved names none.
     """
-    constructed = model.config.model_type == CONSTRUCTED
-    architecture = "MptForCausalLM" if constructed else type(model).__name__
+    constructed = _UNNORMED.get(model.config.model_type)
+    architecture = constructed or type(model).__name__
     named, former = model.config.architectures, ArchitectureAdapterFactory._adapters[architecture]
     base = unnormed_adapter(former) if constructed else former
     own = delegating_adapter(base, model.config.model_type in _BY_HEAD)

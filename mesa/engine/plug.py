@@ -34,7 +34,7 @@ from mesa.engine.rope import Rotary, Rotation, positions
 from mesa.engine.seams import Seams, scores_only, through
 from mesa.methods import METHODS, Method, Origin
 from mesa.plan_check import check_plan
-from mesa.support import ROTARY
+from mesa.support import is_rotary
 
 NAME = "mesa_lens_"
 """What the name of every attention function that we register begins with."""
@@ -56,7 +56,7 @@ class Attachment:
         self.name = f"{NAME}{id(self):x}"
         self.decoder: Any = model.get_decoder()
         self._names = list(inspect.signature(self.decoder.forward).parameters)
-        rotary = model.config.model_type in ROTARY
+        rotary = is_rotary(model.config.model_type)
         self._originals: dict[Kind, Any] = families.rotaries(self.decoder) if rotary else {}
         self._frozen: dict[Kind, Any] = {kind: families.frozen_rotary(own) for kind, own in self._originals.items()}
         self.rotary = {kind: Rotary(frozen) for kind, frozen in self._frozen.items()}

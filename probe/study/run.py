@@ -13,7 +13,7 @@ from tqdm import tqdm
 from mesa.methods import Method
 from mesa.models import Loaded, load
 from mesa.plan import BASE, reach, restarts
-from mesa.support import ROTARY
+from mesa.support import is_rotary
 from probe.capture.bridge import bridge_to
 from probe.capture.memory import check_memory
 from probe.evaluation.clock import is_over
@@ -188,7 +188,7 @@ def _first_beyond(method: Method, made: StudyPlan, length: int) -> dict[str, int
     laid, trained, config = method.plan(length), made.trained_length, made.config
     largest = reach(laid)
     beyond = [largest >= trained, largest > trained]
-    if rotary := config.model_type in ROTARY:
+    if rotary := is_rotary(config.model_type):
         dims = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         base = (getattr(config, "rope_parameters", None) or {}).get("rope_theta", BASE)
         slowest = laid.frequency_scale(np.float64(dims // 2 - 1), dims, base) if laid.frequency_scale else 1.0

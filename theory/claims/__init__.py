@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from theory.claims import beyond, corollary, mesa, paper, theorem1, theorem2, theorem3
+from theory.claims import (
+    beyond,
+    corollary,
+    mesa,
+    paper,
+    rotary,
+    rotary_bases,
+    rotary_reach,
+    theorem1,
+    theorem2,
+    theorem3,
+)
 from theory.claims.base import Claim, Settings, Verdict
 
 CLAIMS: dict[str, Callable[[Settings], Claim]] = {
@@ -17,6 +28,9 @@ CLAIMS: dict[str, Callable[[Settings], Claim]] = {
     **theorem3.CLAIMS,
     **corollary.CLAIMS,
     **mesa.CLAIMS,
+    **rotary.CLAIMS,
+    **rotary_reach.CLAIMS,
+    **rotary_bases.CLAIMS,
     **beyond.CLAIMS,
     **paper.CLAIMS,
 }

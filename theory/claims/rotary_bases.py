@@ -1,0 +1,139 @@
+"""How far a changed base carries the rotary constructions: Dynamic-NTK and YaRN, and a failure that comes back."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mesa.methods import DynamicNTK, YaRN
+from theory.applied import measured
+from theory.claims.base import NOTHING, Claim, Reading, Settings, Verdict, deviation, grid
+from theory.claims.rotary import NAMES, SIZES, Size, cases, llama
+from theory.claims.rotary_reach import LONGEST, first_below, read_method
+from theory.rotary import READS, fails_from, ntk_factor, yarn_scale
+
+FURTHEST = 250
+"""Tokens up to which Dynamic-NTK is followed, length by length."""
+
+NTK_FACTORS, YARN_FACTORS = (1.0, 2.0, 4.0), (2.0, 4.0, 8.0)
+
+
+def yarn_carries(settings: Settings) -> Claim:
+    """YaRN: from K to about s K."""
+    reading, told = NOTHING, []
+    for size, reads in cases():
+        row = []
+        for s in YARN_FACTORS[: 2 if settings.quick else None]:
+            certain = fails_from(size.rotary(reads), np.arange(LONGEST) / s)
+            method = YaRN(trained_length=size.M, factor=s)
+            more = {"factor": 1 / s, "grown": yarn_scale(s)}
+            fails, found = read_method(size, reads, method, certain or LONGEST, settings, **more)
+            reading &= found
+            reading &= Reading((certain or 0) - (fails or LONGEST) + 0.5)
+            row.append(f"{fails} / {certain}")
+        told.append(f"{size[:1] + size[3:5]} {reads}: {', '.join(row)}")
+    return Claim(
+        name="rotary-yarn",
+        statement="YaRN with factor s carries to about s K tokens, never beyond M - 1 + s (K - 1)",
+        citation="ours (theorem 3.2 under a changed base)",
+        parameters={NAMES: grid([tuple(size) for size in SIZES]), "reads": grid(READS), "s": grid(YARN_FACTORS)},
+        tested="(M, K, L), first failure built / bound: " + "; ".join(told),
+        expected=Verdict.HOLDS,
+        margin=reading.margin,
+        error=reading.error,
+    )
+
+
+def ntk_carries(settings: Settings) -> Claim:
+    """Dynamic-NTK: a pass for every length, since frequencies follow it."""
+    reading, told = NOTHING, []
+    furthest = FURTHEST // 2 if settings.quick else FURTHEST
+    for size, reads in [(size._replace(head=6), "count") for size in SIZES] + list(cases()):
+        row = []
+        for s in NTK_FACTORS:
+            fails, found = _ntk_failure(size, reads, s, furthest, settings)
+            n = np.arange(size.M + 1, furthest + 1)
+            bound = n[n >= size.M - 1 + (size.K - 1) / ntk_factor(size.rotary(reads), s, n)]
+            reading &= found
+            if len(bound):
+                reading &= Reading(float(bound[0]) - (fails or furthest + 1) + 0.5)
+            row.append(f"{fails or 'none'} / {bound[0] if len(bound) else 'none'}")
+        told.append(f"{size[:1] + size[3:5]} {reads}, c={size.rotary(reads).exponent}: {', '.join(row)}")
+    return Claim(
+        name="rotary-ntk",
+        statement="Dynamic-NTK with factor s divides a pair's angle by growth^c and carries it never beyond "
+        "n = M - 1 + (K - 1) growth^c: for c < 1 about K (s K / M)^(c / (1 - c)) tokens",
+        citation="ours (theorem 3.2 under a changed base)",
+        parameters={NAMES: grid([tuple(size) for size in SIZES]), "c": "{0.5, 1}", "s": grid(NTK_FACTORS)},
+        tested=f"(M, K, L), first failure / bound up to {furthest}, that length and the one before built: "
+        + "; ".join(told),
+        expected=Verdict.HOLDS,
+        margin=reading.margin,
+        error=reading.error,
+    )
+
+
+def _ntk_failure(size: Size, reads: str, s: float, furthest: int, settings: Settings) -> tuple[int | None, Reading]:
+    """The first n whose last token is below H, by the closed form; built at it and the length before."""
+    sizes, method = size.rotary(reads), DynamicNTK(trained_length=size.M, factor=s)
+
+    def excess(n: int) -> float:
+        return size.M / float(sizes.denominator(np.array([n]), factor=ntk_factor(sizes, s, n))[0]) - 1
+
+    fails = next((n for n in range(size.M + 1, furthest + 1) if excess(n) <= 0), None)
+    model, reading = llama(size, reads, settings), NOTHING
+    for n in {max(size.M + 1, (fails or furthest) - back) for back in range(2)}:
+        o = float(measured(model, method, n)[1][-1]) - settings.H
+        reading &= Reading(-o if n == fails else o, abs(o - excess(n)))
+    return fails, reading
+
+
+def squeezed_positions(settings: Settings) -> Claim:
+    """Layer 1 reads squeezed positions where it reads them by the slowed pair: Dynamic-NTK may fail right at M + 1."""
+    size, s = Size(16, 4, 2, 64, 64, 1.0), 1.0
+    by = {reads: _ntk_failure(size, reads, s, FURTHEST // 2, settings) for reads in READS}
+    reading = by["rotation"][1] & by["count"][1]
+    later = (by["count"][0] or FURTHEST // 2) - (by["rotation"][0] or FURTHEST)
+    return Claim(
+        name="rotary-squeezed",
+        statement="A base change that keeps every angle within a quarter turn carries the construction",
+        citation="section 5 (Dynamic-NTK, 'only adjusting the angle value'), our reading",
+        parameters={NAMES: tuple(size), "s": s},
+        tested=f"first failures up to {FURTHEST // 2}, built",
+        expected=Verdict.PRINTED,
+        margin=min(reading.margin, later),
+        error=reading.error,
+        correction="where layer 1 counts; by rotation it reads squeezed positions, and the slower turn cancels again",
+        counterexample=f"by rotation it fails at {by['rotation'][0]}, by count at {by['count'][0] or 'none of them'}",
+    )
+
+
+def failure_comes_back(settings: Settings) -> Claim:
+    """YaRN after a failure: <bos> comes round, and o is above H again. With ALiBi's bias it cannot."""
+    size, s, length = Size(16, 4, 2, 16, 16, 3.0), 2.0, 140
+    sizes, method = size.rotary("count"), YaRN(trained_length=16, factor=s)
+    o = measured(llama(size, "count", settings), method, length)[1] - settings.H
+    told = sizes.M / sizes.denominator(np.arange(1, length + 1), factor=1 / s, grown=yarn_scale(s)) - 1
+    fails = first_below(o, size.M, 0.0)
+    again = [t for t in range(fails or length, length + 1) if o[t - 1] > 0]
+    between = o[(fails or 1) - 1 : (again[0] if again else length) - 1]
+    margin = min(-between.max(), o[again[0] - 1 : again[-1]].min()) if again else -1.0
+    return Claim(
+        name="rotary-again",
+        statement="Beyond the crossing the hidden state stays beyond it",
+        citation="section 3.3 and figure 2 ('a failure in extrapolation after that position')",
+        parameters={NAMES: tuple(size), "s": s},
+        tested=f"t = 1 .. {length} under YaRN, by count",
+        expected=Verdict.PRINTED,
+        margin=float(margin),
+        error=deviation(o, told),
+        correction="for a bias that grows with distance for ever, as ALiBi's; a rotary one comes round",
+        counterexample=f"below H from t = {fails}, above it again at t = {grid(again)}",
+    )
+
+
+CLAIMS = {
+    "rotary-yarn": yarn_carries,
+    "rotary-ntk": ntk_carries,
+    "rotary-squeezed": squeezed_positions,
+    "rotary-again": failure_comes_back,
+}

@@ -1,0 +1,188 @@
+"""The theorems' rotary transformers: heads and MLP of theory.rotary's constructions, as theory's own and as a Llama.
+
+Beside the named directions of theory.parts the residual stream has COS and SIN, which the MLP writes: cos and sin of
+theta p_t. A head's halves hold its pairs' two coordinates, as in Llama: z = (coordinate m) + i (coordinate m + pairs)
+is turned by e^(i theta t), and scores are Re(conj(k) q) / sqrt(head size).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mesa.constructed_llama import ConstructedLlamaConfig, ConstructedLlamaForCausalLM
+from theory.model import Construction, Distances, Layer, Weave
+from theory.parts import (
+    BOS,
+    CONST,
+    POSITION,
+    Head,
+    Shape,
+    averaging_head,
+    blank,
+    check_numbers,
+    embedding,
+    free_head,
+    with_signal,
+)
+from theory.recovery import Weights
+from theory.rotary import Rotary, steps
+from theory.turned import Turns
+
+COS, SIN, FREE = 3, 4, 5
+"""Residual directions: cos and sin of theta p_t; the first of the free ones."""
+
+
+def reading_head(shape: Shape, sizes: Rotary) -> Head:
+    """Layer 1: writes x_t, the attention on <bos>, to POSITION.
+
+    rotation: q = i a sqrt(head size), k = 1, both from CONST, so scores are Re(i a e^(i theta r)) = -a sin(theta r).
+    count: keys of 0, so every score is 0 and x_t = 1 / t.
+    """
+    head = blank(shape)
+    head.W_V[0, BOS] = head.W_O[POSITION, 0] = 1
+    if sizes.reads == "rotation":
+        head.W_Q[sizes.pair + sizes.pairs, CONST] = sizes.amplitude * shape.head**0.5
+        head.W_K[sizes.pair, CONST] = 1
+    return head
+
+
+def turning_steps(shape: Shape, sizes: Rotary) -> Weights:
+    """The MLP: t to POSITION, cos and sin of theta t to COS and SIN, by the same steps with other output weights."""
+    log_c, b = steps(sizes)
+    gain, units = -b * np.exp(-log_c), len(b)
+    W_1, W_2 = (np.zeros((shape.model, 2 * units + 2)) for _ in range(2))
+    W_1[CONST, :-1] = np.concatenate([[1.0], b, b - 1])
+    W_1[POSITION] = np.concatenate([[0.0], gain, gain, [1.0]])
+    t = np.arange(1, sizes.recovers + 1)
+    for row, values in ((POSITION, t), (COS, np.cos(sizes.theta * t)), (SIN, np.sin(sizes.theta * t))):
+        change = np.diff(values)
+        W_2[row] = np.concatenate([values[:1], change, -change, [0.0]])
+    W_2[POSITION, -1] = -1  # relu(x), to take x out of the residual stream
+    return W_1, W_2
+
+
+def turning_head(shape: Shape, sizes: Rotary, H: float) -> Head:
+    """Layer 2: o_t = M / D(t) - 1 + H.
+
+    k = conj(w_i) and q = i a conj(w_t), w = COS + i SIN, so scores are Re(i a w_i conj(w_t) e^(i theta r)) =
+    a sin(theta (p_t - p_i - r)). Where p_i = i keys end up at one and the same angle: that key and the query's own turn
+    undo each other, whatever t is. So for t <= K all scores are equal, and for t > K those of the first K keys.
+    """
+    head, real, imaginary = blank(shape), sizes.pair, sizes.pair + sizes.pairs
+    scale = sizes.amplitude * shape.head**0.5
+    head.W_Q[real, SIN], head.W_Q[imaginary, COS] = scale, scale
+    head.W_K[real, COS], head.W_K[imaginary, SIN] = 1, -1
+    return with_signal(head, sizes.M, H)
+
+
+def rotary_model(
+    M: int,
+    H: float = 0.5,
+    *,
+    reads: str = "rotation",
+    recovers: int = 0,
+    quarter: int = 0,
+    slope: float = 1.0,
+    pair: int = -1,
+    weave: Weave | None = None,
+    distances: Distances | None = None,
+    factors: tuple[float, ...] | None = None,
+    grown: float = 1.0,
+    shape: Shape | None = None,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> Construction:
+    """Theorem 3.2 under rotary embedding: o_t > H for t < M and o_t < H for every t > M.
+
+    It holds for ever, though scores are periodic: the keys 1 .. K, K >= M, all get the score of <bos>, so D(t) > M.
+    reads .. pair: as for theory.rotary.Rotary. weave, distances: effective distances, as for `Construction`; factors:
+    a method's on each pair's angle; grown: on scores. Raises ValueError as Rotary, and for H not finite.
+    """
+    shape = _checked(shape)
+    check_numbers(M, H)
+    half = shape.head // 2
+    sizes = Rotary(M=M, reads=reads, recovers=recovers, quarter=quarter, slope=slope, pairs=half, pair=pair)
+    rng = np.random.default_rng(seed)
+    W_E = embedding(shape, rng, FREE)
+    others = [[free_head(shape, rng, FREE) for _ in range(shape.heads - 1)] for _ in range(2)]
+    first, second = reading_head(shape, sizes), turning_head(shape, sizes, H)
+    layers = [Layer([first, *others[0]], turning_steps(shape, sizes)), Layer([second, *others[1]])]
+    turns = Turns(sizes.base, factors, grown)
+    return Construction(W_E, layers, weave=weave, distances=distances, turns=turns, dtype=dtype)
+
+
+def rotary_nope_model(
+    M: int, H: float = 0.5, *, shape: Shape | None = None, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> Construction:
+    """Theorem 3.1 under rotary embedding: keys of 0 stay 0 turned, so o_t = M / t - 1 + H under every method."""
+    shape, rng = _checked(shape), np.random.default_rng(seed)
+    check_numbers(M, H)
+    W_E = embedding(shape, rng, FREE)
+    head = averaging_head(shape, rng, M, H)
+    head = replace(head, W_K=0 * head.W_K)
+    heads = [head, *(free_head(shape, rng, FREE) for _ in range(shape.heads - 1))]
+    return Construction(W_E, [Layer(heads)], turns=Turns(10000.0), dtype=dtype)
+
+
+def _checked(shape: Shape | None) -> Shape:
+    shape = shape or Shape()
+    if shape.head % 2 or shape.model < FREE:
+        raise ValueError(
+            f"head={shape.head}, model={shape.model} do not fit; take an even head size, for pairs, and model >= {FREE}"
+        )
+    return shape
+
+
+def as_llama(construction: Construction, turns: Turns, M: int) -> ConstructedLlamaForCausalLM:
+    """The Llama with a construction's matrices; its logits are the free directions, read by the embedding."""
+    blocks: list[Any] = list(construction.blocks)
+    heads, size, model = blocks[0].attn.W_Q.shape
+    if model % heads:
+        raise ValueError(f"model={model} is no multiple of heads={heads}, as Llama's config asks; take another size")
+    units = max([1, *(block.mlp.W_1.shape[1] for block in blocks if block.mlp is not None)])
+    config = ConstructedLlamaConfig(
+        hidden_size=model,
+        intermediate_size=units,
+        num_hidden_layers=len(blocks),
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=size,
+        hidden_act="relu",
+        vocab_size=construction.W_E.shape[1],
+        max_position_embeddings=M,
+        rope_parameters={"rope_type": "default", "rope_theta": turns.base},
+        bos_token_id=0,
+        eos_token_id=None,
+        tie_word_embeddings=False,
+        dtype=construction.W_E.dtype,
+    )
+    made: Any = ConstructedLlamaForCausalLM(config)
+    made.to(construction.W_E.dtype).eval().requires_grad_(False)
+    made.load_state_dict(_weights(construction, units))
+    return made
+
+
+def _weights(construction: Construction, units: int) -> dict[str, Tensor]:
+    """The matrices by the names that Llama has for them; the gate's other factor is CONST."""
+    read = construction.W_E.T.clone()
+    read[:, :FREE] = 0
+    found = {"model.embed_tokens.weight": construction.W_E.T, "lm_head.weight": read}
+    blocks: list[Any] = list(construction.blocks)
+    for layer, block in enumerate(blocks):
+        name, attn = f"model.layers.{layer}", block.attn
+        for part in "qkv":
+            found[f"{name}.self_attn.{part}_proj.weight"] = getattr(attn, f"W_{part.upper()}").flatten(0, 1)
+        found[f"{name}.self_attn.o_proj.weight"] = attn.W_O.transpose(0, 1).flatten(1)
+        gate, up, down = (read.new_zeros(units, read.shape[1]) for _ in range(3))
+        if block.mlp is not None:
+            gate[: block.mlp.W_1.shape[1]] = block.mlp.W_1.T
+            down[: block.mlp.W_2.shape[1]] = block.mlp.W_2.T
+            up[:, CONST] = 1
+        for place, matrix in (("gate", gate), ("up", up), ("down", down.T)):
+            found[f"{name}.mlp.{place}_proj.weight"] = matrix
+    return {name: matrix.contiguous() for name, matrix in found.items()}
