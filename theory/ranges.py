@@ -44,7 +44,7 @@ def certified_failure(M: int, N: int) -> int | None:
     """
     check_window(M, N)
     powers = exponentials()
-    if N > len(powers) or M > MOST:
+    if len(powers) < N or M > MOST:
         return None
     low, high = (bound >> BITS for bound in enclosed(M, N, powers))
     return low + 1 if low == high < LONGEST else None
