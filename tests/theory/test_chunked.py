@@ -22,6 +22,7 @@ from theory.chunked import (
     mesa_exponents,
     mesa_method,
     mesa_position,
+    rounded,
     woven_bound,
 )
 from theory.claims.mesa import PAPER, SIZES, woven_first_failure
@@ -121,9 +122,12 @@ def test_bounds_anywhere(data):
     last, split = data.draw(st.integers(1, M - 1 - first)), data.draw(st.integers(1, 6))
     T = data.draw(st.integers(M + 1, 8 * M))
     local, woven = (mesa_method(M, N, E, first, last, split, middle) for middle in MIDDLES)
-    if fails_from(local) <= T:
+    start = fails_from(local)
+    if start <= T:
         assert last_middle_chunk(local, T) >= hopeless(local)
         assert mesa_denominator(local, T) >= M
+    if start > M + 1:
+        assert last_middle_chunk(local, start - 1) < hopeless(local)
     if stair_is_recovered(N, E):
         assert mesa_denominator(woven, T) <= woven_bound(woven, T) * (1 + 1e-12)
         assert woven_bound(woven, T) <= 1.43 * denominator(T, N, E)
@@ -135,3 +139,17 @@ def test_what_sees_not_all_is_refused():
         mesa_exponents(method, 60)
     with pytest.raises(ValueError, match="t=30 is before the last chunk, which begins after 72 tokens"):
         mesa_exponents(method, 30, 80)
+    for t, prompt in ((64, None), (72, 80)):
+        with pytest.raises(ValueError, match=f"t={t} is "):
+            mesa_exponents(method, t, prompt)
+    assert len(mesa_exponents(method, 65)) == 65
+    assert len(mesa_exponents(method, 73, 80)) == 73
+
+
+def test_rounding_is_each_positions_own():
+    log_a = np.log(np.cumsum(np.exp(np.arange(7.0))))  # A_1 .. A_7
+    np.testing.assert_allclose(rounded(log_a), np.arange(1, 8), atol=1e-12)
+    for just_begun in (0.97, 2.97, 5.97):
+        alone, among = rounded(np.array([just_begun])), rounded(np.array([just_begun, 20.0]))
+        assert alone[0] == among[0]
+    assert 6.1 < rounded(np.array([5.97]))[0] < 6.3
