@@ -66,6 +66,12 @@ def test_closed_form_is_the_sum_over_pairs(size, prompt, t, middle):
     assert abs(value / mesa_denominator(mesa_method(*size, other), t, prompt) - 1) > 0.1
 
 
+def test_what_is_decoded_after_a_prompt_inside_the_window():
+    for t in (17, 30):
+        value = mesa_denominator(mesa_method(*SIZES[1]), t, 10)
+        assert value == pytest.approx(pairs_denominator(SIZES[1], "local", 10, t), rel=1e-10)
+
+
 @pytest.mark.parametrize("middle", MIDDLES)
 @pytest.mark.parametrize("size", SIZES)
 def test_models_do_what_the_closed_form_says_in_prompts_and_decoding(size, middle):
@@ -122,12 +128,9 @@ def test_bounds_anywhere(data):
     last, split = data.draw(st.integers(1, M - 1 - first)), data.draw(st.integers(1, 6))
     T = data.draw(st.integers(M + 1, 8 * M))
     local, woven = (mesa_method(M, N, E, first, last, split, middle) for middle in MIDDLES)
-    start = fails_from(local)
-    if start <= T:
+    if fails_from(local) <= T:
         assert last_middle_chunk(local, T) >= hopeless(local)
         assert mesa_denominator(local, T) >= M
-    if start > M + 1:
-        assert last_middle_chunk(local, start - 1) < hopeless(local)
     if stair_is_recovered(N, E):
         assert mesa_denominator(woven, T) <= woven_bound(woven, T) * (1 + 1e-12)
         assert woven_bound(woven, T) <= 1.43 * denominator(T, N, E)
