@@ -5,7 +5,7 @@ OUT ?= runs/demo
 REAL := --model smollm2 --length 16384 --methods origin,rerope,dynamic-ntk,mesa,stair --texts 0 \
   --samples 1 --lengths 8192,12288,16384 --out runs/real
 
-.PHONY: demo real app test test-slow test-fuzz test-browser check bench pictures mechanism format clean
+.PHONY: demo real app test test-slow test-fuzz test-browser mutants check bench pictures mechanism format clean
 
 demo: .venv/installed  ## set up, then probe the shipped model: runs/demo/report.html
 	$(BIN)/mesa-lens probe --length 2048 --out $(OUT) $(if $(wildcard $(OUT)/report.html),--overwrite)
@@ -30,6 +30,9 @@ test-fuzz: .venv/installed  ## 2,000 wrong command lines: each must end in one l
 
 test-browser: .venv/browser  ## the dashboard in Chromium: screenshots in runs/screenshots
 	$(BIN)/python -m pytest -n auto -m browser tests/browser
+
+mutants: .venv/installed  ## 450 small mistakes put into the code, one at a time: each must be noticed (30 minutes)
+	$(BIN)/python tests/mutations/run.py
 
 check: .venv/installed  ## the gate: format, lint, types, tests
 	$(BIN)/ruff format --check .

@@ -80,7 +80,7 @@ WITHOUT_TORCH = """
     probe.study.variants probe.study.results probe.study.score probe.study.table probe.study.report
     mesa_lens.cli mesa_lens.export mesa_lens.report mesa_lens.fetching mesa_lens.paper.command
     mesa_lens.paper.words mesa_lens.paper.sections
-    theory theory.bounds theory.cli theory.figures theory.plots
+    theory theory.bounds theory.cli theory.figures theory.plots theory.ranges
 """.split()
 
 

@@ -22,7 +22,7 @@ from mesa_lens.dashboard import drawings, state
 from mesa_lens.dashboard.downloads import FORMS, content
 from mesa_lens.dashboard.look import on_both_themes, plain
 from mesa_lens.dashboard.runs import entries
-from mesa_lens.dashboard.views.theory import closed_forms
+from mesa_lens.dashboard.views.theory import closed_forms, first_failures
 from probe.figures.export import threshold_export
 from probe.report import write_report
 from probe.store.located import LOCATED
@@ -445,10 +445,21 @@ def test_theory_shows_what_the_closed_forms_say(opened):
         excess = data["excess"].sel(construction=construction)
         beyond = excess.where((excess["t"] > 16) & (excess <= 0), drop=True)
         assert int(beyond["t"][0]) == first_failure(16, 3, E)
+    assert "the weave first fails at t = 181,369 (certified" in texts(opened("theory", theory_M="64", N="8")).replace(
+        "\\", ""
+    )
     app = opened("theory", theory_M="4")
     app.slider(key="N").set_value(8).run()
     assert "N=8 is not below M=4" in app.warning[0].value.replace("\\", "")
     assert "Broken: 3.2" in texts(opened("theory")).replace("\\", "")
+
+
+def test_what_is_certified_says_so():
+    assert first_failures(133, 29, 2).startswith(
+        "With positions recovered ideally, the weave first fails at t = 510,428,902,950,223 (certified"
+    )
+    assert first_failures(16, 3, 3).endswith("Stair PE first fails at t = 92 (not certified: by float64).")
+    assert "the weave first fails at beyond 2^53, at about 10^18.9" in first_failures(64, 40, 2)
 
 
 def test_two_runs_side_by_side(opened):

@@ -106,6 +106,8 @@ def test_reach_beyond_float64_is_infinite():
     assert bounds.extended_length(4096, 2000, 50) == math.inf
     with pytest.raises(ValueError, match="beyond exact integers; take a smaller N than 512"):
         bounds.first_failure(4096, 512)
+    with pytest.raises(ValueError, match="beyond exact integers; take a smaller N than 34"):
+        bounds.first_failure(64, 34)  # 3.6e16, of which float64 has every fourth number
 
 
 @pytest.mark.parametrize(

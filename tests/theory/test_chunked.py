@@ -22,6 +22,7 @@ from theory.chunked import (
     mesa_exponents,
     mesa_method,
     mesa_position,
+    rounded,
     woven_bound,
 )
 from theory.claims.mesa import PAPER, SIZES, woven_first_failure
@@ -63,6 +64,12 @@ def test_closed_form_is_the_sum_over_pairs(size, prompt, t, middle):
     assert value == pytest.approx(pairs_denominator(size, middle, prompt, t), rel=1e-10)
     other = MIDDLES[MIDDLES[0] == middle]
     assert abs(value / mesa_denominator(mesa_method(*size, other), t, prompt) - 1) > 0.1
+
+
+def test_what_is_decoded_after_a_prompt_inside_the_window():
+    for t in (17, 30):
+        value = mesa_denominator(mesa_method(*SIZES[1]), t, 10)
+        assert value == pytest.approx(pairs_denominator(SIZES[1], "local", 10, t), rel=1e-10)
 
 
 @pytest.mark.parametrize("middle", MIDDLES)
@@ -135,3 +142,17 @@ def test_what_sees_not_all_is_refused():
         mesa_exponents(method, 60)
     with pytest.raises(ValueError, match="t=30 is before the last chunk, which begins after 72 tokens"):
         mesa_exponents(method, 30, 80)
+    for t, prompt in ((64, None), (72, 80)):
+        with pytest.raises(ValueError, match=f"t={t} is "):
+            mesa_exponents(method, t, prompt)
+    assert len(mesa_exponents(method, 65)) == 65
+    assert len(mesa_exponents(method, 73, 80)) == 73
+
+
+def test_rounding_is_each_positions_own():
+    log_a = np.log(np.cumsum(np.exp(np.arange(7.0))))  # A_1 .. A_7
+    np.testing.assert_allclose(rounded(log_a), np.arange(1, 8), atol=1e-12)
+    for just_begun in (0.97, 2.97, 5.97):
+        alone, among = rounded(np.array([just_begun])), rounded(np.array([just_begun, 20.0]))
+        assert alone[0] == among[0]
+    assert 6.1 < rounded(np.array([5.97]))[0] < 6.3

@@ -195,13 +195,27 @@ def test_log_steps_go_on_where_matrices_overflow(dtype):
 def test_logarithm_reads_values_and_pattern(matrix):
     model = plain_model(8, recovery="log")
     assert np.abs(model.recovered_position(50) - np.arange(1, 51)).max() < 1e-9
-    hooks = [("blocks.0.attn.hook_pattern", lambda pattern, hook: pattern / 2)]
-    changed = model.run_with_hooks(model.tokens(50), fwd_hooks=hooks)
-    assert not torch.equal(changed, model(model.tokens(50)))
+    seen = {}
+
+    def halved(pattern, hook):
+        return torch.cat([pattern[:, :1] / 2, pattern[:, 1:]], 1)
+
+    hooks = [("blocks.0.attn.hook_pattern", halved), ("blocks.1.hook_in", lambda resid, hook: seen.update(it=resid))]
+    model.run_with_hooks(model.tokens(50), fwd_hooks=hooks)
+    one_further = np.arange(3, 52)  # half of x_t, t > 1, is nearer to x_(t+1)
+    np.testing.assert_allclose(seen["it"][0, 1:, POSITION], one_further, atol=1e-9)
     model.get_buffer(f"blocks.0.attn.{matrix}")[0] /= 100
     assert np.abs(model.recovered_position(50) - np.arange(1, 51)).max() > 1
     model.get_buffer(f"blocks.0.attn.{matrix}")[0] = 0
     assert not np.isfinite(model.recovered_position(50)).any()
+
+
+def test_given_distances_leave_the_model_as_it_was():
+    model, index = plain_model(8), np.arange(12)
+    before, distance = model.head_output(12), index[:, None] - index
+    woven = model.given(np.where(distance < 0, -1, np.minimum(distance, 2))).head_output(12)
+    assert np.abs(woven - before).max() > 0.1
+    np.testing.assert_array_equal(model.head_output(12), before)
 
 
 def test_logarithm_of_layer_1_is_the_logarithm():

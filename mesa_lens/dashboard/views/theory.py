@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from mesa_lens.dashboard.drawings import curves_drawing
 from mesa_lens.dashboard.look import columns, plain, show
 from mesa_lens.dashboard.runs import is_inside
 from probe.glossary import WEAVE
-from theory.bounds import check_window, denominator, extended_length, ideal_position
+from theory.bounds import check_window, denominator, extended_length, first_failure, ideal_position
 from theory.figures import attention_figure, output_figure, position_figure
 from theory.labels import IDEAL, PE, STAIR
+from theory.ranges import LONGEST, certified_failure
 
 REPORT = "theory.json"
 _LONGEST = 4000
@@ -43,6 +45,7 @@ def page(context: Context) -> None:
     reached = {"Plain positions fail at": M, "Weave reaches T*": weave, "Stair PE reaches T*": stair}
     for column, (label, value) in zip(st.columns(3), reached.items(), strict=True):
         column.metric(label, f"{value:,.5g}", help="tokens", border=True)
+    st.caption(plain(first_failures(M, N, E)))
     output, position, attention = st.tabs(
         ["Head output o_t", "Recovered position", "Attention on <bos>"],
         key="theory_tab",
@@ -64,6 +67,21 @@ def page(context: Context) -> None:
     _claims(Path(context.root))
 
 
+def first_failures(M: int, N: int, E: int) -> str:
+    """In words: the first position that fails, and whether that number is certified."""
+    weave, found = certified_failure(M, N), []
+    for name, width, certified in (("the weave", None, weave), ("Stair PE", E, None)):
+        reach = extended_length(M, N, width)
+        if certified is not None:
+            told = f"t = {certified:,} (certified by interval arithmetic)"
+        elif reach < LONGEST:
+            told = f"t = {first_failure(M, N, width):,} (not certified: by float64)"
+        else:
+            told = f"beyond 2^53, at about 10^{math.log10(reach):.3f} (not certified: by float64)"
+        found.append(f"{name} first fails at {told}")
+    return "With positions recovered ideally, " + "; ".join(found) + "."
+
+
 def _downloads(values: xr.DataArray, level: float | None = None) -> None:
     """The figure and its numbers, named by what is drawn and the sliders."""
     sliders = (f"{name}{values.attrs[name]:g}" for name in ("M", "N", "E", "H"))
@@ -73,8 +91,8 @@ def _downloads(values: xr.DataArray, level: float | None = None) -> None:
 
 def _parameters() -> tuple[int, float, int, int]:
     one, two, three, four = st.columns(4)
-    M = one.slider("M, the window (tokens)", 4, 64, 16, key="theory_M", bind="query-params")
-    N = two.slider("N, the weave's window (tokens)", 1, 12, 3, key="N", bind="query-params")
+    M = one.slider("M, the window (tokens)", 4, 1000, 16, key="theory_M", bind="query-params")
+    N = two.slider("N, the weave's window (tokens)", 1, 40, 3, key="N", bind="query-params")
     E = three.slider("E, the stair's width (tokens)", 2, 50, 3, key="E", bind="query-params")
     H = four.slider("H, the threshold", 0.0, 2.0, 0.5, 0.1, key="H", bind="query-params")
     return int(M), float(H), int(N), int(E)

@@ -159,8 +159,9 @@ def test_missing_evidence_is_named():
         CrossingRule(smoothing=1, sustained=0)
     with pytest.raises(ValueError, match="margin=nan is not at least 0"):
         replace(RULE, margin=np.nan)
-    with pytest.raises(ValueError, match=r"share=1\.5 is not in"):
-        replace(RULE, share=1.5)
+    for share in (0.0, 1.5):
+        with pytest.raises(ValueError, match=f"share={share} is not in"):
+            replace(RULE, share=share)
 
 
 def test_scaled_rule():

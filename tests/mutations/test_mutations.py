@@ -1,0 +1,57 @@
+"""Every mutation still applies, and what is asked is there; `make mutants` runs them."""
+
+import ast
+from collections import Counter
+
+import pytest
+from mutants import ROOT, Mutant, mutants
+from run import BROKEN, KILLED, SURVIVED, TIMED_OUT, outcome
+
+ALL = list(mutants())
+
+
+def test_every_mutation_applies_once_and_changes_the_code():
+    wrong = []
+    for each in ALL:
+        text = (ROOT / each.file).read_text()
+        try:
+            changed = ast.dump(ast.parse(each.applied(text))) != ast.dump(ast.parse(text))
+        except (ValueError, SyntaxError) as error:
+            wrong.append(f"{each}: {error}")
+        else:
+            wrong += [] if changed else [f"changes nothing: {each}"]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_mutation_that_does_not_apply_is_stale():
+    one = Mutant("a", "b.py", "x < 1", "x <= 1", ())
+    assert one.applied("if x < 1:") == "if x <= 1:"
+    for text in ("if x < 2:", "x < 1 or x < 1"):
+        with pytest.raises(ValueError, match=r"stale, found [02] times: b\.py: x < 1  ->  x <= 1"):
+            one.applied(text)
+
+
+def test_what_is_asked_is_there():
+    missing = set()
+    for ask in {ask for each in ALL for ask in each.asks}:
+        file, _, name = ask.partition("::")
+        path = ROOT / file
+        if not path.is_file() or (name and f"def {name.partition('[')[0]}(" not in path.read_text()):
+            missing.add(ask)
+    assert not missing
+
+
+def test_there_are_a_hundred_of_each_kind_and_no_two_alike():
+    live = Counter(each.file.partition("/")[0] == "theory" for each in ALL if not each.equivalent)
+    assert min(live[True], live[False]) >= 100
+    assert len({(each.file, each.what, each.by) for each in ALL}) == len(ALL)
+    assert all(each.asks for each in ALL)
+
+
+@pytest.mark.parametrize(
+    ("code", "in_time", "told"),
+    [(0, True, SURVIVED), (1, True, KILLED), (2, True, KILLED), (4, True, KILLED), (-11, True, KILLED),
+     (3, True, BROKEN), (5, True, BROKEN), (-9, False, TIMED_OUT)],
+)  # fmt: skip
+def test_exit_codes_are_told_apart(code, in_time, told):
+    assert outcome(code, in_time) == told
