@@ -101,7 +101,7 @@ def _probe(folder: Path) -> Iterator[Part]:
             attrs = dict(group.attrs)
             methods, prompts = (stored_array(group, name).shape[0] for name in ("method", "prompt"))
             captured = len(whole_passes(store))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{store} is damaged ({str(error).partition(chr(10))[0]})") from error
     if journal.exists() or json.loads(attrs.get("lengths", "[]")):
         lines = read_lines(journal) if journal.exists() else Lines(None)

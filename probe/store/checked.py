@@ -11,6 +11,8 @@ import zarr
 from xarray.backends import BackendArray
 from xarray.core import indexing
 
+from probe.store.place import Remote, zarr_place
+
 AGAIN = "capture it again with --overwrite"
 
 
@@ -28,8 +30,12 @@ class _Checked(BackendArray):
         try:
             plain = not any(isinstance(part, np.ndarray) for part in key)
             found = np.asarray(self.values[key] if plain else self.values.oindex[key])
-        except (OSError, ValueError, RuntimeError) as error:
-            reason = str(error).partition("\n")[0]
+        except Exception as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            if isinstance(self.path, Remote) and not isinstance(error, ValueError):  # of the object store
+                raise OSError(f"{self.path}: {self.name} could not be read ({reason}); try again") from error
+            if not isinstance(error, OSError | ValueError | RuntimeError):
+                raise
             raise ValueError(f"{self.path}: {self.name} is damaged ({reason}); {AGAIN}") from error
         if not _all_finite(found):
             raise ValueError(f"{self.path}: {self.name} is damaged (not all values are finite); {AGAIN}")
@@ -46,7 +52,7 @@ def _all_finite(values: np.ndarray) -> bool:
 
 def checked(hidden: xr.Dataset, path: Path) -> xr.Dataset:
     """The store's dataset with its variables checked whenever some of their values are read."""
-    group = zarr.open_group(path, mode="r", use_consolidated=False)
+    group = zarr.open_group(zarr_place(path, reads=True), mode="r", use_consolidated=False)
     made = {}
     for name, array in hidden.data_vars.items():
         stored: Any = group[str(name)]
