@@ -12,7 +12,8 @@ import numpy as np
 import zarr
 
 from probe.evaluation.journal import Lines, read_lines
-from probe.store.reader import STORE, partial_path, stored_array, whole_passes
+from probe.store.place import zarr_place
+from probe.store.reader import partial_path, store_of, stored_array, whole_passes
 from probe.study.results import judges, seeds_of
 
 CELLS, HARNESS, MEASURED = "cells.jsonl", "harness.jsonl", "measured.jsonl"
@@ -92,12 +93,13 @@ def _study(path: Path, lines: Lines) -> Iterator[Part]:
 
 
 def _probe(folder: Path) -> Iterator[Part]:
-    store = next((each for each in (partial_path(folder / STORE), folder / STORE) if each.exists()), None)
+    place = store_of(folder)
+    store = next((each for each in (partial_path(place), place) if each.exists()), None)
     journal = folder / MEASURED
     attrs: Mapping[str, Any] = {}
     if store is not None:
         try:
-            group = zarr.open_group(store, mode="r", use_consolidated=False)
+            group = zarr.open_group(zarr_place(store, reads=True), mode="r", use_consolidated=False)
             attrs = dict(group.attrs)
             methods, prompts = (stored_array(group, name).shape[0] for name in ("method", "prompt"))
             captured = len(whole_passes(store))

@@ -12,7 +12,7 @@ from typing import Any
 
 from probe.ownership import LOCK, held
 from probe.status.parts import Part, parts_of
-from probe.store.reader import STORE, partial_path
+from probe.store.reader import partial_path, store_of
 from probe.store.summary import REPORTED
 
 SECTIONS = "sections.json"
@@ -118,9 +118,10 @@ def _is_paper(folder: Path) -> bool:
 
 def _lacking(folder: Path) -> str:
     """What a run that has all its cells still has to write."""
-    if partial_path(folder / STORE).exists():
+    store = store_of(folder)
+    if partial_path(store).exists():
         return "the store is not finished"
-    if (folder / STORE).exists() and not all((folder / name).exists() for name in REPORTED):
+    if store.exists() and not all((folder / name).exists() for name in REPORTED):
         return "the report is not written; `mesa-lens report` writes it"
     return ""
 

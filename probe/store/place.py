@@ -7,7 +7,7 @@ import io
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
@@ -30,7 +30,7 @@ def place_of(path: str | os.PathLike[str]) -> Path:
     """The folder or, of a URL, what stands for it. Raises ValueError for a URL of a kind that holds no stores."""
     if isinstance(path, Remote):
         return cast(Path, path)
-    return cast(Path, Remote(_checked(path))) if isinstance(path, str) and "://" in path else Path(path)
+    return cast(Path, Remote(checked_url(path))) if isinstance(path, str) and "://" in path else Path(path)
 
 
 def store_in(folder: Path, name: str) -> Path:
@@ -41,7 +41,31 @@ def store_in(folder: Path, name: str) -> Path:
         url = (folder / POINTER).read_text(encoding="utf-8").strip()
     except (FileNotFoundError, NotADirectoryError):
         return folder / name
-    return cast(Path, RemoteStore((Remote(_checked(url)) / name).url))
+    return cast(Path, RemoteStore((Remote(checked_url(url)) / name).url))
+
+
+@contextmanager
+def pointed(folder: Path, name: str, url: str | None) -> Iterator[None]:
+    """The folder says that its store `name` is at `url`, and goes on saying so if one is begun there; None: it is here.
+
+    Raises FileExistsError for a folder whose store is elsewhere, and as `checked_url`.
+    """
+    pointer = folder / POINTER
+    if url is None:
+        yield
+        return
+    here = [each for each in (folder / name, folder / f"{name}.partial") if each.exists()]
+    said = pointer.read_text(encoding="utf-8").strip() if pointer.exists() else checked_url(url)
+    if here or said != checked_url(url):
+        raise FileExistsError(f"{folder} has its store at {here[0] if here else said}; choose another --out")
+    pointer.write_text(f"{said}\n", encoding="utf-8")
+    store = store_in(folder, name)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # else nothing is known of it
+            if not (store / "zarr.json").exists():
+                pointer.unlink()
 
 
 def as_store(place: Path) -> Path:
@@ -211,7 +235,8 @@ def zarr_place(place: Path, *, reads: bool = False) -> Any:
         )
 
 
-def _checked(url: str) -> str:
+def checked_url(url: str) -> str:
+    """The URL of an object store. Raises ValueError for another, and where the package for it is missing."""
     protocol, _, rest = url.partition("://")
     if protocol not in PROTOCOLS or not rest.strip("/"):
         raise ValueError(f"{url!r} is no URL of an object store; they begin with {', '.join(PROTOCOLS[:-1])}://")
