@@ -69,8 +69,10 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     """
     path = place_of(path)
     inner, beside = store_of(path), None
-    if inner.exists() or partial_path(inner).exists():
-        path, beside = inner, None if isinstance(path, Remote) or not isinstance(inner, Remote) else path
+    if isinstance(inner, Remote) and not isinstance(path, Remote):
+        path, beside = inner, path
+    elif inner.exists() or partial_path(inner).exists():
+        path = inner
     else:
         path = as_store(path)
     if not path.exists():

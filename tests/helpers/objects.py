@@ -13,6 +13,7 @@ WRITTEN = "2026-01-01T00:00:00.000Z"
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def do_GET(self):
         query = parse_qs(urlsplit(self.path).query, keep_blank_values=True)

@@ -42,7 +42,7 @@ def url(request):
 
 
 def hidden():
-    return synthetic.hidden_states(layers=2, dims=4)
+    return synthetic.hidden_states(layers=2, dims=4).isel(method=[0, 3], position=slice(0, 100))
 
 
 def written(url, **more):
@@ -91,7 +91,7 @@ def test_it_is_begun_gone_on_with_and_whole_only_in_the_end(url):
                 values = hidden().sel({"method": method, "prompt": prompt, "layer": layer}).values
                 store.write(path, "resid_post", method, prompt, layer, values)
     store.finish(path)
-    assert open_run(url).hidden.sizes["method"] == 4
+    assert open_run(url).hidden.sizes["method"] == 2
     with pytest.raises(FileExistsError, match="already holds a run with the same config; use --overwrite"):
         store.create(path, **given)
     with pytest.raises(FileExistsError, match="holds a run with another config: model differs"):
@@ -105,7 +105,7 @@ def test_it_is_begun_gone_on_with_and_whole_only_in_the_end(url):
 
 def test_damage_is_found_as_in_a_folder(url):
     written(url)
-    change, chunk = objects_of(url), "resid_post/c/3/1/1/0/0"
+    change, chunk = objects_of(url), "resid_post/c/1/1/1/0/0"
     content = change(chunk)
     change(chunk, content[:9] + bytes([content[9] ^ 4]) + content[10:])
     values = open_run(url).hidden["resid_post"]
@@ -132,6 +132,7 @@ def test_figures_are_exported_and_runs_are_listed_from_a_url(url, tmp_path, caps
     assert f"{url} is a URL; give the folder" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_keeps_its_store_at_a_url_and_all_else_in_its_folder(tmp_path, capsys):
     fsspec.filesystem("memory").store.clear()
     model, out, url = tiny.folder(tmp_path / "model"), tmp_path / "out", "memory://bucket/far"
@@ -152,7 +153,6 @@ def test_a_run_keeps_its_store_at_a_url_and_all_else_in_its_folder(tmp_path, cap
     assert "already holds a run with the same config" in capsys.readouterr().err
     assert main([*given, "--store", "memory://bucket/other"]) == 2
     assert f"{out} has its store at {url}; choose another --out" in capsys.readouterr().err
-    assert main(["report", str(out)]) == 0
     store.remove(near.path)
     capsys.readouterr()
     assert main(["report", str(out)]) == 2
