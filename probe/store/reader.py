@@ -16,6 +16,7 @@ import xarray as xr
 import zarr
 
 from probe.store.checked import AGAIN, checked
+from probe.store.layout import WHOLE, region_bytes
 from probe.store.place import Remote, RemoteStore, as_store, place_of, store_in, zarr_place
 from probe.store.seal import SEAL, check_seals
 
@@ -160,7 +161,10 @@ def missing_regions(store: Path) -> list[str]:
 
 
 def region_sums(store: Path) -> Iterator[bytes]:
-    """The check sum at the end of every region, those of a hook one after the other."""
+    """What tells the values of every region, those of a hook one after the other: the check sum at its file's end.
+
+    A file of many chunks ends with the sum of their places, so that it is told by when it was written as well.
+    """
     paths = [path for *_, path, _ in _regions(store)]
     if isinstance(store, Remote):
         sizes = store.sizes()
@@ -171,6 +175,8 @@ def region_sums(store: Path) -> Iterator[bytes]:
         with path.open("rb") as file:
             file.seek(-_SUM, io.SEEK_END)
             yield file.read(_SUM)
+        if path.stat().st_size > WHOLE:
+            yield str(path.stat().st_mtime_ns).encode()
 
 
 def whole_passes(store: Path) -> set[tuple[str, str]]:
@@ -187,7 +193,7 @@ def _regions(store: Path) -> Iterator[tuple[str, str, str, int, Path, bool]]:
         if hook in DIMS:
             continue
         labels = [np.asarray(stored_array(group, name)[:]).tolist() for name in DIMS[:3]]
-        size = int(np.prod(array.chunks)) * array.dtype.itemsize + (_SUM if array.compressors else 0)
+        size = region_bytes(array)
         for index in np.ndindex(*array.shape[:3]):
             name = "/".join([hook, "c", *map(str, index), "0", "0"])
             chunk = store / name

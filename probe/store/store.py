@@ -1,8 +1,8 @@
 """The store of a run: labelled hidden states on disk, written region by region, never half-written and whole-looking.
 
 A store is a zarr v3 folder that `xarray.open_zarr` opens: one variable a hook, dims (method, prompt, layer, position,
-dim). One chunk holds all positions and dims of one (method, prompt, layer); it is what a write fills and a reader asks
-for, so shards around it would gain nothing. Activations compress by 8% only: compression is off.
+dim). One file holds all positions and dims of one (method, prompt, layer), which is what a write fills: one chunk or, of
+large ones, a shard of many, so that a slice need not read it all (layout.py). Activations compress by 8% only: compression is off.
 Every chunk ends with a check sum (zarr's crc32c), so that a damaged one is found when it is read; the attributes have
 theirs in the seal (seal.py).
 
@@ -27,6 +27,7 @@ import xarray as xr
 import zarr
 from zarr.codecs import Crc32cCodec
 
+from probe.store.layout import layout
 from probe.store.place import Remote, as_store, place_of, zarr_place
 from probe.store.reader import (
     DIMS,
@@ -93,6 +94,7 @@ def create(
         _check_disk(path, len(hooks) * int(np.prod(shape[:3])) * region - sum(map(_size, _begun(path))))
         discard(path)
     begun = _begun_path(path)
+    chunk, shard = layout(*shape[3:], np.dtype(dtype).itemsize)
     with _disk_full(begun, removed=True):
         template = xr.Dataset(coords={name: _plain(values) for name, values in coords.items()})
         template.attrs = {**attrs, SEAL: False}
@@ -102,7 +104,8 @@ def create(
             group.create_array(
                 hook,
                 shape=shape,
-                chunks=(1, 1, 1, *shape[3:]),
+                chunks=(1, 1, 1, *chunk),
+                shards=None if shard is None else (1, 1, 1, *shard),
                 dtype=dtype,
                 compressors=CHECKED,
                 fill_value=np.nan,
