@@ -29,7 +29,9 @@ def add(commands: Any) -> None:
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    command.add_argument("--store", type=place, default=Path("runs"), help="folder of runs, or one run; or the URL of either")
+    command.add_argument(
+        "--store", type=place, default=Path("runs"), help="folder of runs, or one run; or the URL of either"
+    )
     command.add_argument(
         "--host", type=word, default="127.0.0.1", help="address to listen on; any but this one is open to others"
     )

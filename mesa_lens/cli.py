@@ -39,8 +39,21 @@ class Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """The whole command's parser; every subcommand sets `run`."""
     from mesa_lens import (
-        anatomy, app, check, eval, export, fetch, locate, methods, probe, report, status, study, train, verify,
-    )  # fmt: skip
+        anatomy,
+        app,
+        check,
+        eval,
+        export,
+        fetch,
+        locate,
+        methods,
+        probe,
+        report,
+        status,
+        study,
+        train,
+        verify,
+    )
     from mesa_lens.paper import command as paper
 
     top = Parser(

@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import xarray as xr

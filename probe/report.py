@@ -106,7 +106,9 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> dict[str
         bar.update()
     folder = run.folder
     if isinstance(folder, Remote):
-        raise ValueError(f"{folder} is a URL; a report is written into the folder that `mesa-lens probe` was given as --out")
+        raise ValueError(
+            f"{folder} is a URL; a report is written into the folder that `mesa-lens probe` was given as --out"
+        )
     summary = whole_summary(analysis)
     remove_report(folder)
     for name, found in {**made, **_openings(analysis)}.items():

@@ -40,7 +40,7 @@ def _row(line: bytes) -> Any:
 
 @dataclass
 class Lines:
-    """What a journal's file holds. settings: None for one that is cut short in its first line, so that it binds to nothing.
+    """What a journal's file holds. settings: None for one cut short in its first line, which binds to nothing.
 
     asked: cells in all, as the last run told; older journals do not say. whole: bytes of its whole lines. damaged: the
     numbers of lines that cannot be trusted, which are left out of `rows`.

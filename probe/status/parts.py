@@ -58,8 +58,9 @@ def parts_of(folder: Path) -> Iterator[Part]:
 
 
 def _part(command: str, what: str, path: Path, lines: Lines, cells: int | None, failed: int = 0) -> Part:
-    damaged = tuple(lines.damaged)
-    return Part(command, what, len(lines.rows), cells, failed, path, _seconds(lines), damaged=damaged)
+    taken = seconds_of(lines)
+    mean = float(np.mean(taken)) if taken else None
+    return Part(command, what, len(lines.rows), cells, failed, path, mean, damaged=tuple(lines.damaged))
 
 
 def _evaluation(path: Path, lines: Lines) -> Part:
@@ -148,8 +149,8 @@ def _ended(path: Path, result: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _seconds(lines: Lines) -> float | None:
-    """What a cell's passes took, on the mean, where its scores say; those of one sample may share a pass."""
+def seconds_of(lines: Lines) -> list[float]:
+    """What the passes of each cell took, of those whose scores say; scores of one sample may share a pass."""
     found = []
     for row in lines.rows.values():
         samples: dict[Any, float] = {}
@@ -157,4 +158,4 @@ def _seconds(lines: Lines) -> float | None:
             if isinstance(score, dict) and score.get("seconds") is not None:
                 samples[score["sample"]] = max(score["seconds"], samples.get(score["sample"], 0.0))
         found += [sum(samples.values())] if samples else []
-    return float(np.mean(found)) if found else None
+    return found

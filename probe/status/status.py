@@ -66,7 +66,9 @@ def status_of(folder: Path) -> Status:
     found = list(_parts(folder))
     running, holder = held(folder)
     if not found and not running:
-        raise ValueError(f"{folder} holds no run: no journal, no store; name the folder that a run writes to (its --out)")
+        raise ValueError(
+            f"{folder} holds no run: no journal, no store; name the folder that a run writes to (its --out)"
+        )
     parts, seconds = tuple(part for part, _ in found), tuple(_left(part, place) for part, place in found)
     lacking = _lacking(folder)
     whole = all(part.left == 0 and not part.damaged for part in parts) and not lacking

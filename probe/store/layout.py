@@ -10,8 +10,10 @@ import zarr
 WHOLE = 64 * 2**20
 """Bytes up to which a region is one chunk: it is read about as fast as a slice of it."""
 _CHUNK = (1024, 256)
-"""Positions and dims of a chunk of larger ones, about: half a MiB in float16, so that neither one dim over all positions
-nor one position over all dims reads much beside it (benchmarks/slices.py)."""
+"""Positions and dims of a chunk of larger ones, about: half a MiB in float16.
+
+Neither one dim over all positions nor one position over all dims reads much beside itself (benchmarks/slices.py).
+"""
 _SUM, _ENTRY = 4, 16  # bytes of a check sum, and of a chunk's place in its file
 
 

@@ -93,12 +93,15 @@ class Remote:
     url: str
 
     def __truediv__(self, name: str | PurePosixPath) -> Remote:
+        """What is called `name` below it."""
         return Remote(f"{self.url}/{PurePosixPath(name).as_posix()}")
 
     def __str__(self) -> str:
+        """The URL."""
         return self.url
 
     def __fspath__(self) -> str:
+        """The URL, for what passes paths on."""
         return self.url
 
     @property

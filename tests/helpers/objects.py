@@ -1,4 +1,4 @@
-"""An object store on this machine that speaks as much of S3 as clients of stores ask for; one key may read and write."""
+"""An object store on this machine that speaks as much of S3 as clients of stores ask for; it knows one key."""
 
 import re
 import threading
@@ -70,9 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _listed(self, query):
         bucket, prefix = self._key().split("/")[0], query.get("prefix", [""])[0]
         delimiter = query.get("delimiter", [""])[0]
-        inside = sorted(
-            key[len(bucket) + 1 :] for key in self.server.objects if key.startswith(f"{bucket}/{prefix}")
-        )
+        inside = sorted(key[len(bucket) + 1 :] for key in self.server.objects if key.startswith(f"{bucket}/{prefix}"))
         below = {key: key[len(prefix) :].partition(delimiter) if delimiter else (key, "", "") for key in inside}
         own = [key for key, (_, divided, _) in below.items() if not divided]
         folders = sorted({f"{prefix}{name}{delimiter}" for name, divided, _ in below.values() if divided})

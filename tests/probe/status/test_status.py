@@ -200,7 +200,9 @@ def test_a_run_of_another_process_is_running_with_its_pace_and_a_killed_one_is_t
         said = json.loads(lock.read_text()) | {"since": "2020-01-01T00:00:00+00:00"}
         lock.write_text(json.dumps(said))
         years = status_of(tmp_path).seconds[0]
-        assert years / 8 == pytest.approx((np.datetime64("now") - np.datetime64("2020-01-01T00:00:00")).astype(int) / 2, 1e-3)
+        assert years / 8 == pytest.approx(
+            (np.datetime64("now") - np.datetime64("2020-01-01T00:00:00")).astype(int) / 2, 1e-3
+        )
         lock.write_bytes(before[lock])
         assert files(tmp_path) == before
     finally:
