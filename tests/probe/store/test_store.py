@@ -9,7 +9,7 @@ import pytest
 import xarray as xr
 import zarr
 
-from probe.store import layout, store
+from probe.store import checked, layout, store
 from probe.store.reader import differing_key, missing_regions, open_run, partial_path, whole_passes
 from probe.store.seal import sealed
 
@@ -450,6 +450,21 @@ def test_large_regions_are_many_chunks_in_one_file_and_small_ones_one(path, monk
             one = {"method": method, "prompt": "repeated", "layer": layer}
             np.testing.assert_array_equal(values.sel(one), region(method, layer))
     np.testing.assert_array_equal(values.sel({"position": 9, "dim": 8})[1, 0], [1021, 1321])
+    whole = values.values
+    for runs in (16, 1):
+        monkeypatch.setattr(checked, "_RUNS", runs)
+        for method, layer, position, dim in (
+            ([1], [0, 1], [0, 2], 1),
+            (0, [1, 0], [2, 0, 1], [1]),
+            ([0, 1], 1, [], [0, 1]),
+        ):
+            got = values.isel({"method": method, "prompt": 0, "layer": layer, "position": position, "dim": dim})
+            wanted = (
+                values.copy(data=whole)
+                .isel({"method": method, "prompt": 0, "layer": layer})
+                .isel(position=position, dim=dim)
+            )
+            np.testing.assert_array_equal(got, wanted)
     chunk = path / "resid_post" / "c" / "1" / "0" / "1" / "0" / "0"
     assert chunk.stat().st_size == 4 * (2 * 2 + 4 + 16) + 4
     content = chunk.read_bytes()
