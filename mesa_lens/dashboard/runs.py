@@ -59,7 +59,7 @@ def entries(root: Path) -> list[Entry]:
     A run of which the folder, the store or the summary is a link out of `root` is left out.
     """
     if isinstance(root, Remote):
-        return [Entry(place.name, place) for place in (root, *root.folders()) if (place / STORE).exists()]
+        return [Entry(place.name, place) for place in (place_of(root), *root.folders()) if (place / STORE).exists()]
     found = [
         Entry(name_of(path, root), path)
         for path in folders(root)

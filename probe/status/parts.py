@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,27 +94,24 @@ def _study(path: Path, lines: Lines) -> Iterator[Part]:
 
 
 def _probe(folder: Path) -> Iterator[Part]:
-    place = store_of(folder)
+    place, journal = store_of(folder), folder / MEASURED
     store = next((each for each in (partial_path(place), place) if each.exists()), None)
-    journal = folder / MEASURED
-    attrs: Mapping[str, Any] = {}
-    if store is not None:
-        try:
-            group = zarr.open_group(zarr_place(store, reads=True), mode="r", use_consolidated=False)
-            attrs = dict(group.attrs)
-            methods, prompts = (stored_array(group, name).shape[0] for name in ("method", "prompt"))
-            captured = len(whole_passes(store))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{store} is damaged ({str(error).partition(chr(10))[0]})") from error
-    if journal.exists() or json.loads(attrs.get("lengths", "[]")):
+    if store is None:
+        if journal.exists():
+            yield _part("probe", "measured cells", journal, read_lines(journal), None)
+        return
+    try:
+        group = zarr.open_group(zarr_place(store, reads=True), mode="r", use_consolidated=False)
+        grid = json.loads(str(group.attrs.get("lengths", "[]")))
+        methods, prompts = (stored_array(group, name).shape[0] for name in ("method", "prompt"))
+        captured = len(whole_passes(store))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{store} is damaged ({str(error).partition(chr(10))[0]})") from error
+    if journal.exists() or grid:
         lines = read_lines(journal) if journal.exists() else Lines(None)
-        grid, cells = {*json.loads(attrs.get("lengths", "[]"))}, None
-        if store is not None:
-            further = sum(cell[2] not in grid for cell in lines.rows)  # refined: counted as they come
-            cells = len(_EITHER) * methods * len(grid) + further
-        yield _part("probe", "measured cells", journal, lines, cells)
-    if store is not None:
-        yield Part("probe", "captured passes", captured, methods * prompts)
+        further = sum(cell[2] not in grid for cell in lines.rows)  # refined: counted as they come
+        yield _part("probe", "measured cells", journal, lines, len(_EITHER) * methods * len(grid) + further)
+    yield Part("probe", "captured passes", captured, methods * prompts)
 
 
 def _anatomy(folder: Path) -> Iterator[Part]:

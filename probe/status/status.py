@@ -133,7 +133,7 @@ def _left(part: Part, folder: Path) -> float | None:
     if part.left is None:
         return None
     running, holder = held(folder)
-    if running and part.file is not None and (fresh := _fresh(part.file, folder, holder)):
+    if running and part.file is not None and part.file.exists() and (fresh := _fresh(part.file, folder, holder)):
         try:
             since = datetime.fromisoformat(holder["since"])
         except (KeyError, TypeError, ValueError):

@@ -161,11 +161,12 @@ class Remote:
         keys = [key for key in self.sizes() if key.endswith(suffix) and key.count("/") == pattern.count("/")]
         return [self / key for key in sorted(keys)]
 
-    def folders(self) -> list[Remote]:
+    def folders(self) -> list[Path]:
         """The prefixes just below."""
         with reaching(self.url):
             found = client(self.url).ls(self._key, detail=True)
-        return [self / each["name"].rstrip("/").rpartition("/")[2] for each in found if each["type"] == "directory"]
+        names = [each["name"].rstrip("/").rpartition("/")[2] for each in found if each["type"] == "directory"]
+        return [cast(Path, self / name) for name in names]
 
     def sizes(self) -> dict[str, int]:
         """Bytes of all objects below, by what follows the URL."""

@@ -95,7 +95,7 @@ def create(
         _check_disk(path, len(hooks) * int(np.prod(shape[:3])) * region - sum(map(_size, _begun(path))))
         discard(path)
     begun = _begun_path(path)
-    chunk, shard = layout(*shape[3:], np.dtype(dtype).itemsize)
+    chunk, shard = layout(shape[3], shape[4], np.dtype(dtype).itemsize)
     with _disk_full(begun, removed=True):
         template = xr.Dataset(coords={name: _plain(values) for name, values in coords.items()})
         template.attrs = {**attrs, SEAL: False}
