@@ -71,10 +71,10 @@ def main() -> None:
         f"{asked.cells} cells over {asked.workers} workers, {asked.draws} draws from {len(known)} measured cells of "
         f"{known.min():.0f} to {known.max():.0f} s (median {np.median(known):.0f} s)\n"
     )
-    print(
-        "| order | failures, tried again | makespan (h) | bound (h) | above it | tries that failed | left out | in vain |"
+    head = (
+        "order | failures, tried again | makespan (h) | bound (h) | above it | tries that failed | left out | in vain"
     )
-    print("|---|---|---|---|---|---|---|---|")
+    print(f"| {head} |\n|{'---|' * (head.count('|') + 1)}")
     for order in ("as planned", "longest first"):
         for chance, again in ((0.0, "never"), (asked.failures, "last"), (asked.failures, "next")):
             rng, rows = np.random.default_rng(asked.seed), []

@@ -1,6 +1,6 @@
 """How long the dashboard's panels take on a store as large as a 70B model's at 32k; all layers share one file.
 
-`python benchmarks/slices.py [--layers 80] [--positions 32768] [--dims 8192]` writes one region, links it for the others,
+`python benchmarks/slices.py [--layers 80] [--positions 32768] [--dims 8192]` writes a region, links it for the others,
 opens the store as the dashboard does, and prints seconds a panel, beside those of one chunk a region. It takes a GiB of
 disk and two of memory. Files are in the page cache: a disk adds the bytes that are read over its speed.
 """

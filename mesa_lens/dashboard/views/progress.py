@@ -52,6 +52,7 @@ def _is_own(folder: Path, root: Path) -> bool:
     return all(is_inside(path, root) for path in read) and not (folder / POINTER).exists()
 
 
+@st.cache_data(ttl=2, max_entries=64, show_spinner=False)
 def _status(folder: Path) -> Status | None:
     try:
         return status_of(folder)

@@ -204,3 +204,17 @@ def test_a_missing_package_is_named(monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name in hidden_away else real(name, *a))
     assert main(["export", "drift", "s3://bucket/run"]) == 2
     assert "pip install 'mesa-lens[remote]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("page", ["overview", "heatmaps"])
+def test_the_dashboard_opens_a_run_at_a_url(page, monkeypatch):
+    testing = pytest.importorskip("streamlit.testing.v1")
+    fsspec.filesystem("memory").store.clear()
+    values = synthetic.hidden_states(layers=2, dims=8)
+    synthetic.write_run(place_of("memory://bucket/run"), values, synthetic.evaluation())
+    monkeypatch.setenv("MESA_LENS_RUNS", "memory://bucket")
+    app = testing.AppTest.from_string(f"from mesa_lens.dashboard.main import main\nmain({page!r})", default_timeout=60)
+    app.run()
+    assert not app.exception
+    assert not app.error
+    assert app.selectbox(key="run").value == "run"
