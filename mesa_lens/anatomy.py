@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     from probe.ownership import owned
     from probe.report import write_report
     from probe.store.anatomy import find_anatomy
-    from probe.store.reader import STORE
+    from probe.store.reader import store_of
 
     with owned(args.out):
         with goes_on(args):
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         found = find_anatomy(args.out)
         if found is not None:
             write_anatomy_report(found, args.out)
-            if (args.out / STORE).exists():
+            if store_of(args.out).exists():
                 write_report(args.out)
     if summary["cells_left"] or summary["texts_left"]:
         print(

@@ -14,7 +14,7 @@ from typing import Any
 
 from mesa_lens.dashboard.asked import ALLOWED_VARIABLE
 from mesa_lens.dashboard.runs import ROOT_VARIABLE
-from mesa_lens.values import path, word
+from mesa_lens.values import path, place, word
 
 FEW_ARENAS = {"MALLOC_ARENA_MAX": "2"}
 """Environment of the server: with an arena a thread, glibc keeps hundreds of MB of what was read and let go."""
@@ -29,7 +29,9 @@ def add(commands: Any) -> None:
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    command.add_argument("--store", type=path, default=Path("runs"), help="folder of runs, or one run")
+    command.add_argument(
+        "--store", type=place, default=Path("runs"), help="folder of runs, or one run; or the URL of either"
+    )
     command.add_argument(
         "--host", type=word, default="127.0.0.1", help="address to listen on; any but this one is open to others"
     )
@@ -53,7 +55,9 @@ def run(args: argparse.Namespace) -> int:
     """Starts Streamlit and waits for it."""
     if importlib.util.find_spec("streamlit") is None:
         raise ValueError("the dashboard needs Streamlit; pip install 'mesa-lens[app]'")
-    if args.store.exists() and not args.store.is_dir():
+    if isinstance(args.store, str):
+        args.store = _remote(args)
+    elif args.store.exists() and not args.store.is_dir():
         raise NotADirectoryError(f"--store {args.store} is not a folder; give the folder that holds the runs")
     roots = _roots(args)
     if not 0 < args.port < 65536:
@@ -85,6 +89,15 @@ def run(args: argparse.Namespace) -> int:
         return subprocess.call([sys.executable, "-m", "streamlit", "run", str(script), *flags], env=environment)
     except KeyboardInterrupt:
         return 0
+
+
+def _remote(args: argparse.Namespace) -> Path:
+    """What --store names at a URL."""
+    from probe.store.place import place_of
+
+    if args.allow_runs:
+        raise ValueError(f"--allow-runs starts runs in a folder; --store {args.store} is a URL")
+    return place_of(args.store)
 
 
 def _roots(args: argparse.Namespace) -> list[str]:

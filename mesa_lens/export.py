@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mesa_lens.values import MOST_TOKENS, folder, listed, number, path, tokens, whole, window
+from mesa_lens.values import MOST_TOKENS, folder, listed, number, path, place, tokens, whole, window
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -96,9 +96,9 @@ def _kind(kinds: Any, kind: str) -> Any:
     wrote = (
         f"the folder that `mesa-lens {kind}` wrote to"
         if beside
-        else "the folder that `mesa-lens probe` wrote, or its store"
+        else "the folder that `mesa-lens probe` wrote, or its store; or the URL of either"
     )
-    command.add_argument("store", type=path, metavar="RUN" if beside else "STORE", help=wrote)
+    command.add_argument("store", type=path if beside else place, metavar="RUN" if beside else "STORE", help=wrote)
     command.add_argument(
         "--format", type=listed, default="png", help="html, png, svg, pdf, npz, csv; several with commas"
     )
@@ -127,25 +127,27 @@ def run(args: argparse.Namespace) -> int:
         check_format(args.kind, form, getattr(args, "native", False))
     check_renderer(args.renderer)
     beside, make = {"locate": _located, "anatomy": _anatomy}.get(args.kind, _stored)(args)
-    place = beside / "exports" if args.out is None else args.out
+    into = beside / "exports" if args.out is None else args.out
     export = make()
-    place.mkdir(parents=True, exist_ok=True)
+    into.mkdir(parents=True, exist_ok=True)
     written = []
     for form in tqdm(forms, desc="writing files", unit="format"):
         for name, content in export.files(form, args.renderer):
-            write(place / name, content)
-            written.append(str(place / name))
+            write(into / name, content)
+            written.append(str(into / name))
     print(json.dumps(written, indent=1) if args.json else "\n".join(written))
     return 0
 
 
 def _stored(args: argparse.Namespace) -> tuple[Path, Callable[[], Export]]:
     """The folder of a run's store, and what makes its export."""
+    from probe.store.place import Remote
     from probe.store.reader import open_run
 
     opened = open_run(args.store)
     made = {"heatmap": _heatmap, "drift": _drift, "thresholds": _thresholds, "curves": _curves}[args.kind]
-    return opened.path.parent, lambda: made(args, opened)
+    beside = Path() if isinstance(opened.folder, Remote) else opened.folder
+    return beside, lambda: made(args, opened)
 
 
 def _located(args: argparse.Namespace) -> tuple[Path, Callable[[], Export]]:

@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     from probe.mechanism.words import located_findings
     from probe.ownership import owned
     from probe.report import write_report
-    from probe.store.reader import STORE
+    from probe.store.reader import store_of
 
     with owned(args.out):
         with goes_on(args):
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
         summary = write(made, journal, args.out)
         if journal.rows:
             write_locate_report(summary, args.out)
-            if (args.out / STORE).exists():
+            if store_of(args.out).exists():
                 write_report(args.out)
     if summary["cells_left"] and args.minutes:
         print(

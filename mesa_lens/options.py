@@ -89,6 +89,16 @@ def lengths(args: argparse.Namespace) -> tuple[int, ...] | None:
     return None if args.lengths is None else parse_lengths(args.lengths)
 
 
+def url(text: str) -> str:
+    """The URL of an object store."""
+    from probe.store.place import checked_url
+
+    try:
+        return checked_url(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 @contextmanager
 def goes_on(args: argparse.Namespace) -> Iterator[None]:
     """An interrupt says that the same command goes on from --out, where there is something to go on from."""

@@ -17,6 +17,7 @@ from mesa_lens.options import (
     goes_on,
     lengths,
     tell_estimate,
+    url,
 )
 from mesa_lens.values import MOST_PROMPTS, listed, path, tokens, whole, word
 from probe.defaults import METHODS
@@ -62,7 +63,8 @@ def add(commands: Any) -> None:
     )
     add_seed(measure)
     command.add_argument("--rule", default="drift", choices=RULES, help="what failures are predicted by")
-    add_output(command, "runs/probe", " for store, report and figures")
+    out = add_output(command, "runs/probe", " for store, report and figures")
+    out.add_argument("--store", type=url, help="URL that the store goes to, e.g. s3://bucket/run (None: into --out)")
     command.set_defaults(run=run)
 
 
@@ -95,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
         refine=args.refine,
         seed=args.seed,
         executor=args.executor,
+        store=args.store,
     )
     if args.estimate:
         made = plan(request)

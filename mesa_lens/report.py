@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from mesa_lens.probe import RULES
-from mesa_lens.values import path
+from mesa_lens.values import place
 
 
 def add(commands: Any) -> None:
@@ -20,7 +20,7 @@ def add(commands: Any) -> None:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     command.add_argument(
-        "store", type=path, metavar="RUN", help="the folder that `mesa-lens probe` wrote, or its store"
+        "store", type=place, metavar="RUN", help="the folder that `mesa-lens probe` wrote, or its store"
     )
     command.add_argument("--rule", default="drift", choices=RULES, help="what failures are predicted by")
     command.add_argument("--json", action="store_true", help="print summary.json in place of tables")
@@ -31,10 +31,13 @@ def run(args: argparse.Namespace) -> int:
     """Checks that the store is whole, then writes beside it."""
     from probe.ownership import owned
     from probe.report import write_report
+    from probe.store.place import Remote
     from probe.store.reader import open_run
     from probe.verdict.shown import told
 
-    folder = open_run(args.store).path.parent
+    folder = open_run(args.store).folder
+    if isinstance(folder, Remote):
+        raise ValueError(f"{folder} is a URL; give the folder that `mesa-lens probe` was given as --out")
     with owned(folder):
         summary = write_report(args.store, args.rule)
     print(json.dumps(summary, indent=1) if args.json else f"{told(summary)}\n\nwrote {folder / 'report.html'}")

@@ -83,6 +83,11 @@ def path(text: str) -> Path:
     return Path(text)
 
 
+def place(text: str) -> Path | str:
+    """A path, or a URL as it is."""
+    return word(text) if "://" in text else path(text)
+
+
 def folder(text: str) -> Path:
     """A folder, there or not."""
     found = path(text)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import xarray as xr
@@ -45,11 +44,6 @@ class Run(reader.Run):
 
     Each returns labelled data that shows itself in a notebook, and is a text in a terminal.
     """
-
-    @property
-    def folder(self) -> Path:
-        """The folder that `mesa-lens probe` wrote."""
-        return self.path.parent
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -175,7 +169,7 @@ class Run(reader.Run):
 def open_run(path: str | os.PathLike[str]) -> Run:
     """The run in a folder, or of a store; raises what `probe.store.reader.open_run` raises."""
     found = reader.open_run(path)
-    return Run(found.path, found.hidden, found.evaluation)
+    return Run(found.path, found.hidden, found.evaluation, found.beside)
 
 
 def _drift_words(found: xr.Dataset, prompt: str) -> str:

@@ -7,12 +7,19 @@ import os
 import platform
 import shlex
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 LOCK = ".mesa-lens.lock"
 """The file in a folder that is locked while a run writes there, and that says who does."""
@@ -48,7 +55,7 @@ def _owned(folder: Path, option: str) -> Iterator[None]:
             ) from None
         try:
             if outermost:
-                path.write_text(json.dumps(_self()) + "\n", encoding="utf-8")
+                path.write_text(json.dumps(_self(folder)) + "\n", encoding="utf-8")
             yield
         finally:
             if outermost:
@@ -70,8 +77,38 @@ def _make(folder: Path, option: str) -> list[Path]:
     return missing
 
 
-def _self() -> dict[str, str | int]:
+def held(folder: Path) -> tuple[bool, dict[str, Any]]:
+    """Whether a run writes to the folder now, and what it says of itself: `pid`, `host`, `command`, `since`, `found`.
+
+    A process that died leaves what it said; nothing is said where none did. Writes nothing.
+    """
+    path = folder / LOCK
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        said = {}
+    return _is_locked(path), said if isinstance(said, dict) else {}
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            if fcntl is None:  # where a run that ends takes its lock away with it
+                return True
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _self(folder: Path) -> dict[str, Any]:
+    """Who writes, since when, and what journals were found: by name their bytes and check sum."""
+    journals = sorted([*folder.glob("*.jsonl"), *folder.glob("*/*.jsonl")])
+    contents = {path.relative_to(folder).as_posix(): path.read_bytes() for path in journals}
     return {
+        "found": {name: [len(content), zlib.crc32(content)] for name, content in contents.items()},
         "pid": os.getpid(),
         "host": platform.node(),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),

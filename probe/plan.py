@@ -39,7 +39,7 @@ _PACKAGES = ("mesa-lens", "torch", "transformers", "transformer-lens", "numpy", 
 class ProbeRequest(MethodsRequest):
     """What a run is asked for; `plan` fills in what depends on the model. Lengths in tokens.
 
-    refine: further lengths measured of a method that fails, by bisection.
+    refine: further lengths measured of a method that fails, by bisection. store: a URL, None: in the run's folder.
     """
 
     methods: str = METHODS
@@ -51,6 +51,7 @@ class ProbeRequest(MethodsRequest):
     samples: int = 20
     lengths: tuple[int, ...] | None = None
     refine: int = 0
+    store: str | None = None
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from probe.files import write
 from probe.locate_report import located_section
 from probe.store.kept import DERIVED, Found, keep
 from probe.store.located import find_located
+from probe.store.place import Remote
 from probe.store.reader import Run, open_run, store_mark
 from probe.store.seal import sealed
 from probe.store.summary import MARK, REPORTED, VERDICT
@@ -103,7 +104,11 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> dict[str
     with tqdm(total=1, desc="finding thresholds", unit="search") as bar:
         analysis = analyse(run, by=by, work=lambda name, make: made.setdefault(name, make()))
         bar.update()
-    folder = run.path.parent
+    folder = run.folder
+    if isinstance(folder, Remote):
+        raise ValueError(
+            f"{folder} is a URL; a report is written into the folder that `mesa-lens probe` was given as --out"
+        )
     summary = whole_summary(analysis)
     remove_report(folder)
     for name, found in {**made, **_openings(analysis)}.items():
@@ -125,7 +130,7 @@ def _openings(analysis: Analysis) -> dict[str, Found]:
 def whole_summary(analysis: Analysis) -> dict[str, Any]:
     """The summary as summary.json has it: with the verdict, and the mark of the store that it is of."""
     summary, run = summarize(analysis), analysis.run
-    found = verdict(summary, find_located(run.path.parent))
+    found = verdict(summary, find_located(run.folder))
     return {VERDICT: found, **summary, MARK: store_mark(run.hidden.attrs)}
 
 
@@ -161,8 +166,8 @@ def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None
         least=LEAST,
         curves=_html(_curves(analysis)),
         drift_map=_html(_drift_map(analysis)),
-        located=located_section(analysis.run.path.parent),
-        anatomy=anatomy_section(analysis.run.path.parent),
+        located=located_section(analysis.run.folder),
+        anatomy=anatomy_section(analysis.run.folder),
         drift=_html(_drift(analysis)),
         thresholds=_html([_threshold(analysis, layer, dim) for layer, dim in _best(analysis)]),
         differences_drawn=_html(_differences(analysis, maps)),

@@ -13,10 +13,11 @@ def again(out: Path, overwrite: bool) -> str:
 def keeps(out: Path) -> bool:
     """Whether the folder, or one in it, holds anything to go on from: a cell, a captured pass, a store, moments."""
     from probe.evaluation.journal import has_cells
-    from probe.store.reader import STORE, partial_path, whole_passes
+    from probe.store.reader import partial_path, store_of, whole_passes
 
     def holds(folder: Path) -> bool:
-        store, partial = folder / STORE, partial_path(folder / STORE)
+        store = store_of(folder)
+        partial = partial_path(store)
         moments = any(folder.glob("moments-*.npz"))
         captured = partial.exists() and whole_passes(partial)
         return bool(captured) or store.exists() or any(map(has_cells, folder.glob("*.jsonl"))) or moments

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +26,8 @@ from probe.refine import refined
 from probe.report import remove_report, write_report
 from probe.resume import again
 from probe.store import store
-from probe.store.reader import STORE, partial_path, whole_passes
+from probe.store.place import pointed
+from probe.store.reader import STORE, partial_path, store_of, whole_passes
 from probe.store.summary import own_summary
 from probe.verdict.shown import told
 
@@ -37,6 +37,7 @@ def run_probe(
 ) -> tuple[dict[str, Any], str]:
     """Runs it all into the folder `out`; returns the summary (as in summary.json) and its table as text.
 
+    The store lies in the folder, or at the URL that is asked for, which a file in the folder then names.
     by: the rule that failures are predicted by (of `probe.thresholds.analysis.RULES`).
 
     Everything that can be checked is checked before the weights are loaded. The store appears under its name only
@@ -46,7 +47,7 @@ def run_probe(
     Also raises what `probe.ownership.owned` raises, as all that writes into a folder does.
     """
     made = plan(request)
-    with owned(out):
+    with owned(out), pointed(out, STORE, request.store):
         summary = _whole_run(made, out, overwrite, by)
     heading = f"model {request.model}, trained length M = {made.trained_length} tokens, captured {made.length}\n\n"
     return summary, f"{heading}{told(summary)}\n\nwrote {out / 'report.html'}"
@@ -54,7 +55,7 @@ def run_probe(
 
 def _whole_run(made: ProbePlan, out: Path, overwrite: bool, by: str) -> dict[str, Any]:
     """The summary, after what is missing was run."""
-    path = out / STORE
+    path = store_of(out)
     whole = not overwrite and _found(made, out) == path
     if whole and _is_reported(out, by):
         raise FileExistsError(f"{path} already holds a run with the same config; use --overwrite or another --out")
@@ -66,20 +67,19 @@ def _whole_run(made: ProbePlan, out: Path, overwrite: bool, by: str) -> dict[str
 
 def is_whole(made: ProbePlan, out: Path) -> bool:
     """Whether the folder holds this very run with its report; FileExistsError, naming what differs, for another run."""
-    return _found(made, out) == out / STORE and own_summary(out) is not None
+    return _found(made, out) == store_of(out) and own_summary(out) is not None
 
 
 def remove_run(out: Path) -> None:
     """Removes what a probe run writes into the folder `out`, and nothing else."""
     remove_report(out)
     (out / by_length.JOURNAL).unlink(missing_ok=True)
-    store.discard(out / STORE)
-    shutil.rmtree(out / STORE, ignore_errors=True)
+    store.remove(store_of(out))
 
 
 def _found(made: ProbePlan, out: Path) -> Path | None:
     """The folder's store of this very run, partial or whole; texts and weights are looked at only where one may be."""
-    path = out / STORE
+    path = store_of(out)
     if store.found(path, **template(made), force=made.request.force) is None:
         return None
     return store.found(path, **template(made, fingerprints(made, *prepare(made))), force=made.request.force)
@@ -95,7 +95,7 @@ def _capture_and_measure(made: ProbePlan, out: Path, overwrite: bool) -> None:
     """Makes the store whole, from where a former run was cut short."""
     check_room(made)
     documents, tokens = prepare(made)
-    measured, path, loaded = measuring(made, documents), out / STORE, None
+    measured, path, loaded = measuring(made, documents), store_of(out), None
     begun = template(made, fingerprints(made, documents, tokens))
     if made.first_token:
         sys.stderr.write(f"no token of the tokenizer's own differs from the word: it comes after {made.first_token}\n")
@@ -121,9 +121,9 @@ def _kept(out: Path, journal: Journal | None, overwrite: bool) -> Iterator[None]
     try:
         yield
     except BaseException as error:
-        partial = partial_path(out / STORE)
+        partial = partial_path(store_of(out))
         if partial.exists() and not (journal and journal.rows) and not whole_passes(partial):
-            store.discard(out / STORE)
+            store.discard(store_of(out))
         else:
             error.add_note(f"what is done is kept: {again(out, overwrite)}")
         raise

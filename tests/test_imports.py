@@ -29,6 +29,7 @@ FLOORS = """
     probe.mechanism.anatomy <- mesa probe.ownership probe.files probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds
     probe.study           <- mesa probe
     probe.mechanism       <- mesa probe.ownership probe.files probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds probe.study probe.mechanism.anatomy
+    probe.status          <- probe.ownership probe.evaluation probe.store probe.study
     probe.locate_report   <- probe.files probe.store probe.figures probe.mechanism
     probe.anatomy_report  <- probe.files probe.store probe.figures probe.mechanism
     probe.defaults        <-
@@ -77,6 +78,7 @@ WITHOUT_TORCH = """
     probe.mechanism.anatomy.reading probe.mechanism.anatomy.files probe.mechanism.anatomy.verdicts
     probe.mechanism.rankings probe.mechanism.words probe.locate_report probe.anatomy_report probe.report
     probe.verdict probe.verdict.verdict probe.verdict.shown probe.opened probe.figures.shown
+    probe.status.status probe.status.parts mesa_lens.status
     probe.study.variants probe.study.results probe.study.score probe.study.table probe.study.report
     mesa_lens.cli mesa_lens.export mesa_lens.report mesa_lens.fetching mesa_lens.paper.command
     mesa_lens.paper.words mesa_lens.paper.sections

@@ -10,6 +10,7 @@ from pathlib import Path
 from probe.store.anatomy import ANATOMY, VECTORS
 from probe.store.kept import DERIVED
 from probe.store.located import LOCATED
+from probe.store.place import POINTER, Remote, place_of, store_in
 from probe.store.reader import partial_path
 
 ROOT_VARIABLE = "MESA_LENS_RUNS"
@@ -18,7 +19,7 @@ ROOT_VARIABLE = "MESA_LENS_RUNS"
 DEPTH = 3
 """Folders below the root that runs are looked for in."""
 STORE = "store.zarr"
-_READ = ("", STORE, partial_path(Path(STORE)), DERIVED, "summary.json", LOCATED, ANATOMY, VECTORS)
+_READ = ("", STORE, POINTER, partial_path(Path(STORE)), DERIVED, "summary.json", LOCATED, ANATOMY, VECTORS)
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,15 @@ class Entry:
 
     @property
     def stamp(self) -> tuple[float, float]:
-        """Changes when the store is written anew; its parts are 0 where there is none, or none unfinished."""
+        """Changes when the store is written anew; its parts are 0 where there is none, or none unfinished.
+
+        A store at a URL that a folder names is whole once the folder has a summary, which it is finished with.
+        """
+        if not isinstance(self.path, Remote) and (begun := changed(self.path / POINTER)):
+            return changed(self.path / "summary.json"), begun
         store = self.path / STORE
+        if isinstance(store, Remote):
+            return (changed(store / "zarr.json") if store_in(self.path, STORE).exists() else 0.0), 0.0
         return changed(store / "zarr.json"), changed(partial_path(store))
 
     @property
@@ -41,8 +49,8 @@ class Entry:
 
 
 def root_folder() -> Path:
-    """The folder whose runs are shown: `MESA_LENS_RUNS`, or runs/."""
-    return Path(os.environ.get(ROOT_VARIABLE, "runs"))
+    """The folder whose runs are shown: `MESA_LENS_RUNS`, which may be a URL, or runs/."""
+    return place_of(os.environ.get(ROOT_VARIABLE, "runs"))
 
 
 def entries(root: Path) -> list[Entry]:
@@ -50,6 +58,8 @@ def entries(root: Path) -> list[Entry]:
 
     A run of which the folder, the store or the summary is a link out of `root` is left out.
     """
+    if isinstance(root, Remote):
+        return [Entry(place.name, place) for place in (place_of(root), *root.folders()) if (place / STORE).exists()]
     found = [
         Entry(name_of(path, root), path)
         for path in folders(root)
@@ -60,13 +70,15 @@ def entries(root: Path) -> list[Entry]:
 
 def folders(root: Path) -> list[Path]:
     """The folders that runs and results may be in: `root`, and those at most three below it; none in a run's own."""
+    if isinstance(root, Remote):
+        return []
     return list(_folders(root, DEPTH))
 
 
 def holds_run(folder: Path) -> bool:
     """Whether there is a store in the folder, finished or not."""
     store = folder / STORE
-    return store.exists() or partial_path(store).exists()
+    return store.exists() or partial_path(store).exists() or (folder / POINTER).is_file()
 
 
 def name_of(path: Path, root: Path) -> str:

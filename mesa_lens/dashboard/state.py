@@ -10,10 +10,10 @@ from typing import Any
 import streamlit as st
 import xarray as xr
 
-from mesa_lens.dashboard.runs import STORE, Entry
+from mesa_lens.dashboard.runs import Entry
 from probe.figures.export import Export
 from probe.store.kept import kept, recalled
-from probe.store.reader import Run, list_missing, missing_regions, open_run, partial_path
+from probe.store.reader import Run, list_missing, missing_regions, open_run, partial_path, store_of
 from probe.store.select import hook_values, hooks_of, reference_method
 from probe.thresholds.analysis import FOUND, Analysis, analyse, judged_drifts
 from probe.thresholds.control import negative_control
@@ -99,7 +99,7 @@ def opened(entry: Entry) -> Run:
     """The run; raises what `open_run` raises, and ValueError for one that is not finished."""
     whole, partial = entry.stamp
     if partial and not whole:
-        missing = list_missing(missing_regions(partial_path(entry.path / STORE))) or "it is not finished"
+        missing = list_missing(missing_regions(partial_path(store_of(entry.path)))) or "it is not finished"
         raise ValueError(
             f"run {entry.name} is still being written, or was cut short: {missing}; "
             "reload this page when the capture is done, or capture it again"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ from probe.evaluation.harness import JOURNAL as HARNESS_JOURNAL
 from probe.evaluation.harness import open_harness, remove_results, run_harness
 from probe.evaluation.run import JOURNAL, check_owner, open_journal
 from probe.evaluation.run import run as run_cells
+from probe.files import write
 from probe.plan import ProbePlan
 from probe.run import check_room, is_whole, remove_run, run_probe
+from probe.status.status import SECTIONS as PLANNED
 from probe.store.summary import own_summary
 
 _TIME_OVER = "the time was over; the same command goes on"
@@ -46,8 +50,29 @@ def run_sections(
         _remove(config, plans, out)
     else:
         check_folders(config, plans, out)
-    found = {name: _section(config, plans, name, out / name, until) for name in config.sections}
+    with _planned(config, plans, out):
+        found = {name: _section(config, plans, name, out / name, until) for name in config.sections}
     return {name: found[name] for name in SECTIONS if name in found}
+
+
+@contextmanager
+def _planned(config: PaperConfig, plans: Mapping[str, Any], out: Path) -> Iterator[None]:
+    """The folder says how many cells each section has, unless none of them was begun."""
+    out.mkdir(parents=True, exist_ok=True)
+    write(out / PLANNED, (json.dumps({name: _cells(config, name, plans[name]) for name in plans}) + "\n").encode())
+    try:
+        yield
+    except BaseException:
+        if not any((out / name).exists() for name in plans):
+            (out / PLANNED).unlink(missing_ok=True)
+        raise
+
+
+def _cells(config: PaperConfig, name: str, made: Any) -> int:
+    """The cells of a section, for `mesa-lens status`."""
+    if name == "probe":
+        return len(made.methods) * (len(made.prompts) + 2 * len(made.lengths) * bool(made.request.samples))
+    return len(made.methods) * len(config.sections[name]["tasks"]) if name == "longbench" else len(made.cells)
 
 
 def _remove(config: PaperConfig, plans: Mapping[str, Any], out: Path) -> None:

@@ -107,6 +107,7 @@ def run_harness(
         longest = max(made.setting.lengths)
         cells = [(task, name, longest) for name in made.methods for task in tasks]
         missing = [cell for cell in cells if cell not in journal.rows]
+        journal.expect(len(journal.rows) + len(missing))
         if missing:
             manager = manager or stack.enter_context(checked_tasks(made, tasks, include_path))
             _run_cells(made, missing, manager, limit, journal)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from mesa.fingerprints import IDENTITY
 Cell = tuple[str | int, ...]
 """What a cell is: names and numbers, e.g. task, method and length."""
 _BEGIN = '{"settings": '
-_SEAL, _FORCED = "crc32", "forced"
+_SEAL, _FORCED, _ASKED = "crc32", "forced", "cells"
 _LATER = ("config", "tokenizer", "versions")  # settings that older journals lack
 
 
@@ -37,6 +38,49 @@ def _row(line: bytes) -> Any:
         return None
 
 
+@dataclass
+class Lines:
+    """What a journal's file holds. settings: None for one cut short in its first line, which binds to nothing.
+
+    asked: cells in all, as the last run told; older journals do not say. whole: bytes of its whole lines. damaged: the
+    numbers of lines that cannot be trusted, which are left out of `rows`.
+    """
+
+    settings: dict[str, Any] | None
+    rows: dict[Cell, dict[str, Any]] = field(default_factory=dict)
+    forced: list[dict[str, Any]] = field(default_factory=list)
+    asked: int | None = None
+    whole: int = 0
+    damaged: list[int] = field(default_factory=list)
+
+
+def read_lines(path: Path) -> Lines:
+    """What lies in a journal's file, which stays as it is. Raises ValueError for a file that is no journal."""
+    text = path.read_bytes()
+    whole = text[: text.rfind(b"\n") + 1]
+    if not whole and _BEGIN.encode().startswith(text[: len(_BEGIN)]):
+        return Lines(None)
+    first, *lines = whole.split(b"\n")
+    try:
+        header = json.loads(first)
+        found = Lines(dict(header["settings"]), asked=header.get(_ASKED), whole=len(whole))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no journal of a run; use --overwrite or another --out") from error
+    for number, line in enumerate(lines[:-1], 2):
+        row = _row(line)
+        seal = row.pop(_SEAL, None) if isinstance(row, dict) else None
+        known = isinstance(row, dict) and (isinstance(row.get("cell"), list) or _FORCED in row or _ASKED in row)
+        if not known or (header.get(_SEAL, False) and seal != _seal(row)):
+            found.damaged.append(number)
+        elif _FORCED in row:
+            found.forced.append(row[_FORCED])
+        elif "cell" in row:
+            found.rows[tuple(row.pop("cell"))] = row
+        else:
+            found.asked = row[_ASKED]
+    return found
+
+
 class Journal:
     """Finished cells in a file of one JSON line each; the first line holds the run's settings.
 
@@ -51,14 +95,24 @@ class Journal:
         self.path, self.settings, self.force = path, dict(settings), force
         self.forced: list[dict[str, Any]] = []
         self.rows: dict[Cell, dict[str, Any]] = {}
+        self._asked: int | None = None
+        self._told: int | None = None
         if path.exists() and path.stat().st_size:
             self._read(json.loads(json.dumps(settings)))
 
+    def expect(self, cells: int) -> None:
+        """Has the file tell, with the next cell, how many there will be in all."""
+        self._asked = cells
+
     def add(self, cell: Cell, row: Mapping[str, Any]) -> None:
         """Keeps what a cell gave."""
+        asked = {} if self._asked is None else {_ASKED: self._asked}
         if not self.rows:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._write("w", {"settings": self.settings, _SEAL: True})
+            self._write("w", {"settings": self.settings, _SEAL: True, **asked})
+        elif self._told != (self._asked or self._told):
+            self._add_sealed(asked)
+        self._told = self._asked or self._told
         self._add_sealed({"cell": cell, **row})
         self.rows[cell] = dict(row)
 
@@ -68,17 +122,15 @@ class Journal:
         return {_FORCED: self.forced} if self.forced else {}
 
     def _read(self, settings: Mapping[str, Any]) -> None:
-        text = self.path.read_bytes()
-        whole = text[: text.rfind(b"\n") + 1]
-        if not whole and _BEGIN.encode().startswith(text[: len(_BEGIN)]):
+        found = read_lines(self.path)
+        if found.settings is None:
             return
-        first, *lines = whole.split(b"\n")
-        try:
-            header = json.loads(first)
-            stored, has_seals = dict(header["settings"]), header.get(_SEAL, False)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{self.path} is no journal of a run; use --overwrite or another --out") from error
-        self._keep([_row(line) for line in lines[:-1]], has_seals)
+        if found.damaged:
+            raise ValueError(
+                f"{self.path}, line {found.damaged[0]} is damaged; remove it, use --overwrite or another --out"
+            )
+        self.rows, self.forced, self._told = found.rows, found.forced, found.asked
+        stored = found.settings
         for changed in self.forced:
             stored |= changed
         compared = {*settings, *stored} - ({*_LATER} - {*stored})
@@ -89,22 +141,11 @@ class Journal:
                 f"{self.path} holds a run with another {', '.join(refused)}; use --overwrite or another --out"
                 f"{'; --force goes on and records it' if {*refused} <= {*IDENTITY} else ''}"
             )
-        if whole != text:
-            os.truncate(self.path, len(whole))
+        if found.whole < self.path.stat().st_size:
+            os.truncate(self.path, found.whole)
         if differing and self.rows:
             self._add_sealed({_FORCED: {key: settings[key] for key in differing}})
             self.forced.append({key: settings[key] for key in differing})
-
-    def _keep(self, rows: Sequence[Any], has_seals: bool) -> None:
-        for number, row in enumerate(rows, 2):
-            seal = row.pop(_SEAL, None) if isinstance(row, dict) else None
-            damaged = not isinstance(row, dict) or not (isinstance(row.get("cell"), list) or _FORCED in row)
-            if damaged or (has_seals and seal != _seal(row)):
-                raise ValueError(f"{self.path}, line {number} is damaged; remove it, use --overwrite or another --out")
-            if _FORCED in row:
-                self.forced.append(row[_FORCED])
-            else:
-                self.rows[tuple(row.pop("cell"))] = row
 
     def _add_sealed(self, row: Mapping[str, Any]) -> None:
         self._write("a", {**row, _SEAL: _seal(row)})

@@ -90,6 +90,7 @@ def _run(made: EvalPlan, out: Path, overwrite: bool, until: float | None) -> dic
     loaded = load(made.request.model, **made.request.load) if overwrite else None  # before anything is removed
     journal = open_journal(made, out, overwrite=overwrite)
     missing = missing_cells(made, journal)
+    journal.expect(len({*journal.rows, *made.cells}))
     too_large: list[EvalCell] = []
     try:
         if missing and not is_over(until):

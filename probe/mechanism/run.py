@@ -23,6 +23,7 @@ from probe.mechanism.request import ORIGIN, Group, LocatePlan, needed_bytes
 from probe.mechanism.restoration import LEAST, Gap
 from probe.mechanism.shift import Shift, changes, shift_cells, shifts
 from probe.mechanism.smallest import can_be_searched, search_sets
+from probe.mechanism.unfinished import left
 from probe.ownership import owned
 
 
@@ -58,8 +59,10 @@ def _run(cells: Cells) -> None:
     made = cells.made
     groups = sorted(made.items, key=lambda group: group[1])
     cells.bar.total = round(sum(_tokens(cells, group) for group in groups))
+    _expect(cells)
     for group in groups:
         _baselines(cells, group)
+    _expect(cells)
     judged = {group: [name for name in made.mending if _gap(cells, group, name).judged] for group in groups}
     if not any(judged.values()):
         raise RuntimeError(_indifferent(cells))
@@ -78,6 +81,11 @@ def _run(cells: Cells) -> None:
                 _attribution(cells, group, name)
             if "smallest" in kinds and can_be_searched(made, cells.journal, group, name):
                 search_sets(cells, group, name)
+
+
+def _expect(cells: Cells) -> None:
+    """Has the journal tell how many cells there will be, as far as can be told now."""
+    cells.journal.expect(len(cells.journal.rows) + left(cells.made, cells.journal))
 
 
 def _baselines(cells: Cells, group: Group) -> None:
@@ -103,6 +111,7 @@ def _cell(
 def _clamps(cells: Cells, group: Group) -> None:
     """Losses of clamped broken runs; they serve all methods."""
     search_dims(cells, group[1])
+    _expect(cells)
     tried, items = clamps_of(cells.made, cells.journal, group) or [], cells.made.items[group]
     cells.bar.total += round(sum(len(item.ids) * cells.part(each.layer or 0) for item in items for each in tried))
     for number in range(len(items)):

@@ -11,6 +11,10 @@ import zarr
 from xarray.backends import BackendArray
 from xarray.core import indexing
 
+from probe.store.place import Remote, zarr_place
+
+_RUNS = 16
+"""Runs of indices that are read one by one; of more, all between the first and the last."""
 AGAIN = "capture it again with --overwrite"
 
 
@@ -27,13 +31,34 @@ class _Checked(BackendArray):
     def _read(self, key: tuple[Any, ...]) -> np.ndarray:
         try:
             plain = not any(isinstance(part, np.ndarray) for part in key)
-            found = np.asarray(self.values[key] if plain else self.values.oindex[key])
-        except (OSError, ValueError, RuntimeError) as error:
-            reason = str(error).partition("\n")[0]
+            if self.values.shards is not None:
+                found = _by_slices(self.values, key)
+            else:
+                found = np.asarray(self.values[key] if plain else self.values.oindex[key])
+        except Exception as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            if isinstance(self.path, Remote) and not isinstance(error, ValueError):  # of the object store
+                raise OSError(f"{self.path}: {self.name} could not be read ({reason}); try again") from error
+            if not isinstance(error, OSError | ValueError | RuntimeError):
+                raise
             raise ValueError(f"{self.path}: {self.name} is damaged ({reason}); {AGAIN}") from error
         if not _all_finite(found):
             raise ValueError(f"{self.path}: {self.name} is damaged (not all values are finite); {AGAIN}")
         return found
+
+
+def _by_slices(values: zarr.Array, key: tuple[Any, ...]) -> np.ndarray:
+    """`values.oindex[key]`, read by slices: within a shard, zarr takes chosen indices value by value."""
+    at = next((number for number, part in enumerate(key) if isinstance(part, np.ndarray)), None)
+    if at is None:
+        return np.asarray(values[key])
+    chosen, axis = key[at], sum(not isinstance(part, int | np.integer) for part in key[:at])
+    runs = np.split(chosen, np.flatnonzero(np.diff(chosen) != 1) + 1)
+    if not chosen.size or len(runs) > _RUNS:
+        first, last = (chosen.min(), chosen.max() + 1) if chosen.size else (0, 0)
+        return np.take(_by_slices(values, (*key[:at], slice(first, last), *key[at + 1 :])), chosen - first, axis)
+    spans = [slice(int(run[0]), int(run[-1]) + 1) for run in runs]
+    return np.concatenate([_by_slices(values, (*key[:at], span, *key[at + 1 :])) for span in spans], axis)
 
 
 def _all_finite(values: np.ndarray) -> bool:
@@ -46,7 +71,7 @@ def _all_finite(values: np.ndarray) -> bool:
 
 def checked(hidden: xr.Dataset, path: Path) -> xr.Dataset:
     """The store's dataset with its variables checked whenever some of their values are read."""
-    group = zarr.open_group(path, mode="r", use_consolidated=False)
+    group = zarr.open_group(zarr_place(path, reads=True), mode="r", use_consolidated=False)
     made = {}
     for name, array in hidden.data_vars.items():
         stored: Any = group[str(name)]

@@ -17,7 +17,8 @@ import numpy as np
 import xarray as xr
 
 from probe.files import write
-from probe.store.reader import Run, region_files, store_mark
+from probe.store.place import Remote
+from probe.store.reader import Run, region_sums, store_mark
 
 DERIVED = "derived"
 """The folder beside a store that holds what was worked out of it."""
@@ -27,7 +28,6 @@ Found = Mapping[str, xr.Dataset] | str
 Work = Callable[[str, Callable[[], Any]], Any]
 """Gives what is known by a name, or makes it."""
 
-_SUM = 4  # bytes, at the end of each region's file
 _CODE = ("store", "thresholds", "figures")  # what is kept depends on it
 
 
@@ -38,6 +38,8 @@ def at_once(name: str, make: Callable[[], Any]) -> Any:
 
 def recalled(run: Run, name: str, make: Callable[[], Any]) -> Any:
     """What was kept of the run under the name; else what `make` makes, which is kept if it can be written."""
+    if isinstance(run.folder, Remote):
+        return make()
     found = kept(run, name)
     if found is None:
         before, found = mark(run), make()
@@ -67,7 +69,7 @@ def keep(run: Run, name: str, found: Found) -> None:
 def kept(run: Run, name: str) -> Found | None:
     """What was kept under the name; None where there is nothing, or it is damaged or of other values or code."""
     path = _path(run, name)
-    if path.is_symlink() or not path.is_file():
+    if isinstance(run.folder, Remote) or path.is_symlink() or not path.is_file():
         return None
     try:
         with np.load(io.BytesIO(path.read_bytes())) as file:
@@ -82,10 +84,8 @@ def kept(run: Run, name: str) -> Found | None:
 def mark(run: Run) -> str:
     """What changes with the store's attributes, with any of its values (by their check sums) and with our code."""
     found = hashlib.sha256(f"{store_mark(run.hidden.attrs)} {_code()}".encode())
-    for path in region_files(run.path):
-        with path.open("rb") as file:
-            file.seek(-_SUM, io.SEEK_END)
-            found.update(file.read(_SUM))
+    for each in region_sums(run.path):
+        found.update(each)
     return found.hexdigest()
 
 
@@ -96,7 +96,7 @@ def _code() -> str:
 
 
 def _path(run: Run, name: str) -> Path:
-    return run.path.parent / DERIVED / f"{quote(name, safe='')}.npz"
+    return run.folder / DERIVED / f"{quote(name, safe='')}.npz"
 
 
 def _about(dataset: xr.Dataset) -> dict[str, Any]:

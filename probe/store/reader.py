@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,8 @@ import xarray as xr
 import zarr
 
 from probe.store.checked import AGAIN, checked
+from probe.store.layout import WHOLE, region_bytes
+from probe.store.place import Remote, RemoteStore, as_store, place_of, store_in, zarr_place
 from probe.store.seal import SEAL, check_seals
 
 _SUM = 4  # bytes
@@ -46,6 +49,12 @@ class Run:
     path: Path
     hidden: xr.Dataset
     evaluation: xr.Dataset | None
+    beside: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where summary, report and what is worked out lie: beside the store, or in the folder that names its URL."""
+        return self.beside or self.path.parent
 
     @property
     def trained_length(self) -> int:
@@ -54,14 +63,19 @@ class Run:
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
-    """Opens a run folder or its store.
+    """Opens a run folder or its store, either of which may be a URL (`mesa-lens[remote]`).
 
     Raises FileNotFoundError for a missing path, ValueError for a folder that is no store, an incomplete or a damaged
     one. Select with a dict, `hidden.sel({"method": "mesa"})`: in `sel`, `method=` means something else.
     """
-    path = Path(path)
-    inner = path / STORE
-    path = inner if inner.exists() or partial_path(inner).exists() else path
+    path = place_of(path)
+    inner, beside = store_of(path), None
+    if isinstance(inner, Remote) and not isinstance(path, Remote):
+        path, beside = inner, path
+    elif inner.exists() or partial_path(inner).exists():
+        path = inner
+    else:
+        path = as_store(path)
     if not path.exists():
         if partial_path(path).exists():
             what = list_missing(missing_regions(partial_path(path))) or "it was not finished"
@@ -70,9 +84,10 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     if not (path / "zarr.json").exists():
         raise ValueError(f"{path} is not a store: it has no zarr.json; give the folder that `mesa-lens probe` wrote")
     try:
-        hidden = xr.open_zarr(path)
+        place = zarr_place(path, reads=True)
+        hidden = xr.open_zarr(place)
         evaluation, tokens = (
-            xr.open_zarr(path, group=name).load() if (path / name).exists() else None for name in (EVALUATION, TOKENS)
+            xr.open_zarr(place, group=name).load() if (path / name).exists() else None for name in (EVALUATION, TOKENS)
         )
         _check_labels(hidden)
         _check_hooks(hidden)
@@ -89,7 +104,12 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     if missing or not hidden.attrs[SEAL]:
         raise ValueError(f"{path} is incomplete: {list_missing(missing) or 'it was not finished'}; {AGAIN}")
     hidden = _with_tokens(checked(_object_labels(hidden), path), tokens, path)
-    return Run(path, hidden, None if evaluation is None else _object_labels(_unsealed(evaluation)))
+    return Run(path, hidden, None if evaluation is None else _object_labels(_unsealed(evaluation)), beside)
+
+
+def store_of(folder: Path) -> Path:
+    """The store of a run's folder: in it, or at the URL that the folder names."""
+    return store_in(folder, STORE)
 
 
 def store_mark(attrs: Mapping[str, Any]) -> str:
@@ -123,7 +143,9 @@ def forceable(stored: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict[str, 
 
 
 def partial_path(path: Path) -> Path:
-    """Where a store is kept while it is being written."""
+    """Where a store is kept while it is being written: at a URL in its own place, not sealed."""
+    if isinstance(path, RemoteStore):
+        return RemoteStore(path.url, begun=True)  # pyright: ignore[reportReturnType]
     return path.with_name(path.name + ".partial")
 
 
@@ -138,9 +160,23 @@ def missing_regions(store: Path) -> list[str]:
     ]
 
 
-def region_files(store: Path) -> list[Path]:
-    """The file of every region, those of a hook one after the other."""
-    return [path for *_, path, _ in _regions(store)]
+def region_sums(store: Path) -> Iterator[bytes]:
+    """What tells the values of every region, those of a hook one after the other: the check sum at its file's end.
+
+    A file of many chunks ends with the sum of their places, so that it is told by when it was written as well.
+    """
+    paths = [path for *_, path, _ in _regions(store)]
+    if isinstance(store, Remote):
+        sizes = store.sizes()
+        names = [str(path)[len(store.url) + 1 :] for path in paths]
+        yield from store.ends(names, [sizes[name] for name in names], _SUM)
+        return
+    for path in paths:
+        with path.open("rb") as file:
+            file.seek(-_SUM, io.SEEK_END)
+            yield file.read(_SUM)
+        if path.stat().st_size > WHOLE:
+            yield str(path.stat().st_mtime_ns).encode()
 
 
 def whole_passes(store: Path) -> set[tuple[str, str]]:
@@ -151,16 +187,19 @@ def whole_passes(store: Path) -> set[tuple[str, str]]:
 
 def _regions(store: Path) -> Iterator[tuple[str, str, str, int, Path, bool]]:
     """Hook, method, prompt and layer of every region, its file, and whether that has the right size."""
-    group = zarr.open_group(store, mode="r", use_consolidated=False)
+    group = zarr.open_group(zarr_place(store, reads=True), mode="r", use_consolidated=False)
+    sizes = store.sizes() if isinstance(store, Remote) else None  # one question in place of thousands
     for hook, array in sorted(group.arrays()):
         if hook in DIMS:
             continue
         labels = [np.asarray(stored_array(group, name)[:]).tolist() for name in DIMS[:3]]
-        size = int(np.prod(array.chunks)) * array.dtype.itemsize + (_SUM if array.compressors else 0)
+        size = region_bytes(array)
         for index in np.ndindex(*array.shape[:3]):
-            chunk = store.joinpath(hook, "c", *map(str, index), "0", "0")
+            name = "/".join([hook, "c", *map(str, index), "0", "0"])
+            chunk = store / name
             method, prompt, layer = (names[i] for names, i in zip(labels, index, strict=True))
-            yield hook, method, prompt, layer, chunk, chunk.exists() and chunk.stat().st_size == size
+            there = sizes.get(name) if sizes is not None else chunk.stat().st_size if chunk.exists() else None
+            yield hook, method, prompt, layer, chunk, there == size
 
 
 def list_missing(missing: list[str]) -> str:

@@ -1,8 +1,9 @@
 """The store of a run: labelled hidden states on disk, written region by region, never half-written and whole-looking.
 
 A store is a zarr v3 folder that `xarray.open_zarr` opens: one variable a hook, dims (method, prompt, layer, position,
-dim). One chunk holds all positions and dims of one (method, prompt, layer); it is what a write fills and a reader asks
-for, so shards around it would gain nothing. Activations compress by 8% only: compression is off.
+dim). One file holds all positions and dims of one (method, prompt, layer), which is what a write fills: one chunk or,
+of large ones, a shard of many, so that a slice need not read it all (layout.py). Activations compress by 8% only:
+compression is off.
 Every chunk ends with a check sum (zarr's crc32c), so that a damaged one is found when it is read; the attributes have
 theirs in the seal (seal.py).
 
@@ -27,6 +28,8 @@ import xarray as xr
 import zarr
 from zarr.codecs import Crc32cCodec
 
+from probe.store.layout import layout
+from probe.store.place import Remote, as_store, place_of, zarr_place
 from probe.store.reader import (
     DIMS,
     EVALUATION,
@@ -70,7 +73,7 @@ def create(
     once there is room for the new one. A whole one stays until `finish` and is an error without `overwrite`.
     Raises what `found` raises, OSError (too little disk) and ValueError (an empty or repeated coordinate).
     """
-    path = Path(path)
+    path = as_store(place_of(path))
     coords: dict[str, Sequence[Any]] = dict(zip(DIMS, (methods, prompts, layers, positions, dims), strict=True))
     _check_template(coords, hooks, dtype, attrs)
     there = None if overwrite else _found(path, coords, hooks, dtype, attrs, force)
@@ -80,32 +83,38 @@ def create(
     shape = tuple(len(values) for values in coords.values())
     region = int(np.prod(shape[3:])) * np.dtype(dtype).itemsize
     if there == partial:
-        for cut in partial.rglob("*.partial"):  # zarr's, of a chunk that was being written
+        for cut in () if isinstance(partial, Remote) else partial.rglob("*.partial"):  # zarr's, of a chunk cut short
             cut.unlink()
         _record_forced(partial, attrs)
         _check_disk(path, len(missing_regions(partial)) * region)
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _check_disk(path, len(hooks) * int(np.prod(shape[:3])) * region - sum(map(_size, _begun(path))))
-    discard(path)
+    if isinstance(path, Remote):
+        path.remove()  # there is one place: what is there makes room, also a whole one
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _check_disk(path, len(hooks) * int(np.prod(shape[:3])) * region - sum(map(_size, _begun(path))))
+        discard(path)
     begun = _begun_path(path)
+    chunk, shard = layout(shape[3], shape[4], np.dtype(dtype).itemsize)
     with _disk_full(begun, removed=True):
         template = xr.Dataset(coords={name: _plain(values) for name, values in coords.items()})
         template.attrs = {**attrs, SEAL: False}
-        template.to_zarr(begun, zarr_format=3, consolidated=False, encoding=_checked(template))
-        group = zarr.open_group(begun, mode="r+", use_consolidated=False)
+        template.to_zarr(zarr_place(begun), zarr_format=3, consolidated=False, encoding=_checked(template))
+        group = zarr.open_group(zarr_place(begun), mode="r+", use_consolidated=False)
         for hook in hooks:
             group.create_array(
                 hook,
                 shape=shape,
-                chunks=(1, 1, 1, *shape[3:]),
+                chunks=(1, 1, 1, *chunk),
+                shards=None if shard is None else (1, 1, 1, *shard),
                 dtype=dtype,
                 compressors=CHECKED,
                 fill_value=np.nan,
                 dimension_names=DIMS,
                 attributes={"long_name": hook, "units": "activation"},
             )
-    begun.rename(partial)
+    if not isinstance(begun, Remote):
+        begun.rename(partial)
 
 
 def found(
@@ -128,7 +137,7 @@ def found(
     """
     labels = (methods, prompts, layers, positions, dims)
     coords: dict[str, Sequence[Any]] = dict(zip(DIMS, labels, strict=True))
-    return _found(Path(path), coords, hooks, dtype, attrs, force)
+    return _found(as_store(place_of(path)), coords, hooks, dtype, attrs, force)
 
 
 def _found(
@@ -171,7 +180,7 @@ def _differing(
     force: bool,
 ) -> str | None:
     """The first key, label or array in which a store is not as `create` would make it."""
-    group = zarr.open_group(store, mode="r", use_consolidated=False)
+    group = zarr.open_group(zarr_place(store, reads=True), mode="r", use_consolidated=False)
     stored = dict(group.attrs)
     if force and unfinished:
         stored |= forceable(stored, attrs)
@@ -187,7 +196,7 @@ def _differing(
 
 def _record_forced(partial: Path, attrs: Mapping[str, Any]) -> None:
     """Writes into the store what changed since it was begun, and has been found to be asked for."""
-    group = zarr.open_group(partial, mode="r+", use_consolidated=False)
+    group = zarr.open_group(zarr_place(partial), mode="r+", use_consolidated=False)
     stored = dict(group.attrs)
     if changed := forceable(stored, attrs):
         former = {key: stored.get(key) for key in changed}
@@ -199,8 +208,8 @@ def write(path: str | os.PathLike[str], hook: str, method: str, prompt: str, lay
 
     Raises ValueError for a wrong label or shape and for values that are not finite or do not fit the store's dtype.
     """
-    partial = partial_path(Path(path))
-    group = zarr.open_group(partial, mode="r+", use_consolidated=False)
+    partial = partial_path(as_store(place_of(path)))
+    group = zarr.open_group(zarr_place(partial), mode="r+", use_consolidated=False)
     array = stored_array(group, hook)
     place = f"{hook} of method {method!r}, prompt {prompt!r}, layer {layer}"
     index = tuple(_index(group, name, label) for name, label in zip(DIMS, (method, prompt, layer), strict=False))
@@ -220,28 +229,29 @@ def write_evaluation(path: str | os.PathLike[str], dataset: xr.Dataset) -> None:
     counted = dataset.copy()
     for scores in counted.data_vars.values():
         scores.attrs = {**scores.attrs, MEASURED: int(np.isfinite(scores.values).sum())}
-    _write_group(Path(path), EVALUATION, counted)
+    _write_group(as_store(place_of(path)), EVALUATION, counted)
 
 
 def write_tokens(path: str | os.PathLike[str], dataset: xr.Dataset) -> None:
     """Writes the prompts' tokens as group `tokens`, as `write_evaluation` does: `id` and `text` (prompt, position)."""
-    _write_group(Path(path), TOKENS, dataset)
+    _write_group(as_store(place_of(path)), TOKENS, dataset)
 
 
 def _write_group(path: Path, name: str, dataset: xr.Dataset) -> None:
     """A group of the partial store, else of the finished one; under its name only when all of it is written."""
     store = partial_path(path) if partial_path(path).exists() else path
-    target, unfinished = store / name, path.with_name(f"{path.name}.{name}")
-    shutil.rmtree(unfinished, ignore_errors=True)
+    target = store / name
+    unfinished = target if isinstance(target, Remote) else path.with_name(f"{path.name}.{name}")
+    _remove(unfinished)
     labelled = dataset.assign_coords(
         {label: _plain(coord.values) for label, coord in dataset.coords.items() if coord.dtype.kind in "UT"}
     )
     with _disk_full(unfinished, removed=True):
-        labelled.to_zarr(unfinished, zarr_format=3, consolidated=False, encoding=_checked(labelled))
-        zarr.open_group(unfinished, mode="r+", use_consolidated=False).attrs[SEAL] = seal_of(unfinished)
-        _consolidate(unfinished)
-        shutil.rmtree(target, ignore_errors=True)
-        unfinished.rename(target)
+        labelled.to_zarr(zarr_place(unfinished), zarr_format=3, consolidated=False, encoding=_checked(labelled))
+        _seal(unfinished)
+        if not isinstance(unfinished, Remote):
+            shutil.rmtree(target, ignore_errors=True)
+            unfinished.rename(target)
     if store == path:
         _consolidate(path)
 
@@ -253,19 +263,39 @@ def _checked(dataset: xr.Dataset) -> dict[Any, dict[str, Any]]:
 
 def discard(path: str | os.PathLike[str]) -> None:
     """Removes what `create` and `write` have begun and `finish` has not named; a whole store stays."""
-    for begun in _begun(Path(path)):
-        shutil.rmtree(begun, ignore_errors=True)
+    for begun in _begun(as_store(place_of(path))):
+        if not isinstance(begun, Remote) or begun.exists():
+            _remove(begun)
+
+
+def remove(path: str | os.PathLike[str]) -> None:
+    """Removes a store, begun or whole."""
+    discard(path)
+    _remove(as_store(place_of(path)))
+
+
+def _remove(place: Path) -> None:
+    if isinstance(place, Remote):
+        place.remove()
+    else:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _seal(group: Path) -> None:
+    zarr.open_group(zarr_place(group), mode="r+", use_consolidated=False).attrs[SEAL] = seal_of(group)
+    _consolidate(group)
 
 
 def finish(path: str | os.PathLike[str]) -> None:
     """Marks the store complete and gives it its name; ValueError, and nothing renamed, if a region is missing."""
-    path = Path(path)
+    path = as_store(place_of(path))
     partial = partial_path(path)
     missing = missing_regions(partial)
     if missing:
         raise ValueError(f"{path} cannot be finished: {list_missing(missing)}")
-    zarr.open_group(partial, mode="r+", use_consolidated=False).attrs[SEAL] = seal_of(partial)
-    _consolidate(partial)
+    _seal(partial)
+    if isinstance(partial, Remote):
+        return
     former = path.with_name(path.name + ".former")
     shutil.rmtree(former, ignore_errors=True)
     if path.exists():
@@ -286,7 +316,7 @@ def _size(folder: Path) -> int:
 
 def _begun_path(path: Path) -> Path:
     """Where a template is made, so that a partial store is never half a template."""
-    return path.with_name(path.name + ".begun")
+    return partial_path(path) if isinstance(path, Remote) else path.with_name(path.name + ".begun")
 
 
 def _plain(values: Sequence[Any] | np.ndarray) -> np.ndarray:
@@ -329,10 +359,12 @@ def check_values(values: np.ndarray, dtype: np.dtype, place: str) -> None:
 def _consolidate(store: Path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Consolidated metadata is currently not part")
-        zarr.consolidate_metadata(store)
+        zarr.consolidate_metadata(zarr_place(store))
 
 
 def _check_disk(path: Path, needed: int) -> None:
+    if isinstance(path, Remote):
+        return
     free = shutil.disk_usage(path.parent).free
     if needed > free:
         need, have = (f"{size / 2**20:.1f} MiB" for size in (needed, free))
@@ -348,7 +380,7 @@ def _disk_full(place: Path, *, removed: bool) -> Iterator[None]:
         if error.errno != errno.ENOSPC:
             raise
         if removed:
-            shutil.rmtree(place, ignore_errors=True)
+            _remove(place)
         what = f"removed the unfinished {place}" if removed else f"{place} is kept as it is"
         message = f"the disk is full: {what}; free some space or use another --out"
         raise OSError(errno.ENOSPC, message) from error

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from probe.evaluation.journal import Journal
+from probe.evaluation.journal import Journal, Lines
 from probe.files import write
 from probe.study.variants import REFERENCE
 from probe.thresholds.control import PLACES
@@ -53,7 +53,7 @@ def progress(
     return tuple(fails), lengths[rows.index(None)] if None in rows else None
 
 
-def judges(journal: Journal, settings: Mapping[str, Any], task: str, seed: int) -> bool:
+def judges(journal: Journal | Lines, settings: Mapping[str, Any], task: str, seed: int) -> bool:
     """Whether a task says anything of length: Origin's scores at M, which must be known, are not chance.
 
     settings: with `vocabulary`, in tokens; without it no tail NLL is called chance.

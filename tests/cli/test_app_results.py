@@ -9,6 +9,7 @@ from streamlit.testing.v1 import AppTest
 
 from mesa_lens.dashboard.results import results
 from probe.evaluation.effective import effective_lengths
+from probe.evaluation.journal import Journal
 from probe.evaluation.plan import TASKS
 from probe.evaluation.summary import summarize
 
@@ -154,3 +155,16 @@ def test_the_choice_is_in_the_address_and_an_unknown_one_is_said(opened, tmp_pat
 def test_names_in_results_stay_text(opened, tmp_path):
     write_evaluation(tmp_path / "mine", model="<script>alert(1)</script> **bold**")
     assert "\\<script\\>" in "".join(element.value for element in opened().markdown)
+
+
+def test_runs_that_are_not_finished_are_told_as_by_the_command(opened, tmp_path):
+    for name, done in {"grid": 2, "whole": 3}.items():
+        journal = Journal(tmp_path / name / "cells.jsonl", {"model": "tiny"})
+        journal.expect(3)
+        for number in range(done):
+            journal.add(("nll", "origin", number), {"config": {}, "scores": []})
+    app = opened()
+    (shown,) = [each for each in app.expander if each.label.startswith("Not finished")]
+    assert shown.label == "Not finished: 1"
+    (row,) = shown.dataframe[0].value.to_dict("records")
+    assert [row[key] for key in ("run", "state", "done", "left", "of")] == ["grid", "unfinished", 2, 1, 3]

@@ -32,6 +32,7 @@ BASES = {  # what is right, and ends without work
     "paper": "--config {paper} --out {here}/out --estimate",
     "app": "--store {here} --no-browser --allow-runs",
     "report": "{run}",
+    "status": "{run}",
     "export heatmap": "{run} --format npz --out {here}/out",
     "export drift": "{run} --format npz --out {here}/out",
     "export thresholds": "{run} --format npz --out {here}/out",
@@ -116,7 +117,8 @@ WRONG = {  # by the option's destination
     "windows": [*WHOLE, "0"],
     "config": [*FILES, "{no-yaml}", "{here}", "nonsense", *(f"{{paper-{name}}}" for name in worlds.PAPER)],
     "sections": ["", ",", "nonsense", "passkey,,nll"],
-    "store": ["", "/nonexistent/x", "{run-list}", "{run-cut}", "{run-number}", "{here}"],
+    "store": ["", "/nonexistent/x", "http://host/run", "{run-list}", "{run-cut}", "{run-number}", "{here}"],
+    "run_folder": ["", "/nonexistent/x", "{file}", "{run-list}", "{run-cut}", "{run-number}", "{model}"],
     "host": ["", "not a host", "\udcff"],
     "port": [*WHOLE, "0", "70000"],
     "format": ["", "bmp", "png,,npz", "nonsense"],
@@ -149,7 +151,8 @@ WRONG = {  # by the option's destination
     "recipe": ["", "nonsense", "None"],
 }
 OTHERWISE = {  # where an option of this name means something else
-    ("app", "store"): ["", " ", "{file}"],
+    ("app", "store"): ["", " ", "{file}", "ftp://host/runs", "s3://"],
+    ("probe", "store"): ["", " ", "nonsense", "ftp://host/run", "s3://", "memory://bucket/../run"],
     ("fetch", "wheel"): None,  # looked at only where a checkpoint is fetched
     ("fetch", "cache"): FOLDERS,
     ("study", "length"): [*LENGTHS, "256,512"],

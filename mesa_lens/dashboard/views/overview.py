@@ -14,7 +14,7 @@ from mesa_lens.dashboard.downloads import FORMS, buttons, named
 from mesa_lens.dashboard.look import columns, plain, show
 from mesa_lens.dashboard.runs import Entry, changed
 from mesa_lens.dashboard.state import analysed, opened, while_unchanged
-from mesa_lens.dashboard.views import anatomy, drift, mechanism
+from mesa_lens.dashboard.views import anatomy, drift, mechanism, progress
 from probe.figures.export import curves_export
 from probe.figures.marks import curves_chart
 from probe.report import provenance, whole_summary
@@ -32,6 +32,7 @@ from probe.verdict.verdict import verdict
 
 def page(context: Context) -> None:
     """The verdict, curves over length, the map of what was located, words, links and provenance."""
+    progress.overview(context.run.path)
     run = opened(context.run)
     summary = own_summary(context.run.path, run) or whole_summary(analysed(context.run))
     trained, captured = summary["trained_length"], summary["captured_length"]

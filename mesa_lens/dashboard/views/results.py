@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import streamlit as st
 
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.look import plain
 from mesa_lens.dashboard.results import EVALUATION, HARNESS, PAPER, STUDY, results
-from mesa_lens.dashboard.views import evaluated, reproduced, studied
+from mesa_lens.dashboard.views import evaluated, progress, reproduced, studied
+from probe.store.place import place_of
 
 _PAGES = {PAPER: reproduced.page, STUDY: studied.page, HARNESS: evaluated.harness_page, EVALUATION: evaluated.page}
 _HOW = "mesa-lens eval --out {0}/eval\nmesa-lens study --out {0}/study\nmesa-lens paper --out {0}/paper"
@@ -17,7 +16,9 @@ _HOW = "mesa-lens eval --out {0}/eval\nmesa-lens study --out {0}/study\nmesa-len
 
 def page(context: Context) -> None:
     """The chosen result, at first the newest; or the commands that make one."""
-    found = {result.label: result for result in results(Path(context.root))}
+    root = place_of(context.root)
+    found = {result.label: result for result in results(root)}
+    progress.unfinished(root)
     if not found:
         st.info(plain(f"There is no evaluation, study or paper run under {context.root}. Make one, e.g.:"))
         st.code(_HOW.format(context.root), language="bash")

@@ -47,6 +47,7 @@ def anatomy(made: AnatomyPlan, out: Path, *, overwrite: bool = False, until: flo
         files.open_journal(made, out)  # before the weights are loaded
     loaded = load(made.request.model, **made.request.load)
     journal = files.open_journal(made, out, overwrite=overwrite)
+    journal.expect(len({*journal.rows, *made.cells}))
     bar = tqdm(desc="looking inside", unit="token", unit_scale=True, smoothing=0.05, total=sum(tokens(made).values()))
     with bar, torch.no_grad():
         bridge = bridge_to(loaded.model, loaded.tokenizer)
@@ -92,6 +93,7 @@ def _record(known: xr.Dataset, made: AnatomyPlan) -> None:
     changed = files.changed(known.attrs.get("settings", made.settings), made)
     if changed:
         known.attrs["forced"] = [*known.attrs.get("forced", []), changed]
+    known.attrs["asked"] = len(made.sliding) * len(made.methods)
     known.attrs["settings"] = json.loads(json.dumps(made.settings))
 
 

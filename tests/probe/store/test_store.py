@@ -9,7 +9,7 @@ import pytest
 import xarray as xr
 import zarr
 
-from probe.store import store
+from probe.store import checked, layout, store
 from probe.store.reader import differing_key, missing_regions, open_run, partial_path, whole_passes
 from probe.store.seal import sealed
 
@@ -431,3 +431,46 @@ def test_the_evaluation_travels_with_the_store(path, late):
     assert evaluation["tail_nll"].sel({"method": "mesa", "length": 16}).values.tolist() == [10, 11]
     assert xr.open_zarr(path, group="evaluation").sizes == scores.sizes
     assert [entry.name for entry in path.parent.iterdir()] == ["store.zarr"]
+
+
+def test_large_regions_are_many_chunks_in_one_file_and_small_ones_one(path, monkeypatch):
+    assert layout.layout(2048, 512, 4) == ((2048, 512), None)
+    assert layout.layout(32768, 8192, 2) == ((1024, 256), (32768, 8192))
+    assert layout.layout(20001, 5000, 2) == ((1001, 250), (20020, 5000))  # 20 x 20 chunks, the last are not full
+    monkeypatch.setattr(layout, "WHOLE", 8)
+    monkeypatch.setattr(layout, "_CHUNK", (2, 1))
+    begin(path, dtype="float16")
+    fill(path, skip=[("mesa", 3)])
+    assert whole_passes(partial_path(path)) == {("origin", "repeated")}
+    store.write(path, "resid_post", "mesa", "repeated", 3, region("mesa", 3))
+    store.finish(path)
+    values = open_run(path).hidden["resid_post"]
+    for method in METHODS:
+        for layer in LAYERS:
+            one = {"method": method, "prompt": "repeated", "layer": layer}
+            np.testing.assert_array_equal(values.sel(one), region(method, layer))
+    np.testing.assert_array_equal(values.sel({"position": 9, "dim": 8})[1, 0], [1021, 1321])
+    whole = values.values
+    for runs in (16, 1):
+        monkeypatch.setattr(checked, "_RUNS", runs)
+        for method, layer, position, dim in (
+            ([1], [0, 1], [0, 2], 1),
+            (0, [1, 0], [2, 0, 1], [1]),
+            ([0, 1], 1, [], [0, 1]),
+        ):
+            got = values.isel({"method": method, "prompt": 0, "layer": layer, "position": position, "dim": dim})
+            wanted = (
+                values.copy(data=whole)
+                .isel({"method": method, "prompt": 0, "layer": layer})
+                .isel(position=position, dim=dim)
+            )
+            np.testing.assert_array_equal(got, wanted)
+    chunk = path / "resid_post" / "c" / "1" / "0" / "1" / "0" / "0"
+    assert chunk.stat().st_size == 4 * (2 * 2 + 4 + 16) + 4
+    content = chunk.read_bytes()
+    chunk.write_bytes(content[:1] + bytes([content[1] ^ 4]) + content[2:])
+    with pytest.raises(ValueError, match=r"resid_post is damaged"):
+        open_run(path).hidden["resid_post"].sel({"method": "mesa", "layer": 3}).load()
+    chunk.write_bytes(content[:-1])
+    with pytest.raises(ValueError, match=r"1 region.*'mesa'.*layer 3"):
+        open_run(path)

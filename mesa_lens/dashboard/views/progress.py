@@ -1,0 +1,60 @@
+"""How far a run is: the status that `mesa-lens status` tells, as a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+
+from mesa_lens.dashboard.look import columns, plain
+from mesa_lens.dashboard.runs import folders, is_inside, name_of
+from probe.ownership import LOCK
+from probe.status.status import Status, status_of, text
+from probe.store.place import POINTER, Remote
+
+
+def overview(folder: Path) -> None:
+    """The status of a run that is not finished; nothing of another, or of one at a URL."""
+    status = None if isinstance(folder, Remote) else _status(folder)
+    if status is not None and status.state != "finished":
+        _table([status], [folder.name])
+
+
+def unfinished(root: Path) -> None:
+    """The runs under `root` that are running or not finished; nothing where there are none."""
+    inside = [each for each in folders(root) if _is_own(each, root)]
+    found = [(name_of(each, root), status) for each in inside if (status := _status(each)) is not None]
+    known = {status.path for _, status in found if any(part.section for part in status.parts)}
+    shown = [each for each in found if each[1].state != "finished" and each[1].path.parent not in known]
+    if shown:
+        with st.expander(f"Not finished: {len(shown)}"):
+            _table([status for _, status in shown], [name for name, _ in shown])
+
+
+def _table(statuses: list[Status], names: list[str]) -> None:
+    rows = [
+        {"run": name, "state": status.state, **{key: row.get(key) for key in _COLUMNS}}
+        for name, status in zip(names, statuses, strict=True)
+        for row in status.rows()
+    ]
+    if rows:
+        st.dataframe(columns(rows), hide_index=True, alt="What is done, failed and left of each run", height="content")
+    for status in statuses:
+        st.caption(plain(text(status).partition("\n")[0]))
+
+
+_COLUMNS = ("command", "section", "what", "done", "failed", "left", "of", "seconds_left")
+
+
+def _is_own(folder: Path, root: Path) -> bool:
+    """Whether what a status reads lies in `root`, its links followed; a store at a URL is not asked."""
+    read = [folder / name for name in (LOCK, "locate", "anatomy")] + [*folder.glob("*.json*"), *folder.glob("store*")]
+    return all(is_inside(path, root) for path in read) and not (folder / POINTER).exists()
+
+
+@st.cache_data(ttl=2, max_entries=64, show_spinner=False)
+def _status(folder: Path) -> Status | None:
+    try:
+        return status_of(folder)
+    except (ValueError, OSError):
+        return None

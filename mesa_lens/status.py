@@ -1,0 +1,32 @@
+"""`mesa-lens status`: how far a run is, whoever runs it: done, failed, left; needs no model and writes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from mesa_lens.values import path
+
+
+def add(commands: Any) -> None:
+    """Adds the subcommand."""
+    command = commands.add_parser(
+        "status",
+        example="mesa-lens status runs/demo",
+        help="tell how far a run is: done, running, failed, left",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    command.add_argument("run_folder", type=path, metavar="RUN", help="the folder that a command writes to (its --out)")
+    command.add_argument("--json", action="store_true", help="print it as JSON")
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Reads journals, stores and locks; a damaged line makes it 1."""
+    from probe.status.status import status_of, text
+
+    status = status_of(args.run_folder)
+    print(json.dumps(status.told(), indent=1) if args.json else text(status))
+    return int(any(part.damaged for part in status.parts))

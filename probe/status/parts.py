@@ -1,0 +1,158 @@
+"""What a run's folder holds of each kind of work, counted from its journals and stores as they lie there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+
+from probe.evaluation.journal import Lines, read_lines
+from probe.store.place import zarr_place
+from probe.store.reader import partial_path, store_of, stored_array, whole_passes
+from probe.study.results import judges, seeds_of
+
+CELLS, HARNESS, MEASURED = "cells.jsonl", "harness.jsonl", "measured.jsonl"
+_EITHER = ("nll", "passkey")  # tasks that a probe run measures failure by
+
+
+@dataclass(frozen=True)
+class Part:
+    """Work of one kind. cells: how many in all, None where the folder does not tell. failed: left out for good.
+
+    file: the journal they are kept in; seconds: what one of them took on the mean, where that was measured.
+    """
+
+    command: str
+    what: str
+    done: int
+    cells: int | None
+    failed: int = 0
+    file: Path | None = None
+    seconds: float | None = None
+    section: str = ""
+    damaged: tuple[int, ...] = ()
+
+    @property
+    def left(self) -> int | None:
+        """What is still to be done."""
+        return None if self.cells is None else max(0, self.cells - self.done - self.failed)
+
+
+def parts_of(folder: Path) -> Iterator[Part]:
+    """The parts of a run that lie in the folder itself. Raises ValueError, naming the file, for what cannot be read."""
+    if (path := folder / CELLS).exists():
+        lines = read_lines(path)
+        yield from _study(path, lines) if "configs" in (lines.settings or {}) else [_evaluation(path, lines)]
+    if (path := folder / HARNESS).exists():
+        lines = read_lines(path)
+        yield _part("eval", "lm-eval tasks", path, lines, _asked(lines, path, folder / "harness.json"))
+    yield from _probe(folder)
+    if (path := folder / "locate" / CELLS).exists():
+        yield _summed("locate", path)
+    yield from _anatomy(folder / "anatomy")
+
+
+def _part(command: str, what: str, path: Path, lines: Lines, cells: int | None, failed: int = 0) -> Part:
+    taken = seconds_of(lines)
+    mean = float(np.mean(taken)) if taken else None
+    return Part(command, what, len(lines.rows), cells, failed, path, mean, damaged=tuple(lines.damaged))
+
+
+def _evaluation(path: Path, lines: Lines) -> Part:
+    summary = _ended(path, path.with_name("summary.json"))
+    failed = len(summary.get("out_of_memory", ())) + len(summary.get("failed", ()))
+    known = len(lines.rows) + failed + summary["cells_left"] if "cells_left" in summary else lines.asked
+    return _part("eval", "cells", path, lines, known, failed)
+
+
+def _summed(command: str, path: Path) -> Part:
+    """A part whose summary says what was left as it ended."""
+    lines, summary = read_lines(path), _ended(path, path.with_name("summary.json"))
+    known = len(lines.rows) + summary["cells_left"] if "cells_left" in summary else lines.asked
+    return _part(command, "cells", path, lines, known)
+
+
+def _study(path: Path, lines: Lines) -> Iterator[Part]:
+    settings, rows = lines.settings or {}, lines.rows
+    predicted = {cell: row for cell, row in rows.items() if cell[0] == "predicted"}
+    seeds, configs = seeds_of(settings), len(settings["configs"])
+    damaged = tuple(lines.damaged)
+    cells = len(settings["prompts"]) * len(seeds) * configs
+    yield Part("study", "predictions", len(predicted), cells, file=path, damaged=damaged)
+    cells = 0
+    for task in settings["measure"]:
+        for seed in seeds:
+            known = (task, "origin", seed, settings["trained_length"]) in rows
+            tried = not known or judges(lines, settings, task, seed)
+            cells += configs * len(settings["lengths"]) if tried else 1
+    yield Part("study", "measured lengths", len(rows) - len(predicted), cells, file=path)
+
+
+def _probe(folder: Path) -> Iterator[Part]:
+    place, journal = store_of(folder), folder / MEASURED
+    store = next((each for each in (partial_path(place), place) if each.exists()), None)
+    if store is None:
+        if journal.exists():
+            yield _part("probe", "measured cells", journal, read_lines(journal), None)
+        return
+    try:
+        group = zarr.open_group(zarr_place(store, reads=True), mode="r", use_consolidated=False)
+        grid = json.loads(str(group.attrs.get("lengths", "[]")))
+        methods, prompts = (stored_array(group, name).shape[0] for name in ("method", "prompt"))
+        captured = len(whole_passes(store))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{store} is damaged ({str(error).partition(chr(10))[0]})") from error
+    if journal.exists() or grid:
+        lines = read_lines(journal) if journal.exists() else Lines(None)
+        further = sum(cell[2] not in grid for cell in lines.rows)  # refined: counted as they come
+        yield _part("probe", "measured cells", journal, lines, len(_EITHER) * methods * len(grid) + further)
+    yield Part("probe", "captured passes", captured, methods * prompts)
+
+
+def _anatomy(folder: Path) -> Iterator[Part]:
+    if (folder / CELLS).exists():
+        yield _summed("anatomy", folder / CELLS)
+    moments = sorted(folder.glob("moments-*.npz"))
+    if not moments:
+        return
+    done, asked = 0, None
+    for path in moments:
+        with np.load(path) as file:
+            done += int(file["count"].sum())
+            asked = json.loads(str(file["attrs"])).get("asked", asked)
+    summary = _ended(max(moments, key=lambda each: each.stat().st_mtime), folder / "summary.json")
+    known = done + summary["texts_left"] if "texts_left" in summary else asked
+    yield Part("anatomy", "texts", done, known)
+
+
+def _asked(lines: Lines, path: Path, result: Path) -> int | None:
+    """Cells in all: as the journal says or, of one that does not, all that it has where the run came to its end."""
+    return len(lines.rows) if lines.asked is None and _ended(path, result) else lines.asked
+
+
+def _ended(path: Path, result: Path) -> dict[str, Any]:
+    """What a run wrote at its end, where that is not older than `path`; else nothing."""
+    try:
+        if result.stat().st_mtime < path.stat().st_mtime:
+            return {}
+        found = json.loads(result.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def seconds_of(lines: Lines) -> list[float]:
+    """What the passes of each cell took, of those whose scores say; scores of one sample may share a pass."""
+    found = []
+    for row in lines.rows.values():
+        samples: dict[Any, float] = {}
+        for score in row.get("scores", ()):
+            if isinstance(score, dict) and score.get("seconds") is not None:
+                samples[score["sample"]] = max(score["seconds"], samples.get(score["sample"], 0.0))
+        found += [sum(samples.values())] if samples else []
+    return found

@@ -1,0 +1,220 @@
+"""A store at the URL of an object store is the same store: sealed, checked, gone on with, and told of in one line."""
+
+import importlib.util
+import json
+
+import numpy as np
+import objects
+import pytest
+import synthetic
+import tiny
+
+from mesa_lens.cli import main
+from mesa_lens.dashboard.runs import entries
+from probe.opened import open_run
+from probe.status.status import status_of
+from probe.store import place, store
+from probe.store.kept import mark
+from probe.store.place import POINTER, place_of, store_in
+from probe.store.reader import partial_path, whole_passes
+
+fsspec = pytest.importorskip("fsspec")
+has_client = pytest.mark.skipif(importlib.util.find_spec("obstore") is None, reason="needs mesa-lens[remote]")
+
+
+@pytest.fixture
+def server(monkeypatch):
+    place.client.cache_clear()
+    with objects.served() as made:
+        for name, value in objects.environment(made).items():
+            monkeypatch.setenv(name, value)
+        yield made
+
+
+@pytest.fixture(params=["memory", pytest.param("s3", marks=has_client)])
+def url(request):
+    """The URL of a run's folder, in memory and behind a server."""
+    if request.param == "s3":
+        request.getfixturevalue("server")
+        return "s3://bucket/run"
+    fsspec.filesystem("memory").store.clear()
+    return "memory://bucket/run"
+
+
+def hidden():
+    return synthetic.hidden_states(layers=2, dims=4).isel(method=[0, 3], position=slice(0, 100))
+
+
+def written(url, **more):
+    values = hidden()
+    synthetic.write_run(place_of(url), values, synthetic.evaluation(), tokens=synthetic.tokens_of(values), **more)
+    return url
+
+
+def objects_of(url):
+    """Reads and writes the content of an object of the run's store."""
+    fs = place.client(url)
+    key = fs._strip_protocol(url)
+
+    def change(name, content=None):
+        if content is None:
+            return fs.cat_file(f"{key}/store.zarr/{name}")
+        fs.pipe_file(f"{key}/store.zarr/{name}", content)
+        return content
+
+    return change
+
+
+def test_a_store_comes_back_from_a_url_as_from_a_folder(url, tmp_path):
+    written(url)
+    synthetic.write_run(tmp_path / "run", hidden(), synthetic.evaluation(), tokens=synthetic.tokens_of(hidden()))
+    there, here = open_run(url), open_run(tmp_path / "run")
+    assert there.hidden.identical(here.hidden)
+    assert there.evaluation.identical(here.evaluation)
+    assert mark(there) == mark(here)
+    assert open_run(f"{url}/store.zarr").hidden.attrs == here.hidden.attrs
+    one = {"method": "mesa", "prompt": "text-0", "layer": 1}
+    np.testing.assert_array_equal(there.hidden["resid_post"].sel(one), hidden().sel(one))
+
+
+def test_it_is_begun_gone_on_with_and_whole_only_in_the_end(url):
+    path = store_in(place_of(url), "store.zarr")
+    labels = {f"{name}s": hidden()[name].values.tolist() for name in ("method", "prompt", "layer", "position", "dim")}
+    given = {**labels, "hooks": ["resid_post"], "attrs": {"trained_length": 64, "model": "tiny"}}
+    for method in labels["methods"]:
+        store.create(path, **given)  # as a run that is gone on with does
+        assert len(whole_passes(partial_path(path))) == 2 * labels["methods"].index(method)
+        with pytest.raises(ValueError, match=r"is incomplete: \d+ region"):
+            open_run(url)
+        for prompt in labels["prompts"]:
+            for layer in labels["layers"]:
+                values = hidden().sel({"method": method, "prompt": prompt, "layer": layer}).values
+                store.write(path, "resid_post", method, prompt, layer, values)
+    store.finish(path)
+    assert open_run(url).hidden.sizes["method"] == 2
+    with pytest.raises(FileExistsError, match="already holds a run with the same config; use --overwrite"):
+        store.create(path, **given)
+    with pytest.raises(FileExistsError, match="holds a run with another config: model differs"):
+        store.create(path, **{**given, "attrs": {"trained_length": 64, "model": "other"}})
+    store.discard(path)
+    assert open_run(url).path == path
+    store.remove(path)
+    with pytest.raises(FileNotFoundError, match="no run at"):
+        open_run(url)
+
+
+def test_damage_is_found_as_in_a_folder(url):
+    written(url)
+    change, chunk = objects_of(url), "resid_post/c/1/1/1/0/0"
+    content = change(chunk)
+    change(chunk, content[:9] + bytes([content[9] ^ 4]) + content[10:])
+    values = open_run(url).hidden["resid_post"]
+    with pytest.raises(ValueError, match="resid_post is damaged"):
+        values.sel({"method": "mesa", "prompt": "text-0", "layer": 1}).load()
+    change(chunk, content[:-1])
+    with pytest.raises(ValueError, match=r"1 region.*'mesa', prompt 'text-0', layer 1"):
+        open_run(url)
+    change(chunk, content)
+    described = json.loads(change("zarr.json"))
+    described["attributes"]["trained_length"] = 65
+    change("zarr.json", json.dumps(described).encode())
+    with pytest.raises(ValueError, match="its attributes are not those that were sealed"):
+        open_run(url)
+
+
+def test_figures_are_exported_and_runs_are_listed_from_a_url(url, tmp_path, capsys):
+    written(url)
+    assert main(["export", "drift", url, "--format", "npz", "--out", str(tmp_path / "out")]) == 0
+    assert list((tmp_path / "out").glob("*.npz"))
+    assert [(entry.name, entry.finished) for entry in entries(place_of(url))] == [("run", True)]
+    assert [entry.name for entry in entries(place_of(url).parent)] == ["run"]
+    assert main(["report", url]) == 2
+    assert f"{url} is a URL; give the folder" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_run_keeps_its_store_at_a_url_and_all_else_in_its_folder(tmp_path, capsys):
+    fsspec.filesystem("memory").store.clear()
+    model, out, url = tiny.folder(tmp_path / "model"), tmp_path / "out", "memory://bucket/far"
+    given = ["probe", "--model", str(model), "--methods", "origin,rerope", "--length", "400", "--texts", "0"]
+    given += ["--samples", "0", "--out", str(out)]
+    assert main([*given, "--store", url]) == 0
+    assert not (out / "store.zarr").exists()
+    assert (out / POINTER).read_text() == f"{url}\n"
+    near, far = open_run(out), open_run(url)
+    assert near.path == far.path
+    assert near.folder == out
+    assert near.summary["trained_length"] == 160
+    assert status_of(out).state == "finished"
+    (entry,) = entries(tmp_path)
+    assert entry.finished
+    capsys.readouterr()
+    assert main([*given, "--store", url]) == 2
+    assert "already holds a run with the same config" in capsys.readouterr().err
+    assert main([*given, "--store", "memory://bucket/other"]) == 2
+    assert f"{out} has its store at {url}; choose another --out" in capsys.readouterr().err
+    store.remove(near.path)
+    capsys.readouterr()
+    assert main(["report", str(out)]) == 2
+    assert "no run at memory://bucket/far/store.zarr" in capsys.readouterr().err
+
+
+def test_a_run_that_keeps_nothing_leaves_no_name_of_a_url(tmp_path):
+    with place.pointed(tmp_path, "store.zarr", "memory://bucket/nothing"):
+        assert (tmp_path / POINTER).exists()
+    assert not (tmp_path / POINTER).exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("ftp://host/run", "is no URL of an object store; they begin with s3, "),
+        ("s3://", "is no URL of an object store"),
+        ("memory://bucket/../run", "has a '..' in it"),
+        ("file:///etc", "is no URL of an object store"),
+    ],
+)
+def test_what_is_no_url_of_a_store_is_refused(given, says, tmp_path, capsys):
+    assert main(["export", "drift", given]) == 2
+    assert says in capsys.readouterr().err
+    (tmp_path / POINTER).write_text(given)
+    with pytest.raises(ValueError, match=says.split(";")[0]):
+        open_run(tmp_path)
+
+
+@has_client
+def test_an_address_that_is_not_there_and_a_wrong_key_are_told_in_a_line(server, monkeypatch, capsys):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    assert main(["export", "drift", "s3://bucket/one"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "s3://bucket/one" in line
+    assert "cannot be reached" in line
+    assert "credentials" in line
+    place.client.cache_clear()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    assert main(["export", "drift", "s3://bucket/two"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "s3://bucket/two" in line
+    assert "cannot be reached" in line
+
+
+def test_a_missing_package_is_named(monkeypatch, capsys):
+    real = importlib.util.find_spec
+    hidden_away = ("s3fs", "obstore")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name in hidden_away else real(name, *a))
+    assert main(["export", "drift", "s3://bucket/run"]) == 2
+    assert "pip install 'mesa-lens[remote]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("page", ["overview", "heatmaps"])
+def test_the_dashboard_opens_a_run_at_a_url(page, monkeypatch):
+    testing = pytest.importorskip("streamlit.testing.v1")
+    fsspec.filesystem("memory").store.clear()
+    values = synthetic.hidden_states(layers=2, dims=8)
+    synthetic.write_run(place_of("memory://bucket/run"), values, synthetic.evaluation())
+    monkeypatch.setenv("MESA_LENS_RUNS", "memory://bucket")
+    app = testing.AppTest.from_string(f"from mesa_lens.dashboard.main import main\nmain({page!r})", default_timeout=60)
+    app.run()
+    assert not app.exception
+    assert not app.error
+    assert app.selectbox(key="run").value == "run"
