@@ -39,8 +39,21 @@ class Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """The whole command's parser; every subcommand sets `run`."""
     from mesa_lens import (
-        anatomy, app, check, counterpart, eval, export, fetch, locate, methods, probe, report, study, train, verify
-    )  # fmt: skip
+        anatomy,
+        app,
+        check,
+        counterpart,
+        eval,
+        export,
+        fetch,
+        locate,
+        methods,
+        probe,
+        report,
+        study,
+        train,
+        verify,
+    )
     from mesa_lens.paper import command as paper
 
     top = Parser(
@@ -51,7 +64,8 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"mesa-lens {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in (
-        check, probe, report, locate, anatomy, counterpart, eval, paper, study, app, export, methods, verify, fetch, train
+        check, probe, report, locate, anatomy, counterpart, eval, paper, study, app, export, methods, verify, fetch,
+        train,
     ):  # fmt: skip
         command.add(commands)
     return top

@@ -1,4 +1,4 @@
-"""`mesa-lens counterpart`: do heads of a model do what the theorems' constructed head does, and is that why it fails?"""
+"""`mesa-lens counterpart`: do heads of a model do what the theorems' head does, and is that why it fails?"""
 
 from __future__ import annotations
 

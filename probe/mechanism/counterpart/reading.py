@@ -17,7 +17,7 @@ from probe.evaluation.intervals import half_width
 LINEAR, MONOTONE, CARRIED = 0.8, 0.7, 0.5
 """The least low ends of the intervals by which a head reads positions, follows them, and hands them on."""
 WEIGHT, APART = 3.0, 10.0
-"""The least `weight` or `apart`: uniform attention on random values tells 1 / t as well, by any key, and has 1, 1 to 3."""
+"""The least `weight` or `apart`: uniform attention on random values tells 1 / t, too, and has 1, and 1 to 3."""
 NEAR = 1.25
 """A crossing below so many M is near M."""
 PRETENDED = (0.5, 0.625, 0.75, 0.8)
@@ -79,7 +79,7 @@ def read_heads(
 def explained(given: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """R^2 by text of `wanted` read from `given`, both (text, position), by the line of all other texts; at least -1.
 
-    One text alone is read by its own line. 0 where `given` tells nothing at all.
+    One text alone is read by its own line. -1 where `wanted` is constant.
     """
     shares = []
     for text in range(len(given)):
@@ -87,7 +87,7 @@ def explained(given: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         slope, constant = _line(given[others].ravel(), wanted[others].ravel())
         missed = ((wanted[text] - slope * given[text] - constant) ** 2).sum()
         whole = ((wanted[text] - wanted[text].mean()) ** 2).sum()
-        shares.append(max(-1.0, 1 - missed / whole) if whole > 0 else 0.0)
+        shares.append(1 - missed / whole if missed < 2 * whole else -1.0)
     return np.array(shares)
 
 
@@ -128,9 +128,10 @@ def _part(row: dict[str, Any]) -> str:
 
 def _line(given: np.ndarray, wanted: np.ndarray) -> tuple[float, float]:
     """Slope and constant of least squares."""
-    about = given - given.mean()
+    size = np.abs(given).max() or 1.0
+    about = given / size - (given / size).mean()
     spread = float(about @ about)
-    slope = float(about @ wanted) / spread if spread > 0 else 0.0
+    slope = float(about @ wanted) / spread / size if spread > 0 else 0.0
     return slope, float(wanted.mean() - slope * given.mean())
 
 

@@ -47,7 +47,7 @@ class CounterpartRequest(MethodsRequest):
 
 @dataclass(frozen=True)
 class CounterpartPlan:
-    """A request, checked: Origin, what mends, and items by length; those of even number are found on, the odd judged."""
+    """A request, checked: Origin, what mends, and items by length; heads are found on even ones, judged on odd."""
 
     request: CounterpartRequest
     config: Any

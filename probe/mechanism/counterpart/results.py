@@ -25,9 +25,9 @@ _ROWS = 8
 def summarize(made: CounterpartPlan, journal: Journal) -> dict[str, Any]:
     """The summary of what the journal holds of a plan, ready for JSON.
 
-    `heads`: as `read_heads` tells them. `held`, by length and set: nats/token that holding it restores (`restored`), that
-    over its random sets' mean (`beyond_random`), each [mean, low, high] over the judged texts, the least and largest
-    `random` set's mean, and the `share` of the gap, where there is one. `crossed`, by hook: dims that cross on the
+    `heads`: as `read_heads` tells them. `held`, by length and set: nats/token that holding it restores (`restored`),
+    that less its random sets' mean (`beyond_random`), each [mean, low, high] over the judged texts; the `random` sets'
+    mean, least and largest; and the `share` of the gap, where there is one. `crossed`, by hook: dims that cross on the
     repeated word as trained and with each set held, and the `random` sets' counts.
     """
     heads = heads_of(made, journal)

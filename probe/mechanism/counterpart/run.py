@@ -173,7 +173,7 @@ def _crossed(
         )
         read = search(hidden, made.trained_length, CrossingRule.scaled(made.trained_length), made.origin.name)
         crosses = np.isfinite(read["crossing"]) & read["observable"]
-        found[hook] = {name: int(crosses.sel(method=name).sum()) for name in kept}
+        found[hook] = {name: int(crosses.sel({"method": name}).sum()) for name in kept}
     return {"crossing": found}
 
 
