@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from theory.claims import beyond, corollary, mesa, paper, theorem1, theorem2, theorem3
+from theory.claims import beyond, corollary, mesa, paper, printed, theorem1, theorem2, theorem3
 from theory.claims.base import Claim, Settings, Verdict
 
 CLAIMS: dict[str, Callable[[Settings], Claim]] = {
@@ -19,6 +19,7 @@ CLAIMS: dict[str, Callable[[Settings], Claim]] = {
     **mesa.CLAIMS,
     **beyond.CLAIMS,
     **paper.CLAIMS,
+    **printed.CLAIMS,
 }
 """Every check by the name of its claim."""
 

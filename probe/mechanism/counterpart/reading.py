@@ -24,7 +24,7 @@ PRETENDED = (0.5, 0.625, 0.75, 0.8)
 """Windows inside the window, as shares of M: with `NEAR`, each sees nothing beyond M."""
 COUNTERPART, KIN = "counterpart", "kin"
 _BURN_IN, _SUSTAINED, _STRIDE = 8, 16, 64  # parts of M
-_TINY = 1e-100
+TINY = 1e-100
 
 
 def chosen_queries(length: int, trained: int) -> list[int]:
@@ -54,7 +54,7 @@ def read_heads(
     inside = (position >= trained // _BURN_IN) & (position < trained)
     if inside.sum() < 3:
         raise ValueError(f"trained_length={trained} leaves {inside.sum()} positions inside to read; take 8 or more")
-    level = -np.log(np.maximum(attention, _TINY))
+    level = -np.log(np.maximum(attention, TINY))
     target = np.broadcast_to(position[inside].astype(float), (len(attention), int(inside.sum())))
     found = []
     for layer, head in np.ndindex(*attention.shape[1:3]):
@@ -63,7 +63,7 @@ def read_heads(
         row: dict[str, Any] = {
             "layer": layer,
             "head": head,
-            "linear": _with_ends(explained(1 / np.maximum(own, _TINY), target)),
+            "linear": _with_ends(explained(1 / np.maximum(own, TINY), target)),
             "monotone": _with_ends(_ranked(log_d[:, inside], target)),
             "carried": _with_ends(explained(told[:, inside], own)),
             "weight": float((own * (position[inside] + 1)).mean()),

@@ -14,8 +14,8 @@ from probe.evaluation.intervals import shown, student
 from probe.evaluation.journal import Journal
 from probe.files import write as write_file
 from probe.mechanism.counterpart.reading import COUNTERPART, KIN
-from probe.mechanism.counterpart.request import SETS, CounterpartPlan, random_names
-from probe.mechanism.counterpart.run import FOLDER, cells, chosen_sets, heads_of
+from probe.mechanism.counterpart.request import FOUND, NEAREST, SETS, CounterpartPlan, random_names
+from probe.mechanism.counterpart.run import FOLDER, cells, chosen_sets, curves, heads_of
 from probe.mechanism.restoration import Paired
 
 SUMMARY = "summary.json"
@@ -25,12 +25,15 @@ _ROWS = 8
 def summarize(made: CounterpartPlan, journal: Journal) -> dict[str, Any]:
     """The summary of what the journal holds of a plan, ready for JSON.
 
-    `heads`: as `read_heads` tells them. `held`, by length and set: nats/token that holding it restores (`restored`),
-    that less its random sets' mean (`beyond_random`), each [mean, low, high] over the judged texts; the `random` sets'
-    mean, least and largest; and the `share` of the gap, where there is one. `crossed`, by hook: dims that cross on the
-    repeated word as trained and with each set held, and the `random` sets' counts.
+    `heads`: as `read_heads` tells them; `curves`: D of those found and nearest. `held`, by length and set: nats/token
+    that holding it restores (`restored`), and that less its random sets' mean (`beyond_random`), each [mean, low, high]
+    over the judged texts; the `random` sets' mean, least and largest; and the `share` of the gap, where there is one.
+    `crossed`, by hook: dims that cross on the repeated word as trained and with each set held, and the `random` sets'
+    counts.
     """
     heads = heads_of(made, journal)
+    sets = chosen_sets(made, heads) if heads else {}
+    drawn = sorted({*sets.get(FOUND, []), *sets.get(NEAREST, [])})
     return {
         "model": made.request.model,
         "trained_length": made.trained_length,
@@ -42,7 +45,8 @@ def summarize(made: CounterpartPlan, journal: Journal) -> dict[str, Any]:
         "texts": {"found_on": len(made.finding), "judged": len(made.judging)},
         "cells_left": sum(cell not in journal.rows for cell in cells(made)),
         "heads": heads,
-        "sets": chosen_sets(made, heads) if heads else {},
+        "sets": sets,
+        "curves": curves(made, journal, drawn) if heads else {},
         "held": [row for length in made.lengths for row in _held(made, journal, length)],
         "crossed": _crossed(made, journal),
     }

@@ -21,7 +21,7 @@ from probe.mechanism import passes
 from probe.mechanism.contrast import BROKEN, MENDED, Contrast
 from probe.mechanism.counterpart.hold import Hold, random_heads
 from probe.mechanism.counterpart.measure import first_key
-from probe.mechanism.counterpart.reading import chosen_queries, read_heads
+from probe.mechanism.counterpart.reading import TINY, chosen_queries, read_heads
 from probe.mechanism.counterpart.request import (
     EVERY,
     FOUND,
@@ -98,6 +98,15 @@ def heads_of(made: CounterpartPlan, journal: Journal) -> list[dict[str, Any]]:
     )
     queries = chosen_queries(made.lengths[-1], made.trained_length)
     return read_heads(attention, output, apart, queries, made.trained_length)
+
+
+def curves(made: CounterpartPlan, journal: Journal, heads: Sequence[Head]) -> dict[str, Any]:
+    """D by position, its geometric mean over the texts that heads are found on, for some heads ('layer.head')."""
+    attention = np.array([journal.rows["find", number]["attention"] for number in made.finding])
+    level = -np.log(np.maximum(attention, TINY)).mean(0)
+    position = chosen_queries(made.lengths[-1], made.trained_length)
+    found = {f"{layer}.{head}": np.exp(level[layer, head]).round(3).tolist() for layer, head in heads}
+    return {"position": position, "D": found}
 
 
 def chosen_sets(made: CounterpartPlan, heads: Sequence[Mapping[str, Any]]) -> dict[str, list[Head]]:
