@@ -181,7 +181,7 @@ def _crossed(
             hook,
         )
         read = search(hidden, made.trained_length, CrossingRule.scaled(made.trained_length), made.origin.name)
-        crosses = np.isfinite(read["crossing"]) & read["observable"]
+        crosses = read["crossing"].notnull() & read["observable"]
         found[hook] = {name: int(crosses.sel({"method": name}).sum()) for name in kept}
     return {"crossing": found}
 

@@ -1,6 +1,7 @@
 """The theorems' head is found where it is built and nowhere else; holding attention on the first key does just that."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,8 +44,8 @@ def read(model, folder, samples=4):
     queries = chosen_queries(LENGTH, M)
     texts = [[0, *rng.integers(1, model.config.vocab_size, LENGTH - 1).tolist()] for _ in range(samples)]
     found = [first_key(bridge, ids, ORIGIN, queries) for ids in texts]
-    parts = (np.stack([each[name] for each in found]) for name in ("attention", "output", "apart"))
-    return read_heads(*parts, queries, M)
+    attention, output, apart = (np.stack([each[name] for each in found]) for name in ("attention", "output", "apart"))
+    return read_heads(attention, output, apart, queries, M)
 
 
 def parts(rows):
@@ -89,8 +90,10 @@ def test_without_positions_the_one_head_is_found(built):
 def test_random_weights_have_none(built, sharper):
     """With 1 attention is uniform, and tells 1 / t too, but of any key; with 20 it is anywhere."""
     torch.manual_seed(0)
-    sizes = {"vocab_size": 257, "hidden_size": 128, "intermediate_size": 64, "max_position_embeddings": M}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=4, num_attention_heads=4)).eval()
+    config = LlamaConfig(vocab_size=257, hidden_size=128, intermediate_size=64, max_position_embeddings=M)
+    config.num_hidden_layers = config.num_attention_heads = config.num_key_value_heads = 4
+    config.head_dim = 32
+    model: Any = LlamaForCausalLM(config).eval()
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.q_proj.weight *= sharper
