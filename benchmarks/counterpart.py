@@ -45,7 +45,7 @@ def held_table(summary: Mapping[str, Any]) -> list[str]:
     lines = [f"{HELD} gap | restored | share of the gap | beyond random heads |", "|---" * 6 + "|"]
     for row in summary["held"]:
         count = len(summary["sets"][row["set"]])
-        share = "" if not row["share"] else f"{row['share'][0]:.1%}"
+        share = f"{row['share'][0]:.1%}" if row["share"] else ""
         beside = shown(*row["beyond_random"], form="+.4f") if "beyond_random" in row else ""
         numbers = f"{shown(*row['gap'], form='.2f')} | {shown(*row['restored'], form='+.4f')} | {share} | {beside}"
         lines.append(f"| {row['length']} | {row['set']} ({count}) | {numbers} |")
