@@ -1,7 +1,7 @@
 """`make counterpart`: what docs/theory.md says of the shipped model's heads, from the run to its picture and tables.
 
 `python benchmarks/counterpart.py RUNS` runs `mesa-lens counterpart` into RUNS/counterpart; interrupted, the same
-command goes on. Then it copies the summary to benchmarks/results/counterpart.json, draws docs/theory_counterpart.png
+command goes on. Then it keeps the summary in benchmarks/results/counterpart.json, draws docs/theory_counterpart.png
 and writes the two tables of docs/theory.md anew. With --draw it runs nothing and takes what is there.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -78,10 +77,10 @@ def picture(summary: Mapping[str, Any]) -> Figure:
 
 
 def draw(run: Path, docs: Path, results: Path) -> None:
-    """Copies the summary, draws the picture and writes the tables."""
+    """Keeps the summary, draws the picture and writes the tables."""
     stored = run / "counterpart" / "summary.json"
     summary = json.loads(stored.read_text(encoding="utf-8"))
-    shutil.copyfile(stored, results / "counterpart.json")
+    (results / "counterpart.json").write_text(json.dumps(summary) + "\n", encoding="utf-8")
     save(picture(summary), docs / "theory_counterpart.png")
     page = docs / "theory.md"
     text = page.read_text(encoding="utf-8")
