@@ -5,7 +5,7 @@ OUT ?= runs/demo
 REAL := --model smollm2 --length 16384 --methods origin,rerope,dynamic-ntk,mesa,stair --texts 0 \
   --samples 1 --lengths 8192,12288,16384 --out runs/real
 
-.PHONY: demo real app test test-slow test-fuzz test-browser mutants check bench pictures mechanism format clean
+.PHONY: demo real app test test-slow test-fuzz test-browser mutants check bench pictures mechanism counterpart format clean
 
 demo: .venv/installed  ## set up, then probe the shipped model: runs/demo/report.html
 	$(BIN)/mesa-lens probe --length 2048 --out $(OUT) $(if $(wildcard $(OUT)/report.html),--overwrite)
@@ -48,6 +48,9 @@ pictures: .venv/installed  ## docs/*.png by the present styles, from runs/demo, 
 
 mechanism: .venv/installed  ## the pictures and tables of docs/mechanism.md, and the runs behind them; interrupted, it goes on
 	$(BIN)/python benchmarks/mechanism.py $(dir $(OUT))
+
+counterpart: .venv/installed  ## the picture and tables of docs/theory.md's trained counterpart, and the run behind them; it goes on
+	$(BIN)/python benchmarks/counterpart.py $(dir $(OUT))
 
 format: .venv/installed
 	$(BIN)/ruff format .

@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
         anatomy,
         app,
         check,
+        counterpart,
         eval,
         export,
         fetch,
@@ -64,7 +65,8 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"mesa-lens {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in (
-        check, probe, report, locate, anatomy, eval, paper, study, status, app, export, methods, verify, fetch, train
+        check, probe, report, locate, anatomy, counterpart, eval, paper, study, status, app, export, methods, verify,
+        fetch, train,
     ):  # fmt: skip
         command.add(commands)
     return top

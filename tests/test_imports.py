@@ -30,6 +30,7 @@ FLOORS = """
     probe.study           <- mesa probe
     probe.mechanism       <- mesa probe.ownership probe.files probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds probe.study probe.mechanism.anatomy
     probe.status          <- probe.ownership probe.evaluation probe.store probe.study
+    probe.mechanism.counterpart <- mesa probe.ownership probe.files probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds probe.study probe.mechanism.anatomy probe.mechanism
     probe.locate_report   <- probe.files probe.store probe.figures probe.mechanism
     probe.anatomy_report  <- probe.files probe.store probe.figures probe.mechanism
     probe.defaults        <-

@@ -22,7 +22,9 @@ from mesa.methods import Method
 from probe.capture.spec import HOOKS
 
 Place = tuple[str, int]
-"""A hook of `probe.capture.spec.HOOKS`, and a layer."""
+"""A hook of `PLACES`, and a layer."""
+PLACES = {**HOOKS, "pattern": "blocks.{layer}.attn.hook_pattern"}
+"""What can be edited or kept: `probe.capture.spec.HOOKS`, and attention weights (head, query, key) under 'dense'."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def run(
     model: Any = bridge.original_model
     depth, first = model.config.num_hidden_layers, start.layer if start else 0
     for hook, layer in (*(edit.place for edit in edits), *keep):
-        if hook not in HOOKS or not first <= layer < depth:
+        if hook not in PLACES or not first <= layer < depth:
             raise ValueError(f"{hook!r} of layer {layer} is not reached by a pass over layers {first}-{depth - 1}")
     made, kept = [0] * len(edits), dict.fromkeys(keep)
     hooks: list[Any] = []
@@ -116,7 +118,7 @@ def run(
 
 
 def _name(place: Place) -> str:
-    return HOOKS[place[0]].format(layer=place[1])
+    return PLACES[place[0]].format(layer=place[1])
 
 
 def _losses(model: Any, item: Item) -> Tensor:

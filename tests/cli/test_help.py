@@ -40,6 +40,7 @@ ESTIMATES = {
     "eval": "--task nll --methods origin,rerope --lengths 160,320 --samples 2",
     "locate": "--lengths 320 --samples 1 --try weave",
     "anatomy": "--lengths 160,320 --samples 1 --parts lens",
+    "counterpart": "--lengths 320 --samples 1 --try find",
     "study": "--seeds 1 --length 640",
 }
 

@@ -26,6 +26,7 @@ BASES = {  # what is right, and ends without work
     "check": "--model {model} --methods origin --pretended 24",
     "locate": "--model {model} --lengths 320 --samples 1 --text {text} --out {here}/out --estimate",
     "anatomy": "--model {model} --lengths 160,320 --samples 1 --parts lens --text {text} --out {here}/out --estimate",
+    "counterpart": "--model {model} --lengths 320 --samples 1 --text {text} --out {here}/out --estimate",
     "eval": "--model {model} --task nll --methods origin --lengths 160 --samples 1 --text {text} "
     "--out {here}/out --estimate",
     "study": "--model {model} --seeds 1 --length 640 --out {here}/out --estimate",
@@ -96,6 +97,8 @@ WRONG = {  # by the option's destination
     "refine": WHOLE,
     "ways": NAMES,
     "candidates": [*WHOLE, "0"],
+    "nearest": [*WHOLE, "0"],
+    "draws": [*WHOLE, "0"],
     "measure": NAMES,
     "minutes": [*NUMBERS, "0", "-1"],
     "task": NAMES,
@@ -219,7 +222,7 @@ def all_lines(world: dict[str, str], seed: int = 0) -> list[Line]:
         for line in [*_misspelt(head, base, actions, draw), *_mistaken(command, head, base, actions, world)]:
             found[line.words] = line
     for name in (*CONFIGS, *WEIGHTS):
-        for command in ("check", "probe", "locate", "anatomy", "eval", "study"):
+        for command in ("check", "probe", "locate", "anatomy", "counterpart", "eval", "study"):
             words = [world[name] if word == world["model"] else word for word in BASES[command].format(**world).split()]
             if name in WEIGHTS or name == "model-vocabulary-small":
                 words = [word for word in words if word != "--estimate"]

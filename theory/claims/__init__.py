@@ -13,6 +13,7 @@ from theory.claims import (
     corollary,
     mesa,
     paper,
+    printed,
     rotary,
     rotary_bases,
     rotary_reach,
@@ -33,6 +34,7 @@ CLAIMS: dict[str, Callable[[Settings], Claim]] = {
     **rotary_bases.CLAIMS,
     **beyond.CLAIMS,
     **paper.CLAIMS,
+    **printed.CLAIMS,
 }
 """Every check by the name of its claim."""
 
