@@ -11,11 +11,13 @@ from mesa_lens.options import (
     add_lengths,
     add_methods,
     add_output,
+    add_runner,
     add_samples,
     add_seed,
     add_settings,
     goes_on,
     lengths,
+    runner_of,
     tell_estimate,
 )
 from mesa_lens.values import MOST_PROMPTS, listed, path, tokens, whole, word
@@ -63,6 +65,7 @@ def add(commands: Any) -> None:
     add_seed(measure)
     command.add_argument("--rule", default="drift", choices=RULES, help="what failures are predicted by")
     add_output(command, "runs/probe", " for store, report and figures")
+    add_runner(command)
     command.set_defaults(run=run)
 
 
@@ -72,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
     from probe.plan import ProbeRequest, estimate, plan, work
     from probe.run import run_probe
 
+    runner = runner_of(args)
     request = ProbeRequest(
         model=args.model,
         load=load_options(args),
@@ -101,6 +105,6 @@ def run(args: argparse.Namespace) -> int:
         tell_estimate(estimate(request), made.config, request, work(made))
         return 0
     with goes_on(args):
-        summary, table = run_probe(request, args.out, overwrite=args.overwrite, by=args.rule)
+        summary, table = run_probe(request, args.out, overwrite=args.overwrite, by=args.rule, runner=runner)
     print(json.dumps(summary, indent=1) if args.json else table)
     return 0

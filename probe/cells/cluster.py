@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import re
 import signal
@@ -16,8 +16,8 @@ from typing import Any
 from probe.cells.rooms import Node
 
 _OFF = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-_ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Makes Ray take 127.0.0.1 for this machine's address, on any system."""
+_OWN = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_worker_niceness": "0"}
+"""For a cluster of its own: this machine is 127.0.0.1 on any system, and workers are as urgent as this process."""
 
 
 def check_ray(gpus: float | None, options: Mapping[str, Any]) -> None:
@@ -48,7 +48,7 @@ def ray_at(address: str | None, cpus: int, *, verbose: bool) -> Iterator[Any]:
 
     One that is connected already is taken as it is. What Ray prints goes to stderr with `verbose`, else nowhere.
     """
-    os.environ.update({**_OFF, **({} if address else _ON_LOOPBACK)})
+    os.environ.update({**_OFF, **({} if address else _OWN)})
     ray = importlib.import_module("ray")
     if ray.is_initialized():
         yield ray
@@ -74,7 +74,9 @@ def _connect(ray: Any, address: str | None, own: Mapping[str, Any], verbose: boo
         ray.init(address=address, **options)
     except (ConnectionError, ValueError, RuntimeError) as error:
         said = " ".join(str(error).split())
-        raise ConnectionError(f"--runner ray:{address}: no Ray cluster there ({said}); see `ray start --help`") from error
+        raise ConnectionError(
+            f"--runner ray:{address}: no Ray cluster there ({said}); see `ray start --help`"
+        ) from error
 
 
 @contextmanager

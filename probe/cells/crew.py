@@ -140,12 +140,12 @@ class Member:
     def _placed(self, outcome: Outcome) -> None:
         if outcome.error:
             raise outcome.error
-        self.place, self._deaths = outcome.value, 0
-        self.room = outcome.value.room
+        place: Place = outcome.value
+        self.place, self.room, self._deaths = place, place.room, 0
         if self._crew.verbose:
             _write(
-                f"worker {self.number}: process {self.place.pid} on {self.place.host}, {self._crew.share.cpus:g} "
-                f"thread(s), {self.room / 2**30:.1f} GiB beside the weights"
+                f"worker {self.number}: process {place.pid} on {place.host}, {self._crew.share.cpus:g} thread(s), "
+                f"{place.room / 2**30:.1f} GiB beside the weights"
             )
 
     def _replaced(self, error: Exception, has_loaded: bool) -> Outcome:
