@@ -67,7 +67,10 @@ def run(args: argparse.Namespace) -> int:
     if remaining := left(found):
         how = again(args.out, args.overwrite)
         print(f"mesa-lens: {args.minutes:g} minutes are over, left: {', '.join(remaining)}; {how}", file=sys.stderr)
-    return 0
+    failed = [f"{name} ({len(cells)} cells)" for name, result in found.items() if (cells := result.get("failed"))]
+    if failed:
+        print(f"mesa-lens: failed: {', '.join(failed)}; {again(args.out, args.overwrite)}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 def _config(args: argparse.Namespace) -> Any:

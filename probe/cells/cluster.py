@@ -66,7 +66,10 @@ def ray_at(address: str | None, cpus: int, *, verbose: bool) -> Iterator[Any]:
 def _connect(ray: Any, address: str | None, own: Mapping[str, Any], verbose: bool) -> None:
     options = {"log_to_driver": verbose, "logging_level": "INFO" if verbose else "ERROR"}
     if address is None:
-        ray.init(address="local", **own, **options)
+        try:
+            ray.init(address="local", **own, **options)
+        except Exception as error:  # Ray's own are of no kind
+            raise RuntimeError(f"--runner ray: Ray does not start here ({' '.join(str(error).split())})") from error
         if any(node["NodeManagerAddress"] != "127.0.0.1" for node in ray.nodes()):
             raise RuntimeError("Ray would not bind to 127.0.0.1 alone; import mesa-lens' runner before ray")
         return

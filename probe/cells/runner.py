@@ -50,7 +50,7 @@ class Runner:
             return
         from probe.cells.on_ray import ray_pool
 
-        with ray_pool(self, work, cells) as pool:
+        with ray_pool(work, cells, self.address, self.workers, self.gpus, verbose=self.verbose) as pool:
             yield pool
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from typing import Any, NamedTuple
 
 from probe.cells.cell import Cell, Function, Outcome, Work
@@ -23,11 +24,13 @@ class Worker:
     _function: Function
 
     def begin(self, work: Work, room: int, threads: int, folder: str) -> Outcome:
-        """Loads the model, after a look at its fingerprints; gives its `Place`. folder: to work in, if it is there."""
-        try:
-            import torch
+        """Loads the model, after a look at its fingerprints; gives its `Place`. folder: to work in, if it is there.
 
-            torch.set_num_threads(threads)
+        Work that needs torch has brought it along.
+        """
+        try:
+            if "torch" in sys.modules:
+                sys.modules["torch"].set_num_threads(threads)
             if os.path.isdir(folder):
                 os.chdir(folder)
             work.source.check()
@@ -35,6 +38,8 @@ class Worker:
                 self._function = work.start(room)
             else:
                 self._function = work.start()
+                import torch
+
                 room = sum(torch.cuda.mem_get_info(device)[0] for device in range(torch.cuda.device_count()))
             return Outcome(Place(os.getpid(), platform.node(), room))
         except Exception as error:
