@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+
 from probe.cells.cell import Cell, Work
 from probe.cells.cluster import cores, nodes_of, ray_at, threads_each
 from probe.cells.crew import Crew
@@ -17,7 +18,8 @@ def ray_pool(
 ) -> Iterator[Crew]:
     """Workers of whom one is ready at least; gone at the end, with the cluster where it was started for them.
 
-    address, workers, gpus: as in `Runner`. Raises MemoryError where not one worker can be placed, and what keeps workers from loading the model.
+    address, workers, gpus: as in `Runner`. Raises MemoryError where not one worker can be placed, and what keeps
+    workers from loading the model.
     """
     own = workers * threads_each(workers, cores()) if workers else cores()
     with ray_at(address, own, verbose=verbose) as ray:
