@@ -13,11 +13,13 @@ from mesa_lens.options import (
     add_methods,
     add_minutes,
     add_output,
+    add_runner,
     add_samples,
     add_seed,
     add_settings,
     goes_on,
     lengths,
+    only_local,
     tell_estimate,
 )
 from mesa_lens.values import MOST_PROMPTS, listed, whole, word
@@ -51,6 +53,7 @@ def add(commands: Any) -> None:
     what.add_argument("--text", type=word, help="text to read: a file, folder or hub dataset (None: the shipped one)")
     add_output(command, "runs/anatomy", ", may be a probe run's")
     add_minutes(command)
+    add_runner(command)
     command.set_defaults(run=run)
 
 
@@ -76,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
         text=args.text,
         force=args.force,
     )
+    only_local(args, "anatomy")
     until = deadline(args.minutes)
     made = plan(request)
     if args.estimate:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from mesa_lens.model import add_model_options, load_options
@@ -14,11 +15,14 @@ from mesa_lens.options import (
     add_methods,
     add_minutes,
     add_output,
+    add_runner,
     add_samples,
     add_seed,
     add_settings,
     goes_on,
     lengths,
+    only_local,
+    runner_of,
     tell_estimate,
 )
 from mesa_lens.values import MOST_PROMPTS, listed, number, path, whole, word
@@ -70,6 +74,7 @@ def add(commands: Any) -> None:
     harness.add_argument("--limit", type=whole(1), help="documents a task (None: all)")
     add_output(command, "runs/eval", "")
     add_minutes(command)
+    add_runner(command)
     command.set_defaults(run=run)
 
 
@@ -80,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
     if args.list_tasks:
         print("\n".join(f"{name:18s} {about}" for name, about in task_table()))
         return 0
+    runner = runner_of(args)
     request = EvalRequest(
         tasks=names(args.task),
         model=args.model,
@@ -101,10 +107,10 @@ def run(args: argparse.Namespace) -> int:
         executor=args.executor,
     )
     with goes_on(args):
-        return _harness(args, request) if args.harness else _tasks(args, request)
+        return _harness(args, request) if args.harness else _tasks(args, request, runner)
 
 
-def _tasks(args: argparse.Namespace, request: Any) -> int:
+def _tasks(args: argparse.Namespace, request: Any, runner: Any) -> int:
     from probe.evaluation.plan import estimate, evaluator_work, plan, work
 
     for name in ("limit", "include_path"):
@@ -117,24 +123,30 @@ def _tasks(args: argparse.Namespace, request: Any) -> int:
         return 0
     from probe.evaluation.clock import deadline
     from probe.evaluation.run import run as run_cells
-    from probe.evaluation.summary import tables
     from probe.figures.evaluation_chart import write_curves
     from probe.ownership import owned
 
+    until = deadline(args.minutes)
     with owned(args.out):
-        summary = run_cells(made, args.out, overwrite=args.overwrite, until=deadline(args.minutes))
+        summary = run_cells(made, args.out, overwrite=args.overwrite, until=until, runner=runner)
         written = write_curves(summary, args.out)
     if summary["cells_left"]:
         left = f"{summary['cells_left']} of {len(made.cells)} cells are left; {again(args.out, args.overwrite)}"
         print(f"mesa-lens: {args.minutes:g} minutes are over, {left}", file=sys.stderr)
+    if failed := summary["failed"]:
+        print(f"mesa-lens: {len(failed)} cells failed; {again(args.out, args.overwrite)}", file=sys.stderr)
     if args.json:
         print(json.dumps(summary, indent=1))
-        return 0
-    if not summary["cells"]:
-        return 0
+    elif summary["cells"]:
+        _print(summary, args.out, written)
+    return 1 if failed else 0
+
+
+def _print(summary: Mapping[str, Any], out: Path, written: Sequence[Path]) -> None:
+    from probe.evaluation.summary import tables
+
     files = ", ".join(["samples.csv", "summary.json", *(path.name for path in written)])
-    print("\n\n".join([tables(summary["cells"]), *_told(summary), f"wrote {args.out}: {files}"]))
-    return 0
+    print("\n\n".join([tables(summary["cells"]), *_told(summary), f"wrote {out}: {files}"]))
 
 
 def _told(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -158,6 +170,7 @@ def _harness(args: argparse.Namespace, request: Any) -> int:
     from probe.evaluation.harness import RESULTS, run_harness
     from probe.evaluation.plan import names, plan
 
+    only_local(args, "eval --harness")
     for name in ("text", "data", "depth", "evaluator", "evaluator_method"):
         if getattr(args, name) is not None:
             option = name.replace("_", "-")

@@ -13,11 +13,13 @@ from mesa_lens.options import (
     add_methods,
     add_minutes,
     add_output,
+    add_runner,
     add_samples,
     add_seed,
     add_settings,
     goes_on,
     lengths,
+    only_local,
     tell_estimate,
 )
 from mesa_lens.values import MOST_PROMPTS, listed, whole, word
@@ -73,6 +75,7 @@ def add(commands: Any) -> None:
     )
     add_output(command, "runs/locate", ", may be a probe run's")
     add_minutes(command)
+    add_runner(command)
     command.set_defaults(run=run)
 
 
@@ -105,6 +108,7 @@ def run(args: argparse.Namespace) -> int:
         word=args.prompt,
         text=args.text,
     )
+    only_local(args, "locate")
     until = deadline(args.minutes)
     made = plan(request)
     if args.estimate:

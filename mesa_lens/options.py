@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mesa_lens.values import MOST_PROMPTS, MOST_SEED, folder, listed, number, whole
+from mesa_lens.values import MOST_PROMPTS, MOST_SEED, MOST_WORKERS, folder, listed, number, runner, whole
 from probe.resume import again, keeps
 
 LOAD = ("revision", "dtype", "device", "device_map", "trust_remote_code")
@@ -70,6 +70,44 @@ def add_minutes(command: Any) -> None:
     """Adds --minutes."""
     says = "begin nothing after this; the same command goes on (None: all)"
     command.add_argument("--minutes", type=number(0, above=True), help=says)
+
+
+def add_runner(command: argparse.ArgumentParser) -> None:
+    """Adds --runner and what goes with it, which `runner_of` reads."""
+    who = command.add_argument_group("who runs it")
+    who.add_argument(
+        "--runner",
+        type=runner,
+        default="local",
+        metavar="local|ray[:ADDRESS]",
+        help="this process, or workers on Ray: of its own, or of the cluster at ADDRESS (auto: of this job)",
+    )
+    who.add_argument("--workers", type=whole(1, MOST_WORKERS), help="of Ray (None: one a GPU, else one a CPU)")
+    who.add_argument(
+        "--gpus-per-worker", type=number(0), help="e.g. 2 with --device-map auto (None: 1 with --device cuda, else 0)"
+    )
+    who.add_argument("--verbose", action="store_true", help="a line a worker and a finished cell, and what Ray says")
+
+
+def runner_of(args: argparse.Namespace, load: Mapping[str, Any] | None = None) -> Any:
+    """The `Runner` that is asked for, checked. load: options of `mesa.load`, where they are no arguments.
+
+    Raises ValueError for one that cannot be.
+    """
+    from probe.cells.runner import Runner
+
+    kind, address = args.runner
+    runner = Runner(kind, address, args.workers, args.gpus_per_worker, args.verbose)
+    runner.check({name: getattr(args, name) for name in LOAD} if load is None else load)
+    return runner
+
+
+def only_local(args: argparse.Namespace, command: str) -> None:
+    """Raises ValueError where workers are asked for that a command does not have."""
+    kind, address = args.runner
+    if kind != "local":
+        raise ValueError(f"--runner {kind}{':' if address else ''}{address or ''} is not for {command}; leave it out")
+    runner_of(args)
 
 
 def tell_estimate(text: str, config: Any, request: Any, work: Any, others: Any = ()) -> None:

@@ -11,11 +11,13 @@ from mesa_lens.options import (
     add_lengths,
     add_methods,
     add_output,
+    add_runner,
     add_samples,
     add_seed,
     add_settings,
     goes_on,
     lengths,
+    runner_of,
     tell_estimate,
     url,
 )
@@ -65,6 +67,7 @@ def add(commands: Any) -> None:
     command.add_argument("--rule", default="drift", choices=RULES, help="what failures are predicted by")
     out = add_output(command, "runs/probe", " for store, report and figures")
     out.add_argument("--store", type=url, help="URL that the store goes to, e.g. s3://bucket/run (None: into --out)")
+    add_runner(command)
     command.set_defaults(run=run)
 
 
@@ -74,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     from probe.plan import ProbeRequest, estimate, plan, work
     from probe.run import run_probe
 
+    runner = runner_of(args)
     request = ProbeRequest(
         model=args.model,
         load=load_options(args),
@@ -104,6 +108,6 @@ def run(args: argparse.Namespace) -> int:
         tell_estimate(estimate(request), made.config, request, work(made))
         return 0
     with goes_on(args):
-        summary, table = run_probe(request, args.out, overwrite=args.overwrite, by=args.rule)
+        summary, table = run_probe(request, args.out, overwrite=args.overwrite, by=args.rule, runner=runner)
     print(json.dumps(summary, indent=1) if args.json else table)
     return 0

@@ -13,9 +13,11 @@ from mesa_lens.options import (
     add_methods,
     add_minutes,
     add_output,
+    add_runner,
     add_samples,
     goes_on,
     lengths,
+    runner_of,
     tell_estimate,
 )
 from mesa_lens.values import MOST_PROMPTS, listed, whole, word
@@ -57,6 +59,7 @@ def add(commands: Any) -> None:
         "--estimate", action="store_true", help="print the work, time, memory and disk it takes, and stop"
     )
     add_minutes(command)
+    add_runner(command)
     command.set_defaults(run=run)
 
 
@@ -66,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     from probe.ownership import owned
     from probe.study.plan import estimate, plan, work
 
-    request = _request(args)
+    runner, request = runner_of(args), _request(args)
     if args.estimate:
         made = plan(request)
         tell_estimate(estimate(made), made.config, request, work(made))
@@ -76,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     from probe.study.run import run_study
 
     with owned(args.out), goes_on(args):
-        results, left = run_study(request, args.out, overwrite=args.overwrite, until=until)
+        results, left = run_study(request, args.out, overwrite=args.overwrite, until=until, runner=runner)
         if results is None:
             print(
                 f"mesa-lens: {args.minutes:g} minutes are over, {left}; {again(args.out, args.overwrite)}",

@@ -11,6 +11,7 @@ from pathlib import Path
 MOST_TOKENS = 10**12
 MOST_PROMPTS = 10_000
 MOST_SEED = 2**32 - 1
+MOST_WORKERS = 10_000
 
 
 def whole(least: int, most: int = MOST_TOKENS) -> Callable[[str], int]:
@@ -74,6 +75,14 @@ def listed(text: str) -> str:
     if not all(part.strip() for part in text.split(",")):
         raise argparse.ArgumentTypeError(f"{text!r} has an empty name; separate names by one comma each")
     return text
+
+
+def runner(text: str) -> tuple[str, str | None]:
+    """Who runs cells: 'local', 'ray', or 'ray:' and the address of a cluster."""
+    kind, colon, address = text.partition(":")
+    if text not in ("local", "ray") and not (kind == "ray" and colon and address.strip()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no runner; take local, ray, or ray:ADDRESS (e.g. ray:auto)")
+    return kind, address or None
 
 
 def path(text: str) -> Path:

@@ -9,7 +9,7 @@ import xarray as xr
 from probe.evaluation.by_length import TASKS, scores
 from probe.evaluation.journal import Journal
 from probe.evaluation.plan import EvalPlan
-from probe.evaluation.run import EvalCell
+from probe.evaluation.work import EvalCell
 from probe.store.select import reference_method
 from probe.thresholds.failure import measured_failure
 

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
-from mesa.models import Loaded, load
-from probe.capture.bridge import bridge_to
-from probe.capture.capture import capture
 from probe.capture.memory import check_memory
+from probe.cells.cell import Cell
+from probe.cells.pool import Pool
+from probe.cells.pool import run as run_in_turns
+from probe.cells.runner import LOCAL, Runner
+from probe.cells.watch import watching
 from probe.evaluation import by_length
 from probe.evaluation.journal import Journal
 from probe.evaluation.plan import EvalPlan
-from probe.evaluation.run import EvalCell, checked_journal, missing_cells
-from probe.inputs import check_values, fingerprints, prepare, token_texts
+from probe.evaluation.run import checked_journal, missing_cells
+from probe.evaluation.work import EvalCell, cells_of
+from probe.inputs import fingerprints, prepare, token_texts
 from probe.ownership import owned
 from probe.plan import ProbePlan, ProbeRequest, measuring, plan, template
 from probe.refine import refined
@@ -30,10 +34,11 @@ from probe.store.place import pointed
 from probe.store.reader import STORE, partial_path, store_of, whole_passes
 from probe.store.summary import own_summary
 from probe.verdict.shown import told
+from probe.work import ProbeWork, capture_cells
 
 
 def run_probe(
-    request: ProbeRequest, out: Path, *, overwrite: bool = False, by: str = "drift"
+    request: ProbeRequest, out: Path, *, overwrite: bool = False, by: str = "drift", runner: Runner = LOCAL
 ) -> tuple[dict[str, Any], str]:
     """Runs it all into the folder `out`; returns the summary (as in summary.json) and its table as text.
 
@@ -44,23 +49,25 @@ def run_probe(
     when it is whole; a run that was cut short goes on where it was, and of a whole one the report is written anew
     where another rule is asked for. Raises FileExistsError for a folder that holds another run, or this one from end
     to end, unless `overwrite`; then, too, nothing is removed before the new run is checked and the weights are loaded.
-    Also raises what `probe.ownership.owned` raises, as all that writes into a folder does.
+    Also raises what `Runner.check` raises and, as all that writes into a folder does, `probe.ownership.owned`.
     """
     made = plan(request)
+    runner.check(request.load)
     with owned(out), pointed(out, STORE, request.store):
-        summary = _whole_run(made, out, overwrite, by)
+        summary = _whole_run(made, out, overwrite, by, runner)
     heading = f"model {request.model}, trained length M = {made.trained_length} tokens, captured {made.length}\n\n"
     return summary, f"{heading}{told(summary)}\n\nwrote {out / 'report.html'}"
 
 
-def _whole_run(made: ProbePlan, out: Path, overwrite: bool, by: str) -> dict[str, Any]:
+def _whole_run(made: ProbePlan, out: Path, overwrite: bool, by: str, runner: Runner) -> dict[str, Any]:
     """The summary, after what is missing was run."""
     path = store_of(out)
     whole = not overwrite and _found(made, out) == path
     if whole and _is_reported(out, by):
         raise FileExistsError(f"{path} already holds a run with the same config; use --overwrite or another --out")
     if not whole:
-        _capture_and_measure(made, out, overwrite)
+        with ExitStack() as stack:
+            _capture_and_measure(made, out, overwrite, runner, stack)
     with _kept(out, None, overwrite):
         return write_report(out, by)
 
@@ -91,16 +98,23 @@ def _is_reported(out: Path, by: str) -> bool:
     return summary is not None and (summary.get("predicted_by") == by or isinstance(summary.get("drift"), str))
 
 
-def _capture_and_measure(made: ProbePlan, out: Path, overwrite: bool) -> None:
-    """Makes the store whole, from where a former run was cut short."""
-    check_room(made)
+def _capture_and_measure(made: ProbePlan, out: Path, overwrite: bool, runner: Runner, stack: ExitStack) -> None:
+    """Makes the store whole, from where a former run was cut short; workers last as long as the stack."""
+    if runner.is_local:
+        check_room(made)
     documents, tokens = prepare(made)
-    measured, path, loaded = measuring(made, documents), store_of(out), None
+    measured, path = measuring(made, documents), store_of(out)
+
+    @cache
+    def pool() -> Pool:
+        cells = [*cells_of(measured, measured.cells), *capture_cells(made, [*product(made.methods, tokens)])]
+        return stack.enter_context(runner.pool(ProbeWork.of(made, measured, tokens), cells))
+
     begun = template(made, fingerprints(made, documents, tokens))
     if made.first_token:
         sys.stderr.write(f"no token of the tokenizer's own differs from the word: it comes after {made.first_token}\n")
     if overwrite:  # nothing is removed for a run that cannot be
-        loaded = _loaded(made, tokens)
+        pool()
         store.create(path, **begun, overwrite=True)
         (out / by_length.JOURNAL).unlink(missing_ok=True)
     journal = None
@@ -110,7 +124,7 @@ def _capture_and_measure(made: ProbePlan, out: Path, overwrite: bool) -> None:
         store.create(path, **begun, force=made.request.force)
     store.write_tokens(path, token_texts(made, tokens))
     with _kept(out, journal, overwrite):
-        _fill(made, measured, journal, tokens, path, loaded)
+        _fill(made, measured, journal, path, pool)
         remove_report(out)
         store.finish(path)
 
@@ -141,31 +155,22 @@ def check_room(made: ProbePlan) -> None:
         check_memory(made.pass_bytes + made.host_bytes, made.length)
 
 
-def _loaded(made: ProbePlan, tokens: Mapping[str, list[int]]) -> Loaded:
-    """The model, its values tried; ValueError for values that the store cannot hold."""
-    loaded = load(made.request.model, **made.request.load)
-    check_values(loaded, made, next(iter(tokens.values())))
-    return loaded
-
-
 def _fill(
     made: ProbePlan,
     measured: EvalPlan,
     journal: Journal | None,
-    tokens: Mapping[str, list[int]],
     path: Path,
-    loaded: Loaded | None,
+    pool: Callable[[], Pool],
 ) -> None:
-    """Measures and captures what is missing, with the model where it is loaded already."""
+    """Measures and captures what is missing, on workers that are made where they are needed."""
     done, rounds = whole_passes(partial_path(path)), made.request.refine
-    passes = [(name, prompt) for name in made.methods for prompt in tokens if (name, prompt) not in done]
+    passes = [(name, prompt) for name in made.methods for prompt in made.prompts if (name, prompt) not in done]
     if passes or (journal is not None and missing_cells(measured, journal)):
-        loaded = loaded or _loaded(made, tokens)
+        workers = pool()
         if journal is not None:  # before the capture: the bridge wraps the model
-            model = loaded
-            by_length.measure(measured, loaded, journal)
-            refined(measured, journal, rounds, lambda cells: by_length.measure(measured, model, journal, cells))
-        _capture_all(loaded, made, passes, tokens, path)
+            by_length.measure(measured, workers, journal)
+            refined(measured, journal, rounds, lambda cells: by_length.measure(measured, workers, journal, cells))
+        _capture_all(made, workers, passes, path)
     if journal is not None:
         store.write_evaluation(path, refined(measured, journal, rounds, _unmeasured))
 
@@ -174,17 +179,24 @@ def _unmeasured(cells: Sequence[EvalCell]) -> None:
     raise RuntimeError(f"{cells[0]} is not measured, though all passes are stored; begin anew with --overwrite")
 
 
-def _capture_all(
-    loaded: Loaded, made: ProbePlan, passes: Sequence[tuple[str, str]], tokens: Mapping[str, list[int]], path: Path
-) -> None:
-    bridge = bridge_to(loaded.model, loaded.tokenizer)
-    hooks, kept = made.request.spec.hooks, made.kept
-    with tqdm(total=len(passes), desc="capturing hidden states", unit="pass") as bar:
-        for name, prompt in passes:
-            values = capture(bridge, tokens[prompt], made.methods[name], hooks, kept, executor=made.request.executor)
-            _write_pass(path, name, prompt, kept.layers, values)
-            del values  # before the next pass makes its own
-            bar.update()
+def _capture_all(made: ProbePlan, pool: Pool, passes: Sequence[tuple[str, str]], path: Path) -> None:
+    """Raises RuntimeError, at the end, for a pass that no worker could finish."""
+    cells, failed = capture_cells(made, passes), []
+    with watching(cells, "capturing hidden states", _label, unit="pass", verbose=pool.verbose) as watch:
+        for cell, outcome in run_in_turns(pool, cells, watch):
+            if outcome is None or outcome.lost:
+                failed.append(cell)
+                watch.tell(f"failed: {_label(cell)}: {outcome.lost if outcome else ''}")
+            else:
+                method, prompt = map(str, cell.key)
+                _write_pass(path, method, prompt, made.kept.layers, outcome.value)
+            del outcome  # before the next pass makes its own
+    if failed:
+        raise RuntimeError(f"no worker could capture {_label(failed[0])} ({len(failed)} of {len(cells)} passes failed)")
+
+
+def _label(cell: Cell) -> str:
+    return ", ".join(map(str, cell.key))
 
 
 def _write_pass(

@@ -22,7 +22,8 @@ FLOORS = """
     probe.tasks           <- mesa
     probe.capture         <- mesa
     probe.ownership probe.files  <-
-    probe.evaluation      <- mesa probe.request probe.tasks probe.capture probe.ownership probe.files
+    probe.cells           <- mesa
+    probe.evaluation      <- mesa probe.request probe.tasks probe.capture probe.ownership probe.files probe.cells
     probe.store           <- probe.files probe.capture
     probe.thresholds      <- mesa probe.tasks probe.capture probe.evaluation probe.store
     probe.figures         <- mesa probe.files probe.capture probe.store probe.thresholds
@@ -41,6 +42,7 @@ FLOORS = """
     probe.refine          <- probe.evaluation probe.store probe.thresholds
     probe.verdict         <- probe.evaluation probe.store probe.thresholds
     probe.report          <- probe.files probe.store probe.thresholds probe.figures probe.locate_report probe.anatomy_report probe.verdict probe.glossary
+    probe.work            <- mesa probe.capture probe.cells probe.evaluation probe.plan probe.inputs
     probe.opened          <- probe.evaluation probe.store probe.thresholds probe.figures probe.mechanism probe.verdict probe.report
     probe.run             <- mesa probe
     probe                 <- mesa probe

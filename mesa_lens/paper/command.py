@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mesa_lens.options import add_force, add_minutes, goes_on
+from mesa_lens.options import add_force, add_minutes, add_runner, goes_on, runner_of
 from mesa_lens.values import folder, listed, word
 from probe.resume import again
 
@@ -29,6 +29,7 @@ def add(commands: Any) -> None:
     command.add_argument("--overwrite", action="store_true", help="begin the sections anew that are already there")
     add_force(command)
     add_minutes(command)
+    add_runner(command)
     command.add_argument("--estimate", action="store_true", help="print cells, tokens, time and memory, and stop")
     command.set_defaults(run=run)
 
@@ -39,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from probe.evaluation.pace import told
 
     config = _config(args)
+    runner = runner_of(args, config.load)
     try:
         if args.estimate:
             print(estimate(config))
@@ -52,10 +54,11 @@ def run(args: argparse.Namespace) -> int:
     from probe.evaluation.clock import deadline
     from probe.ownership import owned
 
+    until = deadline(args.minutes)
     begun = [folder for folder in (args.out / name for name in plans) if folder.exists()]
     with owned(args.out, *begun):
         with goes_on(args):
-            found = run_sections(config, plans, args.out, overwrite=args.overwrite, until=deadline(args.minutes))
+            found = run_sections(config, plans, args.out, overwrite=args.overwrite, until=until, runner=runner)
         path = write_report(config, found, args.out)
     for name, result in found.items():
         if "left_out" in result:
@@ -64,7 +67,10 @@ def run(args: argparse.Namespace) -> int:
     if remaining := left(found):
         how = again(args.out, args.overwrite)
         print(f"mesa-lens: {args.minutes:g} minutes are over, left: {', '.join(remaining)}; {how}", file=sys.stderr)
-    return 0
+    failed = [f"{name} ({len(cells)} cells)" for name, result in found.items() if (cells := result.get("failed"))]
+    if failed:
+        print(f"mesa-lens: failed: {', '.join(failed)}; {again(args.out, args.overwrite)}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 def _config(args: argparse.Namespace) -> Any:

@@ -12,6 +12,7 @@ from mesa.models import load
 from mesa_lens.paper.config import PaperConfig, include_path, reason_left_out
 from mesa_lens.paper.report import REPORTED
 from mesa_lens.paper.sections import SECTIONS
+from probe.cells.runner import LOCAL, Runner
 from probe.evaluation.clock import is_over
 from probe.evaluation.harness import JOURNAL as HARNESS_JOURNAL
 from probe.evaluation.harness import open_harness, remove_results, run_harness
@@ -38,20 +39,28 @@ def check_folders(config: PaperConfig, plans: Mapping[str, Any], out: Path) -> N
 
 
 def run_sections(
-    config: PaperConfig, plans: Mapping[str, Any], out: Path, *, overwrite: bool = False, until: float | None = None
+    config: PaperConfig,
+    plans: Mapping[str, Any],
+    out: Path,
+    *,
+    overwrite: bool = False,
+    until: float | None = None,
+    runner: Runner = LOCAL,
 ) -> dict[str, dict[str, Any]]:
     """What each section of the config gave: a summary, or 'left_out' with the reason; in the report's order.
 
     They run in the config's order; nothing is begun after the `clock.deadline` `until`. Raises FileExistsError, before
     anything runs, for folders of another run, unless `overwrite`, which removes what they hold once it is known that
-    the model can be loaded.
+    the model can be loaded. lm-eval's tasks run in this process, whoever the runner is. Also raises what
+    `Runner.check` raises.
     """
+    runner.check(config.load)
     if overwrite:
         _remove(config, plans, out)
     else:
         check_folders(config, plans, out)
     with _planned(config, plans, out):
-        found = {name: _section(config, plans, name, out / name, until) for name in config.sections}
+        found = {name: _section(config, plans, name, out / name, until, runner) for name in config.sections}
     return {name: found[name] for name in SECTIONS if name in found}
 
 
@@ -103,28 +112,28 @@ def left(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _section(
-    config: PaperConfig, plans: Mapping[str, Any], name: str, folder: Path, until: float | None
+    config: PaperConfig, plans: Mapping[str, Any], name: str, folder: Path, until: float | None, runner: Runner
 ) -> dict[str, Any]:
     if reason := reason_left_out(SECTIONS[name], config.sections[name]):
         return {"left_out": reason}
     if name == "probe":
-        return _probe(plans[name], folder, until)
+        return _probe(plans[name], folder, until, runner)
     if name == "longbench":
         if is_over(until):
             return {"left_out": _TIME_OVER}
         tasks, options = config.sections[name]["tasks"], _harness_options(config)
         return run_harness(plans[name], tasks, folder, **options)
-    summary = run_cells(plans[name], folder, until=until)
+    summary = run_cells(plans[name], folder, until=until, runner=runner)
     return summary if summary["cells"] or not summary["cells_left"] else {"left_out": _TIME_OVER}
 
 
-def _probe(made: ProbePlan, folder: Path, until: float | None) -> dict[str, Any]:
+def _probe(made: ProbePlan, folder: Path, until: float | None, runner: Runner) -> dict[str, Any]:
     """The summary of a probe run; a whole one is not run again, one that is begun is not cut."""
     if is_whole(made, folder) and (summary := own_summary(folder)):
         return summary
     if is_over(until):
         return {"left_out": _TIME_OVER}
-    return run_probe(made.request, folder)[0]
+    return run_probe(made.request, folder, runner=runner)[0]
 
 
 def _harness_options(config: PaperConfig) -> dict[str, Any]:

@@ -27,6 +27,8 @@ def words(result: Mapping[str, Any]) -> list[str]:
     left_out = [f"{task} under {method} at {length}" for task, method, length in result["out_of_memory"]]
     if left_out:
         told.append(f"Did not fit in memory: {', '.join(left_out)}.")
+    if failed := result.get("failed"):
+        told.append(f"Cells that no worker could finish: {len(failed)}.")
     if result["cells_left"]:
         told.append(f"Cells that are not run yet: {result['cells_left']}.")
     return told

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from mesa.models import Loaded
+from probe.cells.pool import Pool
 from probe.evaluation.journal import Journal
 from probe.evaluation.plan import EvalPlan
 from probe.evaluation.run import EvalCell, missing_cells, run_cells
@@ -38,13 +38,19 @@ def check_lengths(lengths: Sequence[int], trained_length: int) -> None:
         raise ValueError(f"--lengths leaves out the trained length {trained_length}, the in-window level; include it")
 
 
-def measure(made: EvalPlan, loaded: Loaded, journal: Journal, cells: Sequence[EvalCell] | None = None) -> None:
+def measure(made: EvalPlan, pool: Pool, journal: Journal, cells: Sequence[EvalCell] | None = None) -> None:
     """Runs `cells`, or those of the plan that the journal lacks.
 
-    Raises ValueError for a likelihood that is no number, RuntimeError for a cell that does not fit in memory.
+    Raises ValueError for a likelihood that is no number, RuntimeError for a cell that does not fit in memory or that no
+    worker could finish.
     """
     missing = missing_cells(made, journal) if cells is None else cells
-    run_cells(made, loaded, missing, journal, what="measuring failure", check=_check)
+    left = run_cells(made, pool, missing, journal, what="measuring failure", check=_check)
+    if left.failed:
+        task, name, length = left.failed[0]
+        raise RuntimeError(
+            f"no worker could finish {task} under {name} at {length} tokens; the same command tries again"
+        )
 
 
 def scores(made: EvalPlan, journal: Journal, further: Mapping[str, Sequence[int]] | None = None) -> xr.Dataset:

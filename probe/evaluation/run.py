@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-from tqdm import tqdm
-
-import mesa
-from mesa.finite import states_checked
 from mesa.methods import Method
-from mesa.models import Loaded, load
-from probe.capture.memory import free_bytes, prompt_bytes
+from probe.cells.cell import Cell
+from probe.cells.pool import Pool
+from probe.cells.pool import run as run_in_turns
+from probe.cells.runner import LOCAL, Runner
+from probe.cells.watch import watching
 from probe.evaluation.clock import is_over
 from probe.evaluation.effective import effective_lengths
-from probe.evaluation.evaluator import KeyChooser
 from probe.evaluation.journal import Journal
 from probe.evaluation.keyed import pooled
 from probe.evaluation.plan import TASKS, EvalPlan
 from probe.evaluation.summary import summarize
+from probe.evaluation.work import EvalCell, EvalWork, cells_of
 from probe.files import write
 from probe.ownership import owned
-from probe.tasks.latency import Peak, devices
 from probe.tasks.recall import RULER
 
 JOURNAL = "cells.jsonl"
 TABLES = ("samples.csv", "summary.json")
 COLUMNS = ("task", "method", "length", "seed", "sample", "metric", "score", "seconds", "peak_mib")
-EvalCell = tuple[str, str, int]
-"""Task, method and length."""
 _PACKAGES = ("mesa-lens", "torch", "transformers")
 
 
@@ -72,36 +67,47 @@ def checked_journal(
     return journal
 
 
-def run(made: EvalPlan, out: Path, *, overwrite: bool = False, until: float | None = None) -> dict[str, Any]:
+def run(
+    made: EvalPlan, out: Path, *, overwrite: bool = False, until: float | None = None, runner: Runner = LOCAL
+) -> dict[str, Any]:
     """Runs what is missing in the folder `out`; writes samples.csv and summary.json; returns the summary.
 
     A cell (task, method, length) is whole in cells.jsonl or absent, so an interrupted run goes on from there. After
     the `clock.deadline` `until` no cell is begun; the summary's `cells_left` counts those that are not run. Cells that
-    do not fit in memory are left out, told on stderr and in the summary's `out_of_memory`. Raises
-    FileExistsError for a folder that holds another evaluation, RuntimeError where no cell fits or a layer's states are
-    no numbers, and what `owned` raises.
+    do not fit in memory are left out, told on stderr and in the summary's `out_of_memory`; those that no worker of the
+    `runner` could finish, in `failed`. Raises FileExistsError for a folder that holds another evaluation, RuntimeError
+    where no cell fits or a layer's states are no numbers, and what `owned` and `Runner.check` raise.
     """
+    runner.check(made.request.load)
     with owned(out):
-        return _run(made, out, overwrite, until)
+        return _run(made, out, overwrite, until, runner)
 
 
-def _run(made: EvalPlan, out: Path, overwrite: bool, until: float | None) -> dict[str, Any]:
+def _run(made: EvalPlan, out: Path, overwrite: bool, until: float | None, runner: Runner) -> dict[str, Any]:
     check_owner(out)
-    loaded = load(made.request.model, **made.request.load) if overwrite else None  # before anything is removed
-    journal = open_journal(made, out, overwrite=overwrite)
-    missing = missing_cells(made, journal)
-    journal.expect(len({*journal.rows, *made.cells}))
-    too_large: list[EvalCell] = []
-    try:
-        if missing and not is_over(until):
-            loaded = loaded or load(made.request.model, **made.request.load)
-            too_large = run_cells(made, loaded, missing, journal, until=until)
-    finally:  # what is done is readable, also after an interrupt
-        if journal.rows:
-            write_samples(journal, made.setting.seed, out / "samples.csv")
-    found = samples(journal, made)
+    with ExitStack() as stack:
+        pool = None
+        if overwrite:  # before anything is removed
+            pool = stack.enter_context(runner.pool(EvalWork.of(made), cells_of(made, made.cells)))
+        journal = open_journal(made, out, overwrite=overwrite)
+        journal.expect(len({*journal.rows, *made.cells}))
+        missing, left_out = missing_cells(made, journal), LeftOut()
+        try:
+            if missing and not is_over(until):
+                pool = pool or stack.enter_context(runner.pool(EvalWork.of(made), cells_of(made, missing)))
+                left_out = run_cells(made, pool, missing, journal, until=until)
+        finally:  # what is done is readable, also after an interrupt
+            if journal.rows:
+                write_samples(journal, made.setting.seed, out / "samples.csv")
+    return _sum_up(made, out, journal, left_out)
+
+
+def _sum_up(made: EvalPlan, out: Path, journal: Journal, left_out: LeftOut) -> dict[str, Any]:
+    """Writes and returns the summary."""
+    found, too_large = samples(journal, made), left_out.too_large
     if not found and too_large:
         raise RuntimeError(f"nothing fits in memory from {min(length for *_, length in too_large)} tokens on")
+    left = sum(not _is_done(made, journal, cell) for cell in made.cells)
     summary = {
         "model": made.request.model,
         "trained_length": made.setting.trained_length,
@@ -111,8 +117,9 @@ def _run(made: EvalPlan, out: Path, overwrite: bool, until: float | None) -> dic
         "sizes": dict(made.sizes),
         "evaluator": made.evaluator and made.evaluator.about,
         "out_of_memory": too_large,
+        "failed": left_out.failed,
         **journal.told,
-        "cells_left": sum(not _is_done(made, journal, cell) for cell in made.cells) - len(too_large),
+        "cells_left": left - len(too_large) - len(left_out.failed),
         "effective": effective_lengths(
             found, [task.name for task in RULER], made.setting.trained_length, are_rulers=made.are_rulers
         ),
@@ -140,85 +147,69 @@ def _is_done(made: EvalPlan, journal: Journal, cell: EvalCell) -> bool:
 
 def run_cells(
     made: EvalPlan,
-    loaded: Loaded,
+    pool: Pool,
     missing: Sequence[EvalCell],
     journal: Journal,
     *,
     what: str = "evaluating",
     until: float | None = None,
     check: Callable[[EvalCell, Mapping[str, Any] | None], object] = lambda cell, row: None,
-) -> list[EvalCell]:
-    """Runs cells one after another until `until`; returns those that do not fit in memory, longer ones untried.
+) -> LeftOut:
+    """Runs cells, in the journal one after another, none begun after `until`; returns those that were left out.
 
+    What does not fit in memory is, with what is longer of its task and method; and what no worker could finish.
     what: the bar's name; its unit is tokens, so that its ETA knows long prompts. check: called with each cell and its
     row (None: it does not fit) before the row is kept; may raise.
     """
     too_large: dict[tuple[str, str], int] = {}
-    left_out = []
-    asked = made.request
-    chooser = made.evaluator and KeyChooser(made.evaluator, made.setting.trained_length, asked.executor, asked.load)
-    total = sum(TASKS[task].tokens(length, made.setting) for task, _, length in missing)
-    with tqdm(total=total, desc=what, unit="token", unit_scale=True, smoothing=0.05) as bar:
-        for task, name, length in missing:
-            bar.set_postfix_str(f"{task}, {name}, {length}")
-            if length < too_large.get((task, name), length + 1):
-                row = _cell(made, loaded, task, name, length, chooser)
-                check((task, name, length), row)
-                if row is None:
-                    too_large[task, name] = length
-                else:
-                    journal.add((task, name, length), row)
-            if (task, name) in too_large:
-                left_out.append((task, name, length))
-                bar.write(f"left out: {task} under {name} does not fit in memory at {length} tokens", file=sys.stderr)
-            bar.update(TASKS[task].tokens(length, made.setting))
-            if is_over(until):
-                break
+    left_out = LeftOut()
+    cells = cells_of(made, missing)
+    with watching(cells, what, _label, partial(_tokens, made), unit="token", verbose=pool.verbose) as watch:
+        for cell, outcome in run_in_turns(
+            pool, cells, watch, wanted=lambda cell: not _is_beyond(cell, too_large), stop=partial(is_over, until)
+        ):
+            task, name, length = own = _own(cell)
+            if outcome and outcome.lost:
+                left_out.failed.append(own)
+                watch.tell(f"failed: {task} under {name} at {length} tokens: {outcome.lost}")
+                continue
+            if outcome:
+                check(own, outcome.value)
+            if outcome and outcome.value is not None:
+                journal.add(own, outcome.value)
+                continue
+            too_large.setdefault((task, name), length)
+            left_out.too_large.append(own)
+            watch.tell(f"left out: {task} under {name} does not fit in memory at {length} tokens")
     return left_out
 
 
-def _cell(
-    made: EvalPlan, loaded: Loaded, task: str, name: str, length: int, chooser: KeyChooser | None
-) -> dict[str, Any] | None:
-    """A cell's journal row; None where it does not fit in memory, even prompt by prompt."""
-    prepared = TASKS[task].prepare(loaded.tokenizer, length, made.setting, made.setting.samples)
-    if chooser and TASKS[task].keyed:
-        try:
-            prepared = chooser.keyed(loaded, prepared, length)
-        except RuntimeError as error:
-            if not _is_out_of_memory(error):
-                raise
-            return None
-    method = made.methods[name]
-    batch = min(_batch(loaded.model, length, made.setting.batch), len(prepared)) if TASKS[task].batched else 1
-    measured = contextlib.nullcontext() if task == "latency" else Peak(devices(loaded.model))  # it has its own
-    checked = contextlib.nullcontext() if task == "latency" else states_checked(loaded.model)  # it is timed
-    with measured as peak, mesa.applied(loaded.model, method, executor=made.request.executor), checked:
-        scores = None
-        while batch and scores is None:
-            try:
-                scores = list(TASKS[task].measure(loaded, length, prepared, replace(made.setting, batch=batch)))
-            except RuntimeError as error:
-                if not _is_out_of_memory(error):
-                    raise
-                batch //= 2
-    if scores is None:
-        return None
-    return {
-        "config": method.describe(),
-        "peak_mib": None if peak is None else peak.bytes / 2**20,
-        "scores": [asdict(score) for score in scores],
-    }
+@dataclass
+class LeftOut:
+    """Cells that do not fit in memory, and those that no worker could finish."""
+
+    too_large: list[EvalCell] = field(default_factory=list)
+    failed: list[EvalCell] = field(default_factory=list)
 
 
-def _batch(model: Any, length: int, most: int) -> int:
-    """How many prompts are decoded at once: up to `most` that take half of the free memory."""
-    needed = prompt_bytes(model.config, length, model.dtype.itemsize)
-    return max(1, min(most, free_bytes(model.device) // 2 // needed))
+def _own(cell: Cell) -> EvalCell:
+    task, name, length = cell.key
+    return str(task), str(name), int(length)
 
 
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+def _label(cell: Cell) -> str:
+    return ", ".join(map(str, cell.key))
+
+
+def _tokens(made: EvalPlan, cell: Cell) -> int:
+    task, _, length = _own(cell)
+    return TASKS[task].tokens(length, made.setting)
+
+
+def _is_beyond(cell: Cell, too_large: Mapping[tuple[str, str], int]) -> bool:
+    """Whether a cell is as long as one of its task and method that does not fit in memory."""
+    task, name, length = _own(cell)
+    return length >= too_large.get((task, name), length + 1)
 
 
 def samples(journal: Journal, made: EvalPlan | None = None) -> list[dict[str, Any]]:

@@ -2,85 +2,162 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xarray as xr
-from tqdm import tqdm
 
 from mesa.methods import Method
-from mesa.models import Loaded, load
-from mesa.plan import BASE, reach, restarts
+from mesa.models import bytes_a_number
+from mesa.plan import BASE, reach
 from mesa.support import is_rotary
-from probe.capture.bridge import bridge_to
 from probe.capture.memory import check_memory
+from probe.cells.cell import Cell
+from probe.cells.pool import Pool
+from probe.cells.pool import run as run_in_turns
+from probe.cells.runner import LOCAL, Runner
+from probe.cells.watch import watching
 from probe.evaluation.clock import is_over
 from probe.evaluation.journal import Journal
+from probe.evaluation.plan import memory_bytes
 from probe.mechanism.anatomy.frequencies import first_unmet
 from probe.ownership import owned
-from probe.study.cells import Trial, control_row, drifting_length, length_by_prompt, predicted_lengths
 from probe.study.inputs import Inputs, prepare
 from probe.study.plan import StudyPlan, StudyRequest, plan
-from probe.study.results import BOUNDS, DRIFT, gather, progress
-from probe.study.states import States
+from probe.study.results import BOUNDS, gather, judges, progress
 from probe.study.variants import REFERENCE
+from probe.study.work import MEASURE, PREDICT, MeasureWork, PredictWork
+from probe.tasks.base import Setting
 
 JOURNAL = "cells.jsonl"
 
 
 def run_study(
-    request: StudyRequest, out: Path, *, overwrite: bool = False, until: float | None = None
+    request: StudyRequest,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    until: float | None = None,
+    runner: Runner = LOCAL,
 ) -> tuple[xr.Dataset | None, str]:
     """The results (see `gather`) of a study kept in the folder `out`, which takes up where it was interrupted.
 
     Lengths are predicted first, one pass or a few a config; then failure is measured. After the `clock.deadline`
     `until` nothing is begun; if something is left then, there are no results, but words that say how much. Raises
     ValueError for a bad request, before the weights are loaded, FileExistsError if `out` holds another study;
-    `overwrite` removes that, once the weights of the new one are loaded. Also raises what `owned` raises.
+    `overwrite` removes that, once the weights of the new one are loaded; RuntimeError where no worker of the `runner`
+    could finish a cell. Also raises what `owned` and `Runner.check` raise.
     """
     made = plan(request)
-    check_memory(made.needed_bytes, made.length)
+    runner.check(request.load)
+    if runner.is_local:
+        check_memory(made.needed_bytes, made.length)
     inputs = prepare(made)
     with owned(out):
-        return _run(made, inputs, out, overwrite, until)
+        return _run(made, inputs, out, overwrite, until, runner)
 
 
 def _run(
-    made: StudyPlan, inputs: Inputs, out: Path, overwrite: bool, until: float | None
+    made: StudyPlan, inputs: Inputs, out: Path, overwrite: bool, until: float | None, runner: Runner
 ) -> tuple[xr.Dataset | None, str]:
-    request = made.request
-    settings, path, loaded = made.settings(inputs.fingerprints), out / JOURNAL, None
-    if overwrite:
-        loaded = load(request.model, **request.load)
-        path.unlink(missing_ok=True)
-    journal = Journal(path, settings, force=request.force)
-    _predict_all(made, inputs, journal, loaded, until)
-    loaded = None  # the capture has wrapped it, so measuring takes a model of its own
-    _measure_all(made, inputs, journal, until)
-    predictions, measurements = _left_to_predict(made, journal), _left_to_measure(made, journal)
+    settings, failed = made.settings(inputs.fingerprints), []
+    with ExitStack() as stack:  # the capture wraps the model, so measuring takes workers of its own
+        work, pool = PredictWork.of(made, inputs, out if runner.is_local else None), None
+        if overwrite:
+            pool = stack.enter_context(runner.pool(work, _cells_to_predict(made, None)))
+            (out / JOURNAL).unlink(missing_ok=True)
+        journal = Journal(out / JOURNAL, settings, force=made.request.force)
+        cells = [] if is_over(until) else _cells_to_predict(made, journal)
+        if cells:
+            pool = pool or stack.enter_context(runner.pool(work, cells))
+            failed += _run_cells(pool, cells, journal, until, "capturing hidden states", lambda cell: True)
+        del pool
+    cells = [] if is_over(until) else _cells_to_measure(made, journal)
+    if cells:
+        with runner.pool(MeasureWork.of(made, inputs), cells) as pool:
+            wanted = partial(_says_anything, made, journal)
+            failed += _run_cells(pool, cells, journal, until, "measuring failure", wanted)
+    if failed:
+        first = f"no worker could finish {_label(failed[0])}, {len(failed)} cells in all"
+        raise RuntimeError(f"{first}; the same command tries them again")
+    predictions, measurements = _cells_to_predict(made, journal), _left_to_measure(made, journal)
     if predictions or measurements:
-        return None, f"{len(predictions)} predictions and {len(measurements)} measured failures are left"
+        return None, f"{len(predictions)} predictions and {measurements} measured failures are left"
     return gather(
         journal, {**settings, **_measuring(made)}, {name: _arithmetic(name, made) for name in made.methods}
     ), ""
 
 
-def _left_to_predict(made: StudyPlan, journal: Journal) -> list[tuple[str, int, str]]:
-    """Prompt, seed and config of the missing predictions."""
-    seeds = made.seeds
-    cells = [(prompt, seed, name) for prompt in made.request.prompts for seed in seeds for name in made.methods]
-    return [
-        (prompt, seed, name) for prompt, seed, name in cells if ("predicted", prompt, name, seed) not in journal.rows
+def _cells_to_predict(made: StudyPlan, journal: Journal | None) -> list[Cell]:
+    """The cells (prompt, config, seed) of the missing predictions, all where there is no journal."""
+    keys = [
+        ("predicted", prompt, name, seed)
+        for prompt in made.request.prompts
+        for seed in made.seeds
+        for name in made.methods
     ]
+    done = journal.rows if journal else {}
+    return [Cell(PREDICT, key, made.needed_bytes) for key in keys if key not in done]
 
 
-def _left_to_measure(made: StudyPlan, journal: Journal) -> list[tuple[int, str, str]]:
-    """Seed, config and task of the failures that are not known yet, Origin's first."""
-    seeds, settings = made.seeds, _measuring(made)
-    cells = [(seed, name, task) for seed in seeds for name in made.methods for task in made.request.measure]
-    return [(seed, name, task) for seed, name, task in cells if progress(journal, settings, task, name, seed)[-1]]
+def _cells_to_measure(made: StudyPlan, journal: Journal) -> list[Cell]:
+    """The cells (task, config, seed, length) that are not known yet: by seed, Origin's first, and first of these M.
+
+    Where Origin's score at M is chance nothing else is measured; where that is not known yet, all is here.
+    """
+    found = []
+    for seed, name, task in product(made.seeds, made.methods, made.request.measure):
+        level = (task, REFERENCE, seed, made.trained_length)
+        if level in journal.rows and not judges(journal, _measuring(made), task, seed):
+            continue
+        first = [made.trained_length] if name == REFERENCE else []
+        lengths = dict.fromkeys([*first, *made.lengths])
+        keys = [(task, name, seed, length) for length in lengths]
+        found += [Cell(MEASURE, key, _measured_bytes(made, task, key[3])) for key in keys if key not in journal.rows]
+    return found
+
+
+def _says_anything(made: StudyPlan, journal: Journal, cell: Cell) -> bool:
+    """Whether Origin's score at M, if it is known, says that the cell's task and seed are not at chance."""
+    task, _, seed, _ = cell.key
+    level = (task, REFERENCE, seed, made.trained_length)
+    return cell.key == level or level not in journal.rows or judges(journal, _measuring(made), str(task), int(seed))
+
+
+def _measured_bytes(made: StudyPlan, task: str, length: int) -> int:
+    setting = Setting(made.trained_length, (length,), batch=1)
+    return memory_bytes(made.config, [task], setting, bytes_a_number(made.config, made.request.load))
+
+
+def _run_cells(
+    pool: Pool, cells: Sequence[Cell], journal: Journal, until: float | None, what: str, wanted: Callable[[Cell], bool]
+) -> list[Cell]:
+    """Journals what cells give; returns those that no worker could finish."""
+    failed = []
+    with watching(cells, what, _label, verbose=pool.verbose) as watch:
+        for cell, outcome in run_in_turns(pool, cells, watch, wanted=wanted, stop=partial(is_over, until)):
+            if outcome and outcome.lost:
+                failed.append(cell)
+                watch.tell(f"failed: {_label(cell)}: {outcome.lost}")
+            elif outcome:
+                journal.add(cell.key, outcome.value)
+    return failed
+
+
+def _label(cell: Cell) -> str:
+    return ", ".join(map(str, cell.key))
+
+
+def _left_to_measure(made: StudyPlan, journal: Journal) -> int:
+    """How many failures (seed, config, task) are not known yet."""
+    settings = _measuring(made)
+    each = product(made.seeds, made.methods, made.request.measure)
+    return sum(progress(journal, settings, task, name, seed)[-1] is not None for seed, name, task in each)
 
 
 def _measuring(made: StudyPlan) -> dict[str, Any]:
@@ -89,89 +166,6 @@ def _measuring(made: StudyPlan) -> dict[str, Any]:
         "lengths": made.lengths,
         "vocabulary": made.config.vocab_size,
     }
-
-
-def _measure_all(made: StudyPlan, inputs: Inputs, journal: Journal, until: float | None) -> None:
-    missing = [] if is_over(until) else _left_to_measure(made, journal)
-    if not missing:
-        return
-    loaded, trained = load(made.request.model, **made.request.load), made.trained_length
-    trials = {seed: Trial.of(loaded, mine, trained, made.lengths, seed) for seed, mine in inputs.texts.items()}
-    with tqdm(total=len(missing), desc="measuring failure", unit="failure", smoothing=0.05) as bar:
-        for seed, name, task in missing:
-            while length := progress(journal, _measuring(made), task, name, seed)[-1]:
-                if is_over(until):
-                    return
-                bar.set_postfix_str(f"{task}, {name}, {length}")
-                journal.add(
-                    (task, name, seed, length), {"scores": trials[seed].scores(task, made.methods[name], length)}
-                )
-            bar.update()
-
-
-def _predict_all(made: StudyPlan, inputs: Inputs, journal: Journal, loaded: Loaded | None, until: float | None) -> None:
-    missing = [] if is_over(until) else _left_to_predict(made, journal)
-    if not missing:
-        return
-    loaded = loaded or load(made.request.model, **made.request.load)
-    bridge = bridge_to(loaded.model, loaded.tokenizer)
-    averaged = any(len(mine) > 1 for kind in inputs.prompts.values() for mine in kind.values())
-    states, held = States(made.kept, journal.path.parent, averaged=averaged), None
-    passes = sum(len(inputs.prompts[prompt][seed]) * len(made.passes(name)) for prompt, seed, name in missing)
-    with tqdm(total=passes, desc="capturing hidden states", unit="pass", smoothing=0.05) as bar:
-        for prompt, seed, name in missing:
-            if is_over(until):
-                return
-            ids = inputs.prompts[prompt][seed]
-            if held != (prompt, seed):
-                bar.total += 0 if name == REFERENCE else len(ids)
-                states.fill(bridge, ids, made.methods[REFERENCE], 0, bar.update)
-                held = prompt, seed
-            found = []
-            for length in made.passes(name):
-                if name != REFERENCE:
-                    shorter = [each[:length] for each in ids]
-                    states.fill(bridge, shorter, made.methods[name], 1, bar.update)
-                found.append(_lengths(made, prompt, len(ids) > 1, states, name, length, seed))
-            journal.add(("predicted", prompt, name, seed), {"lengths": _merged(found, made.passes(name))})
-
-
-def _lengths(
-    made: StudyPlan, prompt: str, averaged: bool, states: States, name: str, length: int, seed: int
-) -> dict[str, Any]:
-    """By kind of prompt (single or mean) and rule, from a pass of `length` tokens: predicted lengths, qualifying dims.
-
-    With the negative control of the pass of L tokens: Origin's for every seed, the others' for the first.
-    """
-    tops, begin_anew = made.request.tops, restarts(made.methods[name].plan(length))
-    controlled = length == made.length and (name == REFERENCE or seed == made.seeds.start)
-    found: dict[str, Any] = {}
-    for kind in (prompt, f"{prompt}-mean") if averaged else (prompt,):
-        hidden = states.hidden(mean=kind != prompt, both=name != REFERENCE, length=length)
-        found[kind] = {}
-        for rule, crossing in made.rules.items():
-            lengths, count = predicted_lengths(hidden, made.trained_length, crossing, tops)
-            control = control_row(hidden, made.trained_length, crossing) if controlled else None
-            found[kind][rule] = {"lengths": lengths, "qualified": count, "control": control}
-        predicted, call = drifting_length(hidden, made.trained_length, made.drift, begin_anew)
-        found[kind][DRIFT] = {"lengths": [predicted] * len(tops), "qualified": None, "call": call}
-    return found
-
-
-def _merged(found: Sequence[dict[str, Any]], passes: Sequence[int]) -> dict[str, Any]:
-    """What is predicted of the longest pass or, of several, by prompt length, with each one's lengths beside."""
-    if len(found) == 1:
-        return found[0]
-    merged = found[-1]
-    for kind, rules in merged.items():
-        for rule, row in rules.items():
-            each = [one[kind][rule]["lengths"] for one in found]
-            row["by_pass"] = dict(zip(map(str, passes), each, strict=True))
-            by_top = zip(*each, strict=True)
-            row["lengths"] = [
-                length_by_prompt(dict(zip(passes, lengths, strict=True)), passes[-1] + 1) for lengths in by_top
-            ]
-    return merged
 
 
 def _arithmetic(name: str, made: StudyPlan) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,7 +40,6 @@ class States:
         prompts: Sequence[Sequence[int]],
         method: Method,
         row: int,
-        report: Callable[[], object],
     ) -> None:
         """Keeps as number `row` of `LABELS` the states of the first prompt and, where there are several, their mean.
 
@@ -60,7 +59,6 @@ class States:
                     if number + 1 == len(prompts):
                         layer /= len(prompts)
             del values  # before the next pass makes its own
-            report()
 
     def hidden(self, *, mean: bool, both: bool, length: int | None = None) -> xr.DataArray:
         """States (method, layer, position, dim) of the first prompt or of the mean: of Origin, and of the method.

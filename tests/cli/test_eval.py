@@ -12,6 +12,7 @@ import pytest
 import tiny
 
 from mesa_lens.cli import main
+from probe.cells import source
 from probe.evaluation import run as running
 from probe.tasks.finding import Finding
 
@@ -31,7 +32,7 @@ def test_the_list_of_tasks_needs_no_model(capsys):
 
 
 def test_the_estimate_loads_no_weights_and_writes_nothing(model, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(running, "load", None)
+    monkeypatch.setattr(source, "load", None)
     assert main(["eval", *ASKED, *model, "--out", str(tmp_path / "x"), "--estimate"]) == 0
     assert "8 cells (2 tasks x 2 methods), 2 samples each" in capsys.readouterr().out
     assert not (tmp_path / "x").exists()

@@ -152,6 +152,9 @@ WRONG = {  # by the option's destination
     "cache": FOLDERS,
     "tokens": [*WHOLE, "0", "5"],
     "recipe": ["", "nonsense", "None"],
+    "runner": ["", "spark", "ray:", "Ray", "local:auto"],
+    "workers": [*WHOLE, "0", "2"],
+    "gpus_per_worker": [*NUMBERS, "-1", "1"],
 }
 OTHERWISE = {  # where an option of this name means something else
     ("app", "store"): ["", " ", "{file}", "ftp://host/runs", "s3://"],

@@ -21,8 +21,9 @@ from synthetic import edit
 from mesa.models import tokenizer_of
 from mesa_lens.cli import main
 from probe import plan as planning
-from probe import run
+from probe import run, work
 from probe.capture.spec import CaptureSpec, Kept
+from probe.cells import source
 from probe.evaluation.intervals import wilson
 from probe.evaluation.plan import EvalRequest
 from probe.evaluation.plan import plan as plan_evaluation
@@ -109,7 +110,7 @@ def test_random_weights_are_at_chance_and_never_hold(finished):
 
 
 def test_estimate_loads_no_weights_and_writes_nothing(model, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(run, "load", None)
+    monkeypatch.setattr(source, "load", None)
     assert main(["probe", "--model", model, "--estimate", "--out", str(tmp_path / "x")]) == 0
     text = capsys.readouterr().out
     assert "trained length M = 160, captured length 640 tokens" in text
@@ -163,7 +164,7 @@ def test_a_missing_model_is_named(tmp_path, capsys):
 
 
 def test_what_cannot_be_read_or_built_is_told_before_the_weights_are_loaded(model, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(run, "load", None)
+    monkeypatch.setattr(source, "load", None)
     (tmp_path / "short.txt").write_text("Too short. " * 30)
     asked = ["probe", "--model", model, "--out", str(tmp_path / "out"), "--text", str(tmp_path / "short.txt")]
     assert main([*asked, "--length", "400"]) == 2
@@ -327,7 +328,7 @@ def test_measured_failure_is_the_evaluations_cells(model, uninterrupted, tmp_pat
 
 
 def test_an_interrupt_before_anything_is_kept_leaves_nothing(model, tmp_path, capsys, monkeypatch):
-    interrupt_at(monkeypatch, run, "capture", 1)
+    interrupt_at(monkeypatch, work, "capture", 1)
     assert main(asked(model, tmp_path / "out", "--samples", "0")) == 1
     assert capsys.readouterr().err.endswith("mesa-lens: interrupted; nothing half-written was left\n")
     assert not (tmp_path / "out").exists()
@@ -335,7 +336,7 @@ def test_an_interrupt_before_anything_is_kept_leaves_nothing(model, tmp_path, ca
 
 def test_an_interrupted_capture_goes_on_where_it_was(model, uninterrupted, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
-    calls = interrupt_at(monkeypatch, run, "capture", 2)
+    calls = interrupt_at(monkeypatch, work, "capture", 2)
     assert main(asked(model, out)) == 1
     assert f"interrupted; what is done is kept: the same command goes on from {out}\n" in capsys.readouterr().err
     measured = interrupt_at(monkeypatch, likelihood, "nll", 0)
@@ -358,7 +359,7 @@ def test_an_interrupted_measuring_goes_on_where_it_was(model, uninterrupted, tmp
 def test_a_region_cut_short_is_captured_again(model, uninterrupted, tmp_path, monkeypatch):
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        interrupt_at(patch, run, "capture", 2)
+        interrupt_at(patch, work, "capture", 2)
         assert main(asked(model, out)) == 1
     (region,) = (out / "store.zarr.partial").glob("resid_post/c/0/0/1/0/0")
     region.write_bytes(region.read_bytes()[:-4])
@@ -369,11 +370,11 @@ def test_a_region_cut_short_is_captured_again(model, uninterrupted, tmp_path, mo
 def test_an_unfinished_run_of_other_settings_is_refused_before_long_work(model, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        interrupt_at(patch, run, "capture", 2)
+        interrupt_at(patch, work, "capture", 2)
         assert main(asked(model, out, "--overwrite")) == 1
     assert "kept: without --overwrite, the same command goes on" in capsys.readouterr().err
     with monkeypatch.context() as patch:
-        patch.setattr(run, "load", None)
+        patch.setattr(source, "load", None)
         for option, value, message in [
             ("--prompt", "world", "an unfinished run with another config: word differs; use --overwrite"),
             ("--texts", "1", "an unfinished run with another config: prompt differs; use --overwrite"),
@@ -392,7 +393,7 @@ def test_a_whole_store_without_its_report_is_finished(model, uninterrupted, tmp_
         interrupt_at(patch, run, "write_report", 1)
         assert main(asked(model, out)) == 1
     assert "the same command goes on" in capsys.readouterr().err
-    monkeypatch.setattr(run, "load", None)
+    monkeypatch.setattr(source, "load", None)
     assert main(asked(model, out)) == 0
     same(out, uninterrupted)
     assert main(asked(model, out)) == 2
@@ -401,7 +402,7 @@ def test_a_whole_store_without_its_report_is_finished(model, uninterrupted, tmp_
 
 def test_an_interrupt_before_a_run_goes_on_says_what_was_kept_before(model, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
-    interrupt_at(monkeypatch, run, "capture", 2)
+    interrupt_at(monkeypatch, work, "capture", 2)
     assert main(asked(model, out)) == 1
     interrupt_at(monkeypatch, run, "prepare", 1)
     capsys.readouterr()
@@ -413,7 +414,7 @@ def test_a_failure_says_what_is_kept(model, tmp_path, capsys, monkeypatch):
     def failing(*args, **kwargs):
         raise RuntimeError("no luck")
 
-    monkeypatch.setattr(run, "capture", failing)
+    monkeypatch.setattr(work, "capture", failing)
     assert main(asked(model, tmp_path / "out")) == 1
     error = capsys.readouterr().err
     assert error.endswith(
@@ -447,7 +448,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(model, uninterrupted, tmp_path, 
 
 
 def test_a_full_disk_is_said_before_the_weights_are_loaded(model, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(run, "load", None)
+    monkeypatch.setattr(source, "load", None)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1))
     assert main(["probe", "--model", model, "--out", str(tmp_path / "out")]) == 1
     assert "are free; keep fewer layers, positions or dims" in capsys.readouterr().err
@@ -464,7 +465,7 @@ def test_measured_cells_of_other_sizes_are_refused(model, uninterrupted, tmp_pat
 
 def cut_short(monkeypatch, model, out, *more):
     with monkeypatch.context() as patch:
-        interrupt_at(patch, run, "capture", 2)
+        interrupt_at(patch, work, "capture", 2)
         assert main(asked(model, out, *more)) == 1
 
 
@@ -528,7 +529,7 @@ def test_overwriting_removes_nothing_for_a_run_that_cannot_be(model, tmp_path, c
 
 def test_another_rule_writes_the_report_anew_and_captures_nothing(model, uninterrupted, tmp_path, capsys, monkeypatch):
     out = shutil.copytree(uninterrupted, tmp_path / "out")
-    monkeypatch.setattr(run, "load", None)
+    monkeypatch.setattr(source, "load", None)
     stored = json.loads((out / "summary.json").read_text())
     (out / "summary.json").write_text(json.dumps({**stored, "predicted_by": "drift", "drift": []}))
     assert main(asked(model, out, "--rule", "paper")) == 0

@@ -13,7 +13,7 @@ import torch
 
 from mesa import fingerprints
 from mesa.models import tokenizer_of
-from probe.evaluation import run as running
+from probe.cells import source
 from probe.evaluation.journal import Journal, has_cells
 from probe.evaluation.plan import PROMPTS, TASKS, EvalRequest, estimate, parse_lengths, plan
 from probe.evaluation.run import open_journal, run
@@ -248,7 +248,7 @@ def test_a_line_that_an_interrupt_cut_is_dropped(asked, tmp_path, monkeypatch):
 
 def test_a_finished_run_loads_no_model(asked, tmp_path, monkeypatch):
     first = run(plan(asked), tmp_path)
-    monkeypatch.setattr(running, "load", None)
+    monkeypatch.setattr(source, "load", None)
     assert run(plan(asked), tmp_path) == first
 
 
@@ -317,7 +317,7 @@ def test_overwriting_removes_nothing_for_a_run_that_cannot_be(asked, tmp_path, m
     def broken(*_, **__):
         raise OSError("no weights")
 
-    monkeypatch.setattr(running, "load", broken)
+    monkeypatch.setattr(source, "load", broken)
     with pytest.raises(OSError, match="no weights"):
         run(plan(replace(asked, seed=1)), tmp_path, overwrite=True)
     assert rows(tmp_path) == before

@@ -17,6 +17,7 @@ from mesa_lens.cli import main
 from probe.capture.bridge import bridge_to
 from probe.capture.capture import capture_states
 from probe.capture.spec import Kept
+from probe.cells import source
 from probe.evaluation.journal import Journal
 from probe.figures.styles import STYLES
 from probe.study import cells as study_cells
@@ -134,7 +135,7 @@ def test_another_study_is_not_mixed_in(finished, model, capsys):
     ],
 )
 def test_bad_input_is_said_before_the_weights_are_loaded(model, tmp_path, capsys, monkeypatch, arguments, message):
-    monkeypatch.setattr(study, "load", None)
+    monkeypatch.setattr(source, "load", None)
     assert main(["study", "--model", model, "--out", str(tmp_path / "out"), *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -239,7 +240,7 @@ def test_overwrite_removes_nothing_before_the_weights_are_loaded(finished, model
     def unreadable(*given, **options):
         raise OSError("no weights")
 
-    monkeypatch.setattr(study, "load", unreadable)
+    monkeypatch.setattr(source, "load", unreadable)
     assert main(["study", "--model", model, *FEW, *CONFIGS, "--overwrite", "--out", str(out)]) == 1
     assert (out / "cells.jsonl").read_text() == (finished / "cells.jsonl").read_text()
 
@@ -358,8 +359,8 @@ def test_a_shorter_pass_is_kept_beside_the_reference(monkeypatch, tmp_path):
         study_states, "capture", lambda *given: lengths.append(len(given[4].positions)) or {"resid_post": next(passes)}
     )
     states = study_states.States(kept, tmp_path, averaged=False)
-    states.fill(None, [[0] * 5], None, 0, lambda: None)
-    states.fill(None, [[0] * 3], None, 1, lambda: None)
+    states.fill(None, [[0] * 5], None, 0)
+    states.fill(None, [[0] * 3], None, 1)
     assert lengths == [5, 3]
     short = states.hidden(mean=False, both=True, length=3)
     assert short.sizes["position"] == 3
@@ -373,7 +374,7 @@ def test_states_that_are_no_numbers_end_a_study_with_the_layers_name(model, monk
     monkeypatch.setattr(study_states, "capture", lambda *given: {study_states.HOOK: values})
     states = study_states.States(Kept([3, 7], range(5), range(3)), tmp_path, averaged=False)
     with pytest.raises(ValueError, match="layer 7 has 1 values that are not finite"):
-        states.fill(None, [[0] * 5], None, 0, lambda: None)
+        states.fill(None, [[0] * 5], None, 0)
     loaded = load(model)
     loaded.model.model.layers[1].register_forward_hook(lambda module, given, out: out + torch.inf)
     trial = study_cells.Trial.of(loaded, [np.arange(200) % 50], 160, [200], 0)
@@ -400,8 +401,8 @@ def test_states_are_kept_exactly_and_their_mean_in_double(monkeypatch, tmp_path)
     passes = iter(drawn)
     monkeypatch.setattr(study_states, "capture", lambda *given: {study_states.HOOK: next(passes)})
     states = study_states.States(kept, tmp_path, averaged=True)
-    states.fill(None, [[0] * 5], None, 0, lambda: None)
-    states.fill(None, [[0] * 5, [1] * 5, [2] * 5], None, 1, lambda: None)
+    states.fill(None, [[0] * 5], None, 0)
+    states.fill(None, [[0] * 5, [1] * 5, [2] * 5], None, 1)
     both = states.hidden(mean=False, both=True)
     assert both["method"].values.tolist() == ["origin", "method"]
     np.testing.assert_array_equal(both.values, drawn[:2])

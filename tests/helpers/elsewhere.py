@@ -1,0 +1,76 @@
+"""A runner that does what one on other machines does, in this process; and what a run gave but for its times."""
+
+import csv
+import json
+import pickle
+import random
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from probe.cells.cell import Outcome
+from probe.cells.runner import Runner
+
+
+class Scattered:
+    """Takes a batch of cells, and ends them in a seeded order; those of `lost` cannot be finished."""
+
+    most, room, verbose = 5, 2**40, False
+
+    def __init__(self, function, seed, lost):
+        self.function, self.lost, self.draw = function, lost, random.Random(seed)
+
+    def run(self, turns, watch):
+        while batch := list(iter(turns.take, None)):
+            for cell in self.draw.sample(batch, len(batch)):
+                watch.began(cell)
+                lost = "its process died" if cell.key in self.lost else ""
+                yield cell, Outcome(lost=lost) if lost else self._outcome(cell)
+
+    def _outcome(self, cell):
+        try:
+            return pickle.loads(pickle.dumps(Outcome(self.function(pickle.loads(pickle.dumps(cell))))))
+        except Exception as error:
+            return Outcome(error=error)
+
+
+@dataclass(frozen=True)
+class Elsewhere(Runner):
+    """The work is carried to it, and what it gives is carried back."""
+
+    kind: str = "elsewhere"
+    seed: int = 0
+    lost: tuple[tuple[str | int, ...], ...] = ()
+
+    def check(self, options):
+        pass
+
+    @contextmanager
+    def pool(self, work, cells):
+        work.source.check()
+        yield Scattered(pickle.loads(pickle.dumps(work)).start(2**33), self.seed, self.lost)
+
+
+def journal(path: Path) -> list:
+    """The lines of a journal without check sums, times and peaks."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        for name in ("crc32", "peak_mib"):
+            row.pop(name, None)
+        for score in row.get("scores", []):
+            if isinstance(score, dict):
+                score.pop("seconds")
+    return rows
+
+
+def table(path: Path) -> list:
+    """The rows of samples.csv without times and peaks."""
+    with path.open() as file:
+        return [[row[name] for name in row if name not in ("seconds", "peak_mib")] for row in csv.DictReader(file)]
+
+
+def same_evaluation(one: Path, other: Path) -> None:
+    """Asserts that two evaluations gave the same, in the same order."""
+    assert journal(one / "cells.jsonl") == journal(other / "cells.jsonl")
+    assert table(one / "samples.csv") == table(other / "samples.csv")
+    assert (one / "summary.json").read_bytes() == (other / "summary.json").read_bytes()

@@ -1,0 +1,154 @@
+"""An evaluation gives the same whoever runs its cells; what no worker can finish is told, left out, and tried again."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import tiny
+import torch
+from elsewhere import Elsewhere, same_evaluation
+
+from mesa_lens.cli import main
+from probe.cells.runner import Runner
+from probe.evaluation import run as running
+from probe.evaluation.plan import EvalRequest, plan
+from probe.evaluation.run import run
+from probe.evaluation.work import EvalWork, cells_of
+from probe.tasks.likelihood import Likelihood
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("asked")
+    text = folder / "text.txt"
+    text.write_text(" ".join(f"Sentence {number} says {number**2}." for number in range(200)))
+    model = tiny.folder(folder / "model")
+    return EvalRequest(
+        model=str(model), tasks=("passkey", "nll", "longppl"), methods="origin,mesa", lengths=(96, 150), samples=2,
+        text=str(text),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def local(asked, tmp_path_factory):
+    out = tmp_path_factory.mktemp("local")
+    run(plan(asked), out)
+    return out
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_order_in_which_cells_end_changes_nothing(asked, local, tmp_path, seed):
+    run(plan(asked), tmp_path, runner=Elsewhere(seed=seed))
+    same_evaluation(local, tmp_path)
+
+
+def test_what_no_worker_can_finish_is_left_out_told_and_run_by_the_same_command(
+    asked, local, tmp_path, capsys
+):  # fmt: skip
+    summary = run(plan(asked), tmp_path, runner=Elsewhere(lost=(("nll", "mesa", 96),)))
+    assert summary["failed"] == [("nll", "mesa", 96)]
+    assert (summary["cells_left"], summary["out_of_memory"]) == (0, [])
+    assert "failed: nll under mesa at 96 tokens: its process died" in capsys.readouterr().err
+    assert {("nll", "mesa", 150), ("passkey", "mesa", 96)} <= {
+        (cell["task"], cell["method"], cell["length"]) for cell in summary["cells"]
+    }
+    whole = json.loads((local / "summary.json").read_text())["cells"]
+    assert sorted(map(str, run(plan(asked), tmp_path)["cells"])) == sorted(map(str, whole))
+
+
+def test_a_command_with_failed_cells_prints_what_there_is_and_ends_in_1(asked, tmp_path, capsys, monkeypatch):
+    real = running.run
+    monkeypatch.setattr(
+        running,
+        "run",
+        lambda *args, **options: real(*args, **{**options, "runner": Elsewhere(lost=(("nll", "mesa", 96),))}),
+    )
+    words = f"--model {asked.model} --task nll --methods origin,mesa --lengths 96 --samples 1 --text {asked.text}"
+    assert main(["eval", *words.split(), "--out", str(tmp_path / "out"), "--json"]) == 1
+    printed = capsys.readouterr()
+    assert [cell["method"] for cell in json.loads(printed.out)["cells"]] == ["origin"]
+    assert "mesa-lens: 1 cells failed; the same command goes on from" in printed.err
+
+
+def test_what_does_not_fit_is_left_out_alike_also_where_longer_ones_were_begun(asked, tmp_path, monkeypatch, capsys):
+    def small(self, loaded, length, *rest):
+        if length > 100 and self.name == "nll":
+            raise torch.OutOfMemoryError
+        return original(self, loaded, length, *rest)
+
+    original = Likelihood.measure
+    monkeypatch.setattr(Likelihood, "measure", small)
+    three = plan(replace(asked, tasks=("nll", "passkey"), lengths=(96, 150, 200, 250)))
+    told = []
+    for name, runner in {"local": Runner(), "elsewhere": Elsewhere()}.items():
+        run(three, tmp_path / name, runner=runner)
+        told.append([line for line in capsys.readouterr().err.split("\n") if "left out" in line])
+    assert len(told[0]) == 6
+    assert told[0] == told[1]
+    same_evaluation(tmp_path / "local", tmp_path / "elsewhere")
+
+
+def test_an_error_of_a_cell_ends_the_run_with_what_came_before_it_in_the_journal(asked, tmp_path, monkeypatch):
+    def failing(self, loaded, length, *rest):
+        if length > 100:
+            raise RuntimeError("the states are not finite")
+        return original(self, loaded, length, *rest)
+
+    original = Likelihood.measure
+    monkeypatch.setattr(Likelihood, "measure", failing)
+    made = plan(replace(asked, tasks=("nll", "passkey")))
+    for name, runner in {"local": Runner(), "elsewhere": Elsewhere()}.items():
+        with pytest.raises(RuntimeError, match="not finite"):
+            run(made, tmp_path / name, runner=runner)
+    lines = [(tmp_path / name / "cells.jsonl").read_text().count("\n") for name in ("local", "elsewhere")]
+    assert lines == [5, 5]  # the settings, both tasks of both methods at 96
+
+
+def test_a_worker_with_another_model_is_refused_naming_what_differs(asked):
+    work = EvalWork.of(plan(asked))
+    work.source.check()
+    for what in ("weights", "tokenizer", "versions"):
+        changed = replace(work.source, known={**work.source.known, what: "another"})
+        with pytest.raises(ValueError, match=f"a worker has other {what} of .* than this machine"):
+            changed.check()
+
+
+def test_cells_say_what_memory_they_take(asked):
+    made = plan(replace(asked, tasks=("passkey", "nll"), methods="origin", batch=4))
+    by_task = {(cell.key[0], cell.key[2]): cell for cell in cells_of(made, made.cells)}
+    one = 96 * 4 * (2 * 3 * 2 * 8 + 12 * 32)  # tokens, bytes; keys and values of 2 heads, hidden states
+    assert by_task["passkey", 96].needs > one
+    assert by_task["passkey", 96].best - by_task["passkey", 96].needs >= 3 * one
+    assert by_task["nll", 96].best == by_task["nll", 96].needs  # it is no batch
+    assert by_task["passkey", 150].needs > by_task["passkey", 96].needs
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--workers 2", "--workers 2 is for --runner ray"),
+        ("--gpus-per-worker 1", "--gpus-per-worker 1.0 is for --runner ray"),
+        ("--runner spark", "--runner 'spark' is no runner; take local, ray, or ray:ADDRESS"),
+        ("--runner ray:", "--runner 'ray:' is no runner"),
+        ("--runner ray --harness x", "--runner ray is not for eval --harness; leave it out"),
+        ("--runner ray --gpus-per-worker 1", "--gpus-per-worker 1 with --device cpu; give --device cuda"),
+        ("--runner ray --device cuda:1", "--device cuda:1 with --runner ray: a worker sees its own GPUs alone"),
+    ],
+)
+def test_runners_that_cannot_be_are_refused(words, told, capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "ray")
+    assert main(["eval", *words.split(), "--estimate"]) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["locate", "anatomy"])
+def test_commands_that_workers_do_not_serve_say_so(command, capsys):
+    assert main([command, "--runner", "ray:auto"]) == 2
+    assert f"--runner ray:auto is not for {command}; leave it out" in capsys.readouterr().err
+
+
+def test_without_ray_its_extra_is_named(capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for command in ("eval", "probe", "paper", "study"):
+        assert main([command, "--runner", "ray"]) == 2
+        assert capsys.readouterr().err.endswith("Ray, which is not installed; pip install 'mesa-lens[ray]'\n")
