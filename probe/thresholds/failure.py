@@ -209,7 +209,7 @@ def _failure(
 
 def _starts(draws: np.ndarray, first: int) -> np.ndarray:
     """Whether a draw fails from the length numbered `first` on, at every one, and not at the one before."""
-    return draws[:, first:].all(1) & ~draws[:, max(0, first - 1) : first].any(1)
+    return np.asarray(draws[:, first:].all(1) & ~draws[:, max(0, first - 1) : first].any(1))
 
 
 def onset(fails: np.ndarray, lengths: np.ndarray) -> int | None:
