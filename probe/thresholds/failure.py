@@ -170,17 +170,15 @@ def _told(scores: list[np.ndarray], at: tuple[int, int], judged: tuple[str, ...]
 
     Student's of tail NLL less the level, window by window, and Wilson's of the passkeys found.
     """
-    may: np.ndarray = np.zeros(scores[0].shape[:2], bool)
-    surely: np.ndarray = may
+    found = np.zeros((2, *scores[0].shape[:2]), bool)
     if NLL in judged:
         above = np.moveaxis(scores[0] - scores[0][at], -1, 0)
         middle, half = above.mean(0), half_width(above)
-        may, surely = middle + half > NATS_ABOVE, middle - half > NATS_ABOVE
+        found |= np.stack([middle + half, middle - half]) > NATS_ABOVE
     if PASSKEY in judged:
         hits = scores[1]
-        low, high = np.vectorize(wilson)(np.nan_to_num(hits.sum(-1)), hits.shape[-1])
-        may, surely = may | (low < LEAST_ACCURACY), surely | (high < LEAST_ACCURACY)
-    return may, surely
+        found |= np.stack(np.vectorize(wilson)(np.nan_to_num(hits.sum(-1)), hits.shape[-1])) < LEAST_ACCURACY
+    return found[0], found[1]
 
 
 def _failure(
@@ -211,7 +209,7 @@ def _failure(
 
 def _starts(draws: np.ndarray, first: int) -> np.ndarray:
     """Whether a draw fails from the length numbered `first` on, at every one, and not at the one before."""
-    return draws[:, first:].all(1) & ~draws[:, max(0, first - 1) : first].any(1)
+    return np.asarray(draws[:, first:].all(1) & ~draws[:, max(0, first - 1) : first].any(1))
 
 
 def onset(fails: np.ndarray, lengths: np.ndarray) -> int | None:

@@ -35,7 +35,7 @@ def verdict(summary: Mapping[str, Any], located: Located | None) -> dict[str, An
         "head": head,
         "cells": cells,
         "rows": rows,
-        "notes": [RANKED, _cost(rows), _heads(located, own), *_following(summary), *about(summary, rows)],
+        "notes": [RANKED, _cost(rows), _heads(located, own), *about(summary, rows), *_following(summary)],
     }
 
 
