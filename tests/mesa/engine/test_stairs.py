@@ -102,15 +102,14 @@ def test_a_single_query_equals_dense(odd, length, first_key):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_single_query_in_half_precision_is_merged_by_the_kernels(dtype, monkeypatch):
     query, key, value = (each.to(dtype) for each in states(LENGTH, LENGTH - 1))
-    regions = NEAR, *(replace(each, **SCALED) for each in (PLAIN, CARRIED))
-    plan, ran = Plan(LENGTH, regions), []
+    plan, ran = Plan(LENGTH, (NEAR, PLAIN, CARRIED)), []
     monkeypatch.setattr(attention, "attend", lambda *given: ran.append(1) or kernels.attend(*given))
     with torch.no_grad():
         got = attention.fused(Schedule(plan, LENGTH - 1, Stepped(7)), query, key, value, DIM**-0.5)[0]
         double = (each.double() for each in (query, key, value))
         expected = attention.dense(Schedule(plan, LENGTH - 1, Stepped(7)), *double, DIM**-0.5)[0]
     assert len(ran) == (2 if dtype == torch.bfloat16 else 0)
-    assert (got.double() - expected).abs().max() < {torch.bfloat16: 0.02, torch.float32: 1e-5}[dtype]
+    assert (got.double() - expected).abs().max() < {torch.bfloat16: 0.03, torch.float32: 1e-5}[dtype]
 
 
 def test_masks_are_kept_for_one_device():
