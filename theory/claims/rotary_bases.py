@@ -20,7 +20,7 @@ NTK_FACTORS, YARN_FACTORS = (1.0, 2.0, 4.0), (2.0, 4.0, 8.0)
 def yarn_carries(settings: Settings) -> Claim:
     """YaRN: from K to about s K."""
     reading, told = NOTHING, []
-    for size, reads in cases():
+    for size, reads in cases(settings):
         row = []
         for s in YARN_FACTORS[: 2 if settings.quick else None]:
             certain = fails_from(size.rotary(reads), np.arange(LONGEST) / s)
@@ -47,7 +47,8 @@ def ntk_carries(settings: Settings) -> Claim:
     """Dynamic-NTK: a pass for every length, since frequencies follow it."""
     reading, told = NOTHING, []
     furthest = FURTHEST // 2 if settings.quick else FURTHEST
-    for size, reads in [(size._replace(head=6), "count") for size in SIZES] + list(cases()):
+    slowest = cases(settings)
+    for size, reads in [(size._replace(head=6), reads) for size, reads in slowest if reads == "count"] + slowest:
         row = []
         for s in NTK_FACTORS:
             fails, found = _ntk_failure(size, reads, s, furthest, settings)
