@@ -1,7 +1,7 @@
 """The model class of the theorems' rotary transformers: Llama without norms, its rotary angles in float64.
 
-`theory.build_rotary` fills it. All else is Llama's own: rotary embedding by its base, the scaled product, the gated MLP
-(with ReLU, and a gate's other factor of 1).
+`theory.build("rotary", ...)` fills it. All else is Llama's own: rotary embedding by its base, the scaled product, the
+gated MLP (with ReLU, and a gate's other factor of 1).
 """
 
 from __future__ import annotations

@@ -42,11 +42,11 @@ def build(name: str, **parameters: Any) -> PreTrainedModel:
 
 
 def construction(name: str, **parameters: Any) -> Construction:
-    """The construction called `name` (theorem 3.1 'nope', 3.2 'plain', 3.3 'woven', the corollary 'stair' and 'mesa';
-    3.2 and 3.1 under rotary embedding 'rotary' and 'rotary_nope').
+    """The construction called `name` (theorem 3.1 'nope', 3.2 'plain', 3.3 'woven', the corollary 'stair' and 'mesa').
 
-    Parameters are its builder's: `theory.construction("woven", M=64, N=8)` is `theory.woven_model(64, 8)`. Raises
-    ValueError for an unknown name, an unknown parameter and a missing one, and what the builder raises.
+    'rotary' and 'rotary_nope' are theorems 3.2 and 3.1 under rotary embedding. Parameters are the builder's:
+    `theory.construction("woven", M=64, N=8)` is `theory.woven_model(64, 8)`. Raises ValueError for an unknown name, an
+    unknown parameter and a missing one, and what the builder raises.
     """
     _check(name, parameters)
     return BUILDERS[name](**parameters)

@@ -34,6 +34,7 @@ _NEVER += tuple(f"hook_{part}_input" for part in "qkv")
 
 _UNNORMED = {CONSTRUCTED: "MptForCausalLM", CONSTRUCTED_LLAMA: "LlamaForCausalLM"}
 """Model types without norms, and the architecture of TransformerLens that each is of."""
+
 _BY_HEAD = ("gpt_neox", "bloom")
 """Model types whose one projection gives q, k and v head by head; elsewhere all of q come first."""
 

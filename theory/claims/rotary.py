@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -62,9 +61,9 @@ SIZES = [
 NAMES = "(M, N, E, K, L, slope, head)"
 
 
-def cases() -> Iterator[tuple[Size, str]]:
-    """Every size with both ways to read positions."""
-    return ((size, reads) for size in SIZES for reads in READS)
+def cases(settings: Settings) -> list[tuple[Size, str]]:
+    """Every size, or the first four of a quick check, with both ways to read positions."""
+    return [(size, reads) for size in SIZES[: 4 if settings.quick else None] for reads in READS]
 
 
 def llama(size: Size, reads: str, settings: Settings, **more: Any) -> PreTrainedModel:
@@ -108,7 +107,7 @@ def read_rotary(model: PreTrainedModel, sizes: Rotary, H: float, length: int) ->
 def fails_beyond_M(settings: Settings) -> Claim:
     """Far beyond a whole turn, where layer 1 reads no position any more."""
     reading = NOTHING
-    for size, reads in cases():
+    for size, reads in cases(settings):
         model = llama(size, reads, settings, dtype=settings.torch_dtype)
         reading &= read_rotary(model, size.rotary(reads), settings.H, 6 * size.L + 1)
     return Claim(
@@ -252,17 +251,13 @@ def no_method_mends_it(settings: Settings) -> Claim:
         reading &= Reading(crossing(o, M, settings.H), deviation(o, expected))
     return Claim(
         name="rotary-nope",
-        statement="A rotary model that fails beyond M is mended by weaving its positions",
-        citation="Theorem 3.3 ('simply weaving its relative positional encoding can effectively extend the window')",
+        statement="Keys of 0 are turned into 0: o_t = M/t - 1 + H under every method, so that no weave mends it",
+        citation="ours (theorem 3.1)",
         parameters={"M": M, "method": grid([method.name for method in methods])},
         tested=f"t = 1 .. {length}",
-        expected=Verdict.PRINTED,
+        expected=Verdict.HOLDS,
         margin=reading.margin,
         error=reading.error,
-        correction="where its scores depend on distance; theorem 3.1's do not, and theorem 3.1 needs no more than keys "
-        "of 0 in a Llama",
-        counterexample=f"keys of 0: o_t = M/t - 1 + H under every method, {expected[M] - settings.H:.3f} below H at "
-        f"t = {M + 1}",
     )
 
 

@@ -46,7 +46,7 @@ def read_method(
 def weave_extends(settings: Settings) -> Claim:
     """ReRoPE: at T* exactly where positions are counted, later where they are read by rotation."""
     reading, told = NOTHING, []
-    for size, reads in cases():
+    for size, reads in cases(settings):
         reach = woven_reach(size.rotary(reads), size.N)
         length = LONGEST if reach < LONGEST else 3 * size.M
         window = partial(weave.rerope, window=size.N)
@@ -73,7 +73,7 @@ def weave_extends(settings: Settings) -> Claim:
 def stair_extends(settings: Settings) -> Claim:
     """Stair PE: not T*, but the span of positions told apart, ends it."""
     reading, told = NOTHING, []
-    for size, reads in cases():
+    for size, reads in cases(settings):
         stair = partial(weave.stair, window=size.N, width=size.E)
         certain = fails_from(size.rotary(reads), stair(np.arange(LONGEST)))
         fails, found = read_method(size, reads, stair_pe(*size[:3]), certain or LONGEST, settings, weave=stair)
