@@ -67,6 +67,12 @@ def test_mesa_distances_with_woven_middle_chunks():
     ]
 
 
+def test_mesa_without_a_middle_chunk_follows_the_stair_from_the_first_on():
+    method = mesa.MesaExtrapolation(trained_length=24, window=5, width=3, first=4, last=18, split_threshold=5)
+    assert method.chunks(25) == [0, 4, 25]
+    assert distances(method.plan(25))[10, :11].tolist() == [7, 7, 6, 6, 6, 5, 4, 3, 2, 1, 0]  # 5 + ceil((r - 5) / 3)
+
+
 def test_crop_distances():
     assert distances(mesa.Crop(trained_length=3).plan(7, 5)).tolist() == [
         [0, -1, -1, -1, -1, -1, -1],
