@@ -63,7 +63,8 @@ def read_lines(path: Path) -> Lines:
     first, *lines = whole.split(b"\n")
     try:
         header = json.loads(first)
-        found = Lines(dict(header["settings"]), asked=header.get(_ASKED), whole=len(whole))
+        asked = header.get(_ASKED)
+        found = Lines(dict(header["settings"]), asked=asked if isinstance(asked, int) else None, whole=len(whole))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no journal of a run; use --overwrite or another --out") from error
     for number, line in enumerate(lines[:-1], 2):

@@ -63,13 +63,16 @@ def status_of(folder: Path) -> Status:
         raise FileNotFoundError(f"{folder} is not there; name the folder that a run writes to (its --out)")
     if not folder.is_dir():
         raise ValueError(f"{folder} is a file; name the folder that a run writes to (its --out)")
-    found = list(_parts(folder))
     running, holder = held(folder)
+    try:
+        found = [(part, _left(part, place)) for part, place in _parts(folder)]
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder} is damaged ({error!r}): its journal is not as a command writes it") from error
     if not found and not running:
         raise ValueError(
             f"{folder} holds no run: no journal, no store; name the folder that a run writes to (its --out)"
         )
-    parts, seconds = tuple(part for part, _ in found), tuple(_left(part, place) for part, place in found)
+    parts, seconds = tuple(part for part, _ in found), tuple(left for _, left in found)
     lacking = _lacking(folder)
     whole = all(part.left == 0 and not part.damaged for part in parts) and not lacking
     state = "running" if running else "finished" if whole else "unfinished"

@@ -206,13 +206,17 @@ class RemoteStore(Remote):
             return not self.begun  # damaged, which is told when it is opened
 
 
-@cache
 def client(url: str) -> Any:
-    """The file system of a URL's protocol. Raises ValueError where the package for it is missing."""
-    protocol = url.partition("://")[0]
-    fsspec = _fsspec(url)
-    with reaching(url):
-        return fsspec.core.url_to_fs(url, **options(protocol))[0]
+    """The file system of a URL. Raises ValueError where the package for it is missing."""
+    return root_client("/".join(url.split("/")[:3]))
+
+
+@cache
+def root_client(root: str) -> Any:
+    """The file system of all URLs that begin so: protocol and bucket."""
+    fsspec = _fsspec(root)
+    with reaching(root):
+        return fsspec.core.url_to_fs(root, **options(root.partition("://")[0]))[0]
 
 
 def options(protocol: str) -> dict[str, Any]:

@@ -7,10 +7,11 @@ from pathlib import Path
 import streamlit as st
 
 from mesa_lens.dashboard.look import columns, plain
-from mesa_lens.dashboard.runs import folders, is_inside, name_of
+from mesa_lens.dashboard.runs import STORE, folders, is_inside, name_of
 from probe.ownership import LOCK
 from probe.status.status import Status, status_of, text
 from probe.store.place import POINTER, Remote
+from probe.store.reader import partial_path
 
 
 def overview(folder: Path) -> None:
@@ -48,7 +49,10 @@ _COLUMNS = ("command", "section", "what", "done", "failed", "left", "of", "secon
 
 def _is_own(folder: Path, root: Path) -> bool:
     """Whether what a status reads lies in `root`, its links followed; a store at a URL is not asked."""
-    read = [folder / name for name in (LOCK, "locate", "anatomy")] + [*folder.glob("*.json*"), *folder.glob("store*")]
+    read = [folder / name for name in ("", LOCK, STORE, partial_path(Path(STORE)), "locate", "anatomy")] + [
+        *folder.glob("*.json*"),
+        *folder.glob("*/*.json*"),
+    ]
     return all(is_inside(path, root) for path in read) and not (folder / POINTER).exists()
 
 

@@ -173,6 +173,12 @@ def test_what_is_no_run_is_refused_by_name(tmp_path, made, capsys):
     assert "cells.jsonl is no journal of a run" in capsys.readouterr().err
 
 
+def test_a_study_whose_settings_are_not_a_study_s_is_refused(tmp_path):
+    Journal(tmp_path / "cells.jsonl", {"configs": {}}).add(("nll", 1), {})
+    with pytest.raises(ValueError, match=f"{tmp_path} is damaged"):
+        status_of(tmp_path)
+
+
 HOLD = """
 import sys
 from pathlib import Path

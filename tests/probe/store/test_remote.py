@@ -24,7 +24,7 @@ has_client = pytest.mark.skipif(importlib.util.find_spec("obstore") is None, rea
 
 @pytest.fixture
 def server(monkeypatch):
-    place.client.cache_clear()
+    place.root_client.cache_clear()
     with objects.served() as made:
         for name, value in objects.environment(made).items():
             monkeypatch.setenv(name, value)
@@ -190,7 +190,7 @@ def test_an_address_that_is_not_there_and_a_wrong_key_are_told_in_a_line(server,
     assert "s3://bucket/one" in line
     assert "cannot be reached" in line
     assert "credentials" in line
-    place.client.cache_clear()
+    place.root_client.cache_clear()
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     assert main(["export", "drift", "s3://bucket/two"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
