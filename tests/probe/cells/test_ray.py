@@ -46,6 +46,7 @@ def cluster():
         patch.setenv("OMP_NUM_THREADS", "1")
         torch.set_num_threads(1)
         with ray_at(None, 4, verbose=False) as ray:
+            ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
             yield ray
     with warnings.catch_warnings():  # Ray lets go of processes that it has ended without waiting for them
         warnings.simplefilter("ignore", ResourceWarning)
