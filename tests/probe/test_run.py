@@ -426,10 +426,10 @@ def test_a_failure_says_what_is_kept(model, tmp_path, capsys, monkeypatch):
 def test_a_killed_run_goes_on_to_the_same_bytes(model, uninterrupted, tmp_path, capsys, sent):
     out = tmp_path / "out"
     code = (
-        "import sys, time\nfrom mesa_lens.cli import main\nfrom probe import run\nfirst = run.capture\n"
-        "def slow(*args, **kwargs):\n    values = first(*args, **kwargs)\n    run.capture = hang\n    return values\n"
+        "import sys, time\nfrom mesa_lens.cli import main\nfrom probe import work\nfirst = work.capture\n"
+        "def slow(*args, **kwargs):\n    values = first(*args, **kwargs)\n    work.capture = hang\n    return values\n"
         "def hang(*args, **kwargs):\n    time.sleep(60)\n"
-        "run.capture = slow\nraise SystemExit(main(sys.argv[1:]))"
+        "work.capture = slow\nraise SystemExit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, *asked(model, out)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -520,7 +520,7 @@ def test_overwriting_removes_nothing_for_a_run_that_cannot_be(model, tmp_path, c
         if fault == "disk":
             patch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1))
         else:
-            patch.setattr(run, {"memory": "check_memory", "weights": "load"}[fault], broken)
+            patch.setattr(*{"memory": (run, "check_memory"), "weights": (source, "load")}[fault], broken)
         assert main(asked(model, out, "--overwrite", "--dims", "0-31", "--hooks", "resid_post,attn_out")) == 1
     capsys.readouterr()
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
