@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mesa.engine.attention import Schedule
+from mesa.engine.schedule import Schedule
 
 Execute = Callable[[Sequence[int], Schedule, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor | None]]
 """An executor, told which query heads it is given."""

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from mesa.engine.attention import Schedule
 from mesa.engine.families import Kind
 from mesa.engine.rope import Rotation
+from mesa.engine.schedule import Schedule
 
 
 class Places(NamedTuple):

@@ -23,7 +23,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from mesa.decoder import layers_of
 from mesa.engine import families
-from mesa.engine.attention import EXECUTORS, Schedule
+from mesa.engine.attention import EXECUTORS
 from mesa.engine.caches import Block, fill, prompt_length_of
 from mesa.engine.families import Kind
 from mesa.engine.generation import Prompt, prompt_noted
@@ -31,6 +31,7 @@ from mesa.engine.given import check_positions, check_prompt, check_unpacked, rea
 from mesa.engine.heads import Execute, by_head
 from mesa.engine.passes import Bypassed, Group, Pass, taken
 from mesa.engine.rope import Rotary, Rotation, positions
+from mesa.engine.schedule import Schedule
 from mesa.engine.seams import Seams, scores_only, through
 from mesa.methods import METHODS, Method, Origin
 from mesa.plan_check import check_plan

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mesa.engine.alibi import biased
-from mesa.engine.attention import Schedule
+from mesa.engine.schedule import Schedule
 
 
 def rows(schedule: Schedule, query: Tensor, key: Tensor, scale: float, chosen: Sequence[int]) -> Tensor:

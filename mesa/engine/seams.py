@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mesa.engine.attention import Schedule, scored
+from mesa.engine.attention import scored
+from mesa.engine.schedule import Schedule
 
 
 class Seams(NamedTuple):

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mesa.engine.attention import EXECUTORS, Schedule
+from mesa.engine.attention import EXECUTORS
+from mesa.engine.schedule import Schedule
 from mesa.methods.chunked import MIDDLES
 from mesa.plan import own_index
 from theory import mesa_model

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from mesa.engine import families
-from mesa.engine.attention import Schedule
 from mesa.engine.rows import rows
+from mesa.engine.schedule import Schedule
 from mesa.methods import Method
 from mesa.plan import relative_positions
 from mesa.support import ROTARY, check_method, no_phases

@@ -14,8 +14,8 @@ import xarray as xr
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mesa.engine.attention import Schedule
 from mesa.engine.rows import rows
+from mesa.engine.schedule import Schedule
 from mesa.methods import Method
 from probe.mechanism.anatomy.queries import chosen_queries, common_length, labelled, look_at
 

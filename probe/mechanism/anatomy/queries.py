@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import mesa
-from mesa.engine.attention import Schedule
+from mesa.engine.schedule import Schedule
 from mesa.methods import Method
 
 SPANS = ("inside M", "beyond M")

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 import mesa
-from mesa.engine.attention import Schedule
 from mesa.engine.rows import rows
+from mesa.engine.schedule import Schedule
 from mesa.methods import Method
 from probe.tasks.retrieval import Prompt
 

@@ -9,8 +9,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
 from mesa.engine import attention
-from mesa.engine.attention import Call, Schedule, calls
 from mesa.engine.rope import Rotary, Rotation
+from mesa.engine.schedule import Call, Schedule, calls
 from mesa.methods.chunked import WEAVES
 from mesa.plan import Plan, Region, own_index
 
@@ -130,7 +130,7 @@ def test_grouped_key_heads_equal_repeated_ones(name):
 @pytest.mark.parametrize("name", list(cases.CASES))
 @pytest.mark.parametrize("start", [0, 13, 40])
 def test_calls_cover_every_pair_of_every_region_once(name, start, monkeypatch):
-    monkeypatch.setattr(attention, "BLOCK", 7)
+    monkeypatch.setattr("mesa.engine.schedule.BLOCK", 7)
     plan = cases.method(name).plan(61, 55)
     tokens = np.arange(61)
     for region in plan.regions:

@@ -46,7 +46,8 @@ from transformers import (
 )
 
 import mesa
-from mesa.engine.attention import EXECUTORS, Schedule
+from mesa.engine.attention import EXECUTORS
+from mesa.engine.schedule import Schedule
 from mesa.models import load
 from probe.capture.bridge import bridge_to
 

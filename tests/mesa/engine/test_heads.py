@@ -11,8 +11,9 @@ import torch
 from transformers import DynamicCache
 
 import mesa
-from mesa.engine.attention import EXECUTORS, Schedule
+from mesa.engine.attention import EXECUTORS
 from mesa.engine.heads import by_head
+from mesa.engine.schedule import Schedule
 from mesa.plan import own_index
 
 PROMPT, STEPS, PAD, DIM = 58, 2, 9, 8

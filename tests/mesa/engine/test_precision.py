@@ -7,9 +7,10 @@ import torch
 from transformers import DynamicCache
 
 import mesa
-from mesa.engine.attention import EXECUTORS, Schedule
+from mesa.engine.attention import EXECUTORS
 from mesa.engine.kernels import attend_plainly
 from mesa.engine.rows import rows
+from mesa.engine.schedule import Schedule
 from mesa.methods.shifted import SHARPER
 from mesa.models import load
 from mesa.plan import Plan, Region, own_index

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mesa.engine import attention, kernels, stairs
-from mesa.engine.attention import Schedule
+from mesa.engine.schedule import Schedule
 from mesa.methods.woven import stair
 from mesa.plan import Carry, Constant, Plan, Stepped
 
