@@ -1,0 +1,54 @@
+"""A probe run and a study give the same whoever runs their cells; what no worker can finish is tried again."""
+
+import pytest
+import tiny
+import xarray as xr
+from elsewhere import Elsewhere, journal
+
+from probe.capture.spec import CaptureSpec
+from probe.plan import ProbeRequest
+from probe.run import run_probe
+from probe.study.plan import StudyRequest
+from probe.study.run import run_study
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(tiny.folder(tmp_path_factory.mktemp("model")))
+
+
+def test_a_probe_run_is_the_same_and_goes_on_after_a_pass_was_lost(model, tmp_path):
+    request = ProbeRequest(
+        model=model,
+        methods="origin,rerope",
+        length=300,
+        texts=1,
+        samples=1,
+        lengths=(80, 160),
+        spec=CaptureSpec(layers=range(2)),
+    )
+    run_probe(request, tmp_path / "local")
+    with pytest.raises(RuntimeError, match=r"no worker could capture rerope, repeated \(1 of 4 passes failed\)"):
+        run_probe(request, tmp_path / "other", runner=Elsewhere(seed=1, lost=(("rerope", "repeated"),)))
+    run_probe(request, tmp_path / "other", runner=Elsewhere(seed=2))
+    assert journal(tmp_path / "local" / "measured.jsonl") == journal(tmp_path / "other" / "measured.jsonl")
+    one, other = (xr.open_zarr(tmp_path / name / "store.zarr") for name in ("local", "other"))
+    xr.testing.assert_equal(one["resid_post"], other["resid_post"])
+
+
+def test_a_study_is_the_same(model, tmp_path):
+    request = StudyRequest(
+        model=model,
+        configs="rerope,leaky-rerope k=1.5,mesa width=4",
+        prompts=("repeated",),
+        seeds=2,
+        lengths=(160, 200, 320),
+        windows=1,
+        samples=1,
+    )
+    local, _ = run_study(request, tmp_path / "local")
+    other, _ = run_study(request, tmp_path / "other", runner=Elsewhere(seed=1))
+    assert journal(tmp_path / "local" / "cells.jsonl") == journal(tmp_path / "other" / "cells.jsonl")
+    xr.testing.assert_identical(local, other)
