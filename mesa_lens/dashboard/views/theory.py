@@ -73,12 +73,12 @@ def first_failures(M: int, N: int, E: int) -> str:
     for name, width, certified in (("the weave", None, weave), ("Stair PE", E, None)):
         reach = extended_length(M, N, width)
         if certified is not None:
-            told = f"t = {certified:,} (certified by interval arithmetic)"
+            told = f"at t = {certified:,} (certified by interval arithmetic)"
         elif reach < LONGEST:
-            told = f"t = {first_failure(M, N, width):,} (not certified: by float64)"
+            told = f"at t = {first_failure(M, N, width):,} (not certified: by float64)"
         else:
             told = f"beyond 2^53, at about 10^{math.log10(reach):.3f} (not certified: by float64)"
-        found.append(f"{name} first fails at {told}")
+        found.append(f"{name} first fails {told}")
     return "With positions recovered ideally, " + "; ".join(found) + "."
 
 
