@@ -179,7 +179,8 @@ def missing_regions(store: Path) -> list[str]:
 def region_sums(store: Path) -> Iterator[bytes]:
     """What tells the values of every region, those of a hook one after the other: the check sum at its file's end.
 
-    A file of many chunks ends with the sum of their places, so that it is told by when it was written as well.
+    A file of many chunks ends with the sum of their places, so that it is told by when it was written as well; at a URL
+    by that sum alone: there the store's own time tells it from another.
     """
     paths = [path for *_, path, _ in _regions(store)]
     if isinstance(store, Remote):
