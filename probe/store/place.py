@@ -220,9 +220,11 @@ def root_client(root: str) -> Any:
 
 
 def options(protocol: str) -> dict[str, Any]:
-    """How the protocol's file system is made: ours gives up soon."""
-    if protocol == "memory" or importlib.util.find_spec(_NATIVE[protocol]):
+    """How the protocol's file system is made: others remember no listings, ours gives up soon."""
+    if protocol == "memory":
         return {}
+    if importlib.util.find_spec(_NATIVE[protocol]):
+        return {"use_listings_cache": False}  # zarr writes by a client of its own, and other machines do
     import obstore.fsspec  # pyright: ignore[reportMissingImports]
 
     obstore.fsspec.register(protocol)

@@ -7,6 +7,7 @@ import io
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ FORCED = "forced"
 """The attribute that says what changed before a store was gone on with all the same."""
 _FORCEABLE = ("weights", "config", "tokenizer", "versions")
 _FOLLOWS = ("first_token", "period")  # from the word and the model
+_DAMAGE = (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)  # of the decompressor
 _NOT_CONFIG = ("created", "versions", SEAL, FORCED)  # may differ between runs that give the same numbers
 
 
@@ -66,7 +68,8 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     """Opens a run folder or its store, either of which may be a URL (`mesa-lens[remote]`).
 
     Raises FileNotFoundError for a missing path, ValueError for a folder that is no store, an incomplete or a damaged
-    one. Select with a dict, `hidden.sel({"method": "mesa"})`: in `sel`, `method=` means something else.
+    one, OSError where an object store fails. Select with a dict, `hidden.sel({"method": "mesa"})`: in `sel`, `method=`
+    means something else.
     """
     path = place_of(path)
     inner, beside = store_of(path), None
@@ -83,7 +86,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         raise FileNotFoundError(f"no run at {path}; make one with `mesa-lens probe`")
     if not (path / "zarr.json").exists():
         raise ValueError(f"{path} is not a store: it has no zarr.json; give the folder that `mesa-lens probe` wrote")
-    try:
+    with _opening(path):
         place = zarr_place(path, reads=True)
         hidden = xr.open_zarr(place)
         evaluation, tokens = (
@@ -93,18 +96,31 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         _check_hooks(hidden)
         _check_scores(evaluation)
         check_seals(path, (EVALUATION, TOKENS))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:  # of the decompressor
-        raise ValueError(f"{path} is damaged ({str(error).partition(chr(10))[0]}); {AGAIN}") from error
     for needed, there in ((SEAL, hidden.attrs), ("trained_length", hidden.attrs), *((d, hidden) for d in DIMS)):
         if needed not in there:
             raise ValueError(f"{path} is not a store of hidden states: it has no {needed}")
     if not isinstance(hidden.attrs["trained_length"], int):
         raise ValueError(f"{path} is damaged (trained_length is {hidden.attrs['trained_length']!r}); {AGAIN}")
-    missing = missing_regions(path)
+    with _opening(path):
+        missing = missing_regions(path)
     if missing or not hidden.attrs[SEAL]:
         raise ValueError(f"{path} is incomplete: {list_missing(missing) or 'it was not finished'}; {AGAIN}")
     hidden = _with_tokens(checked(_object_labels(hidden), path), tokens, path)
     return Run(path, hidden, None if evaluation is None else _object_labels(_unsealed(evaluation)), beside)
+
+
+@contextmanager
+def _opening(path: Path) -> Iterator[None]:
+    """ValueError for a damaged store; OSError where an object store fails, of which nothing is known."""
+    try:
+        yield
+    except Exception as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        if isinstance(path, Remote) and not isinstance(error, _DAMAGE):
+            raise OSError(f"{path} could not be read ({reason}); try again") from error
+        if not isinstance(error, (OSError, *_DAMAGE)):
+            raise
+        raise ValueError(f"{path} is damaged ({reason}); {AGAIN}") from error
 
 
 def store_of(folder: Path) -> Path:
@@ -163,7 +179,8 @@ def missing_regions(store: Path) -> list[str]:
 def region_sums(store: Path) -> Iterator[bytes]:
     """What tells the values of every region, those of a hook one after the other: the check sum at its file's end.
 
-    A file of many chunks ends with the sum of their places, so that it is told by when it was written as well.
+    A file of many chunks ends with the sum of their places, so that it is told by when it was written as well; at a URL
+    by that sum alone: there the store's own time tells it from another.
     """
     paths = [path for *_, path, _ in _regions(store)]
     if isinstance(store, Remote):

@@ -158,6 +158,8 @@ def _found(
             key = _differing(store, coords, hooks, dtype, attrs, unfinished=store != path, force=force)
             by_force = store != path and not _differing(store, coords, hooks, dtype, attrs, unfinished=True, force=True)
         except (OSError, ValueError, KeyError) as error:
+            if isinstance(store, Remote) and isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+                raise  # nothing is known of it, which is no reason to give it up
             refused = f"{store} exists and cannot be compared ({error}); {_REMEDY}"
             continue
         if key is None:

@@ -177,7 +177,8 @@ def _told(scores: list[np.ndarray], at: tuple[int, int], judged: tuple[str, ...]
         found |= np.stack([middle + half, middle - half]) > NATS_ABOVE
     if PASSKEY in judged:
         hits = scores[1]
-        found |= np.stack(np.vectorize(wilson)(np.nan_to_num(hits.sum(-1)), hits.shape[-1])) < LEAST_ACCURACY
+        ends = np.stack(np.vectorize(wilson)(np.nan_to_num(hits.sum(-1)), hits.shape[-1]))
+        found |= (ends < LEAST_ACCURACY) & np.isfinite(hits).all(-1)  # what was not measured did not fail
     return found[0], found[1]
 
 

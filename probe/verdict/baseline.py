@@ -25,6 +25,8 @@ def beside_crop(rows: Rows) -> str:
     compared = [row for row in rows if to_crop(row) is not None]
     if not compared:
         return ""
+    if all((to_crop(row) or {})["high"] is None for row in compared):
+        return "; by tail NLL there one text alone tells nothing from crop"
     better = [row for row in compared if betters(row)]
     if not better:
         return "; by tail NLL there none does better than crop" if len(compared) > 1 else "; no better than crop there"

@@ -198,6 +198,35 @@ def test_an_address_that_is_not_there_and_a_wrong_key_are_told_in_a_line(server,
     assert "cannot be reached" in line
 
 
+@pytest.mark.parametrize("raised", [TimeoutError, type("GenericError", (Exception,), {})])
+@pytest.mark.parametrize("lost", ["layer/zarr.json", "evaluation/zarr.json"])
+def test_an_object_store_that_fails_is_not_a_damaged_store(lost, raised, monkeypatch):
+    fsspec.filesystem("memory").store.clear()
+    url = written("memory://bucket/run")
+    kept, fs = place.store_in(place_of(url), "store.zarr"), type(fsspec.filesystem("memory"))
+    real = fs.cat_file
+
+    def cat_file(self, path, *args, **more):
+        if path.endswith(lost):
+            raise raised("connection reset")
+        return real(self, path, *args, **more)
+
+    monkeypatch.setattr(fs, "cat_file", cat_file)
+    with pytest.raises(OSError, match=r"connection reset.*(try again|credentials)") as told:
+        open_run(url)
+    assert "--overwrite" not in str(told.value)
+    labels = {f"{name}s": hidden()[name].values.tolist() for name in ("method", "prompt", "layer", "position", "dim")}
+    with pytest.raises(OSError, match="connection reset") as told:
+        store.found(kept, **labels, hooks=["resid_post"], attrs={"trained_length": 64})
+    assert "--overwrite" not in str(told.value)
+
+
+def test_clients_of_others_remember_no_listings(monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: object() if name == "s3fs" else real(name, *a))
+    assert place.options("s3") == {"use_listings_cache": False}
+
+
 def test_a_missing_package_is_named(monkeypatch, capsys):
     real = importlib.util.find_spec
     hidden_away = ("s3fs", "obstore")

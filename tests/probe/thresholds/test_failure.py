@@ -116,6 +116,13 @@ def test_one_prompt_has_no_interval():
     assert str(of(evaluation)) == "512 [512, 512]"  # the one text says nothing, and is not asked
 
 
+def test_passkeys_that_were_not_measured_did_not_fail():
+    evaluation = scores()
+    evaluation["passkey"][1, 5] = np.nan
+    found = of(evaluation, "mesa")
+    assert (found.length, found.low, found.high) == (None, None, None)
+
+
 def test_lengths_that_one_method_lacks_do_not_count_for_it():
     evaluation = scores(above=(0, 0.8, 0.8, 0.8, 0.8))
     evaluation["tail_nll"][1, [2, 5]] = evaluation["passkey"][1, [2, 5]] = np.nan

@@ -246,6 +246,14 @@ def test_no_method_extends_by_a_tail_nll_that_crop_has_too(planted):
     assert "dynamic-ntk fails later than origin" in said
 
 
+def test_one_text_does_not_call_a_method_no_better_than_crop(planted):
+    alone = dict.fromkeys(("origin", "rerope", "dynamic-ntk", "mesa"), (-3.0, None, None))
+    said = told(by_nll_alone(planted, alone))["What mended it"]
+    assert said.startswith("mesa and rerope do not fail up to 320 tokens")
+    assert "; by tail NLL there one text alone tells nothing from crop" in said
+    assert "better than crop" not in said
+
+
 def test_a_failure_that_may_be_none_is_not_said_to_be_one(planted):
     summary = copy.deepcopy(planted)
     summary["methods"][0]["measured"] |= {"length": 320, "low": 128, "high": None, "before": 256}
