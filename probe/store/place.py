@@ -48,7 +48,8 @@ def store_in(folder: Path, name: str) -> Path:
 def pointed(folder: Path, name: str, url: str | None) -> Iterator[None]:
     """The folder says that its store `name` is at `url`, and goes on saying so if one is begun there; None: it is here.
 
-    Raises FileExistsError for a folder whose store is elsewhere, and as `checked_url`.
+    Raises FileExistsError for a folder whose store is elsewhere, OSError for a URL that cannot be reached, and as
+    `checked_url`.
     """
     pointer = folder / POINTER
     if url is None:
@@ -58,8 +59,9 @@ def pointed(folder: Path, name: str, url: str | None) -> Iterator[None]:
     said = pointer.read_text(encoding="utf-8").strip() if pointer.exists() else checked_url(url)
     if here or said != checked_url(url):
         raise FileExistsError(f"{folder} has its store at {here[0] if here else said}; choose another --out")
+    store = store_in(place_of(said), name)
+    (store / "zarr.json").exists()  # what cannot be reached is not kept as where the store is
     pointer.write_text(f"{said}\n", encoding="utf-8")
-    store = store_in(folder, name)
     try:
         yield
     finally:

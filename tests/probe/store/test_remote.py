@@ -165,6 +165,14 @@ def test_a_run_that_keeps_nothing_leaves_no_name_of_a_url(tmp_path):
     assert not (tmp_path / POINTER).exists()
 
 
+@has_client
+def test_a_url_that_cannot_be_reached_is_not_kept(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    with pytest.raises(OSError, match="cannot be reached"), place.pointed(tmp_path, "store.zarr", "s3://typo/run"):
+        pass
+    assert not (tmp_path / POINTER).exists()
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
