@@ -14,7 +14,8 @@ class Turns:
     """Which cell begins next, and whose outcome is due.
 
     wanted: whether a cell is still to be run, as far as the outcomes that were due tell. stop: whether none is to be
-    begun after the first. most, room: how many cells, and bytes that they give, may be under way or held back at once.
+    begun after the first. most, room: how many cells, and bytes that they give, may be under way or held back at once,
+    beside the one whose turn it is.
     """
 
     def __init__(
@@ -66,6 +67,9 @@ class Turns:
                 del outcome  # it may be large
 
     def _is_full(self, cell: Cell) -> bool:
+        """Whether a cell has to wait; the one that all others are held back for never does."""
+        if cell == next(each for each in self._cells[self._turn :] if each not in self._ended):
+            return False
         held = [*self._running, *(each for each, outcome in self._ended.items() if outcome)]
         given = sum(each.gives for each in held) + cell.gives
         return bool(held) and (len(held) >= self._most or given > self._room)
