@@ -68,8 +68,12 @@ class Turns:
 
     def _is_full(self, cell: Cell) -> bool:
         """Whether a cell has to wait; the one that all others are held back for never does."""
-        if cell == next(each for each in self._cells[self._turn :] if each not in self._ended):
-            return False
         held = [*self._running, *(each for each, outcome in self._ended.items() if outcome)]
         given = sum(each.gives for each in held) + cell.gives
-        return bool(held) and (len(held) >= self._most or given > self._room)
+        is_full = bool(held) and (len(held) >= self._most or given > self._room)
+        return is_full and cell != self._first()
+
+    def _first(self) -> Cell:
+        """The first cell that is waiting or under way."""
+        rest = range(self._turn, len(self._cells))
+        return next(self._cells[at] for at in rest if self._cells[at] not in self._ended)
