@@ -124,7 +124,7 @@ def _anatomy(folder: Path) -> Iterator[Part]:
     done, asked = 0, None
     for path in moments:
         try:
-            with np.load(path) as file:
+            with path.open("rb") as opened, np.load(opened) as file:
                 done += int(file["count"].sum())
                 asked = json.loads(str(file["attrs"])).get("asked", asked)
         except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
