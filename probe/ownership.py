@@ -104,11 +104,18 @@ def _is_locked(path: Path) -> bool:
 
 
 def _self(folder: Path) -> dict[str, Any]:
-    """Who writes, since when, and what journals were found: by name their bytes and check sum."""
-    journals = sorted([*folder.glob("*.jsonl"), *folder.glob("*/*.jsonl")])
-    contents = {path.relative_to(folder).as_posix(): path.read_bytes() for path in journals}
+    """Who writes, since when, and what journals were found: by name the bytes and check sum of their whole lines.
+
+    A line that an interrupt cut short is dropped by whoever goes on.
+    """
+    found = {}
+    for path in sorted([*folder.glob("*.jsonl"), *folder.glob("*/*.jsonl")]):
+        with suppress(OSError):  # a folder, or a file of somebody else's
+            text = path.read_bytes()
+            whole = text[: text.rfind(b"\n") + 1]
+            found[path.relative_to(folder).as_posix()] = [len(whole), zlib.crc32(whole)]
     return {
-        "found": {name: [len(content), zlib.crc32(content)] for name, content in contents.items()},
+        "found": found,
         "pid": os.getpid(),
         "host": platform.node(),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),

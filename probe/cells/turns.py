@@ -14,7 +14,8 @@ class Turns:
     """Which cell begins next, and whose outcome is due.
 
     wanted: whether a cell is still to be run, as far as the outcomes that were due tell. stop: whether none is to be
-    begun after the first. most, room: how many cells, and bytes that they give, may be under way or held back at once.
+    begun after the first. most, room: how many cells, and bytes that they give, may be under way or held back at once,
+    beside the one whose turn it is.
     """
 
     def __init__(
@@ -66,6 +67,13 @@ class Turns:
                 del outcome  # it may be large
 
     def _is_full(self, cell: Cell) -> bool:
+        """Whether a cell has to wait; the one that all others are held back for never does."""
         held = [*self._running, *(each for each, outcome in self._ended.items() if outcome)]
         given = sum(each.gives for each in held) + cell.gives
-        return bool(held) and (len(held) >= self._most or given > self._room)
+        is_full = bool(held) and (len(held) >= self._most or given > self._room)
+        return is_full and cell != self._first()
+
+    def _first(self) -> Cell:
+        """The first cell that is waiting or under way."""
+        rest = range(self._turn, len(self._cells))
+        return next(self._cells[at] for at in rest if self._cells[at] not in self._ended)

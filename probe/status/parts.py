@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import zarr
@@ -122,9 +123,12 @@ def _anatomy(folder: Path) -> Iterator[Part]:
         return
     done, asked = 0, None
     for path in moments:
-        with np.load(path) as file:
-            done += int(file["count"].sum())
-            asked = json.loads(str(file["attrs"])).get("asked", asked)
+        try:
+            with path.open("rb") as opened, np.load(opened) as file:
+                done += int(file["count"].sum())
+                asked = json.loads(str(file["attrs"])).get("asked", asked)
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+            raise ValueError(f"{path} is damaged ({error})") from error
     summary = _ended(max(moments, key=lambda each: each.stat().st_mtime), folder / "summary.json")
     known = done + summary["texts_left"] if "texts_left" in summary else asked
     yield Part("anatomy", "texts", done, known)

@@ -105,6 +105,20 @@ def test_a_worker_is_given_what_fits():
     assert turns.take(room=100) == cells[0]
 
 
+def test_the_cell_that_the_others_are_held_back_for_is_begun_however_many_these_are():
+    cells, passed_over = [Cell("count", (number,), needs=number) for number in (9, 1, 2, 8, 3)], []
+    turns = Turns(cells, most=2, wanted=lambda cell: cell not in passed_over)
+    for cell in cells[1:3]:
+        assert turns.take(room=3) == cell
+        turns.end(cell, Outcome(0))
+    assert turns.take(room=3) is None  # two are held back
+    assert turns.take() == cells[0]
+    turns.end(cells[0], Outcome(0))
+    passed_over.append(cells[3])
+    assert [cell for cell, _ in turns.due()] == cells[:3]
+    assert turns.take() == cells[4]
+
+
 @pytest.mark.parametrize("kind", [ValueError, RuntimeError])
 def test_an_error_of_a_cell_is_raised_in_its_turn_after_what_came_before_it(kind):
     class Failing(Backwards):

@@ -179,6 +179,33 @@ def test_a_study_whose_settings_are_not_a_study_s_is_refused(tmp_path):
         status_of(tmp_path)
 
 
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04cut short", b"no archive"])
+def test_moments_that_cannot_be_read_are_named(tmp_path, content, capsys):
+    path = tmp_path / "anatomy" / "moments-origin-320.npz"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    assert main(["status", str(tmp_path)]) == 2
+    assert f"{path} is damaged" in capsys.readouterr().err
+
+
+def test_the_pace_is_of_new_cells_also_after_a_line_that_was_cut_short(tmp_path):
+    path = evaluated(tmp_path / "cells.jsonl", 9, 12)
+    path.write_bytes(path.read_bytes()[:-5])
+    with owned(tmp_path):
+        lock = tmp_path / ".mesa-lens.lock"
+        said = json.loads(lock.read_text()) | {"since": "2020-01-01T00:00:00+00:00"}
+        lock.write_text(json.dumps(said))
+        evaluated(path, 9, 12)
+        seconds = (np.datetime64("now") - np.datetime64("2020-01-01T00:00:00")).astype(int)
+        assert status_of(tmp_path).seconds[0] == pytest.approx(3 * seconds, 1e-3)  # one of nine is new
+
+
+def test_a_folder_that_is_called_like_a_journal_keeps_nobody_from_running(tmp_path):
+    (tmp_path / "notes.jsonl").mkdir()
+    with owned(tmp_path):
+        assert status_of(tmp_path).state == "running"
+
+
 HOLD = """
 import sys
 from pathlib import Path
