@@ -57,8 +57,8 @@ class Rotary:
             raise ValueError(f"reads={self.reads!r} is not known; take {' or '.join(READS)}")
         if self.M < 3:
             raise ValueError(f"M={self.M} is below 3; take M >= 3")
-        if K < self.M - 1:
-            raise ValueError(f"recovers={K} positions are too few for M={self.M}; take recovers >= {self.M - 1}")
+        if K < self.M:
+            raise ValueError(f"recovers={K} positions are too few for M={self.M}; take recovers >= {self.M}")
         if self.reads == "rotation" and L < K - 1:
             raise ValueError(f"quarter={L} is less than the {K - 1} distances to tell apart; take quarter >= {K - 1}")
         if L < 2:
@@ -147,16 +147,26 @@ def woven_reach(sizes: Rotary, N: int) -> float:
     rotation (as theory.bounds.extended_length): p = min(i, N + 1). With h(u) = a sin(theta u) and S the sum of e^-h(j)
     over j < N, D(t) = 2 S + (t - 2N) e^-h(N) from t = 2N on, so T* = 2N + e^h(N) (M - 2 S).
     count: p = min(i, K). From t = K + N on D(t) grows by e^-(h(N) + h(K-1-N)) a token: the keys beyond K that are
-    farther than N all lie N back, at the position K - 1 ahead of <bos>'s.
+    farther than N all lie N back, at the position K - 1 ahead of <bos>'s. Exact where D stays below M up to there.
+    Raises ValueError where D reaches M before it is a line, from 2N or K + N on: slopes far below 1.
     """
     h = sizes.amplitude * np.sin(sizes.theta * np.arange(sizes.recovers))
     near = np.exp(-h[:N]).sum()
     if sizes.reads == "rotation":
-        return float(2 * N + math.exp(h[N]) * (sizes.M - 2 * near))
+        return _on_its_line(sizes, 2 * N, math.exp(h[N]) * (sizes.M - 2 * near))
     K = sizes.recovers
     ahead = sizes.amplitude * np.sin(sizes.theta * (np.arange(K - 1, -1, -1) - N))
     ends = np.exp(ahead - ahead[0]).sum() + near * math.exp(-ahead[0])
-    return float(K + N + math.exp(h[N] + ahead[0]) * (sizes.M - ends))
+    return _on_its_line(sizes, K + N, math.exp(h[N] + ahead[0]) * (sizes.M - ends))
+
+
+def _on_its_line(sizes: Rotary, begins: int, further: float) -> float:
+    """T*, `further` tokens beyond where D becomes a line. Raises ValueError if that is before."""
+    if further < 0:
+        raise ValueError(
+            f"slope={sizes.slope} is too small: D reaches M={sizes.M} before t={begins}; take a larger slope"
+        )
+    return begins + float(further)
 
 
 def fails_from(sizes: Rotary, distance: np.ndarray) -> int | None:

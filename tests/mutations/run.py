@@ -120,6 +120,8 @@ def _tests(tests: tuple[str, ...], told: Path, limit: int) -> None:
 def try_one(number: int, mutant: Mutant, folder: Path, told: Path) -> tuple[str, float]:
     """What came of it, and the seconds it took; the copy is as before after it.
 
+    BROKEN where time is up and the same tests do not pass within it as the file is: then nothing was killed.
+
     Each mutant has a time of its own: of one of the same second and size as another, Python would run the other's
     bytecode.
     """
@@ -128,10 +130,13 @@ def try_one(number: int, mutant: Mutant, folder: Path, told: Path) -> tuple[str,
     try:
         path.write_text(mutant.applied(text))
         os.utime(path, (number, number))
-        return ask(mutant.asks, told)
+        result, seconds = ask(mutant.asks, told)
     finally:
         path.write_text(text)
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    if result == TIMED_OUT and ask(mutant.asks, told)[0] != SURVIVED:
+        return BROKEN, seconds
+    return result, seconds
 
 
 def by_whom(told: Path) -> str:

@@ -4,6 +4,7 @@ import ast
 from collections import Counter
 
 import pytest
+import run
 from mutants import ROOT, Mutant, mutants
 from run import BROKEN, KILLED, SURVIVED, TIMED_OUT, outcome
 
@@ -29,6 +30,17 @@ def test_a_mutation_that_does_not_apply_is_stale():
     for text in ("if x < 2:", "x < 1 or x < 1"):
         with pytest.raises(ValueError, match=r"stale, found [02] times: b\.py: x < 1  ->  x <= 1"):
             one.applied(text)
+
+
+@pytest.mark.parametrize(("unmutated", "told"), [(SURVIVED, TIMED_OUT), (TIMED_OUT, BROKEN), (KILLED, BROKEN)])
+def test_time_kills_only_what_passes_in_time_without_the_mutation(tmp_path, monkeypatch, unmutated, told):
+    file = tmp_path / "b.py"
+    file.write_text("x < 1")
+    results = {"x <= 1": TIMED_OUT, "x < 1": unmutated}
+    monkeypatch.setattr(run, "ask", lambda asks, told: (results[file.read_text()], 31.0))
+    one = Mutant("a", "b.py", "x < 1", "x <= 1", ("test_b.py",))
+    assert run.try_one(1, one, tmp_path, tmp_path / "told") == (told, 31.0)
+    assert file.read_text() == "x < 1"
 
 
 def test_what_is_asked_is_there():

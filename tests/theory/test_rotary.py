@@ -128,11 +128,24 @@ def test_closed_forms_by_hand():
 
 
 @pytest.mark.parametrize(
+    ("sizes", "window", "begins"),
+    [({"M": 12, "slope": 0.1}, 11, 22), ({"M": 16, "reads": "count", "recovers": 64, "slope": 0.05}, 2, 66)],
+)
+def test_a_slope_too_small_for_the_reach_is_refused(sizes, window, begins):
+    """The line would tell 16.03 and -89.9, D reaches M at 14 and 28."""
+    made = Rotary(**sizes)
+    D = made.denominator(np.arange(1, begins + 1), partial(weave.rerope, window=window))
+    assert (D[made.M :] >= made.M).any()
+    with pytest.raises(ValueError, match=f"D reaches M={made.M} before t={begins}; take a larger slope"):
+        woven_reach(made, window)
+
+
+@pytest.mark.parametrize(
     ("sizes", "message"),
     [
         ({"M": 16, "reads": "touch"}, "reads='touch' is not known; take rotation or count"),
         ({"M": 2}, "M=2 is below 3"),
-        ({"M": 16, "recovers": 14}, "recovers=14 positions are too few for M=16; take recovers >= 15"),
+        ({"M": 16, "recovers": 15}, "recovers=15 positions are too few for M=16; take recovers >= 16"),
         ({"M": 16, "quarter": 9}, "quarter=9 is less than the 15 distances to tell apart"),
         ({"M": 16, "reads": "count", "quarter": 1}, "quarter=1 turns too fast"),
         ({"M": 16, "pair": 2}, "pair=0 turns by 1 a token whatever the base"),

@@ -46,7 +46,8 @@ def held(pattern: Tensor, heads: Sequence[int], trained: int) -> Tensor:
         value = pattern[head, trained - max(1, trained // _KNOWN) : trained, 0].mean()
         own = pattern[head, trained:]
         rest = own[:, 1:].sum(1, keepdim=True)
-        own[:, 1:] *= ((1 - value) / rest).where(rest > 0, rest)
+        own[:, 1:] /= rest.where(rest > 0, 1)  # first: 1 / rest may be beyond what numbers hold
+        own[:, 1:] *= 1 - value
         own[:, 0] = value.where(rest[:, 0] > 0, own[:, 0])
     return pattern
 

@@ -32,6 +32,11 @@ def chosen_queries(length: int, trained: int) -> list[int]:
     return list(range(1, length, max(1, trained // _STRIDE)))
 
 
+def shortest(trained: int) -> int:
+    """The fewest tokens of a text in which a crossing can be told: it is out of range for M/16 of them."""
+    return trained + max(2, 2 * trained // _SUSTAINED)
+
+
 def read_heads(
     attention: np.ndarray, output: np.ndarray, apart: np.ndarray, queries: Sequence[int], trained: int
 ) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method, Origin
 from mesa.models import bytes_a_number, tokenizer_of
 from probe.capture.memory import peak_bytes
+from probe.mechanism.counterpart.reading import shortest
 from probe.mechanism.items import items
 from probe.mechanism.passes import Item
 from probe.request import MethodsRequest
@@ -120,6 +121,8 @@ def plan(request: CounterpartRequest) -> CounterpartPlan:
     lengths = tuple(sorted({*(request.lengths or (2 * trained, 4 * trained))}))
     if lengths[0] <= trained:
         raise ValueError(f"--lengths {lengths[0]} is not beyond the trained length {trained}; nothing is crossed there")
+    if lengths[-1] < (least := shortest(trained)):
+        raise ValueError(f"--lengths {lengths[-1]} ends before a crossing of M={trained} is told; take {least} or more")
     tokenizer = tokenizer_of(request.model, **request.source)
     word_ids(tokenizer, request.word)
     documents = tuple(heldout_ids(tokenizer, sources.texts(request.text)))

@@ -16,7 +16,7 @@ from probe.capture.bridge import bridge_to
 from probe.mechanism.counterpart import run as running
 from probe.mechanism.counterpart.hold import Hold, random_heads
 from probe.mechanism.counterpart.measure import first_key
-from probe.mechanism.counterpart.reading import chosen_queries, crossing, explained, read_heads
+from probe.mechanism.counterpart.reading import chosen_queries, crossing, explained, read_heads, shortest
 from probe.mechanism.counterpart.request import CounterpartRequest, plan
 from probe.mechanism.counterpart.results import said, summarize
 from probe.mechanism.passes import Item
@@ -135,6 +135,16 @@ def test_a_query_that_sees_the_first_key_alone_stays():
     assert torch.equal(Hold({0: (0,)}).edits(4)[0].change(pattern), kept)
 
 
+def test_what_the_first_key_leaves_may_be_as_small_as_numbers_are():
+    small = 2.0**-140  # its inverse is beyond float32
+    pattern = torch.zeros(1, 6, 6)
+    pattern[:, :, 0] = 1
+    pattern[0, :4, 0] = 0.25
+    pattern[0, 4:, 1] = small
+    held = Hold({0: (0,)}).edits(4)[0].change(pattern)
+    assert held[0, 4:].tolist() == [[0.25, 0.75, 0, 0, 0, 0]] * 2
+
+
 def test_a_crossing_is_out_of_range_to_stay_beyond_what_means_are_sure_of():
     rng, position = np.random.default_rng(0), np.arange(1, 400)
     noise = rng.standard_normal((8, 399))
@@ -144,6 +154,13 @@ def test_a_crossing_is_out_of_range_to_stay_beyond_what_means_are_sure_of():
     assert crossing(noise - step, position, 128, 128, 400) == 128
     assert crossing(noise + step * (position < 134), position, 128, 128, 400) is None  # 6 tokens of the 8 it takes
     assert crossing(noise + step, position, 128, 80, 100) is None
+
+
+@pytest.mark.parametrize("trained", [8, 16, 31, 32, 127, 200, 256, 8192])
+def test_the_shortest_text_tells_a_crossing(trained):
+    position = np.array(chosen_queries(shortest(trained), trained))
+    level = np.log(np.tile(position + 1.0, (2, 1)))
+    assert crossing(level, position, trained, trained, shortest(trained)) is not None
 
 
 def test_a_text_is_read_by_the_line_of_the_others():
@@ -176,6 +193,7 @@ def test_one_text_has_no_intervals(built, words, tmp_path):
     ("changed", "message"),
     [
         ({"lengths": (M,)}, f"--lengths {M} is not beyond the trained length {M}"),
+        ({"lengths": (M + 3,)}, f"--lengths {M + 3} ends before a crossing of M={M} is told; take {M + 4} or more"),
         ({"samples": 200}, "400 texts of 100 tokens that do not overlap, the text has room for"),
         ({"methods": "origin"}, "--methods 'origin' names 0 methods that mend; give one"),
         ({"methods": "stair,rerope"}, "names 2 methods that mend"),
