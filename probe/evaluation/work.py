@@ -53,7 +53,13 @@ class EvalWork:
         return cls(replace(made, config=None), Source(asked.model, asked.load, known))
 
     def start(self, room: int | None = None) -> Function:
-        """Loads the model; a cell gives its journal row, None where it does not fit in memory."""
+        """Loads the model; a cell gives its journal row, None where it does not fit in memory.
+
+        Raises ValueError where this machine has another evaluator under its name.
+        """
+        chosen = self.made.evaluator
+        if chosen and not chosen.itself:
+            Source(chosen.model, self.source.options, {"weights": chosen.weights}).check()
         return measure(self.made, self.source.loaded(), room)
 
 

@@ -114,6 +114,16 @@ def test_a_worker_with_another_model_is_refused_naming_what_differs(asked):
             changed.check()
 
 
+def test_a_worker_with_another_evaluator_is_refused(asked, tmp_path):
+    evaluator = str(tiny.folder(tmp_path / "evaluator", trained=200))
+    made = plan(replace(asked, tasks=("longppl",), evaluator=evaluator))
+    EvalWork.of(made).start()
+    assert made.evaluator is not None
+    changed = replace(made, evaluator=replace(made.evaluator, weights="another"))
+    with pytest.raises(ValueError, match=r"a worker has other weights of .*/evaluator than this machine"):
+        EvalWork.of(changed).start()
+
+
 def test_cells_say_what_memory_they_take(asked):
     made = plan(replace(asked, tasks=("passkey", "nll"), methods="origin", batch=4))
     by_task = {(cell.key[0], cell.key[2]): cell for cell in cells_of(made, made.cells)}
