@@ -13,8 +13,6 @@ import torch
 from mesa.engine.apply import attachment_of
 from mesa.models import load
 from mesa_lens.cli import main
-from probe import run as probing
-from probe.evaluation import run as evaluating
 
 M, BREAK, NEVER = 160, 250, 10**9
 ASKED = "--methods origin,rerope --seed 3 --samples 6"
@@ -48,8 +46,7 @@ def plant(monkeypatch, position):
         found.model.register_forward_hook(planted, with_kwargs=True)
         return found
 
-    for module in (probing, evaluating):
-        monkeypatch.setattr(module, "load", loaded)
+    monkeypatch.setattr("probe.cells.source.load", loaded)
 
 
 def probed(model, out):

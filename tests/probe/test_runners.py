@@ -27,7 +27,7 @@ def test_a_probe_run_is_the_same_and_goes_on_after_a_pass_was_lost(model, tmp_pa
         texts=1,
         samples=1,
         lengths=(80, 160),
-        spec=CaptureSpec(layers=range(2)),
+        spec=CaptureSpec(layers=((0, 2),)),
     )
     run_probe(request, tmp_path / "local")
     with pytest.raises(RuntimeError, match=r"no worker could capture rerope, repeated \(1 of 4 passes failed\)"):
