@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import Any
 
 from mesa_lens.model import add_model_options, load_options
@@ -17,9 +16,9 @@ from mesa_lens.options import (
     goes_on,
     lengths,
     tell_estimate,
+    tell_left,
 )
 from mesa_lens.values import MOST_PROMPTS, listed, whole, word
-from probe.resume import again
 
 
 def add(commands: Any) -> None:
@@ -85,10 +84,6 @@ def run(args: argparse.Namespace) -> int:
             journal = counterpart(made, args.out, overwrite=args.overwrite, until=until)
         summary = write(made, journal, args.out)
     if summary["cells_left"]:
-        print(
-            f"mesa-lens: {args.minutes:g} minutes are over, {summary['cells_left']} cells are left; "
-            f"{again(args.out, args.overwrite)}",
-            file=sys.stderr,
-        )
+        tell_left(args, f"{summary['cells_left']} cells are left")
     print(json.dumps(summary, indent=1) if args.json else f"{said(summary)}\nwrote {args.out / FOLDER}: summary.json")
     return 0

@@ -24,6 +24,7 @@ from mesa_lens.options import (
     only_local,
     runner_of,
     tell_estimate,
+    tell_left,
 )
 from mesa_lens.values import MOST_PROMPTS, listed, number, path, whole, word
 from probe.resume import again
@@ -131,8 +132,7 @@ def _tasks(args: argparse.Namespace, request: Any, runner: Any) -> int:
         summary = run_cells(made, args.out, overwrite=args.overwrite, until=until, runner=runner)
         written = write_curves(summary, args.out)
     if summary["cells_left"]:
-        left = f"{summary['cells_left']} of {len(made.cells)} cells are left; {again(args.out, args.overwrite)}"
-        print(f"mesa-lens: {args.minutes:g} minutes are over, {left}", file=sys.stderr)
+        tell_left(args, f"{summary['cells_left']} of {len(made.cells)} cells are left")
     if failed := summary["failed"]:
         print(f"mesa-lens: {len(failed)} cells failed; {again(args.out, args.overwrite)}", file=sys.stderr)
     if args.json:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import Any
 
 from mesa_lens.model import add_model_options, load_options
@@ -21,9 +20,9 @@ from mesa_lens.options import (
     lengths,
     only_local,
     tell_estimate,
+    tell_left,
 )
 from mesa_lens.values import MOST_PROMPTS, listed, whole, word
-from probe.resume import again
 
 
 def add(commands: Any) -> None:
@@ -132,11 +131,7 @@ def run(args: argparse.Namespace) -> int:
             if store_of(args.out).exists():
                 write_report(args.out)
     if summary["cells_left"] and args.minutes:
-        print(
-            f"mesa-lens: {args.minutes:g} minutes are over, {summary['cells_left']} cells are left; "
-            f"{again(args.out, args.overwrite)}",
-            file=sys.stderr,
-        )
+        tell_left(args, f"{summary['cells_left']} cells are left")
     if args.json:
         print(json.dumps(summary, indent=1))
         return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,6 +109,12 @@ def only_local(args: argparse.Namespace, command: str) -> None:
     if kind != "local":
         raise ValueError(f"--runner {kind}{':' if address else ''}{address or ''} is not for {command}; leave it out")
     runner_of(args)
+
+
+def tell_left(args: argparse.Namespace, left: str) -> None:
+    """Says on stderr what is left of a run, because --minutes are over, and how it goes on."""
+    over = f"{args.minutes:g} minutes are over, " if args.minutes else ""
+    print(f"mesa-lens: {over}{left}; {again(args.out, args.overwrite)}", file=sys.stderr)
 
 
 def tell_estimate(text: str, config: Any, request: Any, work: Any, others: Any = ()) -> None:

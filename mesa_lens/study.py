@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from typing import Any
 
 from mesa_lens.model import add_model_options, load_options
@@ -19,9 +18,9 @@ from mesa_lens.options import (
     lengths,
     runner_of,
     tell_estimate,
+    tell_left,
 )
 from mesa_lens.values import MOST_PROMPTS, listed, whole, word
-from probe.resume import again
 
 
 def add(commands: Any) -> None:
@@ -81,10 +80,7 @@ def run(args: argparse.Namespace) -> int:
     with owned(args.out), goes_on(args):
         results, left = run_study(request, args.out, overwrite=args.overwrite, until=until, runner=runner)
         if results is None:
-            print(
-                f"mesa-lens: {args.minutes:g} minutes are over, {left}; {again(args.out, args.overwrite)}",
-                file=sys.stderr,
-            )
+            tell_left(args, left)
         else:
             print(write_study(results, args.out))
     return 0

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mesa_lens.options import add_force, add_minutes, add_runner, goes_on, runner_of
+from mesa_lens.options import add_force, add_minutes, add_runner, goes_on, runner_of, tell_left
 from mesa_lens.values import folder, listed, word
 from probe.resume import again
 
@@ -65,8 +65,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"{name}: left out, {result['left_out']}")
     print(f"wrote {path}")
     if remaining := left(found):
-        how = again(args.out, args.overwrite)
-        print(f"mesa-lens: {args.minutes:g} minutes are over, left: {', '.join(remaining)}; {how}", file=sys.stderr)
+        tell_left(args, f"left: {', '.join(remaining)}")
     failed = [f"{name} ({len(cells)} cells)" for name, result in found.items() if (cells := result.get("failed"))]
     if failed:
         print(f"mesa-lens: failed: {', '.join(failed)}; {again(args.out, args.overwrite)}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import psutil
@@ -35,6 +36,15 @@ def free_bytes(device: torch.device | str = "cpu") -> int:
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(torch.device(device))[0]
     return psutil.virtual_memory().available
+
+
+def check_beside(needed: int, load: Mapping[str, Any], remedy: str) -> None:
+    """MemoryError with a remedy when `needed` bytes are not free beside weights that `load` places, before any work."""
+    free = free_bytes(load.get("device") or "cpu")
+    if needed > free:
+        raise MemoryError(
+            f"about {needed / 2**30:.1f} GiB are needed beside the weights, {free / 2**30:.1f} GiB are free; {remedy}"
+        )
 
 
 def check_memory(needed: int, length: int, device: torch.device | str = "cpu") -> None:

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from mesa.models import load
 from probe.capture.bridge import bridge_to
-from probe.capture.memory import free_bytes
+from probe.capture.memory import check_beside, free_bytes
 from probe.evaluation.journal import Journal
 from probe.mechanism.attribution import attribute, bytes_needed, hooks_left
 from probe.mechanism.cells import Cells, TimeIsOver, open_journal, paired
@@ -33,12 +33,7 @@ def locate(made: LocatePlan, out: Path, *, overwrite: bool = False, until: float
     Raises MemoryError before any pass for what does not fit, FileExistsError for the folder of another run,
     RuntimeError where no method differs from Origin, and what `owned` raises.
     """
-    needed, free = needed_bytes(made), free_bytes(made.request.load.get("device") or "cpu")
-    if needed > free:
-        raise MemoryError(
-            f"about {needed / 2**30:.1f} GiB are needed beside the weights, {free / 2**30:.1f} GiB are free; "
-            "shorten --lengths or leave patch and clamp out of --try"
-        )
+    check_beside(needed_bytes(made), made.request.load, "shorten --lengths or leave patch and clamp out of --try")
     with owned(out):
         return _locate(made, out, overwrite, until)
 

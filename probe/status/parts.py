@@ -53,8 +53,9 @@ def parts_of(folder: Path) -> Iterator[Part]:
         lines = read_lines(path)
         yield _part("eval", "lm-eval tasks", path, lines, _asked(lines, path, folder / "harness.json"))
     yield from _probe(folder)
-    if (path := folder / "locate" / CELLS).exists():
-        yield _summed("locate", path)
+    for command in ("locate", "counterpart"):
+        if (path := folder / command / CELLS).exists():
+            yield _summed(command, path)
     yield from _anatomy(folder / "anatomy")
 
 

@@ -15,7 +15,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from mesa.models import load
 from probe.capture.bridge import bridge_to
-from probe.capture.memory import free_bytes
+from probe.capture.memory import check_beside
 from probe.evaluation.clock import is_over
 from probe.evaluation.journal import Journal
 from probe.mechanism.anatomy import files, moments
@@ -37,12 +37,8 @@ def anatomy(made: AnatomyPlan, out: Path, *, overwrite: bool = False, until: flo
 
     Raises MemoryError before any pass for what does not fit, FileExistsError for the folder of another run.
     """
-    needed, free = needed_bytes(made), free_bytes(made.request.load.get("device") or "cpu")
-    if needed > free:
-        raise MemoryError(
-            f"about {needed / 2**30:.1f} GiB are needed beside the weights, {free / 2**30:.1f} GiB are free; shorten "
-            "--lengths, give fewer --layers or --methods, or leave vectors out of --parts"
-        )
+    remedy = "shorten --lengths, give fewer --layers or --methods, or leave vectors out of --parts"
+    check_beside(needed_bytes(made), made.request.load, remedy)
     if not overwrite:
         files.open_journal(made, out)  # before the weights are loaded
     loaded = load(made.request.model, **made.request.load)

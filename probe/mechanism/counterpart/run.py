@@ -14,7 +14,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from mesa.models import load
 from probe.capture.bridge import bridge_to
-from probe.capture.memory import free_bytes
+from probe.capture.memory import check_beside
 from probe.evaluation.clock import is_over
 from probe.evaluation.journal import Cell, Journal
 from probe.mechanism import passes
@@ -47,16 +47,12 @@ def counterpart(made: CounterpartPlan, out: Path, *, overwrite: bool = False, un
 
     Raises MemoryError before any pass for what does not fit, FileExistsError for the folder of another run.
     """
-    needed, free = needed_bytes(made), free_bytes(made.request.load.get("device") or "cpu")
-    if needed > free:
-        raise MemoryError(
-            f"about {needed / 2**30:.1f} GiB are needed beside the weights, {free / 2**30:.1f} GiB are free; shorten "
-            "--lengths, or leave hold out of --try"
-        )
+    check_beside(needed_bytes(made), made.request.load, "shorten --lengths, or leave hold out of --try")
     if not overwrite:
         open_journal(made, out)  # before the weights are loaded
     loaded = load(made.request.model, **made.request.load)
     journal = open_journal(made, out, overwrite=overwrite)
+    journal.expect(len(cells(made)))
     bridge = bridge_to(loaded.model, loaded.tokenizer)
     bar = tqdm(desc="looking for counterparts", unit="cell", total=len(cells(made)))
     with bar, torch.no_grad():

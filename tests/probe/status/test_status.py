@@ -59,9 +59,10 @@ def test_every_command_is_told_as_it_is_cut_short_and_as_it_ends(model, tmp_path
         "eval": ["--task", "nll", "--methods", "origin,rerope"],
         "locate": ["--try", "weave", "--heads", "none"],
         "anatomy": ["--parts", "lens,vectors", "--methods", "origin,rerope", "--texts", "4"],
+        "counterpart": ["--try", "find", "--samples", "2"],
     }
     out, apart = tmp_path / "run", tmp_path / "eval"
-    for command in ("locate", "anatomy"):
+    for command in ("locate", "anatomy", "counterpart"):
         assert main([command, *given, *commands[command], "--out", str(out), "--minutes", "0.00001"]) == 0
         before, status = files(out), status_of(out)
         assert status.state == "unfinished"
@@ -78,6 +79,8 @@ def test_every_command_is_told_as_it_is_cut_short_and_as_it_ends(model, tmp_path
     assert main(["anatomy", *given, *commands["anatomy"], "--out", str(out)]) == 0
     assert ("anatomy", "cells", 2, 2) in counts(out)
     assert ("anatomy", "texts", 8, 8) in counts(out)
+    assert main(["counterpart", *given, *commands["counterpart"], "--out", str(out)]) == 0
+    assert ("counterpart", "cells", 2, 2) in counts(out)
     capsys.readouterr()
     assert main(["status", str(apart), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
