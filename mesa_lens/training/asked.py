@@ -45,7 +45,7 @@ def key_value(tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> Pr
     return Prompt(
         ids=(*first, *space, *start[len(first) :], *(token for pair in body for token in pair), *asked),
         answer_ids=encode_once(tokenizer, answer),
-        answer=pairs[name],
+        answer=answer.strip(),
         key_position=missing + len(start) + sum(map(len, body[:index])),
     )
 

@@ -28,8 +28,8 @@ from probe.tasks.summaries import Summaries
 
 TASKS: dict[str, Task] = {task.name: task for task in (*FINDING, *RULER, *LIKELIHOOD, LONGPPL, Summaries(), Latency())}
 """Every task by its name."""
-PROMPTS = 2
-"""Version of how prompts are drawn; raised with every change that makes other prompts of the same settings."""
+PROMPTS = 3
+"""Version of prompts and scores; raised with every change that makes others of the same settings."""
 
 
 _MOST_LENGTHS = 10_000

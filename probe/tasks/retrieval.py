@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,6 +36,8 @@ PASSKEY_ENHANCED = {
     "answer": ("Q: ", "\nWhat is the pass key?\nA: the passkey is"),
 }
 """The paper's enhanced prompts (appendix "Enhanced Prompts"): what stands before the sample, and its question."""
+SENTENCE = 12
+"""Tokens before the number in a reply to a question that leaves its form open, as in "The pass key is 12345"."""
 
 NEEDLE_HEADER = (
     "A special magic number is hidden within the following text. Make sure to memorize it. "
@@ -73,6 +75,8 @@ class Prompt:
     answer: str
     key_position: int
     """Position (tokens) at which the sentence with the answer begins."""
+    before: int = field(default=0, kw_only=True)
+    """Tokens that may stand before the answer, which is then the reply's first number; 0: the reply begins with it."""
 
 
 def encode_once(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
@@ -194,7 +198,8 @@ def passkey(
     filler = filler or repeated_sentences(tokenizer)
     sentence = PASSKEY_KEY.format(key=key)
     before, question = PASSKEY_ENHANCED[enhanced] if enhanced else ("", PASSKEY_QUESTION)
-    return single_key(tokenizer, length, before + PASSKEY_HEADER, sentence, question, key, filler, depth)
+    prompt = single_key(tokenizer, length, before + PASSKEY_HEADER, sentence, question, key, filler, depth)
+    return replace(prompt, before=SENTENCE) if question.endswith("A:") else prompt
 
 
 def needle(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,9 +62,15 @@ def nll(model: PreTrainedModel, ids: np.ndarray, last: int, *, reduction: str = 
 
 def retrieval_hits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[bool]:
     """Whether greedy decoding, of all prompts (of one length) at once, continues each with its answer."""
-    output = greedy(model, [prompt.ids for prompt in prompts], max(len(prompt.answer_ids) for prompt in prompts))
-    texts = tokenizer.batch_decode(output)
-    return [text.strip().startswith(prompt.answer) for text, prompt in zip(texts, prompts, strict=True)]
+    count = max(len(prompt.answer_ids) + prompt.before for prompt in prompts)
+    texts = tokenizer.batch_decode(greedy(model, [prompt.ids for prompt in prompts], count))
+    return [_answers(text, prompt) for text, prompt in zip(texts, prompts, strict=True)]
+
+
+def _answers(text: str, prompt: Prompt) -> bool:
+    if prompt.before:
+        return re.findall("[0-9]+", text)[:1] == [prompt.answer]
+    return text.strip().startswith(prompt.answer)
 
 
 @torch.no_grad()

@@ -101,7 +101,7 @@ def test_prompts_that_are_measured_are_exactly_as_long_as_wanted(task, mixture):
         text = mixture.tokenizer.decode(prompt.ids)
         assert len(prompt.ids) == 400
         assert prompt.ids[0] == 0
-        assert mixture.tokenizer.decode(prompt.answer_ids).strip(' "') == prompt.answer
+        assert mixture.tokenizer.decode(prompt.answer_ids).strip() == prompt.answer
         if task is asked.TRACKING:
             statements = [line for line in text.split("\n") if line.startswith("VAR ")]
             names = prompt.answer.split()
@@ -109,7 +109,7 @@ def test_prompts_that_are_measured_are_exactly_as_long_as_wanted(task, mixture):
             assert [line.split()[1] for line in statements] == names
         else:
             name = text.rsplit('Key: "', 1)[1].split('"')[0]
-            assert f'"{name}": "{prompt.answer}"' in text
+            assert f'"{name}": {prompt.answer}' in text
             assert text.count(name) == 2
     with pytest.raises(ValueError, match="length=60"):
         task.build(mixture.tokenizer, 60, np.random.default_rng(0), setting)

@@ -349,7 +349,7 @@ def test_a_journal_of_other_prompts_is_refused_naming_them(asked, tmp_path):
     path = tmp_path / "cells.jsonl"
     header, *cells = path.read_text().splitlines(keepends=True)
     settings = json.loads(header)["settings"]
-    assert settings["prompts"] == PROMPTS == 2
+    assert settings["prompts"] == PROMPTS == 3
     for former in ({**settings, "prompts": 1}, {key: settings[key] for key in settings if key != "prompts"}):
         path.write_text(json.dumps({"settings": former}) + "\n" + "".join(cells))
         with pytest.raises(FileExistsError, match="holds a run with another prompts; use --overwrite"):

@@ -11,7 +11,8 @@ import torch
 import mesa
 from mesa.models import load
 from probe.evaluation.plan import TASKS
-from probe.tasks import sources, summaries
+from probe.tasks import retrieval, sources, summaries
+from probe.tasks import score as scoring
 from probe.tasks.base import Setting
 from probe.tasks.latency import Peak
 from probe.tasks.score import nll, text_windows
@@ -267,3 +268,26 @@ def _wait_for(peak, size):
         if peak.bytes >= size * 0.99:
             return
         peak._done.wait(0.005)
+
+
+@pytest.mark.parametrize(
+    ("enhanced", "reply", "hit"),
+    [
+        ("question", " {key}. Remember it.", True),
+        ("question", " The pass key is {key}.", True),
+        ("question", " The pass key is 1{key}.", False),
+        ("question", " 1, or rather {key}", False),
+        ("question", " The pass key is hidden.", False),
+        ("answer", " {key}.", True),
+        ("answer", " the passkey is {key}", False),
+        (None, " {key}.", True),
+        (None, " not {key}", False),
+    ],
+)
+def test_only_an_open_question_may_be_answered_in_a_sentence(loaded, monkeypatch, enhanced, reply, hit):
+    prompt = retrieval.passkey(loaded.tokenizer, 600, np.random.default_rng(0), enhanced=enhanced)
+    asked = []
+    monkeypatch.setattr(scoring, "greedy", lambda model, prompts, count: asked.append(count))
+    monkeypatch.setattr(type(loaded.tokenizer), "batch_decode", lambda *_: [reply.format(key=prompt.answer)])
+    assert scoring.retrieval_hits(loaded.model, loaded.tokenizer, [prompt]) == [hit]
+    assert asked == [len(prompt.answer_ids) + (retrieval.SENTENCE if enhanced == "question" else 0)]
