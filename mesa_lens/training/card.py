@@ -33,7 +33,7 @@ TASKS: dict[str, Task] = {
     "key-value": KEY_VALUE,
     "tracking": TRACKING,
 }
-PROMPTS, WINDOWS = 100, 32
+PROMPTS, WINDOWS = 50, 32
 WITHIN = ("lines", "key-value")
 """Tasks that are asked inside the window only: a longer prompt has more to choose from."""
 MEASURING_SEED = 20_000
