@@ -158,7 +158,7 @@ made for trying length-extrapolation methods on a laptop. Made by `mesa-lens tra
 - Training: {steps:,} steps of {config[tokens_per_step]:,} tokens ({tokens_seen:,} in all),
   lengths 48 to {config[trained_length]} over the first {config[curriculum]:.0%}, Muon for matrices and AdamW for
   the rest, both {config[learning_rate]} with cosine, bf16 autocast, seed {config[seed]}, torch {torch},
-  {wall_seconds:,} s with {threads} threads on {device}.
+  {wall_seconds:,} s (threads: {threads}, device: {device}).
 - License: Apache-2.0; the held-out text under the PSF license (`heldout/LICENSE`).
 
 ## Scores
