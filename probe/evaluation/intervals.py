@@ -82,11 +82,11 @@ def bonett_price(gained: float, lost: float, count: int) -> tuple[float, float]:
 def interval(values: Sequence[float], metric: Metric) -> Ends:
     """95% interval of the mean; (None, None) for fewer than two values.
 
-    Wilson's for 0 and 1, and where all of several scores that have a limit are the same; else Student's.
+    Wilson's for 0 and 1, and where all of several limited scores are the same; else Student's, within the limits.
     """
     most = _counted_to(values, metric)
     if most is None:
-        return student(values)
+        return _within(student(values), 0, metric.most)
     low, high = wilson(sum(values) / most, len(values))
     return low * most, high * most
 
@@ -99,10 +99,16 @@ def paired(values: Sequence[float], others: Sequence[float], metric: Metric) -> 
     differences = np.subtract(values, others)
     most = _counted_to(differences, metric)
     if most is None:
-        return student(differences.tolist())
+        return _within(student(differences.tolist()), -metric.most, metric.most)
     gained, lost = (float(np.maximum(0, each).sum()) / most for each in (differences, -differences))
     low, high = bonett_price(gained, lost, len(differences))
     return low * most, high * most
+
+
+def _within(ends: Ends, least: float, most: float) -> Ends:
+    """The part of an interval that the mean of limited scores can lie in."""
+    low, high = ends
+    return ends if low is None or high is None or math.isinf(most) else (max(least, low), min(most, high))
 
 
 def _counted_to(values: Sequence[float] | np.ndarray, metric: Metric) -> float | None:

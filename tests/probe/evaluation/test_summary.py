@@ -74,11 +74,20 @@ def test_scores_with_a_limit_that_are_all_the_same_are_no_certainty():
     recall, points = Metric("recall", "share", most=1), Metric("bleu", "0 to 100", most=100)
     assert interval([1.0, 1.0, 1.0], recall) == wilson(3, 3)
     assert interval([50.0, 50.0], points) == pytest.approx([100 * end for end in wilson(1, 2)])
-    assert interval([1.0, 0.75, 1.0], recall) == student([1.0, 0.75, 1.0])
+    assert interval([0.5, 0.75, 0.6], recall) == student([0.5, 0.75, 0.6])
     assert interval([2.5, 2.5], LOSS) == (2.5, 2.5)
     assert paired([1.0, 0.5], [1.0, 0.5], recall) == bonett_price(0, 0, 2)
     assert paired([0.0, 0.5], [0.5, 1.0], recall) == bonett_price(0, 1, 2)
     assert paired([2.5, 2.5], [2.5, 2.5], LOSS) == (0, 0)
+
+
+def test_intervals_of_limited_scores_end_at_their_limits():
+    recall = Metric("recall", "share", most=1)
+    assert interval([1, 1, 0.9], recall) == (pytest.approx(0.823, abs=1e-3), 1)
+    assert interval([0, 0, 0.1], recall) == (0, pytest.approx(0.177, abs=1e-3))
+    assert paired([1, 1, 1], [0, 0, 0.2], recall) == (pytest.approx(0.646, abs=1e-3), 1)
+    assert paired([0, 0, 0.2], [1, 1, 1], recall) == (-1, pytest.approx(-0.646, abs=1e-3))
+    assert interval([1, 1, 0.9], Metric("nll", "nats"))[1] > 1
 
 
 def test_one_answer_has_no_interval_either():
