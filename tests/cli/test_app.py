@@ -12,8 +12,8 @@ from pathlib import Path
 import anatomized
 import located
 import pytest
+from pages import unopened
 from results import write_evaluation
-from streamlit.testing.v1 import AppTest
 from synthetic import edit, evaluation, hidden_states, write_run
 
 from mesa.methods import make
@@ -55,8 +55,7 @@ def opened(root, monkeypatch):
 
 def run(root, monkeypatch, page, **query):
     monkeypatch.setenv("MESA_LENS_RUNS", str(root))
-    script = f"from mesa_lens.dashboard.main import main\nmain({page!r})"
-    app = AppTest.from_string(script, default_timeout=60)
+    app = unopened(page)
     app.query_params.update(query)
     app.run()
     assert not app.exception
