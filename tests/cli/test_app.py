@@ -568,11 +568,11 @@ import os, sys
 for name in ("torch", "transformers", "transformer_lens"): sys.modules[name] = None
 os.environ["MESA_LENS_RUNS"] = {str(root)!r}
 os.environ["MESA_LENS_ALLOW_RUNS"] = {json.dumps([str(root)])!r}
-from streamlit.testing.v1 import AppTest
+sys.path.insert(0, "tests/helpers")
+from pages import AppTest, unopened
 AppTest.from_file("app.py", default_timeout=60).run()
 for page in {PAGES!r}:
-    script = f"from mesa_lens.dashboard.main import main\\nmain({{page!r}})"
-    app = AppTest.from_string(script, default_timeout=60).run()
+    app = unopened(page).run()
     assert not app.exception and not app.error, (page, app.exception, app.error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)

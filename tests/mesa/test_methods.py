@@ -220,13 +220,14 @@ MESAS = [
 
 
 @pytest.mark.parametrize("settings", MESAS)
-@pytest.mark.parametrize("variant", ["exact", "aligned", "reference"])
-@pytest.mark.parametrize("headroom", [0, 8, 50])
+@pytest.mark.parametrize(
+    ("variant", "headroom"), [("exact", 8), ("aligned", 8), ("reference", 0), ("reference", 8), ("reference", 50)]
+)
 def test_mesa_plans_prompts_of_every_length(settings, variant, headroom):
     """Whole, or growing from a short prompt; every query is in a plan, and the reference spares prompts with room."""
     method = mesa.MesaExtrapolation(**settings, variant=variant, headroom=headroom)
     trained = method.trained_length
-    for length in range(1, 4 * trained + 1):
+    for length in range(1, 4 * trained + 1, 1 + trained // 500):
         borders = method.chunks(length)
         assert borders[0] == 0
         assert borders[-1] == length
