@@ -26,6 +26,7 @@ from probe.tasks.recall import RULER
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 LENGTHS = "200,320"
+PROBE = {"length": 320, "samples": 1, "texts": 0, "lengths": "80,160", "layers": "1"}
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -161,7 +162,7 @@ def test_the_report_says_what_did_not_fit(folder, tmp_path, monkeypatch):
 
 
 def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
-    sections = {"probe": {"length": 320, "samples": 1, "texts": 0}, "passkey": {"lengths": "200", "samples": 1}}
+    sections = {"probe": PROBE, "passkey": {"lengths": "200", "samples": 1}}
     path, out = write(tmp_path / "config.yaml", folder, sections), tmp_path / "out"
     real = runner.run_cells
 
@@ -180,7 +181,7 @@ def test_after_its_minutes_a_run_ends_and_the_same_command_goes_on(folder, tmp_p
     sections = {
         "nll": {"lengths": LENGTHS, "samples": 1},
         "passkey": {"lengths": "200", "samples": 1},
-        "probe": {"length": 320, "samples": 1, "texts": 0},
+        "probe": PROBE,
     }
     path, out = write(tmp_path / "config.yaml", folder, sections), tmp_path / "out"
     asked = ["paper", "--config", str(path), "--out", str(out)]
@@ -210,7 +211,7 @@ def test_overwriting_in_too_little_time_leaves_nothing_old(folder, tmp_path, mon
     sections = {
         "nll": {"lengths": "200", "samples": 1},
         "passkey": {"lengths": "200", "samples": 1},
-        "probe": {"length": 320, "samples": 1, "texts": 0},
+        "probe": PROBE,
     }
     path, out = write(tmp_path / "config.yaml", folder, sections), tmp_path / "out"
     asked = ["paper", "--config", str(path), "--out", str(out)]
@@ -241,7 +242,7 @@ def test_overwriting_in_too_little_time_leaves_nothing_old(folder, tmp_path, mon
 
 
 def test_folders_of_another_run_are_refused_before_anything_runs(folder, tmp_path, monkeypatch, capsys):
-    sections = {"probe": {"length": 320, "samples": 1, "texts": 0}, "passkey": {"lengths": "200", "samples": 1}}
+    sections = {"probe": PROBE, "passkey": {"lengths": "200", "samples": 1}}
     path, out = write(tmp_path / "config.yaml", folder, sections), tmp_path / "out"
     asked = ["paper", "--config", str(path), "--out", str(out)]
     assert main(asked) == 0

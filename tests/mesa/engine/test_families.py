@@ -185,7 +185,7 @@ EVERY_METHOD = ("mistral sliding", "phi3 longrope", "gpt_neox", "gemma3_text", "
 
 Llama under every method is in test_plug.py.
 """
-SOME_METHODS = ("rerope", "dynamic-ntk", "dca", "mesa")
+SOME_METHODS = ("rerope", "dynamic-ntk", "mesa")
 
 PAIRS = [
     pytest.param(family, name, marks=[] if family in EVERY_METHOD or name in SOME_METHODS else pytest.mark.slow)
@@ -228,7 +228,8 @@ def kept_weights(attachment, layer):
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_heads_are_chosen_in_prefill_and_decoding(family):
     """The weights of a layer's heads depend on those of the layers below alone; the sliding layers' keys drop out."""
-    model, (ids, mask, steps) = built(family), padded()
+    model, (ids, mask, more) = built(family), padded()
+    steps = more[:, :2]
     in_heads, in_layer = ({"heads": {1: (0, 1, 3)}}, {"layers": (1,)})
     weights, logits = {}, {}
     for chosen, changes in (("heads", in_heads), ("layer", in_layer), ("none", {"layers": (2,)})):
