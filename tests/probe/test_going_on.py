@@ -302,22 +302,26 @@ def test_a_whole_store_without_fingerprints_is_still_this_run(model, uninterrupt
         run.is_whole(made, out)
 
 
-@pytest.mark.parametrize("fault", ["memory", "disk", "weights"])
-def test_overwriting_removes_nothing_for_a_run_that_cannot_be(model, tmp_path, capsys, monkeypatch, fault):
-    def broken(*_, **__):
-        raise MemoryError("no memory") if fault == "memory" else OSError("no weights")
+def test_overwriting_removes_nothing_for_a_run_that_cannot_be(model, tmp_path, capsys, monkeypatch):
+    def broken(error):
+        def raising(*_, **__):
+            raise error
+
+        return raising
 
     out = tmp_path / "out"
     cut_short(monkeypatch, model, out)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    with monkeypatch.context() as patch:
-        if fault == "disk":
-            patch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1))
-        else:
-            patch.setattr(*{"memory": (run, "check_memory"), "weights": (source, "load")}[fault], broken)
-        assert main(asked(model, out, "--overwrite", "--dims", "0-31", "--hooks", "resid_post,attn_out")) == 1
+    for place, name, instead in (
+        (run, "check_memory", broken(MemoryError("no memory"))),
+        (shutil, "disk_usage", lambda path: SimpleNamespace(free=1)),
+        (source, "load", broken(OSError("no weights"))),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, instead)
+            assert main(asked(model, out, "--overwrite", "--dims", "0-31", "--hooks", "resid_post,attn_out")) == 1
+        assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before, name
     capsys.readouterr()
-    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     assert main(asked(model, out)) == 0
 
 
