@@ -18,8 +18,10 @@ _HEAD = 40  # pixels that the title took
 def untitled(figure: Chart | Grid | Cells | DriftMap) -> go.Figure:
     """The plotly figure without its title, and without the room for it."""
     drawn = draw(figure)
-    height, top = drawn.layout["height"] - _HEAD, drawn.layout["margin"]["t"] - _HEAD
-    return drawn.update_layout(title_text=None, height=height, margin_t=top, margin_pad=0)
+    layout = drawn.layout.to_plotly_json()
+    return drawn.update_layout(
+        title_text=None, height=layout["height"] - _HEAD, margin_t=layout["margin"]["t"] - _HEAD, margin_pad=0
+    )
 
 
 def least_width(figure: Chart | Grid | Cells | DriftMap) -> int:
