@@ -30,11 +30,21 @@ from probe.study.report import dims_figure, lengths_figure
 from probe.study.results import gather, progress, read_results
 from probe.study.table import scored, settings, tables
 from probe.study.variants import chosen
+from probe.tasks import corpus
 from probe.thresholds.analysis import drifts
 from probe.thresholds.calls import drift_calls
 
 ROOT = Path(__file__).parents[3]
 OPTIONS = "--methods rerope,nope --length 320 --seeds 2 --windows 2 --samples 1 --tops 1,3"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_text():
+    """Of the held-out texts the shortest alone, so that little is tokenized."""
+    text = min(corpus.heldout(), key=len)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "heldout", lambda: [text])
+        yield
 
 
 @pytest.fixture(scope="module")
