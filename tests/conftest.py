@@ -13,7 +13,8 @@ settings.load_profile("project")
 
 @pytest.fixture(scope="module")
 def undrawn():
-    """Reports of runs are written without their folder of figures, which takes most of the time."""
+    """Reports of runs are written without their folder of figures and their charts, which take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("probe.report.embedded", lambda _: "")
         patch.setattr("probe.report.write_figures", lambda *_: None)
         yield

@@ -48,6 +48,7 @@ def test_names_for_type_checkers_are_those_loaded_lazily():
         assert stated == door._LAZY
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("package", list(SECTIONS))
 def test_examples_print_what_they_say(package, tmp_path, monkeypatch, capsys):
     """The blocks of a section run one after another, in one session."""
@@ -59,6 +60,7 @@ def test_examples_print_what_they_say(package, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines() == said
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_readmes_examples_run_as_printed(tmp_path, monkeypatch):
     blocks = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     assert len(blocks) == README.count("```python") >= 1

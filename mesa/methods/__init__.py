@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import fields
 from difflib import get_close_matches
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from mesa.methods.base import Method
@@ -53,12 +54,18 @@ ENTRY_POINTS = "mesa_lens.methods"
 def registry() -> dict[str, type[Method]]:
     """Every method by its name: ours, then those of installed packages. ValueError where two share a name."""
     known = dict(METHODS)
-    for point in entry_points(group=ENTRY_POINTS):
+    for point in _installed():
         method = point.load()
         if known.get(method.name, method) is not method:
             raise ValueError(f"{point.value} is called {method.name!r}, as another method is; rename it")
         known[method.name] = method
     return known
+
+
+@cache
+def _installed() -> tuple[EntryPoint, ...]:
+    """What installed packages name; looked for once, since every package on the path is opened for it."""
+    return tuple(entry_points(group=ENTRY_POINTS))
 
 
 def meant(name: str, known: Iterable[str]) -> str:

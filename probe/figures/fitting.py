@@ -17,9 +17,11 @@ _HEAD = 40  # pixels that the title took
 
 def untitled(figure: Chart | Grid | Cells | DriftMap) -> go.Figure:
     """The plotly figure without its title, and without the room for it."""
-    drawn = draw(figure).update_layout(title_text=None)
-    layout = drawn.to_dict()["layout"]
-    return drawn.update_layout(height=layout["height"] - _HEAD, margin_t=layout["margin"]["t"] - _HEAD, margin_pad=0)
+    drawn = draw(figure)
+    layout = drawn.layout.to_plotly_json()
+    return drawn.update_layout(
+        title_text=None, height=layout["height"] - _HEAD, margin_t=layout["margin"]["t"] - _HEAD, margin_pad=0
+    )
 
 
 def least_width(figure: Chart | Grid | Cells | DriftMap) -> int:

@@ -12,8 +12,8 @@ from pathlib import Path
 import anatomized
 import located
 import pytest
+from pages import unopened
 from results import write_evaluation
-from streamlit.testing.v1 import AppTest
 from synthetic import edit, evaluation, hidden_states, write_run
 
 from mesa.methods import make
@@ -55,8 +55,7 @@ def opened(root, monkeypatch):
 
 def run(root, monkeypatch, page, **query):
     monkeypatch.setenv("MESA_LENS_RUNS", str(root))
-    script = f"from mesa_lens.dashboard.main import main\nmain({page!r})"
-    app = AppTest.from_string(script, default_timeout=60)
+    app = unopened(page)
     app.query_params.update(query)
     app.run()
     assert not app.exception
@@ -569,11 +568,11 @@ import os, sys
 for name in ("torch", "transformers", "transformer_lens"): sys.modules[name] = None
 os.environ["MESA_LENS_RUNS"] = {str(root)!r}
 os.environ["MESA_LENS_ALLOW_RUNS"] = {json.dumps([str(root)])!r}
-from streamlit.testing.v1 import AppTest
+sys.path.insert(0, "tests/helpers")
+from pages import AppTest, unopened
 AppTest.from_file("app.py", default_timeout=60).run()
 for page in {PAGES!r}:
-    script = f"from mesa_lens.dashboard.main import main\\nmain({{page!r}})"
-    app = AppTest.from_string(script, default_timeout=60).run()
+    app = unopened(page).run()
     assert not app.exception and not app.error, (page, app.exception, app.error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)

@@ -1,23 +1,23 @@
 """New run: what a form may ask for, and a run's whole life: estimate, start, progress, stop, resume, finished."""
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 import tiny
-from streamlit.testing.v1 import AppTest
+from pages import PATIENCE, unopened
 from synthetic import hidden_states, write_run
 
 from mesa_lens.cli import main
 from mesa_lens.dashboard import started
 from mesa_lens.dashboard.asked import arguments, inside, run_folder
-
-PATIENCE = 120  # seconds
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +29,7 @@ def models(tmp_path_factory):
 def opened(monkeypatch, tmp_path, models):
     monkeypatch.setenv("MESA_LENS_RUNS", str(tmp_path))
     monkeypatch.setenv("MESA_LENS_ALLOW_RUNS", json.dumps([str(tmp_path), str(models)]))
-    app = AppTest.from_string("from mesa_lens.dashboard.main import main\nmain('new')", default_timeout=PATIENCE)
-    return app.run()
+    return unopened("new").run()
 
 
 def texts(app):
@@ -56,10 +55,26 @@ def until(app, holds):
 def test_runs_are_off_unless_allowed(monkeypatch, tmp_path):
     monkeypatch.setenv("MESA_LENS_RUNS", str(tmp_path))
     monkeypatch.delenv("MESA_LENS_ALLOW_RUNS", raising=False)
-    app = AppTest.from_string("from mesa_lens.dashboard.main import main\nmain('new')", default_timeout=60).run()
+    app = unopened("new").run()
     assert f"mesa-lens app --store {tmp_path} --allow-runs" in texts(app)
     assert not app.button
     assert not app.text_input
+
+
+def here(command, **_):
+    """What the command gives, in this process."""
+    assert command[:3] == [sys.executable, "-m", "mesa_lens"]
+    out, error = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(error):
+        code = main(command[3:])
+    return subprocess.CompletedProcess(command, code, out.getvalue(), error.getvalue())
+
+
+def test_what_a_process_refuses_is_shown(opened, tmp_path):
+    app = ask(opened, model="tiny", length="no length")
+    app.button(key="start").click().run()
+    assert "--length 'no length' is no whole number" in app.error[0].value.replace("\\", "")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -85,7 +100,7 @@ def test_a_run_from_start_to_finish(opened, tmp_path, models):
     until(app, lambda app: app.success)
     assert "The run is finished." in texts(app)
     assert app.selectbox(key="run").value == "first"
-    whole = AppTest.from_string("from mesa_lens.dashboard.main import main\nmain()", default_timeout=60).run()
+    whole = unopened().run()
     assert "tiny" in texts(whole)
     assert not whole.error
     summary = json.loads((tmp_path / "first" / "summary.json").read_text())
@@ -95,43 +110,45 @@ def test_a_run_from_start_to_finish(opened, tmp_path, models):
 @pytest.mark.parametrize(
     ("button", "values", "message"),
     [
-        ("start", {"length": "no length"}, "--length 'no length' is no whole number"),
         ("start", {"length": "100"}, "--length 100 is not far enough beyond the trained length 160"),
         ("estimate", {"set": "rerope.window=x"}, "rerope: window=x is not a whole number"),
     ],
 )
-def test_bad_input_is_refused_in_the_commands_own_words(opened, tmp_path, button, values, message):
+def test_bad_input_is_refused_in_the_commands_own_words(opened, tmp_path, monkeypatch, button, values, message):
+    monkeypatch.setattr(started.subprocess, "run", here)
     app = ask(opened, **{"model": "tiny", **values})
     app.button(key=button).click().run()
     assert message in app.error[0].value.replace("\\", "")
     assert list(tmp_path.iterdir()) == []  # nothing was made
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"name": "../out"},
-        {"name": "/tmp/out"},
-        {"name": ".hidden"},
-        {"name": "a/b/c/d"},
-        {"name": "a\nb"},
-        {"name": ""},
-        {"name": "--help"},
-        {"model": "../tiny"},
-        {"model": "/etc"},
-        {"model": "~/model"},
-        {"model": "./model"},
-        {"model": "a/b/c"},
-        {"model": "some.gguf"},
-        {"file": "/etc/passwd"},
-        {"file": "../../etc/passwd"},
-        {"file": "tiny/../../../../etc/passwd"},
-    ],
-)
-def test_paths_outside_are_refused_on_the_page(opened, tmp_path, values):
-    app = ask(opened, **{"model": "tiny", **values})
-    assert len(app.error) == 1
-    assert not app.button  # nothing to press
+OUTSIDE = [
+    {"name": "../out"},
+    {"name": "/tmp/out"},
+    {"name": ".hidden"},
+    {"name": "a/b/c/d"},
+    {"name": "a\nb"},
+    {"name": ""},
+    {"name": "--help"},
+    {"model": "../tiny"},
+    {"model": "/etc"},
+    {"model": "~/model"},
+    {"model": "./model"},
+    {"model": "a/b/c"},
+    {"model": "some.gguf"},
+    {"file": "/etc/passwd"},
+    {"file": "../../etc/passwd"},
+    {"file": "tiny/../../../../etc/passwd"},
+]
+
+
+def test_paths_outside_are_refused_on_the_page(opened, tmp_path):
+    inside = {"model": "tiny", "name": "inside", "file": ""}
+    assert ask(opened, **inside).button
+    for values in OUTSIDE:
+        app = ask(opened, **{**inside, **values})
+        assert len(app.error) == 1, values
+        assert not app.button, values  # nothing to press
     assert list(tmp_path.iterdir()) == []
 
 

@@ -4,8 +4,8 @@ import json
 import os
 
 import pytest
+from pages import unopened
 from results import evaluation, write_evaluation, write_harness, write_paper, write_study
-from streamlit.testing.v1 import AppTest
 
 from mesa_lens.dashboard.results import results
 from probe.evaluation.effective import effective_lengths
@@ -20,7 +20,7 @@ KINDS = {"eval": write_evaluation, "study": write_study, "lm-eval": write_harnes
 def opened(monkeypatch, tmp_path):
     def open_page(**query):
         monkeypatch.setenv("MESA_LENS_RUNS", str(tmp_path))
-        app = AppTest.from_string("from mesa_lens.dashboard.main import main\nmain('results')", default_timeout=60)
+        app = unopened("results")
         app.query_params.update(query)
         app.run()
         assert not app.exception

@@ -20,12 +20,14 @@ from probe.evaluation import evaluator
 from probe.evaluation import run as running
 from probe.evaluation.intervals import shown
 from probe.store.reader import open_run
+from probe.tasks import corpus
 from probe.tasks.likelihood import Likelihood
 from probe.tasks.recall import RULER
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 LENGTHS = "200,320"
+PROBE = {"length": 320, "samples": 1, "texts": 0, "lengths": "80,160", "layers": "1"}
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -33,6 +35,13 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tiny.folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def little_text(monkeypatch):
+    """Of the held-out texts the shortest alone, so that little is tokenized."""
+    text = min(corpus.heldout(), key=len)
+    monkeypatch.setattr(corpus, "heldout", lambda: [text])
 
 
 def write(path, folder, sections, **more):
@@ -103,6 +112,7 @@ def every_other(loaded, ids, trained_length):
     return np.arange(trained_length // 4) % 2 == 0
 
 
+@pytest.mark.usefixtures("little_text")
 def test_a_report_of_every_kind_of_section(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(evaluator, "key_tokens", every_other)
     data = tmp_path / "reports.jsonl"
@@ -160,8 +170,9 @@ def test_the_report_says_what_did_not_fit(folder, tmp_path, monkeypatch):
     assert "Did not fit in memory: nll under origin at 320, nll under mesa at 320." in html
 
 
+@pytest.mark.usefixtures("little_text")
 def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
-    sections = {"probe": {"length": 320, "samples": 1, "texts": 0}, "passkey": {"lengths": "200", "samples": 1}}
+    sections = {"probe": PROBE, "passkey": {"lengths": "200", "samples": 1}}
     path, out = write(tmp_path / "config.yaml", folder, sections), tmp_path / "out"
     real = runner.run_cells
 
@@ -176,11 +187,12 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     assert main(["paper", "--config", str(path), "--out", str(out)]) == 0
 
 
+@pytest.mark.usefixtures("little_text")
 def test_after_its_minutes_a_run_ends_and_the_same_command_goes_on(folder, tmp_path, monkeypatch, capsys):
     sections = {
         "nll": {"lengths": LENGTHS, "samples": 1},
         "passkey": {"lengths": "200", "samples": 1},
-        "probe": {"length": 320, "samples": 1, "texts": 0},
+        "probe": PROBE,
     }
     path, out = write(tmp_path / "config.yaml", folder, sections), tmp_path / "out"
     asked = ["paper", "--config", str(path), "--out", str(out)]
@@ -206,11 +218,12 @@ def test_after_its_minutes_a_run_ends_and_the_same_command_goes_on(folder, tmp_p
     assert "--minutes -1 is not above 0" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("little_text")
 def test_overwriting_in_too_little_time_leaves_nothing_old(folder, tmp_path, monkeypatch, capsys):
     sections = {
         "nll": {"lengths": "200", "samples": 1},
         "passkey": {"lengths": "200", "samples": 1},
-        "probe": {"length": 320, "samples": 1, "texts": 0},
+        "probe": PROBE,
     }
     path, out = write(tmp_path / "config.yaml", folder, sections), tmp_path / "out"
     asked = ["paper", "--config", str(path), "--out", str(out)]
@@ -240,8 +253,9 @@ def test_overwriting_in_too_little_time_leaves_nothing_old(folder, tmp_path, mon
     assert capsys.readouterr().err.endswith("interrupted; nothing half-written was left\n")
 
 
+@pytest.mark.usefixtures("little_text")
 def test_folders_of_another_run_are_refused_before_anything_runs(folder, tmp_path, monkeypatch, capsys):
-    sections = {"probe": {"length": 320, "samples": 1, "texts": 0}, "passkey": {"lengths": "200", "samples": 1}}
+    sections = {"probe": PROBE, "passkey": {"lengths": "200", "samples": 1}}
     path, out = write(tmp_path / "config.yaml", folder, sections), tmp_path / "out"
     asked = ["paper", "--config", str(path), "--out", str(out)]
     assert main(asked) == 0

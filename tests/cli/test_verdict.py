@@ -8,7 +8,7 @@ import located
 import numpy as np
 import pytest
 import xarray as xr
-from streamlit.testing.v1 import AppTest
+from pages import unopened
 from synthetic import evaluation, hidden_states, write_run
 
 from mesa_lens.cli import main
@@ -61,7 +61,7 @@ def test_report_summary_terminal_and_dashboard_say_the_same(folder, capsys, monk
     assert shown((folder / "report.html").read_text()) == (words, table)
 
     monkeypatch.setenv("MESA_LENS_RUNS", str(folder.parent))
-    app = AppTest.from_string("from mesa_lens.dashboard.main import main\nmain()", default_timeout=60)
+    app = unopened()
     app.query_params.update({"run": "run"})
     app.run()
     assert not app.exception

@@ -1,6 +1,8 @@
 """A tiny random Llama, and the same as a local folder with a tokenizer."""
 
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from tokenizers import Tokenizer
@@ -53,7 +55,16 @@ def tokenizer(path: Path, first: bool = True) -> PreTrainedTokenizerFast:
 
 def folder(path: Path, trained: int = 160) -> Path:
     """A checkpoint folder whose window holds a passkey prompt."""
-    tokenizer = train_tokenizer(["A text of a few words, to make a tokenizer from."], 900)
-    model(vocabulary=len(tokenizer), trained=trained).save_pretrained(path)
-    tokenizer.save_pretrained(path)
+    path.mkdir(parents=True, exist_ok=True)
+    for name, content in _files(trained).items():
+        (path / name).write_bytes(content)
     return path
+
+
+@cache
+def _files(trained: int) -> dict[str, bytes]:
+    tokenizer = train_tokenizer(["A text of a few words, to make a tokenizer from."], 900)
+    with TemporaryDirectory() as made:
+        model(vocabulary=len(tokenizer), trained=trained).save_pretrained(made)
+        tokenizer.save_pretrained(made)
+        return {file.name: file.read_bytes() for file in Path(made).iterdir()}

@@ -24,7 +24,7 @@ PNG = b"\x89PNG"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, undrawn):
     folder = write_run(tmp_path_factory.mktemp("run"), hidden_states(), evaluation())
     write_report(folder)
     return folder

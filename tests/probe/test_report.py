@@ -43,12 +43,13 @@ def test_measured_failures():
     assert measured.rule.startswith("tail NLL more than 0.5 nats/token above 3.0")
 
 
-def test_what_follows_the_prompts_length_is_said_to(tmp_path):
+def test_what_follows_the_prompts_length_is_said_to(tmp_path, monkeypatch):
     """Dynamic-NTK's states are those of prompts as long as the pass, wherever a prediction of it is read."""
     configs = {name: {"name": name, "trained_length": M} for name in ("origin", "rerope", "dynamic-ntk", "mesa")}
     forced = [{"weights": "sha256 a"}]
     given = {"method_configs": json.dumps(configs), "length": 5 * M, "forced": json.dumps(forced)}
     run = write_run(tmp_path, hidden_states(), evaluation(), **given)
+    monkeypatch.setattr("probe.report.write_figures", lambda *_: None)
     summary = write_report(run)
     assert (summary["follows_length"], summary["pass_length"], summary["forced"]) == (["dynamic-ntk"], 320, forced)
     rows = table(summary).splitlines()

@@ -33,11 +33,6 @@ def test_lines_and_exit_code(capsys):
     assert total == "1 of 1 claims came out as they must."
 
 
-def test_options_and_figures_need_no_torch():
-    script = "import sys, theory.cli, theory.figures, theory.plots; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", script], check=True)
-
-
 def test_json(capsys):
     assert command("--claim", "3.1", "--M", "20", "--json") == 0
     claims = json.loads(capsys.readouterr().out)
@@ -57,7 +52,9 @@ def test_claims_that_sizes_do_not_suit_are_named_and_the_others_checked(capsys, 
     monkeypatch.setattr("theory.claims.CLAIMS", {name: CLAIMS[name] for name in ("3.3-range", "corollary")})
     assert command("--M", "8", "--N", "7", "--quick") == 0
     captured = capsys.readouterr()
-    assert captured.err == "[not checked] corollary: N=7 leaves Stair PE no room below M=8; take N <= 6\n"
+    *bar, said = captured.err.splitlines()  # a busy machine shows how far it is
+    assert said == "[not checked] corollary: N=7 leaves Stair PE no room below M=8; take N <= 6"
+    assert all("claims]" in line or not line.strip() for line in bar)
     line, total = captured.out.splitlines()
     assert "3.3-range" in line
     assert total == "1 of 1 claims came out as they must."

@@ -72,6 +72,7 @@ def test_config_and_tokenizer_come_without_weights(paths):
     assert (ours.bos_token_id, ours.eos_token_id, ours.chat_template) == (0, 1, tiny_gguf.TEMPLATE)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_command_takes_a_file_and_records_its_quantization(paths, tmp_path, capsys):
     model = ["--model", str(paths[0])]
     assert main(["probe", *model, "--length", "400", "--estimate"]) == 0

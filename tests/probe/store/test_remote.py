@@ -245,13 +245,12 @@ def test_a_missing_package_is_named(monkeypatch, capsys):
 
 @pytest.mark.parametrize("page", ["overview", "heatmaps"])
 def test_the_dashboard_opens_a_run_at_a_url(page, monkeypatch):
-    testing = pytest.importorskip("streamlit.testing.v1")
+    pages = pytest.importorskip("pages")
     fsspec.filesystem("memory").store.clear()
     values = synthetic.hidden_states(layers=2, dims=8)
     synthetic.write_run(place_of("memory://bucket/run"), values, synthetic.evaluation())
     monkeypatch.setenv("MESA_LENS_RUNS", "memory://bucket")
-    app = testing.AppTest.from_string(f"from mesa_lens.dashboard.main import main\nmain({page!r})", default_timeout=60)
-    app.run()
+    app = pages.unopened(page).run()
     assert not app.exception
     assert not app.error
     assert app.selectbox(key="run").value == "run"

@@ -1,0 +1,348 @@
+"""A run that was cut goes on to the same bytes; one that is whole, or another's, is left alone."""
+
+import importlib.metadata
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+import tiny
+import xarray as xr
+from synthetic import edit
+
+from mesa_lens.cli import main
+from probe import plan as planning
+from probe import run, work
+from probe.capture.spec import CaptureSpec
+from probe.cells import source
+from probe.evaluation.plan import EvalRequest
+from probe.evaluation.plan import plan as plan_evaluation
+from probe.evaluation.run import run as run_evaluation
+from probe.plan import ProbeRequest, plan
+from probe.store.reader import whole_passes
+from probe.store.summary import own_summary
+from probe.tasks import likelihood
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(tiny.folder(tmp_path_factory.mktemp("model")))
+
+
+def interrupt_at(monkeypatch, place, name, count):
+    """Raises KeyboardInterrupt in the `count`-th call of place.name; counts go on in what is returned."""
+    calls, original = [], getattr(place, name)
+
+    def interrupted(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == count:
+            raise KeyboardInterrupt
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(place, name, interrupted)
+    return calls
+
+
+def asked(model, out, *more):
+    options = "--length 300 --texts 0 --samples 1 --methods origin,rerope --lengths 80:160:80 --layers 0-1"
+    return ["probe", "--model", model, "--out", str(out), *options.split(), *more]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(model, tmp_path_factory, undrawn):
+    out = tmp_path_factory.mktemp("uninterrupted") / "run"
+    assert main(asked(model, out)) == 0
+    return out
+
+
+def files(folder):
+    """Contents by path of a store, less its attributes, which hold the time, and what passes cost."""
+    paths = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    own = ("zarr.json", "evaluation/seconds/c", "evaluation/peak_mib/c")
+    return {path: (folder / path).read_bytes() for path in paths if not path.as_posix().startswith(own)}
+
+
+def scored(out):
+    """The journal's scores by cell, without times."""
+    rows = map(json.loads, (out / "measured.jsonl").read_text().splitlines()[1:])
+    return {tuple(row["cell"]): [score["value"] for score in row["scores"]] for row in rows}
+
+
+def untimed(summary):
+    methods = [{**row, "cost": None} for row in summary["methods"]]
+    return {**summary, "created": "", "store": "", "methods": methods, "verdict": summary["verdict"]["told"]}
+
+
+def same(out, other):
+    assert scored(out) == scored(other)
+    assert files(out / "store.zarr") == files(other / "store.zarr")
+    first, second = (untimed(json.loads((each / "summary.json").read_text())) for each in (out, other))
+    assert first == second
+    assert {path.name for path in out.iterdir()} == {path.name for path in other.iterdir()}
+
+
+def test_measured_failure_is_the_evaluations_cells(model, uninterrupted, tmp_path):
+    made = plan_evaluation(
+        EvalRequest(model=model, methods="origin,rerope", samples=1, lengths=(80, 160), tasks=("nll", "passkey"))
+    )
+    run_evaluation(made, tmp_path)
+    rows = map(json.loads, (tmp_path / "cells.jsonl").read_text().splitlines()[1:])
+    cells = {tuple(row["cell"]): [score["value"] for score in row["scores"]] for row in rows}
+    assert cells == scored(uninterrupted)
+    stored = xr.open_zarr(uninterrupted / "store.zarr", group="evaluation")
+    for (task, method, length), values in cells.items():
+        at = stored[{"nll": "tail_nll"}.get(task, task)].sel({"method": method, "length": length})
+        assert at.values.tolist() == values
+
+
+def test_an_interrupt_before_anything_is_kept_leaves_nothing(model, tmp_path, capsys, monkeypatch):
+    interrupt_at(monkeypatch, work, "capture", 1)
+    assert main(asked(model, tmp_path / "out", "--samples", "0")) == 1
+    assert capsys.readouterr().err.endswith("mesa-lens: interrupted; nothing half-written was left\n")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupted_capture_goes_on_where_it_was(model, uninterrupted, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    calls = interrupt_at(monkeypatch, work, "capture", 2)
+    assert main(asked(model, out)) == 1
+    assert f"interrupted; what is done is kept: the same command goes on from {out}\n" in capsys.readouterr().err
+    measured = interrupt_at(monkeypatch, likelihood, "nll", 0)
+    assert main(asked(model, out)) == 0
+    assert [args[2].name for args in calls] == ["origin", "rerope", "rerope"]
+    assert not measured
+    same(out, uninterrupted)
+
+
+def test_an_interrupted_measuring_goes_on_where_it_was(model, uninterrupted, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    calls = interrupt_at(monkeypatch, likelihood, "nll", 4)
+    assert main(asked(model, out)) == 1
+    assert "the same command goes on" in capsys.readouterr().err
+    assert main(asked(model, out)) == 0
+    assert len(calls) == 5
+    same(out, uninterrupted)
+
+
+def test_a_region_cut_short_is_captured_again(model, uninterrupted, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, work, "capture", 2)
+        assert main(asked(model, out)) == 1
+    (region,) = (out / "store.zarr.partial").glob("resid_post/c/0/0/1/0/0")
+    region.write_bytes(region.read_bytes()[:-4])
+    assert main(asked(model, out)) == 0
+    same(out, uninterrupted)
+
+
+def test_an_unfinished_run_of_other_settings_is_refused_before_long_work(model, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, work, "capture", 2)
+        assert main(asked(model, out, "--overwrite")) == 1
+    assert "kept: without --overwrite, the same command goes on" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(source, "load", None)
+        for option, value, message in [
+            ("--prompt", "world", "an unfinished run with another config: word differs; use --overwrite"),
+            ("--texts", "1", "an unfinished run with another config: prompt differs; use --overwrite"),
+            ("--seed", "1", "an unfinished run with another config: seed differs; use --overwrite"),
+        ]:
+            assert main(asked(model, out, option, value)) == 2
+            assert message in (error := capsys.readouterr().err)
+            assert "goes on" not in error
+    assert main(asked(model, out, "--prompt", "world", "--overwrite")) == 0
+    assert xr.open_zarr(out / "store.zarr").attrs["word"] == "world"
+
+
+def test_a_whole_store_without_its_report_is_finished(model, uninterrupted, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, run, "write_report", 1)
+        assert main(asked(model, out)) == 1
+    assert "the same command goes on" in capsys.readouterr().err
+    monkeypatch.setattr(source, "load", None)
+    assert main(asked(model, out)) == 0
+    same(out, uninterrupted)
+    assert main(asked(model, out)) == 2
+    assert "already holds a run with the same config; use --overwrite" in capsys.readouterr().err
+
+
+def test_an_interrupt_before_a_run_goes_on_says_what_was_kept_before(model, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    interrupt_at(monkeypatch, work, "capture", 2)
+    assert main(asked(model, out)) == 1
+    interrupt_at(monkeypatch, run, "prepare", 1)
+    capsys.readouterr()
+    assert main(asked(model, out)) == 1
+    assert capsys.readouterr().err.endswith(f"mesa-lens: interrupted; the same command goes on from {out}\n")
+
+
+def test_a_failure_says_what_is_kept(model, tmp_path, capsys, monkeypatch):
+    def failing(*args, **kwargs):
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(work, "capture", failing)
+    assert main(asked(model, tmp_path / "out")) == 1
+    error = capsys.readouterr().err
+    assert error.endswith(
+        f"mesa-lens: no luck; what is done is kept: the same command goes on from {tmp_path / 'out'}\n"
+    )
+
+
+def test_a_terminated_run_goes_on_to_the_same_bytes(model, uninterrupted, tmp_path, capsys, monkeypatch):
+    out, calls, capture = tmp_path / "out", [], work.capture
+
+    def terminated(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return capture(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(work, "capture", terminated)
+        assert main(asked(model, out)) == 1
+    said = f"mesa-lens: interrupted; what is done is kept: the same command goes on from {out}\n"
+    assert capsys.readouterr().err.endswith(said)
+    assert whole_passes(out / "store.zarr.partial") == {("origin", "repeated")}
+    assert main(asked(model, out)) == 0
+    same(out, uninterrupted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_run_goes_on_to_the_same_bytes(model, uninterrupted, tmp_path, capsys, sent):
+    out = tmp_path / "out"
+    code = (
+        "import sys, time\nfrom mesa_lens.cli import main\nfrom probe import work\nfirst = work.capture\n"
+        "def slow(*args, **kwargs):\n    values = first(*args, **kwargs)\n    work.capture = hang\n    return values\n"
+        "def hang(*args, **kwargs):\n    time.sleep(60)\n"
+        "work.capture = slow\nraise SystemExit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, *asked(model, out)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        partial = out / "store.zarr.partial"
+        while not partial.exists() or not whole_passes(partial):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(sent)
+        _, error = process.communicate()
+    if sent == signal.SIGTERM:
+        assert process.returncode == 1
+        assert error.endswith(f"mesa-lens: interrupted; what is done is kept: the same command goes on from {out}\n")
+    assert whole_passes(partial) == {("origin", "repeated")}
+    assert main(asked(model, out)) == 0
+    same(out, uninterrupted)
+
+
+def test_a_full_disk_is_said_before_the_weights_are_loaded(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(source, "load", None)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1))
+    assert main(["probe", "--model", model, "--out", str(tmp_path / "out")]) == 1
+    assert "are free; keep fewer layers, positions or dims" in capsys.readouterr().err
+
+
+def test_measured_cells_of_other_sizes_are_refused(model, uninterrupted, tmp_path, capsys):
+    out = tmp_path / "out"
+    out.mkdir()
+    shutil.copy(uninterrupted / "measured.jsonl", out)
+    assert main(asked(model, out, "--set", "rerope.window=2")) == 2
+    assert "measured.jsonl holds nll of rerope at 80 with other parameters; use --overwrite" in capsys.readouterr().err
+    assert [path.name for path in out.iterdir()] == ["measured.jsonl"]
+
+
+def cut_short(monkeypatch, model, out, *more):
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, work, "capture", 2)
+        assert main(asked(model, out, *more)) == 1
+
+
+def test_an_unfinished_run_does_not_go_on_with_other_texts_weights_or_libraries(tmp_path, capsys, monkeypatch):
+    folder, out, text = tmp_path / "model", tmp_path / "out", tmp_path / "held.txt"
+    tiny.folder(folder)
+    text.write_text(written := " ".join(f"Sentence {number} says nothing." for number in range(400)))
+    given = (str(folder), out, "--text", str(text), "--texts", "1")
+    cut_short(monkeypatch, *given)
+    capsys.readouterr()
+    text.write_text(written.replace("says", "said"))
+    assert main(asked(*given)) == 2
+    assert "an unfinished run with another config: inputs differs; use --overwrite" in capsys.readouterr().err
+    text.write_text(written)
+    with monkeypatch.context() as patch:
+        patch.setattr(planning, "version", lambda name: "0.0" if name == "torch" else importlib.metadata.version(name))
+        assert main(asked(*given)) == 2
+    assert "with another config: the version of torch differs; use --overwrite" in capsys.readouterr().err
+    weights = folder / "model.safetensors"
+    weights.write_bytes((before := weights.read_bytes())[:-4] + b"\0\0\0\1")
+    assert main(asked(*given)) == 2
+    assert "with another config: weights differs; use --overwrite" in capsys.readouterr().err
+    weights.write_bytes(before)
+    assert main(asked(*given)) == 0
+
+
+def test_a_whole_store_without_fingerprints_is_still_this_run(model, uninterrupted, tmp_path, capsys):
+    out = shutil.copytree(uninterrupted, tmp_path / "out")
+
+    def forget(attrs):
+        assert attrs.pop("inputs").startswith("sha256 ")
+        assert attrs.pop("weights").startswith("sha256 ")
+
+    edit(out, forget)
+    made = plan(ProbeRequest(model=model, length=300, texts=0, samples=1, methods="origin,rerope", lengths=(80, 160),
+                             spec=CaptureSpec(layers=((0, 2),))))  # fmt: skip
+    assert run.is_whole(made, out)
+    (out / "store.zarr").rename(out / "store.zarr.partial")
+    with pytest.raises(FileExistsError, match="an unfinished run with another config: inputs differs"):
+        run.is_whole(made, out)
+
+
+def test_overwriting_removes_nothing_for_a_run_that_cannot_be(model, tmp_path, capsys, monkeypatch):
+    def broken(error):
+        def raising(*_, **__):
+            raise error
+
+        return raising
+
+    out = tmp_path / "out"
+    cut_short(monkeypatch, model, out)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    for place, name, instead in (
+        (run, "check_memory", broken(MemoryError("no memory"))),
+        (shutil, "disk_usage", lambda path: SimpleNamespace(free=1)),
+        (source, "load", broken(OSError("no weights"))),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, instead)
+            assert main(asked(model, out, "--overwrite", "--dims", "0-31", "--hooks", "resid_post,attn_out")) == 1
+        assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before, name
+    capsys.readouterr()
+    assert main(asked(model, out)) == 0
+
+
+def test_another_rule_writes_the_report_anew_and_captures_nothing(model, uninterrupted, tmp_path, capsys, monkeypatch):
+    out = shutil.copytree(uninterrupted, tmp_path / "out")
+    monkeypatch.setattr(source, "load", None)
+    stored = json.loads((out / "summary.json").read_text())
+    (out / "summary.json").write_text(json.dumps({**stored, "predicted_by": "drift", "drift": []}))
+    assert main(asked(model, out, "--rule", "paper")) == 0
+    assert json.loads((out / "summary.json").read_text())["predicted_by"] == "paper"
+    assert files(out / "store.zarr") == files(uninterrupted / "store.zarr")
+    capsys.readouterr()
+    assert main(asked(model, out, "--rule", "paper")) == 2
+    assert "already holds a run with the same config" in capsys.readouterr().err
+
+
+def test_the_summary_of_another_store_is_not_taken_for_this_one_s(model, uninterrupted, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(uninterrupted, other)
+    edit(other, lambda attrs: attrs.update(created="another time"))
+    assert own_summary(uninterrupted)["model"] == model
+    assert own_summary(other) is None
+    assert main(asked(model, other)) == 0  # not: already holds this run; the report is written anew
+    assert own_summary(other)["created"] == "another time"
