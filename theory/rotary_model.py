@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from mesa.constructed_llama import ConstructedLlamaConfig, ConstructedLlamaForCausalLM
-from theory.model import Construction, Distances, Layer, Weave
+from theory.attention import Distances, Weave
+from theory.model import Construction, Layer
 from theory.parts import (
     BOS,
     CONST,

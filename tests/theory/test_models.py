@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from theory import Construction, nope_model, plain_model, stair_model, woven_model
+from theory import Construction, attention, nope_model, plain_model, stair_model, woven_model
 from theory.bounds import denominator
 from theory.claims.base import crossing
 from theory.parts import FREE, POSITION, Shape, printed_crossing_head
@@ -246,3 +246,16 @@ def test_logarithm_of_layer_1_is_the_logarithm():
 def test_impossible_constructions_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize("recovery", ["steps", "log"])
+def test_looked_at_or_not_it_is_the_same(monkeypatch, recovery):
+    """Scores are made row by row unless a hook wants them all; so are the MLP's units."""
+    model = plain_model(8, recovers=12, recovery=recovery, seed=2)
+    hooks = [f"blocks.{layer}.attn.hook_{name}" for layer in (0, 1) for name in ("attn_scores", "pattern")]
+    seen = model.captured(23, *hooks, "blocks.0.mlp.hook_post", model.output_hook)
+    monkeypatch.setattr(attention, "ROWS", 5)
+    np.testing.assert_allclose(model.head_output(23), seen[model.output_hook][:, POSITION], atol=1e-13)
+    assert model.captured(23, hooks[1])[hooks[1]].shape[1:] == (23, 23)
+    np.testing.assert_allclose(model.bos_attention(23), seen[hooks[3]][0, :, 0], rtol=1e-13)
+    np.testing.assert_allclose(model.recovered_position(12), np.arange(1, 13), atol=1e-9)
