@@ -218,6 +218,18 @@ def test_given_distances_leave_the_model_as_it_was():
     np.testing.assert_array_equal(model.head_output(12), before)
 
 
+def test_given_distances_are_cut_as_scores_are(monkeypatch):
+    """They are the queries' that are looked at, and what stands above the diagonal counts for nothing."""
+    index = np.arange(12)
+    table = np.minimum(np.abs(index[:, None] - index), 2)
+    table[9:, 4:6] = -1
+    model = plain_model(8)
+    whole = model.given(np.where(index[:, None] < index, -1, table)).head_output(12)
+    np.testing.assert_allclose(model.given(table).head_output(12), whole, atol=1e-13)
+    monkeypatch.setattr(attention, "ROWS", 5)
+    np.testing.assert_allclose(model.given(table).head_output(12), whole, atol=1e-13)
+
+
 def test_logarithm_of_layer_1_is_the_logarithm():
     plain, logarithm = woven_model(8, 3), woven_model(8, 3, recovery="log")
     name = "blocks.0.attn.hook_out"

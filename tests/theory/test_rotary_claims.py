@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mesa import constructed_llama
-from theory import rotary, rotary_model, turned
+from theory import rotary, rotary_bounds, rotary_model, turned
 from theory.claims import CLAIMS, Settings, rotary_bases, rotary_reach
 from theory.claims import rotary as rotary_claims
 from theory.parts import CONST, POSITION
@@ -155,9 +155,12 @@ MUTATIONS = {
     "amplitude, bound": (changed_head(weak_query), "rotary-bound"),
     "theta in the closed form": (other_angle, "rotary"),
     "chords taken for arcs": (without_chords, "rotary-weave"),
-    "T* at N + 1": (formula(rotary_reach, "woven_reach", lambda s, N: rotary.woven_reach(s, N + 1)), "rotary-weave"),
+    "T* at N + 1": (
+        formula(rotary_reach, "woven_reach", lambda s, N: rotary_bounds.woven_reach(s, N + 1)),
+        "rotary-weave",
+    ),
     "T* a token late": (
-        formula(rotary_reach, "woven_reach", lambda s, N: rotary.woven_reach(s, N) + 1),
+        formula(rotary_reach, "woven_reach", lambda s, N: rotary_bounds.woven_reach(s, N) + 1),
         "rotary-weave",
     ),
     "growth not to the c": (
