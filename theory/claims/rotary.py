@@ -92,7 +92,7 @@ def agreement(settings: Settings) -> Claim:
 
 def long_window(settings: Settings) -> Claim:
     """Real matrices at LLaMA2's window: 1 / t underflows nowhere, as e^-t does."""
-    M = 1024 if settings.quick else 4096
+    M = 4096 if settings.full else 1024
     size = Size(M, 8, 2, M, M, 0.02)
     p, o = measured(llama(size, "count", settings), origin(M), M + 64)
     t = np.arange(1, M + 65)

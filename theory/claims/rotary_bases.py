@@ -12,7 +12,7 @@ from theory.rotary import READS
 from theory.rotary_bounds import fails_from, ntk_factor, yarn_scale
 
 FURTHEST = 250
-"""Tokens up to which Dynamic-NTK is followed, length by length."""
+"""Tokens up to which Dynamic-NTK is followed, length by length, in full; half of them otherwise."""
 
 NTK_FACTORS, YARN_FACTORS = (1.0, 2.0, 4.0), (2.0, 4.0, 8.0)
 
@@ -46,7 +46,7 @@ def yarn_carries(settings: Settings) -> Claim:
 def ntk_carries(settings: Settings) -> Claim:
     """Dynamic-NTK: a pass for each length that is built, since frequencies follow it."""
     reading, told = NOTHING, []
-    furthest = FURTHEST // 2 if settings.quick else FURTHEST
+    furthest = FURTHEST if settings.full else FURTHEST // 2
     slowest = cases(settings)
     for size, reads in [(size._replace(head=6), reads) for size, reads in slowest if reads == "count"] + slowest:
         row = []
