@@ -17,7 +17,7 @@ from theory.rotary_chunked import (
 
 CASES = {
     "16": ({"M": 16, "slope": 0.5}, (16, 4, 2, 2, 4, 1)),
-    "24": ({"M": 24, "recovers": 30, "quarter": 40, "slope": 0.3}, (24, 6, 3, 5, 6, 2)),
+    "24": ({"M": 24, "recovers": 30, "quarter": 40, "slope": 0.3}, (24, 6, 3, 9, 6, 2)),
 }
 
 
@@ -91,8 +91,8 @@ def test_first_token_of_the_last_middle_chunk(reads):
         b, woven = method.chunks(T)[-3], stair(np.arange(T), 6, 3)
         v = sizes.position(T, lambda r: stair(r, 6, 3))[-1] - 1 - woven[-1]
         assert chunk_phases(sizes, method, 100)[T - 1] == v
-        x = woven[-1] - 5 - woven[T - 1 - b]
-        assert x >= b // 3 - 5
+        x = woven[-1] - 9 - woven[T - 1 - b]
+        assert x >= b // 3 - 9
         alone = 2 * sizes.amplitude * np.sin(sizes.theta * x / 2) * np.cos(sizes.theta * (v + x / 2))
         assert np.exp(alone) < chunk_share(sizes, method, T, v) < np.exp(alone) * (method.chunks(T)[-2] - b)
 

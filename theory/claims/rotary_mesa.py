@@ -105,7 +105,7 @@ def reach_of_chunks(settings: Settings) -> Claim:
         expected=Verdict.PRINTED,
         margin=reading.margin,
         error=reading.error,
-        correction="while the last middle chunk's keys get less than M times what <bos> gets: it begins after b tokens, "
+        correction="while the last middle chunk's keys get less than M times what <bos> gets: it begins after b, "
         "about h(b / E - F) < ln M + ln(1 - e^(-slope (1 - 1 / E)))",
         counterexample=f"(M, N, E) = {found[0]}",
     )
