@@ -181,8 +181,8 @@ MUTATIONS = {
         "rotary-mesa",
     ),
     "amplitude, reach of chunks": (changed_head(weak_query), "rotary-mesa-reach"),
-    "chunks fail eight tokens earlier": (
-        formula(rotary_mesa, "chunks_fail_from", lambda z, method, T: (EARLIER(z, method, T)[0] - 8, T)),
+    "chunks fail four tokens earlier": (
+        formula(rotary_mesa, "chunks_fail_from", lambda z, method, T: (EARLIER(z, method, T)[0] - 4, T)),
         "rotary-mesa-reach",
     ),
     "amplitude, woven chunks": (changed_head(weak_query), "rotary-mesa-woven"),
