@@ -58,7 +58,8 @@ def pretrained(construction: Construction, M: int) -> PreTrainedModel:
     if any(block.mlp is not None and not isinstance(block.mlp, MLP) for block in blocks):
         raise ValueError("recovery='log' is a function, no matrices; take recovery 'steps', 'interpolating' or 'naive'")
     units = max([1, *(block.mlp.W_1.shape[1] for block in blocks if block.mlp is not None)])
-    sizes = Sizes(M, len(blocks), *blocks[0].attn.W_Q.shape, units)
+    heads, head, model = blocks[0].attn.W_Q.shape
+    sizes = Sizes(M, len(blocks), heads, head, model, units)
     made: Any = family.model(family.config(construction, sizes))
     made.to(construction.W_E.dtype).eval().requires_grad_(False)
     read = construction.W_E.T.clone()
