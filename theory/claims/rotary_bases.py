@@ -19,10 +19,10 @@ NTK_FACTORS, YARN_FACTORS = (1.0, 2.0, 4.0), (2.0, 4.0, 8.0)
 
 def yarn_carries(settings: Settings) -> Claim:
     """YaRN: from K to about s K."""
-    reading, told = NOTHING, []
+    reading, told, factors = NOTHING, [], YARN_FACTORS[: None if settings.full else 2]
     for size, reads in cases(settings):
         row = []
-        for s in YARN_FACTORS[: 2 if settings.quick else None]:
+        for s in factors:
             certain = fails_from(size.rotary(reads), np.arange(LONGEST) / s)
             method = YaRN(trained_length=size.M, factor=s)
             more = {"factor": 1 / s, "grown": yarn_scale(s)}
@@ -35,7 +35,7 @@ def yarn_carries(settings: Settings) -> Claim:
         name="rotary-yarn",
         statement="YaRN with factor s carries to about s K tokens, never beyond M - 1 + s (K - 1)",
         citation="ours (theorem 3.2 under a changed base)",
-        parameters={NAMES: grid([tuple(size) for size in SIZES]), "reads": grid(READS), "s": grid(YARN_FACTORS)},
+        parameters={NAMES: grid([tuple(size) for size in SIZES]), "reads": grid(READS), "s": grid(factors)},
         tested="(M, K, L), first failure built / bound: " + "; ".join(told),
         expected=Verdict.HOLDS,
         margin=reading.margin,
