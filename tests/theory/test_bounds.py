@@ -91,6 +91,12 @@ def test_small_slopes_fail_before_the_line_begins():
     assert first_failure(M, N, None, slope) == 20
 
 
+def test_a_line_reaches_nothing_before_it_begins():
+    """Lines hold beyond 2N = 12: at the first place of the one that is at M there already, 14, not where it would be."""
+    assert bounds.extended_length(8, 6, 2, slope=0.5) == bounds.first_failure(8, 6, 2, slope=0.5) == 14
+    assert first_failure(8, 6, 2, 0.5) == 14
+
+
 def test_recovered_ranges():
     assert [bounds.last_recovered(N) for N in (2, 3, 4)] == [10, 24, 60]
     assert bounds.ideal_position([1, 2, 3, 4, 9], 2).tolist() == [1, 2, 3, 3, 3]
