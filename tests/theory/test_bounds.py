@@ -92,7 +92,7 @@ def test_small_slopes_fail_before_the_line_begins():
 
 
 def test_a_line_reaches_nothing_before_it_begins():
-    """Lines hold beyond 2N = 12: at the first place of the one that is at M there already, 14, not where it would be."""
+    """Lines hold beyond 2N = 12: the one that is at M from the first reaches it at its first t, 14, not before."""
     assert bounds.extended_length(8, 6, 2, slope=0.5) == bounds.first_failure(8, 6, 2, slope=0.5) == 14
     assert first_failure(8, 6, 2, 0.5) == 14
 

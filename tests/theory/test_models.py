@@ -13,6 +13,8 @@ from theory.bounds import denominator
 from theory.claims.base import crossing
 from theory.parts import FREE, POSITION, Shape, printed_crossing_head
 from theory.recovery import longest, worst_error
+from theory.rotary_model import FREE as ROTARY_FREE
+from theory.rotary_model import rotary_model
 
 
 def slow_head_output(model: Construction, tokens: list[int], weave, layer: int) -> list[float]:
@@ -119,6 +121,15 @@ def test_free_heads_may_read_anything():
     for name in ("W_Q", "W_K", "W_V"):
         same.get_buffer(f"blocks.1.attn.{name}")[1:] += torch.randn(1, 4, 8, generator=torch.manual_seed(0))
     np.testing.assert_array_equal(model.head_output(60), same.head_output(60))
+
+
+@pytest.mark.parametrize(("model", "free"), [(woven_model(8, 2), FREE), (rotary_model(8), ROTARY_FREE)])
+def test_free_heads_read_all_but_what_changes_with_the_position(model, free):
+    for name in ("W_Q", "W_K", "W_V"):
+        reads = model.get_buffer(f"blocks.1.attn.{name}")[1:]
+        assert not reads[..., POSITION:free].any()
+        assert reads[..., :POSITION].all()
+        assert reads[..., free:].all()
 
 
 def test_weights_of_theorem_32_are_unchanged_in_33_and_the_corollary():
