@@ -31,7 +31,7 @@ test-fuzz: .venv/installed  ## 2,000 wrong command lines: each must end in one l
 test-browser: .venv/browser  ## the dashboard in Chromium: screenshots in runs/screenshots
 	$(BIN)/python -m pytest -n auto -m browser tests/browser
 
-mutants: .venv/installed  ## 450 small mistakes put into the code, one at a time: each must be noticed (30 minutes)
+mutants: .venv/installed  ## 500 small mistakes put into the code, one at a time: each must be noticed (30 minutes)
 	$(BIN)/python tests/mutations/run.py
 
 check: .venv/installed  ## the gate: format, lint, types, tests

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from theory.builders import build, construction
     from theory.model import Construction
     from theory.nope import nope_model
-    from theory.pretrained import save
+    from theory.saved import save
     from theory.weave import mesa_model, plain_model, stair_model, woven_model
 
 _LAZY = {
@@ -25,7 +25,7 @@ _LAZY = {
     "mesa_model": "theory.weave",
     "nope_model": "theory.nope",
     "plain_model": "theory.weave",
-    "save": "theory.pretrained",
+    "save": "theory.saved",
     "stair_model": "theory.weave",
     "woven_model": "theory.weave",
 }

@@ -11,8 +11,9 @@ from transformers import PreTrainedModel
 from theory.model import Construction
 from theory.nope import nope_model
 from theory.parts import Shape
-from theory.pretrained import VOCABULARY, pretrained
-from theory.rotary_model import as_llama, rotary_model, rotary_nope_model
+from theory.pretrained import pretrained
+from theory.rotary_model import rotary_model, rotary_nope_model
+from theory.saved import VOCABULARY
 from theory.weave import Options, mesa_model, plain_model, stair_model, woven_model
 
 BUILDERS: dict[str, Callable[..., Construction]] = {
@@ -37,8 +38,7 @@ def build(name: str, **parameters: Any) -> PreTrainedModel:
     """
     _check(name, parameters)
     parameters = {"shape": Shape(model=24, vocabulary=VOCABULARY), **parameters}
-    made = construction(name, **parameters)
-    return as_llama(made, made.turns, parameters["M"]) if made.turns else pretrained(made, parameters["M"])
+    return pretrained(construction(name, **parameters), parameters["M"])
 
 
 def construction(name: str, **parameters: Any) -> Construction:

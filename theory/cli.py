@@ -37,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the free weights (default: %(default)s)")
     recoveries = [*KINDS, "log"]
     parser.add_argument("--recovery", choices=recoveries, default="steps", help="position MLP (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="shorter inputs: under 20 seconds")
+    extent = parser.add_mutually_exclusive_group()
+    extent.add_argument("--quick", action="store_true", help="shorter inputs: under 20 seconds")
+    extent.add_argument("--full", action="store_true", help="the longest inputs, too: of docs/theory.md's numbers")
     parser.add_argument("--json", action="store_true", help="print the claims as JSON")
     parser.add_argument(
         "--html",
@@ -53,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from theory.claims import Settings  # loads torch
 
     try:
-        settings = Settings(args.M, args.N, args.E, args.H, args.dtype, args.seed, args.recovery, args.quick)
+        settings = Settings(args.M, args.N, args.E, args.H, args.dtype, args.seed, args.recovery, args.quick, args.full)
         if args.task == "claims":
             return _verify(args, settings)
         args.out.mkdir(parents=True, exist_ok=True)

@@ -10,9 +10,8 @@ No layer norm, as in the proofs. The hook points (p: batch, t: position, d: mode
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,16 +20,10 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.HookedRootModule import HookedRootModule
 
-from mesa.plan import Plan, distances
+from theory.attention import Attention, Distances, Weave, parted
 from theory.parts import POSITION, Head
 from theory.recovery import Weights, log_steps, sharpness
 from theory.turned import Turns
-
-Weave = Callable[[Any], Any]
-"""Maps distances to effective distances; see mesa.weave."""
-
-Distances = Callable[[int], Tensor]
-"""Effective distances (query, key) of so many tokens, below 0 where a key is not seen."""
 
 
 @dataclass(frozen=True)
@@ -39,95 +32,6 @@ class Layer:
 
     heads: Sequence[Head]
     mlp: Weights | LogSteps | None = None
-
-
-def planned(plan: Callable[[int], Plan]) -> Distances:
-    """Distances by the plan that `plan` makes for so many tokens; both layers ask for the same ones."""
-    return lru_cache(maxsize=1)(lambda length: torch.from_numpy(distances(plan(length))))
-
-
-class Attention(nn.Module):
-    """Heads whose scores are q.k - slope * W(t - i); `weave` None drops the position term (NoPE).
-
-    distances: take W's place where they are no function of t - i alone, or a key is not seen.
-
-    turns: takes the place of `slope` and its bias: rotary embedding.
-
-    logarithm: puts out the logarithm of what head 0 gives POSITION: the same pattern, values and W_O, evaluated where
-    float64 would underflow.
-    """
-
-    W_Q: Tensor
-    W_K: Tensor
-    W_V: Tensor
-    W_O: Tensor
-
-    def __init__(
-        self,
-        heads: Sequence[Head],
-        weave: Weave | None,
-        slope: float,
-        logarithm: bool,
-        distances: Distances | None = None,
-        turns: Turns | None = None,
-    ) -> None:
-        super().__init__()
-        self.turns = turns
-        for name in ("W_Q", "W_K", "W_V", "W_O"):
-            stacked = np.stack([getattr(head, name) for head in heads])
-            self.register_buffer(name, torch.from_numpy(stacked))
-        self.weave, self.slope, self.logarithm, self.distances = weave, slope, logarithm, distances
-        self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
-        self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
-        self.hook_z, self.hook_result, self.hook_out = HookPoint(), HookPoint(), HookPoint()
-
-    def forward(self, resid: Tensor) -> Tensor:
-        """The heads' sum (batch, position, model size) for the residual stream, of the same shape."""
-        q = self.hook_q(torch.einsum("ptd,nhd->ptnh", resid, self.W_Q))
-        k = self.hook_k(torch.einsum("ptd,nhd->ptnh", resid, self.W_K))
-        v = self.hook_v(torch.einsum("ptd,nhd->ptnh", resid, self.W_V))
-        scores = self.hook_attn_scores(self._scored(q, k))
-        pattern = self.hook_pattern(scores.softmax(-1))
-        z = self.hook_z(torch.einsum("pnqk,pknh->pqnh", pattern, v))
-        result = torch.einsum("ptnh,ndh->ptnd", z, self.W_O)
-        if self.logarithm:
-            result[:, :, 0, POSITION] = self._log_output(scores[:, 0], pattern[:, 0], v[:, :, 0])
-        return self.hook_out(self.hook_result(result).sum(2))
-
-    def _log_output(self, scores: Tensor, pattern: Tensor, v: Tensor) -> Tensor:
-        """log of the sum of what each key's value adds to POSITION, times its weight (batch, position), by head 0.
-
-        Weights are taken in logarithms where they are what softmax makes of the scores, so that none underflows.
-        """
-        logs = scores.log_softmax(-1)
-        logs = torch.where(pattern == scores.softmax(-1), logs, pattern.log())
-        return (logs + (v @ self.W_O[0, POSITION]).log()[:, None]).logsumexp(-1)
-
-    def _scored(self, q: Tensor, k: Tensor) -> Tensor:
-        """Scores (batch, head, query, key), -inf where a key is not seen."""
-        if self.turns is None:
-            return self._positioned(torch.einsum("pqnh,pknh->pnqk", q, k))
-        index = torch.arange(q.shape[1])
-        distance = index[:, None] - index
-        if self.distances is not None:
-            effective = self.distances(q.shape[1])
-        else:
-            effective = distance if self.weave is None else self.weave(distance.clamp(min=0))
-        scores = self.turns.scores(q, k, effective)
-        return scores.masked_fill((distance < 0) | (effective < 0), -torch.inf)
-
-    def _positioned(self, scores: Tensor) -> Tensor:
-        """Scores with the position term, -inf above the diagonal, or where no distance is given."""
-        if self.distances is not None:
-            distances = self.distances(scores.shape[-1])
-            placed = scores - self.slope * distances.to(scores.dtype)
-            return placed.masked_fill(distances < 0, -torch.inf)
-        index = torch.arange(scores.shape[-1])
-        distance = index[:, None] - index
-        if self.weave is not None:
-            woven = self.weave(index.to(scores.dtype))  # integers times a float would be float32
-            scores = scores - (self.slope * woven)[distance.clamp(min=0)]
-        return scores.masked_fill(distance < 0, -torch.inf)
 
 
 class MLP(nn.Module):
@@ -189,7 +93,10 @@ class Block(nn.Module):
         """The residual stream after this layer (batch, position, model size)."""
         resid = self.hook_in(resid)
         resid = self.hook_resid_mid(resid + self.attn(resid))
-        return self.hook_out(resid if self.mlp is None else resid + self.mlp(resid))
+        if self.mlp is None:
+            return self.hook_out(resid)
+        rows = parted(resid.shape[1], self.mlp.hook_pre, self.mlp.hook_post, self.mlp.hook_out)
+        return self.hook_out(resid + torch.cat([self.mlp(part) for part in resid.split(rows, 1)], 1))
 
 
 class Construction(HookedRootModule):
@@ -260,10 +167,21 @@ class Construction(HookedRootModule):
         return self.captured(length, self.output_hook, seed=seed)[self.output_hook][:, POSITION].double().numpy()
 
     def bos_attention(self, length: int, seed: int = 0) -> np.ndarray:
-        """alpha_1 = 1 / D(t), the last layer's attention on <bos> at t = 1 .. length (float64)."""
-        name = self.output_hook.replace("hook_out", "hook_pattern")
-        return self.captured(length, name, seed=seed)[name][0, :, 0].double().numpy()
+        """alpha_1 = 1 / D(t), the last layer's attention on <bos> at t = 1 .. length (float64).
+
+        It is what head 0 reads where <bos> alone has a value, 1.
+        """
+        part, kept = self.output_hook.removesuffix("hook_out"), []
+
+        def mark(v: Tensor, hook: HookPoint) -> Tensor:
+            marked = torch.zeros_like(v)
+            marked[:, 0, 0, 0] = 1
+            return marked
+
+        hooks = [(f"{part}hook_v", mark), (f"{part}hook_z", lambda z, hook: kept.append(z[0, :, 0, 0]))]
+        self.run_with_hooks(self.tokens(length, seed), fwd_hooks=hooks)
+        return kept[0].double().numpy()
 
     def recovered_position(self, length: int, seed: int = 0) -> np.ndarray:
         """The position that layer 1 has written at t = 1 .. length (float64); a two-layer construction's."""
-        return self.captured(length, "blocks.1.hook_in", seed=seed)["blocks.1.hook_in"][:, POSITION].double().numpy()
+        return self.blocks[0](self.W_E.T[self.tokens(length, seed)])[0, :, POSITION].double().numpy()

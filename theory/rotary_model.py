@@ -1,4 +1,4 @@
-"""The theorems' rotary transformers: heads and MLP of theory.rotary's constructions, as theory's own and as a Llama.
+"""The theorems' rotary transformers: heads and MLP of theory.rotary's constructions.
 
 Beside the named directions of theory.parts the residual stream has COS and SIN, which the MLP writes: cos and sin of
 theta p_t. A head's halves hold its pairs' two coordinates, as in Llama: z = (coordinate m) + i (coordinate m + pairs)
@@ -8,14 +8,12 @@ is turned by e^(i theta t), and scores are Re(conj(k) q) / sqrt(head size).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from mesa.constructed_llama import ConstructedLlamaConfig, ConstructedLlamaForCausalLM
-from theory.model import Construction, Distances, Layer, Weave
+from theory.attention import Distances, Weave
+from theory.model import Construction, Layer
 from theory.parts import (
     BOS,
     CONST,
@@ -136,53 +134,3 @@ def _checked(shape: Shape | None) -> Shape:
             f"head={shape.head}, model={shape.model} do not fit; take an even head size, for pairs, and model >= {FREE}"
         )
     return shape
-
-
-def as_llama(construction: Construction, turns: Turns, M: int) -> ConstructedLlamaForCausalLM:
-    """The Llama with a construction's matrices; its logits are the free directions, read by the embedding."""
-    blocks: list[Any] = list(construction.blocks)
-    heads, size, model = blocks[0].attn.W_Q.shape
-    if model % heads:
-        raise ValueError(f"model={model} is no multiple of heads={heads}, as Llama's config asks; take another size")
-    units = max([1, *(block.mlp.W_1.shape[1] for block in blocks if block.mlp is not None)])
-    config = ConstructedLlamaConfig(
-        hidden_size=model,
-        intermediate_size=units,
-        num_hidden_layers=len(blocks),
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        head_dim=size,
-        hidden_act="relu",
-        vocab_size=construction.W_E.shape[1],
-        max_position_embeddings=M,
-        rope_parameters={"rope_type": "default", "rope_theta": turns.base},
-        bos_token_id=0,
-        eos_token_id=None,
-        tie_word_embeddings=False,
-        dtype=construction.W_E.dtype,
-    )
-    made: Any = ConstructedLlamaForCausalLM(config)
-    made.to(construction.W_E.dtype).eval().requires_grad_(False)
-    made.load_state_dict(_weights(construction, units))
-    return made
-
-
-def _weights(construction: Construction, units: int) -> dict[str, Tensor]:
-    """The matrices by the names that Llama has for them; the gate's other factor is CONST."""
-    read = construction.W_E.T.clone()
-    read[:, :FREE] = 0
-    found = {"model.embed_tokens.weight": construction.W_E.T, "lm_head.weight": read}
-    blocks: list[Any] = list(construction.blocks)
-    for layer, block in enumerate(blocks):
-        name, attn = f"model.layers.{layer}", block.attn
-        for part in "qkv":
-            found[f"{name}.self_attn.{part}_proj.weight"] = getattr(attn, f"W_{part.upper()}").flatten(0, 1)
-        found[f"{name}.self_attn.o_proj.weight"] = attn.W_O.transpose(0, 1).flatten(1)
-        gate, up, down = (read.new_zeros(units, read.shape[1]) for _ in range(3))
-        if block.mlp is not None:
-            gate[: block.mlp.W_1.shape[1]] = block.mlp.W_1.T
-            down[: block.mlp.W_2.shape[1]] = block.mlp.W_2.T
-            up[:, CONST] = 1
-        for place, matrix in (("gate", gate), ("up", up), ("down", down.T)):
-            found[f"{name}.mlp.{place}_proj.weight"] = matrix
-    return {name: matrix.contiguous() for name, matrix in found.items()}

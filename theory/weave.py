@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from mesa import weave
+from theory.attention import Distances, Weave, planned
 from theory.bounds import check_window
 from theory.chunked import mesa_method
-from theory.model import Construction, Distances, Layer, LogSteps, Weave, planned
+from theory.model import Construction, Layer, LogSteps
 from theory.parts import Shape, bos_head, check_numbers, crossing_head, embedding, free_head, printed_crossing_head
 from theory.recovery import KINDS, check_range
 

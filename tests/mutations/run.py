@@ -1,4 +1,5 @@
 """Runs the mutations: `make mutants`, or `python tests/mutations/run.py [WORD ...]` for those whose line has a word.
+With `--log FILE` lines go to FILE, too, and what FILE tells of is passed over: so a run goes on where it was left.
 
 Each mutant is made in a copy of the tree and asks the few tests named for it, in a process forked from one that has
 loaded what is not ours; it ends at the first failure or after a time limit. First all tests are asked of the copy as
@@ -145,14 +146,23 @@ def by_whom(told: Path) -> str:
     return found[1] if found else ""
 
 
+def done(log: str) -> set[str]:
+    """The mutants of a run's lines that came out as they must."""
+    as_must = "|".join((KILLED, TIMED_OUT, f"equivalent, {SURVIVED}"))
+    lines = re.finditer(rf"^\d+/\d+ (?:{as_must}) \([\d.]+ s\) (.+?  ->  .+?)  ", log, re.MULTILINE)
+    return {line[1] for line in lines}
+
+
 def main() -> int:
     """Runs them and says what came of each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("words", nargs="*", help="only mutants whose part or line holds one of these, in this order")
     parser.add_argument("--trusted", action="store_true", help="do not ask the tests of the tree as it is first")
+    parser.add_argument("--log", type=Path, metavar="FILE", help="write there, too, and pass over what it holds")
     args = parser.parse_args()
     found = (each for word in args.words or [""] for each in mutants() if word in f"{each.part} {each}")
-    chosen = list(dict.fromkeys(found))
+    before = done(args.log.read_text()) if args.log and args.log.exists() else set()
+    chosen = [each for each in dict.fromkeys(found) if str(each) not in before]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "tree")
         told = Path(name, "told")
@@ -170,7 +180,11 @@ def main() -> int:
             wrong = result == BROKEN or (result == SURVIVED) != bool(mutant.equivalent)
             shown = f"equivalent, {result}" if mutant.equivalent else result
             counts[shown if not wrong else f"WRONG: {shown}"] += 1
-            print(f"{number}/{len(chosen)} {shown} ({seconds:.1f} s) {mutant}  {by_whom(told)}", flush=True)
+            line = f"{number}/{len(chosen)} {shown} ({seconds:.1f} s) {mutant}  {by_whom(told)}"
+            print(line, flush=True)
+            if args.log:
+                with args.log.open("a") as log:
+                    log.write(line + "\n")
             if result == BROKEN:
                 print(told.read_text()[-500:])
     minutes = (time.monotonic() - began) / 60

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import run
 from mutants import ROOT, Mutant, mutants
-from run import BROKEN, KILLED, SURVIVED, TIMED_OUT, outcome
+from run import BROKEN, KILLED, SURVIVED, TIMED_OUT, done, outcome
 
 ALL = list(mutants())
 
@@ -67,3 +67,13 @@ def test_there_are_a_hundred_of_each_kind_and_no_two_alike():
 )  # fmt: skip
 def test_exit_codes_are_told_apart(code, in_time, told):
     assert outcome(code, in_time) == told
+
+
+def test_a_run_goes_on_after_what_came_out_as_it_must():
+    one = Mutant("a", "b.py", "x <  1", "", ())
+    told = "1/2 {} (0.1 s) " + f"{one}  tests/test_b.py::test_b[a  b]\n2/2 SURVIVED (1.0 s) c.py: y  ->  z  \n"
+    for outcome_, passed_over in (
+        ("killed", {str(one)}), ("killed by time", {str(one)}), ("equivalent, SURVIVED", {str(one)}),
+        ("SURVIVED", set()), ("equivalent, killed", set()), ("BROKEN", set()),
+    ):  # fmt: skip
+        assert done(told.format(outcome_)) == passed_over

@@ -89,6 +89,12 @@ def test_small_slopes_fail_before_the_line_begins():
     assert first_failure(M, N, None, slope) == 20
 
 
+def test_a_line_reaches_nothing_before_it_begins():
+    """Lines hold beyond 2N = 12: the one that is at M from the first reaches it at its first t, 14, not before."""
+    assert bounds.extended_length(8, 6, 2, slope=0.5) == bounds.first_failure(8, 6, 2, slope=0.5) == 14
+    assert first_failure(8, 6, 2, 0.5) == 14
+
+
 def test_recovered_ranges():
     assert [bounds.last_recovered(N) for N in (2, 3, 4)] == [10, 24, 60]
     assert bounds.ideal_position([1, 2, 3, 4, 9], 2).tolist() == [1, 2, 3, 3, 3]

@@ -9,7 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from theory.claims import CLAIMS, Settings
+from theory.claims import CLAIMS, Settings, rotary_bases
+from theory.claims.base import NOTHING
 from theory.cli import add_arguments, run
 from theory.curves import Example, curves, head_output_by_dimension, recovery_errors
 from theory.figures import dimension_figure, excess_figure
@@ -58,6 +59,38 @@ def test_claims_that_sizes_do_not_suit_are_named_and_the_others_checked(capsys, 
     line, total = captured.out.splitlines()
     assert "3.3-range" in line
     assert total == "1 of 1 claims came out as they must."
+
+
+def test_full_and_quick_reach_the_claims(monkeypatch, capsys):
+    seen = []
+    sound = CLAIMS["3.3-eq48"]
+    monkeypatch.setattr(
+        "theory.claims.CLAIMS", {"3.3-eq48": lambda settings: (seen.append(settings), sound(settings))[1]}
+    )
+    for words in ([], ["--full"], ["--quick"]):
+        assert command(*words) == 0
+    assert [(each.full, each.quick) for each in seen] == [(False, False), (True, False), (False, True)]
+    with pytest.raises(SystemExit, match="2"):
+        command("--full", "--quick")
+    assert "not allowed with argument --full" in capsys.readouterr().err
+
+
+def test_in_full_the_longest_inputs_are_built(monkeypatch):
+    """Real matrices of a window of 4096, and Dynamic-NTK followed to 250 tokens; 1024 and 125 otherwise."""
+    built, followed = [], []
+
+    def measured(model, method, length):
+        built.append(length)
+        return np.ones(length), np.ones(length)
+
+    monkeypatch.setattr("theory.claims.rotary.measured", measured)
+    monkeypatch.setattr("theory.claims.rotary.llama", lambda *args: None)
+    monkeypatch.setattr(rotary_bases, "_ntk_failure", lambda *args: (followed.append(args[3]), (None, NOTHING))[1])
+    for full in (False, True):
+        for name in ("rotary-4096", "rotary-ntk"):
+            CLAIMS[name](Settings(full=full))
+    assert built == [1024 + 64, 4096 + 64]
+    assert sorted(set(followed)) == [125, 250]
 
 
 @pytest.mark.parametrize("H", ["-1", "0", "-100"])

@@ -8,11 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from theory import Construction, nope_model, plain_model, stair_model, woven_model
+from theory import Construction, attention, nope_model, plain_model, stair_model, woven_model
 from theory.bounds import denominator
 from theory.claims.base import crossing
 from theory.parts import FREE, POSITION, Shape, printed_crossing_head
 from theory.recovery import longest, worst_error
+from theory.rotary_model import FREE as ROTARY_FREE
+from theory.rotary_model import rotary_model
 
 
 def slow_head_output(model: Construction, tokens: list[int], weave, layer: int) -> list[float]:
@@ -121,6 +123,15 @@ def test_free_heads_may_read_anything():
     np.testing.assert_array_equal(model.head_output(60), same.head_output(60))
 
 
+@pytest.mark.parametrize(("model", "free"), [(woven_model(8, 2), FREE), (rotary_model(8), ROTARY_FREE)])
+def test_free_heads_read_all_but_what_changes_with_the_position(model, free):
+    for name in ("W_Q", "W_K", "W_V"):
+        reads = model.get_buffer(f"blocks.1.attn.{name}")[1:]
+        assert not reads[..., POSITION:free].any()
+        assert reads[..., :POSITION].all()
+        assert reads[..., free:].all()
+
+
 def test_weights_of_theorem_32_are_unchanged_in_33_and_the_corollary():
     plain, others = plain_model(16, seed=3), (woven_model(16, 4, seed=3), stair_model(16, 4, 2, seed=3))
     for other in others:
@@ -218,6 +229,18 @@ def test_given_distances_leave_the_model_as_it_was():
     np.testing.assert_array_equal(model.head_output(12), before)
 
 
+def test_given_distances_are_cut_as_scores_are(monkeypatch):
+    """They are the queries' that are looked at, and what stands above the diagonal counts for nothing."""
+    index = np.arange(12)
+    table = np.minimum(np.abs(index[:, None] - index), 2)
+    table[9:, 4:6] = -1
+    model = plain_model(8)
+    whole = model.given(np.where(index[:, None] < index, -1, table)).head_output(12)
+    np.testing.assert_allclose(model.given(table).head_output(12), whole, atol=1e-13)
+    monkeypatch.setattr(attention, "ROWS", 5)
+    np.testing.assert_allclose(model.given(table).head_output(12), whole, atol=1e-13)
+
+
 def test_logarithm_of_layer_1_is_the_logarithm():
     plain, logarithm = woven_model(8, 3), woven_model(8, 3, recovery="log")
     name = "blocks.0.attn.hook_out"
@@ -246,3 +269,16 @@ def test_logarithm_of_layer_1_is_the_logarithm():
 def test_impossible_constructions_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize("recovery", ["steps", "log"])
+def test_looked_at_or_not_it_is_the_same(monkeypatch, recovery):
+    """Scores are made row by row unless a hook wants them all; so are the MLP's units."""
+    model = plain_model(8, recovers=12, recovery=recovery, seed=2)
+    hooks = [f"blocks.{layer}.attn.hook_{name}" for layer in (0, 1) for name in ("attn_scores", "pattern")]
+    seen = model.captured(23, *hooks, "blocks.0.mlp.hook_post", model.output_hook)
+    monkeypatch.setattr(attention, "ROWS", 5)
+    np.testing.assert_allclose(model.head_output(23), seen[model.output_hook][:, POSITION], atol=1e-13)
+    assert model.captured(23, hooks[1])[hooks[1]].shape[1:] == (23, 23)
+    np.testing.assert_allclose(model.bos_attention(23), seen[hooks[3]][0, :, 0], rtol=1e-13)
+    np.testing.assert_allclose(model.recovered_position(12), np.arange(1, 13), atol=1e-9)

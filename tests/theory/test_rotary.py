@@ -13,7 +13,8 @@ from mesa.models import load
 from probe.capture.capture import capture_states
 from probe.capture.spec import HOOKS, CaptureSpec
 from theory.parts import POSITION, Shape
-from theory.rotary import READS, Rotary, fails_from, most, ntk_factor, woven_reach, yarn_scale
+from theory.rotary import READS, Rotary
+from theory.rotary_bounds import fails_from, most, ntk_factor, woven_reach, yarn_scale
 from theory.rotary_model import FREE
 
 M, N, E, LENGTH = 16, 4, 2, 48
@@ -81,6 +82,13 @@ def test_without_a_method_and_decoded_it_is_the_same(built):
     first = built(tokens[:, :20], use_cache=True)
     rest = built(tokens[:, 20:], past_key_values=first.past_key_values)
     assert deviation(torch.cat([first.logits, rest.logits], 1), wanted) < 1e-10
+
+
+def test_logits_read_the_free_directions(built):
+    read, written = built.lm_head.weight, built.model.embed_tokens.weight
+    assert not read[:, :FREE].any()
+    assert torch.equal(read[:, FREE:], written[:, FREE:])
+    assert built.config.max_position_embeddings == M
 
 
 def test_a_saved_one_has_every_hook(built, tmp_path):

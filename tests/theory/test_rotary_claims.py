@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mesa import constructed_llama
-from theory import rotary, rotary_model, turned
-from theory.claims import CLAIMS, Settings, rotary_bases, rotary_reach
+from theory import rotary, rotary_bounds, rotary_chunked, rotary_model, turned
+from theory.claims import CLAIMS, Settings, rotary_bases, rotary_mesa, rotary_reach
 from theory.claims import rotary as rotary_claims
 from theory.parts import CONST, POSITION
 from theory.rotary import Rotary
@@ -15,6 +15,7 @@ from theory.rotary_model import COS, SIN
 
 QUICK = Settings(quick=True)
 HEAD, READING, STEPS = rotary_model.turning_head, rotary_model.reading_head, rotary_model.turning_steps
+EARLIER, CHUNKED = rotary_chunked.chunks_fail_from, rotary_mesa.method_of
 
 
 def changed_head(change):
@@ -155,9 +156,12 @@ MUTATIONS = {
     "amplitude, bound": (changed_head(weak_query), "rotary-bound"),
     "theta in the closed form": (other_angle, "rotary"),
     "chords taken for arcs": (without_chords, "rotary-weave"),
-    "T* at N + 1": (formula(rotary_reach, "woven_reach", lambda s, N: rotary.woven_reach(s, N + 1)), "rotary-weave"),
+    "T* at N + 1": (
+        formula(rotary_reach, "woven_reach", lambda s, N: rotary_bounds.woven_reach(s, N + 1)),
+        "rotary-weave",
+    ),
     "T* a token late": (
-        formula(rotary_reach, "woven_reach", lambda s, N: rotary.woven_reach(s, N) + 1),
+        formula(rotary_reach, "woven_reach", lambda s, N: rotary_bounds.woven_reach(s, N) + 1),
         "rotary-weave",
     ),
     "growth not to the c": (
@@ -171,6 +175,21 @@ MUTATIONS = {
         formula(rotary_reach, "fails_from", lambda z, d: int(np.flatnonzero(d >= z.recovers - 1)[0]) + 1),
         "rotary-span",
     ),
+    "amplitude, chunks": (changed_head(weak_query), "rotary-mesa"),
+    "chunks that go on counting": (
+        formula(rotary_mesa, "chunk_position", lambda z, method, T: z.position(T)),
+        "rotary-mesa",
+    ),
+    "amplitude, reach of chunks": (changed_head(weak_query), "rotary-mesa-reach"),
+    "chunks fail four tokens earlier": (
+        formula(rotary_mesa, "chunks_fail_from", lambda z, method, T: (EARLIER(z, method, T)[0] - 4, T)),
+        "rotary-mesa-reach",
+    ),
+    "amplitude, woven chunks": (changed_head(weak_query), "rotary-mesa-woven"),
+    "local chunks for woven": (
+        formula(rotary_mesa, "method_of", lambda case, middle: CHUNKED(case, "local")),
+        "rotary-mesa-woven",
+    ),
     "bound e^a": (formula(rotary_reach, "most", lambda z: z.M * np.exp(z.amplitude)), "rotary-bound"),
 }
 
@@ -180,11 +199,13 @@ def test_mutation_is_noticed(name, monkeypatch):
     patch, claim = MUTATIONS[name]
     patch(monkeypatch)
     rotary.steps.cache_clear()
+    rotary_mesa.certain.cache_clear()
     try:
         found = CLAIMS[claim](QUICK)
     finally:
         monkeypatch.undo()
         rotary.steps.cache_clear()
+        rotary_mesa.certain.cache_clear()
     assert not found.ok, found.line()
 
 

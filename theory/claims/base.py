@@ -98,7 +98,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Settings:
-    """What to check with. M, N, E left out take each claim's own grid.
+    """What to check with. M, N, E left out take each claim's own grid; quick: shorter inputs; full: the longest.
 
     Raises ValueError, naming value and remedy, for what no claim can be checked with.
     """
@@ -111,6 +111,7 @@ class Settings:
     seed: int = 0
     recovery: str = "steps"
     quick: bool = False
+    full: bool = False
 
     def __post_init__(self) -> None:
         """Checks what does not depend on a claim."""

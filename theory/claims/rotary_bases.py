@@ -1,4 +1,4 @@
-"""How far a changed base carries the rotary constructions: Dynamic-NTK and YaRN, and a failure that comes back."""
+"""How far a changed base carries the rotary constructions: Dynamic-NTK and YaRN."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import numpy as np
 
 from mesa.methods import DynamicNTK, YaRN
 from theory.applied import measured
-from theory.claims.base import NOTHING, Claim, Reading, Settings, Verdict, deviation, grid
-from theory.claims.rotary import NAMES, SIZES, Size, cases, llama
-from theory.claims.rotary_reach import LONGEST, first_below, read_method
-from theory.rotary import READS, fails_from, ntk_factor, yarn_scale
+from theory.claims.base import NOTHING, Claim, Reading, Settings, Verdict, grid
+from theory.claims.rotary_cases import LONGEST, NAMES, SIZES, Size, cases, llama, read_method
+from theory.rotary import READS
+from theory.rotary_bounds import fails_from, ntk_factor, yarn_scale
 
 FURTHEST = 250
-"""Tokens up to which Dynamic-NTK is followed, length by length."""
+"""Tokens up to which Dynamic-NTK is followed, length by length, in full; half of them otherwise."""
 
 NTK_FACTORS, YARN_FACTORS = (1.0, 2.0, 4.0), (2.0, 4.0, 8.0)
 
 
 def yarn_carries(settings: Settings) -> Claim:
     """YaRN: from K to about s K."""
-    reading, told = NOTHING, []
+    reading, told, factors = NOTHING, [], YARN_FACTORS[: None if settings.full else 2]
     for size, reads in cases(settings):
         row = []
-        for s in YARN_FACTORS[: 2 if settings.quick else None]:
+        for s in factors:
             certain = fails_from(size.rotary(reads), np.arange(LONGEST) / s)
             method = YaRN(trained_length=size.M, factor=s)
             more = {"factor": 1 / s, "grown": yarn_scale(s)}
@@ -35,7 +35,7 @@ def yarn_carries(settings: Settings) -> Claim:
         name="rotary-yarn",
         statement="YaRN with factor s carries to about s K tokens, never beyond M - 1 + s (K - 1)",
         citation="ours (theorem 3.2 under a changed base)",
-        parameters={NAMES: grid([tuple(size) for size in SIZES]), "reads": grid(READS), "s": grid(YARN_FACTORS)},
+        parameters={NAMES: grid([tuple(size) for size in SIZES]), "reads": grid(READS), "s": grid(factors)},
         tested="(M, K, L), first failure built / bound: " + "; ".join(told),
         expected=Verdict.HOLDS,
         margin=reading.margin,
@@ -46,7 +46,7 @@ def yarn_carries(settings: Settings) -> Claim:
 def ntk_carries(settings: Settings) -> Claim:
     """Dynamic-NTK: a pass for each length that is built, since frequencies follow it."""
     reading, told = NOTHING, []
-    furthest = FURTHEST // 2 if settings.quick else FURTHEST
+    furthest = FURTHEST if settings.full else FURTHEST // 2
     slowest = cases(settings)
     for size, reads in [(size._replace(head=6), reads) for size, reads in slowest if reads == "count"] + slowest:
         row = []
@@ -108,33 +108,8 @@ def squeezed_positions(settings: Settings) -> Claim:
     )
 
 
-def failure_comes_back(settings: Settings) -> Claim:
-    """YaRN after a failure: <bos> comes round, and o is above H again. With ALiBi's bias it cannot."""
-    size, s, length = Size(16, 4, 2, 16, 16, 3.0), 2.0, 140
-    sizes, method = size.rotary("count"), YaRN(trained_length=16, factor=s)
-    o = measured(llama(size, "count", settings), method, length)[1] - settings.H
-    told = sizes.M / sizes.denominator(np.arange(1, length + 1), factor=1 / s, grown=yarn_scale(s)) - 1
-    fails = first_below(o, size.M, 0.0)
-    again = [t for t in range(fails or length, length + 1) if o[t - 1] > 0]
-    between = o[(fails or 1) - 1 : (again[0] if again else length) - 1]
-    margin = min(-between.max(), o[again[0] - 1 : again[-1]].min()) if again else -1.0
-    return Claim(
-        name="rotary-again",
-        statement="Beyond the crossing the hidden state stays beyond it",
-        citation="figure of observed thresholds ('a failure in extrapolation after that position')",
-        parameters={NAMES: tuple(size), "s": s},
-        tested=f"t = 1 .. {length} under YaRN, by count",
-        expected=Verdict.PRINTED,
-        margin=float(margin),
-        error=deviation(o, told),
-        correction="for a bias that grows with distance for ever, as ALiBi's; a rotary one comes round",
-        counterexample=f"below H from t = {fails}, above it again at t = {grid(again)}",
-    )
-
-
 CLAIMS = {
     "rotary-yarn": yarn_carries,
     "rotary-ntk": ntk_carries,
     "rotary-squeezed": squeezed_positions,
-    "rotary-again": failure_comes_back,
 }

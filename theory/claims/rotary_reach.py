@@ -3,44 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
 
-import mpmath
 import numpy as np
 
 from mesa import weave
 from mesa.methods import PI, LeakyReRoPE, Method
 from theory.applied import measured
-from theory.claims.base import NOTHING, Claim, Reading, Settings, Verdict, deviation, grid
-from theory.claims.rotary import NAMES, SIZES, Size, cases, llama, own, rerope, stair_pe
-from theory.enclosed import enclosed_denominators
-from theory.rotary import READS, fails_from, most, woven_reach
-
-iv: Any = mpmath.iv
-LONGEST = 760
-"""Tokens that a built model is run for here."""
-
-
-def first_below(o: np.ndarray, M: int, H: float) -> int | None:
-    """The first t > M with o_t <= H, o from t = 1 on."""
-    found = np.flatnonzero(o[M:] <= H)
-    return int(found[0]) + M + 1 if len(found) else None
-
-
-def read_method(
-    size: Size, reads: str, method: Method, length: int, settings: Settings, **more: Any
-) -> tuple[int | None, Reading]:
-    """The first failure of the built model up to `length`; how clear it is, and how far all is from the closed form."""
-    sizes, H = size.rotary(reads), settings.H
-    p, o = measured(llama(size, reads, settings), method, length)
-    told = sizes.M / sizes.denominator(np.arange(1, length + 1), **more) - 1
-    fails = first_below(o, size.M, H)
-    before = (o - H)[size.M : (fails or length + 1) - 1]
-    margin = min(before.min() if len(before) else math.inf, H - o[fails - 1] if fails else math.inf)
-    error = max(deviation(o - H, told), deviation(p, sizes.position(length, **more)))
-    return fails, Reading(float(margin) if fails == first_below(told, size.M, 0.0) else -1.0, error)
+from theory.claims.base import NOTHING, Claim, Reading, Settings, Verdict, grid
+from theory.claims.rotary_cases import (
+    LONGEST,
+    NAMES,
+    SIZES,
+    Size,
+    cases,
+    first_below,
+    llama,
+    read_method,
+    rerope,
+    stair_pe,
+)
+from theory.rotary import READS
+from theory.rotary_bounds import fails_from, most, woven_reach
 
 
 def weave_extends(settings: Settings) -> Claim:
@@ -143,75 +127,9 @@ def bounded_scores(settings: Settings) -> Claim:
     )
 
 
-class Way(NamedTuple):
-    """A method in exact arithmetic: effective distances by r; factors on angle and scores in a text of n tokens."""
-
-    distance: np.ndarray
-    factor: Callable[[int], Any] = lambda n: iv.mpf(1)
-    grown: Any = 1.0
-    by_length: bool = False
-
-
-def ways(size: Size, s: int, longest: int) -> dict[str, Way]:
-    """The methods that are enclosed; s: Dynamic-NTK's and YaRN's factor."""
-    r = np.arange(longest)
-    return {
-        "rerope": Way(weave.rerope(r, size.N)),
-        "stair": Way(weave.stair(r, size.N, size.E)),
-        "yarn": Way(r, lambda n: iv.mpf(1) / s, (iv.log(s) / 10 + 1) ** 2),
-        "ntk": Way(r, lambda n: size.M / (iv.mpf(s) * n - (s - 1) * size.M), by_length=True),
-    }
-
-
-def read_enclosed(size: Size, reads: str, way: Way, quick: bool) -> tuple[int, Reading]:
-    """The first failure by the closed form, and whether D, enclosed, is on its side of M there and before."""
-    sizes, model = size.rotary(reads), own(size, reads)
-
-    def excess(n: int) -> float:
-        factor, grown = float(iv.mpf(way.factor(n)).mid), float(iv.mpf(way.grown).mid)
-        D = sizes.denominator(np.array([n]), weave=lambda r: way.distance[r], factor=factor, grown=grown)
-        return float(D[0]) - size.M
-
-    lengths = range(size.M + 1, len(way.distance) + 1)
-    fails = next((n for n in lengths if excess(n) >= 0), lengths[-1])
-    looked = [fails - 1, fails] if quick or way.by_length else list(range(size.M + 1, fails + 1))
-    calls = [[n] for n in looked] if way.by_length else [looked]
-    reading = NOTHING
-    for call in calls:
-        found = enclosed_denominators(model, way.distance.tolist(), call, way.factor(call[0]), way.grown)
-        for n, D in zip(call, found, strict=True):
-            clear = D - size.M if n == fails else size.M - D
-            reading &= Reading(float(clear.a), abs(float(D.mid) - size.M - excess(n)))
-    return fails, reading
-
-
-def enclosed_failures(settings: Settings) -> Claim:
-    """First failures by intervals on built matrices."""
-    size, s, reading, told = SIZES[0], 2, NOTHING, []
-    iv.dps = 20
-    for reads in READS:
-        for name, way in ways(size, s, 120).items():
-            fails, found = read_enclosed(size, reads, way, settings.quick)
-            reading &= found
-            told.append(f"{name} {reads} {fails}")
-    return Claim(
-        name="rotary-enclosed",
-        statement="First failures of the built matrices in exact arithmetic are those measured",
-        citation="ours",
-        parameters={NAMES: tuple(size), "s": s, "reads": grid(READS)},
-        tested="intervals (mpmath) there and at every t > M before (Dynamic-NTK: at the one before): "
-        + ", ".join(told),
-        expected=Verdict.HOLDS,
-        margin=reading.margin,
-        error=reading.error,
-        unit="D",
-    )
-
-
 CLAIMS = {
     "rotary-weave": weave_extends,
     "rotary-stair": stair_extends,
     "rotary-span": span_bounds,
     "rotary-bound": bounded_scores,
-    "rotary-enclosed": enclosed_failures,
 }

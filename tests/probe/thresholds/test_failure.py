@@ -163,3 +163,9 @@ def test_few_passkeys_are_chance_where_wilsons_interval_ends_below_one_half(foun
     measured = measured_failure(scores(hits=((20, found, 0, 0, 0, 0), (20,) * 6)), M)
     assert measured.chance == chance  # 5 of 20: up to 0.469; 6: 0.519
     assert measured.judged == (NLL,)
+
+
+def test_half_of_the_passkeys_inside_judge():
+    half = scores(hits=((20, 10, 10, 9, 9, 9), (20,) * 6))
+    assert measured_failure(half, M).judged == (NLL, PASSKEY)
+    assert of(half).by_passkey == 512

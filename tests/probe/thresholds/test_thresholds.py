@@ -247,8 +247,9 @@ def test_prediction_is_the_median_crossing():
 
 
 def test_dims_where_a_method_is_beyond_inside_the_window_do_not_judge_it():
-    always = leaving(0, 70, 80)
-    assert (always.length, always.judged, always.chosen) == (75, 2, 3)
+    for first in (0, 20):  # on all of the window, and on half of it
+        always = leaving(first, 70, 80)
+        assert (always.length, always.judged, always.chosen) == (75, 2, 3)
     assert str(leaving(0, 0)) == "beyond the thresholds already inside the window"
 
 
@@ -355,3 +356,41 @@ def test_a_search_of_few_values_finds_what_a_search_of_all_does(changed_rule):
         labels = {"layer": layer, "dim": dim}
         xr.testing.assert_identical(filled[judged].sel(labels), whole[judged].sel(labels))
     assert few["inside"].isnull().any(), "the given dataset is left as it is"
+
+
+def test_what_is_read_of_a_dim_by_hand():
+    """Of t^3, I = 0 .. 39 and B = 41 .. 159: the median over B, and over pairs 20 apart."""
+    found = at(search(series(np.arange(LENGTH) ** 3.0), M, RULE))
+    assert (found["middle"], found["threshold"]) == (100**3, M**3)
+    assert found["slope"] == 1241.5  # (t + 20)^3 - t^3 over 20, of t = 9 and 10
+
+
+def test_a_trend_away_from_the_jump_adds_nothing():
+    found = at(search(series(changed((60, LENGTH, 40)) - 0.05 * np.arange(LENGTH)), M, RULE))
+    assert found["slope"] < 0 < found["side"]
+    assert found["score"] == pytest.approx((found["middle"] - found["threshold"]) / found["spread"])
+
+
+def test_what_is_beyond_on_half_of_the_window_is_not_observable():
+    """However high its score: M happens to lie low."""
+    saw = np.arange(LENGTH) % 10 / 10
+    saw[M] = -0.3
+    found = at(search(series(changed((50, LENGTH, 10), base=saw)), M, RULE))
+    assert found["score"] > 6 * RULE.minimum_score
+    assert 0.3 < found["inside"] < 0.7
+    assert not found["observable"]
+
+
+def test_dims_that_do_not_move_say_nothing_of_those_that_do():
+    """One way only, where the others that move do not: found, however many lie still."""
+    once = 1 / (1 + np.arange(LENGTH) / M)
+    found = search(series(once, wobble(), -wobble(), *[np.zeros(LENGTH)] * 4), M, RULE)
+    assert found["observable"].values[0].tolist() == [True, *[False] * 6]
+
+
+def test_a_crossing_at_m_is_no_earlier():
+    """Though the positions just before M were not captured."""
+    values = series([wobble(), changed((30, LENGTH, 10))], methods=["origin", "mesa"])
+    values[0, 0, 60:] += 10
+    found = at(search(values.sel(position=[*range(36), *range(M, LENGTH)]), M, RULE), method="mesa")
+    assert (found["crossing"], found["earliest"]) == (M, M)

@@ -1,0 +1,126 @@
+"""Attention of the constructions: slow, obvious, and the oracle of the engine's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+
+from mesa.plan import Plan, distances
+from theory.parts import POSITION, Head
+from theory.turned import Turns
+
+Weave = Callable[[Any], Any]
+"""Maps distances to effective distances; see mesa.weave."""
+
+Distances = Callable[[int], Tensor]
+"""Effective distances (query, key) of so many tokens, below 0 where a key is not seen."""
+
+ROWS = 128
+"""Queries whose scores are made at a time unless hooks look at them: fresh memory for all costs more than the sums."""
+
+
+def planned(plan: Callable[[int], Plan]) -> Distances:
+    """Distances by the plan that `plan` makes for so many tokens; both layers ask for the same ones."""
+    return lru_cache(maxsize=1)(lambda length: torch.from_numpy(distances(plan(length))))
+
+
+def parted(length: int, *hooks: HookPoint) -> int:
+    """How many positions to take at a time: all where something looks at one of `hooks`."""
+    return length if any(hook.has_hooks() for hook in hooks) else ROWS
+
+
+class Attention(nn.Module):
+    """Heads whose scores are q.k - slope * W(t - i); `weave` None drops the position term (NoPE).
+
+    distances: take W's place where they are no function of t - i alone, or a key is not seen.
+
+    turns: takes the place of `slope` and its bias: rotary embedding.
+
+    logarithm: puts out the logarithm of what head 0 gives POSITION: the same pattern, values and W_O, evaluated where
+    float64 would underflow.
+    """
+
+    W_Q: Tensor
+    W_K: Tensor
+    W_V: Tensor
+    W_O: Tensor
+
+    def __init__(
+        self,
+        heads: Sequence[Head],
+        weave: Weave | None,
+        slope: float,
+        logarithm: bool,
+        distances: Distances | None = None,
+        turns: Turns | None = None,
+    ) -> None:
+        super().__init__()
+        self.turns = turns
+        for name in ("W_Q", "W_K", "W_V", "W_O"):
+            stacked = np.stack([getattr(head, name) for head in heads])
+            self.register_buffer(name, torch.from_numpy(stacked))
+        self.weave, self.slope, self.logarithm, self.distances = weave, slope, logarithm, distances
+        self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
+        self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
+        self.hook_z, self.hook_result, self.hook_out = HookPoint(), HookPoint(), HookPoint()
+
+    def forward(self, resid: Tensor) -> Tensor:
+        """The heads' sum (batch, position, model size) for the residual stream, of the same shape."""
+        q = self.hook_q(torch.einsum("ptd,nhd->ptnh", resid, self.W_Q))
+        k = self.hook_k(torch.einsum("ptd,nhd->ptnh", resid, self.W_K))
+        v = self.hook_v(torch.einsum("ptd,nhd->ptnh", resid, self.W_V))
+        length = resid.shape[1]
+        rows = parted(length, self.hook_attn_scores, self.hook_pattern)
+        parts = [self._rows(q, k, v, begin, min(begin + rows, length)) for begin in range(0, length, rows)]
+        z = self.hook_z(torch.cat([part for part, _ in parts], 1))
+        result = torch.einsum("ptnh,ndh->ptnd", z, self.W_O)
+        if self.logarithm:
+            result[:, :, 0, POSITION] = torch.cat([logs for _, logs in parts], 1)
+        return self.hook_out(self.hook_result(result).sum(2))
+
+    def _rows(self, q: Tensor, k: Tensor, v: Tensor, begin: int, end: int) -> tuple[Tensor, Tensor]:
+        """What the queries from `begin` to `end` read (batch, query, head, head size), and `_log_output` if asked."""
+        given = None if self.distances is None else self.distances(q.shape[1])[begin:end, :end]
+        q, k, v = q[:, begin:end], k[:, :end], v[:, :end]
+        scores = self.hook_attn_scores(self._scored(q, k, given))
+        pattern = self.hook_pattern(scores.softmax(-1))
+        z = torch.einsum("pnqk,pknh->pqnh", pattern, v)
+        return z, self._log_output(scores[:, 0], pattern[:, 0], v[:, :, 0]) if self.logarithm else z
+
+    def _log_output(self, scores: Tensor, pattern: Tensor, v: Tensor) -> Tensor:
+        """log of the sum of what each key's value adds to POSITION, times its weight (batch, position), by head 0.
+
+        Weights are taken in logarithms where they are what softmax makes of the scores, so that none underflows.
+        """
+        logs = scores.log_softmax(-1)
+        logs = torch.where(pattern == scores.softmax(-1), logs, pattern.log())
+        return (logs + (v @ self.W_O[0, POSITION]).log()[:, None]).logsumexp(-1)
+
+    def _scored(self, q: Tensor, k: Tensor, given: Tensor | None) -> Tensor:
+        """Scores (batch, head, query, key) of the last queries, -inf where a key is not seen; `given`: distances."""
+        index = torch.arange(k.shape[1])
+        distance = index[len(index) - q.shape[1] :, None] - index
+        if self.turns is None:
+            return self._positioned(torch.einsum("pqnh,pknh->pnqk", q, k), distance, given)
+        if given is not None:
+            effective = given
+        else:
+            effective = distance if self.weave is None else self.weave(distance.clamp(min=0))
+        scores = self.turns.scores(q, k, effective)
+        return scores.masked_fill((distance < 0) | (effective < 0), -torch.inf)
+
+    def _positioned(self, scores: Tensor, distance: Tensor, given: Tensor | None) -> Tensor:
+        """Scores with the position term, -inf above the diagonal, or where no distance is given."""
+        if given is not None:
+            placed = scores - self.slope * given.to(scores.dtype)
+            return placed.masked_fill((distance < 0) | (given < 0), -torch.inf)
+        if self.weave is not None:
+            woven = self.weave(torch.arange(scores.shape[-1]).to(scores.dtype))  # integers times a float are float32
+            scores = scores - (self.slope * woven)[distance.clamp(min=0)]
+        return scores.masked_fill(distance < 0, -torch.inf)
