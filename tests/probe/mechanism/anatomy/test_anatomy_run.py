@@ -10,9 +10,9 @@ from mesa.fingerprints import identity
 from mesa.models import tokenizer_of
 from mesa_lens.cli import main
 from probe.mechanism.anatomy import moments
+from probe.mechanism.anatomy.looks import buckets
 from probe.mechanism.anatomy.request import AnatomyRequest, plan
 from probe.mechanism.anatomy.results import triples
-from probe.mechanism.anatomy.run import buckets
 from probe.mechanism.anatomy.verdicts import retrieving
 from probe.resume import keeps
 from probe.tasks import sources
