@@ -19,9 +19,9 @@ from probe.mechanism.hand import Hand
 from probe.mechanism.request import Group, LocatePlan, cell_bytes
 
 DIMS, ATTRIBUTION, SEARCH = "dims", "attribution", "smallest"
-"""Kinds of cells: those that are no runs of an item, and those of a search, which goes over all items time and again."""
+"""Kinds of cells: the two that are no runs of an item, and those of a search, which goes over all items many times."""
 MANY = 64
-"""Rows of the journal that a worker's cell gives at most: the plain runs of its item, which come first, are made once."""
+"""Rows that a worker's cell gives at most: for all of them the plain runs of its item are made once."""
 
 
 def tried_cells(

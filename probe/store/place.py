@@ -61,19 +61,18 @@ def pointed(folder: Path, name: str, url: str | None) -> Iterator[None]:
         raise FileExistsError(f"{folder} has its store at {here[0] if here else said}; choose another --out")
     at, run = Remote(checked_url(url)), run or uuid4().hex
     store = RemoteStore((at / name).url)
-    is_begun = (store / "zarr.json").exists()  # what cannot be reached is not kept as where the store is
-    _check_owner(at, run, is_begun)
+    _check_owner(at, run)  # what cannot be reached is not kept as where the store is
     (folder / POINTER).write_text(f"{at}\n{run}\n", encoding="utf-8")
     (at / OWNER).write_bytes(
         json.dumps({"run": run, "folder": str(folder.resolve()), "host": platform.node()}).encode()
     )
-    _check_owner(at, run, True)  # another may have begun at the same time
+    _check_owner(at, run)  # another may have begun at the same time
     try:
         yield
     finally:
         with suppress(OSError):  # else nothing is known of it
             if not (store / "zarr.json").exists():
-                (at / OWNER).remove()
+                (at / OWNER).unlink()
                 (folder / POINTER).unlink()
 
 
@@ -86,19 +85,19 @@ def _pointer(folder: Path) -> tuple[str | None, str | None]:
     return said[0] if said else "", said[1] if len(said) > 1 else None
 
 
-def _check_owner(at: Remote, run: str, is_begun: bool) -> None:
-    """Raises FileExistsError where the store below `at`, if there is one, is said to be another run's."""
+def _check_owner(at: Remote, run: str) -> None:
+    """Raises FileExistsError where what lies at `at` is said to be another run's."""
     try:
         of = json.loads((at / OWNER).read_bytes())
         said = f"{of['folder']} on {of['host']}"
-        if of["run"] == run or not is_begun:
+        if of["run"] == run:
             return
     except FileNotFoundError:
         return  # nobody's, or older than owners
     except (ValueError, KeyError, TypeError):
         said = "another run"
     raise FileExistsError(
-        f"{at} has the store of {said}; choose another --store or, if that run is gone, remove {at / OWNER}"
+        f"{at} is the store of {said}; choose another --store or, if that run is gone, remove {at / OWNER}"
     )
 
 
@@ -176,6 +175,11 @@ class Remote:
         """Writes the object, whole or not at all."""
         with reaching(self.url):
             client(self.url).pipe_file(self._key, content)
+
+    def unlink(self) -> None:
+        """Removes the object."""
+        with reaching(self.url):
+            client(self.url).rm(self._key)
 
     def read_text(self, encoding: str = "utf-8") -> str:
         """The object's content as text."""

@@ -174,10 +174,11 @@ def is_half(store: Path, hooks: Sequence[str] = ()) -> bool:
     if not isinstance(store, Remote):
         return False
     there = store.sizes()
-    if "zarr.json" not in there:
-        return False
-    attrs = json.loads((store / "zarr.json").read_bytes()).get("attributes", {})
-    own = json.loads(attrs.get("spec", "{}")).get("hooks", hooks)
+    try:
+        attrs = json.loads((store / "zarr.json").read_bytes())["attributes"]
+        own = json.loads(attrs.get("spec", "{}")).get("hooks", hooks)
+    except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError):
+        return False  # nothing, or damaged
     needed = {*(f"{name}/zarr.json" for name in (*DIMS, *own)), *(f"{name}/c/0" for name in DIMS)}
     return not needed <= there.keys() and not any(name.count("/") > _LABELS for name in there)
 

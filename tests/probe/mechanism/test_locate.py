@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from elsewhere import Elsewhere
 
 import mesa
 from mesa_lens.cli import main
 from probe.capture.bridge import bridge_to
+from probe.evaluation.journal import Journal
 from probe.mechanism.attribution import attribute
 from probe.mechanism.clamp import Clamp, stand_ins
 from probe.mechanism.contrast import BROKEN, MENDED, Contrast
@@ -18,6 +20,8 @@ from probe.mechanism.interventions import Intervention, weaves
 from probe.mechanism.passes import Edit, Item, Start, run
 from probe.mechanism.request import LocateRequest, plan
 from probe.mechanism.restoration import Paired
+from probe.mechanism.results import summarize
+from probe.mechanism.run import locate
 
 M, LENGTH, HEAD = 24, 96, (1, 2)
 HEADS = [(layer, head) for layer in range(3) for head in range(4)]
@@ -271,6 +275,41 @@ def test_the_command_finds_the_planted_head(checkpoint, tmp_path, capsys):
     rows = (out / "locate" / "cells.jsonl").read_text()
     assert located(folder, out, *every) == 0
     assert (out / "locate" / "cells.jsonl").read_text() == rows  # nothing is run again
+
+
+EVERY = ("weave", "patch", "clamp", "shift", "attribution", "smallest")
+
+
+def test_whoever_runs_its_cells_a_run_is_the_same_and_one_goes_on_with_what_another_lost(checkpoint, tmp_path):
+    asked = LocateRequest(model=str(checkpoint([HEAD])), lengths=(320,), samples=4, kinds=EVERY, heads="0-1")
+    made, local, other = plan(asked), tmp_path / "local", tmp_path / "other"
+    assert locate(made, local)[1] == []
+    assert locate(made, other, runner=Elsewhere(seed=1))[1] == []
+    rows = (local / "locate" / "cells.jsonl").read_bytes()
+    assert (other / "locate" / "cells.jsonl").read_bytes() == rows
+    assert rows.count(b'"set"') > 20 < rows.count(b'"shift"')
+    lost = ("nll", 320, "rerope", 1, "weave", "only", "", "all", 0, -1)
+    journal, failed = locate(made, other, overwrite=True, runner=Elsewhere(seed=2, lost=(lost,)))
+    assert [cell.key for cell in failed] == [lost]
+    assert (*lost[:4], "patch", "mend", "z", "all", 0, 0) in journal.rows
+    assert lost not in journal.rows
+    assert summarize(made, journal)["cells_left"] == len(failed[0].given)
+    journal, failed = locate(made, other)
+    assert failed == []
+    assert journal.rows == Journal(local / "locate" / "cells.jsonl", made.settings).rows
+
+
+def test_a_run_whose_plain_runs_are_lost_says_so_and_goes_on_with_the_others(checkpoint, tmp_path):
+    asked = LocateRequest(model=str(checkpoint([HEAD])), lengths=(320,), samples=4, kinds=("smallest",), heads="1")
+    made, lost = plan(asked), ("nll", 320, "rerope", 0, "run")
+    journal, failed = locate(made, tmp_path / "run", runner=Elsewhere(lost=(lost,)))
+    assert [cell.key for cell in failed] == [lost]
+    assert len(journal.rows) == 2 * 4 - 1
+    first = ("nll", 320, "rerope", 0, "set", "1:0")
+    journal, failed = locate(made, tmp_path / "run", runner=Elsewhere(lost=(first,)))
+    assert [cell.key for cell in failed] == [first]
+    assert not any("chosen" in cell for cell in journal.rows)  # the next round follows from this one
+    assert locate(made, tmp_path / "run")[1] == []
 
 
 def test_nothing_to_mend_is_said(checkpoint, tmp_path, capsys):
