@@ -13,8 +13,9 @@ from mesa_lens.paper.config import PaperConfig, include_path, reason_left_out
 from mesa_lens.paper.report import REPORTED
 from mesa_lens.paper.sections import SECTIONS
 from probe.cells.cell import Cell, CellsLost
+from probe.cells.loading import Loading
 from probe.cells.runner import LOCAL, Runner
-from probe.cells.source import Loading, Source
+from probe.cells.source import Source
 from probe.evaluation.clock import is_over
 from probe.evaluation.harness import JOURNAL as HARNESS_JOURNAL
 from probe.evaluation.harness import open_harness, remove_results, run_harness

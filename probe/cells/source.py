@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM
 
 from mesa.fingerprints import identity
 from mesa.models import Loaded, bytes_a_number, config_of, load
-from probe.cells.cell import Cell, Function
 
 
 @dataclass(frozen=True)
@@ -57,19 +56,3 @@ class Source:
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=bool(chosen["trust_remote_code"]))
         own = sum(each.numel() for each in model.parameters()) * bytes_a_number(config, self.options)
         return own + sum(each.weights_bytes for each in self.beside)
-
-
-@dataclass(frozen=True)
-class Loading:
-    """The work of seeing whether workers can load a model; it has no cells."""
-
-    source: Source
-
-    def start(self, room: int | None = None) -> Function:
-        """Loads the model."""
-        self.source.loaded()
-        return _nothing
-
-
-def _nothing(cell: Cell) -> None:
-    """Of any cell."""

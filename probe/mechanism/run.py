@@ -70,7 +70,9 @@ def _run(spread: Spread, *, is_local: bool) -> None:
     made, kinds = spread.made, spread.made.request.kinds
     groups = sorted(made.items, key=lambda group: group[1])
     spread.expect()
-    spread.run([cell for group in groups for cell in _baselines(spread, group)])
+    plain = [cell for group in groups for cell in _baselines(spread, group)]
+    spread.foresee([*plain, *_tried(spread, dict.fromkeys(groups, made.mending))])
+    spread.run(plain)
     spread.expect()
     judged = {group: [name for name in made.mending if _mends(spread, group, name)] for group in groups}
     judged = {group: names for group, names in judged.items() if names}

@@ -34,12 +34,16 @@ class Spread:
         self.made, self.journal, self.most, self.failed = made, journal, most, list[Cell]()
         self._pool, self._bar, self._until = pool, bar, until
 
+    def foresee(self, cells: Sequence[Cell]) -> None:
+        """Has the bar count on cells that are to come."""
+        self._bar.total = sum(map(self.weigh, cells))
+
     def run(self, cells: Sequence[Cell]) -> bool:
         """Journals what cells give, in their order; whether none was lost. Raises TimeIsOver where that has come."""
         if not cells:
             return True
         pool, lost = self._pool(), len(self.failed)
-        self._bar.total = max(self._bar.total or 0, self._bar.n + sum(map(self.weigh, cells)))
+        self._bar.total = max(self._bar.total, self._bar.n + sum(map(self.weigh, cells)))
         watch = Watch(self._bar, _label, self.weigh, pool.verbose)
         for cell, outcome in run_in_turns(pool, cells, watch, stop=partial(is_over, self._until)):
             if outcome is None or outcome.lost:
