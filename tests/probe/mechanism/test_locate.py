@@ -12,7 +12,7 @@ from elsewhere import Elsewhere
 import mesa
 from mesa_lens.cli import main
 from probe.capture.bridge import bridge_to
-from probe.evaluation.journal import Journal
+from probe.cells.runner import LOCAL
 from probe.mechanism.attribution import attribute
 from probe.mechanism.clamp import Clamp, stand_ins
 from probe.mechanism.contrast import BROKEN, MENDED, Contrast
@@ -280,23 +280,29 @@ def test_the_command_finds_the_planted_head(checkpoint, tmp_path, capsys):
 EVERY = ("weave", "patch", "clamp", "shift", "attribution", "smallest")
 
 
-def test_whoever_runs_its_cells_a_run_is_the_same_and_one_goes_on_with_what_another_lost(checkpoint, tmp_path):
-    asked = LocateRequest(model=str(checkpoint([HEAD])), lengths=(320,), samples=4, kinds=EVERY, heads="0-1")
-    made, local, other = plan(asked), tmp_path / "local", tmp_path / "other"
-    assert locate(made, local)[1] == []
-    assert locate(made, other, runner=Elsewhere(seed=1))[1] == []
-    rows = (local / "locate" / "cells.jsonl").read_bytes()
-    assert (other / "locate" / "cells.jsonl").read_bytes() == rows
-    assert rows.count(b'"set"') > 20 < rows.count(b'"shift"')
-    lost = ("nll", 320, "rerope", 1, "weave", "only", "", "all", 0, -1)
-    journal, failed = locate(made, other, overwrite=True, runner=Elsewhere(seed=2, lost=(lost,)))
+def test_whoever_runs_its_cells_a_run_is_the_same(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr("probe.mechanism.shift.TEXTS", 4)
+    some = {"layers": "1", "heads": "1", "hooks": ("attn_out", "z")}
+    made = plan(LocateRequest(model=str(checkpoint([HEAD])), lengths=(320,), samples=4, kinds=EVERY, **some))
+    for name, runner in {"local": LOCAL, "other": Elsewhere(seed=1)}.items():
+        assert locate(made, tmp_path / name, runner=runner)[1] == []
+    one, other = ((tmp_path / name / "locate" / "cells.jsonl").read_bytes() for name in ("local", "other"))
+    assert one == other
+    for kind in ("weave", "patch", "dims", "clamp", "shift", "attribution", "chosen"):
+        assert f'"{kind}"'.encode() in one
+
+
+def test_a_run_goes_on_with_what_another_runner_lost(checkpoint, tmp_path):
+    asked = LocateRequest(model=str(checkpoint([HEAD])), lengths=(320,), samples=4, kinds=("weave",), heads="none")
+    made, lost = plan(asked), ("nll", 320, "rerope", 1, "weave", "only", "", "all", 0, -1)
+    journal, failed = locate(made, tmp_path, runner=Elsewhere(seed=2, lost=(lost,)))
     assert [cell.key for cell in failed] == [lost]
-    assert (*lost[:4], "patch", "mend", "z", "all", 0, 0) in journal.rows
-    assert lost not in journal.rows
-    assert summarize(made, journal)["cells_left"] == len(failed[0].given)
-    journal, failed = locate(made, other)
+    assert [each.layer for each in failed[0].given] == [0, 1, 2, 0, 1, 2]  # alone, and left out
+    assert (*lost[:3], 2, *lost[4:]) in journal.rows
+    assert summarize(made, journal)["cells_left"] == 6
+    journal, failed = locate(made, tmp_path)
     assert failed == []
-    assert journal.rows == Journal(local / "locate" / "cells.jsonl", made.settings).rows
+    assert summarize(made, journal)["cells_left"] == 0
 
 
 def test_a_run_whose_plain_runs_are_lost_says_so_and_goes_on_with_the_others(checkpoint, tmp_path):
