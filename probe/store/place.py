@@ -62,27 +62,32 @@ def pointed(folder: Path, name: str, url: str | None) -> Iterator[None]:
     at, run = Remote(checked_url(url)), run or uuid4().hex
     store = RemoteStore((at / name).url)
     _check_owner(at, run)  # what cannot be reached is not kept as where the store is
-    (folder / POINTER).write_text(f"{at}\n{run}\n", encoding="utf-8")
-    (at / OWNER).write_bytes(
-        json.dumps({"run": run, "folder": str(folder.resolve()), "host": platform.node()}).encode()
-    )
-    _check_owner(at, run)  # another may have begun at the same time
+    pointer = folder / POINTER
+    pointer.write_text(f"{at}\n{run}\n", encoding="utf-8")
+    try:
+        owner = {"run": run, "folder": str(folder.resolve()), "host": platform.node()}
+        (at / OWNER).write_bytes(json.dumps(owner).encode())
+        _check_owner(at, run)  # another may have begun at the same time
+    except OSError:
+        if said is None:
+            pointer.unlink()
+        raise
     try:
         yield
     finally:
         with suppress(OSError):  # else nothing is known of it
             if not (store / "zarr.json").exists():
                 (at / OWNER).unlink()
-                (folder / POINTER).unlink()
+                pointer.unlink()
 
 
 def _pointer(folder: Path) -> tuple[str | None, str | None]:
     """The URL that a folder names, and the run that it says it is; None for what it does not say."""
     try:
-        said = (folder / POINTER).read_text(encoding="utf-8").split()
+        said = (folder / POINTER).read_text(encoding="utf-8").splitlines()
     except (FileNotFoundError, NotADirectoryError):
         return None, None
-    return said[0] if said else "", said[1] if len(said) > 1 else None
+    return said[0].strip() if said else "", said[1] if len(said) > 1 else None
 
 
 def _check_owner(at: Remote, run: str) -> None:
