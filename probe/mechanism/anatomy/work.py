@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ LOOK, VECTORS = "look", "vectors"
 """The kinds of these cells."""
 
 
-def look_cells(made: AnatomyPlan, wanted: Sequence[Key]) -> list[Cell]:
+def look_cells(made: AnatomyPlan, wanted: Iterable[Key]) -> list[Cell]:
     """Cells for a runner, of prompts."""
     return [Cell(LOOK, key, pass_bytes(made, key[0], key[2])) for key in wanted]
 
