@@ -269,7 +269,7 @@ def test_overwriting_in_too_little_time_leaves_nothing_old(folder, tmp_path, mon
         raise OSError("no weights")
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "load", broken)
+        patch.setattr(source, "load", broken)
         assert main(again) == 1
     assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
     with monkeypatch.context() as patch:
