@@ -18,8 +18,9 @@ from mesa_lens.options import (
     add_settings,
     goes_on,
     lengths,
-    only_local,
+    runner_of,
     tell_estimate,
+    tell_failed,
     tell_left,
 )
 from mesa_lens.values import MOST_PROMPTS, listed, whole, word
@@ -78,8 +79,7 @@ def run(args: argparse.Namespace) -> int:
         text=args.text,
         force=args.force,
     )
-    only_local(args, "anatomy")
-    until = deadline(args.minutes)
+    runner, until = runner_of(args), deadline(args.minutes)
     made = plan(request)
     if args.estimate:
         tell_estimate(estimate(made), made.config, made.request, work(made))
@@ -95,19 +95,21 @@ def run(args: argparse.Namespace) -> int:
 
     with owned(args.out):
         with goes_on(args):
-            journal = anatomy(made, args.out, overwrite=args.overwrite, until=until)
+            journal, failed = anatomy(made, args.out, overwrite=args.overwrite, until=until, runner=runner)
         summary, said = write(made, journal, args.out)
         found = find_anatomy(args.out)
         if found is not None:
             write_anatomy_report(found, args.out)
             if store_of(args.out).exists():
                 write_report(args.out)
-    if summary["cells_left"] or summary["texts_left"]:
+    if failed:
+        tell_failed(args, f"{len(failed)} cells")
+    elif summary["cells_left"] or summary["texts_left"]:
         tell_left(args, f"{summary['cells_left']} cells and {summary['texts_left']} texts are left")
     if args.json:
         print(json.dumps(summary, indent=1))
-        return 0
+        return 1 if failed else 0
     print(said)
     if found is not None:
         print(f"wrote {args.out / FOLDER}: report.html, summary.json, tables")
-    return 0
+    return 1 if failed else 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,10 @@ from mesa_lens.options import (
     only_local,
     runner_of,
     tell_estimate,
+    tell_failed,
     tell_left,
 )
 from mesa_lens.values import MOST_PROMPTS, listed, number, path, whole, word
-from probe.resume import again
 
 
 def add(commands: Any) -> None:
@@ -134,7 +133,7 @@ def _tasks(args: argparse.Namespace, request: Any, runner: Any) -> int:
     if summary["cells_left"]:
         tell_left(args, f"{summary['cells_left']} of {len(made.cells)} cells are left")
     if failed := summary["failed"]:
-        print(f"mesa-lens: {len(failed)} cells failed; {again(args.out, args.overwrite)}", file=sys.stderr)
+        tell_failed(args, f"{len(failed)} cells")
     if args.json:
         print(json.dumps(summary, indent=1))
     elif summary["cells"]:

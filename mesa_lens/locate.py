@@ -18,8 +18,9 @@ from mesa_lens.options import (
     add_settings,
     goes_on,
     lengths,
-    only_local,
+    runner_of,
     tell_estimate,
+    tell_failed,
     tell_left,
 )
 from mesa_lens.values import MOST_PROMPTS, listed, whole, word
@@ -107,8 +108,7 @@ def run(args: argparse.Namespace) -> int:
         word=args.prompt,
         text=args.text,
     )
-    only_local(args, "locate")
-    until = deadline(args.minutes)
+    runner, until = runner_of(args), deadline(args.minutes)
     made = plan(request)
     if args.estimate:
         tell_estimate(estimate(made), made.config, made.request, work(made))
@@ -124,19 +124,21 @@ def run(args: argparse.Namespace) -> int:
 
     with owned(args.out):
         with goes_on(args):
-            journal = locate(made, args.out, overwrite=args.overwrite, until=until)
+            journal, failed = locate(made, args.out, overwrite=args.overwrite, until=until, runner=runner)
         summary = write(made, journal, args.out)
         if journal.rows:
             write_locate_report(summary, args.out)
             if store_of(args.out).exists():
                 write_report(args.out)
-    if summary["cells_left"] and args.minutes:
+    if failed:
+        tell_failed(args, f"{len(failed)} cells")
+    elif summary["cells_left"] and args.minutes:
         tell_left(args, f"{summary['cells_left']} cells are left")
     if args.json:
         print(json.dumps(summary, indent=1))
-        return 0
+        return 1 if failed else 0
     for heading, sentences in located_findings(summary):
         print(f"{heading}\n  {sentences}\n")
     if journal.rows:
         print(f"wrote {args.out / FOLDER}: report.html, summary.json, tables")
-    return 0
+    return 1 if failed else 0

@@ -15,6 +15,9 @@ from probe.resume import again, keeps
 LOAD = ("revision", "dtype", "device", "device_map", "trust_remote_code")
 """The options of `mesa.load`, as arguments and in configs."""
 
+FLEETING = ("memory://",)
+"""URLs of what is gone with a process."""
+
 
 def add_methods(group: Any, default: str = "all", more: str = "or 'all'") -> None:
     """Adds --methods."""
@@ -117,6 +120,11 @@ def tell_left(args: argparse.Namespace, left: str) -> None:
     print(f"mesa-lens: {over}{left}; {again(args.out, args.overwrite)}", file=sys.stderr)
 
 
+def tell_failed(args: argparse.Namespace, failed: str) -> None:
+    """Says on stderr what no worker could finish, and how the run goes on."""
+    print(f"mesa-lens: {failed} failed; {again(args.out, args.overwrite)}", file=sys.stderr)
+
+
 def tell_estimate(text: str, config: Any, request: Any, work: Any, others: Any = ()) -> None:
     """Prints an estimate, and the time that `work`, passes by method and length, takes on this machine.
 
@@ -135,9 +143,11 @@ def lengths(args: argparse.Namespace) -> tuple[int, ...] | None:
 
 
 def url(text: str) -> str:
-    """The URL of an object store."""
+    """The URL of an object store that outlasts this process."""
     from probe.store.place import checked_url
 
+    if text.startswith(FLEETING):
+        raise argparse.ArgumentTypeError(f"{text!r} is gone as this command ends; give s3://, gs:// or abfs://")
     try:
         return checked_url(text)
     except ValueError as error:

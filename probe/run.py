@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from probe.capture.memory import check_memory
-from probe.cells.cell import Cell
+from probe.cells.cell import Cell, CellsLost
 from probe.cells.pool import Pool
 from probe.cells.pool import run as run_in_turns
 from probe.cells.runner import LOCAL, Runner
@@ -162,15 +162,23 @@ def _fill(
     path: Path,
     pool: Callable[[], Pool],
 ) -> None:
-    """Measures and captures what is missing, on workers that are made where they are needed."""
+    """Measures and captures what is missing, on workers that are made where they are needed.
+
+    Raises CellsLost, at the end, for what no worker could finish.
+    """
     done, rounds = whole_passes(partial_path(path)), made.request.refine
     passes = [(name, prompt) for name in made.methods for prompt in made.prompts if (name, prompt) not in done]
     if passes or (journal is not None and missing_cells(measured, journal)):
-        workers = pool()
+        workers, lost = pool(), None
         if journal is not None:  # before the capture: the bridge wraps the model
-            by_length.measure(measured, workers, journal)
-            refined(measured, journal, rounds, lambda cells: by_length.measure(measured, workers, journal, cells))
+            try:
+                by_length.measure(measured, workers, journal)
+                refined(measured, journal, rounds, lambda cells: by_length.measure(measured, workers, journal, cells))
+            except CellsLost as error:
+                lost = error
         _capture_all(made, workers, passes, path)
+        if lost:
+            raise lost
     if journal is not None:
         store.write_evaluation(path, refined(measured, journal, rounds, _unmeasured))
 
@@ -180,7 +188,7 @@ def _unmeasured(cells: Sequence[EvalCell]) -> None:
 
 
 def _capture_all(made: ProbePlan, pool: Pool, passes: Sequence[tuple[str, str]], path: Path) -> None:
-    """Raises RuntimeError, at the end, for a pass that no worker could finish."""
+    """Raises CellsLost, at the end, for passes that no worker could finish."""
     cells, failed = capture_cells(made, passes), []
     with watching(cells, "capturing hidden states", _label, unit="pass", verbose=pool.verbose) as watch:
         for cell, outcome in run_in_turns(pool, cells, watch):
@@ -192,7 +200,8 @@ def _capture_all(made: ProbePlan, pool: Pool, passes: Sequence[tuple[str, str]],
                 _write_pass(path, method, prompt, made.kept.layers, outcome.value)
             del outcome  # before the next pass makes its own
     if failed:
-        raise RuntimeError(f"no worker could capture {_label(failed[0])} ({len(failed)} of {len(cells)} passes failed)")
+        said = f"no worker could capture {_label(failed[0])} ({len(failed)} of {len(cells)} passes failed)"
+        raise CellsLost(said, [cell.key for cell in failed])
 
 
 def _label(cell: Cell) -> str:

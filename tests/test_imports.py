@@ -27,9 +27,9 @@ FLOORS = """
     probe.store           <- probe.files probe.capture
     probe.thresholds      <- mesa probe.tasks probe.capture probe.evaluation probe.store
     probe.figures         <- mesa probe.files probe.capture probe.store probe.thresholds
-    probe.mechanism.anatomy <- mesa probe.ownership probe.files probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds
+    probe.mechanism.anatomy <- mesa probe.ownership probe.files probe.request probe.tasks probe.capture probe.cells probe.evaluation probe.store probe.thresholds
     probe.study           <- mesa probe
-    probe.mechanism       <- mesa probe.ownership probe.files probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds probe.study probe.mechanism.anatomy
+    probe.mechanism       <- mesa probe.ownership probe.files probe.request probe.tasks probe.capture probe.cells probe.evaluation probe.store probe.thresholds probe.study probe.mechanism.anatomy
     probe.status          <- probe.ownership probe.evaluation probe.store probe.study
     probe.mechanism.counterpart <- mesa probe.ownership probe.files probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds probe.study probe.mechanism.anatomy probe.mechanism
     probe.locate_report   <- probe.files probe.store probe.figures probe.mechanism

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mesa.models import load
 from mesa_lens.paper.config import PaperConfig, include_path, reason_left_out
 from mesa_lens.paper.report import REPORTED
 from mesa_lens.paper.sections import SECTIONS
+from probe.cells.cell import Cell, CellsLost
+from probe.cells.loading import Loading
 from probe.cells.runner import LOCAL, Runner
+from probe.cells.source import Source
 from probe.evaluation.clock import is_over
 from probe.evaluation.harness import JOURNAL as HARNESS_JOURNAL
 from probe.evaluation.harness import open_harness, remove_results, run_harness
@@ -49,14 +52,14 @@ def run_sections(
 ) -> dict[str, dict[str, Any]]:
     """What each section of the config gave: a summary, or 'left_out' with the reason; in the report's order.
 
-    They run in the config's order; nothing is begun after the `clock.deadline` `until`. Raises FileExistsError, before
-    anything runs, for folders of another run, unless `overwrite`, which removes what they hold once it is known that
-    the model can be loaded. lm-eval's tasks run in this process, whoever the runner is. Also raises what
-    `Runner.check` raises.
+    They run in the config's order; nothing is begun after the `clock.deadline` `until`. What no worker could finish is
+    in a section's 'failed', and the others go on. Raises FileExistsError, before anything runs, for folders of another
+    run, unless `overwrite`, which removes what they hold once it is known that the model can be loaded. lm-eval's tasks
+    run in this process, whoever the runner is. Also raises what `Runner.check` raises.
     """
     runner.check(config.load)
     if overwrite:
-        _remove(config, plans, out)
+        _remove(config, plans, out, runner)
     else:
         check_folders(config, plans, out)
     with _planned(config, plans, out):
@@ -84,15 +87,17 @@ def _cells(config: PaperConfig, name: str, made: Any) -> int:
     return len(made.methods) * len(config.sections[name]["tasks"]) if name == "longbench" else len(made.cells)
 
 
-def _remove(config: PaperConfig, plans: Mapping[str, Any], out: Path) -> None:
+def _remove(config: PaperConfig, plans: Mapping[str, Any], out: Path, runner: Runner) -> None:
     """Removes what the sections and the report hold, so that nothing old passes as new, after all that may fail."""
     for name, made in plans.items():
-        if name == "probe":
+        if name == "probe" and runner.is_local:
             check_room(made)
-        elif name != "longbench":
+        elif name not in ("probe", "longbench"):
             check_owner(out / name)
     if any((out / name).exists() for name in plans):
-        load(config.model, **config.load)
+        work = Loading(Source(config.model, config.load))
+        with replace(runner, workers=None if runner.is_local else 1).pool(work, [Cell("load", ())]):
+            pass
     for name, made in plans.items():
         if name == "probe":
             remove_run(out / name)
@@ -133,7 +138,10 @@ def _probe(made: ProbePlan, folder: Path, until: float | None, runner: Runner) -
         return summary
     if is_over(until):
         return {"left_out": _TIME_OVER}
-    return run_probe(made.request, folder, runner=runner)[0]
+    try:
+        return run_probe(made.request, folder, runner=runner)[0]
+    except CellsLost as error:
+        return {"left_out": str(error), "failed": error.keys}
 
 
 def _harness_options(config: PaperConfig) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,7 +15,8 @@ class Cell:
     """A piece of work, as plain data: what it gives depends on it and on the model alone.
 
     kind: of work, for a worker that does several. key: what tells it from the others. needs: bytes that it takes beside
-    the weights at least; best: with which it is not slowed; gives: bytes of what it gives.
+    the weights at least; best: with which it is not slowed; gives: bytes of what it gives. given: what it is to be done
+    with beside the plan, frozen.
     """
 
     kind: str
@@ -23,6 +24,7 @@ class Cell:
     needs: int = 0
     best: int = 0
     gives: int = 0
+    given: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,14 @@ class Outcome:
     value: Any = None
     error: Exception | None = None
     lost: str = ""
+
+
+class CellsLost(RuntimeError):
+    """Cells that no worker could finish; the rest is done."""
+
+    def __init__(self, said: str, keys: Sequence[tuple[str | int, ...]]) -> None:
+        super().__init__(said)
+        self.keys = list(keys)
 
 
 Function = Callable[[Cell], Any]

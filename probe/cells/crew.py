@@ -64,6 +64,14 @@ class Crew:
                     yield cell, outcome
                 del outcome
 
+    def drop(self, member: Member, reason: str) -> None:
+        """Goes on without a worker; raises RuntimeError where it was the last."""
+        self.members.remove(member)
+        said = f"worker {member.number} died {TRIES} times as it loaded the model ({reason})"
+        if not self.members:
+            raise RuntimeError(f"{said}; no worker is left")
+        _write(f"{said}; the other {len(self.members)} go on")
+
     def close(self) -> None:
         """Ends the workers."""
         for member in self.members:
@@ -123,7 +131,7 @@ class Member:
     def end(self) -> tuple[Cell | None, Outcome]:
         """The cell that has ended, and what came of it; None where the model was loaded. A dead actor is replaced.
 
-        Raises the error that the loading ended with, RuntimeError where workers die at it, or cannot hand back.
+        Raises the error that the loading ended with, RuntimeError where all workers die at it, or cannot hand back.
         """
         cell, task, self.cell, self.task = self.cell, self.task, None, None
         errors = self._crew.ray.exceptions
@@ -148,12 +156,13 @@ class Member:
                 f"{place.room / 2**30:.1f} GiB beside the weights"
             )
 
-    def _replaced(self, error: Exception, has_loaded: bool) -> Outcome:
-        self._deaths += has_loaded
-        if self._deaths == TRIES:
-            raise RuntimeError(f"workers die as they load the model: {_last_line(error)}") from error
+    def _replaced(self, error: Exception, was_loading: bool) -> Outcome:
+        self._deaths += was_loading
         self._crew.ray.kill(self.actor)
-        self.start()
+        if self._deaths < TRIES:
+            self.start()
+        else:
+            self._crew.drop(self, _last_line(error))
         return Outcome(lost=_reason(error))
 
 

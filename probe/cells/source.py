@@ -15,11 +15,15 @@ from mesa.models import Loaded, bytes_a_number, config_of, load
 
 @dataclass(frozen=True)
 class Source:
-    """A model by name, the options of `mesa.load`, and the fingerprints that it has where the run was asked for."""
+    """A model by name, the options of `mesa.load`, and the fingerprints that it has where the run was asked for.
+
+    beside: other models that workers load.
+    """
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     known: Mapping[str, str] = field(default_factory=dict)
+    beside: tuple[Source, ...] = ()
 
     def loaded(self) -> Loaded:
         """The model."""
@@ -35,6 +39,8 @@ class Source:
                 f"a worker has other {', '.join(differing)} of {self.name} than this machine: "
                 f"{found[differing[0]]} in place of {self.known[differing[0]]}; give all machines the same"
             )
+        for each in self.beside:
+            each.check()
 
     @property
     def on_gpu(self) -> bool:
@@ -43,9 +49,10 @@ class Source:
 
     @property
     def weights_bytes(self) -> int:
-        """Memory of the weights; loads none."""
+        """Memory of all weights; loads none."""
         chosen = {key: self.options.get(key) for key in ("revision", "trust_remote_code")}
         config = config_of(self.name, **chosen)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=bool(chosen["trust_remote_code"]))
-        return sum(each.numel() for each in model.parameters()) * bytes_a_number(config, self.options)
+        own = sum(each.numel() for each in model.parameters()) * bytes_a_number(config, self.options)
+        return own + sum(each.weights_bytes for each in self.beside)

@@ -40,7 +40,8 @@ class Worker:
                 self._function = work.start()
                 import torch
 
-                room = sum(torch.cuda.mem_get_info(device)[0] for device in range(torch.cuda.device_count()))
+                free = sum(torch.cuda.mem_get_info(device)[0] for device in range(torch.cuda.device_count()))
+                room = free - sum(each.weights_bytes for each in work.source.beside)  # these are loaded when needed
             return Outcome(Place(os.getpid(), platform.node(), room))
         except Exception as error:
             return Outcome(error=carried(error))

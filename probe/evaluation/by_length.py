@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from probe.cells.cell import CellsLost
 from probe.cells.pool import Pool
 from probe.evaluation.journal import Journal
 from probe.evaluation.plan import EvalPlan
@@ -41,16 +42,15 @@ def check_lengths(lengths: Sequence[int], trained_length: int) -> None:
 def measure(made: EvalPlan, pool: Pool, journal: Journal, cells: Sequence[EvalCell] | None = None) -> None:
     """Runs `cells`, or those of the plan that the journal lacks.
 
-    Raises ValueError for a likelihood that is no number, RuntimeError for a cell that does not fit in memory or that no
-    worker could finish.
+    Raises ValueError for a likelihood that is no number, RuntimeError for a cell that does not fit in memory, CellsLost
+    for those that no worker could finish.
     """
     missing = missing_cells(made, journal) if cells is None else cells
     left = run_cells(made, pool, missing, journal, what="measuring failure", check=_check)
     if left.failed:
         task, name, length = left.failed[0]
-        raise RuntimeError(
-            f"no worker could finish {task} under {name} at {length} tokens; the same command tries again"
-        )
+        said = f"no worker could finish {task} under {name} at {length} tokens; the same command tries again"
+        raise CellsLost(said, left.failed)
 
 
 def scores(made: EvalPlan, journal: Journal, further: Mapping[str, Sequence[int]] | None = None) -> xr.Dataset:

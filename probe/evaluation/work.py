@@ -48,18 +48,14 @@ class EvalWork:
     @classmethod
     def of(cls, made: EvalPlan) -> EvalWork:
         """The work of a plan."""
-        asked = made.request
-        known = identity(asked.model, made.config)
-        return cls(replace(made, config=None), Source(asked.model, asked.load, known))
+        asked, chosen = made.request, made.evaluator
+        known, beside = identity(asked.model, made.config), ()
+        if chosen and not chosen.itself:
+            beside = (Source(chosen.model, asked.load, {"weights": chosen.weights}),)
+        return cls(replace(made, config=None), Source(asked.model, asked.load, known, beside))
 
     def start(self, room: int | None = None) -> Function:
-        """Loads the model; a cell gives its journal row, None where it does not fit in memory.
-
-        Raises ValueError where this machine has another evaluator under its name.
-        """
-        chosen = self.made.evaluator
-        if chosen and not chosen.itself:
-            Source(chosen.model, self.source.options, {"weights": chosen.weights}).check()
+        """Loads the model; a cell gives its journal row, None where it does not fit in memory."""
         return measure(self.made, self.source.loaded(), room)
 
 

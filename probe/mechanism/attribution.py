@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mesa.models import bytes_a_number
+from probe.capture.memory import free_bytes
 from probe.evaluation.journal import Journal
 from probe.mechanism.contrast import BROKEN, MENDED, Contrast
 from probe.mechanism.interventions import Intervention
@@ -62,6 +63,11 @@ def bytes_needed(made: LocatePlan, tokens: int) -> int:
     config, each = made.config, bytes_a_number(made.config, made.request.load)
     scores = 3 * config.num_attention_heads * tokens * tokens
     return config.num_hidden_layers * each * (scores + 20 * tokens * config.hidden_size)
+
+
+def fits(made: LocatePlan, tokens: int) -> bool:
+    """Whether that is free on this machine."""
+    return bytes_needed(made, tokens) <= free_bytes(made.request.load.get("device") or "cpu")
 
 
 def hooks_left(made: LocatePlan, journal: Journal, group: Group, name: str, number: int) -> list[str]:

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from probe.evaluation.journal import Cell, Journal
-from probe.mechanism.cells import Cells
-from probe.mechanism.clamp import Clamp, Dims, clamps, observable
-from probe.mechanism.request import ORIGIN, Group, LocatePlan
-from probe.tasks.repeated import repeated_word
+from probe.mechanism.clamp import Clamp, Dims, clamps
+from probe.mechanism.request import Group, LocatePlan
 
 
 def clamps_of(made: LocatePlan, journal: Journal, group: Group) -> list[Clamp] | None:
@@ -19,7 +17,7 @@ def clamps_of(made: LocatePlan, journal: Journal, group: Group) -> list[Clamp] |
     The dims of a length are those that its first run found, whichever layers and methods are gone over now: cells of
     one name hold the same dims.
     """
-    cell = dims_cell(journal, group[1])
+    cell = known_dims(journal, group[1])
     if cell is None:
         return None
     found: Mapping[str, tuple[Dims, dict[int, np.ndarray]]] = {
@@ -30,21 +28,6 @@ def clamps_of(made: LocatePlan, journal: Journal, group: Group) -> list[Clamp] |
     return [each for each in tried if group[0] == "nll" or not each.inside]  # a passkey's last M tokens lack the key
 
 
-def dims_cell(journal: Journal, length: int) -> Cell | None:
+def known_dims(journal: Journal, length: int) -> Cell | None:
     """The cell with the dims of a length, if there is one."""
     return next((cell for cell in journal.rows if cell[:2] == ("dims", length)), None)
-
-
-def search_dims(cells: Cells, length: int) -> None:
-    """Journals the observable dims of a length and their stand-ins, by rule, if they are not known."""
-    made, request = cells.made, cells.made.request
-    if dims_cell(cells.journal, length) is not None:
-        return
-    methods = [made.methods[ORIGIN], made.methods[made.mending[0]]]
-    ids, _ = repeated_word(cells.tokenizer, request.word, length)
-    rules = observable(cells.bridge, ids, methods, request.dims, executor=request.executor)
-    kept = {
-        rule: [[layer, list(dims[layer]), controls[layer].tolist()] for layer in dims]
-        for rule, (dims, controls) in rules.items()
-    }
-    cells.add(("dims", length, methods[1].name), {"rules": kept})

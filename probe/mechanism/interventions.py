@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,6 +70,51 @@ class Intervention:
         here = {(layer, head) for layer, head in everywhere if layer == self.layer and self.head in (None, head)}
         chosen = here if self.restores else everywhere - here
         return replace(contrast.methods[MENDED], heads=by_layer(chosen)) if chosen else contrast.methods[BROKEN]
+
+
+@dataclass(frozen=True)
+class Plain:
+    """The run itself, `of` BROKEN or MENDED; inside: of the last M tokens of an item of text."""
+
+    of: str
+    inside: bool = False
+    layer = 0
+
+    @property
+    def cell(self) -> tuple[str]:
+        """What the journal calls it."""
+        return ("run-inside" if self.inside else "run",)
+
+    def run(self, contrast: Contrast) -> Outcome:
+        """The outcome of this on one item."""
+        return contrast.outcome(self.of)
+
+
+@dataclass(frozen=True)
+class Within:
+    """The broken run with the method in some heads, by layer."""
+
+    heads: tuple[tuple[int, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, heads: Mapping[int, tuple[int, ...]]) -> Within:
+        """The method in these heads."""
+        return cls(tuple(heads.items()))
+
+    @property
+    def layer(self) -> int:
+        """The first that differs."""
+        return min(layer for layer, _ in self.heads)
+
+    @property
+    def cell(self) -> tuple[str, str]:
+        """What the journal calls it."""
+        return "set", ";".join(f"{layer}:{','.join(map(str, each))}" for layer, each in self.heads)
+
+    def run(self, contrast: Contrast) -> Outcome:
+        """The outcome of this on one item."""
+        method = replace(contrast.methods[MENDED], heads=dict(self.heads))
+        return contrast.run(BROKEN, self.layer, method=method)
 
 
 def by_layer(heads: Iterable[Head]) -> dict[int, tuple[int, ...]]:

@@ -17,6 +17,7 @@ from probe.evaluation.plan import PROMPTS
 from probe.mechanism import interventions
 from probe.mechanism.items import MEASURES, items
 from probe.mechanism.passes import Item
+from probe.mechanism.shift import shift_bytes
 from probe.request import MethodsRequest
 from probe.tasks import sources
 from probe.tasks.base import Setting
@@ -189,16 +190,21 @@ def _check_places(request: LocateRequest, config: Any, layers: list[int], heads:
 
 def needed_bytes(made: LocatePlan) -> int:
     """Estimate of the memory beside the weights: the states of both runs, and of a hook, and one pass."""
-    config, longest = made.config, max(length for _, length in made.items)
+    longest = max(length for _, length in made.items)
+    return max(cell_bytes(made, kind, longest) for kind in ("run", *made.request.kinds) if kind != "attribution")
+
+
+def cell_bytes(made: LocatePlan, kind: str, length: int) -> int:
+    """The same, of a cell of one kind; an attribution's backward pass is left out."""
+    config, depth = made.config, made.config.num_hidden_layers
     each = bytes_a_number(config, made.request.load)
-    streams = 2 * (config.num_hidden_layers + 1) + (
-        2 * config.num_hidden_layers if "patch" in made.request.kinds else 0
-    )
-    if "clamp" in made.request.kinds:
-        streams = max(streams, 6 * config.num_hidden_layers)  # what is searched for observable dims
-    if "smallest" in made.request.kinds:  # every item's broken run at once
-        streams = max(streams, made.request.samples * (config.num_hidden_layers + 2))
-    return peak_bytes(config, longest, each, streams * longest * config.hidden_size * each)
+    streams = {
+        "patch": 4 * depth + 2,
+        "clamp": 6 * depth,  # what is searched for observable dims
+        "smallest": made.request.samples * (depth + 2),  # every item's broken run at once
+    }.get(kind, 2 * (depth + 1))
+    needed = peak_bytes(config, length, each, streams * length * config.hidden_size * each)
+    return max(needed, shift_bytes(config, made.layers, length, each)) if kind == "shift" else needed
 
 
 def passes(made: LocatePlan) -> float:

@@ -1,170 +1,168 @@
-"""Runs what a `LocatePlan` asks for, cell by cell into a journal; an interrupted run goes on where it was."""
+"""Runs what a `LocatePlan` asks for, cell by cell into a journal; an interrupted run goes on where it was.
+
+Plain runs come first, then what is tried where broken and mended differ, then what follows from the dims that were
+found, then searches for smallest sets, round by round.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
-from mesa.models import load
-from probe.capture.bridge import bridge_to
 from probe.capture.memory import check_beside, free_bytes
+from probe.cells.cell import Cell
+from probe.cells.pool import Pool
+from probe.cells.runner import LOCAL, Runner
 from probe.evaluation.journal import Journal
-from probe.mechanism.attribution import attribute, bytes_needed, hooks_left
-from probe.mechanism.cells import Cells, TimeIsOver, open_journal, paired
-from probe.mechanism.clamp import Clamp
-from probe.mechanism.contrast import BROKEN, MENDED, Contrast
-from probe.mechanism.held import clamps_of, search_dims
-from probe.mechanism.interventions import Intervention
+from probe.mechanism.attribution import bytes_needed, fits, hooks_left
+from probe.mechanism.cells import has_runs, open_journal, paired
+from probe.mechanism.contrast import BROKEN, MENDED
+from probe.mechanism.held import clamps_of, known_dims
+from probe.mechanism.interventions import Plain
 from probe.mechanism.request import ORIGIN, Group, LocatePlan, needed_bytes
 from probe.mechanism.restoration import LEAST, Gap
-from probe.mechanism.shift import Shift, changes, shift_cells, shifts
-from probe.mechanism.smallest import can_be_searched, search_sets
-from probe.mechanism.unfinished import left
+from probe.mechanism.searching import search_sets
+from probe.mechanism.shift import shifts
+from probe.mechanism.smallest import can_be_searched
+from probe.mechanism.spread import Spread, TimeIsOver
+from probe.mechanism.work import MANY, LocateWork, attribution_cell, dims_cell, foreseen, tried_cells
 from probe.ownership import owned
 
+Judged = Mapping[Group, Sequence[str]]
+"""The methods that mend, by group."""
 
-def locate(made: LocatePlan, out: Path, *, overwrite: bool = False, until: float | None = None) -> Journal:
+
+def locate(
+    made: LocatePlan, out: Path, *, overwrite: bool = False, until: float | None = None, runner: Runner = LOCAL
+) -> tuple[Journal, list[Cell]]:
     """The journal of the folder `out`, with every cell of the plan unless `until` came before.
 
-    Raises MemoryError before any pass for what does not fit, FileExistsError for the folder of another run,
-    RuntimeError where no method differs from Origin, and what `owned` raises.
+    And the cells that no worker of the `runner` could finish. Raises MemoryError before any pass for what does not fit,
+    FileExistsError for the folder of another run, RuntimeError where no method differs from Origin, and what `owned`
+    and `Runner.check` raise.
     """
-    check_beside(needed_bytes(made), made.request.load, "shorten --lengths or leave patch and clamp out of --try")
-    with owned(out):
-        return _locate(made, out, overwrite, until)
+    runner.check(made.request.load)
+    if runner.is_local:
+        check_beside(needed_bytes(made), made.request.load, "shorten --lengths or leave patch and clamp out of --try")
+    with owned(out), contextlib.ExitStack() as stack:
+
+        @cache
+        def pool() -> Pool:
+            return stack.enter_context(runner.pool(LocateWork.of(made), foreseen(made)))
+
+        if overwrite:  # nothing is removed for a run that cannot be
+            pool()
+        journal = open_journal(made, out, overwrite=overwrite)
+        bar = stack.enter_context(tqdm(desc="locating", unit="token", unit_scale=True, smoothing=0.05))
+        spread = Spread(made, journal, pool, bar, until, most=1 if runner.is_local else MANY)
+        with contextlib.suppress(TimeIsOver):
+            _run(spread, is_local=runner.is_local)
+        return journal, spread.failed
 
 
-def _locate(made: LocatePlan, out: Path, overwrite: bool, until: float | None) -> Journal:
-    if not overwrite:
-        open_journal(made, out)  # before the weights are loaded
-    loaded = load(made.request.model, **made.request.load)
-    journal = open_journal(made, out, overwrite=overwrite)
-    bar = tqdm(desc="locating", unit="token", unit_scale=True, smoothing=0.05)
-    with bar, torch.no_grad(), contextlib.suppress(TimeIsOver):
-        _run(Cells(made, bridge_to(loaded.model, loaded.tokenizer), loaded.tokenizer, journal, bar, until))
-    return journal
-
-
-def _run(cells: Cells) -> None:
-    """Every group's runs as they are, then what is tried where broken and mended differ."""
-    made = cells.made
+def _run(spread: Spread, *, is_local: bool) -> None:
+    made, kinds = spread.made, spread.made.request.kinds
     groups = sorted(made.items, key=lambda group: group[1])
-    cells.bar.total = round(sum(_tokens(cells, group) for group in groups))
-    _expect(cells)
-    for group in groups:
-        _baselines(cells, group)
-    _expect(cells)
-    judged = {group: [name for name in made.mending if _gap(cells, group, name).judged] for group in groups}
-    if not any(judged.values()):
-        raise RuntimeError(_indifferent(cells))
-    kinds = made.request.kinds
+    spread.expect()
+    plain = [cell for group in groups for cell in _baselines(spread, group)]
+    spread.foresee([*plain, *_tried(spread, dict.fromkeys(groups, made.mending))])
+    spread.run(plain)
+    spread.expect()
+    judged = {group: [name for name in made.mending if _mends(spread, group, name)] for group in groups}
+    judged = {group: names for group, names in judged.items() if names}
+    if not judged and not spread.failed:
+        raise RuntimeError(_indifferent(spread))
+    spread.run([*_tried(spread, judged), *(_dims(spread, judged) if "clamp" in kinds else ())])
+    spread.expect()
+    further = []
+    for group, names in judged.items():
+        further += _held(spread, group) if {"clamp", "shift"} & {*kinds} else []
+        if "attribution" in kinds and (not is_local or _has_room(made, group[1])):
+            further += _attributions(spread, group, names)
+    spread.run(further)
+    for group, names in judged.items():
+        for name in names if "smallest" in kinds else ():
+            if can_be_searched(made, spread.journal, group, name):
+                search_sets(spread, group, name)
+
+
+def _missing(spread: Spread, group: Group, name: str, number: int, tried: Any) -> list[Any]:
+    rows = spread.journal.rows
+    return [each for each in tried if (*group, name, number, *each.cell) not in rows]
+
+
+def _cells(spread: Spread, kind: str, group: Group, name: str, number: int, tried: Any) -> list[Cell]:
+    missing = _missing(spread, group, name, number, tried)
+    return tried_cells(spread.made, kind, group, name, number, missing, spread.most)
+
+
+def _baselines(spread: Spread, group: Group) -> Iterator[Cell]:
+    for number in range(len(spread.made.items[group])):
+        for name in spread.made.methods:
+            yield from _cells(spread, "run", group, name, number, [Plain(BROKEN if name == ORIGIN else MENDED)])
+
+
+def _tried(spread: Spread, judged: Judged) -> Iterator[Cell]:
+    """Weaves and patches."""
+    made = spread.made
+    kind = "patch" if "patch" in made.request.kinds else "weave"
     for group, names in judged.items():
         for number in range(len(made.items[group])):
             for name in names:
-                for each in made.tried:
-                    _cell(cells, group, number, name, each)
-        if names and "clamp" in kinds:
-            _clamps(cells, group)
-        if names and "shift" in kinds:
-            _shifts(cells, group)
-        for name in names:
-            if "attribution" in kinds:
-                _attribution(cells, group, name)
-            if "smallest" in kinds and can_be_searched(made, cells.journal, group, name):
-                search_sets(cells, group, name)
+                yield from _cells(spread, kind, group, name, number, made.tried)
 
 
-def _expect(cells: Cells) -> None:
-    """Has the journal tell how many cells there will be, as far as can be told now."""
-    cells.journal.expect(len(cells.journal.rows) + left(cells.made, cells.journal))
+def _dims(spread: Spread, judged: Judged) -> Iterator[Cell]:
+    """What finds the dims of each length that are not known."""
+    for length in sorted({length for _, length in judged}):
+        if known_dims(spread.journal, length) is None:
+            yield dims_cell(spread.made, length)
 
 
-def _baselines(cells: Cells, group: Group) -> None:
-    for number, item in enumerate(cells.made.items[group]):
-        for name in cells.made.methods:
-            cell = (*group, name, number, "run")
-            if cell not in cells.journal.rows:
-                contrast = cells.contrast(group, number, cells.made.mending[0] if name == ORIGIN else name)
-                cells.keep(cell, contrast.outcome(BROKEN if name == ORIGIN else MENDED).losses)
-            cells.bar.update(len(item.ids))
-
-
-def _cell(
-    cells: Cells, group: Group, number: int, name: str, each: Intervention | Clamp | Shift, own: Contrast | None = None
-) -> None:
-    cell = (*group, name, number, *each.cell)
-    if cell not in cells.journal.rows:
-        contrast = own or cells.contrast(group, number, cells.made.mending[0] if name == ORIGIN else name)
-        cells.keep(cell, each.run(contrast).losses)
-    cells.bar.update(round(len(cells.made.items[group][number].ids) * cells.part(each.layer or 0)))
-
-
-def _clamps(cells: Cells, group: Group) -> None:
-    """Losses of clamped broken runs; they serve all methods."""
-    search_dims(cells, group[1])
-    _expect(cells)
-    tried, items = clamps_of(cells.made, cells.journal, group) or [], cells.made.items[group]
-    cells.bar.total += round(sum(len(item.ids) * cells.part(each.layer or 0) for item in items for each in tried))
-    for number in range(len(items)):
-        inside = cells.inside(group, number)
-        cell = (*group, ORIGIN, number, "run-inside")
-        if any(each.inside for each in tried) and cell not in cells.journal.rows:
-            cells.keep(cell, inside.outcome(BROKEN).losses)
-        for each in tried:
-            _cell(cells, group, number, ORIGIN, each, inside if each.inside else None)
-
-
-def _shifts(cells: Cells, group: Group) -> None:
-    """Losses of broken runs with other positional vectors; they serve all methods."""
-    made, (_, length) = cells.made, group
-    items = range(len(made.items[group]))
-    if all(
-        (*group, ORIGIN, number, *cell) in cells.journal.rows for number in items for cell in shift_cells(made.layers)
-    ):
-        return
-    longest = max(len(item.ids) for item in made.items[group])
-    tried = [*shifts(changes(cells.bridge, made.documents, made.methods[ORIGIN], longest, made.layers))]
-    cells.bar.total += round(sum(length * cells.part(each.layer) for each in tried) * len(made.items[group]))
+def _held(spread: Spread, group: Group) -> Iterator[Cell]:
+    """Broken runs with dims held, or other positional vectors; they serve all methods."""
+    made, kinds = spread.made, spread.made.request.kinds
+    clamps = (clamps_of(made, spread.journal, group) or []) if "clamp" in kinds else []
+    inside = [Plain(BROKEN, inside=True)] if any(each.inside for each in clamps) else []
     for number in range(len(made.items[group])):
-        for each in tried:
-            _cell(cells, group, number, ORIGIN, each)
+        yield from _cells(spread, "clamp", group, ORIGIN, number, [*inside, *clamps])
+    for number in range(len(made.items[group])) if "shift" in kinds else ():
+        yield from _cells(spread, "shift", group, ORIGIN, number, shifts(made.layers))
 
 
-def _attribution(cells: Cells, group: Group, name: str) -> None:
-    model: Any = cells.bridge.original_model
-    made, (_, length) = cells.made, group
-    needed, free = bytes_needed(made, length), free_bytes(model.device)
-    if needed > free:
-        cells.bar.write(
-            f"left out: attribution at {length} tokens needs {needed / 2**30:.0f} GiB, {free / 2**30:.0f} are free"
-        )
-        return
-    for number in range(len(made.items[group])):
-        hooks = hooks_left(made, cells.journal, group, name, number)
-        if hooks:
-            cell = (*group, name, number, "attribution")
-            known = cells.journal.rows.get(cell, {"falls": []})["falls"]
-            found = attribute(cells.contrast(group, number, name), hooks)
-            cells.add(cell, {"falls": [*known, *([*each.cell, fall] for each, fall in found.items())]})
+def _attributions(spread: Spread, group: Group, names: Sequence[str]) -> Iterator[Cell]:
+    for name in names:
+        for number in range(len(spread.made.items[group])):
+            if hooks := hooks_left(spread.made, spread.journal, group, name, number):
+                yield attribution_cell(spread.made, group, name, number, hooks)
 
 
-def _gap(cells: Cells, group: Group, name: str) -> Gap:
-    return paired(cells.made, cells.journal, group, name).gap
+def _has_room(made: LocatePlan, length: int) -> bool:
+    """Whether an attribution fits on this machine; what does not is told."""
+    if fits(made, length):
+        return True
+    needed, free = bytes_needed(made, length) / 2**30, free_bytes(made.request.load.get("device") or "cpu") / 2**30
+    tqdm.write(f"left out: attribution at {length} tokens needs {needed:.0f} GiB, {free:.0f} are free", file=sys.stderr)
+    return False
 
 
-def _tokens(cells: Cells, group: Group) -> float:
-    made = cells.made
-    parts = len(made.methods) + len(made.mending) * sum(cells.part(each.layer) for each in made.tried)
-    return sum(len(item.ids) for item in made.items[group]) * parts
+def _mends(spread: Spread, group: Group, name: str) -> bool:
+    return has_runs(spread.made, spread.journal, group, name) and _gap(spread, group, name).judged
 
 
-def _indifferent(cells: Cells) -> str:
+def _gap(spread: Spread, group: Group, name: str) -> Gap:
+    return paired(spread.made, spread.journal, group, name).gap
+
+
+def _indifferent(spread: Spread) -> str:
     """Why there is nothing to restore."""
-    gaps = ((group, name, _gap(cells, group, name)) for group in cells.made.items for name in cells.made.mending)
+    gaps = ((group, name, _gap(spread, group, name)) for group in spread.made.items for name in spread.made.mending)
     said = (f"{name} {measure} at {length}: [{own.low:+.3f}, {own.high:+.3f}]" for (measure, length), name, own in gaps)
     return (
         f"no method is better than Origin beyond doubt and by {LEAST} nats/token; Origin less the method: "

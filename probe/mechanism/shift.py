@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,9 @@ import torch
 from transformer_lens.model_bridge import TransformerBridge
 
 from mesa.methods import Method
-from probe.capture.spec import CaptureSpec
+from probe.capture.spec import CaptureSpec, Kept
 from probe.mechanism.anatomy import moments
-from probe.mechanism.anatomy.collect import collect
+from probe.mechanism.anatomy.collect import collect, collect_bytes
 from probe.mechanism.anatomy.sliding import levelled, sliding_windows
 from probe.mechanism.contrast import BROKEN, Contrast
 from probe.mechanism.passes import Edit, Outcome
@@ -46,42 +46,37 @@ def changes(
     return found
 
 
-def shift_cell(layer: int, which: str) -> tuple[str | int, ...]:
-    """What the journal calls a shift."""
-    return ("clamp", "shift", "vector", which, "beyond", layer)
-
-
-def shift_cells(layers: Sequence[int]) -> list[tuple[str | int, ...]]:
-    """What it calls all that are tried."""
-    return [shift_cell(layer, which) for layer in layers for which in WHICH]
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Shift:
     """The broken run with a layer's positional vectors changed. which: 'positional', or 'random N': dims shuffled."""
 
     layer: int
     which: str
-    change: np.ndarray
 
     @property
     def cell(self) -> tuple[str | int, ...]:
         """What the journal calls it."""
-        return shift_cell(self.layer, self.which)
+        return ("clamp", "shift", "vector", self.which, "beyond", self.layer)
 
-    def run(self, contrast: Contrast) -> Outcome:
-        """The outcome of this on one item."""
+    def run(self, contrast: Contrast, changes: Mapping[int, np.ndarray]) -> Outcome:
+        """The outcome of this on one item; changes: by layer, as `changes` gives them."""
+        added = changes[self.layer]
+        if self.which != WHICH[0]:
+            seed = int(self.which.rpartition(" ")[2])
+            added = added[:, np.random.default_rng(seed).permutation(added.shape[1])]
 
         def change(states: Any) -> Any:
-            return states + torch.from_numpy(self.change[: len(states)]).to(states)
+            return states + torch.from_numpy(added[: len(states)]).to(states)
 
         return contrast.run(BROKEN, self.layer, [Edit(("resid_post", self.layer), change)])
 
 
-def shifts(by_layer: dict[int, np.ndarray]) -> Iterator[Shift]:
+def shifts(layers: Sequence[int]) -> list[Shift]:
     """Every layer's shift, and with its dims shuffled."""
-    for layer, change in by_layer.items():
-        yield Shift(layer, WHICH[0], change)
-        for number, which in enumerate(WHICH[1:]):
-            dims = np.random.default_rng(number).permutation(change.shape[1])
-            yield Shift(layer, which, change[:, dims])
+    return [Shift(layer, which) for layer in layers for which in WHICH]
+
+
+def shift_bytes(config: Any, layers: Sequence[int], length: int, number_bytes: int) -> int:
+    """Estimate of the memory that `changes` takes beside the weights."""
+    kept = Kept(layers, range(length), range(config.hidden_size))
+    return collect_bytes(config, kept, length, number_bytes, "float32") + 4 * kept.values

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from probe.capture.memory import free_bytes
 from probe.evaluation.journal import Journal
-from probe.mechanism.attribution import bytes_needed, hooks_left
+from probe.mechanism.attribution import fits, hooks_left
 from probe.mechanism.cells import has_runs, paired
 from probe.mechanism.held import clamps_of
 from probe.mechanism.request import ORIGIN, Group, LocatePlan
-from probe.mechanism.shift import shift_cells
+from probe.mechanism.shift import shifts
 from probe.mechanism.smallest import is_searched
 
 
@@ -32,14 +31,17 @@ def _tried(made: LocatePlan, journal: Journal, group: Group) -> int:
         for name in made.mending
         if not has_runs(made, journal, group, name) or paired(made, journal, group, name).gap.judged
     ]
-    shared = [*_clamps(made, journal, group), *(shift_cells(made.layers) if "shift" in kinds else ())]
+    shared = [
+        *_clamps(made, journal, group),
+        *([each.cell for each in shifts(made.layers)] if "shift" in kinds else []),
+    ]
     for number in numbers:
         own = [(name, *each.cell) for name in names for each in made.tried]
         own += [(ORIGIN, *cell) for cell in shared] if names else []
         count += sum((*group, name, number, *cell) not in journal.rows for name, *cell in own)
     if names and "clamp" in kinds:
         count += clamps_of(made, journal, group) is None
-    if "attribution" in kinds and bytes_needed(made, group[1]) <= free_bytes(made.request.load.get("device") or "cpu"):
+    if "attribution" in kinds and fits(made, group[1]):
         count += sum(bool(hooks_left(made, journal, group, name, number)) for name in names for number in numbers)
     if "smallest" in kinds:
         count += sum(not is_searched(made, journal, group, name) for name in names)

@@ -14,7 +14,7 @@ import zarr
 
 from probe.evaluation.journal import Lines, read_lines
 from probe.store.place import zarr_place
-from probe.store.reader import partial_path, store_of, stored_array, whole_passes
+from probe.store.reader import is_half, partial_path, store_of, stored_array, whole_passes
 from probe.study.results import judges, seeds_of
 
 CELLS, HARNESS, MEASURED = "cells.jsonl", "harness.jsonl", "measured.jsonl"
@@ -98,7 +98,7 @@ def _study(path: Path, lines: Lines) -> Iterator[Part]:
 def _probe(folder: Path) -> Iterator[Part]:
     place, journal = store_of(folder), folder / MEASURED
     store = next((each for each in (partial_path(place), place) if each.exists()), None)
-    if store is None:
+    if store is None or is_half(store):
         if journal.exists():
             yield _part("probe", "measured cells", journal, read_lines(journal), None)
         return

@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 import os
+import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,11 +15,14 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any, cast
+from uuid import uuid4
 
 from probe.store.seal import SEAL
 
 POINTER = "store.url"
-"""The file in a run's folder that names the store's URL, where that lies elsewhere."""
+"""The file in a run's folder that names the store's URL, where that lies elsewhere, and the run that it is of."""
+OWNER = "owner.json"
+"""The object beside a store that names the run that it is of."""
 _NATIVE = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "abfss": "adlfs", "az": "adlfs"}
 PROTOCOLS = (*_NATIVE, "memory")
 """Object stores, and the memory of this process."""
@@ -37,37 +41,69 @@ def store_in(folder: Path, name: str) -> Path:
     """The store `name` of a run's folder, also where that is a URL or names one. Raises as `place_of`."""
     if isinstance(folder, Remote):
         return cast(Path, RemoteStore((folder / name).url))
-    try:
-        url = (folder / POINTER).read_text(encoding="utf-8").strip()
-    except (FileNotFoundError, NotADirectoryError):
-        return folder / name
-    return cast(Path, RemoteStore((Remote(checked_url(url)) / name).url))
+    url, _ = _pointer(folder)
+    return folder / name if url is None else cast(Path, RemoteStore((Remote(checked_url(url)) / name).url))
 
 
 @contextmanager
 def pointed(folder: Path, name: str, url: str | None) -> Iterator[None]:
     """The folder says that its store `name` is at `url`, and goes on saying so if one is begun there; None: it is here.
 
-    Raises FileExistsError for a folder whose store is elsewhere, OSError for a URL that cannot be reached, and as
-    `checked_url`.
+    Raises FileExistsError for a folder whose store is elsewhere, and for a URL that has another folder's; OSError for
+    one that cannot be reached, and as `checked_url`.
     """
-    pointer = folder / POINTER
     if url is None:
         yield
         return
     here = [each for each in (folder / name, folder / f"{name}.partial") if each.exists()]
-    said = pointer.read_text(encoding="utf-8").strip() if pointer.exists() else checked_url(url)
-    if here or said != checked_url(url):
+    said, run = _pointer(folder)
+    if here or (said or checked_url(url)) != checked_url(url):
         raise FileExistsError(f"{folder} has its store at {here[0] if here else said}; choose another --out")
-    store = store_in(place_of(said), name)
-    (store / "zarr.json").exists()  # what cannot be reached is not kept as where the store is
-    pointer.write_text(f"{said}\n", encoding="utf-8")
+    at, run = Remote(checked_url(url)), run or uuid4().hex
+    store = RemoteStore((at / name).url)
+    _check_owner(at, run)  # what cannot be reached is not kept as where the store is
+    pointer = folder / POINTER
+    pointer.write_text(f"{at}\n{run}\n", encoding="utf-8")
+    try:
+        owner = {"run": run, "folder": str(folder.resolve()), "host": platform.node()}
+        (at / OWNER).write_bytes(json.dumps(owner).encode())
+        _check_owner(at, run)  # another may have begun at the same time
+    except OSError:
+        if said is None:
+            pointer.unlink()
+        raise
     try:
         yield
     finally:
         with suppress(OSError):  # else nothing is known of it
             if not (store / "zarr.json").exists():
+                (at / OWNER).unlink()
                 pointer.unlink()
+
+
+def _pointer(folder: Path) -> tuple[str | None, str | None]:
+    """The URL that a folder names, and the run that it says it is; None for what it does not say."""
+    try:
+        said = (folder / POINTER).read_text(encoding="utf-8").splitlines()
+    except (FileNotFoundError, NotADirectoryError):
+        return None, None
+    return said[0].strip() if said else "", said[1] if len(said) > 1 else None
+
+
+def _check_owner(at: Remote, run: str) -> None:
+    """Raises FileExistsError where what lies at `at` is said to be another run's."""
+    try:
+        of = json.loads((at / OWNER).read_bytes())
+        said = f"{of['folder']} on {of['host']}"
+        if of["run"] == run:
+            return
+    except FileNotFoundError:
+        return  # nobody's, or older than owners
+    except (ValueError, KeyError, TypeError):
+        said = "another run"
+    raise FileExistsError(
+        f"{at} is the store of {said}; choose another --store or, if that run is gone, remove {at / OWNER}"
+    )
 
 
 def as_store(place: Path) -> Path:
@@ -139,6 +175,16 @@ class Remote:
         """The object's content."""
         with reaching(self.url):
             return client(self.url).cat_file(self._key)
+
+    def write_bytes(self, content: bytes) -> None:
+        """Writes the object, whole or not at all."""
+        with reaching(self.url):
+            client(self.url).pipe_file(self._key, content)
+
+    def unlink(self) -> None:
+        """Removes the object."""
+        with reaching(self.url):
+            client(self.url).rm(self._key)
 
     def read_text(self, encoding: str = "utf-8") -> str:
         """The object's content as text."""

@@ -6,7 +6,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from probe.store.place import Remote, RemoteStore, as_store, place_of, store_in,
 from probe.store.seal import SEAL, check_seals
 
 _SUM = 4  # bytes
+_LABELS = 2  # slashes in the names of labels' chunks; regions have more
 MEASURED = "measured"
 """Attribute of a score: how many of its values are numbers."""
 EVALUATION = "evaluation"
@@ -163,6 +164,23 @@ def partial_path(path: Path) -> Path:
     if isinstance(path, RemoteStore):
         return RemoteStore(path.url, begun=True)  # pyright: ignore[reportReturnType]
     return path.with_name(path.name + ".partial")
+
+
+def is_half(store: Path, hooks: Sequence[str] = ()) -> bool:
+    """Whether a store at a URL was cut short while its template was made, which is nothing to go on from or to refuse.
+
+    hooks: those it is to have, where it does not say. In a folder a template appears whole.
+    """
+    if not isinstance(store, Remote):
+        return False
+    there = store.sizes()
+    try:
+        attrs = json.loads((store / "zarr.json").read_bytes())["attributes"]
+        own = json.loads(attrs.get("spec", "{}")).get("hooks", hooks)
+    except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError):
+        return False  # nothing, or damaged
+    needed = {*(f"{name}/zarr.json" for name in (*DIMS, *own)), *(f"{name}/c/0" for name in DIMS)}
+    return not needed <= there.keys() and not any(name.count("/") > _LABELS for name in there)
 
 
 def missing_regions(store: Path) -> list[str]:

@@ -39,6 +39,7 @@ from probe.store.reader import (
     differing_key,
     differing_origin,
     forceable,
+    is_half,
     list_missing,
     missing_regions,
     open_run,
@@ -150,7 +151,7 @@ def _found(
 ) -> Path | None:
     refused = None
     for store, holds in ((partial_path(path), "an unfinished run"), (path, "a run")):
-        if not store.exists():
+        if not store.exists() or (store != path and is_half(store, hooks)):
             continue
         try:
             if store == path:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,9 @@ from mesa_lens.cli import main
 from mesa_lens.paper import runner
 from mesa_lens.paper.config import estimate, plan_section, probe_request, read, section_methods
 from mesa_lens.paper.sections import SECTIONS
+from probe.cells import source
+from probe.cells.cell import CellsLost
+from probe.cells.runner import Runner
 from probe.evaluation import evaluator
 from probe.evaluation import run as running
 from probe.evaluation.intervals import shown
@@ -170,6 +174,49 @@ def test_the_report_says_what_did_not_fit(folder, tmp_path, monkeypatch):
     assert "Did not fit in memory: nll under origin at 320, nll under mesa at 320." in html
 
 
+def test_what_no_worker_could_finish_is_told_and_the_other_sections_go_on(folder, tmp_path, monkeypatch, capsys):
+    sections = {"probe": {"length": 320, "samples": 1, "texts": 0}, "passkey": {"lengths": "200", "samples": 1}}
+    path, out = write(tmp_path / "config.yaml", folder, sections), tmp_path / "out"
+
+    def lost(*_, **__):
+        raise CellsLost("no worker could capture mesa, repeated (1 of 2 passes failed)", [("mesa", "repeated")])
+
+    monkeypatch.setattr(runner, "run_probe", lost)
+    assert main(["paper", "--config", str(path), "--out", str(out)]) == 1
+    shown = capsys.readouterr()
+    assert "probe: left out, no worker could capture mesa, repeated (1 of 2 passes failed)\n" in shown.out
+    assert "failed: probe (1 cells); the same command goes on" in shown.err
+    assert len(json.loads((out / "results.json").read_text())["sections"]["passkey"]["cells"]) == 2
+
+
+def test_workers_not_this_process_load_the_model_before_anything_is_removed(folder, tmp_path, monkeypatch):
+    path, out = write(tmp_path / "config.yaml", folder, {"passkey": {"lengths": "200", "samples": 1}}), tmp_path / "out"
+    (out / "passkey").mkdir(parents=True)
+    (out / "passkey" / "cells.jsonl").write_text('{"settings": ')
+    config, asked = read(path), []
+
+    @dataclass(frozen=True)
+    class Broken(Runner):
+        kind: str = "elsewhere"
+
+        def check(self, options):
+            pass
+
+        def pool(self, work, cells):
+            asked.append((work.source.name, self.workers))
+            raise RuntimeError("workers cannot load it")
+
+    monkeypatch.setattr(source, "load", lambda *a, **k: pytest.fail("loaded in this process"))
+    with pytest.raises(RuntimeError, match="workers cannot load it"):
+        runner.run_sections(config, runner_plans(config), out, overwrite=True, runner=Broken(workers=4))
+    assert asked == [(str(folder), 1)]
+    assert (out / "passkey" / "cells.jsonl").exists()
+
+
+def runner_plans(config):
+    return {name: plan_section(config, name) for name in config.sections}
+
+
 @pytest.mark.usefixtures("little_text")
 def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     sections = {"probe": PROBE, "passkey": {"lengths": "200", "samples": 1}}
@@ -235,7 +282,7 @@ def test_overwriting_in_too_little_time_leaves_nothing_old(folder, tmp_path, mon
         raise OSError("no weights")
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "load", broken)
+        patch.setattr(source, "load", broken)
         assert main(again) == 1
     assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
     with monkeypatch.context() as patch:

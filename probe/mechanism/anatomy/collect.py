@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,51 +38,71 @@ def collect(
     before any pass, RuntimeError for states that are not finite, and what `run_hooked` raises.
     """
     model: Any = bridge.original_model
-    config = model.config
-    kept, attrs, length = _planned(config, prompts, method, spec or CaptureSpec())
+    lengths, spec = sorted({len(ids) for ids in prompts}), spec or CaptureSpec()
+    if len(lengths) != 1:
+        raise ValueError(f"prompts of one length are needed; their lengths are {lengths or 'none'}")
+    kept = spec.resolve(model.config, lengths[0])
     if known is None:
-        number_bytes = model.dtype.itemsize
-        check_memory(collect_bytes(config, kept, length, number_bytes, dtype), length, "cpu")
-        known = moments.empty(kept, method.trained_length, dtype, attrs)
-    _check_known(known, kept, {**attrs, "trained_length": method.trained_length})
+        check_memory(collect_bytes(model.config, kept, lengths[0], model.dtype.itemsize, dtype), lengths[0], "cpu")
+    known = continued(known, kept, method, spec, dtype)
     for ids in prompts:
-        run_hooked(bridge, ids, method, _hooked(known, kept, attrs["hook"]), max(kept.layers) + 1, executor=executor)
-        moments.added(known)
+        add(known, states_of(bridge, ids, method, kept, known.attrs["hook"], executor=executor))
         report()
     return known
+
+
+def continued(known: xr.Dataset | None, kept: Kept, method: Method, spec: CaptureSpec, dtype: str) -> xr.Dataset:
+    """The `known` moments or, where there are none, those of no text.
+
+    Raises ValueError for two hooks, and for moments of something else.
+    """
+    if len(spec.hooks) != 1:
+        raise ValueError(f"moments are of one hook, not of {', '.join(spec.hooks)}; collect them one by one")
+    attrs = {"hook": spec.hooks[0], "method": json.dumps(method.describe(), sort_keys=True)}
+    if known is None:
+        return moments.empty(kept, method.trained_length, dtype, attrs)
+    _check_known(known, kept, {**attrs, "trained_length": method.trained_length})
+    return known
+
+
+def states_of(
+    bridge: TransformerBridge, ids: Sequence[int], method: Method, kept: Kept, hook: str, *, executor: str = "fused"
+) -> list[np.ndarray]:
+    """What a hook sees of one text, (position, dim) by layer in float32.
+
+    Raises RuntimeError for states that are not finite, and what `run_hooked` raises.
+    """
+    places, found = np.ix_(kept.positions, kept.dims), []
+
+    def look(tensor: Tensor, hook: Any) -> None:
+        states = tensor[0].flatten(1).float().cpu().numpy()[places]
+        if not np.isfinite(states).all():
+            layer = kept.layers[len(found)]
+            raise RuntimeError(f"the states of layer {layer} are not finite; run the model with --dtype float32")
+        found.append(states)
+
+    hooked: list[Hooked] = [(HOOKS[hook].format(layer=layer), look) for layer in kept.layers]
+    run_hooked(bridge, ids, method, hooked, max(kept.layers) + 1, executor=executor)
+    return found
+
+
+def add(known: xr.Dataset, states: Sequence[np.ndarray]) -> None:
+    """Adds the states of one text, by layer, in place."""
+    for row, each in enumerate(states):
+        moments.add(known, row, each.astype(np.float64))
+    moments.added(known)
 
 
 def collect_bytes(config: Any, kept: Kept, length: int, number_bytes: int, dtype: str = "float64") -> int:
     """Estimate of the memory that `collect` and the mean made of it take beside the weights."""
     one_layer = 4 * 8 * len(kept.positions) * len(kept.dims)  # float64: states, their deviations, before and after
-    return peak_bytes(config, length, number_bytes, moments.moments_bytes(kept, dtype) + one_layer)
+    held = moments.moments_bytes(kept, dtype) + states_bytes(kept) + one_layer
+    return peak_bytes(config, length, number_bytes, held)
 
 
-def _hooked(known: xr.Dataset, kept: Kept, hook: str) -> list[Hooked]:
-    places = np.ix_(kept.positions, kept.dims)
-
-    def add(tensor: Tensor, hook: Any, *, row: int) -> None:
-        states = tensor[0].flatten(1).float().cpu().numpy()[places].astype(np.float64)
-        if not np.isfinite(states).all():
-            raise RuntimeError(
-                f"the states of layer {kept.layers[row]} are not finite; run the model with --dtype float32"
-            )
-        moments.add(known, row, states)
-
-    return [(HOOKS[hook].format(layer=layer), partial(add, row=row)) for row, layer in enumerate(kept.layers)]
-
-
-def _planned(
-    config: Any, prompts: Sequence[Sequence[int]], method: Method, spec: CaptureSpec
-) -> tuple[Kept, dict[str, Any], int]:
-    """What is kept, what the moments are of, and the prompts' length; ValueError for what cannot be collected."""
-    if len(spec.hooks) != 1:
-        raise ValueError(f"moments are of one hook, not of {', '.join(spec.hooks)}; collect them one by one")
-    lengths = sorted({len(ids) for ids in prompts})
-    if len(lengths) != 1:
-        raise ValueError(f"prompts of one length are needed; their lengths are {lengths or 'none'}")
-    attrs = {"hook": spec.hooks[0], "method": json.dumps(method.describe(), sort_keys=True)}
-    return spec.resolve(config, lengths[0]), attrs, lengths[0]
+def states_bytes(kept: Kept) -> int:
+    """Memory of what `states_of` gives."""
+    return 4 * kept.values
 
 
 def _check_known(known: xr.Dataset, kept: Kept, attrs: dict[str, Any]) -> None:

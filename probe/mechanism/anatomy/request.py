@@ -200,16 +200,23 @@ def _sliding(
 
 def needed_bytes(made: AnatomyPlan) -> int:
     """Estimate of the memory beside the weights: one pass, and the vectors of all methods when they are read."""
-    config, longest = made.config, made.lengths[-1]
-    each = bytes_a_number(config, made.request.load)
-    found = [peak_bytes(config, longest, each, 0)]
-    if "retrieval" in made.parts:
-        found.append(peak_bytes(config, longest, each, prompt_bytes(config, longest, each)))
+    found = [pass_bytes(made, part, made.lengths[-1]) for part in made.parts]
     if "vectors" in made.parts:
-        item = np.dtype(made.dtype).itemsize
-        found.append(collect_bytes(config, made.kept, longest, each, made.dtype))
-        found.append(made.kept.values * (5 * item + 12 * len(made.methods)))
+        each = bytes_a_number(made.config, made.request.load)
+        found.append(collect_bytes(made.config, made.kept, made.lengths[-1], each, made.dtype))
+        found.append(reading_bytes(made))
     return max(found)
+
+
+def pass_bytes(made: AnatomyPlan, part: str, length: int) -> int:
+    """The same, of one pass."""
+    each = bytes_a_number(made.config, made.request.load)
+    return peak_bytes(made.config, length, each, prompt_bytes(made.config, length, each) * (part == "retrieval"))
+
+
+def reading_bytes(made: AnatomyPlan) -> int:
+    """The same, where vectors are read, which takes no model."""
+    return made.kept.values * (5 * np.dtype(made.dtype).itemsize + 12 * len(made.methods))
 
 
 def tokens(made: AnatomyPlan) -> dict[str, int]:

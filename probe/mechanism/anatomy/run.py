@@ -1,140 +1,120 @@
-"""Runs what an `AnatomyPlan` asks for, prompt by prompt; an interrupted run goes on where it was."""
+"""Runs what an `AnatomyPlan` asks for, cell by cell; an interrupted run goes on where it was."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import xarray as xr
-from tqdm import tqdm
-from transformer_lens.model_bridge import TransformerBridge
 
-from mesa.models import load
-from probe.capture.bridge import bridge_to
 from probe.capture.memory import check_beside
+from probe.cells import cell as cells
+from probe.cells.pool import Pool
+from probe.cells.pool import run as run_in_turns
+from probe.cells.runner import LOCAL, Runner
+from probe.cells.watch import watching
 from probe.evaluation.clock import is_over
 from probe.evaluation.journal import Journal
 from probe.mechanism.anatomy import files, moments
-from probe.mechanism.anatomy.collect import collect
-from probe.mechanism.anatomy.frequencies import unmet_share
-from probe.mechanism.anatomy.heads import head_statistics
-from probe.mechanism.anatomy.lens import logit_lens
-from probe.mechanism.anatomy.queries import by_span
-from probe.mechanism.anatomy.request import AnatomyPlan, Cell, needed_bytes, tokens
-from probe.mechanism.anatomy.retrieval import retrieval_scores
+from probe.mechanism.anatomy.collect import add, continued
+from probe.mechanism.anatomy.request import AnatomyPlan, needed_bytes, reading_bytes
+from probe.mechanism.anatomy.work import VECTORS, AnatomyWork, look_cells, text_cells
 
-_SAMPLE = 256
-"""Tokens of a bucket that the logit lens reads."""
-_DIGITS = 7
+_REMEDY = "shorten --lengths, give fewer --layers or --methods, or leave vectors out of --parts"
 
 
-def anatomy(made: AnatomyPlan, out: Path, *, overwrite: bool = False, until: float | None = None) -> Journal:
+def anatomy(
+    made: AnatomyPlan, out: Path, *, overwrite: bool = False, until: float | None = None, runner: Runner = LOCAL
+) -> tuple[Journal, list[cells.Cell]]:
     """The journal of the folder `out`, with every cell of the plan and the moments beside it, unless `until` came.
 
-    Raises MemoryError before any pass for what does not fit, FileExistsError for the folder of another run.
+    And the cells that no worker of the `runner` could finish. The sums of moments are made here, text after text in
+    their order, whoever reads the texts. Raises MemoryError before any pass for what does not fit, FileExistsError for
+    the folder of another run, and what `Runner.check` raises.
     """
-    remedy = "shorten --lengths, give fewer --layers or --methods, or leave vectors out of --parts"
-    check_beside(needed_bytes(made), made.request.load, remedy)
-    if not overwrite:
-        files.open_journal(made, out)  # before the weights are loaded
-    loaded = load(made.request.model, **made.request.load)
-    journal = files.open_journal(made, out, overwrite=overwrite)
-    journal.expect(len({*journal.rows, *made.cells}))
-    bar = tqdm(desc="looking inside", unit="token", unit_scale=True, smoothing=0.05, total=sum(tokens(made).values()))
-    with bar, torch.no_grad():
-        bridge = bridge_to(loaded.model, loaded.tokenizer)
-        for cell in made.cells:
-            if cell not in journal.rows:
-                journal.add(cell, {"config": files.config_of(made.methods[cell[1]]), **_row(bridge, made, cell)})
-                if is_over(until):
-                    return journal
-            bar.update(cell[2])
-        for name in made.methods if "vectors" in made.parts else ():
-            if _gather(bridge, made, name, out, bar, until):
-                break
-    return journal
+    runner.check(made.request.load)
+    if runner.is_local:
+        check_beside(needed_bytes(made), made.request.load, _REMEDY)
+    elif "vectors" in made.parts:
+        check_beside(reading_bytes(made), {}, _REMEDY)
+    work = AnatomyWork.of(made)
+    with ExitStack() as stack:
+        pool, every = None, [*look_cells(made, made.cells), *text_cells(made, dict.fromkeys(made.methods, 0))]
+        if overwrite:  # before anything is removed
+            pool = stack.enter_context(runner.pool(work, every))
+        journal = files.open_journal(made, out, overwrite=overwrite)
+        journal.expect(len({*journal.rows, *made.cells}))
+        done = {name: files.texts_in(files.moments_path(out, name, made.lengths[-1])) for name in made.methods}
+        missing = look_cells(made, [cell for cell in made.cells if cell not in journal.rows]) + text_cells(made, done)
+        if not missing:
+            return journal, []
+        pool = pool or stack.enter_context(runner.pool(work, missing))
+        return journal, _run(pool, made, missing, journal, out, until)
 
 
-def _gather(bridge: TransformerBridge, made: AnatomyPlan, name: str, out: Path, bar: tqdm, until: float | None) -> bool:
-    """Adds the texts that a method's moments lack, and stores them after each; whether the time is over."""
-    path = files.moments_path(out, name, made.lengths[-1])
-    known = moments.load(path) if path.exists() else None
-    done = 0 if known is None else int(known["count"].sum())
-    bar.update(sum(map(len, made.sliding[:done])))
-    for ids in made.sliding[done:]:
-        known = collect(
-            bridge,
-            [ids.tolist()],
-            made.methods[name],
-            made.spec,
-            dtype=made.dtype,
-            known=known,
-            executor=made.request.executor,
-        )
-        _record(known, made)
+def _run(
+    pool: Pool, made: AnatomyPlan, missing: Sequence[cells.Cell], journal: Journal, out: Path, until: float | None
+) -> list[cells.Cell]:
+    """Journals what cells give and stores moments after each text; returns the cells that were lost.
+
+    A method's texts come in their order: after one that was lost there are no more.
+    """
+    failed: list[cells.Cell] = []
+    sums, cut = _Sums(made, out), set[str]()
+
+    def wanted(cell: cells.Cell) -> bool:
+        return cell.kind != VECTORS or cell.key[1] not in cut
+
+    with watching(missing, "looking inside", _label, _tokens, unit="token", verbose=pool.verbose) as watch:
+        for cell, outcome in run_in_turns(pool, missing, watch, wanted=wanted, stop=partial(is_over, until)):
+            if outcome is None or outcome.lost:
+                failed.append(cell)
+                if outcome:
+                    cut |= {str(cell.key[1])} if cell.kind == VECTORS else set()
+                    watch.tell(f"failed: {_label(cell)}: {outcome.lost}")
+            elif cell.kind == VECTORS:
+                sums.add(str(cell.key[1]), outcome.value)
+            else:
+                journal.add(cell.key, {"config": files.config_of(made.methods[str(cell.key[1])]), **outcome.value})
+            del outcome
+    return failed
+
+
+def _label(cell: cells.Cell) -> str:
+    return ", ".join(map(str, cell.key))
+
+
+def _tokens(cell: cells.Cell) -> int:
+    return int(cell.key[2])
+
+
+class _Sums:
+    """Moments in files, one method's at hand."""
+
+    def __init__(self, made: AnatomyPlan, out: Path) -> None:
+        self._made, self._out = made, out
+        self._name, self._known = "", xr.Dataset()
+
+    def add(self, name: str, states: Sequence[np.ndarray]) -> None:
+        """Adds a text's states to a method's moments, and stores them."""
+        made, path = self._made, files.moments_path(self._out, name, self._made.lengths[-1])
+        if self._name != name:
+            known = moments.load(path) if path.exists() else None
+            self._name, self._known = name, continued(known, made.kept, made.methods[name], made.spec, made.dtype)
+            self._known.attrs.update(_record(self._known.attrs, made))
+        add(self._known, states)
         path.parent.mkdir(parents=True, exist_ok=True)
-        moments.save(known, path)
-        bar.update(len(ids))
-        if is_over(until):
-            return True
-    return False
+        moments.save(self._known, path)
 
 
-def _record(known: xr.Dataset, made: AnatomyPlan) -> None:
-    """Has moments tell of the plan's settings, and under `forced` of what was changed on the way."""
-    changed = files.changed(known.attrs.get("settings", made.settings), made)
-    if changed:
-        known.attrs["forced"] = [*known.attrs.get("forced", []), changed]
-    known.attrs["asked"] = len(made.sliding) * len(made.methods)
-    known.attrs["settings"] = json.loads(json.dumps(made.settings))
-
-
-def _row(bridge: TransformerBridge, made: AnatomyPlan, cell: Cell) -> dict[str, Any]:
-    """What a cell measures, ready for JSON. Raises RuntimeError for what is not finite."""
-    part, name, length, number = cell
-    looks: dict[str, Callable[[], dict[str, Any]]] = {
-        "heads": lambda: _spans(made, head_statistics(model, [ids], method)),
-        "frequencies": lambda: _spans(made, unmet_share(model, [ids], method)),
-        "lens": lambda: _lens(bridge, made, ids, name),
-        "retrieval": lambda: _plain(
-            {"score": retrieval_scores(model, [made.passkeys[length][number]], method)[0].sel(layer=made.layers)}
-        ),
-    }
-    model: Any = bridge.original_model
-    method = made.methods[name]
-    ids = [] if part == "retrieval" else made.texts[length][number].tolist()
-    return looks[part]()
-
-
-def _spans(made: AnatomyPlan, data: xr.Dataset) -> dict[str, Any]:
-    """Means inside and beyond M, (span, layer, head, ...), of one prompt."""
-    means = by_span(data).isel(prompt=0).sel(layer=made.layers)
-    values = {str(name): each.transpose("span", "layer", "head", ...) for name, each in means.data_vars.items()}
-    return {"spans": means["span"].values.tolist(), **_plain(values)}
-
-
-def _lens(bridge: TransformerBridge, made: AnatomyPlan, ids: list[int], name: str) -> dict[str, Any]:
-    ends = buckets(len(ids), made.trained_length)
-    options = {"sample": _SAMPLE, "executor": made.request.executor}
-    found = logit_lens(bridge, [ids], made.methods[name], ends, made.layers, **options)
-    return {"ends": found["bucket"].values.tolist(), **_plain({"nll": found.isel(prompt=0)})}
-
-
-def buckets(length: int, trained_length: int) -> list[int]:
-    """Where the lens' buckets of predicted tokens end: M/2, M, 2 M, 4 M, ... and the length itself."""
-    ends, end = {length}, max(2, trained_length // 2)
-    while end < length:
-        ends.add(end)
-        end *= 2
-    return sorted(ends)
-
-
-def _plain(values: dict[str, xr.DataArray]) -> dict[str, Any]:
-    for name, each in values.items():
-        if not np.isfinite(each.values).all():
-            raise RuntimeError(f"{name} is not finite; try --dtype float32")
-    return {name: np.round(each.values.astype(float), _DIGITS).tolist() for name, each in values.items()}
+def _record(attrs: Mapping[str, Any], made: AnatomyPlan) -> dict[str, Any]:
+    """What moments tell of the plan's settings, and under `forced` of what was changed on the way."""
+    changed = files.changed(attrs.get("settings", made.settings), made)
+    forced = {"forced": [*attrs.get("forced", []), changed]} if changed else {}
+    asked = len(made.sliding) * len(made.methods)
+    return {**forced, "asked": asked, "settings": json.loads(json.dumps(made.settings))}

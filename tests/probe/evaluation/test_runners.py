@@ -117,11 +117,13 @@ def test_a_worker_with_another_model_is_refused_naming_what_differs(asked):
 def test_a_worker_with_another_evaluator_is_refused(asked, tmp_path):
     evaluator = str(tiny.folder(tmp_path / "evaluator", trained=200))
     made = plan(replace(asked, tasks=("longppl",), evaluator=evaluator))
-    EvalWork.of(made).start()
+    work = EvalWork.of(made)
+    work.source.check()
+    assert work.source.weights_bytes > 1.9 * EvalWork.of(plan(asked)).source.weights_bytes  # workers load both
     assert made.evaluator is not None
     changed = replace(made, evaluator=replace(made.evaluator, weights="another"))
     with pytest.raises(ValueError, match=r"a worker has other weights of .*/evaluator than this machine"):
-        EvalWork.of(changed).start()
+        EvalWork.of(changed).source.check()
 
 
 def test_cells_say_what_memory_they_take(asked):
@@ -152,14 +154,8 @@ def test_runners_that_cannot_be_are_refused(words, told, capsys, monkeypatch):
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["locate", "anatomy"])
-def test_commands_that_workers_do_not_serve_say_so(command, capsys):
-    assert main([command, "--runner", "ray:auto"]) == 2
-    assert f"--runner ray:auto is not for {command}; leave it out" in capsys.readouterr().err
-
-
 def test_without_ray_its_extra_is_named(capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for command in ("eval", "probe", "paper", "study"):
+    for command in ("eval", "probe", "paper", "study", "locate", "anatomy"):
         assert main([command, "--runner", "ray"]) == 2
         assert capsys.readouterr().err.endswith("Ray, which is not installed; pip install 'mesa-lens[ray]'\n")

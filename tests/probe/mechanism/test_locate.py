@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from elsewhere import Elsewhere
 
 import mesa
 from mesa_lens.cli import main
 from probe.capture.bridge import bridge_to
+from probe.cells.runner import LOCAL
 from probe.mechanism.attribution import attribute
 from probe.mechanism.clamp import Clamp, stand_ins
 from probe.mechanism.contrast import BROKEN, MENDED, Contrast
@@ -18,6 +20,8 @@ from probe.mechanism.interventions import Intervention, weaves
 from probe.mechanism.passes import Edit, Item, Start, run
 from probe.mechanism.request import LocateRequest, plan
 from probe.mechanism.restoration import Paired
+from probe.mechanism.results import summarize
+from probe.mechanism.run import locate
 
 M, LENGTH, HEAD = 24, 96, (1, 2)
 HEADS = [(layer, head) for layer in range(3) for head in range(4)]
@@ -271,6 +275,47 @@ def test_the_command_finds_the_planted_head(checkpoint, tmp_path, capsys):
     rows = (out / "locate" / "cells.jsonl").read_text()
     assert located(folder, out, *every) == 0
     assert (out / "locate" / "cells.jsonl").read_text() == rows  # nothing is run again
+
+
+EVERY = ("weave", "patch", "clamp", "shift", "attribution", "smallest")
+
+
+def test_whoever_runs_its_cells_a_run_is_the_same(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr("probe.mechanism.shift.TEXTS", 4)
+    some = {"layers": "1", "heads": "1", "hooks": ("attn_out", "z")}
+    made = plan(LocateRequest(model=str(checkpoint([HEAD])), lengths=(320,), samples=4, kinds=EVERY, **some))
+    for name, runner in {"local": LOCAL, "other": Elsewhere(seed=1)}.items():
+        assert locate(made, tmp_path / name, runner=runner)[1] == []
+    one, other = ((tmp_path / name / "locate" / "cells.jsonl").read_bytes() for name in ("local", "other"))
+    assert one == other
+    for kind in ("weave", "patch", "dims", "clamp", "shift", "attribution", "chosen"):
+        assert f'"{kind}"'.encode() in one
+
+
+def test_a_run_goes_on_with_what_another_runner_lost(checkpoint, tmp_path):
+    asked = LocateRequest(model=str(checkpoint([HEAD])), lengths=(320,), samples=4, kinds=("weave",), heads="none")
+    made, lost = plan(asked), ("nll", 320, "rerope", 1, "weave", "only", "", "all", 0, -1)
+    journal, failed = locate(made, tmp_path, runner=Elsewhere(seed=2, lost=(lost,)))
+    assert [cell.key for cell in failed] == [lost]
+    assert [each.layer for each in failed[0].given] == [0, 1, 2, 0, 1, 2]  # alone, and left out
+    assert (*lost[:3], 2, *lost[4:]) in journal.rows
+    assert summarize(made, journal)["cells_left"] == 6
+    journal, failed = locate(made, tmp_path)
+    assert failed == []
+    assert summarize(made, journal)["cells_left"] == 0
+
+
+def test_a_run_whose_plain_runs_are_lost_says_so_and_goes_on_with_the_others(checkpoint, tmp_path):
+    asked = LocateRequest(model=str(checkpoint([HEAD])), lengths=(320,), samples=4, kinds=("smallest",), heads="1")
+    made, lost = plan(asked), ("nll", 320, "rerope", 0, "run")
+    journal, failed = locate(made, tmp_path / "run", runner=Elsewhere(lost=(lost,)))
+    assert [cell.key for cell in failed] == [lost]
+    assert len(journal.rows) == 2 * 4 - 1
+    first = ("nll", 320, "rerope", 0, "set", "1:0")
+    journal, failed = locate(made, tmp_path / "run", runner=Elsewhere(lost=(first,)))
+    assert [cell.key for cell in failed] == [first]
+    assert not any("chosen" in cell for cell in journal.rows)  # the next round follows from this one
+    assert locate(made, tmp_path / "run")[1] == []
 
 
 def test_nothing_to_mend_is_said(checkpoint, tmp_path, capsys):

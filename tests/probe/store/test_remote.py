@@ -1,6 +1,8 @@
 """A store at the URL of an object store is the same store: sealed, checked, gone on with, and told of in one line."""
 
+import contextlib
 import importlib.util
+import itertools
 import json
 
 import numpy as np
@@ -8,14 +10,16 @@ import objects
 import pytest
 import synthetic
 import tiny
+from zarr.storage import FsspecStore
 
+from mesa_lens import options
 from mesa_lens.cli import main
 from mesa_lens.dashboard.runs import entries
 from probe.opened import open_run
 from probe.status.status import status_of
-from probe.store import place, store
+from probe.store import place, reader, store
 from probe.store.kept import mark
-from probe.store.place import POINTER, place_of, store_in
+from probe.store.place import OWNER, POINTER, Remote, place_of, store_in
 from probe.store.reader import partial_path, whole_passes
 
 fsspec = pytest.importorskip("fsspec")
@@ -133,14 +137,15 @@ def test_figures_are_exported_and_runs_are_listed_from_a_url(url, tmp_path, caps
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_run_keeps_its_store_at_a_url_and_all_else_in_its_folder(tmp_path, capsys):
+def test_a_run_keeps_its_store_at_a_url_and_all_else_in_its_folder(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(options, "FLEETING", ())
     fsspec.filesystem("memory").store.clear()
     model, out, url = tiny.folder(tmp_path / "model"), tmp_path / "out", "memory://bucket/far"
     given = ["probe", "--model", str(model), "--methods", "origin,rerope", "--length", "400", "--texts", "0"]
     given += ["--samples", "0", "--out", str(out)]
     assert main([*given, "--store", url]) == 0
     assert not (out / "store.zarr").exists()
-    assert (out / POINTER).read_text() == f"{url}\n"
+    assert (out / POINTER).read_text().split()[0] == url
     near, far = open_run(out), open_run(url)
     assert near.path == far.path
     assert near.folder == out
@@ -153,16 +158,60 @@ def test_a_run_keeps_its_store_at_a_url_and_all_else_in_its_folder(tmp_path, cap
     assert "already holds a run with the same config" in capsys.readouterr().err
     assert main([*given, "--store", "memory://bucket/other"]) == 2
     assert f"{out} has its store at {url}; choose another --out" in capsys.readouterr().err
+    assert main([*given[:-1], str(tmp_path / "second"), "--store", url, "--overwrite"]) == 2
+    told = capsys.readouterr().err
+    assert f"{url} is the store of {out} on " in told
+    assert f"choose another --store or, if that run is gone, remove {url}/owner.json" in told
+    assert not (tmp_path / "second").exists()
+    assert open_run(out).path == near.path
     store.remove(near.path)
     capsys.readouterr()
     assert main(["report", str(out)]) == 2
     assert "no run at memory://bucket/far/store.zarr" in capsys.readouterr().err
 
 
-def test_a_run_that_keeps_nothing_leaves_no_name_of_a_url(tmp_path):
-    with place.pointed(tmp_path, "store.zarr", "memory://bucket/nothing"):
+def test_a_run_that_keeps_nothing_leaves_no_name_of_a_url(url, tmp_path):
+    with place.pointed(tmp_path, "store.zarr", url):
         assert (tmp_path / POINTER).exists()
+        assert Remote(f"{url}/{OWNER}").exists()
     assert not (tmp_path / POINTER).exists()
+    assert not Remote(f"{url}/{OWNER}").exists()
+
+
+def test_a_run_goes_on_at_its_own_url_and_no_other_run_writes_there(url, tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    for folder in (one, other):
+        folder.mkdir()
+    with place.pointed(one, "store.zarr", url):
+        Remote(f"{url}/store.zarr/zarr.json").write_bytes(b"{}")
+    told = pytest.raises(FileExistsError, match=f"{url} is the store of {one} on .*; choose another --store")
+    with told, place.pointed(other, "store.zarr", url):
+        pass
+    assert not (other / POINTER).exists()
+    with place.pointed(one, "store.zarr", url):
+        assert store_in(one, "store.zarr") == store_in(place_of(url), "store.zarr")
+
+
+@pytest.mark.parametrize("made", range(1, 18, 4))
+def test_a_run_that_is_cut_short_while_its_template_is_made_goes_on(made, monkeypatch):
+    """After so many objects, of about 20."""
+    fsspec.filesystem("memory").store.clear()
+    path = store_in(place_of("memory://bucket/run"), "store.zarr")
+    labels = {f"{name}s": hidden()[name].values.tolist() for name in ("method", "prompt", "layer", "position", "dim")}
+    given = {**labels, "hooks": ["resid_post"], "attrs": {"trained_length": 64, "model": "tiny"}}
+    put, count = FsspecStore.set, itertools.count()
+
+    async def cut(self, *args, **more):
+        if next(count) < made:
+            await put(self, *args, **more)
+
+    monkeypatch.setattr(FsspecStore, "set", cut)
+    with contextlib.suppress(Exception):  # it misses what is not there any more
+        store.create(path, **given)
+    monkeypatch.undo()
+    store.create(path, **given)
+    assert reader.missing_regions(partial_path(path))[0].startswith("resid_post of method")
+    assert not reader.is_half(partial_path(path), ["resid_post"])
 
 
 @has_client
@@ -178,7 +227,7 @@ def test_a_url_that_cannot_be_reached_is_not_kept(server, tmp_path, monkeypatch)
     [
         ("ftp://host/run", "is no URL of an object store; they begin with s3, "),
         ("s3://", "is no URL of an object store"),
-        ("memory://bucket/../run", "has a '..' in it"),
+        ("s3://bucket/../run", "has a '..' in it"),
         ("file:///etc", "is no URL of an object store"),
     ],
 )
@@ -188,6 +237,11 @@ def test_what_is_no_url_of_a_store_is_refused(given, says, tmp_path, capsys):
     (tmp_path / POINTER).write_text(given)
     with pytest.raises(ValueError, match=says.split(";")[0]):
         open_run(tmp_path)
+
+
+def test_what_is_gone_with_the_command_holds_no_store(tmp_path, capsys):
+    assert main(["probe", "--store", "memory://bucket/run", "--out", str(tmp_path / "out")]) == 2
+    assert "'memory://bucket/run' is gone as this command ends; give s3://" in capsys.readouterr().err
 
 
 @has_client

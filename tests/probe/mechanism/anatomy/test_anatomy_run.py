@@ -5,14 +5,16 @@ import json
 import numpy as np
 import pytest
 import tiny
+from elsewhere import Elsewhere
 
 from mesa.fingerprints import identity
 from mesa.models import tokenizer_of
 from mesa_lens.cli import main
 from probe.mechanism.anatomy import moments
+from probe.mechanism.anatomy.looks import buckets
 from probe.mechanism.anatomy.request import AnatomyRequest, plan
 from probe.mechanism.anatomy.results import triples
-from probe.mechanism.anatomy.run import buckets
+from probe.mechanism.anatomy.run import anatomy
 from probe.mechanism.anatomy.verdicts import retrieving
 from probe.resume import keeps
 from probe.tasks import sources
@@ -20,6 +22,8 @@ from probe.tasks.score import heldout_ids
 
 M, LENGTH, TEXTS = 160, 320, 6
 METHODS = ("origin", "rerope")
+LOAD = {"revision": None, "dtype": None, "device": "cpu", "device_map": None, "trust_remote_code": False}
+"""As the command has them."""
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +102,25 @@ def test_the_vectors_are_judged_and_drawn(whole):
         assert arrays["score"].dtype == arrays["cosine"].dtype == np.float32
         assert np.isfinite(arrays["cosine"]).all()
         assert arrays["drift_level"].shape[:2] == (2, 3)
+
+
+def test_whoever_runs_its_cells_a_run_is_the_same_and_one_goes_on_with_what_another_lost(folder, whole, tmp_path):
+    request = AnatomyRequest(
+        model=str(folder), methods=",".join(METHODS), lengths=(M, LENGTH), samples=2, texts=TEXTS,
+        text=str(folder / "text.txt"), load=LOAD,
+    )  # fmt: skip
+    asked = plan(request)
+    lost = (("vectors", "origin", LENGTH, 2), ("lens", "rerope", M, 1))
+    journal, failed = anatomy(asked, tmp_path, runner=Elsewhere(seed=1, lost=lost))
+    texts = [("vectors", "origin", LENGTH, number) for number in range(2, TEXTS)]  # sums are made in their order
+    assert [cell.key for cell in failed] == [("lens", "rerope", M, 1), *texts]
+    assert len(journal.rows) == 2 * 2 * 2 * 4 - 1
+    assert anatomy(asked, tmp_path, runner=Elsewhere(seed=2))[1] == []
+    one, other = (sorted((out / "anatomy" / "cells.jsonl").read_bytes().splitlines()) for out in (whole, tmp_path))
+    assert one == other
+    for name in METHODS:
+        one, other = ((out / "anatomy" / f"moments-{name}-{LENGTH}.npz").read_bytes() for out in (whole, tmp_path))
+        assert one == other
 
 
 @pytest.mark.slow

@@ -1,0 +1,108 @@
+"""A crew whose workers die, on a stand-in for Ray in this process: who goes on, and what is said."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tqdm import tqdm
+
+from probe.cells.cell import Cell
+from probe.cells.crew import Crew
+from probe.cells.pool import run
+from probe.cells.rooms import Share
+from probe.cells.watch import Watch
+from probe.cells.worker import Worker
+
+CELLS = [Cell("toy", (number,)) for number in range(5)]
+
+
+class Dead(Exception):
+    """What Ray says of a process that is gone."""
+
+
+class Here:
+    """Actors in this process; those of the numbers in `dying`, in the order they are made in, die as they load."""
+
+    exceptions = SimpleNamespace(RayTaskError=type("TaskError", (Exception,), {}), RayError=Dead)
+
+    def __init__(self, dying):
+        self.dying, self.made = dying, 0
+
+    def put(self, work):
+        return work
+
+    def remote(self, kind):
+        return SimpleNamespace(options=lambda **share: SimpleNamespace(remote=self.actor))
+
+    def actor(self):
+        number, worker, self.made = self.made, Worker(), self.made + 1
+
+        def begin(*args):
+            if number in self.dying:
+                raise Dead("its process is gone")
+            return worker.begin(*args)
+
+        return SimpleNamespace(begin=Later(begin), run=Later(worker.run))
+
+    def wait(self, tasks, **_):
+        return tasks[:1], tasks[1:]
+
+    def get(self, task):
+        return task()
+
+    def kill(self, actor):
+        pass
+
+
+class Later:
+    def __init__(self, function):
+        self.function = function
+
+    def remote(self, *args):
+        return lambda: self.function(*args)
+
+
+class Squares:
+    source = SimpleNamespace(on_gpu=False, weights_bytes=0, check=lambda: None)
+
+    def start(self, room=None):
+        return lambda cell: cell.key[0] ** 2
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    """As they are, also after workers set them."""
+    former = torch.get_num_threads()
+    yield
+    torch.set_num_threads(former)
+
+
+def crew(dying):
+    return Crew(Here(dying), Squares(), Share(1, 0, 0), [100, 100], verbose=False)
+
+
+def outcomes(workers):
+    watch = Watch(tqdm(disable=True), str, lambda cell: 1)
+    return [outcome.value for _, outcome in run(workers, CELLS, watch)]
+
+
+def test_a_worker_that_dies_thrice_as_it_loads_is_told_and_the_others_go_on(capsys):
+    workers = crew({0, 2, 3})
+    workers.wait()
+    assert outcomes(workers) == [0, 1, 4, 9, 16]
+    assert [member.number for member in workers.members] == [2]
+    assert "worker 1 died 3 times as it loaded the model (its process is gone); the other 1 go on" in (
+        capsys.readouterr().err
+    )
+
+
+def test_one_that_loads_at_its_third_try_is_kept():
+    workers = crew({0, 2})
+    workers.wait()
+    assert outcomes(workers) == [0, 1, 4, 9, 16]
+    assert [member.number for member in workers.members] == [1, 2]
+
+
+def test_where_none_is_left_the_run_ends():
+    with pytest.raises(RuntimeError, match=r"died 3 times as it loaded the model .*; no worker is left"):
+        crew(range(9)).wait()
