@@ -155,7 +155,7 @@ def test_every_page_is_drawn(visit, width, theme):
 def test_every_row_of_the_verdict_is_seen_whole(visit, width):
     page = visit("?run=demo", width)
     cells = page.locator(".verdict tbody tr:nth-child(1) td")
-    assert cells.count() == page.locator(".verdict th").count() == 8
+    assert cells.count() == page.locator(".verdict th").count() == 9
     boxes = [row.bounding_box() for row in page.locator(".verdict tbody tr").all()]
     assert len(boxes) == 4
     assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes)

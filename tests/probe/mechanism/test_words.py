@@ -8,8 +8,8 @@ from probe.store.located import find_located, headline, percent, read_located
 
 
 def told(summary, method="rerope", length=1024):
-    ((_, text),) = located_findings(summary, method=method, length=length, measure="nll")
-    return text
+    ((_, sentences),) = located_findings(summary, method=method, length=length, measure="nll")
+    return " ".join(sentences)
 
 
 def test_the_sentences_hold_the_numbers():
