@@ -9,6 +9,7 @@ from probe.store.located import Located, Row, having, is_clear, number, percent
 
 _MEASURES = {"nll": "tail NLL", "passkey": "the passkey's answer"}
 _NAMED = 3  # layers named in a sentence
+_FEW = 4  # places, of which all orders are too likely to be called a correlation
 _WRITTEN_INTO = ("attn_out", "mlp_out")  # resid_* hold all that came before: late ones restore all of it
 
 
@@ -192,13 +193,16 @@ def _shifts(effects: Sequence[Row]) -> str:
 
 
 def _agreement(rows: Sequence[Row]) -> str:
+    known = [row for row in rows if number(row["spearman"]) == number(row["spearman"])]
+    clear = [row for row in known if row["places"] > _FEW and number(row["low"]) * number(row["high"]) > 0]
     told = [
         f"{row['what']} with {row['with']} at {row.get('hook') or 'all hooks'} {number(row['spearman']):.2f} "
         f"{_interval(row)} ({row['places']} places)"
-        for row in rows
-        if number(row["spearman"]) == number(row["spearman"])
+        for row in clear
     ]
-    return f"Rank correlations: {'; '.join(told)}." if told else ""
+    rest = len(known) - len(clear)
+    others = [f"{rest}{' others' * bool(clear)} cannot be told from 0, or have {_FEW} places or fewer"] if rest else []
+    return f"Rank correlations: {'; '.join([*told, *others])}." if known else ""
 
 
 def _best(rows: Sequence[Row], among: Callable[[Row], bool]) -> list[Row]:
