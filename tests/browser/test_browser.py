@@ -383,10 +383,11 @@ def test_a_new_run_is_started_watched_and_stopped(visit, width, theme):
         page.get_by_label(label, exact=True).press("Enter")
         settle(page)
     page.get_by_role("button", name="Start", exact=True).click()
-    page.get_by_role("button", name="Stop").wait_for(timeout=300_000)
+    main = page.get_by_test_id("stMain")  # Streamlit has a button Stop of its own
+    main.get_by_role("button", name="Stop").wait_for(timeout=300_000)
     page.get_by_text("?token/s").or_(page.get_by_text("token/s")).first.wait_for(timeout=300_000)
     shoot(page, f"new-running-{theme}-{width}")
-    page.get_by_role("button", name="Stop").click()
+    main.get_by_role("button", name="Stop").click()
     page.get_by_role("button", name="Resume").wait_for(timeout=300_000)
     settle(page)
     assert "interrupted; " in page.inner_text("[data-testid=stAlert]")

@@ -168,3 +168,4 @@ def test_runs_that_are_not_finished_are_told_as_by_the_command(opened, tmp_path)
     assert shown.label == "Not finished: 1"
     (row,) = shown.dataframe[0].value.to_dict("records")
     assert [row[key] for key in ("run", "state", "done", "left", "of")] == ["grid", "unfinished", 2, 1, 3]
+    assert {"section", "seconds_left", "time left"}.isdisjoint(row)  # of no paper run, and of no known pace

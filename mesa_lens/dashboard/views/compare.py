@@ -31,6 +31,7 @@ _UNTOLD = (
     "config",
     "tokenizer",
     "created",
+    "lengths",
 )
 _LONGEST = 120  # characters of a setting
 
@@ -172,5 +173,5 @@ def _settings(analysis: Analysis) -> dict[str, str]:
 
 
 def _told(value: object) -> str:
-    text = ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+    text = str(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
