@@ -105,9 +105,8 @@ def correlations(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> np.ndarray
 
 def _centred_ranks(values: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Mid-ranks less their mean, (row, pair)."""
-    before = (values[:, None] < values) + (
-        values[:, None] == values
-    ) / 2  # of a pair what stands before it: 1, tied 1/2
+    below, tied = values[:, None] < values, values[:, None] == values
+    before = below + tied / 2
     ranks = weight @ before + 0.5
     return ranks - (weight.sum(1, keepdims=True) + 1) / 2
 
