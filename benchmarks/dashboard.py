@@ -27,7 +27,7 @@ from mesa_lens.dashboard.runs import ROOT_VARIABLE
 from probe.report import write_report
 
 PAGES = ("overview", "thresholds", "heatmaps")
-RULES = {"margin": 2.0, "smoothing": 64, "burn_in": 1024}
+RULES = (("margin", 2.0), ("margin", 2.5), ("smoothing", 64), ("burn_in", 1024), ("minimum_score", 8.0))
 
 
 def measure(page: str) -> None:
@@ -35,8 +35,8 @@ def measure(page: str) -> None:
     app = AppTest.from_string(f"from mesa_lens.dashboard.main import main\nmain({page!r})", default_timeout=600)
     timed(page, app.run)
     if page == "thresholds":
-        for key, value in RULES.items():
-            timed(f"  {key} changed", app.number_input(key=key).set_value(value).run)
+        for key, value in RULES:
+            timed(f"  {key} {value:g}", app.number_input(key=key).set_value(value).run)
     if page == "heatmaps":
         timed("  raw values", app.button[0].click().run)
 

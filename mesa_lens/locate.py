@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(summary, indent=1))
         return 1 if failed else 0
     for heading, sentences in located_findings(summary):
-        print(f"{heading}\n  {sentences}\n")
+        print("\n  ".join([heading, *sentences]) + "\n")
     if journal.rows:
         print(f"wrote {args.out / FOLDER}: report.html, summary.json, tables")
     return 1 if failed else 0

@@ -27,7 +27,7 @@ REPORT = LOCATED.with_name("report.html")
 class Section:
     """What the clearest loss was traced to: sentences, figures as HTML without plotly.js, and whether more is there."""
 
-    findings: list[tuple[str, str]]
+    findings: list[tuple[str, list[str]]]
     figures: list[str]
     report: str | None
 

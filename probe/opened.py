@@ -139,7 +139,7 @@ class Run(reader.Run):
     def located(self) -> Shown:
         """What `mesa-lens locate` wrote into the folder, as tables by name; FileNotFoundError where it was not run."""
         summary = read_located(self.folder)
-        told = "\n\n".join(f"{heading}: {text}" for heading, text in located_findings(summary))
+        told = "\n\n".join(f"{heading}: {' '.join(told)}" for heading, told in located_findings(summary))
         shown = headline(summary)
         if shown is None:
             tables = located_tables(summary, {})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,6 +29,11 @@ _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|<>$~:&])")
 def plain(text: object) -> str:
     """`text` with everything that Streamlit's Markdown would take for markup escaped."""
     return _MARKDOWN.sub(r"\\\1", " ".join(str(text).split()))
+
+
+def listed(sentences: Iterable[str]) -> str:
+    """A line with a bullet for each sentence, as Markdown."""
+    return "\n".join(f"- {plain(each)}" for each in sentences)
 
 
 def on_both_themes(figure: go.Figure) -> go.Figure:

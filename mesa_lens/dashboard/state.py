@@ -16,6 +16,7 @@ from probe.store.kept import kept, recalled
 from probe.store.reader import Run, list_missing, missing_regions, open_run, partial_path, store_of
 from probe.store.select import hook_values, hooks_of, reference_method
 from probe.thresholds.analysis import FOUND, Analysis, analyse, judged_drifts
+from probe.thresholds.columns import Columns
 from probe.thresholds.control import negative_control
 from probe.thresholds.search import CrossingRule, crossings_at, search
 
@@ -80,6 +81,11 @@ def _known(
     return {FOUND: _searched(path, stamp, hook, prompt, trained, astuple(own), reference)}
 
 
+@st.cache_resource(max_entries=2, show_spinner=False)
+def _columns(path: str, stamp: tuple[float, float], hook: str, prompt: str) -> Columns:
+    return Columns(states(_opened(path, stamp), hook, prompt))
+
+
 @st.cache_resource(max_entries=24, show_spinner="Making the control …")
 def _control(
     path: str, stamp: tuple[float, float], hook: str, prompt: str, trained: int, rule: tuple[Any, ...], reference: str
@@ -124,12 +130,15 @@ def searched(entry: Entry, hook: str, prompt: str, trained: int, rule: CrossingR
     return _searched(str(entry.path), entry.stamp, hook, prompt, trained, astuple(rule), reference)
 
 
-def crossed(hidden: xr.DataArray, found: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> xr.Dataset:
+def crossed(entry: Entry, found: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> xr.Dataset:
     """What was `searched`, with the crossings at `pairs` of (layer, dim)."""
     known = found["inside"].notnull().all("method").transpose("layer", "dim").values
     layers, dims = (found[name].values.tolist() for name in ("layer", "dim"))
     lacking = [(layer, dim) for layer, dim in pairs if not known[layers.index(layer), dims.index(dim)]]
-    return crossings_at(hidden, found, lacking) if lacking else found
+    if not lacking:
+        return found
+    columns = _columns(str(entry.path), entry.stamp, found.attrs["hook"], found["prompt"].item())
+    return crossings_at(columns.hidden, found, lacking, columns)
 
 
 def control(entry: Entry, hook: str, prompt: str, trained: int, rule: CrossingRule, reference: str) -> xr.Dataset | str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,15 +95,24 @@ def score_tables(cells: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
 def mean_tables(cells: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
     """Of `score_tables` the means alone."""
     for own in _by_metric(cells):
-        yield _table(f"{_what(own)}; mean of {_counts(own)} [95% interval]", own, ".3g")
+        yield _table(f"{_what(own)}; mean of {_counts(own)} [95% interval]", own, f"z.{places(own)}f")
 
 
 def difference_tables(cells: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
     """Of `score_tables` the differences to the reference alone."""
-    for own in _by_metric([{**cell, **cell["difference"]} for cell in cells if cell.get("difference")]):
-        reference = own[0]["reference"]
-        title = f"{_what(own)}; difference to {reference} on the same {_counts(own)} [95% interval, paired]"
-        yield _table(title, own, "+.3g")
+    for means in _by_metric(cells):
+        own = [{**cell, **cell["difference"]} for cell in means if cell.get("difference")]
+        if own:
+            reference = own[0]["reference"]
+            title = f"{_what(own)}; difference to {reference} on the same {_counts(own)} [95% interval, paired]"
+            yield _table(title, own, f"+z.{places(means) + 1}f")
+
+
+def places(cells: Sequence[Mapping[str, Any]]) -> int:
+    """Decimals that a table's numbers are read by: three digits of its largest mean, two decimals of smaller ones."""
+    means = [abs(cell["mean"]) for cell in cells if math.isfinite(cell["mean"]) and cell["mean"]]
+    least, most = (2 - math.floor(math.log10(size)) for size in (max(means, default=1.0), min(means, default=1.0)))
+    return max(0, least, min(2, most))
 
 
 def _by_metric(cells: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:

@@ -10,7 +10,7 @@ from probe.store.located import percent, ranged
 
 WRITTEN = 64
 """Cells of a block in which numbers are written; more of them have theirs on hovering alone."""
-NOTE = "hatched: the 95% interval includes 0, or there is none; empty: not run"
+NOTE = "hatched: 95% interval includes 0 or is missing; empty: not run"
 
 
 @dataclass(frozen=True)

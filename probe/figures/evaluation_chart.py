@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from probe.figures.marks import Chart, Line, Panel, trained_rule
+from probe.figures.marks import Chart, Line, Panel, apart, trained_rule
 from probe.figures.render import rendered
 from probe.figures.styles import style
 from probe.files import write
@@ -79,7 +79,7 @@ def _panel(cells: Cells, metric: str, trained: int) -> Panel:
         points=(),
         rules=(trained_rule(trained),),
         y_range=(min(ends) - pad, max(ends) + 2 * pad),
-        x_ticks=_apart(lengths),
+        x_ticks=apart(lengths),
         log_x=True,
     )
 
@@ -90,12 +90,3 @@ def _ends(cells: Cells) -> list[float]:
     room = 2 * max(max(means) - min(means), 1)
     known = [end for cell in cells for end in (cell["low"], cell["high"]) if end is not None]
     return [*means, *np.clip(known, min(means) - room, max(means) + room).tolist()]
-
-
-def _apart(lengths: Sequence[int]) -> tuple[int, ...]:
-    """The lengths, from the longest down, whose labels do not touch on a log axis."""
-    kept = [lengths[-1]]
-    for length in reversed(lengths):
-        if kept[-1] >= length * (lengths[-1] / lengths[0]) ** 0.07 and length < kept[-1]:
-            kept.append(length)
-    return tuple(reversed(kept))

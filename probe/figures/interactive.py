@@ -216,7 +216,7 @@ def _axes(figure: go.Figure, panel: Panel, column: int) -> None:
     if panel.log_x:
         ticks = list(panel.x_ticks)
         texts = [str(tick) for tick in ticks]
-        figure.update_xaxes(type="log", tickvals=ticks, ticktext=texts, tickangle=-45, row=1, col=column)
+        figure.update_xaxes(type="log", tickvals=ticks, ticktext=texts, row=1, col=column)
     elif panel.x_ticks:
         labels = [_text(label) for label in panel.x_labels or map(str, panel.x_ticks)]
         figure.update_xaxes(tickvals=list(panel.x_ticks), ticktext=labels, tickangle=0, row=1, col=column)

@@ -307,6 +307,15 @@ def _score_panel(
         points=tuple(points),
         rules=(trained_rule(trained), rule),
         y_range=(low - pad, high + pad),
-        x_ticks=tuple(int(length) for length in lengths),
+        x_ticks=apart([int(length) for length in lengths]),
         log_x=True,
     )
+
+
+def apart(lengths: Sequence[int]) -> tuple[int, ...]:
+    """The lengths, from the longest down, whose labels do not touch on a log axis."""
+    kept = [lengths[-1]]
+    for length in reversed(lengths):
+        if kept[-1] >= length * (lengths[-1] / lengths[0]) ** 0.07 and length < kept[-1]:
+            kept.append(length)
+    return tuple(reversed(kept))

@@ -55,6 +55,7 @@ MARKERS |= {"pentagon": "p", "hexagon": "h"} | _TRIANGLES
 """Matplotlib's, by the names of `styles`."""
 _PANEL, _LINE_INCHES, _LEAST_INCHES = (3.6, 3.1), 0.135, 5.5
 _CELL_INCHES = (0.8, 0.95)
+_LEVEL = 6  # labels of lengths, at most, that have room side by side
 _ONE_AT_A_TIME = threading.Lock()  # matplotlib's settings are the process's
 
 
@@ -179,7 +180,8 @@ def _draw_panel(axis: Axes, panel: Panel) -> None:
     axis.spines[["top", "right"]].set_visible(False)
     if panel.log_x:
         axis.set_xscale("log", base=2)
-        axis.set_xticks(panel.x_ticks, [str(tick) for tick in panel.x_ticks], rotation=45)
+        turn = 45 if len(panel.x_ticks) > _LEVEL else 0
+        axis.set_xticks(panel.x_ticks, [str(tick) for tick in panel.x_ticks], rotation=turn)
         axis.minorticks_off()
     elif panel.x_ticks:
         axis.set_xticks(panel.x_ticks, panel.x_labels or None)

@@ -9,10 +9,11 @@ from probe.store.located import Located, Row, having, is_clear, number, percent
 
 _MEASURES = {"nll": "tail NLL", "passkey": "the passkey's answer"}
 _NAMED = 3  # layers named in a sentence
+_FEW = 4  # places, of which all orders are too likely to be called a correlation
 _WRITTEN_INTO = ("attn_out", "mlp_out")  # resid_* hold all that came before: late ones restore all of it
 
 
-def located_findings(summary: Located, **labels: Any) -> list[tuple[str, str]]:
+def located_findings(summary: Located, **labels: Any) -> list[tuple[str, list[str]]]:
     """(heading, sentences) for every method, length and measure gone over, or for those that bear the labels."""
     return [
         (
@@ -23,17 +24,17 @@ def located_findings(summary: Located, **labels: Any) -> list[tuple[str, str]]:
     ]
 
 
-def _told(summary: Located, gap: Row) -> str:
+def _told(summary: Located, gap: Row) -> list[str]:
     broken = next(iter(summary["methods"]))
     lost = number(gap["broken"]) - number(gap["mended"])
     difference = f"{lost:.2f} {_interval(gap)} nats/token"
     if number(gap["high"]) < 0:
-        return f"At {gap['length']} tokens {gap['method']} is worse than {broken} ({difference}): it mends nothing."
+        return [f"At {gap['length']} tokens {gap['method']} is worse than {broken} ({difference}): it mends nothing."]
     if not gap["judged"]:
-        return (
+        return [
             f"At {gap['length']} tokens {broken} and {gap['method']} do not differ beyond doubt ({difference}): "
             "there is no loss to locate."
-        )
+        ]
     labels = {name: gap[name] for name in ("method", "length", "measure")}
     effects = having(summary["effects"], **labels)
     parts = [
@@ -50,7 +51,7 @@ def _told(summary: Located, gap: Row) -> str:
         _agreement(having(summary.get("agreement", ()), **labels)),
     ]
     left = f"{summary['cells_left']} cells are still to be run." if summary.get("cells_left") else ""
-    return " ".join(part for part in (*parts, left) if part)
+    return [part for part in (*parts, left) if part]
 
 
 def _layers(effects: Sequence[Row], method: str) -> str:
@@ -192,13 +193,16 @@ def _shifts(effects: Sequence[Row]) -> str:
 
 
 def _agreement(rows: Sequence[Row]) -> str:
+    known = [row for row in rows if number(row["spearman"]) == number(row["spearman"])]
+    clear = [row for row in known if row["places"] > _FEW and number(row["low"]) * number(row["high"]) > 0]
     told = [
         f"{row['what']} with {row['with']} at {row.get('hook') or 'all hooks'} {number(row['spearman']):.2f} "
         f"{_interval(row)} ({row['places']} places)"
-        for row in rows
-        if number(row["spearman"]) == number(row["spearman"])
+        for row in clear
     ]
-    return f"Rank correlations: {'; '.join(told)}." if told else ""
+    rest = len(known) - len(clear)
+    others = [f"{rest}{' others' * bool(clear)} cannot be told from 0, or have {_FEW} places or fewer"] if rest else []
+    return f"Rank correlations: {'; '.join([*told, *others])}." if known else ""
 
 
 def _best(rows: Sequence[Row], among: Callable[[Row], bool]) -> list[Row]:

@@ -87,7 +87,7 @@ def text(status: Status) -> str:
         of = "unknown" if row["of"] is None else row["of"]
         failed = f", {row['failed']} failed" if row["failed"] else ""
         left = f", {row['left']} left" if row["left"] else ""
-        time = f", about {_spoken(row['seconds_left'])}" if row["left"] and row["seconds_left"] is not None else ""
+        time = f", about {spoken(row['seconds_left'])}" if row["left"] and row["seconds_left"] is not None else ""
         damaged = f"; damaged: line {', '.join(map(str, row['damaged_lines']))}" if "damaged_lines" in row else ""
         lines.append(f"  {name}: {row['done']} of {of} {row['what']} done{failed}{left}{time}{damaged}")
     if not status.parts:
@@ -161,7 +161,8 @@ def _held(status: Status) -> str:
     return f", {who}" if status.state == "running" else f"; {who} ended and left its {LOCK}"
 
 
-def _spoken(seconds: float) -> str:
+def spoken(seconds: float) -> str:
+    """A time as it is said, such as '4 min'."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -17,6 +17,8 @@ import numpy as np
 import xarray as xr
 
 from probe.store.positions import captured_ranges, run_bounds
+from probe.thresholds.columns import Columns
+from probe.thresholds.medians import medians, quantiles
 
 _WORKERS = 2  # layers at a time: numpy lets other threads run
 _BLOCK = 8  # dims smoothed at a time: their sums stay in the cache
@@ -180,11 +182,18 @@ def _side_by_side(found: Sequence[xr.Dataset], prompts: xr.DataArray) -> xr.Data
     return xr.Dataset(values, {**labels, "prompt": prompts.variable})
 
 
-def crossings_at(hidden: xr.DataArray, found: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> xr.Dataset:
-    """`found`, from `search` without `every`, with crossings and `inside` at `pairs` of (layer, dim) too."""
+def crossings_at(
+    hidden: xr.DataArray, found: xr.Dataset, pairs: Sequence[tuple[int, int]], columns: Columns | None = None
+) -> xr.Dataset:
+    """`found`, from `search` without `every`, with crossings and `inside` at `pairs` of (layer, dim) too.
+
+    columns: what was read for it before, of the same states.
+    """
+    columns = columns or Columns(hidden)
     rule = CrossingRule(**{name: found.attrs[name] for name in CrossingRule.__dataclass_fields__})
     place = Place(found.attrs["trained_length"], rule.burn_in, found.attrs["length"] - 1)
-    hidden, (layout,) = _used(hidden, [place], [rule])
+    seen, (layout,) = _used(hidden, [place], [rule])
+    used = hidden.get_index("position").slice_indexer(*seen["position"].values[[0, -1]])
     found = found.transpose("layer", "method", "dim").copy(deep=True)
     rows, places = (found.get_index(name).get_indexer([pair[n] for pair in pairs]) for n, name in enumerate(_PAIR))
 
@@ -192,8 +201,8 @@ def crossings_at(hidden: xr.DataArray, found: xr.Dataset, pairs: Sequence[tuple[
         row, number = part
         dims = places[rows == row]
         read = {name: found[name].values[row, dims] for name in ("side", "limit")}
-        label = {"layer": found["layer"].values[row]}
-        judged = _judge(_Smoothed(hidden.sel(label).isel({"method": number}), layout, rule)[dims], read, layout, rule)
+        values = columns.read(number, found["layer"].values[row], dims)[:, used]
+        judged = _judge(_smooth(values, layout.start, rule.smoothing), read, layout, rule)
         for name in _JUDGED:
             found[name].values[row, number, dims] = judged[name]
 
@@ -355,20 +364,20 @@ def _statistics(x: np.ndarray, layout: _Layout) -> dict[str, np.ndarray]:
     """What is read from the reference's smoothed values `x` (dim, position) of one layer: by dim."""
     trained, position = layout.trained, layout.position
     inside = x[:, layout.inside]
-    low, high = np.quantile(inside, [0.05, 0.95], axis=1)
+    low, high = quantiles(inside, (0.05, 0.95))
     half = inside.shape[1] // 2
     steps = position[layout.inside][half:] - position[layout.inside][: inside.shape[1] - half]
     steps_taken = np.diff(x[:, layout.inside.start : layout.beyond.stop], axis=1)
     moved, even = inside[:, half:] - inside[:, : inside.shape[1] - half], bool((steps == steps[0]).all())
     return {
         "threshold": x[:, trained].copy(),
-        "middle": np.median(x[:, trained + 1 : layout.beyond.stop], axis=1),
+        "middle": medians(x[:, trained + 1 : layout.beyond.stop]),
         "low": low,
         "high": high,
-        "size": np.median(np.abs(inside), axis=1),
+        "size": medians(np.abs(inside)),
         "path": np.abs(steps_taken).sum(axis=1),
         "net": x[:, layout.beyond.stop - 1] - x[:, layout.inside.start],
-        "slope": np.median(moved if even else moved / steps, axis=1) / (steps[0] if even else 1),
+        "slope": medians(moved if even else moved / steps) / (steps[0] if even else 1),
     }
 
 

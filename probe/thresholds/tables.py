@@ -32,7 +32,7 @@ def difference_table(summary: dict[str, Any]) -> Table | None:
     rows = []
     for row in compared:
         found = [row["scores"][multiple].get(f"{name}_difference") for name, multiple in _places(summary)]
-        cells = ("-" if each is None else shown(each["mean"], each["low"], each["high"], "+.2f") for each in found)
+        cells = ("-" if each is None else shown(each["mean"], each["low"], each["high"], "+z.2f") for each in found)
         rows.append((row["method"], *cells))
     title = f"difference to {summary['reference']} on the same prompts [95% interval, paired]"
     return Table(title, ("method", *_columns(summary)), tuple(rows))
@@ -48,7 +48,7 @@ def predicted_text(summary: dict[str, Any], row: dict[str, Any]) -> str:
 def score_text(scores: dict[str, Any], name: str) -> str:
     """A score with its interval, where it has one; a dash where it was not measured."""
     low, high = scores.get(f"{name}_interval", (None, None))
-    return "–" if scores[name] is None else shown(scores[name], low, high, ".2f")
+    return "–" if scores[name] is None else shown(scores[name], low, high, "z.2f")
 
 
 def spread(counts: Sequence[int], searched: int) -> str:

@@ -53,4 +53,4 @@ def cell(row: Mapping[str, Any]) -> str:
 
 def _shown(row: Mapping[str, Any]) -> str:
     less = to_crop(row) or {}
-    return shown(less["mean"], less["low"], less["high"], "+.2f")
+    return shown(less["mean"], less["low"], less["high"], "+z.2f")

@@ -51,7 +51,7 @@ def _nll(row: Mapping[str, Any]) -> str:
     difference = nll["difference"]
     if row["is_reference"] or difference is None:
         return f"{nll['mean']:.2f}"
-    return f"{nll['mean']:.2f} ({shown(difference['mean'], difference['low'], difference['high'], '+.2f')})"
+    return f"{nll['mean']:.2f} ({shown(difference['mean'], difference['low'], difference['high'], '+z.2f')})"
 
 
 def _drift(call: Mapping[str, Any] | None) -> str:

@@ -115,7 +115,7 @@ def _whole(rows: Rows, reference: Mapping[str, Any], longest: int) -> str:
     difference = (rows[0]["nll"] or {}).get("difference")
     if difference is None:
         return text + crop
-    less = shown(difference["mean"], difference["low"], difference["high"], "+.2f")
+    less = shown(difference["mean"], difference["low"], difference["high"], "+z.2f")
     return (
         f"{text}; {rows[0]['method']} has the lowest tail NLL there, {less} nats/token to {reference['method']}{crop}"
     )

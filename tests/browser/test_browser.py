@@ -97,7 +97,7 @@ def visit(browser, address):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(120_000)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", lambda message: _note(message, complaints))
         page.goto(f"{address}/{path}")
@@ -155,7 +155,7 @@ def test_every_page_is_drawn(visit, width, theme):
 def test_every_row_of_the_verdict_is_seen_whole(visit, width):
     page = visit("?run=demo", width)
     cells = page.locator(".verdict tbody tr:nth-child(1) td")
-    assert cells.count() == page.locator(".verdict th").count() == 8
+    assert cells.count() == page.locator(".verdict th").count() == 9
     boxes = [row.bounding_box() for row in page.locator(".verdict tbody tr").all()]
     assert len(boxes) == 4
     assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes)
@@ -383,11 +383,12 @@ def test_a_new_run_is_started_watched_and_stopped(visit, width, theme):
         page.get_by_label(label, exact=True).press("Enter")
         settle(page)
     page.get_by_role("button", name="Start", exact=True).click()
-    page.get_by_role("button", name="Stop").wait_for(timeout=120_000)
-    page.get_by_text("?token/s").or_(page.get_by_text("token/s")).first.wait_for(timeout=120_000)
+    main = page.get_by_test_id("stMain")  # Streamlit has a button Stop of its own
+    main.get_by_role("button", name="Stop").wait_for(timeout=300_000)
+    page.get_by_text("?token/s").or_(page.get_by_text("token/s")).first.wait_for(timeout=300_000)
     shoot(page, f"new-running-{theme}-{width}")
-    page.get_by_role("button", name="Stop").click()
-    page.get_by_role("button", name="Resume").wait_for(timeout=120_000)
+    main.get_by_role("button", name="Stop").click()
+    page.get_by_role("button", name="Resume").wait_for(timeout=300_000)
     settle(page)
     assert "interrupted; " in page.inner_text("[data-testid=stAlert]")
     shoot(page, f"new-stopped-{theme}-{width}")

@@ -477,12 +477,14 @@ def test_two_runs_side_by_side(opened):
 def test_all_settings_of_three_runs_are_compared(root, monkeypatch, tmp_path):
     for name in ("a", "b", "c"):
         shutil.copytree(root / "nested" / "second", tmp_path / name)
-    edit(tmp_path / "b", lambda attrs: attrs.update(method_configs='{"mesa": {"window": 9}}'))
+    changed = {"method_configs": '{"mesa": {"window": 9}}', "created": "2026-01-02", "lengths": "[32]"}
+    edit(tmp_path / "b", lambda attrs: attrs.update(changed))
     app = run(tmp_path, monkeypatch, "compare", run="a", **{"with": ["b", "c"]})
     assert not app.error
     assert len(figures(app)) == 6
     settings = app.dataframe[1].value.set_index("setting")
     assert settings.loc["mesa: window"].tolist() == ["8", "9", "8"]
+    assert list(settings.index) == ["mesa: window"]  # no dates, and measured lengths once
 
 
 def test_names_from_stores_stay_text(opened):

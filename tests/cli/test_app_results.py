@@ -71,10 +71,10 @@ def test_an_evaluation_begins_with_its_differences(opened, tmp_path):
     app = opened()
     difference, means = (element.value.set_index("method") for element in app.dataframe)
     assert difference.index.tolist() == ["rerope"]
-    assert difference.loc["rerope", "512"].startswith("+0.8 [+0.")
-    assert difference.loc["rerope", "256"].startswith("+0 [-")
-    assert means.loc["origin", "512"].startswith("0.2 [")
-    assert "passkey, accuracy at 512 tokens (2 M): origin 0.2, rerope 1." in texts(app)
+    assert difference.loc["rerope", "512"].startswith("+0.800 [+0.")
+    assert difference.loc["rerope", "256"].startswith("+0.000 [-")
+    assert means.loc["origin", "512"].startswith("0.20 [")
+    assert "passkey, accuracy at 512 tokens (2 M): origin 0.20, rerope 1.00." in texts(app)
     assert "Cells that are not run yet: 3." in texts(app)
     (chart,) = app.get("plotly_chart")
     assert {trace["name"] for trace in json.loads(chart.proto.spec)["data"]} >= {"origin", "rerope"}
@@ -168,3 +168,4 @@ def test_runs_that_are_not_finished_are_told_as_by_the_command(opened, tmp_path)
     assert shown.label == "Not finished: 1"
     (row,) = shown.dataframe[0].value.to_dict("records")
     assert [row[key] for key in ("run", "state", "done", "left", "of")] == ["grid", "unfinished", 2, 1, 3]
+    assert {"section", "seconds_left", "time left"}.isdisjoint(row)  # of no paper run, and of no known pace

@@ -30,6 +30,8 @@ def page(folder):
 def test_the_report_holds_words_figures_and_tables(folder, page):
     assert "rerope in layer 2 alone restores 82% [54, 110]" in page
     assert "do not differ beyond doubt" in page
+    assert re.search(r"<td>rerope</td><td>1024</td><td>tail NLL</td><td>12</td>\s*<td>\d", page)
+    assert "built-in method" not in page
     assert page.count("<h2>") == 4 + 3 + 1  # two lengths by two measures; lost, made, tables, provenance
     figures = page.count('class="plotly-graph-div"')
     own, common = 3 * 4 - 2, 2 * 4  # methods by length and measure, less those not judged

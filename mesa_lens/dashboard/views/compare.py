@@ -16,10 +16,10 @@ from mesa_lens.dashboard.look import columns, plain, show
 from mesa_lens.dashboard.runs import Entry
 from mesa_lens.dashboard.state import analysed, while_unchanged
 from probe.figures.export import curves_export, threshold_export
-from probe.figures.marks import Chart, curves_chart, threshold_chart
+from probe.figures.marks import Chart, apart, curves_chart, threshold_chart
 from probe.thresholds.analysis import Analysis, summarize
 
-_SETTINGS = "model model_revision source_dtype trained_length length samples seed word created".split()
+_SETTINGS = "model model_revision source_dtype trained_length length samples seed word".split()
 # Told elsewhere, or sums.
 _UNTOLD = (
     "complete",
@@ -30,6 +30,8 @@ _UNTOLD = (
     "weights",
     "config",
     "tokenizer",
+    "created",
+    "lengths",
 )
 _LONGEST = 120  # characters of a setting
 
@@ -54,11 +56,11 @@ def page(context: Context) -> None:
     asked = st.multiselect("Beside", names, names[:1], key="with", bind="query-params", filter_mode="contains")
     runs = [_read(entry) for entry in (context.run, *(others[names.index(name)] for name in asked))]
     st.subheader("Predicted and measured failure length")
-    st.dataframe(columns(_rows(runs)), hide_index=True, alt="Failure lengths of the runs by method")
+    st.dataframe(columns(_rows(runs)), hide_index=True, alt="Failure lengths of the runs by method", height="content")
     st.subheader("Settings that differ")
     differing = _differences(runs)
     if differing:
-        st.dataframe(columns(differing), hide_index=True, alt="Settings in which the runs differ")
+        st.dataframe(columns(differing), hide_index=True, alt="Settings in which the runs differ", height="content")
     else:
         st.markdown("None of those that are recorded.")
     _figures(runs)
@@ -77,7 +79,7 @@ def _rows(runs: Sequence[_Compared]) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"method": method}
         for what in ("predicted", "measured"):
             for run, each in zip(runs, by_run, strict=True):
-                row[f"{what}, {run.entry.name}"] = each[method][what]["text"] if method in each else None
+                row[f"{what}, {run.entry.name}"] = each[method][what]["text"] if method in each else "not run"
         rows.append(row)
     return rows
 
@@ -132,6 +134,7 @@ def _shared(charts: Sequence[Chart]) -> list[Chart]:
     spans = {}
     for kind, panels in of_kind.items():
         ticks = tuple(sorted({tick for panel in panels for tick in panel.x_ticks}))
+        ticks = apart(ticks) if ticks and panels[0].log_x else ticks
         x = [value for panel in panels for line in panel.lines for value in (np.nanmin(line.x), np.nanmax(line.x))]
         low, high = min(panel.y_range[0] for panel in panels), max(panel.y_range[1] for panel in panels)
         spans[kind] = {"y_range": (low, high), "x_range": (min(x), max(x)), "x_ticks": ticks}

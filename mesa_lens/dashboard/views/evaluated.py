@@ -19,6 +19,7 @@ from probe.figures.evaluation_chart import evaluation_charts, evaluation_numbers
 from probe.figures.export import Export
 from probe.store.located import find_summary
 
+_CHARACTER, _LONG = 8, 20  # pixels; characters that fit where columns share the page's width
 _NEEDED = ("model", "trained_length", "out_of_memory", "cells_left", "cells")
 
 
@@ -80,4 +81,8 @@ def table(shown: Table) -> None:
     """A table under its title."""
     st.markdown(plain(shown.title))
     cells = {name: [row[at] for row in shown.rows] for at, name in enumerate(shown.head)}
-    st.dataframe(cells, hide_index=True, alt=shown.title, height="content")
+    longest = {name: max(map(len, (name, *column))) for name, column in cells.items()}
+    wide = {
+        name: st.column_config.TextColumn(width=_CHARACTER * size) for name, size in longest.items() if size > _LONG
+    }
+    st.dataframe(cells, hide_index=True, alt=shown.title, height="content", column_config=wide)

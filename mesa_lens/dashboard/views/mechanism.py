@@ -10,7 +10,7 @@ import streamlit as st
 
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.downloads import FORMS, buttons, named
-from mesa_lens.dashboard.look import columns, plain, show
+from mesa_lens.dashboard.look import columns, listed, plain, show
 from mesa_lens.dashboard.runs import Entry
 from probe.figures.cells import Cells
 from probe.figures.export import Export
@@ -28,6 +28,7 @@ _SHOWN = {  # of the figures' names: how they begin
     _CLAMPS: ("clamp",),
     _ATTRIBUTION: ("attribution",),
 }
+_FIRST = 3  # sentences of a finding on the Overview: what was lost, which layers restore it, which are needed
 _LISTED = ("layer", "head", "kind", "way", "hook", "span", "rule", "which", "share", "low", "high", "items")
 
 
@@ -43,9 +44,9 @@ def page(context: Context) -> None:
         st.dataframe(columns(summary["gaps"]), hide_index=True, alt="What was lost, by method, length and measure")
         return
     chosen = _choose(summary, first)
-    for heading, text in located_findings(summary, **chosen):
+    for heading, sentences in located_findings(summary, **chosen):
         st.subheader(plain(heading), anchor=False)
-        st.markdown(plain(text))
+        st.markdown(listed(sentences))
     _figures(summary, chosen)
     _effects(summary, chosen)
     asked = {f"{name}s": [value] for name, value in chosen.items()}
@@ -66,8 +67,8 @@ def overview(context: Context) -> None:
         say_how(context.run)
         return
     chosen = headline(summary)
-    for _, text in located_findings(summary, **(chosen or {})):
-        st.markdown(plain(text))
+    for _, sentences in located_findings(summary, **(chosen or {})):
+        st.markdown(listed(sentences[:_FIRST]))
     figure = method_figures(summary, **chosen).get("map") if chosen else None
     if chosen is not None and figure is not None:
         show(figure, _alt(figure), "located")

@@ -114,6 +114,7 @@ def _asked(inputs: tuple[Path, ...]) -> tuple[dict[str, str], str]:
     methods = st.multiselect(
         "Methods", list(registry()), METHODS.split(","), key="ask_methods", help="First: reference"
     )
+    settings = st.text_input("Settings of methods", key="ask_set", placeholder="e.g. rerope.window=64 mesa.window=32")
     left, right = st.columns(2)
     length = left.text_input("Length read", key="ask_length", placeholder="4 M", help="tokens")
     lengths = right.text_input(
@@ -125,7 +126,6 @@ def _asked(inputs: tuple[Path, ...]) -> tuple[dict[str, str], str]:
     left, right = st.columns(2)
     word = left.text_input("Repeated word", "hello", key="ask_word")
     file = right.text_input("Text file", key="ask_file", placeholder="the shipped text", help=f"in {where}")
-    settings = st.text_input("Settings of methods", key="ask_set", placeholder="e.g. rerope.window=64 mesa.window=32")
     own = st.text_area("Or a text of your own", key="ask_own", placeholder="in place of a text file")
     return {
         "model": model,

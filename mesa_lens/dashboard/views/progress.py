@@ -9,7 +9,7 @@ import streamlit as st
 from mesa_lens.dashboard.look import columns, plain
 from mesa_lens.dashboard.runs import STORE, folders, is_inside, name_of
 from probe.ownership import LOCK
-from probe.status.status import Status, status_of, text
+from probe.status.status import Status, spoken, status_of, text
 from probe.store.place import POINTER, Remote
 from probe.store.reader import partial_path
 
@@ -34,9 +34,11 @@ def unfinished(root: Path) -> None:
 
 def _table(statuses: list[Status], names: list[str]) -> None:
     rows = [
-        {"run": name, "state": status.state, **{key: row.get(key) for key in _COLUMNS}}
+        {"run": name, "state": status.state, **{key: row[key] for key in _COLUMNS if row.get(key) is not None}}
+        | ({} if row["seconds_left"] is None else {"time left": spoken(row["seconds_left"])})
         for name, status in zip(names, statuses, strict=True)
         for row in status.rows()
+        if row["left"] != 0 or row["failed"] or "damaged_lines" in row
     ]
     if rows:
         st.dataframe(columns(rows), hide_index=True, alt="What is done, failed and left of each run", height="content")
@@ -44,7 +46,7 @@ def _table(statuses: list[Status], names: list[str]) -> None:
         st.caption(plain(text(status).partition("\n")[0]))
 
 
-_COLUMNS = ("command", "section", "what", "done", "failed", "left", "of", "seconds_left")
+_COLUMNS = ("command", "section", "what", "done", "failed", "left", "of")
 
 
 def _is_own(folder: Path, root: Path) -> bool:

@@ -11,6 +11,7 @@ import xarray as xr
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.downloads import FORMS, buttons, named
 from mesa_lens.dashboard.look import columns, plain, show
+from mesa_lens.dashboard.runs import Entry
 from mesa_lens.dashboard.state import choose_states, control, crossed, follow, opened, searched, states, while_unchanged
 from probe.figures.export import threshold_export
 from probe.figures.marks import threshold_chart
@@ -52,7 +53,7 @@ def page(context: Context) -> None:
     )
     st.caption(plain(f"{DIM} {OBSERVABLE}"))
     pairs = _pairs(found)
-    found = crossed(hidden, found, pairs)
+    found = crossed(entry, found, pairs)
     for layer, dim in pairs:
         crossings = _crossings(found, layer, dim)
         figure = threshold_chart(hidden, found, layer, dim)
@@ -68,9 +69,9 @@ def page(context: Context) -> None:
     if below == _CONTROL:  # many more searches, so only when asked for
         _negative_control(control(entry, hook, prompt, trained, rule, reference), prompt)
     elif below == _PREDICTED:
-        _predictions(crossed(hidden, found, best(found, TOP)))
+        _predictions(crossed(entry, found, best(found, TOP)))
     else:
-        _ranking(hidden, found)
+        _ranking(entry, found)
 
 
 def _rule(run: Run, name: str) -> tuple[int, CrossingRule]:
@@ -158,7 +159,7 @@ def _crossings(found: xr.Dataset, layer: int, dim: int) -> str:
     )
 
 
-def _ranking(hidden: xr.DataArray, found: xr.Dataset) -> None:
+def _ranking(entry: Entry, found: xr.Dataset) -> None:
     """Every observable pair, or all of them, sortable and searchable; a ticked row is drawn above."""
     with st.container(horizontal=True):
         every = st.toggle("Also dims that are not observable", key="every", bind="query-params")
@@ -171,7 +172,7 @@ def _ranking(hidden: xr.DataArray, found: xr.Dataset) -> None:
     several = len(order)
     table = table.iloc[order := order[:listed]]
     rows = list(zip(table["layer"].tolist(), table["dim"].tolist(), strict=True))
-    crossing = crossed(hidden, found, rows)["crossing"]
+    crossing = crossed(entry, found, rows)["crossing"]
     for method in found["method"].values.tolist():
         table[f"{method} crosses at"] = crossing.sel({"method": method}).values.ravel()[order]
     kept = [column for column in table.columns if column in {"layer", "dim", *names} or column.endswith("crosses at")]

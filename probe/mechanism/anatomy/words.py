@@ -96,8 +96,8 @@ def _sink(summary: Mapping[str, Any]) -> Iterator[str]:
                 if (other["method"], other["length"], other["span"]) == (reference, row["length"], "inside M")
             )
             yield (
-                f"Sink: under {reference} at {row['length']} tokens heads give token 0 {_ranged(inside)} of their "
-                f"attention inside M and {_ranged(row['sink'])} beyond."
+                f"Sink: under {reference} at {row['length']} tokens heads give the first token {_ranged(inside)} of "
+                f"their attention inside M and {_ranged(row['sink'])} beyond."
             )
 
 
@@ -127,17 +127,19 @@ def _previous(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _lens(summary: Mapping[str, Any]) -> Iterator[str]:
-    """From which layer on the reference is the worse."""
-    for each in summary["lens_differs"]:
-        last, name = each["by_layer"][-1], f"{each['method']} from {summary['reference']}"
-        if each["from_layer"] is None:
-            yield f"Lens: at {each['length']} tokens nothing sets {name} apart after the last layer."
-        else:
-            yield (
-                f"Lens: at {each['length']} tokens the next token's NLL sets {name} apart from layer "
-                f"{each['from_layer']} on, by half of what there is at the end from layer {each['half_from_layer']} "
-                f"on; after the last, {summary['reference']}'s less the method's is {_ranged(last)} nats/token."
-            )
+    """By how much, and from which layer on, the reference is the worse."""
+    for length in dict.fromkeys(each["length"] for each in summary["lens_differs"]):
+        own = [each for each in summary["lens_differs"] if each["length"] == length]
+        apart = [each for each in own if each["from_layer"] is not None]
+        alike = [each["method"] for each in own if each["from_layer"] is None]
+        told = [
+            f"{each['method']} {_ranged(each['by_layer'][-1])}, seen from layer {each['from_layer']} on, "
+            f"half of it from layer {each['half_from_layer']} on"
+            for each in apart
+        ]
+        less = f"at {length} tokens {summary['reference']}'s NLL of the next token, less the method's (nats/token)"
+        yield f"Lens: {less}: {'; '.join(told)}." if told else ""
+        yield f"Lens: at {length} tokens nothing sets {', '.join(alike)} apart after the last layer." if alike else ""
 
 
 def _positions(summary: Mapping[str, Any]) -> Iterator[str]:

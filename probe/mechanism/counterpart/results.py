@@ -134,7 +134,7 @@ def _head_table(rows: Sequence[Mapping[str, Any]]) -> str:
 def _held_line(row: Mapping[str, Any]) -> str:
     beside = f", beyond random heads {shown(*row['beyond_random'], form='+.3f')}" if "random" in row else ""
     share = f" ({row['share'][0]:.0%} of the gap)" if row["share"] and row["share"][0] is not None else ""
-    restored = shown(*row["restored"], form="+.3f")
+    restored = shown(*row["restored"], form="+z.3f")
     return f"{row['length']} tokens, {row['set']} held: {restored} nats/token restored{share}{beside}"
 
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from scipy.stats import multinomial
 
+from mesa_lens.paper.words import words
 from probe.evaluation.intervals import bonett_price, interval, paired, shown, student, wilson
 from probe.evaluation.plan import TASKS
-from probe.evaluation.summary import summarize, tables
+from probe.evaluation.summary import places, score_tables, summarize, tables
 from probe.figures.evaluation_chart import evaluation_charts, write_curves
 from probe.tasks.base import Metric
 
@@ -156,22 +157,22 @@ def test_two_samples_do_not_hide_the_curve():
 def test_tables_have_methods_down_and_lengths_across(cells):
     assert tables(cells).splitlines() == [
         "passkey, accuracy (share found); mean of 1 to 2 [95% interval]",
-        "method  128  256",
-        "mesa    1    1 [0.342, 1]",
-        "origin  -    0.5 [0.0945, 0.905]",
+        "method  128   256",
+        "mesa    1.00  1.00 [0.34, 1.00]",
+        "origin  -     0.50 [0.09, 0.91]",
         "",
         "passkey, accuracy (share found); difference to origin on the same 2 [95% interval, paired]",
         "method  256",
-        "mesa    +0.5 [-0.563, +1]",
+        "mesa    +0.500 [-0.563, +1.000]",
         "",
         "nll, nll (nats/token); mean of 2 [95% interval]",
         "method  128",
-        "origin  1.5 [-4.85, 7.85]",
+        "origin  1.50 [-4.85, 7.85]",
         "mesa    2.05 [-4.94, 9.04]",
         "",
         "nll, nll (nats/token); difference to origin on the same 2 [95% interval, paired]",
         "method  128",
-        "mesa    +0.55 [-0.0853, +1.19]",
+        "mesa    +0.550 [-0.085, +1.185]",
     ]
 
 
@@ -201,3 +202,22 @@ def test_curves_show_means_intervals_and_the_trained_length(cells, tmp_path):
     assert [path.name for path in written] == ["passkey.png", "passkey.html", "nll.png", "nll.html"]
     assert (tmp_path / "nll.png").read_bytes().startswith(b"\x89PNG")
     assert "some/model" in (tmp_path / "nll.html").read_text()
+
+
+def test_tables_are_rounded_as_they_are_read():
+    origin, mesa = (7.358, 1.6, 1.53), (7.3580002, 1.5999999, 1.538)
+    rows = [row("origin", 2**at, score, "nll", "nll", n) for at, score in enumerate(origin) for n in range(2)]
+    rows += [row("mesa", 2**at, score, "nll", "nll", n) for at, score in enumerate(mesa) for n in range(2)]
+    means, compared = score_tables(summarize(rows, TASKS))
+    assert [row[0] + row[2][:5] for row in means.rows] == ["origin1.60 ", "mesa1.60 "]
+    assert compared.rows == (("mesa", *["+0.000 [+0.000, +0.000]"] * 2, "+0.008 [+0.008, +0.008]"),)
+    assert words({"cells": summarize(rows, TASKS), "trained_length": 2, "out_of_memory": (), "cells_left": 0}) == [
+        "nll, nll at 4 tokens (2 M): origin 1.53, mesa 1.54."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("means", "expected"), [((0.0123, 0.0004), 4), ((0.5, 1.0), 2), ((12.3, 1e6), 1), ((512.3, 3000.0), 0), ((0.0,), 2)]
+)
+def test_three_digits_of_the_largest_mean_are_read(means, expected):
+    assert places([{"mean": mean} for mean in means]) == expected

@@ -6,10 +6,12 @@ import pytest
 from probe.mechanism.words import located_findings
 from probe.store.located import find_located, headline, percent, read_located
 
+LABELS = ("rerope", 1024, "nll")
+
 
 def told(summary, method="rerope", length=1024):
-    ((_, text),) = located_findings(summary, method=method, length=length, measure="nll")
-    return text
+    ((_, sentences),) = located_findings(summary, method=method, length=length, measure="nll")
+    return " ".join(sentences)
 
 
 def test_the_sentences_hold_the_numbers():
@@ -171,3 +173,15 @@ def test_shares_that_are_not_known_are_not_told():
     for row in summary["effects"]:
         row |= dict.fromkeys(("share", "low", "high"))
     assert "%" not in told(summary).partition("3 heads")[0]
+
+
+def test_correlations_that_may_be_none_are_counted_only():
+    summary = located.summary()
+    (one,) = (row for row in summary["agreement"] if (row["method"], row["length"], row["measure"]) == LABELS)
+    few = {**one, "hook": "mlp_out", "places": 4, "spearman": 1.0, "low": 1.0, "high": 1.0}
+    unclear = {**one, "hook": "attn_out", "spearman": 0.2, "low": -0.1, "high": 0.5}
+    summary["agreement"] += [few, unclear]
+    text = told(summary)
+    assert "(32 places); 2 others cannot be told from 0, or have 4 places or fewer." in text
+    assert "mlp_out 1.00" not in text
+    assert "attn_out 0.20" not in text

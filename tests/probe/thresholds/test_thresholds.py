@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from synthetic import DRIFTING, hidden_states, write_run
 
 from probe.store.reader import open_run
+from probe.thresholds.columns import Columns
+from probe.thresholds.medians import medians, quantiles
 from probe.thresholds.predict import best, predict
 from probe.thresholds.search import (
     CrossingRule,
@@ -356,6 +358,21 @@ def test_a_search_of_few_values_finds_what_a_search_of_all_does(changed_rule):
         labels = {"layer": layer, "dim": dim}
         xr.testing.assert_identical(filled[judged].sel(labels), whole[judged].sel(labels))
     assert few["inside"].isnull().any(), "the given dataset is left as it is"
+    columns = Columns(hidden)
+    again = crossings_at(hidden, few, pairs, columns)
+    columns.hidden = None  # nothing is read anew
+    xr.testing.assert_identical(crossings_at(hidden, few, pairs[1:], columns), crossings_at(hidden, few, pairs[1:]))
+    xr.testing.assert_identical(again, filled)
+
+
+@pytest.mark.parametrize("count", [2, 3, 8, 9, 20, 21, 101, 1000])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_medians_and_quantiles_are_numpys_to_the_bit(count, dtype):
+    values = np.random.default_rng(0).normal(size=(30, count)).astype(dtype)
+    values[0], values[1] = 1, np.round(values[1])
+    np.testing.assert_array_equal(medians(values), np.median(values, axis=1), strict=True)
+    expected = np.quantile(values, [0.05, 0.95], axis=1)
+    np.testing.assert_array_equal(np.stack(quantiles(values, (0.05, 0.95))), expected, strict=True)
 
 
 def test_what_is_read_of_a_dim_by_hand():
