@@ -135,3 +135,9 @@ def test_what_rounding_leaves_is_told_by_its_power_of_ten(error, told):
     claim = Claim("a", "b", "c", {}, "d", Verdict.HOLDS, margin=1.0, error=error)
     assert claim.error_text == claim.as_dict()["error_text"] == told
     assert claim.line().endswith(f"error {told}")
+
+
+def test_settings_at_their_limits():
+    assert Settings(M=Settings().most_positions).M == 708
+    with pytest.raises(ValueError, match="leaves float64 no digits"):
+        Settings(H=-1e12)

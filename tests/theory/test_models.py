@@ -280,5 +280,7 @@ def test_looked_at_or_not_it_is_the_same(monkeypatch, recovery):
     monkeypatch.setattr(attention, "ROWS", 5)
     np.testing.assert_allclose(model.head_output(23), seen[model.output_hook][:, POSITION], atol=1e-13)
     assert model.captured(23, hooks[1])[hooks[1]].shape[1:] == (23, 23)
+    for name in ("blocks.0.mlp.hook_pre", "blocks.0.mlp.hook_post", "blocks.0.mlp.hook_out"):
+        assert len(model.captured(23, name)[name]) == 23
     np.testing.assert_allclose(model.bos_attention(23), seen[hooks[3]][0, :, 0], rtol=1e-13)
     np.testing.assert_allclose(model.recovered_position(12), np.arange(1, 13), atol=1e-9)

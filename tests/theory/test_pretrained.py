@@ -66,6 +66,7 @@ def test_executors_agree_with_theorys_own_attention(built, name, executor):
 
 
 def test_without_a_method_it_is_the_plain_construction(built):
+    assert built.config.max_seq_len == M
     own = by_theory("origin")
     tokens = own.tokens(LENGTH)
     assert deviation(built.transformer(tokens).last_hidden_state, own(tokens)) < 1e-10
