@@ -43,8 +43,8 @@ TABLES = {  # table in a run's folder: its name in benchmarks/results/mechanism
     "mechanism-passkey/locate": {"effects": "effects-passkey", "smallest": "smallest-passkey"},
     "mechanism-mask/locate": {"effects": "effects-mask"},
 }
-HEAD = (2, 0)
-"""The head that has a column beside the layers."""
+HEADS = ((0, 7), (2, 0))
+"""The heads that have columns beside the layers."""
 
 
 def run(runs: Path) -> None:
@@ -77,8 +77,8 @@ def with_table(page: str, lines: list[str]) -> str:
 
 
 def share_table(summary: Mapping[str, Any]) -> list[str]:
-    """The gap of every method and length, and what the method in one layer, or in `HEAD`, alone restores of it."""
-    places = [*((layer, None) for layer in summary["layers"]), HEAD]
+    """The gap of every method and length, and what the method in one layer, or in one of `HEADS`, alone restores of it."""
+    places = [*((layer, None) for layer in summary["layers"]), *HEADS]
     heads = [f"layer {layer}" if head is None else f"head {layer}.{head}" for layer, head in places]
     lines = [f"| length | method | gap, nats/token | {' | '.join(heads)} |", "|" + "---|" * (3 + len(heads))]
     alone = {

@@ -20,7 +20,7 @@ EXPORTS: dict[str, Exports] = {  # run: arguments of `mesa-lens export`, and whi
     "demo": (
         ("drift", "", {"demo-drift": "drift-resid_post-repeated", "demo-drift-map": "drift-resid_post-repeated-map"}),
         ("heatmap", "", {"demo-heatmaps": "heatmap-resid_post-repeated"}),
-        ("thresholds", "--pairs 1:50", {"demo-threshold": "threshold-resid_post-repeated-layer1-dim50"}),
+        ("thresholds", "--pairs 3:150", {"demo-threshold": "threshold-resid_post-repeated-layer3-dim150"}),
     ),
     "mechanism": (
         (
