@@ -31,6 +31,7 @@ from probe.mechanism.searching import search_sets
 from probe.mechanism.shift import shifts
 from probe.mechanism.smallest import can_be_searched
 from probe.mechanism.spread import Spread, TimeIsOver
+from probe.mechanism.unfinished import left
 from probe.mechanism.work import MANY, LocateWork, attribution_cell, dims_cell, foreseen, tried_cells
 from probe.ownership import owned
 
@@ -59,6 +60,8 @@ def locate(
         if overwrite:  # nothing is removed for a run that cannot be
             pool()
         journal = open_journal(made, out, overwrite=overwrite)
+        if left(made, journal):  # what is wrong with the model is told before a bar begins
+            pool()
         bar = stack.enter_context(tqdm(desc="locating", unit="token", unit_scale=True, smoothing=0.05))
         spread = Spread(made, journal, pool, bar, until, most=1 if runner.is_local else MANY)
         with contextlib.suppress(TimeIsOver):

@@ -144,7 +144,7 @@ def test_a_report_of_every_kind_of_section(folder, tmp_path, capsys, monkeypatch
     assert measured is not None
     assert measured["length"].values.tolist() == [160, 300]
     for cell in results["nll"]["cells"]:
-        assert shown(cell["mean"], cell["low"], cell["high"]) in html
+        assert shown(cell["mean"], cell["low"], cell["high"], ".2f") in html
     assert {cell["method"] for cell in results["ablation"]["cells"]} == {
         f"mesa, {w}" for w in ("stair", "rerope", "leaky-rerope")
     }
