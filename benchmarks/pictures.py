@@ -19,7 +19,11 @@ Exports = tuple[tuple[str, str, dict[str, str]], ...]
 EXPORTS: dict[str, Exports] = {  # run: arguments of `mesa-lens export`, and which file is which picture
     "demo": (
         ("drift", "", {"demo-drift": "drift-resid_post-repeated", "demo-drift-map": "drift-resid_post-repeated-map"}),
-        ("heatmap", "", {"demo-heatmaps": "heatmap-resid_post-repeated"}),
+        (
+            "heatmap",
+            "--minus origin --methods rerope,dynamic-ntk,mesa",
+            {"demo-heatmaps": "heatmap-resid_post-repeated-minus-origin"},
+        ),
         ("thresholds", "--pairs 3:150", {"demo-threshold": "threshold-resid_post-repeated-layer3-dim150"}),
     ),
     "mechanism": (
