@@ -77,7 +77,7 @@ def with_table(page: str, lines: list[str]) -> str:
 
 
 def share_table(summary: Mapping[str, Any]) -> list[str]:
-    """The gap of every method and length, and what the method in one layer, or in one of `HEADS`, alone restores of it."""
+    """The gap of every method and length, and what the method in one layer, or one of `HEADS`, alone restores of it."""
     places = [*((layer, None) for layer in summary["layers"]), *HEADS]
     heads = [f"layer {layer}" if head is None else f"head {layer}.{head}" for layer, head in places]
     lines = [f"| length | method | gap, nats/token | {' | '.join(heads)} |", "|" + "---|" * (3 + len(heads))]
