@@ -30,7 +30,7 @@ _SAYS = {
 _EXAMPLES = {
     "heatmap": "mesa-lens export heatmap runs/demo --minus origin --layers 1-3 --format svg,npz",
     "drift": "mesa-lens export drift runs/demo --format svg,csv",
-    "thresholds": "mesa-lens export thresholds runs/demo --pairs 1:50 --format pdf,csv",
+    "thresholds": "mesa-lens export thresholds runs/demo --pairs 3:150 --format pdf,csv",
     "curves": "mesa-lens export curves runs/demo --format svg,csv",
     "locate": "mesa-lens export locate runs/demo --format svg,csv",
     "anatomy": "mesa-lens export anatomy runs/demo --format svg,csv",

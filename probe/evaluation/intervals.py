@@ -108,7 +108,9 @@ def paired(values: Sequence[float], others: Sequence[float], metric: Metric) -> 
 def _within(ends: Ends, least: float, most: float) -> Ends:
     """The part of an interval that the mean of limited scores can lie in."""
     low, high = ends
-    return ends if low is None or high is None or math.isinf(most) else (max(least, low), min(most, high))
+    if low is None or high is None or math.isinf(most):
+        return ends
+    return float(np.maximum(least, low)), float(np.minimum(most, high))  # NaN stays NaN
 
 
 def _counted_to(values: Sequence[float] | np.ndarray, metric: Metric) -> float | None:

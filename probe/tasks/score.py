@@ -64,7 +64,8 @@ def retrieval_hits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, p
     """Whether greedy decoding, of all prompts (of one length) at once, continues each with its answer."""
     count = max(len(prompt.answer_ids) + prompt.before for prompt in prompts)
     texts = tokenizer.batch_decode(greedy(model, [prompt.ids for prompt in prompts], count))
-    return [_answers(text, prompt) for text, prompt in zip(texts, prompts, strict=True)]
+    replies = [text.split(tokenizer.eos_token)[0] if tokenizer.eos_token else text for text in texts]
+    return [_answers(reply, prompt) for reply, prompt in zip(replies, prompts, strict=True)]
 
 
 def _answers(text: str, prompt: Prompt) -> bool:

@@ -91,6 +91,11 @@ def test_intervals_of_limited_scores_end_at_their_limits():
     assert interval([1, 1, 0.9], Metric("nll", "nats"))[1] > 1
 
 
+def test_a_limit_hides_no_score_that_is_no_number():
+    recall = Metric("recall", "share", most=1)
+    assert np.isnan([*interval([np.nan, 1, 0.9], recall), *paired([np.nan, 1, 0.3], [0.2, 0, 0.4], recall)]).all()
+
+
 def test_one_answer_has_no_interval_either():
     assert interval([1.0], FOUND) == paired([1.0], [0.0], FOUND) == (None, None)
 

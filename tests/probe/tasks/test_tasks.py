@@ -278,6 +278,8 @@ def _wait_for(peak, size):
         ("question", " The pass key is 1{key}.", False),
         ("question", " 1, or rather {key}", False),
         ("question", " The pass key is hidden.", False),
+        ("question", " I do not know.{end} {key}", False),
+        ("question", " {key}{end} 1", True),
         ("answer", " {key}.", True),
         ("answer", " the passkey is {key}", False),
         (None, " {key}.", True),
@@ -288,6 +290,10 @@ def test_only_an_open_question_may_be_answered_in_a_sentence(loaded, monkeypatch
     prompt = retrieval.passkey(loaded.tokenizer, 600, np.random.default_rng(0), enhanced=enhanced)
     asked = []
     monkeypatch.setattr(scoring, "greedy", lambda model, prompts, count: asked.append(count))
-    monkeypatch.setattr(type(loaded.tokenizer), "batch_decode", lambda *_: [reply.format(key=prompt.answer)])
+    monkeypatch.setattr(
+        type(loaded.tokenizer),
+        "batch_decode",
+        lambda *_: [reply.format(key=prompt.answer, end=loaded.tokenizer.eos_token)],
+    )
     assert scoring.retrieval_hits(loaded.model, loaded.tokenizer, [prompt]) == [hit]
     assert asked == [len(prompt.answer_ids) + (retrieval.SENTENCE if enhanced == "question" else 0)]
