@@ -22,7 +22,7 @@ from probe.evaluation import by_length
 from probe.evaluation.journal import Journal
 from probe.evaluation.plan import EvalPlan
 from probe.evaluation.run import checked_journal, missing_cells
-from probe.evaluation.work import EvalCell, cells_of
+from probe.evaluation.work import cells_of
 from probe.inputs import fingerprints, prepare, token_texts
 from probe.ownership import owned
 from probe.plan import ProbePlan, ProbeRequest, measuring, plan, template
@@ -168,23 +168,25 @@ def _fill(
     """
     done, rounds = whole_passes(partial_path(path)), made.request.refine
     passes = [(name, prompt) for name in made.methods for prompt in made.prompts if (name, prompt) not in done]
-    if passes or (journal is not None and missing_cells(measured, journal)):
-        workers, lost = pool(), None
-        if journal is not None:  # before the capture: the bridge wraps the model
-            try:
-                by_length.measure(measured, workers, journal)
-                refined(measured, journal, rounds, lambda cells: by_length.measure(measured, workers, journal, cells))
-            except CellsLost as error:
-                lost = error
-        _capture_all(made, workers, passes, path)
-        if lost:
-            raise lost
-    if journal is not None:
-        store.write_evaluation(path, refined(measured, journal, rounds, _unmeasured))
-
-
-def _unmeasured(cells: Sequence[EvalCell]) -> None:
-    raise RuntimeError(f"{cells[0]} is not measured, though all passes are stored; begin anew with --overwrite")
+    evaluation, lost = None, list[CellsLost]()
+    if journal is not None:  # before the capture: the bridge wraps the model
+        try:
+            if missing := missing_cells(measured, journal):
+                by_length.measure(measured, pool(), journal, missing)
+            evaluation = refined(
+                measured, journal, rounds, lambda cells: by_length.measure(measured, pool(), journal, cells)
+            )
+        except CellsLost as error:
+            lost.append(error)
+    if passes:
+        try:
+            _capture_all(made, pool(), passes, path)
+        except CellsLost as error:
+            lost.append(error)
+    if lost:
+        raise CellsLost("; ".join(map(str, lost)), [key for each in lost for key in each.keys])
+    if evaluation is not None:
+        store.write_evaluation(path, evaluation)
 
 
 def _capture_all(made: ProbePlan, pool: Pool, passes: Sequence[tuple[str, str]], path: Path) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from mesa.fingerprints import ids_fingerprint
 from probe.mechanism.cells import config_of
 from probe.mechanism.interventions import Within
 from probe.mechanism.request import Group
-from probe.mechanism.smallest import rounds
+from probe.mechanism.smallest import chosen_cell, rounds
 from probe.mechanism.spread import Spread
 from probe.mechanism.work import SEARCH, tried_cells
 
@@ -25,9 +24,10 @@ def search_sets(spread: Spread, group: Group, name: str) -> None:
             if (*group, name, number, *tried.cell) not in rows
             for cell in tried_cells(spread.made, SEARCH, group, name, number, [tried], 1)
         ]
+        spread.expect(len(missing))
         if not spread.run(missing):
             return
-        cell = (*group, name, -1, "chosen", ids_fingerprint(each.candidates)[-8:], len(each.chosen))
+        cell = chosen_cell(group, name, each)
         if each.chosen and cell not in rows:
             row = {"heads": each.chosen, "candidates": each.candidates}
             spread.journal.add(cell, {"config": config_of(spread.made.methods[name]), **row})

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mesa.fingerprints import ids_fingerprint
 from probe.evaluation.journal import Journal
 from probe.mechanism.cells import has_runs, paired
 from probe.mechanism.interventions import Head, Within, by_layer
@@ -45,10 +46,12 @@ def is_searched(made: LocatePlan, journal: Journal, group: Group, name: str) -> 
     if not can_be_searched(made, journal, group, name):
         return True
     return all(
-        set_cell(group, name, number, heads) in journal.rows
+        cell in journal.rows
         for each in rounds(made, journal, group, name)
-        for heads in each.sets
-        for number in each.numbers
+        for cell in (
+            *(set_cell(group, name, number, heads) for heads in each.sets for number in each.numbers),
+            *([chosen_cell(group, name, each)] if each.chosen else []),
+        )
     )
 
 
@@ -98,3 +101,8 @@ def halves(items: int) -> tuple[range, range]:
 def set_cell(group: Group, name: str, number: int, heads: Heads) -> tuple[str | int, ...]:
     """What the journal calls the losses of one item with the method in a set of heads."""
     return (*group, name, number, *Within.of(heads).cell)
+
+
+def chosen_cell(group: Group, name: str, each: Round) -> tuple[str | int, ...]:
+    """What it calls the heads that are chosen after a round."""
+    return (*group, name, -1, "chosen", ids_fingerprint(each.candidates)[-8:], len(each.chosen))

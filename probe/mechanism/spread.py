@@ -60,9 +60,9 @@ class Spread:
         if is_over(self._until):
             raise TimeIsOver
 
-    def expect(self) -> None:
-        """Has the journal tell how many cells there will be, as far as can be told now."""
-        self.journal.expect(len(self.journal.rows) + left(self.made, self.journal))
+    def expect(self, more: int = 0) -> None:
+        """Has the journal tell how many cells there will be, as far as can be told now; more: of a search's round."""
+        self.journal.expect(len(self.journal.rows) + left(self.made, self.journal) + more)
 
     def weigh(self, cell: Cell) -> int:
         """Tokens that a cell takes, of whole passes."""

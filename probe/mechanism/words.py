@@ -201,7 +201,8 @@ def _agreement(rows: Sequence[Row]) -> str:
         for row in clear
     ]
     rest = len(known) - len(clear)
-    others = [f"{rest}{' others' * bool(clear)} cannot be told from 0, or have {_FEW} places or fewer"] if rest else []
+    word = "" if not clear else " other" if rest == 1 else " others"
+    others = [f"{rest}{word} cannot be told from 0, or have {_FEW} places or fewer"] if rest else []
     return f"Rank correlations: {'; '.join([*told, *others])}." if known else ""
 
 

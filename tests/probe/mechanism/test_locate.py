@@ -316,6 +316,12 @@ def test_a_run_whose_plain_runs_are_lost_says_so_and_goes_on_with_the_others(che
     assert [cell.key for cell in failed] == [first]
     assert not any("chosen" in cell for cell in journal.rows)  # the next round follows from this one
     assert locate(made, tmp_path / "run")[1] == []
+    lines = [json.loads(line) for line in (tmp_path / "run" / "locate" / "cells.jsonl").read_text().splitlines()]
+    done, expected, unfinished = 0, 0, []
+    for line in lines:  # wherever it is cut, it tells of more than it has
+        done, expected = done + ("cell" in line), line.get("cells", expected)
+        unfinished.append(done < expected)
+    assert all(unfinished[:-1])
 
 
 def test_nothing_to_mend_is_said(checkpoint, tmp_path, capsys):

@@ -11,7 +11,7 @@ from probe.mechanism.interventions import by_layer
 from probe.mechanism.request import LocateRequest, needed_bytes, plan
 from probe.mechanism.results import summarize
 from probe.mechanism.shift import shifts
-from probe.mechanism.smallest import random_sets, set_cell
+from probe.mechanism.smallest import Round, chosen_cell, random_sets, set_cell
 from probe.mechanism.unfinished import left
 
 GROUP = ("nll", 320)
@@ -100,8 +100,11 @@ def test_attributions_of_other_hooks_are_not_taken_for_these(folder, tmp_path):
         assert found[hook, 0]["low"] is None  # one number
 
 
-def searched(made, journal, order, losses, last):
-    """A search for the smallest set that chose `order` up to `last`; losses: by size, of the choosing and scoring."""
+def searched(made, journal, order, losses, last, told=3):
+    """A search for the smallest set that chose `order` up to `last`; losses: by size, of the choosing and scoring.
+
+    told: up to which size its choice is journalled.
+    """
     for head in HEADS:
         for number in (0, 2):
             loss = losses[1][0] if head == order[0] else 3.0
@@ -119,8 +122,9 @@ def searched(made, journal, order, losses, last):
         ]:
             for number in (1, 3):
                 add(journal, made, set_cell(GROUP, "rerope", number, each), nll=[loss] * 8)
-        cell = (*GROUP, "rerope", -1, "chosen", "candidat", size)
-        add(journal, made, cell, heads=order[:size], candidates=HEADS)
+        if size <= told:
+            cell = chosen_cell(GROUP, "rerope", Round((), (), HEADS, order[:size]))
+            add(journal, made, cell, heads=order[:size], candidates=HEADS)
 
 
 ORDER = [(1, 2), (0, 3), (2, 1)]
@@ -146,6 +150,15 @@ def test_a_search_that_was_cut_short_says_so(folder, tmp_path):
     (found,) = summary["smallest"]
     assert not found["finished"]
     assert found["enough"] is None
+    assert summary["cells_left"] == 1
+
+
+def test_a_search_whose_last_choice_is_not_kept_is_not_done(folder, tmp_path):
+    made = asked(folder, "smallest")
+    journal = filled(made, tmp_path)
+    searched(made, journal, ORDER, {1: (2.5, 2.5), 2: (2.3, 2.05), 3: (2.05, 2.2)}, last=3, told=2)
+    summary = summarize(made, journal)
+    assert len(summary["smallest"][0]["heads"]) == 2
     assert summary["cells_left"] == 1
 
 

@@ -185,3 +185,5 @@ def test_correlations_that_may_be_none_are_counted_only():
     assert "(32 places); 2 others cannot be told from 0, or have 4 places or fewer." in text
     assert "mlp_out 1.00" not in text
     assert "attn_out 0.20" not in text
+    summary["agreement"].remove(few)
+    assert "(32 places); 1 other cannot be told from 0" in told(summary)
