@@ -28,8 +28,10 @@ from probe.tasks.summaries import Summaries
 
 TASKS: dict[str, Task] = {task.name: task for task in (*FINDING, *RULER, *LIKELIHOOD, LONGPPL, Summaries(), Latency())}
 """Every task by its name."""
-PROMPTS = 3
-"""Version of prompts and scores; raised with every change that makes others of the same settings."""
+PROMPTS = 2
+"""Version of how prompts are drawn; raised with every change that makes other prompts of the same settings."""
+SCORED_PROMPTS = 3
+"""Version of prompts and how answers are scored."""
 
 
 _MOST_LENGTHS = 10_000
@@ -91,7 +93,7 @@ class EvalPlan:
             **{key: value for key, value in self.request.load.items() if value is not None},
             "trained_length": self.setting.trained_length,
             "longest": max(self.setting.lengths),
-            "prompts": PROMPTS,
+            "prompts": SCORED_PROMPTS,
             **({"evaluator_weights": self.evaluator.weights} if self.evaluator and not self.evaluator.itself else {}),
             "documents": ids_fingerprint([*self.setting.documents, *map(_letters, self.setting.pairs)]),
             **identity(self.request.model, self.config),

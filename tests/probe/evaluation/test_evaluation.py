@@ -15,7 +15,7 @@ from mesa import fingerprints
 from mesa.models import tokenizer_of
 from probe.cells import source
 from probe.evaluation.journal import Journal, has_cells
-from probe.evaluation.plan import PROMPTS, TASKS, EvalRequest, estimate, parse_lengths, plan
+from probe.evaluation.plan import SCORED_PROMPTS, TASKS, EvalRequest, estimate, parse_lengths, plan
 from probe.evaluation.run import open_journal, run
 from probe.tasks import finding
 from probe.tasks.finding import FINDING
@@ -349,7 +349,7 @@ def test_a_journal_of_other_prompts_is_refused_naming_them(asked, tmp_path):
     path = tmp_path / "cells.jsonl"
     header, *cells = path.read_text().splitlines(keepends=True)
     settings = json.loads(header)["settings"]
-    assert settings["prompts"] == PROMPTS == 3
+    assert settings["prompts"] == SCORED_PROMPTS == 3
     for former in ({**settings, "prompts": 1}, {key: settings[key] for key in settings if key != "prompts"}):
         path.write_text(json.dumps({"settings": former}) + "\n" + "".join(cells))
         with pytest.raises(FileExistsError, match="holds a run with another prompts; use --overwrite"):
