@@ -18,14 +18,14 @@ from probe.tasks.retrieval import Filler, Prompt
 
 SLICE = 1024
 """Tokens whose logits are copied at once."""
-_REMEMBERED = 2**20  # characters: ids of no longer texts are kept for the next run of this process
+_LONGEST, _LARGEST = 2**20, 2**16  # characters; tokens: up to these, ids are kept for the next run of this process
 
 
 def heldout_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str] | None = None) -> list[np.ndarray]:
     """Token ids of held-out texts (the shipped ones by default), without special tokens."""
     texts = tuple(corpus.heldout() if texts is None else texts)
     inner = getattr(tokenizer, "backend_tokenizer", None)
-    if inner is None or sum(map(len, texts)) > _REMEMBERED:
+    if inner is None or sum(map(len, texts)) > _LONGEST or tokenizer.vocab_size > _LARGEST:
         return _ids(tokenizer, texts)
     return [ids.copy() for ids in _remembered(_Rules(type(tokenizer), inner.to_str(), tokenizer), texts)]
 
