@@ -18,3 +18,11 @@ def undrawn():
         patch.setattr("probe.report.embedded", lambda _: "")
         patch.setattr("probe.report.write_figures", lambda *_: None)
         yield
+
+
+@pytest.fixture(scope="module")
+def unpainted():
+    """Reports of runs are written with empty files for pictures, which matplotlib takes seconds for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("probe.report.rendered", lambda *_: b"")
+        yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -18,10 +19,10 @@ _HEAD = 40  # pixels that the title took
 def untitled(figure: Chart | Grid | Cells | DriftMap) -> go.Figure:
     """The plotly figure without its title, and without the room for it."""
     drawn = draw(figure)
-    layout = drawn.layout.to_plotly_json()
-    return drawn.update_layout(
-        title_text=None, height=layout["height"] - _HEAD, margin_t=layout["margin"]["t"] - _HEAD, margin_pad=0
-    )
+    layout: Any = drawn.layout
+    layout.title.text, layout.height = None, layout.height - _HEAD
+    layout.margin.update(t=layout.margin.t - _HEAD, pad=0)
+    return drawn
 
 
 def least_width(figure: Chart | Grid | Cells | DriftMap) -> int:

@@ -8,6 +8,7 @@ chance inside its window, and leaves its pair out.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -43,8 +44,9 @@ class Score:
     gain: dict[int, Estimate]
 
 
+@lru_cache(maxsize=8)
 def resamples(configs: int, count: int = 2000, seed: int = 0) -> np.ndarray:
-    """How often each config is drawn, (1 + count, configs); the first row is the sample itself.
+    """How often each config is drawn, (1 + count, configs), not to be written to; the first row is the sample itself.
 
     Raises ValueError for fewer than 3 configs, of which no rank correlation can be judged.
     """
@@ -52,7 +54,9 @@ def resamples(configs: int, count: int = 2000, seed: int = 0) -> np.ndarray:
         raise ValueError(f"{configs} method configs are too few to correlate; take at least 3")
     rng = np.random.default_rng(seed)
     drawn = rng.multinomial(configs, np.full(configs, 1 / configs), size=count)
-    return np.concatenate([np.ones((1, configs)), drawn])
+    whole = np.concatenate([np.ones((1, configs)), drawn])
+    whole.flags.writeable = False
+    return whole
 
 
 def score(

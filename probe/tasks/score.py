@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,14 +18,35 @@ from probe.tasks.retrieval import Filler, Prompt
 
 SLICE = 1024
 """Tokens whose logits are copied at once."""
+_LONGEST, _LARGEST = 2**20, 2**16  # characters; tokens: up to these, ids are kept for the next run of this process
 
 
 def heldout_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str] | None = None) -> list[np.ndarray]:
     """Token ids of held-out texts (the shipped ones by default), without special tokens."""
-    texts = corpus.heldout() if texts is None else texts
-    return [
-        np.array(ids, np.int64) for ids in tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids
-    ]
+    texts = tuple(corpus.heldout() if texts is None else texts)
+    inner = getattr(tokenizer, "backend_tokenizer", None)
+    if inner is None or sum(map(len, texts)) > _LONGEST or tokenizer.vocab_size > _LARGEST:
+        return _ids(tokenizer, texts)
+    return [ids.copy() for ids in _remembered(_Rules(type(tokenizer), inner.to_str(), tokenizer), texts)]
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """What a tokenizer does; two that do the same are equal."""
+
+    kind: type
+    serialised: str
+    tokenizer: Any = field(compare=False)
+
+
+@lru_cache(maxsize=4)
+def _remembered(rules: _Rules, texts: tuple[str, ...]) -> list[np.ndarray]:
+    return _ids(rules.tokenizer, texts)
+
+
+def _ids(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
+    found = tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids
+    return [np.array(ids, np.int64) for ids in found]
 
 
 def text_windows(documents: Sequence[np.ndarray], tokens: int, count: int) -> list[np.ndarray]:

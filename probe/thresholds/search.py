@@ -21,6 +21,7 @@ from probe.thresholds.columns import Columns
 from probe.thresholds.medians import medians, quantiles
 
 _WORKERS = 2  # layers at a time: numpy lets other threads run
+_SMALL = 2**20  # values: of fewer, threads take longer than what they do
 _BLOCK = 8  # dims smoothed at a time: their sums stay in the cache
 _TILE = 256  # positions turned at a time, likewise
 _PAIR = ("layer", "dim")
@@ -303,7 +304,8 @@ def _search_prompt(
 
 
 def _by_layer(work: Callable[[int], Any], hidden: xr.DataArray) -> list[Any]:
-    return _at_once(work, range(hidden.sizes["layer"]))
+    layers = range(hidden.sizes["layer"])
+    return [work(layer) for layer in layers] if hidden.size < _SMALL else _at_once(work, layers)
 
 
 def _at_once(work: Callable[[Any], Any], parts: Iterable[Any]) -> list[Any]:

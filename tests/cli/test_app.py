@@ -417,7 +417,14 @@ def test_pages_without_a_run_have_downloads_too(opened, page, query, stem):
     assert {f"{stem}.{form}" for form in FORMS} <= keys
 
 
-@pytest.mark.parametrize(("form", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+@pytest.mark.parametrize(
+    ("form", "begins"),
+    [
+        ("png", b"\x89PNG"),
+        ("svg", b"<?xml"),
+        pytest.param("pdf", b"%PDF", marks=pytest.mark.slow),
+    ],
+)
 def test_drawings_hold_what_the_pages_show(form, begins):
     method = make("stair", 4, window=2, width=2)
     matrix = drawings.matrix_drawing("a", method, distances(method.plan(6)), 4, [[0, "#deebf7"], [1, "#6baed6"]])

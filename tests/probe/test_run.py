@@ -28,7 +28,7 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def finished(model, tmp_path_factory):
+def finished(model, tmp_path_factory, unpainted):
     out = tmp_path_factory.mktemp("run") / "here"
     text = tmp_path_factory.mktemp("text") / "held.txt"
     text.write_text(" ".join(f"Sentence {number} says nothing at all." for number in range(400)))
@@ -185,6 +185,7 @@ def test_scores_that_are_no_numbers_end_the_run(model, tmp_path, capsys, monkeyp
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_another_run_in_the_folder_leaves_nothing_of_the_first(tmp_path, capsys):
     folder = tiny.folder(tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
@@ -220,6 +221,7 @@ def test_a_run_that_is_there_is_not_replaced_unasked(finished, model, capsys):
     assert "already holds a run with another config" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_the_report_is_written_anew_from_the_store_alone(finished, tmp_path, capsys, monkeypatch):
     out = tmp_path / "run"
     shutil.copytree(finished / "store.zarr", out / "store.zarr")
@@ -229,6 +231,7 @@ def test_the_report_is_written_anew_from_the_store_alone(finished, tmp_path, cap
     assert former == anew
     assert {path.name for path in out.iterdir()} == {"store.zarr", "derived", "report.html", "summary.json", "figures"}
     monkeypatch.setattr("probe.report.write_figures", lambda *_: None)
+    monkeypatch.setattr("probe.report.embedded", lambda _: "")
     assert main(["report", str(out), "--rule", "paper", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["predicted_by"] == "paper"
 

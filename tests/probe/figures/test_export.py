@@ -190,7 +190,7 @@ def test_differences_and_native_pictures(folder, tmp_path, one):
 
 
 def test_the_colour_scale_can_be_given(folder, tmp_path):
-    assert run(folder, tmp_path, "heatmap", "--limit", "2.5", "--format", "svg") == 0
+    assert run(folder, tmp_path, "heatmap", "--limit", "2.5", "--methods", "origin", "--format", "svg") == 0
     text = (tmp_path / "heatmap-resid_post-repeated.svg").read_text()
     assert text.count("(limit 2.5)") == 2
 

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -39,10 +39,11 @@ OPTIONS = "--methods rerope,nope --length 320 --seeds 2 --windows 2 --samples 1 
 
 
 @pytest.fixture(scope="module", autouse=True)
-def little_text():
-    """Of the held-out texts the shortest alone, so that little is tokenized."""
+def little():
+    """Of the held-out texts the shortest alone, so that little is tokenized; few places for the negative control."""
     text = min(corpus.heldout(), key=len)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(study_cells, "negative_control", partial(study_cells.negative_control, count=3))
         patch.setattr(corpus, "heldout", lambda: [text])
         yield
 

@@ -15,7 +15,7 @@ from probe.tasks import retrieval, sources, summaries
 from probe.tasks import score as scoring
 from probe.tasks.base import Setting
 from probe.tasks.latency import Peak
-from probe.tasks.score import nll, text_windows
+from probe.tasks.score import heldout_ids, nll, text_windows
 
 M = 160
 WORDS = "A text of a few words, to make a tokenizer from. "
@@ -297,3 +297,15 @@ def test_only_an_open_question_may_be_answered_in_a_sentence(loaded, monkeypatch
     )
     assert scoring.retrieval_hits(loaded.model, loaded.tokenizer, [prompt]) == [hit]
     assert asked == [len(prompt.answer_ids) + (retrieval.SENTENCE if enhanced == "question" else 0)]
+
+
+def test_ids_of_held_out_text_are_kept_by_what_a_tokenizer_does(tmp_path):
+    first, same, other = (tiny.tokenizer(tmp_path / str(number), number < 2) for number in range(3))
+    texts = ["hello w1 w2", "w3"]
+    found = heldout_ids(first, texts)
+    assert [ids.tolist() for ids in found] == [[2, 4, 5], [6]]
+    found[0][:] = 0
+    other.add_tokens(["w1 w2"])
+    for tokenizer, wanted in ((same, [2, 4, 5]), (other, [2, 97]), (first, [2, 4, 5])):
+        assert heldout_ids(tokenizer, texts)[0].tolist() == wanted
+    assert heldout_ids(first, texts[1:])[0].tolist() == [6]
