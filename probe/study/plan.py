@@ -12,7 +12,7 @@ from mesa.plan import follows_length
 from probe.capture.memory import peak_bytes
 from probe.capture.spec import CaptureSpec, Kept
 from probe.evaluation.by_length import check_lengths
-from probe.evaluation.plan import PROMPTS as PROMPTS_VERSION
+from probe.evaluation.plan import SCORED_PROMPTS
 from probe.evaluation.plan import TASKS, memory_bytes
 from probe.request import ModelRequest
 from probe.study.results import DRIFT, TASK_NAMES
@@ -78,7 +78,7 @@ class StudyPlan:
         return {
             **asked,
             **known,
-            "prompts_version": PROMPTS_VERSION,
+            "prompts_version": SCORED_PROMPTS,
             "cells_version": CELLS,
             "load": dict(self.request.load),
             "configs": {name: method.describe() for name, method in self.methods.items()},
