@@ -12,8 +12,7 @@ from mesa.plan import follows_length
 from probe.capture.memory import peak_bytes
 from probe.capture.spec import CaptureSpec, Kept
 from probe.evaluation.by_length import check_lengths
-from probe.evaluation.plan import SCORED_PROMPTS
-from probe.evaluation.plan import TASKS, memory_bytes
+from probe.evaluation.plan import SCORED_PROMPTS, TASKS, memory_bytes
 from probe.request import ModelRequest
 from probe.study.results import DRIFT, TASK_NAMES
 from probe.study.variants import chosen, variants
