@@ -2,7 +2,8 @@
 
     python benchmarks/real_model.py
 
-prints the tables of docs/real-model.md: NLL by position, less ReRoPE's on the same texts.
+prints the tables of docs/real-model.md: NLL by position, less ReRoPE's on the same texts; tail NLL by length, less
+Origin's at M.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ PICTURE = HERE.parent / "docs" / "real-model-break.png"
 M, LAYER, REFERENCE = 8192, 3, "rerope"
 DRAWN = ("origin", "rerope", "dynamic-ntk", "mesa")
 AT = (8192, 9216, 10240, 11264, 12288, 14336, 16384)
+LENGTHS, TAIL = (4096, 8192, 10240, 12288, 16384), 2048
 FIRST = 2048  # before it states still settle
 
 
@@ -98,12 +100,42 @@ def table(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> Iterator[str]:
         yield f"| `{name}` | {' | '.join(cells)} |"
 
 
+def by_length(positions: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, dict[int, np.ndarray]]:
+    """By method and prompt length: NLL of the last 2048 tokens (text,), nats/token; at 16384 that of the last positions."""
+    found: dict[str, dict[int, np.ndarray]] = {}
+    for line in (RESULTS / "nll" / "cells.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if "cell" in row:
+            _, name, length = row["cell"]
+            found.setdefault(name, {})[length] = np.array([score["value"] for score in row["scores"]])
+    for name, (ends, nll) in positions.items():
+        found.setdefault(name, {}).setdefault(max(LENGTHS), nll[:, ends > max(LENGTHS) - TAIL].mean(1))
+    return found
+
+
+def length_table(found: dict[str, dict[int, np.ndarray]]) -> Iterator[str]:
+    """Lines of Markdown: tail NLL at each length, less Origin's at M by text."""
+    yield f"| method | {' | '.join(map(str, LENGTHS))} |"
+    yield "|---" * (len(LENGTHS) + 1) + "|"
+    base = found["origin"][M]
+    for name, row in found.items():
+        cells = []
+        for length in LENGTHS:
+            if length in row and (name, length) != ("origin", M):
+                less = row[length] - base
+                apart = shown(float(less.mean()), *student(less.tolist()), "+.2f")
+                cells.append(f"{row[length].mean():.2f} ({apart})")
+            else:
+                cells.append(f"{row[length].mean():.2f}" if length in row else "")
+        yield f"| `{name}` | {' | '.join(cells)} |"
+
+
 def main() -> None:
-    """Writes the picture, prints the table."""
+    """Writes the picture, prints the tables."""
     found = by_position()
     chart = Chart("SmolLM2-135M-Instruct, trained on 8192 tokens", (drift_panel(), nll_panel(found)))
     PICTURE.write_bytes(rendered(chart, "png"))
-    print("\n".join(table(found)))
+    print("\n".join([*table(found), "", *length_table(by_length(found))]))
 
 
 if __name__ == "__main__":
