@@ -23,6 +23,7 @@ _ON_BOTH = {  # at least 3:1 on white and on Streamlit's dark ground
     "#999999": "#8a8a8a",
     "rgba(255, 255, 255, 0.8)": "rgba(0, 0, 0, 0)",
 }
+NOTHING = "–"
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|<>$~:&])")
 
 
@@ -56,7 +57,7 @@ def _recoloured(part: Any) -> Any:
 def show(figure: Drawn | go.Figure, alt: str, key: str) -> None:
     """Draws a figure over the page's width; `alt` says what it shows to those who do not see it.
 
-    A title stands above it as text; where the page is too narrow the figure scrolls sideways..
+    A title stands above it as text; where the page is too narrow the figure scrolls sideways.
     """
     if isinstance(figure, go.Figure):
         _plot(figure, alt, key)
@@ -78,6 +79,12 @@ def room(key: str, width: int) -> Iterator[None]:
 def _plot(figure: go.Figure, alt: str, key: str) -> None:
     config = {"displaylogo": False, "toImageButtonOptions": {"format": "svg", "filename": key}}
     st.plotly_chart(on_both_themes(figure), key=key, alt=alt, config=config)
+
+
+def sheet(cells: Any, alt: str, **options: Any) -> None:
+    """A table of rows, as dicts, or of anything that Streamlit takes; a cell of nothing shows a dash."""
+    cells = columns(cells) if isinstance(cells, list) else cells
+    st.dataframe(cells, hide_index=True, alt=alt, placeholder=NOTHING, **options)
 
 
 def columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:

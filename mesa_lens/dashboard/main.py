@@ -13,7 +13,9 @@ from PIL import Image
 
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.look import plain
+from mesa_lens.dashboard.offered import offer
 from mesa_lens.dashboard.runs import Entry, entries, root_folder
+from mesa_lens.dashboard.state import NotWorkedOut
 from mesa_lens.dashboard.views import (
     anatomy,
     compare,
@@ -126,6 +128,8 @@ def _guarded(draw: Callable[[Context], None], context: Context, title: str, need
             _no_run(context)
         else:
             draw(context)
+    except NotWorkedOut as lacking:
+        offer(lacking)
     except (ValueError, OSError) as error:
         st.error(plain(error))
     except Exception as error:

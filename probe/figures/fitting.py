@@ -39,7 +39,8 @@ def least_width(figure: Chart | Grid | Cells | DriftMap) -> int:
 def embedded(figure: Chart | Grid | Cells | DriftMap, plotly_js: bool | str = False, div_id: str | None = None) -> str:
     """The figure's HTML with its title as a caption; plotly_js: as in `to_html`, False for a page that has it."""
     config = {"responsive": True, "displaylogo": False}
-    plot = untitled(figure).to_html(full_html=False, include_plotlyjs=plotly_js, config=config, div_id=div_id)
+    options = {"full_html": False, "include_plotlyjs": plotly_js, "config": config, "div_id": div_id}
+    plot = untitled(figure).to_html(validate=False, **options)
     title = html.escape(figure.title, quote=False)
     sides = "margin: 1em 0; overflow-x: auto"
     inner = f'<div style="min-width: {least_width(figure)}px">{plot}</div>'

@@ -18,7 +18,7 @@ from synthetic import edit, evaluation, hidden_states, write_run
 
 from mesa.methods import make
 from mesa.plan import distances
-from mesa_lens.dashboard import drawings, state
+from mesa_lens.dashboard import drawings, searches, state
 from mesa_lens.dashboard.downloads import FORMS, content
 from mesa_lens.dashboard.look import on_both_themes, plain
 from mesa_lens.dashboard.runs import entries
@@ -366,7 +366,7 @@ def test_downloads_hold_what_is_shown(root):
     entry = entries(root / "first")[0]
     run, rule = state.opened(entry), CrossingRule.scaled(64)
     hidden = state.states(run, "resid_post", "repeated")
-    found = state.searched(entry, "resid_post", "repeated", 64, rule, "origin")
+    found = searches.searched(searches.asked(entry, "resid_post", "repeated", 64, rule, "origin"))
     one = content(lambda: threshold_export(hidden, found, [(1, 3)]), "svg", several=False)
     assert b"dim 3, layer 1" in one
     with zipfile.ZipFile(io.BytesIO(content(lambda: threshold_export(hidden, found, [(1, 3)]), "csv", True))) as packed:
