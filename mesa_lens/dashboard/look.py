@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import plotly.graph_objects as go
 import streamlit as st
 
 from probe.figures.export import safe_name
-from probe.figures.fitting import least_width, untitled
+from probe.figures.fitting import below_each_other, least_width, untitled
 from probe.figures.render import Drawn
 from probe.figures.styles import BLACK, GREY, RED
 
@@ -57,14 +58,29 @@ def _recoloured(part: Any) -> Any:
 def show(figure: Drawn | go.Figure, alt: str, key: str) -> None:
     """Draws a figure over the page's width; `alt` says what it shows to those who do not see it.
 
-    A title stands above it as text; where the page is too narrow the figure scrolls sideways.
+    A title stands above it as text; on a phone panels stand below each other, and what is still too wide scrolls
+    sideways, as it does in a narrow window.
     """
     if isinstance(figure, go.Figure):
         _plot(figure, alt, key)
         return
     st.markdown(f"**{plain(figure.title)}**")
-    with room(key, least_width(figure)):
-        _plot(untitled(figure), alt, key)
+    drawn, width = untitled(figure), least_width(figure)
+    if on_phone() and (changed := below_each_other(figure, drawn)):
+        drawn.plotly_relayout(changed)
+        width = least_width(replace(figure, panels=figure.panels[:1]))
+    with room(key, width):
+        _plot(drawn, alt, key)
+
+
+def on_phone() -> bool:
+    """Whether the browser says that it is a phone's: how wide the page is, it does not say."""
+    return "Mobile" in (st.context.headers.get("User-Agent") or "")
+
+
+def in_dark() -> bool:
+    """Whether the page's ground is dark."""
+    return st.context.theme.type == "dark"
 
 
 @contextmanager

@@ -45,11 +45,14 @@ def first_answer(
         return None
     for name in ("crossing", "earliest"):
         found[name] = found[name].copy(data=found[name].values * step + first)
-    asked = {"trained_length": trained_length, "length": int(position[-1]) + 1, STEP: step}
-    inside = int(((position >= rule.burn_in) & (position < trained_length)).sum())
-    return found.reindex({"method": hidden["method"].values}).assign_attrs(
-        asdict(rule) | asked | {"inside_positions": inside}
-    )
+    asked = {
+        **asdict(rule),
+        "trained_length": trained_length,
+        "length": int(position[-1]) + 1,
+        "inside_positions": int(((position >= rule.burn_in) & (position < trained_length)).sum()),
+        STEP: step,
+    }
+    return found.reindex({"method": hidden["method"].values}).assign_attrs(asked)
 
 
 def _means(hidden: xr.DataArray, skipped: int, step: int, width: int) -> xr.DataArray:

@@ -23,7 +23,7 @@ def root(tmp_path_factory, undrawn):
 
 
 @pytest.fixture
-def opened(monkeypatch, tmp_path):
+def opened(monkeypatch):
     def open_page(page, root):
         monkeypatch.setenv("MESA_LENS_RUNS", str(root))
         return drawn(page)
@@ -45,11 +45,8 @@ def test_what_takes_long_is_offered_and_then_kept(page, old, opened):
     (old / "run" / "summary.json").unlink()
     app = opened(page, old)
     assert "was not worked out yet, or by another version" in shown_texts(app)
-    assert [len(app.error), len(app.get("plotly_chart")), app.code[0].value] == [
-        0,
-        0,
-        f"mesa-lens report {old / 'run'}",
-    ]
+    assert [len(app.error), len(app.get("plotly_chart"))] == [0, 0]
+    assert app.code[0].value == f"mesa-lens report {old / 'run'}"
     app.button[0].click().run()
     assert not app.exception
     assert len(app.get("plotly_chart")) > 0

@@ -12,8 +12,9 @@ import streamlit as st
 import xarray as xr
 
 from mesa_lens.dashboard.context import Context
+from mesa_lens.dashboard.dark import darkened
 from mesa_lens.dashboard.downloads import MIMES, named
-from mesa_lens.dashboard.look import plain, room
+from mesa_lens.dashboard.look import in_dark, plain, room
 from mesa_lens.dashboard.results import Result
 from mesa_lens.dashboard.runs import changed
 from mesa_lens.dashboard.views.evaluated import table
@@ -65,7 +66,7 @@ def _table(title: str, rows: Sequence[Sequence[str]]) -> Table:
 def _figure(result: Result, name: str, title: str, draw: Callable[[], Any], width: int) -> None:
     st.markdown(f"**{plain(title)}**")
     with room(name, width):
-        st.image(_drawn(draw, "png"), width="content")
+        st.image(_drawn(lambda: darkened(draw()) if in_dark() else draw(), "png"), width="content")
     with st.container(horizontal=True):
         for form in _FORMS:
             stem = named(result.name, name)

@@ -61,5 +61,5 @@ def test_few_states_are_searched_as_they_are(hidden, monkeypatch):
 
 
 def test_what_the_search_refuses_is_refused_in_its_words(hidden):
-    with pytest.raises(ValueError, match="position 9999 .* was not captured, only 0-3071"):
+    with pytest.raises(ValueError, match=r"position 9999 .* was not captured, only 0-3071"):
         first_answer(hidden, 9999, RULE)
