@@ -11,6 +11,7 @@ from typing import Any
 import plotly.graph_objects as go
 import streamlit as st
 
+from mesa_lens.dashboard.width import is_narrow
 from probe.figures.export import safe_name
 from probe.figures.fitting import below_each_other, least_width, untitled
 from probe.figures.render import Drawn
@@ -58,24 +59,19 @@ def _recoloured(part: Any) -> Any:
 def show(figure: Drawn | go.Figure, alt: str, key: str) -> None:
     """Draws a figure over the page's width; `alt` says what it shows to those who do not see it.
 
-    A title stands above it as text; on a phone panels stand below each other, and what is still too wide scrolls
-    sideways, as it does in a narrow window.
+    A title stands above it as text; on a narrow page panels stand below each other, and what is still too wide scrolls
+    sideways.
     """
     if isinstance(figure, go.Figure):
         _plot(figure, alt, key)
         return
     st.markdown(f"**{plain(figure.title)}**")
     drawn, width = untitled(figure), least_width(figure)
-    if on_phone() and (changed := below_each_other(figure, drawn)):
+    if is_narrow() and (changed := below_each_other(figure, drawn)):
         drawn.plotly_relayout(changed)
         width = least_width(replace(figure, panels=figure.panels[:1]))
     with room(key, width):
         _plot(drawn, alt, key)
-
-
-def on_phone() -> bool:
-    """Whether the browser says that it is a phone's: how wide the page is, it does not say."""
-    return "Mobile" in (st.context.headers.get("User-Agent") or "")
 
 
 def in_dark() -> bool:

@@ -28,6 +28,7 @@ from mesa_lens.dashboard.views import (
     theory,
     thresholds,
 )
+from mesa_lens.dashboard.width import watch
 
 _WRITTEN = "run in the address"
 _LOG = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ def main(start: str = "overview") -> None:
     heading.title(chosen.title, anchor=False)
     chosen.run()
     _write_run(context.entry)
+    watch()
 
 
 def _chosen(place: Any, found: tuple[Entry, ...]) -> Entry | None:

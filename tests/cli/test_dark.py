@@ -1,4 +1,4 @@
-"""Figures of white paper on a dark page, and on a phone."""
+"""Figures of white paper on a dark page, and on a narrow one."""
 
 import numpy as np
 import plotly.graph_objects as go
@@ -57,11 +57,11 @@ def test_one_panel_and_other_figures_stay_as_they_are(chart):
     assert "<script>\nif" in embedded(chart)
 
 
-@pytest.mark.parametrize(("agent", "stacked"), [("Mozilla (iPhone) Mobile/15E", True), ("Mozilla (X11)", False)])
-def test_a_phone_gets_panels_below_each_other(chart, monkeypatch, agent, stacked):
+@pytest.mark.parametrize("stacked", [True, False])
+def test_a_narrow_page_gets_panels_below_each_other(chart, monkeypatch, stacked):
     drawn = []
     monkeypatch.setattr(look, "_plot", lambda figure, alt, key: drawn.append(figure))
-    monkeypatch.setattr(look.st, "context", type("Context", (), {"headers": {"User-Agent": agent}}))
+    monkeypatch.setattr(look, "is_narrow", lambda: stacked)
     look.show(chart, "three panels", "three")
     assert isinstance(drawn[0], go.Figure)
     assert (drawn[0].layout.xaxis2.domain == (0, 1)) == stacked
