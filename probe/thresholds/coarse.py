@@ -67,5 +67,6 @@ def _means(hidden: xr.DataArray, skipped: int, step: int, width: int) -> xr.Data
         return values.reshape(count, step, -1)[:, step - width :].mean(axis=1)
 
     means = np.stack(at_once(read, range(hidden.sizes["layer"])))[None]
-    labels = {name: hidden[name].values for name in ("method", "layer", "dim")} | {"position": range(count)}
+    labels = {name: each.values for name, each in hidden.coords.items() if each.dims in ((), (name,))}
+    labels["position"] = range(count)
     return xr.DataArray(means, labels, ("method", "layer", "position", "dim"), hidden.name, hidden.attrs)

@@ -42,6 +42,7 @@ def test_it_finds_the_dims_that_the_search_finds(hidden, change, trained, step):
         np.testing.assert_allclose(first["threshold"], whole["threshold"], rtol=1e-5)
     assert {**first.attrs, STEP: 0} == {**whole.attrs, STEP: 0}
     assert first.attrs[STEP] == step
+    assert {*first.coords} == {*whole.coords}
     assert first["crossing"].sel({"method": "mesa"}).isnull().all()
 
 
