@@ -164,6 +164,20 @@ def test_every_row_of_the_verdict_is_seen_whole(visit, width):
     assert page.evaluate(f"{cut} && e.clientWidth > 0).length") == 0
 
 
+@pytest.mark.parametrize(("width", "columns"), [(1440, 2), (390, 1)])
+def test_panels_stand_beside_or_below_each_other(visit, width, columns):
+    page = visit("?run=demo", width)
+    plots = page.get_by_test_id("stPlotlyChart").first.locator(".draglayer .nsewdrag")
+    page.wait_for_function(
+        """columns => new Set([...document.querySelector('[data-testid=stPlotlyChart]').querySelectorAll('.nsewdrag')]
+        .map(e => Math.round(e.getBoundingClientRect().x))).size === columns""",
+        arg=columns,
+    )
+    boxes = [plot.bounding_box() for plot in plots.all()]
+    assert len(boxes) == 2
+    assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes)
+
+
 def test_pages_and_interactions_are_quick(visit):
     """Prints times on a store of the demo's size; asserts only that none is ten times what it should be."""
     page = visit("?run=demo")
@@ -313,6 +327,10 @@ def test_the_report_fits_a_phone(browser, address, tmp_path):
     page.goto((tmp_path / "run" / "report.html").as_uri())
     page.wait_for_selector(".main-svg")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    charts = page.locator("[data-narrow*=xaxis2] .js-plotly-plot")
+    assert charts.count() > 1
+    domains = charts.evaluate_all("all => all.map(e => Array.from(e._fullLayout.xaxis2.domain))")
+    assert domains == [[0, 1]] * charts.count()  # panels stand below each other
     labels = page.locator("figcaption").evaluate_all("all => all.map(e => e.scrollWidth <= e.parentNode.clientWidth)")
     assert all(labels)
     page.screenshot(path=SHOTS / "report-390.png", full_page=True)

@@ -249,6 +249,18 @@ def test_thresholds_follow_the_rule(opened):
     assert app.markdown[0].value.startswith("**0** of 96")
 
 
+def test_the_ranking_names_what_is_excluded_and_what_never_crosses(tmp_path, monkeypatch):
+    hidden = hidden_states(layers=2, prompts=("repeated",))
+    position, method = hidden["position"] >= 10, {"method": "dynamic-ntk"}
+    hidden.loc[method] = hidden.sel(method).where(~position, hidden.sel({"method": "origin"}).isel(position=-1))
+    write_run(tmp_path / "run", hidden)
+    table = run(tmp_path, monkeypatch, "thresholds").dataframe[0].value
+    assert {text.strip() for text in table["dynamic-ntk crosses at"]} == {"excluded"}
+    assert {text.strip() for text in table["mesa crosses at"]} == {"never"}
+    by_text = table["origin crosses at"].sort_values().map(int).tolist()
+    assert by_text == sorted(by_text)
+
+
 def test_a_changed_rule_says_so_and_can_be_put_back(opened):
     app = opened("thresholds", run="first")
     assert not app.warning
