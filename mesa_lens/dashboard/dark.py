@@ -26,8 +26,8 @@ def darkened(figure: Figure) -> Figure:
     """The figure with light ink on a dark ground: greys turned round, colours as they are."""
     for kind, names in _COLOURED.items():
         for artist in figure.findobj(kind):
-            for name in names:
-                getattr(artist, f"set_{name}")(_turned(getattr(artist, f"get_{name}")()))
+            turned = {name: _turned(getattr(artist, f"get_{name}")()) for name in names}
+            artist.set(**turned)  # all at once: a marker is asked for its line's colour
     for artist in figure.findobj(Collection):
         artist.set_edgecolor([_turned(each) for each in artist.get_edgecolor()])
         artist.set_facecolor([_turned(each) for each in artist.get_facecolor()])

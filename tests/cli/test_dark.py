@@ -19,12 +19,13 @@ def lightness(colour):
 def test_ink_is_light_on_a_dark_ground_and_colours_stay():
     figure = Figure()
     axes = figure.subplots()
-    black, blue = axes.plot([1, 2], color="black")[0], axes.plot([2, 1], color="#0072B2")[0]
+    black, blue = axes.plot([1, 2], color="black", marker="o")[0], axes.plot([2, 1], color="#0072B2")[0]
     bars = axes.errorbar([1], [1], yerr=[[1], [1]], color="0.2", label="bars")[2][0]
     span, legend = axes.axvspan(1, 2, color="0.95"), axes.legend()
     darkened(figure)
     assert lightness(figure.get_facecolor()) == lightness(axes.get_facecolor()) < 0.15
-    ink = [black.get_color(), axes.xaxis.label.get_color(), legend.get_texts()[0].get_color(), bars.get_edgecolor()[0]]
+    ink = [black.get_color(), black.get_markeredgecolor(), black.get_markerfacecolor()]
+    ink += [axes.xaxis.label.get_color(), legend.get_texts()[0].get_color(), bars.get_edgecolor()[0]]
     assert min(map(lightness, ink)) > 0.7
     assert 0.1 < lightness(span.get_facecolor()) < 0.2
     assert to_rgba(blue.get_color()) == to_rgba("#0072B2")
