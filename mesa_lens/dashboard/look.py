@@ -96,7 +96,7 @@ def _plot(figure: go.Figure, alt: str, key: str) -> None:
 def sheet(cells: Any, alt: str, **options: Any) -> None:
     """A table of rows, as dicts, or of anything that Streamlit takes; a cell of nothing shows a dash."""
     cells = columns(cells) if isinstance(cells, list) else cells
-    st.dataframe(cells, hide_index=True, alt=alt, placeholder=NOTHING, **options)
+    st.dataframe(cells, hide_index=True, alt=alt or None, placeholder=NOTHING, **options)
 
 
 def columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
