@@ -256,7 +256,7 @@ def test_the_ranking_names_what_is_excluded_and_what_never_crosses(tmp_path, mon
     write_run(tmp_path / "run", hidden)
     table = run(tmp_path, monkeypatch, "thresholds").dataframe[0].value
     assert {text.strip() for text in table["dynamic-ntk crosses at"]} == {"excluded"}
-    assert {text.strip() for text in table["mesa crosses at"]} == {"never"}
+    assert "never" in {text.strip() for text in table["mesa crosses at"]} <= {"never", "excluded"}
     by_text = table["origin crosses at"].sort_values().map(int).tolist()
     assert by_text == sorted(by_text)
 
