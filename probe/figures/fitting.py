@@ -20,7 +20,9 @@ _STACK = f"""<script>
 if (innerWidth < {_NARROW}) {{
   const room = document.currentScript.previousElementSibling;
   room.style.minWidth = "{_LEAST}px";
-  Plotly.relayout(room.querySelector(".plotly-graph-div"), JSON.parse(room.dataset.narrow));
+  const plot = room.querySelector(".plotly-graph-div"), changed = JSON.parse(room.dataset.narrow);
+  plot.style.height = plot.parentElement.style.height = changed.height + "px";
+  Plotly.relayout(plot, {{...changed, width: null, autosize: true}}).then(() => Plotly.Plots.resize(plot));
 }}
 </script>"""
 

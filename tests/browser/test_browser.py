@@ -331,6 +331,10 @@ def test_the_report_fits_a_phone(browser, address, tmp_path):
     assert charts.count() > 1
     domains = charts.evaluate_all("all => all.map(e => Array.from(e._fullLayout.xaxis2.domain))")
     assert domains == [[0, 1]] * charts.count()  # panels stand below each other
+    page.wait_for_function(
+        """() => [...document.querySelectorAll("[data-narrow*=xaxis2] .js-plotly-plot")].every(e =>
+        e._fullLayout.width <= innerWidth && e.clientHeight >= e._fullLayout.height)"""
+    )
     labels = page.locator("figcaption").evaluate_all("all => all.map(e => e.scrollWidth <= e.parentNode.clientWidth)")
     assert all(labels)
     page.screenshot(path=SHOTS / "report-390.png", full_page=True)
