@@ -26,7 +26,7 @@ from probe.thresholds.search import CrossingRule
 
 _RANKING, _PREDICTED, _CONTROL = "ranking of dims", "predictions", "negative control"
 _MOST = 6  # figures drawn at once
-_LISTED, _ALL = 100, 1000  # dims in the table, and at most
+_LISTED, _ALL, _FEW = 100, 1000, 10  # dims in the table, at most, and of a first answer: each is read
 _CROSSES = "excluded: beyond the line already inside the window, so that its crossing is not counted"
 _LABELS = {
     "M": "M, the trained window (tokens)",
@@ -172,6 +172,7 @@ def _ranking(entry: Entry, found: xr.Dataset) -> None:
     with st.container(horizontal=True):
         every = st.toggle("Also dims that are not observable", key="every", bind="query-params")
         listed = _ALL if st.toggle(f"List up to {_ALL}", key="long", bind="query-params") else _LISTED
+    listed = _FEW if STEP in found.attrs else listed
     names = ["rank", "score", "threshold", "limit", "spread"]
     table = found[[*names, "observable"]].to_dataframe().reset_index()
     order = np.lexsort((-table["score"], ~table["observable"]))
