@@ -93,16 +93,16 @@ def _searched(of: Asked) -> xr.Dataset:
     known = _known(of)
     if of.values not in known:
         other = next(iter(known.values()), None)
-        found = _own(of) if _is_own(of) else _few(of, other)
+        found = _own(of, other) if _is_own(of) else _few(of, other)
         if len(known) == _MOST:
             known.pop(list(known)[1])
         known[of.values] = found
     return known[of.values]
 
 
-def _own(of: Asked) -> xr.Dataset:
+def _own(of: Asked, other: xr.Dataset | None) -> xr.Dataset:
     """The search under the run's own rule, kept beside the store."""
-    return recalled(of.run, f"{of.hook}-{of.prompt}-{FOUND}", lambda: {FOUND: _few(of, None)})[FOUND]
+    return recalled(of.run, f"{of.hook}-{of.prompt}-{FOUND}", lambda: {FOUND: _few(of, other)})[FOUND]
 
 
 def _few(of: Asked, known: xr.Dataset | None) -> xr.Dataset:

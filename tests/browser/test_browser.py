@@ -319,7 +319,7 @@ def test_an_unknown_run_is_said_to_be_unknown(visit):
     assert "There is no run gone" in page.get_by_test_id("stAlert").first.inner_text()
 
 
-def test_the_report_fits_a_phone(browser, address, tmp_path):
+def test_the_report_fits_a_phone(browser, tmp_path):
     write_run(tmp_path / "run", hidden_states(M, 8, 2, 32), evaluation(M, 8), trained_length=M)
     write_report(tmp_path / "run")
     context = browser.new_context(viewport={"width": 390, "height": 900})
