@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ def darkened(figure: Figure) -> Figure:
     return figure
 
 
-def _turned(colour: Any) -> str | Sequence[float]:
+def _turned(colour: Any) -> Any:
     if isinstance(colour, str) and colour.lower() in ("none", "auto"):
         return colour
     red, green, blue, alpha = to_rgba(colour)

@@ -14,6 +14,7 @@ import streamlit as st
 from mesa_lens.dashboard.width import is_narrow
 from probe.figures.export import safe_name
 from probe.figures.fitting import below_each_other, least_width, untitled
+from probe.figures.marks import Chart
 from probe.figures.render import Drawn
 from probe.figures.styles import BLACK, GREY, RED
 
@@ -67,7 +68,7 @@ def show(figure: Drawn | go.Figure, alt: str, key: str) -> None:
         return
     st.markdown(f"**{plain(figure.title)}**")
     drawn, width = untitled(figure), least_width(figure)
-    if is_narrow() and (changed := below_each_other(figure, drawn)):
+    if isinstance(figure, Chart) and is_narrow() and (changed := below_each_other(figure, drawn)):
         drawn.plotly_relayout(changed)
         width = least_width(replace(figure, panels=figure.panels[:1]))
     with room(key, width):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import streamlit as st
+from streamlit.components.v2 import component
 
 _KEY, _NARROW = "page width", 760  # pixels
-_WATCH = st.components.v2.component(
+_WATCH = component(
     "mesa_lens_width",
     js=f"""export default function({{ data, setStateValue }}) {{
   const query = matchMedia("(max-width: {_NARROW}px)");

@@ -25,7 +25,7 @@ def first_answer(
     leaves too few. Raises ValueError where `search` does.
     """
     position = hidden["position"].values
-    check_positions(position, trained_length, rule)
+    check_positions(position.tolist(), trained_length, rule)
     step = max(_LEAST, rule.smoothing // _PARTS)
     size = hidden.sizes["layer"] * hidden.sizes["position"] * hidden.sizes["dim"]
     if size < _LARGE or (np.diff(position) != 1).any():
