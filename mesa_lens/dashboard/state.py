@@ -27,7 +27,7 @@ class NotWorkedOut(Exception):
         """size: bytes of states that are read for it."""
         super().__init__(
             f"What this page shows of {entry.name} was not worked out yet, or by another version of Mesa Lens: "
-            f"{size / 2**30:z.1f} GiB of states are read for it, once, which takes a minute or more"
+            f"{size / 2**30:z.1f} GiB of states are read for it, once, about a minute for each"
         )
         self.entry, self.hook = entry, hook
 
