@@ -33,7 +33,7 @@ def head_table(summary: Mapping[str, Any]) -> list[str]:
         "|---" * 7 + "|",
     ]
     for row in rows:
-        numbers = " | ".join(shown(*row[name], form=".2f") for name in ("linear", "monotone", "carried"))
+        numbers = " | ".join(shown(*row[name], form="z.2f") for name in ("linear", "monotone", "carried"))
         where = f"{row['crossing'] or 'none'} | {row['pretended']:.0%} | {row['part'] or 'none'}"
         lines.append(f"| {row['layer']}.{row['head']} | {numbers} | {where} |")
     return lines
@@ -45,8 +45,8 @@ def held_table(summary: Mapping[str, Any]) -> list[str]:
     for row in summary["held"]:
         count = len(summary["sets"][row["set"]])
         share = f"{row['share'][0]:.1%}" if row["share"] else ""
-        beside = shown(*row["beyond_random"], form="+.4f") if "beyond_random" in row else ""
-        numbers = f"{shown(*row['gap'], form='.2f')} | {shown(*row['restored'], form='+.4f')} | {share} | {beside}"
+        beside = shown(*row["beyond_random"], form="+z.4f") if "beyond_random" in row else ""
+        numbers = f"{shown(*row['gap'], form='z.2f')} | {shown(*row['restored'], form='+z.4f')} | {share} | {beside}"
         lines.append(f"| {row['length']} | {row['set']} ({count}) | {numbers} |")
     return lines
 

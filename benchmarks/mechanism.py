@@ -54,7 +54,7 @@ def run(runs: Path) -> None:
         code = main([name.split()[0], "--out", str(runs / folder), *options.split()])
         if code:
             raise SystemExit(code)
-        print(f"{name}: {(time.process_time() - begun) / 60:.1f} CPU minutes")
+        print(f"{name}: {(time.process_time() - begun) / 60:z.1f} CPU minutes")
 
 
 def draw(runs: Path, docs: Path, results: Path) -> None:
@@ -88,7 +88,7 @@ def share_table(summary: Mapping[str, Any]) -> list[str]:
     }
     for gap in summary["gaps"]:
         here = gap["length"], gap["method"]
-        lost = f"{gap['broken'] - gap['mended']:.2f} [{gap['low']:.2f}, {gap['high']:.2f}]"
+        lost = f"{gap['broken'] - gap['mended']:z.2f} [{gap['low']:z.2f}, {gap['high']:z.2f}]"
         shares = [
             percent(*(alone[*here, *place][name] for name in ("share", "low", "high")))
             if (*here, *place) in alone

@@ -95,8 +95,8 @@ def table(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> Iterator[str]:
         for at in AT:
             bucket = int(np.flatnonzero(ends == at)[0])
             less = nll[:, bucket] - base[:, bucket]
-            apart = "" if name == REFERENCE else f" ({shown(float(less.mean()), *student(less.tolist()), '+.2f')})"
-            cells.append(f"{nll[:, bucket].mean():.2f}{apart}")
+            apart = "" if name == REFERENCE else f" ({shown(float(less.mean()), *student(less.tolist()), '+z.2f')})"
+            cells.append(f"{nll[:, bucket].mean():z.2f}{apart}")
         yield f"| `{name}` | {' | '.join(cells)} |"
 
 

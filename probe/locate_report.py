@@ -98,9 +98,9 @@ def _gap_row(gap: Any) -> dict[str, Any]:
         "length": gap["length"],
         "measure": MEASURES.get(gap["measure"], gap["measure"]),
         "items": gap["items"],
-        "broken": f"{number(gap['broken']):.2f}",
-        "mended": f"{number(gap['mended']):.2f}",
-        "interval": "{:.2f} to {:.2f}".format(*interval) if all(end == end for end in interval) else "–",
+        "broken": f"{number(gap['broken']):z.2f}",
+        "mended": f"{number(gap['mended']):z.2f}",
+        "interval": "{:z.2f} to {:z.2f}".format(*interval) if all(end == end for end in interval) else "–",
         "judged": "yes" if gap["judged"] else "no",
     }
 

@@ -27,7 +27,7 @@ from probe.store.summary import own_summary
 from probe.thresholds.analysis import Analysis, analyse
 from probe.thresholds.calls import drift_calls
 from probe.thresholds.findings import ranges
-from probe.thresholds.predict import best
+from probe.thresholds.predict import best, crossing_texts
 from probe.verdict.cells import position
 from probe.verdict.shown import Verdict
 from probe.verdict.verdict import verdict
@@ -188,8 +188,8 @@ def _pair_table(found: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> str:
     rows = []
     for layer, dim in pairs:
         at = found.sel(layer=layer, dim=dim)
-        crossings = (_NONE if value != value else f"{value:.0f}" for value in at["crossing"].values)
-        rows.append((f"{layer}:{dim}", f"{float(at['score']):.1f}", f"{float(at['threshold']):.2f}", *crossings))
+        crossings = crossing_texts(at).values
+        rows.append((f"{layer}:{dim}", f"{float(at['score']):z.1f}", f"{float(at['threshold']):z.2f}", *crossings))
     head = ("layer:dim", "score", "threshold", *found["method"].values)
     title = (
         f"thresholds of {found.attrs['hook']} on prompt {found['prompt'].item()}, and where each method crosses them"

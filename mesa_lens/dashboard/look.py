@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import plotly.graph_objects as go
 import streamlit as st
 
+from mesa_lens.dashboard.width import is_narrow
 from probe.figures.export import safe_name
-from probe.figures.fitting import least_width, untitled
+from probe.figures.fitting import below_each_other, least_width, untitled
+from probe.figures.marks import Chart
 from probe.figures.render import Drawn
 from probe.figures.styles import BLACK, GREY, RED
 
@@ -23,6 +26,7 @@ _ON_BOTH = {  # at least 3:1 on white and on Streamlit's dark ground
     "#999999": "#8a8a8a",
     "rgba(255, 255, 255, 0.8)": "rgba(0, 0, 0, 0)",
 }
+NOTHING = "–"
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|<>$~:&])")
 
 
@@ -56,14 +60,24 @@ def _recoloured(part: Any) -> Any:
 def show(figure: Drawn | go.Figure, alt: str, key: str) -> None:
     """Draws a figure over the page's width; `alt` says what it shows to those who do not see it.
 
-    A title stands above it as text; where the page is too narrow the figure scrolls sideways..
+    A title stands above it as text; on a narrow page panels stand below each other, and what is still too wide scrolls
+    sideways.
     """
     if isinstance(figure, go.Figure):
         _plot(figure, alt, key)
         return
     st.markdown(f"**{plain(figure.title)}**")
-    with room(key, least_width(figure)):
-        _plot(untitled(figure), alt, key)
+    drawn, width = untitled(figure), least_width(figure)
+    if isinstance(figure, Chart) and is_narrow() and (changed := below_each_other(figure, drawn)):
+        drawn.plotly_relayout(changed)
+        width = least_width(replace(figure, panels=figure.panels[:1]))
+    with room(key, width):
+        _plot(drawn, alt, key)
+
+
+def in_dark() -> bool:
+    """Whether the page's ground is dark."""
+    return st.context.theme.type == "dark"
 
 
 @contextmanager
@@ -78,6 +92,12 @@ def room(key: str, width: int) -> Iterator[None]:
 def _plot(figure: go.Figure, alt: str, key: str) -> None:
     config = {"displaylogo": False, "toImageButtonOptions": {"format": "svg", "filename": key}}
     st.plotly_chart(on_both_themes(figure), key=key, alt=alt, config=config)
+
+
+def sheet(cells: Any, alt: str, **options: Any) -> None:
+    """A table of rows, as dicts, or of anything that Streamlit takes; a cell of nothing shows a dash."""
+    cells = columns(cells) if isinstance(cells, list) else cells
+    st.dataframe(cells, hide_index=True, alt=alt or None, placeholder=NOTHING, **options)
 
 
 def columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:

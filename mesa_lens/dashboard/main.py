@@ -13,7 +13,9 @@ from PIL import Image
 
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.look import plain
+from mesa_lens.dashboard.offered import offer
 from mesa_lens.dashboard.runs import Entry, entries, root_folder
+from mesa_lens.dashboard.state import NotWorkedOut
 from mesa_lens.dashboard.views import (
     anatomy,
     compare,
@@ -26,6 +28,7 @@ from mesa_lens.dashboard.views import (
     theory,
     thresholds,
 )
+from mesa_lens.dashboard.width import watch
 
 _WRITTEN = "run in the address"
 _LOG = logging.getLogger(__name__)
@@ -87,6 +90,7 @@ def main(start: str = "overview") -> None:
     heading.title(chosen.title, anchor=False)
     chosen.run()
     _write_run(context.entry)
+    watch()
 
 
 def _chosen(place: Any, found: tuple[Entry, ...]) -> Entry | None:
@@ -126,6 +130,8 @@ def _guarded(draw: Callable[[Context], None], context: Context, title: str, need
             _no_run(context)
         else:
             draw(context)
+    except NotWorkedOut as lacking:
+        offer(lacking)
     except (ValueError, OSError) as error:
         st.error(plain(error))
     except Exception as error:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,93 +11,68 @@ import xarray as xr
 
 from mesa_lens.dashboard.runs import Entry
 from probe.figures.export import Export
-from probe.store.kept import kept, recalled
+from probe.store.kept import Found, recalled
 from probe.store.reader import Run, list_missing, missing_regions, open_run, partial_path, store_of
 from probe.store.select import hook_values, hooks_of, reference_method
-from probe.thresholds.analysis import FOUND, Analysis, analyse, judged_drifts
-from probe.thresholds.columns import Columns
-from probe.thresholds.control import negative_control
-from probe.thresholds.search import CrossingRule, crossings_at, search
+from probe.thresholds.analysis import Analysis, analyse, judged_drifts
+
+_STEPS = 3  # of an analysis: thresholds, their control, drift
+_LARGE = 256 * 2**20  # bytes of states: fewer are read in seconds
+
+
+class NotWorkedOut(Exception):
+    """What a page needs of a large run was not worked out yet, or by another version of this package."""
+
+    def __init__(self, entry: Entry, hook: str | None, size: int) -> None:
+        """size: bytes of states that are read for it."""
+        super().__init__(
+            f"What this page shows of {entry.name} was not worked out yet, or by another version of Mesa Lens: "
+            f"{size / 2**30:z.1f} GiB of states are read for it, once, about a minute for each"
+        )
+        self.entry, self.hook = entry, hook
+
+
+class _TooLarge(Exception):
+    """There are so many bytes to be read that the user is asked first."""
 
 
 @st.cache_resource(max_entries=4, show_spinner="Opening the run …")
-def _opened(path: str, stamp: tuple[float, float]) -> Run:
+def opened_at(path: str, stamp: tuple[float, float]) -> Run:
+    """The run in a folder; `stamp`: what changes with its store."""
     return open_run(path)
+
+
+@st.cache_resource(max_entries=4, show_spinner=False)
+def _made(path: str, stamp: tuple[float, float]) -> dict[str, Found]:
+    """What was worked out of a run here, by name: not every folder can keep it."""
+    return {}
+
+
+def _known(path: str, stamp: tuple[float, float], name: str, make: Callable[[], Found]) -> Found:
+    """What was worked out of a run, or is at once of a small one."""
+    run, made = opened_at(path, stamp), _made(path, stamp)
+
+    def at_once() -> Found:
+        size = next(iter(run.hidden.data_vars.values())).nbytes
+        if size > _LARGE:
+            raise _TooLarge(size)
+        return make()
+
+    return made[name] if name in made else recalled(run, name, at_once)
 
 
 @st.cache_resource(max_entries=8, show_spinner="Reading thresholds …")
 def _analysed(path: str, stamp: tuple[float, float], hook: str | None) -> Analysis:
-    run = _opened(path, stamp)
-    return analyse(run, hook, work=partial(recalled, run))
+    run = opened_at(path, stamp)
+    return analyse(run, hook, work=partial(_known, path, stamp))
 
 
 @st.cache_resource(max_entries=8, show_spinner="Reading drift …")
 def _drifted(path: str, stamp: tuple[float, float], hook: str | None) -> dict[str, xr.Dataset] | str:
-    run = _opened(path, stamp)
+    run = opened_at(path, stamp)
     hidden = hook_values(run, hook)
-    return judged_drifts(run, hidden, reference_method(hidden["method"].values.tolist()), partial(recalled, run))
-
-
-@st.cache_resource(max_entries=24, show_spinner="Searching …")
-def _searched(
-    path: str, stamp: tuple[float, float], hook: str, prompt: str, trained: int, rule: tuple[Any, ...], reference: str
-) -> xr.Dataset:
-    run, own = _opened(path, stamp), _rule(rule)
-    if (trained, own) == (run.trained_length, CrossingRule.scaled(trained)):
-        found = kept(run, f"{hook}-{FOUND}")
-        if found is not None and not isinstance(found, str):
-            return found[FOUND].sel(prompt=prompt)
-        name = f"{hook}-{prompt}-{FOUND}"
-        return recalled(run, name, lambda: {FOUND: _few(states(run, hook, prompt), trained, own, reference)})[FOUND]
-    known = _known(path, stamp, hook, prompt, trained, own.smoothing, own.burn_in, reference)
-    found = _few(states(run, hook, prompt), trained, own, reference, known.get(FOUND))
-    known.setdefault(FOUND, found)
-    return found
-
-
-def _few(
-    hidden: xr.DataArray, trained: int, rule: CrossingRule, reference: str, known: xr.Dataset | None = None
-) -> xr.Dataset:
-    """A search that reads the reference alone; `crossed` reads the rest where it is looked at."""
-    return search(hidden, trained, rule, reference, every=False, others=False, known=known)
-
-
-@st.cache_resource(max_entries=24, show_spinner=False)
-def _known(
-    path: str,
-    stamp: tuple[float, float],
-    hook: str,
-    prompt: str,
-    trained: int,
-    smoothing: int,
-    burn_in: int,
-    reference: str,
-) -> dict[str, xr.Dataset]:
-    """Holds the first search under this smoothing and burn-in: the others need not read it all again."""
-    run, own = _opened(path, stamp), CrossingRule.scaled(trained)
-    if (trained, smoothing, burn_in) != (run.trained_length, own.smoothing, own.burn_in):
-        return {}
-    return {FOUND: _searched(path, stamp, hook, prompt, trained, astuple(own), reference)}
-
-
-@st.cache_resource(max_entries=2, show_spinner=False)
-def _columns(path: str, stamp: tuple[float, float], hook: str, prompt: str) -> Columns:
-    return Columns(states(_opened(path, stamp), hook, prompt))
-
-
-@st.cache_resource(max_entries=24, show_spinner="Making the control …")
-def _control(
-    path: str, stamp: tuple[float, float], hook: str, prompt: str, trained: int, rule: tuple[Any, ...], reference: str
-) -> xr.Dataset | str:
-    try:
-        hidden = states(_opened(path, stamp), hook, prompt)
-        return negative_control(hidden, trained, _rule(rule), reference)
-    except ValueError as error:
-        return str(error)
-
-
-def _rule(values: tuple[Any, ...]) -> CrossingRule:
-    return CrossingRule(**dict(zip(CrossingRule.__dataclass_fields__, values, strict=True)))
+    reference = reference_method(hidden["method"].values.tolist())
+    return judged_drifts(run, hidden, reference, partial(_known, path, stamp))
 
 
 def opened(entry: Entry) -> Run:
@@ -110,40 +84,40 @@ def opened(entry: Entry) -> Run:
             f"run {entry.name} is still being written, or was cut short: {missing}; "
             "reload this page when the capture is done, or capture it again"
         )
-    return _opened(str(entry.path), entry.stamp)
+    return opened_at(str(entry.path), entry.stamp)
 
 
 def analysed(entry: Entry, hook: str | None = None) -> Analysis:
-    """The analysis under the run's default rule."""
+    """The analysis under the run's default rule; NotWorkedOut where that would take long."""
     opened(entry)
-    return _analysed(str(entry.path), entry.stamp, hook)
+    return _asking_first(_analysed, entry, hook)
 
 
 def drifted(entry: Entry, hook: str | None = None) -> dict[str, xr.Dataset] | str:
-    """`find_drift` by prompt (see `drifts`), or why it could not be judged."""
+    """`find_drift` by prompt (see `drifts`), or why it could not be judged; NotWorkedOut where it would take long."""
     opened(entry)
-    return _drifted(str(entry.path), entry.stamp, hook)
+    return _asking_first(_drifted, entry, hook)
 
 
-def searched(entry: Entry, hook: str, prompt: str, trained: int, rule: CrossingRule, reference: str) -> xr.Dataset:
-    """`search` for one prompt; observable pairs have their crossings under the reference; the others: `crossed`."""
-    return _searched(str(entry.path), entry.stamp, hook, prompt, trained, astuple(rule), reference)
+def _asking_first(work: Callable[[str, tuple[float, float], str | None], Any], entry: Entry, hook: str | None) -> Any:
+    try:
+        return work(str(entry.path), entry.stamp, hook)
+    except _TooLarge as error:
+        raise NotWorkedOut(entry, hook, error.args[0]) from None
 
 
-def crossed(entry: Entry, found: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> xr.Dataset:
-    """What was `searched`, with the crossings at `pairs` of (layer, dim)."""
-    known = found["inside"].notnull().all("method").transpose("layer", "dim").values
-    layers, dims = (found[name].values.tolist() for name in ("layer", "dim"))
-    lacking = [(layer, dim) for layer, dim in pairs if not known[layers.index(layer), dims.index(dim)]]
-    if not lacking:
-        return found
-    columns = _columns(str(entry.path), entry.stamp, found.attrs["hook"], found["prompt"].item())
-    return crossings_at(columns.hidden, found, lacking, columns)
+def work_out(entry: Entry, hook: str | None, tell: Callable[[float, str], object]) -> None:
+    """Works out what pages need of a run, however long it takes; tells the share that is done, and what is next."""
+    run, made = opened(entry), _made(str(entry.path), entry.stamp)
+    begun: list[str] = []
 
+    def work(name: str, make: Callable[[], Found]) -> Found:
+        begun.append(name)
+        tell((len(begun) - 1) / _STEPS, f"{len(begun)} of {_STEPS}: {name.rpartition('-')[2]}")
+        made[name] = recalled(run, name, make)
+        return made[name]
 
-def control(entry: Entry, hook: str, prompt: str, trained: int, rule: CrossingRule, reference: str) -> xr.Dataset | str:
-    """`negative_control` for one prompt, or why it could not be made."""
-    return _control(str(entry.path), entry.stamp, hook, prompt, trained, astuple(rule), reference)
+    analyse(run, hook, work=work)
 
 
 def states(run: Run, hook: str, prompt: str) -> xr.DataArray:

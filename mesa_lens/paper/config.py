@@ -236,7 +236,7 @@ def estimate(config: PaperConfig) -> str:
     model = model_of(config)
     check_config(model)
     each = bytes_a_number(model, config.load)
-    lines = [f"{config.title}: weights about {_weights(model) * each / 2**30:.1f} GiB"]
+    lines = [f"{config.title}: weights about {_weights(model) * each / 2**30:z.1f} GiB"]
     for name, values in config.sections.items():
         section = SECTIONS[name]
         reason = reason_left_out(section, values)
@@ -336,7 +336,7 @@ def _section_estimate(config: PaperConfig, name: str, model: Any, methods: int, 
     held = memory_bytes(model, request.tasks, setting, each) / 2**30
     return (
         f"{methods * len(cells)} cells, {count:,} passes, about {tokens:,} prompt tokens, "
-        f"memory beside the weights {held:,.1f} GiB"
+        f"memory beside the weights {held:z,.1f} GiB"
     )
 
 

@@ -19,7 +19,7 @@ def words(result: Mapping[str, Any]) -> list[str]:
         longest = max(cell["length"] for cell in own)
         last = [cell for cell in own if cell["length"] == longest]
         last = [cell for cell in last if cell["metric"] == last[0]["metric"]]
-        means = ", ".join(f"{cell['method']} {cell['mean']:.{places(last)}f}" for cell in last)
+        means = ", ".join(f"{cell['method']} {cell['mean']:z.{places(last)}f}" for cell in last)
         ratio = longest / result["trained_length"]
         told.append(f"{task}, {last[0]['metric']} at {longest} tokens ({ratio:.3g} M): {means}.")
     told += [f"{task}: {size}." for task, size in result.get("sizes", {}).items()]

@@ -103,7 +103,7 @@ def write_card(folder: Path, measured: dict[str, Any]) -> None:
         ("tail_nll", f"NLL of the last {measured['tail']} tokens (nats/token), same targets at every length"),
     ):
         rows = [
-            f"| {name} | " + " | ".join("-" if value is None else f"{value:.2f}" for value in scores[key]) + " |"
+            f"| {name} | " + " | ".join("-" if value is None else f"{value:z.2f}" for value in scores[key]) + " |"
             for name, scores in measured["scores"].items()
         ]
         tables.append("\n".join([f"**{title}**", "", f"| | {' | '.join(headings)} |", "|---" * 6 + "|", *rows]))

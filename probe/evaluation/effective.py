@@ -172,8 +172,8 @@ def _interval(draws: np.ndarray) -> np.ndarray | None:
 
 
 def _base(entry: Mapping[str, Any]) -> str:
-    ends = f" [{entry['base_low']:.2f}, {entry['base_high']:.2f}]" if entry["has_interval"] else ""
-    return f"{entry['base']:.2f}{ends}; copying {entry['chance']:.2f}"
+    ends = f" [{entry['base_low']:z.2f}, {entry['base_high']:z.2f}]" if entry["has_interval"] else ""
+    return f"{entry['base']:z.2f}{ends}; copying {entry['chance']:z.2f}"
 
 
 def _shown(entry: Mapping[str, Any]) -> str:

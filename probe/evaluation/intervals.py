@@ -125,7 +125,7 @@ def _counted_to(values: Sequence[float] | np.ndarray, metric: Metric) -> float |
     return metric.most if metric.most < math.inf and min(values) == max(values) else None
 
 
-def shown(value: float, low: float | None, high: float | None, form: str = ".3g") -> str:
+def shown(value: float, low: float | None, high: float | None, form: str = "z.3g") -> str:
     """A number with its interval, such as '2.52 [2.31, 2.73]', or alone where it has none."""
     alone = f"{value:{form}}"
     return alone if low is None or high is None else f"{alone} [{low:{form}}, {high:{form}}]"

@@ -61,7 +61,7 @@ def _scatter(pairs: Sequence[tuple[float, Row]], title: str, colour: str) -> Pan
     line = Line(
         "one place, exact with 95% interval", x, share, colour, "none", "circle", (ends[0], ends[1]), texts=texts
     )
-    rank = f"rank correlation {rank_correlation(x.tolist(), share.tolist()):.2f}, {len(pairs)} places"
+    rank = f"rank correlation {rank_correlation(x.tolist(), share.tolist()):z.2f}, {len(pairs)} places"
     rules = (_ZERO, Rule(0, "", GREY, dash="dot", vertical=True))
     return Panel(f"{title}: {rank}", "attribution", "share restored", (line,), (), rules, share_range([line], rules))
 

@@ -29,7 +29,7 @@ class Scale:
 
     def written(self, value: float) -> str:
         """A value as it stands in a cell."""
-        return str(round(100 * value)) if self.digits is None else f"{value:.{self.digits}f}"
+        return str(round(100 * value)) if self.digits is None else f"{value:z.{self.digits}f}"
 
     def told(self, value: float, low: float, high: float) -> str:
         """A value with its interval."""

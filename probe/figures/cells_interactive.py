@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from probe.figures.cells import NOTE, Block, Cells
+from probe.figures.ground import panels
 from probe.figures.styles import GREY
 
 _ROW_PIXELS, _LEAST_PIXELS, _EDGES = 26, 190, {"t": 95, "b": 100, "l": 80, "r": 30}
@@ -21,7 +21,7 @@ def draw_cells(cells: Cells) -> go.Figure:
     widths = [float(len(block.columns)) + 0.5 for block in cells.blocks]
     titles = [_text(block.title) for block in cells.blocks]
     gap = min(0.03, 0.3 / len(widths))
-    figure = make_subplots(
+    figure = panels(
         1, len(widths), shared_yaxes=True, column_widths=widths, subplot_titles=titles, horizontal_spacing=gap
     )
     for column, block in enumerate(cells.blocks, 1):

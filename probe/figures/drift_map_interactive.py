@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from probe.figures.drift_map import COLOUR_TITLE, COLOURS, NOTE, TICKS, DriftMap, Map
+from probe.figures.ground import panels
 from probe.figures.styles import BLACK, GREY
 
 _ROW_PIXELS, _LEAST, _MOST, _BETWEEN = 16, 70, 260, 34
@@ -23,7 +23,7 @@ def draw_drift_map(figure: DriftMap) -> go.Figure:
     each = int(np.clip(_ROW_PIXELS * len(figure.layers), _LEAST, _MOST))
     inner = rows * each + (rows - 1) * _BETWEEN
     titles = [_text(one.title) for one in figure.maps]
-    drawn = make_subplots(rows, 1, shared_xaxes=True, subplot_titles=titles, vertical_spacing=_BETWEEN / inner)
+    drawn = panels(rows, 1, shared_xaxes=True, subplot_titles=titles, vertical_spacing=_BETWEEN / inner)
     for row, one in enumerate(figure.maps, 1):
         drawn.add_trace(_heatmap(figure, one, inner if row == 1 else None), row, 1)
         if one.first is not None:

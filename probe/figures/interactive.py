@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
-from plotly.subplots import make_subplots
 
 from probe.figures.cells import Cells
 from probe.figures.cells_interactive import draw_cells
 from probe.figures.drift_map import DriftMap
 from probe.figures.drift_map_interactive import draw_drift_map
+from probe.figures.ground import panels
 from probe.figures.heatmap import block_size, is_regular, pool
 from probe.figures.marks import (
     Chart,
@@ -36,15 +36,14 @@ from probe.thresholds.predict import Prediction
 
 _ROW_PIXELS, _LEAST_PIXELS, _HEAD_PIXELS = 150, 330, 170
 _MARKERS = 9  # of a line with too many values for one at each
-_FONT = {"family": "Helvetica, Arial, sans-serif", "size": 13, "color": "#222222"}
 
 
 def draw(figure: Chart | Grid | Cells | DriftMap) -> go.Figure:
     """The plotly figure of what `probe.figures.marks` works out."""
     if isinstance(figure, Cells):
-        return draw_cells(figure).update_layout(template="plotly_white", font=_FONT)
+        return draw_cells(figure)
     if isinstance(figure, DriftMap):
-        return draw_drift_map(figure).update_layout(template="plotly_white", font=_FONT)
+        return draw_drift_map(figure)
     return _draw_grid(figure) if isinstance(figure, Grid) else _draw_chart(figure)
 
 
@@ -70,7 +69,7 @@ def heatmap_figure(panel: xr.DataArray, trained_length: int, limits: xr.DataArra
 
 def _draw_grid(grid: Grid) -> go.Figure:
     rows, columns = len(grid.cells), len(grid.cells[0])
-    figure = make_subplots(
+    figure = panels(
         rows,
         columns,
         shared_xaxes=True,
@@ -104,7 +103,7 @@ def _trained_line(trained_length: int, number: int) -> dict[str, Any]:
 
 
 def _draw_chart(chart: Chart) -> go.Figure:
-    figure = make_subplots(
+    figure = panels(
         1, len(chart.panels), horizontal_spacing=0.12, subplot_titles=[_text(p.title) for p in chart.panels]
     )
     listed: set[Any] = set()
@@ -120,8 +119,6 @@ def _draw_chart(chart: Chart) -> go.Figure:
         _axes(figure, panel, column)
     figure.update_layout(
         title={"text": _text(chart.title), "x": 0.01, "y": 0.98, "yanchor": "top"},
-        template="plotly_white",
-        font=_FONT,
         height=520,
         margin={"t": 90, "b": 150, "l": 80, "r": 30},
         legend={"orientation": "h", "y": -0.25, "yanchor": "top", "x": 0},
@@ -265,8 +262,6 @@ def _grid_layout(figure: go.Figure, grid: Grid, rows: int, columns: int) -> None
     figure.update_yaxes(autorange="reversed", nticks=4)
     figure.update_layout(
         title={"text": _text(grid.title), "x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 16}},
-        template="plotly_white",
-        font=_FONT,
         height=max(rows * _ROW_PIXELS, _LEAST_PIXELS) + _HEAD_PIXELS,
         margin={"t": 90, "b": 80, "l": 80, "r": 30},
     )

@@ -12,7 +12,7 @@ from probe.figures.heatmap import layer_limits, region_names
 from probe.figures.styles import BLACK, RED, rank, style
 from probe.thresholds.calls import Call
 from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE, Measured
-from probe.thresholds.predict import Prediction
+from probe.thresholds.predict import Prediction, excluded
 from probe.thresholds.search import smooth
 
 _MARKED = 64  # values
@@ -181,7 +181,7 @@ def curves_chart(
 ) -> Chart:
     """Tail NLL and passkey accuracy over length, each method's predicted failure length marked on its line."""
     nll_limit = measured.level + NATS_ABOVE
-    nll_rule = Rule(nll_limit, f"fails above {nll_limit:.2f}", RED)
+    nll_rule = Rule(nll_limit, f"fails above {nll_limit:z.2f}", RED)
     panels = [_score_panel(evaluation["tail_nll"], "window", "tail NLL by length", trained, nll_rule, predictions)]
     if "passkey" in evaluation:
         hit_rule = Rule(LEAST_ACCURACY, f"fails below {LEAST_ACCURACY:g}", RED)
@@ -236,8 +236,7 @@ def _threshold_text(at: xr.Dataset) -> str:
 
 
 def _left_out(at: xr.Dataset, method: str) -> bool:
-    """Whether a method is beyond the line already inside the window, so that its crossing is not counted."""
-    return float(at["inside"].sel({"method": method})) > 1 - at.attrs["share"]
+    return bool(excluded(at).sel({"method": method}))
 
 
 def _crossing_text(at: xr.Dataset, method: str) -> str:

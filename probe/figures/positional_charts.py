@@ -60,7 +60,7 @@ def component_chart(found: Anatomy, layer: int, methods: Sequence[str]) -> Chart
         )
         row, reliability = _judged(found, name, layer)
         told = " and ".join(f"{share:.0%}" for share in row["components"][: len(lines)])
-        x_title = f"position (reliability {reliability:.2f})"
+        x_title = f"position (reliability {reliability:z.2f})"
         panels.append(Panel(f"{name}: {told}", x_title, "activation", lines, (), (_rule(found),), y_range))
     title = f"Positional vectors, layer {layer}: the first two components, with their shares of the variance inside M"
     return Chart(f"{title}. {_place(found)}", tuple(panels))
@@ -111,7 +111,7 @@ def _smoothed(values: xr.DataArray, trained: int, width: int) -> xr.DataArray:
 def _named(found: Anatomy, method: str, layer: int) -> str:
     """The method with how far to trust its vectors at the layer."""
     _, reliability = _judged(found, method, layer)
-    return f"{method} ({found.summary['vectors']['texts'][method]} texts, reliability {reliability:.2f})"
+    return f"{method} ({found.summary['vectors']['texts'][method]} texts, reliability {reliability:z.2f})"
 
 
 def _judged(found: Anatomy, method: str, layer: int) -> tuple[Row, float]:

@@ -166,7 +166,9 @@ def _gap(spread: Spread, group: Group, name: str) -> Gap:
 def _indifferent(spread: Spread) -> str:
     """Why there is nothing to restore."""
     gaps = ((group, name, _gap(spread, group, name)) for group in spread.made.items for name in spread.made.mending)
-    said = (f"{name} {measure} at {length}: [{own.low:+.3f}, {own.high:+.3f}]" for (measure, length), name, own in gaps)
+    said = (
+        f"{name} {measure} at {length}: [{own.low:+z.3f}, {own.high:+z.3f}]" for (measure, length), name, own in gaps
+    )
     return (
         f"no method is better than Origin beyond doubt and by {LEAST} nats/token; Origin less the method: "
         f"{', '.join(said)}; take longer --lengths, another --methods or more --samples"

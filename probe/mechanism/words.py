@@ -27,7 +27,7 @@ def located_findings(summary: Located, **labels: Any) -> list[tuple[str, list[st
 def _told(summary: Located, gap: Row) -> list[str]:
     broken = next(iter(summary["methods"]))
     lost = number(gap["broken"]) - number(gap["mended"])
-    difference = f"{lost:.2f} {_interval(gap)} nats/token"
+    difference = f"{lost:z.2f} {_interval(gap)} nats/token"
     if number(gap["high"]) < 0:
         return [f"At {gap['length']} tokens {gap['method']} is worse than {broken} ({difference}): it mends nothing."]
     if not gap["judged"]:
@@ -173,8 +173,8 @@ def _inside(rows: Sequence[Row]) -> str:
     dearest = max(held, key=lambda row: number(row["cost"]))
     alike = [row for row in rows if row["way"] == dearest["way"] and row["rule"] == dearest["rule"] and row not in held]
     costs = sorted(number(row["cost"]) for row in alike)
-    beside = f" (random dims {costs[0]:.2f} to {costs[-1]:.2f})" if costs else ""
-    return f"Held inside the window they cost up to {dearest['cost']:.2f} {_interval(dearest)} nats/token{beside}."
+    beside = f" (random dims {costs[0]:z.2f} to {costs[-1]:z.2f})" if costs else ""
+    return f"Held inside the window they cost up to {dearest['cost']:z.2f} {_interval(dearest)} nats/token{beside}."
 
 
 def _shifts(effects: Sequence[Row]) -> str:
@@ -196,7 +196,7 @@ def _agreement(rows: Sequence[Row]) -> str:
     known = [row for row in rows if number(row["spearman"]) == number(row["spearman"])]
     clear = [row for row in known if row["places"] > _FEW and number(row["low"]) * number(row["high"]) > 0]
     told = [
-        f"{row['what']} with {row['with']} at {row.get('hook') or 'all hooks'} {number(row['spearman']):.2f} "
+        f"{row['what']} with {row['with']} at {row.get('hook') or 'all hooks'} {number(row['spearman']):z.2f} "
         f"{_interval(row)} ({row['places']} places)"
         for row in clear
     ]
@@ -246,4 +246,4 @@ def _heads(size: int) -> str:
 
 def _interval(row: Row) -> str:
     low, high = number(row["low"]), number(row["high"])
-    return f"[{low:.2f}, {high:.2f}]" if low == low and high == high else "(no interval)"
+    return f"[{low:z.2f}, {high:z.2f}]" if low == low and high == high else "(no interval)"

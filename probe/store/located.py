@@ -75,8 +75,8 @@ def ranged(value: float | None, low: float | None, high: float | None, digits: i
     if not math.isfinite(number(value)):
         return "unknown"
     ends = [number(low), number(high)]
-    interval = f" [{', '.join(f'{end:.{digits}f}' for end in ends)}]" if all(map(math.isfinite, ends)) else ""
-    return f"{number(value):.{digits}f}{interval}"
+    interval = f" [{', '.join(f'{end:z.{digits}f}' for end in ends)}]" if all(map(math.isfinite, ends)) else ""
+    return f"{number(value):z.{digits}f}{interval}"
 
 
 def headline(summary: Located) -> dict[str, Any] | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -39,8 +41,11 @@ def write_study(results: xr.Dataset, out: Path) -> str:
     return text
 
 
-def lengths_figure(results: xr.Dataset) -> Figure:
-    """Predicted over measured length, one point a config, by thresholds, drift and arithmetic; bars: all seeds."""
+def lengths_figure(results: xr.Dataset, narrow: bool = False) -> Figure:
+    """Predicted over measured length, one point a config, by thresholds, drift and arithmetic; bars: all seeds.
+
+    narrow: panels below each other over the legend, for a phone.
+    """
     prompt = "repeated word" if headline(results) == "repeated" else headline(results)
     panels = {f"hidden states ({prompt})": predicted_lengths(results, rule=RULE)}
     if drifting(results):
@@ -49,19 +54,22 @@ def lengths_figure(results: xr.Dataset) -> Figure:
             f"drift ({prompt})": predicted_lengths(results, rule=DRIFT),
         }
     panels["arithmetic: largest distance reaches M"] = arithmetic(results)
-    figure = Figure(figsize=(2.1 + 4.2 * len(panels), 4.8), dpi=110, layout="constrained")
-    each = figure.subplots(1, len(panels), sharey=True, sharex=True)
+    shape = (len(panels), 1) if narrow else (1, len(panels))
+    size = (4.2, 4.2 * len(panels) + 1.6) if narrow else (2.1 + 4.2 * len(panels), 4.8)
+    figure = Figure(figsize=size, dpi=110, layout="constrained")
+    each = figure.subplots(*shape, sharey=True, sharex=not narrow)
     for axes, (title, predicted) in zip(each, panels.items(), strict=True):
         _lengths_panel(axes, results, predicted, title)
-    each[0].set_ylabel("predicted failure (tokens)")
+    for axes in each if narrow else each[:1]:
+        axes.set_ylabel("predicted failure (tokens)")
     handles, labels = each[-1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=9)
+    _legend(figure, handles, labels, narrow)
     return figure
 
 
-def dims_figure(results: xr.Dataset) -> Figure:
-    """Rank correlation over the number of dims, for every prompt and rule that calls anything."""
-    figure = Figure(figsize=(7.5, 4), dpi=110, layout="constrained")
+def dims_figure(results: xr.Dataset, narrow: bool = False) -> Figure:
+    """Rank correlation over the number of dims, for every prompt and rule that calls anything; narrow: for a phone."""
+    figure = Figure(figsize=(4.2, 5) if narrow else (7.5, 4), dpi=110, layout="constrained")
     axes = figure.subplots()
     found = scores_by_top(results)
     for number, ((prompt, rule), scores) in enumerate(found.items()):
@@ -77,9 +85,15 @@ def dims_figure(results: xr.Dataset) -> Figure:
     tops = results["top"].values
     axes.set_xticks(tops, [str(top) for top in tops], minor=False)
     axes.minorticks_off()
-    if found:
-        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    _legend(figure, *axes.get_legend_handles_labels(), narrow)
     return figure
+
+
+def _legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], narrow: bool) -> None:
+    """The legend at the right, or below in two columns."""
+    place: dict[str, Any] = {"loc": "outside lower center", "ncols": 2} if narrow else {"loc": "outside right center"}
+    if handles:
+        figure.legend(handles, labels, frameon=False, fontsize=9, **place)
 
 
 def _lengths_panel(axes: Axes, results: xr.Dataset, predicted: np.ndarray, title: str) -> None:

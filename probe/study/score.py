@@ -25,7 +25,7 @@ class Estimate:
 
     def __str__(self) -> str:
         """As in tables."""
-        return "-" if np.isnan(self.value) else f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        return "-" if np.isnan(self.value) else f"{self.value:z.2f} [{self.low:z.2f}, {self.high:z.2f}]"
 
 
 @dataclass(frozen=True)

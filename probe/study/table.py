@@ -118,10 +118,10 @@ def _correlation_rows(results: xr.Dataset) -> list[Sequence[str]]:
         inside = np.isnan(predicted) & ~none
         found = scored(results, **kind)
         other, difference = advantage(predicted, arithmetic(results), _measured(results))
-        dims = (f"{np.median(qualified):.0f}", f"{none.mean():.2f}", f"{inside.mean():.2f}")
+        dims = (f"{np.median(qualified):.0f}", f"{none.mean():z.2f}", f"{inside.mean():z.2f}")
         estimates = map(str, (found.correlation, other, difference))
         shown = ("", "", "") if kind["rule"] == DRIFT else dims
-        rows.append((*kind.values(), *shown, f"{found.called:.2f}", *estimates))
+        rows.append((*kind.values(), *shown, f"{found.called:z.2f}", *estimates))
     for bound in bounds(results):
         plain = score(arithmetic(results, bound), _measured(results), ())
         rows.append((f"arithmetic, {bound}", "", "", "", "", "1.00", str(plain.correlation), "", ""))
@@ -139,7 +139,7 @@ def _call_rows(results: xr.Dataset) -> list[Sequence[str]]:
         for threshold, right in found.right.items() if found.called else ():
             yes = found.yes[threshold]
             gain = str(found.gain[threshold])
-            rows.append((*names, f"{threshold / trained:g} M", str(right), f"{yes:.2f}", f"{1 - yes:.2f}", gain))
+            rows.append((*names, f"{threshold / trained:g} M", str(right), f"{yes:z.2f}", f"{1 - yes:z.2f}", gain))
     return rows
 
 
@@ -154,7 +154,7 @@ def scores_by_top(results: xr.Dataset) -> dict[tuple[str, str], dict[int, Score]
 def _top_rows(results: xr.Dataset) -> list[Sequence[str]]:
     rows: list[Sequence[str]] = [("prompt", "rule", *map(str, results["top"].values.tolist()))]
     for kind, scores in scores_by_top(results).items():
-        rows.append((*kind, *(f"{one.correlation} of {one.called:.2f}" for one in scores.values())))
+        rows.append((*kind, *(f"{one.correlation} of {one.called:z.2f}" for one in scores.values())))
     return rows
 
 
@@ -201,7 +201,7 @@ def _ratio_rows(results: xr.Dataset) -> list[Sequence[str]]:
         if both.any():
             low, middle, high = np.quantile(measured[both] / predicted[both], [0.1, 0.5, 0.9])
             rows.append(
-                (*names, str(both.sum()), f"{middle:.2f} ({low:.2f} to {high:.2f})", str(late(predicted, measured)))
+                (*names, str(both.sum()), f"{middle:z.2f} ({low:z.2f} to {high:z.2f})", str(late(predicted, measured)))
             )
     return rows
 
@@ -238,10 +238,10 @@ def _control_rows(results: xr.Dataset) -> list[Sequence[str]]:
             (
                 *kind.values(),
                 *found,
-                f"{many.values[tried].mean():.2f}" if tried.any() else "",
+                f"{many.values[tried].mean():z.2f}" if tried.any() else "",
                 _number(own.values),
                 f"{_number(others.mean().values)} ({_number(others.max().values)})",
-                f"{called.mean():.2f}",
+                f"{called.mean():z.2f}",
             )
         )
     return rows
@@ -252,12 +252,12 @@ def _percentages(shares: np.ndarray) -> str:
     known = shares[np.isfinite(shares)]
     if not known.size:
         return ""
-    middle, low, high = (f"{100 * each:.1f}%" for each in (np.median(known), known.min(), known.max()))
+    middle, low, high = (f"{100 * each:z.1f}%" for each in (np.median(known), known.min(), known.max()))
     return f"{middle} ({low} to {high})"
 
 
 def _number(value: np.ndarray) -> str:
-    return "-" if np.isnan(value) else f"{value:.2f}"
+    return "-" if np.isnan(value) else f"{value:z.2f}"
 
 
 def _config_rows(results: xr.Dataset) -> list[Sequence[str]]:

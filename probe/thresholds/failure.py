@@ -86,7 +86,7 @@ class Measured:
     @property
     def rule(self) -> str:
         """What is called a failure, in words."""
-        level = f"{self.level:.2f} ({self.reference} at {self.level_length})"
+        level = f"{self.level:z.2f} ({self.reference} at {self.level_length})"
         nll = f"tail NLL more than {NATS_ABOVE:g} nats/token above {level}"
         if NLL not in self.judged:
             nll += " (not judged: that is chance)"

@@ -68,6 +68,20 @@ def best(found: xr.Dataset, top: int) -> list[tuple[int, int]]:
     return list(pairs.values())[:top]
 
 
+def excluded(found: xr.Dataset) -> xr.DataArray:
+    """Where a method is beyond the line inside the window too often for its crossing to be counted."""
+    return found["inside"] > 1 - found.attrs["share"]
+
+
+def crossing_texts(found: xr.Dataset) -> xr.DataArray:
+    """Where each method crosses the line: a position, 'never', or 'excluded'."""
+    texts = [
+        "excluded" if out else "never" if np.isnan(at) else f"{at:.0f}"
+        for at, out in zip(found["crossing"].values.flat, excluded(found).values.flat, strict=True)
+    ]
+    return found["crossing"].copy(data=np.reshape(np.array(texts, object), found["crossing"].shape))
+
+
 def predict(found: xr.Dataset, top: int = TOP, least: int = LEAST) -> list[Prediction]:
     """One prediction a method, from one prompt's `search` and its `best` dims (fewer than `top` if no more qualify).
 

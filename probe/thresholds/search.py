@@ -207,7 +207,7 @@ def crossings_at(
         for name in _JUDGED:
             found[name].values[row, number, dims] = judged[name]
 
-    _at_once(judge, [(row, number) for row in np.unique(rows).tolist() for number in range(found.sizes["method"])])
+    at_once(judge, [(row, number) for row in np.unique(rows).tolist() for number in range(found.sizes["method"])])
     return found
 
 
@@ -305,10 +305,10 @@ def _search_prompt(
 
 def _by_layer(work: Callable[[int], Any], hidden: xr.DataArray) -> list[Any]:
     layers = range(hidden.sizes["layer"])
-    return [work(layer) for layer in layers] if hidden.size < _SMALL else _at_once(work, layers)
+    return [work(layer) for layer in layers] if hidden.size < _SMALL else at_once(work, layers)
 
 
-def _at_once(work: Callable[[Any], Any], parts: Iterable[Any]) -> list[Any]:
+def at_once(work: Callable[[Any], Any], parts: Iterable[Any]) -> list[Any]:
     """What `work` makes of each part, several at a time."""
     with ThreadPoolExecutor(_WORKERS) as pool:
         return list(pool.map(work, parts))

@@ -70,4 +70,4 @@ def _columns(summary: dict[str, Any]) -> list[str]:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+    return "-" if value is None else f"{value:z.2f}"

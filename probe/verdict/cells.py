@@ -50,8 +50,8 @@ def _nll(row: Mapping[str, Any]) -> str:
         return _MISSING
     difference = nll["difference"]
     if row["is_reference"] or difference is None:
-        return f"{nll['mean']:.2f}"
-    return f"{nll['mean']:.2f} ({shown(difference['mean'], difference['low'], difference['high'], '+z.2f')})"
+        return f"{nll['mean']:z.2f}"
+    return f"{nll['mean']:z.2f} ({shown(difference['mean'], difference['low'], difference['high'], '+z.2f')})"
 
 
 def _drift(call: Mapping[str, Any] | None) -> str:
@@ -77,4 +77,4 @@ def _cost(row: Mapping[str, Any], cost: Mapping[str, Any], own: str, times: str,
     if cost[name] is None:
         return _MISSING
     value = float(cost[name])
-    return f"{value:.{'0f' if value >= 10 else '2g'}} {unit}" if row["is_reference"] else f"{value:.2f}×"
+    return f"{value:.{'0f' if value >= 10 else '2g'}} {unit}" if row["is_reference"] else f"{value:z.2f}×"

@@ -38,8 +38,8 @@ def _false_alarms(rows: Rows) -> str:
 def level(summary: Mapping[str, Any], reference: str) -> str:
     """What a guess scores, and the reference inside the window."""
     level = summary["level"]
-    guess = "an unknown tail NLL" if level["guess"] is None else f"a tail NLL of {level['guess']:.2f}"
-    return f"a guess scores {guess}, {reference} {level['tail_nll']:.2f} at {level['length']} tokens"
+    guess = "an unknown tail NLL" if level["guess"] is None else f"a tail NLL of {level['guess']:z.2f}"
+    return f"a guess scores {guess}, {reference} {level['tail_nll']:z.2f} at {level['length']} tokens"
 
 
 def _unjudged(summary: Mapping[str, Any], rows: Rows) -> list[str]:

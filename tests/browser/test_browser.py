@@ -164,6 +164,20 @@ def test_every_row_of_the_verdict_is_seen_whole(visit, width):
     assert page.evaluate(f"{cut} && e.clientWidth > 0).length") == 0
 
 
+@pytest.mark.parametrize(("width", "columns"), [(1440, 2), (390, 1)])
+def test_panels_stand_beside_or_below_each_other(visit, width, columns):
+    page = visit("?run=demo", width)
+    plots = page.get_by_test_id("stPlotlyChart").first.locator(".draglayer .nsewdrag")
+    page.wait_for_function(
+        """columns => new Set([...document.querySelector('[data-testid=stPlotlyChart]').querySelectorAll('.nsewdrag')]
+        .map(e => Math.round(e.getBoundingClientRect().x))).size === columns""",
+        arg=columns,
+    )
+    boxes = [plot.bounding_box() for plot in plots.all()]
+    assert len(boxes) == 2
+    assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes)
+
+
 def test_pages_and_interactions_are_quick(visit):
     """Prints times on a store of the demo's size; asserts only that none is ten times what it should be."""
     page = visit("?run=demo")
@@ -305,7 +319,7 @@ def test_an_unknown_run_is_said_to_be_unknown(visit):
     assert "There is no run gone" in page.get_by_test_id("stAlert").first.inner_text()
 
 
-def test_the_report_fits_a_phone(browser, address, tmp_path):
+def test_the_report_fits_a_phone(browser, tmp_path):
     write_run(tmp_path / "run", hidden_states(M, 8, 2, 32), evaluation(M, 8), trained_length=M)
     write_report(tmp_path / "run")
     context = browser.new_context(viewport={"width": 390, "height": 900})
@@ -313,6 +327,14 @@ def test_the_report_fits_a_phone(browser, address, tmp_path):
     page.goto((tmp_path / "run" / "report.html").as_uri())
     page.wait_for_selector(".main-svg")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    charts = page.locator("[data-narrow*=xaxis2] .js-plotly-plot")
+    assert charts.count() > 1
+    domains = charts.evaluate_all("all => all.map(e => Array.from(e._fullLayout.xaxis2.domain))")
+    assert domains == [[0, 1]] * charts.count()  # panels stand below each other
+    page.wait_for_function(
+        """() => [...document.querySelectorAll("[data-narrow*=xaxis2] .js-plotly-plot")].every(e =>
+        e._fullLayout.width <= innerWidth && e.clientHeight >= e._fullLayout.height)"""
+    )
     labels = page.locator("figcaption").evaluate_all("all => all.map(e => e.scrollWidth <= e.parentNode.clientWidth)")
     assert all(labels)
     page.screenshot(path=SHOTS / "report-390.png", full_page=True)

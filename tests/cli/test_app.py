@@ -18,7 +18,7 @@ from synthetic import edit, evaluation, hidden_states, write_run
 
 from mesa.methods import make
 from mesa.plan import distances
-from mesa_lens.dashboard import drawings, state
+from mesa_lens.dashboard import drawings, searches, state
 from mesa_lens.dashboard.downloads import FORMS, content
 from mesa_lens.dashboard.look import on_both_themes, plain
 from mesa_lens.dashboard.runs import entries
@@ -249,6 +249,18 @@ def test_thresholds_follow_the_rule(opened):
     assert app.markdown[0].value.startswith("**0** of 96")
 
 
+def test_the_ranking_names_what_is_excluded_and_what_never_crosses(tmp_path, monkeypatch):
+    hidden = hidden_states(layers=2, prompts=("repeated",))
+    position, method = hidden["position"] >= 10, {"method": "dynamic-ntk"}
+    hidden.loc[method] = hidden.sel(method).where(~position, hidden.sel({"method": "origin"}).isel(position=-1))
+    write_run(tmp_path / "run", hidden)
+    table = run(tmp_path, monkeypatch, "thresholds").dataframe[0].value
+    assert {text.strip() for text in table["dynamic-ntk crosses at"]} == {"excluded"}
+    assert "never" in {text.strip() for text in table["mesa crosses at"]} <= {"never", "excluded"}
+    by_text = table["origin crosses at"].sort_values().map(int).tolist()
+    assert by_text == sorted(by_text)
+
+
 def test_a_changed_rule_says_so_and_can_be_put_back(opened):
     app = opened("thresholds", run="first")
     assert not app.warning
@@ -366,7 +378,7 @@ def test_downloads_hold_what_is_shown(root):
     entry = entries(root / "first")[0]
     run, rule = state.opened(entry), CrossingRule.scaled(64)
     hidden = state.states(run, "resid_post", "repeated")
-    found = state.searched(entry, "resid_post", "repeated", 64, rule, "origin")
+    found = searches.searched(searches.asked(entry, "resid_post", "repeated", 64, rule, "origin"))
     one = content(lambda: threshold_export(hidden, found, [(1, 3)]), "svg", several=False)
     assert b"dim 3, layer 1" in one
     with zipfile.ZipFile(io.BytesIO(content(lambda: threshold_export(hidden, found, [(1, 3)]), "csv", True))) as packed:

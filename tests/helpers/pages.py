@@ -12,3 +12,16 @@ manifest_scanner.scan_component_manifests = cache(manifest_scanner.scan_componen
 def unopened(page: str = "overview") -> AppTest:
     """A page that is yet to be run."""
     return AppTest.from_string(f"from mesa_lens.dashboard.main import main\nmain({page!r})", default_timeout=PATIENCE)
+
+
+def drawn(page: str) -> AppTest:
+    """A page that was run, without an exception."""
+    app = unopened(page).run()
+    assert not app.exception
+    return app
+
+
+def shown_texts(app: AppTest) -> str:
+    """What a page says, its Markdown unescaped."""
+    kinds = (app.markdown, app.error, app.warning, app.info, app.caption, app.subheader, app.code)
+    return "\n".join(element.value for kind in kinds for element in kind).replace("\\", "")

@@ -87,7 +87,7 @@ def test_thresholds_name_pairs_and_crossings(run):
     assert shown.names[0] == f"threshold-resid_post-repeated-layer{layer}-dim{dim}"
     crossing = shown.data["crossing"].sel(layer=layer, dim=dim).values
     row = next(line for line in repr(shown).splitlines() if line.startswith(f"{layer}:{dim} "))
-    assert row.split()[3:] == ["–" if np.isnan(each) else f"{each:.0f}" for each in crossing]
+    assert row.split()[3:] == ["never" if np.isnan(each) else f"{each:.0f}" for each in crossing]
     assert run.thresholds([(2, 5)]).names == ["threshold-resid_post-repeated-layer2-dim5"]
 
 

@@ -9,7 +9,7 @@ import streamlit as st
 
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.downloads import FORMS, buttons, named
-from mesa_lens.dashboard.look import columns, plain, show
+from mesa_lens.dashboard.look import plain, sheet, show
 from mesa_lens.dashboard.runs import Entry
 from probe.anatomy_report import told_of_heads
 from probe.figures.anatomy import head_map
@@ -138,4 +138,4 @@ def _heads(found: Anatomy, length: int) -> None:
         {"method": row["method"], "queries": row["span"], **told_of_heads(row)}
         for row in head_rows(found.summary, length)
     ]
-    st.dataframe(columns(rows), hide_index=True, alt="Means over all heads with 95% intervals, by method and queries")
+    sheet(rows, "Means over all heads with 95% intervals, by method and queries")

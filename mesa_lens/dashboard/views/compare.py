@@ -12,7 +12,7 @@ import streamlit as st
 
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.downloads import FORMS, buttons, named
-from mesa_lens.dashboard.look import columns, plain, show
+from mesa_lens.dashboard.look import plain, sheet, show
 from mesa_lens.dashboard.runs import Entry
 from mesa_lens.dashboard.state import analysed, while_unchanged
 from probe.figures.export import curves_export, threshold_export
@@ -56,11 +56,11 @@ def page(context: Context) -> None:
     asked = st.multiselect("Beside", names, names[:1], key="with", bind="query-params", filter_mode="contains")
     runs = [_read(entry) for entry in (context.run, *(others[names.index(name)] for name in asked))]
     st.subheader("Predicted and measured failure length")
-    st.dataframe(columns(_rows(runs)), hide_index=True, alt="Failure lengths of the runs by method", height="content")
+    sheet(_rows(runs), "Failure lengths of the runs by method", height="content")
     st.subheader("Settings that differ")
     differing = _differences(runs)
     if differing:
-        st.dataframe(columns(differing), hide_index=True, alt="Settings in which the runs differ", height="content")
+        sheet(differing, "Settings in which the runs differ", height="content")
     else:
         st.markdown("None of those that are recorded.")
     _figures(runs)

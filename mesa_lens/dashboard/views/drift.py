@@ -7,15 +7,20 @@ import streamlit as st
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.downloads import FORMS, buttons, named
 from mesa_lens.dashboard.look import plain, show
-from mesa_lens.dashboard.state import drifted, while_unchanged
+from mesa_lens.dashboard.offered import offer
+from mesa_lens.dashboard.state import NotWorkedOut, drifted, while_unchanged
 from probe.figures.drift_map import drift_map
 from probe.figures.export import Export, drift_export
 
 
 def overview(context: Context) -> None:
     """The map of the first prompt, with its downloads; or why there is none."""
-    found = drifted(context.run)
     st.subheader("Where inside does it show?", anchor=False)
+    try:
+        found = drifted(context.run)
+    except NotWorkedOut as lacking:
+        offer(lacking)
+        return
     if isinstance(found, str):
         st.info(plain(f"Drift could not be judged: {found}."))
         return

@@ -9,7 +9,7 @@ import streamlit as st
 
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.downloads import FORMS, buttons, named
-from mesa_lens.dashboard.look import plain, show
+from mesa_lens.dashboard.look import plain, sheet, show
 from mesa_lens.dashboard.results import Result
 from mesa_lens.paper.words import harness_table, words
 from probe.evaluation.effective import effective_table
@@ -85,4 +85,4 @@ def table(shown: Table) -> None:
     wide = {
         name: st.column_config.TextColumn(width=_CHARACTER * size) for name, size in longest.items() if size > _LONG
     }
-    st.dataframe(cells, hide_index=True, alt=shown.title, height="content", column_config=wide)
+    sheet(cells, shown.title, height="content", column_config=wide)

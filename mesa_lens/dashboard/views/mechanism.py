@@ -10,7 +10,7 @@ import streamlit as st
 
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.downloads import FORMS, buttons, named
-from mesa_lens.dashboard.look import columns, listed, plain, show
+from mesa_lens.dashboard.look import listed, plain, sheet, show
 from mesa_lens.dashboard.runs import Entry
 from probe.figures.cells import Cells
 from probe.figures.export import Export
@@ -41,7 +41,7 @@ def page(context: Context) -> None:
     first = headline(summary)
     if first is None:
         st.info("At no length and measure do the broken and the mended runs differ beyond doubt: nothing to locate.")
-        st.dataframe(columns(summary["gaps"]), hide_index=True, alt="What was lost, by method, length and measure")
+        sheet(summary["gaps"], "What was lost, by method, length and measure")
         return
     chosen = _choose(summary, first)
     for heading, sentences in located_findings(summary, **chosen):
@@ -120,8 +120,7 @@ def _effects(summary: Located, chosen: Mapping[str, Any]) -> None:
     if rows:
         with st.expander(f"All {len(rows)} effects as a table"):
             formats = {name: st.column_config.NumberColumn(format="percent") for name in ("share", "low", "high")}
-            table = columns(rows)
-            st.dataframe(table, hide_index=True, alt="Every effect with its interval", column_config=formats)
+            sheet(rows, "Every effect with its interval", column_config=formats)
 
 
 def _alt(figure: Chart | Cells) -> str:

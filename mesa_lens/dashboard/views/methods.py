@@ -15,7 +15,7 @@ from mesa.support import cells
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.downloads import buttons, named
 from mesa_lens.dashboard.drawings import matrix_drawing
-from mesa_lens.dashboard.look import columns, plain, show
+from mesa_lens.dashboard.look import plain, sheet, show
 from mesa_lens.dashboard.state import follow
 from probe.glossary import WEAVE
 
@@ -118,5 +118,5 @@ def _support() -> None:
     st.subheader("Which model families take which methods")
     found, reasons = cells()
     rows = [{"method": name, **{kind: row[name] for kind, row in found.items()}} for name in registry()]
-    st.dataframe(columns(rows), hide_index=True, alt="Support of each method by model family", height="content")
+    sheet(rows, "Support of each method by model family", height="content")
     st.caption(plain("; ".join(f"({number}) {reason}" for number, reason in enumerate(reasons, 1)) + "."))

@@ -11,7 +11,7 @@ import streamlit as st
 
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.downloads import FORMS, buttons, named
-from mesa_lens.dashboard.look import columns, plain, show
+from mesa_lens.dashboard.look import plain, sheet, show
 from mesa_lens.dashboard.runs import Entry, changed
 from mesa_lens.dashboard.state import analysed, opened, while_unchanged
 from mesa_lens.dashboard.views import anatomy, drift, mechanism, progress
@@ -66,12 +66,12 @@ def _scores(summary: dict[str, Any]) -> None:
     with st.expander("Scores at M, 2 M and 4 M"):
         rows = [_row(row) for row in summary["methods"]]
         alt = "Predicted failure length and scores of each method"
-        st.dataframe(columns(rows), hide_index=True, alt=alt, column_config=_formats(), height="content")
+        sheet(rows, alt, column_config=_formats(), height="content")
         if compared := difference_table(summary):
             st.markdown(plain(f"{compared.title[0].upper()}{compared.title[1:]}"))
             rows = [dict(zip(compared.head, row, strict=True)) for row in compared.rows]
             alt = "Differences to the reference with their intervals"
-            st.dataframe(columns(rows), hide_index=True, alt=alt, height="content")
+            sheet(rows, alt, height="content")
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:

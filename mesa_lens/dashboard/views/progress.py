@@ -6,7 +6,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from mesa_lens.dashboard.look import columns, plain
+from mesa_lens.dashboard.look import plain, sheet
 from mesa_lens.dashboard.runs import STORE, folders, is_inside, name_of
 from probe.ownership import LOCK
 from probe.status.status import Status, spoken, status_of, text
@@ -41,7 +41,7 @@ def _table(statuses: list[Status], names: list[str]) -> None:
         if row["left"] != 0 or row["failed"] or "damaged_lines" in row
     ]
     if rows:
-        st.dataframe(columns(rows), hide_index=True, alt="What is done, failed and left of each run", height="content")
+        sheet(rows, "What is done, failed and left of each run", height="content")
     for status in statuses:
         st.caption(plain(text(status).partition("\n")[0]))
 

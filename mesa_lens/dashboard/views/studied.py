@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ import streamlit as st
 import xarray as xr
 
 from mesa_lens.dashboard.context import Context
+from mesa_lens.dashboard.dark import darkened
 from mesa_lens.dashboard.downloads import MIMES, named
-from mesa_lens.dashboard.look import plain, room
+from mesa_lens.dashboard.look import in_dark, plain, room
 from mesa_lens.dashboard.results import Result
 from mesa_lens.dashboard.runs import changed
 from mesa_lens.dashboard.views.evaluated import table
+from mesa_lens.dashboard.width import is_narrow
 from probe.evaluation.summary import Table
 from probe.study.report import dims_figure, lengths_figure
 from probe.study.results import read_results, seeds_of
@@ -62,10 +65,11 @@ def _table(title: str, rows: Sequence[Sequence[str]]) -> Table:
     return Table(title, tuple(rows[0]), tuple(map(tuple, rows[1:])))
 
 
-def _figure(result: Result, name: str, title: str, draw: Callable[[], Any], width: int) -> None:
+def _figure(result: Result, name: str, title: str, draw: Callable[..., Any], width: int) -> None:
     st.markdown(f"**{plain(title)}**")
-    with room(name, width):
-        st.image(_drawn(draw, "png"), width="content")
+    narrow = is_narrow()
+    with nullcontext() if narrow else room(name, width):
+        st.image(_shown(draw, narrow), width="content")
     with st.container(horizontal=True):
         for form in _FORMS:
             stem = named(result.name, name)
@@ -78,6 +82,10 @@ def _figure(result: Result, name: str, title: str, draw: Callable[[], Any], widt
                 on_click="ignore",
                 icon=":material/download:",
             )
+
+
+def _shown(draw: Callable[..., Any], narrow: bool) -> bytes:
+    return _drawn(lambda: darkened(draw(narrow=narrow)) if in_dark() else draw(narrow=narrow), "png")
 
 
 def _drawn(draw: Callable[[], Any], form: str) -> bytes:

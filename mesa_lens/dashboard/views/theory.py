@@ -14,7 +14,7 @@ import xarray as xr
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.downloads import buttons, named
 from mesa_lens.dashboard.drawings import curves_drawing
-from mesa_lens.dashboard.look import columns, plain, show
+from mesa_lens.dashboard.look import plain, sheet, show
 from mesa_lens.dashboard.runs import is_inside
 from probe.glossary import WEAVE
 from theory.bounds import check_window, denominator, extended_length, first_failure, ideal_position
@@ -77,7 +77,7 @@ def first_failures(M: int, N: int, E: int) -> str:
         elif reach < LONGEST:
             told = f"at t = {first_failure(M, N, width):,} (not certified: by float64)"
         else:
-            told = f"beyond 2^53, at about 10^{math.log10(reach):.3f} (not certified: by float64)"
+            told = f"beyond 2^53, at about 10^{math.log10(reach):z.3f} (not certified: by float64)"
         found.append(f"{name} first fails {told}")
     return "With positions recovered ideally, " + "; ".join(found) + "."
 
@@ -135,9 +135,8 @@ def _claims(root: Path) -> None:
     ))  # fmt: skip
     shown = ("name", "verdict", "statement", "citation", "tested", "margin", "error", "correction", "counterexample")
     told = [claim | {"error": claim.get("error_text", claim.get("error"))} for claim in claims]
-    st.dataframe(
-        columns([{name: claim.get(name) for name in shown} for claim in told]),
-        hide_index=True,
-        alt="Every claim with its verdict, margin and error",
+    sheet(
+        [{name: claim.get(name) for name in shown} for claim in told],
+        "Every claim with its verdict, margin and error",
         column_config={"margin": st.column_config.NumberColumn(format="%.2g")},
     )

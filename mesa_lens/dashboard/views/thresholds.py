@@ -10,21 +10,24 @@ import xarray as xr
 
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.downloads import FORMS, buttons, named
-from mesa_lens.dashboard.look import columns, plain, show
+from mesa_lens.dashboard.look import plain, sheet, show
 from mesa_lens.dashboard.runs import Entry
-from mesa_lens.dashboard.state import choose_states, control, crossed, follow, opened, searched, states, while_unchanged
+from mesa_lens.dashboard.searches import asked, control, crossed, searched
+from mesa_lens.dashboard.state import choose_states, follow, opened, states, while_unchanged
 from probe.figures.export import threshold_export
 from probe.figures.marks import threshold_chart
 from probe.glossary import DIM, OBSERVABLE
 from probe.store.reader import Run
 from probe.store.select import reference_method
+from probe.thresholds.coarse import STEP
 from probe.thresholds.control import as_many, false_predictions
-from probe.thresholds.predict import LEAST, TOP, best, predict
+from probe.thresholds.predict import LEAST, TOP, best, crossing_texts, predict
 from probe.thresholds.search import CrossingRule
 
 _RANKING, _PREDICTED, _CONTROL = "ranking of dims", "predictions", "negative control"
 _MOST = 6  # figures drawn at once
-_LISTED, _ALL = 100, 1000  # dims in the table, and at most
+_LISTED, _ALL, _FEW = 100, 1000, 10  # dims in the table, at most, and of a first answer: each is read
+_CROSSES = "excluded: beyond the line already inside the window, so that its crossing is not counted"
 _LABELS = {
     "M": "M, the trained window (tokens)",
     "smoothing": "Smoothing (tokens)",
@@ -44,13 +47,16 @@ def page(context: Context) -> None:
     hook, prompt = choose_states(run)
     reference = reference_method(run.hidden["method"].values.tolist())
     trained, rule = _rule(run, entry.name)
-    found = searched(entry, hook, prompt, trained, rule, reference)
+    of = asked(entry, hook, prompt, trained, rule, reference)
+    found = searched(of)
     hidden = states(run, hook, prompt)
     qualified = int(found["qualified"])
     st.markdown(
         f"**{qualified}** of {found.attrs['searched']} (layer, dim) pairs show an observable threshold at "
         f"position {trained} under {plain(reference)}; the smoothed value at that position is the threshold."
     )
+    if STEP in found.attrs:
+        st.caption(f"A first answer, read at every {found.attrs[STEP]}th position; the exact one follows by itself.")
     st.caption(plain(f"{DIM} {OBSERVABLE}"))
     pairs = _pairs(found)
     found = crossed(entry, found, pairs)
@@ -67,11 +73,15 @@ def page(context: Context) -> None:
         "Below", [_RANKING, _PREDICTED, _CONTROL], default=_RANKING, required=True, key="below", bind="query-params"
     )
     if below == _CONTROL:  # many more searches, so only when asked for
-        _negative_control(control(entry, hook, prompt, trained, rule, reference), prompt)
+        _negative_control(control(of), prompt)
     elif below == _PREDICTED:
         _predictions(crossed(entry, found, best(found, TOP)))
     else:
         _ranking(entry, found)
+    if STEP in found.attrs:
+        with st.spinner("Reading every position …"):
+            searched(of, whole=True)
+        st.rerun()
 
 
 def _rule(run: Run, name: str) -> tuple[int, CrossingRule]:
@@ -127,14 +137,14 @@ def _pairs(found: xr.Dataset) -> list[tuple[int, int]]:
     """The (layer, dim) pairs to draw: chosen, else the clearest."""
     clearest = best(found, 1)
     options = [f"{layer}:{dim}" for layer, dim in clearest]
-    asked = st.text_input(
+    typed = st.text_input(
         "Layer and dim to draw, as layer:dim, several with commas",
         key="pairs",
         bind="query-params",
         placeholder=f"the clearest ({options[0]})" if options else "none is observable; write e.g. 1:17",
         help="A dim is one coordinate of the hidden state. Ticked rows of the ranking below are written here",
     )
-    pairs = [pair for text in asked.split(",") if text.strip() and (pair := _pair(text.strip(), found)) is not None]
+    pairs = [pair for text in typed.split(",") if text.strip() and (pair := _pair(text.strip(), found)) is not None]
     pairs = list(dict.fromkeys(pairs)) or clearest[:1]
     if len(pairs) > _MOST:
         st.warning(plain(f"{len(pairs)} pairs are more than are drawn at once; the first {_MOST} are shown"))
@@ -152,11 +162,9 @@ def _pair(text: str, found: xr.Dataset) -> tuple[int, int] | None:
 
 
 def _crossings(found: xr.Dataset, layer: int, dim: int) -> str:
-    at = found["crossing"].sel(layer=layer, dim=dim)
+    at = crossing_texts(found.sel(layer=layer, dim=dim))
     values = zip(at["method"].values.tolist(), at.values, strict=True)
-    return "; ".join(
-        f"{name} crosses at {value:.0f}" if np.isfinite(value) else f"{name} never" for name, value in values
-    )
+    return "; ".join(f"{name} {f'crosses at {text}' if text.isdigit() else text}" for name, text in values)
 
 
 def _ranking(entry: Entry, found: xr.Dataset) -> None:
@@ -164,6 +172,7 @@ def _ranking(entry: Entry, found: xr.Dataset) -> None:
     with st.container(horizontal=True):
         every = st.toggle("Also dims that are not observable", key="every", bind="query-params")
         listed = _ALL if st.toggle(f"List up to {_ALL}", key="long", bind="query-params") else _LISTED
+    listed = _FEW if STEP in found.attrs else listed
     names = ["rank", "score", "threshold", "limit", "spread"]
     table = found[[*names, "observable"]].to_dataframe().reset_index()
     order = np.lexsort((-table["score"], ~table["observable"]))
@@ -172,22 +181,25 @@ def _ranking(entry: Entry, found: xr.Dataset) -> None:
     several = len(order)
     table = table.iloc[order := order[:listed]]
     rows = list(zip(table["layer"].tolist(), table["dim"].tolist(), strict=True))
-    crossing = crossed(entry, found, rows)["crossing"]
-    for method in found["method"].values.tolist():
-        table[f"{method} crosses at"] = crossing.sel({"method": method}).values.ravel()[order]
-    kept = [column for column in table.columns if column in {"layer", "dim", *names} or column.endswith("crosses at")]
+    table["score"] = table["score"].round(1) + 0.0  # no -0.0
+    methods = {name: f"{name} crosses at" for name in found["method"].values.tolist()}
+    at = {name: xr.DataArray(table[name].to_numpy(), dims="pair") for name in ("layer", "dim")}
+    crossing = crossing_texts(crossed(entry, found, rows).sel(at))
+    for method, column in methods.items():  # as wide as each other, so that they sort as numbers
+        table[column] = [f"{text:>8}" for text in crossing.sel({"method": method}).values]
+    kept = ["layer", "dim", *names, *methods.values()]
     pairs = [f"{layer}:{dim}" for layer, dim in rows]
     key = f"ranked-{hash(tuple(pairs))}"  # ticks are row numbers: other rows, other ticks
-    st.dataframe(
+    sheet(
         table[kept],
+        "Dims by score, with threshold and crossing of each method",
         key=key,
         on_select=lambda: _draw(key, pairs),
-        hide_index=True,
-        alt="Dims by score, with threshold and crossing of each method",
         column_config={
             "rank": st.column_config.NumberColumn(help="1: the highest score; 0: not observable"),
             "score": st.column_config.NumberColumn(format="%.1f", help="Motion beyond M, in in-window spreads"),
             **{name: st.column_config.NumberColumn(format="%.3g") for name in ("threshold", "limit", "spread")},
+            **{name: st.column_config.TextColumn(alignment="right", help=_CROSSES) for name in methods.values()},
         },
     )
     if several > listed:
@@ -213,7 +225,7 @@ def _predictions(found: xr.Dataset) -> None:
         f"Predicted failure length: the median crossing over the ten clearest dims, each dim's best layer only, where "
         f"there are {LEAST} or more. The reference's own is a description: dims are chosen on it."
     )
-    st.dataframe(columns(rows), hide_index=True, alt="Predicted failure length of each method")
+    sheet(rows, "Predicted failure length of each method")
 
 
 def _negative_control(found: xr.Dataset | str, prompt: str) -> None:
@@ -244,7 +256,7 @@ def _negative_control(found: xr.Dataset | str, prompt: str) -> None:
         }
         for row in (found.isel(place=index) for index in range(found.sizes["place"]))
     ]
-    st.dataframe(columns(rows), hide_index=True, alt=f"Observable dims inside the window and at M, prompt {prompt}")
+    sheet(rows, f"Observable dims inside the window and at M, prompt {prompt}")
 
 
 def _whole(value: xr.DataArray) -> int | None:

@@ -124,9 +124,9 @@ def _slope(found: xr.Dataset, whole: Mapping[str, float | None]) -> dict[str, An
     least, cosine = min(each or 0 for each in whole.values()), float(found["cosine"])
     reason = None
     if least < RELIABLE:
-        reason = f"reliability {least:.2f} is below {RELIABLE}; read more --texts"
+        reason = f"reliability {least:z.2f} is below {RELIABLE}; read more --texts"
     elif cosine < _ALIKE:
-        reason = f"positions beyond M are like none inside, their largest cosine is {cosine:.2f}"
+        reason = f"positions beyond M are like none inside, their largest cosine is {cosine:z.2f}"
     names = {"slope": "slope", "slope_low": "low", "slope_high": "high"}
     return {**{key: None if reason else _number(found[name]) for key, name in names.items()}, "slope_reason": reason}
 

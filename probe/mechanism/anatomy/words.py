@@ -11,10 +11,10 @@ _PREVIOUS = 0.5
 """The least share on the token before of a previous-token head."""
 _COLUMNS = {
     "mean distance": ("all_heads", "mean_distance", "{:.0f}"),
-    "beyond M": ("all_heads", "mass_beyond", "{:.2f}"),
-    "sink": ("all_heads", "sink", "{:.2f}"),
-    "entropy": ("all_heads", "entropy", "{:.2f}"),
-    "unmet phases": ("unmet", "attention", "{:.2f}"),
+    "beyond M": ("all_heads", "mass_beyond", "{:z.2f}"),
+    "sink": ("all_heads", "sink", "{:z.2f}"),
+    "entropy": ("all_heads", "entropy", "{:z.2f}"),
+    "unmet phases": ("unmet", "attention", "{:z.2f}"),
 }
 
 
@@ -65,7 +65,7 @@ def _retrieval(summary: Mapping[str, Any]) -> Iterator[str]:
         own = [each for each in verdicts if each["length"] == length]
         dead = sorted((each for each in own if each["dies"]), key=lambda each: -each["inside"][0])
         named = ", ".join(
-            f"{each['layer']}.{each['head']} ({each['inside'][0]:.2f} to {each['beyond'][reference][0]:.2f})"
+            f"{each['layer']}.{each['head']} ({each['inside'][0]:z.2f} to {each['beyond'][reference][0]:z.2f})"
             for each in dead[:_NAMED]
         )
         more = f" and {len(dead) - _NAMED} more" if len(dead) > _NAMED else ""
@@ -119,11 +119,11 @@ def _previous(summary: Mapping[str, Any]) -> Iterator[str]:
         for layer, head in heads:
             inside = found[layer, head, reference, length, "inside M"]["previous"][0]
             beyond = (
-                f"{found[layer, head, name, length, 'beyond M']['previous'][0]:.2f} {name}"
+                f"{found[layer, head, name, length, 'beyond M']['previous'][0]:z.2f} {name}"
                 for name in summary["methods"]
                 if (layer, head, name, length, "beyond M") in found
             )
-            yield f"  {layer}.{head}: {inside:.2f}; {', '.join(beyond)}"
+            yield f"  {layer}.{head}: {inside:z.2f}; {', '.join(beyond)}"
 
 
 def _lens(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -153,8 +153,8 @@ def _positions(summary: Mapping[str, Any]) -> Iterator[str]:
     good = [layer for layer, value in reliable.items() if value >= found["reliable"]]
     shares = [row["share"]["inside"] or 0 for row in own]
     yield (
-        f"Positions: {found['texts'][reference]} texts that slide give a reliability of {min(reliable.values()):.2f} "
-        f"to {max(reliable.values()):.2f} by layer under {reference}; "
+        f"Positions: {found['texts'][reference]} texts that slide give a reliability of {min(reliable.values()):z.2f} "
+        f"to {max(reliable.values()):z.2f} by layer under {reference}; "
         f"{_layers(good)} at least {found['reliable']}. Of the states' variance inside M, {min(shares):.1%} to "
         f"{max(shares):.1%} is positional."
     )
@@ -203,16 +203,16 @@ def _first(vectors: Mapping[str, Any]) -> str:
 def _slope(row: Mapping[str, Any]) -> str:
     if row["slope"] is None:
         return "-"
-    return f"{row['slope']:.2f} [{row['slope_low']:.2f}, {row['slope_high']:.2f}]"
+    return f"{row['slope']:z.2f} [{row['slope_low']:z.2f}, {row['slope_high']:z.2f}]"
 
 
 def _pair(values: Mapping[str, float | None]) -> str:
-    return " / ".join("-" if values[name] is None else f"{values[name]:.2f}" for name in ("inside", "beyond"))
+    return " / ".join("-" if values[name] is None else f"{values[name]:z.2f}" for name in ("inside", "beyond"))
 
 
 def _ranged(triple: Sequence[float | None]) -> str:
     mean, low, high = triple
-    return f"{mean:.2f}" if low is None or high is None else f"{mean:.2f} [{low:.2f}, {high:.2f}]"
+    return f"{mean:z.2f}" if low is None or high is None else f"{mean:z.2f} [{low:z.2f}, {high:z.2f}]"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:

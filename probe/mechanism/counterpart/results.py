@@ -123,16 +123,16 @@ def _head_table(rows: Sequence[Mapping[str, Any]]) -> str:
         f"{'head':>6} {'linear':>20} {'monotone':>20} {'carried':>20} {'weight':>7} {'apart':>7} crossing pretended"
     ]
     for row in rows:
-        numbers = " ".join(f"{shown(*row[name], form='.2f'):>20}" for name in names)
+        numbers = " ".join(f"{shown(*row[name], form='z.2f'):>20}" for name in names)
         lines.append(
-            f"{row['layer']:>3}.{row['head']:<2} {numbers} {row['weight']:>7.1f} {row['apart']:>7.1f} "
-            f"{row['crossing'] or '-':>8} {row['pretended']:>9.2f} {row['part']}"
+            f"{row['layer']:>3}.{row['head']:<2} {numbers} {row['weight']:>z7.1f} {row['apart']:>z7.1f} "
+            f"{row['crossing'] or '-':>8} {row['pretended']:>z9.2f} {row['part']}"
         )
     return "\n".join(lines)
 
 
 def _held_line(row: Mapping[str, Any]) -> str:
-    beside = f", beyond random heads {shown(*row['beyond_random'], form='+.3f')}" if "random" in row else ""
+    beside = f", beyond random heads {shown(*row['beyond_random'], form='+z.3f')}" if "random" in row else ""
     share = f" ({row['share'][0]:.0%} of the gap)" if row["share"] and row["share"][0] is not None else ""
     restored = shown(*row["restored"], form="+z.3f")
     return f"{row['length']} tokens, {row['set']} held: {restored} nats/token restored{share}{beside}"

@@ -1,20 +1,23 @@
 """Figures: their data, texts and colours; both renderers draw the same marks."""
 
+import json
 import re
 from types import SimpleNamespace
 
 import numpy as np
+import plotly.io as pio
 import pytest
 from synthetic import evaluation, hidden_states
 
 from mesa.methods import METHODS
 from probe.figures import interactive, marks, static, styles
+from probe.figures.fitting import embedded
 from probe.figures.heatmap import block_size, layer_limits, merged, pool, regions
 from probe.figures.interactive import curves_figure, heatmap_figure, threshold_figure
 from probe.figures.static import DPI, draw
 from probe.figures.styles import style
 from probe.thresholds.failure import measured_failure
-from probe.thresholds.predict import best, predict
+from probe.thresholds.predict import best, crossing_texts, predict
 from probe.thresholds.search import CrossingRule, search
 
 M = 64
@@ -131,6 +134,10 @@ def test_a_method_beyond_the_line_inside_the_window_is_drawn_as_excluded(hidden)
     out = [line for line in chart.panels[1].lines if line.faint]
     assert [line.label for line in out] == ["dynamic-ntk: excluded, beyond the threshold on 100% of positions inside M"]
     assert not any(point.text.startswith("dynamic-ntk") for point in chart.panels[1].points)
+    at = found.sel(layer=1, dim=3)
+    told = crossing_texts(at).to_series().to_dict()
+    assert told.pop("origin") == f"{at['crossing'].sel({'method': 'origin'}):.0f}"
+    assert told == {"dynamic-ntk": "excluded", "rerope": "never", "mesa": "never"}
     assert [trace.opacity for trace in interactive.draw(chart).data if trace.name == out[0].label] == [0.35] * 2
 
 
@@ -153,6 +160,15 @@ def test_plotly_draws_the_marks(hidden, found):
     assert label.x == pytest.approx(np.log10(M))  # where plotly puts it on a logarithmic axis
     assert curved.layout.xaxis.type == "log"
     assert list(curved.layout.xaxis.tickvals) == [32, 64, 128, 192, 256, 320]
+
+
+def test_a_figure_holds_no_more_of_a_template_than_it_uses(hidden, found):
+    chart = marks.threshold_chart(hidden, found, 1, 3)
+    template = interactive.draw(chart).layout.template.to_plotly_json()
+    assert len(json.dumps(template)) < 1000  # plotly_white: 7151
+    white = pio.templates["plotly_white"].to_plotly_json()["layout"]
+    assert {name: white[name] for name in template["layout"]} == template["layout"]
+    assert "scatterpolar" not in embedded(chart)
 
 
 def test_heatmap_figure(hidden):

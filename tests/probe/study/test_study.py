@@ -508,6 +508,16 @@ def test_points_of_the_figure_are_medians_over_seeds():
     assert marker.get_ydata()[0] == float(predicted)
 
 
+def test_on_a_phone_panels_stand_below_each_other():
+    wide, narrow = lengths_figure(published()), lengths_figure(published(), narrow=True)
+    places = [[axes.get_subplotspec().colspan.start for axes in figure.axes] for figure in (wide, narrow)]
+    assert [places[0], set(places[1])] == [[*range(len(wide.axes))], {0}]
+    assert narrow.get_figwidth() < 5 < wide.get_figwidth()
+    texts = [[text.get_text() for text in figure.legends[0].get_texts()] for figure in (wide, narrow)]
+    assert texts[0] == texts[1]
+    assert dims_figure(published(), narrow=True).get_figwidth() < 5
+
+
 def test_every_method_has_a_marker_in_the_figure():
     """Also one of another package, and where predictions of it are called."""
     results = published()
@@ -529,6 +539,6 @@ def test_prompts_and_rules_have_looks_that_no_method_has():
 def test_figures_and_tables_of_a_study_that_calls_nothing():
     results = published()
     silent = results.assign(predicted=results["predicted"] * np.nan)
-    assert dims_figure(silent).axes[0].get_legend() is None
+    assert not dims_figure(silent).legends
     assert not lengths_figure(silent).axes[0].containers
     assert "| repeated | standard | 2 M |" not in tables(silent)

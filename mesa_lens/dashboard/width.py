@@ -1,0 +1,28 @@
+"""Whether the page is as narrow as a phone's; the browser says so, at first and whenever the window changes."""
+
+from __future__ import annotations
+
+import streamlit as st
+from streamlit.components.v2 import component
+
+_KEY, _NARROW = "page width", 760  # pixels
+_WATCH = component(
+    "mesa_lens_width",
+    js=f"""export default function({{ data, setStateValue }}) {{
+  const query = matchMedia("(max-width: {_NARROW}px)");
+  const tell = () => {{ if (query.matches !== data.narrow) setStateValue("narrow", query.matches); }};
+  query.addEventListener("change", tell);
+  tell();
+  return () => query.removeEventListener("change", tell);
+}}""",
+)
+
+
+def is_narrow() -> bool:
+    """What the browser said last; False before it did."""
+    return bool(getattr(st.session_state.get(_KEY), "narrow", False))
+
+
+def watch() -> None:
+    """Has the browser say it; a page that is narrow is drawn a second time, when it is opened."""
+    _WATCH(key=_KEY, data={"narrow": is_narrow()}, on_narrow_change=lambda: None, height=1)

@@ -1,0 +1,60 @@
+"""Numbers as they are read: none is a zero with a minus sign."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from probe.evaluation.intervals import shown
+from probe.store.located import ranged
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = (
+    "probe/study probe/verdict probe/thresholds probe/evaluation probe/mechanism probe/figures mesa_lens/paper "
+    "mesa_lens/dashboard"
+).split()
+FILES = (
+    "probe/opened.py probe/locate_report.py probe/store/located.py mesa_lens/training/card.py "
+    "benchmarks/counterpart.py benchmarks/mechanism.py benchmarks/real_model.py"
+).split()
+SIGNED = re.compile(r"(?:^|:)[<>^=]?[+\- ]?#?0?\d*[,_]?\.(?:[1-9]|\?)f")
+"""A fixed number of decimals, without the z that makes -0.00 of it 0.00."""
+
+
+def signed_zeros(text):
+    """The format specs in Python source under which a small negative number reads as -0.00."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FormattedValue) and isinstance(node.format_spec, ast.JoinedStr):
+            parts = node.format_spec.values
+            spec = "".join(part.value if isinstance(part, ast.Constant) else "?" for part in parts)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "%" not in node.value:
+            spec = node.value if node.value.startswith(("{:", ".", "+.")) else ""
+        else:
+            continue
+        found += [spec] if SIGNED.search(spec) else []
+    return found
+
+
+@pytest.mark.parametrize("source", ["f'{x:.2f}'", "f'{x:+.3f}'", "f'{x:>7.1f}'", "f'{x:.{n}f}'", "'{:.2f}'", "'+.2f'"])
+def test_a_format_that_can_give_a_negative_zero_is_found(source):
+    assert signed_zeros(source)
+
+
+@pytest.mark.parametrize(
+    "source", ["f'{x:z.2f}'", "f'{x:+z.3f}'", "f'{x:.0f}'", "f'{x:.3g}'", "f'{x:>z7.1f}'", "'z.2f'"]
+)
+def test_other_formats_are_not(source):
+    assert not signed_zeros(source)
+
+
+def test_no_table_prints_a_negative_zero():
+    paths = [ROOT / name for name in FILES] + [path for name in FOLDERS for path in (ROOT / name).rglob("*.py")]
+    assert len(paths) > 100
+    assert {str(path): found for path in paths if (found := signed_zeros(path.read_text()))} == {}
+
+
+def test_intervals_have_no_negative_zero():
+    assert shown(-0.001, -0.004, 0.004, "+z.2f") == "+0.00 [+0.00, +0.00]"
+    assert ranged(-0.001, -0.004, 0.004) == "0.00 [0.00, 0.00]"
