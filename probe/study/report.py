@@ -72,13 +72,16 @@ def dims_figure(results: xr.Dataset, narrow: bool = False) -> Figure:
     figure = Figure(figsize=(4.2, 5) if narrow else (7.5, 4), dpi=110, layout="constrained")
     axes = figure.subplots()
     found = scores_by_top(results)
+    prompts = list(dict.fromkeys(prompt for prompt, _ in found))
     for number, ((prompt, rule), scores) in enumerate(found.items()):
         x = np.array(list(scores), dtype=float) * 1.05 ** (number - len(found) / 2)
         value = np.array([one.correlation.value for one in scores.values()])
         ends = np.array([(one.correlation.low, one.correlation.high) for one in scores.values()]).T
         bars = np.abs(ends - value)
-        colour, _, symbol = nth(number)
-        look = {"color": colour, "marker": MARKERS[symbol], "ms": 5, "mfc": "none", "lw": 1.2}
+        colour, _, symbol = nth(prompts.index(prompt))
+        wide = rule != RULE
+        look = {"color": colour, "marker": MARKERS[symbol], "ms": 5, "mfc": "none" if wide else colour, "lw": 1.2}
+        look["ls"] = "--" if wide else "-"
         axes.errorbar(x, value, bars, capsize=2, label=f"{prompt}, {rule}", **look)
     axes.axhline(0, color="0.6", lw=0.8)
     axes.set(xscale="log", xlabel="dims that a prediction is the median of", ylabel="Spearman, 95% interval")
