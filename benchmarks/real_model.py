@@ -101,7 +101,7 @@ def table(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> Iterator[str]:
 
 
 def by_length(positions: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, dict[int, np.ndarray]]:
-    """By method and prompt length: NLL of the last 2048 tokens (text,), nats/token; at 16384 that of the last positions."""
+    """By method and prompt length: NLL of the last 2048 tokens (text,), nats/token; at 16384 by position."""
     found: dict[str, dict[int, np.ndarray]] = {}
     for line in (RESULTS / "nll" / "cells.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)

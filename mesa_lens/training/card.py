@@ -144,8 +144,8 @@ _ARCHITECTURES = {
 
 _CARD = """# {title}
 
-For trying length-extrapolation methods on a laptop: what it finds inside its trained window M = {config[trained_length]} tokens,
-and beyond, is measured below. Made by `mesa-lens train-default`; no use outside.
+For trying length-extrapolation methods on a laptop: what it finds inside its trained window
+M = {config[trained_length]} tokens, and beyond, is measured below. Made by `mesa-lens train-default`; no use outside.
 
 - {architecture}
 - Byte-level BPE tokenizer, {config[vocabulary]} tokens, single digits; " hello" is one token.
