@@ -87,7 +87,8 @@ def retrieval_hits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, p
     """Whether greedy decoding, of all prompts (of one length) at once, continues each with its answer."""
     count = max(len(prompt.answer_ids) + prompt.before for prompt in prompts)
     texts = tokenizer.batch_decode(greedy(model, [prompt.ids for prompt in prompts], count))
-    replies = [text.split(tokenizer.eos_token)[0] if tokenizer.eos_token else text for text in texts]
+    end = str(tokenizer.eos_token or "")
+    replies = [text.split(end)[0] if end else text for text in texts]
     return [_answers(reply, prompt) for reply, prompt in zip(replies, prompts, strict=True)]
 
 
