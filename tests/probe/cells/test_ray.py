@@ -1,6 +1,5 @@
 """Workers on a real Ray: the same bytes, whoever dies on the way. One cluster of two workers for all of this file."""
 
-import gc
 import importlib.util
 import os
 import random
@@ -9,19 +8,16 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import tiny
-import torch
 from elsewhere import same_evaluation
 from tqdm import tqdm
 
 from probe.cells.cell import Cell
-from probe.cells.cluster import ray_at
 from probe.cells.pool import run as run_in_turns
 from probe.cells.runner import Runner
 from probe.cells.watch import Watch
@@ -36,22 +32,6 @@ pytestmark = [
 RAY = Runner("ray", workers=2)
 LOAD = {"revision": None, "dtype": None, "device": "cpu", "device_map": None, "trust_remote_code": False}
 """As the command has them."""
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    """Of four CPUs, as Ray counts them; workers and this process have a thread each, or sums are rounded otherwise."""
-    threads = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        torch.set_num_threads(1)
-        with ray_at(None, 4, verbose=False) as ray:
-            ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
-            yield ray
-    with warnings.catch_warnings():  # Ray lets go of processes that it has ended without waiting for them
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,13 @@
 import json
 from functools import cache
 
+import headed
 import numpy as np
 import pytest
 import tiny
 import torch
 from elsewhere import Elsewhere
+from headed import HEAD, planted
 
 import mesa
 from mesa_lens.cli import main
@@ -23,20 +25,8 @@ from probe.mechanism.restoration import Paired
 from probe.mechanism.results import summarize
 from probe.mechanism.run import locate
 
-M, LENGTH, HEAD = 24, 96, (1, 2)
+M, LENGTH = 24, 96
 HEADS = [(layer, head) for layer in range(3) for head in range(4)]
-
-
-def planted(heads=(HEAD,), **changes):
-    """A random model in which these heads alone attend by position; the others attend to all tokens alike."""
-    model = tiny.model(**changes)
-    dim = model.config.hidden_size // model.config.num_attention_heads
-    with torch.no_grad():
-        for layer, block in enumerate(model.model.layers):
-            kept = torch.cat([torch.full((dim,), float((layer, head) in heads)) for head in range(4)])
-            block.self_attn.q_proj.weight *= kept[:, None]
-            block.self_attn.o_proj.weight *= 30
-    return model
 
 
 @cache
@@ -212,16 +202,7 @@ def test_shares_are_paired():
 def checkpoint(tmp_path):
     """A folder with a planted model whose window is 160 tokens."""
 
-    def save(heads):
-        folder = tiny.folder(tmp_path / "model")
-        vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
-        model = planted(heads, vocabulary=vocabulary, trained=160)
-        model.save_pretrained(folder)
-        reading(model, plan(LocateRequest(model=str(folder), lengths=(320,), samples=4)))
-        model.save_pretrained(folder)
-        return folder
-
-    return save
+    return lambda heads: headed.folder(tmp_path / "model", heads)
 
 
 @pytest.fixture(scope="module")
@@ -230,20 +211,6 @@ def weightless(tmp_path_factory):
     folder = tiny.folder(tmp_path_factory.mktemp("weightless") / "model")
     (folder / "model.safetensors").write_bytes(b"")
     return folder
-
-
-def reading(model, made):
-    """Has the model read next tokens off what ReRoPE changes in its states: Origin is the worse on every text."""
-    weight = torch.zeros_like(model.lm_head.weight)
-    with torch.no_grad():
-        for each in made.items["nll", 320]:
-            states = []
-            for name in ("rerope", "origin"):
-                with mesa.applied(model, made.methods[name]):
-                    states.append(model.model(torch.tensor([each.ids])).last_hidden_state[0, -each.scored - 1 : -1])
-            change = states[0] - states[1]
-            weight.index_add_(0, torch.tensor(each.ids[-each.scored :]), 10 * change / max(change.square().sum(), 1e-9))
-        model.lm_head.weight.copy_(weight)
 
 
 def located(folder, out, *more):
