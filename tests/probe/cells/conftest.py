@@ -3,6 +3,7 @@
 import gc
 import warnings
 
+import drawn
 import pytest
 import torch
 
@@ -17,7 +18,8 @@ def cluster(request):
         patch.setenv("OMP_NUM_THREADS", "1")
         torch.set_num_threads(1)
         with ray_at(None, 4, verbose=False) as ray:
-            ray.cloudpickle.register_pickle_by_value(request.module)  # workers cannot import a file of tests
+            for module in (request.module, drawn):  # workers cannot import these
+                ray.cloudpickle.register_pickle_by_value(module)
             yield ray
     with warnings.catch_warnings():  # Ray lets go of processes that it has ended without waiting for them
         warnings.simplefilter("ignore", ResourceWarning)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import tiny
 import torch
+from elsewhere import Elsewhere
 from lm_tasks import write_tasks
 
 import mesa
@@ -118,6 +119,31 @@ def test_finished_tasks_are_not_run_again(folder, finished, capsys, monkeypatch)
     }.items():
         assert main(asked(folder, "choose", *options)) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_task_that_no_worker_can_finish_is_told_left_out_and_run_by_the_same_command(
+    folder, finished, tmp_path, capsys, monkeypatch
+):
+    real, lost = harness.run_harness, (("say", "origin", 300),)
+    given = [*asked(folder, "choose,say"), "--out", str(tmp_path)]
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            harness, "run_harness", lambda *some, **more: real(*some, **{**more, "runner": Elsewhere(lost=lost)})
+        )
+        assert main(given) == 1
+    told = capsys.readouterr().err
+    assert "failed: say, origin, 300: its process died" in told
+    assert "mesa-lens: 1 cells failed; the same command goes on" in told
+    written = json.loads((tmp_path / harness.RESULTS).read_text())
+    assert written["failed"] == [["say", "origin", 300]]
+    assert {name: [*each] for name, each in written["results"].items()} == {
+        "origin": ["choose"],
+        "mesa": ["choose", "say"],
+    }
+    assert main(given) == 0
+    one, other = (sorted((out / harness.JOURNAL).read_bytes().splitlines()) for out in (folder / "out", tmp_path))
+    assert one == other
 
 
 @pytest.mark.slow

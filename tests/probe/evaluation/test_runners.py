@@ -143,7 +143,6 @@ def test_cells_say_what_memory_they_take(asked):
         ("--gpus-per-worker 1", "--gpus-per-worker 1.0 is for --runner ray"),
         ("--runner spark", "--runner 'spark' is no runner; take local, ray, or ray:ADDRESS"),
         ("--runner ray:", "--runner 'ray:' is no runner"),
-        ("--runner ray --harness x", "--runner ray is not for eval --harness; leave it out"),
         ("--runner ray --gpus-per-worker 1", "--gpus-per-worker 1 with --device cpu; give --device cuda"),
         ("--runner ray --device cuda:1", "--device cuda:1 with --runner ray: a worker sees its own GPUs alone"),
     ],
