@@ -91,11 +91,11 @@ def run_harness(
 def _run_cells(pool: Pool, cells: Sequence[Cell], journal: Journal) -> list[tuple[str | int, ...]]:
     """Journals what cells give; returns those that no worker could finish."""
     failed = []
-    with watching(cells, "running lm-eval", _label, verbose=pool.verbose) as watch:
+    with watching(cells, "running lm-eval", _label, verbose=pool.verbose, folder=journal.path.parent) as watch:
         for cell, outcome in run_in_turns(pool, cells, watch):
             if outcome and outcome.lost:
                 failed.append(cell.key)
-                watch.tell(f"failed: {_label(cell)}: {outcome.lost}")
+                watch.lost(cell, outcome.lost)
             elif outcome:
                 journal.add(cell.key, outcome.value)
     return failed

@@ -64,6 +64,7 @@ def locate(
             pool()
         bar = stack.enter_context(tqdm(desc="locating", unit="token", unit_scale=True, smoothing=0.05))
         spread = Spread(made, journal, pool, bar, until, most=1 if runner.is_local else MANY)
+        stack.callback(spread.board.close)
         with contextlib.suppress(TimeIsOver):
             _run(spread, is_local=runner.is_local)
         return journal, spread.failed

@@ -8,6 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from probe.cells.board import Board
 from probe.cells.cell import Cell
 from probe.cells.pool import Pool
 from probe.cells.pool import run as run_in_turns
@@ -33,7 +34,7 @@ class Spread:
         self, made: LocatePlan, journal: Journal, pool: Callable[[], Pool], bar: tqdm, until: float | None, *, most: int
     ) -> None:
         self.made, self.journal, self.most, self.failed = made, journal, most, list[Cell]()
-        self._pool, self._bar, self._until = pool, bar, until
+        self._pool, self._bar, self._until, self.board = pool, bar, until, Board(journal.path.parent)
 
     def foresee(self, cells: Sequence[Cell]) -> None:
         """Has the bar count on cells that are to come, and on nothing else."""
@@ -45,11 +46,11 @@ class Spread:
             return True
         pool, lost = self._pool(), len(self.failed)
         self._bar.total = max(self._bar.total, self._bar.n + sum(map(self.weigh, cells)))
-        watch = Watch(self._bar, _label, self.weigh, pool.verbose)
+        watch = Watch(self._bar, _label, self.weigh, pool.verbose, self.board)
         for cell, outcome in run_in_turns(pool, cells, watch, stop=partial(is_over, self._until)):
             if outcome is None or outcome.lost:
                 self.failed.append(cell)
-                watch.tell(f"failed: {_label(cell)}: {outcome.lost if outcome else ''}")
+                watch.lost(cell, outcome.lost if outcome else "")
                 continue
             for key, row in outcome.value:
                 self.journal.add(key, {"config": config_of(self.made.methods[str(key[2])]), **self._whole(key, row)})

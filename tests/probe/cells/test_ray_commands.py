@@ -1,5 +1,6 @@
 """Commands whose cells are run on a real Ray, beside the local runner: every file that they write, whoever dies."""
 
+import importlib
 import importlib.util
 import os
 import random
@@ -19,7 +20,9 @@ from killing import killing, lines
 from lm_tasks import write_tasks
 
 from mesa_lens.cli import main
+from probe.cells.crew import Crew, Member
 from probe.cells.runner import Runner
+from probe.cells.worker import Worker
 from probe.evaluation.plan import EvalRequest, plan
 from probe.evaluation.run import run
 
@@ -32,18 +35,17 @@ pytestmark = [
 LOAD = {"revision": None, "dtype": None, "device": "cpu", "device_map": None, "trust_remote_code": False}
 """As the command has them."""
 COMMANDS = {
-    "eval": "--task passkey,nll,longppl --methods origin,mesa --lengths 96,150 --samples 2",
+    "eval": "--task passkey,nll --methods origin,mesa --lengths 96,150 --samples 2",
     "probe": "--methods origin,rerope --length 300 --texts 1 --samples 1 --lengths 80,160 --layers 0-1",
     "study": "--configs 'rerope,mesa width=4' --prompts repeated --seeds 2 --lengths 160,320 --windows 1 --samples 1",
     "locate": "--lengths 320 --samples 4 --try weave,patch,clamp,shift,attribution,smallest --heads 1",
     "anatomy": "--methods origin,rerope --lengths 160,320 --samples 2 --texts 6",
     "paper": "--config paper.yaml",
-    "harness": "--harness choose,say --include-path tasks --methods origin,mesa --lengths 300",
+    "harness": "--harness choose --include-path tasks --methods origin,mesa --lengths 300",
 }
 SECTIONS = {
     "probe": {"length": 320, "samples": 1, "texts": 0, "lengths": "160,300"},
     "passkey": {"lengths": "200,320", "samples": 2},
-    "longbench": {"tasks": ["choose"], "include_path": "tasks", "max_length": 300},
 }
 
 
@@ -64,6 +66,29 @@ def here(cluster, tmp_path_factory):
         yield folder
 
 
+@pytest.fixture(scope="module")
+def kept():
+    """Actors that are given one command's work after another's, or each would import torch anew; and no drawings."""
+    actors = {}
+
+    def start(member):
+        crew = member._crew
+        if member.number not in actors:
+            actors[member.number] = crew.ray.remote(Worker).options(num_cpus=1).remote()
+        member.place, member.actor = None, actors[member.number]
+        member.task = member.actor.begin.remote(crew.work, member._given, 1, os.getcwd())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Member, "start", start)
+        patch.setattr(Crew, "close", lambda crew: None)
+        for name in ("locate_report.write_locate_report", "anatomy_report.write_anatomy_report"):
+            patch.setattr(f"probe.{name}", lambda *_: None)
+        yield
+    for each in actors.values():
+        importlib.import_module("ray").kill(each)
+
+
+@pytest.mark.usefixtures("undrawn", "kept")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_on_two_workers_writes_what_the_local_one_does(here, name, capfd):
     command = "eval" if name == "harness" else name

@@ -26,6 +26,7 @@ from probe.mechanism.request import LocateRequest, cell_bytes, plan
 from probe.mechanism.restoration import Paired
 from probe.mechanism.results import summarize
 from probe.mechanism.run import locate
+from probe.status.status import status_of
 
 M, LENGTH = 24, 96
 HEADS = [(layer, head) for layer in range(3) for head in range(4)]
@@ -312,8 +313,11 @@ def test_a_run_goes_on_with_what_another_runner_lost(checkpoint, tmp_path):
     assert [each.layer for each in failed[0].given] == [0, 1, 2, 0, 1, 2]  # alone, and left out
     assert (*lost[:3], 2, *lost[4:]) in journal.rows
     assert summarize(made, journal)["cells_left"] == 6
+    (told,) = status_of(tmp_path).parts
+    assert (told.failed, told.left, told.running) == (6, 0, 0)
     journal, failed = locate(made, tmp_path)
     assert failed == []
+    assert status_of(tmp_path).parts[0].failed == 0
     assert summarize(made, journal)["cells_left"] == 0
 
 
