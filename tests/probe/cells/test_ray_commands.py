@@ -1,6 +1,5 @@
 """Commands whose cells are run on a real Ray, beside the local runner: every file that they write, whoever dies."""
 
-import importlib
 import importlib.util
 import os
 import random
@@ -67,9 +66,17 @@ def here(cluster, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def kept():
-    """Actors that are given one command's work after another's, or each would import torch anew; and no drawings."""
-    actors = {}
+def actors(cluster):
+    """Workers by number, for one command after another: each would import torch anew."""
+    made = {}
+    yield made
+    for each in made.values():
+        cluster.kill(each)
+
+
+@pytest.fixture
+def kept(actors, monkeypatch):
+    """Commands are given these workers, and write no charts."""
 
     def start(member):
         crew = member._crew
@@ -78,14 +85,10 @@ def kept():
         member.place, member.actor = None, actors[member.number]
         member.task = member.actor.begin.remote(crew.work, member._given, 1, os.getcwd())
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Member, "start", start)
-        patch.setattr(Crew, "close", lambda crew: None)
-        for name in ("locate_report.write_locate_report", "anatomy_report.write_anatomy_report"):
-            patch.setattr(f"probe.{name}", lambda *_: None)
-        yield
-    for each in actors.values():
-        importlib.import_module("ray").kill(each)
+    monkeypatch.setattr(Member, "start", start)
+    monkeypatch.setattr(Crew, "close", lambda crew: None)
+    for name in ("locate_report.write_locate_report", "anatomy_report.write_anatomy_report"):
+        monkeypatch.setattr(f"probe.{name}", lambda *_: None)
 
 
 @pytest.mark.usefixtures("undrawn", "kept")
