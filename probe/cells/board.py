@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,18 +27,20 @@ class Posted:
 
 
 class Board:
-    """The file of a folder that is there; where it is not, or cannot be written, nothing is told."""
+    """The file of a folder that is there; where it is not, or cannot be written, nothing is told.
 
-    def __init__(self, folder: Path | None) -> None:
+    kinds: of the cells that are run now, all of whose lost ones are tried again; what else was lost stays told.
+    """
+
+    def __init__(self, folder: Path | None, kinds: Collection[str]) -> None:
         self._path = None if folder is None else folder / BOARD
         self._running: dict[Told, int] = {}
-        self._lost = {} if folder is None else dict(posted(folder).lost)
+        known = {} if folder is None else posted(folder).lost
+        self._lost = {told: rows for told, rows in known.items() if told[0] not in kinds}
 
     def began(self, cell: Cell) -> None:
-        """Somebody is at a cell, which may have been lost before."""
-        told = cell.kind, cell.key
-        self._lost.pop(told, None)
-        self._running[told] = _rows(cell)
+        """Somebody is at a cell."""
+        self._running[cell.kind, cell.key] = _rows(cell)
         self._post()
 
     def ended(self, cell: Cell, *, lost: bool = False) -> None:
@@ -57,14 +60,15 @@ class Board:
     def _post(self) -> None:
         if self._path is None or not self._path.parent.is_dir():
             return
-        if not (self._running or self._lost):
-            self._path.unlink(missing_ok=True)
-            return
         content = {
             name: [[kind, list(key), count] for (kind, key), count in told.items()]
             for name, told in (("running", self._running), ("lost", self._lost))
         }
-        write(self._path, json.dumps(content).encode())
+        with suppress(OSError):
+            if self._running or self._lost:
+                write(self._path, json.dumps(content).encode())
+            else:
+                self._path.unlink(missing_ok=True)
 
 
 def _rows(cell: Cell) -> int:

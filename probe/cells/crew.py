@@ -22,6 +22,8 @@ TRIES = 3
 _AHEAD = 16  # cells a worker that may be under way or held back
 _PART = 4  # of the free memory, what may be
 _PATIENCE = 30.0  # seconds
+_NO_MEMORY = ("low on memory", "OUT_OF_MEMORY", "OutOfMemory")  # as Ray says it, of whatever kind its error is
+_NO_MACHINE = ("node has died", "node was terminated", "node failure", "NodeDied")
 
 
 class Crew:
@@ -167,10 +169,10 @@ class Member:
 
 
 def _reason(error: Exception) -> str:
-    said = str(error)
-    if "low on memory" in said or "OutOfMemory" in type(error).__name__:
+    said = f"{type(error).__name__}: {error}"
+    if any(words in said for words in _NO_MEMORY):
         return "the machine ran out of memory"
-    return "its machine was lost" if "node" in said.partition("\n")[0].lower() else "its process died"
+    return "its machine was lost" if any(words in said for words in _NO_MACHINE) else "its process died"
 
 
 def _last_line(error: Exception) -> str:

@@ -29,7 +29,7 @@ class Watch:
         board: Board | None = None,
     ) -> None:
         self.bar, self._label, self._weigh, self._verbose = bar, label, weigh, verbose
-        self._board = board or Board(None)
+        self._board = board or Board(None, ())
         self._begun: dict[Cell, tuple[int, float]] = {}
         self._ended: set[Cell] = set()
 
@@ -72,7 +72,7 @@ def watching(
     folder: Path | None = None,
 ) -> Iterator[Watch]:
     """A watch over cells. what: the bar's name; its unit is what they are weighed in. folder: of the board."""
-    total, board = sum(map(weigh, cells)), Board(folder)
+    total, board = sum(map(weigh, cells)), Board(folder, {cell.kind for cell in cells})
     with tqdm(total=total, desc=what, unit=unit, unit_scale=unit == "token", smoothing=0.05) as bar:
         try:
             yield Watch(bar, label, weigh, verbose, board)

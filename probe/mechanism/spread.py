@@ -34,7 +34,8 @@ class Spread:
         self, made: LocatePlan, journal: Journal, pool: Callable[[], Pool], bar: tqdm, until: float | None, *, most: int
     ) -> None:
         self.made, self.journal, self.most, self.failed = made, journal, most, list[Cell]()
-        self._pool, self._bar, self._until, self.board = pool, bar, until, Board(journal.path.parent)
+        self._pool, self._bar, self._until = pool, bar, until
+        self.board = Board(journal.path.parent, ("run", *made.request.kinds, DIMS))
 
     def foresee(self, cells: Sequence[Cell]) -> None:
         """Has the bar count on cells that are to come, and on nothing else."""

@@ -10,7 +10,6 @@ from probe.cells.pool import run
 from probe.cells.watch import watching
 
 CELLS = [Cell("count", ("cell", number)) for number in range(3)]
-FIRST, SECOND, _ = ((cell.kind, cell.key) for cell in CELLS)
 
 
 def test_a_cell_is_told_as_long_as_it_runs_and_nothing_is_left_in_the_end(tmp_path):
@@ -21,21 +20,24 @@ def test_a_cell_is_told_as_long_as_it_runs_and_nothing_is_left_in_the_end(tmp_pa
     assert not (tmp_path / BOARD).exists()
 
 
-def test_what_was_lost_stays_told_until_somebody_is_at_it_again(tmp_path):
-    large = Cell("count", ("cell", 1), given=(7, 8, 9))
+def test_what_was_lost_stays_told_until_cells_of_its_kind_are_run_again(tmp_path):
+    large = Cell("large", ("cell", 1), given=(7, 8, 9))
+    told = {("large", ("cell", 1)): 3}
     with watching(CELLS, "counting", str, folder=tmp_path) as watch:
         watch.began(large, 2)
         watch.ended(large)
         watch.lost(large, "its process died")
         watch.began(CELLS[2])
-    assert posted(tmp_path) == Posted({}, {SECOND: 3})
-    board = Board(tmp_path)
+    assert posted(tmp_path) == Posted({}, told)
+    board = Board(tmp_path, {"count"})
     board.began(CELLS[0])
-    assert posted(tmp_path) == Posted({FIRST: 1}, {SECOND: 3})
-    board.began(large)
-    board.ended(large)
-    assert posted(tmp_path) == Posted({FIRST: 1}, {})
+    assert posted(tmp_path) == Posted({(CELLS[0].kind, CELLS[0].key): 1}, told)
     board.close()
+    assert posted(tmp_path) == Posted({}, told)
+    board = Board(tmp_path, {"large"})
+    board.began(large)
+    assert posted(tmp_path) == Posted(told, {})
+    board.ended(large)
     assert not (tmp_path / BOARD).exists()
 
 
@@ -49,7 +51,7 @@ def test_no_folder_is_made_for_it(tmp_path):
 def test_a_board_that_cannot_be_read_says_nothing(content, tmp_path):
     (tmp_path / BOARD).write_bytes(content)
     assert posted(tmp_path) == Posted()
-    Board(tmp_path).close()
+    Board(tmp_path, ()).close()
     assert not (tmp_path / BOARD).exists()
 
 

@@ -107,7 +107,7 @@ def test_cells_in_all_are_told_by_the_journal_and_unknown_of_older_ones(tmp_path
 def test_what_is_under_way_is_told_while_somebody_holds_the_folder(tmp_path):
     evaluated(tmp_path / "cells.jsonl", 2, 9)
     with owned(tmp_path):
-        board = Board(tmp_path)
+        board = Board(tmp_path, ())
         for number in (2, 3):
             board.began(Cell("measure", ("nll", "origin", number)))
         board.ended(Cell("measure", ("nll", "origin", 4)), lost=True)
