@@ -206,9 +206,8 @@ def cell_bytes(made: LocatePlan, kind: str, length: int) -> int:
     needed = peak_bytes(config, length, each, streams * length * config.hidden_size * each)
     if kind != "shift":
         return needed
-    return max(
-        needed + vectors_bytes(config, made.layers, length), shift_bytes(config, made.layers, length, each)
-    )  # fmt: skip
+    held = vectors_bytes(config, made.layers, length)
+    return max(needed + held, shift_bytes(config, made.layers, length, each))
 
 
 def passes(made: LocatePlan) -> float:

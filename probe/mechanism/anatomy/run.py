@@ -70,8 +70,8 @@ def _run(
     def wanted(cell: cells.Cell) -> bool:
         return cell.kind != VECTORS or cell.key[1] not in cut
 
-    about = {"unit": "token", "verbose": pool.verbose, "folder": journal.path.parent}
-    with watching(missing, "looking inside", _label, _tokens, **about) as watch:
+    folder, verbose = journal.path.parent, pool.verbose
+    with watching(missing, "looking inside", _label, _tokens, unit="token", verbose=verbose, folder=folder) as watch:
         for cell, outcome in run_in_turns(pool, missing, watch, wanted=wanted, stop=partial(is_over, until)):
             if outcome is None or outcome.lost:
                 failed.append(cell)
