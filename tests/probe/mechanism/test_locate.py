@@ -298,9 +298,9 @@ def test_what_shifts_add_is_made_once_a_length_and_let_go_of_before_all_else(che
     monkeypatch.setattr(hand, "changes", changes)
     monkeypatch.setattr(hand.Hand, "falls", looked)
     kinds, some = ("clamp", "shift", "attribution"), {"layers": "1", "heads": "none", "hooks": ("attn_out",)}
-    made = plan(LocateRequest(model=str(checkpoint([HEAD])), lengths=(320,), samples=2, kinds=kinds, **some))
+    made = plan(LocateRequest(model=str(checkpoint([HEAD])), lengths=(320,), samples=4, kinds=kinds, **some))
     assert locate(made, tmp_path)[1] == []
-    assert seen == ["read", "0 kept", "0 kept"]
+    assert seen == ["read", *["0 kept"] * 4]
     added = 4 * 1 * 320 * 32  # bytes, layers, positions, dims
     assert cell_bytes(made, "shift", 320) >= cell_bytes(made, "run", 320) + added
 
