@@ -98,7 +98,7 @@ def test_a_command_on_two_workers_writes_what_the_local_one_does(here, name, cap
     given = [command, *shlex.split(COMMANDS[name]), "--out", f"{name}/out"]
     if name != "paper":
         given += ["--model", "headed" if name == "locate" else "plain"]
-    if name in ("eval", "locate", "anatomy"):
+    if name in ("eval", "anatomy"):
         given += ["--text", "text.txt"]
     assert main(given) == 0
     (here / name / "out").rename(here / name / "local")
