@@ -11,6 +11,7 @@ import sys
 import time
 
 import headed
+import numpy as np
 import pytest
 import tiny
 import yaml
@@ -42,6 +43,11 @@ COMMANDS = {
     "paper": "--config paper.yaml",
     "harness": "--harness choose --include-path tasks --methods origin,mesa --lengths 300",
 }
+TIMES = re.compile(
+    rb'"(seconds|time|peak_mib|created|mark|store)": [^,}\n]*|[0-9-]{10}T[0-9:+]{14}|'
+    rb"[0-9.]+( s\b| MiB|\\u00d7|\xc3\x97)|sha256 [0-9a-f]{64}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+)
+"""When a run was, how long it took, check sums of that, and names that plotly draws."""
 SECTIONS = {
     "probe": {"length": 320, "samples": 1, "texts": 0, "lengths": "160,300"},
     "passkey": {"lengths": "200,320", "samples": 2},
@@ -154,8 +160,9 @@ def test_a_killed_command_goes_on(cluster, evaluated, tmp_path, seed, workers):
 
 
 def files(folder):
-    """What each file below a folder holds: its bytes; of those that hold times, all else."""
-    return {path.relative_to(folder): content(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    """What each file below a folder holds, but for times and peaks of memory and what is made of them."""
+    found = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {name: content(path) for name, path in found.items() if not {"seconds", "peak_mib"} & {*name.parts}}
 
 
 def content(path):
@@ -163,4 +170,12 @@ def content(path):
         return journal(path)
     if path.name == "samples.csv":
         return table(path)
-    return path.read_bytes()
+    if path.suffix == ".npz":
+        with np.load(path) as arrays:
+            about = str(arrays["about"]).encode() if "about" in arrays.files else b""
+            return untimed(about), {name: arrays[name].tobytes() for name in arrays.files if name != "about"}
+    return untimed(path.read_bytes()) if path.suffix in (".json", ".html") else path.read_bytes()
+
+
+def untimed(text):
+    return TIMES.sub(b"", text)
