@@ -46,7 +46,7 @@ def machines(ray):
     from ray.cluster_utils import Cluster
 
     folder = tempfile.mkdtemp(prefix="mesa-")  # sockets have short names
-    own = {"_temp_dir": folder, "node_ip_address": "127.0.0.1", "include_dashboard": False}
+    own = {"temp_dir": folder, "node_ip_address": "127.0.0.1", "include_dashboard": False}
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **own})
     made.add = lambda **has: made.add_node(node_ip_address="127.0.0.1", **has)
     yield made
