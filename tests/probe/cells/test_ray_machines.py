@@ -41,12 +41,13 @@ def ray(monkeypatch):
 
 
 @pytest.fixture
-def machines(ray):
+def machines(ray, monkeypatch):
     """A cluster whose first machine has two CPUs; `add` gives it another."""
     from ray.cluster_utils import Cluster
 
     folder = tempfile.mkdtemp(prefix="mesa-")  # sockets have short names
-    own = {"temp_dir": folder, "node_ip_address": "127.0.0.1", "include_dashboard": False}
+    monkeypatch.setenv("RAY_TMPDIR", folder)
+    own = {"node_ip_address": "127.0.0.1", "include_dashboard": False}
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **own})
     made.add = lambda **has: made.add_node(node_ip_address="127.0.0.1", **has)
     yield made
@@ -132,7 +133,7 @@ def test_what_a_lost_machine_was_at_is_begun_again_on_the_others(machines, tmp_p
 
     thread = threading.Thread(target=lose)
     thread.start()
-    work = Squares(str(tmp_path), doomed=lost.node_id)
+    work = Squares(str(tmp_path), doomed=lost._node_id)
     found, _ = outcomes(Runner("ray", machines.address, workers=4), work)
     thread.join()
     assert found == [number**2 for number in range(6)]
