@@ -74,7 +74,7 @@ class Toy:
 
 
 class Squares(Toy):
-    """Squares; nothing is ever finished on the doomed machine."""
+    """Squares; the doomed machine begins one and never ends it, the others wait for that."""
 
     kind = "square"
 
@@ -82,10 +82,12 @@ class Squares(Toy):
         import ray
 
         self._note(cell.key[0])
+        begun = Path(self.folder) / "begun"
         if ray.get_runtime_context().get_node_id() == self.doomed:
-            (Path(self.folder) / "begun").touch()
+            begun.touch()
             time.sleep(600)
-        time.sleep(0.2)
+        while not begun.exists():
+            time.sleep(0.05)
         return cell.key[0] ** 2
 
 
@@ -131,7 +133,7 @@ def test_what_a_lost_machine_was_at_is_begun_again_on_the_others(machines, tmp_p
             time.sleep(0.05)
         machines.remove_node(lost, allow_graceful=False)
 
-    thread = threading.Thread(target=lose)
+    thread = threading.Thread(target=lose, daemon=True)
     thread.start()
     work = Squares(str(tmp_path), doomed=lost._node_id)
     found, _ = outcomes(Runner("ray", machines.address, workers=4), work)
