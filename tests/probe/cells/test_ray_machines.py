@@ -34,6 +34,7 @@ def ray(monkeypatch):
     """Workers have a thread each, and are carried what is defined here, which they cannot import."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # read where Ray is imported
+    monkeypatch.setenv("RAY_worker_niceness", "0")
     found = importlib.import_module("ray")
     for module in (sys.modules[__name__], drawn):
         found.cloudpickle.register_pickle_by_value(module)
