@@ -22,8 +22,12 @@ TRIES = 3
 _AHEAD = 16  # cells a worker that may be under way or held back
 _PART = 4  # of the free memory, what may be
 _PATIENCE = 30.0  # seconds
-_NO_MEMORY = ("low on memory", "OUT_OF_MEMORY", "OutOfMemory")  # as Ray says it, of whatever kind its error is
-_NO_MACHINE = ("node has died", "node was terminated", "node failure", "NodeDied")
+_REASONS = {
+    "the machine ran out of memory": ("low on memory", "OUT_OF_MEMORY", "OutOfMemory"),
+    "its machine was lost": ("node has died", "node was terminated", "node failure", "NodeDied"),
+    "it cannot be reached": ("ActorUnavailable", "is temporarily unavailable"),  # so is a machine's that was just lost
+}
+"""Why a worker is lost, by words of Ray's errors, of whatever kind these are."""
 
 
 class Crew:
@@ -170,9 +174,8 @@ class Member:
 
 def _reason(error: Exception) -> str:
     said = f"{type(error).__name__}: {error}"
-    if any(words in said for words in _NO_MEMORY):
-        return "the machine ran out of memory"
-    return "its machine was lost" if any(words in said for words in _NO_MACHINE) else "its process died"
+    found = (reason for reason, words in _REASONS.items() if any(each in said for each in words))
+    return next(found, "its process died")
 
 
 def _last_line(error: Exception) -> str:

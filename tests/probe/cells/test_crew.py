@@ -113,6 +113,8 @@ def test_one_that_loads_at_its_third_try_is_kept():
          "health check failed due to missing too many heartbeats", "its machine was lost"),
         ("The actor is dead because its worker process has died. Worker exit type: NODE_OUT_OF_MEMORY Worker exit "
          "detail: 1 worker(s) were killed due to the node running low on memory.", "the machine ran out of memory"),
+        ("The actor c0ffee is unavailable: The actor is temporarily unavailable: RpcError: RPC error: Socket closed",
+         "it cannot be reached"),
     ],
 )  # fmt: skip
 def test_what_ray_says_of_a_death_is_told_in_a_few_words(said, reason, capsys):
