@@ -21,12 +21,15 @@ class Dead(Exception):
 
 
 class Here:
-    """Actors in this process; those of the numbers in `dying`, in the order they are made in, die as they load."""
+    """Actors in this process; those of the numbers in `dying`, in the order they are made in, die as they load.
+
+    deaths: what is said of further ones, each at a cell.
+    """
 
     exceptions = SimpleNamespace(RayTaskError=type("TaskError", (Exception,), {}), RayError=Dead)
 
     def __init__(self, dying):
-        self.dying, self.made = dying, 0
+        self.dying, self.made, self.deaths = dying, 0, []
 
     def put(self, work):
         return work
@@ -42,7 +45,12 @@ class Here:
                 raise Dead("its process is gone")
             return worker.begin(*args)
 
-        return SimpleNamespace(begin=Later(begin), run=Later(worker.run))
+        def run(cell):
+            if self.deaths:
+                raise Dead(self.deaths.pop())
+            return worker.run(cell)
+
+        return SimpleNamespace(begin=Later(begin), run=Later(run))
 
     def wait(self, tasks, **_):
         return tasks[:1], tasks[1:]
@@ -119,17 +127,9 @@ def test_one_that_loads_at_its_third_try_is_kept():
 )  # fmt: skip
 def test_what_ray_says_of_a_death_is_told_in_a_few_words(said, reason, capsys):
     ray = Here(())
+    ray.deaths.append(f"The actor died unexpectedly before finishing this task.\n\tclass_name: Worker\n{said}")
     workers = Crew(ray, Squares(), Share(1, 0, 0), [100, 100], verbose=False)
     workers.wait()
-    real, deaths = ray.get, []
-
-    def get(task):
-        if any(member.cell for member in workers.members) and not deaths:
-            deaths.append(task)
-            raise Dead(f"The actor died unexpectedly before finishing this task.\n\tclass_name: Worker\n{said}")
-        return real(task)
-
-    ray.get = get
     assert outcomes(workers) == [0, 1, 4, 9, 16]
     assert f"is lost, {reason}; begun again: " in capsys.readouterr().err
 
