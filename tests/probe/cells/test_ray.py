@@ -127,7 +127,6 @@ def kill_workers(local, out, seed, workers):
         drawn.draw(out, replace(RAY, workers=workers))
     assert killed
     assert files(out) == local
-    print(f"seed {seed}: {len(killed)} of {workers} workers killed, {len(local)} files the same")
 
 
 def kill_driver(cluster, local, out, seed, workers):
@@ -149,7 +148,6 @@ def kill_driver(cluster, local, out, seed, workers):
     assert enough - 1 <= done < len(drawn.CELLS)
     drawn.draw(out, RAY)
     assert files(out) == local
-    print(f"seed {seed}: driver killed after {done} of {len(drawn.CELLS)} cells, {len(local)} files the same")
 
 
 def test_killed_workers_change_nothing(cluster, local, tmp_path):
