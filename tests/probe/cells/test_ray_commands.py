@@ -115,7 +115,6 @@ def test_a_command_on_two_workers_writes_what_the_local_one_does(here, name, cap
     assert local.keys() == ray.keys()
     differing = [path for path in local if local[path] != ray[path]]
     assert differing == []
-    print(f"{name}: {len(local)} files are the same, {sum(map(len, local.values()))} bytes or rows")
 
 
 @pytest.fixture(scope="module")
