@@ -5,7 +5,7 @@ OUT ?= runs/demo
 REAL := --model smollm2 --length 16384 --methods origin,rerope,dynamic-ntk,mesa,stair --texts 0 \
   --samples 1 --lengths 8192,12288,16384 --out runs/real
 
-.PHONY: demo real app test test-slow test-fuzz test-browser mutants check bench pictures mechanism counterpart format clean
+.PHONY: demo real app test test-slow test-ray test-fuzz test-browser mutants check bench pictures mechanism counterpart format clean
 
 demo: .venv/installed  ## set up, then probe the shipped model: runs/demo/report.html
 	$(BIN)/mesa-lens probe --length 2048 --out $(OUT) $(if $(wildcard $(OUT)/report.html),--overwrite)
@@ -24,6 +24,10 @@ test: .venv/installed  ## set up, then the tests
 
 test-slow: .venv/installed  ## the tests marked slow
 	$(BIN)/python -m pytest -m slow
+
+test-ray: .venv/ray  ## workers on a real Ray: every command, 40 kills, lost machines (needs mesa-lens[ray])
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/probe/cells/test_ray.py tests/probe/cells/test_ray_commands.py \
+	  tests/probe/cells/test_ray_machines.py
 
 test-fuzz: .venv/installed  ## 2,000 wrong command lines: each must end in one line that names what is wrong
 	$(BIN)/python tests/fuzz/command_lines.py 2000
@@ -63,6 +67,10 @@ clean:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+.venv/ray: .venv/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
 	touch $@
 
 .venv/browser: .venv/installed

@@ -20,7 +20,6 @@ from mesa_lens.options import (
     add_settings,
     goes_on,
     lengths,
-    only_local,
     runner_of,
     tell_estimate,
     tell_failed,
@@ -107,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
         executor=args.executor,
     )
     with goes_on(args):
-        return _harness(args, request) if args.harness else _tasks(args, request, runner)
+        return _harness(args, request, runner) if args.harness else _tasks(args, request, runner)
 
 
 def _tasks(args: argparse.Namespace, request: Any, runner: Any) -> int:
@@ -163,13 +162,12 @@ def _told(summary: Mapping[str, Any]) -> Iterator[str]:
         yield "\n".join(told)
 
 
-def _harness(args: argparse.Namespace, request: Any) -> int:
+def _harness(args: argparse.Namespace, request: Any, runner: Any) -> int:
     from dataclasses import replace
 
     from probe.evaluation.harness import RESULTS, run_harness
     from probe.evaluation.plan import names, plan
 
-    only_local(args, "eval --harness")
     for name in ("text", "data", "depth", "evaluator", "evaluator_method"):
         if getattr(args, name) is not None:
             option = name.replace("_", "-")
@@ -186,10 +184,13 @@ def _harness(args: argparse.Namespace, request: Any) -> int:
         include_path=args.include_path,
         limit=args.limit,
         overwrite=args.overwrite,
+        runner=runner,
     )
+    if failed := written["failed"]:
+        tell_failed(args, f"{len(failed)} cells")
     if args.json:
         print(json.dumps(written, indent=1))
-        return 0
+        return 1 if failed else 0
     for method, results in written["results"].items():
         for task, scores in results.items():
             shown = ", ".join(
@@ -197,4 +198,4 @@ def _harness(args: argparse.Namespace, request: Any) -> int:
             )
             print(f"{method:14s} {task}: {shown}")
     print(f"\nwrote {args.out / RESULTS}")
-    return 0
+    return 1 if failed else 0

@@ -106,14 +106,6 @@ def runner_of(args: argparse.Namespace, load: Mapping[str, Any] | None = None) -
     return runner
 
 
-def only_local(args: argparse.Namespace, command: str) -> None:
-    """Raises ValueError where workers are asked for that a command does not have."""
-    kind, address = args.runner
-    if kind != "local":
-        raise ValueError(f"--runner {kind}{':' if address else ''}{address or ''} is not for {command}; leave it out")
-    runner_of(args)
-
-
 def tell_left(args: argparse.Namespace, left: str) -> None:
     """Says on stderr what is left of a run, because --minutes are over, and how it goes on."""
     over = f"{args.minutes:g} minutes are over, " if args.minutes else ""

@@ -124,7 +124,7 @@ def _capture_and_measure(made: ProbePlan, out: Path, overwrite: bool, runner: Ru
         store.create(path, **begun, force=made.request.force)
     store.write_tokens(path, token_texts(made, tokens))
     with _kept(out, journal, overwrite):
-        _fill(made, measured, journal, path, pool)
+        _fill(made, measured, journal, out, pool)
         remove_report(out)
         store.finish(path)
 
@@ -159,14 +159,15 @@ def _fill(
     made: ProbePlan,
     measured: EvalPlan,
     journal: Journal | None,
-    path: Path,
+    out: Path,
     pool: Callable[[], Pool],
 ) -> None:
     """Measures and captures what is missing, on workers that are made where they are needed.
 
     Raises CellsLost, at the end, for what no worker could finish.
     """
-    done, rounds = whole_passes(partial_path(path)), made.request.refine
+    path, rounds = store_of(out), made.request.refine
+    done = whole_passes(partial_path(path))
     passes = [(name, prompt) for name in made.methods for prompt in made.prompts if (name, prompt) not in done]
     evaluation, lost = None, list[CellsLost]()
     if journal is not None:  # before the capture: the bridge wraps the model
@@ -180,7 +181,7 @@ def _fill(
             lost.append(error)
     if passes:
         try:
-            _capture_all(made, pool(), passes, path)
+            _capture_all(made, pool(), passes, path, out)
         except CellsLost as error:
             lost.append(error)
     if lost:
@@ -189,14 +190,14 @@ def _fill(
         store.write_evaluation(path, evaluation)
 
 
-def _capture_all(made: ProbePlan, pool: Pool, passes: Sequence[tuple[str, str]], path: Path) -> None:
+def _capture_all(made: ProbePlan, pool: Pool, passes: Sequence[tuple[str, str]], path: Path, out: Path) -> None:
     """Raises CellsLost, at the end, for passes that no worker could finish."""
     cells, failed = capture_cells(made, passes), []
-    with watching(cells, "capturing hidden states", _label, unit="pass", verbose=pool.verbose) as watch:
+    with watching(cells, "capturing hidden states", _label, unit="pass", verbose=pool.verbose, folder=out) as watch:
         for cell, outcome in run_in_turns(pool, cells, watch):
             if outcome is None or outcome.lost:
                 failed.append(cell)
-                watch.tell(f"failed: {_label(cell)}: {outcome.lost if outcome else ''}")
+                watch.lost(cell, outcome.lost if outcome else "")
             else:
                 method, prompt = map(str, cell.key)
                 _write_pass(path, method, prompt, made.kept.layers, outcome.value)

@@ -22,7 +22,7 @@ FLOORS = """
     probe.tasks           <- mesa
     probe.capture         <- mesa
     probe.ownership probe.files  <-
-    probe.cells           <- mesa
+    probe.cells           <- mesa probe.files
     probe.evaluation      <- mesa probe.request probe.tasks probe.capture probe.ownership probe.files probe.cells
     probe.store           <- probe.files probe.capture
     probe.thresholds      <- mesa probe.tasks probe.capture probe.evaluation probe.store
@@ -30,7 +30,7 @@ FLOORS = """
     probe.mechanism.anatomy <- mesa probe.ownership probe.files probe.request probe.tasks probe.capture probe.cells probe.evaluation probe.store probe.thresholds
     probe.study           <- mesa probe
     probe.mechanism       <- mesa probe.ownership probe.files probe.request probe.tasks probe.capture probe.cells probe.evaluation probe.store probe.thresholds probe.study probe.mechanism.anatomy
-    probe.status          <- probe.ownership probe.evaluation probe.store probe.study
+    probe.status          <- probe.ownership probe.cells probe.evaluation probe.store probe.study
     probe.mechanism.counterpart <- mesa probe.ownership probe.files probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds probe.study probe.mechanism.anatomy probe.mechanism
     probe.locate_report   <- probe.files probe.store probe.figures probe.mechanism
     probe.anatomy_report  <- probe.files probe.store probe.figures probe.mechanism

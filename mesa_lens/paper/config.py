@@ -20,7 +20,7 @@ from mesa_lens.paper.sections import SECTIONS, Section
 from probe.capture.spec import CaptureSpec, parse_ranges
 from probe.evaluation.by_length import default_lengths
 from probe.evaluation.evaluator import BY_DEFAULT, passes
-from probe.evaluation.harness import checked_tasks
+from probe.evaluation.harness_work import checked_tasks
 from probe.evaluation.plan import TASKS, EvalPlan, EvalRequest, memory_bytes, names, parse_lengths, plan
 from probe.plan import ProbeRequest
 from probe.plan import plan as plan_probe

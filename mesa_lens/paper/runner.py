@@ -54,8 +54,8 @@ def run_sections(
 
     They run in the config's order; nothing is begun after the `clock.deadline` `until`. What no worker could finish is
     in a section's 'failed', and the others go on. Raises FileExistsError, before anything runs, for folders of another
-    run, unless `overwrite`, which removes what they hold once it is known that the model can be loaded. lm-eval's tasks
-    run in this process, whoever the runner is. Also raises what `Runner.check` raises.
+    run, unless `overwrite`, which removes what they hold once it is known that the model can be loaded. Also raises
+    what `Runner.check` raises.
     """
     runner.check(config.load)
     if overwrite:
@@ -127,7 +127,7 @@ def _section(
         if is_over(until):
             return {"left_out": _TIME_OVER}
         tasks, options = config.sections[name]["tasks"], _harness_options(config)
-        return run_harness(plans[name], tasks, folder, **options)
+        return run_harness(plans[name], tasks, folder, **options, runner=runner)
     summary = run_cells(plans[name], folder, until=until, runner=runner)
     return summary if summary["cells"] or not summary["cells_left"] else {"left_out": _TIME_OVER}
 

@@ -22,6 +22,12 @@ TRIES = 3
 _AHEAD = 16  # cells a worker that may be under way or held back
 _PART = 4  # of the free memory, what may be
 _PATIENCE = 30.0  # seconds
+_REASONS = {
+    "the machine ran out of memory": ("low on memory", "OUT_OF_MEMORY", "OutOfMemory"),
+    "its machine was lost": ("node has died", "node was terminated", "node failure", "NodeDied"),
+    "it cannot be reached": ("ActorUnavailable", "is temporarily unavailable"),  # so is a machine's that was just lost
+}
+"""Why a worker is lost, by words of Ray's errors, of whatever kind these are."""
 
 
 class Crew:
@@ -167,10 +173,9 @@ class Member:
 
 
 def _reason(error: Exception) -> str:
-    said = str(error)
-    if "low on memory" in said or "OutOfMemory" in type(error).__name__:
-        return "the machine ran out of memory"
-    return "its machine was lost" if "node" in said.partition("\n")[0].lower() else "its process died"
+    said = f"{type(error).__name__}: {error}"
+    found = (reason for reason, words in _REASONS.items() if any(each in said for each in words))
+    return next(found, "its process died")
 
 
 def _last_line(error: Exception) -> str:

@@ -164,14 +164,15 @@ def run_cells(
     too_large: dict[tuple[str, str], int] = {}
     left_out = LeftOut()
     cells = cells_of(made, missing)
-    with watching(cells, what, _label, partial(_tokens, made), unit="token", verbose=pool.verbose) as watch:
+    tokens, folder = partial(_tokens, made), journal.path.parent
+    with watching(cells, what, _label, tokens, unit="token", verbose=pool.verbose, folder=folder) as watch:
         for cell, outcome in run_in_turns(
             pool, cells, watch, wanted=lambda cell: not _is_beyond(cell, too_large), stop=partial(is_over, until)
         ):
             task, name, length = own = _own(cell)
             if outcome and outcome.lost:
                 left_out.failed.append(own)
-                watch.tell(f"failed: {task} under {name} at {length} tokens: {outcome.lost}")
+                watch.lost(cell, outcome.lost)
                 continue
             if outcome:
                 check(own, outcome.value)

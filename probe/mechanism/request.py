@@ -17,7 +17,7 @@ from probe.evaluation.plan import PROMPTS
 from probe.mechanism import interventions
 from probe.mechanism.items import MEASURES, items
 from probe.mechanism.passes import Item
-from probe.mechanism.shift import shift_bytes
+from probe.mechanism.shift import shift_bytes, vectors_bytes
 from probe.request import MethodsRequest
 from probe.tasks import sources
 from probe.tasks.base import Setting
@@ -204,7 +204,10 @@ def cell_bytes(made: LocatePlan, kind: str, length: int) -> int:
         "smallest": made.request.samples * (depth + 2),  # every item's broken run at once
     }.get(kind, 2 * (depth + 1))
     needed = peak_bytes(config, length, each, streams * length * config.hidden_size * each)
-    return max(needed, shift_bytes(config, made.layers, length, each)) if kind == "shift" else needed
+    if kind != "shift":
+        return needed
+    held = vectors_bytes(config, made.layers, length)
+    return max(needed + held, shift_bytes(config, made.layers, length, each))
 
 
 def passes(made: LocatePlan) -> float:

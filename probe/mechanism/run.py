@@ -32,7 +32,7 @@ from probe.mechanism.shift import shifts
 from probe.mechanism.smallest import can_be_searched
 from probe.mechanism.spread import Spread, TimeIsOver
 from probe.mechanism.unfinished import left
-from probe.mechanism.work import MANY, LocateWork, attribution_cell, dims_cell, foreseen, tried_cells
+from probe.mechanism.work import MANY, SHIFT, LocateWork, attribution_cell, dims_cell, foreseen, tried_cells
 from probe.ownership import owned
 
 Judged = Mapping[Group, Sequence[str]]
@@ -64,6 +64,7 @@ def locate(
             pool()
         bar = stack.enter_context(tqdm(desc="locating", unit="token", unit_scale=True, smoothing=0.05))
         spread = Spread(made, journal, pool, bar, until, most=1 if runner.is_local else MANY)
+        stack.callback(spread.board.close)
         with contextlib.suppress(TimeIsOver):
             _run(spread, is_local=runner.is_local)
         return journal, spread.failed
@@ -74,20 +75,22 @@ def _run(spread: Spread, *, is_local: bool) -> None:
     groups = sorted(made.items, key=lambda group: group[1])
     spread.expect()
     plain = [cell for group in groups for cell in _baselines(spread, group)]
-    spread.foresee([*plain, *_tried(spread, dict.fromkeys(groups, made.mending))])
+    every = dict.fromkeys(groups, made.mending)
+    spread.foresee([*plain, *_tried(spread, every), *_further(spread, every, is_local)])
     spread.run(plain)
     spread.expect()
     judged = {group: [name for name in made.mending if _mends(spread, group, name)] for group in groups}
     judged = {group: names for group, names in judged.items() if names}
     if not judged and not spread.failed:
         raise RuntimeError(_indifferent(spread))
-    spread.run([*_tried(spread, judged), *(_dims(spread, judged) if "clamp" in kinds else ())])
+    if is_local and "attribution" in kinds:
+        _tell_what_does_not_fit(made, judged)
+    tried = [*_tried(spread, judged), *(_dims(spread, judged) if "clamp" in kinds else ())]
+    spread.foresee([*tried, *_further(spread, judged, is_local)])
+    spread.run(tried)
     spread.expect()
-    further = []
-    for group, names in judged.items():
-        further += _held(spread, group) if {"clamp", "shift"} & {*kinds} else []
-        if "attribution" in kinds and (not is_local or _has_room(made, group[1])):
-            further += _attributions(spread, group, names)
+    further = _further(spread, judged, is_local)
+    spread.foresee(further)
     spread.run(further)
     for group, names in judged.items():
         for name in names if "smallest" in kinds else ():
@@ -128,15 +131,26 @@ def _dims(spread: Spread, judged: Judged) -> Iterator[Cell]:
             yield dims_cell(spread.made, length)
 
 
-def _held(spread: Spread, group: Group) -> Iterator[Cell]:
-    """Broken runs with dims held, or other positional vectors; they serve all methods."""
-    made, kinds = spread.made, spread.made.request.kinds
-    clamps = (clamps_of(made, spread.journal, group) or []) if "clamp" in kinds else []
+def _further(spread: Spread, judged: Judged, is_local: bool) -> list[Cell]:
+    """Clamps, of dims that are known; shifts, those of a length together; attributions, here where they fit."""
+    made, kinds, found = spread.made, spread.made.request.kinds, list[Cell]()
+    for group in judged if "clamp" in kinds else ():
+        found += _clamped(spread, group)
+    for group in judged if "shift" in kinds else ():
+        for number in range(len(made.items[group])):
+            found += _cells(spread, SHIFT, group, ORIGIN, number, shifts(made.layers))
+    for group, names in judged.items() if "attribution" in kinds else ():
+        if not is_local or fits(made, group[1]):
+            found += _attributions(spread, group, names)
+    return found
+
+
+def _clamped(spread: Spread, group: Group) -> Iterator[Cell]:
+    """Broken runs with dims held; they serve all methods."""
+    clamps = clamps_of(spread.made, spread.journal, group) or []
     inside = [Plain(BROKEN, inside=True)] if any(each.inside for each in clamps) else []
-    for number in range(len(made.items[group])):
+    for number in range(len(spread.made.items[group])):
         yield from _cells(spread, "clamp", group, ORIGIN, number, [*inside, *clamps])
-    for number in range(len(made.items[group])) if "shift" in kinds else ():
-        yield from _cells(spread, "shift", group, ORIGIN, number, shifts(made.layers))
 
 
 def _attributions(spread: Spread, group: Group, names: Sequence[str]) -> Iterator[Cell]:
@@ -146,13 +160,13 @@ def _attributions(spread: Spread, group: Group, names: Sequence[str]) -> Iterato
                 yield attribution_cell(spread.made, group, name, number, hooks)
 
 
-def _has_room(made: LocatePlan, length: int) -> bool:
-    """Whether an attribution fits on this machine; what does not is told."""
-    if fits(made, length):
-        return True
-    needed, free = bytes_needed(made, length) / 2**30, free_bytes(made.request.load.get("device") or "cpu") / 2**30
-    tqdm.write(f"left out: attribution at {length} tokens needs {needed:.0f} GiB, {free:.0f} are free", file=sys.stderr)
-    return False
+def _tell_what_does_not_fit(made: LocatePlan, judged: Judged) -> None:
+    """Attributions for which this machine has no room."""
+    free = free_bytes(made.request.load.get("device") or "cpu") / 2**30
+    for length in dict.fromkeys(length for _, length in judged):
+        if not fits(made, length):
+            said = f"left out: attribution at {length} tokens needs {bytes_needed(made, length) / 2**30:.0f} GiB"
+            tqdm.write(f"{said}, {free:.0f} are free", file=sys.stderr)
 
 
 def _mends(spread: Spread, group: Group, name: str) -> bool:

@@ -71,6 +71,16 @@ class Shift:
         return contrast.run(BROKEN, self.layer, [Edit(("resid_post", self.layer), change)])
 
 
+def reading_tokens(length: int) -> int:
+    """Tokens that `changes` reads."""
+    return TEXTS * length
+
+
+def vectors_bytes(config: Any, layers: Sequence[int], length: int) -> int:
+    """Memory of what `changes` gives."""
+    return 4 * len(layers) * length * config.hidden_size
+
+
 def shifts(layers: Sequence[int]) -> list[Shift]:
     """Every layer's shift, and with its dims shuffled."""
     return [Shift(layer, which) for layer in layers for which in WHICH]
@@ -79,4 +89,4 @@ def shifts(layers: Sequence[int]) -> list[Shift]:
 def shift_bytes(config: Any, layers: Sequence[int], length: int, number_bytes: int) -> int:
     """Estimate of the memory that `changes` takes beside the weights."""
     kept = Kept(layers, range(length), range(config.hidden_size))
-    return collect_bytes(config, kept, length, number_bytes, "float32") + 4 * kept.values
+    return collect_bytes(config, kept, length, number_bytes, "float32") + vectors_bytes(config, layers, length)

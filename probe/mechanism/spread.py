@@ -8,6 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from probe.cells.board import Board
 from probe.cells.cell import Cell
 from probe.cells.pool import Pool
 from probe.cells.pool import run as run_in_turns
@@ -17,8 +18,9 @@ from probe.evaluation.journal import Cell as Key
 from probe.evaluation.journal import Journal
 from probe.mechanism.cells import config_of
 from probe.mechanism.request import LocatePlan
+from probe.mechanism.shift import reading_tokens, shifts
 from probe.mechanism.unfinished import left
-from probe.mechanism.work import ATTRIBUTION, DIMS
+from probe.mechanism.work import ATTRIBUTION, DIMS, SHIFT
 
 
 class TimeIsOver(Exception):
@@ -33,10 +35,11 @@ class Spread:
     ) -> None:
         self.made, self.journal, self.most, self.failed = made, journal, most, list[Cell]()
         self._pool, self._bar, self._until = pool, bar, until
+        self.board = Board(journal.path.parent, ("run", *made.request.kinds, DIMS))
 
     def foresee(self, cells: Sequence[Cell]) -> None:
-        """Has the bar count on cells that are to come."""
-        self._bar.total = sum(map(self.weigh, cells))
+        """Has the bar count on cells that are to come, and on nothing else."""
+        self._bar.total = self._bar.n + sum(map(self.weigh, cells))
 
     def run(self, cells: Sequence[Cell]) -> bool:
         """Journals what cells give, in their order; whether none was lost. Raises TimeIsOver where that has come."""
@@ -44,11 +47,11 @@ class Spread:
             return True
         pool, lost = self._pool(), len(self.failed)
         self._bar.total = max(self._bar.total, self._bar.n + sum(map(self.weigh, cells)))
-        watch = Watch(self._bar, _label, self.weigh, pool.verbose)
+        watch = Watch(self._bar, _label, self.weigh, pool.verbose, self.board)
         for cell, outcome in run_in_turns(pool, cells, watch, stop=partial(is_over, self._until)):
             if outcome is None or outcome.lost:
                 self.failed.append(cell)
-                watch.tell(f"failed: {_label(cell)}: {outcome.lost if outcome else ''}")
+                watch.lost(cell, outcome.lost if outcome else "")
                 continue
             for key, row in outcome.value:
                 self.journal.add(key, {"config": config_of(self.made.methods[str(key[2])]), **self._whole(key, row)})
@@ -65,16 +68,23 @@ class Spread:
         self.journal.expect(len(self.journal.rows) + left(self.made, self.journal) + more)
 
     def weigh(self, cell: Cell) -> int:
-        """Tokens that a cell takes, of whole passes."""
-        depth = self.made.config.num_hidden_layers
+        """Tokens that a cell takes, of whole passes; the texts that shifts are read off are shared out among them."""
+        depth, length = self.made.config.num_hidden_layers, int(cell.key[1])
         if cell.kind in (DIMS, ATTRIBUTION):
-            return 2 * int(cell.key[1])
-        return sum(round(int(cell.key[1]) * (depth - (each.layer or 0)) / depth) for each in cell.given)
+            return 2 * length
+        beside = _texts_each(self.made, length) if cell.kind == SHIFT else 0
+        return sum(round(length * (depth - (each.layer or 0)) / depth + beside) for each in cell.given)
 
     def _whole(self, key: Key, row: dict[str, Any]) -> dict[str, Any]:
         """A row with what the journal has under its name already: attributions of other hooks."""
         known = self.journal.rows.get(key, {"falls": []})
         return {"falls": [*known["falls"], *row["falls"]]} if "falls" in row else row
+
+
+def _texts_each(made: LocatePlan, length: int) -> float:
+    """Tokens of the texts that are read for the shifts of a length, by shift."""
+    items = sum(len(each) for (_, own), each in made.items.items() if own == length)
+    return reading_tokens(length) / (items * len(shifts(made.layers)))
 
 
 def _label(cell: Cell) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -12,6 +12,7 @@ from zipfile import BadZipFile
 import numpy as np
 import zarr
 
+from probe.cells.board import posted
 from probe.evaluation.journal import Lines, read_lines
 from probe.store.place import zarr_place
 from probe.store.reader import is_half, partial_path, store_of, stored_array, whole_passes
@@ -21,11 +22,25 @@ CELLS, HARNESS, MEASURED = "cells.jsonl", "harness.jsonl", "measured.jsonl"
 _EITHER = ("nll", "passkey")  # tasks that a probe run measures failure by
 
 
+_KINDS = {
+    ("eval", "cells"): "measure",
+    ("eval", "lm-eval tasks"): "harness",
+    ("probe", "measured cells"): "measure",
+    ("probe", "captured passes"): "capture",
+    ("study", "predictions"): "predict",
+    ("study", "measured lengths"): "measure",
+    ("anatomy", "cells"): "look",
+    ("anatomy", "texts"): "vectors",
+}
+"""The kind of cells that a part counts; of a locate run all."""
+
+
 @dataclass(frozen=True)
 class Part:
     """Work of one kind. cells: how many in all, None where the folder does not tell. failed: left out for good.
 
-    file: the journal they are kept in; seconds: what one of them took on the mean, where that was measured.
+    running: of those that are left. file: the journal they are kept in; seconds: what one of them took on the mean,
+    where that was measured.
     """
 
     command: str
@@ -37,15 +52,30 @@ class Part:
     seconds: float | None = None
     section: str = ""
     damaged: tuple[int, ...] = ()
+    running: int = 0
 
     @property
     def left(self) -> int | None:
-        """What is still to be done."""
+        """What is still to be done, or under way."""
         return None if self.cells is None else max(0, self.cells - self.done - self.failed)
 
 
 def parts_of(folder: Path) -> Iterator[Part]:
-    """The parts of a run that lie in the folder itself. Raises ValueError, naming the file, for what cannot be read."""
+    """The parts of a run that lie in the folder itself. Raises ValueError, naming the file, for what cannot be read.
+
+    With what was told last of cells under way, and of those that no worker could finish.
+    """
+    for part in _kept(folder):
+        inner = folder / part.command if part.command in ("locate", "anatomy") else folder
+        said, kind = posted(inner), _KINDS.get((part.command, part.what))
+        running, lost = (
+            sum(rows for (each, _), rows in told.items() if kind in (None, each)) for told in (said.running, said.lost)
+        )
+        yield replace(part, running=running, failed=part.failed or lost)
+
+
+def _kept(folder: Path) -> Iterator[Part]:
+    """The parts, as journals and stores hold them."""
     if (path := folder / CELLS).exists():
         lines = read_lines(path)
         yield from _study(path, lines) if "configs" in (lines.settings or {}) else [_evaluation(path, lines)]

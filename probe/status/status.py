@@ -41,6 +41,7 @@ class Status:
                 **({"section": part.section} if part.section else {}),
                 "what": part.what,
                 "done": part.done,
+                "running": part.running,
                 "failed": part.failed,
                 "left": part.left,
                 "of": part.cells,
@@ -53,7 +54,9 @@ class Status:
     def told(self) -> dict[str, Any]:
         """All of it, ready for JSON."""
         rows, known = self.rows(), {key: value for key, value in self.holder.items() if key != "found"}
-        whole = {key: _sum(row[key] for row in rows) for key in ("done", "failed", "left", "of", "seconds_left")}
+        whole = {
+            key: _sum(row[key] for row in rows) for key in ("done", "running", "failed", "left", "of", "seconds_left")
+        }
         return {"run": str(self.path), "state": self.state, "holder": known or None, **whole, "parts": rows}
 
 
@@ -65,7 +68,7 @@ def status_of(folder: Path) -> Status:
         raise ValueError(f"{folder} is a file; name the folder that a run writes to (its --out)")
     running, holder = held(folder)
     try:
-        found = [(part, _left(part, place)) for part, place in _parts(folder)]
+        found = [(_now(part, place), _left(part, place)) for part, place in _parts(folder)]
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{folder} is damaged ({error!r}): its journal is not as a command writes it") from error
     if not found and not running:
@@ -86,13 +89,19 @@ def text(status: Status) -> str:
         name = f"{row['command']}{', ' + row['section'] if 'section' in row else ''}"
         of = "unknown" if row["of"] is None else row["of"]
         failed = f", {row['failed']} failed" if row["failed"] else ""
+        now = f", {row['running']} running" if row["running"] else ""
         left = f", {row['left']} left" if row["left"] else ""
         time = f", about {spoken(row['seconds_left'])}" if row["left"] and row["seconds_left"] is not None else ""
         damaged = f"; damaged: line {', '.join(map(str, row['damaged_lines']))}" if "damaged_lines" in row else ""
-        lines.append(f"  {name}: {row['done']} of {of} {row['what']} done{failed}{left}{time}{damaged}")
+        lines.append(f"  {name}: {row['done']} of {of} {row['what']} done{now}{failed}{left}{time}{damaged}")
     if not status.parts:
         lines.append("  nothing is done yet")
     return "\n".join([*lines, *([f"  {status.lacking}"] if status.lacking else [])])
+
+
+def _now(part: Part, folder: Path) -> Part:
+    """The part; nothing of it is under way where nobody holds the folder."""
+    return part if held(folder)[0] else replace(part, running=0)
 
 
 def _parts(folder: Path) -> Iterator[tuple[Part, Path]]:

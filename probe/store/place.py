@@ -42,7 +42,7 @@ def store_in(folder: Path, name: str) -> Path:
     if isinstance(folder, Remote):
         return cast(Path, RemoteStore((folder / name).url))
     url, _ = _pointer(folder)
-    return folder / name if url is None else cast(Path, RemoteStore((Remote(checked_url(url)) / name).url))
+    return folder / name if url is None else cast(Path, RemoteStore((Remote(url) / name).url))
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def pointed(folder: Path, name: str, url: str | None) -> Iterator[None]:
         return
     here = [each for each in (folder / name, folder / f"{name}.partial") if each.exists()]
     said, run = _pointer(folder)
-    if here or (said or checked_url(url)) != checked_url(url):
+    if here or (said is not None and said != checked_url(url)):
         raise FileExistsError(f"{folder} has its store at {here[0] if here else said}; choose another --out")
     at, run = Remote(checked_url(url)), run or uuid4().hex
     store = RemoteStore((at / name).url)
@@ -82,12 +82,19 @@ def pointed(folder: Path, name: str, url: str | None) -> Iterator[None]:
 
 
 def _pointer(folder: Path) -> tuple[str | None, str | None]:
-    """The URL that a folder names, and the run that it says it is; None for what it does not say."""
+    """The URL that a folder names, and the run that it says it is; None for what it does not say.
+
+    Raises ValueError, naming the file, as `checked_url`.
+    """
+    path = folder / POINTER
     try:
-        said = (folder / POINTER).read_text(encoding="utf-8").splitlines()
+        said = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except (FileNotFoundError, NotADirectoryError):
         return None, None
-    return said[0].strip() if said else "", said[1] if len(said) > 1 else None
+    try:
+        return checked_url(said[0].strip() if said else ""), said[1] if len(said) > 1 else None
+    except ValueError as error:
+        raise ValueError(f"{path} has to name the URL of this run's store in its first line: {error}") from error
 
 
 def _check_owner(at: Remote, run: str) -> None:

@@ -139,11 +139,11 @@ def _run_cells(
 ) -> list[Cell]:
     """Journals what cells give; returns those that no worker could finish."""
     failed = []
-    with watching(cells, what, _label, verbose=pool.verbose) as watch:
+    with watching(cells, what, _label, verbose=pool.verbose, folder=journal.path.parent) as watch:
         for cell, outcome in run_in_turns(pool, cells, watch, wanted=wanted, stop=partial(is_over, until)):
             if outcome and outcome.lost:
                 failed.append(cell)
-                watch.tell(f"failed: {_label(cell)}: {outcome.lost}")
+                watch.lost(cell, outcome.lost)
             elif outcome:
                 journal.add(cell.key, outcome.value)
     return failed

@@ -9,6 +9,7 @@ from probe.capture.spec import CaptureSpec
 from probe.cells.cell import CellsLost
 from probe.plan import ProbeRequest
 from probe.run import run_probe
+from probe.status.status import status_of
 from probe.study.plan import StudyRequest
 from probe.study.run import run_study
 
@@ -18,6 +19,10 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return str(tiny.folder(tmp_path_factory.mktemp("model")))
+
+
+def failed(folder):
+    return {part.what: part.failed for part in status_of(folder).parts}
 
 
 def test_a_probe_run_is_the_same_and_goes_on_after_a_pass_was_lost(model, tmp_path):
@@ -33,7 +38,9 @@ def test_a_probe_run_is_the_same_and_goes_on_after_a_pass_was_lost(model, tmp_pa
     run_probe(request, tmp_path / "local")
     with pytest.raises(RuntimeError, match=r"no worker could capture rerope, repeated \(1 of 4 passes failed\)"):
         run_probe(request, tmp_path / "other", runner=Elsewhere(seed=1, lost=(("rerope", "repeated"),)))
+    assert failed(tmp_path / "other") == {"measured cells": 0, "captured passes": 1}
     run_probe(request, tmp_path / "other", runner=Elsewhere(seed=2))
+    assert failed(tmp_path / "other") == {"measured cells": 0, "captured passes": 0}
     assert journal(tmp_path / "local" / "measured.jsonl") == journal(tmp_path / "other" / "measured.jsonl")
     one, other = (xr.open_zarr(tmp_path / name / "store.zarr") for name in ("local", "other"))
     xr.testing.assert_equal(one["resid_post"], other["resid_post"])
@@ -64,6 +71,12 @@ def test_a_study_is_the_same(model, tmp_path):
         samples=1,
     )
     local, _ = run_study(request, tmp_path / "local")
+    lost = (("predicted", "repeated", "rerope", 1),)
+    with pytest.raises(RuntimeError, match="no worker could finish predicted, repeated, rerope, 1, 1 cells in all"):
+        run_study(request, tmp_path / "other", runner=Elsewhere(seed=2, lost=lost))
+    assert failed(tmp_path / "other") == {"predictions": 1, "measured lengths": 0}
     other, _ = run_study(request, tmp_path / "other", runner=Elsewhere(seed=1))
-    assert journal(tmp_path / "local" / "cells.jsonl") == journal(tmp_path / "other" / "cells.jsonl")
+    assert failed(tmp_path / "other") == {"predictions": 0, "measured lengths": 0}
+    one, other_one = (sorted(map(str, journal(tmp_path / name / "cells.jsonl"))) for name in ("local", "other"))
+    assert one == other_one
     xr.testing.assert_identical(local, other)

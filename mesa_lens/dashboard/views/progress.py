@@ -8,6 +8,7 @@ import streamlit as st
 
 from mesa_lens.dashboard.look import plain, sheet
 from mesa_lens.dashboard.runs import STORE, folders, is_inside, name_of
+from probe.cells.board import BOARD
 from probe.ownership import LOCK
 from probe.status.status import Status, spoken, status_of, text
 from probe.store.place import POINTER, Remote
@@ -46,14 +47,15 @@ def _table(statuses: list[Status], names: list[str]) -> None:
         st.caption(plain(text(status).partition("\n")[0]))
 
 
-_COLUMNS = ("command", "section", "what", "done", "failed", "left", "of")
+_COLUMNS = ("command", "section", "what", "done", "running", "failed", "left", "of")
 
 
 def _is_own(folder: Path, root: Path) -> bool:
     """Whether what a status reads lies in `root`, its links followed; a store at a URL is not asked."""
-    read = [folder / name for name in ("", LOCK, STORE, partial_path(Path(STORE)), "locate", "anatomy")] + [
+    read = [folder / name for name in ("", LOCK, BOARD, STORE, partial_path(Path(STORE)), "locate", "anatomy")] + [
         *folder.glob("*.json*"),
         *folder.glob("*/*.json*"),
+        *folder.glob(f"*/{BOARD}"),
     ]
     return all(is_inside(path, root) for path in read) and not (folder / POINTER).exists()
 

@@ -70,13 +70,14 @@ def _run(
     def wanted(cell: cells.Cell) -> bool:
         return cell.kind != VECTORS or cell.key[1] not in cut
 
-    with watching(missing, "looking inside", _label, _tokens, unit="token", verbose=pool.verbose) as watch:
+    folder, verbose = journal.path.parent, pool.verbose
+    with watching(missing, "looking inside", _label, _tokens, unit="token", verbose=verbose, folder=folder) as watch:
         for cell, outcome in run_in_turns(pool, missing, watch, wanted=wanted, stop=partial(is_over, until)):
             if outcome is None or outcome.lost:
                 failed.append(cell)
                 if outcome:
                     cut |= {str(cell.key[1])} if cell.kind == VECTORS else set()
-                    watch.tell(f"failed: {_label(cell)}: {outcome.lost}")
+                    watch.lost(cell, outcome.lost)
             elif cell.kind == VECTORS:
                 sums.add(str(cell.key[1]), outcome.value)
             else:

@@ -21,12 +21,15 @@ class Dead(Exception):
 
 
 class Here:
-    """Actors in this process; those of the numbers in `dying`, in the order they are made in, die as they load."""
+    """Actors in this process; those of the numbers in `dying`, in the order they are made in, die as they load.
+
+    deaths: what is said of further ones, each at a cell.
+    """
 
     exceptions = SimpleNamespace(RayTaskError=type("TaskError", (Exception,), {}), RayError=Dead)
 
     def __init__(self, dying):
-        self.dying, self.made = dying, 0
+        self.dying, self.made, self.deaths = dying, 0, []
 
     def put(self, work):
         return work
@@ -42,7 +45,12 @@ class Here:
                 raise Dead("its process is gone")
             return worker.begin(*args)
 
-        return SimpleNamespace(begin=Later(begin), run=Later(worker.run))
+        def run(cell):
+            if self.deaths:
+                raise Dead(self.deaths.pop())
+            return worker.run(cell)
+
+        return SimpleNamespace(begin=Later(begin), run=Later(run))
 
     def wait(self, tasks, **_):
         return tasks[:1], tasks[1:]
@@ -101,6 +109,29 @@ def test_one_that_loads_at_its_third_try_is_kept():
     workers.wait()
     assert outcomes(workers) == [0, 1, 4, 9, 16]
     assert [member.number for member in workers.members] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: "
+         "Worker unexpectedly exits. Some common causes include: (1) the process was killed by the OOM killer due to "
+         "high memory usage.", "its process died"),
+        ("The actor died because its node has died. Node Id: c0ffee\n\tthe actor's node was terminated unexpectedly: "
+         "health check failed due to missing too many heartbeats", "its machine was lost"),
+        ("The actor is dead because its worker process has died. Worker exit type: NODE_OUT_OF_MEMORY Worker exit "
+         "detail: 1 worker(s) were killed due to the node running low on memory.", "the machine ran out of memory"),
+        ("The actor c0ffee is unavailable: The actor is temporarily unavailable: RpcError: RPC error: Socket closed",
+         "it cannot be reached"),
+    ],
+)  # fmt: skip
+def test_what_ray_says_of_a_death_is_told_in_a_few_words(said, reason, capsys):
+    ray = Here(())
+    ray.deaths.append(f"The actor died unexpectedly before finishing this task.\n\tclass_name: Worker\n{said}")
+    workers = Crew(ray, Squares(), Share(1, 0, 0), [100, 100], verbose=False)
+    workers.wait()
+    assert outcomes(workers) == [0, 1, 4, 9, 16]
+    assert f"is lost, {reason}; begun again: " in capsys.readouterr().err
 
 
 def test_where_none_is_left_the_run_ends():

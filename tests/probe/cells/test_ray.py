@@ -1,32 +1,26 @@
 """Workers on a real Ray: the same bytes, whoever dies on the way. One cluster of two workers for all of this file."""
 
-import gc
 import importlib.util
 import os
 import random
 import signal
 import subprocess
 import sys
-import threading
 import time
-import warnings
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import drawn
+import psutil
 import pytest
-import tiny
-import torch
-from elsewhere import same_evaluation
+from drawn import NOTHING, NoSource
+from killing import killing, lines
 from tqdm import tqdm
 
 from probe.cells.cell import Cell
-from probe.cells.cluster import ray_at
 from probe.cells.pool import run as run_in_turns
 from probe.cells.runner import Runner
 from probe.cells.watch import Watch
-from probe.evaluation.plan import EvalRequest, plan
-from probe.evaluation.run import run
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is an extra"),
@@ -34,49 +28,6 @@ pytestmark = [
 ]
 
 RAY = Runner("ray", workers=2)
-LOAD = {"revision": None, "dtype": None, "device": "cpu", "device_map": None, "trust_remote_code": False}
-"""As the command has them."""
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    """Of four CPUs, as Ray counts them; workers and this process have a thread each, or sums are rounded otherwise."""
-    threads = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        torch.set_num_threads(1)
-        with ray_at(None, 4, verbose=False) as ray:
-            ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
-            yield ray
-    with warnings.catch_warnings():  # Ray lets go of processes that it has ended without waiting for them
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def asked(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("asked")
-    text = folder / "text.txt"
-    text.write_text(" ".join(f"Sentence {number} says {number**2}." for number in range(200)))
-    model = tiny.folder(folder / "model")
-    return EvalRequest(model=str(model), methods="origin,mesa", lengths=(96, 150), samples=2, text=str(text), load=LOAD)
-
-
-@pytest.fixture(scope="module")
-def local(cluster, asked, tmp_path_factory):
-    out = tmp_path_factory.mktemp("local")
-    run(plan(asked), out)
-    return out
-
-
-class NoSource:
-    """A model that is none."""
-
-    on_gpu, weights_bytes = False, 0
-
-    def check(self):
-        pass
 
 
 @dataclass(frozen=True)
@@ -84,7 +35,7 @@ class Toy:
     """Cells (what, number): squares; those that end their worker, always or so often; errors; and large arrays."""
 
     folder: str
-    source: object = NoSource()
+    source: NoSource = NOTHING
 
     def start(self, room=None):
         if (Path(self.folder) / "broken").exists():
@@ -146,91 +97,65 @@ def test_workers_that_die_as_they_load_end_the_run(cluster, tmp_path):
         outcomes([("good", 1)], tmp_path)
 
 
-def test_an_evaluation_on_two_workers_is_the_local_one_and_its_ray_is_shut_from_outside(
-    cluster, asked, local, tmp_path
-):
-    run(plan(asked), tmp_path, runner=RAY)
-    same_evaluation(local, tmp_path)
+def test_its_ray_is_shut_from_outside(cluster):
     assert {node["NodeManagerAddress"] for node in cluster.nodes()} == {"127.0.0.1"}
+    mine = psutil.Process().children(recursive=True)
+    heard = {place.laddr.ip.removeprefix("::ffff:") for each in mine for place in listening(each)}
+    assert heard == {"127.0.0.1"}
+    boards = [each for each in mine if "dashboard.py" in " ".join(each.cmdline())]  # one that serves nobody
+    assert not [each for board in boards for each in listening(board)]
 
 
-@contextmanager
-def killing(draw, most):
-    """Kills up to `most` workers while this lasts, at drawn moments of a cell."""
-    over, killed = threading.Event(), []
-
-    def kill():
-        while len(killed) < most and not over.wait(draw.uniform(0, 0.5)):
-            while not over.wait(0.01):
-                if pids := [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_at_work(pid)]:
-                    killed.append(draw.choice(pids))
-                    os.kill(killed[-1], signal.SIGKILL)
-                    break
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    try:
-        yield killed
-    finally:
-        over.set()
-        thread.join()
+def listening(process):
+    return [place for place in process.net_connections("inet") if place.status == psutil.CONN_LISTEN]
 
 
-def is_at_work(pid):
-    """Whether a process is a worker of this file's cluster, and is at a cell."""
-    try:
-        title = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return title.startswith(b"ray::Worker.run") and parent(parent(pid)) == os.getpid()
-    except OSError:
-        return False
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    out = tmp_path_factory.mktemp("local")
+    drawn.draw(out)
+    return files(out)
 
 
-def parent(pid):
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def kill_workers(asked, local, out, seed, workers):
+def kill_workers(local, out, seed, workers):
     """At most twice, so that no cell can have been begun three times."""
     with killing(random.Random(seed), most=2) as killed:
-        summary = run(plan(asked), out, runner=replace(RAY, workers=workers))
+        drawn.draw(out, replace(RAY, workers=workers))
     assert killed
-    assert summary["failed"] == []
-    same_evaluation(local, out)
+    assert files(out) == local
 
 
-def kill_driver(asked, local, out, seed, address):
-    """When it has journaled a drawn number of cells; the rest is run by the same command."""
-    words = (
-        f"--model {asked.model} --methods {asked.methods} --lengths 96,150 --samples 2 --text {asked.text} --out {out}"
+def kill_driver(cluster, local, out, seed, workers):
+    """At a drawn moment after it has journaled a drawn number of cells; the rest is run by another."""
+    address, draw = cluster.get_runtime_context().gcs_address, random.Random(seed)
+    driver = subprocess.Popen(
+        [sys.executable, drawn.__file__, str(out), address, str(workers)],
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
-    command = [sys.executable, "-m", "mesa_lens", "eval", *words.split()]
-    asked_for = ["--runner", f"ray:{address}", "--workers", "2"]
-    driver = subprocess.Popen([*command, *asked_for], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    enough = random.Random(seed).randint(1, 5)
-    while driver.poll() is None and lines(out / "cells.jsonl") <= enough:
-        time.sleep(0.02)
+    enough = draw.randint(2, 8)
+    while driver.poll() is None and lines(out / drawn.JOURNAL) < enough:
+        time.sleep(0.01)
+    time.sleep(draw.uniform(0, 0.1))
     driver.kill()
     assert driver.wait() == -signal.SIGKILL
-    assert lines(out / "cells.jsonl") > enough
-    run(plan(asked), out, runner=RAY)
-    same_evaluation(local, out)
+    done = lines(out / drawn.JOURNAL) - 1
+    assert enough - 1 <= done < len(drawn.CELLS)
+    drawn.draw(out, RAY)
+    assert files(out) == local
 
 
-def lines(path):
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-@pytest.mark.parametrize(("seed", "workers"), [(1, 2), (2, 4)])
-def test_killed_workers_change_nothing(cluster, asked, local, tmp_path, seed, workers):
-    kill_workers(asked, local, tmp_path, seed, workers)
-
-
-def test_a_killed_driver_changes_nothing(cluster, asked, local, tmp_path):
-    kill_driver(asked, local, tmp_path / "out", 1, cluster.get_runtime_context().gcs_address)
+def test_killed_workers_change_nothing(cluster, local, tmp_path):
+    kill_workers(local, tmp_path, 1, 2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3, 23))
-def test_killed_workers_and_drivers_change_nothing_twenty_times(cluster, asked, local, tmp_path, seed):
-    kill_workers(asked, local, tmp_path / "workers", seed, 2 + 2 * (seed % 2))
-    kill_driver(asked, local, tmp_path / "driver", seed, cluster.get_runtime_context().gcs_address)
+@pytest.mark.parametrize("seed", range(2, 22))
+def test_killed_workers_and_drivers_change_nothing_twenty_times(cluster, local, tmp_path, seed):
+    kill_workers(local, tmp_path / "workers", seed, 2 + 2 * (seed % 2))
+    kill_driver(cluster, local, tmp_path / "driver", seed, 2 + 2 * (seed % 2))

@@ -8,35 +8,13 @@ from types import SimpleNamespace
 import pytest
 import tiny
 import torch
+from elsewhere import Elsewhere
+from lm_tasks import write_tasks
 
 import mesa
 from mesa_lens.cli import main
-from probe.evaluation import harness
-
-TASK = """
-task: {name}
-dataset_path: json
-dataset_kwargs:
-  data_files: {data}
-test_split: train
-doc_to_text: "{{{{text}}}}"
-output_type: {kind}
-"""
-CHOICE = """
-doc_to_target: label
-doc_to_choice: [" green", " blue"]
-metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
-"""
-FREE = """
-doc_to_target: "{{answer}}"
-generation_kwargs: {until: ["."], max_gen_toks: 4, do_sample: false}
-metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
-"""
-ROWS = (
-    {"text": "The grass is green. " * 60 + "The grass is", "label": 0, "answer": "green"},
-    {"text": "The sky is", "label": 1, "answer": "blue"},
-    {"text": "The sky, on a day without clouds, is", "label": 1, "answer": "blue"},
-)
+from probe.cells import source
+from probe.evaluation import harness, harness_work
 
 
 def asked(folder, tasks, *options):
@@ -48,11 +26,7 @@ def asked(folder, tasks, *options):
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("here")
     tiny.folder(folder / "model")
-    (folder / "tasks").mkdir()
-    data = folder / "tasks" / "data.jsonl"
-    data.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
-    for name, kind, rest in (("choose", "multiple_choice", CHOICE), ("say", "generate_until", FREE)):
-        (folder / "tasks" / f"{name}.yaml").write_text(TASK.format(name=name, data=data, kind=kind) + rest)
+    write_tasks(folder / "tasks")
     return folder
 
 
@@ -63,8 +37,8 @@ def test_states_that_are_no_numbers_end_it_with_the_layers_name(folder, tmp_path
         loaded.model.model.layers[1].register_forward_hook(lambda module, given, out: out * torch.nan)
         return loaded
 
-    load = harness.load
-    monkeypatch.setattr(harness, "load", spoilt)
+    load = source.load
+    monkeypatch.setattr(source, "load", spoilt)
     assert main([*asked(folder, "choose"), "--out", str(tmp_path)]) == 1
     assert "the states of layer 1 are not finite" in capsys.readouterr().err
 
@@ -88,9 +62,9 @@ def finished(folder):
     def refused(*_):
         raise OSError("no network in tests")
 
-    original, finished = harness.load, {"passes": passes}
+    original, finished = source.load, {"passes": passes}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(harness, "load", watched)
+        patch.setattr(source, "load", watched)
         patch.setattr(socket.socket, "connect", refused)
         for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
             patch.setenv(name, "1")
@@ -132,7 +106,7 @@ def test_each_method_is_attached_while_its_tasks_run(finished):
 
 @pytest.mark.slow
 def test_finished_tasks_are_not_run_again(folder, finished, capsys, monkeypatch):
-    monkeypatch.setattr(harness, "harness", None)
+    monkeypatch.setattr(harness_work, "harness", None)
     assert main(asked(folder, "choose", "--json")) == 0
     printed = json.loads(capsys.readouterr().out)
     assert {name: list(results) for name, results in printed["results"].items()} == {
@@ -148,13 +122,38 @@ def test_finished_tasks_are_not_run_again(folder, finished, capsys, monkeypatch)
 
 
 @pytest.mark.slow
+def test_a_task_that_no_worker_can_finish_is_told_left_out_and_run_by_the_same_command(
+    folder, finished, tmp_path, capsys, monkeypatch
+):
+    real, lost = harness.run_harness, (("say", "origin", 300),)
+    given = [*asked(folder, "choose,say"), "--out", str(tmp_path)]
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            harness, "run_harness", lambda *some, **more: real(*some, **{**more, "runner": Elsewhere(lost=lost)})
+        )
+        assert main(given) == 1
+    told = capsys.readouterr().err
+    assert "failed: say, origin, 300: its process died" in told
+    assert "mesa-lens: 1 cells failed; the same command goes on" in told
+    written = json.loads((tmp_path / harness.RESULTS).read_text())
+    assert written["failed"] == [["say", "origin", 300]]
+    assert {name: [*each] for name, each in written["results"].items()} == {
+        "origin": ["choose"],
+        "mesa": ["choose", "say"],
+    }
+    assert main(given) == 0
+    one, other = (sorted((out / harness.JOURNAL).read_bytes().splitlines()) for out in (folder / "out", tmp_path))
+    assert one == other
+
+
+@pytest.mark.slow
 def test_unknown_tasks_are_misuse(folder, finished, capsys):
     assert main(asked(folder, "choose,nonsense")) == 2
     assert "lm-eval knows no task 'nonsense'" in capsys.readouterr().err
 
 
 def test_misuse_is_told_before_lm_eval_is_loaded(folder, capsys, monkeypatch):
-    monkeypatch.setattr(harness, "harness", None)
+    monkeypatch.setattr(harness_work, "harness", None)
     for options, message in {
         ("--methods", "nonsense"): "nonsense",
         ("--estimate",): "--estimate is for --task",
@@ -172,9 +171,9 @@ def test_lm_eval_missing_names_the_extra(folder, tmp_path, capsys, monkeypatch):
 
 
 def test_a_missing_folder_of_tasks_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(harness, "harness", lambda: None)
+    monkeypatch.setattr(harness_work, "harness", lambda: None)
     with pytest.raises(FileNotFoundError, match=r"--include-path .*nowhere is not a folder"):
-        harness.check_tasks(["choose"], tmp_path / "nowhere", {})
+        harness_work.check_tasks(["choose"], tmp_path / "nowhere", {})
 
 
 def test_a_task_that_lacks_a_package_says_which_extra(monkeypatch):
@@ -188,12 +187,12 @@ def test_a_task_that_lacks_a_package_says_which_extra(monkeypatch):
         def load(self, names):
             raise ImportError(f"Please install jieba for {names[0]}.\nMore of it.")
 
-    monkeypatch.setattr(harness, "harness", lambda: None)
-    monkeypatch.setattr(harness.importlib, "import_module", lambda name: SimpleNamespace(TaskManager=Manager))
+    monkeypatch.setattr(harness_work, "harness", lambda: None)
+    monkeypatch.setattr(harness_work.importlib, "import_module", lambda name: SimpleNamespace(TaskManager=Manager))
     with pytest.raises(
         ValueError, match=r"qasper lacks a package: Please install jieba for qasper\.; pip install 'mesa-"
     ):
-        harness.check_tasks(["qasper"], None, {})
+        harness_work.check_tasks(["qasper"], None, {})
 
 
 @pytest.mark.slow
@@ -216,8 +215,8 @@ def test_rulers_needle_is_as_long_as_asked(folder, tmp_path, monkeypatch):
     def keep(model, arguments, options):
         seen.append((arguments[0] if arguments else options["input_ids"]).shape[1])
 
-    original = harness.load
-    monkeypatch.setattr(harness, "load", watched)
+    original = source.load
+    monkeypatch.setattr(source, "load", watched)
     options = ("--out", str(tmp_path), "--lengths", "4096", "--limit", "1", "--methods", "mesa")
     assert main(asked(folder, "niah_single_1", *options)) == 0
     assert 3700 < max(seen) <= 4096 - 128  # the answer has room

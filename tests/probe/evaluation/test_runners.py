@@ -49,7 +49,7 @@ def test_what_no_worker_can_finish_is_left_out_told_and_run_by_the_same_command(
     summary = run(plan(asked), tmp_path, runner=Elsewhere(lost=(("nll", "mesa", 96),)))
     assert summary["failed"] == [("nll", "mesa", 96)]
     assert (summary["cells_left"], summary["out_of_memory"]) == (0, [])
-    assert "failed: nll under mesa at 96 tokens: its process died" in capsys.readouterr().err
+    assert "failed: nll, mesa, 96: its process died" in capsys.readouterr().err
     assert {("nll", "mesa", 150), ("passkey", "mesa", 96)} <= {
         (cell["task"], cell["method"], cell["length"]) for cell in summary["cells"]
     }
@@ -143,7 +143,6 @@ def test_cells_say_what_memory_they_take(asked):
         ("--gpus-per-worker 1", "--gpus-per-worker 1.0 is for --runner ray"),
         ("--runner spark", "--runner 'spark' is no runner; take local, ray, or ray:ADDRESS"),
         ("--runner ray:", "--runner 'ray:' is no runner"),
-        ("--runner ray --harness x", "--runner ray is not for eval --harness; leave it out"),
         ("--runner ray --gpus-per-worker 1", "--gpus-per-worker 1 with --device cpu; give --device cuda"),
         ("--runner ray --device cuda:1", "--device cuda:1 with --runner ray: a worker sees its own GPUs alone"),
     ],

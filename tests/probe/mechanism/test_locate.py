@@ -3,40 +3,33 @@
 import json
 from functools import cache
 
+import headed
 import numpy as np
 import pytest
 import tiny
 import torch
 from elsewhere import Elsewhere
+from headed import HEAD, planted
+from tqdm import tqdm
 
 import mesa
 from mesa_lens.cli import main
 from probe.capture.bridge import bridge_to
 from probe.cells.runner import LOCAL
+from probe.mechanism import hand
 from probe.mechanism.attribution import attribute
 from probe.mechanism.clamp import Clamp, stand_ins
 from probe.mechanism.contrast import BROKEN, MENDED, Contrast
 from probe.mechanism.interventions import Intervention, weaves
 from probe.mechanism.passes import Edit, Item, Start, run
-from probe.mechanism.request import LocateRequest, plan
+from probe.mechanism.request import LocateRequest, cell_bytes, plan
 from probe.mechanism.restoration import Paired
 from probe.mechanism.results import summarize
 from probe.mechanism.run import locate
+from probe.status.status import status_of
 
-M, LENGTH, HEAD = 24, 96, (1, 2)
+M, LENGTH = 24, 96
 HEADS = [(layer, head) for layer in range(3) for head in range(4)]
-
-
-def planted(heads=(HEAD,), **changes):
-    """A random model in which these heads alone attend by position; the others attend to all tokens alike."""
-    model = tiny.model(**changes)
-    dim = model.config.hidden_size // model.config.num_attention_heads
-    with torch.no_grad():
-        for layer, block in enumerate(model.model.layers):
-            kept = torch.cat([torch.full((dim,), float((layer, head) in heads)) for head in range(4)])
-            block.self_attn.q_proj.weight *= kept[:, None]
-            block.self_attn.o_proj.weight *= 30
-    return model
 
 
 @cache
@@ -212,16 +205,7 @@ def test_shares_are_paired():
 def checkpoint(tmp_path):
     """A folder with a planted model whose window is 160 tokens."""
 
-    def save(heads):
-        folder = tiny.folder(tmp_path / "model")
-        vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
-        model = planted(heads, vocabulary=vocabulary, trained=160)
-        model.save_pretrained(folder)
-        reading(model, plan(LocateRequest(model=str(folder), lengths=(320,), samples=4)))
-        model.save_pretrained(folder)
-        return folder
-
-    return save
+    return lambda heads: headed.folder(tmp_path / "model", heads)
 
 
 @pytest.fixture(scope="module")
@@ -230,20 +214,6 @@ def weightless(tmp_path_factory):
     folder = tiny.folder(tmp_path_factory.mktemp("weightless") / "model")
     (folder / "model.safetensors").write_bytes(b"")
     return folder
-
-
-def reading(model, made):
-    """Has the model read next tokens off what ReRoPE changes in its states: Origin is the worse on every text."""
-    weight = torch.zeros_like(model.lm_head.weight)
-    with torch.no_grad():
-        for each in made.items["nll", 320]:
-            states = []
-            for name in ("rerope", "origin"):
-                with mesa.applied(model, made.methods[name]):
-                    states.append(model.model(torch.tensor([each.ids])).last_hidden_state[0, -each.scored - 1 : -1])
-            change = states[0] - states[1]
-            weight.index_add_(0, torch.tensor(each.ids[-each.scored :]), 10 * change / max(change.square().sum(), 1e-9))
-        model.lm_head.weight.copy_(weight)
 
 
 def located(folder, out, *more):
@@ -292,6 +262,49 @@ def test_whoever_runs_its_cells_a_run_is_the_same(checkpoint, tmp_path, monkeypa
         assert f'"{kind}"'.encode() in one
 
 
+def test_the_bar_counts_on_what_is_to_come_and_ends_full(checkpoint, tmp_path, monkeypatch):
+    bars = []
+
+    class Seen(tqdm):
+        def __init__(self, **options):
+            super().__init__(**options)
+            bars.append(self)
+
+    monkeypatch.setattr("probe.mechanism.run.tqdm", Seen)
+    monkeypatch.setattr("probe.mechanism.run._mends", lambda spread, group, name: name == "rerope")
+    monkeypatch.setattr("probe.mechanism.shift.TEXTS", 4)
+    some = {"methods": "rerope,mesa", "layers": "1", "heads": "none", "hooks": ("attn_out",)}
+    kinds = ("weave", "shift", "attribution")
+    made = plan(LocateRequest(model=str(checkpoint([HEAD])), lengths=(320,), samples=4, kinds=kinds, **some))
+    assert locate(made, tmp_path)[1] == []
+    (bar,) = bars
+    weaves, plain, shifted, texts, slopes = 4 * 2 * 213, 3 * 4 * 320, 4 * 4 * 213, 4 * 320, 4 * 2 * 320
+    assert bar.n == bar.total == pytest.approx(weaves + plain + shifted + texts + slopes, abs=20)
+
+
+def test_what_shifts_add_is_made_once_a_length_and_let_go_of_before_all_else(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr("probe.mechanism.shift.TEXTS", 4)
+    seen, real, falls = [], hand.changes, hand.Hand.falls
+
+    def changes(*given):
+        seen.append("read")
+        return real(*given)
+
+    def looked(self, *given):
+        found = falls(self, *given)
+        seen.append(f"{len(self._changes)} kept")
+        return found
+
+    monkeypatch.setattr(hand, "changes", changes)
+    monkeypatch.setattr(hand.Hand, "falls", looked)
+    kinds, some = ("clamp", "shift", "attribution"), {"layers": "1", "heads": "none", "hooks": ("attn_out",)}
+    made = plan(LocateRequest(model=str(checkpoint([HEAD])), lengths=(320,), samples=4, kinds=kinds, **some))
+    assert locate(made, tmp_path)[1] == []
+    assert seen == ["read", *["0 kept"] * 4]
+    added = 4 * 1 * 320 * 32  # bytes, layers, positions, dims
+    assert cell_bytes(made, "shift", 320) >= cell_bytes(made, "run", 320) + added
+
+
 def test_a_run_goes_on_with_what_another_runner_lost(checkpoint, tmp_path):
     asked = LocateRequest(model=str(checkpoint([HEAD])), lengths=(320,), samples=4, kinds=("weave",), heads="none")
     made, lost = plan(asked), ("nll", 320, "rerope", 1, "weave", "only", "", "all", 0, -1)
@@ -300,8 +313,11 @@ def test_a_run_goes_on_with_what_another_runner_lost(checkpoint, tmp_path):
     assert [each.layer for each in failed[0].given] == [0, 1, 2, 0, 1, 2]  # alone, and left out
     assert (*lost[:3], 2, *lost[4:]) in journal.rows
     assert summarize(made, journal)["cells_left"] == 6
+    (told,) = status_of(tmp_path).parts
+    assert (told.failed, told.left, told.running) == (6, 0, 0)
     journal, failed = locate(made, tmp_path)
     assert failed == []
+    assert status_of(tmp_path).parts[0].failed == 0
     assert summarize(made, journal)["cells_left"] == 0
 
 

@@ -13,6 +13,8 @@ import tiny
 import yaml
 
 from mesa_lens.cli import main
+from probe.cells.board import Board
+from probe.cells.cell import Cell
 from probe.evaluation.journal import Journal, read_lines
 from probe.ownership import owned
 from probe.status.status import status_of, text
@@ -100,6 +102,22 @@ def test_cells_in_all_are_told_by_the_journal_and_unknown_of_older_ones(tmp_path
     evaluated(new, 4, 7)
     assert new.read_text().startswith(whole)
     assert new.read_text().count('"cells"') == 2  # what is known is not said again
+
+
+def test_what_is_under_way_is_told_while_somebody_holds_the_folder(tmp_path):
+    evaluated(tmp_path / "cells.jsonl", 2, 9)
+    with owned(tmp_path):
+        board = Board(tmp_path, ())
+        for number in (2, 3):
+            board.began(Cell("measure", ("nll", "origin", number)))
+        board.ended(Cell("measure", ("nll", "origin", 4)), lost=True)
+        board.began(Cell("harness", ("mine", "origin", 9)))
+        (part,) = status_of(tmp_path).parts
+        assert (part.done, part.running, part.failed, part.left) == (2, 2, 1, 6)
+        assert "eval: 2 of 9 cells done, 2 running, 1 failed, 6 left" in text(status_of(tmp_path))
+    (part,) = status_of(tmp_path).parts  # as one finds it that was killed
+    assert (part.running, part.failed) == (0, 1)
+    assert status_of(tmp_path).told()["running"] == 0
 
 
 def test_a_summary_that_is_not_older_says_what_failed_and_one_that_is_does_not_count(tmp_path):

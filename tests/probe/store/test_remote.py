@@ -235,8 +235,18 @@ def test_what_is_no_url_of_a_store_is_refused(given, says, tmp_path, capsys):
     assert main(["export", "drift", given]) == 2
     assert says in capsys.readouterr().err
     (tmp_path / POINTER).write_text(given)
-    with pytest.raises(ValueError, match=says.split(";")[0]):
+    with pytest.raises(ValueError, match=rf"store.url has to name the URL .*: .*{says.split(';')[0]}"):
         open_run(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe\x00", b"\x80" * 9])
+def test_a_file_that_names_no_url_is_told_by_its_name(content, tmp_path, capsys):
+    (tmp_path / POINTER).write_bytes(content)
+    for command in (["export", "drift", str(tmp_path)], ["report", str(tmp_path)], ["status", str(tmp_path)]):
+        assert main(command) == 2, command
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"{tmp_path / POINTER} has to name the URL of this run's store in its first line" in line
+        assert "they begin with s3, " in line
 
 
 def test_what_is_gone_with_the_command_holds_no_store(tmp_path, capsys):
@@ -298,12 +308,11 @@ def test_a_missing_package_is_named(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("page", ["overview", "heatmaps"])
-def test_the_dashboard_opens_a_run_at_a_url(page, monkeypatch):
+def test_the_dashboard_opens_a_run_at_a_url(page, url, monkeypatch):
     pages = pytest.importorskip("pages")
-    fsspec.filesystem("memory").store.clear()
     values = synthetic.hidden_states(layers=2, dims=8)
-    synthetic.write_run(place_of("memory://bucket/run"), values, synthetic.evaluation())
-    monkeypatch.setenv("MESA_LENS_RUNS", "memory://bucket")
+    synthetic.write_run(place_of(url), values, synthetic.evaluation())
+    monkeypatch.setenv("MESA_LENS_RUNS", url.removesuffix("/run"))
     app = pages.unopened(page).run()
     assert not app.exception
     assert not app.error

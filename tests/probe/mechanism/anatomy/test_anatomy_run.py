@@ -17,6 +17,7 @@ from probe.mechanism.anatomy.results import triples
 from probe.mechanism.anatomy.run import anatomy
 from probe.mechanism.anatomy.verdicts import retrieving
 from probe.resume import keeps
+from probe.status.status import status_of
 from probe.tasks import sources
 from probe.tasks.score import heldout_ids
 
@@ -115,6 +116,7 @@ def test_whoever_runs_its_cells_a_run_is_the_same_and_one_goes_on_with_what_anot
     texts = [("vectors", "origin", LENGTH, number) for number in range(2, TEXTS)]  # sums are made in their order
     assert [cell.key for cell in failed] == [("lens", "rerope", M, 1), *texts]
     assert len(journal.rows) == 2 * 2 * 2 * 4 - 1
+    assert [part.failed for part in status_of(tmp_path).parts] == [1, 1]
     assert anatomy(asked, tmp_path, runner=Elsewhere(seed=2))[1] == []
     one, other = (sorted((out / "anatomy" / "cells.jsonl").read_bytes().splitlines()) for out in (whole, tmp_path))
     assert one == other
