@@ -31,9 +31,9 @@ def above(scores: Scores, base: Scores, share: float) -> Told:
 def less(told: Told, number: float) -> Told:
     """The same, less a number."""
     value, low, high = told
-    return (
-        (value - number, None, None) if low is None or high is None else (value - number, low - number, high - number)
-    )
+    if low is None or high is None:
+        return value - number, None, None
+    return value - number, low - number, high - number
 
 
 def reached(over: Mapping[int, Told], beyond: Mapping[int, Told]) -> dict[str, Any]:
@@ -64,7 +64,8 @@ def _over_tasks(each: Iterable[Told]) -> Told:
 
 def _one(scores: np.ndarray) -> Told:
     metric = Metric("score", "share", binary=_are_counts(scores), most=1)
-    return fmean(scores.tolist()), *interval(scores.tolist(), metric)
+    low, high = interval(scores.tolist(), metric)
+    return fmean(scores.tolist()), low, high
 
 
 def _difference(scores: np.ndarray, base: np.ndarray, share: float) -> Told:
@@ -73,7 +74,8 @@ def _difference(scores: np.ndarray, base: np.ndarray, share: float) -> Told:
         return combined([_one(base)], [1 - share])
     differences = (scores - share * base).tolist()
     if max(differences) - min(differences) > _EXACT and not (_are_counts(scores) and _are_counts(base)):
-        return fmean(differences), *student(differences)
+        low, high = student(differences)
+        return fmean(differences), low, high
     return combined([_one(scores), _one(base)], [1, -share], _correlation(scores, base))
 
 
