@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from threading import local
@@ -15,6 +15,13 @@ class Prompt(local):
     length: int | None = None
 
 
+def check_cache_is_used(model: Any, kwargs: Mapping[str, Any]) -> None:
+    """ValueError where `generate` is given a cache and not to use one: every step would add all tokens to it again."""
+    config = kwargs.get("generation_config") or model.generation_config
+    if kwargs.get("past_key_values") is not None and kwargs.get("use_cache", config.use_cache) is False:
+        raise ValueError("generate is given past_key_values, but use_cache is False; pass use_cache=True")
+
+
 @contextmanager
 def prompt_noted(model: Any, prompt: Prompt) -> Iterator[None]:
     """`model.generate` writes its prompt's length into `prompt` while it runs, for as long as this lasts."""
@@ -22,6 +29,7 @@ def prompt_noted(model: Any, prompt: Prompt) -> Iterator[None]:
 
     @wraps(generate)
     def noting(inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+        check_cache_is_used(model, kwargs)
         given = (kwargs.get("inputs_embeds"), kwargs.get("input_ids"), inputs)
         before = prompt.length
         prompt.length = next((each.shape[1] for each in given if each is not None), 1)

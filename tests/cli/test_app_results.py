@@ -97,7 +97,7 @@ def test_effective_lengths_and_longppl_stand_first_and_what_tells_of_prompts_in_
     (write_evaluation(tmp_path / "mine") / "summary.json").write_text(json.dumps(made))
     app = opened()
     effective, longppl, *others = (element.value.set_index("method") for element in app.dataframe)
-    assert effective["vt"].tolist() == ["0.90 [0.90, 0.90]; copying 0.20", "at least 256 [256, 256]"]
+    assert effective["vt"].tolist() == ["0.90 [0.46, 0.99]; copying 0.20", "at least 256 [256, 256]"]
     assert longppl.loc["origin", "256"] == "3.22"
     assert "vt: 4 hops, no example; 30 tokens generated." in texts(app)
     assert len(others) == 3  # passkey's difference and means, vt's means

@@ -1,10 +1,12 @@
 import json
+import signal
 from pathlib import Path
 
 import pytest
 import tiny
 
 from mesa.engine.attention import EXECUTORS
+from mesa_lens import cli
 from mesa_lens.cli import main
 
 
@@ -73,3 +75,16 @@ def test_check_prints_a_table_and_fails_where_a_row_does(tmp_path, capsys, monke
     assert record["failed"] == len(failed) >= 3
     assert main([*line, "--methods", "rope"]) == 2
     assert "unknown method 'rope'" in capsys.readouterr().err
+
+
+def test_a_signal_while_the_commands_are_imported_ends_in_one_line(monkeypatch, capsys):
+    def refused(*_):
+        raise AssertionError("the process would have ended here, without a word")
+
+    former = signal.signal(signal.SIGTERM, refused)
+    try:
+        monkeypatch.setattr(cli, "parser", lambda: signal.raise_signal(signal.SIGTERM))
+        assert main([]) == 1
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    assert capsys.readouterr().err == "\nmesa-lens: interrupted; nothing half-written was left\n"

@@ -93,6 +93,21 @@ def test_a_copied_cache_goes_on_where_it_was_copied(prefix):
     )
 
 
+@pytest.mark.parametrize("family", ["mpt", "llama"])
+def test_a_prefix_is_kept_only_where_the_cache_is_used(family):
+    """MPT's use_cache is False by default: each step would add all tokens to the cache again."""
+    model, cache = families.MODELS[family](), DynamicCache()
+    with mesa.applied(model, cases.method("rerope")), torch.no_grad():
+        expected = scores(model, tokens(), use_cache=True)
+        model(tokens()[:, :20], past_key_values=cache, use_cache=True)
+        for given in ({"use_cache": False}, {}) if family == "mpt" else ({"use_cache": False},):
+            with pytest.raises(ValueError, match="given past_key_values, but use_cache is False; pass use_cache=True"):
+                scores(model, tokens(), past_key_values=copy.deepcopy(cache), **given)
+        torch.testing.assert_close(
+            scores(model, tokens(), past_key_values=cache, use_cache=True), expected, atol=2e-5, rtol=0
+        )
+
+
 def test_a_copy_of_a_cache_serves_only_in_the_block():
     model, cache = tiny.model(), DynamicCache()
     with torch.no_grad(), mesa.applied(model, cases.method("rerope")):

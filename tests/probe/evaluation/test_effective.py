@@ -39,25 +39,49 @@ def test_the_longest_length_with_085_of_the_references_score_at_the_shortest():
     assert ("mean", "origin") not in entries
 
 
-def test_the_interval_is_over_prompts_that_are_the_same_for_all_methods_and_lengths():
-    made = rows(origin=(1, 1, 0, 0), mesa=(1, 1, 1, 0))
+def test_the_interval_is_of_differences_prompt_by_prompt():
+    made = rows(count=40, origin=(1, 1, 0, 0), mesa=(1, 1, 1, 0))
     hard = [row["sample"] % 2 for row in made]  # half of the prompts are lost everywhere
     for row, lost in zip(made, hard, strict=True):
         row["score"] *= 1 - lost
     entry = found(made)["vt", "mesa"]
     assert (entry["length"], entry["low"], entry["high"]) == (1024, 1024, 1024)
-    for row in made:  # at 1024 others are lost than at 256: which half is drawn decides
+    for row in made:  # at 1024 others are lost than at 256
         if row["length"] == 1024 and row["method"] == "mesa":
             row["score"] = float(row["sample"] % 2)
     entry = found(made)["vt", "mesa"]
     assert (entry["length"], entry["low"], entry["high"]) == (1024, 512, 1024)
 
 
-@pytest.mark.parametrize("count", [1, 4])
-def test_few_prompts_have_no_interval(count):
-    (entry,) = effective_lengths(rows(count=count, origin=(0.8, 0.8)), ("vt",), M)
+def test_one_prompt_has_no_interval():
+    (entry,) = effective_lengths(rows(count=1, origin=(0.8, 0.8)), ("vt",), M)
     assert (entry["length"], entry["low"], entry["has_interval"]) == (512, None, False)
     assert effective_table([entry]).rows[1] == ("origin", "at least 512")
+
+
+def test_few_answers_that_agree_are_no_certainty():
+    few, many = (found(rows(count=count, origin=(1, 1), mesa=(1, 1)))["vt", "mesa"] for count in (10, 40))
+    assert (few["length"], few["low"], few["high"]) == (512, None, 512)  # 10 of 10 leave 0.72 open, by Wilson
+    assert (many["low"], many["high"]) == (512, 512)
+    origin = found(rows(count=10, origin=(1, 1), mesa=(1, 1)))["vt", "origin"]
+    assert origin["low"] == 256  # of its own score at 256 it has 0.85 whatever that is
+    assert effective_table([few]).rows[1] == ("mesa", "at least 512 [none, 512]")
+
+
+@pytest.mark.parametrize("tasks", [("vt",), ("vt", "cwe")])
+@pytest.mark.parametrize("count", [3, 5, 8])
+def test_the_interval_holds_the_length_that_was_planted(count, tasks):
+    """Found by 0.9 of all at 256, by 0.7 of all under mesa up to 1024: less than 0.85 of it everywhere."""
+    random, held = np.random.default_rng(0), []
+    for _ in range(60):
+        made = [row for task in tasks for row in rows(task, count, origin=(0.9, 0.9, 0.1), mesa=(0.7, 0.7, 0.5))]
+        for row in made:
+            row["score"] = float(random.random() < row["score"])
+        entry = found(made, tasks)[tasks[-1] if len(tasks) == 1 else "mean", "mesa"]
+        if not entry["unjudged"]:
+            held.append(entry["low"] is None)
+    assert len(held) > 20
+    assert np.mean(held) > 0.9
 
 
 def test_at_chance_nothing_is_judged():
@@ -67,11 +91,13 @@ def test_at_chance_nothing_is_judged():
         if row["method"] == "origin":
             row["score"] = float(random.random() < 0.08)
     entries = found(made)
-    assert entries["vt", "mesa"]["unjudged"] == "at chance"
+    assert entries["vt", "mesa"]["base"] > 0.1
+    assert entries["vt", "mesa"]["unjudged"] == "not told from chance"
     assert entries["vt", "mesa"]["length"] is None
     table = effective_table([*entries.values()])
-    assert {row[1] for row in table.rows[1:]} == {"not judged: at chance"}
+    assert {row[1] for row in table.rows[1:]} == {"not judged: not told from chance"}
     assert table.rows[0][1].endswith("; copying 0.10")
+    assert {entry["unjudged"] for entry in found(rows(origin=(0, 0), mesa=(0.9, 0.9))).values()} == {"at chance"}
 
 
 def test_what_copying_the_prompt_gives_is_chance():

@@ -28,7 +28,7 @@ from probe.study.cells import length_by_prompt
 from probe.study.inputs import seeded_windows, study_prompts
 from probe.study.report import dims_figure, lengths_figure
 from probe.study.results import gather, progress, read_results
-from probe.study.table import scored, settings, tables
+from probe.study.table import all_rows, scored, settings, tables
 from probe.study.variants import chosen
 from probe.tasks import corpus
 from probe.thresholds.analysis import drifts
@@ -88,7 +88,7 @@ def test_results_are_labelled_and_whole(finished):
     either, nll, passkey = results["measured"].transpose("criterion", ...).values
     assert (either == np.minimum(nll, passkey)).all()
     assert set(nll.ravel()) <= {160, 200, 240, 280, 320, 321}
-    assert (finished / "study.md").read_text().count("**") == 14
+    assert (finished / "study.md").read_text().count("**") == 16
     assert {"lengths.png", "dims.png"} <= {path.name for path in finished.iterdir()}
 
 
@@ -483,6 +483,31 @@ def test_published_tables_are_those_of_the_published_results():
     text = (ROOT / "docs" / "findings.md").read_text()
     block = text.split("<!-- study -->\n")[1].split("\n<!-- /study -->")[0]
     assert block == published_tables()
+
+
+def leading(results):
+    title, (head, *rows) = all_rows(results)[0]
+    assert title == "The comparison chosen beforehand, and the highest of all"
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+def test_the_comparison_chosen_beforehand_leads_whatever_the_numbers_say():
+    results = published()
+    first, highest = leading(results)
+    kind = {"prompt": "repeated", "rule": "standard", "dims asked": "10", "measured by": "either"}
+    assert first == first | kind | {"": "chosen beforehand"}
+    assert first["Spearman"] == str(scored(results).correlation)
+    assert highest[""].startswith("highest of ")
+    assert float(highest["Spearman"].split()[0]) > float(first["Spearman"].split()[0])
+    assert "[" in highest["arithmetic there"]
+    flipped = results.assign(predicted=-results["predicted"])
+    first, highest = leading(flipped)
+    assert first == first | kind
+    assert first["Spearman"].startswith("-0.")
+    uncalled = results.assign(predicted=results["predicted"] * np.nan)
+    assert leading(uncalled) == [
+        chosen | {"called": "0.00", "Spearman": "-", "arithmetic there": "-", "difference": "-"}
+    ]
 
 
 def test_readme_and_findings_state_the_published_numbers():
