@@ -14,7 +14,7 @@ from theory.claims.base import crossing
 from theory.parts import FREE, POSITION, Shape, printed_crossing_head
 from theory.recovery import longest, worst_error
 from theory.rotary_model import FREE as ROTARY_FREE
-from theory.rotary_model import rotary_model
+from theory.rotary_model import rotary_model, rotary_nope_model
 
 
 def slow_head_output(model: Construction, tokens: list[int], weave, layer: int) -> list[float]:
@@ -130,6 +130,23 @@ def test_free_heads_read_all_but_what_changes_with_the_position(model, free):
         assert not reads[..., POSITION:free].any()
         assert reads[..., :POSITION].all()
         assert reads[..., free:].all()
+
+
+@pytest.mark.parametrize(
+    ("build", "free"),
+    [(nope_model, FREE), (plain_model, FREE), (rotary_model, ROTARY_FREE), (rotary_nope_model, ROTARY_FREE)],
+)
+def test_a_seed_draws_the_free_weights_of_the_shapes_heads(build, free):
+    """Alone the constructed head's matrices and the named rows are the same for every seed."""
+    shape = Shape(head=6, heads=3)
+    one, again, other = (dict(build(8, shape=shape, seed=seed).named_buffers()) for seed in (1, 1, 2))
+    assert one["blocks.0.attn.W_Q"].shape == (shape.heads, shape.head, shape.model)
+    assert all(torch.equal(matrix, again[name]) for name, matrix in one.items())
+    assert torch.equal(one["W_E"][:free], other["W_E"][:free])
+    assert (one["W_E"][free:] != other["W_E"][free:]).all()
+    for name in filter(lambda name: name.endswith("attn.W_V"), one):
+        assert torch.equal(one[name][0], other[name][0])
+        assert (one[name][1:, :, :POSITION] != other[name][1:, :, :POSITION]).all()
 
 
 def test_weights_of_theorem_32_are_unchanged_in_33_and_the_corollary():
