@@ -15,7 +15,7 @@ from mesa import weave
 from theory.attention import Distances, Weave, planned
 from theory.bounds import check_window
 from theory.chunked import mesa_method
-from theory.model import Construction, Layer, LogSteps
+from theory.model import Construction, Layer, LogSteps, float_name
 from theory.parts import Shape, bos_head, check_numbers, crossing_head, embedding, free_head, printed_crossing_head
 from theory.recovery import KINDS, check_range
 
@@ -107,7 +107,7 @@ def _two_layers(
     check_numbers(M, H, slope)
     if recovers < least:
         raise ValueError(f"recovers={recovers} positions are too few for M={M}; take recovers >= {least}")
-    check_range(recovery, str(dtype).removeprefix("torch."), recovers, slope)
+    check_range(recovery, float_name(dtype), recovers, slope)
     rng = np.random.default_rng(options.get("seed", 0))
     W_E = embedding(shape, rng)
     mlp = LogSteps(recovers, slope) if recovery == "log" else KINDS[recovery](shape, recovers, slope)

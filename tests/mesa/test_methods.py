@@ -15,7 +15,7 @@ from transformers import BloomConfig, LlamaConfig, MptConfig
 import mesa
 from mesa import methods, weave
 from mesa.methods.chunked import MIDDLES, WEAVES
-from mesa.plan import distances, reach, restarts
+from mesa.plan import distances, reach, restarts, rotary_base
 from mesa.settings import make_methods
 from mesa.support import check_method
 
@@ -290,6 +290,7 @@ def test_mesa_gives_every_token_itself_at_every_length(settings, variant):
         (lambda: mesa.make("rerope", 64, window="abc"), "rerope: window=abc is not a whole number"),
         (lambda: mesa.make("rerope", 64, log_n="no"), "rerope: log_n=no is not true or false"),
         (lambda: mesa.make("leaky-rerope", 64, k="x"), "leaky-rerope: k=x is not a number"),
+        (lambda: mesa.make("leaky-rerope", 64, k=0.5), "leaky-rerope: k=0.5 is below 1"),
         (lambda: mesa.make("rerope", 64, layers=1), "rerope: layers=1 is no sequence of layers, such as (0, 1)"),
         (lambda: heads("2:0", layers=(1,)), "rerope: heads=2:0 and layers=(1,) are both given; give one"),
         (
@@ -382,6 +383,8 @@ def test_sizes_left_out_are_the_papers_scaled_to_the_window():
     assert (paper.window, paper.width, paper.first, paper.last, paper.split_threshold) == (512, 50, 100, 512, 200)
     small = mesa.MesaExtrapolation(trained_length=256)
     assert (small.window, small.width, small.first, small.last, small.split_threshold) == (32, 50, 6, 32, 12)
+    shares = {"rerope": 8, "leaky-rerope": 8, "self-extend": 4, "stair": 8}
+    assert {name: 256 // mesa.make(name, 256).window for name in shares} == shares
 
 
 @pytest.fixture
@@ -434,3 +437,15 @@ def test_positions_begin_anew_where_the_largest_distance_falls(name):
     falls = [int(t) for t in np.flatnonzero(np.diff(largest) < -1) + 1]
     assert restarts(plan) == {at: int(largest[at]) for at in falls}
     assert bool(falls) == (name in ("mesa", "crop"))
+
+
+def test_a_fall_by_one_is_no_new_beginning():
+    plan = mesa.MesaExtrapolation(trained_length=16, first=2, last=4, window=6, width=3, split_threshold=2).plan(35)
+    assert reach(plan)[[29, 30]].tolist() == [15, 14]
+    assert restarts(plan) == {16: 2}
+
+
+def test_the_base_is_read_off_the_frequencies():
+    for pairs in (2, 3, 32):
+        assert rotary_base(1e4 ** (-np.arange(pairs) / pairs)) == pytest.approx(1e4)
+    assert rotary_base([1.0]) == np.inf
