@@ -25,6 +25,7 @@ from theory.parts import (
     check_numbers,
     embedding,
     free_head,
+    generator,
     with_signal,
 )
 from theory.recovery import EXACT, Weights, written_error
@@ -105,11 +106,12 @@ def rotary_model(
     positions than the dtype tells apart.
     """
     shape = _checked(shape)
-    check_numbers(M, H)
+    precision = float_name(dtype)
+    check_numbers(M, H, precision=precision)
     half = shape.head // 2
     sizes = Rotary(M=M, reads=reads, recovers=recovers, quarter=quarter, slope=slope, pairs=half, pair=pair)
-    mlp = _checked_steps(shape, sizes, float_name(dtype))
-    rng = np.random.default_rng(seed)
+    mlp = _checked_steps(shape, sizes, precision)
+    rng = generator(seed)
     W_E = embedding(shape, rng, FREE)
     others = [[free_head(shape, rng, FREE) for _ in range(shape.heads - 1)] for _ in range(2)]
     first, second = reading_head(shape, sizes), turning_head(shape, sizes, H)
@@ -122,8 +124,8 @@ def rotary_nope_model(
     M: int, H: float = 0.5, *, shape: Shape | None = None, seed: int = 0, dtype: torch.dtype = torch.float64
 ) -> Construction:
     """Theorem 3.1 under rotary embedding: keys of 0 stay 0 turned, so o_t = M / t - 1 + H under every method."""
-    shape, rng = _checked(shape), np.random.default_rng(seed)
-    check_numbers(M, H)
+    shape, rng = _checked(shape), generator(seed)
+    check_numbers(M, H, precision=float_name(dtype))
     W_E = embedding(shape, rng, FREE)
     head = averaging_head(shape, rng, M, H)
     head = replace(head, W_K=0 * head.W_K)

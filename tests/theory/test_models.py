@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from theory import Construction, attention, nope_model, plain_model, stair_model, woven_model
+from theory import Construction, attention, nope_model, plain_model, recovery, stair_model, woven_model
 from theory.bounds import denominator
 from theory.claims.base import crossing
 from theory.parts import FREE, POSITION, Shape, printed_crossing_head
@@ -238,6 +238,12 @@ def test_logarithm_reads_values_and_pattern(matrix):
     assert not np.isfinite(model.recovered_position(50)).any()
 
 
+def test_flat_slopes_are_tried_up_to_a_length(monkeypatch):
+    monkeypatch.setattr(recovery, "TRIED", 64)
+    assert longest.__wrapped__("steps", "float64", 1e-3) == 64
+    assert longest.__wrapped__("steps", "float64", 20.0) < 64
+
+
 def test_given_distances_leave_the_model_as_it_was():
     model, index = plain_model(8), np.arange(12)
     before, distance = model.head_output(12), index[:, None] - index
@@ -274,7 +280,23 @@ def test_logarithm_of_layer_1_is_the_logarithm():
         (lambda: plain_model(8, slope=0.0), "slope=0.0 is not a positive finite number"),
         (lambda: plain_model(8, recovers=6), "recovers=6 positions are too few for M=8; take recovers >= 7"),
         (lambda: plain_model(800), r"800 positions exceed what the steps MLP recovers in float64 \(708\)"),
-        (lambda: plain_model(87, dtype=torch.float32), r"87 positions exceed .* in float32 \(86\); take M <= 86"),
+        (
+            lambda: plain_model(87, dtype=torch.float32),
+            r"87 positions exceed .* in float32 \(86\); take M and recovers <= 86",
+        ),
+        (lambda: plain_model(8, recovery="naive"), r"64 positions exceed .* \(33\); take M and recovers <= 33"),
+        (lambda: plain_model(8, dtype=torch.bfloat16), "dtype=torch.bfloat16 is too coarse to tell positions; take"),
+        (lambda: nope_model(8, dtype=torch.float16), "dtype=torch.float16 is too coarse"),
+        (lambda: rotary_model(8, reads="count", dtype=torch.bfloat16), "dtype=torch.bfloat16 is too coarse"),
+        (lambda: rotary_nope_model(8, dtype=torch.bfloat16), "dtype=torch.bfloat16 is too coarse"),
+        (lambda: nope_model(8, 1e300), r"H=1e\+300 leaves float64 no digits to tell o from H"),
+        (lambda: plain_model(8, 1e5, dtype=torch.float32), r"H=100000.0 leaves float32 no digits"),
+        (lambda: nope_model(16.0), "M=16.0 is not a whole number"),
+        (lambda: plain_model(None), "M=None is not a whole number"),
+        (lambda: plain_model(8, recovers=8.5), "recovers=8.5 is not a whole number"),
+        (lambda: plain_model(8, slope=800.0), "slope=800.0 overflows; take one up to 300"),
+        (lambda: plain_model(8, seed=-1), "seed=-1 is below 0"),
+        (lambda: nope_model(8, seed=None), "seed=None is not a whole number"),
         (lambda: plain_model(8, recovery="cubic"), "unknown position MLP 'cubic'; known: naive, interpolating, steps"),
         (lambda: woven_model(8, 5, recovers=5), "recovers=5 positions are too few for M=8; take recovers >= 6"),
         (lambda: printed_crossing_head(Shape(head=2), np.random.default_rng(0), 8, 0.5), "head=2 is below 3"),

@@ -37,12 +37,9 @@ class Settings:
     def __post_init__(self) -> None:
         """Checks what does not depend on a claim."""
         M = 4096 if self.M is None else self.M
-        check_numbers(M, self.H)
+        check_numbers(M, self.H, precision=self.dtype)
         if not 0 <= self.seed <= MOST_SEED:
             raise ValueError(f"seed={self.seed} is not within 0 and {MOST_SEED}; take e.g. 0")
-        most = 1e-2 / (M * float(np.finfo(self.dtype).eps))
-        if abs(self.H) > most:
-            raise ValueError(f"H={self.H} leaves {self.dtype} no digits to tell o from H; take |H| <= {most:.1g}")
         if self.M is not None and self.most_positions < M:
             other = "" if self.recovery == "log" else " or --recovery log (M <= 4096)"
             raise ValueError(
