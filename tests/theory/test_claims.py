@@ -44,6 +44,13 @@ def test_claims_hold_in_float32(name):
     assert claim.ok, claim.line()
 
 
+@pytest.mark.parametrize(("recovery", "M"), [("naive", 33), ("interpolating", 40)])
+def test_claims_hold_with_every_mlp(recovery, M):
+    for name in ("3.2", "3.2-printed", "3.2-coordinate"):
+        claim = CLAIMS[name](Settings(M=M, recovery=recovery, quick=True))
+        assert claim.ok, claim.line()
+
+
 def test_users_parameters_take_the_place_of_the_grid():
     claim = CLAIMS["3.3"](Settings(M=12, N=2, E=50, H=-0.5, seed=3, quick=True))
     assert claim.ok

@@ -107,7 +107,8 @@ def recovered_position(settings: Settings) -> Claim:
         statement="Every t > N recovers N + 1",
         citation="Theorem 3.3, eq. 44",
         parameters={"N": grid(windows)},
-        tested=f"last t with N + 1 exactly: {grid(found)} = N + 1 + sqrt(A_(N+1) A_(N+2)) - A_(N+1)",
+        tested=f"last t with N + 1 exactly: {grid(found)} = N + 1 + sqrt(A_(N+1) A_(N+2)) - A_(N+1); "
+        f"t <= {settings.longest_run}",
         expected=Verdict.CORRECTED,
         margin=reading.margin,
         error=reading.error,
