@@ -123,9 +123,9 @@ def worst_error(kind: str, dtype: str, positions: int, slope: float = 1.0) -> fl
 
 def written_error(weights: Weights, x: np.ndarray, positions: np.ndarray, dtype: str) -> float:
     """The largest |recovered - t| where layer 1 has written x_t, for these t, all in `dtype`; infinite for NaN."""
-    W_1, W_2 = (matrix[[CONST, POSITION]].astype(dtype) for matrix in weights)
     worst = 0.0
     with np.errstate(all="ignore"):
+        W_1, W_2 = (matrix[[CONST, POSITION]].astype(dtype) for matrix in weights)
         for rows in range(0, len(x), _ROWS):
             part = x[rows : rows + _ROWS].astype(dtype)
             hidden = np.maximum(np.stack([np.ones_like(part), part], axis=1) @ W_1, 0)
