@@ -168,7 +168,7 @@ def reach(plan: Plan, block: int = 256) -> np.ndarray:
 def restarts(plan: Plan) -> dict[int, int]:
     """The queries at which positions begin anew, and the largest relative position that each of them sees.
 
-    There it falls from that of the query before.
+    There it falls by more than one from that of the query before.
 
     >>> from mesa import make
     >>> restarts(make("mesa", 24, first=4, last=6, split_threshold=3, window=4).plan(60))

@@ -8,11 +8,20 @@ weave of theorem 3.3), H the threshold, all of the paper; `slope` is the additiv
 from __future__ import annotations
 
 import math
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
 from mesa.weave import rerope, stair
+
+
+def check_whole(name: str, value: Any, least: int) -> None:
+    """Raises ValueError, naming the value and the remedy, for what is no whole number from `least` on."""
+    if not isinstance(value, Integral):
+        raise ValueError(f"{name}={value!r} is not a whole number; take e.g. {max(least, 16)}")
+    if value < least:
+        raise ValueError(f"{name}={value} is below {least}; take {name} >= {least}")
 
 
 def check_window(M: int, N: int, E: int | None = None) -> None:
@@ -21,6 +30,9 @@ def check_window(M: int, N: int, E: int | None = None) -> None:
     Theorem 3.3 holds for 1 <= N <= M - 1 and M >= 3; the corollary for N <= M - 2 and E >= 2 (E = 1 is the plain
     encoding). The paper asks for N << M only.
     """
+    for name, size in (("M", M), ("N", N), ("E", 2 if E is None else E)):
+        if not isinstance(size, Integral):
+            raise ValueError(f"{name}={size!r} is not a whole number of tokens")
     if M < 3:
         raise ValueError(f"M={M} is below 3: the weave has nothing to extend; take M >= 3")
     if N < 1:

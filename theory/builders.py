@@ -34,11 +34,14 @@ def build(name: str, **parameters: Any) -> PreTrainedModel:
     method's, `mesa.applied(model, mesa.ReRoPE(trained_length=M, window=N, log_n=False))`, or `mesa.StairPE`. Its
     vocabulary is <bos> and the bytes (`theory.save` puts their tokenizer beside it) and its residual stream has 24
     dims, unless `shape` says otherwise. 'rotary' and 'rotary_nope' are Llamas. Raises ValueError as `construction`,
-    and for recovery 'log'.
+    for recovery 'log' and for what 'rotary' weaves or turns otherwise.
     """
     _check(name, parameters)
+    for parameter in ("weave", "distances", "factors", "grown"):
+        if parameter in parameters:
+            raise ValueError(f"{name}: {parameter} is no part of a model's weights; attach a method by mesa.applied")
     parameters = {"shape": Shape(model=24, vocabulary=VOCABULARY), **parameters}
-    return pretrained(construction(name, **parameters), parameters["M"])
+    return pretrained(construction(name, **parameters), int(parameters["M"]))
 
 
 def construction(name: str, **parameters: Any) -> Construction:

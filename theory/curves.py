@@ -10,9 +10,9 @@ import xarray as xr
 
 from mesa.weave import rerope
 from theory.bounds import extended_length
-from theory.claims.base import Settings
 from theory.claims.corollary import exact_stair_model
-from theory.claims.theorem2 import measured_error
+from theory.claims.positions import measured_error
+from theory.claims.settings import Settings
 from theory.claims.theorem3 import ONE_HEAD, ideal_denominator
 from theory.labels import IDEAL, NOPE, PE, STAIR, WEAVE
 from theory.model import Construction

@@ -34,6 +34,14 @@ class Layer:
     mlp: Weights | LogSteps | None = None
 
 
+def float_name(dtype: torch.dtype) -> str:
+    """numpy's name of a dtype that constructions are made in; ValueError for those that tell few positions or none."""
+    names = {torch.float32: "float32", torch.float64: "float64"}
+    if dtype not in names:
+        raise ValueError(f"dtype={dtype} is too coarse to tell positions; take torch.float64 or torch.float32")
+    return names[dtype]
+
+
 class MLP(nn.Module):
     """FF(h) = W_2 relu(W_1^T h), both matrices (model size, hidden units) as in the paper."""
 
@@ -120,6 +128,7 @@ class Construction(HookedRootModule):
         dtype: torch.dtype = torch.float64,
     ) -> None:
         super().__init__()
+        float_name(dtype)
         self.register_buffer("W_E", torch.from_numpy(W_E))
         self.turns = turns
         self.hook_embed = HookPoint()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
-from theory.model import Construction, Layer
-from theory.parts import Shape, averaging_head, check_numbers, embedding, free_head
+from theory.model import Construction, Layer, float_name
+from theory.parts import Shape, averaging_head, check_numbers, embedding, free_head, generator
 
 
 def nope_model(
@@ -22,8 +21,8 @@ def nope_model(
     So o_t > H for t < M and o_t < H for t > M. At t = M both are equal: nothing is claimed there. The paper's o_T is
     the output at position T, not at the last token (T + 1). Raises ValueError for M < 2 and H not finite.
     """
-    check_numbers(M, H)
-    shape, rng = shape or Shape(), np.random.default_rng(seed)
+    check_numbers(M, H, precision=float_name(dtype))
+    shape, rng = shape or Shape(), generator(seed)
     W_E = embedding(shape, rng)
     heads = [averaging_head(shape, rng, M, H), *(free_head(shape, rng) for _ in range(shape.heads - 1))]
     return Construction(W_E, [Layer(heads)], dtype=dtype)

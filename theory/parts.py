@@ -12,8 +12,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from theory.bounds import check_whole
+
 CONST, BOS, POSITION, FREE = 0, 1, 2, 3
 """Residual directions: 1 everywhere; 1 at <bos>; the paper's third dimension; the first of the free ones."""
+
+STEEPEST = 300
+"""The largest slope: e^(2 slope) is within float64."""
 
 
 @dataclass(frozen=True)
@@ -163,11 +168,25 @@ def printed_crossing_head(shape: Shape, rng: np.random.Generator, M: int, H: flo
     return with_signal(head, M, H)
 
 
-def check_numbers(M: int, H: float, slope: float = 1.0) -> None:
-    """Raises ValueError, naming value and remedy, for M < 2, H not finite or a slope that is not positive."""
-    if M < 2:
-        raise ValueError(f"M={M} is below 2; take M >= 2")
+def check_numbers(M: int, H: float, slope: float = 1.0, precision: str = "float64") -> None:
+    """Raises ValueError, naming value and remedy, for sizes that no construction has in numpy's dtype `precision`.
+
+    M not whole or below 2, H not finite or so large that it leaves o no digits, a slope that is not positive or whose
+    exponential overflows.
+    """
+    check_whole("M", M, 2)
     if not math.isfinite(H):
         raise ValueError(f"H={H} is not finite; take a finite threshold")
+    most = 1e-2 / (M * float(np.finfo(precision).eps))
+    if abs(H) > most:
+        raise ValueError(f"H={H} leaves {precision} no digits to tell o from H; take |H| <= {most:.1g}")
     if not (math.isfinite(slope) and slope > 0):
         raise ValueError(f"slope={slope} is not a positive finite number; ALiBi's slopes are above 0")
+    if slope > STEEPEST:
+        raise ValueError(f"slope={slope} overflows; take one up to {STEEPEST}, ALiBi's are 1 at most")
+
+
+def generator(seed: int) -> np.random.Generator:
+    """What free weights are drawn by. Raises ValueError for a seed that is no whole number from 0 on."""
+    check_whole("seed", seed, 0)
+    return np.random.default_rng(seed)

@@ -15,8 +15,12 @@ import numpy as np
 
 from theory.parts import CONST, FREE, POSITION, Shape
 
+_ROWS = 256  # positions that are read at a time
 EXACT = 1e-2
 """A range of positions counts as recovered exactly where no error is larger; the nearest mistake is 1."""
+
+TRIED = 8192
+"""The most positions that are tried where it is measured how many are recovered."""
 
 Weights = tuple[np.ndarray, np.ndarray]
 """W_1 and W_2, both (model size, hidden units) as in the paper: FF(h) = W_2 relu(W_1^T h)."""
@@ -99,8 +103,11 @@ KINDS: dict[str, Callable[..., Weights]] = {"naive": naive, "interpolating": int
 
 @lru_cache
 def longest(kind: str, dtype: str, slope: float = 1.0) -> int:
-    """The most positions that `kind` recovers exactly (see EXACT) in `dtype`, a numpy name; measured, by bisection."""
-    low, high = 2, int(800 / slope)
+    """The most positions that `kind` recovers exactly (see EXACT) in `dtype`, a numpy name; measured, by bisection.
+
+    No more than `TRIED` are tried, which only slopes below 0.1 reach.
+    """
+    low, high = 2, min(int(800 / slope), TRIED)
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if worst_error(kind, dtype, middle, slope) <= EXACT else (low, middle - 1)
@@ -110,12 +117,21 @@ def longest(kind: str, dtype: str, slope: float = 1.0) -> int:
 def worst_error(kind: str, dtype: str, positions: int, slope: float = 1.0) -> float:
     """The largest |recovered - t| over t = 1 .. positions, all in `dtype`; infinite where the weights overflow."""
     with np.errstate(all="ignore"):
-        W_1, W_2 = (matrix.astype(dtype) for matrix in KINDS[kind](Shape(model=FREE), positions, slope))
-        x = _falling(positions, slope).astype(dtype)
-        stream = np.stack([np.ones_like(x), np.zeros_like(x), x], axis=1)
-        recovered = x + np.maximum(stream @ W_1, 0) @ W_2[POSITION]
-        error = np.abs(recovered - np.arange(1, positions + 1)).max()
-    return float(error) if np.isfinite(error) else math.inf
+        weights = KINDS[kind](Shape(model=FREE), positions, slope)
+        return written_error(weights, _falling(positions, slope), np.arange(1, positions + 1), dtype)
+
+
+def written_error(weights: Weights, x: np.ndarray, positions: np.ndarray, dtype: str) -> float:
+    """The largest |recovered - t| where layer 1 has written x_t, for these t, all in `dtype`; infinite for NaN."""
+    worst = 0.0
+    with np.errstate(all="ignore"):
+        W_1, W_2 = (matrix[[CONST, POSITION]].astype(dtype) for matrix in weights)
+        for rows in range(0, len(x), _ROWS):
+            part = x[rows : rows + _ROWS].astype(dtype)
+            hidden = np.maximum(np.stack([np.ones_like(part), part], axis=1) @ W_1, 0)
+            error = np.abs(part + hidden @ W_2[1] - positions[rows : rows + _ROWS]).max()
+            worst = max(worst, float(error) if np.isfinite(error) else math.inf)
+    return worst
 
 
 def check_range(kind: str, dtype: str, positions: int, slope: float = 1.0) -> None:
@@ -128,5 +144,5 @@ def check_range(kind: str, dtype: str, positions: int, slope: float = 1.0) -> No
         limit = longest(kind, dtype, slope)
         raise ValueError(
             f"{positions} positions exceed what the {kind} MLP recovers in {dtype} ({limit}); "
-            f"take M <= {limit} or recovery 'log'"
+            f"take M and recovers <= {limit}, or recovery 'log'"
         )

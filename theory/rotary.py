@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from theory.bounds import check_whole
 from theory.recovery import sharpness
 
 READS = ("rotation", "count")
@@ -51,12 +52,14 @@ class Rotary:
         """Fills what is left out, and checks."""
         object.__setattr__(self, "recovers", self.recovers or self.M)
         object.__setattr__(self, "quarter", self.quarter or self.recovers)
-        object.__setattr__(self, "pair", self.pair % self.pairs)
         K, L = self.recovers, self.quarter
+        for name, least in (("M", 3), ("recovers", 1), ("quarter", 1), ("pairs", 1)):
+            check_whole(name, getattr(self, name), least)
+        if self.pair not in range(-self.pairs, self.pairs):
+            raise ValueError(f"pair={self.pair} is none of the {self.pairs} of a head; take 1 .. {self.pairs - 1}")
+        object.__setattr__(self, "pair", self.pair % self.pairs)
         if self.reads not in READS:
             raise ValueError(f"reads={self.reads!r} is not known; take {' or '.join(READS)}")
-        if self.M < 3:
-            raise ValueError(f"M={self.M} is below 3; take M >= 3")
         if K < self.M:
             raise ValueError(f"recovers={K} positions are too few for M={self.M}; take recovers >= {self.M}")
         if self.reads == "rotation" and L < K - 1:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from theory.attention import Distances, Weave
-from theory.model import Construction, Layer
+from theory.model import Construction, Layer, float_name
 from theory.parts import (
     BOS,
     CONST,
@@ -25,14 +25,17 @@ from theory.parts import (
     check_numbers,
     embedding,
     free_head,
+    generator,
     with_signal,
 )
-from theory.recovery import Weights
+from theory.recovery import EXACT, Weights, written_error
 from theory.rotary import Rotary, steps
 from theory.turned import Turns
 
 COS, SIN, FREE = 3, 4, 5
 """Residual directions: cos and sin of theta p_t; the first of the free ones."""
+
+_LOOKED = 2048  # of more positions than these as many are looked at
 
 
 def reading_head(shape: Shape, sizes: Rotary) -> Head:
@@ -99,17 +102,20 @@ def rotary_model(
 
     It holds for ever, though scores are periodic: the keys 1 .. K, K >= M, all get the score of <bos>, so D(t) > M.
     reads .. pair: as for theory.rotary.Rotary. weave, distances: effective distances, as for `Construction`; factors:
-    a method's on each pair's angle; grown: on scores. Raises ValueError as Rotary, and for H not finite.
+    a method's on each pair's angle; grown: on scores. Raises ValueError as Rotary, for H not finite, and for more
+    positions than the dtype tells apart.
     """
     shape = _checked(shape)
-    check_numbers(M, H)
+    precision = float_name(dtype)
+    check_numbers(M, H, precision=precision)
     half = shape.head // 2
     sizes = Rotary(M=M, reads=reads, recovers=recovers, quarter=quarter, slope=slope, pairs=half, pair=pair)
-    rng = np.random.default_rng(seed)
+    mlp = _checked_steps(shape, sizes, precision)
+    rng = generator(seed)
     W_E = embedding(shape, rng, FREE)
     others = [[free_head(shape, rng, FREE) for _ in range(shape.heads - 1)] for _ in range(2)]
     first, second = reading_head(shape, sizes), turning_head(shape, sizes, H)
-    layers = [Layer([first, *others[0]], turning_steps(shape, sizes)), Layer([second, *others[1]])]
+    layers = [Layer([first, *others[0]], mlp), Layer([second, *others[1]])]
     turns = Turns(sizes.base, factors, grown)
     return Construction(W_E, layers, weave=weave, distances=distances, turns=turns, dtype=dtype)
 
@@ -118,13 +124,26 @@ def rotary_nope_model(
     M: int, H: float = 0.5, *, shape: Shape | None = None, seed: int = 0, dtype: torch.dtype = torch.float64
 ) -> Construction:
     """Theorem 3.1 under rotary embedding: keys of 0 stay 0 turned, so o_t = M / t - 1 + H under every method."""
-    shape, rng = _checked(shape), np.random.default_rng(seed)
-    check_numbers(M, H)
+    shape, rng = _checked(shape), generator(seed)
+    check_numbers(M, H, precision=float_name(dtype))
     W_E = embedding(shape, rng, FREE)
     head = averaging_head(shape, rng, M, H)
     head = replace(head, W_K=0 * head.W_K)
     heads = [head, *(free_head(shape, rng, FREE) for _ in range(shape.heads - 1))]
     return Construction(W_E, [Layer(heads)], turns=Turns(10000.0), dtype=dtype)
+
+
+def _checked_steps(shape: Shape, sizes: Rotary, dtype: str) -> Weights:
+    """`turning_steps`, where they recover every position in `dtype`."""
+    made, t = turning_steps(shape, sizes), np.arange(1, sizes.recovers + 1)
+    looked = np.unique(np.linspace(0, len(t) - 1, _LOOKED).astype(int))
+    x = np.exp(-sizes.log_denominators(t - 1.0))[looked]
+    if (error := written_error(made, x, t[looked], dtype)) > EXACT:
+        raise ValueError(
+            f"slope={sizes.slope} over recovers={sizes.recovers} positions leaves them {error:.1g} off in {dtype}; "
+            "take float64, a smaller slope or fewer positions"
+        )
+    return made
 
 
 def _checked(shape: Shape | None) -> Shape:

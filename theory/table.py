@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from theory.bounds import extended_length, first_failure
-from theory.claims.base import Settings
 from theory.claims.corollary import exact_stair_model
+from theory.claims.settings import Settings
 from theory.claims.theorem3 import ONE_HEAD
 from theory.model import Construction
 from theory.weave import woven_model

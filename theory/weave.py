@@ -8,15 +8,23 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, TypedDict, Unpack
 
-import numpy as np
 import torch
 
 from mesa import weave
 from theory.attention import Distances, Weave, planned
-from theory.bounds import check_window
+from theory.bounds import check_whole, check_window
 from theory.chunked import mesa_method
-from theory.model import Construction, Layer, LogSteps
-from theory.parts import Shape, bos_head, check_numbers, crossing_head, embedding, free_head, printed_crossing_head
+from theory.model import Construction, Layer, LogSteps, float_name
+from theory.parts import (
+    Shape,
+    bos_head,
+    check_numbers,
+    crossing_head,
+    embedding,
+    free_head,
+    generator,
+    printed_crossing_head,
+)
 from theory.recovery import KINDS, check_range
 
 
@@ -50,7 +58,7 @@ def plain_model(M: int, H: float = 0.5, **options: Unpack[Options]) -> Construct
     Layer 1 turns its attention on <bos>, 1 / A_t, into t; layer 2 uses t to cancel the position term, which leaves
     theorem 3.1's average. Raises ValueError for M < 2, H not finite, or more positions than the dtype can recover.
     """
-    return _two_layers(identity, M, H, options, M - 1)
+    return _two_layers(identity, M, H, options)
 
 
 def woven_model(M: int, N: int, H: float = 0.5, **options: Unpack[Options]) -> Construction:
@@ -71,7 +79,7 @@ def stair_model(M: int, N: int, E: int, H: float = 0.5, **options: Unpack[Option
     Raises ValueError as `plain_model`, and for N > M - 2 or E < 2.
     """
     check_window(M, N, E)
-    return _two_layers(partial(weave.stair, window=N, width=E), M, H, options, M - 1)
+    return _two_layers(partial(weave.stair, window=N, width=E), M, H, options)
 
 
 def mesa_model(
@@ -94,21 +102,29 @@ def mesa_model(
     what comes after it is decoded (default: all that is given). Raises ValueError as `stair_model` and the method.
     """
     method = mesa_method(M, N, E, first, last, split_threshold, middle)
-    return _two_layers(None, M, H, options, M - 1, planned(partial(method.plan, prompt_length=prompt)))
+    return _two_layers(None, M, H, options, distances=planned(partial(method.plan, prompt_length=prompt)))
 
 
 def _two_layers(
-    function: Weave | None, M: int, H: float, options: Options, least: int, distances: Distances | None = None
+    function: Weave | None,
+    M: int,
+    H: float,
+    options: Options,
+    least: int | None = None,
+    distances: Distances | None = None,
 ) -> Construction:
-    """The weights of theorem 3.2 under what `function` weaves, or under distances; `least`: positions needed."""
+    """The weights of theorem 3.2 under what `function` weaves, or under distances; `least`: positions needed, M - 1."""
     slope, shape = options.get("slope", 1.0), options.get("shape") or Shape()
-    recovery, recovers = options.get("recovery", "steps"), options.get("recovers", max(M, 64))
+    recovery, recovers = options.get("recovery", "steps"), options.get("recovers")
     dtype = options.get("dtype", torch.float64)
-    check_numbers(M, H, slope)
+    precision = float_name(dtype)
+    check_numbers(M, H, slope, precision)
+    recovers, least = max(M, 64) if recovers is None else recovers, M - 1 if least is None else least
+    check_whole("recovers", recovers, 1)
     if recovers < least:
         raise ValueError(f"recovers={recovers} positions are too few for M={M}; take recovers >= {least}")
-    check_range(recovery, str(dtype).removeprefix("torch."), recovers, slope)
-    rng = np.random.default_rng(options.get("seed", 0))
+    check_range(recovery, precision, recovers, slope)
+    rng = generator(options.get("seed", 0))
     W_E = embedding(shape, rng)
     mlp = LogSteps(recovers, slope) if recovery == "log" else KINDS[recovery](shape, recovers, slope)
     others = [[free_head(shape, rng) for _ in range(shape.heads - 1)] for _ in range(2)]

@@ -15,7 +15,7 @@ from transformers import BloomConfig, LlamaConfig, MptConfig
 import mesa
 from mesa import methods, weave
 from mesa.methods.chunked import MIDDLES, WEAVES
-from mesa.plan import distances, reach, restarts
+from mesa.plan import distances, reach, restarts, rotary_base
 from mesa.settings import make_methods
 from mesa.support import check_method
 
@@ -73,6 +73,18 @@ def test_mesa_without_a_middle_chunk_follows_the_stair_from_the_first_on():
     assert distances(method.plan(25))[10, :11].tolist() == [7, 7, 6, 6, 6, 5, 4, 3, 2, 1, 0]  # 5 + ceil((r - 5) / 3)
 
 
+def test_a_rest_of_the_split_threshold_is_a_chunk_more():
+    sizes = {"window": 5, "width": 3, "first": 4, "split_threshold": 3}
+    method = mesa.MesaExtrapolation(trained_length=24, last=6, **sizes)
+    assert method.chunks(32) == [0, 4, 24, 32]
+    assert method.chunks(33) == [0, 4, 15, 26, 33]
+    reference = mesa.MesaExtrapolation(trained_length=64, last=8, **sizes, variant="reference", headroom=8)
+    assert reference.chunks(56) == [0, 56]  # with 8 tokens of the answer: 64
+    assert reference.chunks(57) == [0, 4, 57]
+    assert reference.chunks(62) == [0, 4, 60, 62]  # 58 is 56 and a rest of 2
+    assert reference.chunks(100) == [0, 4, 52, 100]  # 96 is 56 and a rest of 40: two of 48
+
+
 def test_crop_distances():
     assert distances(mesa.Crop(trained_length=3).plan(7, 5)).tolist() == [
         [0, -1, -1, -1, -1, -1, -1],
@@ -83,6 +95,12 @@ def test_crop_distances():
         [-1, -1, -1, 2, 1, 0, -1],  # a decoded token the last three
         [-1, -1, -1, -1, 2, 1, 0],
     ]
+
+
+def test_dca_sees_what_is_far_at_the_ends_of_two_chunks():
+    matrix = distances(mesa.DCA(trained_length=24, chunk=3, most=20).plan(9))
+    assert matrix[6, :7].tolist() == [5, 4, 3, 3, 2, 1, 0]
+    assert matrix[8].tolist() == [5, 4, 3, 5, 4, 3, 2, 1, 0]
 
 
 def test_dca_distances():
@@ -127,6 +145,7 @@ def test_lampes_mapped_length_is_the_authors_scaled_to_the_window():
     lengths = [mesa.LaMPE(trained_length=128).mapped_length(prompt) for prompt in (64, 200, 333)]
     assert lengths == [48, 48, 44]
     assert mesa.LaMPE(trained_length=4096).mapped_length(32768) == 2239
+    assert [mesa.LaMPE(trained_length=4096).mapped_length(prompt) for prompt in (8191, 8192)] == [1536, 1283]
     assert mesa.LaMPE(trained_length=8192, curve="llama3").mapped_length(32768) == 4501
 
 
@@ -290,6 +309,7 @@ def test_mesa_gives_every_token_itself_at_every_length(settings, variant):
         (lambda: mesa.make("rerope", 64, window="abc"), "rerope: window=abc is not a whole number"),
         (lambda: mesa.make("rerope", 64, log_n="no"), "rerope: log_n=no is not true or false"),
         (lambda: mesa.make("leaky-rerope", 64, k="x"), "leaky-rerope: k=x is not a number"),
+        (lambda: mesa.make("leaky-rerope", 64, k=0.5), "leaky-rerope: k=0.5 is below 1"),
         (lambda: mesa.make("rerope", 64, layers=1), "rerope: layers=1 is no sequence of layers, such as (0, 1)"),
         (lambda: heads("2:0", layers=(1,)), "rerope: heads=2:0 and layers=(1,) are both given; give one"),
         (
@@ -382,6 +402,10 @@ def test_sizes_left_out_are_the_papers_scaled_to_the_window():
     assert (paper.window, paper.width, paper.first, paper.last, paper.split_threshold) == (512, 50, 100, 512, 200)
     small = mesa.MesaExtrapolation(trained_length=256)
     assert (small.window, small.width, small.first, small.last, small.split_threshold) == (32, 50, 6, 32, 12)
+    shares = {"rerope": 8, "leaky-rerope": 8, "self-extend": 4, "stair": 8}
+    assert {name: 256 // mesa.make(name, 256).window for name in shares} == shares
+    assert mesa.StreamingLLM(trained_length=256).window == 252
+    assert (mesa.DCA(trained_length=256).chunk, mesa.DCA(trained_length=256).most) == (160, 192)
 
 
 @pytest.fixture
@@ -434,3 +458,21 @@ def test_positions_begin_anew_where_the_largest_distance_falls(name):
     falls = [int(t) for t in np.flatnonzero(np.diff(largest) < -1) + 1]
     assert restarts(plan) == {at: int(largest[at]) for at in falls}
     assert bool(falls) == (name in ("mesa", "crop"))
+
+
+def test_a_fall_by_one_is_no_new_beginning():
+    plan = mesa.MesaExtrapolation(trained_length=16, first=2, last=4, window=6, width=3, split_threshold=2).plan(35)
+    assert reach(plan)[[29, 30]].tolist() == [15, 14]
+    assert restarts(plan) == {16: 2}
+
+
+def test_yarns_ramp_begins_and_ends_where_pairs_turn_32_times_and_once():
+    """Of 32 pairs in M = 2048: 8.06, rounded down, and 20.10, rounded up."""
+    share = mesa.YaRN(trained_length=2048).plan(1).frequency_scale(np.array([0, 8, 9, 20, 21, 31]), 64, 1e4)
+    assert share.tolist() == pytest.approx([1, 1, 1 - 0.75 / 13, 1 - 0.75 * 12 / 13, 0.25, 0.25])
+
+
+def test_the_base_is_read_off_the_frequencies():
+    for pairs in (2, 3, 32):
+        assert rotary_base(1e4 ** (-np.arange(pairs) / pairs)) == pytest.approx(1e4)
+    assert rotary_base([1.0]) == np.inf

@@ -121,6 +121,8 @@ def test_reach_beyond_float64_is_infinite():
         (8, 0, None, "N=0 is below 1; take 1 <= N <= 7"),
         (8, 8, None, "N=8 is not below M=8; take N <= 7"),
         (8, 2, 1, "E=1 is below 2: a stair of width 1 is the plain encoding; take E >= 2"),
+        (8, 2.5, None, "N=2.5 is not a whole number of tokens"),
+        (8, 2, 3.5, "E=3.5 is not a whole number of tokens"),
         (8, 7, 2, "N=7 leaves Stair PE no room below M=8; take N <= 6"),
     ],
 )

@@ -41,3 +41,9 @@ def test_bad_requests_name_what_is_known(name, parameters, message):
     for make in (theory.build, theory.construction):
         with pytest.raises(ValueError, match=message):
             make(name, **parameters)
+
+
+@pytest.mark.parametrize("parameter", ["weave", "distances", "factors", "grown"])
+def test_what_is_a_methods_is_no_models(parameter):
+    with pytest.raises(ValueError, match=f"rotary: {parameter} is no part of a model's weights; attach a method"):
+        theory.build("rotary", M=8, **{parameter: 2.0})

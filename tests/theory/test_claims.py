@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from theory.bounds import first_failure
-from theory.claims import CLAIMS, Claim, Settings, Verdict, paper, selected, theorem1, theorem2
-from theory.claims.base import Reading, crossing
+from theory.claims import CLAIMS, Claim, Settings, Verdict, paper, positions, selected, theorem1, theorem2
+from theory.claims.base import Reading, crossing, deviation
 from theory.claims.beyond import MUTATIONS, mutated
 from theory.claims.paper import printed_split
+from theory.claims.settings import MOST_SEED
 from theory.claims.theorem2 import read_plain
 from theory.claims.theorem3 import woven_head_output
 from theory.model import MLP
@@ -43,6 +44,13 @@ def test_claims_hold_in_float32(name):
     assert claim.ok, claim.line()
 
 
+@pytest.mark.parametrize(("recovery", "M"), [("naive", 33), ("interpolating", 40)])
+def test_claims_hold_with_every_mlp(recovery, M):
+    for name in ("3.2", "3.2-printed", "3.2-coordinate"):
+        claim = CLAIMS[name](Settings(M=M, recovery=recovery, quick=True))
+        assert claim.ok, claim.line()
+
+
 def test_users_parameters_take_the_place_of_the_grid():
     claim = CLAIMS["3.3"](Settings(M=12, N=2, E=50, H=-0.5, seed=3, quick=True))
     assert claim.ok
@@ -71,7 +79,8 @@ def test_claims_break_where_the_built_weights_are_wrong(monkeypatch):
             model.get_buffer("blocks.0.mlp.W_1")[0, 5] -= 2
         return model
 
-    monkeypatch.setattr(theorem2, "plain_model", dull)
+    for module in (theorem2, positions):
+        monkeypatch.setattr(module, "plain_model", dull)
     for name in ("3.2-printed", "3.2-exact", "recovery"):
         assert not CLAIMS[name](QUICK).ok, name
     nope = theorem1.nope_model
@@ -137,7 +146,18 @@ def test_what_rounding_leaves_is_told_by_its_power_of_ten(error, told):
     assert claim.line().endswith(f"error {told}")
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_is_infinitely_wrong(value):
+    """NaN compares with nothing, so it would be lost among other errors."""
+    error = deviation(np.array([1.0, value]), np.ones(2))
+    assert error == np.inf
+    assert not (Reading(1.0, 0.01) & Reading(1.0, error)).holds
+
+
 def test_settings_at_their_limits():
     assert Settings(M=Settings().most_positions).M == 708
+    assert Settings(seed=MOST_SEED).seed == 2**32 - 1
+    with pytest.raises(ValueError, match="seed=4294967296 is not within 0 and 4294967295"):
+        Settings(seed=MOST_SEED + 1)
     with pytest.raises(ValueError, match="leaves float64 no digits"):
         Settings(H=-1e12)

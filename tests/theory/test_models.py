@@ -8,13 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from theory import Construction, attention, nope_model, plain_model, stair_model, woven_model
+from theory import Construction, attention, nope_model, plain_model, recovery, stair_model, woven_model
 from theory.bounds import denominator
 from theory.claims.base import crossing
 from theory.parts import FREE, POSITION, Shape, printed_crossing_head
 from theory.recovery import longest, worst_error
 from theory.rotary_model import FREE as ROTARY_FREE
-from theory.rotary_model import rotary_model
+from theory.rotary_model import rotary_model, rotary_nope_model
 
 
 def slow_head_output(model: Construction, tokens: list[int], weave, layer: int) -> list[float]:
@@ -132,6 +132,23 @@ def test_free_heads_read_all_but_what_changes_with_the_position(model, free):
         assert reads[..., free:].all()
 
 
+@pytest.mark.parametrize(
+    ("build", "free"),
+    [(nope_model, FREE), (plain_model, FREE), (rotary_model, ROTARY_FREE), (rotary_nope_model, ROTARY_FREE)],
+)
+def test_a_seed_draws_the_free_weights_of_the_shapes_heads(build, free):
+    """Alone the constructed head's matrices and the named rows are the same for every seed."""
+    shape = Shape(head=6, heads=3)
+    one, again, other = (dict(build(8, shape=shape, seed=seed).named_buffers()) for seed in (1, 1, 2))
+    assert one["blocks.0.attn.W_Q"].shape == (shape.heads, shape.head, shape.model)
+    assert all(torch.equal(matrix, again[name]) for name, matrix in one.items())
+    assert torch.equal(one["W_E"][:free], other["W_E"][:free])
+    assert (one["W_E"][free:] != other["W_E"][free:]).all()
+    for name in filter(lambda name: name.endswith("attn.W_V"), one):
+        assert torch.equal(one[name][0], other[name][0])
+        assert (one[name][1:, :, :POSITION] != other[name][1:, :, :POSITION]).all()
+
+
 def test_weights_of_theorem_32_are_unchanged_in_33_and_the_corollary():
     plain, others = plain_model(16, seed=3), (woven_model(16, 4, seed=3), stair_model(16, 4, 2, seed=3))
     for other in others:
@@ -221,6 +238,12 @@ def test_logarithm_reads_values_and_pattern(matrix):
     assert not np.isfinite(model.recovered_position(50)).any()
 
 
+def test_flat_slopes_are_tried_up_to_a_length(monkeypatch):
+    monkeypatch.setattr(recovery, "TRIED", 64)
+    assert longest.__wrapped__("steps", "float64", 1e-3) == 64
+    assert longest.__wrapped__("steps", "float64", 20.0) < 64
+
+
 def test_given_distances_leave_the_model_as_it_was():
     model, index = plain_model(8), np.arange(12)
     before, distance = model.head_output(12), index[:, None] - index
@@ -257,7 +280,23 @@ def test_logarithm_of_layer_1_is_the_logarithm():
         (lambda: plain_model(8, slope=0.0), "slope=0.0 is not a positive finite number"),
         (lambda: plain_model(8, recovers=6), "recovers=6 positions are too few for M=8; take recovers >= 7"),
         (lambda: plain_model(800), r"800 positions exceed what the steps MLP recovers in float64 \(708\)"),
-        (lambda: plain_model(87, dtype=torch.float32), r"87 positions exceed .* in float32 \(86\); take M <= 86"),
+        (
+            lambda: plain_model(87, dtype=torch.float32),
+            r"87 positions exceed .* in float32 \(86\); take M and recovers <= 86",
+        ),
+        (lambda: plain_model(8, recovery="naive"), r"64 positions exceed .* \(33\); take M and recovers <= 33"),
+        (lambda: plain_model(8, dtype=torch.bfloat16), "dtype=torch.bfloat16 is too coarse to tell positions; take"),
+        (lambda: nope_model(8, dtype=torch.float16), "dtype=torch.float16 is too coarse"),
+        (lambda: rotary_model(8, reads="count", dtype=torch.bfloat16), "dtype=torch.bfloat16 is too coarse"),
+        (lambda: rotary_nope_model(8, dtype=torch.bfloat16), "dtype=torch.bfloat16 is too coarse"),
+        (lambda: nope_model(8, 1e300), r"H=1e\+300 leaves float64 no digits to tell o from H"),
+        (lambda: plain_model(8, 1e5, dtype=torch.float32), r"H=100000.0 leaves float32 no digits"),
+        (lambda: nope_model(16.0), "M=16.0 is not a whole number"),
+        (lambda: plain_model(None), "M=None is not a whole number"),
+        (lambda: plain_model(8, recovers=8.5), "recovers=8.5 is not a whole number"),
+        (lambda: plain_model(8, slope=800.0), "slope=800.0 overflows; take one up to 300"),
+        (lambda: plain_model(8, seed=-1), "seed=-1 is below 0"),
+        (lambda: nope_model(8, seed=None), "seed=None is not a whole number"),
         (lambda: plain_model(8, recovery="cubic"), "unknown position MLP 'cubic'; known: naive, interpolating, steps"),
         (lambda: woven_model(8, 5, recovers=5), "recovers=5 positions are too few for M=8; take recovers >= 6"),
         (lambda: printed_crossing_head(Shape(head=2), np.random.default_rng(0), 8, 0.5), "head=2 is below 3"),

@@ -111,6 +111,10 @@ def test_words_come_back_from_the_tokenizer(folder):
     [
         (lambda: theory.build("plain", M=M, recovery="log"), "recovery='log' is a function, no matrices; take"),
         (lambda: theory.save(theory.build("nope", M=M, shape=Shape()), "x"), "vocabulary=11 is not the 257 tokens"),
+        (
+            lambda: theory.save(theory.build("nope", M=M, shape=Shape(vocabulary=258)), "x"),
+            "vocabulary=258 is not the 257 tokens",
+        ),
     ],
 )
 def test_what_cannot_be_built_or_saved_is_refused(make, message):

@@ -156,7 +156,10 @@ def test_a_slope_too_small_for_the_reach_is_refused(sizes, window, begins):
         ({"M": 16, "recovers": 15}, "recovers=15 positions are too few for M=16; take recovers >= 16"),
         ({"M": 16, "quarter": 9}, "quarter=9 is less than the 15 distances to tell apart"),
         ({"M": 16, "reads": "count", "quarter": 1}, "quarter=1 turns too fast"),
-        ({"M": 16, "pair": 2}, "pair=0 turns by 1 a token whatever the base"),
+        ({"M": 16, "pair": -2}, "pair=0 turns by 1 a token whatever the base"),
+        ({"M": 16, "pair": 2}, "pair=2 is none of the 2 of a head; take 1 .. 1"),
+        ({"M": 16, "pair": -3}, "pair=-3 is none of the 2 of a head"),
+        ({"M": 16, "recovers": 16.5}, "recovers=16.5 is not a whole number"),
         ({"M": 16, "slope": 0.0}, "slope=0.0 is not a positive finite number"),
         ({"M": 4096}, "slope=1.0 over recovers=4096 positions overflows; take e.g. 0.17"),
     ],
@@ -164,6 +167,15 @@ def test_a_slope_too_small_for_the_reach_is_refused(sizes, window, begins):
 def test_sizes_without_a_theorem_are_refused(sizes, message):
     with pytest.raises(ValueError, match=message):
         Rotary(**sizes)
+
+
+def test_positions_that_a_dtype_does_not_tell_apart_are_refused():
+    """The last third's 1 / x, up to e^99, is beyond float32: these would be read as the position where it ends."""
+    assert theory.construction("rotary", M=128, dtype=torch.float32).recovered_position(128)[-1] == pytest.approx(
+        128, abs=0.01
+    )
+    with pytest.raises(ValueError, match=r"slope=1.0 over recovers=155 positions leaves them .* off in float32; take"):
+        theory.construction("rotary", M=155, dtype=torch.float32)
 
 
 @pytest.mark.parametrize(

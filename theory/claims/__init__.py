@@ -12,7 +12,9 @@ from theory.claims import (
     beyond,
     corollary,
     mesa,
+    mesa_woven,
     paper,
+    positions,
     printed,
     rotary,
     rotary_alibi,
@@ -23,15 +25,20 @@ from theory.claims import (
     theorem1,
     theorem2,
     theorem3,
+    theorem3_conditions,
 )
-from theory.claims.base import Claim, Settings, Verdict
+from theory.claims.base import Claim, Verdict
+from theory.claims.settings import Settings
 
 CLAIMS: dict[str, Callable[[Settings], Claim]] = {
     **theorem1.CLAIMS,
     **theorem2.CLAIMS,
+    **positions.CLAIMS,
     **theorem3.CLAIMS,
+    **theorem3_conditions.CLAIMS,
     **corollary.CLAIMS,
     **mesa.CLAIMS,
+    **mesa_woven.CLAIMS,
     **rotary.CLAIMS,
     **rotary_enclosed.CLAIMS,
     **rotary_reach.CLAIMS,

@@ -9,7 +9,8 @@ import numpy as np
 
 from mesa.weave import leaky_rerope, self_extend
 from theory.bounds import bos_denominator, denominator, extended_length
-from theory.claims.base import NOTHING, Claim, Reading, Settings, Verdict, crossing, deviation, grid
+from theory.claims.base import NOTHING, Claim, Reading, Verdict, crossing, deviation, grid
+from theory.claims.settings import Settings
 from theory.claims.theorem2 import read_plain
 from theory.claims.theorem3 import ONE_HEAD, ideal_denominator
 from theory.model import Construction

@@ -8,7 +8,8 @@ import numpy as np
 
 from mesa.weave import stair
 from theory.bounds import denominator, extended_length, first_failure, ideal_position, stair_is_recovered
-from theory.claims.base import NOTHING, Claim, Reading, Settings, Verdict, deviation, grid
+from theory.claims.base import NOTHING, Claim, Reading, Verdict, deviation, grid
+from theory.claims.settings import Settings
 from theory.claims.theorem3 import ONE_HEAD, woven_head_output
 from theory.model import Construction
 from theory.recovery import longest

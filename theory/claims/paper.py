@@ -10,7 +10,8 @@ import torch
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 from mesa.weave import self_extend, stair
-from theory.claims.base import Claim, Settings, Verdict
+from theory.claims.base import Claim, Verdict
+from theory.claims.settings import Settings
 
 
 def _alibi_slope(heads: int) -> float:

@@ -9,7 +9,8 @@ import numpy as np
 import mesa
 from mesa.plan import distances
 from theory.bounds import extended_length
-from theory.claims.base import NOTHING, Claim, Reading, Settings, Verdict, deviation, grid
+from theory.claims.base import NOTHING, Claim, Reading, Verdict, deviation, grid
+from theory.claims.settings import Settings
 from theory.claims.theorem3 import ONE_HEAD, ideal_denominator
 from theory.nope import nope_model
 from theory.parts import POSITION

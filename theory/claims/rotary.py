@@ -13,8 +13,9 @@ from mesa.methods import DynamicNTK, YaRN
 from mesa.methods.base import Method
 from theory.applied import measured, states
 from theory.builders import build
-from theory.claims.base import NOTHING, Claim, Reading, Settings, Verdict, crossing, deviation, grid
+from theory.claims.base import NOTHING, Claim, Reading, Verdict, crossing, deviation, grid
 from theory.claims.rotary_cases import NAMES, SIZES, Size, cases, llama, origin, own, rerope, stair_pe
+from theory.claims.settings import Settings
 from theory.parts import POSITION, Shape
 from theory.rotary import READS, Rotary
 from theory.rotary_bounds import yarn_scale

@@ -9,8 +9,9 @@ import numpy as np
 from mesa.methods import YaRN
 from theory.applied import measured
 from theory.bounds import last_recovered
-from theory.claims.base import Claim, Settings, Verdict, deviation, grid
+from theory.claims.base import Claim, Verdict, deviation, grid
 from theory.claims.rotary_cases import NAMES, SIZES, Size, first_below, llama, origin, rerope
+from theory.claims.settings import Settings
 from theory.parts import Shape
 from theory.rotary_bounds import yarn_scale
 from theory.weave import woven_model

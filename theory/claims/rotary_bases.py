@@ -6,8 +6,9 @@ import numpy as np
 
 from mesa.methods import DynamicNTK, YaRN
 from theory.applied import measured
-from theory.claims.base import NOTHING, Claim, Reading, Settings, Verdict, grid
+from theory.claims.base import NOTHING, Claim, Reading, Verdict, grid
 from theory.claims.rotary_cases import LONGEST, NAMES, SIZES, Size, cases, llama, read_method
+from theory.claims.settings import Settings
 from theory.rotary import READS
 from theory.rotary_bounds import fails_from, ntk_factor, yarn_scale
 

@@ -12,7 +12,8 @@ from mesa.methods import Origin, ReRoPE, StairPE
 from mesa.methods.base import Method
 from theory.applied import measured
 from theory.builders import build, construction
-from theory.claims.base import Reading, Settings, deviation
+from theory.claims.base import Reading, deviation
+from theory.claims.settings import Settings
 from theory.model import Construction
 from theory.parts import Shape
 from theory.rotary import READS, Rotary

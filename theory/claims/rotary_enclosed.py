@@ -9,8 +9,9 @@ import mpmath
 import numpy as np
 
 from mesa import weave
-from theory.claims.base import NOTHING, Claim, Reading, Settings, Verdict, deviation, grid
+from theory.claims.base import NOTHING, Claim, Reading, Verdict, deviation, grid
 from theory.claims.rotary_cases import NAMES, SIZES, Size, own
+from theory.claims.settings import Settings
 from theory.enclosed import enclosed_denominators
 from theory.rotary import READS
 

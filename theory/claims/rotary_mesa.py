@@ -11,8 +11,9 @@ import numpy as np
 from mesa.methods.chunked import MIDDLES, MesaExtrapolation
 from theory.applied import measured
 from theory.chunked import mesa_method, woven_distance
-from theory.claims.base import NOTHING, Claim, Reading, Settings, Verdict, deviation, grid
+from theory.claims.base import NOTHING, Claim, Reading, Verdict, deviation, grid
 from theory.claims.rotary_cases import LONGEST, NAMES, SIZES, Size, llama
+from theory.claims.settings import Settings
 from theory.rotary import READS
 from theory.rotary_bounds import fails_from
 from theory.rotary_chunked import chunk_denominator, chunk_position, chunks_fail_from

@@ -10,7 +10,7 @@ import numpy as np
 from mesa import weave
 from mesa.methods import PI, LeakyReRoPE, Method
 from theory.applied import measured
-from theory.claims.base import NOTHING, Claim, Reading, Settings, Verdict, grid
+from theory.claims.base import NOTHING, Claim, Reading, Verdict, grid
 from theory.claims.rotary_cases import (
     LONGEST,
     NAMES,
@@ -23,6 +23,7 @@ from theory.claims.rotary_cases import (
     rerope,
     stair_pe,
 )
+from theory.claims.settings import Settings
 from theory.rotary import READS
 from theory.rotary_bounds import fails_from, most, woven_reach
 

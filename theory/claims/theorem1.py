@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from theory.claims.base import NOTHING, Claim, Reading, Settings, Verdict, crossing, deviation, grid
+from theory.claims.base import NOTHING, Claim, Reading, Verdict, crossing, deviation, grid
+from theory.claims.settings import Settings
 from theory.nope import nope_model
 from theory.parts import CONST, Shape
 

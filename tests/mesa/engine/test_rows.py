@@ -7,10 +7,13 @@ import torch
 from transformers import DynamicCache, MistralConfig, MistralForCausalLM, MptConfig, MptForCausalLM
 
 import mesa
+from mesa.engine.attention import EXECUTORS
 from mesa.engine.rows import rows
+from mesa.engine.schedule import Schedule
+from mesa.plan import Plan, Region, own_index
 from mesa.support import missing
 
-CHOSEN = [3, 23, 24, 40, 60]
+CHOSEN = [0, 3, 23, 24, 40, 60]
 
 
 def alibi():
@@ -104,3 +107,14 @@ def test_heads_with_a_plan_of_their_own_are_seen_with_it(family):
 def test_a_query_that_is_not_there_is_named():
     with pytest.raises(ValueError, match="no query of token 3 is in this pass; it has those of 60 to 60"):
         observed(tiny.model(), cases.method("rerope"), tokens(61), [3], past=60)
+    with pytest.raises(ValueError, match="no query of token 61 is in this pass; it has those of 0 to 60"):
+        observed(tiny.model(), cases.method("rerope"), tokens(61), [61])
+
+
+def test_rows_where_the_first_keys_are_gone():
+    """As under a sliding window: keys from token 10 on, queries from token 20 on."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, 2, count, 4, generator=generator) for count in (20, 30, 30))
+    schedule = Schedule(Plan(40, (Region((0, 40), (0, 40)),)), 20, own_index, first_key=10)
+    expected = EXECUTORS["dense"](schedule, query, key, value, 0.5)[1]
+    torch.testing.assert_close(rows(schedule, query, key, 0.5, [20, 33]), expected[:, :, [0, 13]])

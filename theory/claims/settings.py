@@ -1,0 +1,122 @@
+"""What claims are checked with: sizes, precision, seed, and how long the inputs are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from theory.bounds import check_window
+from theory.claims.base import SAFETY
+from theory.parts import check_numbers
+from theory.recovery import KINDS, longest
+
+MOST_SEED = 2**32 - 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to check with. M, N, E left out take each claim's own grid; quick: shorter inputs; full: the longest.
+
+    Raises ValueError, naming value and remedy, for what no claim can be checked with.
+    """
+
+    M: int | None = None
+    N: int | None = None
+    E: int | None = None
+    H: float = 0.5
+    dtype: str = "float64"
+    seed: int = 0
+    recovery: str = "steps"
+    quick: bool = False
+    full: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks what does not depend on a claim."""
+        M = 4096 if self.M is None else self.M
+        check_numbers(M, self.H, precision=self.dtype)
+        if not 0 <= self.seed <= MOST_SEED:
+            raise ValueError(f"seed={self.seed} is not within 0 and {MOST_SEED}; take e.g. 0")
+        if self.M is not None and self.most_positions < M:
+            other = "" if self.recovery == "log" else " or --recovery log (M <= 4096)"
+            raise ValueError(
+                f"M={M} exceeds the {self.most_positions} positions that the {self.recovery} MLP recovers in "
+                f"{self.dtype}; take M <= {self.most_positions}{other}"
+            )
+        if self.N is not None:
+            check_window(max(3, self.N + 1) if self.M is None else M, self.N)
+        if self.E is not None and self.E < 2:
+            check_window(M, 1, self.E)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """`dtype` as torch names it."""
+        return getattr(torch, self.dtype)
+
+    @property
+    def most_positions(self) -> int:
+        """How many positions can be recovered under these settings (4096 for `log`: the attention matrix's memory)."""
+        if self.recovery in KINDS:
+            return longest(self.recovery, self.dtype)
+        if self.recovery != "log":
+            raise ValueError(f"unknown position MLP {self.recovery!r}; known: {', '.join(KINDS)}, log")
+        return 4096
+
+    @property
+    def longest_run(self) -> int:
+        """The longest input that claims run, in tokens; their tested range says where it cut them short."""
+        return max(1600 if self.quick else 4200, (self.M or 0) + 100)
+
+    def windows(self, *default: int) -> list[int]:
+        """The values of M to try: the user's, or those of the default that can be recovered."""
+        return [self.M] if self.M is not None else [M for M in default if self.most_positions >= M]
+
+    def pairs(self, *default: tuple[int, int]) -> list[tuple[int, int]]:
+        """The values of (M, N) to try: the user's, missing ones completed, or the default."""
+        if self.M is None and self.N is None:
+            return list(default)
+        N = self.N if self.N is not None else min(4, max(1, (self.M or 3) - 2))
+        M = self.M if self.M is not None else 2 * N + 2
+        check_window(M, N)
+        return [(M, N)]
+
+    def triples(self, *default: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+        """The values of (M, N, E) to try: the user's, missing ones completed, or the default."""
+        if self.M is None and self.N is None and self.E is None:
+            return list(default)
+        M, N = self.pairs((16, 4))[0]
+        E = 2 if self.E is None else self.E
+        check_window(M, N, E)
+        return [(M, N, E)]
+
+    def unsuited(self, claims: Iterable[str]) -> dict[str, str]:
+        """Which of these claims cannot be checked with these sizes, and why."""
+        found = {}
+        for name, of in (("3.3", self.pairs), ("3.3-range", self.pairs), ("corollary", self.triples)):
+            if name in claims:
+                try:
+                    of()
+                except ValueError as error:
+                    found[name] = str(error)
+        return found
+
+    def options(self, **more: Any) -> dict[str, Any]:
+        """The builders' keyword arguments: what follows from the settings, and `more`."""
+        return {"dtype": self.torch_dtype, "seed": self.seed, **more}
+
+    def chosen_mlp(self, M: int, **more: Any) -> dict[str, Any]:
+        """`options` with the user's position MLP, for K = max(M, 64) positions or as many as it can recover."""
+        positions = max(M, min(64, self.most_positions))
+        return self.options(recovery=self.recovery, recovers=positions, **more)
+
+    @property
+    def rounding(self) -> float:
+        """sqrt(eps) of the dtype: a closed form that is missed by more than a tenth of it is not the model's."""
+        return float(np.finfo(self.dtype).eps) ** 0.5
+
+    def told(self, excess: np.ndarray) -> np.ndarray:
+        """Where |M / D(t) - 1| is so large that the dtype can tell its sign; float64 always can in our ranges."""
+        return np.abs(excess) > SAFETY * np.finfo(self.dtype).eps * len(excess)
