@@ -123,10 +123,10 @@ def length_table(found: dict[str, dict[int, np.ndarray]]) -> Iterator[str]:
         for length in LENGTHS:
             if length in row and (name, length) != ("origin", M):
                 less = row[length] - base
-                apart = shown(float(less.mean()), *student(less.tolist()), "+.2f")
-                cells.append(f"{row[length].mean():.2f} ({apart})")
+                apart = shown(float(less.mean()), *student(less.tolist()), "+z.2f")
+                cells.append(f"{row[length].mean():z.2f} ({apart})")
             else:
-                cells.append(f"{row[length].mean():.2f}" if length in row else "")
+                cells.append(f"{row[length].mean():z.2f}" if length in row else "")
         yield f"| `{name}` | {' | '.join(cells)} |"
 
 

@@ -65,7 +65,7 @@ def method_rows(subject: Subject, method: Method) -> Iterator[Row]:
             found[check].append(Found(difference := apart(logits, reference), stock.allowed, mistake, where))
             if difference > stock.allowed:  # a method may amplify what rounding does
                 allowed = max(stock.allowed, _disturbed(subject, method, setting, fused))
-                found[check][-1] = replace(found[check][-1], allowed=allowed)
+                found[check][-1] = replace(found[check][-1], allowed=allowed, widened=True)
     for check, (says, remedy) in CHECKS.items():
         yield judged(check, method.name, found[check], says, remedy)
 

@@ -15,10 +15,11 @@ class Prompt(local):
     length: int | None = None
 
 
-def check_cache_is_used(model: Any, kwargs: Mapping[str, Any]) -> None:
+def check_cache_is_used(model: Any, config: Any, kwargs: Mapping[str, Any]) -> None:
     """ValueError where `generate` is given a cache and not to use one: every step would add all tokens to it again."""
-    config = kwargs.get("generation_config") or model.generation_config
-    if kwargs.get("past_key_values") is not None and kwargs.get("use_cache", config.use_cache) is False:
+    own = model.generation_config.use_cache
+    stated = own if config is None or config.use_cache is None else config.use_cache
+    if kwargs.get("past_key_values") is not None and kwargs.get("use_cache", stated) is False:
         raise ValueError("generate is given past_key_values, but use_cache is False; pass use_cache=True")
 
 
@@ -29,7 +30,7 @@ def prompt_noted(model: Any, prompt: Prompt) -> Iterator[None]:
 
     @wraps(generate)
     def noting(inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-        check_cache_is_used(model, kwargs)
+        check_cache_is_used(model, args[0] if args else kwargs.get("generation_config"), kwargs)
         given = (kwargs.get("inputs_embeds"), kwargs.get("input_ids"), inputs)
         before = prompt.length
         prompt.length = next((each.shape[1] for each in given if each is not None), 1)

@@ -80,7 +80,7 @@ def posted(folder: Path) -> Posted:
     try:
         said = json.loads((folder / BOARD).read_text(encoding="utf-8"))
         return Posted(*(_told(said[name]) for name in ("running", "lost")))
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, OverflowError):
         return Posted()
 
 

@@ -132,7 +132,7 @@ def _leading_rows(results: xr.Dataset) -> list[Sequence[str]]:
         found = score(predicted, measured, ())
         other, difference = advantage(predicted, arithmetic(results), measured)
         top = "" if which["rule"] == DRIFT else str(which["top"])
-        named = (label, which["prompt"], which["rule"], top, which["criterion"], f"{found.called:.2f}")
+        named = (label, which["prompt"], which["rule"], top, which["criterion"], f"{found.called:z.2f}")
         rows.append((*named, *map(str, (found.correlation, other, difference))))
     return rows
 

@@ -95,4 +95,5 @@ def test_the_first_answer_says_that_it_is_one(root, opened, monkeypatch):
     app.number_input(key="smoothing").set_value(24).run()
     assert "read at every 8th position; the exact one follows" in shown_texts(app)
     assert len(app.get("plotly_chart")) == 1
+    assert not app.get("download_button")  # a file would not say it
     assert "stopped before" in app.error[0].value

@@ -64,7 +64,7 @@ def page(context: Context) -> None:
         crossings = _crossings(found, layer, dim)
         figure = threshold_chart(hidden, found, layer, dim)
         show(figure, f"Layer {layer}, dim {dim} over position. {crossings}", f"layer{layer}-dim{dim}")
-    if pairs:
+    if pairs and STEP not in found.attrs:  # files would not say that it is a first answer
         several = ("csv",) if len(pairs) == 1 else (*FORMS, "html")  # csv: thresholds, and values
         stem = named(entry.name, prompt, "thresholds", *(f"{layer}-{dim}" for layer, dim in pairs))
         make = while_unchanged(entry, lambda: threshold_export(hidden, found, pairs))

@@ -11,6 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 
 import mesa
 from mesa.checking.methods import CHECKS, method_rows
+from mesa.checking.rows import Found, judged
 from mesa.checking.subject import Subject
 from mesa.engine import attention, plug
 from mesa.engine.rope import Rotation
@@ -164,6 +165,29 @@ def test_rounding_that_only_the_method_amplifies_is_no_mistake(tokenizer, monkey
     assert {row.result for row in method_rows(subject, method)} == {"passed"}
     monkeypatch.setitem(plug.EXECUTORS, "fused", lambda *given: (attention.fused(*given)[0] * 1.001, None))
     failed = {row.check for row in method_rows(subject, method) if row.result == "failed"}
+    assert failed >= {"fused against dense", "fused against pairs"}
+
+
+def test_what_is_widened_until_it_would_hide_a_mistake_is_not_run():
+    """Though another setting, where no mistake shows, is sharp."""
+    hidden, sharp = Found(0.5, 0.6, 0.4, "at 96 tokens", widened=True), Found(0, 1e-3, 0.4, "at 40 tokens")
+    row = judged("fused against dense", "crop", [hidden, sharp], "logits of both", "use dense")
+    assert row.result == "not run"
+    assert row.says.startswith("at 96 tokens: rounding (6.0e-01) would hide a mistake (4.0e-01)")
+
+
+@torch.no_grad()
+def test_a_token_too_few_under_crop_is_found(tokenizer, monkeypatch):
+    """Though what is allowed is measured again under crop."""
+    subject = Subject(tiny.model(), tokenizer, 32)
+    for setting in subject.settings:
+        subject.hear(setting).allowed = 1e-9
+
+    def short(schedule, *states):
+        return attention.fused(schedule.within(31, schedule.first_key), *states)
+
+    monkeypatch.setitem(plug.EXECUTORS, "fused", short)
+    failed = {row.check for row in method_rows(subject, mesa.Crop(trained_length=32)) if row.result == "failed"}
     assert failed >= {"fused against dense", "fused against pairs"}
 
 

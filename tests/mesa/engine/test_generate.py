@@ -2,13 +2,14 @@
 
 import copy
 import pickle
+from contextlib import nullcontext
 
 import cases
 import families
 import pytest
 import tiny
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, GenerationConfig
 
 import mesa
 
@@ -106,6 +107,19 @@ def test_a_prefix_is_kept_only_where_the_cache_is_used(family):
         torch.testing.assert_close(
             scores(model, tokens(), past_key_values=cache, use_cache=True), expected, atol=2e-5, rtol=0
         )
+
+
+@pytest.mark.parametrize(("used", "own", "refused"), [(True, False, False), (False, True, True), (None, False, True)])
+@pytest.mark.parametrize("positional", [True, False])
+def test_a_generation_config_says_whether_the_cache_is_used(used, own, refused, positional):
+    """Else the model's own does, as for Hugging Face."""
+    model, cache, config = tiny.model(), DynamicCache(), GenerationConfig(max_new_tokens=1, use_cache=used)
+    model.generation_config.use_cache = own
+    args, kwargs = ((config,), {}) if positional else ((), {"generation_config": config})
+    with mesa.applied(model, cases.method("rerope")), torch.no_grad():
+        model(tokens()[:, :20], past_key_values=cache, use_cache=True)
+        with pytest.raises(ValueError, match="use_cache is False") if refused else nullcontext():
+            model.generate(tokens(), *args, past_key_values=cache, **kwargs)
 
 
 def test_a_copy_of_a_cache_serves_only_in_the_block():

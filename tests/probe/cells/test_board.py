@@ -9,6 +9,7 @@ from probe.cells.local import Local
 from probe.cells.pool import run
 from probe.cells.watch import watching
 
+INFINITE = b'{"running": [["a", [], 1e999]], "lost": []}'
 CELLS = [Cell("count", ("cell", number)) for number in range(3)]
 
 
@@ -47,7 +48,7 @@ def test_no_folder_is_made_for_it(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"running": [[1]], "lost": []}', b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"running": [[1]], "lost": []}', b"\xff", INFINITE])
 def test_a_board_that_cannot_be_read_says_nothing(content, tmp_path):
     (tmp_path / BOARD).write_bytes(content)
     assert posted(tmp_path) == Posted()
