@@ -1,7 +1,8 @@
 """Cells an hour of an evaluation by two workers of one thread each, beside one process of two threads.
 
 Both run the demo's tasks on the shipped model, in turn, as often as asked. The clock begins when all workers are at a
-cell, counts the cells that end from then on, and ends with the last; what it took before is told beside it.
+cell, counts the cells that end from then on, and ends with the last; what it took before is told beside it. What others
+were at when the last of them began is not counted: part of it was done before.
 
     python benchmarks/workers.py
     python benchmarks/workers.py --times 1 --lengths 512 --methods origin
@@ -61,7 +62,7 @@ def timed(words: Sequence[str], workers: int, threads: str, runner: Sequence[str
             _note(process, used)
             running = len(posted(out).running)
             if not first and running == workers:
-                first, done = time.monotonic(), _rows(out)
+                first, done = time.monotonic(), _rows(out) + workers - 1
             last = time.monotonic() if running else last
             time.sleep(0.1)
         if process.returncode or not first:
