@@ -119,3 +119,9 @@ def test_masks_are_kept_for_one_device():
     with torch.no_grad():
         attention.fused(schedule, query, key, value, DIM**-0.5)
     assert all(query.device in known or query.device in known[-1] for known in schedule._masks)
+
+
+def test_leaves_narrower_than_a_stair_have_masks_of_their_own(monkeypatch):
+    """They are as large as one another and begin at other residues."""
+    monkeypatch.setattr(stairs, "_LEAF", 16)
+    assert apart(stair((0, 256), 256, 5, 20, None), 256) < 1e-12

@@ -73,6 +73,7 @@ def test_fewer_dims_than_the_least_predict_nothing():
     assert str(predict(search(states(*[140] * 4, noise=0), M, RULE))[0]) == "too few observable dims: 4, 5 are needed"
     assert predict(search(states(*[140] * 4, noise=0), M, RULE), least=4)[0].length == 140
     assert predict(search(states(*[140] * 4, noise=0), M, RULE), top=3)[0].length == 140  # the three that are asked for
+    assert (five.attrs["least"], negative_control(states(140), M, RULE, top=3).attrs["least"]) == (5, 3)
 
 
 def test_a_method_is_called_falsely_only_where_it_moves_too():
@@ -106,6 +107,8 @@ def test_what_was_not_captured_leaves_places_out():
     part = negative_control(states(140).sel(position=[*range(32, 70), *range(96, LENGTH)]), M, RULE)
     assert set(part["place"].values.tolist()) <= {*range(48, 70), *range(99, 113)}
     assert part.sizes["place"] < 16
+    one = negative_control(states(140), M, CrossingRule(smoothing=1, sustained=24, burn_in=32))
+    assert one["place"].values.tolist() == [80]  # the only one with room
     with pytest.raises(ValueError, match=r"position 48 .* was not captured, only"):
         negative_control(states(140).sel(position=slice(110, None)), M, RULE)
     with pytest.raises(

@@ -6,6 +6,7 @@ import xarray as xr
 
 import mesa
 from mesa.plan import restarts
+from probe.thresholds import drift
 from probe.thresholds.calls import carriers, drift_calls, saturated
 from probe.thresholds.drift import DriftRule, find_drift, resolution
 
@@ -175,6 +176,80 @@ def test_one_dim_of_many_is_enough_and_runs_begin_at_M():
     early = states()
     early[0, 2, M - 40 :, 17] += 3
     assert drift_calls(find_drift(early, M))[0].before == M - 40
+
+
+def test_the_first_layer_to_break_is_called_and_its_dims_alone_carry_it():
+    hidden = states("step")
+    hidden[0, 2, 1000:, 17] += 3
+    hidden[0, 0, 440:, 3] += 3
+    hidden[0, 0, 440:480, 4] += 3
+    late = find_drift(hidden.isel(layer=[1, 2]), M)
+    call = drift_calls(late)[0]
+    assert (call.layer, call.layers) == (1, {1: 700, 2: 1000})
+    assert {layer for layer, _ in carriers(late, 40)} == {1}
+    hidden[0, 1, 480:, 7] += 3
+    call = drift_calls(find_drift(hidden, M))[0]
+    assert (call.layer, call.before) == (0, 440)  # layer 1 began at 480
+
+
+def test_held_out_positions_are_no_part_of_the_reference():
+    first_held_out = states()
+    first_held_out[0, :, 384:388] += 3
+    calm, moved = find_drift(states(), M), find_drift(first_held_out, M)
+    for name in ("limit", "range", "centre"):
+        xr.testing.assert_equal(calm[name], moved[name])
+    assert float(moved["level"].sel(run=384).min()) > 1000 > float(calm["level"].sel(run=384).max())
+
+
+def test_what_is_settling_written_out():
+    """Below M / 4; M / 4 tokens after a restart; where what follows it comes to the positions held out, 384 and on."""
+    found = find_drift(states(), M, restarts={"origin": {600: 100}})
+    left_out = found["run"].values[found["settling"].sel({"method": "origin"}).values]
+    assert left_out.tolist() == [*range(0, 128, 4), *range(600, 728, 4), *range(884, LENGTH, 4)]
+
+
+def test_a_dim_counts_its_ranges_up_to_the_clip():
+    hidden = states()
+    hidden[0, 2, M:, 17] += 3000
+    level = float(find_drift(hidden, M)["level"].sel(layer=2, run=slice(M, None)).max())
+    assert level == pytest.approx(100**2 / DIMS, abs=1)
+
+
+def test_the_centre_is_the_nearest_median():
+    position = np.arange(LENGTH, dtype=np.float32)[None, None, :, None]
+    coords = {"method": ["origin"], "layer": [0], "position": range(LENGTH), "dim": [0]}
+    found = find_drift(xr.DataArray(position, coords, list(coords), name="x"), M)
+    assert found["centre"].item() == 256  # of 128 .. 383, the 129th of 256: round(127.5) is even
+
+
+def test_the_interval_says_how_many_draws_call_nothing():
+    """Of two dims in 40 one draw in eight holds neither: 95% of the draws do not all call."""
+    hidden = states()
+    hidden[0, 2, 700:, 17:19] += 3
+    call = drift_calls(find_drift(hidden, M))[0]
+    assert (call.low, call.length, call.high) == (700, 700, None)
+
+
+def test_a_gap_of_one_run_may_hide_where_it_began():
+    call = drift_calls(find_drift(states("step").isel(position=np.r_[0:700, 704:LENGTH]), M))[0]
+    assert (call.low, call.length) == (700, 704)
+
+
+@pytest.mark.parametrize(("alarming", "trusted", "rate"), [(0, False, 0.0), (1, True, 1.0)])
+def test_trust_and_the_rate_of_alarms_are_of_different_windows(alarming, trusted, rate, monkeypatch):
+    """Layer 0 alarms in every second window; the first, third ... decide on trust, the others give the rate."""
+    count = 0
+
+    def pretended(*_):
+        nonlocal count
+        count += 1
+        return float(count <= 16 and (count - 1) % 2 == alarming), 0.5
+
+    monkeypatch.setattr(drift, "_pretended", pretended)
+    found = find_drift(states(), M)
+    assert found["trusted"].values.tolist() == [[trusted, True, True]]
+    assert found["false_alarms"].values.tolist() == [[rate, 0, 0]]
+    assert found["any_false_alarm"].item() == rate  # one layer is enough
 
 
 def test_saturated_layers_are_named():
