@@ -42,6 +42,7 @@ def address(tmp_path_factory):
     """The address of a dashboard over a store as large as the demo's, smaller ones, and one of 17 methods."""
     root = tmp_path_factory.mktemp("runs")
     write_run(root / "many", many(hidden_states(M, 5, 2, 8, ("repeated",))), many(evaluation(M, 5)), trained_length=M)
+    located.write(root / "many", model="tiny", trained=M)
     prompts = ("repeated", "text-0", "text-1")
     for name, windows, layers, dims in (("second", 4, 2, 64), ("demo", 8, 4, 256)):
         hidden = hidden_states(M, windows, layers, dims, prompts if name == "demo" else prompts[:1])
