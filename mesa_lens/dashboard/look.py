@@ -27,6 +27,7 @@ _ON_BOTH = {  # at least 3:1 on white and on Streamlit's dark ground
     "rgba(255, 255, 255, 0.8)": "rgba(0, 0, 0, 0)",
 }
 NOTHING = "–"
+_MARGINS = 32  # pixels beside what stands on a narrow page
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|<>$~:&])")
 
 
@@ -82,8 +83,11 @@ def in_dark() -> bool:
 
 @contextmanager
 def room(key: str, width: int) -> Iterator[None]:
-    """A container in which nothing is narrower than `width` pixels; on a narrow page it scrolls sideways."""
+    """A container, nothing in it narrower than `width` pixels: a narrower page scrolls it sideways, and says so."""
     name = f"room-{safe_name(key)}"
+    if is_narrow():
+        seen = f"@media (min-width: {width + _MARGINS}px) {{.{name}-hint {{display: none}}}}"
+        st.html(f'<style>{seen}</style><small class="{name}-hint">Scroll the figure sideways to see all of it.</small>')
     with st.container(key=name):
         st.html(f"<style>.st-key-{name} {{overflow-x: auto}} .st-key-{name} > * {{min-width: {width}px}}</style>")
         yield

@@ -7,7 +7,7 @@ from typing import Any
 
 from probe.evaluation.effective import effective_table
 from probe.evaluation.keyed import key_words, longppl_table
-from probe.evaluation.summary import Table, of_methods, places
+from probe.evaluation.summary import Table, measure, of_methods, places
 
 
 def words(result: Mapping[str, Any]) -> list[str]:
@@ -21,7 +21,7 @@ def words(result: Mapping[str, Any]) -> list[str]:
         last = [cell for cell in last if cell["metric"] == last[0]["metric"]]
         means = ", ".join(f"{cell['method']} {cell['mean']:z.{places(last)}f}" for cell in last)
         ratio = longest / result["trained_length"]
-        told.append(f"{task}, {last[0]['metric']} at {longest} tokens ({ratio:.3g} M): {means}.")
+        told.append(f"{measure(last[0])} at {longest} tokens ({ratio:.3g} M): {means}.")
     told += [f"{task}: {size}." for task, size in result.get("sizes", {}).items()]
     told += key_words(result)
     left_out = [f"{task} under {method} at {length}" for task, method, length in result["out_of_memory"]]

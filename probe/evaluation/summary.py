@@ -157,7 +157,13 @@ def _table(title: str, cells: Sequence[Mapping[str, Any]], form: str) -> Table:
 
 
 def _what(cells: Sequence[Mapping[str, Any]]) -> str:
-    return f"{cells[0]['task']}, {cells[0]['metric']} ({cells[0]['unit']})"
+    return f"{measure(cells[0])} ({cells[0]['unit']})"
+
+
+def measure(cell: Mapping[str, Any]) -> str:
+    """A cell's task and metric, once where they are the same: 'passkey, accuracy', 'nll'."""
+    task, metric = cell["task"], cell["metric"]
+    return task if task == metric else f"{task}, {metric}"
 
 
 def _counts(cells: Sequence[Mapping[str, Any]]) -> str:

@@ -10,6 +10,7 @@ from probe.store.located import percent, ranged
 
 WRITTEN = 64
 """Cells of a block in which numbers are written; more of them have theirs on hovering alone."""
+MUTED = "#333333"  # numbers of hatched cells, at least 3:1 on the darkest that is not `dark`
 NOTE = "hatched: 95% interval includes 0 or is missing; empty: not run"
 
 

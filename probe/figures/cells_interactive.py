@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from probe.figures.cells import NOTE, Block, Cells
+from probe.figures.cells import MUTED, NOTE, Block, Cells
 from probe.figures.ground import panels
 from probe.figures.styles import GREY
 
@@ -109,7 +109,7 @@ def _numbers(block: Block) -> go.Scatter:
     """What is written in the cells; cells are light or dark on any ground."""
     rows, columns = np.nonzero(block.texts != "")
     dark, muted = block.dark[rows, columns], block.muted[rows, columns]
-    colours = np.where(dark, "#FFFFFF", np.where(muted, "#777777", "#111111"))
+    colours = np.where(dark, "#FFFFFF", np.where(muted, MUTED, "#111111"))
     texts = block.texts[rows, columns].tolist()
     font = {"size": 12, "color": colours.tolist()}
     return go.Scatter(x=columns, y=rows, text=texts, mode="text", textfont=font, hoverinfo="skip")

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from probe.figures.cells import NOTE, Block, Cells
+from probe.figures.cells import MUTED, NOTE, Block, Cells
 from probe.figures.raster import COLORMAP
 from probe.figures.styles import GREY
 
@@ -59,7 +59,7 @@ def _draw_block(axis: Axes, block: Block) -> None:
         axis.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **hatch))
     for (row, column), text in np.ndenumerate(block.texts):
         if text:
-            colour = "white" if block.dark[row, column] else GREY if block.muted[row, column] else "black"
+            colour = "white" if block.dark[row, column] else MUTED if block.muted[row, column] else "black"
             axis.text(column, row, text, ha="center", va="center", fontsize=6.5, color=colour)
 
 

@@ -11,11 +11,12 @@ import plotly.graph_objects as go
 from probe.figures.cells import Cells
 from probe.figures.drift_map import DriftMap
 from probe.figures.interactive import draw
-from probe.figures.marks import Chart, Grid
+from probe.figures.marks import Chart, Grid, apart
 
 _PANEL, _COLUMN, _CELL, _SIDES, _LEAST = 330, 75, 24, 150, 300  # pixels
 _HEAD = 40  # pixels that the title took
 _NARROW, _TALL, _BETWEEN = 760, 300, 95  # pixels: of a page; of panels below each other, and from one to the next
+_APART = 0.14  # of an axis' width: from one length to the next on a narrow page
 _STACK = f"""<script>
 if (innerWidth < {_NARROW}) {{
   const room = document.currentScript.previousElementSibling;
@@ -47,6 +48,10 @@ def below_each_other(figure: Chart | Grid | Cells | DriftMap, drawn: go.Figure) 
     for number in range(count):
         axis, top = str(number + 1) if number else "", 1 - number * (_TALL + _BETWEEN) / inner
         changed |= {f"xaxis{axis}.domain": [0, 1], f"yaxis{axis}.domain": [max(0.0, top - _TALL / inner), top]}
+        ticks = figure.panels[number].x_ticks
+        if figure.panels[number].log_x and ticks:
+            few = list(apart(ticks, _APART))
+            changed |= {f"xaxis{axis}.tickvals": few, f"xaxis{axis}.ticktext": [str(tick) for tick in few]}
         changed |= {f"annotations[{number}].x": 0.5, f"annotations[{number}].y": top}  # its title
     return changed
 

@@ -311,10 +311,10 @@ def _score_panel(
     )
 
 
-def apart(lengths: Sequence[int]) -> tuple[int, ...]:
-    """The lengths, from the longest down, whose labels do not touch on a log axis."""
+def apart(lengths: Sequence[int], least: float = 0.07) -> tuple[int, ...]:
+    """The lengths, from the longest down, whose labels do not touch on a log axis; least: share of it between two."""
     kept = [lengths[-1]]
     for length in reversed(lengths):
-        if kept[-1] >= length * (lengths[-1] / lengths[0]) ** 0.07 and length < kept[-1]:
+        if kept[-1] >= length * (lengths[-1] / lengths[0]) ** least and length < kept[-1]:
             kept.append(length)
     return tuple(reversed(kept))

@@ -125,7 +125,7 @@ def _leading_rows(results: xr.Dataset) -> list[Sequence[str]]:
     if not np.isnan(values).all():
         cases.append((f"highest of {len(every)}", every[int(np.nanargmax(values))]))
     rows: list[Sequence[str]] = [
-        ("", "prompt", "rule", "dims asked", "measured by", "called", "Spearman", "arithmetic there", "difference")
+        ("kind", "prompt", "rule", "dims asked", "measured by", "called", "Spearman", "arithmetic there", "difference")
     ]
     for label, which in cases:
         predicted, measured = _lengths_of(results, **which)

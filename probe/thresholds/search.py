@@ -188,7 +188,7 @@ def crossings_at(
 ) -> xr.Dataset:
     """`found`, from `search` without `every`, with crossings and `inside` at `pairs` of (layer, dim) too.
 
-    columns: what was read for it before, of the same states.
+    What `found` has of them stands, and is not read again. columns: what was read for it before, of the same states.
     """
     columns = columns or Columns(hidden)
     rule = CrossingRule(**{name: found.attrs[name] for name in CrossingRule.__dataclass_fields__})
@@ -201,6 +201,9 @@ def crossings_at(
     def judge(part: tuple[int, int]) -> None:
         row, number = part
         dims = places[rows == row]
+        dims = dims[np.isnan(found["inside"].values[row, number, dims])]
+        if not len(dims):
+            return
         read = {name: found[name].values[row, dims] for name in ("side", "limit")}
         values = columns.read(number, found["layer"].values[row], dims)[:, used]
         judged = _judge(_smooth(values, layout.start, rule.smoothing), read, layout, rule)

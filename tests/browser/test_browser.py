@@ -15,7 +15,7 @@ import anatomized
 import located
 import pytest
 import results
-from synthetic import evaluation, hidden_states, write_run
+from synthetic import METHODS, edit, evaluation, hidden_states, many, write_run
 
 from probe.report import write_report
 
@@ -39,8 +39,10 @@ PROBED = ("/_stcore/health", "/_stcore/host-config")  # Streamlit asks for these
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
-    """The address of a dashboard over a store as large as the demo's, and a smaller second one."""
+    """The address of a dashboard over a store as large as the demo's, smaller ones, and one of 17 methods."""
     root = tmp_path_factory.mktemp("runs")
+    write_run(root / "many", many(hidden_states(M, 5, 2, 8, ("repeated",))), many(evaluation(M, 5)), trained_length=M)
+    located.write(root / "many", model="tiny", trained=M)
     prompts = ("repeated", "text-0", "text-1")
     for name, windows, layers, dims in (("second", 4, 2, 64), ("demo", 8, 4, 256)):
         hidden = hidden_states(M, windows, layers, dims, prompts if name == "demo" else prompts[:1])
@@ -48,7 +50,13 @@ def address(tmp_path_factory):
         if name == "demo":
             located.write(root / name, model="tiny", trained=M)
             anatomized.write(root / name, trained=M)
-        write_report(root / name)
+        with pytest.MonkeyPatch.context() as patch:  # the dashboard shows neither, and they take a minute
+            patch.setattr("probe.report.embedded", lambda _: "")
+            patch.setattr("probe.report.write_figures", lambda *_: None)
+            write_report(root / name)
+        if name == "second":
+            shutil.copytree(root / name, root / "third")
+            edit(root / "third", lambda attributes: attributes.update(model="another"))
     (root / "theory.json").write_text(json.dumps([{"name": "3.1", "verdict": "holds", "ok": True, "margin": 1.0}]))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -151,13 +159,15 @@ def test_every_page_is_drawn(visit, width, theme):
         shoot(page, f"{name}-{theme}-{width}")
 
 
-@pytest.mark.parametrize("width", [1440, 390])
-def test_every_row_of_the_verdict_is_seen_whole(visit, width):
-    page = visit("?run=demo", width)
+@pytest.mark.parametrize(
+    ("run", "width", "methods"), [("demo", 1440, 4), ("demo", 390, 4), ("many", 1440, len(METHODS))]
+)
+def test_every_row_of_the_verdict_is_seen_whole(visit, run, width, methods):
+    page = visit(f"?run={run}", width)
     cells = page.locator(".verdict tbody tr:nth-child(1) td")
     assert cells.count() == page.locator(".verdict th").count() == 9
     boxes = [row.bounding_box() for row in page.locator(".verdict tbody tr").all()]
-    assert len(boxes) == 4
+    assert len(boxes) == methods
     assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes)
     assert all(above["y"] + above["height"] <= below["y"] + 1 for above, below in pairwise(boxes))
     cut = "[...document.querySelectorAll('.verdict, .verdict *')].filter(e => e.scrollWidth > e.clientWidth + 1"
@@ -213,6 +223,18 @@ def timed(page, action):
     page.wait_for_function(f"before => {text} !== before", arg=before)
     settle(page)
     return time.perf_counter() - begin
+
+
+def test_three_runs_are_compared(visit):
+    page = visit("compare?run=demo&with=second&with=third", 1440)
+    page.wait_for_function("() => document.querySelectorAll('[data-testid=stPlotlyChart] .main-svg').length >= 6")
+    charts = page.get_by_test_id("stPlotlyChart").locator(".js-plotly-plot")
+    assert charts.count() == 6  # scores, then the clearest dim, of each
+    axes = charts.evaluate_all("all => all.map(e => [e._fullLayout.xaxis.range, e._fullLayout.yaxis.range])")
+    assert axes[0] == axes[1] == axes[2]
+    assert axes[3] == axes[4] == axes[5]
+    headings = page.get_by_test_id("stHeading").all_inner_texts()
+    assert [heading.strip() for heading in headings][-6:] == ["demo", "second", "third"] * 2
 
 
 def write(page, label, value):
@@ -382,6 +404,17 @@ def test_figures_are_downloaded(visit, tmp_path, path, button, name, begin):
     assert waiting.value.suggested_filename == name
     waiting.value.save_as(tmp_path / name)
     assert (tmp_path / name).read_bytes().startswith(begin)
+
+
+def test_the_overviews_figure_is_downloaded_in_every_format(visit, tmp_path):
+    page = visit("?run=second")
+    begins = {"PNG": b"\x89PNG", "SVG": b"<?xml", "PDF": b"%PDF", "CSV": b"PK"}
+    for form, begin in begins.items():
+        with page.expect_download() as waiting:
+            page.get_by_role("button", name=form, exact=True).first.click()
+        assert waiting.value.suggested_filename == f"second-curves{'-csv.zip' if form == 'CSV' else f'.{form.lower()}'}"
+        waiting.value.save_as(tmp_path / form)
+        assert (tmp_path / form).read_bytes().startswith(begin)
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1440, "light"), (1440, "dark"), (390, "light"), (390, "dark")])

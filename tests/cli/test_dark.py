@@ -1,5 +1,7 @@
 """Figures of white paper on a dark page, and on a narrow one."""
 
+from dataclasses import replace
+
 import numpy as np
 import plotly.graph_objects as go
 import pytest
@@ -8,6 +10,8 @@ from matplotlib.figure import Figure
 
 from mesa_lens.dashboard import look
 from mesa_lens.dashboard.dark import darkened
+from mesa_lens.dashboard.views import evaluated
+from probe.evaluation.summary import Table
 from probe.figures.fitting import below_each_other, embedded, untitled
 from probe.figures.marks import Chart, Line, Panel
 
@@ -56,6 +60,36 @@ def test_one_panel_and_other_figures_stay_as_they_are(chart):
     assert below_each_other(one, untitled(one)) == {}
     assert "<script>\nif" not in embedded(one)
     assert "<script>\nif" in embedded(chart)
+
+
+def test_lengths_stand_apart_on_a_narrow_page(chart):
+    lengths = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
+    panels = tuple(replace(panel, x_ticks=lengths, x_range=(64, 2048), log_x=True) for panel in chart.panels)
+    figure = replace(chart, panels=panels)
+    changed = below_each_other(figure, untitled(figure))
+    assert changed["xaxis2.tickvals"] == [64, 128, 256, 512, 1024, 2048]
+    assert changed["xaxis2.ticktext"] == ["64", "128", "256", "512", "1024", "2048"]
+    assert "xaxis.tickvals" not in below_each_other(chart, untitled(chart))
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_a_figure_wider_than_a_phone_says_that_it_scrolls(chart, monkeypatch, stacked):
+    said = []
+    monkeypatch.setattr(look, "_plot", lambda figure, alt, key: None)
+    monkeypatch.setattr(look, "is_narrow", lambda: stacked)
+    monkeypatch.setattr(look.st, "html", said.append)
+    with look.room("wide", 700):
+        pass
+    assert any("(min-width: 732px)" in each and "Scroll the figure sideways" in each for each in said) == stacked
+
+
+@pytest.mark.parametrize(("narrow", "width"), [(True, 160), (False, 320)])
+def test_a_phones_table_shows_more_than_names(monkeypatch, narrow, width):
+    shown = []
+    monkeypatch.setattr(evaluated, "is_narrow", lambda: narrow)
+    monkeypatch.setattr(evaluated, "sheet", lambda cells, alt, **options: shown.append(options["column_config"]))
+    evaluated.table(Table("", ("prompt", "score"), (("x" * 40, "0.50"),)))
+    assert {name: each["width"] for name, each in shown[0].items()} == {"prompt": width}
 
 
 @pytest.mark.parametrize("stacked", [True, False])

@@ -42,7 +42,7 @@ def test_a_run_writes_tables_and_curves_and_prints_the_summary(model, tmp_path, 
     assert main(["eval", *ASKED, *model, "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr()
     assert "passkey, accuracy (share found); mean of 2 [95% interval]" in printed.out
-    assert "nll, nll (nats/token); mean of 2 [95% interval]" in printed.out
+    assert "nll (nats/token); mean of 2 [95% interval]" in printed.out
     assert "evaluating" in printed.err  # progress
     assert {path.name for path in tmp_path.iterdir()} == {
         "cells.jsonl", "samples.csv", "summary.json", "passkey.png", "passkey.html", "nll.png", "nll.html",

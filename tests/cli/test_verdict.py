@@ -7,20 +7,11 @@ import re
 import located
 import numpy as np
 import pytest
-import xarray as xr
 from pages import unopened
-from synthetic import evaluation, hidden_states, write_run
+from synthetic import METHODS, evaluation, hidden_states, many, write_run
 
 from mesa_lens.cli import main
 from probe import report
-
-METHODS = [*(f"copy-{number}" for number in range(13)), "origin", "rerope", "dynamic-ntk", "mesa"]
-
-
-def many(values):
-    """The four methods, and copies of one under other names."""
-    copies = [values.sel({"method": ["mesa"]}).assign_coords({"method": [name]}) for name in METHODS[:13]]
-    return xr.concat([*copies, values], "method")
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@ from probe.store.seal import SEAL, seal_of
 
 LEAVES_AT = {"origin": 1.1, "dynamic-ntk": 3.0}  # in trained windows; the other methods never leave
 DRIFTING = 10  # the first dims of every layer but the first
+_COPIES = [f"copy-{number}" for number in range(13)]
+METHODS = [*_COPIES, "origin", "rerope", "dynamic-ntk", "mesa"]  # of `many`
 
 
 def hidden_states(trained_length=64, windows=5, layers=3, dims=32, prompts=("repeated", "text-0"), seed=0, noise=0.2):
@@ -59,6 +61,12 @@ def evaluation(trained_length=64, windows=5):
         },
         coords={"method": methods, "length": lengths},
     )
+
+
+def many(values):
+    """The four methods, and copies of one under other names."""
+    copies = [values.sel({"method": ["mesa"]}).assign_coords({"method": [name]}) for name in _COPIES]
+    return xr.concat([*copies, values], "method")
 
 
 def tokens_of(hidden):

@@ -151,7 +151,7 @@ def _differences(runs: Sequence[_Compared]) -> list[dict[str, Any]]:
     return [
         {
             "setting": name.replace("_", " "),
-            **{run.entry.name: each.get(name, "none") for run, each in zip(runs, settings, strict=True)},
+            **{run.entry.name: each.get(name, "not recorded") for run, each in zip(runs, settings, strict=True)},
         }
         for name in names
         if len({each.get(name) for each in settings}) > 1

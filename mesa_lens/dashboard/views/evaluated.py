@@ -11,6 +11,7 @@ from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.downloads import FORMS, buttons, named
 from mesa_lens.dashboard.look import plain, sheet, show
 from mesa_lens.dashboard.results import Result
+from mesa_lens.dashboard.width import is_narrow
 from mesa_lens.paper.words import harness_table, words
 from probe.evaluation.effective import effective_table
 from probe.evaluation.keyed import longppl_table
@@ -82,7 +83,10 @@ def table(shown: Table) -> None:
     st.markdown(plain(shown.title))
     cells = {name: [row[at] for row in shown.rows] for at, name in enumerate(shown.head)}
     longest = {name: max(map(len, (name, *column))) for name, column in cells.items()}
+    most = _LONG if is_narrow() else max(longest.values(), default=0)  # so that a phone shows more than names
     wide = {
-        name: st.column_config.TextColumn(width=_CHARACTER * size) for name, size in longest.items() if size > _LONG
+        name: st.column_config.TextColumn(width=_CHARACTER * min(size, most))
+        for name, size in longest.items()
+        if size > _LONG
     }
     sheet(cells, shown.title, height="content", column_config=wide)

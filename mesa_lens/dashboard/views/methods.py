@@ -66,6 +66,7 @@ def _draw(method: Method, key: str, length: int, trained: int) -> None:
     masked = int((matrix < 0).sum()) - length * (length - 1) // 2
     beyond, largest = int((matrix >= trained).sum()), float(matrix.max())
     facts = f"largest {largest:.4g}; {beyond} pairs at M = {trained} or beyond; {masked} causal pairs masked"
+    st.markdown(f"**{plain(method.name)}**")  # on narrow pages both figures stand below both formulas
     show(matrix_figure(matrix, trained), f"Relative positions of {method.name} for {length} tokens: {facts}", key)
     st.markdown(
         f"Largest relative position **{largest:.4g}**. **{beyond}** pairs at M = {trained} or beyond, where the model "

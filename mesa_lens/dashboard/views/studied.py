@@ -25,7 +25,7 @@ from probe.study.report import dims_figure, lengths_figure
 from probe.study.results import read_results, seeds_of
 from probe.study.table import all_rows, settings
 
-_FIRST = ("prompt", "rule", "difference", "Spearman", "arithmetic there")
+_FIRST = ("kind", "prompt", "rule", "difference", "Spearman", "arithmetic there")
 """Columns that begin the first table."""
 _FORMS = ("png", "svg", "pdf")
 _FIGURES = {

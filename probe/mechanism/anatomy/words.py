@@ -76,8 +76,8 @@ def _retrieval(summary: Mapping[str, Any]) -> Iterator[str]:
             yield f"Retrieval: {heads}; one prompt does not say which are lost at {length} tokens, give more --samples."
             continue
         yield (
-            f"Retrieval: {heads}; lost at {length} tokens under {reference}: "
-            f"{len(dead)}{': ' if dead else ''}{named}{more} (layer.head, score inside to beyond)."
+            f"Retrieval: {heads}; {len(dead) or 'none'} lost at {length} tokens under {reference}"
+            f"{f': {named}{more} (layer.head, score inside to beyond)' if dead else ''}."
         )
         if dead:
             others = [name for name in summary["methods"] if name != reference and name in own[0]["beyond"]]

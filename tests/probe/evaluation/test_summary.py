@@ -170,12 +170,12 @@ def test_tables_have_methods_down_and_lengths_across(cells):
         "method  256",
         "mesa    +0.500 [-0.563, +1.000]",
         "",
-        "nll, nll (nats/token); mean of 2 [95% interval]",
+        "nll (nats/token); mean of 2 [95% interval]",
         "method  128",
         "origin  1.50 [-4.85, 7.85]",
         "mesa    2.05 [-4.94, 9.04]",
         "",
-        "nll, nll (nats/token); difference to origin on the same 2 [95% interval, paired]",
+        "nll (nats/token); difference to origin on the same 2 [95% interval, paired]",
         "method  128",
         "mesa    +0.550 [-0.085, +1.185]",
     ]
@@ -217,7 +217,7 @@ def test_tables_are_rounded_as_they_are_read():
     assert [row[0] + row[2][:5] for row in means.rows] == ["origin1.60 ", "mesa1.60 "]
     assert compared.rows == (("mesa", *["+0.000 [+0.000, +0.000]"] * 2, "+0.008 [+0.008, +0.008]"),)
     assert words({"cells": summarize(rows, TASKS), "trained_length": 2, "out_of_memory": (), "cells_left": 0}) == [
-        "nll, nll at 4 tokens (2 M): origin 1.53, mesa 1.54."
+        "nll at 4 tokens (2 M): origin 1.53, mesa 1.54."
     ]
 
 

@@ -8,10 +8,13 @@ import re
 import located
 import numpy as np
 import pytest
+from matplotlib import colormaps
+from matplotlib.colors import to_rgb
 
 from mesa_lens.cli import main
 from probe.figures import interactive, static
 from probe.figures.attribution_chart import attribution_chart, rank_correlation
+from probe.figures.cells import MUTED
 from probe.figures.mechanism import head_patch_map, patch_map, restoration_map
 from probe.figures.mechanism_charts import clamp_chart, layer_chart, smallest_chart
 from probe.figures.mechanism_export import located_export, method_figures
@@ -72,6 +75,17 @@ def test_numbers_are_written_where_they_are_few(summary, large):
     assert heads.texts[0, 0] == ""
     assert not any(patch_map(large, *AT).blocks[0].texts.flat)  # 120 cells
     assert restoration_map(large, *AT).blocks[1].texts[18, 3] == "41"
+
+
+def luminance(colour):
+    linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in to_rgb(colour)]
+    return float(np.dot([0.2126, 0.7152, 0.0722], linear))
+
+
+@pytest.mark.parametrize("colours", ["Blues", "RdBu_r"])
+def test_numbers_of_hatched_cells_are_read_on_the_darkest_that_is_not_dark(colours):
+    ground = colormaps[colours](0.6 if colours == "Blues" else 0.8)
+    assert (luminance(ground[:3]) + 0.05) / (luminance(MUTED) + 0.05) >= 3
 
 
 def test_layers_without_heads_are_empty(large):

@@ -495,9 +495,9 @@ def test_the_comparison_chosen_beforehand_leads_whatever_the_numbers_say():
     results = published()
     first, highest = leading(results)
     kind = {"prompt": "repeated", "rule": "standard", "dims asked": "10", "measured by": "either"}
-    assert first == first | kind | {"": "chosen beforehand"}
+    assert first == first | kind | {"kind": "chosen beforehand"}
     assert first["Spearman"] == str(scored(results).correlation)
-    assert highest[""].startswith("highest of ")
+    assert highest["kind"].startswith("highest of ")
     assert float(highest["Spearman"].split()[0]) > float(first["Spearman"].split()[0])
     assert "[" in highest["arithmetic there"]
     flipped = results.assign(predicted=-results["predicted"])
@@ -506,7 +506,7 @@ def test_the_comparison_chosen_beforehand_leads_whatever_the_numbers_say():
     assert first["Spearman"].startswith("-0.")
     uncalled = results.assign(predicted=results["predicted"] * np.nan)
     assert leading(uncalled) == [
-        chosen | {"called": "0.00", "Spearman": "-", "arithmetic there": "-", "difference": "-"}
+        first | {"called": "0.00", "Spearman": "-", "arithmetic there": "-", "difference": "-"}
     ]
 
 
@@ -555,10 +555,10 @@ def test_every_method_has_a_marker_in_the_figure():
 
 def test_prompts_and_rules_have_looks_that_no_method_has():
     lines = [container.lines[0] for container in dims_figure(published()).axes[0].containers]
-    looks = {(line.get_color(), line.get_marker()) for line in lines}
+    looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines}
     assert len(looks) == len(lines) > 3
-    assert not {colour for colour, _ in looks} & {colour for colour, *_ in STYLES.values()}
-    assert all(colour.startswith("#") and colour != "#1f77b4" for colour, _ in looks)
+    assert not {colour for colour, *_ in looks} & {colour for colour, *_ in STYLES.values()}
+    assert all(colour.startswith("#") and colour != "#1f77b4" for colour, *_ in looks)
 
 
 def test_figures_and_tables_of_a_study_that_calls_nothing():

@@ -363,6 +363,9 @@ def test_a_search_of_few_values_finds_what_a_search_of_all_does(changed_rule):
     columns.hidden = None  # nothing is read anew
     xr.testing.assert_identical(crossings_at(hidden, few, pairs[1:], columns), crossings_at(hidden, few, pairs[1:]))
     xr.testing.assert_identical(again, filled)
+    own = few["inside"].sel({"method": "origin"}).to_series().dropna().index.tolist()
+    crossings_at(hidden, few, own, columns := Columns(hidden))
+    assert 0 not in {method for method, _ in columns.known}, "origin's crossings are known"
 
 
 @pytest.mark.parametrize("count", [2, 3, 8, 9, 20, 21, 101, 1000])

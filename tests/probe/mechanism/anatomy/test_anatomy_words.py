@@ -19,8 +19,8 @@ def verdict(**changes):
 
 
 def test_where_a_head_looks_is_told():
-    assert "1 head retrieves the passkey inside M, 1 by looking one token after it; lost at 1024 tokens" in said()
-    assert "the passkey inside M; lost at 1024 tokens" in said(retrieval_heads=verdict(offset=0))
+    assert "1 head retrieves the passkey inside M, 1 by looking one token after it; 1 lost at 1024 tokens" in said()
+    assert "the passkey inside M; 1 lost at 1024 tokens" in said(retrieval_heads=verdict(offset=0))
 
 
 def test_what_was_not_run_beyond_the_window_is_not_called_absent():
