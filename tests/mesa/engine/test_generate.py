@@ -44,6 +44,12 @@ def test_mpt_generates_as_with_a_cache_by_default():
         torch.testing.assert_close(default, scores(model, tokens(), use_cache=True), atol=2e-5, rtol=0)
 
 
+def test_a_stated_prompt_length_stands_before_that_of_what_generate_is_given():
+    model, ids = tiny.model(), tokens()
+    with mesa.applied(model, cases.method("mesa"), prompt_length=2 * PROMPT), torch.no_grad():
+        torch.testing.assert_close(scores(model, ids)[:, 0], model(ids).logits[:, -1], atol=2e-5, rtol=0)
+
+
 def test_the_prompts_length_is_forgotten_after_generate():
     model, method = tiny.model(), cases.method("mesa")
     with mesa.applied(model, method), torch.no_grad():
