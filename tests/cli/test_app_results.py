@@ -108,7 +108,7 @@ def test_a_study_shows_its_tables_and_figures(opened, tmp_path):
     write_study(tmp_path / "mine")
     app = opened()
     first = app.dataframe[0].value
-    assert first.columns[2] == "difference"
+    assert first.columns[:4].tolist() == ["kind", "prompt", "rule", "difference"]
     assert first["difference"][0].endswith("]")
     assert len(app.dataframe) >= 6
     keys = "".join(str(element.key) for element in app.get("download_button"))
