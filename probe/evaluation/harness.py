@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from mesa.fingerprints import IDENTITY
-from probe.cells.cell import Cell
 from probe.cells.pool import Pool
-from probe.cells.pool import run as run_in_turns
 from probe.cells.runner import LOCAL, Runner
-from probe.cells.watch import watching
 from probe.evaluation.harness_work import HarnessWork, checked_tasks, harness_cells
 from probe.evaluation.journal import Journal
+from probe.evaluation.journaled import run_journaled
 from probe.evaluation.plan import EvalPlan
 from probe.evaluation.run import checked_journal
 from probe.files import write
@@ -77,29 +75,12 @@ def run_harness(
         journal = open_harness(made, out, include_path=include_path, limit=limit)
         missing = [cell for cell in cells if cell not in journal.rows]
         journal.expect(len(journal.rows) + len(missing))
-        failed = _run_cells(pool(), harness_cells(made, missing), journal) if missing else []
+        lost = run_journaled(pool(), harness_cells(made, missing), journal, "running lm-eval") if missing else []
     found = {name: {} for name in made.methods}
     for cell in cells:
         if cell in journal.rows:
             found[cell[1]].update(journal.rows[cell]["results"])
-    about = {"model": made.request.model, "max_length": longest, "limit": limit, "failed": failed}
+    about = {"model": made.request.model, "max_length": longest, "limit": limit, "failed": [cell.key for cell in lost]}
     written = {**about, **journal.told, "results": found}
     write(out / RESULTS, (json.dumps(written, indent=1) + "\n").encode())
     return written
-
-
-def _run_cells(pool: Pool, cells: Sequence[Cell], journal: Journal) -> list[tuple[str | int, ...]]:
-    """Journals what cells give; returns those that no worker could finish."""
-    failed = []
-    with watching(cells, "running lm-eval", _label, verbose=pool.verbose, folder=journal.path.parent) as watch:
-        for cell, outcome in run_in_turns(pool, cells, watch):
-            if outcome and outcome.lost:
-                failed.append(cell.key)
-                watch.lost(cell, outcome.lost)
-            elif outcome:
-                journal.add(cell.key, outcome.value)
-    return failed
-
-
-def _label(cell: Cell) -> str:
-    return ", ".join(map(str, cell.key))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import product
@@ -18,12 +17,10 @@ from mesa.plan import BASE, reach
 from mesa.support import is_rotary
 from probe.capture.memory import check_memory
 from probe.cells.cell import Cell
-from probe.cells.pool import Pool
-from probe.cells.pool import run as run_in_turns
 from probe.cells.runner import LOCAL, Runner
-from probe.cells.watch import watching
 from probe.evaluation.clock import is_over
 from probe.evaluation.journal import Journal
+from probe.evaluation.journaled import label, run_journaled
 from probe.evaluation.plan import memory_bytes
 from probe.mechanism.anatomy.frequencies import first_unmet
 from probe.ownership import owned
@@ -65,7 +62,7 @@ def run_study(
 def _run(
     made: StudyPlan, inputs: Inputs, out: Path, overwrite: bool, until: float | None, runner: Runner
 ) -> tuple[xr.Dataset | None, str]:
-    settings, failed = made.settings(inputs.fingerprints), []
+    settings, failed, stop = made.settings(inputs.fingerprints), [], partial(is_over, until)
     with ExitStack() as stack:  # the capture wraps the model, so measuring takes workers of its own
         work, pool = PredictWork.of(made, inputs, out if runner.is_local else None), None
         if overwrite:
@@ -75,15 +72,15 @@ def _run(
         cells = [] if is_over(until) else _cells_to_predict(made, journal)
         if cells:
             pool = pool or stack.enter_context(runner.pool(work, cells))
-            failed += _run_cells(pool, cells, journal, until, "capturing hidden states", lambda cell: True)
+            failed += run_journaled(pool, cells, journal, "capturing hidden states", stop=stop)
         del pool
     cells = [] if is_over(until) else _cells_to_measure(made, journal)
     if cells:
         with runner.pool(MeasureWork.of(made, inputs), cells) as pool:
             wanted = partial(_says_anything, made, journal)
-            failed += _run_cells(pool, cells, journal, until, "measuring failure", wanted)
+            failed += run_journaled(pool, cells, journal, "measuring failure", wanted=wanted, stop=stop)
     if failed:
-        first = f"no worker could finish {_label(failed[0])}, {len(failed)} cells in all"
+        first = f"no worker could finish {label(failed[0])}, {len(failed)} cells in all"
         raise RuntimeError(f"{first}; the same command tries them again")
     predictions, measurements = _cells_to_predict(made, journal), _left_to_measure(made, journal)
     if predictions or measurements:
@@ -132,25 +129,6 @@ def _says_anything(made: StudyPlan, journal: Journal, cell: Cell) -> bool:
 def _measured_bytes(made: StudyPlan, task: str, length: int) -> int:
     setting = Setting(made.trained_length, (length,), batch=1)
     return memory_bytes(made.config, [task], setting, bytes_a_number(made.config, made.request.load))
-
-
-def _run_cells(
-    pool: Pool, cells: Sequence[Cell], journal: Journal, until: float | None, what: str, wanted: Callable[[Cell], bool]
-) -> list[Cell]:
-    """Journals what cells give; returns those that no worker could finish."""
-    failed = []
-    with watching(cells, what, _label, verbose=pool.verbose, folder=journal.path.parent) as watch:
-        for cell, outcome in run_in_turns(pool, cells, watch, wanted=wanted, stop=partial(is_over, until)):
-            if outcome and outcome.lost:
-                failed.append(cell)
-                watch.lost(cell, outcome.lost)
-            elif outcome:
-                journal.add(cell.key, outcome.value)
-    return failed
-
-
-def _label(cell: Cell) -> str:
-    return ", ".join(map(str, cell.key))
 
 
 def _left_to_measure(made: StudyPlan, journal: Journal) -> int:
