@@ -12,7 +12,7 @@ from mesa.engine import attention
 from mesa.engine.rope import Rotary, Rotation
 from mesa.engine.schedule import Call, Schedule, calls
 from mesa.methods.chunked import WEAVES
-from mesa.plan import Plan, Region, own_index
+from mesa.plan import Constant, Plan, Region, Stepped, own_index
 
 DIM = 8
 
@@ -146,6 +146,57 @@ def test_calls_cover_every_pair_of_every_region_once(name, start, monkeypatch):
         expected = region.contains(tokens[:, None], tokens[None, :])
         expected[:start] = False
         assert (covered == expected).all()
+
+
+def even(_, key):
+    return key % 2 == 0
+
+
+def odd(_, key):
+    return key % 2 == 1
+
+
+FORTY = (0, 40), (0, 40)
+OF_OTHERS = {
+    "the first part has all queries but one": (
+        Region(*FORTY, query_position=Constant(9), key_position=Constant(0), nearest=1),
+        Region(*FORTY, farthest=0),
+    ),
+    "a window that ends before the text": (
+        Region(*FORTY, query_position=Constant(9), key_position=Constant(0), nearest=6),
+        Region((0, 40), (0, 20), farthest=5),
+        Region((0, 40), (20, 40), farthest=5),
+    ),
+    "the same keys at two positions": (
+        Region(*FORTY, holds=even),
+        Region(*FORTY, key_position=Stepped(3), holds=odd),
+    ),
+}
+"""Regions as our methods have none."""
+
+
+@pytest.mark.parametrize("name", list(OF_OTHERS))
+@pytest.mark.parametrize("start", [0, 20, 24, 38, 39])
+def test_executors_agree_on_plans_of_others(name, start):
+    """A pair left out, or a key at another region's position, moves these outputs by more than 1e-3."""
+    query, key, value = states(40)
+    parts = query[:, :, start:], key, value, 0.5
+    dense, fused = (
+        execute(Schedule(Plan(40, OF_OTHERS[name]), start, own_index, rotate()), *parts)[0]
+        for execute in (attention.dense, attention.fused)
+    )
+    torch.testing.assert_close(fused, dense, atol=1e-3, rtol=0)
+
+
+def test_a_bands_mask_is_made_once():
+    band = Region((0, 1000), (0, 1000), farthest=5)
+    schedule, like = Schedule(Plan(1000, (band,)), 0, own_index), torch.zeros(())
+    first, second, wider = (
+        schedule.mask(band, Call(queries, keys, masked=True), like)
+        for queries, keys in (((10, 20), (5, 20)), ((30, 40), (25, 40)), ((30, 40), (20, 35)))
+    )
+    assert first is second
+    assert wider is not first
 
 
 def test_a_far_part_is_one_causal_call():

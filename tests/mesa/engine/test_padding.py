@@ -240,6 +240,9 @@ class TestRefused:
     def test_a_mask_for_another_batch(self, model):
         self.refuse(model, r"attention_mask has shape \(1, 20\); needed", attention_mask=torch.ones(1, 20).long())
 
+    def test_a_mask_for_another_length(self, model):
+        self.refuse(model, r"attention_mask has shape \(2, 19\); needed", attention_mask=torch.ones(2, 19).long())
+
     def test_masks_that_number_packed_texts(self, model):
         mask = torch.ones(2, 20, dtype=torch.long)
         mask[0, 12:] = 2
@@ -259,6 +262,15 @@ class TestRefused:
         mask[:, :4] = 0
         message = "position_ids begin anew at token 12 of row 0"
         self.refuse(model, message, tokens(1, 20), position_ids=padded, attention_mask=mask)
+
+    def test_packed_texts_of_one_token(self, model):
+        positions = torch.zeros(1, 2, dtype=torch.long)
+        message = "position_ids begin anew at token 1 of row 0"
+        self.refuse(model, message, tokens(1, 2), position_ids=positions)
+
+    def test_a_first_position_of_ones_own(self, model):
+        message = "position_ids differ from the tokens' places"
+        self.refuse(model, message, tokens(1, 1), position_ids=torch.tensor([[3]]))
 
     @pytest.mark.parametrize("name", ["cu_seq_lens_q", "cu_seq_lens_k", "seq_idx"])
     def test_packed_texts_by_their_ends(self, model, name):

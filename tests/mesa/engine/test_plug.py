@@ -279,6 +279,12 @@ def test_arguments_by_position_are_heeded(model):
     assert (without[0, 9:] - by_name[0, 9:]).abs().max() > 0.1
 
 
+def test_no_pass_runs_after_its_forward(model):
+    with mesa.applied(model, cases.method("rerope")) as attachment:
+        logits(model, tokens(1, 20))
+        assert attachment.running is None
+
+
 def test_positions_of_ones_own_are_refused(model):
     ids = tokens(1, 20)
     with mesa.applied(model, mesa.Origin(trained_length=cases.TRAINED)):
