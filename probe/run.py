@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from probe.capture.memory import check_memory
-from probe.cells.cell import Cell, CellsLost
+from probe.cells.cell import CellsLost
 from probe.cells.pool import Pool
 from probe.cells.pool import run as run_in_turns
 from probe.cells.runner import LOCAL, Runner
@@ -193,7 +193,7 @@ def _fill(
 def _capture_all(made: ProbePlan, pool: Pool, passes: Sequence[tuple[str, str]], path: Path, out: Path) -> None:
     """Raises CellsLost, at the end, for passes that no worker could finish."""
     cells, failed = capture_cells(made, passes), []
-    with watching(cells, "capturing hidden states", _label, unit="pass", verbose=pool.verbose, folder=out) as watch:
+    with watching(cells, "capturing hidden states", unit="pass", verbose=pool.verbose, folder=out) as watch:
         for cell, outcome in run_in_turns(pool, cells, watch):
             if outcome is None or outcome.lost:
                 failed.append(cell)
@@ -203,12 +203,8 @@ def _capture_all(made: ProbePlan, pool: Pool, passes: Sequence[tuple[str, str]],
                 _write_pass(path, method, prompt, made.kept.layers, outcome.value)
             del outcome  # before the next pass makes its own
     if failed:
-        said = f"no worker could capture {_label(failed[0])} ({len(failed)} of {len(cells)} passes failed)"
+        said = f"no worker could capture {failed[0]} ({len(failed)} of {len(cells)} passes failed)"
         raise CellsLost(said, [cell.key for cell in failed])
-
-
-def _label(cell: Cell) -> str:
-    return ", ".join(map(str, cell.key))
 
 
 def _write_pass(

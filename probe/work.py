@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from mesa.fingerprints import identity
 from probe.capture.bridge import bridge_to
 from probe.capture.capture import capture
 from probe.cells.cell import Cell, Function
@@ -40,7 +39,7 @@ class ProbeWork:
     @classmethod
     def of(cls, made: ProbePlan, measured: EvalPlan, tokens: Mapping[str, list[int]]) -> ProbeWork:
         """The work of a plan."""
-        source = Source(made.request.model, made.request.load, identity(made.request.model, made.config))
+        source = Source.of(made.request.model, made.request.load, made.config)
         return cls(replace(made, config=None), replace(measured, config=None), dict(tokens), source)
 
     def start(self, room: int | None = None) -> Function:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import streamlit as st
 from streamlit.components.v2 import component
 
-_KEY, _NARROW = "page width", 760  # pixels
+from probe.figures.fitting import NARROW
+
+_KEY = "page width"
 _WATCH = component(
     "mesa_lens_width",
     js=f"""export default function({{ data, setStateValue }}) {{
-  const query = matchMedia("(max-width: {_NARROW}px)");
+  const query = matchMedia("(max-width: {NARROW}px)");
   const tell = () => {{ if (query.matches !== data.narrow) setStateValue("narrow", query.matches); }};
   query.addEventListener("change", tell);
   tell();

@@ -26,6 +26,10 @@ class Cell:
     gives: int = 0
     given: tuple[Any, ...] = ()
 
+    def __str__(self) -> str:
+        """The cell in words."""
+        return ", ".join(map(str, self.key))
+
 
 @dataclass(frozen=True)
 class Outcome:

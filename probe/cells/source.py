@@ -25,6 +25,11 @@ class Source:
     known: Mapping[str, str] = field(default_factory=dict)
     beside: tuple[Source, ...] = ()
 
+    @classmethod
+    def of(cls, name: str, options: Mapping[str, Any], config: Any, beside: tuple[Source, ...] = ()) -> Source:
+        """The model that has this config here."""
+        return cls(name, options, identity(name, config), beside)
+
     def loaded(self) -> Loaded:
         """The model."""
         return load(self.name, **self.options)

@@ -23,8 +23,8 @@ class Watch:
     def __init__(
         self,
         bar: tqdm,
-        label: Callable[[Cell], str],
-        weigh: Callable[[Cell], int],
+        label: Callable[[Cell], str] = str,
+        weigh: Callable[[Cell], int] = lambda cell: 1,
         verbose: bool = False,
         board: Board | None = None,
     ) -> None:
@@ -64,7 +64,7 @@ class Watch:
 def watching(
     cells: Sequence[Cell],
     what: str,
-    label: Callable[[Cell], str],
+    label: Callable[[Cell], str] = str,
     weigh: Callable[[Cell], int] = lambda cell: 1,
     *,
     unit: str = "cell",

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import mesa
-from mesa.fingerprints import identity
 from mesa.finite import states_checked
 from mesa.models import Loaded, bytes_a_number, tokenizer_of
 from probe.capture.memory import prompt_bytes
@@ -54,7 +53,7 @@ class HarnessWork:
     def of(cls, made: EvalPlan, include_path: Path | None, limit: int | None, manager: Any) -> HarnessWork:
         """The work of a plan."""
         asked = made.request
-        source = Source(asked.model, asked.load, identity(asked.model, made.config))
+        source = Source.of(asked.model, asked.load, made.config)
         return cls(replace(made, config=None), include_path, limit, source, manager)
 
     def __getstate__(self) -> dict[str, Any]:

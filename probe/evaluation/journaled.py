@@ -14,7 +14,7 @@ from probe.evaluation.journal import Journal
 def run_journaled(pool: Pool, cells: Sequence[Cell], journal: Journal, what: str, **turns: Any) -> list[Cell]:
     """Those that no worker could finish. what: on the bar; turns: `wanted` and `stop` of `probe.cells.pool.run`."""
     failed = []
-    with watching(cells, what, label, verbose=pool.verbose, folder=journal.path.parent) as watch:
+    with watching(cells, what, verbose=pool.verbose, folder=journal.path.parent) as watch:
         for cell, outcome in run(pool, cells, watch, **turns):
             if outcome and outcome.lost:
                 failed.append(cell)
@@ -22,8 +22,3 @@ def run_journaled(pool: Pool, cells: Sequence[Cell], journal: Journal, what: str
             elif outcome:
                 journal.add(cell.key, outcome.value)
     return failed
-
-
-def label(cell: Cell) -> str:
-    """The cell in words."""
-    return ", ".join(map(str, cell.key))

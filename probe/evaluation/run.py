@@ -165,7 +165,7 @@ def run_cells(
     left_out = LeftOut()
     cells = cells_of(made, missing)
     tokens, folder = partial(_tokens, made), journal.path.parent
-    with watching(cells, what, _label, tokens, unit="token", verbose=pool.verbose, folder=folder) as watch:
+    with watching(cells, what, weigh=tokens, unit="token", verbose=pool.verbose, folder=folder) as watch:
         for cell, outcome in run_in_turns(
             pool, cells, watch, wanted=lambda cell: not _is_beyond(cell, too_large), stop=partial(is_over, until)
         ):
@@ -196,10 +196,6 @@ class LeftOut:
 def _own(cell: Cell) -> EvalCell:
     task, name, length = cell.key
     return str(task), str(name), int(length)
-
-
-def _label(cell: Cell) -> str:
-    return ", ".join(map(str, cell.key))
 
 
 def _tokens(made: EvalPlan, cell: Cell) -> int:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 import mesa
-from mesa.fingerprints import identity
 from mesa.finite import states_checked
 from mesa.models import Loaded, bytes_a_number
 from probe.capture.memory import free_bytes, prompt_bytes
@@ -49,10 +48,10 @@ class EvalWork:
     def of(cls, made: EvalPlan) -> EvalWork:
         """The work of a plan."""
         asked, chosen = made.request, made.evaluator
-        known, beside = identity(asked.model, made.config), ()
+        beside = ()
         if chosen and not chosen.itself:
             beside = (Source(chosen.model, asked.load, {"weights": chosen.weights}),)
-        return cls(replace(made, config=None), Source(asked.model, asked.load, known, beside))
+        return cls(replace(made, config=None), Source.of(asked.model, asked.load, made.config, beside))
 
     def start(self, room: int | None = None) -> Function:
         """Loads the model; a cell gives its journal row, None where it does not fit in memory."""

@@ -15,10 +15,12 @@ from probe.figures.marks import Chart, Grid, apart
 
 _PANEL, _COLUMN, _CELL, _SIDES, _LEAST = 330, 75, 24, 150, 300  # pixels
 _HEAD = 40  # pixels that the title took
-_NARROW, _TALL, _BETWEEN = 760, 300, 95  # pixels: of a page; of panels below each other, and from one to the next
+NARROW = 760
+"""Pixels of a page on which panels stand below each other."""
+_TALL, _BETWEEN = 300, 95  # pixels: of such panels, and from one to the next
 _APART = 0.14  # of an axis' width: from one length to the next on a narrow page
 _STACK = f"""<script>
-if (innerWidth < {_NARROW}) {{
+if (innerWidth < {NARROW}) {{
   const room = document.currentScript.previousElementSibling;
   room.style.minWidth = "{_LEAST}px";
   const plot = room.querySelector(".plotly-graph-div"), changed = JSON.parse(room.dataset.narrow);

@@ -47,7 +47,7 @@ class Spread:
             return True
         pool, lost = self._pool(), len(self.failed)
         self._bar.total = max(self._bar.total, self._bar.n + sum(map(self.weigh, cells)))
-        watch = Watch(self._bar, _label, self.weigh, pool.verbose, self.board)
+        watch = Watch(self._bar, weigh=self.weigh, verbose=pool.verbose, board=self.board)
         for cell, outcome in run_in_turns(pool, cells, watch, stop=partial(is_over, self._until)):
             if outcome is None or outcome.lost:
                 self.failed.append(cell)
@@ -85,7 +85,3 @@ def _texts_each(made: LocatePlan, length: int) -> float:
     """Tokens of the texts that are read for the shifts of a length, by shift."""
     items = sum(len(each) for (_, own), each in made.items.items() if own == length)
     return reading_tokens(length) / (items * len(shifts(made.layers)))
-
-
-def _label(cell: Cell) -> str:
-    return ", ".join(map(str, cell.key))

@@ -20,7 +20,7 @@ from probe.cells.cell import Cell
 from probe.cells.runner import LOCAL, Runner
 from probe.evaluation.clock import is_over
 from probe.evaluation.journal import Journal
-from probe.evaluation.journaled import label, run_journaled
+from probe.evaluation.journaled import run_journaled
 from probe.evaluation.plan import memory_bytes
 from probe.mechanism.anatomy.frequencies import first_unmet
 from probe.ownership import owned
@@ -80,7 +80,7 @@ def _run(
             wanted = partial(_says_anything, made, journal)
             failed += run_journaled(pool, cells, journal, "measuring failure", wanted=wanted, stop=stop)
     if failed:
-        first = f"no worker could finish {label(failed[0])}, {len(failed)} cells in all"
+        first = f"no worker could finish {failed[0]}, {len(failed)} cells in all"
         raise RuntimeError(f"{first}; the same command tries them again")
     predictions, measurements = _cells_to_predict(made, journal), _left_to_measure(made, journal)
     if predictions or measurements:

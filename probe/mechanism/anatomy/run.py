@@ -71,7 +71,7 @@ def _run(
         return cell.kind != VECTORS or cell.key[1] not in cut
 
     folder, verbose = journal.path.parent, pool.verbose
-    with watching(missing, "looking inside", _label, _tokens, unit="token", verbose=verbose, folder=folder) as watch:
+    with watching(missing, "looking inside", weigh=_tokens, unit="token", verbose=verbose, folder=folder) as watch:
         for cell, outcome in run_in_turns(pool, missing, watch, wanted=wanted, stop=partial(is_over, until)):
             if outcome is None or outcome.lost:
                 failed.append(cell)
@@ -84,10 +84,6 @@ def _run(
                 journal.add(cell.key, {"config": files.config_of(made.methods[str(cell.key[1])]), **outcome.value})
             del outcome
     return failed
-
-
-def _label(cell: cells.Cell) -> str:
-    return ", ".join(map(str, cell.key))
 
 
 def _tokens(cell: cells.Cell) -> int:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from mesa.fingerprints import identity
 from probe.capture.bridge import bridge_to
 from probe.cells.cell import Cell, Function
 from probe.cells.source import Source
@@ -50,7 +49,7 @@ class AnatomyWork:
     def of(cls, made: AnatomyPlan) -> AnatomyWork:
         """The work of a plan."""
         asked = made.request
-        return cls(replace(made, config=None), Source(asked.model, asked.load, identity(asked.model, made.config)))
+        return cls(replace(made, config=None), Source.of(asked.model, asked.load, made.config))
 
     def start(self, room: int | None = None) -> Function:
         """Loads the model; a cell gives its journal row or, of a text that slides, its states by layer."""
