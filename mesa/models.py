@@ -1,4 +1,4 @@
-"""Loads causal language models: the shipped default, a fetched checkpoint, a local folder, a GGUF file, or a hub id."""
+"""Loads causal language models: a shipped one, a fetched checkpoint, a local folder, a GGUF file, or a hub id."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def load(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Loaded:
-    """The model called `name` in evaluation mode: 'default', 'smollm2' once fetched, a folder, .gguf file or hub id.
+    """The model called `name` in evaluation mode: one shipped, one fetched, a folder, .gguf file or hub id.
 
     Weights are safetensors, or GGUF, which is dequantized.
     dtype: 'float32', 'float16', 'bfloat16' or 'float64'; by default float32 on a CPU and from GGUF, else the

@@ -16,7 +16,7 @@ def add_model_options(command: argparse.ArgumentParser) -> None:
         "--model",
         type=word,
         default="default",
-        help="'default' (shipped), 'smollm2' (once fetched), a local folder, a .gguf file, or a hub id",
+        help="default, nope, alibi (shipped), smollm2 (once fetched), a local folder, a .gguf file, or a hub id",
     )
     model.add_argument("--revision", type=word, help="hub revision")
     model.add_argument(

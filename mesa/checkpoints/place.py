@@ -11,6 +11,8 @@ from mesa.checkpoints.fetched import CHECKPOINTS, fetched, provenance_of
 from mesa.checkpoints.gguf_header import Header, read_header
 
 DEFAULT = "default"
+SHIPPED = (DEFAULT, "nope", "alibi")
+"""The models in this package: a small Llama, one without positions, and an MPT."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,13 @@ class Place:
         return {"gguf_file": self.file.name} if self.file else {}
 
 
-def default_folder() -> Path:
-    """Where the shipped checkpoint lies."""
-    return Path(str(resources.files("mesa") / "default"))
+def shipped_folder(name: str = DEFAULT) -> Path:
+    """Where a shipped checkpoint lies."""
+    return Path(str(resources.files("mesa") / "shipped" / name))
 
 
 def place_of(name: str) -> Place:
-    """The place of a model: 'default', a fetched checkpoint, a GGUF file, a folder, or a hub id.
+    """The place of a model: a shipped one, a fetched checkpoint, a GGUF file, a folder, or a hub id.
 
     Raises FileNotFoundError for what is not there, ValueError for a GGUF file that cannot be read rightly.
     """
@@ -43,7 +45,7 @@ def place_of(name: str) -> Place:
         file = Path(name).expanduser()
         header = read_header(file)
         return Place(str(file.absolute().parent), file, header, quantization=header.quantization)
-    place = str(default_folder()) if name == DEFAULT else str(fetched(name)) if name in CHECKPOINTS else name
+    place = str(shipped_folder(name)) if name in SHIPPED else str(fetched(name)) if name in CHECKPOINTS else name
     looks_local = place != name or place.startswith((".", "/", "~")) or place.count("/") > 1
     folder = Path(place).expanduser()
     if looks_local and not (folder / "config.json").is_file():

@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mesa.checkpoints.fetched import CHECKPOINTS
+from mesa.checkpoints.place import SHIPPED
 from mesa_lens.dashboard.runs import DEPTH, holds_run, is_inside
 
 ALLOWED_VARIABLE = "MESA_LENS_ALLOW_RUNS"
@@ -15,7 +17,8 @@ ALLOWED_VARIABLE = "MESA_LENS_ALLOW_RUNS"
 
 OPTIONS = ("model", "trained-length", "methods", "set", "length", "lengths", "samples", "prompt", "texts", "text")
 """The options of `mesa-lens probe` that a form may set."""
-_NAMES = ("default", "smollm2")
+NAMES = (*SHIPPED, *CHECKPOINTS)
+"""Models that are no path."""
 _HUB = r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?"
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 
@@ -79,7 +82,7 @@ def _model(value: str, inputs: Sequence[Path]) -> str:
     """A model's name, or the path of one inside; what could be a path is taken for one."""
     there = Path(value).exists() or any((folder / value).exists() for folder in inputs)
     is_name = re.fullmatch(_HUB, value) and not value.lower().endswith(".gguf")
-    return value if value in _NAMES or (is_name and not there) else str(inside(value, inputs))
+    return value if value in NAMES or (is_name and not there) else str(inside(value, inputs))
 
 
 def _within(found: Path) -> list[Path]:

@@ -47,5 +47,5 @@ def read(path: Path) -> str:
 
 def heldout() -> list[str]:
     """The shipped held-out texts, in the order of `HELDOUT_FILES`."""
-    folder = resources.files("mesa") / "default" / "heldout"
+    folder = resources.files("mesa") / "shipped" / "heldout"
     return [(folder / f"{name}.txt").read_text(encoding="utf-8") for name in HELDOUT_FILES]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mesa
-from mesa.checkpoints.place import default_folder
+from mesa.checkpoints.place import shipped_folder
 from mesa.models import load
 from mesa_lens.training import card
 from probe.tasks import score
@@ -44,7 +44,7 @@ def check(scores: dict, lengths: list[int], trained: int, slack: float = 0.0) ->
 
 
 def test_files_are_small_and_the_tokenizer_is_as_the_card_says(loaded):
-    assert sum(path.stat().st_size for path in default_folder().rglob("*")) <= 12e6
+    assert sum(path.stat().st_size for path in shipped_folder().rglob("*")) <= 12e6
     assert loaded.model.config.max_position_embeddings == 256
     assert len(loaded.tokenizer.encode(" hello", add_special_tokens=False)) == 1
     assert len(loaded.tokenizer.encode("2026", add_special_tokens=False)) == 4
@@ -52,14 +52,14 @@ def test_files_are_small_and_the_tokenizer_is_as_the_card_says(loaded):
 
 
 def test_the_cards_scores_show_what_they_must():
-    measured = json.loads((default_folder() / "scores.json").read_text())
+    measured = json.loads((shipped_folder() / "scores.json").read_text())
     assert measured["prompts"] == card.PROMPTS
     check(measured["scores"], measured["lengths"], 256)
 
 
 def test_the_cards_scores_are_this_models(loaded):
     """A few of the card's very prompts and windows again."""
-    measured = json.loads((default_folder() / "scores.json").read_text())
+    measured = json.loads((shipped_folder() / "scores.json").read_text())
     documents = tuple(score.heldout_ids(loaded.tokenizer))
     setting = Setting(256, tuple(measured["lengths"]), seed=measured["seed"], documents=documents)
     for name, length in (("origin", 256), ("mesa", 1024)):

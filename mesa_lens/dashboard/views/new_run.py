@@ -8,7 +8,7 @@ from pathlib import Path
 import streamlit as st
 
 from mesa.methods import registry
-from mesa_lens.dashboard.asked import arguments, input_folders, run_folder
+from mesa_lens.dashboard.asked import NAMES, arguments, input_folders, run_folder
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.look import plain
 from mesa_lens.dashboard.runs import name_of
@@ -105,10 +105,10 @@ def _form(root: Path, inputs: tuple[Path, ...]) -> None:
 
 def _asked(inputs: tuple[Path, ...]) -> tuple[dict[str, str], str]:
     """The options by name as texts, and a text of the user's own."""
-    where = ", ".join(map(str, inputs))
+    names, where = ", ".join(NAMES), ", ".join(map(str, inputs))
     left, right = st.columns(2)
     model = left.text_input(
-        "Model", "default", key="ask_model", help=f"default, smollm2, a hub id, or a folder or .gguf file in {where}"
+        "Model", "default", key="ask_model", help=f"{names}, a hub id, or a folder or .gguf file in {where}"
     )
     trained = right.text_input("Trained window M", key="ask_trained", placeholder="the config's", help="tokens")
     methods = st.multiselect(
