@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from mesa.methods import Method, make, registry
@@ -34,13 +35,13 @@ def variants(names: str, trained_length: int, config: Any) -> dict[str, Method]:
 
 
 def chosen(configs: str, trained_length: int, config: Any) -> dict[str, Method]:
-    """Configs by label from a text such as 'rerope,leaky-rerope k=1.25 window=512'; Origin first, asked for or not.
+    """Configs by label from a text such as 'rerope,mesa layers=[0,1] window=512'; Origin first, asked for or not.
 
     Raises ValueError for what cannot be read or made, for doubles, and for methods that a model with this `config`
     cannot have.
     """
     result: dict[str, Method] = {REFERENCE: make(REFERENCE, trained_length)}
-    labels = [" ".join(part.split()) for part in configs.split(",")]
+    labels = [" ".join(part.split()) for part in re.split(r",(?![^\[]*])", configs)]  # none within [...]
     for label in labels:
         if not label:
             raise ValueError(f"--configs {configs!r} names an empty config; separate them by one comma each")
