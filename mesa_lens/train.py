@@ -28,7 +28,8 @@ def add(commands: Any) -> None:
     command.add_argument("--out", type=folder, required=True, help=says)
     says = "the shipped model, or a sibling without positions (nope) or with ALiBi (alibi)"
     command.add_argument("--recipe", choices=list(RECIPES), default="default", help=says)
-    says = f"training tokens (None: the recipe's, {TrainConfig.tokens / 1e6:g} million)"
+    recipes = ", ".join(f"{name} {recipe.tokens / 1e6:g} million" for name, recipe in RECIPES.items())
+    says = f"training tokens (None: the recipe's: {recipes})"
     command.add_argument("--tokens", type=whole(LEAST), help=says)
     add_seed(command)
     add_minutes(command)
