@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from probe.thresholds.failure import Measured
 from probe.thresholds.predict import Prediction
 
 _ROW_PIXELS, _LEAST_PIXELS, _HEAD_PIXELS = 150, 330, 170
+_ENTRY = 44  # characters in a line of the legend, which has room on a phone
 _MARKERS = 9  # of a line with too many values for one at each
 
 
@@ -131,6 +133,11 @@ def _text(text: str) -> str:
     return html.escape(text, quote=False)
 
 
+def _entry(text: str) -> str:
+    """A text in lines, for the legend."""
+    return "<br>".join(map(_text, wrap(text, _ENTRY)))
+
+
 def _line(line: Line, panel: Panel) -> go.Scatter:
     drawn = {"color": line.colour, "dash": line.dash, "width": 1.5 if line.crowded else 2}
     mode = "lines+markers"
@@ -139,7 +146,7 @@ def _line(line: Line, panel: Panel) -> go.Scatter:
     trace = go.Scatter(
         x=line.x,
         y=line.y,
-        name=_text(line.label),
+        name=_entry(line.label),
         mode=mode,
         line=drawn,
         marker={"symbol": line.symbol, "size": 8, "color": line.colour, "maxdisplayed": _MARKERS * line.crowded},
@@ -172,7 +179,7 @@ def _band(line: Line, interval: tuple[np.ndarray, np.ndarray]) -> go.Scatter:
         opacity=0.15,
         line={"width": 0},
         mode="lines",
-        legendgroup=_text(line.label),
+        legendgroup=_entry(line.label),
         showlegend=False,
         hoverinfo="skip",
     )
@@ -182,7 +189,9 @@ def _point(point: Point) -> go.Scatter:
     marker = {"symbol": "diamond-open", "size": 15, "color": point.colour, "line": {"width": 3}}
     text = _text(point.text)
     hover = f"{text}<extra></extra>"
-    return go.Scatter(x=[point.x], y=[point.y], name=text, mode="markers", marker=marker, hovertemplate=hover)
+    return go.Scatter(
+        x=[point.x], y=[point.y], name=_entry(point.text), mode="markers", marker=marker, hovertemplate=hover
+    )
 
 
 def _add_rule(figure: go.Figure, rule: Rule, panel: Panel, column: int) -> None:
