@@ -67,7 +67,7 @@ def show(figure: Drawn | go.Figure, alt: str, key: str) -> None:
     st.markdown(f"**{plain(figure.title)}**")
     drawn, width = untitled(figure), least_width(figure)
     if is_narrow():
-        drawn.plotly_update(*narrowed(figure, drawn), [0])
+        drawn.plotly_relayout(narrowed(figure, drawn))
         width = LEAST
     with room(key, width):
         _plot(drawn, alt, key)

@@ -14,15 +14,15 @@ from probe.figures.interactive import draw
 from probe.figures.marks import Chart, Grid
 from probe.figures.narrow import NARROW, narrowed
 
-_PANEL, _COLUMN, _CELL, _SIDES, LEAST = 330, 75, 24, 150, 300  # pixels
+_PANEL, _COLUMN, _CELL, _SIDES, LEAST = 330, 75, 24, 110, 300  # pixels
 _HEAD = 40  # pixels that the title took
 _STACK = f"""<script>
 if (innerWidth < {NARROW}) {{
   const room = document.currentScript.previousElementSibling;
   room.style.minWidth = "{LEAST}px";
-  const plot = room.querySelector(".plotly-graph-div"), [trace, layout] = JSON.parse(room.dataset.narrow);
-  plot.style.height = plot.parentElement.style.height = layout.height + "px";
-  Plotly.update(plot, trace, {{...layout, width: null, autosize: true}}, [0]).then(() => Plotly.Plots.resize(plot));
+  const plot = room.querySelector(".plotly-graph-div"), changed = JSON.parse(room.dataset.narrow);
+  plot.style.height = plot.parentElement.style.height = changed.height + "px";
+  Plotly.relayout(plot, {{...changed, width: null, autosize: true}}).then(() => Plotly.Plots.resize(plot));
 }}
 </script>"""
 
@@ -57,6 +57,6 @@ def embedded(figure: Chart | Grid | Cells | DriftMap, plotly_js: bool | str = Fa
     sides = "margin: 1em 0; overflow-x: auto"
     narrow = narrowed(figure, drawn)
     told = html.escape(json.dumps(narrow))
-    stack = _STACK if any(narrow) else ""
+    stack = _STACK if narrow else ""
     inner = f'<div style="min-width: {least_width(figure)}px" data-narrow="{told}">{plot}</div>{stack}'
     return f'<figure style="{sides}"><figcaption style="position: sticky; left: 0">{title}</figcaption>{inner}</figure>'

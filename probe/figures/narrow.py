@@ -11,9 +11,6 @@ from probe.figures.cells import Block, Cells
 from probe.figures.drift_map import DriftMap
 from probe.figures.marks import Chart, Grid, apart
 
-Changes = tuple[dict[str, Any], dict[str, Any]]
-"""Of the first trace, and of the layout; as `plotly_update` takes them."""
-
 NARROW = 760
 """Pixels of a page on which panels stand below each other."""
 _TALL, _BETWEEN = 300, 95  # pixels: of a chart's panels, and from one to the next
@@ -23,31 +20,21 @@ _ENTRY, _LINE, _AXIS = 21, 17, 70  # pixels: of a legend's entry, of each furthe
 _REGIONS = 2  # of a heatmap, side by side
 _MAP, _LAYER, _BELOW_MAP = 220, 150, 115  # pixels: of a method's heatmaps and a layer of them at least, and below them
 _ROW, _BELOW_BLOCK = 26, 60  # pixels: of a row of cells, and from a line of blocks to the next
-_WIDTH = 290  # pixels for what stands side by side: a label in the legend, cells
-_NUMBER, _CELL = 24, 8  # pixels: of a cell with its number, and without one
-_BAR = 60  # pixels of a colour scale, with its title
-_SCALE = {
-    "colorbar.orientation": "h",
-    "colorbar.x": 0,
-    "colorbar.xanchor": "left",
-    "colorbar.yanchor": "top",
-    "colorbar.lenmode": "fraction",
-    "colorbar.len": 0.9,
-    "colorbar.thickness": 12,
-    "colorbar.title.side": "top",
-}
+_WIDTH = 270  # pixels for what stands side by side: a label in the legend, cells
+_SIDES = {"margin.l": 50, "margin.r": 15}  # so that cells have room
+_NUMBER, _CELL = 24, 7  # pixels: of a cell with its number, and without one
 
 
-def narrowed(figure: Chart | Grid | Cells | DriftMap, drawn: go.Figure) -> Changes:
-    """What of `drawn`, without its title, is changed on a narrow page; nothing of a drift map, which fits as it is.
+def narrowed(figure: Chart | Grid | Cells | DriftMap, drawn: go.Figure) -> dict[str, Any]:
+    """What of the layout of `drawn` is changed on a narrow page; nothing of a drift map, which fits as it is.
 
-    Panels, methods and blocks stand below each other, the legend in one column and the colour scale under them all.
+    Panels, methods and blocks stand below each other, the legend in one column under them all.
     """
     if isinstance(figure, Chart):
-        return {}, _chart(figure, drawn)
+        return _chart(figure, drawn)
     if isinstance(figure, Grid):
         return _grid(figure, drawn)
-    return _cells(figure, drawn) if isinstance(figure, Cells) else ({}, {})
+    return _cells(figure, drawn) if isinstance(figure, Cells) else {}
 
 
 def _chart(figure: Chart, drawn: go.Figure) -> dict[str, Any]:
@@ -76,13 +63,13 @@ def _chart(figure: Chart, drawn: go.Figure) -> dict[str, Any]:
     return changed
 
 
-def _grid(figure: Grid, drawn: go.Figure) -> Changes:
+def _grid(figure: Grid, drawn: go.Figure) -> dict[str, Any]:
     layout: Any = drawn.layout
     rows, each = len(figure.cells), len(figure.region_titles)
     lines = -(-each // _REGIONS)  # of a method
     tall = max(_MAP, rows * _LAYER)
     inner = _inner(lines * len(figure.group_titles), tall, _BELOW_MAP)
-    changed = _ground(inner, layout.margin.t, _BELOW_MAP - 30)
+    changed: dict[str, Any] = _SIDES | {"height": inner + layout.margin.t + layout.margin.b}
     for column in range(len(figure.cells[0])):
         group, region = divmod(column, each)
         line, place = group * lines + region // _REGIONS, region % _REGIONS
@@ -96,15 +83,15 @@ def _grid(figure: Grid, drawn: go.Figure) -> Changes:
                 changed |= _labelled(axis, figure.row_titles[row])
         if region == 0:
             changed[f"annotations[{group}].y"] = top / inner
-    return _SCALE | {"colorbar.y": -(_BELOW_MAP - 40) / inner}, changed
+    return changed
 
 
-def _cells(figure: Cells, drawn: go.Figure) -> Changes:
+def _cells(figure: Cells, drawn: go.Figure) -> dict[str, Any]:
     layout: Any = drawn.layout
     lines = _lines(figure.blocks)
     tall = len(figure.rows) * _ROW
     inner = _inner(len(lines), tall, _BELOW_BLOCK)
-    changed = _ground(inner, layout.margin.t, layout.margin.b + 30)
+    changed: dict[str, Any] = _SIDES | {"height": inner + layout.margin.t + layout.margin.b}
     titles = iter(range(len(figure.blocks)))
     for line, numbers in enumerate(lines):
         top = 1 - line * (tall + _BELOW_BLOCK) / inner
@@ -128,7 +115,7 @@ def _cells(figure: Cells, drawn: go.Figure) -> Changes:
                 title = f"annotations[{next(titles)}]"
                 changed |= {f"{title}.x": sum(across) / 2, f"{title}.y": top}
             left = right
-    return _SCALE | {"colorbar.y": -(layout.margin.b + 30) / inner}, changed
+    return changed
 
 
 def _lines(blocks: tuple[Block, ...]) -> list[list[int]]:
@@ -151,11 +138,6 @@ def _width(block: Block) -> int:
 def _inner(lines: int, tall: int, between: int) -> int:
     """Pixels of lines of a height."""
     return lines * (tall + between) - between
-
-
-def _ground(inner: int, top: int, below: int) -> dict[str, Any]:
-    """The height of a figure over a colour scale, `below` pixels under it."""
-    return {"height": inner + top + below + _BAR, "margin.b": below + _BAR}
 
 
 def _labelled(axis: str, title: str) -> dict[str, Any]:
