@@ -15,7 +15,7 @@ NARROW = 760
 """Pixels of a page on which panels stand below each other."""
 _TALL, _BETWEEN = 300, 95  # pixels: of a chart's panels, and from one to the next
 _APART = 0.14  # of an axis' width: from one length to the next
-_TITLE = 44  # characters in a line of a panel's title
+_TITLE = 36  # characters in a line of a panel's title
 _ENTRY, _LINE, _AXIS = 21, 17, 70  # pixels: of a legend's entry, of each further line of it, and of the axis above it
 _REGIONS = 2  # of a heatmap, side by side
 _MAP, _LAYER, _BELOW_MAP = 220, 150, 115  # pixels: of a method's heatmaps and a layer of them at least, and below them

@@ -61,7 +61,7 @@ def test_the_legend_has_room_below_the_panel_in_one_column(chart):
 
 
 def test_a_panels_title_is_in_lines(chart):
-    assert changed(chart).layout.annotations[0].text == "a title of the panel that is far too long<br>for one line"
+    assert changed(chart).layout.annotations[0].text == "a title of the panel that is far too<br>long for one line"
 
 
 @pytest.mark.parametrize("regions_of", [1, 2, 3])
