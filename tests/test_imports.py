@@ -72,7 +72,7 @@ WITHOUT_TORCH = """
     probe.thresholds.search probe.thresholds.predict probe.thresholds.analysis probe.thresholds.tables
     probe.figures.heatmap probe.figures.interactive probe.figures.static probe.figures.render probe.figures.tables
     probe.figures.export probe.figures.evaluation_chart probe.figures.mechanism probe.figures.mechanism_charts
-    probe.figures.styles probe.figures.fitting
+    probe.figures.styles probe.figures.fitting probe.figures.narrow
     probe.figures.mechanism_export probe.figures.attribution_chart probe.figures.anatomy probe.figures.anatomy_charts
     probe.figures.positional_charts probe.figures.anatomy_export
     probe.mechanism probe.mechanism.anatomy probe.mechanism.anatomy.phases

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import plotly.graph_objects as go
@@ -13,8 +12,8 @@ import streamlit as st
 
 from mesa_lens.dashboard.width import is_narrow
 from probe.figures.export import safe_name
-from probe.figures.fitting import below_each_other, least_width, untitled
-from probe.figures.marks import Chart
+from probe.figures.fitting import LEAST, least_width, untitled
+from probe.figures.narrow import narrowed
 from probe.figures.render import Drawn
 from probe.figures.styles import BLACK, GREY, RED
 
@@ -27,7 +26,6 @@ _ON_BOTH = {  # at least 3:1 on white and on Streamlit's dark ground
     "rgba(255, 255, 255, 0.8)": "rgba(0, 0, 0, 0)",
 }
 NOTHING = "–"
-_MARGINS = 32  # pixels beside what stands on a narrow page
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|<>$~:&])")
 
 
@@ -61,17 +59,16 @@ def _recoloured(part: Any) -> Any:
 def show(figure: Drawn | go.Figure, alt: str, key: str) -> None:
     """Draws a figure over the page's width; `alt` says what it shows to those who do not see it.
 
-    A title stands above it as text; on a narrow page panels stand below each other, and what is still too wide scrolls
-    sideways.
+    A title stands above it as text; on a narrow page panels stand below each other.
     """
     if isinstance(figure, go.Figure):
         _plot(figure, alt, key)
         return
     st.markdown(f"**{plain(figure.title)}**")
     drawn, width = untitled(figure), least_width(figure)
-    if isinstance(figure, Chart) and is_narrow() and (changed := below_each_other(figure, drawn)):
-        drawn.plotly_relayout(changed)
-        width = least_width(replace(figure, panels=figure.panels[:1]))
+    if is_narrow():
+        drawn.plotly_relayout(narrowed(figure, drawn))
+        width = LEAST
     with room(key, width):
         _plot(drawn, alt, key)
 
@@ -83,11 +80,8 @@ def in_dark() -> bool:
 
 @contextmanager
 def room(key: str, width: int) -> Iterator[None]:
-    """A container, nothing in it narrower than `width` pixels: a narrower page scrolls it sideways, and says so."""
+    """A container, nothing in it narrower than `width` pixels: a narrower page scrolls it sideways."""
     name = f"room-{safe_name(key)}"
-    if is_narrow():
-        seen = f"@media (min-width: {width + _MARGINS}px) {{.{name}-hint {{display: none}}}}"
-        st.html(f'<style>{seen}</style><small class="{name}-hint">Scroll the figure sideways to see all of it.</small>')
     with st.container(key=name):
         st.html(f"<style>.st-key-{name} {{overflow-x: auto}} .st-key-{name} > * {{min-width: {width}px}}</style>")
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 from streamlit.components.v2 import component
 
-from probe.figures.fitting import NARROW
+from probe.figures.narrow import NARROW
 
 _KEY = "page width"
 _WATCH = component(
@@ -21,10 +21,11 @@ _WATCH = component(
 
 
 def is_narrow() -> bool:
-    """What the browser said last; False before it did."""
-    return bool(getattr(st.session_state.get(_KEY), "narrow", False))
+    """What the browser said last; before it did, whether it calls itself a phone's."""
+    said = getattr(st.session_state.get(_KEY), "narrow", None)
+    return "Mobi" in st.context.headers.get("User-Agent", "") if said is None else said
 
 
 def watch() -> None:
-    """Has the browser say it; a page that is narrow is drawn a second time, when it is opened."""
+    """Has the browser say it; a narrow page that is no phone's is drawn a second time, when it is opened."""
     _WATCH(key=_KEY, data={"narrow": is_narrow()}, on_narrow_change=lambda: None, height=1)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import html
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
 from probe.figures.cells import MUTED, NOTE, Block, Cells
-from probe.figures.ground import panels
+from probe.figures.ground import colour_bar, colour_title, panels
 from probe.figures.styles import GREY
 
-_ROW_PIXELS, _LEAST_PIXELS, _EDGES = 26, 190, {"t": 95, "b": 100, "l": 80, "r": 30}
-_BAR = {"lenmode": "pixels", "len": 215, "y": 1, "yanchor": "top"}
+_ROW_PIXELS, _LEAST_PIXELS, _EDGES = 26, 190, {"t": 95, "b": 185, "l": 80, "r": 30}
 
 
 def draw_cells(cells: Cells) -> go.Figure:
@@ -48,6 +46,7 @@ def draw_cells(cells: Cells) -> go.Figure:
         "showarrow": False,
     }
     figure.add_annotation(**note, xanchor="left", font={"size": 12, "color": GREY})
+    figure.add_annotation(**colour_title(cells.colour_title, _EDGES["b"]))
     figure.update_layout(
         title={"text": _text(cells.title), "x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 16}},
         plot_bgcolor="rgba(128, 128, 128, 0.08)",
@@ -71,8 +70,6 @@ def _heatmap(block: Block, cells: Cells, scale: bool) -> go.Heatmap:
         ]
         for y, row in enumerate(cells.rows)
     ]
-    ticks = {"tickvals": list(cells.scale.ticks), "ticktext": list(cells.scale.ticks.values())}
-    bar: dict[str, Any] = {"title": {"text": _text(cells.colour_title), "side": "right"}, "thickness": 16}
     return go.Heatmap(
         z=block.values,
         zmin=cells.scale.low,
@@ -84,7 +81,7 @@ def _heatmap(block: Block, cells: Cells, scale: bool) -> go.Heatmap:
         xgap=1,
         ygap=1,
         showscale=scale,
-        colorbar=bar | ticks | _BAR,
+        colorbar=colour_bar(cells.scale.ticks),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from probe.figures.ground import panels
 from probe.figures.styles import BLACK, GREY
 
 _ROW_PIXELS, _LEAST, _MOST, _BETWEEN = 16, 70, 260, 34
-_EDGES = {"t": 90, "b": 180, "l": 60, "r": 20}
+_EDGES = {"t": 90, "b": 195, "l": 60, "r": 20}
 _BELOW = 55  # pixels, of the axis
+_NOTE = 42  # characters in a line of the note, which has room on a phone
 
 
 def draw_drift_map(figure: DriftMap) -> go.Figure:
@@ -31,7 +33,8 @@ def draw_drift_map(figure: DriftMap) -> go.Figure:
         place: dict[str, Any] = {"row": row, "col": 1}
         drawn.add_vline(figure.trained_length, line={"color": BLACK, "width": 1.5, "dash": "dash"}, **place)
     drawn.update_annotations(x=0, xanchor="left", font_size=13)
-    note = {"text": NOTE.replace("; ", "<br>"), "x": 0, "xref": "paper", "y": 0, "yref": "paper", "align": "left"}
+    told = "<br>".join(line for part in NOTE.split("; ") for line in wrap(part, _NOTE))
+    note = {"text": told, "x": 0, "xref": "paper", "y": 0, "yref": "paper", "align": "left"}
     look = {"xanchor": "left", "yanchor": "top", "yshift": -_BELOW - 65, "showarrow": False}
     drawn.add_annotation(**note, **look, font={"size": 12, "color": GREY})
     ticks = _ticks(len(figure.layers), each)

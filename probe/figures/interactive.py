@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from probe.figures.cells import Cells
 from probe.figures.cells_interactive import draw_cells
 from probe.figures.drift_map import DriftMap
 from probe.figures.drift_map_interactive import draw_drift_map
-from probe.figures.ground import panels
+from probe.figures.ground import colour_bar, colour_title, panels
 from probe.figures.heatmap import block_size, is_regular, pool
 from probe.figures.marks import (
     Chart,
@@ -34,7 +35,8 @@ from probe.thresholds.calls import Call
 from probe.thresholds.failure import Measured
 from probe.thresholds.predict import Prediction
 
-_ROW_PIXELS, _LEAST_PIXELS, _HEAD_PIXELS = 150, 330, 170
+_ROW_PIXELS, _LEAST_PIXELS, _EDGE_PIXELS, _BELOW = 150, 330, 230, 140
+_ENTRY = 42  # characters in a line of the legend, which has room on a phone
 _MARKERS = 9  # of a line with too many values for one at each
 
 
@@ -80,10 +82,9 @@ def _draw_grid(grid: Grid) -> go.Figure:
     shapes: list[dict[str, Any]] = []
     for row, cells in enumerate(grid.cells, 1):
         for column, cell in enumerate(cells, 1):
-            scale = grid.colour_title if row == column == 1 else None
             method = grid.group_titles[(column - 1) // len(grid.region_titles)]
             unit = grid.colour_title.rpartition("(")[2].rstrip(")")
-            figure.add_trace(_heatmap(cell, grid.limits[row - 1], scale, method, unit), row, column)
+            figure.add_trace(_heatmap(cell, grid.limits[row - 1], row == column == 1, method, unit), row, column)
             first, last = cell["position"].values[[0, -1]]
             if first < grid.trained_length < last:
                 shapes.append(_trained_line(grid.trained_length, (row - 1) * columns + column))
@@ -131,6 +132,11 @@ def _text(text: str) -> str:
     return html.escape(text, quote=False)
 
 
+def _entry(text: str) -> str:
+    """A text in lines, for the legend."""
+    return "<br>".join(map(_text, wrap(text, _ENTRY)))
+
+
 def _line(line: Line, panel: Panel) -> go.Scatter:
     drawn = {"color": line.colour, "dash": line.dash, "width": 1.5 if line.crowded else 2}
     mode = "lines+markers"
@@ -139,7 +145,7 @@ def _line(line: Line, panel: Panel) -> go.Scatter:
     trace = go.Scatter(
         x=line.x,
         y=line.y,
-        name=_text(line.label),
+        name=_entry(line.label),
         mode=mode,
         line=drawn,
         marker={"symbol": line.symbol, "size": 8, "color": line.colour, "maxdisplayed": _MARKERS * line.crowded},
@@ -172,7 +178,7 @@ def _band(line: Line, interval: tuple[np.ndarray, np.ndarray]) -> go.Scatter:
         opacity=0.15,
         line={"width": 0},
         mode="lines",
-        legendgroup=_text(line.label),
+        legendgroup=_entry(line.label),
         showlegend=False,
         hoverinfo="skip",
     )
@@ -182,7 +188,9 @@ def _point(point: Point) -> go.Scatter:
     marker = {"symbol": "diamond-open", "size": 15, "color": point.colour, "line": {"width": 3}}
     text = _text(point.text)
     hover = f"{text}<extra></extra>"
-    return go.Scatter(x=[point.x], y=[point.y], name=text, mode="markers", marker=marker, hovertemplate=hover)
+    return go.Scatter(
+        x=[point.x], y=[point.y], name=_entry(point.text), mode="markers", marker=marker, hovertemplate=hover
+    )
 
 
 def _add_rule(figure: go.Figure, rule: Rule, panel: Panel, column: int) -> None:
@@ -219,8 +227,8 @@ def _axes(figure: go.Figure, panel: Panel, column: int) -> None:
         figure.update_xaxes(tickvals=list(panel.x_ticks), ticktext=labels, tickangle=0, row=1, col=column)
 
 
-def _heatmap(cell: xr.DataArray, limit: float, scale: str | None, method: str, unit: str) -> go.Heatmap:
-    """One cell, coloured from -limit to limit; with the colour scale titled `scale`, or without one."""
+def _heatmap(cell: xr.DataArray, limit: float, scale: bool, method: str, unit: str) -> go.Heatmap:
+    """One cell, coloured from -limit to limit; scale: with the colour scale."""
     spans = {name: _span_text(cell, name) for name in ("dim", "position")}
     tokens = token_texts(cell) if block_size(cell, "position") == 1 else ()
     told = np.broadcast_to(np.array([_text(each) for each in tokens], object), cell.shape) if tokens else None
@@ -231,12 +239,8 @@ def _heatmap(cell: xr.DataArray, limit: float, scale: str | None, method: str, u
         zmin=-limit,
         zmax=limit,
         colorscale="RdBu_r",
-        showscale=scale is not None,
-        colorbar={
-            "title": {"text": _text(scale or ""), "side": "right"},
-            "tickvals": [-limit, 0, limit],
-            "ticktext": ["-limit", "0", "limit"],
-        },
+        showscale=scale,
+        colorbar=colour_bar({-limit: "-limit", 0: "0", limit: "limit"}),
         customdata=told,
         hovertemplate=f"{_text(method)}<br>layer {cell['layer'].item()}<br>{spans['dim']} %{{y}}"
         f"<br>{spans['position']} %{{x}}{'<br>%{customdata}' if tokens else ''}"
@@ -259,9 +263,10 @@ def _grid_layout(figure: go.Figure, grid: Grid, rows: int, columns: int) -> None
         place = {"x": 0, "xref": f"x{group * each + 1 if group else ''} domain", "y": 1, "yref": "paper"}
         anchors = {"xanchor": "left", "yanchor": "bottom"}
         figure.add_annotation(text=f"<b>{_text(title)}</b>", showarrow=False, font_size=14, **place, **anchors)
+    figure.add_annotation(**colour_title(grid.colour_title, _BELOW))
     figure.update_yaxes(autorange="reversed", nticks=4)
     figure.update_layout(
         title={"text": _text(grid.title), "x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 16}},
-        height=max(rows * _ROW_PIXELS, _LEAST_PIXELS) + _HEAD_PIXELS,
-        margin={"t": 90, "b": 80, "l": 80, "r": 30},
+        height=max(rows * _ROW_PIXELS, _LEAST_PIXELS) + _EDGE_PIXELS,
+        margin={"t": 90, "b": _BELOW, "l": 80, "r": 30},
     )

@@ -68,3 +68,8 @@ def test_a_page_has_the_title_as_text_that_wraps(found):
     assert "prompt &lt;b&gt;repeated&lt;/b&gt;" in html.partition("</figcaption>")[0]
     assert fitting.untitled(figure).layout.title.text is None
     assert fitting.least_width(figure) < 390
+
+
+def test_the_notes_lines_fit_a_phone(found):
+    note = interactive.draw(drift_map(found)).layout.annotations[-1].text
+    assert max(map(len, note.split("<br>"))) <= 42

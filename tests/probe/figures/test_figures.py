@@ -138,7 +138,9 @@ def test_a_method_beyond_the_line_inside_the_window_is_drawn_as_excluded(hidden)
     told = crossing_texts(at).to_series().to_dict()
     assert told.pop("origin") == f"{at['crossing'].sel({'method': 'origin'}):.0f}"
     assert told == {"dynamic-ntk": "excluded", "rerope": "never", "mesa": "never"}
-    assert [trace.opacity for trace in interactive.draw(chart).data if trace.name == out[0].label] == [0.35] * 2
+    assert [
+        trace.opacity for trace in interactive.draw(chart).data if trace.name.replace("<br>", " ") == out[0].label
+    ] == [0.35] * 2
 
 
 def test_hovering_names_method_layer_dim_and_unit(hidden, found):
@@ -184,7 +186,8 @@ def test_heatmap_figure(hidden):
     assert all(trace.zmin == -trace.zmax for trace in figure.data)
     assert second.colorscale[0][1] == "rgb(5,48,97)"  # blue below 0
     assert [trace.showscale for trace in figure.data] == [True] + [False] * (3 * 4 * 2 - 1)
-    assert [note.text for note in figure.layout.annotations] == [f"<b>{m}</b>" for m in hidden["method"].values]
+    titles = [f"<b>{m}</b>" for m in hidden["method"].values]
+    assert [note.text for note in figure.layout.annotations] == [*titles, "resid_post (activation)"]
     lines = [shape for shape in figure.layout.shapes if shape.x0 == M]
     assert len(lines) == 3 * 4  # only the first region holds M
     assert figure.layout.yaxis.autorange == "reversed"
