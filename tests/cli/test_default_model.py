@@ -8,6 +8,7 @@ import pytest
 import mesa
 from mesa.checkpoints.place import shipped_folder
 from mesa.models import load
+from mesa.support import trained_length
 from mesa_lens.training import card
 from probe.tasks import score
 from probe.tasks.base import Setting
@@ -76,6 +77,18 @@ def test_the_cards_scores_are_this_models(loaded):
         column = measured["lengths"].index(length)
         assert np.mean(nll) == pytest.approx(measured["scores"][name]["tail_nll"][column], abs=2e-3)
         assert np.mean(hits) == pytest.approx(measured["scores"][name]["passkey"][column], abs=0.3)
+
+
+@pytest.mark.parametrize("name", ["nope", "alibi"])
+def test_siblings_retrieve_inside_the_window_and_under_mesa_beyond(name):
+    folder = shipped_folder(name)
+    measured = json.loads((folder / "scores.json").read_text())
+    scores, column = measured["scores"], measured["lengths"].index
+    assert sum(path.stat().st_size for path in folder.rglob("*")) <= 8e6
+    assert trained_length(load(name).model.config) == 256
+    for task in ("passkey", "needle"):
+        assert scores["origin"][task][column(256)] >= 0.95
+        assert scores["mesa"][task][column(512)] >= 0.8
 
 
 @pytest.mark.slow
