@@ -159,7 +159,7 @@ M = {config[trained_length]} tokens, and beyond, is measured below. Made by `mes
   lengths 48 to {config[trained_length]} over the first {config[curriculum]:.0%}, Muon for matrices and AdamW for
   the rest, both {config[learning_rate]} with cosine, bf16 autocast, seed {config[seed]}, torch {torch},
   {wall_seconds:,} s (threads: {threads}, device: {device}).
-- License: Apache-2.0; the held-out text under the PSF license (`../heldout/LICENSE`).
+- License: Apache-2.0; the held-out text under the PSF license (`mesa/shipped/heldout/LICENSE`).
 
 ## Scores
 

@@ -14,7 +14,9 @@ from probe.figures.interactive import draw
 from probe.figures.marks import Chart, Grid
 from probe.figures.narrow import NARROW, narrowed
 
-_PANEL, _COLUMN, _CELL, _SIDES, LEAST = 330, 75, 24, 110, 300  # pixels
+LEAST = 300
+"""Pixels that every figure takes."""
+_PANEL, _COLUMN, _CELL, _SIDES = 330, 75, 24, 110  # pixels
 _HEAD = 40  # pixels that the title took
 _STACK = f"""<script>
 if (innerWidth < {NARROW}) {{

@@ -85,7 +85,12 @@ def test_siblings_retrieve_inside_the_window_and_under_mesa_beyond(name):
     measured = json.loads((folder / "scores.json").read_text())
     scores, column = measured["scores"], measured["lengths"].index
     assert sum(path.stat().st_size for path in folder.rglob("*")) <= 8e6
-    assert trained_length(load(name).model.config) == 256
+    loaded = load(name)
+    assert trained_length(loaded.model.config) == 256
+    setting = Setting(256, (256,), seed=measured["seed"], documents=tuple(score.heldout_ids(loaded.tokenizer)))
+    windows = TAIL.prepare(loaded.tokenizer, 256, setting, measured["windows"])
+    nll = np.mean([each.value for each in TAIL.measure(loaded, 256, windows, setting)])
+    assert nll == pytest.approx(scores["origin"]["tail_nll"][column(256)], abs=2e-3)  # the card is these weights'
     for task in ("passkey", "needle"):
         assert scores["origin"][task][column(256)] >= 0.95
         assert scores["mesa"][task][column(512)] >= 0.8
