@@ -4,7 +4,7 @@ A random Llama (hidden 512, 4 layers, 8 heads, float32, 2 threads; on a GPU: hid
 with M = T / 8 and window N = M / 4; "mesa at M = 512" keeps M fixed, to see how its time grows. Each configuration runs
 in fresh processes: one for time, in turn with stock sdpa, and one for memory. Writes a table and a plot.
 
-    python benchmarks/attention.py                      # 1k to 16k tokens, 40 minutes on 2 cores
+    python benchmarks/attention.py                      # 1k to 16k tokens, 50 minutes on 2 cores
     python benchmarks/attention.py --lengths 2048,4096  # a part of it
     python benchmarks/attention.py --device cuda --out benchmarks/results/cuda
 """
@@ -33,12 +33,18 @@ METHODS = (
     "rerope",
     "leaky-rerope",
     "dynamic-ntk",
+    "dca",
+    "string",
+    "lampe",
+    "crop",
     "lm-infinite",
     "streaming-llm",
     "self-extend",
     "stair",
     "mesa",
 )
+"""All but those that only change angles and cost what Origin does: `nope`, `pi`, `ntk-mixed`, `yarn`."""
+
 LINEAR = "mesa at M = 512"
 DECODED = 16
 FREED_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536"}
