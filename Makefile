@@ -44,7 +44,7 @@ check: .venv/installed  ## the gate: format, lint, types, tests
 	$(BIN)/pyright
 	$(TESTS)
 
-bench: .venv/installed  ## benchmarks/results: time and memory of every method beside stock transformers (50 minutes)
+bench: .venv/installed  ## benchmarks/results: time and memory of every method beside stock transformers (70 minutes)
 	$(BIN)/python benchmarks/attention.py
 
 pictures: .venv/installed  ## docs/*.png by the present styles, from runs/demo, runs/mechanism, runs/smollm2-12k: those that are there

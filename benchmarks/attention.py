@@ -4,8 +4,9 @@ A random Llama (hidden 512, 4 layers, 8 heads, float32, 2 threads; on a GPU: hid
 with M = T / 8 and window N = M / 4; "mesa at M = 512" keeps M fixed, to see how its time grows. Each configuration runs
 in fresh processes: one for time, in turn with stock sdpa, and one for memory. Writes a table and a plot.
 
-    python benchmarks/attention.py                      # 1k to 16k tokens, 50 minutes on 2 cores
+    python benchmarks/attention.py                      # 1k to 16k tokens, 70 minutes on 2 cores
     python benchmarks/attention.py --lengths 2048,4096  # a part of it
+    python benchmarks/attention.py --methods lampe --again  # one method, changed since; the others' numbers stay
     python benchmarks/attention.py --device cuda --out benchmarks/results/cuda
 """
 
@@ -199,6 +200,7 @@ def main() -> None:
     parser.add_argument("--lengths", default="1024,2048,4096,8192,16384")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--again", action="store_true", help="into the results that are there")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--one", nargs=2, metavar=("WHAT", "NAME"), help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=FOLDER)
@@ -210,11 +212,13 @@ def main() -> None:
         got = measure_time(name, lengths[0], args.repeats, args.device) if timed else None
         print(json.dumps(got or measure_peak(name, lengths[0], args.device)))
         return
-    names = [*args.methods.split(","), LINEAR, "stock eager", STOCK]
+    names, results = args.methods.split(","), args.out / "attention.json"
+    names += [] if args.again else [LINEAR, "stock eager", STOCK]
     jobs = [(name, length) for length in lengths for name in names if not _too_large(name, length)]
-    rows = []
+    known = json.loads(results.read_text()) if args.again else []
+    found, revision = {(row["name"], row["length"]): row for row in known}, _revision()
     for name, length in tqdm(jobs, unit="configuration"):
-        row: dict[str, Any] = {"name": name, "length": length}
+        row: dict[str, Any] = {"name": name, "length": length, "revision": revision}
         for what in ("peak",) if name == STOCK else ("time", "peak"):
             command = [sys.executable, __file__, "--one", what, name, "--lengths", str(length)]
             command += ["--repeats", str(args.repeats), "--device", args.device]
@@ -222,16 +226,28 @@ def main() -> None:
             done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
             row |= json.loads(done.stdout.splitlines()[-1])
         if name == STOCK:
-            beside = [other for other in rows if other["length"] == length]
+            beside = [other for other in found.values() if other["length"] == length]
             row |= {key: min(other[f"stock_{key}"] for other in beside) for key in ("prefill", "decode")}
             row["linear_prefill"] = min(other["linear_prefill"] for other in beside)
-        rows.append(row)
+        found[name, length] = row
+    rows = list(found.values())
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "attention.json").write_text(json.dumps(rows, indent=1) + "\n")
-    text = f"{table(rows, lengths)}\n\nMeasured at revision {_revision()}."
+    results.write_text(json.dumps(rows, indent=1) + "\n")
+    text = f"{table(rows, sorted({row['length'] for row in rows}))}\n\n{measured_at(rows)}"
     (args.out / "attention.md").write_text(text + "\n")
     plot(rows, args.out / "attention.png")
     print(text)
+
+
+def measured_at(rows: list[dict[str, Any]]) -> str:
+    """A sentence: the revision that most were measured at, and what was at others."""
+    names: dict[str, dict[str, None]] = {}
+    for row in rows:
+        names.setdefault(row["revision"], {})[row["name"]] = None
+    first, *others = sorted(names, key=lambda revision: -len(names[revision]))
+    return "".join(
+        [f"Measured at revision {first}", *(f"; {', '.join(names[each])} at {each}" for each in others), "."]
+    )
 
 
 def _revision() -> str:
