@@ -102,15 +102,15 @@ KINDS: dict[str, Callable[..., Weights]] = {"naive": naive, "interpolating": int
 
 
 @lru_cache
-def longest(kind: str, dtype: str, slope: float = 1.0) -> int:
-    """The most positions that `kind` recovers exactly (see EXACT) in `dtype`, a numpy name; measured, by bisection.
+def longest(kind: str, dtype: str, slope: float = 1.0, exact: float = EXACT) -> int:
+    """The most positions that `kind` recovers to `exact` positions in `dtype`, a numpy name; measured, by bisection.
 
     No more than `TRIED` are tried, which only slopes below 0.1 reach.
     """
     low, high = 2, min(int(800 / slope), TRIED)
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if worst_error(kind, dtype, middle, slope) <= EXACT else (low, middle - 1)
+        low, high = (middle, high) if worst_error(kind, dtype, middle, slope) <= exact else (low, middle - 1)
     return low
 
 

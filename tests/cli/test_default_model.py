@@ -87,7 +87,8 @@ def test_siblings_retrieve_inside_the_window_and_under_mesa_beyond(name):
     assert sum(path.stat().st_size for path in folder.rglob("*")) <= 8e6
     loaded = load(name)
     assert trained_length(loaded.model.config) == 256
-    setting = Setting(256, (256,), seed=measured["seed"], documents=tuple(score.heldout_ids(loaded.tokenizer)))
+    documents = tuple(score.heldout_ids(loaded.tokenizer))
+    setting = Setting(256, tuple(measured["lengths"]), seed=measured["seed"], documents=documents)
     windows = TAIL.prepare(loaded.tokenizer, 256, setting, measured["windows"])
     nll = np.mean([each.value for each in TAIL.measure(loaded, 256, windows, setting)])
     assert nll == pytest.approx(scores["origin"]["tail_nll"][column(256)], abs=2e-3)  # the card is these weights'
