@@ -43,9 +43,9 @@ def calls(region: Region, start: int, length: int, first_key: int = 0) -> Iterat
     if region.holds is None and region.farthest is not None and begin < first_key + region.farthest - BLOCK:
         opened = min(end, first_key + region.farthest + 1)  # queries before it have no key too far
         yield from calls(replace(region, queries=(begin, opened), farthest=None), start, length, first_key)
-        if opened < end:
-            yield from calls(replace(region, queries=(opened, end)), start, length, first_key)
-        return
+        begin = opened
+        if begin == end:
+            return
     if region.holds is None and (region.farthest is None or end - begin == 1):
         if region.farthest is not None:
             first_key = max(first_key, begin - region.farthest)
