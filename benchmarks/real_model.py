@@ -2,16 +2,17 @@
 
     python benchmarks/real_model.py
 
-prints the tables of docs/real-model.md: NLL by position, less ReRoPE's on the same texts; tail NLL by length, less
-Origin's at M.
+prints the tables of docs/real-model.md: NLL by position, less ReRoPE's on the same texts; tail NLL at 16384 less that of
+crop, and by length less Origin's at M; passkeys found; time and memory.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,15 +31,23 @@ LENGTHS, TAIL = (4096, 8192, 10240, 12288, 16384), 2048
 FIRST = 2048  # before it states still settle
 
 
+def cells(section: str) -> Iterator[tuple[str, int, list[dict[str, Any]]]]:
+    """Method, prompt length (tokens) and scores of every finished cell of a section; none where there is no journal."""
+    journal = RESULTS / section / "cells.jsonl"
+    for line in journal.read_text(encoding="utf-8").splitlines() if journal.is_file() else ():
+        row = json.loads(line)
+        if "cell" in row:
+            _, name, length = row["cell"]
+            yield name, length, row["scores"]
+
+
 def by_position() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """By method: the last positions of the buckets, in tokens, and NLL (text, bucket), nats/token."""
     found = {}
-    for line in (RESULTS / "nll-position" / "cells.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        if "cell" in row:
-            values = {(score["sample"], score["length"]): score["value"] for score in row["scores"]}
-            texts, ends = (sorted({key[place] for key in values}) for place in (0, 1))
-            found[row["cell"][1]] = np.array(ends), np.array([[values[text, end] for end in ends] for text in texts])
+    for name, _, scores in cells("nll-position"):
+        values = {(score["sample"], score["length"]): score["value"] for score in scores}
+        texts, ends = (sorted({key[place] for key in values}) for place in (0, 1))
+        found[name] = np.array(ends), np.array([[values[text, end] for end in ends] for text in texts])
     return found
 
 
@@ -103,11 +112,8 @@ def table(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> Iterator[str]:
 def by_length(positions: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, dict[int, np.ndarray]]:
     """By method and prompt length: NLL of the last 2048 tokens (text,), nats/token; at 16384 by position."""
     found: dict[str, dict[int, np.ndarray]] = {}
-    for line in (RESULTS / "nll" / "cells.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        if "cell" in row:
-            _, name, length = row["cell"]
-            found.setdefault(name, {})[length] = np.array([score["value"] for score in row["scores"]])
+    for name, length, scores in cells("nll"):
+        found.setdefault(name, {})[length] = np.array([score["value"] for score in scores])
     for name, (ends, nll) in positions.items():
         found.setdefault(name, {}).setdefault(max(LENGTHS), nll[:, ends > max(LENGTHS) - TAIL].mean(1))
     return found
@@ -130,12 +136,55 @@ def length_table(found: dict[str, dict[int, np.ndarray]]) -> Iterator[str]:
         yield f"| `{name}` | {' | '.join(cells)} |"
 
 
+def crop_table(found: dict[str, dict[int, np.ndarray]]) -> Iterator[str]:
+    """Lines of Markdown: tail NLL at the longest length, less crop's by text, the best first."""
+    yield f"| method | NLL, last {TAIL} | less `crop` [95%, t, n = 3] |"
+    yield "|---" * 3 + "|"
+    ends = {name: row[max(LENGTHS)] for name, row in found.items() if max(LENGTHS) in row}
+    base = ends.pop("crop")
+    yield f"| `crop` | {base.mean():.3f} | |"
+    for name, nll in sorted(ends.items(), key=lambda each: each[1].mean()):
+        less = nll - base
+        yield f"| `{name}` | {nll.mean():.3f} | {shown(float(less.mean()), *student(less.tolist()), '+z.3f')} |"
+
+
+def metric_table(section: str, shown_as: Mapping[str, Callable[[list[float]], str]]) -> Iterator[str]:
+    """Lines of Markdown: a column for each metric of a section and length. shown_as: by metric, samples as text."""
+    found: dict[str, dict[tuple[str, int], list[float]]] = {}
+    for name, length, scores in cells(section):
+        for score in scores:
+            found.setdefault(name, {}).setdefault((score["metric"], length), []).append(score["value"])
+    columns = [(metric, at) for metric in shown_as for at in sorted({at for row in found.values() for _, at in row})]
+    yield f"| method | {' | '.join(f'{metric} at {at}' for metric, at in columns)} |"
+    yield "|---" * (len(columns) + 1) + "|"
+    for name, row in found.items():
+        texts = [shown_as[key[0]](row[key]) if key in row else "" for key in columns]
+        yield f"| `{name}` | {' | '.join(texts)} |"
+
+
+PASSKEYS = {"accuracy": lambda values: f"{sum(values):.0f} of {len(values)}"}
+COSTS = {
+    "prefill": lambda values: f"{np.mean(values):.3g}",
+    "decode": lambda values: f"{np.mean(values):.2g}",
+    "peak_memory": lambda values: f"{np.mean(values):.0f}",
+}
+"""Seconds, seconds a token, and MiB above the model."""
+
+
 def main() -> None:
     """Writes the picture, prints the tables."""
     found = by_position()
     chart = Chart("SmolLM2-135M-Instruct, trained on 8192 tokens", (drift_panel(), nll_panel(found)))
     PICTURE.write_bytes(rendered(chart, "png"))
-    print("\n".join([*table(found), "", *length_table(by_length(found))]))
+    lengths = by_length(found)
+    tables = (
+        table(found),
+        crop_table(lengths),
+        length_table(lengths),
+        metric_table("passkey", PASSKEYS),
+        metric_table("latency", COSTS),
+    )
+    print("\n\n".join("\n".join(lines) for lines in tables))
 
 
 if __name__ == "__main__":
