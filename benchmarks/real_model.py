@@ -1,22 +1,23 @@
-"""Draws what results/smollm2 holds of the real model: drift beside NLL by position, docs/real-model-break.png.
+"""Draws what results/smollm2 holds of the real model, and writes its tables into docs/real-model.md.
 
     python benchmarks/real_model.py
 
-prints the tables of docs/real-model.md: NLL by position, less ReRoPE's on the same texts; tail NLL at 16384 less that of
-crop, and by length less Origin's at M; passkeys found; time and memory.
+draws drift beside NLL by position (docs/real-model-break.png); the tables stand between comments that name them.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from probe.evaluation.intervals import shown, student
+from probe.evaluation.intervals import shown, student, wilson
 from probe.figures.marks import Chart, Line, Panel, Rule, trained_rule
 from probe.figures.render import rendered
 from probe.figures.styles import RED, style
@@ -24,11 +25,15 @@ from probe.figures.styles import RED, style
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "smollm2"
 PICTURE = HERE.parent / "docs" / "real-model-break.png"
+PAGE = HERE.parent / "docs" / "real-model.md"
 M, LAYER, REFERENCE = 8192, 3, "rerope"
 DRAWN = ("origin", "rerope", "dynamic-ntk", "mesa")
-AT = (8192, 9216, 10240, 11264, 12288, 14336, 16384)
+AT = (8192, 9216, 10240, 10752, 11264, 12288, 14336, 16384)
 LENGTHS, TAIL = (4096, 8192, 10240, 12288, 16384), 2048
 FIRST = 2048  # before it states still settle
+
+Column = tuple[str, Callable[[Sequence[float]], str]]
+"""A metric's title, and what is told of its samples."""
 
 
 def cells(section: str) -> Iterator[tuple[str, int, list[dict[str, Any]]]]:
@@ -79,9 +84,9 @@ def drift_panel() -> Panel:
     lines = []
     for name in DRAWN:
         own = [row for row in rows if row["method"] == name]
-        y = [np.nan if row["settling"] == "True" else float(row["level"]) for row in own]
+        y = [np.nan if row["settling"] == "True" else math.sqrt(float(row["level"])) for row in own]
         lines.append(Line(name, np.array([float(row["run"]) for row in own]), np.array(y), *style(name)))
-    (limit,) = {float(row["limit"]) for row in rows if row["method"] == "origin"}
+    (limit,) = {math.sqrt(float(row["limit"])) for row in rows if row["method"] == "origin"}
     return Panel(
         title=f"drift of layer {LAYER}, one repeated word (gaps: settling)",
         x_title="position (tokens), runs of 64",
@@ -120,71 +125,77 @@ def by_length(positions: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, 
 
 
 def length_table(found: dict[str, dict[int, np.ndarray]]) -> Iterator[str]:
-    """Lines of Markdown: tail NLL at each length, less Origin's at M by text."""
+    """Lines of Markdown: tail NLL at each length, less Origin's by text: on the same prompt, beyond M on that of M."""
     yield f"| method | {' | '.join(map(str, LENGTHS))} |"
     yield "|---" * (len(LENGTHS) + 1) + "|"
-    base = found["origin"][M]
     for name, row in found.items():
         cells = []
         for length in LENGTHS:
-            if length in row and (name, length) != ("origin", M):
-                less = row[length] - base
-                apart = shown(float(less.mean()), *student(less.tolist()), "+z.2f")
-                cells.append(f"{row[length].mean():z.2f} ({apart})")
-            else:
-                cells.append(f"{row[length].mean():z.2f}" if length in row else "")
+            less = row[length] - found["origin"][min(length, M)] if length in row else np.zeros(0)
+            apart = f" ({shown(float(less.mean()), *student(less.tolist()), '+z.2f')})" if (abs(less) >= 0.005).any() else ""
+            cells.append(f"{row[length].mean():z.2f}{apart}" if length in row else "")
         yield f"| `{name}` | {' | '.join(cells)} |"
 
 
-def crop_table(found: dict[str, dict[int, np.ndarray]]) -> Iterator[str]:
-    """Lines of Markdown: tail NLL at the longest length, less crop's by text, the best first."""
-    yield f"| method | NLL, last {TAIL} | less `crop` [95%, t, n = 3] |"
-    yield "|---" * 3 + "|"
-    ends = {name: row[max(LENGTHS)] for name, row in found.items() if max(LENGTHS) in row}
-    base = ends.pop("crop")
-    yield f"| `crop` | {base.mean():.3f} | |"
-    for name, nll in sorted(ends.items(), key=lambda each: each[1].mean()):
-        less = nll - base
-        yield f"| `{name}` | {nll.mean():.3f} | {shown(float(less.mean()), *student(less.tolist()), '+z.3f')} |"
+def passkeys(values: Sequence[float]) -> str:
+    """How many were found, with Wilson's 95% interval of the share."""
+    low, high = wilson(sum(values), len(values))
+    return f"{sum(values):.0f} of {len(values)} [{low:.2f}, {high:.2f}]"
 
 
-def metric_table(section: str, shown_as: Mapping[str, Callable[[list[float]], str]]) -> Iterator[str]:
-    """Lines of Markdown: a column for each metric of a section and length. shown_as: by metric, samples as text."""
+PASSKEYS: dict[str, Column] = {"accuracy": ("passkeys found", passkeys)}
+COSTS: dict[str, Column] = {
+    "prefill": ("prefill (s)", lambda values: f"{np.mean(values):.1f}"),
+    "decode": ("decoding (ms/token)", lambda values: f"{1000 * np.mean(values):.0f}"),
+    "peak_memory": ("peak above the model (MiB)", lambda values: f"{np.mean(values):.0f}"),
+}
+
+
+def metric_table(section: str, columns: Mapping[str, Column]) -> Iterator[str]:
+    """Lines of Markdown: by metric of a section and length, what `columns` makes of the samples, under its title."""
     found: dict[str, dict[tuple[str, int], list[float]]] = {}
     for name, length, scores in cells(section):
         for score in scores:
             found.setdefault(name, {}).setdefault((score["metric"], length), []).append(score["value"])
-    columns = [(metric, at) for metric in shown_as for at in sorted({at for row in found.values() for _, at in row})]
-    yield f"| method | {' | '.join(f'{metric} at {at}' for metric, at in columns)} |"
-    yield "|---" * (len(columns) + 1) + "|"
+    if not found:
+        yield "*Not run yet.*"
+        return
+    lengths = sorted({at for row in found.values() for _, at in row})
+    places = [(metric, at) for metric in columns for at in lengths]
+    yield f"| method | {' | '.join(f'{columns[metric][0]} at {at}' for metric, at in places)} |"
+    yield "|---" * (len(places) + 1) + "|"
     for name, row in found.items():
-        texts = [shown_as[key[0]](row[key]) if key in row else "" for key in columns]
-        yield f"| `{name}` | {' | '.join(texts)} |"
+        told = [columns[metric][1](row[metric, at]) if (metric, at) in row else "" for metric, at in places]
+        yield f"| `{name}` | {' | '.join(told)} |"
 
 
-PASSKEYS = {"accuracy": lambda values: f"{sum(values):.0f} of {len(values)}"}
-COSTS = {
-    "prefill": lambda values: f"{np.mean(values):.3g}",
-    "decode": lambda values: f"{np.mean(values):.2g}",
-    "peak_memory": lambda values: f"{np.mean(values):.0f}",
-}
-"""Seconds, seconds a token, and MiB above the model."""
+def written(page: str, name: str, lines: Iterable[str]) -> str:
+    """A page with the table `name` in its place, between `<!-- name -->` and `<!-- end -->`."""
+    found = re.subn(
+        f"(<!-- {name} -->\n).*?(<!-- end -->)",
+        lambda part: part[1] + "\n".join([*lines, part[2]]),
+        page,
+        flags=re.S,
+    )
+    if found[1] != 1:
+        raise ValueError(f"{PAGE} names the table {name!r} {found[1]} times, not once")
+    return found[0]
 
 
 def main() -> None:
-    """Writes the picture, prints the tables."""
+    """Writes the picture and the tables."""
     found = by_position()
     chart = Chart("SmolLM2-135M-Instruct, trained on 8192 tokens", (drift_panel(), nll_panel(found)))
     PICTURE.write_bytes(rendered(chart, "png"))
-    lengths = by_length(found)
-    tables = (
-        table(found),
-        crop_table(lengths),
-        length_table(lengths),
-        metric_table("passkey", PASSKEYS),
-        metric_table("latency", COSTS),
-    )
-    print("\n\n".join("\n".join(lines) for lines in tables))
+    page = PAGE.read_text(encoding="utf-8")
+    for name, lines in (
+        ("by length", length_table(by_length(found))),
+        ("by position", table(found)),
+        ("passkeys", metric_table("passkey", PASSKEYS)),
+        ("costs", metric_table("latency", COSTS)),
+    ):
+        page = written(page, name, lines)
+    PAGE.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":
