@@ -205,12 +205,12 @@ def heatmap_grid(panel: xr.DataArray, trained_length: int, limits: xr.DataArray 
     limits = layer_limits(panel) if limits is None else limits
     prompt = f", prompt {panel['prompt'].item()}" if "prompt" in panel.coords else ""
     return Grid(
-        title=f"{value_name(panel)} by dim and position{prompt} (red > 0, blue < 0), one colour scale a layer",
+        title=f"{value_name(panel)} by dim and position{prompt} (dashed: M = {trained_length})",
         colour_title=value_title(panel),
         limits=tuple(limits.values.tolist()),
         cells=cells,
         row_titles=tuple(
-            f"layer {layer} (limit {limit:.2g})"
+            f"layer {layer}: dim (limit {limit:.2g})"
             for layer, limit in zip(panel["layer"].values, limits.values, strict=True)
         ),
         group_titles=tuple(str(one["method"].item()) if "method" in one.coords else "" for one in each),

@@ -94,7 +94,15 @@ def _panel(
     ticks = ticks_of(len(at), bool(names))
     x_ticks, labels = tuple(at[tick] for tick in ticks), tuple(names[tick] for tick in ticks) if names else ()
     return Panel(
-        title, x_title, "share", tuple(lines), points, rules, share_range(lines, rules), x_ticks, x_labels=labels
+        title,
+        x_title,
+        "share of the loss",
+        tuple(lines),
+        points,
+        rules,
+        share_range(lines, rules),
+        x_ticks,
+        x_labels=labels,
     )
 
 
