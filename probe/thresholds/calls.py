@@ -95,7 +95,8 @@ def _call(at: xr.Dataset) -> Call:
     judged = int(at["captured"].values[(at["run"].values >= at.attrs["trained_length"]) & ~at["settling"].values].sum())
     row = called[first[called].argmin()] if called.size else None
     low, high = (None, None) if row is None else (_whole(at[name].values[row]) for name in ("low", "high"))
-    reason = "" if trusted.any() else "false alarms"
+    tried = np.isfinite(at["false_alarms"].values).any()
+    reason = "" if trusted.any() else "false alarms" if tried else "false alarms could not be tried"
     return Call(
         method=str(at["method"].item()),
         length=None if row is None else int(first[row]),

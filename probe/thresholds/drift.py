@@ -8,6 +8,7 @@ the model is known to work.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -30,7 +31,8 @@ class DriftRule:
         positions anew, are settling: no part of the reference, and not called.
     held_out: positions before M that are no part of the reference: few training texts reached them, so that a break
         may begin there already.
-    quantile: of |x - centre| inside the window: a dim's range. clip: the most ranges that one dim counts.
+    quantile: of |x - centre| inside the window: a dim's range. clip: the most ranges that one dim counts; more in wide
+        models (`most`).
     factor: how far the mean square, in ranges, must exceed the largest one inside the window, at least 1 (all dims at
         the edges of their ranges). pretended: windows of the sweep.
     alarm_rate: the most false alarms, of its pretended windows, with which a layer is called.
@@ -57,6 +59,10 @@ class DriftRule:
         for name in ("quantile", "resolution"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not in (0, 1]")
+
+    def most(self, dims: int) -> float:
+        """The ranges that one of `dims` counts at most: enough that one dim alone can pass the least limit."""
+        return max(self.clip, 2 * math.sqrt(self.factor * dims))
 
     @classmethod
     def scaled(cls, trained_length: int, resolution: float = 2.0**-20, period: int = 1) -> DriftRule:
@@ -85,25 +91,26 @@ def find_drift(
 
     - `centre` = median of x over I; slope = change of x with ln t over I (median over pairs half of I apart)
     - `range` = `quantile` of |x - centre| over I, no less than the reference method's and `resolution` * |centre|
-    - z = distance of x from the span between `centre` and the trend with that slope, in ranges, at most `clip`: what
-      stays, or goes on as before, is 0
+    - z = distance of x from the span between `centre` and the trend with that slope, in ranges, at most `rule.most`:
+      what stays, or goes on as before, is 0
     - `level` (method, layer, run) = mean of z^2 over the dims and positions of a run; `run` is its first position
     - `limit` (method, layer) = factor * max(1, largest level in I)
-    - `first` (method, layer): the first run from M on, not settling, whose level is above the limit; NaN: none, or
-      more than `alarm_rate` false alarms. `low`, `high`: its 95% interval over resampled dims (infinity: none).
-      `settling` (method, run): left out. `before` (method, layer): the same in the M - held_out .. M tokens, which
-      says that a break called at M began earlier
+    - `first` (method, layer): the first run from M on, not settling, whose level is above the limit; NaN: none, or not
+      trusted. `low`, `high`: its 95% interval over resampled dims (infinity: none), from where states were judged last.
+      `settling` (method, run): left out. `before` (method, layer): the same in the M - held_out .. M tokens, which says
+      that a break called at M began earlier
     - `share` (method, layer, dim): the dim's part of the levels above the limit; 0 where there are none
     - `trusted` (method, layer): of every second of `pretended` windows from M/4 to M - held_out, the same rule calls a
-      break between window and M - held_out in at most `alarm_rate`. `false_alarms`: in what share of the other windows
-      it does; NaN where none could be judged. `any_false_alarm` (method): the share with one in any trusted layer
+      break between window and M - held_out in at most `alarm_rate`; and a level can pass the limit at all.
+      `false_alarms`: in what share of the other windows it does; NaN where none could be judged, which is not trusted.
+      `any_false_alarm` (method): the share with one in any trusted layer
     - `motion` (method, layer) = median over dims of range / |centre|
 
     Raises ValueError where too few positions were captured on either side of M, and for values that are not finite.
     """
     rule = rule or DriftRule.scaled(trained_length, resolution(str(hidden.dtype)))
     position = hidden["position"].values
-    runs = _Runs.of(position, rule.run, trained_length)
+    runs = _Runs.of(position, rule.run, trained_length, rule.period)
     _check(runs, rule, trained_length, position)
     methods = hidden["method"].values.tolist()
     first = reference if reference in methods else methods[0]
@@ -172,12 +179,12 @@ class _Runs:
         return self.position[self.start]
 
     @classmethod
-    def of(cls, position: np.ndarray, run: int, trained: int) -> _Runs:
-        """Up to `_SAMPLES` positions of every run of which half or more was captured; one run begins at M."""
+    def of(cls, position: np.ndarray, run: int, trained: int, period: int) -> _Runs:
+        """Some `_SAMPLES` positions, of every phase of `period`, of each run captured by half; one run begins at M."""
         number, place = np.divmod(position - trained, run)
         numbers, counts = np.unique(number, return_counts=True)
         whole = np.isin(number, numbers[2 * counts >= run])
-        index = np.flatnonzero(whole & (place % max(1, run // _SAMPLES) == 0))
+        index = np.flatnonzero(whole & (place % _prime_to(run // _SAMPLES, period) == 0))
         kept, start = np.unique(number[index], return_index=True)
         return cls(index, position[index], start, kept * run + trained, counts[np.isin(numbers, kept)])
 
@@ -190,9 +197,10 @@ class _Runs:
         """What is said of runs, for their sampled positions."""
         return np.repeat(of_run, np.diff(np.append(self.start, len(self.position))))
 
-    def thinned(self, kept: np.ndarray, step: int) -> _Runs:
-        """Of the runs `kept`, every `step`-th sampled position; `index` is into this one's sampled positions."""
-        index = np.flatnonzero(self.each(kept))[::step]
+    def thinned(self, kept: np.ndarray, step: int, period: int) -> _Runs:
+        """Of the runs `kept`, about every `step`-th sampled position, of every phase; `index` is into this one's."""
+        a_run = int(np.diff(np.append(self.start, len(self.position))).max())
+        index = np.flatnonzero(self.each(kept))[:: step if period == 1 else _prime_to(step, period * a_run)]
         begin, start = np.unique(self.each(self.begin)[index], return_index=True)
         return _Runs(index, self.position[index], start, begin, self.captured[np.isin(self.begin, begin)])
 
@@ -244,11 +252,12 @@ class _Layer:
             most, limit = _pretended(x, runs, rule, window, trained, restarts, widths)
             alarms.append(np.nan if np.isnan(most) else float(most > limit))
         limit = rule.factor * max(1.0, float(level[usable].max()))
-        trusted = not _rate(alarms[::2]) > rule.alarm_rate
+        sure = not rule.pretended or _rate(alarms[::2]) <= rule.alarm_rate  # not where none could be judged
+        trusted = sure and limit < rule.most(x.shape[1]) ** 2
         judged = trusted & (runs.begin >= trained) & ~settling
-        first, low, high, share = _called(by_run, level, judged, runs, rule.run, limit)
+        first, low, high, share = _called(by_run, level, judged, runs, rule.run, limit, trained)
         held_out = trusted & (runs.begin >= known) & (runs.begin < trained) & ~settling
-        before = _called(by_run, level, held_out, runs, rule.run, limit)[0]
+        before = _called(by_run, level, held_out, runs, rule.run, limit, known)[0]
         return cls(
             level, settling, limit, first, low, high, before, share, centre, width, trusted, np.array(alarms[1::2])
         )
@@ -269,13 +278,17 @@ def _states(values: xr.DataArray, runs: _Runs) -> np.ndarray:
 
 
 def _settling(begin: np.ndarray, rule: DriftRule, restarts: Mapping[int, int], trained: int) -> np.ndarray:
-    """The runs that are not judged: below burn_in, and after a restart what is settling or again held out."""
+    """The runs that are not judged: below burn_in, and after a restart what is settling or again held out.
+
+    And all after a restart within a word of several tokens: the tokens that are seen there are another mixture.
+    """
     left_out = begin < rule.burn_in
     ends = [*restarts, np.inf][1:]
     for (at, reach), end in zip(restarts.items(), ends, strict=True):
         after = (begin + rule.run > at) & (begin < end)
         held_out = (begin - at + reach >= trained - rule.held_out) & (begin >= trained)
-        left_out = left_out | (after & ((begin < at + rule.burn_in) | held_out))
+        within = (at - reach) % rule.period > 0
+        left_out = left_out | (after & ((begin < at + rule.burn_in) | held_out | within))
     return left_out
 
 
@@ -284,8 +297,8 @@ def _squares(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """z^2 (sampled position, dim), centre and range (dim), with the runs `usable` as reference."""
     reference = np.flatnonzero(runs.each(usable))
-    reference = reference[:: max(1, len(reference) // samples)]
     x = _without_phases(x, runs.position % rule.period, reference)
+    reference = reference[:: max(1, len(reference) // samples)]
     time = np.log(runs.position + 1.0).astype(np.float32)
     inner, half = np.ascontiguousarray(x[reference].T), len(reference) // 2
     passed = time[reference][half : 2 * half] - time[reference][:half]
@@ -299,7 +312,7 @@ def _squares(
     )
     trend = offset + time[:, None] * slope
     z = np.maximum(x - np.maximum(trend, centre), np.minimum(trend, centre) - x) / width
-    np.clip(z, 0, rule.clip, out=z)
+    np.clip(z, 0, rule.most(z.shape[1]), out=z)
     return np.square(z, out=z), centre, width
 
 
@@ -322,9 +335,12 @@ def _quantile(values: np.ndarray, share: float) -> np.ndarray:
 
 
 def _called(
-    squares: np.ndarray, level: np.ndarray, judged: np.ndarray, runs: _Runs, run: int, limit: float
+    squares: np.ndarray, level: np.ndarray, judged: np.ndarray, runs: _Runs, run: int, limit: float, known: int
 ) -> tuple[float, float, float, np.ndarray]:
-    """First run among the `judged` whose level passes the limit, its interval, and the dims' shares."""
+    """First run among the `judged` whose level passes the limit, its interval, and the dims' shares.
+
+    Below `known` nothing has broken; where it was not judged from there on, it may have begun.
+    """
     out = judged & (level > limit)
     if not out.any():
         return np.nan, np.nan, np.nan, np.zeros(squares.shape[1])
@@ -335,8 +351,9 @@ def _called(
     firsts = np.where(drawn.any(0), runs.first[judged][drawn.argmax(0)], np.inf)
     low, high = np.quantile(firsts, [0.025, 0.975], method="nearest")
     at = int(out.argmax())
-    if at and runs.begin[at - 1] + run < runs.begin[at]:  # it may have begun where nothing was captured
-        low = min(low, runs.begin[at - 1] + run)
+    whole = np.flatnonzero((judged | (runs.begin < known))[:at])
+    if whole.size:
+        low = min(low, runs.begin[whole[-1]] + run)
     return float(runs.first[at]), float(low), float(high), total / total.sum()
 
 
@@ -358,14 +375,27 @@ def _pretended(
     if usable.sum() < _LEAST_RUNS or not tested.any():
         return np.nan, np.nan
     kept = usable | tested
-    fewer = runs.thinned(kept, max(1, int(runs.each(usable).sum()) // _PRETENDED_REFERENCE))
+    fewer = runs.thinned(kept, max(1, int(runs.each(usable).sum()) // _PRETENDED_REFERENCE), rule.period)
     inside = fewer.begin + rule.run <= known
+    phase = fewer.position % rule.period
+    if set(phase) - set(phase[fewer.each(inside)]):
+        return np.nan, np.nan
     level = fewer.mean(_squares(x[fewer.index], fewer, inside, rule, _PRETENDED_REFERENCE, widths)[0].mean(1))
     return float(level[~inside].max()), rule.factor * max(1.0, float(level[inside].max()))
 
 
+def _prime_to(most: int, other: int) -> int:
+    """The largest number up to `most`, at least 1, that has no factor in common with `other`."""
+    return next((step for step in range(most, 1, -1) if math.gcd(step, other) == 1), 1)
+
+
 def _check(runs: _Runs, rule: DriftRule, trained: int, position: np.ndarray) -> None:
     known = trained - rule.held_out
+    if (known - rule.burn_in) // rule.run < _LEAST_RUNS:
+        raise ValueError(
+            f"a trained window of {trained} leaves fewer than {_LEAST_RUNS} runs of {rule.run} positions in "
+            f"[{rule.burn_in}, {known}); drift cannot be judged there, take the rule paper, or a longer window"
+        )
     inside = int(((runs.begin >= rule.burn_in) & (runs.begin + rule.run <= known)).sum())
     for count, least, where in (
         (inside, _LEAST_RUNS, f"in [{rule.burn_in}, {known})"),

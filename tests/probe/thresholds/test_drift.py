@@ -117,6 +117,22 @@ def test_what_settles_again_after_a_restart_is_not_judged():
     assert 0 < told.judged < blind.judged
 
 
+def test_chunks_that_begin_within_a_word_are_not_judged():
+    begins = {"origin": restarts(mesa.make("mesa", M).plan(LENGTH))}
+    assert begins == {"origin": {498: 12, 984: 12, 1470: 93}}  # words of 2 and 3 tokens begin with a chunk of 486
+    none, settling = f"none up to {LENGTH}", "not judged: settling all the time"
+    for period, told in ((1, none), (3, none), (9, none), (5, settling)):
+        call = drift_calls(find_drift(states(), M, DriftRule.scaled(M, period=period), restarts=begins))[0]
+        assert str(call) == told
+
+
+def test_a_break_among_what_settles_may_have_begun_there():
+    begins = {"origin": restarts(mesa.make("mesa", M).plan(LENGTH))}
+    for at, low, length in ((M + 8, M, 628), (1000, 872, 1112), (700, 700, 700)):
+        call = drift_calls(find_drift(states("step", at=at), M, restarts=begins))[0]
+        assert (call.low, call.length) == (low, length)
+
+
 def test_a_layer_that_alarms_inside_the_window_is_not_called():
     hidden = states("step")
     hidden[0, 1, 300:384, CARRIED] += 0.05  # as large a step where the model works
@@ -163,6 +179,32 @@ def test_what_differs_by_token_is_not_position():
     assert drift_calls(find_drift(spoken, M, DriftRule.scaled(M, period=3)))[0].length == 700
     still = (states() + tokens.transpose(1, 0, 2)[None]).rename("resid_post").astype(np.float32)
     assert drift_calls(find_drift(still, M, DriftRule.scaled(M, period=3)))[0].length is None
+
+
+@pytest.mark.parametrize("period", [2, 3, 4, 6, 12, 16])
+@pytest.mark.parametrize("trained", [512, 2048, 8192])
+def test_every_token_of_a_word_is_read(trained, period):
+    """Runs and references are thinned in long windows: by steps that meet every token of the word."""
+    rng, length = np.random.default_rng(period), 3 * trained // 2
+    phase = np.arange(length) % period
+    x = rng.normal(0, 0.002, (1, 1, length, 8)) + rng.normal(0, 5, (period, 8))[phase]
+    coords = {"method": ["origin"], "layer": [0], "position": range(length), "dim": range(8)}
+    hidden, rule = xr.DataArray(x, coords, list(coords), name="x"), DriftRule.scaled(trained, period=period)
+    found = find_drift(hidden, trained, rule)
+    assert found["trusted"].all()
+    assert found["limit"].item() == pytest.approx(4, rel=0.5)
+    assert drift_calls(found)[0].length is None
+    for each in {0, 1, period - 1}:
+        broken = hidden + np.where((phase == each) & (np.arange(length) >= trained), 1.0, 0)[None, None, :, None]
+        call = drift_calls(find_drift(broken.rename("x"), trained, rule))[0]
+        assert trained <= call.length < trained + 2 * period + rule.run
+        early = hidden + np.where((phase == each) & (np.arange(length) >= trained // 2), 1.0, 0)[None, None, :, None]
+        assert not find_drift(early.rename("x"), trained, rule)["trusted"].any()
+
+
+def test_phases_without_a_reference_are_not_trusted():
+    rule = DriftRule.scaled(M, period=300)
+    assert str(drift_calls(find_drift(states(), M, rule))[0]) == "not judged: false alarms could not be tried"
 
 
 def test_one_dim_of_many_is_enough_and_runs_begin_at_M():
@@ -213,6 +255,20 @@ def test_a_dim_counts_its_ranges_up_to_the_clip():
     hidden[0, 2, M:, 17] += 3000
     level = float(find_drift(hidden, M)["level"].sel(layer=2, run=slice(M, None)).max())
     assert level == pytest.approx(100**2 / DIMS, abs=1)
+
+
+def test_one_dim_of_a_very_wide_model_can_be_called():
+    hidden = xr.concat([states()] * 80, "dim").isel(layer=[2]).transpose(*states().dims)
+    hidden = hidden.assign_coords(dim=range(80 * DIMS)).copy()
+    hidden[0, 0, 700:, 17] += 3
+    assert drift_calls(find_drift(hidden, M))[0].length == 700  # at a clip of 100 ranges its level were 3 of 4
+
+
+def test_layers_in_which_nothing_could_be_called_are_not_trusted():
+    hidden = states()
+    hidden[0, 1, 300:302] += 30  # half a run at the clip: four times its level is beyond what any can have
+    rule = DriftRule(run=4, burn_in=128, held_out=128, pretended=0)
+    assert find_drift(hidden, M, rule)["trusted"].values.tolist() == [[True, False, True]]
 
 
 def test_the_centre_is_the_nearest_median():
@@ -274,6 +330,8 @@ def test_impossible_rules_are_refused(changes, complaint):
 
 
 def test_too_few_positions_are_refused():
+    with pytest.raises(ValueError, match="a trained window of 12 leaves fewer than 8 runs of 1 positions"):
+        find_drift(states(), 12)
     with pytest.raises(ValueError, match=r"0 runs of 4 positions from 512 on were captured by half or more, of 0-511"):
         find_drift(states().isel(position=slice(0, M)), M)
     with pytest.raises(ValueError, match=r"runs of 4 positions in \[128, 384\) were captured"):
