@@ -132,8 +132,10 @@ def length_table(found: dict[str, dict[int, np.ndarray]]) -> Iterator[str]:
         cells = []
         for length in LENGTHS:
             less = row[length] - found["origin"][min(length, M)] if length in row else np.zeros(0)
-            apart = f" ({shown(float(less.mean()), *student(less.tolist()), '+z.2f')})" if (abs(less) >= 0.005).any() else ""
-            cells.append(f"{row[length].mean():z.2f}{apart}" if length in row else "")
+            told = f"{row[length].mean():z.2f}" if length in row else ""
+            if (abs(less) >= 0.005).any():
+                told += f" ({shown(float(less.mean()), *student(less.tolist()), '+z.2f')})"
+            cells.append(told)
         yield f"| `{name}` | {' | '.join(cells)} |"
 
 
