@@ -74,9 +74,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0, 2 for misuse or 1 for failure, after one line on stderr."""
+    args = argparse.Namespace()
     try:
         with _terminated_as_interrupted():
-            args = parser().parse_args(argv)
+            parser().parse_args(argv, args)
             return args.run(args) or 0
     except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -84,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError) as error:
         return _complain(error, 2)
     except OSError as error:
-        return _complain(_with_remedy(error), 1)
+        return _complain(_with_remedy(error, args), 1)
     except (MemoryError, RuntimeError) as error:
         return _complain(error, 1)
     except KeyboardInterrupt as error:
@@ -106,13 +107,14 @@ def _terminated_as_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, former)
 
 
-def _with_remedy(error: OSError) -> OSError:
+def _with_remedy(error: OSError, args: argparse.Namespace) -> OSError:
     """The error, with what can be done where a disk is full or not to be written on."""
-    remedies = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space or choose another --out")
-    remedies |= dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "mend its permissions or choose another --out")
+    remedies = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space")
+    remedies |= dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "mend its permissions")
     if error.errno not in remedies or "--out" in str(error):
         return error
-    made = OSError(f"{error.filename or 'a file of this run'}: {error.strerror}; {remedies[error.errno]}")
+    elsewhere = next((f" or choose another --{name}" for name in ("out", "cache") if name in args), "")
+    made = OSError(f"{error.filename or 'a file of this run'}: {error.strerror}; {remedies[error.errno]}{elsewhere}")
     made.__notes__ = getattr(error, "__notes__", [])
     return made
 

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     folder = open_run(args.store).folder
     if isinstance(folder, Remote):
         raise ValueError(f"{folder} is a URL; give the folder that `mesa-lens probe` was given as --out")
-    with owned(folder):
+    with owned(folder, option="RUN"):
         summary = write_report(args.store, args.rule)
     print(json.dumps(summary, indent=1) if args.json else f"{told(summary)}\n\nwrote {folder / 'report.html'}")
     return 0

@@ -100,6 +100,12 @@ def place(text: str) -> Path | str:
 def folder(text: str) -> Path:
     """A folder, there or not."""
     found = path(text)
-    if found.exists() and not found.is_dir():
+    try:
+        is_file = found.exists() and not found.is_dir()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text} cannot be read ({error.strerror}); name another"
+        ) from error
+    if is_file:
         raise argparse.ArgumentTypeError(f"{text} is a file; name a folder")
     return found

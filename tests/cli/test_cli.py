@@ -1,3 +1,4 @@
+import errno
 import json
 import signal
 from pathlib import Path
@@ -54,6 +55,30 @@ def test_misuse_is_one_line_and_exit_code_2(arguments, message, capsys):
     errors = capsys.readouterr().err
     assert message in errors
     assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "module", "remedy"),
+    [
+        (["eval"], "eval", "mend its permissions or choose another --out"),
+        (["fetch"], "fetch", "mend its permissions or choose another --cache"),
+        (["status", "runs"], "status", "mend its permissions"),
+    ],
+)
+def test_the_remedy_for_a_read_only_folder_names_an_option_of_the_command(
+    arguments, module, remedy, monkeypatch, capsys
+):
+    def refused(args):
+        raise PermissionError(errno.EACCES, "Permission denied", "/there")
+
+    monkeypatch.setattr(f"mesa_lens.{module}.run", refused)
+    assert main(arguments) == 1
+    assert capsys.readouterr().err == f"mesa-lens: /there: Permission denied; {remedy}\n"
+
+
+def test_a_folder_that_may_not_be_looked_at_is_told(capsys):
+    assert main(["eval", "--out", "x" * 999]) == 2
+    assert "(File name too long); name another; see" in capsys.readouterr().err
 
 
 def test_the_readme_has_the_support_table(capsys):
