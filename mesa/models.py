@@ -195,6 +195,10 @@ def _loading(name: str, place: Place) -> Iterator[None]:
     except Exception as error:  # a damaged file raises whatever its reader met
         if isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error):
             raise
-        said = " ".join(str(error).split()) or "nothing said"
-        short = said if len(said) <= _LONGEST_REASON else f"{said[:_LONGEST_REASON]} ..."
-        raise ValueError(f"cannot load model {name!r}, a file of it is damaged or wrong: {short}") from error
+        raise ValueError(f"cannot load model {name!r}, a file of it is damaged or wrong: {in_short(error)}") from error
+
+
+def in_short(error: Exception) -> str:
+    """What an error of a library says, in one line that is not too long."""
+    said = " ".join(str(error).split()) or "nothing said"
+    return said if len(said) <= _LONGEST_REASON else f"{said[:_LONGEST_REASON]} ..."

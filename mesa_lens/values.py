@@ -103,9 +103,7 @@ def folder(text: str) -> Path:
     try:
         is_file = found.exists() and not found.is_dir()
     except OSError as error:
-        raise argparse.ArgumentTypeError(
-            f"{text} cannot be read ({error.strerror}); name another"
-        ) from error
+        raise argparse.ArgumentTypeError(f"{text} cannot be read ({error.strerror}); name another") from error
     if is_file:
         raise argparse.ArgumentTypeError(f"{text} is a file; name a folder")
     return found

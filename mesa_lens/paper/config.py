@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from mesa.methods import Method, make, registry
-from mesa.models import bytes_a_number, config_of
+from mesa.models import bytes_a_number, config_of, in_short
 from mesa.settings import make_methods, method_settings
 from mesa.support import check_config, check_method
 from mesa_lens.options import LOAD
@@ -33,12 +33,12 @@ _KEYED = ("load", "architecture", "sections")
 
 @dataclass(frozen=True)
 class PaperConfig:
-    """A config, its keys checked. architecture: of the model, for estimates where its own config is not at hand."""
+    """A config, its keys checked. architecture: the model's config, for estimates where its own is not at hand."""
 
     title: str
     model: str
     load: Mapping[str, Any]
-    architecture: Mapping[str, Any] | None
+    architecture: Any
     trained_length: int
     methods: str
     settings: tuple[str, ...]
@@ -48,6 +48,19 @@ class PaperConfig:
 
 
 SHIPPED = Path(__file__).parent / "configs"
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice, of which its base would keep the last in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                problem = f"the key {key.value!r} stands twice, keep one"
+                raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 def read(name: str | Path) -> PaperConfig:
@@ -60,7 +73,7 @@ def read(name: str | Path) -> PaperConfig:
     if not path.is_file():
         raise FileNotFoundError(f"--config {name} is no file and not one of {', '.join(shipped)}")
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(raw, dict):
@@ -73,6 +86,8 @@ def read(name: str | Path) -> PaperConfig:
     check_kinds({key: value for key, value in raw.items() if key not in _KEYED}, str(path))
     _only(load, LOAD, f"{path}: load")
     check_kinds(load, f"{path}: load")
+    if not sections:
+        raise ValueError(f"{path}: sections names none; give some of {', '.join(SECTIONS)}")
     _only(sections, tuple(SECTIONS), f"{path}: sections")
     sections = {name: _keys(sections, name, str(path)) for name in sections}
     for name, values in sections.items():
@@ -94,7 +109,7 @@ def read(name: str | Path) -> PaperConfig:
         title=str(raw.get("title", raw["model"])),
         model=str(raw["model"]),
         load=load,
-        architecture=_keys(raw, "architecture", str(path)) or None,
+        architecture=_architecture(_keys(raw, "architecture", str(path)), str(path)),
         trained_length=raw["trained_length"],
         methods=",".join(methods) if isinstance(methods, list) else str(methods),
         settings=settings,
@@ -222,13 +237,14 @@ def include_path(values: Mapping[str, Any]) -> Path | None:
     return Path(values["include_path"]) if values.get("include_path") else None
 
 
-def _architecture(facts: Mapping[str, Any]) -> Any:
+def _architecture(facts: Mapping[str, Any], where: str) -> Any:
+    """The config of a model of this architecture; None for no facts. ValueError for facts that are no model's."""
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.for_model(**facts)
+        return AutoConfig.for_model(**facts) if facts else None
     except Exception as error:  # of validation, of many kinds
-        raise ValueError(f"architecture {dict(facts)} is no model's: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{where}: architecture {dict(facts)} is no model's: {in_short(error)}") from error
 
 
 def estimate(config: PaperConfig) -> str:
@@ -252,10 +268,8 @@ def estimate(config: PaperConfig) -> str:
 
 
 def model_of(config: PaperConfig) -> Any:
-    """The model's config, from `architecture` where there is one."""
-    if config.architecture is None:
-        return config_of(config.model, **ModelRequest(config.model, config.load).source)
-    return _architecture(config.architecture)
+    """The model's config: `architecture` where there is one."""
+    return config.architecture or config_of(config.model, **ModelRequest(config.model, config.load).source)
 
 
 def work(config: PaperConfig) -> dict[tuple[Method, int], float]:

@@ -341,6 +341,9 @@ def test_folders_of_another_run_are_refused_before_anything_runs(folder, tmp_pat
         ({"sections": ["nll"]}, "sections holds ['nll'] in place of keys and values"),
         ({"sections": {"ruler": {"tasks": "vt,nll"}}}, "ruler: tasks has an unknown key 'nll'; known: niah-multikey-2"),
         ({"sections": {"nll": 3}}, "nll holds 3 in place of keys and values"),
+        ({"sections": {}}, "config.yaml: sections names none; give some of probe, passkey"),
+        ({"sections": {"nll": {}}, "architecture": {"model_type": "foo"}}, "config.yaml: architecture {'model_type': "),
+        ({"sections": {"nll": {}}, "architecture": {"model_type": "llama", "hidden_size": "abc"}}, "is no model's: "),
         ({"sections": {}, "trained_length": None}, "has no trained_length"),
         ({"sections": {}, "trained_length": "4k"}, "trained_length holds '4k' in place of a whole number, at least 2"),
         ({"sections": {"nll": {}}, "load": {"dtype": "fp16"}}, "unknown dtype 'fp16'"),
@@ -359,5 +362,8 @@ def test_misuse(tmp_path, capsys):
     (tmp_path / "broken.yaml").write_text("a: [")
     assert main(["paper", "--config", str(tmp_path / "broken.yaml")]) == 2
     assert "is not YAML" in capsys.readouterr().err
+    (tmp_path / "twice.yaml").write_text("model: default\nsections:\n  nll: { samples: 1, samples: 2 }\n")
+    assert main(["paper", "--config", str(tmp_path / "twice.yaml")]) == 2
+    assert re.search("the key 'samples' stands twice, keep one .*, line 3", capsys.readouterr().err)
     assert main(["paper", "--config", str(CONFIGS[0]), "--sections", "nothing"]) == 2
     assert "--sections 'nothing' is not in" in capsys.readouterr().err
