@@ -1,9 +1,18 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all; and in what words the run in one differs from another."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
+
+_MADE = {
+    "documents": "the texts that prompts are drawn from",
+    "inputs": "the texts and prompts, as token ids",
+    "spec": "--hooks, --layers, --positions, --dims or --store-dtype",
+}
+_WORDS = {"longest": "longest length"}
+_LONGEST_VALUE = 100  # characters
 
 
 def write(path: Path, content: bytes) -> None:
@@ -19,3 +28,11 @@ def write(path: Path, content: bytes) -> None:
         if error.errno is None:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def difference(key: str, there: Any, now: Any) -> str:
+    """A setting of which a run has another value: with both, where they can be read; a fingerprint in words."""
+    values = [str(value) for value in (there, now)]
+    if not any(value.startswith("sha256 ") or len(value) > _LONGEST_VALUE for value in values):
+        return f"{_WORDS.get(key, key)} ({values[0]} there, {values[1]} now)"
+    return f"{key} ({_MADE[key]})" if key in _MADE else key

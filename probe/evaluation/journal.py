@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mesa.fingerprints import IDENTITY
+from probe.files import difference
 
 Cell = tuple[str | int, ...]
 """What a cell is: names and numbers, e.g. task, method and length."""
@@ -82,6 +83,13 @@ def read_lines(path: Path) -> Lines:
     return found
 
 
+def another(path: Path, keys: Sequence[str], there: Mapping[str, Any], now: Mapping[str, Any]) -> FileExistsError:
+    """The refusal of a file whose run has other settings, `there`, by these keys than the one that goes on."""
+    differing = ", ".join(difference(key, there.get(key), now.get(key)) for key in keys)
+    forced = "; --force goes on and records it" if {*keys} <= {*IDENTITY} else ""
+    return FileExistsError(f"{path} holds a run with another {differing}; use --overwrite or another --out{forced}")
+
+
 class Journal:
     """Finished cells in a file of one JSON line each; the first line holds the run's settings.
 
@@ -138,10 +146,7 @@ class Journal:
         differing = sorted(key for key in compared if settings.get(key) != stored.get(key))
         refused = [key for key in differing if not (self.force and key in IDENTITY)]
         if refused and self.rows:
-            raise FileExistsError(
-                f"{self.path} holds a run with another {', '.join(refused)}; use --overwrite or another --out"
-                f"{'; --force goes on and records it' if {*refused} <= {*IDENTITY} else ''}"
-            )
+            raise another(self.path, refused, stored, settings)
         if found.whole < self.path.stat().st_size:
             os.truncate(self.path, found.whole)
         if differing and self.rows:

@@ -28,6 +28,7 @@ import xarray as xr
 import zarr
 from zarr.codecs import Crc32cCodec
 
+from probe.files import difference
 from probe.store.layout import layout
 from probe.store.place import Remote, as_store, place_of, zarr_place
 from probe.store.reader import (
@@ -182,18 +183,21 @@ def _differing(
     unfinished: bool,
     force: bool,
 ) -> str | None:
-    """The first key, label or array in which a store is not as `create` would make it."""
+    """The first key, label or array in which a store is not as `create` would make it, in words."""
     group = zarr.open_group(zarr_place(store, reads=True), mode="r", use_consolidated=False)
     stored = dict(group.attrs)
     if force and unfinished:
         stored |= forceable(stored, attrs)
-    if key := differing_key(stored, attrs) or (differing_origin(stored, attrs) if unfinished else None):
+    if key := differing_key(stored, attrs):
+        return difference(key, stored.get(key), attrs.get(key))
+    if unfinished and (key := differing_origin(stored, attrs)):
         return key
     for name, values in coords.items():
-        if np.asarray(stored_array(group, name)[:]).tolist() != _plain(values).tolist():
-            return name
-    if {*group.array_keys()} - {*DIMS} != {*hooks}:
-        return "hooks"
+        there, now = np.asarray(stored_array(group, name)[:]).tolist(), _plain(values).tolist()
+        if there != now:
+            return difference(name, there, now)
+    if (there := {*group.array_keys()} - {*DIMS}) != {*hooks}:
+        return difference("hooks", sorted(there), sorted(hooks))
     return "dtype" if any(stored_array(group, hook).dtype != dtype for hook in hooks) else None
 
 

@@ -319,8 +319,9 @@ def test_folders_of_another_run_are_refused_before_anything_runs(folder, tmp_pat
             changed = {"probe": {**sections["probe"], **probe}, "passkey": {**sections["passkey"], **passkey}}
             write(path, folder, changed)
             assert main(asked) == 2
-            what = {"prompt": "config: word differs", "texts": "config: prompt differs", "passkey": "samples"}
-            what = what.get(change, "config: samples differs")
+            what = {"prompt": "config: word (hello there, text now) differs", "passkey": "samples (1 there, 2 now)"}
+            what["texts"] = "config: prompt (['repeated'] there, ['repeated', 'text-0'] now) differs"
+            what = what.get(change, "config: samples (1 there, 2 now) differs")
             assert f"holds a run with another {what}; use --overwrite or another --out" in capsys.readouterr().err
     assert main([*asked, "--overwrite"]) == 0
     assert json.loads((out / "results.json").read_text())["sections"]["passkey"]["cells"][0]["n"] == 2

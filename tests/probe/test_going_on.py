@@ -150,9 +150,17 @@ def test_an_unfinished_run_of_other_settings_is_refused_before_long_work(model, 
     with monkeypatch.context() as patch:
         patch.setattr(source, "load", None)
         for option, value, message in [
-            ("--prompt", "world", "an unfinished run with another config: word differs; use --overwrite"),
-            ("--texts", "1", "an unfinished run with another config: prompt differs; use --overwrite"),
-            ("--seed", "1", "an unfinished run with another config: seed differs; use --overwrite"),
+            (
+                "--prompt",
+                "world",
+                "an unfinished run with another config: word (hello there, world now) differs; use --overwrite",
+            ),
+            (
+                "--texts",
+                "1",
+                "another config: prompt (['repeated'] there, ['repeated', 'text-0'] now) differs; use --overwrite",
+            ),
+            ("--seed", "1", "an unfinished run with another config: seed (0 there, 1 now) differs; use --overwrite"),
         ]:
             assert main(asked(model, out, option, value)) == 2
             assert message in (error := capsys.readouterr().err)
@@ -272,7 +280,10 @@ def test_an_unfinished_run_does_not_go_on_with_other_texts_weights_or_libraries(
     capsys.readouterr()
     text.write_text(written.replace("says", "said"))
     assert main(asked(*given)) == 2
-    assert "an unfinished run with another config: inputs differs; use --overwrite" in capsys.readouterr().err
+    assert (
+        "an unfinished run with another config: inputs (the texts and prompts, as token ids) differs; use"
+        in capsys.readouterr().err
+    )
     text.write_text(written)
     with monkeypatch.context() as patch:
         patch.setattr(planning, "version", lambda name: "0.0" if name == "torch" else importlib.metadata.version(name))
@@ -298,7 +309,7 @@ def test_a_whole_store_without_fingerprints_is_still_this_run(model, uninterrupt
                              spec=CaptureSpec(layers=((0, 2),))))  # fmt: skip
     assert run.is_whole(made, out)
     (out / "store.zarr").rename(out / "store.zarr.partial")
-    with pytest.raises(FileExistsError, match="an unfinished run with another config: inputs differs"):
+    with pytest.raises(FileExistsError, match="an unfinished run with another config: inputs "):
         run.is_whole(made, out)
 
 

@@ -257,11 +257,11 @@ def test_another_evaluation_in_the_folder_is_refused_naming_what_differs(asked, 
     for name, changes in {
         "seed": {"seed": 1},
         "samples": {"samples": 3},
-        "longest": {"lengths": (96, 300)},
+        "longest length": {"lengths": (96, 300)},
         "dtype": {"load": {"dtype": "bfloat16"}},
         "trained_length": {"trained_length": 150},
     }.items():
-        with pytest.raises(FileExistsError, match=f"another {name}; use --overwrite or another --out"):
+        with pytest.raises(FileExistsError, match=rf"another {name} \(.* there, .* now\); use --overwrite"):
             run(plan(replace(asked, **changes)), tmp_path)
     with pytest.raises(FileExistsError, match="of mesa at 96 with other parameters"):
         run(plan(replace(asked, settings=("mesa.width=7",))), tmp_path)
@@ -352,7 +352,7 @@ def test_a_journal_of_other_prompts_is_refused_naming_them(asked, tmp_path):
     assert settings["prompts"] == SCORED_PROMPTS == 3
     for former in ({**settings, "prompts": 1}, {key: settings[key] for key in settings if key != "prompts"}):
         path.write_text(json.dumps({"settings": former}) + "\n" + "".join(cells))
-        with pytest.raises(FileExistsError, match="holds a run with another prompts; use --overwrite"):
+        with pytest.raises(FileExistsError, match=r"another prompts \((1|None) there, 3 now\); use --overwrite"):
             run(plan(asked), tmp_path)
 
 
@@ -363,7 +363,10 @@ def test_a_run_does_not_go_on_with_other_texts_or_weights(asked, tmp_path):
     here = replace(asked, model=str(folder), text=str(text), tasks=("passkey",), methods="origin")
     run(plan(here), out)
     text.write_text(text.read_text().replace("says", "said"))
-    with pytest.raises(FileExistsError, match="holds a run with another documents; use --overwrite"):
+    with pytest.raises(
+        FileExistsError,
+        match=r"another documents \(the texts that prompts are drawn from\); use",
+    ):
         run(plan(here), out)
     shutil.copy(asked.text, text)
     run(plan(here), out)
@@ -401,9 +404,11 @@ def test_a_forced_journal_goes_on_and_tells_what_changed(tmp_path):
     path, began = tmp_path / "cells.jsonl", {"seed": 1, "weights": "a", "versions": "torch 1"}
     Journal(path, began).add(("nll", 96), {"score": 0.5})
     now = began | {"weights": "b", "tokenizer": "new"}  # older journals do not know of tokenizers
-    with pytest.raises(FileExistsError, match=r"with another weights; .*; --force goes on and records it"):
+    with pytest.raises(FileExistsError, match=r"with another weights .*; --force goes on and records it"):
         Journal(path, now)
-    with pytest.raises(FileExistsError, match=r"with another seed; use --overwrite or another --out$"):
+    with pytest.raises(
+        FileExistsError, match=r"with another seed \(1 there, 2 now\); use --overwrite or another --out$"
+    ):
         Journal(path, now | {"seed": 2}, force=True)
     journal = Journal(path, now, force=True)
     assert journal.forced == [{"weights": "b"}]
@@ -419,7 +424,7 @@ def test_a_run_goes_on_with_other_versions_only_by_force_and_says_so(asked, tmp_
     run(plan(replace(asked, tasks=("nll",), methods="origin", lengths=(160,))), tmp_path)
     monkeypatch.setattr(fingerprints, "version", lambda package: "99")
     now = replace(asked, tasks=("nll",), methods="origin,rerope", lengths=(160,))
-    with pytest.raises(FileExistsError, match="with another versions; "):
+    with pytest.raises(FileExistsError, match=r"with another versions \(.* there, .* now\); "):
         run(plan(now), tmp_path)
     summary = run(plan(replace(now, force=True)), tmp_path)
     assert summary["forced"] == [{"versions": "mesa-lens 99, torch 99, transformers 99"}]

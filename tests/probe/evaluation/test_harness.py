@@ -114,7 +114,7 @@ def test_finished_tasks_are_not_run_again(folder, finished, capsys, monkeypatch)
         "mesa": ["choose"],
     }
     for options, message in {
-        ("--limit", "1"): "holds a run with another limit; use --overwrite",
+        ("--limit", "1"): "holds a run with another limit (None there, 1 now); use --overwrite",
         ("--set", "mesa.width=7"): "holds choose of mesa at 300 with other parameters",
     }.items():
         assert main(asked(folder, "choose", *options)) == 2

@@ -262,9 +262,9 @@ def test_a_store_is_gone_on_with_under_other_weights_only_by_force_and_says_so(p
     begin(path, attrs={**ATTRS, "weights": "a", "versions": '{"torch": "1"}'})
     fill(path, skip=[("mesa", 3)])
     changed = {**ATTRS, "weights": "b", "versions": '{"torch": "2"}'}
-    with pytest.raises(FileExistsError, match="with another config: weights differs"):
+    with pytest.raises(FileExistsError, match=r"with another config: weights .a there, b now. differs"):
         begin(path, attrs=changed)
-    with pytest.raises(FileExistsError, match="with another config: model differs"):
+    with pytest.raises(FileExistsError, match=r"with another config: model .* differs"):
         begin(path, attrs={**changed, "model": "other"}, force=True)
     begin(path, attrs=changed, force=True)
     store.write(path, "resid_post", "mesa", "repeated", 3, region("mesa", 3))
@@ -291,7 +291,7 @@ def test_paths_that_are_no_run(tmp_path):
 def test_an_existing_run_is_kept_unless_told(whole):
     with pytest.raises(FileExistsError, match=r"the same config; use --overwrite or another --out"):
         begin(whole)
-    with pytest.raises(FileExistsError, match=r"another config: model differs"):
+    with pytest.raises(FileExistsError, match=r"another config: model .* differs"):
         begin(whole, attrs={**ATTRS, "model": "other"})
     begin(whole, attrs={**ATTRS, "model": "other"}, overwrite=True)
     assert open_run(whole).hidden.attrs["model"] == "tiny"  # until the new one is whole
@@ -387,10 +387,10 @@ def test_a_store_that_was_cut_short_is_gone_on_with(path):
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"attrs": {**ATTRS, "model": "other"}}, "model"),
-        ({"prompts": ["text"]}, "prompt"),
-        ({"positions": [4, 5, 10]}, "position"),
-        ({"hooks": ["resid_post", "q"]}, "hooks"),
+        ({"attrs": {**ATTRS, "model": "other"}}, r"model \(.* there, other now\)"),
+        ({"prompts": ["text"]}, r"prompt \(.* there, \['text'\] now\)"),
+        ({"positions": [4, 5, 10]}, r"position \(.* there, \[4, 5, 10\] now\)"),
+        ({"hooks": ["resid_post", "q"]}, r"hooks \(.* there, \['q', 'resid_post'\] now\)"),
         ({"dtype": "float16"}, "dtype"),
     ],
 )

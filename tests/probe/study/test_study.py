@@ -118,7 +118,7 @@ def test_an_interrupted_study_goes_on_and_ends_the_same(finished, model, tmp_pat
 def test_another_study_is_not_mixed_in(finished, model, capsys):
     options = OPTIONS.replace("--samples 1", "--samples 2").split()
     assert main(["study", "--model", model, *options, "--out", str(finished)]) == 2
-    assert "holds a run with another samples; use --overwrite or another --out" in capsys.readouterr().err
+    assert "another samples (1 there, 2 now); use --overwrite or another --out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_a_study_on_other_seeds_is_another_study(model, tmp_path, capsys):
     assert found["seed"].values.tolist() == [1]
     assert np.isnan(found["measured"].values).all()  # of random weights nothing is said
     assert main(again) == 2
-    assert "holds a run with another first_seed, inputs" in capsys.readouterr().err
+    assert "holds a run with another first_seed (1 there, None now), inputs (the texts" in capsys.readouterr().err
     rows = (tmp_path / "out" / "cells.jsonl").read_text()
     assert main([*again, "--first-seed", "1"]) == 0
     assert (tmp_path / "out" / "cells.jsonl").read_text() == rows

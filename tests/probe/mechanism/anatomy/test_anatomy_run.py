@@ -163,7 +163,9 @@ def test_other_versions_go_on_by_force_and_are_told(folder, tmp_path, capsys, mo
         "probe.mechanism.anatomy.request.identity", lambda *known: identity(*known) | {"versions": "torch 99"}
     )
     assert looked(folder, tmp_path, *some) == 2
-    assert "another versions; use --overwrite or another --out; --force goes on" in capsys.readouterr().err
+    refused = capsys.readouterr().err
+    assert "another versions (" in refused
+    assert " there, torch 99 now); use --overwrite or another --out; --force goes on" in refused
     assert looked(folder, tmp_path, *some, "--force") == 0
     assert summary_of(tmp_path)["forced"] == [{"versions": "torch 99"}]
     assert looked(folder, tmp_path, *some) == 0  # now of these versions
@@ -173,10 +175,10 @@ def test_other_versions_go_on_by_force_and_are_told(folder, tmp_path, capsys, mo
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        (("--seed", "1"), "a run with another seed"),
+        (("--seed", "1"), "a run with another seed (0 there, 1 now); use"),
         (("--samples", "3"), "a run with another samples"),
         (("--layers", "0-1"), "a run with another layers"),
-        (("--lengths", "160,400"), "a run with another longest"),
+        (("--lengths", "160,400"), "a run with another longest length ("),
         (("--set", "rerope.window=9"), "holds rerope with other parameters"),
     ],
 )
