@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,11 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float64": torch.float64,
 }
+_PARTS = {
+    "tokenizer": (("tokenizer.json", "*vocab*", "*.model", "*.tiktoken"), "copy its files there"),
+    "weights": (("*.safetensors",), "copy them there, or convert others (model.save_pretrained writes safetensors)"),
+}
+"""By part of a model: the files that hold it, of which a folder has one, and what to do where it has none."""
 _LONGEST_REASON = 300  # characters
 _DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
@@ -61,7 +66,7 @@ def load(
     place = place_of(name)
     _check_revision(place, revision)
     options = {"revision": revision, "trust_remote_code": trust_remote_code, **place.arguments}
-    with _loading(name, place):
+    with _loading(name, place, "tokenizer", "weights"):
         tokenizer = _tokenizer(place, options)
         if dtype is None and place.file:
             dtype = "float32"
@@ -150,7 +155,7 @@ def tokenizer_of(name: str, *, revision: str | None = None, trust_remote_code: b
     """The tokenizer of a model, without its weights; errors as for `load`."""
     place = place_of(name)
     options = {"revision": revision, "trust_remote_code": bool(trust_remote_code), **place.arguments}
-    with _loading(name, place):
+    with _loading(name, place, "tokenizer"):
         tokenizer = _tokenizer(place, options)
     _check_vocabulary(name, config_of(name, revision=revision, trust_remote_code=trust_remote_code), tokenizer)
     return tokenizer
@@ -183,22 +188,36 @@ def quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _loading(name: str, place: Place) -> Iterator[None]:
-    """Quiet, and turns transformers' long errors into one line."""
+def _loading(name: str, place: Place, *parts: str) -> Iterator[None]:
+    """Quiet, and turns transformers' long errors into one line, which says what part of a model is not there."""
     try:
         with quiet(), reading(place.file) if place.file else contextlib.nullcontext():
             yield
     except OSError as error:
+        _check_parts(name, place, parts)
         raise OSError(f"cannot load model {name!r}: {str(error).strip().splitlines()[0]}") from error
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a damaged file raises whatever its reader met
         if isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error):
             raise
+        _check_parts(name, place, parts)
         raise ValueError(f"cannot load model {name!r}, a file of it is damaged or wrong: {in_short(error)}") from error
+
+
+def _check_parts(name: str, place: Place, parts: Sequence[str]) -> None:
+    """FileNotFoundError for a folder that lacks one of `_PARTS`."""
+    folder = Path(place.where)
+    for part in parts if folder.is_dir() and not place.file else ():
+        files, remedy = _PARTS[part]
+        if not any(any(folder.glob(file)) for file in files):
+            raise FileNotFoundError(
+                f"cannot load model {name!r}: no {part} in {folder} ({', '.join(files)}); {remedy}"
+            ) from None
 
 
 def in_short(error: Exception) -> str:
     """What an error of a library says, in one line that is not too long."""
     said = " ".join(str(error).split()) or "nothing said"
+    said = f"{said} is not known" if isinstance(error, KeyError) else said
     return said if len(said) <= _LONGEST_REASON else f"{said[:_LONGEST_REASON]} ..."

@@ -43,7 +43,7 @@ def add(commands: Any) -> None:
     add_settings(what)
     what.add_argument("--length", type=tokens, help="tokens captured (None: 4 M)")
     what.add_argument("--prompt", type=word, default="hello", help="the word that is repeated")
-    what.add_argument("--text", type=path, help="a text file for held-out prompts (None: the shipped held-out text)")
+    what.add_argument("--text", type=path, help="a text or .jsonl file for text prompts (None: the shipped text)")
     what.add_argument(
         "--texts", type=whole(0, MOST_PROMPTS), default=2, help="held-out prompts beside the repeated word"
     )

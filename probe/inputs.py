@@ -30,7 +30,7 @@ def prepare(made: ProbePlan) -> tuple[list[np.ndarray], dict[str, list[int]]]:
     """Texts and prompts as token ids; what cannot be built is told before the weights are loaded."""
     request = made.request
     tokenizer = tokenizer_of(request.model, **request.source)
-    texts = None if request.text is None else [sources.plain_text(request.text)]
+    texts = None if request.text is None else sources.texts(str(request.text))
     documents = score.heldout_ids(tokenizer, texts)
     tokens = _prompt_tokens(tokenizer, made, documents)
     if request.samples:
@@ -89,6 +89,11 @@ def _prompt_tokens(tokenizer: Any, made: ProbePlan, documents: list[np.ndarray])
     """Token ids of every prompt, each of `made.length` tokens, with the special tokens that come first."""
     first = list(first_ids(tokenizer))
     room = made.length - len(first)
+    if 2 * made.period > room:
+        raise ValueError(
+            f"--prompt {made.request.word[:20]!r} has {made.period} tokens, which --length {made.length} does not "
+            "repeat; give a shorter word or a longer pass"
+        )
     repeated, _ = repeated_word(tokenizer, made.request.word, made.length)
     windows = score.text_windows(documents, room, made.request.texts) if made.request.texts else []
     if len(windows) < made.request.texts:

@@ -159,6 +159,13 @@ def test_what_cannot_be_read_or_built_is_told_before_the_weights_are_loaded(mode
     assert re.search(r"the text has \d+ tokens, 399 are needed; give a longer text", capsys.readouterr().err)
     assert main([*asked, "--length", "400", "--texts", "0", "--lengths", "160,399"]) == 2
     assert "tokens, 399 are needed" in capsys.readouterr().err
+    (tmp_path / "short.txt").write_text(" \n\t")
+    assert main([*asked, "--length", "400"]) == 2
+    assert "short.txt holds no text; give a file or dataset that does" in capsys.readouterr().err
+    assert main([*asked[:5], "--length", "400", "--prompt", "a b c d e " * 50]) == 2
+    assert re.search(
+        r"--prompt 'a b c d e a b c d e ' has \d+ tokens, which --length 400 does not repeat", capsys.readouterr().err
+    )
     assert not (tmp_path / "out").exists()
 
 

@@ -54,6 +54,30 @@ def test_a_checkpoint_that_does_not_fit_its_model_is_refused(good, tmp_path, cha
         load(changed(good, tmp_path / "model", change))
 
 
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ("tokenizer.json", r"no tokenizer in .*model \(tokenizer\.json, .*\); copy its files there"),
+        ("*.safetensors", r"no weights in .*model \(\*\.safetensors\); copy them there, or convert others"),
+    ],
+)
+def test_a_folder_without_a_part_says_which(good, tmp_path, files, message):
+    shutil.copytree(good, tmp_path / "model")
+    for file in (tmp_path / "model").glob(files):
+        file.rename(file.with_suffix(".bin"))
+    with pytest.raises(FileNotFoundError, match=message):
+        load(str(tmp_path / "model"))
+
+
+def test_a_key_that_transformers_does_not_know_is_told_as_that(good, tmp_path):
+    shutil.copytree(good, tmp_path / "model")
+    config = json.loads((good / "config.json").read_text())
+    rope = {"rope_type": "foo", "rope_theta": 10000.0}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"rope_parameters": rope}))
+    with pytest.raises(ValueError, match="a file of it is damaged or wrong: 'foo' is not known"):
+        load(str(tmp_path / "model"))
+
+
 @pytest.mark.parametrize(("layers", "message"), [(2, "has 9 weights that its model does not"), (4, "lacks 9 weights")])
 def test_a_config_of_more_or_fewer_layers_is_refused(good, tmp_path, layers, message):
     shutil.copytree(good, tmp_path / "model")
