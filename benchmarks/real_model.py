@@ -142,14 +142,14 @@ def length_table(found: dict[str, dict[int, np.ndarray]]) -> Iterator[str]:
 def passkeys(values: Sequence[float]) -> str:
     """How many were found, with Wilson's 95% interval of the share."""
     low, high = wilson(sum(values), len(values))
-    return f"{sum(values):.0f} of {len(values)} [{low:.2f}, {high:.2f}]"
+    return f"{sum(values):z.0f} of {len(values)} [{low:z.2f}, {high:z.2f}]"
 
 
 PASSKEYS: dict[str, Column] = {"accuracy": ("passkeys found", passkeys)}
 COSTS: dict[str, Column] = {
-    "prefill": ("prefill (s)", lambda values: f"{np.mean(values):.1f}"),
-    "decode": ("decoding (ms/token)", lambda values: f"{1000 * np.mean(values):.0f}"),
-    "peak_memory": ("peak above the model (MiB)", lambda values: f"{np.mean(values):.0f}"),
+    "prefill": ("prefill (s)", lambda values: f"{np.mean(values):z.1f}"),
+    "decode": ("decoding (ms/token)", lambda values: f"{1000 * np.mean(values):z.0f}"),
+    "peak_memory": ("peak above the model (MiB)", lambda values: f"{np.mean(values):z.0f}"),
 }
 
 
