@@ -9,13 +9,16 @@ w'_m: the phase w'_m r' was met if modulo 2 pi it lies on that arc, so also wher
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from mesa.plan import Plan, relative_positions, rotary_base
 
 _ROUND = 2 * math.pi
+_BLOCK = 256  # queries
 _ROUNDING = 1e-6  # relative; inv_freq is float32
 
 
@@ -52,15 +55,23 @@ def phases(plan: Plan, trained: np.ndarray, own: np.ndarray, trained_length: int
 
 def first_above(plan: Plan, met: Phases, share: float = 0.0) -> int | None:
     """The first token position (from 0) at which more than `share` of the (key, pair)s are unmet; None if none is."""
-    above = unmet_by_position(plan, met) > share
-    return int(above.argmax()) if above.any() else None
+    for begin, shares in _shares_by_block(plan, met):
+        if (shares > share).any():
+            return begin + int((shares > share).argmax())
+    return None
 
 
-def unmet_by_position(plan: Plan, met: Phases, block: int = 256) -> np.ndarray:
+def unmet_by_position(plan: Plan, met: Phases) -> np.ndarray:
     """The share of each query's (key, pair)s whose phase was never met, (position,), all counted alike."""
-    index, shares = np.arange(plan.length), []
-    for begin in range(0, plan.length, block):
-        relative = relative_positions(plan, index[begin : begin + block], index)
-        unmet = sum((met.unmet(relative, pair).sum(1) for pair in met.open_pairs), np.zeros(len(relative)))
-        shares.append(unmet / ((relative >= 0).sum(1) * len(met.arc)))
-    return np.concatenate(shares)
+    return np.concatenate([shares for _, shares in _shares_by_block(plan, met)])
+
+
+def _shares_by_block(plan: Plan, met: Phases) -> Iterator[tuple[int, np.ndarray]]:
+    """The first of some queries, and their shares; each relative position that they see is looked at once."""
+    index = np.arange(plan.length)
+    for begin in range(0, plan.length, _BLOCK):
+        relative = relative_positions(plan, index[begin : begin + _BLOCK], index)
+        at, values = pd.factorize(relative.ravel())
+        new = sum((met.unmet(np.asarray(values), pair) for pair in met.open_pairs), np.zeros(len(values)))
+        unmet = new[at].reshape(relative.shape).sum(1)
+        yield begin, unmet / ((relative >= 0).sum(1) * len(met.arc))
