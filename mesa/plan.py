@@ -180,6 +180,21 @@ def restarts(plan: Plan) -> dict[int, int]:
     return {begin: int(after) for begin, (before, after) in zip(begins, pairs, strict=True) if after < before - 1}
 
 
+def query_scales(plan: Plan) -> np.ndarray:
+    """The largest factor on each query, (length,); 1 where no region has one.
+
+    >>> from mesa import make
+    >>> query_scales(make("rerope", 4).plan(10)).round(2)
+    array([1.  , 1.  , 1.  , 1.  , 1.16, 1.29, 1.4 , 1.5 , 1.58, 1.66])
+    """
+    scales = np.ones(plan.length)
+    for region in plan.regions:
+        if region.query_scale is not None:
+            queries = np.arange(*region.queries)
+            scales[queries] = np.maximum(scales[queries], region.query_scale(queries))
+    return scales
+
+
 def rotary_base(frequencies: Any) -> float:
     """The base b of inverse frequencies b^(-2 m / d), by the first and the last; inf where there is but one."""
     pairs = len(frequencies)

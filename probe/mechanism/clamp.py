@@ -12,11 +12,10 @@ import xarray as xr
 from transformer_lens.model_bridge import TransformerBridge
 
 from mesa.methods import Method
-from mesa.plan import restarts
 from probe.capture.capture import capture_states
 from probe.mechanism.contrast import BROKEN, Contrast
 from probe.mechanism.passes import Edit, Outcome
-from probe.thresholds.drift import DriftRule, find_drift, resolution
+from probe.thresholds.drift import DriftRule, find_drift, of_plans, resolution
 from probe.thresholds.search import CrossingRule, search
 
 WAYS = ("at-M", "range")
@@ -44,8 +43,8 @@ def observable(
     hidden = xr.concat(passes, "method")
     trained = methods[0].trained_length
     rule = DriftRule.scaled(trained, resolution(str(bridge.original_model.dtype).removeprefix("torch.")))
-    new = {method.name: restarts(method.plan(len(ids))) for method in methods}
-    drift = find_drift(hidden, trained, rule, reference=methods[0].name, restarts=new).sel({"method": methods[0].name})
+    known = of_plans({method.name: method.plan(len(ids)) for method in methods})
+    drift = find_drift(hidden, trained, rule, reference=methods[0].name, **known).sel({"method": methods[0].name})
     rank = search(hidden, trained, CrossingRule.scaled(trained), methods[0].name)["rank"].values
     variance = hidden[0, :, trained // 4 : trained].var("position").values
     called = np.isfinite(drift["first"].values)

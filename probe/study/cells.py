@@ -14,6 +14,7 @@ import mesa
 from mesa.finite import states_checked
 from mesa.methods import Method
 from mesa.models import Loaded
+from mesa.plan import Plan
 from probe.study.plan import MEASURED_SEEDS
 from probe.study.results import NLL
 from probe.tasks.base import Setting, Task
@@ -22,7 +23,7 @@ from probe.tasks.likelihood import TAIL, tail_prompts
 from probe.tasks.retrieval import first_ids
 from probe.thresholds.calls import drift_calls
 from probe.thresholds.control import false_predictions, negative_control
-from probe.thresholds.drift import DriftRule, find_drift
+from probe.thresholds.drift import DriftRule, find_drift, of_plans
 from probe.thresholds.failure import onset
 from probe.thresholds.predict import best, predict
 from probe.thresholds.search import CrossingRule, search
@@ -47,14 +48,14 @@ def predicted_lengths(
 
 
 def drifting_length(
-    hidden: xr.DataArray, trained: int, rule: DriftRule, restarts: Mapping[int, int]
+    hidden: xr.DataArray, trained: int, rule: DriftRule, plan: Plan
 ) -> tuple[int | None, dict[str, Any]]:
     """The same by the rule `drift`, and its whole call; None: it could not be judged.
 
-    restarts: the positions at which the method begins to count anew (`mesa.plan.restarts`).
+    plan: the method's, of the pass.
     """
     method = str(hidden["method"].values[-1])
-    call = drift_calls(find_drift(hidden, trained, rule, restarts={method: restarts}))[-1]
+    call = drift_calls(find_drift(hidden, trained, rule, **of_plans({method: plan})))[-1]
     censored = None if call.reason else call.captured + 1
     found = {name: value for name, value in asdict(call).items() if name != "method"}
     return censored if call.length is None else call.length, found

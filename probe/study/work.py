@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mesa.plan import restarts
 from probe.capture.bridge import bridge_to
 from probe.cells.cell import Cell, Function
 from probe.cells.source import Source
@@ -105,7 +104,7 @@ def _lengths(
 
     With the negative control of the pass of L tokens: Origin's for every seed, the others' for the first.
     """
-    tops, begin_anew = made.request.tops, restarts(made.methods[name].plan(length))
+    tops, plan = made.request.tops, made.methods[name].plan(length)
     controlled = length == made.length and (name == REFERENCE or seed == made.seeds.start)
     found: dict[str, Any] = {}
     for kind in (prompt, f"{prompt}-mean") if averaged else (prompt,):
@@ -115,7 +114,7 @@ def _lengths(
             lengths, count = predicted_lengths(hidden, made.trained_length, crossing, tops)
             control = control_row(hidden, made.trained_length, crossing) if controlled else None
             found[kind][rule] = {"lengths": lengths, "qualified": count, "control": control}
-        predicted, call = drifting_length(hidden, made.trained_length, made.drift, begin_anew)
+        predicted, call = drifting_length(hidden, made.trained_length, made.drift, plan)
         found[kind][DRIFT] = {"lengths": [predicted] * len(tops), "qualified": None, "call": call}
     return found
 

@@ -12,7 +12,7 @@ import numpy as np
 import xarray as xr
 
 from mesa.methods import Method, make
-from mesa.plan import follows_length, restarts
+from mesa.plan import follows_length
 from probe.evaluation.cost import costs
 from probe.evaluation.summary import differences, intervals
 from probe.store.kept import Found, Work, at_once
@@ -20,7 +20,7 @@ from probe.store.reader import FORCED, Run
 from probe.store.select import hook_values, reference_method
 from probe.thresholds.calls import Call, carriers, drift_calls, saturated
 from probe.thresholds.control import as_many, false_predictions, negative_control
-from probe.thresholds.drift import DriftRule, find_drift, resolution
+from probe.thresholds.drift import DriftRule, find_drift, of_plans, resolution
 from probe.thresholds.failure import Failure, Measured, measured_failure
 from probe.thresholds.predict import TOP, Prediction, best, predict
 from probe.thresholds.search import CrossingRule, search
@@ -141,8 +141,8 @@ def drifts(run: Run, hidden: xr.DataArray, reference: str, trained_length: int |
     resolved, period = resolution(attrs.get("source_dtype"), str(hidden.dtype)), int(attrs.get("period", 1))
     rules = {name: DriftRule.scaled(trained, resolved, 1 if name in (MEAN, *texts) else period) for name in judged}
     length = _length(run, hidden)
-    begin_anew = {name: restarts(method.plan(length)) for name, method in _methods(run).items()}
-    options = {"restarts": begin_anew, "reference": reference}
+    plans = {name: method.plan(length) for name, method in _methods(run).items()}
+    options = {"reference": reference, **of_plans(plans)}
     return {name: find_drift(values, trained, rules[name], **options) for name, values in judged.items()}
 
 

@@ -11,14 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import xarray as xr
+
+from mesa.plan import Plan, query_scales, restarts
 
 _SAMPLES = 16  # positions of a run that are read
 _REFERENCE, _PRETENDED_REFERENCE = 512, 128  # positions of a reference that are read
 _LEAST_RUNS = 8
 _DRAWS = 200
+_NEAR, _LEAST_STEPS, _SURELY = 8, 8, 0.1  # what follows a growing factor: first measured in M/8, by so many pairs
 _SHORTEST = 4  # the shortest pretended window is this part of M
 _RESOLUTION = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
@@ -79,20 +83,24 @@ def find_drift(
     rule: DriftRule | None = None,
     *,
     restarts: Mapping[str, Mapping[int, int]] | None = None,
+    scales: Mapping[str, np.ndarray] | None = None,
     reference: str = "origin",
 ) -> xr.Dataset:
     """Where each layer of `hidden` (method, [prompt,] layer, position, dim) leaves what it did inside the window M.
 
     Of several prompts the mean is judged: with many texts, the positional vector. restarts: by method, where it begins
     to count positions anew and from which on (`mesa.plan.restarts`): states settle again there, and come again into
-    positions like those held out, neither of which is judged.
+    positions like those held out, neither of which is judged. scales: by method, the factor on the query of every
+    position from 0 on (`mesa.plan.query_scales`): log n scaling grows from M on and moves states with it.
 
     With I the positions in [burn_in, M - held_out) that are not settling, for each method, layer and dim:
 
     - `centre` = median of x over I; slope = change of x with ln t over I (median over pairs half of I apart)
     - `range` = `quantile` of |x - centre| over I, no less than the reference method's and `resolution` * |centre|
     - z = distance of x from the span between `centre` and the trend with that slope, in ranges, at most `rule.most`:
-      what stays, or goes on as before, is 0
+      what stays, or goes on as before, is 0. Where `scales` grow, the span takes in what goes on following the factor
+      as it does in the first M/8 tokens (by three in four of the pairs a quarter of them apart): a step or a burst is
+      called, a break that goes evenly with the factor is not
     - `level` (method, layer, run) = mean of z^2 over the dims and positions of a run; `run` is its first position
     - `limit` (method, layer) = factor * max(1, largest level in I)
     - `first` (method, layer): the first run from M on, not settling, whose level is above the limit; NaN: none, or not
@@ -122,7 +130,9 @@ def find_drift(
             states = _states(hidden.sel({"method": name}).isel(layer=number), runs)
             if not np.isfinite(states).all():
                 raise ValueError(f"the states of {name} in layer {layers[number]} are not finite; capture them again")
-            judged = _Layer.of(states, runs, rule, trained_length, (restarts or {}).get(name, {}), widths)
+            grown = _grown((scales or {}).get(name), runs, trained_length)
+            begins = (restarts or {}).get(name, {})
+            judged = _Layer.of(states, runs, rule, trained_length, begins, widths, grown)
             widths = judged.width if widths is None else widths
             rows[name].append(judged)
     found = xr.Dataset(
@@ -153,6 +163,14 @@ def find_drift(
         found[name].attrs["units"] = "position"
     found["level"].attrs.update(long_name="mean square distance from the in-window range", units="ranges^2")
     return found
+
+
+def of_plans(plans: Mapping[str, Plan]) -> dict[str, Any]:
+    """`restarts` and `scales` of `find_drift`, by the method whose plan it is."""
+    return {
+        "restarts": {name: restarts(plan) for name, plan in plans.items()},
+        "scales": {name: query_scales(plan) for name, plan in plans.items()},
+    }
 
 
 def resolution(*dtypes: str | None) -> float:
@@ -236,14 +254,18 @@ class _Layer:
         trained: int,
         restarts: Mapping[int, int],
         widths: np.ndarray | None,
+        grown: np.ndarray | None = None,
     ) -> _Layer:
-        """Judges `x` (sampled position, dim); `widths`: the least range of each dim."""
+        """Judges `x` (sampled position, dim); `widths`: the least range of each dim; `grown`: see `_grown`."""
         known = trained - rule.held_out
         settling = _settling(runs.begin, rule, restarts, trained)
         usable = ~settling & (runs.begin + rule.run <= known)
         if usable.sum() < _LEAST_RUNS:  # it counts anew too often to settle
             return cls.unjudged(x, runs)
-        squares, centre, width = _squares(x, runs, usable, rule, _REFERENCE, widths)
+        follows = None
+        if grown is not None:
+            follows = (grown, ~runs.each(settling), trained // _NEAR)
+        squares, centre, width = _squares(x, runs, usable, rule, _REFERENCE, widths, follows)
         by_run = runs.mean(squares)
         level = by_run.mean(1)
         alarms = []
@@ -293,9 +315,18 @@ def _settling(begin: np.ndarray, rule: DriftRule, restarts: Mapping[int, int], t
 
 
 def _squares(
-    x: np.ndarray, runs: _Runs, usable: np.ndarray, rule: DriftRule, samples: int, widths: np.ndarray | None
+    x: np.ndarray,
+    runs: _Runs,
+    usable: np.ndarray,
+    rule: DriftRule,
+    samples: int,
+    widths: np.ndarray | None,
+    follows: tuple[np.ndarray, np.ndarray, int] | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """z^2 (sampled position, dim), centre and range (dim), with the runs `usable` as reference."""
+    """z^2 (sampled position, dim), centre and range (dim), with the runs `usable` as reference.
+
+    follows: what the queries' factor grew by (sampled position), and where what follows it is measured.
+    """
     reference = np.flatnonzero(runs.each(usable))
     x = _without_phases(x, runs.position % rule.period, reference)
     reference = reference[:: max(1, len(reference) // samples)]
@@ -311,9 +342,42 @@ def _squares(
         [width, np.maximum(least, np.finfo(np.float32).tiny), least if widths is None else widths]
     )
     trend = offset + time[:, None] * slope
-    z = np.maximum(x - np.maximum(trend, centre), np.minimum(trend, centre) - x) / width
+    low, high = np.minimum(trend, centre), np.maximum(trend, centre)
+    if follows is not None:
+        moved = _following(x, runs.position, *follows)
+        low, high = low + np.minimum(moved, 0), high + np.maximum(moved, 0)
+    z = np.maximum(x - high, low - x) / width
     np.clip(z, 0, rule.most(z.shape[1]), out=z)
     return np.square(z, out=z), centre, width
+
+
+def _grown(scales: np.ndarray | None, runs: _Runs, trained: int) -> np.ndarray | None:
+    """What the factor grew by since M, at the sampled positions; None where it does not."""
+    if scales is None:
+        return None
+    grown = np.maximum(0, scales - scales[:trained].max())[runs.position]
+    return grown if grown.any() else None
+
+
+def _following(x: np.ndarray, position: np.ndarray, grown: np.ndarray, settled: np.ndarray, span: int) -> np.ndarray:
+    """How far each dim has moved if it goes on following the factor as it did in the first half of the way.
+
+    By the quantile nearer to 0 of its slopes there, 0 if they lie on either side: noise widens nothing.
+    """
+    moved = np.zeros_like(x)
+    start = after = position[grown > 0][0]
+    while after <= position[-1]:
+        near = np.flatnonzero(settled & (position >= start) & (position < start + span))
+        near = near[:: max(1, len(near) // _REFERENCE)]
+        apart = max(1, len(near) // 4)
+        steps = grown[near[apart:]] - grown[near[:-apart]]
+        if len(steps) >= _LEAST_STEPS and steps.all():
+            slopes = np.ascontiguousarray(((x[near[apart:]] - x[near[:-apart]]) / steps[:, None]).T, np.float32)
+            surely = np.maximum(_quantile(slopes, 0.5 - _SURELY), 0) + np.minimum(_quantile(slopes, 0.5 + _SURELY), 0)
+            moved[position >= after] = grown[position >= after, None] * surely
+        span = span * 3 // 2 + 1
+        after = start + 2 * span
+    return moved
 
 
 def _without_phases(x: np.ndarray, phase: np.ndarray, reference: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from mesa.plan import Plan
 from probe.mechanism.anatomy import moments
 from probe.mechanism.anatomy.evidence import reliability, share
 from probe.mechanism.anatomy.interpolation import interpolation
@@ -21,7 +22,7 @@ from probe.mechanism.anatomy.positional import components, mean_vector, nearest,
 from probe.mechanism.anatomy.sliding import levelled
 from probe.thresholds.calls import drift_calls
 from probe.thresholds.control import negative_control
-from probe.thresholds.drift import find_drift
+from probe.thresholds.drift import find_drift, of_plans
 from probe.thresholds.predict import predict
 from probe.thresholds.search import CrossingRule, search
 
@@ -39,11 +40,11 @@ Frame = tuple[xr.DataArray, xr.DataArray]
 
 
 def read(
-    paths: Mapping[str, Path], stride: int, trained: int, restarts: Mapping[str, Mapping[int, int]]
+    paths: Mapping[str, Path], stride: int, trained: int, plans: Mapping[str, Plan]
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The summary of the moments in `paths`, by method with the reference first, and the arrays for figures.
 
-    restarts: as for `find_drift`. Raises ValueError for moments of fewer than 4 texts.
+    plans: the methods', of the passes. Raises ValueError for moments of fewer than 4 texts.
     """
     layers, drawn, texts = [], [], {}
     vectors: list[xr.DataArray] = []
@@ -61,7 +62,7 @@ def read(
     p, chance = xr.concat(vectors, "method"), xr.concat(noise, "method")
     del vectors, noise
     drift, by_chance = (
-        find_drift(each, trained, restarts=restarts, reference=next(iter(paths))) for each in (p, chance)
+        find_drift(each, trained, reference=next(iter(paths)), **of_plans(plans)) for each in (p, chance)
     )
     calls = zip(drift_calls(drift), drift_calls(by_chance), strict=True)
     summary = {

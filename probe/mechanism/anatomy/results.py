@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from mesa.plan import restarts
 from probe.evaluation.intervals import half_width
 from probe.evaluation.journal import Journal
 from probe.files import write as write_file
@@ -152,8 +151,8 @@ def _vectors(made: AnatomyPlan, out: Path) -> tuple[dict[str, Any] | None, dict[
     paths = {name: path for name, path in paths.items() if files.texts_in(path) >= LEAST_TEXTS}
     if made.reference not in paths:
         return None, {}
-    begins = {name: restarts(made.methods[name].plan(length)) for name in paths}
-    found, arrays = read(paths, made.stride, made.trained_length, begins)
+    plans = {name: made.methods[name].plan(length) for name in paths}
+    found, arrays = read(paths, made.stride, made.trained_length, plans)
     return {"length": length, **found}, {**arrays, "trained_length": np.array(made.trained_length)}
 
 

@@ -5,7 +5,7 @@ import pytest
 import xarray as xr
 
 import mesa
-from mesa.plan import restarts
+from mesa.plan import query_scales, restarts
 from probe.thresholds import drift
 from probe.thresholds.calls import carriers, drift_calls, saturated
 from probe.thresholds.drift import DriftRule, find_drift, resolution
@@ -65,6 +65,59 @@ def test_a_trend_that_goes_on_as_before_is_no_break():
     assert drift_calls(find_drift(bent.rename("resid_post"), M))[0].length is None
     faster = hidden + 0.1 * np.log(hidden["position"] + 1) + 0.002 * np.maximum(0, hidden["position"] - M)
     assert drift_calls(find_drift(faster.rename("resid_post"), M))[0].length is not None
+
+
+SCALES = {"origin": query_scales(mesa.make("rerope", M).plan(LENGTH))}
+
+
+def following(hidden, size, scales=SCALES["origin"], of=slice(5, 11)):
+    """Dims of layer 1 move by `size` for a factor of 1."""
+    moved = hidden.copy()
+    moved[0, 1, :, of] += size * (scales - 1)[:, None]
+    return moved
+
+
+@pytest.mark.parametrize(("size", "white"), [(2, 1e-4), (-2, 1e-4), (2, 0.002), (0.3, 0.002)])
+def test_what_goes_on_following_a_growing_factor_is_no_break(size, white):
+    hidden = following(states(white=white), size)
+    blind = drift_calls(find_drift(hidden, M))[0].length
+    assert M <= blind < 1000
+    assert drift_calls(find_drift(hidden, M, scales=SCALES))[0].length is None
+    assert drift_calls(find_drift(hidden, M, scales={"origin": np.ones(LENGTH)}))[0].length == blind
+    assert drift_calls(find_drift(hidden, M, scales={"rerope": SCALES["origin"]}))[0].length == blind
+
+
+@pytest.mark.parametrize("at", [M, M + 16, M + 32, M + 48, 700])
+@pytest.mark.parametrize("size", [0, 2.0])
+def test_a_step_beside_a_growing_factor_is_called(at, size):
+    call = drift_calls(find_drift(following(states("step", at=at - 1), size), M, scales=SCALES))[0]
+    assert at - 4 <= call.length <= at + 4
+
+
+@pytest.mark.parametrize(("shape", "latest"), [("bursts", 776), ("slow", 1200)])
+def test_a_break_of_another_shape_beside_a_growing_factor_is_called(shape, latest):
+    call = drift_calls(find_drift(following(states(shape, size=0.1), 2.0), M, scales=SCALES))[0]
+    assert (call.layer, list(call.layers)) == (1, [1])
+    assert 700 - 4 < call.length <= latest
+
+
+def test_noise_beside_a_growing_factor_is_neither_called_nor_a_licence():
+    quiet = find_drift(states(), M)
+    noise = find_drift(states(), M, scales=SCALES)
+    assert drift_calls(noise)[0].length is None
+    beyond = slice(M, None)
+    kept = noise["level"].sel(run=beyond).mean() / quiet["level"].sel(run=beyond).mean()
+    assert 0.8 < float(kept) <= 1
+
+
+def test_a_factor_that_grows_from_elsewhere_or_by_steps():
+    late = query_scales(mesa.make("rerope", 2 * M).plan(LENGTH))
+    hidden = following(states(white=1e-5), 2.0, late)
+    assert drift_calls(find_drift(hidden, M))[0].length >= 2 * M
+    assert drift_calls(find_drift(hidden, M, scales={"origin": late}))[0].length is None
+    stepped = 1 + (np.arange(LENGTH) // M)
+    call = drift_calls(find_drift(states("step"), M, scales={"origin": stepped}))[0]
+    assert call.length == 700  # it does not grow where it would be measured
 
 
 def test_massive_activations_hide_nothing():
