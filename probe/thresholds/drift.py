@@ -22,7 +22,7 @@ _SAMPLES = 16  # positions of a run that are read
 _REFERENCE, _PRETENDED_REFERENCE = 512, 128  # positions of a reference that are read
 _LEAST_RUNS = 8
 _DRAWS = 200
-_NEAR, _LEAST_STEPS, _SURELY = 8, 8, 0.1  # what follows a growing factor: first measured in M/8, by so many pairs
+_NEAR, _LEAST_STEPS = 8, 8  # what follows a growing factor: first measured in M/8, by so many pairs
 _SHORTEST = 4  # the shortest pretended window is this part of M
 _RESOLUTION = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
@@ -99,8 +99,8 @@ def find_drift(
     - `range` = `quantile` of |x - centre| over I, no less than the reference method's and `resolution` * |centre|
     - z = distance of x from the span between `centre` and the trend with that slope, in ranges, at most `rule.most`:
       what stays, or goes on as before, is 0. Where `scales` grow, the span takes in what goes on following the factor
-      as it does in the first M/8 tokens (by three in four of the pairs a quarter of them apart): a step or a burst is
-      called, a break that goes evenly with the factor is not
+      as it did in the first half of the way from there, at least M/8 tokens (by three in four of the pairs a quarter
+      of them apart): a step or a burst is called, a break that goes evenly with the factor is not
     - `level` (method, layer, run) = mean of z^2 over the dims and positions of a run; `run` is its first position
     - `limit` (method, layer) = factor * max(1, largest level in I)
     - `first` (method, layer): the first run from M on, not settling, whose level is above the limit; NaN: none, or not
@@ -362,7 +362,7 @@ def _grown(scales: np.ndarray | None, runs: _Runs, trained: int) -> np.ndarray |
 def _following(x: np.ndarray, position: np.ndarray, grown: np.ndarray, settled: np.ndarray, span: int) -> np.ndarray:
     """How far each dim has moved if it goes on following the factor as it did in the first half of the way.
 
-    By the quantile nearer to 0 of its slopes there, 0 if they lie on either side: noise widens nothing.
+    By the quartile nearer to 0 of its slopes there, 0 if they lie on either side: noise widens nothing.
     """
     moved = np.zeros_like(x)
     start = after = position[grown > 0][0]
@@ -373,7 +373,7 @@ def _following(x: np.ndarray, position: np.ndarray, grown: np.ndarray, settled: 
         steps = grown[near[apart:]] - grown[near[:-apart]]
         if len(steps) >= _LEAST_STEPS and steps.all():
             slopes = np.ascontiguousarray(((x[near[apart:]] - x[near[:-apart]]) / steps[:, None]).T, np.float32)
-            surely = np.maximum(_quantile(slopes, 0.5 - _SURELY), 0) + np.minimum(_quantile(slopes, 0.5 + _SURELY), 0)
+            surely = np.maximum(_quantile(slopes, 0.25), 0) + np.minimum(_quantile(slopes, 0.75), 0)
             moved[position >= after] = grown[position >= after, None] * surely
         span = span * 3 // 2 + 1
         after = start + 2 * span

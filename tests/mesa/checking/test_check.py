@@ -38,7 +38,11 @@ def rows(report, result):
     return {(row.check, row.method): row.says for row in report.rows if row.result == result}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+FAST = ("llama", "mistral sliding", "gpt_neox", "phi", "gemma3_text", "bloom", "mpt")  # of each kind one
+ALL = [pytest.param(each, marks=() if each in FAST else pytest.mark.slow) for each in FAMILIES]
+
+
+@pytest.mark.parametrize("family", ALL)
 def test_every_family_passes(family, tmp_path):
     """With a method of each kind; the slow test below has them all."""
     kind, report = support.checked(family, tmp_path, "origin,rerope,mesa")
