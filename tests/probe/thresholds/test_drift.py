@@ -81,7 +81,7 @@ def following(hidden, size, scales=SCALES["origin"], of=slice(5, 11)):
     return moved
 
 
-@pytest.mark.parametrize(("size", "white"), [(2, 1e-4), (-2, 1e-4), (2, 2e-4), (0.5, 1e-4)])
+@pytest.mark.parametrize(("size", "white"), [(2, 1e-4), (-2, 1e-4), (2, 2e-4), (0.5, 1e-4), (4, 2e-3)])
 def test_what_goes_on_following_a_growing_factor_is_no_break(size, white):
     hidden = following(states(white=white), size)
     blind = drift_calls(find_drift(hidden, M, UNTRIED))[0].length
@@ -121,6 +121,10 @@ def test_a_factor_that_grows_from_elsewhere_or_by_steps():
     hidden = following(states(white=1e-5), 2.0, late)
     assert drift_calls(find_drift(hidden, M, UNTRIED))[0].length >= 2 * M
     assert drift_calls(find_drift(hidden, M, UNTRIED, scales={"origin": late}))[0].length is None
+    early = {"origin": query_scales(mesa.make("rerope", M // 2).plan(LENGTH))}
+    hidden = following(states(white=1e-4), 2.0, early["origin"])
+    inside = [find_drift(hidden, M, UNTRIED, scales=each)["level"].sel(run=slice(0, M - 1)) for each in (None, early)]
+    xr.testing.assert_equal(*inside)
     stepped = 1 + (np.arange(LENGTH) // M)
     call = drift_calls(find_drift(states("step"), M, UNTRIED, scales={"origin": stepped}))[0]
     assert call.length == 700  # it does not grow where it would be measured
