@@ -47,7 +47,7 @@ check: .venv/installed  ## the gate: format, lint, types, tests
 bench: .venv/installed  ## benchmarks/results: time and memory of every method beside stock transformers (70 minutes)
 	$(BIN)/python benchmarks/attention.py
 
-pictures: .venv/installed  ## docs/*.png by the present styles, from runs/demo, runs/mechanism, runs/smollm2-12k: those that are there
+pictures: .venv/installed  ## docs/*.png by the present styles, from runs/demo, runs/mechanism, runs/real: those that are there
 	$(BIN)/python benchmarks/pictures.py $(dir $(OUT))
 
 mechanism: .venv/installed  ## the pictures and tables of docs/mechanism.md, and the runs behind them; interrupted, it goes on

@@ -1,7 +1,7 @@
 """`make pictures`: draws the pictures of docs/ anew, each by the command named here, from the runs that are there.
 
 `python benchmarks/pictures.py RUNS` takes runs from RUNS: `demo` (`make demo`), `mechanism` (`make mechanism`) and
-`smollm2-12k` (its command: docs/real-model.md). A picture whose run is not there stays as it is, and is named.
+`real` (`make real`). A picture whose run is not there stays as it is, and is named.
 The screenshots docs/app-*.png are `make test-browser`'s.
 """
 
@@ -37,17 +37,21 @@ EXPORTS: dict[str, Exports] = {  # run: arguments of `mesa-lens export`, and whi
             },
         ),
     ),
-    "smollm2-12k": (("drift", "", {"real-model-drift": "drift-resid_post-repeated"}),),
+    "real": (("drift", "--layers 1,7", {"real-model-drift": "drift-resid_post-repeated"}),),
 }
 
 
 def draw(runs: Path, docs: Path) -> list[str]:
     """Draws into `docs`; returns the pictures that stayed, with the reason."""
     stayed = [line for run, exports in EXPORTS.items() for line in export(run, exports, runs, docs)]
-    with tempfile.TemporaryDirectory() as scratch:
-        write_study(read_results(ROOT / "benchmarks" / "results" / "study.json"), Path(scratch))
-        for name in ("lengths", "dims"):
-            shutil.copyfile(Path(scratch) / f"{name}.png", docs / f"findings_{name}.png")
+    for study, names in {
+        "study": {"lengths": "findings_lengths", "dims": "findings_dims"},
+        "study-smollm2": {"lengths": "findings_smollm2"},
+    }.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            write_study(read_results(ROOT / "benchmarks" / "results" / f"{study}.json"), Path(scratch))
+            for name, drawn in names.items():
+                shutil.copyfile(Path(scratch) / f"{name}.png", docs / f"{drawn}.png")
     for task in ("plots", "table"):
         main(["verify", task, "--out", str(docs)])
     return stayed
