@@ -181,18 +181,17 @@ def restarts(plan: Plan) -> dict[int, int]:
 
 
 def query_scales(plan: Plan) -> np.ndarray:
-    """The largest factor on each query, (length,); 1 where no region has one.
+    """The largest factor on each query, (length,); 1 where no region sees it.
 
     >>> from mesa import make
     >>> query_scales(make("rerope", 4).plan(10)).round(2)
     array([1.  , 1.  , 1.  , 1.  , 1.16, 1.29, 1.4 , 1.5 , 1.58, 1.66])
     """
-    scales = np.ones(plan.length)
+    scales = np.full(plan.length, -np.inf)
     for region in plan.regions:
-        if region.query_scale is not None:
-            queries = np.arange(*region.queries)
-            scales[queries] = np.maximum(scales[queries], region.query_scale(queries))
-    return scales
+        queries = np.arange(region.queries[0], min(region.queries[1], plan.length))
+        scales[queries] = np.maximum(scales[queries], region.query_scale(queries) if region.query_scale else 1)
+    return np.where(np.isfinite(scales), scales, 1)
 
 
 def rotary_base(frequencies: Any) -> float:

@@ -10,6 +10,7 @@ import xarray as xr
 
 SATURATED = 10
 """Times the motion of the layers in which a break shows: a layer that moves so much inside its window hides it."""
+WITH_FACTOR = "with log n"
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class Call:
     length: the first run in which any layer is beyond its limit; None: none is. layer: that layer, the lowest of
         several. low, high: the 95% interval of `length` over resampled dims; None where most draws call nothing.
     layers: the first run by layer, of those that are called. before: the first run among the held-out positions before
-        M in which one of these layers is beyond its limit: the break began there; None: it did not.
+        M in which one of these layers is beyond its limit: the break began there; None: it did not. follows: all of
+        these layers go evenly with the growing factor on the queries (log n scaling), which may be all there is.
     untrusted: layers with too many false alarms, which are not called. false_alarms: share of (layer, pretended window)
         pairs of the others in which the same rule calls a break where the model works; any_false_alarm: share of the
         windows with one in any of them; None where none could be judged.
@@ -35,6 +37,7 @@ class Call:
     layer: int | None
     layers: dict[int, int]
     before: int | None
+    follows: bool
     untrusted: tuple[int, ...]
     false_alarms: float | None
     any_false_alarm: float | None
@@ -54,7 +57,8 @@ class Call:
             return f"not judged: {self.reason}"
         if self.length is None:
             return f"none up to {self.captured}"
-        return f"{self.length} (descriptive)" if self.descriptive else str(self.length)
+        notes = [note for note, is_so in ((WITH_FACTOR, self.follows), ("descriptive", self.descriptive)) if is_so]
+        return f"{self.length} ({', '.join(notes)})" if notes else str(self.length)
 
 
 def drift_calls(found: xr.Dataset) -> list[Call]:
@@ -105,6 +109,7 @@ def _call(at: xr.Dataset) -> Call:
         layer=None if row is None else int(at["layer"].values[row]),
         layers={int(at["layer"].values[each]): int(first[each]) for each in called},
         before=_earliest(at["before"].values[called]),
+        follows=bool(called.size and at["follows"].values[called].all()),
         untrusted=tuple(at["layer"].values[~trusted].tolist()) if judged else (),
         false_alarms=_number(at["false_alarms"].where(at["trusted"]).mean()) if trusted.any() else None,
         any_false_alarm=_number(at["any_false_alarm"]),

@@ -91,22 +91,23 @@ def find_drift(
     Of several prompts the mean is judged: with many texts, the positional vector. restarts: by method, where it begins
     to count positions anew and from which on (`mesa.plan.restarts`): states settle again there, and come again into
     positions like those held out, neither of which is judged. scales: by method, the factor on the query of every
-    position from 0 on (`mesa.plan.query_scales`): log n scaling grows from M on and moves states with it.
+    position from 0 on (`mesa.plan.query_scales`): log n scaling, from M on, moves states, which `follows` tells.
 
     With I the positions in [burn_in, M - held_out) that are not settling, for each method, layer and dim:
 
     - `centre` = median of x over I; slope = change of x with ln t over I (median over pairs half of I apart)
     - `range` = `quantile` of |x - centre| over I, no less than the reference method's and `resolution` * |centre|
     - z = distance of x from the span between `centre` and the trend with that slope, in ranges, at most `rule.most`:
-      what stays, or goes on as before, is 0. Where `scales` grow, the span takes in what goes on following the factor
-      as it did in the first half of the way from there, at least M/8 tokens (by three in four of the pairs a quarter
-      of them apart): a step or a burst is called, a break that goes evenly with the factor is not
+      what stays, or goes on as before, is 0
     - `level` (method, layer, run) = mean of z^2 over the dims and positions of a run; `run` is its first position
     - `limit` (method, layer) = factor * max(1, largest level in I)
     - `first` (method, layer): the first run from M on, not settling, whose level is above the limit; NaN: none, or not
       trusted. `low`, `high`: its 95% interval over resampled dims (infinity: none), from where states were judged last.
       `settling` (method, run): left out. `before` (method, layer): the same in the M - held_out .. M tokens, which says
       that a break called at M began earlier
+    - `follows` (method, layer): called, but not once the span takes in what goes on following `scales` beyond it as in
+      the first half of the way from where they grow, at least M/8 tokens (by three in four of the pairs a quarter of
+      them apart): the factor alone may have moved it so, if evenly, as may a slow break. A step or burst does not
     - `share` (method, layer, dim): the dim's part of the levels above the limit; 0 where there are none
     - `trusted` (method, layer): of every second of `pretended` windows from M/4 to M - held_out, the same rule calls a
       break between window and M - held_out in at most `alarm_rate`; and a level can pass the limit at all.
@@ -144,7 +145,7 @@ def find_drift(
                 name: (("method", "layer"), _stacked(rows, name))
                 for name in ("limit", "first", "low", "high", "before", "motion")
             },
-            "trusted": (("method", "layer"), _stacked(rows, "trusted")),
+            **{name: (("method", "layer"), _stacked(rows, name)) for name in ("trusted", "follows")},
             **{name: (("method", "layer", "dim"), _stacked(rows, name)) for name in ("share", "centre")},
             "range": (("method", "layer", "dim"), _stacked(rows, "width")),
             "false_alarms": (("method", "layer"), np.stack([_rates(each) for each in rows.values()])),
@@ -234,6 +235,7 @@ class _Layer:
     low: float
     high: float
     before: float
+    follows: bool
     share: np.ndarray
     centre: np.ndarray
     width: np.ndarray
@@ -262,10 +264,7 @@ class _Layer:
         usable = ~settling & (runs.begin + rule.run <= known)
         if usable.sum() < _LEAST_RUNS:  # it counts anew too often to settle
             return cls.unjudged(x, runs)
-        follows = None
-        if grown is not None:
-            follows = (grown, ~runs.each(settling), trained // _NEAR)
-        squares, centre, width = _squares(x, runs, usable, rule, _REFERENCE, widths, follows)
+        squares, centre, width = _squares(x, runs, usable, rule, _REFERENCE, widths)
         by_run = runs.mean(squares)
         level = by_run.mean(1)
         alarms = []
@@ -278,18 +277,24 @@ class _Layer:
         trusted = sure and limit < rule.most(x.shape[1]) ** 2
         judged = trusted & (runs.begin >= trained) & ~settling
         first, low, high, share = _called(by_run, level, judged, runs, rule.run, limit, trained)
+        follows = False
+        if grown is not None and np.isfinite(first):
+            near = (grown, ~runs.each(settling), trained // _NEAR)
+            left = runs.mean(_squares(x, runs, usable, rule, _REFERENCE, widths, near)[0]).mean(1)
+            follows = not (judged & (left > limit)).any()
         held_out = trusted & (runs.begin >= known) & (runs.begin < trained) & ~settling
         before = _called(by_run, level, held_out, runs, rule.run, limit, known)[0]
-        return cls(
-            level, settling, limit, first, low, high, before, share, centre, width, trusted, np.array(alarms[1::2])
-        )
+        rate = np.array(alarms[1::2])
+        return cls(level, settling, limit, first, low, high, before, follows, share, centre, width, trusted, rate)
 
     @classmethod
     def unjudged(cls, x: np.ndarray, runs: _Runs) -> _Layer:
         """Of a method that is settling all the time: nothing is called, nothing is known of false alarms."""
         none, zeros = np.full(len(runs.begin), np.nan), np.zeros(x.shape[1])
         everywhere = np.ones(len(runs.begin), bool)
-        return cls(none, everywhere, np.nan, np.nan, np.nan, np.nan, np.nan, zeros, zeros, zeros, False, np.array([]))
+        return cls(
+            none, everywhere, np.nan, np.nan, np.nan, np.nan, np.nan, False, zeros, zeros, zeros, False, np.array([])
+        )
 
 
 def _states(values: xr.DataArray, runs: _Runs) -> np.ndarray:
@@ -325,7 +330,8 @@ def _squares(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """z^2 (sampled position, dim), centre and range (dim), with the runs `usable` as reference.
 
-    follows: what the queries' factor grew by (sampled position), and where what follows it is measured.
+    follows: if what follows the queries' factor is to be 0, too: what that grew by (sampled position), where states are
+    not settling, and how many positions tell at least.
     """
     reference = np.flatnonzero(runs.each(usable))
     x = _without_phases(x, runs.position % rule.period, reference)
@@ -344,7 +350,7 @@ def _squares(
     trend = offset + time[:, None] * slope
     low, high = np.minimum(trend, centre), np.maximum(trend, centre)
     if follows is not None:
-        moved = _following(x, runs.position, *follows)
+        moved = _following(x - np.clip(x, low, high), runs.position, *follows)
         low, high = low + np.minimum(moved, 0), high + np.maximum(moved, 0)
     z = np.maximum(x - high, low - x) / width
     np.clip(z, 0, rule.most(z.shape[1]), out=z)
@@ -355,12 +361,16 @@ def _grown(scales: np.ndarray | None, runs: _Runs, trained: int) -> np.ndarray |
     """What the factor grew by since M, at the sampled positions; None where it does not."""
     if scales is None:
         return None
+    if len(scales) <= runs.position[-1] or not np.isfinite(scales).all():
+        raise ValueError(
+            f"scales are not {runs.position[-1] + 1} finite factors; give one for every position from 0 on"
+        )
     grown = np.maximum(0, scales - scales[:trained].max())[runs.position]
     return grown if grown.any() else None
 
 
 def _following(x: np.ndarray, position: np.ndarray, grown: np.ndarray, settled: np.ndarray, span: int) -> np.ndarray:
-    """How far each dim has moved if it goes on following the factor as it did in the first half of the way.
+    """How far each dim of `x` has moved if it goes on following the factor as it did in the first half of the way.
 
     By the quartile nearer to 0 of its slopes there, 0 if they lie on either side: noise widens nothing.
     """

@@ -7,6 +7,7 @@ from typing import Any
 
 from probe.evaluation.intervals import shown
 from probe.store.located import percent
+from probe.thresholds.calls import WITH_FACTOR
 from probe.verdict.baseline import cell, to_crop
 
 _NAMED = 4  # heads
@@ -62,9 +63,10 @@ def _drift(call: Mapping[str, Any] | None) -> str:
 
 def position(call: Mapping[str, Any]) -> str:
     """Where a method's states drift, with its interval where that is wider."""
+    follows = f", {WITH_FACTOR}" if call.get("follows") else ""
     if call["low"] == call["high"] == call["length"]:
-        return str(call["length"])
-    return f"{call['length']} [{call['low']}, {call['high'] or 'none'}]"
+        return f"{call['length']}{follows}"
+    return f"{call['length']} [{call['low']}, {call['high'] or 'none'}]{follows}"
 
 
 def _costs(row: Mapping[str, Any], own: str, times: str, unit: str) -> str:

@@ -68,66 +68,67 @@ def test_a_trend_that_goes_on_as_before_is_no_break():
 
 
 SCALES = {"origin": query_scales(mesa.make("rerope", M).plan(LENGTH))}
-
-
 UNTRIED = DriftRule(run=4, burn_in=128, held_out=128, pretended=0)  # a slow wave alarms in short windows
 
 
-def following(hidden, size, scales=SCALES["origin"], of=slice(5, 11)):
+def following(hidden, size, scales=SCALES["origin"]):
     """Dims of layer 1 move by `size` for a factor of 1, beside a slow wave, as they have it on real models."""
     moved = hidden + 0.005 * np.sin(hidden["position"] / 100)
     moved = moved.transpose(*hidden.dims).rename(hidden.name)
-    moved[0, 1, :, of] += size * (scales - 1)[:, None]
+    moved[0, 1, :, CARRIED] += size * (scales - 1)[:, None]
     return moved
 
 
-@pytest.mark.parametrize(("size", "white"), [(2, 1e-4), (-2, 1e-4), (2, 2e-4), (0.5, 1e-4), (4, 2e-3)])
-def test_what_goes_on_following_a_growing_factor_is_no_break(size, white):
+def called(hidden, scales=None):
+    """The call, which must be where it is without `scales`."""
+    call, plain = (drift_calls(find_drift(hidden, M, UNTRIED, scales=each))[0] for each in (scales, None))
+    assert (call.length, call.layers, plain.follows) == (plain.length, plain.layers, False)
+    return call
+
+
+@pytest.mark.parametrize(("size", "white"), [(2, 1e-4), (-2, 1e-4), (2, 2e-4), (1, 1e-4), (4, 2e-3)])
+def test_what_goes_on_following_a_growing_factor_is_called_and_told(size, white):
     hidden = following(states(white=white), size)
-    blind = drift_calls(find_drift(hidden, M, UNTRIED))[0].length
-    assert M <= blind < 1000
-    assert drift_calls(find_drift(hidden, M, UNTRIED, scales=SCALES))[0].length is None
-    assert drift_calls(find_drift(hidden, M, UNTRIED, scales={"origin": np.ones(LENGTH)}))[0].length == blind
-    assert drift_calls(find_drift(hidden, M, UNTRIED, scales={"rerope": SCALES["origin"]}))[0].length == blind
+    call = called(hidden, SCALES)
+    assert call.follows
+    assert str(call) == f"{call.length} (with log n, descriptive)"
+    assert not called(hidden, {"origin": np.ones(LENGTH)}).follows
+    assert not called(hidden, {"rerope": SCALES["origin"]}).follows
+    assert not find_drift(hidden, M, UNTRIED, scales=SCALES)["follows"].sel(layer=[0, 2]).any()
 
 
-@pytest.mark.parametrize("at", [M, M + 16, M + 32, M + 48, 700])
+@pytest.mark.parametrize("at", [M + 16, M + 32, M + 48, 700])
 @pytest.mark.parametrize("size", [0, 2.0])
-def test_a_step_beside_a_growing_factor_is_called(at, size):
-    call = drift_calls(
-        find_drift(following(states("step", at=at - 1, size=0.2, white=1e-4), size), M, UNTRIED, scales=SCALES)
-    )[0]
-    assert at - 4 <= call.length <= at + 4
+def test_a_step_beside_a_growing_factor_does_not_follow_it(at, size):
+    assert not called(following(states("step", at=at - 1, size=0.2, white=1e-4), size), SCALES).follows
 
 
-@pytest.mark.parametrize(("shape", "latest"), [("bursts", 776), ("slow", 1200)])
-def test_a_break_of_another_shape_beside_a_growing_factor_is_called(shape, latest):
-    call = drift_calls(find_drift(following(states(shape, size=0.2, white=1e-4), 2.0), M, UNTRIED, scales=SCALES))[0]
-    assert (call.layer, list(call.layers)) == (1, [1])
-    assert 700 - 4 < call.length <= latest
+@pytest.mark.parametrize("shape", ["bursts", "slow"])
+def test_a_break_of_another_shape_beside_a_growing_factor_does_not_follow_it(shape):
+    call = called(following(states(shape, size=0.2, white=1e-4), 2.0), SCALES)
+    assert (call.layer, call.follows) == (1, False)
 
 
-def test_noise_beside_a_growing_factor_is_neither_called_nor_a_licence():
-    quiet = find_drift(states(), M)
-    noise = find_drift(states(), M, scales=SCALES)
-    assert drift_calls(noise)[0].length is None
-    beyond = slice(M, None)
-    kept = noise["level"].sel(run=beyond).mean() / quiet["level"].sel(run=beyond).mean()
-    assert 0.8 < float(kept) <= 1
+def test_a_trend_that_goes_on_does_not_hide_a_step_beside_a_growing_factor():
+    """The trend is in the span already."""
+    hidden = states("step", at=2 * M, size=0.1, white=1e-4)
+    trending = (hidden + 0.05 * np.log(hidden["position"] + 1)).transpose(*hidden.dims).rename(hidden.name)
+    assert not called(trending, SCALES).follows
 
 
 def test_a_factor_that_grows_from_elsewhere_or_by_steps():
     late = query_scales(mesa.make("rerope", 2 * M).plan(LENGTH))
-    hidden = following(states(white=1e-5), 2.0, late)
-    assert drift_calls(find_drift(hidden, M, UNTRIED))[0].length >= 2 * M
-    assert drift_calls(find_drift(hidden, M, UNTRIED, scales={"origin": late}))[0].length is None
-    early = {"origin": query_scales(mesa.make("rerope", M // 2).plan(LENGTH))}
-    hidden = following(states(white=1e-4), 2.0, early["origin"])
-    inside = [find_drift(hidden, M, UNTRIED, scales=each)["level"].sel(run=slice(0, M - 1)) for each in (None, early)]
-    xr.testing.assert_equal(*inside)
-    stepped = 1 + (np.arange(LENGTH) // M)
-    call = drift_calls(find_drift(states("step"), M, UNTRIED, scales={"origin": stepped}))[0]
-    assert call.length == 700  # it does not grow where it would be measured
+    assert called(following(states(white=1e-4), 4.0, late), {"origin": late}).follows
+    early = query_scales(mesa.make("rerope", M // 2).plan(LENGTH))
+    assert called(following(states(white=1e-4), 2.0), {"origin": early}).follows
+    stepped = 1 + (np.arange(LENGTH) // M)  # it does not grow where it would be measured
+    assert not called(states("step"), {"origin": stepped}).follows
+
+
+@pytest.mark.parametrize("scales", [np.ones(LENGTH - 1), np.full(LENGTH, np.inf), np.full(LENGTH, np.nan)])
+def test_factors_that_are_not_one_a_position_are_refused(scales):
+    with pytest.raises(ValueError, match=f"not {LENGTH} finite factors; give one for every position"):
+        find_drift(states(), M, scales={"origin": scales})
 
 
 def test_massive_activations_hide_nothing():
