@@ -109,6 +109,15 @@ def test_a_break_of_another_shape_beside_a_growing_factor_does_not_follow_it(sha
     assert (call.layer, call.follows) == (1, False)
 
 
+def test_a_call_follows_if_all_its_layers_do():
+    hidden = following(states(white=1e-4), 2.0)
+    hidden[0, 2, 700:, CARRIED] += 0.2
+    found = find_drift(hidden, M, UNTRIED, scales=SCALES)
+    assert found["follows"].values.tolist() == [[False, True, False]]
+    call = called(hidden, SCALES)
+    assert (list(call.layers), call.follows) == ([1, 2], False)
+
+
 def test_a_trend_that_goes_on_does_not_hide_a_step_beside_a_growing_factor():
     """The trend is in the span already."""
     hidden = states("step", at=2 * M, size=0.1, white=1e-4)
