@@ -106,7 +106,7 @@ def find_drift(
       `settling` (method, run): left out. `before` (method, layer): the same in the M - held_out .. M tokens, which says
       that a break called at M began earlier
     - `follows` (method, layer): called, but not once the span takes in what goes on following `scales` beyond it as in
-      the first half of the way from where they grow, at least M/8 tokens (by three in four of the pairs a quarter of
+      the first half of the way from where they grow, at least M/8 tokens (by three in four of the pairs half of
       them apart): the factor alone may have moved it so, if evenly, as may a slow break. A step or burst does not
     - `share` (method, layer, dim): the dim's part of the levels above the limit; 0 where there are none
     - `trusted` (method, layer): of every second of `pretended` windows from M/4 to M - held_out, the same rule calls a
@@ -379,7 +379,7 @@ def _following(x: np.ndarray, position: np.ndarray, grown: np.ndarray, settled: 
     while after <= position[-1]:
         near = np.flatnonzero(settled & (position >= start) & (position < start + span))
         near = near[:: max(1, len(near) // _REFERENCE)]
-        apart = max(1, len(near) // 4)
+        apart = max(1, len(near) // 2)
         steps = grown[near[apart:]] - grown[near[:-apart]]
         if len(steps) >= _LEAST_STEPS and steps.all():
             slopes = np.ascontiguousarray(((x[near[apart:]] - x[near[:-apart]]) / steps[:, None]).T, np.float32)
