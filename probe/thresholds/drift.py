@@ -350,7 +350,7 @@ def _squares(
     trend = offset + time[:, None] * slope
     low, high = np.minimum(trend, centre), np.maximum(trend, centre)
     if follows is not None:
-        moved = _following(x - np.clip(x, low, high), runs.position, *follows)
+        moved = _following(x, runs.position, *follows)
         low, high = low + np.minimum(moved, 0), high + np.maximum(moved, 0)
     z = np.maximum(x - high, low - x) / width
     np.clip(z, 0, rule.most(z.shape[1]), out=z)

@@ -120,7 +120,7 @@ def test_a_call_follows_if_all_its_layers_do():
 
 def test_a_trend_that_goes_on_does_not_hide_a_step_beside_a_growing_factor():
     """The trend is in the span already."""
-    hidden = states()
+    hidden = following(states(white=1e-4), 0)
     hidden[0, 1, 2 * M :, CARRIED] += 0.05
     trending = (hidden + 0.05 * np.log(hidden["position"] + 1)).transpose(*hidden.dims).rename(hidden.name)
     assert not called(trending, SCALES).follows
