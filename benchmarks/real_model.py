@@ -79,7 +79,7 @@ def nll_panel(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> Panel:
 
 def drift_panel() -> Panel:
     """The rms distance of a layer's states from their in-window range, over position, under each method."""
-    with (RESULTS / "drift-12k" / "levels.csv").open(encoding="utf-8") as file:
+    with (RESULTS / "drift-16k" / "levels.csv").open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["layer"] == str(LAYER) and int(row["run"]) >= FIRST]
     lines = []
     for name in DRAWN:
