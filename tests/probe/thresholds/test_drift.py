@@ -103,6 +103,11 @@ def test_a_step_beside_a_growing_factor_does_not_follow_it(at, size):
     assert not called(following(states("step", at=at - 1, size=0.2, white=1e-4), size), SCALES).follows
 
 
+@pytest.mark.parametrize("seed", [3, 5])
+def test_noise_does_not_make_a_step_follow(seed):
+    assert not called(following(states("step", white=0.003, seed=seed), 0), SCALES).follows
+
+
 @pytest.mark.parametrize("shape", ["bursts", "slow"])
 def test_a_break_of_another_shape_beside_a_growing_factor_does_not_follow_it(shape):
     call = called(following(states(shape, size=0.2, white=1e-4), 2.0), SCALES)
@@ -119,7 +124,6 @@ def test_a_call_follows_if_all_its_layers_do():
 
 
 def test_a_trend_that_goes_on_does_not_hide_a_step_beside_a_growing_factor():
-    """The trend is in the span already."""
     hidden = following(states(white=1e-4), 0)
     hidden[0, 1, 2 * M :, CARRIED] += 0.05
     trending = (hidden + 0.05 * np.log(hidden["position"] + 1)).transpose(*hidden.dims).rename(hidden.name)
