@@ -210,12 +210,23 @@ def summarize(analysis: Analysis) -> dict[str, Any]:
 
 
 def _level(run: Run, measured: Measured) -> dict[str, Any]:
-    """What failures are measured against, nats/token at so many tokens, and what a guess scores (None: unknown)."""
+    """What failures are measured against, nats/token at so many tokens, and what a guess scores (None: unknown).
+
+    passkeys: how many the reference finds there; None: not asked for.
+    """
     assert run.evaluation is not None
     vocabulary = run.evaluation.attrs.get("vocabulary")
     prompts = {name: run.evaluation.sizes[name] for name in ("window", "sample") if name in run.evaluation.sizes}
     guess = None if vocabulary is None else math.log(vocabulary)
-    return {"tail_nll": measured.level, "length": measured.level_length, "guess": guess, "prompts": prompts}
+    asked = run.evaluation.get("passkey")
+    at = {"method": measured.reference, "length": measured.level_length}
+    return {
+        "tail_nll": measured.level,
+        "length": measured.level_length,
+        "guess": guess,
+        "passkeys": None if asked is None else int(asked.sel(at).sum()),
+        "prompts": prompts,
+    }
 
 
 def _drift_rows(analysis: Analysis, drifts: dict[str, xr.Dataset]) -> dict[str, Any]:

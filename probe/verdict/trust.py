@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from probe.evaluation.intervals import wilson
+from probe.thresholds.failure import LEAST_ACCURACY, PASSKEY
 from probe.thresholds.findings import ranges
 from probe.verdict.naming import NAMED, Rows, reference_of, several
 
@@ -39,11 +41,19 @@ def level(summary: Mapping[str, Any], reference: str) -> str:
     """What a guess scores, and the reference inside the window."""
     level = summary["level"]
     guess = "an unknown tail NLL" if level["guess"] is None else f"a tail NLL of {level['guess']:z.2f}"
-    return f"a guess scores {guess}, {reference} {level['tail_nll']:z.2f} at {level['length']} tokens"
+    found = "" if level.get("passkeys") is None else f" and {level['passkeys']} of {level['prompts']['sample']} passkeys"
+    return f"a guess scores {guess}, {reference} {level['tail_nll']:z.2f}{found} at {level['length']} tokens"
+
+
+def _chance(summary: Mapping[str, Any], rule: str) -> str:
+    """How sure it is that the model is at chance by a rule: no passkey found of few says little."""
+    asked = summary["level"]["prompts"].get("sample", 0)
+    few = rule == PASSKEY and wilson(0, asked)[1] >= LEAST_ACCURACY
+    return f"none of {asked} found inside M, too few to tell chance" if few else "at chance inside M"
 
 
 def _unjudged(summary: Mapping[str, Any], rows: Rows) -> list[str]:
-    left = [f"{rule} (at chance inside M)" for rule in summary["at_chance"]]
+    left = [f"{rule} ({_chance(summary, rule)})" for rule in summary["at_chance"]]
     left += [] if summary["level"] else ["failure by length (not measured)"]
     if isinstance(summary["drift"], str):
         return [*left, "drift"]

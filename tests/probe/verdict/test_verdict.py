@@ -97,7 +97,7 @@ def without_break(summary, chance=()):
     for row in changed["methods"]:
         holds = {"length": None, "low": None, "high": None, "share": 1.0, "dips": [], "before": None, "longest": 320}
         row["measured"] |= holds | {"judged": judged, "chance": list(chance), "text": "none up to 320"}
-    changed["level"] |= {"tail_nll": 8.3, "guess": 8.32}
+    changed["level"] |= {"tail_nll": 8.3, "guess": 8.32, "passkeys": 0, "prompts": {"window": 3, "sample": 3}}
     return changed | {"at_chance": list(chance)}
 
 
@@ -112,11 +112,13 @@ def test_a_model_at_chance_is_said_to_be_at_chance(planted):
     said, words = told(summary), json.dumps(verdict(summary, None)["told"])
     assert said["What broke"] == (
         "Nothing can be said of length: the model is at chance inside its window "
-        "(a guess scores a tail NLL of 8.32, origin 8.30 at 64 tokens)."
+        "(a guess scores a tail NLL of 8.32, origin 8.30 and 0 of 3 passkeys at 64 tokens)."
     )
     assert "at chance" in said["What mended it"]
     assert " hold" not in words
-    assert "not judged: tail NLL (at chance inside M), passkey (at chance inside M)" in said["How sure"]
+    assert "not judged: tail NLL (at chance inside M), passkey (none of 3 found inside M, too few" in said["How sure"]
+    summary["level"]["prompts"]["sample"] = 4
+    assert "not judged: tail NLL (at chance inside M), passkey (at chance inside M)" in told(summary)["How sure"]
     assert [row["rank"] for row in ranked(summary, None)] == [None] * 4
 
 
@@ -126,7 +128,7 @@ def test_what_is_judged_by_one_measure_alone_is_still_ranked(planted):
     rows = ranked(summary, None)
     assert [row["held"] for row in rows] == [320, 320, 320, 64]
     said = told(summary)["What mended it"]
-    assert "do not fail by tail NLL up to 320 tokens, the longest measured, and passkey is at chance inside M" in said
+    assert "do not fail by tail NLL up to 320 tokens, the longest measured, and by passkey it cannot be judged" in said
     assert " hold" not in said
 
 
