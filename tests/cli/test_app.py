@@ -116,6 +116,7 @@ def test_pages_open_with_what_the_report_kept(root, monkeypatch, tmp_path):
     assert "worked out again" in run(tmp_path, monkeypatch, "thresholds", run="bare").error[0].value
 
 
+@pytest.mark.slow
 def test_what_was_lacking_is_kept(root, monkeypatch, tmp_path):
     shutil.copytree(root / "first", tmp_path / "run")
     kept = tmp_path / "run" / "derived"
@@ -494,6 +495,7 @@ def test_two_runs_side_by_side(opened):
     ]
 
 
+@pytest.mark.slow
 def test_all_settings_of_three_runs_are_compared(root, monkeypatch, tmp_path):
     for name in ("a", "b", "c"):
         shutil.copytree(root / "nested" / "second", tmp_path / name)
@@ -584,6 +586,7 @@ def test_colours_read_on_light_and_dark():
     assert shown.layout.font.color is None
 
 
+@pytest.mark.slow
 def test_the_dashboard_needs_no_torch(root):
     code = f"""
 import os, sys
@@ -617,6 +620,7 @@ def test_another_run_brings_its_own_rule(root, monkeypatch, tmp_path):
     assert "position 40" in linked.markdown[0].value
 
 
+@pytest.mark.slow
 def test_runs_with_one_layer_are_compared(monkeypatch, tmp_path):
     for name in ("a", "b"):
         write_run(tmp_path / name, hidden_states(layers=2).sel(layer=[1]), evaluation())

@@ -40,6 +40,7 @@ def old(root, tmp_path, monkeypatch):
     return tmp_path / "old"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["overview", "heatmaps"])
 def test_what_takes_long_is_offered_and_then_kept(page, old, opened):
     (old / "run" / "summary.json").unlink()

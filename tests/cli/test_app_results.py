@@ -144,6 +144,7 @@ def test_a_damaged_result_is_named_with_the_command(opened, tmp_path, kind, file
         assert f"write it anew: `mesa-lens {kind} --out {folder}`" in error.value.replace("\\", "")
 
 
+@pytest.mark.slow
 def test_the_choice_is_in_the_address_and_an_unknown_one_is_said(opened, tmp_path):
     write_evaluation(tmp_path / "first")
     write_study(tmp_path / "second")

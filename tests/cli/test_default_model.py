@@ -58,6 +58,7 @@ def test_the_cards_scores_show_what_they_must():
     check(measured["scores"], measured["lengths"], 256)
 
 
+@pytest.mark.slow
 def test_the_cards_scores_are_this_models(loaded):
     """A few of the card's very prompts and windows again."""
     measured = json.loads((shipped_folder() / "scores.json").read_text())
@@ -79,6 +80,7 @@ def test_the_cards_scores_are_this_models(loaded):
         assert np.mean(hits) == pytest.approx(measured["scores"][name]["passkey"][column], abs=0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["nope", "alibi"])
 def test_siblings_retrieve_inside_the_window_and_under_mesa_beyond(name):
     folder = shipped_folder(name)

@@ -59,6 +59,7 @@ def test_a_command_that_can_estimate_is_among_those_tested():
     assert can == {*ESTIMATES, "paper", "train-default"}
 
 
+@pytest.mark.slow
 def test_the_papers_estimate_tells_the_time(capsys):
     assert main(["paper", "--sections", "probe", "--estimate"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("time: ")

@@ -234,6 +234,7 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch, capsys):
     assert main(["paper", "--config", str(path), "--out", str(out)]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("little_text")
 def test_after_its_minutes_a_run_ends_and_the_same_command_goes_on(folder, tmp_path, monkeypatch, capsys):
     sections = {
@@ -265,6 +266,7 @@ def test_after_its_minutes_a_run_ends_and_the_same_command_goes_on(folder, tmp_p
     assert "--minutes -1 is not above 0" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("little_text")
 def test_overwriting_in_too_little_time_leaves_nothing_old(folder, tmp_path, monkeypatch, capsys):
     sections = {
@@ -300,6 +302,7 @@ def test_overwriting_in_too_little_time_leaves_nothing_old(folder, tmp_path, mon
     assert capsys.readouterr().err.endswith("interrupted; nothing half-written was left\n")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("little_text")
 def test_folders_of_another_run_are_refused_before_anything_runs(folder, tmp_path, monkeypatch, capsys):
     sections = {"probe": PROBE, "passkey": {"lengths": "200", "samples": 1}}

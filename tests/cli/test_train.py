@@ -62,6 +62,7 @@ def after(steps, wanted):
     return take
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_goes_on_to_the_same_weights(tmp_path, monkeypatch, capsys):
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     assert begun(whole) == 0
@@ -103,6 +104,7 @@ def test_an_interrupt_before_the_first_checkpoint_leaves_nothing(tmp_path, monke
     assert "nothing half-written was left" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_is_trained_is_measured_though_measuring_was_interrupted(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(card, "measure", interrupted)
@@ -124,7 +126,9 @@ def test_a_loss_that_is_no_number_ends_it(tmp_path, monkeypatch, capsys):
 TITLES = {"default": "a small Llama\n", "nope": "a small Llama without positions\n", "alibi": "a small MPT\n"}
 
 
-@pytest.mark.parametrize("recipe", config.RECIPES)
+@pytest.mark.parametrize(
+    "recipe", [pytest.param(each, marks=[] if each == "default" else pytest.mark.slow) for each in config.RECIPES]
+)
 def test_each_recipe_is_a_model_that_plain_transformers_loads(recipe, tmp_path):
     """And Origin computes what it computes, beyond the window too."""
     assert begun(tmp_path, "--recipe", recipe) == 0

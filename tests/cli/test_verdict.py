@@ -39,6 +39,7 @@ def plain(part):
     return html.unescape(" ".join(re.sub(r"<[^>]*>", "", part).split()))
 
 
+@pytest.mark.slow
 def test_report_summary_terminal_and_dashboard_say_the_same(folder, capsys, monkeypatch):
     monkeypatch.setattr(report, "write_figures", lambda *given: None)  # they take a minute
     assert main(["report", str(folder)]) == 0

@@ -45,7 +45,9 @@ def weigh(model, seed):
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command", [pytest.param(each, marks=[] if each == "probe" else pytest.mark.slow) for each in COMMANDS]
+)
 def test_a_cut_run_goes_on_with_other_weights_by_force_alone(command, world, tmp_path, monkeypatch, capsys):
     options, written = COMMANDS[command]
     line = [command, *options.format(**world).split(), "--out", str(tmp_path)]

@@ -139,6 +139,7 @@ def test_figures_and_numbers_are_saved(run, tmp_path):
         run.curves().save(tmp_path, "gif")
 
 
+@pytest.mark.slow
 def test_what_was_located_and_looked_at_is_shown(tmp_path):
     folder = write_run(tmp_path, hidden_states(layers=2, dims=16), evaluation())
     located.write(folder)
@@ -200,6 +201,7 @@ def test_what_is_not_there_is_told_with_what_is(run, ask, says):
         ask(run)
 
 
+@pytest.mark.slow
 def test_a_run_is_read_and_drawn_without_torch(folder):
     code = "import sys\nfor name in ('torch', 'transformers', 'transformer_lens'): sys.modules[name] = None\n"
     code += f"import probe\nrun = probe.open_run({str(folder)!r})\nrun.verdict()\nrun.heatmap()._repr_mimebundle_()\n"

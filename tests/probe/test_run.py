@@ -192,6 +192,7 @@ def test_scores_that_are_no_numbers_end_the_run(model, tmp_path, capsys, monkeyp
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unpainted")
 def test_another_run_in_the_folder_leaves_nothing_of_the_first(tmp_path, capsys):
     folder = tiny.folder(tmp_path / "model")

@@ -25,6 +25,7 @@ def failed(folder):
     return {part.what: part.failed for part in status_of(folder).parts}
 
 
+@pytest.mark.slow
 def test_a_probe_run_is_the_same_and_goes_on_after_a_pass_was_lost(model, tmp_path):
     request = ProbeRequest(
         model=model,
@@ -60,6 +61,7 @@ def test_a_probe_run_goes_on_after_a_length_between_was_lost_also_where_all_is_c
     assert 120 in xr.open_zarr(tmp_path / "store.zarr", group="evaluation")["length"]
 
 
+@pytest.mark.slow
 def test_a_study_is_the_same(model, tmp_path):
     request = StudyRequest(
         model=model,

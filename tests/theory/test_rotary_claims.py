@@ -198,6 +198,7 @@ MUTATIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(MUTATIONS))
 def test_mutation_is_noticed(name, monkeypatch):
     patch, claim = MUTATIONS[name]

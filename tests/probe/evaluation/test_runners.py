@@ -114,6 +114,7 @@ def test_a_worker_with_another_model_is_refused_naming_what_differs(asked):
             changed.check()
 
 
+@pytest.mark.slow
 def test_a_worker_with_another_evaluator_is_refused(asked, tmp_path):
     evaluator = str(tiny.folder(tmp_path / "evaluator", trained=200))
     made = plan(replace(asked, tasks=("longppl",), evaluator=evaluator))

@@ -169,6 +169,7 @@ def test_a_hostile_name_stays_text(found):
     assert b"<script>alert" not in rendered(figure, "svg")
 
 
+@pytest.mark.slow
 def test_the_command_writes_figures_and_tables(tmp_path):
     folder = anatomized.write(tmp_path / "run")
     asked = ["--methods", "rerope", "--lengths", "1024", "--layers", "1-2", "--format", "svg,csv"]

@@ -102,6 +102,7 @@ def test_each_kind_in_each_format(kind, arguments, pictures, numbers, folder, tm
     assert b"/Type3" not in fonts
 
 
+@pytest.mark.slow
 def test_the_same_store_gives_the_same_bytes(hidden):
     def made():
         panel, scores = regions(hidden.sel(prompt="repeated"), [(32, 96)]), evaluation(windows=3)[["tail_nll"]]

@@ -246,6 +246,7 @@ def test_spikes_survive_where_there_are_more_values_than_pixels(hidden):
     assert shown.min() == -5 / grid.limits[0]
 
 
+@pytest.mark.slow
 def test_the_borders_place_every_panel_where_the_whole_layout_would(hidden):
     grid = marks.heatmap_grid(regions(hidden.isel(layer=[0, 1, 2, 1, 0]), [(0, 96), (256, 320)]), M)
     by_borders, whole = draw(grid), draw(grid)

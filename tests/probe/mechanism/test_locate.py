@@ -250,6 +250,7 @@ def test_the_command_finds_the_planted_head(checkpoint, tmp_path, capsys):
 EVERY = ("weave", "patch", "clamp", "shift", "attribution", "smallest")
 
 
+@pytest.mark.slow
 def test_whoever_runs_its_cells_a_run_is_the_same(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr("probe.mechanism.shift.TEXTS", 4)
     some = {"layers": "1", "heads": "1", "hooks": ("attn_out", "z")}

@@ -55,6 +55,7 @@ def files(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_every_command_is_told_as_it_is_cut_short_and_as_it_ends(model, tmp_path, capsys):
     given = ["--model", model, "--lengths", "320", "--samples", "1"]
     commands = {

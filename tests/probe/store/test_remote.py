@@ -35,7 +35,7 @@ def server(monkeypatch):
         yield made
 
 
-@pytest.fixture(params=["memory", pytest.param("s3", marks=has_client)])
+@pytest.fixture(params=["memory", pytest.param("s3", marks=[has_client, pytest.mark.slow])])
 def url(request):
     """The URL of a run's folder, in memory and behind a server."""
     if request.param == "s3":

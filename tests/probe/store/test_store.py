@@ -211,6 +211,7 @@ def test_an_edited_attribute_is_found(scored, file, change, says):
         open_run(scored)
 
 
+@pytest.mark.slow
 def test_a_flipped_byte_of_what_describes_a_store_is_found(scored):
     rng = np.random.default_rng(0)
     for file in sorted(scored.rglob("zarr.json")):

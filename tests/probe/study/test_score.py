@@ -141,6 +141,7 @@ def test_pairs_that_cannot_be_judged_are_left_out():
     assert score(predicted, measured * np.nan, (1000,)).called == 0
 
 
+@pytest.mark.slow
 def test_configs_fail_early_late_and_never_by_arithmetic():
     made = variants("all", 256, LLAMA)
     assert len(made) == 33

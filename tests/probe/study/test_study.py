@@ -214,6 +214,7 @@ def test_a_task_at_chance_inside_the_window_says_nothing(tmp_path, vocabulary, p
     lengths_figure(found)
 
 
+@pytest.mark.slow
 def test_a_study_on_other_seeds_is_another_study(model, tmp_path, capsys):
     again = ["study", "--model", model, *FEW, *CONFIGS, "--out", str(tmp_path / "out")]
     assert main([*again, "--first-seed", "1"]) == 0
@@ -227,6 +228,7 @@ def test_a_study_on_other_seeds_is_another_study(model, tmp_path, capsys):
     assert (tmp_path / "out" / "cells.jsonl").read_text() == rows
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("judged")
 def test_slices_of_minutes_end_as_one_run_does(model, tmp_path, capsys, monkeypatch):
     run = ["study", "--model", model, *FEW, *CONFIGS, "--out"]
@@ -395,6 +397,7 @@ def test_states_that_are_no_numbers_end_a_study_with_the_layers_name(model, monk
             trial.scores(task, mesa.ReRoPE(trained_length=160), 200)
 
 
+@pytest.mark.slow
 def test_origin_is_described_and_not_scored():
     results = published()
     wild = results.copy(deep=True)
@@ -491,6 +494,7 @@ def leading(results):
     return [dict(zip(head, row, strict=True)) for row in rows]
 
 
+@pytest.mark.slow
 def test_the_comparison_chosen_beforehand_leads_whatever_the_numbers_say():
     results = published()
     first, highest = leading(results)

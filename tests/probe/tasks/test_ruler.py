@@ -137,6 +137,7 @@ def test_common_words_are_the_most_common(tokenizer, setting):
             assert len(counted) >= 20
 
 
+@pytest.mark.slow
 def test_common_words_from_4096_tokens_on_are_repeated_as_in_ruler(tokenizer, setting):
     long = replace(setting, trained_length=20000, lengths=(20000,))
     (prompt,) = prompts(tokenizer, long, "cwe", 20000, 1)

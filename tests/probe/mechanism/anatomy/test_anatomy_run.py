@@ -105,6 +105,7 @@ def test_the_vectors_are_judged_and_drawn(whole):
         assert arrays["drift_level"].shape[:2] == (2, 3)
 
 
+@pytest.mark.slow
 def test_whoever_runs_its_cells_a_run_is_the_same_and_one_goes_on_with_what_another_lost(folder, whole, tmp_path):
     request = AnatomyRequest(
         model=str(folder), methods=",".join(METHODS), lengths=(M, LENGTH), samples=2, texts=TEXTS,
@@ -155,6 +156,7 @@ def test_a_folder_of_moments_alone_is_something_to_go_on_from(folder, tmp_path):
     assert summary_of(tmp_path)["vectors"] is None
 
 
+@pytest.mark.slow
 def test_other_versions_go_on_by_force_and_are_told(folder, tmp_path, capsys, monkeypatch):
     """As journals do: cells and moments of a folder are of one run."""
     some = ("--parts", "vectors", "--methods", "origin", "--texts", "4")
@@ -189,6 +191,7 @@ def test_other_settings_are_refused(folder, whole, capsys, more, named):
     assert (whole / "anatomy" / "cells.jsonl").read_text() == before
 
 
+@pytest.mark.slow
 def test_one_part_keeps_what_others_found(folder, whole, capsys):
     before = summary_of(whole)
     assert looked(folder, whole, "--parts", "lens") == 0
