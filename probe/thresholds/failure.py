@@ -60,8 +60,9 @@ class Failure:
             text += f"; dips at {', '.join(map(str, self.dips))}"
         if self.length is not None or not self.chance:
             return text
-        unjudged = "not judged: at chance inside M"
-        return f"{unjudged} ({' and '.join(self.chance)}); {text} by {self.judged[0]}" if self.judged else unjudged
+        if self.judged:
+            return f"not judged by {' and '.join(self.chance)}; {text} by {self.judged[0]}"
+        return "not judged: at chance inside M"
 
 
 @dataclass(frozen=True)

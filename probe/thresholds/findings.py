@@ -50,7 +50,7 @@ def _drifts(prompt: str, found: dict[str, Any], reference: str) -> str:
         text += f" Layers {layers} move so much inside the window already that a break there may not show."
     text += untrusted
     dims = ", ".join(f"{each['layer']}:{each['dim']} ({each['share']:.0%})" for each in found["dims"][:3])
-    return f"{text} Most of it is carried by (layer:dim) {dims}."
+    return f"{text} The dims (layer:dim) that carry most of it: {dims}."
 
 
 def _position(call: dict[str, Any]) -> str:

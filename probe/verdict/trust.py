@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probe.evaluation.intervals import wilson
-from probe.thresholds.failure import LEAST_ACCURACY, PASSKEY
+from probe.thresholds.failure import LEAST_ACCURACY, NLL, PASSKEY
 from probe.thresholds.findings import ranges
 from probe.verdict.naming import NAMED, Rows, reference_of, several
 
@@ -41,20 +41,30 @@ def level(summary: Mapping[str, Any], reference: str) -> str:
     """What a guess scores, and the reference inside the window."""
     level = summary["level"]
     guess = "an unknown tail NLL" if level["guess"] is None else f"a tail NLL of {level['guess']:z.2f}"
-    found = "" if level.get("passkeys") is None else f" and {level['passkeys']} of {level['prompts']['sample']} passkeys"
+    found = (
+        "" if level.get("passkeys") is None else f" and {level['passkeys']} of {level['prompts']['sample']} passkeys"
+    )
     return f"a guess scores {guess}, {reference} {level['tail_nll']:z.2f}{found} at {level['length']} tokens"
 
 
-def _chance(summary: Mapping[str, Any], rule: str) -> str:
-    """How sure it is that the model is at chance by a rule: no passkey found of few says little."""
-    asked = summary["level"]["prompts"].get("sample", 0)
-    few = rule == PASSKEY and wilson(0, asked)[1] >= LEAST_ACCURACY
-    return f"none of {asked} found inside M, too few to tell chance" if few else "at chance inside M"
+def _unmeasured(summary: Mapping[str, Any]) -> list[str]:
+    """What failure is not judged by, and why: none of few passkeys says little, and less than half is no measure."""
+    level, chance = summary["level"], summary["at_chance"]
+    if not level:
+        return ["failure by length (not measured)"]
+    left = [f"{NLL} (at chance inside M)"] if NLL in chance else []
+    found, asked = level.get("passkeys"), level["prompts"].get("sample", 0)
+    if PASSKEY in chance:
+        told = wilson(0, asked)[1] < LEAST_ACCURACY
+        why = "at chance inside M" if told else f"none of {asked} found inside M, too few to tell chance"
+        left.append(f"{PASSKEY} ({why})")
+    elif found is not None and PASSKEY not in summary["judged_by"]:
+        left.append(f"{PASSKEY} ({found} of {asked} found inside M, less than half)")
+    return left
 
 
 def _unjudged(summary: Mapping[str, Any], rows: Rows) -> list[str]:
-    left = [f"{rule} ({_chance(summary, rule)})" for rule in summary["at_chance"]]
-    left += [] if summary["level"] else ["failure by length (not measured)"]
+    left = _unmeasured(summary)
     if isinstance(summary["drift"], str):
         return [*left, "drift"]
     reasons = dict.fromkeys(row["drift"]["reason"] for row in rows if row["drift"]["reason"])

@@ -99,7 +99,6 @@ def test_an_interrupt_says_how_to_go_on(model, tmp_path, capsys, monkeypatch, ov
     assert f"{start} command goes on from {tmp_path}" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_after_its_minutes_a_run_ends_and_the_same_command_goes_on(model, tmp_path, capsys, monkeypatch):
     looks = itertools.count()  # at the clock: before the first cell, and after it
     monkeypatch.setattr(running, "is_over", lambda until: until is not None and next(looks) % 2 == 1)

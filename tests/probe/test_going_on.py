@@ -141,7 +141,6 @@ def test_a_region_cut_short_is_captured_again(model, uninterrupted, tmp_path, mo
     same(out, uninterrupted)
 
 
-@pytest.mark.slow
 def test_an_unfinished_run_of_other_settings_is_refused_before_long_work(model, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
@@ -272,7 +271,6 @@ def cut_short(monkeypatch, model, out, *more):
         assert main(asked(model, out, *more)) == 1
 
 
-@pytest.mark.slow
 def test_an_unfinished_run_does_not_go_on_with_other_texts_weights_or_libraries(tmp_path, capsys, monkeypatch):
     folder, out, text = tmp_path / "model", tmp_path / "out", tmp_path / "held.txt"
     tiny.folder(folder)
@@ -315,7 +313,6 @@ def test_a_whole_store_without_fingerprints_is_still_this_run(model, uninterrupt
         run.is_whole(made, out)
 
 
-@pytest.mark.slow
 def test_overwriting_removes_nothing_for_a_run_that_cannot_be(model, tmp_path, capsys, monkeypatch):
     def broken(error):
         def raising(*_, **__):

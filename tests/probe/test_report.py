@@ -43,7 +43,6 @@ def test_measured_failures():
     assert measured.rule.startswith("tail NLL more than 0.5 nats/token above 3.0")
 
 
-@pytest.mark.slow
 def test_what_follows_the_prompts_length_is_said_to(tmp_path, monkeypatch):
     """Dynamic-NTK's states are those of prompts as long as the pass, wherever a prediction of it is read."""
     configs = {name: {"name": name, "trained_length": M} for name in ("origin", "rerope", "dynamic-ntk", "mesa")}

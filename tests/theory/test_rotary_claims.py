@@ -198,8 +198,9 @@ MUTATIONS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(MUTATIONS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if "weave" in name else pytest.mark.slow) for name in MUTATIONS]
+)
 def test_mutation_is_noticed(name, monkeypatch):
     patch, claim = MUTATIONS[name]
     patch(monkeypatch)

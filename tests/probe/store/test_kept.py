@@ -47,7 +47,6 @@ def test_why_there_is_nothing_is_kept_too(run):
     assert kept(run, "control") is None
 
 
-@pytest.mark.slow
 def test_what_was_kept_of_other_values_is_not_taken(run, number, tmp_path):
     keep(run, "a/name", number)
     xr.testing.assert_identical(kept(run, "a/name")["all"], number["all"])

@@ -100,7 +100,6 @@ def test_lines_stand_on_lines_of_their_own(tokenizer):
     assert all(line.startswith("line ") for line in text[len(LINES_HEADER) :].strip().splitlines()[:-1])
 
 
-@pytest.mark.slow
 def test_special_tokens_are_those_the_tokenizer_puts_first():
     byte_level = train_tokenizer(["A text of a few words."], 900)
     assert first_ids(byte_level) == (byte_level.bos_token_id,)

@@ -119,6 +119,9 @@ def test_a_model_at_chance_is_said_to_be_at_chance(planted):
     assert "not judged: tail NLL (at chance inside M), passkey (none of 3 found inside M, too few" in said["How sure"]
     summary["level"]["prompts"]["sample"] = 4
     assert "not judged: tail NLL (at chance inside M), passkey (at chance inside M)" in told(summary)["How sure"]
+    summary |= {"judged_by": ["tail NLL"], "at_chance": []}
+    summary["level"]["passkeys"] = 1
+    assert "not judged: passkey (1 of 4 found inside M, less than half)" in told(summary)["How sure"]
     assert [row["rank"] for row in ranked(summary, None)] == [None] * 4
 
 
