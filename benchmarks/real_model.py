@@ -93,7 +93,7 @@ def drift_panel() -> Panel:
         y_title="rms distance from in-window range (ranges)",
         lines=tuple(lines),
         points=(),
-        rules=(trained_rule(M), Rule(limit, "limit", RED)),
+        rules=(trained_rule(M), Rule(limit, "origin's limit", RED)),
         y_range=(0.0, 1.05 * max(float(np.nanmax(line.y)) for line in lines)),
         x_range=(FIRST, max(AT)),
     )
