@@ -138,7 +138,7 @@ def _unfailing(rows: Rows, names: str) -> str:
     """That methods do not fail by the one measure that can judge: they are not said to hold."""
     measured, do = rows[0]["measured"], "does" if len(rows) == 1 else "do"
     unfailing = f"{names} {do} not fail by {measured['judged'][0]} up to {measured['longest']} tokens"
-    return f"{unfailing}, the longest measured, and by {measured['chance'][0]} it cannot be judged"
+    return f"{unfailing}, the longest measured (by {measured['chance'][0]} nothing can be told)"
 
 
 def _ends(measured: Mapping[str, Any]) -> str:
