@@ -123,7 +123,7 @@ def _leading_rows(results: xr.Dataset) -> list[Sequence[str]]:
     label = "chosen beforehand" if (chosen["prompt"], chosen["top"]) == ("repeated", TOP) else "in its place"
     cases = [(label, chosen)]
     if not np.isnan(values).all():
-        cases.append((f"highest of {len(every)}", every[int(np.nanargmax(values))]))
+        cases.append((f"highest of {np.isfinite(values).sum()} defined", every[int(np.nanargmax(values))]))
     rows: list[Sequence[str]] = [
         ("kind", "prompt", "rule", "dims asked", "measured by", "called", "Spearman", "arithmetic there", "difference")
     ]
