@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformer_lens.ActivationCache import ActivationCache
 from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.generalized_components import AttentionBridge, LinearBridge
+from transformer_lens.utilities.tokenize_utils import get_attention_mask
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mesa.engine.apply import attachment_of, check_free
@@ -77,7 +80,7 @@ class MethodAttention(AttentionBridge):
         dense = isinstance(running, Pass) and running.owner.executor == "dense"
         if dense:
             kwargs["seams"] = Seams(self.hook_attn_scores, self.hook_pattern)
-        for name in _NEVER if dense else (*_INSIDE, *_NEVER):
+        for name in _unreached("dense" if dense else None):
             point = getattr(self, name, None)
             if point is not None and point.has_hooks(dir="both"):
                 raise ValueError(f"{point.name} does not fire: {_why(name)}")
@@ -86,6 +89,11 @@ class MethodAttention(AttentionBridge):
     def _fire_post_hoc_hook(self, hook: HookPoint, tensor: Tensor, hook_label: str) -> Tensor:
         """The weights as they are: their hook fired where they were made."""
         return tensor
+
+
+def _unreached(executor: str | None) -> tuple[str, ...]:
+    """The hooks of attention that a pass under `executor` (None: no method) does not reach."""
+    return _NEVER if executor == "dense" else (*_INSIDE, *_NEVER)
 
 
 def _why(name: str) -> str:
@@ -98,11 +106,46 @@ def _why(name: str) -> str:
     )
 
 
+class MethodCache(ActivationCache):
+    """An ActivationCache whose KeyErrors say why a hook is not in it, and what to do."""
+
+    absence: Callable[[str], str]
+
+    def __getitem__(self, key: Any) -> Tensor:
+        """As TransformerLens has it."""
+        try:
+            return super().__getitem__(key)
+        except KeyError as error:
+            raise KeyError(self.absence(error.args[0])) from None
+
+
 class MethodBridge(TransformerBridge):
     """A TransformerBridge on which `mesa.applied(bridge.original_model, method)` is obeyed.
 
+    Texts are never cut, unless `to_tokens` is called with truncate=True: methods are for what lies beyond the window.
     Sweeps over hooks (no filter, or a function) leave out those that do not fire; a hook asked for by name must.
     """
+
+    def to_tokens(
+        self, input: Any, prepend_bos: bool | None = None, padding_side: str | None = None,
+        move_to_device: bool = True, truncate: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """Token ids (batch, position) of a text or texts, of any length."""
+        return super().to_tokens(input, prepend_bos, padding_side, move_to_device, truncate)
+
+    def forward(
+        self, input: Any, return_type: str | None = "logits", loss_per_token: bool = False,
+        prepend_bos: bool | None = None, padding_side: str | None = None, attention_mask: Tensor | None = None,
+        *args: Any, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        """As TransformerLens has it, but padding of texts is masked on either side: it is not part of a prompt."""
+        if attention_mask is None and isinstance(input, list) and len(input) > 1:
+            input = self.to_tokens(input, prepend_bos, padding_side)
+            bos = self.cfg.default_prepend_bos if prepend_bos is None else prepend_bos
+            attention_mask = get_attention_mask(self.tokenizer, input, bos, padding_side)
+        return super().forward(
+            input, return_type, loss_per_token, prepend_bos, padding_side, attention_mask, *args, **kwargs
+        )
 
     def run_with_cache(
         self, input: Any, return_cache_object: Any = True, remove_batch_dim: bool = False, names_filter: Any = None,
@@ -111,10 +154,14 @@ class MethodBridge(TransformerBridge):
         """As TransformerLens has it; without gradients under the fused executor, which has none."""
         if names_filter is None or callable(names_filter):
             names_filter = self._sweep(names_filter)
-        fused = self._executor() == "fused" and not kwargs.get("incl_bwd")
+        executor = self._executor()
         run: Any = super().run_with_cache
-        with torch.no_grad() if fused else nullcontext():
-            return run(input, return_cache_object, remove_batch_dim, names_filter, *args, **kwargs)
+        with torch.no_grad() if executor == "fused" and not kwargs.get("incl_bwd") else nullcontext():
+            output, cache = run(input, return_cache_object, remove_batch_dim, names_filter, *args, **kwargs)
+        if isinstance(cache, ActivationCache):
+            cache = MethodCache(cache.cache_dict, self, cache.has_batch_dim)
+            cache.absence = partial(self._absence, executor)
+        return output, cache
 
     def run_with_hooks(self, input: Any, fwd_hooks: Any = (), bwd_hooks: Any = (), *args: Any, **kwargs: Any) -> Any:
         """As TransformerLens has it."""
@@ -123,6 +170,22 @@ class MethodBridge(TransformerBridge):
             for each in (fwd_hooks, bwd_hooks)
         )
         return super().run_with_hooks(input, forward, backward, *args, **kwargs)
+
+    def _absence(self, executor: str | None, name: str) -> str:
+        """Why a cache from a pass under `executor` lacks the hook `name`."""
+        point = self.hook_dict.get(name)
+        if point is None:
+            of_layers = any(known.endswith(f".{name}") for known in self.hook_dict)
+            layers = " and a layer, as in cache['resid_post', 0]" if of_layers else ""
+            return f"{name} is no hook of this model; give one of bridge.hook_dict{layers}"
+        full = point.name or name
+        if full.startswith("rotary_emb.") and executor is not None:
+            return f"{name} does not fire: positions are the attached method's"
+        if reason := self._gated_hook_reason(full):
+            return f"{name} does not fire while {reason} is False; call set_{reason}(True) first"
+        if ".attn." in full and full.endswith(_unreached(executor)):
+            return f"{name} does not fire: {_why(full.rpartition('.')[2])}"
+        return f"{name} is not in this cache; names_filter or stop_at_layer left it out"
 
     def _executor(self) -> str | None:
         model: Any = self.original_model
@@ -138,7 +201,7 @@ class MethodBridge(TransformerBridge):
     def _fires(self, name: str) -> bool:
         """Whether a hook is reached under the attached executor and TransformerLens' own switches."""
         executor = self._executor()
-        never = ".attn." in name and name.endswith(_NEVER if executor == "dense" else (*_NEVER, *_INSIDE))
+        never = ".attn." in name and name.endswith(_unreached(executor))
         replaced = name.startswith("rotary_emb.") and executor is not None
         return not never and not replaced and self._gated_hook_reason(name) is None
 

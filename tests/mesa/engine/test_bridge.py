@@ -1,5 +1,8 @@
 """TransformerLens' own calls on `mesa.bridge`: what they see is what the method computes, and what they edit counts."""
 
+import contextlib
+import copy
+
 import cases
 import pytest
 import tiny
@@ -135,3 +138,90 @@ def test_a_rotary_hook_is_an_error_while_a_method_is_attached(model, tokenizer):
     bridge = mesa.bridge(model, tokenizer)
     with mesa.applied(model, cases.method("rerope")), pytest.raises(ValueError, match="positions are the attached"):
         bridge.run_with_cache(tokens(), names_filter="rotary_emb.hook_cos")
+
+
+TEXTS = ("import os\n" * 30, "def f(x):\n    return x", "for")
+METHODS = (None, "dynamic-ntk", "mesa")
+
+
+def attached(model, name):
+    return contextlib.nullcontext() if name is None else mesa.applied(model, cases.method(name))
+
+
+@pytest.fixture
+def wide():
+    """A model with the shipped tokenizer's words, trained on 24 tokens."""
+    return tiny.model(vocabulary=2048)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_text_beyond_the_window_is_not_cut(wide, tokenizer, name):
+    bridge, text = mesa.bridge(wide, tokenizer), TEXTS[0]
+    ids = torch.tensor(tokenizer([text])["input_ids"])
+    assert ids.shape[1] > 2 * bridge.cfg.n_ctx
+    assert torch.equal(bridge.to_tokens(text), ids)
+    assert len(bridge.to_str_tokens(text)) == len(bridge.to_str_tokens([text, "a"])[0]) == ids.shape[1]
+    assert bridge.get_token_position(int(ids[0, -1]), text, mode="last") == ids.shape[1] - 1
+    with torch.no_grad(), attached(wide, name):
+        expected = wide(ids).logits
+        for logits in (
+            bridge(text),
+            bridge([text]),
+            bridge.run_with_cache(text)[0],
+            bridge.run_with_cache(input=text)[0],
+            bridge.run_with_hooks(text),
+        ):
+            assert torch.equal(logits, expected)
+        assert bridge.input_to_embed(text)[1].shape == ids.shape
+        losses = torch.nn.functional.cross_entropy(expected[0, :-1], ids[0, 1:])
+        torch.testing.assert_close(bridge(text, return_type="loss"), losses)
+        said = bridge.generate(
+            text, max_new_tokens=3, do_sample=False, stop_at_eos=False, verbose=False, return_type="tokens"
+        )
+        torch.testing.assert_close(said, wide.generate(ids, max_new_tokens=3, do_sample=False))
+    assert bridge.to_tokens(text, truncate=True).shape[1] == bridge.cfg.n_ctx
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_batch_of_texts_is_its_rows(wide, tokenizer, name, side):
+    """Padding counts for nothing on either side, also for methods that follow the prompt's length."""
+    own = copy.deepcopy(tokenizer)
+    own.padding_side = side
+    bridge = mesa.bridge(wide, own)
+    with torch.no_grad(), attached(wide, name):
+        rows, many = [bridge(text)[0] for text in TEXTS], bridge(list(TEXTS))
+        by_token = bridge(list(TEXTS), return_type="loss")
+        assert torch.equal(bridge.run_with_cache(list(TEXTS))[0], many)
+        assert torch.equal(bridge.run_with_hooks(list(TEXTS)), many)
+    for row, logits in zip(rows, many, strict=True):
+        there = logits[-len(row) :] if side == "left" else logits[: len(row)]
+        torch.testing.assert_close(there, row, atol=1e-5, rtol=1e-5)
+    ids = [bridge.to_tokens(text)[0] for text in TEXTS]
+    losses = [
+        torch.nn.functional.cross_entropy(row[:-1], each[1:], reduction="none")
+        for row, each in zip(rows, ids, strict=True)
+    ]
+    torch.testing.assert_close(by_token, torch.cat(losses).mean(), atol=1e-5, rtol=1e-5)
+
+
+def test_what_a_cache_lacks_is_explained(model, tokenizer):
+    bridge, method = mesa.bridge(model, tokenizer), cases.method("rerope")
+    fused, dense = cached(bridge, method, executor="fused")[1], cached(bridge, method, stop_at_layer=2)[1]
+    with torch.no_grad():
+        plain = bridge.run_with_cache(tokens())[1]
+    for lacking in (fused, plain, fused.to("cpu"), fused.remove_batch_dim()):
+        for key in (("pattern", 1), ("attn_scores", -1), name("pattern")):
+            with pytest.raises(KeyError, match=r"hook_.* does not fire: .*executor='dense'"):
+                lacking[key]
+    for cache, key, reason in (
+        (fused, ("rot_q", 0), "hooked at hook_q"),
+        (fused, ("result", 0, "attn"), r"call set_use_attn_result\(True\)"),
+        (fused, "rotary_emb.hook_cos", "positions are the attached method's"),
+        (fused, "pattern", "give one of bridge.hook_dict and a layer"),
+        (fused, ("resid_post", 9), "no hook of this model"),
+        (dense, ("pattern", 2), "names_filter or stop_at_layer left it out"),
+    ):
+        with pytest.raises(KeyError, match=reason):
+            cache[key]
+    assert dense["pattern", 1].shape == (1, 4, 40, 40)
