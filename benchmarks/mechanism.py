@@ -38,7 +38,7 @@ RUNNING = {  # what is run, in this order, and its folder
     ),
 }
 TABLES = {  # table in a run's folder: its name in benchmarks/results/mechanism
-    "mechanism/anatomy": {name: name for name in ("all_heads", "lens_differs", "retrieval_heads", "unmet")},
+    "mechanism/anatomy": {name: name for name in ("all_heads", "heads", "lens_differs", "retrieval_heads", "unmet")},
     "mechanism/locate": {name: name for name in ("agreement", "attribution", "effects", "gaps", "smallest")},
     "mechanism-passkey/locate": {"effects": "effects-passkey", "smallest": "smallest-passkey"},
     "mechanism-mask/locate": {"effects": "effects-mask"},
