@@ -1,7 +1,7 @@
 """Numbers in the docs stand in the committed data that a page names as their source.
 
-A comment `<!-- data: FILE [KEY=VALUE,VALUE ...]; beside: TEXT, TEXT -->` stands above a paragraph or a table. FILE is CSV
-or JSON lines file under benchmarks/results, KEY=VALUE selects rows, and the texts beside are labels, no results.
+A comment `<!-- data: FILE [KEY=VALUE,VALUE ...]; beside: TEXT, TEXT -->` stands above a paragraph or a table. FILE (CSV
+or JSON lines) lies under benchmarks/results, KEY=VALUE selects rows, and the texts beside are labels, no results.
 """
 
 import csv
