@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from mesa_lens.model import add_model_options, load_options
@@ -85,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
         tell_estimate(estimate(made), made.config, made.request, work(made))
         return 0
     from probe.anatomy_report import write_anatomy_report
+    from probe.files import json_text
     from probe.mechanism.anatomy.files import FOLDER
     from probe.mechanism.anatomy.results import write
     from probe.mechanism.anatomy.run import anatomy
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     elif summary["cells_left"] or summary["texts_left"]:
         tell_left(args, f"{summary['cells_left']} cells and {summary['texts_left']} texts are left")
     if args.json:
-        print(json.dumps(summary, indent=1))
+        print(json_text(summary))
         return 1 if failed else 0
     print(said)
     if found is not None:

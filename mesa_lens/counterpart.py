@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from mesa_lens.model import add_model_options, load_options
@@ -75,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
     if args.estimate:
         tell_estimate(estimate(made), made.config, made.request, work(made))
         return 0
+    from probe.files import json_text
     from probe.mechanism.counterpart.results import said, write
     from probe.mechanism.counterpart.run import FOLDER, counterpart
     from probe.ownership import owned
@@ -85,5 +85,5 @@ def run(args: argparse.Namespace) -> int:
         summary = write(made, journal, args.out)
     if summary["cells_left"]:
         tell_left(args, f"{summary['cells_left']} cells are left")
-    print(json.dumps(summary, indent=1) if args.json else f"{said(summary)}\nwrote {args.out / FOLDER}: summary.json")
+    print(json_text(summary) if args.json else f"{said(summary)}\nwrote {args.out / FOLDER}: summary.json")
     return 0

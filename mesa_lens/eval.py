@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -123,6 +122,7 @@ def _tasks(args: argparse.Namespace, request: Any, runner: Any) -> int:
     from probe.evaluation.clock import deadline
     from probe.evaluation.run import run as run_cells
     from probe.figures.evaluation_chart import write_curves
+    from probe.files import json_text
     from probe.ownership import owned
 
     until = deadline(args.minutes)
@@ -134,7 +134,7 @@ def _tasks(args: argparse.Namespace, request: Any, runner: Any) -> int:
     if failed := summary["failed"]:
         tell_failed(args, f"{len(failed)} cells")
     if args.json:
-        print(json.dumps(summary, indent=1))
+        print(json_text(summary))
     elif summary["cells"]:
         _print(summary, args.out, written)
     return 1 if failed else 0
@@ -167,6 +167,7 @@ def _harness(args: argparse.Namespace, request: Any, runner: Any) -> int:
 
     from probe.evaluation.harness import RESULTS, run_harness
     from probe.evaluation.plan import names, plan
+    from probe.files import json_text
 
     for name in ("text", "data", "depth", "evaluator", "evaluator_method"):
         if getattr(args, name) is not None:
@@ -189,7 +190,7 @@ def _harness(args: argparse.Namespace, request: Any, runner: Any) -> int:
     if failed := written["failed"]:
         tell_failed(args, f"{len(failed)} cells")
     if args.json:
-        print(json.dumps(written, indent=1))
+        print(json_text(written))
         return 1 if failed else 0
     for method, results in written["results"].items():
         for task, scores in results.items():

@@ -222,7 +222,7 @@ def _drift(args: argparse.Namespace, opened: Run) -> Export:
     layers = None if args.layers is None else parse_ranges(args.layers, "--layers")
     name, found = _drifted(args, opened)
     shown = None if layers is None else in_ranges(found["layer"], "layer", layers).values.tolist()
-    return drift_export(found.sel({"method": _methods(args, found)}), name, shown)
+    return drift_export(found, name, shown, _methods(args, found))
 
 
 def _drifted(args: argparse.Namespace, opened: Run) -> tuple[str, xr.Dataset]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from mesa_lens.model import add_model_options, load_options
@@ -113,6 +112,7 @@ def run(args: argparse.Namespace) -> int:
     if args.estimate:
         tell_estimate(estimate(made), made.config, made.request, work(made))
         return 0
+    from probe.files import json_text
     from probe.locate_report import write_locate_report
     from probe.mechanism.cells import FOLDER
     from probe.mechanism.results import write
@@ -135,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
     elif summary["cells_left"] and args.minutes:
         tell_left(args, f"{summary['cells_left']} cells are left")
     if args.json:
-        print(json.dumps(summary, indent=1))
+        print(json_text(summary))
         return 1 if failed else 0
     for heading, sentences in located_findings(summary):
         print("\n  ".join([heading, *sentences]) + "\n")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,24 @@ def write(path: Path, content: bytes) -> None:
         if error.errno is None:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def json_text(value: Any, indent: int | None = 1, **options: Any) -> str:
+    """The value as strict JSON, which has no NaN and no infinity: null stands for them. options: of `json.dumps`."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False, **options)
+
+
+def write_json(path: Path, value: Any, indent: int = 1) -> None:
+    """Writes `json_text` and a last line break, as `write` does."""
+    write(path, (json_text(value, indent) + "\n").encode())
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def difference(key: str, there: Any, now: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,7 @@ from probe.figures.heatmap import OPENING, default_regions, difference, layer_li
 from probe.figures.marks import Chart, Grid, Raster, curves_chart, heatmap_grid, threshold_chart
 from probe.figures.render import Drawn, page, rendered
 from probe.figures.tables import npz_bytes
-from probe.files import write
+from probe.files import write, write_json
 from probe.locate_report import located_section
 from probe.store.kept import DERIVED, Found, keep
 from probe.store.located import find_located
@@ -116,7 +115,7 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> dict[str
     maps = Maps.of(analysis)
     write_figures(analysis, folder / "figures", maps)
     write(folder / "report.html", render(analysis, summary, maps).encode())
-    write(folder / "summary.json", (json.dumps(summary, indent=2, allow_nan=False) + "\n").encode())
+    write_json(folder / "summary.json", summary, 2)
     return summary
 
 

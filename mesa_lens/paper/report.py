@@ -21,7 +21,7 @@ from probe.figures.fitting import embedded
 from probe.figures.heatmap import default_regions, layer_limits, pool, regions
 from probe.figures.marks import curves_chart, heatmap_grid, threshold_chart
 from probe.figures.render import Drawn
-from probe.files import write
+from probe.files import write, write_json
 from probe.store.reader import open_run
 from probe.store.summary import VERDICT
 from probe.thresholds.analysis import analyse
@@ -47,7 +47,7 @@ def write_report(config: PaperConfig, found: Mapping[str, Mapping[str, Any]], ou
     ]
     page = template.render(config=config, sections=sections, plotly_js=Markup(get_plotlyjs()))
     write(out / "report.html", page.encode())
-    write(out / "results.json", (json.dumps({"model": config.model, "sections": found}, indent=1) + "\n").encode())
+    write_json(out / "results.json", {"model": config.model, "sections": found})
     return out / "report.html"
 
 

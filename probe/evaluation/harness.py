@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cache
@@ -17,7 +16,7 @@ from probe.evaluation.journal import Journal
 from probe.evaluation.journaled import run_journaled
 from probe.evaluation.plan import EvalPlan
 from probe.evaluation.run import checked_journal
-from probe.files import write
+from probe.files import write_json
 from probe.ownership import owned
 
 JOURNAL, RESULTS = "harness.jsonl", "harness.json"
@@ -82,5 +81,5 @@ def run_harness(
             found[cell[1]].update(journal.rows[cell]["results"])
     about = {"model": made.request.model, "max_length": longest, "limit": limit, "failed": [cell.key for cell in lost]}
     written = {**about, **journal.told, "results": found}
-    write(out / RESULTS, (json.dumps(written, indent=1) + "\n").encode())
+    write_json(out / RESULTS, written)
     return written

@@ -25,7 +25,7 @@ from probe.evaluation.keyed import pooled
 from probe.evaluation.plan import TASKS, EvalPlan
 from probe.evaluation.summary import summarize
 from probe.evaluation.work import EvalCell, EvalWork, cells_of
-from probe.files import write
+from probe.files import write_json
 from probe.ownership import owned
 from probe.tasks.recall import RULER
 
@@ -127,7 +127,7 @@ def _sum_up(made: EvalPlan, out: Path, journal: Journal, left_out: LeftOut) -> d
         "cells": summarize(found, TASKS),
     }
     if journal.rows:  # else it would make the folder look like somebody else's
-        write(out / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+        write_json(out / "summary.json", summary)
     return summary
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import xarray as xr
 
@@ -20,28 +22,31 @@ def shown_layers(found: xr.Dataset) -> list[int]:
     return sorted({layers[0], layers[strongest] if call.layer is None else call.layer})
 
 
-def drift_chart(found: xr.Dataset, layers: list[int] | None = None, prompt: str = "") -> Chart:
+def drift_chart(
+    found: xr.Dataset, layers: list[int] | None = None, prompt: str = "", methods: Sequence[str] | None = None
+) -> Chart:
     """How far a layer's states are from their in-window range, by position and method, for `layers` of `find_drift`.
 
     Drawn is the root mean square over dims, in ranges: 1 is every dim at the edge of its in-window range. What is not
-    judged, since states are settling, is left out. Default layers: `shown_layers`.
+    judged, since states are settling, is left out. Default layers: `shown_layers`; methods: all.
     """
     layers = shown_layers(found) if layers is None else layers
     reference, trained = found.attrs["reference"], found.attrs["trained_length"]
-    by_method = {call.method: call for call in drift_calls(found)}
+    shown = found if methods is None else found.sel({"method": list(methods)})
+    calls = drift_calls(shown)
     panels = []
-    top = float(np.sqrt(found["level"].sel(layer=layers).where(~found["settling"]).max()))
+    top = np.sqrt(shown["level"].sel(layer=layers).where(~shown["settling"]).max().fillna(0).item())
     for layer in layers:
         at = found.sel(layer=layer)
         limit = float(np.sqrt(at["limit"].sel({"method": reference})))
-        lines = tuple(_line(at, call) for call in by_method.values())
+        lines = tuple(_line(at, call) for call in calls)
         panels.append(
             Panel(
                 title=f"layer {layer}",
                 x_title=f"position (tokens), runs of {found.attrs['run']}",
                 y_title="rms distance from in-window range (ranges)",
                 lines=lines,
-                points=tuple(_point(at, call, layer) for call in by_method.values() if layer in call.layers),
+                points=tuple(_point(at, call, layer) for call in calls if layer in call.layers),
                 rules=(trained_rule(trained), Rule(limit, "", RED)),
                 y_range=(0.0, 1.08 * max(top, limit)),
             )

@@ -107,16 +107,20 @@ def threshold_export(hidden: xr.DataArray, found: xr.Dataset, pairs: Sequence[tu
     return Export(figures, {_file_name("thresholds", hidden): judged.assign_attrs(attrs), f"{stem}-values": series})
 
 
-def drift_export(found: xr.Dataset, prompt: str, layers: Sequence[int] | None = None) -> Export:
+def drift_export(
+    found: xr.Dataset, prompt: str, layers: Sequence[int] | None = None, methods: Sequence[str] | None = None
+) -> Export:
     """The chart of `layers` of one prompt's `found` (from `find_drift`; default: where drift begins), its map, tables.
 
     `drift-levels`, by method, layer and run: the mean square distance in ranges, and what is not judged. `drift-dims`,
     by method, layer and dim: level, range and share. Both have each layer's limit, call and false alarms.
+    methods: those drawn and in the tables; `found` also has the reference.
     """
     if layers is not None:
         for layer in layers:
             check_labels(found, "layer", [layer])
-    chart = drift_chart(found, None if layers is None else list(layers), prompt)
+    chart = drift_chart(found, None if layers is None else list(layers), prompt, methods)
+    found = found if methods is None else found.sel({"method": list(methods)})
     by_layer = ["limit", "first", "low", "high", "before", "false_alarms", "motion"]
     stem = f"drift-{found.attrs['hook']}-{safe_name(prompt)}"
     numbers = {"levels": ["level", "settling", *by_layer], "dims": ["centre", "range", "share"]}

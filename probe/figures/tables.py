@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 
 import numpy as np
+import pandas as pd
 import xarray as xr
+
+from probe.files import json_text
 
 ROWS = 1_000_000
 """A CSV holds no more rows: about what a spreadsheet opens."""
@@ -27,13 +29,14 @@ def check_rows(rows: int) -> None:
 def csv_bytes(numbers: xr.Dataset) -> bytes:
     """A row for each combination of the labels, a column for each label and variable; blank where there is no value.
 
-    Float64 is `rounded`. Dims without labels are numbered; a dim named `row` is left out. Raises ValueError for too
+    Positions and lengths are whole numbers, blank where they are infinite: an interval's open end. Float64 is
+    `rounded`. Dims without labels are numbered; a dim named `row` is left out. Raises ValueError for too
     many rows.
     """
     check_rows(math.prod(numbers.sizes.values()))
     frame = numbers.to_dataframe(sorted(map(str, numbers.dims), key=_place)).reset_index()
-    whole = [name for name, values in numbers.items() if values.attrs.get("units") in _WHOLE]
-    frame = frame.astype(dict.fromkeys(whole, "Int64"))
+    for name in (name for name, values in numbers.items() if values.attrs.get("units") in _WHOLE):
+        frame[name] = _whole(frame[name].to_numpy(float))
     for name in frame.columns[frame.dtypes == np.float64]:
         frame[name] = rounded(frame[name].to_numpy())
     variables = [str(name) for name in numbers.data_vars]
@@ -60,12 +63,19 @@ def npz_bytes(numbers: xr.Dataset) -> bytes:
     }
     arrays = {str(name): _plain(values.values) for name, values in numbers.variables.items()}
     file = io.BytesIO()
-    np.savez(file, allow_pickle=False, about=json.dumps(about, sort_keys=True, default=str), **arrays)
+    np.savez(file, allow_pickle=False, about=json_text(about, None, sort_keys=True, default=str), **arrays)
     return file.getvalue()
 
 
 def _place(name: str) -> int:
     return _ORDER.index(name) if name in _ORDER else len(_ORDER)
+
+
+def _whole(values: np.ndarray) -> pd.Series:
+    """Whole numbers, blank where there is none; a column with a fraction in it stays as it is, without infinities."""
+    known = np.where(np.isfinite(values), values, np.nan)
+    fractions = np.nan_to_num(known) % 1
+    return pd.Series(known) if fractions.any() else pd.Series(known).astype("Int64")
 
 
 def _plain(values: np.ndarray) -> np.ndarray:

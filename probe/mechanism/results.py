@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from probe.evaluation.journal import Journal
-from probe.files import write as write_file
+from probe.files import write_json
 from probe.mechanism.cells import FOLDER, has_runs, paired
 from probe.mechanism.interventions import by_layer
 from probe.mechanism.rankings import rank_correlation, rankings
@@ -71,7 +70,7 @@ def write(made: LocatePlan, journal: Journal, out: Path) -> dict[str, Any]:
     """The summary, which is written to the run's folder if there is anything to tell."""
     summary = summarize(made, journal, out)
     if journal.rows:
-        write_file(out / FOLDER / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+        write_json(out / FOLDER / "summary.json", summary)
     return summary
 
 

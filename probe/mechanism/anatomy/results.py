@@ -12,7 +12,7 @@ import numpy as np
 
 from probe.evaluation.intervals import half_width
 from probe.evaluation.journal import Journal
-from probe.files import write as write_file
+from probe.files import write_json
 from probe.mechanism.anatomy import files
 from probe.mechanism.anatomy.frequencies import first_unmet
 from probe.mechanism.anatomy.heads import PARTS as PARTS_OF_MASS
@@ -40,7 +40,7 @@ def write(made: AnatomyPlan, journal: Journal, out: Path) -> tuple[dict[str, Any
     if arrays:
         np.savez_compressed(folder / files.VECTORS, allow_pickle=False, **arrays)
     if journal.rows or arrays:
-        write_file(folder / files.SUMMARY, (json.dumps(summary, indent=1) + "\n").encode())
+        write_json(folder / files.SUMMARY, summary)
     return summary, words(summary)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 
 from probe.evaluation.intervals import shown, student
 from probe.evaluation.journal import Journal
-from probe.files import write as write_file
+from probe.files import write_json
 from probe.mechanism.counterpart.reading import COUNTERPART, KIN
 from probe.mechanism.counterpart.request import FOUND, NEAREST, SETS, CounterpartPlan, random_names
 from probe.mechanism.counterpart.run import FOLDER, cells, chosen_sets, curves, heads_of
@@ -55,7 +54,7 @@ def summarize(made: CounterpartPlan, journal: Journal) -> dict[str, Any]:
 def write(made: CounterpartPlan, journal: Journal, out: Path) -> dict[str, Any]:
     """The summary, which is written to the run's folder."""
     summary = summarize(made, journal)
-    write_file(out / FOLDER / SUMMARY, (json.dumps(summary, indent=1) + "\n").encode())
+    write_json(out / FOLDER / SUMMARY, summary)
     return summary
 
 

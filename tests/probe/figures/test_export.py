@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import re
 import shutil
 import sys
@@ -17,12 +18,13 @@ from synthetic import evaluation, hidden_states, write_run
 
 from mesa_lens.cli import main
 from probe.figures import tables
-from probe.figures.export import Export, curves_export, formats, heatmap_export, threshold_export
+from probe.figures.export import Export, curves_export, drift_export, formats, heatmap_export, threshold_export
 from probe.figures.heatmap import difference, layer_limits, regions
 from probe.figures.marks import Chart
 from probe.figures.render import rendered
-from probe.figures.tables import csv_bytes, rounded
-from probe.files import write
+from probe.figures.tables import csv_bytes, npz_bytes, rounded
+from probe.files import json_text, write
+from probe.thresholds.drift import find_drift
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.predict import best
 from probe.thresholds.search import CrossingRule, search
@@ -272,6 +274,21 @@ def test_drift_tables(folder, tmp_path, capsys):
     assert "layers 7-7 were not all captured; captured: 0-1" in capsys.readouterr().err
 
 
+def test_an_interval_without_an_upper_end_is_blank_in_the_table(one):
+    drifted = find_drift(one, M)
+    drifted["high"] = drifted["high"].where(drifted["high"].isnull(), np.inf)  # most draws call nothing
+    levels = dict(drift_export(drifted, "repeated").files("csv"))["drift-resid_post-repeated-levels.csv"]
+    (row,) = table(levels).query("method == 'origin' and layer == 1 and run == 100").to_dict("records")
+    assert (70 <= row["first"] <= 80, row["low"] == int(row["low"]), np.isnan(row["high"])) == (True, True, True)
+
+
+@pytest.mark.parametrize("kind", ["drift", "thresholds", "curves", "heatmap"])
+def test_the_reference_may_be_left_out(kind, folder, tmp_path, capsys):
+    assert run(folder, tmp_path, kind, "--methods", "rerope", "--format", "csv") == 0
+    tables = [pd.read_csv(path) for path in tmp_path.glob("*.csv")]
+    assert {tuple(each["method"].unique()) for each in tables if "method" in each} == {("rerope",)}
+
+
 def test_a_csv_of_too_many_rows_is_refused_before_it_is_made(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tables, "ROWS", 1000)
     assert run(folder, tmp_path / "none", "heatmap", "--native", "--format", "csv") == 2
@@ -425,6 +442,20 @@ def test_a_csv_has_no_rest_of_rounding():
     rows = csv_bytes(numbers).decode().splitlines()[1:]
     assert rows == ["0,0.0,0.0", "1,0.3,0.0", "2,,0.0", "3,-1234.5,0.0", "4,0.0,0.0"]
     assert rounded(np.array([3e14 + 0.25, 1.0])).tolist() == [3e14, 1.0]
+
+
+def test_whole_numbers_fractions_and_open_ends_in_one_table():
+    columns = {"low": [64.0, np.nan], "high": [np.inf, -np.inf], "mean": [64.5, np.inf]}
+    numbers = xr.Dataset({name: ("layer", values, {"units": "tokens"}) for name, values in columns.items()})
+    assert csv_bytes(numbers).decode().split() == ["layer,low,high,mean", "0,64,,64.5", "1,,,"]
+
+
+def test_json_is_strict():
+    text = json_text({"share": np.float64("nan"), "ends": (1.5, math.inf), "rows": [{"low": -math.inf, "n": 3}]}, None)
+    assert text == '{"share": null, "ends": [1.5, null], "rows": [{"low": null, "n": 3}]}'
+    numbers = xr.Dataset({"share": ("layer", [1.0])}, attrs={"factor": math.inf})
+    about = np.load(io.BytesIO(npz_bytes(numbers)))["about"].item()
+    assert json.loads(about, parse_constant=pytest.fail)["attrs"] == {"factor": None}
 
 
 def test_float32_values_are_left_as_they_were_stored():
