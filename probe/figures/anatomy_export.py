@@ -139,7 +139,7 @@ def _flat(row: Row) -> dict[str, Any]:
 def _retrieving(summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """A row for each head that retrieves inside M and each method beyond it."""
     for each in summary["retrieval_heads"]:
-        place = {name: each[name] for name in ("length", "layer", "head", "offset", "dies")}
+        place = {name: each[name] for name in ("length", "layer", "head", "offset", "dies", "keeps")}
         for method, beyond in each["beyond"].items():
             scores = _flat({"inside": each["inside"], "beyond": beyond})
             yield {"method": method, **place, **scores, "revived": method in each["revived"]}

@@ -18,7 +18,7 @@ from probe.store.located import Located, Row, having, number
 
 _TEXTS = ("method", "measure", "kind", "way", "hook", "span", "rule", "which", "what", "with", "slope_reason")
 _INDICES = "length layer head items dims size places enough n begin end offset best_offset first_unmet".split()
-_JUDGED = ("judged", "dies", "revived")
+_JUDGED = ("judged", "dies", "keeps", "revived")
 TABLES = ("gaps", "effects", "attribution", "agreement", "smallest")
 
 

@@ -35,7 +35,7 @@ class Gap:
 
     @property
     def judged(self) -> bool:
-        """Whether the broken run is worse, beyond doubt and by `LEAST`, so that shares of it mean something."""
+        """Whether the broken run is clearly worse, by `LEAST` or more, so that shares of it mean something."""
         return self.low > 0 and self.broken - self.mended >= LEAST
 
 

@@ -1,13 +1,18 @@
-"""What `mesa-lens locate` found, in plain words computed from its summary; no torch."""
+"""What `mesa-lens locate` found, in plain words computed from its summary; no torch.
+
+The best of several is the one with the largest share, as on the maps; what its interval leaves open is said.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from probe.store.located import Located, Row, having, is_clear, number, percent
 
 _MEASURES = {"nll": "tail NLL", "passkey": "the passkey's answer"}
+_ENOUGH = 0.9  # of the loss, restored by a set of heads that is enough
 _NAMED = 3  # layers named in a sentence
 _FEW = 4  # places, of which all orders are too likely to be called a correlation
 _WRITTEN_INTO = ("attn_out", "mlp_out")  # resid_* hold all that came before: late ones restore all of it
@@ -26,73 +31,72 @@ def located_findings(summary: Located, **labels: Any) -> list[tuple[str, list[st
 
 def _told(summary: Located, gap: Row) -> list[str]:
     broken = next(iter(summary["methods"]))
-    lost = number(gap["broken"]) - number(gap["mended"])
+    method, lost = gap["method"], number(gap["broken"]) - number(gap["mended"])
+    at, items = f"At {gap['length']} tokens", _items(gap["items"])
     difference = f"{lost:z.2f} {_interval(gap)} nats/token"
     if number(gap["high"]) < 0:
-        return [f"At {gap['length']} tokens {gap['method']} is worse than {broken} ({difference}): it mends nothing."]
+        return [f"{at} {method} is worse than {broken} ({difference}; {items}): it mends nothing."]
     if not gap["judged"]:
-        return [
-            f"At {gap['length']} tokens {broken} and {gap['method']} do not differ beyond doubt ({difference}): "
-            "there is no loss to locate."
-        ]
+        unsure = "is too small to locate" if number(gap["low"]) > 0 else "cannot be told from 0"
+        return [f"{at} the loss of {broken} against {method} {unsure} ({difference}; {items})."]
     labels = {name: gap[name] for name in ("method", "length", "measure")}
-    effects = having(summary["effects"], **labels)
+    effects = [row for row in having(summary["effects"], **labels) if _is_known(row)]
+    weave = having(effects, kind="weave")
+    layers = [row for row in having(weave, head=None) if row["layer"] is not None]
     parts = [
-        f"At {gap['length']} tokens {broken} loses {difference} against {gap['method']} ({_items(gap['items'])}).",
-        _layers(effects, gap["method"]),
-        _needed(effects, gap["method"]),
-        _head(effects),
-        _together(effects),
+        f"{at} {broken} loses {difference} against {method} ({items}).",
+        _layers(having(layers, way="only"), f"{method} in one layer alone restores"),
+        _layers(having(layers, way="without"), f"Without {method} in one layer there is lost again"),
+        _largest(
+            [row for row in having(weave, way="only") if row["head"] is not None], "single heads restores", _place
+        ),
+        _together(weave),
         _smallest(having(summary["smallest"], **labels)),
-        _patches(effects, gap["method"], broken),
+        _patches(effects, method, broken),
         _clamps(effects),
         _inside(having(summary.get("inside", ()), length=gap["length"], measure=gap["measure"])),
         _shifts(effects),
         _agreement(having(summary.get("agreement", ()), **labels)),
     ]
+    fewer = sorted({row["items"] for row in effects if row["items"] < gap["items"]})
+    parts += [f"Some shares are of {fewer[0]} items." if fewer else ""]
     left = f"{summary['cells_left']} cells are still to be run." if summary.get("cells_left") else ""
     return [part for part in (*parts, left) if part]
 
 
-def _layers(effects: Sequence[Row], method: str) -> str:
-    rows = _best(having(effects, kind="weave", way="only", head=None), lambda row: row["layer"] is not None)
+def _layers(rows: Sequence[Row], says: str) -> str:
+    """The layers with a share that is clearly not 0, and of how many that cannot be told; the largest share always."""
     if not rows:
         return ""
-    clear = [row for row in rows if is_clear(row) and row["share"] > 0]
-    if not clear:
-        return f"{method} in one layer alone restores nothing beyond doubt; most in {_layer(rows[0])}."
-    told = [f"in layer {row['layer']} alone {_share(row)}" for row in clear[:_NAMED]]
-    told[0] = f"{method} in layer {clear[0]['layer']} alone restores {_share(clear[0])}"
-    less = sorted(row["layer"] for row in clear[_NAMED:])
-    others = [f"less: layer {', '.join(map(str, less))}"] if less else []
-    worse = [row["layer"] for row in rows if is_clear(row) and row["share"] < 0]
-    others += [f"worse than nothing: layer {', '.join(map(str, sorted(worse)))}"] if worse else []
-    rest = len(rows) - len(clear) - len(worse)
-    others += [f"{rest} cannot be told from 0"] if rest else []
-    return f"{'; '.join([', '.join(told), *others])}."
+    rows = _ranked(rows)
+    more, less = ([row for row in rows if is_clear(row) and (row["share"] > 0) == sign] for sign in (True, False))
+    told = [_layer(row) for row in more[:_NAMED]]
+    told += [f"less in {_numbers(more[_NAMED:])}"] if more[_NAMED:] else []
+    told += [f"less than nothing in {_numbers(less)}"] if less else []
+    unsure = [row for row in rows if not is_clear(row)]
+    if unsure:
+        largest = f", the largest {_layer(unsure[0])}" if unsure[0] is rows[0] else ""
+        told.append(f"{len(unsure)} of {len(rows)} layers cannot be told from 0{largest}")
+    return f"{says}: {'; '.join(told)}."
 
 
-def _needed(effects: Sequence[Row], method: str) -> str:
-    rows = _best(having(effects, kind="weave", way="without", head=None), lambda row: row["layer"] is not None)
+def _largest(rows: Sequence[Row], what: str, place: Callable[[Row], str]) -> str:
+    """The largest share, as the map has it; if that may be 0, the largest that is not too."""
     if not rows:
         return ""
-    if not (is_clear(rows[0]) and rows[0]["share"] > 0):
-        return f"No layer is needed beyond doubt: without {method} in it, most is lost again in {_layer(rows[0])}."
-    told = [f"layer {row['layer']} {_share(row)}" for row in rows[:_NAMED] if is_clear(row) and row["share"] > 0]
-    return f"Needed: with {method} everywhere but in that layer there is lost again, {', '.join(told)}."
-
-
-def _head(effects: Sequence[Row]) -> str:
-    rows = _best(having(effects, kind="weave", way="only"), lambda row: row["head"] is not None)
-    if not rows:
-        return ""
-    doubt = "" if is_clear(rows[0]) else ", which cannot be told from 0"
-    return f"The best of {len(rows)} single heads, {_place(rows[0])}, restores {_share(rows[0])}{doubt}."
+    rows = _ranked(rows)
+    text = f"The best of {len(rows)} {what} {_share(rows[0])} ({place(rows[0])})"
+    if is_clear(rows[0]):
+        return f"{text}."
+    clear = next((row for row in rows if is_clear(row) and row["share"] > 0), None)
+    other = f"the best that can: {_share(clear)} ({place(clear)})" if clear else "nor can any other"
+    return f"{text}, which cannot be told from 0; {other}."
 
 
 def _together(effects: Sequence[Row]) -> str:
     """Places that restore clearly more than is lost without them, and the reverse: what they do is not theirs alone."""
-    alone, without = (_best(having(effects, kind="weave", way=way), lambda row: True) for way in ("only", "without"))
+    known = [row for row in effects if not math.isnan(number(row["low"]) + number(row["high"]))]
+    alone, without = (_ranked(having(known, way=way)) for way in ("only", "without"))
     pairs = [
         (one, other)
         for one in alone
@@ -105,8 +109,8 @@ def _together(effects: Sequence[Row]) -> str:
     return " ".join(
         f"{says}: {', '.join(_alone_and_without(*pair) for pair in own[:_NAMED])}."
         for says, own in (
-            ("Restores more alone than is lost without it, so others can do the same", spare),
-            ("More is lost without it than it restores alone, so it works with others", short),
+            ("Restores more alone than is lost without it: others can replace it", spare),
+            ("Loses more when left out than it restores alone: it works with others", short),
         )
         if own
     )
@@ -121,45 +125,44 @@ def _smallest(found: Sequence[Row]) -> str:
         return ""
     row = found[0]
     if not row["heads"]:
-        return "No smallest set was searched for: one half of the items shows no loss."
+        return "No smallest set was searched for: half of the items show no loss."
     size = row["enough"] or len(row["heads"])
     names = ", ".join(_name(*head) for head in row["heads"][:size])
     share, random = ([row[f"{first}{name}"][size - 1] for name in ends] for first, ends in _SETS)
-    beside = f"random sets of {size}: {percent(*random)}"
+    text = f"{_heads(size)} ({names}) restore{'s' * (size == 1)} {percent(*share)} (random sets of {size}: "
+    text += f"{percent(*random)})."
     if not row.get("finished", True):
-        return (
-            f"The search for the smallest set is not done: {_heads(size)} restore{'s' * (size == 1)} {percent(*share)}."
-        )
+        return f"The search for the smallest set is not done: {text}"
     if row["enough"]:
-        return f"{_heads(size)} ({names}) restore{'s' * (size == 1)} {percent(*share)} of it ({beside})."
-    return (
-        f"No set that was tried restores 90%: {_heads(size)} restore{'s' * (size == 1)} {percent(*share)} ({beside})."
-    )
+        return f"Smallest set found: {text}"
+    known = [(number(each), n) for n, each in enumerate(row["share"], 1) if not math.isnan(number(each))]
+    if known and max(known)[0] >= _ENOUGH:
+        best, n = max(known)
+        return (
+            f"Cannot tell whether a set restores {_ENOUGH:.0%}: {_heads(n)} did ({best:.0%}), the last did not: {text}"
+        )
+    return f"None of {len(known)} sets restores {_ENOUGH:.0%}; the last: {text}"
 
 
 _SETS = (("", ("share", "low", "high")), ("random", ("", "_low", "_high")))
 
 
 def _patches(effects: Sequence[Row], method: str, broken: str) -> str:
-    rows = _best(
-        having(effects, kind="patch", way="mend", span="all", head=None), lambda row: row["hook"] in _WRITTEN_INTO
-    )
-    if not rows:
-        return ""
-    doubt = "" if is_clear(rows[0]) else ", which cannot be told from 0"
-    return (
-        f"Of the outputs of {method}'s single layers written into {broken}'s run, {rows[0]['hook']} of layer "
-        f"{rows[0]['layer']} restores most: {_share(rows[0])}{doubt}."
+    rows = having(effects, kind="patch", way="mend", span="all", head=None)
+    return _largest(
+        [row for row in rows if row["hook"] in _WRITTEN_INTO],
+        f"outputs of {method}'s single layers written into {broken}'s run restores",
+        lambda row: f"{row['hook']} of layer {row['layer']}",
     )
 
 
 def _clamps(effects: Sequence[Row]) -> str:
     """Every way of holding the dims in one sentence: the shares between which they lie."""
-    everywhere = _known(having(effects, kind="clamp", layer=None))
+    everywhere = having(effects, kind="clamp", layer=None)
     held = sorted(having(everywhere, which="observable"), key=lambda row: number(row["share"]))
     if not held:
         return ""
-    shares = _share(held[0]) if len(held) == 1 else f"{_share(held[0])} to {_share(held[-1])}, by {len(held)} rules"
+    shares = _share(held[0]) if len(held) == 1 else f"{_share(held[0])} to {_share(held[-1])}, in {len(held)} ways"
     random = sorted(round(100 * number(row["share"])) for row in everywhere if row not in held)
     beside = f" (as many random dims {random[0]}% to {random[-1]}%)" if random else ""
     return f"Holding the observable dims of all layers beyond M restores {shares}{beside}."
@@ -179,16 +182,14 @@ def _inside(rows: Sequence[Row]) -> str:
 
 def _shifts(effects: Sequence[Row]) -> str:
     """The layer in which giving positions beyond M an inner one's positional vector restores most."""
-    rows = _best(having(effects, way="shift", which="positional"), lambda row: True)
+    rows = _ranked(having(effects, way="shift", which="positional"))
     if not rows:
         return ""
-    random = sorted(
-        round(100 * number(row["share"])) for row in _known(having(effects, way="shift")) if row not in rows
-    )
+    random = sorted(round(100 * number(row["share"])) for row in having(effects, way="shift") if row not in rows)
     beside = f" (with its dims shuffled {random[0]}% to {random[-1]}%)" if random else ""
     return (
-        f"Giving positions beyond M the positional vectors of positions inside restores at most {_share(rows[0])}, in "
-        f"layer {rows[0]['layer']}{beside}."
+        f"Giving positions beyond M the positional vectors of positions inside, in one of {len(rows)} layers, restores "
+        f"at most {_share(rows[0])}, in layer {rows[0]['layer']}{beside}."
     )
 
 
@@ -206,15 +207,14 @@ def _agreement(rows: Sequence[Row]) -> str:
     return f"Rank correlations: {'; '.join([*told, *others])}." if known else ""
 
 
-def _best(rows: Sequence[Row], among: Callable[[Row], bool]) -> list[Row]:
-    """The rows with a share, the largest first; shares whose interval leaves 0 out before all others."""
-    known = [row for row in _known(rows) if among(row)]
-    return sorted(known, key=lambda row: (is_clear(row) and row["share"] > 0, row["share"]), reverse=True)
+def _ranked(rows: Sequence[Row]) -> list[Row]:
+    """The rows with the largest share first, whatever their intervals, as maps show them."""
+    return sorted(rows, key=lambda row: row["share"], reverse=True)
 
 
-def _known(rows: Sequence[Row]) -> list[Row]:
-    """The rows with a share."""
-    return [row for row in rows if number(row["share"]) == number(row["share"])]
+def _is_known(row: Row) -> bool:
+    """Whether the row has a share."""
+    return not math.isnan(number(row["share"]))
 
 
 def _share(row: Row) -> str:
@@ -222,7 +222,12 @@ def _share(row: Row) -> str:
 
 
 def _layer(row: Row) -> str:
-    return f"layer {row['layer']}: {_share(row)}"
+    return f"layer {row['layer']} {_share(row)}"
+
+
+def _numbers(rows: Sequence[Row]) -> str:
+    layers = sorted(row["layer"] for row in rows)
+    return f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}"
 
 
 def _place(row: Row) -> str:
@@ -236,7 +241,7 @@ def _name(layer: int, head: int) -> str:
 def _items(count: int) -> str:
     """How many items there are, and what intervals over one are worth."""
     if count == 1:
-        return "1 item: intervals are of its blocks and say nothing of other items"
+        return "1 item, whose intervals are of its blocks and say nothing of others"
     return f"{count} items"
 
 

@@ -35,14 +35,14 @@ def predicted_lengths(
     """Failure length of the last method of `hidden`, for every number of dims in `tops`, and how many dims qualify.
 
     hidden: (method, layer, position, dim), Origin first. A method that fails nowhere up to L has L + 1; None: too few
-    dims qualify (see `predict`), or it is beyond all of them inside the window.
+    dims qualify, or can be judged (see `predict`).
     """
     found = search(hidden, trained, rule)
     mine = found.isel(method=[-1])
     lengths: list[int | None] = []
     for top in tops:
         (made,) = predict(mine, top)
-        censored = made.captured + 1 if made.judged else None
+        censored = made.captured + 1 if made.known else None
         lengths.append(censored if made.length is None else made.length)
     return lengths, len(best(found, hidden.sizes["dim"]))
 

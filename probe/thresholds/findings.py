@@ -46,18 +46,18 @@ def _drifts(prompt: str, found: dict[str, Any], reference: str) -> str:
     if call["before"] is not None:
         text += f" It began before M, at {call['before']}, among positions that few training texts reach."
     if found["saturated"]:
-        layers = ranges(found["saturated"])
-        text += f" Layers {layers} move so much inside the window already that a break there may not show."
+        text += f" Cannot tell in layers {ranges(found['saturated'])}, whose states move as much inside the window."
     text += untrusted
     dims = ", ".join(f"{each['layer']}:{each['dim']} ({each['share']:.0%})" for each in found["dims"][:3])
-    return f"{text} The dims (layer:dim) that carry most of it: {dims}."
+    return f"{text} Largest shares, by layer:dim: {dims}." if dims else text
 
 
 def _position(call: dict[str, Any]) -> str:
     """A call with its interval, where that is wider."""
     low, high = call["low"], call["high"]
-    end = call["captured"] if high is None else high
-    interval = "" if low == high == call["length"] else f" (95% interval {low} to {end})"
+    if low is None:
+        return f"{call['length']} (most resamples call nothing)"
+    interval = "" if low == high == call["length"] else f" (95% interval {low} to {high or 'none'})"
     return f"{call['length']}{interval}"
 
 
@@ -81,14 +81,23 @@ def _thresholds(summary: dict[str, Any]) -> str:
     text += f"; {others}." if others else "."
     if summary["best"]:
         first = summary["best"][0]
-        row = _row(summary, summary["reference"])
-        predicted = row.get("predicted_by_thresholds", row["predicted"])
+        doubt = ", which drift cannot judge: false alarms" if first["layer"] in _unjudged(summary) else ""
+        reference = summary["reference"]
+        predicted = next(row for row in summary["methods"] if row["method"] == reference)["predicted_by_thresholds"]
         text += (
-            f" The clearest is layer {first['layer']}, dim {first['dim']} (score {first['score']:.0f}). "
-            f"{summary['reference']} passes the thresholds of the best {predicted['chosen']} dims (median) at "
-            f"{predicted['text']}."
+            f" The highest score is {first['score']:.0f}, of dim {first['dim']} in layer {first['layer']}{doubt}. "
+            f"Median crossing of {reference} over the {predicted['judged']} judged of the best {predicted['chosen']} "
+            f"dims: {predicted['text']}."
         )
     return text
+
+
+def _unjudged(summary: dict[str, Any]) -> list[int]:
+    """The layers in which drift is not judged under the reference, on the headline's prompt."""
+    if isinstance(summary["drift"], str):
+        return []
+    methods = summary["drift"]["prompts"][summary["prompt"]]["methods"]
+    return next(each["untrusted"] for each in methods if each["method"] == summary["reference"])
 
 
 def _control(summary: dict[str, Any]) -> str:
@@ -113,7 +122,3 @@ def _control(summary: dict[str, Any]) -> str:
     if found["as_many"] > ALPHA:
         text += f" At {found['as_many']:.0%} of the positions no fewer are found than at M: M is not told from them."
     return text
-
-
-def _row(summary: dict[str, Any], method: str) -> dict[str, Any]:
-    return next(row for row in summary["methods"] if row["method"] == method)

@@ -10,7 +10,7 @@ import xarray as xr
 TOP = 10
 """Dims that a prediction is the median of."""
 LEAST = 5
-"""Fewer dims predict nothing."""
+"""Fewer judged dims predict nothing."""
 _PAIR = ("layer", "dim")
 
 
@@ -18,12 +18,11 @@ _PAIR = ("layer", "dim")
 class Prediction:
     """A method's predicted failure length, in tokens: what its crossings at the best dims say.
 
-    length: median crossing over the judged dims; None if not more than half of them cross, or fewer than `least` were
-        chosen.
+    length: median crossing over the judged dims; None if not more than half of them cross, or if it is not `known`.
     earliest: the same median of the first positions the crossings may really be at; below `length` where positions
         just before were not captured.
     judged: best dims at which the method keeps to the safe side inside the window, as Origin does; others are left out.
-    crossed: how many of the judged cross. chosen: how many best dims there were; none of fewer than `least` is judged.
+    crossed: how many of the judged cross. chosen: how many best dims there were.
     captured: up to which length. descriptive: the reference's own: dims are chosen on it, so its length follows the
         stated M by construction and is no prediction to score.
     """
@@ -38,6 +37,11 @@ class Prediction:
     captured: int
     descriptive: bool = False
 
+    @property
+    def known(self) -> bool:
+        """Whether `least` dims are judged, so that no length means none."""
+        return self.judged >= self.least
+
     def __str__(self) -> str:
         """The prediction in words."""
         if not self.chosen:
@@ -46,6 +50,8 @@ class Prediction:
             return f"too few observable dims: {self.chosen}, {self.least} are needed"
         if not self.judged:
             return "beyond the thresholds already inside the window"
+        if not self.known:
+            return f"cannot tell: {self.judged} of {self.chosen} dims can be judged, {self.least} are needed"
         if self.length is None or self.earliest is None:
             return f"none up to {self.captured}"
         length = str(self.length) if self.earliest == self.length else f"between {self.earliest} and {self.length}"
@@ -85,7 +91,7 @@ def crossing_texts(found: xr.Dataset) -> xr.DataArray:
 def predict(found: xr.Dataset, top: int = TOP, least: int = LEAST) -> list[Prediction]:
     """One prediction a method, from one prompt's `search` and its `best` dims (fewer than `top` if no more qualify).
 
-    least: fewer dims than that, or than `top`, predict nothing.
+    least: fewer judged dims than that, or than `top`, predict nothing.
     """
     pairs = best(found, top)
     layer, dim = (found.get_index(name).get_indexer([pair[part] for pair in pairs]) for part, name in enumerate(_PAIR))
@@ -101,10 +107,10 @@ def predict(found: xr.Dataset, top: int = TOP, least: int = LEAST) -> list[Predi
 
 def _predict(found: xr.Dataset, method: str, at: dict[str, np.ndarray], least: int) -> Prediction:
     chosen = len(at["inside"])
-    safe = (at["inside"] <= 1 - found.attrs["share"]) & (chosen >= least)
+    safe = at["inside"] <= 1 - found.attrs["share"]
     crossing, earliest = at["crossing"][safe], at["earliest"][safe]
     crossed = int(np.isfinite(crossing).sum())
-    fails = 2 * crossed > len(crossing)
+    fails = 2 * crossed > len(crossing) and len(crossing) >= least
     return Prediction(
         method=method,
         length=_median(crossing) if fails else None,

@@ -184,7 +184,7 @@ def test_where_inside_follows_its_selectors(opened):
         assert not app.exception
         assert title in titles(app)[0]
     app.selectbox(key="locate_method").set_value("dynamic-ntk").run()
-    assert "do not differ beyond doubt" in plain_texts(app)
+    assert "cannot be told from 0" in plain_texts(app)
     assert not [title for title in titles(app) if "held in" in title]
 
 

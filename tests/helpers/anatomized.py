@@ -54,7 +54,7 @@ def summary(layers=4, heads=8, seed=0, model="default", trained=256):
         "methods": {name: {"name": name} for name in METHODS},
         "cells_left": 0,
         **made,
-        "retrieval_heads": [dead | {"beyond": scores, "dies": True, "revived": ["rerope"]}],
+        "retrieval_heads": [dead | {"beyond": scores, "dies": True, "keeps": False, "revived": ["rerope"]}],
         "lens_differs": [{"method": "rerope", **apart, "by_layer": by_layer}],
         "vectors": _vectors(layers, trained),
         "texts_left": 0,
@@ -113,6 +113,7 @@ def _attention(rng, here, far):
         "entropy": rng.uniform(1, 5),
         "mean_distance": rng.uniform(20, 60) + 200 * far,
         "sink": 0.05,
+        "previous": 0.2,
     }
     return {name: _triple(here, value, 0.1 * value) for name, value in values.items()}
 

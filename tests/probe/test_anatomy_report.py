@@ -12,7 +12,7 @@ from probe.report import write_report
 from probe.store.anatomy import Anatomy, read_anatomy
 
 HOSTILE = "<script>alert(1)</script>"
-SAID = "; 1 lost at 1024 tokens under origin: 2.3 (0.75 to 0.10)"
+SAID = "lost 1: 2.3 (0.75 to 0.10)."
 
 
 @pytest.fixture(scope="module")

@@ -74,7 +74,7 @@ def overview(context: Context) -> None:
     if found is None:
         return
     st.subheader("What does the inside look like?", anchor=False)
-    st.markdown(plain(anatomy_findings(found.summary)[0]))
+    st.markdown(plain(next(iter(anatomy_findings(found.summary)), "")))
     here = {"run": context.run.name}
     st.page_link(context.pages["anatomy"], label="Heads, phases, logit lens, positional vectors", query_params=here)
 

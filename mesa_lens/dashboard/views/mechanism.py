@@ -40,7 +40,7 @@ def page(context: Context) -> None:
         return
     first = headline(summary)
     if first is None:
-        st.info("At no length and measure do the broken and the mended runs differ beyond doubt: nothing to locate.")
+        st.info("No loss is clear at any length and measure, so nothing is located.")
         sheet(summary["gaps"], "What was lost, by method, length and measure")
         return
     chosen = _choose(summary, first)
@@ -124,8 +124,9 @@ def _effects(summary: Located, chosen: Mapping[str, Any]) -> None:
 
 
 def _alt(figure: Chart | Cells) -> str:
-    """The title, and of a table the largest share in it."""
+    """The title, and of a table the largest share in it, if any is known."""
     if isinstance(figure, Chart):
         return figure.title
-    largest = max(np.nanmax(block.values, initial=0.0) for block in figure.blocks)
-    return f"{figure.title}. Largest: {largest:.0%}"
+    values = np.concatenate([block.values.ravel() for block in figure.blocks])
+    known = values[np.isfinite(values)]
+    return f"{figure.title}. Largest: {known.max():.0%}" if known.size else figure.title

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from probe.evaluation.intervals import half_width
+from probe.evaluation.intervals import half_width, wilson
 from probe.evaluation.journal import Journal
 from probe.files import write_json
 from probe.mechanism.anatomy import files
@@ -47,8 +47,8 @@ def write(made: AnatomyPlan, journal: Journal, out: Path) -> tuple[dict[str, Any
 def summarize(made: AnatomyPlan, journal: Journal) -> dict[str, Any]:
     """The summary of what the journal holds of a plan's methods and lengths, of every part, ready for JSON.
 
-    Values are [mean, low, high]: the mean over prompts and Student's 95% interval over prompts, null where there is
-    one prompt. `n` says how many there are.
+    Values are [mean, low, high]: the mean over prompts and its 95% interval over prompts, null where there is one
+    prompt. `n` says how many there are.
     """
     summary: dict[str, Any] = {
         "model": made.request.model,
@@ -84,7 +84,7 @@ def _heads(summary: dict[str, Any], made: AnatomyPlan, here: dict[str, Any], row
     values = {**masses, **{name: values[name] for name in _HEADS[1:]}}
     for at, span in enumerate(rows[0]["spans"]):
         own = {name: each[:, at] for name, each in values.items()}
-        means = {name: triples(each.mean((1, 2))) for name, each in own.items()}
+        means = {name: triples(each.mean((1, 2)), _most(name)) for name, each in own.items()}
         summary["all_heads"].append({**here, "span": span, **means})
         summary["heads"] += _by_head(made, {**here, "span": span}, own)
 
@@ -97,7 +97,7 @@ def _frequencies(
     first = first_unmet(made.methods[here["method"]], made.config, here["length"])
     for at, span in enumerate(rows[0]["spans"]):
         own = {name: each[:, at] for name, each in values.items()}
-        means = {name: triples(each.mean((1, 2))) for name, each in own.items()}
+        means = {name: triples(each.mean((1, 2)), _most(name)) for name, each in own.items()}
         summary["unmet"].append({**here, "span": span, "first_unmet": first, **means})
         summary["frequencies"] += _by_head(made, {**here, "span": span}, own)
 
@@ -125,7 +125,7 @@ _ADD = {"heads": _heads, "frequencies": _frequencies, "retrieval": _retrieval, "
 
 def _by_head(made: AnatomyPlan, here: dict[str, Any], values: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     """An entry a layer and head, of values (prompt, layer, head)."""
-    found = {name: triples(each) for name, each in values.items()}
+    found = {name: triples(each, _most(name), counts="offset" in name) for name, each in values.items()}
     return [
         {**here, "layer": layer, "head": head, **{name: each[row][head] for name, each in found.items()}}
         for row, layer in enumerate(made.layers)
@@ -133,12 +133,26 @@ def _by_head(made: AnatomyPlan, here: dict[str, Any], values: dict[str, np.ndarr
     ]
 
 
-def triples(values: np.ndarray) -> Any:
-    """[mean, low, high] over the first axis, nested as the others are: Student's 95% interval, None for one prompt."""
+def triples(values: np.ndarray, most: float = np.inf, *, counts: bool = False) -> Any:
+    """[mean, low, high] over the first axis, nested as the others are: a 95% interval, None for one prompt.
+
+    Student's, within 0 and `most`, the least and largest that a value can be. counts: values are shares of a few
+    trials; where they are all 0 or all 1 their interval is Wilson's, since equal scores are no certainty.
+    """
     mean, ends = values.mean(0), [np.full(values.shape[1:], None)] * 2
     if len(values) > 1:
-        ends = [(mean + sign * half_width(values)).round(6).astype(object) for sign in (-1, 1)]
+        low, high = (np.clip(mean + sign * half_width(values), 0, most) for sign in (-1, 1))
+        if counts:
+            least = wilson(len(values), len(values))[0]
+            low = np.where((values == 1).all(0), least, low)
+            high = np.where((values == 0).all(0), 1 - least, high)
+        ends = [end.round(6).astype(object) for end in (low, high)]
     return np.stack([mean.round(6).astype(object), *ends], -1).tolist()
+
+
+def _most(name: str) -> float:
+    """The largest that a value can be: of shares 1."""
+    return np.inf if name in ("entropy", "mean_distance") else 1.0
 
 
 def _vectors(made: AnatomyPlan, out: Path) -> tuple[dict[str, Any] | None, dict[str, np.ndarray]]:

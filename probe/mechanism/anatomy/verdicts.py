@@ -22,7 +22,8 @@ def retrieving(summary: dict[str, Any]) -> list[dict[str, Any]]:
     """The heads that retrieve at the longest length up to M under the reference, with their scores beyond it.
 
     `inside`, and `beyond` by method, are [mean, low, high] at one offset, the one that is better inside. `dies`: under
-    the reference the score is less than half, and the intervals are apart. `revived`: by the methods whose score is at
+    the reference the score is less than half, and the intervals are apart. `keeps`: its interval lies above half;
+    neither: the prompts do not tell. `revived`: by the methods whose score is at
     least half of that inside, with an interval above the reference's.
     """
     trained, reference = summary["trained_length"], summary["reference"]
@@ -41,9 +42,12 @@ def retrieving(summary: dict[str, Any]) -> list[dict[str, Any]]:
                 continue
             own, half = beyond[reference], row["best"][0] / 2
             dies = own[0] < half and _above(row["best"], own)
+            keeps = own[1] is not None and own[1] >= half
             by = [each for each, score in beyond.items() if dies and score[0] >= half and _above(score, own)]
             place = {"length": length, "layer": layer, "head": head, "offset": row["best_offset"]}
-            found.append({**place, "inside": row["best"], "beyond": beyond, "dies": dies, "revived": by})
+            found.append(
+                {**place, "inside": row["best"], "beyond": beyond, "dies": dies, "keeps": keeps, "revived": by}
+            )
     return found
 
 

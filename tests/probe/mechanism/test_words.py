@@ -18,13 +18,13 @@ def test_the_sentences_hold_the_numbers():
     text = told(located.summary())
     for part in (
         "At 1024 tokens origin loses 1.20 [0.86, 1.56] nats/token against rerope (12 items).",
-        "rerope in layer 2 alone restores 82% [54, 110], in layer 0 alone 18% [10, 26]",
-        "Needed: with rerope everywhere but in that layer there is lost again, layer 2 66% [38, 93]",
-        "The best of 31 single heads, 2.3, restores 41% [31, 51].",
-        "3 heads (2.3, 2.5, 2.0) restore 92% [80, 102] of it (random sets of 3: 6% [2, 16]).",
-        "attn_out of layer 2 restores most: 82% [77, 87].",
+        "rerope in one layer alone restores: layer 2 82% [54, 110]; layer 0 18% [10, 26]; 2 of 4 layers cannot be told",
+        "Without rerope in one layer there is lost again: layer 2 66% [38, 93]",
+        "The best of 31 single heads restores 41% [31, 51] (2.3).",
+        "Smallest set found: 3 heads (2.3, 2.5, 2.0) restore 92% [80, 102] (random sets of 3: 6% [2, 16]).",
+        "The best of 8 outputs of rerope's single layers written into origin's run restores 82% [77, 87] (attn_out of",
         "Holding the observable dims of all layers beyond M restores ",
-        ", by 4 rules (as many random dims -",
+        ", in 4 ways (as many random dims -",
         "attribution with patch at z 0.61 [0.35, 0.78] (32 places)",
     ):
         assert part in text
@@ -32,12 +32,20 @@ def test_the_sentences_hold_the_numbers():
 
 def test_what_is_not_judged_is_not_located():
     text = told(located.summary(), "dynamic-ntk", 512)
-    assert text.endswith("do not differ beyond doubt (0.04 [-0.05, 0.13] nats/token): there is no loss to locate.")
+    assert text.endswith("against dynamic-ntk cannot be told from 0 (0.04 [-0.05, 0.13] nats/token; 12 items).")
 
 
 def test_a_set_that_is_not_enough_says_so():
     text = told(located.summary(), "mesa")
-    assert "No set that was tried restores 90%: 7 heads restore 87% (no interval)" in text
+    assert "None of 7 sets restores 90%; the last: 7 heads (2.3, 2.5, 2.0, 0.1, 3.2, 2.7, 3.0) restore 87%" in text
+
+
+def test_a_set_that_was_enough_on_the_other_items_is_not_called_none():
+    summary = located.summary()
+    for row in summary["smallest"]:
+        row |= {"enough": None}
+    text = told(summary)
+    assert "Cannot tell whether a set restores 90%: 7 heads did (102%), the last did not" in text
 
 
 def test_nothing_is_claimed_where_intervals_include_0():
@@ -45,9 +53,20 @@ def test_nothing_is_claimed_where_intervals_include_0():
     for row in summary["effects"]:
         row |= {"low": -0.5, "high": 1.5}
     text = told(summary)
-    assert "rerope in one layer alone restores nothing beyond doubt; most in layer 2: 82% [-50, 150]." in text
-    assert "No layer is needed beyond doubt" in text
-    assert "restores 41% [-50, 150], which cannot be told from 0" in text
+    open_ = "4 of 4 layers cannot be told from 0, the largest layer 2 "
+    assert f"rerope in one layer alone restores: {open_}82% [-50, 150]." in text
+    assert f"Without rerope in one layer there is lost again: {open_}66% [-50, 150]." in text
+    assert "restores 41% [-50, 150] (2.3), which cannot be told from 0; nor can any other." in text
+
+
+def test_the_best_head_is_the_one_with_the_largest_share():
+    """As the map shows it, whether or not its interval leaves 0 out."""
+    summary = located.summary()
+    for row in summary["effects"]:
+        if (row["layer"], row["head"], row["way"], row["kind"]) == (1, 4, "only", "weave"):
+            row |= {"share": 0.6, "low": -0.1, "high": 1.3}
+    best = "restores 60% [-10, 130] (1.4), which cannot be told from 0; the best that can: 41% [31, 51] (2.3)."
+    assert f"The best of 31 single heads {best}" in told(summary)
 
 
 def test_layers_that_make_it_worse_are_named():
@@ -55,7 +74,7 @@ def test_layers_that_make_it_worse_are_named():
     for row in summary["effects"]:
         if row["layer"] == 3 and row["head"] is None and row["way"] == "only":
             row |= {"share": -0.3, "low": -0.4, "high": -0.2}
-    assert "worse than nothing: layer 3" in told(summary)
+    assert "less than nothing in layer 3" in told(summary)
 
 
 def test_only_what_was_run_is_told():
@@ -105,7 +124,7 @@ def test_shifts_and_costs_inside_the_window_are_told():
         {**inside, "which": "random 0", "cost": 0.1, "low": 0.02, "high": 0.19},
     ]
     text = told(summary)
-    assert "restores at most 2% [-10, 10], in layer 1 (with its dims shuffled -5% to -5%)." in text
+    assert "in one of 1 layers, restores at most 2% [-10, 10], in layer 1 (with its dims shuffled -5% to -5%)." in text
     assert "Held inside the window they cost up to 0.07 [0.00, 0.14] nats/token (random dims 0.10 to 0.10)." in text
 
 
@@ -115,14 +134,14 @@ def test_a_method_that_is_worse_is_called_worse():
         gap |= {"broken": 3.0, "mended": 3.5, "low": -0.7, "high": -0.3, "judged": False}
     assert (
         told(summary)
-        == "At 1024 tokens rerope is worse than origin (-0.50 [-0.70, -0.30] nats/token): it mends nothing."
+        == "At 1024 tokens rerope is worse than origin (-0.50 [-0.70, -0.30] nats/token; 12 items): it mends nothing."
     )
 
 
 @pytest.mark.parametrize(
     ("items", "said"),
     [
-        (1, "(1 item: intervals are of its blocks and say nothing of other items)"),
+        (1, "(1 item, whose intervals are of its blocks and say nothing of others)"),
         (2, "(2 items)"),
         (4, "(4 items)"),
     ],
@@ -150,11 +169,11 @@ def test_heads_of_which_either_does_are_told_from_heads_that_need_each_other():
     ]
     text = told(summary)
     assert (
-        "Restores more alone than is lost without it, so others can do the same: 1.2 (alone 98% [93, 103], lost "
+        "Restores more alone than is lost without it: others can replace it: 1.2 (alone 98% [93, 103], lost "
         "without it 0% [-5, 5]), 1.3 (alone 97% [92, 102], lost without it 1% [-4, 6])." in text
     )
     assert (
-        "More is lost without it than it restores alone, so it works with others: 2.0 (alone 0% [-5, 5], lost without "
+        "Loses more when left out than it restores alone: it works with others: 2.0 (alone 0% [-5, 5], lost without "
         "it 90% [85, 95])." in text
     )
 
@@ -163,9 +182,11 @@ def test_a_search_that_is_not_done_claims_nothing():
     summary = located.summary()
     for row in summary["smallest"]:
         row |= {"finished": False, "enough": None}
-    assert "The search for the smallest set is not done: 7 heads restore" in told(summary)
+    assert "The search for the smallest set is not done: 7 heads (2.3, 2.5, 2.0, 0.1, 3.2, 2.7, 3.0) restore" in told(
+        summary
+    )
     summary["smallest"] = [row | {"heads": []} for row in summary["smallest"]]
-    assert "No smallest set was searched for: one half of the items shows no loss." in told(summary)
+    assert "No smallest set was searched for: half of the items show no loss." in told(summary)
 
 
 def test_shares_that_are_not_known_are_not_told():

@@ -255,6 +255,16 @@ def test_dims_where_a_method_is_beyond_inside_the_window_do_not_judge_it():
     assert str(leaving(0, 0)) == "beyond the thresholds already inside the window"
 
 
+def test_too_few_judged_dims_predict_nothing():
+    """Six dims qualify; the other method keeps inside the window to the safe side of four of them, then of five."""
+    columns = [[changed((50, LENGTH, 10)), changed((s, LENGTH, 10))] for s in (0, 0, 70, 70, 70, 70)]
+    four = predict(search(series(*columns, methods=["origin", "mesa"]), M, RULE))[1]
+    assert (four.length, four.judged, four.known) == (None, 4, False)
+    assert str(four) == "cannot tell: 4 of 6 dims can be judged, 5 are needed"
+    five = predict(search(series(*columns[1:], columns[-1], methods=["origin", "mesa"]), M, RULE))[1]
+    assert (five.length, five.judged, five.known) == (70, 5, True)
+
+
 def test_prediction_in_words():
     gap = series(changed((70, LENGTH, 10)), positions=[*range(20, 60), *range(100, 140)])
     assert str(predict(search(gap, M, RULE), least=1)[0]) == "between 60 and 100 (descriptive)"

@@ -199,7 +199,7 @@ def test_one_part_keeps_what_others_found(folder, whole, capsys):
     assert {**after, "parts": before["parts"]} == before
     said = capsys.readouterr().out
     assert "Means over heads" in said
-    assert f"Positions: {TEXTS} texts" in said
+    assert f"Positional vectors of {TEXTS} texts" in said
 
 
 def test_vectors_of_other_settings_are_not_taken_over(folder, tmp_path):
@@ -275,19 +275,22 @@ def test_a_head_dies_and_is_revived_where_its_score_says_so():
     found = retrieving(
         {"trained_length": M, "reference": "origin", "methods": {"origin": {}, "rerope": {}}, "retrieval": rows}
     )
-    assert [(each["head"], each["dies"], each["revived"]) for each in found] == [
-        (0, True, ["rerope"]),
-        (1, True, []),
-        (2, False, []),
-        (3, False, []),
+    assert [(each["head"], each["dies"], each["keeps"], each["revived"]) for each in found] == [
+        (0, True, False, ["rerope"]),
+        (1, True, False, []),
+        (2, False, False, []),
+        (3, False, True, []),
     ]
 
 
 def test_intervals_are_over_prompts():
     values = np.array([[0.0, 5.0], [1.0, 5.0], [2.0, 5.0]])
     (first, second) = triples(values)
-    assert first == [1.0, -1.484138, 3.484138]  # 1 +- 4.303 / sqrt(3), Student's t
+    assert first == [1.0, 0.0, 3.484138]  # 1 +- 4.303 / sqrt(3), Student's t, and no less than can be
     assert second == [5.0, 5.0, 5.0]
+    assert triples(values[:, :1] / 2, 1.0) == [[0.5, 0.0, 1.0]]
+    assert triples(values[:2] * 0, 1.0, counts=True) == [[0.0, 0.0, 0.65762]] * 2  # Wilson's of 0 of 2
+    assert triples(values[:2, 1:] / 5, 1.0, counts=True) == [[1.0, 0.34238, 1.0]]
     assert triples(values[:1]) == [[0.0, None, None], [5.0, None, None]]
 
 
