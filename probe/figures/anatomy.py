@@ -70,7 +70,8 @@ def head_map(found: Anatomy, name: str, method: str, length: int) -> Cells | Non
         block(title, [str(head) for head in range(heads)], summary["layers"], _cells(each, statistic), scale)
         for title, each in own.items()
     )
-    title = f"{statistic.says}. {at_length(summary, length)}"
+    prompts = max(row["n"] for each in own.values() for row in each)
+    title = f"{statistic.says}. {at_length(summary, length)}, {prompts} prompt{'s' * (prompts > 1)}"
     return Cells(title, statistic.unit, "layer", tuple(map(str, summary["layers"])), blocks)
 
 

@@ -23,8 +23,10 @@ def broken_name(summary: Located) -> str:
 
 
 def about(summary: Located, length: int, measure: str) -> str:
-    """Model, length and measure, as in every title."""
-    return f"{at_length(summary, length)}, {MEASURES.get(measure, measure)}"
+    """Model, length, measure and how many items, as in every title."""
+    items = max((gap["items"] for gap in having(summary["gaps"], length=length, measure=measure)), default=0)
+    counted = f", {items} item{'s' * (items > 1)}" if items else ""
+    return f"{at_length(summary, length)}, {MEASURES.get(measure, measure)}{counted}"
 
 
 def at_length(summary: Located, length: int) -> str:

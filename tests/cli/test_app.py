@@ -153,7 +153,7 @@ def test_the_overview_shows_where_inside(root, opened):
     assert scores.startswith("Measured by length")
     assert drift.startswith("Drift of resid_post by layer and position, prompt repeated")
     assert located.startswith("rerope in one place alone")
-    assert "rerope in layer 2 alone restores 82%" in plain_texts(app)
+    assert "rerope in one layer alone restores: layer 2 82%" in plain_texts(app)
     assert f"mesa-lens locate --out {root / 'nested/second'}" in texts(opened("overview", run="nested/second"))
 
 
@@ -178,7 +178,7 @@ def test_where_inside_follows_its_selectors(opened):
     app.selectbox(key="locate_length").set_value(512)
     app.selectbox(key="locate_measure").set_value("passkey").run()
     assert all("512 tokens (2 M), passkey answer" in title for title in titles(app))
-    assert "mesa in layer 2 alone restores 70%" in plain_texts(app)
+    assert "mesa in one layer alone restores: layer 2 70%" in plain_texts(app)
     for kind, title in (("patches", "written into"), ("smallest set", "Heads added"), ("clamps", "held in")):
         app.segmented_control(key="locate_figures").set_value(kind).run()
         assert not app.exception
@@ -190,7 +190,7 @@ def test_where_inside_follows_its_selectors(opened):
 
 def test_anatomy_follows_its_selectors(opened):
     app = opened("anatomy", run="first")
-    assert re.search(r"\d lost at 1024 tokens under origin", plain_texts(app))
+    assert re.search(r"At 1024 tokens \(4 prompts; .*\): lost 1: 2\.3", plain_texts(app))
     assert ["Retrieval score" in titles(app)[0], len(titles(app))] == [True, 1]
     app.selectbox(key="anatomy_method").set_value("rerope")
     app.segmented_control(key="anatomy_figures").set_value("attention").run()
