@@ -10,6 +10,10 @@ from typing import Any
 from mesa.methods import Method, make, registry
 
 
+ALL = "all"
+"""Among names of methods: every one."""
+
+
 def method_settings(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Parameters by method from texts such as 'rerope.window=512'; ValueError names the one it cannot read."""
     result: dict[str, dict[str, Any]] = {}
@@ -31,12 +35,28 @@ def method_settings(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
     return result
 
 
-def make_methods(names: str, trained_length: int, settings: Sequence[str] = ()) -> dict[str, Method]:
-    """The methods named in a comma-separated text (or 'all'), by name. ValueError for unknown or doubled ones."""
-    wanted = list(registry()) if names == "all" else [name.strip() for name in names.split(",")]
-    doubled = {name for name in wanted if wanted.count(name) > 1}
+def wanted_names(names: str) -> list[str]:
+    """The names in a comma-separated text, first the one named first; 'all': all that are not named themselves.
+
+    ValueError for names that stand twice.
+
+    >>> wanted_names("rerope,all")[:3]
+    ['rerope', 'origin', 'nope']
+    """
+    named = [name.strip() for name in names.split(",")]
+    doubled = {name for name in named if named.count(name) > 1}
     if doubled:
         raise ValueError(f"--methods names {', '.join(sorted(doubled))} more than once")
+    others = [name for name in registry() if name not in named] if ALL in named else []
+    return [each for name in named for each in (others if name == ALL else [name])]
+
+
+def make_methods(names: str, trained_length: int, settings: Sequence[str] = ()) -> dict[str, Method]:
+    """The methods named in a comma-separated text, by name; 'all' stands for those that are not named themselves.
+
+    ValueError for unknown or doubled ones.
+    """
+    wanted = wanted_names(names)
     parameters = method_settings(settings)
     for name in parameters:
         if name not in wanted:

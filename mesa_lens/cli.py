@@ -15,12 +15,30 @@ from typing import Any, NoReturn
 from mesa_lens import __version__
 
 
+class _Once(argparse._StoreAction):
+    """Stores a value; an option that is given twice is an error, not a silent choice of the last."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        """Raises ArgumentError for the second value."""
+        if option_string and self.dest in parser.given:
+            raise argparse.ArgumentError(self, f"{str(values)!r} is its second value; give one")
+        parser.given.add(self.dest)
+        super().__call__(parser, namespace, values, option_string)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose complaints are one line, as all others, and whose help begins with an example that runs."""
 
     def __init__(self, *args: Any, example: str = "", **options: Any) -> None:
         super().__init__(*args, **options)
         self.example = example
+        self.given: set[str] = set()
+        self.register("action", None, _Once)
+
+    def parse_known_args(self, *args: Any, **options: Any) -> Any:  # argparse's types differ between versions
+        """As argparse does; what was given to an earlier line is forgotten."""
+        self.given.clear()
+        return super().parse_known_args(*args, **options)
 
     def format_help(self) -> str:
         """The example, then what argparse says."""

@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mesa.settings import ALL
 from mesa_lens.values import MOST_TOKENS, folder, listed, number, path, place, tokens, whole, window
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def _methods_and_lengths(args: argparse.Namespace) -> tuple[list[str] | None, li
     lengths = None if args.lengths is None else _names(args.lengths)
     if lengths and not all(re.fullmatch("[0-9]{1,12}", length) for length in lengths):
         raise ValueError(f"--lengths {args.lengths!r} is no list of tokens; write e.g. 512,1024")
-    methods = None if args.methods == "all" else _names(args.methods)
+    methods = None if ALL in _names(args.methods) else _names(args.methods)
     return methods, None if lengths is None else [int(length) for length in lengths]
 
 
@@ -306,11 +307,10 @@ def _rule(args: argparse.Namespace, trained_length: int) -> CrossingRule:
 def _methods(args: argparse.Namespace, values: xr.DataArray | xr.Dataset) -> list[str]:
     from probe.store.select import check_labels
 
-    if args.methods == "all":
-        return values["method"].values.tolist()
-    methods = _names(args.methods)
-    check_labels(values, "method", methods)
-    return methods
+    named, there = _names(args.methods), values["method"].values.tolist()
+    check_labels(values, "method", [name for name in named if name != ALL])
+    others = [name for name in there if name not in named]
+    return [each for name in named for each in (others if name == ALL else [name])]
 
 
 def _names(text: str) -> list[str]:

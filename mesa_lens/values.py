@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-MOST_TOKENS = 10**12
+MOST_TOKENS = 2**31 - 1  # mesa.plan.LARGEST, which is not loaded before a command runs
 MOST_PROMPTS = 10_000
 MOST_SEED = 2**32 - 1
 MOST_WORKERS = 10_000

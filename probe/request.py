@@ -57,13 +57,13 @@ class MethodsRequest(ModelRequest):
         Of 'all', those that the model cannot have are left out and named on stderr.
         """
         check_executor(self.executor)
-        kept = {}
+        kept, named = {}, [each.strip() for each in self.methods.split(",")]
         for name, method in make_methods(self.methods, trained_length, self.settings).items():
             try:
                 check_method(config, method)
                 kept[name] = method
             except ValueError as error:
-                if self.methods != "all" or not unfit(config, type(method)):
+                if name in named or not unfit(config, type(method)):
                     raise
                 sys.stderr.write(f"left out: {error}\n")
         return kept

@@ -75,13 +75,18 @@ def meant(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {plain[close[0]]!r}?" if close else ""
 
 
-def make(name: str, trained_length: int, **parameters: Any) -> Method:
+def make(name: str, /, trained_length: int, **parameters: Any) -> Method:
     """The method called `name`; parameters left out take their defaults. ValueError for unknown names."""
     methods = registry()
     if name not in methods:
         raise ValueError(f"unknown method {name!r}; known: {', '.join(methods)}{meant(name, methods)}")
-    known = {field.name for field in fields(methods[name])}
+    known = parameters_of(methods[name])
     for parameter in parameters:
         if parameter not in known:
-            raise ValueError(f"{name}: unknown parameter {parameter!r}; known: {', '.join(sorted(known))}")
+            raise ValueError(f"{name}: unknown parameter {parameter!r}; known: {', '.join(known)}")
     return methods[name](trained_length=trained_length, **parameters)
+
+
+def parameters_of(method: type[Method]) -> list[str]:
+    """Names of a method's parameters, in order of the alphabet; M, which every method has, is none of them."""
+    return sorted(field.name for field in fields(method) if field.init and field.name != "trained_length")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -10,7 +9,7 @@ from numbers import Integral, Real
 from typing import Any, ClassVar
 
 from mesa.methods.heads import read_heads
-from mesa.plan import LogN, Plan, Position, Product, Region, Scale, own_index
+from mesa.plan import LARGEST, LogN, Plan, Position, Product, Region, Scale, own_index
 
 _KINDS: dict[str, tuple[Any, str]] = {  # by annotation: what is allowed, in words
     "int": (Integral, "a whole number"),
@@ -58,14 +57,16 @@ class Method(ABC):
             if value is not None and kind in _KINDS:
                 allowed, meaning = _KINDS[kind]
                 fits = isinstance(value, allowed) and (kind == "bool" or not isinstance(value, bool))
-                fits = fits and (kind != "float" or math.isfinite(value))
+                fits = fits and (kind != "float" or value - value == 0)  # neither NaN nor infinite
                 self._require(fits, field.name, f"is not {meaning}")
+                self._require(isinstance(value, str) or abs(value) <= LARGEST, field.name, f"exceeds {LARGEST}")
         self._require(self.trained_length >= 2, "trained_length", "is below 2 tokens")
         if self.layers is not None:
             whole = isinstance(self.layers, Sequence) and all(isinstance(layer, Integral) for layer in self.layers)
             self._require(whole, "layers", "is no sequence of layers, such as (0, 1)")
             object.__setattr__(self, "layers", tuple(self.layers))
             self._require(len(self.layers) > 0 and min(self.layers) >= 0, "layers", "is empty or has a negative layer")
+            self._require(max(self.layers) <= LARGEST, "layers", f"has a layer above {LARGEST}")
         if self.heads is not None:
             self._require(self.layers is None, "heads", f"and layers={self.layers} are both given; give one")
             object.__setattr__(self, "heads", read_heads(self.heads, f"{self.name}: heads={self.heads}"))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from mesa.methods.base import SCALED, Method
 from mesa.methods.shifted import SHARPER
-from mesa.plan import Plan, Stepped
+from mesa.plan import Bounded, Plan, Stepped
 
 
 class Curve(NamedTuple):
@@ -33,7 +33,7 @@ CURVES = {
 
 
 @dataclass(frozen=True)
-class Mapped:
+class Mapped(Bounded):
     """`shift` + (`to` * index) // (`prompt` - 1), for tokens after the prompt that of its last; at most `most`."""
 
     to: int

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from reprlib import repr
 from typing import Any
 
-_COUNTS = {  # least value
-    "trained_length": 2,
-    "seed": 0,
-    "samples": 1,
-    "texts": 0,
-    "batch": 1,
-    "new_tokens": 1,
-    "limit": 1,
-    "max_length": 1,
-    "length": 1,
+from mesa_lens.values import MOST_PROMPTS, MOST_SEED, MOST_TOKENS
+
+_COUNTS = {  # least and largest value
+    "trained_length": (2, MOST_TOKENS),
+    "seed": (0, MOST_SEED),
+    "samples": (1, MOST_PROMPTS),
+    "texts": (0, MOST_PROMPTS),
+    "batch": (1, MOST_PROMPTS),
+    "new_tokens": (1, MOST_TOKENS),
+    "limit": (1, MOST_TOKENS),
+    "max_length": (1, MOST_TOKENS),
+    "length": (1, MOST_TOKENS),
 }
 _NAMES = ("methods", "tasks", "set")
 _RANGES = ("lengths", "layers", "dims", "positions")
@@ -31,7 +34,7 @@ def check_kinds(values: Mapping[str, Any], where: str) -> None:
             continue
         wanted = _wanted(key, value, 0 if where.endswith(": probe") else 1)
         if wanted:
-            raise ValueError(f"{where}: {key} holds {value!r} in place of {wanted}; see configs/default.yaml")
+            raise ValueError(f"{where}: {key} holds {repr(value)} in place of {wanted}; see configs/default.yaml")
 
 
 def _wanted(key: str, value: Any, samples: int) -> str:
@@ -40,8 +43,9 @@ def _wanted(key: str, value: Any, samples: int) -> str:
         return "" if key in ("load", "architecture", "sections") else "a single value"
     whole = isinstance(value, int) and not isinstance(value, bool)
     if key in _COUNTS:
-        least = samples if key == "samples" else _COUNTS[key]
-        return "" if whole and value >= least else f"a whole number, at least {least}"
+        least, most = _COUNTS[key]
+        least = samples if key == "samples" else least
+        return "" if whole and least <= value <= most else f"a whole number, at least {least} and at most {most}"
     if key in _FLAGS:
         return "" if isinstance(value, bool) else "true or false"
     text = isinstance(value, str) and bool(value.strip())

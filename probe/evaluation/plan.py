@@ -13,6 +13,7 @@ import numpy as np
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method
 from mesa.models import bytes_a_number, tokenizer_of
+from mesa.plan import LARGEST
 from probe.capture.memory import prompt_bytes
 from probe.evaluation.evaluator import Evaluator, evaluator_of, passes
 from probe.request import MethodsRequest
@@ -126,7 +127,10 @@ def _tokens(text: str, whole: str) -> int:
     found = re.fullmatch(r"\s*([0-9]{1,12})([kK]?)\s*", text)
     if not found or int(found[1]) == 0:
         raise ValueError(f"{whole}: {text!r} is no number of tokens; write e.g. 256,512 or 1k:16k:1k")
-    return int(found[1]) * (1024 if found[2] else 1)
+    count = int(found[1]) * (1024 if found[2] else 1)
+    if count > LARGEST:
+        raise ValueError(f"{whole}: {text!r} is above {LARGEST} tokens")
+    return count
 
 
 def plan(request: EvalRequest) -> EvalPlan:

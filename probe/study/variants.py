@@ -6,21 +6,20 @@ import re
 from typing import Any
 
 from mesa.methods import Method, make, registry
-from mesa.settings import make_methods, method_settings
+from mesa.settings import make_methods, method_settings, wanted_names
 from mesa.support import check_method, unfit
 
 REFERENCE = "origin"
 
 
 def variants(names: str, trained_length: int, config: Any) -> dict[str, Method]:
-    """Configs by label, such as 'leaky-rerope k=2', of the methods named ('all': those the model takes); Origin first.
+    """Configs by label, such as 'leaky-rerope k=2', of the methods named ('all': those that the model takes); Origin first.
 
     Each method comes with its defaults and as `_varied` says. Raises ValueError for unknown or unsupported methods.
     """
-    known = registry()
-    if names == "all":
-        names = ",".join(name for name, kind in known.items() if not unfit(config, kind))
-    chosen = make_methods(names, trained_length)
+    known, named = registry(), [name.strip() for name in names.split(",")]
+    wanted = [name for name in wanted_names(names) if name in named or not unfit(config, known[name])]
+    chosen = make_methods(",".join(wanted), trained_length)
     for name in chosen:
         if reason := unfit(config, known[name]):
             raise ValueError(f"{name} cannot be attached to model type {config.model_type!r}: {reason}")

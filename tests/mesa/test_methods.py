@@ -343,7 +343,7 @@ def test_mesa_gives_every_token_itself_at_every_length(settings, variant):
         (lambda: mesa.make("rope", 64), "unknown method 'rope'; known: origin, nope, rerope"),
         (
             lambda: mesa.make("rerope", 64, width=3),
-            "rerope: unknown parameter 'width'; known: heads, layers, log_n, trained_length",
+            "rerope: unknown parameter 'width'; known: heads, layers, log_n, window",
         ),
     ],
 )

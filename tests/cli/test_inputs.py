@@ -1,0 +1,104 @@
+"""Input that is wrong in ways the parser alone cannot see ends in one line that names it, before any work."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tiny
+
+import mesa
+from mesa.methods import METHODS
+from mesa.plan import LARGEST, Stepped
+from mesa.settings import wanted_names
+from mesa_lens.cli import main
+from mesa_lens.paper.config import read
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny.folder(tmp_path_factory.mktemp("model") / "model")
+
+
+def refused(capsys, *words):
+    """What a command says that is refused as misuse."""
+    assert main([str(word) for word in words]) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1, said
+    return said[0]
+
+
+@pytest.mark.parametrize("attribute", ["name", "formula", "as_trained", "cached_position", "plan", "executor"])
+def test_what_is_no_parameter_is_refused_with_those_that_are(capsys, attribute):
+    said = refused(capsys, "methods", "explain", "rerope", "--set", f"rerope.{attribute}=5")
+    assert f"unknown parameter '{attribute}'" in said and "heads, layers, log_n, window" in said
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_sizes_beyond_what_integers_hold_are_refused_when_a_config_is_made(name):
+    for parameter in mesa.METHODS[name].__dataclass_fields__:
+        if mesa.METHODS[name].__dataclass_fields__[parameter].type not in ("int", "float"):
+            continue
+        for size in (LARGEST + 1, 2**63 - 1, 10**30, -(2**63)):
+            wrong = {"trained_length": 256, parameter: size}
+            with pytest.raises(ValueError, match=f"{parameter}={size}"):
+                METHODS[name](**wrong)
+
+
+def test_the_widest_stair_keeps_every_pair_causal():
+    plan = mesa.StairPE(trained_length=256, window=32, width=LARGEST).plan(400)
+    far = mesa.distances(plan)[np.subtract.outer(range(400), range(400)) > 32]
+    assert set(far.tolist()) == {33}
+
+
+def test_plans_of_other_packages_have_the_same_bound():
+    with pytest.raises(ValueError, match=f"Stepped: width={2**63} exceeds {LARGEST}"):
+        Stepped(2**63)
+    with pytest.raises(ValueError, match=f"exceeds {LARGEST}"):
+        mesa.make("rerope", 256).plan(2**62)
+
+
+@pytest.mark.parametrize(("named", "first"), [("all", "origin"), ("all,origin", "nope"), ("mesa,all", "mesa")])
+def test_all_stands_for_those_that_are_not_named(named, first):
+    assert wanted_names(named)[0] == first
+    assert sorted(wanted_names(named)) == sorted(METHODS)
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("verify", "--claim", "3.1", "--claim", "3.3"), "--claim"),
+        (("probe", "--length", "512", "--length", "512"), "--length"),
+        (("export", "heatmap", "run", "--layers", "1", "--layers", "2"), "--layers"),
+    ],
+)
+def test_an_option_given_twice_is_refused(capsys, words, option):
+    assert f"{option} '{words[-1]}' is its second value; give one" in refused(capsys, *words)
+
+
+@pytest.mark.parametrize("written", ["4:16:4", "yes", "off", "012", "1_000", "0x10", "2024-01-01"])
+def test_yaml_reads_what_is_written(tmp_path, written):
+    path = tmp_path / "config.yaml"
+    path.write_text(f"model: default\ntrained_length: 256\ntitle: {written}\nsections: {{probe: {{prompt: {written}}}}}\n")
+    config = read(path)
+    assert (config.title, config.sections["probe"]["prompt"]) == (written, written)
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("seed: 1_000", "seed holds '1_000'"),
+        ("seed: 012", "seed holds '012'"),
+        ("seed: 1e3", "seed holds 1000.0"),
+        (f"seed: {10**30}", f"seed holds {10**30}"),
+        ("load: {trust_remote_code: yes}", "trust_remote_code holds 'yes' in place of true or false"),
+        ("methods: " + "[" * 3000, "nests too deep"),
+        ("methods: &a [origin]\nset: *a", "the alias \\*a is not read"),
+        ("seed: " + "9" * 5000, "is not YAML"),
+    ],
+)
+def test_yaml_that_means_something_else_is_refused(tmp_path, line, complaint):
+    path = tmp_path / "config.yaml"
+    path.write_text(f"model: default\ntrained_length: 256\nsections: {{probe: {{}}}}\n{line}\n")
+    with pytest.raises(ValueError, match=complaint):
+        read(path)
