@@ -9,7 +9,6 @@ from typing import Any
 
 from mesa.methods import Method, make, registry
 
-
 ALL = "all"
 """Among names of methods: every one."""
 

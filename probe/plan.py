@@ -15,7 +15,7 @@ import numpy as np
 
 from mesa.methods import Method
 from mesa.models import bytes_a_number, chosen_dtype, origin, tokenizer_of
-from probe.capture.memory import peak_bytes, prompt_bytes
+from probe.capture.memory import check_prompts, peak_bytes, prompt_bytes
 from probe.capture.spec import CaptureSpec, Kept
 from probe.defaults import METHODS
 from probe.evaluation import by_length
@@ -126,9 +126,11 @@ def plan(request: ProbeRequest) -> ProbePlan:
     lengths = tuple(default_lengths(trained_length, length)) if request.lengths is None else request.lengths
     if request.samples:
         check_lengths(lengths, trained_length)
+    check_prompts(length, 1 + request.texts, "--length")
+    if request.samples:
+        check_prompts(max(lengths), request.samples)
     kept = request.spec.resolve(config, length)
-    if request.spec.positions is not None:
-        check_positions(kept.positions, trained_length, rule)
+    check_positions(kept.positions, trained_length, rule)
     methods = request.checked_methods(config, trained_length)
     return ProbePlan(request, methods, trained_length, length, lengths, kept, config)
 

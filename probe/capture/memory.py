@@ -8,6 +8,9 @@ from typing import Any
 import psutil
 import torch
 
+_TOKEN_BYTES = 40
+"""Of a token in a prompt: a Python integer and its place in a list, and its text while it is tokenized."""
+
 
 def peak_bytes(config: Any, length: int, bytes_a_number: int, kept_bytes: int) -> int:
     """Estimate of the memory one captured pass takes beside the weights.
@@ -36,6 +39,16 @@ def free_bytes(device: torch.device | str = "cpu") -> int:
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(torch.device(device))[0]
     return psutil.virtual_memory().available
+
+
+def check_prompts(length: int, samples: int, option: str = "--lengths") -> None:
+    """MemoryError, before any is drawn, when so many prompts of `length` tokens cannot be held on this machine."""
+    needed, free = length * samples * _TOKEN_BYTES, free_bytes()
+    if needed > free:
+        raise MemoryError(
+            f"{option} {length}: {samples} prompt(s) of so many tokens take about {needed / 2**30:,.1f} GiB, "
+            f"{free / 2**30:,.1f} GiB are free; take a shorter length or fewer prompts"
+        )
 
 
 def check_beside(needed: int, load: Mapping[str, Any], remedy: str) -> None:

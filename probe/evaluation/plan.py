@@ -14,7 +14,7 @@ from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method
 from mesa.models import bytes_a_number, tokenizer_of
 from mesa.plan import LARGEST
-from probe.capture.memory import prompt_bytes
+from probe.capture.memory import check_prompts, prompt_bytes
 from probe.evaluation.evaluator import Evaluator, evaluator_of, passes
 from probe.request import MethodsRequest
 from probe.tasks import sources
@@ -153,10 +153,13 @@ def plan(request: EvalRequest) -> EvalPlan:
         raise ValueError(f"--depth {request.depth} is not within 0 (start) to 1 (end)")
     config, trained = request.checked_model()
     methods = request.checked_methods(config, trained)
+    lengths = tuple(trained * multiple for multiple in (1, 2, 4, 8)) if request.lengths is None else request.lengths
+    if request.tasks:
+        check_prompts(max(lengths), request.samples)
     tokenizer = tokenizer_of(request.model, **request.source)
     setting = Setting(
         trained,
-        tuple(trained * multiple for multiple in (1, 2, 4, 8)) if request.lengths is None else request.lengths,
+        lengths,
         request.samples,
         request.seed,
         _documents(tokenizer, request),

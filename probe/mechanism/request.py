@@ -11,7 +11,7 @@ import numpy as np
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method, Origin
 from mesa.models import bytes_a_number, tokenizer_of
-from probe.capture.memory import peak_bytes
+from probe.capture.memory import check_prompts, peak_bytes
 from probe.capture.spec import CaptureSpec, parse_ranges
 from probe.evaluation.plan import PROMPTS
 from probe.mechanism import interventions
@@ -23,6 +23,7 @@ from probe.tasks import sources
 from probe.tasks.base import Setting
 from probe.tasks.repeated import word_ids
 from probe.tasks.score import heldout_ids
+from probe.thresholds.search import CrossingRule, check_positions
 
 ORIGIN = "origin"
 Group = tuple[str, int]
@@ -136,6 +137,9 @@ def plan(request: LocateRequest) -> LocatePlan:
     lengths = request.lengths or (4 * trained,)
     if min(lengths) <= trained:
         raise ValueError(f"--lengths {min(lengths)} is not beyond the trained length {trained}; nothing breaks there")
+    check_prompts(max(lengths), request.samples)
+    for length in sorted(lengths) if "clamp" in request.kinds else ():
+        check_positions(range(length), trained, CrossingRule.scaled(trained))
     setting = Setting(trained, tuple(lengths), request.samples, request.seed, documents)
     made = {
         (measure, length): items(measure, tokenizer, length, setting)

@@ -9,7 +9,7 @@ from typing import Any
 from mesa.methods import Method
 from mesa.models import bytes_a_number, chosen_dtype
 from mesa.plan import follows_length
-from probe.capture.memory import peak_bytes
+from probe.capture.memory import check_prompts, peak_bytes
 from probe.capture.spec import CaptureSpec, Kept
 from probe.evaluation.by_length import check_lengths
 from probe.evaluation.plan import SCORED_PROMPTS, TASKS, memory_bytes
@@ -18,7 +18,7 @@ from probe.study.results import DRIFT, TASK_NAMES
 from probe.study.variants import chosen, variants
 from probe.tasks.base import Setting
 from probe.thresholds.drift import DriftRule, resolution
-from probe.thresholds.search import CrossingRule
+from probe.thresholds.search import CrossingRule, check_positions
 
 PROMPTS = ("repeated", "text", "passkey")
 MULTIPLES = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 8)
@@ -139,9 +139,12 @@ def plan(request: StudyRequest) -> StudyPlan:
         raise ValueError(
             f"{asked} gives {len(methods) - 1} configs beside origin, too few to correlate; name 3 or more"
         )
+    check_prompts(length, max(request.samples, request.windows) * request.seeds, "--length")
     kept = CaptureSpec().resolve(config, length)
     standard = CrossingRule.scaled(trained)
     rules = {"standard": standard, "wide": replace(standard, smoothing=max(1, trained // 4))}
+    for rule in rules.values():
+        check_positions(range(length), trained, rule)
     drift = DriftRule.scaled(trained, resolution(chosen_dtype(config, request.load), "float32"))
     return StudyPlan(request, methods, trained, length, tuple(sorted(lengths)), kept, rules, drift, config)
 

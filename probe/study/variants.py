@@ -13,7 +13,7 @@ REFERENCE = "origin"
 
 
 def variants(names: str, trained_length: int, config: Any) -> dict[str, Method]:
-    """Configs by label, such as 'leaky-rerope k=2', of the methods named ('all': those that the model takes); Origin first.
+    """Configs by label, such as 'leaky-rerope k=2', of the methods named ('all': those the model takes); Origin first.
 
     Each method comes with its defaults and as `_varied` says. Raises ValueError for unknown or unsupported methods.
     """

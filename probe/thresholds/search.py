@@ -489,6 +489,13 @@ def _rank(score: np.ndarray) -> np.ndarray:
 
 def _layout(position: np.ndarray, trained_length: int, rule: CrossingRule, last: int) -> _Layout:
     """The layout of the captured positions, seen up to `last`; ValueError names what is missing for the search."""
+    needed = max(8, rule.smoothing)
+    if trained_length - rule.burn_in < needed:
+        raise ValueError(
+            f"a burn-in of {rule.burn_in} leaves {max(0, trained_length - rule.burn_in)} of the trained window's "
+            f"{trained_length} positions, and thresholds are read from {needed}; take a shorter burn-in or a longer "
+            "trained length"
+        )
     end = int(np.searchsorted(position, last, "right"))
     start, stop = run_bounds(position)
     stop = np.minimum(stop, end)
@@ -498,7 +505,6 @@ def _layout(position: np.ndarray, trained_length: int, rule: CrossingRule, last:
         raise ValueError(f"position {trained_length} (where thresholds are read) was not captured, only {ranges}")
     trained = int(where[0])
     first = int(np.searchsorted(position, rule.burn_in))
-    needed = max(8, rule.smoothing)
     if trained - first < needed:
         raise ValueError(
             f"{trained - first} positions in [{rule.burn_in}, {trained_length}) were captured ({ranges}); "

@@ -1,8 +1,5 @@
 """Input that is wrong in ways the parser alone cannot see ends in one line that names it, before any work."""
 
-import json
-import shutil
-
 import numpy as np
 import pytest
 import tiny
@@ -31,7 +28,7 @@ def refused(capsys, *words):
 @pytest.mark.parametrize("attribute", ["name", "formula", "as_trained", "cached_position", "plan", "executor"])
 def test_what_is_no_parameter_is_refused_with_those_that_are(capsys, attribute):
     said = refused(capsys, "methods", "explain", "rerope", "--set", f"rerope.{attribute}=5")
-    assert f"unknown parameter '{attribute}'" in said and "heads, layers, log_n, window" in said
+    assert f"unknown parameter '{attribute}'; known: heads, layers, log_n, window" in said
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -79,7 +76,9 @@ def test_an_option_given_twice_is_refused(capsys, words, option):
 @pytest.mark.parametrize("written", ["4:16:4", "yes", "off", "012", "1_000", "0x10", "2024-01-01"])
 def test_yaml_reads_what_is_written(tmp_path, written):
     path = tmp_path / "config.yaml"
-    path.write_text(f"model: default\ntrained_length: 256\ntitle: {written}\nsections: {{probe: {{prompt: {written}}}}}\n")
+    path.write_text(
+        f"model: default\ntrained_length: 256\ntitle: {written}\nsections: {{probe: {{prompt: {written}}}}}\n"
+    )
     config = read(path)
     assert (config.title, config.sections["probe"]["prompt"]) == (written, written)
 
@@ -102,3 +101,40 @@ def test_yaml_that_means_something_else_is_refused(tmp_path, line, complaint):
     path.write_text(f"model: default\ntrained_length: 256\nsections: {{probe: {{}}}}\n{line}\n")
     with pytest.raises(ValueError, match=complaint):
         read(path)
+
+
+LONG = {
+    "probe": ("--length", "1000000000"),
+    "eval": ("--task", "passkey", "--samples", "1", "--lengths", "256,1000000000"),
+    "locate": ("--lengths", "1000000000"),
+    "anatomy": ("--lengths", "1000000000"),
+    "counterpart": ("--lengths", "1000000000"),
+    "study": ("--length", "1000000000"),
+}
+
+
+@pytest.mark.parametrize("estimate", [True, False])
+@pytest.mark.parametrize("command", LONG)
+def test_prompts_that_cannot_be_held_are_refused_before_one_is_drawn(capsys, model, tmp_path, command, estimate):
+    words = (command, "--model", str(model), *LONG[command], "--out", str(tmp_path / "out"))
+    assert main([*words, *(["--estimate"] if estimate else [])]) == 1
+    said = capsys.readouterr().err
+    assert all(part in said for part in ("1000000000", "GiB are free", "take a shorter length")), said
+    assert not (tmp_path / "out").exists()
+
+
+SHORT = {
+    "probe": ("--samples", "0", "--length", "60"),
+    "locate": ("--lengths", "60"),
+    "counterpart": ("--lengths", "60"),
+    "study": ("--methods", "leaky-rerope", "--length", "60", "--measure", "nll"),
+}
+
+
+@pytest.mark.parametrize("trained", [2, 3, 9])
+@pytest.mark.parametrize("command", SHORT)
+def test_a_window_too_short_for_the_analysis_is_refused_before_the_capture(capsys, model, tmp_path, command, trained):
+    out = tmp_path / "out"
+    words = (command, "--model", model, *SHORT[command], "--trained-length", trained, "--out", out)
+    assert f"of the trained window's {trained} positions" in refused(capsys, *words)
+    assert not out.exists()

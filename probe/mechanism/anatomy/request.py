@@ -13,7 +13,7 @@ from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method
 from mesa.models import bytes_a_number, tokenizer_of
 from mesa.support import no_phases
-from probe.capture.memory import peak_bytes, prompt_bytes
+from probe.capture.memory import check_prompts, peak_bytes, prompt_bytes
 from probe.capture.spec import CaptureSpec, Kept, parse_ranges
 from probe.evaluation.plan import PROMPTS
 from probe.mechanism.anatomy.collect import collect_bytes
@@ -136,6 +136,7 @@ def plan(request: AnatomyRequest) -> AnatomyPlan:
         raise ValueError(f"--methods {request.methods!r} names none; try origin,rerope,dynamic-ntk,mesa")
     layers = list(CaptureSpec(layers=parse_ranges(request.layers, "--layers")).resolve(config, 1).layers)
     lengths = sorted(set(request.lengths or (trained, 4 * trained)))
+    check_prompts(lengths[-1], request.samples)
     tokenizer = tokenizer_of(request.model, **request.source)
     documents = tuple(heldout_ids(tokenizer, sources.texts(request.text)))
     setting = Setting(trained, tuple(lengths), request.samples, request.seed, documents)

@@ -11,7 +11,7 @@ import numpy as np
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method, Origin
 from mesa.models import bytes_a_number, tokenizer_of
-from probe.capture.memory import peak_bytes
+from probe.capture.memory import check_prompts, peak_bytes
 from probe.mechanism.counterpart.reading import shortest
 from probe.mechanism.items import items
 from probe.mechanism.passes import Item
@@ -20,6 +20,7 @@ from probe.tasks import sources
 from probe.tasks.base import Setting
 from probe.tasks.repeated import word_ids
 from probe.tasks.score import heldout_ids
+from probe.thresholds.search import CrossingRule, check_positions
 
 KINDS = ("find", "hold")
 FOUND, NEAREST, EVERY = "found", "nearest", "every"
@@ -123,6 +124,8 @@ def plan(request: CounterpartRequest) -> CounterpartPlan:
         raise ValueError(f"--lengths {lengths[0]} is not beyond the trained length {trained}; nothing is crossed there")
     if lengths[-1] < (least := shortest(trained)):
         raise ValueError(f"--lengths {lengths[-1]} ends before a crossing of M={trained} is told; take {least} or more")
+    check_prompts(lengths[-1], 2 * request.samples)
+    check_positions(range(lengths[-1]), trained, CrossingRule.scaled(trained))
     tokenizer = tokenizer_of(request.model, **request.source)
     word_ids(tokenizer, request.word)
     documents = tuple(heldout_ids(tokenizer, sources.texts(request.text)))
