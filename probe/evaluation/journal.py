@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mesa.fingerprints import IDENTITY
+from probe.evaluation.rows import problem
 from probe.files import difference
 
 Cell = tuple[str | int, ...]
@@ -35,8 +36,17 @@ def _row(line: bytes) -> Any:
     """What a line holds; None for one that cannot be read."""
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
+
+
+def _wrong(row: dict[str, Any]) -> str:
+    """What is wrong with a sealed line; empty for none."""
+    if _FORCED in row:
+        return "" if isinstance(row[_FORCED], dict) else f"{_FORCED!r} holds no settings"
+    if "cell" not in row:
+        return "" if isinstance(row.get(_ASKED), int) else f"it holds neither 'cell' nor {_ASKED!r}"
+    return problem(row["cell"], row)
 
 
 @dataclass
@@ -44,7 +54,7 @@ class Lines:
     """What a journal's file holds. settings: None for one cut short in its first line, which binds to nothing.
 
     asked: cells in all, as the last run told; older journals do not say. whole: bytes of its whole lines. damaged: the
-    numbers of lines that cannot be trusted, which are left out of `rows`.
+    numbers of lines that cannot be trusted, which are left out of `rows`, and why.
     """
 
     settings: dict[str, Any] | None
@@ -52,7 +62,7 @@ class Lines:
     forced: list[dict[str, Any]] = field(default_factory=list)
     asked: int | None = None
     whole: int = 0
-    damaged: list[int] = field(default_factory=list)
+    damaged: dict[int, str] = field(default_factory=dict)
 
 
 def read_lines(path: Path) -> Lines:
@@ -66,14 +76,15 @@ def read_lines(path: Path) -> Lines:
         header = json.loads(first)
         asked = header.get(_ASKED)
         found = Lines(dict(header["settings"]), asked=asked if isinstance(asked, int) else None, whole=len(whole))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is no journal of a run; use --overwrite or another --out") from error
+    if header.get(_SEAL) is not True:
+        raise ValueError(f"{path}, line 1 is damaged: it lacks {_SEAL!r}; use --overwrite or another --out")
     for number, line in enumerate(lines[:-1], 2):
         row = _row(line)
         seal = row.pop(_SEAL, None) if isinstance(row, dict) else None
-        known = isinstance(row, dict) and (isinstance(row.get("cell"), list) or _FORCED in row or _ASKED in row)
-        if not known or (header.get(_SEAL, False) and seal != _seal(row)):
-            found.damaged.append(number)
+        if wrong := "it is not what was written" if seal is None or seal != _seal(row) else _wrong(row):
+            found.damaged[number] = wrong
         elif _FORCED in row:
             found.forced.append(row[_FORCED])
         elif "cell" in row:
@@ -114,7 +125,9 @@ class Journal:
         self._asked = cells
 
     def add(self, cell: Cell, row: Mapping[str, Any]) -> None:
-        """Keeps what a cell gave."""
+        """Keeps what a cell gave. Raises RuntimeError for what could not be read again: no number, or a key missing."""
+        if wrong := problem(cell, json.loads(json.dumps(row))):
+            raise RuntimeError(f"what {' '.join(map(str, cell))} gave is not kept, {wrong}; try --dtype float32")
         asked = {} if self._asked is None else {_ASKED: self._asked}
         if not self.rows:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,8 +148,9 @@ class Journal:
         if found.settings is None:
             return
         if found.damaged:
+            number, wrong = next(iter(found.damaged.items()))
             raise ValueError(
-                f"{self.path}, line {found.damaged[0]} is damaged; remove it, use --overwrite or another --out"
+                f"{self.path}, line {number} is damaged: {wrong}; remove it, use --overwrite or another --out"
             )
         self.rows, self.forced, self._told = found.rows, found.forced, found.asked
         stored = found.settings

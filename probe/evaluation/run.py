@@ -59,12 +59,34 @@ def checked_journal(
 ) -> Journal:
     """The journal at `path`. Raises FileExistsError for one of other settings, or with other sizes of a method."""
     journal = Journal(path, settings, force=force)
-    for (task, name, length), row in journal.rows.items():
+    for cell, row in journal.rows.items():
+        if wrong := _misfit(cell, row, settings):
+            raise ValueError(f"{path}: {wrong} in {list(cell)}; remove its line, use --overwrite or another --out")
+        task, name, length = cell
         if name in methods and row["config"] != json.loads(json.dumps(methods[str(name)].describe())):
             raise FileExistsError(
                 f"{path} holds {task} of {name} at {length} with other parameters; use --overwrite or another --out"
             )
     return journal
+
+
+def _misfit(cell: tuple[str | int, ...], row: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """What of a row's scores is not as the task and the settings have it: a metric, or a sample; empty for nothing."""
+    task = str(cell[0])
+    if len(cell) != 3:
+        return "no task, method and length"
+    if task not in TASKS or "scores" not in row:
+        return ""
+    known, samples = {metric.name for metric in TASKS[task].metrics}, TASKS[task].count(settings["samples"])
+    found: dict[Any, list[int]] = {}
+    for score in row["scores"]:
+        found.setdefault((score["length"], score["metric"]), []).append(score["sample"])
+    for (length, metric), there in found.items():
+        if metric not in known:
+            return f"{metric!r} is no metric of {task}"
+        if there != [*range(len(there))] or len(there) not in samples:
+            return f"{len(there)} of {samples[-1]} samples of {metric} at {length}"
+    return ""
 
 
 def run(

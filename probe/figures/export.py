@@ -75,8 +75,11 @@ def heatmap_export(
     """Heatmaps of one prompt's `panel` (method, layer, dim, position), from `regions`, perhaps its `difference`.
 
     Four methods stand side by side, pooled to at most `cells` values. native: a picture a method, one pixel a cell,
-    and numbers that are not pooled. `limits`: ends of the layers' colour scales (default: `layer_limits`).
+    and numbers that are not pooled. `limits`: ends of the layers' colour scales (default: `layer_limits`). Raises
+    ValueError for values that are not finite, as `search` does where thresholds are exported.
     """
+    if wrong := int(np.count_nonzero(~np.isfinite(panel.values))):
+        raise ValueError(f"{wrong} of {panel.size} values of {panel.name} are not finite; capture them again")
     stem = _file_name("heatmap", panel, *(["minus", str(panel["minus"].item())] if "minus" in panel.coords else []))
     limits = layer_limits(panel) if limits is None else limits
     shown = panel if native else pool(panel, cells)

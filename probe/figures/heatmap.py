@@ -75,7 +75,12 @@ def less(panel: xr.DataArray, minus: str | None) -> xr.DataArray:
 def difference(panel: xr.DataArray, method: str) -> xr.DataArray:
     """`panel` (method, ...) less its values under `method`, for the other methods; name and labels say so."""
     others = _less(panel, method)
-    return others.copy(data=others.values - panel.sel({"method": [method]}).values)
+    return others.copy(data=np.subtract(others.values, panel.sel({"method": [method]}).values, dtype=_wide(panel)))
+
+
+def _wide(panel: xr.DataArray) -> np.dtype:
+    """What holds a difference: one of two halves can be beyond them."""
+    return np.result_type(panel.dtype, np.float32)
 
 
 def _less(panel: xr.DataArray, method: str) -> xr.DataArray:
@@ -124,15 +129,14 @@ def survey(
     shown = [panel.sel({"method": list(group)}) for group in groups]
     starts = [_starts(each, *_blocks(each, cells)) for each in shown]
     layers, dims, positions = (panel.sizes[name] for name in ("layer", "dim", "position"))
-    pooled = [
-        np.empty((len(group), layers, *map(len, at)), panel.dtype) for group, at in zip(groups, starts, strict=True)
-    ]
-    magnitudes, limits = np.empty((len(methods), positions, dims), panel.dtype), []
+    dtype = panel.dtype if base is None else _wide(panel)
+    pooled = [np.empty((len(group), layers, *map(len, at)), dtype) for group, at in zip(groups, starts, strict=True)]
+    magnitudes, limits = np.empty((len(methods), positions, dims), dtype), []
     for layer in range(layers):
         taken = None if base is None else _read(base, {"layer": layer})
         for row, method in enumerate(methods):
             values = _read(panel, {"method": row, "layer": layer})
-            values = values if taken is None else values - taken
+            values = values if taken is None else np.subtract(values, taken, dtype=dtype)
             np.abs(values.T, out=magnitudes[row])
             for group, into, at in zip(groups, pooled, starts, strict=True):
                 if method in group:

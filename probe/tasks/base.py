@@ -88,6 +88,10 @@ class Task(ABC):
         """Prompt tokens that a cell reads, roughly."""
         return length * setting.samples
 
+    def count(self, samples: int) -> range:
+        """How many samples a cell has of those that are asked for; usually all."""
+        return range(samples, samples + 1)
+
     def logits(self, length: int, setting: Setting) -> int:
         """Positions whose logits are held at once."""
         return setting.batch if self.batched else 1

@@ -42,6 +42,10 @@ class Latency(Task):
         """As for Task, with the run that is not counted."""
         return length * (min(setting.samples, self.most) + 1)
 
+    def count(self, samples: int) -> range:
+        """As for Task, no more than `most`."""
+        return super().count(min(samples, self.most))
+
     def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[np.ndarray]:
         """Random token ids."""
         rng = np.random.default_rng([setting.seed, length])
