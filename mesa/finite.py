@@ -11,6 +11,13 @@ import torch
 
 from mesa.decoder import layers_of
 
+_WIDER = "run the model with --dtype {}"
+_REMEDIES = {
+    torch.float32: _WIDER.format("float64"),
+    torch.float64: "its config.json or its weights are another model's, or damaged",
+}
+"""By the dtype of a model whose states are no numbers; of halves, float32."""
+
 
 @contextmanager
 def states_checked(model: Any, owner: str = "") -> Iterator[None]:
@@ -37,4 +44,4 @@ def states_checked(model: Any, owner: str = "") -> Iterator[None]:
     if bad:
         what = f"states of layer {min(bad)}" if min(bad) < len(layers) else "logits"
         whose = f"{owner}: " if owner else ""
-        raise RuntimeError(f"{whose}the {what} are not finite; run the model with --dtype float32")
+        raise RuntimeError(f"{whose}the {what} are not finite; {_REMEDIES.get(model.dtype, _WIDER.format('float32'))}")

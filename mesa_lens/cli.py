@@ -129,6 +129,7 @@ def _with_remedy(error: OSError, args: argparse.Namespace) -> OSError:
     """The error, with what can be done where a disk is full or not to be written on."""
     remedies = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space")
     remedies |= dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "mend its permissions")
+    remedies |= {errno.EISDIR: "move this folder away, a file is to be there"}
     if error.errno not in remedies or "--out" in str(error):
         return error
     elsewhere = next((f" or choose another --{name}" for name in ("out", "cache") if name in args), "")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mesa.settings import ALL
-from mesa_lens.values import MOST_TOKENS, folder, listed, number, path, place, tokens, whole, window
+from mesa_lens.values import MOST_TOKENS, listed, number, output, path, place, tokens, whole, window
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -103,7 +103,7 @@ def _kind(kinds: Any, kind: str) -> Any:
     command.add_argument(
         "--format", type=listed, default="png", help="html, png, svg, pdf, npz, csv; several with commas"
     )
-    command.add_argument("--out", type=folder, help="folder for the files (None: exports, beside the store)")
+    command.add_argument("--out", type=output, help="folder for the files (None: exports, beside the store)")
     command.add_argument("--renderer", default="matplotlib", help="of png, svg, pdf: matplotlib or kaleido (Chrome)")
     command.add_argument("--methods", type=listed, default="all", help="names, separated by commas, or all")
     if not beside:

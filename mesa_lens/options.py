@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mesa_lens.values import MOST_PROMPTS, MOST_SEED, MOST_WORKERS, folder, listed, number, runner, whole
+from mesa_lens.values import MOST_PROMPTS, MOST_SEED, MOST_WORKERS, listed, number, output, runner, whole
 from probe.resume import again, keeps
 
 LOAD = ("revision", "dtype", "device", "device_map", "trust_remote_code")
@@ -53,7 +53,7 @@ def add_output(command: argparse.ArgumentParser, default: str, about: str, *, sh
     """Adds --out and --overwrite and, with `shows`, --estimate and --json; returns their group."""
     out = command.add_argument_group("output")
     says = f"folder{about}; an interrupted run goes on in it"
-    out.add_argument("--out", type=folder, default=Path(default), help=says)
+    out.add_argument("--out", type=output, default=Path(default), help=says)
     out.add_argument("--overwrite", action="store_true", help="begin anew, in place of what is already there")
     add_force(out)
     if shows:

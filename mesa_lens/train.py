@@ -43,9 +43,9 @@ def run(args: argparse.Namespace) -> int:
     from mesa_lens.training.state import STATE
     from probe.ownership import owned
 
+    if (args.out / "config.json").exists() and not (args.out / STATE).exists():
+        raise FileExistsError(f"--out {args.out} already holds a model; name another folder")
     with owned(args.out):
-        if (args.out / "config.json").exists() and not (args.out / STATE).exists():
-            raise FileExistsError(f"--out {args.out} already holds a model; name another folder")
         try:
             told = _train(args)
         except BaseException as error:

@@ -97,6 +97,17 @@ def place(text: str) -> Path | str:
     return word(text) if "://" in text else path(text)
 
 
+def output(text: str) -> Path:
+    """A folder to write to: neither a disk's root nor one that holds a model."""
+    found = folder(text)
+    if found.resolve() == Path(found.resolve().anchor):
+        raise argparse.ArgumentTypeError(f"{text} is the root of a disk; name a folder in it")
+    weights = ("config.json", "*.safetensors", "*.gguf")
+    if any(path for pattern in weights for path in found.glob(pattern)):
+        raise argparse.ArgumentTypeError(f"{text} holds a model; name another folder")
+    return found
+
+
 def folder(text: str) -> Path:
     """A folder, there or not."""
     found = path(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mesa_lens.values import output
 from theory.cli import add_arguments, run
 
 
@@ -15,5 +16,5 @@ def add(commands: Any) -> None:
         help="check the theorems on constructed models",
         description=__doc__,
     )
-    add_arguments(command)
+    add_arguments(command, output)
     command.set_defaults(run=run)

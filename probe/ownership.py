@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,12 @@ except ImportError:  # Windows
 
 LOCK = ".mesa-lens.lock"
 """The file in a folder that is locked while a run writes there, and that says who does."""
+RUNS = (
+    *("*.zarr", "*.zarr.*", "store.*", "cells.jsonl", "measured.jsonl", "harness.json*", "sections.json", "new-run.*"),
+    *("locate", "anatomy", "counterpart", "training-state.pt"),
+)
+"""What a folder of ours holds, one of these at least: patterns of names."""
+_LISTED = 3  # names of what else it holds
 _PATIENCE = 0.2  # seconds: another's file may just have been removed
 
 
@@ -32,7 +39,8 @@ def owned(*folders: Path, option: str = "--out") -> Iterator[None]:
 
     The lock is the operating system's, so that of a process that died holds nobody up. The same thread may own a folder
     several times over. option: what a command calls the folder. Raises FileExistsError, naming the holder, for a
-    folder that another run writes to, NotADirectoryError for a file.
+    folder that another run writes to, or one of --out that holds other things than runs do; NotADirectoryError for a
+    file; ValueError for a folder with a link that leads out of it.
     """
     with ExitStack() as stack:
         for folder in folders:
@@ -42,6 +50,9 @@ def owned(*folders: Path, option: str = "--out") -> Iterator[None]:
 
 @contextmanager
 def _owned(folder: Path, option: str) -> Iterator[None]:
+    if option == "--out":
+        check_ours(folder)
+    _check_links(folder, option)
     made = _make(folder, option)
     path = folder.resolve() / LOCK
     lock = FileLock(path, timeout=_PATIENCE, is_singleton=True)
@@ -65,6 +76,28 @@ def _owned(folder: Path, option: str) -> Iterator[None]:
         for each in made:
             with suppress(OSError):  # it holds something now
                 each.rmdir()
+
+
+def check_ours(folder: Path) -> None:
+    """Raises FileExistsError for a folder that is not empty and holds nothing of a run; hidden files do not count."""
+    try:
+        names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError:  # it is not there, no folder, or not to be read: said where it is written to
+        return
+    if names and not any(fnmatch(name, pattern) for name in names for pattern in RUNS):
+        others = ", ".join([*names[:_LISTED], *(["..."] if len(names) > _LISTED else [])])
+        raise FileExistsError(f"--out {folder} holds other things than a run ({others}); name a new or empty folder")
+
+
+def _check_links(folder: Path, option: str) -> None:
+    """Raises ValueError for a link in the folder, at any depth, that leads out of it."""
+    root = folder.resolve()
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place, name) for name in (*folders, *files)):
+            if path.is_symlink() and not path.resolve().is_relative_to(root):
+                raise ValueError(
+                    f"{option} {folder}: {path} is a link to {path.resolve()}, outside; put a folder there"
+                )
 
 
 def _make(folder: Path, option: str) -> list[Path]:

@@ -28,7 +28,7 @@ from probe.ownership import owned
 from probe.plan import ProbePlan, ProbeRequest, measuring, plan, template
 from probe.refine import refined
 from probe.report import remove_report, write_report
-from probe.resume import again
+from probe.resume import again, tell_finished
 from probe.store import store
 from probe.store.place import pointed
 from probe.store.reader import STORE, partial_path, store_of, whole_passes
@@ -47,8 +47,9 @@ def run_probe(
 
     Everything that can be checked is checked before the weights are loaded. The store appears under its name only
     when it is whole; a run that was cut short goes on where it was, and of a whole one the report is written anew
-    where another rule is asked for. Raises FileExistsError for a folder that holds another run, or this one from end
-    to end, unless `overwrite`; then, too, nothing is removed before the new run is checked and the weights are loaded.
+    where another rule is asked for, else its summary returned as it is. Raises FileExistsError for a folder that holds
+    another run, unless `overwrite`; then, too, nothing is removed before the new run is checked and the weights are
+    loaded.
     Also raises what `Runner.check` raises and, as all that writes into a folder does, `probe.ownership.owned`.
     """
     made = plan(request)
@@ -63,8 +64,9 @@ def _whole_run(made: ProbePlan, out: Path, overwrite: bool, by: str, runner: Run
     """The summary, after what is missing was run."""
     path = store_of(out)
     whole = not overwrite and _found(made, out) == path
-    if whole and _is_reported(out, by):
-        raise FileExistsError(f"{path} already holds a run with the same config; use --overwrite or another --out")
+    if whole and _is_reported(out, by) and (summary := own_summary(out)):
+        tell_finished(out)
+        return summary
     if not whole:
         with ExitStack() as stack:
             _capture_and_measure(made, out, overwrite, runner, stack)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from theory.claims import Claim, Settings
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the verification to `parser`."""
+def add_arguments(parser: argparse.ArgumentParser, folder: Callable[[str], Path] = Path) -> None:
+    """Adds the options of the verification to `parser`; `folder` reads that of --out."""
     parser.add_argument(
         "task",
         nargs="?",
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="write the report there too (.html is added), and the claims beside it (.json)",
     )
-    parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="where table and plots are written")
+    parser.add_argument("--out", type=folder, default=Path(), metavar="DIR", help="where table and plots are written")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mesa_lens.options import add_force, add_minutes, add_runner, goes_on, runner_of, tell_left
-from mesa_lens.values import folder, listed, word
+from mesa_lens.values import listed, output, word
 from probe.resume import again
 
 
@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--config", type=word, default="default", help="a YAML file, or the name of one of configs/")
     command.add_argument(
-        "--out", type=folder, default=Path("runs/paper"), help="folder; an interrupted run goes on in it"
+        "--out", type=output, default=Path("runs/paper"), help="folder; an interrupted run goes on in it"
     )
     command.add_argument("--sections", type=listed, help="only these, separated by commas")
     command.add_argument("--overwrite", action="store_true", help="begin the sections anew that are already there")

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import yaml
 
+from mesa.checkpoints.config_file import check_stated
 from mesa.methods import Method, make, registry
 from mesa.models import bytes_a_number, config_of, in_short
 from mesa.settings import make_methods, method_settings, wanted_names
@@ -267,6 +268,7 @@ def _architecture(facts: Mapping[str, Any], where: str) -> Any:
     from transformers import AutoConfig
 
     try:
+        check_stated(facts)
         return AutoConfig.for_model(**facts) if facts else None
     except Exception as error:  # of validation, of many kinds
         raise ValueError(f"{where}: architecture {dict(facts)} is no model's: {in_short(error)}") from error

@@ -18,6 +18,7 @@ from probe.evaluation.plan import EvalPlan
 from probe.evaluation.run import checked_journal
 from probe.files import write_json
 from probe.ownership import owned
+from probe.resume import tell_finished
 
 JOURNAL, RESULTS = "harness.jsonl", "harness.json"
 
@@ -74,6 +75,8 @@ def run_harness(
         journal = open_harness(made, out, include_path=include_path, limit=limit)
         missing = [cell for cell in cells if cell not in journal.rows]
         journal.expect(len(journal.rows) + len(missing))
+        if not missing:
+            tell_finished(out)
         lost = run_journaled(pool(), harness_cells(made, missing), journal, "running lm-eval") if missing else []
     found = {name: {} for name in made.methods}
     for cell in cells:

@@ -27,6 +27,7 @@ from probe.evaluation.summary import summarize
 from probe.evaluation.work import EvalCell, EvalWork, cells_of
 from probe.files import write_json
 from probe.ownership import owned
+from probe.resume import tell_finished
 from probe.tasks.recall import RULER
 
 JOURNAL = "cells.jsonl"
@@ -114,6 +115,8 @@ def _run(made: EvalPlan, out: Path, overwrite: bool, until: float | None, runner
         journal = open_journal(made, out, overwrite=overwrite)
         journal.expect(len({*journal.rows, *made.cells}))
         missing, left_out = missing_cells(made, journal), LeftOut()
+        if not missing:
+            tell_finished(out)
         try:
             if missing and not is_over(until):
                 pool = pool or stack.enter_context(runner.pool(EvalWork.of(made), cells_of(made, missing)))

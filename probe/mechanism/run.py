@@ -34,6 +34,7 @@ from probe.mechanism.spread import Spread, TimeIsOver
 from probe.mechanism.unfinished import left
 from probe.mechanism.work import MANY, SHIFT, LocateWork, attribution_cell, dims_cell, foreseen, tried_cells
 from probe.ownership import owned
+from probe.resume import tell_finished
 
 Judged = Mapping[Group, Sequence[str]]
 """The methods that mend, by group."""
@@ -62,6 +63,8 @@ def locate(
         journal = open_journal(made, out, overwrite=overwrite)
         if left(made, journal):  # what is wrong with the model is told before a bar begins
             pool()
+        else:
+            tell_finished(out)
         bar = stack.enter_context(tqdm(desc="locating", unit="token", unit_scale=True, smoothing=0.05))
         spread = Spread(made, journal, pool, bar, until, most=1 if runner.is_local else MANY)
         stack.callback(spread.board.close)

@@ -24,6 +24,7 @@ from probe.evaluation.journaled import run_journaled
 from probe.evaluation.plan import memory_bytes
 from probe.mechanism.anatomy.frequencies import first_unmet
 from probe.ownership import owned
+from probe.resume import tell_finished
 from probe.study.inputs import Inputs, prepare
 from probe.study.plan import StudyPlan, StudyRequest, plan
 from probe.study.results import BOUNDS, gather, judges, progress
@@ -69,6 +70,8 @@ def _run(
             pool = stack.enter_context(runner.pool(work, _cells_to_predict(made, None)))
             (out / JOURNAL).unlink(missing_ok=True)
         journal = Journal(out / JOURNAL, settings, force=made.request.force)
+        if not _cells_to_predict(made, journal) and not _left_to_measure(made, journal):
+            tell_finished(out)
         cells = [] if is_over(until) else _cells_to_predict(made, journal)
         if cells:
             pool = pool or stack.enter_context(runner.pool(work, cells))

@@ -1,5 +1,8 @@
 """Input that is wrong in ways the parser alone cannot see ends in one line that names it, before any work."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 import tiny
@@ -138,3 +141,91 @@ def test_a_window_too_short_for_the_analysis_is_refused_before_the_capture(capsy
     words = (command, "--model", model, *SHORT[command], "--trained-length", trained, "--out", out)
     assert f"of the trained window's {trained} positions" in refused(capsys, *words)
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        (
+            "eval",
+            "--task",
+            "latency",
+            "--methods",
+            "origin",
+            "--samples",
+            "1",
+            "--lengths",
+            "40",
+            "--trained-length",
+            "40",
+        ),
+        ("probe", "--methods", "origin", "--samples", "0", "--texts", "0", "--length", "400"),
+        ("locate", "--methods", "rerope", "--lengths", "400"),
+        ("paper", "--config", "default"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["notes", "model"])
+def test_a_folder_that_holds_other_things_is_not_written_to(capsys, model, tmp_path, line, kind):
+    out = tmp_path / "out"
+    if kind == "model":
+        shutil.copytree(model, out)
+    else:
+        out.mkdir()
+        (out / "notes.md").write_text("mine")
+    before = sorted(path.name for path in out.iterdir())
+    words = line if line[0] == "paper" else (*line, "--model", model)
+    said = refused(capsys, *words, "--out", out)
+    assert str(out) in said
+    assert ("holds a model" if kind == "model" else "holds other things than a run (notes.md)") in said
+    assert sorted(path.name for path in out.iterdir()) == before
+
+
+def test_the_root_of_a_disk_is_no_output(capsys):
+    assert "--out / is the root of a disk" in refused(capsys, "export", "heatmap", "run", "--out", "/")
+
+
+def test_a_link_in_a_run_that_leads_out_of_it_is_not_followed(capsys, model, tmp_path):
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "heatmap-mine.png").write_text("mine")
+    out.mkdir()
+    (out / "cells.jsonl").touch()
+    (out / "figures").symlink_to(elsewhere)
+    line = ("probe", "--model", model, "--methods", "origin", "--samples", "0", "--texts", "0", "--length", "400")
+    said = refused(capsys, *line, "--out", out, "--overwrite")
+    assert f"{out / 'figures'} is a link to {elsewhere}" in said
+    assert (elsewhere / "heatmap-mine.png").read_text() == "mine"
+
+
+def test_a_finished_evaluation_says_so_and_prints_its_result(capsys, model, tmp_path):
+    line = ["eval", "--model", str(model), "--task", "latency", "--methods", "origin", "--samples", "1"]
+    line += ["--lengths", "40", "--trained-length", "40", "--out", str(tmp_path / "out")]
+    assert main(line) == 0
+    first = capsys.readouterr().out
+    assert main(line) == 0
+    told = capsys.readouterr()
+    assert f"finished already: {tmp_path / 'out'}" in told.err
+    assert told.out == first
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, not within 1 to 10000"),
+        ({"model_type": "qwen2", "num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads is 0"),
+        ({"num_key_value_heads": 3}, "no multiple of num_key_value_heads, 3"),
+        ({"rope_theta": 0}, "rope_theta is 0, no finite number above 0"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": float("nan")}}, "rope_theta is nan"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps is inf"),
+        (None, "holds no keys and values"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("command", ["eval", "check"])
+def test_a_config_that_no_model_can_have_is_named(capsys, model, tmp_path, command, changes, complaint):
+    folder = shutil.copytree(model, tmp_path / "model")
+    stored = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(None if changes is None else {**stored, **changes}))
+    said = refused(capsys, command, "--model", folder, "--methods", "origin", *(["--estimate"] * (command == "eval")))
+    assert all(part in said for part in (str(folder), complaint, "config.json"))

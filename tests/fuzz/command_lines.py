@@ -50,7 +50,22 @@ NUMBERS = ["", " ", "x", "1.5x", "nan", "inf", "1e999", "0x10", "²", "1 2", "--
 WHOLE = [*NUMBERS, "1.5", "1e3", "9" * 20, "9" * 5000, "-1"]
 NAMES = ["", " ", ",", "no such", "nonsense,nonsense", "origin,,rerope", "\udcff", "-", "None"]
 RANGES = ["", " ", "1-", "-1", "2-1", "x", "1,,2", "0-99999999999", "9" * 20, "²", "1:2"]
-LENGTHS = ["", ",", "x", "0", "-5", "1k:2k", "2k:1k:1", "1:9999999999:1", "1.5k", "256,,512", "9" * 20, "1k:2k:0"]
+LENGTHS = [
+    f"{2**31}",
+    "4:16:4:4",
+    "",
+    ",",
+    "x",
+    "0",
+    "-5",
+    "1k:2k",
+    "2k:1k:1",
+    "1:9999999999:1",
+    "1.5k",
+    "256,,512",
+    "9" * 20,
+    "1k:2k:0",
+]
 FILES = ["", " ", "/nonexistent/x.txt"]
 FOLDERS = ["", " ", "{file}"]
 SETS = [
@@ -61,6 +76,9 @@ SETS = [
     "origin.trained_length=5",
     "rerope.window=x",
     "rerope.nonsense=1",
+    "rerope.name=5",
+    "rerope.plan=5",
+    f"rerope.window={2**63}",
     "=",
     ".",
 ]

@@ -20,6 +20,14 @@ CONFIGS = {  # damaged config.json by name: what is changed
     "type-number": {"model_type": 3},
     "rope-text": {"rope_parameters": "x"},
     "dtype-unknown": {"dtype": "float7"},
+    "layers-many": {"num_hidden_layers": 10**9},
+    "hidden-wide": {"hidden_size": 10**12},
+    "vocabulary-large": {"vocab_size": 10**15},
+    "shared-zero": {"num_key_value_heads": 0},
+    "shared-odd": {"num_key_value_heads": 3},
+    "theta-zero": {"rope_theta": 0},
+    "theta-nan": {"rope_theta": float("nan")},
+    "eps-nan": {"rms_norm_eps": float("nan")},
 }
 PAPER = {  # a line of the config in place of the good one
     "null-seed": "seed: null",
@@ -53,6 +61,14 @@ PAPER = {  # a line of the config in place of the good one
     "architecture-type": "architecture: {model_type: nonsense}",
     "architecture-heads": "architecture: {model_type: llama, hidden_size: -5}",
     "not-yaml": "a: [",
+    "flag-yes": "load: {trust_remote_code: yes}",
+    "octal-seed": "seed: 012",
+    "grouped-seed": "seed: 1_000",
+    "large-seed": f"seed: {10**30}",
+    "long-seed": f"seed: {'9' * 5000}",
+    "deep": f"set: {'[' * 3000}",
+    "alias": "methods: &a [origin]\nset: *a",
+    "architecture-large": "architecture: {model_type: llama, num_hidden_layers: 1000000000}",
 }
 GOOD = "model: {model}\ntrained_length: 160\nmethods: origin\nsections: {{passkey: {{samples: 1}}}}\n"
 

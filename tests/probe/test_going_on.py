@@ -178,8 +178,11 @@ def test_a_whole_store_without_its_report_is_finished(model, uninterrupted, tmp_
     monkeypatch.setattr(source, "load", None)
     assert main(asked(model, out)) == 0
     same(out, uninterrupted)
-    assert main(asked(model, out)) == 2
-    assert "already holds a run with the same config; use --overwrite" in capsys.readouterr().err
+    capsys.readouterr()
+    assert main(asked(model, out)) == 0
+    told = capsys.readouterr()
+    assert f"finished already: {out}; --overwrite begins anew" in told.err
+    assert f"wrote {out / 'report.html'}" in told.out
 
 
 def test_an_interrupt_before_a_run_goes_on_says_what_was_kept_before(model, tmp_path, capsys, monkeypatch):
@@ -345,8 +348,8 @@ def test_another_rule_writes_the_report_anew_and_captures_nothing(model, uninter
     assert json.loads((out / "summary.json").read_text())["predicted_by"] == "paper"
     assert files(out / "store.zarr") == files(uninterrupted / "store.zarr")
     capsys.readouterr()
-    assert main(asked(model, out, "--rule", "paper")) == 2
-    assert "already holds a run with the same config" in capsys.readouterr().err
+    assert main(asked(model, out, "--rule", "paper")) == 0
+    assert f"finished already: {out}" in capsys.readouterr().err
 
 
 def test_the_summary_of_another_store_is_not_taken_for_this_one_s(model, uninterrupted, tmp_path):

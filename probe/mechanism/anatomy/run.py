@@ -24,6 +24,7 @@ from probe.mechanism.anatomy import files, moments
 from probe.mechanism.anatomy.collect import add, continued
 from probe.mechanism.anatomy.request import AnatomyPlan, needed_bytes, reading_bytes
 from probe.mechanism.anatomy.work import VECTORS, AnatomyWork, look_cells, text_cells
+from probe.resume import tell_finished
 
 _REMEDY = "shorten --lengths, give fewer --layers or --methods, or leave vectors out of --parts"
 
@@ -52,6 +53,7 @@ def anatomy(
         done = {name: files.texts_in(files.moments_path(out, name, made.lengths[-1])) for name in made.methods}
         missing = look_cells(made, [cell for cell in made.cells if cell not in journal.rows]) + text_cells(made, done)
         if not missing:
+            tell_finished(out)
             return journal, []
         pool = pool or stack.enter_context(runner.pool(work, missing))
         return journal, _run(pool, made, missing, journal, out, until)

@@ -33,6 +33,7 @@ from probe.mechanism.counterpart.request import (
 )
 from probe.mechanism.interventions import Head, by_layer
 from probe.mechanism.items import blocks
+from probe.resume import tell_finished
 from probe.tasks.repeated import repeated_word
 from probe.thresholds.search import CrossingRule, search
 
@@ -48,8 +49,11 @@ def counterpart(made: CounterpartPlan, out: Path, *, overwrite: bool = False, un
     Raises MemoryError before any pass for what does not fit, FileExistsError for the folder of another run.
     """
     check_beside(needed_bytes(made), made.request.load, "shorten --lengths, or leave hold out of --try")
-    if not overwrite:
-        open_journal(made, out)  # before the weights are loaded
+    if not overwrite:  # before the weights are loaded
+        journal = open_journal(made, out)
+        if all(cell in journal.rows for cell in cells(made)):
+            tell_finished(out)
+            return journal
     loaded = load(made.request.model, **made.request.load)
     journal = open_journal(made, out, overwrite=overwrite)
     journal.expect(len(cells(made)))

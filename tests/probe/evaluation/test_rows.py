@@ -1,4 +1,4 @@
-"""Rows of journals that are sealed and yet malformed are named as damaged, by file and line, and never counted as done."""
+"""Rows of journals that are sealed and yet malformed are named as damaged, by file and line, and are not done."""
 
 import json
 import math

@@ -154,8 +154,8 @@ def test_a_run_keeps_its_store_at_a_url_and_all_else_in_its_folder(tmp_path, cap
     (entry,) = entries(tmp_path)
     assert entry.finished
     capsys.readouterr()
-    assert main([*given, "--store", url]) == 2
-    assert "already holds a run with the same config" in capsys.readouterr().err
+    assert main([*given, "--store", url]) == 0
+    assert f"finished already: {out}" in capsys.readouterr().err
     assert main([*given, "--store", "memory://bucket/other"]) == 2
     assert f"{out} has its store at {url}; choose another --out" in capsys.readouterr().err
     assert main([*given[:-1], str(tmp_path / "second"), "--store", url, "--overwrite"]) == 2
