@@ -33,6 +33,6 @@ def check_finite(name: str, model: torch.nn.Module) -> None:
         if not values.sum(dtype=torch.float32).isfinite() and not (finite := values.isfinite()).all():
             count = finite.numel() - int(finite.sum())
             raise ValueError(
-                f"model {name!r}: {count} of {finite.numel()} numbers of {key} are not finite; its weights are damaged, "
-                "get them again"
+                f"model {name!r}: {count} of {finite.numel()} numbers of {key} are not finite; its weights are "
+                "damaged, get them again"
             )

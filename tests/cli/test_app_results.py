@@ -163,7 +163,7 @@ def test_runs_that_are_not_finished_are_told_as_by_the_command(opened, tmp_path)
         journal = Journal(tmp_path / name / "cells.jsonl", {"model": "tiny"})
         journal.expect(3)
         for number in range(done):
-            journal.add(("nll", "origin", number), {"config": {}, "scores": []})
+            journal.add(("nll", "origin", number), {"config": {"name": "origin"}, "scores": [1.0]})
     app = opened()
     (shown,) = [each for each in app.expander if each.label.startswith("Not finished")]
     assert shown.label == "Not finished: 1"

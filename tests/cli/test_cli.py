@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import tiny
+from commands import main
 
 from mesa.engine.attention import EXECUTORS
 from mesa_lens import cli
-from mesa_lens.cli import main
 
 
 def test_methods_are_listed_with_parameters_and_formula(capsys):

@@ -10,8 +10,8 @@ import time
 
 import pytest
 import tiny
+from commands import main
 
-from mesa_lens.cli import main
 from probe.cells import source
 from probe.evaluation import run as running
 from probe.tasks.finding import Finding

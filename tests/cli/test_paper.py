@@ -11,9 +11,9 @@ import pytest
 import tiny
 import torch
 import yaml
+from commands import main
 
 from mesa.methods import registry
-from mesa_lens.cli import main
 from mesa_lens.paper import runner
 from mesa_lens.paper.config import estimate, plan_section, probe_request, read, section_methods
 from mesa_lens.paper.sections import SECTIONS

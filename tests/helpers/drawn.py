@@ -19,7 +19,7 @@ from probe.evaluation.journal import Journal
 from probe.files import write
 from probe.ownership import owned
 
-CELLS = [Cell("drawn", ("drawn", number), gives=2**18) for number in range(12)]
+CELLS = [Cell("drawn", ("crossed", number), gives=2**18) for number in range(12)]
 JOURNAL = "cells.jsonl"
 
 
@@ -50,7 +50,7 @@ class Drawing:
     def _draw(self, cell):
         rng = np.random.default_rng(cell.key[1])
         time.sleep(rng.uniform(0.05, 0.3))
-        return {"value": rng.random()}, rng.random((64, 512))
+        return {"crossing": rng.random()}, rng.random((64, 512))
 
 
 def draw(folder: Path, runner: Runner = LOCAL) -> None:

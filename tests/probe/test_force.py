@@ -4,9 +4,9 @@ import json
 
 import pytest
 import tiny
+from commands import main
 
 from mesa.models import tokenizer_of
-from mesa_lens.cli import main
 from probe.evaluation.journal import Journal
 from probe.mechanism.restoration import Gap
 

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 import tiny
 import xarray as xr
+from commands import main
 from synthetic import edit
 
-from mesa_lens.cli import main
 from probe import plan as planning
 from probe import run, work
 from probe.capture.spec import CaptureSpec

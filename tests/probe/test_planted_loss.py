@@ -9,10 +9,10 @@ import math
 import pytest
 import tiny
 import torch
+from commands import main
 
 from mesa.engine.apply import attachment_of
 from mesa.models import load
-from mesa_lens.cli import main
 
 M, BREAK, NEVER = 160, 250, 10**9
 ASKED = "--methods origin,rerope --seed 3 --samples 6"

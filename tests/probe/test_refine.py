@@ -24,7 +24,9 @@ def fill(journal, cells):
     for task, method, length in cells:
         failing = length >= FAILS_FROM[method]
         value = (2.5 + failing) if task == TASKS[0] else float(not failing)
-        journal.add((task, method, length), {"peak_mib": 1.0, "scores": [{"value": value, "seconds": length}] * 4})
+        score = {"length": length, "metric": task, "value": value, "seconds": length}
+        scores = [{**score, "sample": sample} for sample in range(4)]
+        journal.add((task, method, length), {"config": {"name": method}, "peak_mib": 1.0, "scores": scores})
 
 
 @pytest.fixture

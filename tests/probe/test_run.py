@@ -10,9 +10,9 @@ import pytest
 import tiny
 import torch
 import xarray as xr
+from commands import main
 
 from mesa.models import tokenizer_of
-from mesa_lens.cli import main
 from probe import run
 from probe.capture.spec import CaptureSpec, Kept
 from probe.cells import source

@@ -326,7 +326,7 @@ def test_overwriting_removes_nothing_for_a_run_that_cannot_be(asked, tmp_path, m
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_folder_of_something_else_is_left_alone(asked, tmp_path, overwrite):
     (tmp_path / "summary.json").write_text("of a probe")
-    with pytest.raises(FileExistsError, match=r"summary\.json is no evaluation's; choose another --out"):
+    with pytest.raises(FileExistsError, match=r"holds other things than a run \(summary\.json\)"):
         run(plan(asked), tmp_path, overwrite=overwrite)
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
     assert (tmp_path / "summary.json").read_text() == "of a probe"
@@ -339,8 +339,8 @@ def test_a_journal_whose_first_line_was_cut_is_begun_anew(tmp_path):
         journal = Journal(path, {"seed": 1})
         assert journal.rows == {}
         assert not has_cells(path)
-    journal.add(("nll", "mesa", 96), {"scores": []})
-    assert Journal(path, {"seed": 1}).rows == {("nll", "mesa", 96): {"scores": []}}
+    journal.add(("hold", 96, 1), {"nll": 0.5})
+    assert Journal(path, {"seed": 1}).rows == {("hold", 96, 1): {"nll": 0.5}}
     assert has_cells(path)
 
 
@@ -351,7 +351,7 @@ def test_a_journal_of_other_prompts_is_refused_naming_them(asked, tmp_path):
     settings = json.loads(header)["settings"]
     assert settings["prompts"] == SCORED_PROMPTS == 3
     for former in ({**settings, "prompts": 1}, {key: settings[key] for key in settings if key != "prompts"}):
-        path.write_text(json.dumps({"settings": former}) + "\n" + "".join(cells))
+        path.write_text(json.dumps({"settings": former, "crc32": True}) + "\n" + "".join(cells))
         with pytest.raises(FileExistsError, match=r"another prompts \((1|None) there, 3 now\); use --overwrite"):
             run(plan(asked), tmp_path)
 
@@ -391,18 +391,18 @@ def test_a_flipped_bit_of_a_journal_is_found_wherever_it_is(tmp_path, bit):
     """In rows by their number, also where the line is no JSON or no UTF-8 any more."""
     path = tmp_path / "cells.jsonl"
     for length in (96, 160):
-        Journal(path, {"seed": 1}).add(("nll", length), {"score": 0.5})
+        Journal(path, {"seed": 1}).add(("hold", length, 1), {"nll": 0.5})
     whole = path.read_bytes()
     begin, end = whole.index(b"\n") + 1, whole.rindex(b"\n", 0, -1)
     for place in range(begin, end):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
-        with pytest.raises(ValueError, match=r"cells\.jsonl, line 2 is damaged; remove it, use --overwrite"):
+        with pytest.raises(ValueError, match=r"cells\.jsonl, line 2 is damaged: .*; remove it, use --overwrite"):
             Journal(path, {"seed": 1})
 
 
 def test_a_forced_journal_goes_on_and_tells_what_changed(tmp_path):
     path, began = tmp_path / "cells.jsonl", {"seed": 1, "weights": "a", "versions": "torch 1"}
-    Journal(path, began).add(("nll", 96), {"score": 0.5})
+    Journal(path, began).add(("hold", 96, 1), {"nll": 0.5})
     now = began | {"weights": "b", "tokenizer": "new"}  # older journals do not know of tokenizers
     with pytest.raises(FileExistsError, match=r"with another weights .*; --force goes on and records it"):
         Journal(path, now)
@@ -412,9 +412,9 @@ def test_a_forced_journal_goes_on_and_tells_what_changed(tmp_path):
         Journal(path, now | {"seed": 2}, force=True)
     journal = Journal(path, now, force=True)
     assert journal.forced == [{"weights": "b"}]
-    journal.add(("nll", 160), {"score": 0.6})
+    journal.add(("hold", 160, 1), {"nll": 0.6})
     again = Journal(path, now)
-    assert set(again.rows) == {("nll", 96), ("nll", 160)}
+    assert set(again.rows) == {("hold", 96, 1), ("hold", 160, 1)}
     assert again.forced == [{"weights": "b"}]
     with pytest.raises(FileExistsError, match="with another weights"):
         Journal(path, began)
@@ -432,15 +432,15 @@ def test_a_run_goes_on_with_other_versions_only_by_force_and_says_so(asked, tmp_
 
 
 @pytest.mark.parametrize(
-    "damage", [("0.5", "0.6"), ('"score": 0.5, ', ""), ('"cell": ["nll", 96], ', ""), ("{", "[1]\n{")]
+    "damage", [("0.5", "0.6"), ('"nll": 0.5, ', ""), ('"cell": ["hold", 96, 1], ', ""), ("{", "[1]\n{")]
 )
 def test_a_damaged_row_of_a_journal_is_refused_naming_its_line(tmp_path, damage):
     path = tmp_path / "cells.jsonl"
-    Journal(path, {}).add(("nll", 96), {"score": 0.5})
-    assert Journal(path, {}).rows == {("nll", 96): {"score": 0.5}}
+    Journal(path, {}).add(("hold", 96, 1), {"nll": 0.5})
+    assert Journal(path, {}).rows == {("hold", 96, 1): {"nll": 0.5}}
     header, row = path.read_text().splitlines(keepends=True)
     path.write_text(header + row.replace(*damage, 1))
-    with pytest.raises(ValueError, match=r"cells\.jsonl, line 2 is damaged; remove it, use --overwrite"):
+    with pytest.raises(ValueError, match=r"cells\.jsonl, line 2 is damaged: .*; remove it, use --overwrite"):
         Journal(path, {})
 
 

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import tiny
 import torch
+from commands import main
 from elsewhere import Elsewhere
 from lm_tasks import write_tasks
 
 import mesa
-from mesa_lens.cli import main
 from probe.cells import source
 from probe.evaluation import harness, harness_work
 

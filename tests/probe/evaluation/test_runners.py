@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import tiny
 import torch
+from commands import main
 from elsewhere import Elsewhere, same_evaluation
 
-from mesa_lens.cli import main
 from probe.cells.runner import Runner
 from probe.evaluation import run as running
 from probe.evaluation.plan import EvalRequest, plan

@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
+from commands import main
 from matplotlib.image import imread
 from synthetic import evaluation, hidden_states, write_run
 
-from mesa_lens.cli import main
 from probe.figures import tables
 from probe.figures.export import Export, curves_export, drift_export, formats, heatmap_export, threshold_export
 from probe.figures.heatmap import difference, layer_limits, regions

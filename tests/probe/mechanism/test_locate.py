@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from commands import main
 from elsewhere import Elsewhere
 from headed import HEAD, planted
 from tqdm import tqdm
 
 import mesa
-from mesa_lens.cli import main
 from probe.capture.bridge import bridge_to
 from probe.cells.runner import LOCAL
 from probe.mechanism import hand

@@ -42,8 +42,8 @@ def evaluated(path, done, asked=None, **settings):
     if asked:
         journal.expect(asked)
     for number in range(len(journal.rows), done):
-        scores = [{"length": 8, "sample": each, "value": 1.0, "seconds": 1.0} for each in range(2)]
-        journal.add(("nll", "origin", number), {"config": {}, "scores": scores})
+        scores = [{"length": 8, "sample": each, "metric": "nll", "value": 1.0, "seconds": 1.0} for each in range(2)]
+        journal.add(("nll", "origin", number), {"config": {"name": "origin"}, "scores": scores})
     return path
 
 
@@ -147,8 +147,8 @@ def test_a_probe_run_is_counted_by_passes_and_measured_cells(tmp_path):
         values = hidden.isel(method=0, prompt=0, layer=layer).values
         store.write(tmp_path / "store.zarr", "resid_post", "origin", "repeated", layer, values)
     journal = Journal(tmp_path / "measured.jsonl", {"model": "tiny"})
-    journal.add(("nll", "origin", 64), {"scores": []})
-    journal.add(("nll", "origin", 96), {"scores": []})  # a refined length
+    journal.add(("nll", "origin", 64), {"config": {"name": "origin"}, "scores": [1.0]})
+    journal.add(("nll", "origin", 96), {"config": {"name": "origin"}, "scores": [1.0]})  # a refined length
     assert counts(tmp_path) == [("probe", "measured cells", 2, 17), ("probe", "captured passes", 1, 8)]
     assert "the store is not finished" in text(status_of(tmp_path))
 
@@ -196,7 +196,7 @@ def test_what_is_no_run_is_refused_by_name(tmp_path, made, capsys):
 
 
 def test_a_study_whose_settings_are_not_a_study_s_is_refused(tmp_path):
-    Journal(tmp_path / "cells.jsonl", {"configs": {}}).add(("nll", 1), {})
+    Journal(tmp_path / "cells.jsonl", {"configs": {}}).add(("hold", 1, 1), {"nll": 0.5})
     with pytest.raises(ValueError, match=f"{tmp_path} is damaged"):
         status_of(tmp_path)
 
@@ -224,6 +224,7 @@ def test_the_pace_is_of_new_cells_also_after_a_line_that_was_cut_short(tmp_path)
 
 def test_a_folder_that_is_called_like_a_journal_keeps_nobody_from_running(tmp_path):
     (tmp_path / "notes.jsonl").mkdir()
+    (tmp_path / "new-run.log").touch()
     with owned(tmp_path):
         assert status_of(tmp_path).state == "running"
 

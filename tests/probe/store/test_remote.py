@@ -10,10 +10,10 @@ import objects
 import pytest
 import synthetic
 import tiny
+from commands import main
 from zarr.storage import FsspecStore
 
 from mesa_lens import options
-from mesa_lens.cli import main
 from mesa_lens.dashboard.runs import entries
 from probe.opened import open_run
 from probe.status.status import status_of

@@ -11,10 +11,10 @@ import pytest
 import tiny
 import torch
 import xarray as xr
+from commands import main
 
 import mesa
 from mesa.models import load
-from mesa_lens.cli import main
 from probe.capture.bridge import bridge_to
 from probe.capture.capture import capture_states
 from probe.capture.spec import Kept
@@ -430,8 +430,8 @@ def test_states_are_kept_exactly_and_their_mean_in_double(monkeypatch, tmp_path)
 
 def test_a_journal_keeps_what_was_added(tmp_path):
     path = tmp_path / "cells.jsonl"
-    Journal(path, {"seeds": 2}).add(("measured", "", "mesa", 1), {"by_nll": None})
-    assert Journal(path, {"seeds": 2}).rows == {("measured", "", "mesa", 1): {"by_nll": None}}
+    Journal(path, {"seeds": 2}).add(("nll", "mesa", 0, 64), {"scores": [1.5]})
+    assert Journal(path, {"seeds": 2}).rows == {("nll", "mesa", 0, 64): {"scores": [1.5]}}
     with pytest.raises(FileExistsError, match="another seeds"):
         Journal(path, {"seeds": 3})
 

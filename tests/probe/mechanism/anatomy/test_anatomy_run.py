@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 import tiny
+from commands import main
 from elsewhere import Elsewhere
 
 from mesa.fingerprints import identity
 from mesa.models import tokenizer_of
-from mesa_lens.cli import main
 from probe.mechanism.anatomy import moments
 from probe.mechanism.anatomy.looks import buckets
 from probe.mechanism.anatomy.request import AnatomyRequest, plan

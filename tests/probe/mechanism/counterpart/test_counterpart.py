@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from commands import main
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import mesa
 import theory
-from mesa_lens.cli import main
 from probe.capture.bridge import bridge_to
 from probe.mechanism.counterpart import run as running
 from probe.mechanism.counterpart.hold import Hold, random_heads
