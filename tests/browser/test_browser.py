@@ -19,19 +19,9 @@ from synthetic import METHODS, edit, evaluation, hidden_states, many, write_run
 
 from probe.report import write_report
 
-sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
-
 pytestmark = pytest.mark.browser
 SHOTS = Path(os.environ.get("SCREENSHOTS", "runs/screenshots"))
 M = 256
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 PAGES = "overview mechanism anatomy thresholds heatmaps compare results methods theory new".split()
 TITLES = {"compare": "Compare runs", "mechanism": "Where inside?", "new": "New run"}
 PROBED = ("/_stcore/health", "/_stcore/host-config")  # Streamlit asks for these below a page's address too: 404
@@ -83,17 +73,6 @@ def _wait_until_up(url):
         except OSError:
             time.sleep(0.5)
     raise TimeoutError(f"{url} did not answer within a minute")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if found is None:
-        pytest.fail("no Chromium on the path; `make test-browser` installs Debian's")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def root(tmp_path_factory, undrawn):
     write_evaluation(root / "evaluated")
     write_report(root / "first")
     claim = {"name": "3.1", "verdict": "holds", "statement": "it holds", "ok": True, "margin": 1.0, "error": 0.0}
-    (root / "theory.json").write_text(json.dumps([claim, claim | {"name": "3.2", "ok": False}]))
+    (root / "theory.json").write_text(json.dumps([claim, claim | {"name": "3.2", "verdict": "BROKEN", "ok": False}]))
     return root
 
 
@@ -456,7 +456,7 @@ def test_drawings_hold_what_the_pages_show(form, begins):
 def test_theory_draws_the_threshold(opened):
     figure = figures(opened("theory", H="1.5"))[0]
     assert 1.5 in [shape["y0"] for shape in figure["layout"]["shapes"]]
-    assert figure["layout"]["yaxis"]["title"]["text"] == "head output o_t"
+    assert figure["layout"]["yaxis"]["title"]["text"] == "head output o_t (above 5.5: not drawn)"
 
 
 def test_theory_shows_what_the_closed_forms_say(opened):
@@ -471,7 +471,14 @@ def test_theory_shows_what_the_closed_forms_say(opened):
     app = opened("theory", theory_M="4")
     app.slider(key="N").set_value(8).run()
     assert "N=8 is not below M=4" in app.warning[0].value.replace("\\", "")
-    assert "Broken: 3.2" in texts(opened("theory")).replace("\\", "")
+    assert "2 claims checked: 1 holds, 1 BROKEN (3.2)." in texts(opened("theory")).replace("\\", "")
+
+
+def test_theory_says_where_its_curves_stop(opened):
+    for N in (3, 11):
+        app = opened("theory", theory_M="16", N=str(N))
+        notes = " ".join(note["text"] for note in figures(app)[0]["layout"]["annotations"]).replace("<br>", " ")
+        assert ("Curves stop at t = 4,000, the most that is computed" in notes) == (N == 11)
 
 
 def test_what_is_certified_says_so():
