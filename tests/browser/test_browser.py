@@ -206,14 +206,15 @@ def timed(page, action):
 
 def test_three_runs_are_compared(visit):
     page = visit("compare?run=demo&with=second&with=third", 1440)
-    page.wait_for_function("() => document.querySelectorAll('[data-testid=stPlotlyChart] .main-svg').length >= 6")
+    page.wait_for_function("() => document.querySelectorAll('[data-testid=stPlotlyChart] .main-svg').length >= 4")
     charts = page.get_by_test_id("stPlotlyChart").locator(".js-plotly-plot")
-    assert charts.count() == 6  # scores, then the clearest dim, of each
+    assert charts.count() == 1 + 3  # scores overlaid, then the clearest dim of each
+    titles = charts.first.evaluate("e => e._fullLayout.annotations.map(note => note.text)")
+    assert sum("tail NLL" in title for title in titles) == 2  # the third run is of another model
     axes = charts.evaluate_all("all => all.map(e => [e._fullLayout.xaxis.range, e._fullLayout.yaxis.range])")
-    assert axes[0] == axes[1] == axes[2]
-    assert axes[3] == axes[4] == axes[5]
+    assert axes[1] == axes[2] == axes[3]
     headings = page.get_by_test_id("stHeading").all_inner_texts()
-    assert [heading.strip() for heading in headings][-6:] == ["demo", "second", "third"] * 2
+    assert [heading.strip() for heading in headings][-4:] == ["Scores over length", "demo", "second", "third"]
 
 
 def write(page, label, value):
@@ -274,6 +275,16 @@ def test_links_keep_the_run_and_the_dim(visit):
     until(page, "/heatmaps")
     settle(page)
     assert "run=second" in page.url
+
+
+def test_the_chosen_run_outlives_pages_that_need_none(visit):
+    page = visit("thresholds?run=second")
+    for name, label in (("Methods", "Method a"), ("Theory", None), ("Thresholds", "Run")):
+        page.get_by_test_id("stTopNavLink").filter(has_text=name).first.click()
+        page.wait_for_function("title => document.querySelector('h1')?.innerText === title", arg=name)
+        settle(page)
+        assert page.get_by_test_id("stSelectbox").filter(has_text="Run").count() == (label == "Run")
+    assert page.get_by_role("combobox").first.input_value() == "second"
 
 
 def test_a_run_outside_the_root_is_not_opened(visit):

@@ -44,7 +44,8 @@ def test_the_docs_count_what_is_found():
     sentence = summary((name, check(Settings(quick=True)).verdict) for name, check in CLAIMS.items())
     root = Path(__file__).parents[2]
     assert f"\n    {sentence}\n" in (root / "docs" / "theory.md").read_text()
-    assert f"Of {len(CLAIMS)} claims" in (readme := (root / "README.md").read_text())
+    readme = (root / "README.md").read_text()
+    assert f"Of {len(CLAIMS)} claims" in readme
     counts = re.search(r"(\d+) hold, (\d+) hold with the stated correction, and (\d+) fail as printed", readme)
     assert counts is not None
     assert list(counts.groups()) == re.findall(r"(\d+) (?:hold|fail)", sentence)
