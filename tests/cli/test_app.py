@@ -84,7 +84,7 @@ def test_every_page_opens_on_every_run(opened, page):
         assert not app.error
         bare = page in ("methods", "new") or (page in ("mechanism", "anatomy") and name != "first")
         assert bare or len(figures(app)) + len(app.dataframe) > 0
-        assert app.selectbox(key="run").value == name
+        assert app.query_params["run"] == [name]
 
 
 def test_the_overview_says_what_the_report_says(opened):
@@ -569,12 +569,11 @@ def test_a_bad_store_is_explained(root, monkeypatch, tmp_path, kind, page):
     assert remedies.get(kind, "capture it again") in app.error[0].value.replace("\\", "")
 
 
-@pytest.mark.parametrize("kind", ["garbage", "missing region", "wrong attributes"])
-def test_a_damaged_run_is_not_preselected(root, monkeypatch, tmp_path, kind):
+def test_a_damaged_run_is_not_preselected(root, monkeypatch, tmp_path):
     """Neither as the run that a page opens with, though it is the newest, nor as the one beside it."""
     for name in ("a", "b"):
         shutil.copytree(root / "first", tmp_path / name)
-    damaged(kind, root, tmp_path / "newest")
+    damaged("missing region", root, tmp_path / "newest")
     later = time.time() + 60
     os.utime(tmp_path / "newest" / "store.zarr" / "zarr.json", (later, later))
     app = run(tmp_path, monkeypatch, "compare")
