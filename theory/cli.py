@@ -14,6 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 from theory.recovery import KINDS
+from theory.verdicts import summary
 
 if TYPE_CHECKING:
     from theory.claims import Claim, Settings
@@ -97,9 +98,8 @@ def _print_claims(claims: list[Claim], as_json: bool) -> None:
     if as_json:
         text = _as_json(claims)
     else:
-        from theory.report import summary
-
-        text = "\n".join([*(claim.line() for claim in claims), summary(claims)])
+        total = summary((claim.name, claim.verdict) for claim in claims)
+        text = "\n".join([*(claim.line() for claim in claims), total])
     sys.stdout.write(text + "\n")
 
 
@@ -110,7 +110,7 @@ def _as_json(claims: list[Claim]) -> str:
 def _write_table(folder: Path, settings: Settings) -> int:
     """Writes theory_table.csv and theory_table.png."""
     from theory.plots import save, table_plot
-    from theory.table import measure, rows, write_csv
+    from theory.table import left_out, measure, rows, write_csv
 
     cases = rows(settings)
     if not cases:
@@ -120,6 +120,8 @@ def _write_table(folder: Path, settings: Settings) -> int:
     write_csv(table, folder / "theory_table.csv")
     save(table_plot(table), folder / "theory_table.png")
     sys.stdout.write(f"{folder / 'theory_table.csv'}\n{folder / 'theory_table.png'}\n")
+    if omitted := left_out(settings):
+        sys.stderr.write(f"{omitted}\n")
     early = [row for row in table if row.measured is not None and row.measured < row.reach]
     return 1 if early else 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from textwrap import wrap
 from typing import Any
 
 import plotly.graph_objects as go
@@ -19,6 +20,17 @@ LINES = {
 }
 
 
+def curve_end(data: xr.Dataset | xr.DataArray) -> str:
+    """Where the curves over t stop, and why, where a T* lies beyond; empty where none does."""
+    end = int(data.t[-1])
+    reaches = {"Stair PE": data.attrs["T_stair"], "the weave": data.attrs["T_weave"]}
+    beyond = [f"T* of {name}, {reach:.5g}," for name, reach in reaches.items() if reach > end]
+    if not beyond:
+        return ""
+    lie = "lies" if len(beyond) == 1 else "lie"
+    return f"Curves stop at t = {end:,}, the most that is computed; {' and '.join(beyond)} {lie} beyond."
+
+
 def _over_t(data: xr.DataArray) -> go.Figure:
     """One line a construction, over t; titles from the array's labels."""
     figure = go.Figure()
@@ -26,9 +38,12 @@ def _over_t(data: xr.DataArray) -> go.Figure:
         line = data.sel(construction=name)
         if line.notnull().any():
             figure.add_scatter(x=line.t.values, y=line.values, name=str(name), line=LINES[str(name)], mode="lines")
+    end = wrap(curve_end(data), 50)
+    if end:
+        _note(figure, "<br>".join(end), x=0, xref="paper", y=1.01, yref="paper", yanchor="bottom", align="left")
     figure.update_xaxes(type="log", title="position t")
     figure.update_yaxes(title=data.attrs["long_name"])
-    look: dict[str, Any] = {"template": "plotly_white", "height": 460, "margin": {"t": 40, "r": 20}}
+    look: dict[str, Any] = {"template": "plotly_white", "height": 460, "margin": {"t": 40 + 14 * len(end), "r": 20}}
     return figure.update_layout(
         **look, hovermode="x unified", legend={"orientation": "h", "y": -0.22, "yanchor": "top"}
     )
@@ -48,23 +63,26 @@ def output_figure(data: xr.Dataset) -> go.Figure:
 
 def excess_figure(data: xr.Dataset, least: float = 0.0) -> go.Figure:
     """o_t - H over t, with the crossing at M and both T*; it succeeds above `least`."""
-    figure = _over_t(data.excess)
+    figure = _over_t(data.excess.assign_attrs(data.attrs))
     figure.add_hline(least, line={"color": "black", "width": 1})
     marks = (("M", data.M, "#D55E00"), ("T* stair", data.T_stair, "#009E73"), ("T* weave", data.T_weave, "#0072B2"))
     for place, (name, position, color) in enumerate(marks):  # one below the other, for they stand close
         figure.add_vline(position, line={"color": color, "dash": "dot"})
         _note(figure, f"{name} = {position:.5g}", x=math.log10(position), y=least + 3.9 - 0.3 * place, yref="y")
-    return figure.update_yaxes(range=[least - 1.1, least + 4])
+    top = least + 4
+    if float(data.excess.max()) > top:
+        figure.update_yaxes(title=f"{data.excess.attrs['long_name']} (above {top:g}: not drawn)")
+    return figure.update_yaxes(range=[least - 1.1, top])
 
 
 def position_figure(data: xr.Dataset) -> go.Figure:
     """The recovered position over t."""
-    return _over_t(data.position).update_yaxes(type="log")
+    return _over_t(data.position.assign_attrs(data.attrs)).update_yaxes(type="log")
 
 
 def attention_figure(data: xr.Dataset) -> go.Figure:
     """Layer 2's attention on <bos> over t; a construction succeeds where it is above 1 / M."""
-    figure = _over_t(data.attention).update_yaxes(type="log")
+    figure = _over_t(data.attention.assign_attrs(data.attrs)).update_yaxes(type="log")
     figure.add_hline(1 / data.M, line={"color": "black", "width": 1})
     return _note(figure, "1 / M: succeeds above", x=0.01, xref="paper", y=-math.log10(data.M), yanchor="top")
 

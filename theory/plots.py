@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
+from theory.figures import curve_end
 from theory.labels import IDEAL, NOPE, PE, STAIR, WEAVE
 
 if TYPE_CHECKING:
@@ -65,12 +67,15 @@ def crossing_plot(data: xr.Dataset) -> Figure:
     for name in data.construction.values:
         panel.plot(data.t, data.excess.sel(construction=name), label=LABELS[name], **STYLES[name])
     panel.axhline(0, color="black", lw=0.8)
-    panel.set(xscale="log", xlabel="position t", ylabel="$o_t - H$", ylim=(-1.1, 4), xlim=(2, data.t[-1]))
+    panel.set(
+        xscale="log", xlabel="position t", ylabel="$o_t - H$ (above 4: not drawn)", ylim=(-1.1, 4), xlim=(2, data.t[-1])
+    )
     panel.text(2.1, 0.06, "above: succeeds", fontsize=8)
     panel.text(2.1, -0.2, "below: fails", fontsize=8)
     _marks(panel, data, (3.7, 3.7, 3.7))
     panel.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    panel.set_title(f"Head output of layer 2 (M = {data.M}, N = {data.N}, E = {data.E})", fontsize=10)
+    title = f"Head output of layer 2 (M = {data.M}, N = {data.N}, E = {data.E})"
+    panel.set_title("\n".join([title, *wrap(curve_end(data), 75)]), fontsize=10)
     return figure
 
 
@@ -86,6 +91,8 @@ def position_plot(data: xr.Dataset) -> Figure:
     right.text(1.1, 0.85 / data.M, "above 1/M: succeeds, below: fails", fontsize=8, va="top")
     right.set(xscale="log", yscale="log", xlabel="position t", ylabel="layer 2's attention on <bos>, 1 / D(t)")
     left.legend(fontsize=8, frameon=False)
+    if end := curve_end(data):
+        figure.suptitle(end, fontsize=9)
     return figure
 
 

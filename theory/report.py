@@ -14,13 +14,7 @@ from theory.claims import Claim, Settings
 from theory.claims.base import SAFETY
 from theory.curves import Example, curves, head_output_by_dimension
 from theory.figures import attention_figure, dimension_figure, excess_figure, position_figure
-
-
-def summary(claims: Sequence[Claim]) -> str:
-    """How many claims came out as they must, in one sentence."""
-    broken = [claim.name for claim in claims if not claim.ok]
-    tail = f"; BROKEN: {', '.join(broken)}." if broken else "."
-    return f"{len(claims) - len(broken)} of {len(claims)} claims came out as they must{tail}"
+from theory.verdicts import summary
 
 
 def write_report(claims: Sequence[Claim], settings: Settings, path: Path) -> None:
@@ -28,7 +22,7 @@ def write_report(claims: Sequence[Claim], settings: Settings, path: Path) -> Non
     template = jinja2.Environment(autoescape=True).from_string(files("theory").joinpath("report.html").read_text())
     html = template.render(
         claims=claims,
-        summary=summary(claims),
+        summary=summary((claim.name, claim.verdict) for claim in claims),
         figures=_figures(settings),
         dtype=settings.dtype,
         H=settings.H,

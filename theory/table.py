@@ -39,11 +39,27 @@ class Row:
 
 def rows(settings: Settings) -> list[tuple[int, int, int | None]]:
     """The (N, M, E) to try: the user's, or a grid; cases beyond the longest run by their T* are left out."""
+    return [case for case in _grid(settings) if _fits(*case, settings)]
+
+
+def left_out(settings: Settings) -> str:
+    """How many cases are left out, and why; empty where none is."""
+    grid = _grid(settings)
+    count = sum(not _fits(*case, settings) for case in grid)
+    if not count:
+        return ""
+    return f"{count} of {len(grid)} cases are left out: their T* exceeds the {settings.longest_run} tokens that are run"
+
+
+def _grid(settings: Settings) -> list[tuple[int, int, int | None]]:
     widths = (None, 2, 3, 5) if settings.E is None else (None, settings.E)
     windows = (1, 2, 3, 4) if settings.N is None else (settings.N,)
     lengths = (4, 6, 8, 12, 16, 24) if settings.M is None else (settings.M,)
-    grid = [(N, M, E) for E in widths for N in windows for M in lengths if N + (E is not None) < M]
-    return [(N, M, E) for N, M, E in grid if extended_length(M, N, E) < settings.longest_run]
+    return [(N, M, E) for E in widths for N in windows for M in lengths if N + (E is not None) < M]
+
+
+def _fits(N: int, M: int, E: int | None, settings: Settings) -> bool:
+    return extended_length(M, N, E) < settings.longest_run
 
 
 def measure(settings: Settings) -> Iterator[Row]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from textwrap import wrap
 
 import numpy as np
 import xarray as xr
@@ -14,6 +15,7 @@ from matplotlib.figure import Figure
 
 from mesa.methods import Method
 from probe.figures.tables import csv_bytes
+from theory.figures import curve_end
 from theory.plots import STYLES
 
 _NUMBERED = 24  # tokens
@@ -81,5 +83,6 @@ def _curves(values: xr.DataArray, level: float | None) -> Figure:
     axes.set(xscale="log", xlabel="position t (tokens)", ylabel=values.attrs["long_name"])
     if float(values.min()) > 0:
         axes.set_yscale("log")
+    axes.set_title("\n".join(wrap(curve_end(values), 75)), fontsize=8, loc="left")
     axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure

@@ -15,7 +15,7 @@ from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.look import plain
 from mesa_lens.dashboard.offered import offer
 from mesa_lens.dashboard.runs import Entry, entries, root_folder
-from mesa_lens.dashboard.state import NotWorkedOut
+from mesa_lens.dashboard.state import NotWorkedOut, can_open
 from mesa_lens.dashboard.views import (
     anatomy,
     compare,
@@ -82,32 +82,36 @@ def main(start: str = "overview") -> None:
     pages: dict[str, Any] = {}
     header = st.container(horizontal=True, vertical_alignment="bottom")
     heading = header.empty()
-    context = Context(str(root), found, _chosen(header, found), pages)
+    context = Context(str(root), found, _chosen(found), pages)
     for url, (title, icon, draw, needs_run) in PAGES.items():
         body = partial(_guarded, draw, context, title, needs_run)
         pages[url] = st.Page(body, title=title, icon=icon, url_path=url, default=url == start)
     chosen = st.navigation(list(pages.values()), position="top")
     heading.title(chosen.title, anchor=False)
+    if found and PAGES[chosen.url_path or start][3]:
+        names = [entry.name for entry in found]
+        header.selectbox("Run", names, key="run", width=260, help="Newest first", format_func=_told(found))
     chosen.run()
     _write_run(context.entry)
     watch()
 
 
-def _chosen(place: Any, found: tuple[Entry, ...]) -> Entry | None:
-    """The chosen run: the URL's, else the newest finished one. It is in the URL in any case."""
+def _chosen(found: tuple[Entry, ...]) -> Entry | None:
+    """The chosen run: the URL's, else the newest that opens. It is in the URL in any case."""
     if not found:
         return None
     names = [entry.name for entry in found]
-    first = next((entry.name for entry in found if entry.finished), names[0])
+    first = st.session_state.get("run")
+    if first not in names:
+        first = next((entry.name for entry in found if can_open(entry)), names[0])
     asked = st.query_params.get("run")
     if asked is not None and asked != st.session_state.get(_WRITTEN):  # a link, or Back
         st.session_state["run"] = asked if asked in names else first
         if asked not in names:
             st.warning(plain(f"There is no run {asked} under the folder of runs; shown is {first}."))
-    elif st.session_state.get("run") not in names:
-        st.session_state["run"] = first
-    name = place.selectbox("Run", names, key="run", width=260, help="Newest first", format_func=_told(found))
-    return found[names.index(name)]
+    else:
+        st.session_state["run"] = first  # written anew each time, so that it outlives pages that draw no box for it
+    return found[names.index(st.session_state["run"])]
 
 
 def _write_run(entry: Entry | None) -> None:

@@ -87,6 +87,15 @@ def opened(entry: Entry) -> Run:
     return opened_at(str(entry.path), entry.stamp)
 
 
+def can_open(entry: Entry) -> bool:
+    """Whether the run is whole as far as opening it tells: neither unfinished nor damaged."""
+    try:
+        opened(entry)
+    except (ValueError, OSError):
+        return False
+    return True
+
+
 def analysed(entry: Entry, hook: str | None = None) -> Analysis:
     """The analysis under the run's default rule; NotWorkedOut where that would take long."""
     opened(entry)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import xarray as xr
 
 from probe.figures.heatmap import layer_limits, region_names
-from probe.figures.styles import BLACK, RED, rank, style
+from probe.figures.styles import BLACK, DASHES, RED, nth, rank, style
 from probe.thresholds.calls import Call
 from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE, Measured
 from probe.thresholds.predict import Prediction, excluded
@@ -188,6 +188,51 @@ def curves_chart(
         found = evaluation["passkey"].assign_attrs(long_name="passkey accuracy", units="share found")
         panels.append(_score_panel(found, "sample", "passkey accuracy by length", trained, hit_rule, predictions))
     return Chart("Measured by length; diamonds: predicted failure", tuple(panels))
+
+
+def overlaid(charts: Sequence[tuple[str, str, Chart]]) -> Chart:
+    """Curves of several runs, (name, model, chart from `curves_chart`) each, in one chart, a panel a measure.
+
+    Methods keep their colours, runs differ by dash; the legend names method and run. Losses a token are overlaid for
+    runs of one model only: another model counts other tokens.
+    """
+    models = {model for _, model, _ in charts}
+    together: dict[tuple[str, str], list[tuple[int, str, Panel]]] = {}
+    for number, (name, model, chart) in enumerate(charts):
+        for panel in chart.panels:
+            by_token = len(models) > 1 and "/token" in panel.y_title
+            together.setdefault((panel.y_title, model if by_token else ""), []).append((number, name, panel))
+    panels = tuple(_overlay(model, runs) for (_, model), runs in together.items())
+    return Chart("Measured by length; diamonds: predicted failure; red: each run's limit", panels)
+
+
+def _overlay(model: str, runs: Sequence[tuple[int, str, Panel]]) -> Panel:
+    """One panel of those of several runs, (number, name, panel) each; model: of them all, where panels differ by it."""
+    first = runs[0][2]
+    lines = [
+        replace(line, label=f"{line.label}, {name}", dash=DASHES[number % len(DASHES)], symbol=_symbol(number, line))
+        for number, name, panel in runs
+        for line in panel.lines
+    ]
+    points = [replace(point, text=f"{point.text}, {name}") for _, name, panel in runs for point in panel.points]
+    rules = list(dict.fromkeys(rule for _, _, panel in runs for rule in panel.rules))
+    several = sum(not rule.vertical for rule in rules) > 1  # their texts would cover each other
+    counts = dict.fromkeys(panel.x_title for _, _, panel in runs)
+    return replace(
+        first,
+        title=f"{first.title}, {model}" if model else first.title,
+        x_title=first.x_title if len(counts) == 1 else f"{first.x_title.partition(';')[0]}; means",
+        lines=tuple(lines),
+        points=tuple(points),
+        rules=tuple(replace(rule, text="") if several and not rule.vertical else rule for rule in rules),
+        y_range=(min(panel.y_range[0] for _, _, panel in runs), max(panel.y_range[1] for _, _, panel in runs)),
+        x_ticks=apart(sorted({tick for _, _, panel in runs for tick in panel.x_ticks})),
+    )
+
+
+def _symbol(number: int, line: Line) -> str:
+    """The marker of the number-th run's line: its method's, until dashes repeat."""
+    return line.symbol if number < len(DASHES) else nth(number)[2]
 
 
 def heatmap_grid(panel: xr.DataArray, trained_length: int, limits: xr.DataArray | None = None) -> Grid:

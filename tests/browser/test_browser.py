@@ -19,19 +19,9 @@ from synthetic import METHODS, edit, evaluation, hidden_states, many, write_run
 
 from probe.report import write_report
 
-sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
-
 pytestmark = pytest.mark.browser
 SHOTS = Path(os.environ.get("SCREENSHOTS", "runs/screenshots"))
 M = 256
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 PAGES = "overview mechanism anatomy thresholds heatmaps compare results methods theory new".split()
 TITLES = {"compare": "Compare runs", "mechanism": "Where inside?", "new": "New run"}
 PROBED = ("/_stcore/health", "/_stcore/host-config")  # Streamlit asks for these below a page's address too: 404
@@ -83,17 +73,6 @@ def _wait_until_up(url):
         except OSError:
             time.sleep(0.5)
     raise TimeoutError(f"{url} did not answer within a minute")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if found is None:
-        pytest.fail("no Chromium on the path; `make test-browser` installs Debian's")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -227,14 +206,15 @@ def timed(page, action):
 
 def test_three_runs_are_compared(visit):
     page = visit("compare?run=demo&with=second&with=third", 1440)
-    page.wait_for_function("() => document.querySelectorAll('[data-testid=stPlotlyChart] .main-svg').length >= 6")
+    page.wait_for_function("() => document.querySelectorAll('[data-testid=stPlotlyChart] .main-svg').length >= 4")
     charts = page.get_by_test_id("stPlotlyChart").locator(".js-plotly-plot")
-    assert charts.count() == 6  # scores, then the clearest dim, of each
+    assert charts.count() == 1 + 3  # scores overlaid, then the clearest dim of each
+    titles = charts.first.evaluate("e => e._fullLayout.annotations.map(note => note.text)")
+    assert sum("tail NLL" in title for title in titles) == 2  # the third run is of another model
     axes = charts.evaluate_all("all => all.map(e => [e._fullLayout.xaxis.range, e._fullLayout.yaxis.range])")
-    assert axes[0] == axes[1] == axes[2]
-    assert axes[3] == axes[4] == axes[5]
+    assert axes[1] == axes[2] == axes[3]
     headings = page.get_by_test_id("stHeading").all_inner_texts()
-    assert [heading.strip() for heading in headings][-6:] == ["demo", "second", "third"] * 2
+    assert [heading.strip() for heading in headings][-4:] == ["Scores over length", "demo", "second", "third"]
 
 
 def write(page, label, value):
@@ -295,6 +275,16 @@ def test_links_keep_the_run_and_the_dim(visit):
     until(page, "/heatmaps")
     settle(page)
     assert "run=second" in page.url
+
+
+def test_the_chosen_run_outlives_pages_that_need_none(visit):
+    page = visit("thresholds?run=second")
+    for name, label in (("Methods", "Method a"), ("Theory", None), ("Thresholds", "Run")):
+        page.get_by_test_id("stTopNavLink").filter(has_text=name).first.click()
+        page.wait_for_function("title => document.querySelector('h1')?.innerText === title", arg=name)
+        settle(page)
+        assert page.get_by_test_id("stSelectbox").filter(has_text="Run").count() == (label == "Run")
+    assert page.get_by_role("combobox").first.input_value() == "second"
 
 
 def test_a_run_outside_the_root_is_not_opened(visit):

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def root(tmp_path_factory, undrawn):
     write_evaluation(root / "evaluated")
     write_report(root / "first")
     claim = {"name": "3.1", "verdict": "holds", "statement": "it holds", "ok": True, "margin": 1.0, "error": 0.0}
-    (root / "theory.json").write_text(json.dumps([claim, claim | {"name": "3.2", "ok": False}]))
+    (root / "theory.json").write_text(json.dumps([claim, claim | {"name": "3.2", "verdict": "BROKEN", "ok": False}]))
     return root
 
 
@@ -83,7 +84,7 @@ def test_every_page_opens_on_every_run(opened, page):
         assert not app.error
         bare = page in ("methods", "new") or (page in ("mechanism", "anatomy") and name != "first")
         assert bare or len(figures(app)) + len(app.dataframe) > 0
-        assert app.selectbox(key="run").value == name
+        assert app.query_params["run"] == [name]
 
 
 def test_the_overview_says_what_the_report_says(opened):
@@ -402,7 +403,12 @@ def test_methods_are_drawn_side_by_side(opened):
     app = opened("methods", a="stair", b="mesa")
     assert len(figures(app)) == 2
     app.selectbox(key="a").set_value("origin").run()
-    assert "**36** pairs at M \\= 16" in texts(app) or "**36** pairs at M = 16" in texts(app)  # 1 + ... + 8
+    said = texts(app).replace("\\", "")
+    assert (
+        "The largest relative position is 23, at or beyond M = 16; pairs at M or beyond, where the model was " in said
+    )
+    assert "never trained: 36; causal pairs masked: 0." in said  # 1 + ... + 8
+    assert re.search(r"The largest relative position is \d+, inside M = 16; pairs at M or beyond.*: 0; ", said)
     app.number_input(key="b.mesa.window").set_value(16).run()
     assert "window=16" in app.warning[0].value.replace("\\", "")
     table = app.dataframe[0].value.set_index("method")
@@ -456,7 +462,7 @@ def test_drawings_hold_what_the_pages_show(form, begins):
 def test_theory_draws_the_threshold(opened):
     figure = figures(opened("theory", H="1.5"))[0]
     assert 1.5 in [shape["y0"] for shape in figure["layout"]["shapes"]]
-    assert figure["layout"]["yaxis"]["title"]["text"] == "head output o_t"
+    assert figure["layout"]["yaxis"]["title"]["text"] == "head output o_t (above 5.5: not drawn)"
 
 
 def test_theory_shows_what_the_closed_forms_say(opened):
@@ -471,7 +477,14 @@ def test_theory_shows_what_the_closed_forms_say(opened):
     app = opened("theory", theory_M="4")
     app.slider(key="N").set_value(8).run()
     assert "N=8 is not below M=4" in app.warning[0].value.replace("\\", "")
-    assert "Broken: 3.2" in texts(opened("theory")).replace("\\", "")
+    assert "2 claims checked: 1 holds, 1 BROKEN (3.2)." in texts(opened("theory")).replace("\\", "")
+
+
+def test_theory_says_where_its_curves_stop(opened):
+    for N in (3, 11):
+        app = opened("theory", theory_M="16", N=str(N))
+        notes = " ".join(note["text"] for note in figures(app)[0]["layout"]["annotations"]).replace("<br>", " ")
+        assert ("Curves stop at t = 4,000, the most that is computed" in notes) == (N == 11)
 
 
 def test_what_is_certified_says_so():
@@ -484,10 +497,13 @@ def test_what_is_certified_says_so():
 
 def test_two_runs_side_by_side(opened):
     app = opened("compare", run="first")
-    assert len(figures(app)) == 4
-    curves, others = ([figure["layout"][axis]["range"] for figure in figures(app)[:2]] for axis in ("xaxis", "yaxis"))
-    assert curves[0] == curves[1]
-    assert others[0] == others[1]
+    curves, *dims = figures(app)
+    drawn = [trace for trace in curves["data"] if trace["mode"] == "lines+markers"]
+    assert {trace["name"] for trace in drawn} >= {f"origin, {name}" for name in ("first", "nested/second")}
+    assert len(drawn) == 2 * 2 * 4  # runs, measures, methods
+    assert len({(trace["line"]["color"], trace["line"]["dash"]) for trace in drawn}) == 2 * 4
+    for axis in ("xaxis", "yaxis"):
+        assert dims[0]["layout"][axis]["range"] == dims[1]["layout"][axis]["range"]
     shown = app.dataframe[0].value
     assert list(shown.columns) == [
         "method",
@@ -503,7 +519,7 @@ def test_all_settings_of_three_runs_are_compared(root, monkeypatch, tmp_path):
     edit(tmp_path / "b", lambda attrs: attrs.update(changed))
     app = run(tmp_path, monkeypatch, "compare", run="a", **{"with": ["b", "c"]})
     assert not app.error
-    assert len(figures(app)) == 6
+    assert len(figures(app)) == 1 + 3
     settings = app.dataframe[1].value.set_index("setting")
     assert settings.loc["mesa: window"].tolist() == ["8", "9", "8"]
     assert list(settings.index) == ["mesa: window"]  # no dates, and measured lengths once
@@ -551,6 +567,28 @@ def test_a_bad_store_is_explained(root, monkeypatch, tmp_path, kind, page):
     assert not figures(app)
     remedies = {"unfinished": "reload this page when the capture is done", "no metadata": "give the folder"}
     assert remedies.get(kind, "capture it again") in app.error[0].value.replace("\\", "")
+
+
+def test_a_damaged_run_is_not_preselected(root, monkeypatch, tmp_path):
+    """Neither as the run that a page opens with, though it is the newest, nor as the one beside it."""
+    for name in ("a", "b"):
+        shutil.copytree(root / "first", tmp_path / name)
+    damaged("missing region", root, tmp_path / "newest")
+    later = time.time() + 60
+    os.utime(tmp_path / "newest" / "store.zarr" / "zarr.json", (later, later))
+    app = run(tmp_path, monkeypatch, "compare")
+    assert not app.error
+    assert {app.selectbox(key="run").value, *app.multiselect(key="with").value} == {"a", "b"}
+    app.multiselect(key="with").set_value(["newest"]).run()
+    assert not app.error
+    assert "newest is left out:" in app.warning[0].value.replace("\\", "")
+
+
+@pytest.mark.parametrize(
+    ("page", "offers"), [("heatmaps", True), ("methods", False), ("theory", False), ("new", False)]
+)
+def test_only_pages_of_a_run_offer_runs(opened, page, offers):
+    assert ("run" in [box.key for box in opened(page).selectbox]) == offers
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -626,7 +664,7 @@ def test_runs_with_one_layer_are_compared(monkeypatch, tmp_path):
         write_run(tmp_path / name, hidden_states(layers=2).sel(layer=[1]), evaluation())
     app = run(tmp_path, monkeypatch, "compare")
     assert not app.error
-    assert len(figures(app)) == 4
+    assert len(figures(app)) == 1 + 2
 
 
 def with_gaps(folder):

@@ -5,23 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
+from theory.verdicts import Verdict
+
 _ROUNDING = 1e-6
 SAFETY = 10
 """A claim counts only where its margin is this many times the numerical error."""
-
-
-class Verdict(StrEnum):
-    """What came of a claim. The first three are as expected; BROKEN is a failure of the verification."""
-
-    HOLDS = "holds"
-    CORRECTED = "holds with the stated correction"
-    PRINTED = "fails as printed"
-    BROKEN = "BROKEN"
 
 
 @dataclass(frozen=True)
@@ -53,7 +45,7 @@ class Claim:
 
     @property
     def ok(self) -> bool:
-        """Whether the claim came out as it must."""
+        """Whether the verdict is the expected one."""
         return self.verdict is not Verdict.BROKEN
 
     @property

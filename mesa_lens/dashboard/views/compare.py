@@ -14,9 +14,9 @@ from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.downloads import FORMS, buttons, named
 from mesa_lens.dashboard.look import plain, sheet, show
 from mesa_lens.dashboard.runs import Entry
-from mesa_lens.dashboard.state import analysed, while_unchanged
-from probe.figures.export import curves_export, threshold_export
-from probe.figures.marks import Chart, apart, curves_chart, threshold_chart
+from mesa_lens.dashboard.state import analysed, can_open, while_unchanged
+from probe.figures.export import Export, curves_export, safe_name, threshold_export
+from probe.figures.marks import Chart, apart, curves_chart, overlaid, threshold_chart
 from probe.thresholds.analysis import Analysis, summarize
 
 _SETTINGS = "model model_revision source_dtype trained_length length samples seed word".split()
@@ -53,8 +53,10 @@ def page(context: Context) -> None:
         st.code("mesa-lens probe --length 1024 --prompt world --out runs/second", language="bash")
         return
     names = [entry.name for entry in others]
-    asked = st.multiselect("Beside", names, names[:1], key="with", bind="query-params", filter_mode="contains")
-    runs = [_read(entry) for entry in (context.run, *(others[names.index(name)] for name in asked))]
+    first = next((entry.name for entry in others if can_open(entry)), None)
+    preselected = [] if first is None else [first]
+    asked = st.multiselect("Beside", names, preselected, key="with", bind="query-params", filter_mode="contains")
+    runs = [_read(context.run), *_readable([others[names.index(name)] for name in asked])]
     st.subheader("Predicted and measured failure length")
     sheet(_rows(runs), "Failure lengths of the runs by method", height="content")
     st.subheader("Settings that differ")
@@ -64,6 +66,17 @@ def page(context: Context) -> None:
     else:
         st.markdown("None of those that are recorded.")
     _figures(runs)
+
+
+def _readable(entries: Sequence[Entry]) -> list[_Compared]:
+    """The runs that can be read; of each other one the page says why it is left out."""
+    runs = []
+    for entry in entries:
+        try:
+            runs.append(_read(entry))
+        except (ValueError, OSError) as error:
+            st.warning(plain(f"{entry.name} is left out: {error}"))
+    return runs
 
 
 def _read(entry: Entry) -> _Compared:
@@ -85,19 +98,8 @@ def _rows(runs: Sequence[_Compared]) -> list[dict[str, Any]]:
 
 
 def _figures(runs: Sequence[_Compared]) -> None:
-    """Each run's curves, then its clearest dim, a run below the other; axes of one kind span the same."""
-    curves = []
-    for run in runs:
-        if run.analysis.run.evaluation is not None and run.analysis.measured is not None:
-            curves.append((run, (run.analysis.run.evaluation, run.analysis.measured, run.analysis.trained_length)))
-    shared = _shared([curves_chart(of[0], of[1], of[2], run.analysis.headline) for run, of in curves])
-    for (run, of), chart in zip(curves, shared, strict=True):
-        _head(run)
-        show(chart, f"Scores over length of run {run.entry.name}", f"curves-{run.entry.name}")
-        make = while_unchanged(
-            run.entry, lambda run=run, of=of: curves_export(of[0], of[1], of[2], run.analysis.headline)
-        )
-        buttons(make, named(run.entry.name, "curves"), FORMS, ("csv",))
+    """The curves of all runs in one chart, then each run's clearest dim, on axes that span the same."""
+    _curves(runs)
     clear = [run for run in runs if run.analysis.best]
     for run, chart in zip(clear, _shared([_clearest(run.analysis) for run in clear]), strict=True):
         _head(run)
@@ -108,6 +110,32 @@ def _figures(runs: Sequence[_Compared]) -> None:
     for run in runs:
         if run not in clear:
             st.info(plain(f"No dim of {run.entry.name} shows an observable threshold."))
+
+
+def _curves(runs: Sequence[_Compared]) -> None:
+    """Scores over length, of all runs that measured them in one chart."""
+    exports, charts = {}, []
+    for run in runs:
+        evaluation, measured = run.analysis.run.evaluation, run.analysis.measured
+        if evaluation is not None and measured is not None:
+            of = (evaluation, measured, run.analysis.trained_length, run.analysis.headline)
+            exports[run.entry.name] = while_unchanged(run.entry, lambda of=of: curves_export(*of))
+            charts.append((run.entry.name, str(run.summary["model"]), curves_chart(*of)))
+    if not charts:
+        return
+    chart = overlaid(charts)
+
+    def make() -> Export:
+        numbers = {
+            f"{safe_name(name)}-{table}": values
+            for name, export in exports.items()
+            for table, values in export().numbers.items()
+        }
+        return Export({"curves": chart}, numbers)
+
+    st.subheader("Scores over length", anchor=False)
+    show(chart, f"Scores over length of runs {', '.join(exports)}", "curves")
+    buttons(make, named(*exports, "curves"), FORMS, ("csv",))
 
 
 def _head(run: _Compared) -> None:

@@ -65,13 +65,13 @@ def _draw(method: Method, key: str, length: int, trained: int) -> None:
     matrix = distances(plan)
     masked = int((matrix < 0).sum()) - length * (length - 1) // 2
     beyond, largest = int((matrix >= trained).sum()), float(matrix.max())
-    facts = f"largest {largest:.4g}; {beyond} pairs at M = {trained} or beyond; {masked} causal pairs masked"
-    st.markdown(f"**{plain(method.name)}**")  # on narrow pages both figures stand below both formulas
-    show(matrix_figure(matrix, trained), f"Relative positions of {method.name} for {length} tokens: {facts}", key)
-    st.markdown(
-        f"Largest relative position **{largest:.4g}**. **{beyond}** pairs at M = {trained} or beyond, where the model "
-        f"was never trained. **{masked}** causal pairs masked."
+    facts = (
+        f"The largest relative position is {largest:.4g}, {'at or beyond' if beyond else 'inside'} M = {trained}; "
+        f"pairs at M or beyond, where the model was never trained: {beyond:,}; causal pairs masked: {masked:,}."
     )
+    st.markdown(f"**{plain(method.name)}**")  # on narrow pages both figures stand below both formulas
+    show(matrix_figure(matrix, trained), f"Relative positions of {method.name} for {length} tokens. {facts}", key)
+    st.markdown(plain(facts))
     stem = named("methods", key, length, "M", trained)
     top = max(float(matrix.max()), trained)
     buttons(lambda: matrix_drawing(stem, method, matrix, trained, _scale(trained / top)), stem)

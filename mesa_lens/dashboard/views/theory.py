@@ -18,9 +18,10 @@ from mesa_lens.dashboard.look import plain, sheet, show
 from mesa_lens.dashboard.runs import is_inside
 from probe.glossary import WEAVE
 from theory.bounds import check_window, denominator, extended_length, first_failure, ideal_position
-from theory.figures import attention_figure, output_figure, position_figure
+from theory.figures import attention_figure, curve_end, output_figure, position_figure
 from theory.labels import IDEAL, PE, STAIR
 from theory.ranges import LONGEST, certified_failure
+from theory.verdicts import summary
 
 REPORT = "theory.json"
 _LONGEST = 4000
@@ -52,7 +53,7 @@ def page(context: Context) -> None:
         on_change="rerun",
         bind="query-params",
     )
-    reach = f"M = {M}, T* of the weave {weave:.5g}, of Stair PE {stair:.5g}"
+    reach = f"M = {M}, T* of the weave {weave:.5g}, of Stair PE {stair:.5g}. {curve_end(data)}"
     with output:
         show(output_figure(data), f"Head output o_t over position t: fails below H = {H:g}. {reach}", "output")
         st.caption(plain("How far o_t is above H, M / D(t) - 1, is the same for every H."))
@@ -129,10 +130,7 @@ def _claims(root: Path) -> None:
         st.code(f"mesa-lens verify --html {path.with_suffix('')}", language="bash")
         return
     claims = json.loads(path.read_text(encoding="utf-8"))
-    broken = [claim["name"] for claim in claims if not claim["ok"]]
-    st.markdown(plain(f"{len(claims) - len(broken)} of {len(claims)} claims came out as they must.") + (
-        f" **Broken: {plain(', '.join(broken))}**" if broken else ""
-    ))  # fmt: skip
+    st.markdown(plain(summary((claim["name"], claim["verdict"]) for claim in claims)))
     shown = ("name", "verdict", "statement", "citation", "tested", "margin", "error", "correction", "counterexample")
     told = [claim | {"error": claim.get("error_text", claim.get("error"))} for claim in claims]
     sheet(
