@@ -56,7 +56,7 @@ def spoken(low: float, high: float) -> str:
     size, unit = next(
         (size, unit) for size, unit in ((1, "s"), (60, "min"), (3600, "h")) if high < 100 * size or unit == "h"
     )
-    first, last = (f"{value / size:.{0 if high >= 10 * size else 1}f}" for value in (low, high))
+    first, last = (f"{value / size:z.0f}" if high >= 10 * size else f"{value / size:z.1f}" for value in (low, high))
     return f"about {last} {unit}" if first == last else f"about {first} to {last} {unit}"
 
 

@@ -153,8 +153,7 @@ def test_the_option_reaches_torch_and_is_no_part_of_a_run(machine, tmp_path, cap
     (row,) = (out / "cells.jsonl").read_text().splitlines()[1:]
     assert main([*command, "--task", "nll,passkey", "--threads", "3"]) == 0
     assert seen == [2, 4, 3, 4]
-    assert (out / "cells.jsonl").read_text().count('"nll"') == row.count('"nll"') + 1  # and in the settings
-    assert row in (out / "cells.jsonl").read_text()
+    assert (out / "cells.jsonl").read_text().count(row) == 1
 
 
 @pytest.mark.parametrize(
