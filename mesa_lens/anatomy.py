@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     runner, until = runner_of(args), deadline(args.minutes)
     made = plan(request)
     if args.estimate:
-        tell_estimate(estimate(made), made.config, made.request, work(made))
+        tell_estimate(args, estimate(made), [(made.config, work(made))], made.request)
         return 0
     from probe.anatomy_report import write_anatomy_report
     from probe.files import json_text

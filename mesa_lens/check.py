@@ -36,7 +36,9 @@ def run(args: argparse.Namespace) -> int:
     from mesa.models import check_placement, config_of, load
     from mesa.settings import make_methods
     from mesa.support import check_config, trained_length
+    from probe.cells.threads import check_threads, computing
 
+    check_threads(args.threads)
     make_methods(args.methods, args.pretended)
     options = load_options(args)
     check_placement(options)
@@ -47,14 +49,15 @@ def run(args: argparse.Namespace) -> int:
     loaded = load(args.model, **options)
     from mesa.checking.check import check
 
-    report = check(
-        loaded.model,
-        loaded.tokenizer,
-        methods=args.methods,
-        trained_length=args.trained_length,
-        pretended=args.pretended,
-        minutes=args.minutes,
-        name=args.model,
-    )
+    with computing(args.threads):
+        report = check(
+            loaded.model,
+            loaded.tokenizer,
+            methods=args.methods,
+            trained_length=args.trained_length,
+            pretended=args.pretended,
+            minutes=args.minutes,
+            name=args.model,
+        )
     print(json.dumps(report.record(), indent=1) if args.json else report)
     return int(bool(report.failed))

@@ -93,6 +93,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0, 2 for misuse or 1 for failure, after one line on stderr."""
     args = argparse.Namespace()
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads take from each other on busy cores
     try:
         with _terminated_as_interrupted():
             parser().parse_args(argv, args)

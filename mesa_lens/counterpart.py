@@ -49,6 +49,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Checks everything that can be checked, then runs."""
+    from probe.cells.threads import check_threads
     from probe.evaluation.clock import deadline
     from probe.evaluation.plan import names
     from probe.mechanism.counterpart.request import CounterpartRequest, estimate, plan, work
@@ -69,18 +70,20 @@ def run(args: argparse.Namespace) -> int:
         word=args.prompt,
         text=args.text,
     )
+    check_threads(args.threads)
     until = deadline(args.minutes)
     made = plan(request)
     if args.estimate:
-        tell_estimate(estimate(made), made.config, made.request, work(made))
+        tell_estimate(args, estimate(made), [(made.config, work(made))], made.request)
         return 0
+    from probe.cells.threads import computing
     from probe.files import json_text
     from probe.mechanism.counterpart.results import said, write
     from probe.mechanism.counterpart.run import FOLDER, counterpart
     from probe.ownership import owned
 
     with owned(args.out):
-        with goes_on(args):
+        with goes_on(args), computing(args.threads):
             journal = counterpart(made, args.out, overwrite=args.overwrite, until=until)
         summary = write(made, journal, args.out)
     if summary["cells_left"]:

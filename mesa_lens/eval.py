@@ -116,8 +116,10 @@ def _tasks(args: argparse.Namespace, request: Any, runner: Any) -> int:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} is for --harness, which is not given")
     made = plan(request)
     if args.estimate:
-        others = [(made.evaluator.config, evaluator_work(made))] if made.evaluator else []
-        tell_estimate(estimate(made), made.config, made.request, work(made), others)
+        models = [(made.config, work(made))]
+        if made.evaluator:
+            models.append((made.evaluator.config, evaluator_work(made)))
+        tell_estimate(args, estimate(made), models, made.request)
         return 0
     from probe.evaluation.clock import deadline
     from probe.evaluation.run import run as run_cells

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from mesa_lens.options import LOAD
+from mesa_lens.options import LOAD, add_threads
 from mesa_lens.values import window, word
 
 
@@ -31,8 +31,9 @@ def add_model_options(command: argparse.ArgumentParser) -> None:
 
 
 def add_device(group: Any) -> None:
-    """Adds --device."""
+    """Adds --device and --threads."""
     group.add_argument("--device", type=word, default="cpu", help="e.g. cpu or cuda:0")
+    add_threads(group)
 
 
 def load_options(args: argparse.Namespace) -> dict[str, Any]:

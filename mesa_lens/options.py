@@ -76,6 +76,12 @@ def add_minutes(command: Any) -> None:
     command.add_argument("--minutes", type=number(0, above=True), help=says)
 
 
+def add_threads(group: Any) -> None:
+    """Adds --threads."""
+    says = "CPU threads, of a worker with --runner ray (None: OMP_NUM_THREADS, else one an idle core; one a CPU of Ray)"
+    group.add_argument("--threads", type=whole(1, MOST_WORKERS), help=says)
+
+
 def add_runner(command: argparse.ArgumentParser) -> None:
     """Adds --runner and what goes with it, which `runner_of` reads."""
     who = command.add_argument_group("who runs it")
@@ -101,7 +107,7 @@ def runner_of(args: argparse.Namespace, load: Mapping[str, Any] | None = None) -
     from probe.cells.runner import Runner
 
     kind, address = args.runner
-    runner = Runner(kind, address, args.workers, args.gpus_per_worker, args.verbose)
+    runner = Runner(kind, address, args.workers, args.gpus_per_worker, args.verbose, args.threads)
     runner.check({name: getattr(args, name) for name in LOAD} if load is None else load)
     return runner
 
@@ -117,14 +123,16 @@ def tell_failed(args: argparse.Namespace, failed: str) -> None:
     print(f"mesa-lens: {failed} failed; {again(args.out, args.overwrite)}", file=sys.stderr)
 
 
-def tell_estimate(text: str, config: Any, request: Any, work: Any, others: Any = ()) -> None:
-    """Prints an estimate, and the time that `work`, passes by method and length, takes on this machine.
+def tell_estimate(args: argparse.Namespace, text: str, models: Any, request: Any) -> None:
+    """Prints an estimate, and the time that passes take on this machine.
 
-    others: configs and work of further models.
+    models: configs, each with the work of its model, passes by method and length.
     """
-    from probe.evaluation.pace import told
+    from probe.cells.threads import computing
+    from probe.evaluation.pace import time_of
 
-    print(f"{text}\n{told(config, request.load, getattr(request, 'executor', 'fused'), work, others)}")
+    with computing(args.threads):
+        print(f"{text}\n{time_of(models, request.load, getattr(request, 'executor', 'fused'))}")
 
 
 def lengths(args: argparse.Namespace) -> tuple[int, ...] | None:

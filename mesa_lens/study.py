@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     runner, request = runner_of(args), _request(args)
     if args.estimate:
         made = plan(request)
-        tell_estimate(estimate(made), made.config, request, work(made))
+        tell_estimate(args, estimate(made), [(made.config, work(made))], request)
         return 0
     until = deadline(args.minutes)
     from probe.study.report import write_study

@@ -41,11 +41,13 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Trains, or goes on training, into a folder that holds no finished model; measures it and writes its card."""
     from mesa_lens.training.state import STATE
+    from probe.cells.threads import check_threads, computing
     from probe.ownership import owned
 
+    check_threads(args.threads)
     if (args.out / "config.json").exists() and not (args.out / STATE).exists():
         raise FileExistsError(f"--out {args.out} already holds a model; name another folder")
-    with owned(args.out):
+    with owned(args.out), computing(args.threads):
         try:
             told = _train(args)
         except BaseException as error:
@@ -71,7 +73,7 @@ def _train(args: argparse.Namespace) -> str:
         training.restore(args.out, config)
     mixture, about = train.read_corpus(config)
     if training.step < config.steps:
-        print(_estimate(config, training.step, train.tokens_a_second(config, mixture, args.device)), flush=True)
+        print(_estimate(config, training.step, *train.tokens_a_second(config, mixture, args.device)), flush=True)
     if args.estimate:
         return "nothing was trained (--estimate)"
     if not train.train(config, args.out, training, mixture, about, ends=ends):
@@ -81,10 +83,12 @@ def _train(args: argparse.Namespace) -> str:
     return f"wrote {args.out}; use it with --model {args.out}"
 
 
-def _estimate(config: TrainConfig, step: int, pace: float) -> str:
-    """What is left to do, in words. pace: tokens a second."""
+def _estimate(config: TrainConfig, step: int, slow: float, fast: float) -> str:
+    """What is left to do, in words. slow, fast: tokens a second."""
+    from probe.evaluation.pace import spoken
+
     left = (config.steps - step) * config.tokens_per_step
     return (
-        f"{config.steps - step:,} of {config.steps:,} steps are left, {left:,} tokens: about {left / pace / 60:,.0f} "
-        f"minutes at {pace:,.0f} tokens/s"
+        f"{config.steps - step:,} of {config.steps:,} steps are left, {left:,} tokens: "
+        f"{spoken(left / fast, left / slow)} at {slow:,.0f} to {fast:,.0f} tokens/s, if this machine stays so busy"
     )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
+from mesa_lens.options import add_threads
 from mesa_lens.values import output
-from theory.cli import add_arguments, run
+from theory.cli import add_arguments
+from theory.cli import run as verify
 
 
 def add(commands: Any) -> None:
@@ -17,4 +20,13 @@ def add(commands: Any) -> None:
         description=__doc__,
     )
     add_arguments(command, output)
+    add_threads(command)
     command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Checks what is asked for; 1 where something fails that must hold."""
+    from probe.cells.threads import computing
+
+    with computing(args.threads):
+        return verify(args)

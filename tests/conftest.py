@@ -5,8 +5,8 @@ import os
 import pytest
 from hypothesis import settings
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # else every worker starts a thread a core
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+# In several processes a thread each; in one, as many whatever else the machine does, which would round sums otherwise.
+os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else str(os.cpu_count()))
 settings.register_profile("project", deadline=None)
 settings.load_profile("project")
 

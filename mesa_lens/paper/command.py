@@ -7,7 +7,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mesa_lens.options import add_force, add_minutes, add_runner, goes_on, runner_of, tell_left
+from mesa_lens.options import (
+    add_force,
+    add_minutes,
+    add_runner,
+    add_threads,
+    goes_on,
+    runner_of,
+    tell_estimate,
+    tell_left,
+)
 from mesa_lens.values import listed, output, word
 from probe.resume import again
 
@@ -29,6 +38,7 @@ def add(commands: Any) -> None:
     command.add_argument("--overwrite", action="store_true", help="begin the sections anew that are already there")
     add_force(command)
     add_minutes(command)
+    add_threads(command)
     add_runner(command)
     command.add_argument("--estimate", action="store_true", help="print cells, tokens, time and memory, and stop")
     command.set_defaults(run=run)
@@ -37,14 +47,12 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Checks every section, runs what is missing, writes the report."""
     from mesa_lens.paper.config import check, estimate, model_of, work
-    from probe.evaluation.pace import told
 
     config = _config(args)
     runner = runner_of(args, config.load)
     try:
         if args.estimate:
-            print(estimate(config))
-            print(told(model_of(config), config.load, "fused", work(config)))
+            tell_estimate(args, estimate(config), [(model_of(config), work(config))], config)
             return 0
         plans = check(config)
     except ValueError as error:

@@ -29,6 +29,7 @@ from probe.tasks import corpus
 SAVE_SECONDS = 180
 """Between two checkpoints."""
 LOG_STEPS = 50
+_TRIED = 4
 
 
 def loss_of(model: Any, ids: torch.Tensor, weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
@@ -80,16 +81,17 @@ def take_step(training: Training, config: TrainConfig, mixture: Mixture) -> torc
     return loss.detach()
 
 
-def tokens_a_second(config: TrainConfig, mixture: Mixture, device: str = "cpu") -> float:
-    """How fast rows of full length are trained on here: the second of two steps of a model that is thrown away."""
+def tokens_a_second(config: TrainConfig, mixture: Mixture, device: str = "cpu") -> tuple[float, float]:
+    """How slow and how fast rows of full length are trained on here: steps of a model that is thrown away."""
     training = begin(config, device)
-    training.step = max(0, config.steps - 2)  # at full length
-    seconds = 0.0
-    for _ in range(2):
+    training.step = max(0, config.steps - _TRIED)  # at full length
+    times = []
+    for _ in range(_TRIED):
         started = time.perf_counter()
         take_step(training, config, mixture).item()
-        seconds = time.perf_counter() - started
-    return training.seen / 2 / seconds
+        times.append(time.perf_counter() - started)
+    tokens = training.seen / _TRIED
+    return tokens / max(times[1:]), tokens / min(times[1:])  # the first is slower
 
 
 def train(

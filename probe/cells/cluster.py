@@ -31,17 +31,6 @@ def check_ray(gpus: float | None, options: Mapping[str, Any]) -> None:
         raise ValueError(f"--device {device} with --runner ray: a worker sees its own GPUs alone; give --device cuda")
 
 
-def cores() -> int:
-    """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def threads_each(workers: int, cpus: int) -> int:
-    """Threads of a worker: OMP_NUM_THREADS where it is set, else its share of so many CPUs."""
-    stated = os.environ.get("OMP_NUM_THREADS", "")
-    return int(stated) if stated.isdigit() and int(stated) else max(1, cpus // workers)
-
-
 @contextmanager
 def ray_at(address: str | None, cpus: int, *, verbose: bool) -> Iterator[Any]:
     """The module ray, connected: to a cluster, or to one of its own with so many CPUs, which ends with this.

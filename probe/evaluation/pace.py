@@ -1,4 +1,4 @@
-"""How long passes will take on this machine, from a few short ones timed on a model of the same shape."""
+"""How long passes will take on this machine: counted work, at the speed of a short trial on a few layers."""
 
 from __future__ import annotations
 
@@ -6,71 +6,122 @@ import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from mesa.engine.plug import Attachment
+from mesa.engine.schedule import calls
 from mesa.methods import Method
-from mesa.models import chosen_dtype
+from mesa.models import DTYPES, chosen_dtype
 from probe.capture.memory import check_memory
 
 Work = Mapping[tuple[Method, int], float]
 """Passes by method and length in tokens."""
 _LAYERS, _WORDS = 2, 64
 _SHORTEST = 64  # tokens
-_SECONDS, _LEAST_SECONDS = 1.5, 0.25  # of the longest timed passes of all methods, and of one
+_SECONDS, _LEAST_ROUNDS, _ROUNDS = 3.0, 4, 8  # of timed passes, one a method and round
 
 
-def told(
-    config: Any, load: Mapping[str, Any], executor: str, work: Work, others: Sequence[tuple[Any, Work]] = ()
-) -> str:
-    """The time of the passes in `work`, as a line of text; why there is none, where it cannot be measured.
+class Spent(NamedTuple):
+    """Seconds of a timed pass: in attention, and in all else."""
 
-    others: configs and passes of further models.
+    attention: float
+    rest: float
 
-    Timed are passes of the model's first layers with random weights: the model itself is not loaded.
+
+def time_of(models: Sequence[tuple[Any, Work]], load: Mapping[str, Any], executor: str) -> str:
+    """The time of the passes, as a line of text; why there is none, where it cannot be measured.
+
+    models: configs, each with its passes. Timed are passes of a model's first layers with random weights: no model is
+    loaded.
     """
     try:
-        seconds = sum(_seconds(own, load, executor, passes) for own, passes in ((config, work), *others) if passes)
+        ranges = [seconds(config, load, executor, work) for config, work in models if work]
     except (ValueError, OSError, RuntimeError, MemoryError, TypeError, AttributeError, KeyError, IndexError) as error:
         return f"time: not estimated ({' '.join(str(error).split()) or type(error).__name__})"
+    threads = torch.get_num_threads()
     return (
-        f"time: {_spoken(seconds)} on this machine for the passes, an estimate from short ones timed now on "
-        f"{_depth(config)} of {config.num_hidden_layers} layers with random weights"
+        f"time: {spoken(*map(sum, zip(*ranges, strict=True)))} for the passes, if this machine stays as busy as it is "
+        f"now ({threads} thread{'s' * (threads > 1)}; range of a short trial, repeated)"
     )
 
 
-def _spoken(seconds: float) -> str:
-    if seconds < 60:
-        return "less than 1 min"
-    minutes = seconds / 60
-    return f"about {minutes:.0f} min" if minutes < 100 else f"about {minutes / 60:.0f} h"
+def spoken(low: float, high: float) -> str:
+    """A range of seconds in words."""
+    if high < 10:
+        return "less than 10 s"
+    size, unit = next(
+        (size, unit) for size, unit in ((1, "s"), (60, "min"), (3600, "h")) if high < 100 * size or unit == "h"
+    )
+    first, last = (f"{value / size:z.0f}" if high >= 10 * size else f"{value / size:z.1f}" for value in (low, high))
+    return f"about {last} {unit}" if first == last else f"about {first} to {last} {unit}"
 
 
-def _seconds(config: Any, load: Mapping[str, Any], executor: str, work: Work) -> float:
-    import torch
-
-    model, total = _model(config, load), 0.0
-    methods = list(dict.fromkeys(method for method, _ in work))
-    share = max(_LEAST_SECONDS, _SECONDS / max(1, len(methods)))
+def seconds(config: Any, load: Mapping[str, Any], executor: str, work: Work) -> tuple[float, float]:
+    """The least and the most that the passes take by the rounds of a trial, each a pass of every method."""
+    wanted: dict[Method, dict[int, float]] = {}
+    for (method, length), many in work.items():
+        by_length = wanted.setdefault(replace(method, layers=None, heads=None), {})
+        by_length[length] = by_length.get(length, 0.0) + many
+    model = _model(config, load)
+    depth = config.num_hidden_layers / model.config.num_hidden_layers
+    words = config.vocab_size * config.hidden_size / sum(each.numel() for each in model.parameters())
     with torch.inference_mode():
-        for method in methods:
-            asked = {length: many for (own, length), many in work.items() if own == method}
-            slope, bend = _cost(model, replace(method, layers=None, heads=None), executor, max(asked), share)
-            total += sum(many * (slope * length + bend * length**2) for length, many in asked.items())
-    return total * config.num_hidden_layers / _depth(config)
+        long = _trial_length(model, executor, wanted)
+        lengths = sorted({min(_SHORTEST, long), long})
+        brief = {method: _timed(model, method, executor, lengths[0]) for method in wanted}
+        totals, ends = list[float](), time.perf_counter() + _SECONDS
+        while len(totals) < _LEAST_ROUNDS or (len(totals) < _ROUNDS and time.perf_counter() < ends):
+            total = 0.0
+            for method, by_length in wanted.items():
+                spent = [brief[method], _timed(model, method, executor, long)][-len(lengths) :]
+                pairs = [_pairs(method, length, executor) for length in lengths]
+                for length, many in by_length.items():
+                    attention = _scaled(_pairs(method, length, executor), pairs, [each.attention for each in spent])
+                    rest = _scaled(length, lengths, [each.rest for each in spent])
+                    scored = min(length, method.trained_length) / long * spent[-1].rest * words
+                    total += many * (depth * (attention + rest) + scored)
+            totals.append(total)
+    low, *_, high, _ = sorted(totals)  # the slowest may have been a stall
+    return low, high
 
 
-def _depth(config: Any) -> int:
-    return min(_LAYERS, config.num_hidden_layers)
+def _scaled(amount: float, amounts: Sequence[float], times: Sequence[float]) -> float:
+    """The time of an amount of work: in proportion beyond the largest that was timed, interpolated below."""
+    return float(np.interp(amount, amounts, times)) * max(1.0, amount / amounts[-1])
+
+
+def _pairs(method: Method, length: int, executor: str) -> int:
+    """Query-key pairs whose scores a pass computes, masked ones in the blocks of a call included."""
+    plan = method.plan(length)
+    if executor == "dense":
+        return len(plan.regions) * length**2
+    found = 0
+    for call in (call for region in plan.regions for call in calls(region, 0, length)):
+        queries, keys = len(range(*call.queries)), len(range(*call.keys))
+        found += queries * keys - (keys * (keys - 1) // 2 if call.causal else 0)
+    return max(1, found)
+
+
+def _trial_length(model: Any, executor: str, wanted: Mapping[Method, Mapping[int, float]]) -> int:
+    """The longest length asked for, halved until `_LEAST_ROUNDS` of passes under all methods fit into `_SECONDS`."""
+    method, longest = next(iter(wanted)), max(max(each) for each in wanted.values())
+    length = min(_SHORTEST, longest)
+    _timed(model, method, executor, length)  # the first is slower
+    while length < longest:
+        took = sum(_timed(model, method, executor, length)) * len(wanted) * _LEAST_ROUNDS
+        if 3 * took > _SECONDS:  # twice the length takes 2 to 4 times as long
+            break
+        length = min(2 * length, longest)
+    return length
 
 
 def _model(config: Any, load: Mapping[str, Any]) -> Any:
     """The first layers of a model of this config, with random weights and few words."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from mesa.models import DTYPES
-
-    shape, depth = copy.deepcopy(config), _depth(config)
+    shape, depth = copy.deepcopy(config), min(_LAYERS, config.num_hidden_layers)
     if getattr(shape, "layer_types", None):
         shape.layer_types = shape.layer_types[:depth]
     shape.num_hidden_layers, shape.vocab_size = depth, _WORDS
@@ -84,30 +135,32 @@ def _model(config: Any, load: Mapping[str, Any]) -> Any:
     return AutoModelForCausalLM.from_config(shape, **options).eval().to(device)
 
 
-def _cost(model: Any, method: Method, executor: str, longest: int, share: float) -> tuple[float, float]:
-    """Seconds a token, and a token squared, of a pass under `method`, from two lengths, the longer at most `share`."""
-    length = min(_SHORTEST, longest)
-    _timed(model, method, executor, length)  # the first is slower
-    rates = {length: _timed(model, method, executor, length) / length}
-    while length < longest and length * rates[length] < share / 2:
-        length = min(2 * length, longest)
-        rates[length] = _timed(model, method, executor, length) / length
-    (short, less), (long, more) = [(0, 0.0), *rates.items()][-2:]
-    bend = max(0.0, (more - less) / (long - short)) if short else 0.0
-    return more - bend * long, bend
+class _Clocked(Attachment):
+    """Counts the seconds in attention."""
+
+    seconds = 0.0
+
+    def attention(self, *args: Any, **kwargs: Any) -> Any:
+        """As for Attachment."""
+        began = _now(self.model)
+        try:
+            return super().attention(*args, **kwargs)
+        finally:
+            self.seconds += _now(self.model) - began
 
 
-def _timed(model: Any, method: Method, executor: str, length: int) -> float:
-    """Seconds of the faster of two passes."""
-    import torch
-
-    from mesa.engine.apply import applied
-
+def _timed(model: Any, method: Method, executor: str, length: int) -> Spent:
+    """One pass under a method."""
     ids = (torch.arange(length, device=model.device) * 7 % _WORDS)[None]
-    found = []
-    with applied(model, method, executor=executor):
-        for _ in range(2):
-            began = time.perf_counter()
-            model(ids, use_cache=False, logits_to_keep=1).logits.cpu()
-            found.append(time.perf_counter() - began)
-    return min(found)
+    attached = _Clocked(model, method, executor, None)
+    with attached.on():
+        began = _now(model)
+        model(ids, use_cache=False, logits_to_keep=1)
+        took = _now(model) - began
+    return Spent(attached.seconds, took - attached.seconds)
+
+
+def _now(model: Any) -> float:
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+    return time.perf_counter()
