@@ -135,8 +135,9 @@ def _fails(rows: Rows) -> str:
     """Where methods fail: one by one, or before the longest length where they are many."""
     if len(rows) > NAMED:
         return f"fail by {rows[0]['measured']['longest']}"
-    ends = [row["measured"]["text"] if row["measured"]["high"] is None else _ends(row["measured"]) for row in rows]
-    return f"fail{verb(rows)} in {listed(ends)}"
+    measured = [row["measured"] for row in rows]
+    ends = [f"in {_ends(each)}" if each["high"] else f"after {each['after']}, if at all" for each in measured]
+    return f"fail{verb(rows)} {listed(ends)}"
 
 
 def _lasting(rows: Rows, names: str) -> str:

@@ -211,9 +211,9 @@ def test_what_is_not_judged_is_said_beside_no_call():
     hidden = states()
     whole = drift_calls(find_drift(hidden, M))[0]
     assert (str(whole), whole.judged) == (f"none up to {LENGTH}", LENGTH - M)
-    gap = hidden.isel(position=np.r_[: 2 * M, LENGTH - M : LENGTH])
+    gap = hidden.isel(position=np.r_[: 3 * M // 2, LENGTH - M // 2 : LENGTH])
     call = drift_calls(find_drift(gap, M))[0]
-    assert str(call) == f"not called on the {2 * M / (LENGTH - M):.0%} judged, up to {LENGTH}"
+    assert str(call) == f"not called on the {M / (LENGTH - M):.0%} judged, up to {LENGTH}"
     hidden[0, 1, 300:384, CARRIED] += 0.05  # false alarms
     (call,) = drift_calls(find_drift(hidden, M))
     assert str(call) == f"none up to {LENGTH}; layer 1 not judged"
