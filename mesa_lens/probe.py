@@ -59,9 +59,9 @@ def add(commands: Any) -> None:
     measure.add_argument(
         "--refine",
         type=whole(0, MOST_PROMPTS),
-        default=0,
         metavar="N",
-        help="measure N further lengths of each method that fails, halving",
+        help="measure N further lengths of each method that fails, halving; each takes as long as one of "
+        "--lengths (None: 2 where a pass takes at most 100 GFLOP, as on the shipped model, else 0)",
     )
     add_seed(measure)
     command.add_argument("--rule", default="drift", choices=RULES, help="what failures are predicted by")

@@ -15,7 +15,7 @@ import numpy as np
 
 from mesa.methods import Method
 from mesa.models import bytes_a_number, chosen_dtype, origin, tokenizer_of
-from probe.capture.memory import check_prompts, peak_bytes, prompt_bytes
+from probe.capture.memory import check_prompts, pass_flops, peak_bytes, prompt_bytes
 from probe.capture.spec import CaptureSpec, Kept
 from probe.defaults import METHODS
 from probe.evaluation import by_length
@@ -32,6 +32,10 @@ REPEATED = "repeated"
 _COPIES = 16
 """Copies of a layer's values that a report holds at a time, beside one a method: the search's, in both its threads."""
 
+HALVINGS = 2
+CHEAP = 1e11
+"""Operations of a pass at the longest measured length up to which further lengths are measured by default."""
+
 _PACKAGES = ("mesa-lens", "torch", "transformers", "transformer-lens", "numpy", "xarray", "zarr")
 
 
@@ -39,7 +43,8 @@ _PACKAGES = ("mesa-lens", "torch", "transformers", "transformer-lens", "numpy", 
 class ProbeRequest(MethodsRequest):
     """What a run is asked for; `plan` fills in what depends on the model. Lengths in tokens.
 
-    refine: further lengths measured of a method that fails, by bisection. store: a URL, None: in the run's folder.
+    refine: further lengths measured of a method that fails, by bisection; None: `HALVINGS` where a pass is cheap, else
+        none. store: a URL, None: in the run's folder.
     """
 
     methods: str = METHODS
@@ -50,7 +55,7 @@ class ProbeRequest(MethodsRequest):
     spec: CaptureSpec = field(default_factory=CaptureSpec)
     samples: int = 20
     lengths: tuple[int, ...] | None = None
-    refine: int = 0
+    refine: int | None = None
     store: str | None = None
 
 
@@ -75,6 +80,13 @@ class ProbePlan:
     def period(self) -> int:
         """Tokens of the repeated word."""
         return len(word_ids(tokenizer_of(self.request.model, **self.request.source), self.request.word))
+
+    @property
+    def refine(self) -> int:
+        """Further lengths of a method that fails: as requested, else by what a pass of the longest length takes."""
+        if self.request.refine is not None:
+            return self.request.refine
+        return HALVINGS if self.request.samples and pass_flops(self.config, max(self.lengths)) <= CHEAP else 0
 
     @property
     def prompts(self) -> list[str]:
@@ -119,8 +131,9 @@ def plan(request: ProbeRequest) -> ProbePlan:
         )
     if request.texts < 0 or request.samples < 0:
         raise ValueError(f"--texts {request.texts} and --samples {request.samples} must not be negative")
-    if request.refine < 0 or (request.refine and not request.samples):
-        raise ValueError(f"--refine {request.refine} with --samples {request.samples}: it measures further lengths")
+    refine = request.refine or 0
+    if refine < 0 or (refine and not request.samples):
+        raise ValueError(f"--refine {refine} with --samples {request.samples}: it measures further lengths")
     if request.text is not None and not request.text.is_file():
         raise FileNotFoundError(f"--text {request.text} is not a file")
     lengths = tuple(default_lengths(trained_length, length)) if request.lengths is None else request.lengths
@@ -215,7 +228,7 @@ def provenance(made: ProbePlan) -> dict[str, Any]:
         "text": str(request.text or "shipped held-out text"),
         "lengths": json.dumps(made.lengths if request.samples else []),
         "samples": request.samples,
-        **({"refine": request.refine} if request.refine else {}),
+        **({"refine": made.refine} if made.refine else {}),
         "seed": request.seed,
         "versions": json.dumps({package: version(package) for package in _PACKAGES}),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),

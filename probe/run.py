@@ -168,7 +168,7 @@ def _fill(
 
     Raises CellsLost, at the end, for what no worker could finish.
     """
-    path, rounds = store_of(out), made.request.refine
+    path, rounds = store_of(out), made.refine
     done = whole_passes(partial_path(path))
     passes = [(name, prompt) for name in made.methods for prompt in made.prompts if (name, prompt) not in done]
     evaluation, lost = None, list[CellsLost]()

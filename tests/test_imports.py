@@ -65,7 +65,7 @@ WITHOUT_TORCH = """
     mesa mesa.methods mesa.plan mesa.settings mesa.support mesa.weave
     mesa.fingerprints probe.defaults probe.resume probe.ownership
     mesa.checkpoints mesa.checkpoints.fetched mesa.checkpoints.gguf_header mesa.checkpoints.place
-    probe probe.evaluation.journal probe.evaluation.cost probe.evaluation.intervals probe.evaluation.summary
+    probe probe.evaluation.journal probe.evaluation.intervals probe.evaluation.summary
     probe.tasks.sources
     probe.store.store probe.store.reader probe.store.located probe.store.select probe.store.positions
     probe.store.anatomy probe.store.checked

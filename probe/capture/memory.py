@@ -1,4 +1,4 @@
-"""How much memory a pass or a prompt takes, beside the weights, and how much is free; in bytes."""
+"""How much memory, in bytes, a pass or a prompt takes beside the weights and how much is free; a pass's operations."""
 
 from __future__ import annotations
 
@@ -24,6 +24,15 @@ def peak_bytes(config: Any, length: int, bytes_a_number: int, kept_bytes: int) -
     intermediate = getattr(config, "intermediate_size", None) or 4 * hidden
     token_bytes = bytes_a_number * (4 * hidden + 3 * intermediate + 8 * attention) + 3 * 4 * attention
     return length * token_bytes + kept_bytes
+
+
+def pass_flops(config: Any, length: int) -> float:
+    """Estimate of the floating-point operations of one pass: of a dense model, without the output layer."""
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    attention = heads * (getattr(config, "head_dim", None) or hidden // heads)
+    intermediate = getattr(config, "intermediate_size", None) or 4 * hidden
+    weights = 4 * hidden * attention + 3 * hidden * intermediate
+    return 2.0 * config.num_hidden_layers * length * (weights + 2 * attention * length)
 
 
 def prompt_bytes(config: Any, tokens: int, each: int) -> int:

@@ -56,7 +56,6 @@ def measure(made: EvalPlan, pool: Pool, journal: Journal, cells: Sequence[EvalCe
 def scores(made: EvalPlan, journal: Journal, further: Mapping[str, Sequence[int]] | None = None) -> xr.Dataset:
     """`tail_nll` (method, length, window) in nats a token and `passkey` (method, length, sample), 1 where found.
 
-    Beside them what the passes for `tail_nll` took: `seconds` each, and `peak_mib` (method, length) above the model.
     The journal has every cell of the plan, and of each method at the lengths `further`, where others have NaN. The
     tail is M/4 tokens, the same targets at every length.
     """
@@ -64,13 +63,10 @@ def scores(made: EvalPlan, journal: Journal, further: Mapping[str, Sequence[int]
     by_method = {name: {*setting.lengths, *asked.get(name, ())} for name in made.methods}
     lengths = sorted(set().union(*by_method.values()))
     nll, hits = (_values(journal, task, by_method, lengths) for task in TASKS)
-    seconds = _values(journal, TAIL.name, by_method, lengths, "seconds")
     return xr.Dataset(
         {
             "tail_nll": (("method", "length", "window"), nll, {"long_name": "tail NLL", "units": "nats/token"}),
             "passkey": (("method", "length", "sample"), hits, {"long_name": "passkey found", "units": "1"}),
-            "seconds": (("method", "length", "window"), seconds, {"long_name": "time of a pass", "units": "s"}),
-            "peak_mib": (("method", "length"), _peaks(journal, by_method, lengths), {"units": "MiB"}),
         },
         coords={"method": list(made.methods), "length": lengths},
         attrs={
@@ -82,18 +78,10 @@ def scores(made: EvalPlan, journal: Journal, further: Mapping[str, Sequence[int]
     )
 
 
-def _peaks(journal: Journal, by_method: Mapping[str, set[int]], lengths: Sequence[int]) -> np.ndarray:
-    """Peak memory of the likelihood's cells (method, length); NaN at the lengths that a method lacks."""
-    rows = [[journal.rows.get((TAIL.name, name, length), {}) for length in lengths] for name in by_method]
-    return np.array([[row.get("peak_mib", math.nan) for row in each] for each in rows], dtype=float)
-
-
-def _values(
-    journal: Journal, task: str, by_method: Mapping[str, set[int]], lengths: Sequence[int], key: str = "value"
-) -> np.ndarray:
+def _values(journal: Journal, task: str, by_method: Mapping[str, set[int]], lengths: Sequence[int]) -> np.ndarray:
     """What a task's scores say (method, length, sample); NaN at the lengths that a method lacks."""
     cells = {
-        (row, column): [score[key] for score in journal.rows[task, name, length]["scores"]]
+        (row, column): [score["value"] for score in journal.rows[task, name, length]["scores"]]
         for row, (name, own) in enumerate(by_method.items())
         for column, length in enumerate(lengths)
         if length in own

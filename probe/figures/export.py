@@ -166,7 +166,7 @@ def _failures(methods: list[str], measured: Measured, predictions: Sequence[Call
         "predicted": [getattr(predicted.get(method), "length", None) for method in methods],
         "predicted_earliest": [getattr(predicted.get(method), "earliest", None) for method in methods],
         "measured": [by_method[method].length for method in methods],
-        "measured_low": [by_method[method].low for method in methods],
+        "measured_after": [by_method[method].after for method in methods],
         "measured_high": [by_method[method].high for method in methods],
         "measured_by_nll": [by_method[method].by_nll for method in methods],
         "measured_by_passkey": [by_method[method].by_passkey for method in methods],

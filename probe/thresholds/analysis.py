@@ -13,7 +13,6 @@ import xarray as xr
 
 from mesa.methods import Method, make
 from mesa.plan import follows_length
-from probe.evaluation.cost import costs
 from probe.evaluation.summary import differences, intervals
 from probe.store.kept import Found, Work, at_once
 from probe.store.reader import FORCED, Run
@@ -179,6 +178,7 @@ def summarize(analysis: Analysis) -> dict[str, Any]:
         "captured_length": found.attrs["length"],
         "hook": found.attrs["hook"],
         "prompt": analysis.prompt,
+        "word": attrs.get("word"),
         "reference": analysis.reference,
         "rule": {name: found.attrs[name] for name in CrossingRule.__dataclass_fields__},
         "predicted_by": analysis.rule,
@@ -251,7 +251,7 @@ def _in_words(made: Call | Prediction | Failure) -> dict[str, Any]:
 
 
 def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
-    """A method's predicted and measured failure lengths, its scores at 1, 2 and 4 M and the longest, and its cost."""
+    """A method's predicted and measured failure lengths, its scores at 1, 2 and 4 M and the longest."""
     by_prompt = {prompt: _of(each, method) for prompt, each in analysis.predictions.items()}
     predicted, thresholds = _of(analysis.headline, method), by_prompt[analysis.prompt]
     row: dict[str, Any] = {
@@ -262,7 +262,6 @@ def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
         "measured": {"text": "not measured"},
         "scores": {_multiple(m): {"tail_nll": None, "passkey": None} for m in _MULTIPLES},
         "longest": None,
-        "cost": None,
     }
     evaluation, measured = analysis.run.evaluation, analysis.measured
     if evaluation is None or measured is None:
@@ -279,7 +278,7 @@ def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
     row["longest"] = {"length": longest, **_scores(at.sel({"method": method}), at, analysis.reference)}
     if longest > measured.level_length and row["longest"].get("tail_nll") is not None:
         row["longest"]["tail_nll_to_crop"] = _to_crop(at.sel({"method": method}), evaluation, measured)
-    row["cost"] = costs(evaluation, method, analysis.reference, (analysis.trained_length, longest))
+    row["longest"]["less"] = _less_others(at, method)
     return row
 
 
@@ -291,6 +290,17 @@ def _scores(scores: xr.Dataset, at: xr.Dataset, reference: str) -> dict[str, Any
     means = {name: float(scores[name].mean()) for name in ("tail_nll", "passkey") if name in scores}
     compared = scores["method"].item() != reference and not np.isnan(others["tail_nll"]).any()
     return {**means, **intervals(scores), **(differences(scores, others) if compared else {})}
+
+
+def _less_others(at: xr.Dataset, method: str) -> dict[str, dict[str, float | None]]:
+    """The method's tail NLL less every other's, text by text at one length; without methods not measured there."""
+    nll = at[["tail_nll"]].dropna("method")
+    methods = nll["method"].values.tolist()
+    if method not in methods:
+        return {}
+    scores = {name: nll.sel({"method": name}) for name in methods}
+    found = {name: differences(scores[method], scores[name]) for name in methods if name != method}
+    return {name: difference["tail_nll_difference"] for name, difference in found.items()}
 
 
 def _to_crop(scores: xr.Dataset, evaluation: xr.Dataset, measured: Measured) -> dict[str, float | None]:

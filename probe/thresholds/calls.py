@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from probe.thresholds.findings import ranges
+
 SATURATED = 10
 """Times the motion of the layers in which a break shows: a layer that moves so much inside its window hides it."""
 WITH_FACTOR = "with log n"
@@ -23,9 +25,10 @@ class Call:
         M in which one of these layers is beyond its limit: the break began there; None: it did not. follows: all of
         these layers go evenly with the growing factor on the queries (log n scaling), which may be all there is.
     untrusted: layers with too many false alarms, which are not called. false_alarms: share of (layer, pretended window)
-        pairs of the others in which the same rule calls a break where the model works; any_false_alarm: share of the
-        windows with one in any of them; None where none could be judged.
-    judged: captured positions from M on that are not settling, where a layer is trusted. captured: up to which length.
+        pairs of the others in which the same rule calls a break where the model works, `alarms` of `tried`;
+        any_false_alarm: share of the windows with one in any of them; None where none could be judged.
+    judged: captured positions from M on that are not settling, where a layer is trusted, of `beyond` from M to the
+        captured length; the last of them before `until`. captured: up to which length.
     reason: why nothing was judged; else empty. descriptive: the reference's own, on which ranges are read: it comes
         after the stated M by construction and is no prediction to score.
     """
@@ -40,8 +43,12 @@ class Call:
     follows: bool
     untrusted: tuple[int, ...]
     false_alarms: float | None
+    alarms: int
+    tried: int
     any_false_alarm: float | None
     judged: int
+    beyond: int
+    until: int
     captured: int
     reason: str
     descriptive: bool = False
@@ -56,9 +63,18 @@ class Call:
         if self.reason:
             return f"not judged: {self.reason}"
         if self.length is None:
-            return f"none up to {self.captured}"
+            left_out = f"; layer{'s' * (len(self.untrusted) > 1)} {ranges(self.untrusted)} not judged"
+            return f"{self._none}{left_out if self.untrusted else ''}"
         notes = [note for note, is_so in ((WITH_FACTOR, self.follows), ("descriptive", self.descriptive)) if is_so]
         return f"{self.length} ({', '.join(notes)})" if notes else str(self.length)
+
+    @property
+    def _none(self) -> str:
+        """That nothing was called, of what was judged."""
+        if self.judged >= self.beyond:
+            return f"none up to {self.captured}"
+        percent = min(99, max(1, round(100 * self.judged / self.beyond)))
+        return f"not called on the {percent}% judged, up to {self.until}"
 
 
 def drift_calls(found: xr.Dataset) -> list[Call]:
@@ -96,10 +112,15 @@ def carriers(found: xr.Dataset, top: int) -> list[tuple[int, int]]:
 def _call(at: xr.Dataset) -> Call:
     first, trusted = at["first"].values, at["trusted"].values
     called = np.flatnonzero(np.isfinite(first))
-    judged = int(at["captured"].values[(at["run"].values >= at.attrs["trained_length"]) & ~at["settling"].values].sum())
+    length, trained_length = int(at.attrs["length"]), int(at.attrs["trained_length"])
+    runs = (at["run"].values >= trained_length) & ~at["settling"].values
+    judged = int(at["captured"].values[runs].sum())
+    until = min(length, int(at["run"].values[runs][-1]) + int(at.attrs["run"])) if judged else trained_length
     row = called[first[called].argmin()] if called.size else None
     low, high = (None, None) if row is None else (_whole(at[name].values[row]) for name in ("low", "high"))
     tried = np.isfinite(at["false_alarms"].values).any()
+    windows = at["windows"].values
+    alarms = np.nansum(at["false_alarms"].values * np.where(trusted, windows, 0))
     reason = "" if trusted.any() else "false alarms" if tried else "false alarms could not be tried"
     return Call(
         method=str(at["method"].item()),
@@ -112,9 +133,13 @@ def _call(at: xr.Dataset) -> Call:
         follows=bool(called.size and at["follows"].values[called].all()),
         untrusted=tuple(at["layer"].values[~trusted].tolist()) if judged else (),
         false_alarms=_number(at["false_alarms"].where(at["trusted"]).mean()) if trusted.any() else None,
+        alarms=round(float(alarms)),
+        tried=int(windows[trusted].sum()),
         any_false_alarm=_number(at["any_false_alarm"]),
         judged=judged if trusted.any() else 0,
-        captured=int(at.attrs["length"]),
+        beyond=length - trained_length,
+        until=until,
+        captured=length,
         reason=reason if judged else "settling all the time",
         descriptive=str(at["method"].item()) == at.attrs["reference"],
     )

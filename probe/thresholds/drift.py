@@ -112,7 +112,7 @@ def find_drift(
     - `trusted` (method, layer): of every second of `pretended` windows from M/4 to M - held_out, the same rule calls a
       break between window and M - held_out in at most `alarm_rate`; and a level can pass the limit at all.
       `false_alarms`: in what share of the other windows it does; NaN where none could be judged, which is not trusted.
-      `any_false_alarm` (method): the share with one in any trusted layer
+      `windows` (method, layer): how many those are. `any_false_alarm` (method): the share with one in any trusted layer
     - `motion` (method, layer) = median over dims of range / |centre|
 
     Raises ValueError where too few positions were captured on either side of M, and for values that are not finite.
@@ -149,6 +149,7 @@ def find_drift(
             **{name: (("method", "layer", "dim"), _stacked(rows, name)) for name in ("share", "centre")},
             "range": (("method", "layer", "dim"), _stacked(rows, "width")),
             "false_alarms": (("method", "layer"), np.stack([_rates(each) for each in rows.values()])),
+            "windows": (("method", "layer"), np.stack([_windows(each) for each in rows.values()])),
             "any_false_alarm": ("method", np.array([_any_rate(each) for each in rows.values()])),
         },
         {"method": methods, "layer": layers, "run": runs.begin, "dim": hidden["dim"].values},
@@ -489,6 +490,11 @@ def _stacked(rows: Mapping[str, Sequence[_Layer]], name: str) -> np.ndarray:
 def _rates(layers: Sequence[_Layer]) -> np.ndarray:
     """Share of alarms by layer."""
     return np.array([_rate(each.alarms) for each in layers])
+
+
+def _windows(layers: Sequence[_Layer]) -> np.ndarray:
+    """How many pretended windows those shares are of, by layer."""
+    return np.array([np.isfinite(each.alarms).sum() for each in layers])
 
 
 def _rate(alarms: Sequence[float] | np.ndarray) -> float:

@@ -25,9 +25,11 @@ class Failure:
 
     by_nll: its tail NLL is more than `NATS_ABOVE` nats/token above `Measured.level`.
     by_passkey: its passkey accuracy is below `LEAST_ACCURACY`. length: one or the other.
-    low, high: 95% interval of `length`: from `low` on it may fail, from `high` on it surely does at every length; None:
-    none up to the longest length. share: of resampled prompts, the draws that give exactly `length`; None: too few
-    prompts for an interval.
+    after, high: the failure lies after `after` and at most at `high`, of what lies between measured lengths and of the
+    prompts (95%): `low` is the first measured length from which on it may fail, `after` the one before it (0: none),
+    `high` the first from which on it clearly fails at every one. None: none up to the longest length. share: of
+    resampled prompts, the draws that give exactly `length`; None: too few prompts for an interval; then `after` and
+    `high` are of the measured lengths alone.
     dips: shorter lengths at which it fails though it does not at a longer one. before: the measured length before.
     judged, chance: what of `RULES` failure is judged by, and what cannot judge since it is at chance inside the window.
     longest: the longest length it was measured at.
@@ -37,6 +39,7 @@ class Failure:
     by_nll: int | None
     by_passkey: int | None
     length: int | None
+    after: int | None
     low: int | None
     high: int | None
     share: float | None
@@ -52,10 +55,13 @@ class Failure:
         return self.length is None and not self.chance
 
     def __str__(self) -> str:
-        """The length with its interval, such as '512 [512, 768]' or 'none up to 2048'."""
-        text = f"none up to {self.longest}" if self.length is None else str(self.length)
-        if (self.length, self.low, self.high) != (None, None, None) and self.share is not None:
-            text += f" [{self.low or 'none'}, {self.high or 'none'}]"
+        """The interval in tokens, such as '(512, 768]', or 'none up to 2048'; where prompts leave both open, both."""
+        none = f"none up to {self.longest}"
+        if self.length is None:
+            text = none if self.after is None else f"{none}, or after {self.after}"
+        else:
+            text = f"({self.after}, {self.high}]" if self.high else f"after {self.after}, or {none}"
+            text += "" if self.share is not None else " on one prompt"
         if self.dips:
             text += f"; dips at {', '.join(map(str, self.dips))}"
         if self.length is not None or not self.chance:
@@ -200,12 +206,13 @@ def _failure(
     length = onset(fails, lengths)
     dips = dipping(fails, lengths)
     before = lengths[lengths < (length or 0)].tolist()
-    low = high = share = None
+    low, high, share = length, length, None
     if told is not None:
         draws, may, surely = told
         low, high = onset(may, lengths), onset(surely, lengths)
         share = float(_starts(draws, lengths.tolist().index(length) if length else len(lengths)).mean())
-    ends = (low, high, share, dips, before[-1] if before else None)
+    after = None if low is None else int(max(lengths[lengths < low], default=0))
+    ends = (after, low, high, share, dips, before[-1] if before else None)
     return Failure(method, by_nll, by_passkey, length, *ends, *known, int(lengths[-1]))
 
 

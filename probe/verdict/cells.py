@@ -17,8 +17,6 @@ _MISSING = "not measured"
 def table(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """The head and a line a row, as `ranked` orders them."""
     reference = summary["reference"]
-    lengths = next(([cost["length"] for cost in row["cost"]] for row in rows if row["cost"]), [])
-    at = " and ".join(map(str, lengths))
     longest = summary["measured_lengths"][-1] if summary["measured_lengths"] else None
     columns = {
         "rank": [str(row["rank"] or "–") for row in rows],
@@ -27,8 +25,6 @@ def table(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> tupl
         f"NLL at {longest} (less {reference}'s)" if longest else "NLL": [_nll(row) for row in rows],
         **({"NLL less crop's": [cell(row) for row in rows]} if any(map(to_crop, rows)) else {}),
         "drifts from": [_drift(row["drift"]) for row in rows],
-        f"time at {at}" if at else "time": [_costs(row, "seconds", "time", "s") for row in rows],
-        f"memory at {at}" if at else "memory": [_costs(row, "peak_mib", "memory", "MiB") for row in rows],
     }
     if any(row["heads"] for row in rows):
         columns["smallest set of heads"] = [heads(row["heads"]) for row in rows]
@@ -67,16 +63,3 @@ def position(call: Mapping[str, Any]) -> str:
     if call["low"] == call["high"] == call["length"]:
         return f"{call['length']}{follows}"
     return f"{call['length']} [{call['low']}, {call['high'] or 'none'}]{follows}"
-
-
-def _costs(row: Mapping[str, Any], own: str, times: str, unit: str) -> str:
-    """The reference's in units, the others' in times of it."""
-    return " and ".join(_cost(row, cost, own, times, unit) for cost in row["cost"] or ()) or _MISSING
-
-
-def _cost(row: Mapping[str, Any], cost: Mapping[str, Any], own: str, times: str, unit: str) -> str:
-    name = own if row["is_reference"] else times
-    if cost[name] is None:
-        return _MISSING
-    value = float(cost[name])
-    return f"{value:.{'0f' if value >= 10 else '2g'}} {unit}" if row["is_reference"] else f"{value:z.2f}×"

@@ -1,4 +1,4 @@
-"""How a sentence names methods: listed, or counted where they are many."""
+"""How a sentence names methods and counts prompts: listed, or counted where they are many."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAMED = 4
 
 
 def several(rows: Rows, reference: Mapping[str, Any] | None = None) -> str:
-    """The methods, counted where they are many; with the doubt that they hold longer than the reference."""
+    """The methods, counted where they are many; with the doubt that they last longer than the reference."""
     doubts = [_doubt(row, reference) if reference else "" for row in rows]
     if len(rows) > NAMED:
         doubted = sum(map(bool, doubts))
@@ -21,11 +21,20 @@ def several(rows: Rows, reference: Mapping[str, Any] | None = None) -> str:
 
 
 def _doubt(row: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
-    """Said where the intervals of both failure lengths meet, or there is none."""
+    """Said where the intervals of both failures meet, or there is none."""
     ends, others = row["measured"], reference["measured"]
     if ends["share"] is None:
         return " (without an interval)"
-    return " (not beyond doubt)" if (ends["low"] or math.inf) <= (others["high"] or math.inf) else ""
+    after = math.inf if ends["after"] is None else ends["after"]
+    return " (not beyond doubt)" if after < (others["high"] or math.inf) else ""
+
+
+def counted(summary: Mapping[str, Any]) -> str:
+    """How many prompts each length was measured with, of what judges: '20 texts and 20 passkeys'."""
+    prompts = summary["level"]["prompts"]
+    names = [("window", "text", "tail NLL"), ("sample", "passkey", "passkey")]
+    known = [(prompts[key], name) for key, name, rule in names if key in prompts and rule in summary["judged_by"]]
+    return listed([f"{count} {name}{'s' * (count > 1)}" for count, name in known])
 
 
 def verb(rows: Rows) -> str:

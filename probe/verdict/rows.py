@@ -1,4 +1,4 @@
-"""The methods of a run in their order: how far each holds, its drift, its cost, the heads that are enough."""
+"""The methods of a run in their order: how far each holds, its tail NLL, its drift, the heads that are enough."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 from probe.store.located import Located, Row, having, number
 
 RANKED = (
-    "Ranked by the longest measured length that a method holds at, then by tail NLL at the longest length; a method "
-    "whose NLL interval reaches that of the first of its length shares its rank; what cannot be judged comes last. In "
-    "brackets: 95% intervals."
+    "Ranked by the longest measured length that a method holds at, then by mean tail NLL at the longest length. A "
+    "method shares the rank of those before it unless it is worse than one of them: the 95% interval of the "
+    "difference, text by text, lies above 0. What cannot be judged comes last. In brackets: 95% intervals; (a, b]: it "
+    "fails after a and at most at b tokens."
 )
 """The rule that `ranked` obeys."""
 
@@ -19,14 +20,15 @@ RANKED = (
 def ranked(summary: Mapping[str, Any], located: Located | None) -> list[dict[str, Any]]:
     """A row a method, the best first; `rank` is None where nothing was measured, or the model is at chance."""
     rows = sorted((_row(summary, row, located) for row in summary["methods"]), key=_key)
-    first = None
+    sharing: list[dict[str, Any]] = []
     for place, row in enumerate(rows, 1):
         if row["held"] is None:
             row["rank"] = None
-        elif first is not None and row["held"] == first["held"] and _least(row) <= _most(first):
-            row["rank"] = first["rank"]
-        else:
-            first, row["rank"] = row, place
+            continue
+        if not sharing or row["held"] != sharing[0]["held"] or any(_is_worse(row, each) for each in sharing):
+            sharing = []
+        row["rank"] = sharing[0]["rank"] if sharing else place
+        sharing.append(row)
     return rows
 
 
@@ -39,7 +41,8 @@ def same_model(summary: Mapping[str, Any], located: Located | None) -> Located |
 def smallest_set(located: Located, method: str) -> dict[str, Any] | None:
     """Of the method's clearest loss, NLL before all else, the smallest set of heads that is enough, or the largest.
 
-    heads: (layer, head) pairs. share, low, high: restored of the loss. random: by as many random heads.
+    heads: (layer, head) pairs. share, low, high: restored of the loss, on so many items. random: by as many random
+    heads.
     """
     gaps = [gap for gap in having(located["gaps"], method=method) if gap["judged"]]
     sets = [(gap, row) for gap in gaps for row in _sets(located, gap) if row["heads"]]
@@ -48,7 +51,7 @@ def smallest_set(located: Located, method: str) -> dict[str, Any] | None:
     gap, row = max(sets, key=lambda each: (each[0]["measure"] == "nll", number(each[0]["low"])))
     size = row["enough"] or len(row["heads"])
     at = {name: _finite(row[name][size - 1]) for name in ("share", "low", "high", "random")}
-    labels = {name: gap[name] for name in ("length", "measure")}
+    labels = {name: gap[name] for name in ("length", "measure", "items")}
     return {"heads": row["heads"][:size], "is_enough": row["enough"] is not None, **at, **labels}
 
 
@@ -70,7 +73,6 @@ def _row(summary: Mapping[str, Any], row: Mapping[str, Any], located: Located | 
         "held": _held(measured),
         "nll": _nll(row["longest"], row["method"] == summary["reference"]),
         "drift": _drift(summary, row["method"]),
-        "cost": row["cost"],
         "heads": None if located is None else smallest_set(located, row["method"]),
     }
 
@@ -83,7 +85,7 @@ def _held(measured: Mapping[str, Any]) -> int | None:
 
 
 def _nll(longest: Mapping[str, Any] | None, is_reference: bool) -> dict[str, Any] | None:
-    """Tail NLL at the longest length, less the reference's on the same prompts (0 of itself), and less crop's."""
+    """Tail NLL at the longest length, less the reference's on the same texts (0 of itself), others', and crop's."""
     if longest is None or longest.get("tail_nll") is None:
         return None
     low, high = longest["tail_nll_interval"]
@@ -91,6 +93,7 @@ def _nll(longest: Mapping[str, Any] | None, is_reference: bool) -> dict[str, Any
     difference = longest.get("tail_nll_difference", itself)
     return {"length": longest["length"], "mean": longest["tail_nll"], "low": low, "high": high} | {
         "difference": difference,
+        "less": longest["less"],
         "crop": longest.get("tail_nll_to_crop"),
     }
 
@@ -111,12 +114,7 @@ def _key(row: Mapping[str, Any]) -> tuple[float, float]:
     return -1.0 - row["held"], math.inf if nll is None else nll["mean"]
 
 
-def _least(row: Mapping[str, Any]) -> float:
-    """The lower end of a method's NLL less the reference's; without an interval nothing is told apart."""
-    difference = (row["nll"] or {}).get("difference")
-    return -math.inf if difference is None or difference["low"] is None else difference["low"]
-
-
-def _most(row: Mapping[str, Any]) -> float:
-    difference = (row["nll"] or {}).get("difference")
-    return math.inf if difference is None or difference["high"] is None else difference["high"]
+def _is_worse(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether the tail NLL is above the other's, its interval too; without an interval nothing is told apart."""
+    less = (row["nll"] or {}).get("less", {}).get(other["method"])
+    return less is not None and less["low"] is not None and less["low"] > 0

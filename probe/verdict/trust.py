@@ -22,29 +22,30 @@ def sure(summary: Mapping[str, Any], rows: Rows) -> str:
 
 
 def _false_alarms(rows: Rows) -> str:
-    known = [(row["drift"]["false_alarms"], row["method"]) for row in rows if row["drift"] is not None]
-    rates = [(rate, method) for rate, method in known if rate is not None]
-    if not rates:
-        return "false alarms of drift: unknown"
-    own = [rate for rate, method in rates if method == reference_of(rows)["method"]]
-    worst, method = max(rates)
-    most = f", at most {worst:.1%} ({method})" if worst > (own or [-1])[0] else ""
-    told = (
-        f"{own[0]:.1%} of (layer, window) pairs under {reference_of(rows)['method']}"
-        if own
-        else "unknown under the reference"
-    )
-    return f"false alarms of drift inside the window: {told}{most}"
+    """Of the (layer, window) pairs tried inside the window, those falsely called: by the reference, and the most."""
+    tried = [row for row in rows if row["drift"] is not None and row["drift"]["tried"]]
+    if not tried:
+        return "false alarms inside the window: unknown"
+    alarms, pairs = (sum(row["drift"][name] for row in tried) for name in ("alarms", "tried"))
+    if not alarms:
+        return f"no false alarms inside the window (0 of {pairs} (layer, window) pairs, under {several(tried)})"
+    worst = max(tried, key=lambda row: row["drift"]["alarms"] / row["drift"]["tried"])
+    rates = [f"{_rate(row)} under {row['method']}" for row in tried if row["is_reference"] or row is worst]
+    return f"false alarms inside the window, of (layer, window) pairs: {', '.join(rates)}"
+
+
+def _rate(row: Mapping[str, Any]) -> str:
+    return f"{row['drift']['alarms']} of {row['drift']['tried']}"
 
 
 def level(summary: Mapping[str, Any], reference: str) -> str:
     """What a guess scores, and the reference inside the window."""
-    level = summary["level"]
+    level, prompts = summary["level"], summary["level"]["prompts"]
     guess = "an unknown tail NLL" if level["guess"] is None else f"a tail NLL of {level['guess']:z.2f}"
-    found = (
-        "" if level.get("passkeys") is None else f" and {level['passkeys']} of {level['prompts']['sample']} passkeys"
-    )
-    return f"a guess scores {guess}, {reference} {level['tail_nll']:z.2f}{found} at {level['length']} tokens"
+    texts = f"{prompts['window']} text{'s' * (prompts['window'] > 1)}"
+    found = "" if level.get("passkeys") is None else f" and finds {level['passkeys']} of {prompts['sample']} passkeys"
+    own = f"{reference} scores {level['tail_nll']:z.2f} ({texts}){found} at {level['length']} tokens"
+    return f"a guess scores {guess}; {own}"
 
 
 def _unmeasured(summary: Mapping[str, Any]) -> list[str]:

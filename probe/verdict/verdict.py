@@ -35,24 +35,8 @@ def verdict(summary: Mapping[str, Any], located: Located | None) -> dict[str, An
         "head": head,
         "cells": cells,
         "rows": rows,
-        "notes": [RANKED, _cost(rows), _heads(located, own), *about(summary, rows), *_following(summary)],
+        "notes": [RANKED, _heads(located, own), *about(summary, rows), *_following(summary)],
     }
-
-
-def _cost(rows: list[dict[str, Any]]) -> str:
-    """What time and memory are, or how they are had."""
-    passes = [cost["passes"] for row in rows for cost in row["cost"] or () if cost["passes"]]
-    if not passes:
-        return (
-            "Time and memory are not measured in this run: the same command with --overwrite, and --samples above 0, "
-            "measures them; mesa-lens eval --task latency measures prefill and decoding apart."
-        )
-    reference = next(row["method"] for row in rows if row["is_reference"])
-    return (
-        f"Time is that of the fastest of {min(passes)} passes over one prompt, memory the peak above the loaded model, "
-        f"as the tail NLL was measured, and as many times {reference}'s; other work on the machine adds to it. "
-        "mesa-lens eval --task latency measures prefill and decoding apart."
-    )
 
 
 def _following(summary: Mapping[str, Any]) -> list[str]:

@@ -2,56 +2,64 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from probe.evaluation.intervals import shown
-from probe.store.located import number, percent
+from probe.store.located import is_clear, percent
 from probe.thresholds.failure import NLL
-from probe.verdict.baseline import beside_crop, betters
+from probe.verdict.baseline import beats, beside_crop
 from probe.verdict.cells import position
-from probe.verdict.naming import Rows, listed, reference_of, several, verb
+from probe.verdict.naming import NAMED, Rows, counted, listed, reference_of, several, verb
 from probe.verdict.trust import level
+
+_AT_CHANCE = "Cannot tell: the model is at chance inside its window"
 
 
 def broke(summary: Mapping[str, Any], rows: Rows) -> str:
-    """From which length on the reference fails, or that it holds, is at chance or was not measured."""
+    """Between which lengths the reference fails, or that it holds, is at chance or was not measured."""
     reference, trained = reference_of(rows), summary["trained_length"]
     name, measured = reference["method"], reference["measured"]
     if "length" not in measured:
-        return f"Nothing was measured by length; {name} was trained on windows of M = {trained} tokens."
+        return f"Nothing was measured by length (--samples 0); {name} was trained on windows of M = {trained} tokens."
     if reference["held"] is None:
-        return f"Nothing can be said of length: the model is at chance inside its window ({level(summary, name)})."
-    length, alone = measured["length"], _alone(measured)
-    if length is None:
+        return f"{_AT_CHANCE} ({level(summary, name)})."
+    prompts = counted(summary)
+    if measured["length"] is None:
         dips = f", but for a dip at {listed(measured['dips'])}" if measured["dips"] else ""
-        if measured["chance"]:
-            return f"Nothing that can be judged: {_unfailing([reference], name)}{_ends(measured)}{dips}."
-        crop = beside_crop([reference]) if alone else ""
-        return f"Nothing: {_held([reference], name)}{_ends(measured)}{alone}{dips}{crop}."
-    at = f"{length} tokens{_ends(measured)}, {length / trained:.2g} times M"
-    if measured["share"] is not None and measured["high"] is None:
-        return f"{name} may fail at {at}, which so few prompts do not tell from none: {_reasons(measured)}{alone}."
-    return f"{name} fails at {at}: {_reasons(measured)}{alone}."
+        crop = beside_crop([reference]) if len(measured["judged"]) == 1 and not measured["chance"] else ""
+        none = "Nothing that can be judged" if measured["chance"] else "Nothing"
+        text = f"{none}: {_lasting([reference], name)}{dips} ({prompts}){_open(measured)}."
+        return f"{text} {crop}" if crop else text
+    judged = f"by {_reasons(measured)}, at every length measured{_alone(measured)}"
+    if measured["high"] is None:
+        none = f"not at all up to {measured['longest']}: {prompts} cannot tell"
+        return f"{name} may fail after {measured['after']} tokens, or {none}. Their means fail {judged}."
+    times = f"{measured['after'] / trained:.2g} to {measured['high'] / trained:.2g} times M"
+    one = "" if measured["share"] is not None else ", no interval over prompts"
+    return f"{name} fails in {_ends(measured)} tokens, {times} ({prompts}{one}). It fails {judged}."
 
 
 def where(summary: Mapping[str, Any], rows: Rows) -> str:
     """Where the reference's states first leave their in-window range, and which heads are enough to mend it."""
-    text = _drifts(summary, reference_of(rows))
-    found = [row for row in rows if row["heads"]]
-    if not found:
-        return f"{text}."
-    enough = [row for row in found if row["heads"]["is_enough"]]
-    best = min(enough, key=lambda row: len(row["heads"]["heads"])) if enough else max(found, key=_restored)
+    reference = reference_of(rows)
+    measured = reference["measured"]
+    if reference["held"] is not None and measured["length"] is None:
+        return f"Nothing to locate: {reference['method']} does not fail up to {measured['longest']} tokens."
+    text = _drifts(summary, reference)
+    enough = [row for row in rows if row["heads"] and row["heads"]["is_enough"] and is_clear(row["heads"])]
+    if not enough:
+        return text
+    best = min(enough, key=lambda row: len(row["heads"]["heads"]))
     heads = best["heads"]
     count = f"{len(heads['heads'])} head{'s' * (len(heads['heads']) > 1)}"
     share = percent(heads["share"], heads["low"], heads["high"])
-    return f"{text}; {best['method']} in {count} alone restores {share} of the loss at {heads['length']} tokens."
+    lost = f"the {'tail NLL' if heads['measure'] == 'nll' else heads['measure']} lost at {heads['length']} tokens"
+    return f"{text} {best['method']} in {count} alone restores {share} of {lost} (n = {heads['items']})."
 
 
 def mended(summary: Mapping[str, Any], rows: Rows) -> str:
-    """Which methods hold longer than the reference, and the best of them at the longest length."""
+    """Which methods last longer than the reference, the best of them at the longest length, and crop beside them."""
     reference, others = reference_of(rows), [row for row in rows if not row["is_reference"]]
     name, longest = reference["method"], reference["measured"].get("longest")
     if not others:
@@ -59,102 +67,105 @@ def mended(summary: Mapping[str, Any], rows: Rows) -> str:
     if "length" not in reference["measured"]:
         return "Nothing was measured by length."
     if reference["held"] is None:
-        return "Nothing can be said of any method, since the model is at chance inside its window."
-    failing = [row for row in others if row["held"] is not None and row["held"] < longest]
-    if reference["held"] == longest:
-        worse = f"; {several(failing)} fail{verb(failing)} earlier" if failing else ""
-        judged = " that can be judged" if reference["measured"]["chance"] else ""
-        return f"Nothing{judged} was to be mended up to {longest} tokens{worse}."
-    better = [row for row in others if (row["held"] or 0) > reference["held"]]
+        return f"{_AT_CHANCE}."
+    if reference["measured"]["length"] is None:
+        failing = [row for row in others if row["measured"]["length"] is not None]
+        judged = ", by what can be judged" if reference["measured"]["chance"] else ""
+        return " ".join([f"Nothing to mend: {name} does not fail up to {longest} tokens{judged}.", *_failing(failing)])
+    better = [row for row in others if row["held"] > reference["held"]]
     if not better:
-        return f"Nothing that was run: no method holds longer than {name}."
-    whole = [row for row in better if row["held"] == longest]
-    part = [row for row in better if row["held"] < longest]
-    told = [_whole(whole, reference, longest)] if whole else []
-    told += [f"{several(part, reference)} {_lasts(part)} than {name}, but not so long"] if part else []
-    return f"{'; '.join(told)}."
+        return f"Nothing that was run: no method lasts longer than {name}."
+    whole = [row for row in better if row["measured"]["length"] is None]
+    part = [row for row in better if row["measured"]["length"] is not None]
+    sentences = [_whole(summary, whole, reference)] if whole else []
+    sentences += [f"{several(part, reference)} last{verb(part)} longer than {name} and {_fails(part)}."] if part else []
+    crop = beside_crop(others, whole)
+    return " ".join([*sentences, *([crop] if crop else [])])
 
 
 def _drifts(summary: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
     call, name = reference["drift"], reference["method"]
     if call is None:
-        return f"Drift could not be judged: {summary['drift']}"
-    on = f"on prompt {summary['prompt']}"
+        return f"Cannot tell: drift could not be judged ({summary['drift']})."
+    on = f"on {_prompt(summary)}"
     if call["reason"]:
-        return f"The states of {name} cannot be judged {on}: {call['reason']}"
+        return f"Cannot tell: the states of {name} are not judged {on} ({call['reason']})."
     if call["length"] is None:
-        judged = " that can be judged" if call["untrusted"] else ""
-        return (
-            f"The states of {name} keep to their in-window range in every layer{judged}, up to {call['captured']} {on}"
-        )
-    before = "" if call["before"] is None else f", a break that begins before M, at {call['before']}"
-    still = [prompt for prompt, found in summary["drift"]["prompts"].items() if _shows_nothing(found, call["method"])]
-    others = f"; not on {listed(still)}" if still else ""
-    at = f"from position {position(call)} on ({on[3:]}{others}){before}"
-    return f"The states of {name} leave their in-window range first in layer {call['layer']}, {at}"
+        return f"Not seen: drift of {name} {on}: {call['text']}."
+    before = "" if call["before"] is None else f"; the break begins before M, at {call['before']}"
+    prompts = summary["drift"]["prompts"].items()
+    still = [prompt for prompt, found in prompts if _is_none(found, call["method"])]
+    others = f" (not called on {listed(still)})" if still else ""
+    at = f"from position {position(call)} on{others}{before}"
+    return f"O{on[1:]}, the states of {name} leave their in-window range first in layer {call['layer']}, {at}."
 
 
-def _restored(row: Mapping[str, Any]) -> float:
-    share = number(row["heads"]["share"])
-    return share if share == share else -math.inf
+def _prompt(summary: Mapping[str, Any]) -> str:
+    """What the headline prompt is: the paper's is one word, repeated."""
+    word = f", '{summary['word']}'" if summary.get("word") else ""
+    return f"one repeated word{word}" if summary["prompt"] == "repeated" else f"prompt {summary['prompt']}"
 
 
-def _shows_nothing(found: Mapping[str, Any], method: str) -> bool:
-    """Whether a method was judged on a prompt, and keeps to its in-window range."""
+def _is_none(found: Mapping[str, Any], method: str) -> bool:
+    """Whether a method was judged on a prompt, and not called."""
     call = next(call for call in found["methods"] if call["method"] == method)
     return call["length"] is None and not call["reason"]
 
 
-def _whole(rows: Rows, reference: Mapping[str, Any], longest: int) -> str:
-    """Those that hold up to the longest length, and the least tail NLL there."""
-    names = several(rows, reference)
-    text = f"{_held(rows, names)}{_alone(rows[0]['measured'])}"
-    if rows[0]["measured"]["chance"]:
-        text = _unfailing(rows, names)
-    crop = beside_crop(rows)
+def _whole(summary: Mapping[str, Any], rows: Rows, reference: Mapping[str, Any]) -> str:
+    """Those that last up to the longest length, and the least tail NLL there."""
+    open_ = [row for row in rows if row["measured"]["after"] is not None]
+    doubt = f"; of {several(open_)} an earlier failure is not ruled out" if open_ else ""
+    text = f"{_lasting(rows, several(rows))} ({counted(summary)}){doubt}"
     difference = (rows[0]["nll"] or {}).get("difference")
     if difference is None:
-        return text + crop
+        return f"{text}."
     less = shown(difference["mean"], difference["low"], difference["high"], "+z.2f")
-    return (
-        f"{text}; {rows[0]['method']} has the lowest tail NLL there, {less} nats/token to {reference['method']}{crop}"
-    )
+    sharing = [row for row in rows if row["rank"] == rows[0]["rank"]]
+    unclear = f" (not clearly below {several(sharing[1:])})" if len(sharing) > 1 else ""
+    lowest = f"{rows[0]['method']} has the lowest mean tail NLL{unclear}," if len(rows) > 1 else "its mean tail NLL is"
+    return f"{text}; {lowest} {less} nats/token to {reference['method']}."
 
 
-def _held(rows: Rows, names: str) -> str:
-    """That methods hold up to the longest length; by tail NLL alone only where they do better than crop."""
-    longest = f"{rows[0]['measured']['longest']} tokens, the longest measured"
-    if rows[0]["measured"]["judged"] == [NLL] and not all(map(betters, rows)):
-        return f"{names} {'does' if len(rows) == 1 else 'do'} not fail up to {longest}"
-    return f"{names} hold{verb(rows)} up to {longest}"
+def _failing(rows: Rows) -> list[str]:
+    return [f"{several(rows)} {_fails(rows)}."] if rows else []
 
 
-def _lasts(rows: Rows) -> str:
-    """Whether methods hold longer; by tail NLL alone they fail later."""
-    return f"fail{verb(rows)} later" if rows[0]["measured"]["judged"] == [NLL] else f"hold{verb(rows)} longer"
+def _fails(rows: Rows) -> str:
+    """Where methods fail: one by one, or before the longest length where they are many."""
+    if len(rows) > NAMED:
+        return f"fail by {rows[0]['measured']['longest']}"
+    measured = [row["measured"] for row in rows]
+    ends = [f"in {_ends(each)}" if each["high"] else f"after {each['after']}, if at all" for each in measured]
+    return f"fail{verb(rows)} {listed(ends)}"
 
 
-def _unfailing(rows: Rows, names: str) -> str:
-    """That methods do not fail by the one measure that can judge: they are not said to hold."""
-    measured, do = rows[0]["measured"], "does" if len(rows) == 1 else "do"
-    unfailing = f"{names} {do} not fail by {measured['judged'][0]} up to {measured['longest']} tokens"
-    return f"{unfailing}, the longest measured (by {measured['chance'][0]} nothing can be told)"
+def _lasting(rows: Rows, names: str) -> str:
+    """That methods last up to the longest length; said to hold by tail NLL alone only where they beat crop."""
+    measured = rows[0]["measured"]
+    longest = f"up to {measured['longest']} tokens, the longest measured"
+    fail = f"{names} {'does' if len(rows) == 1 else 'do'} not fail"
+    if measured["chance"]:
+        return f"{fail} by {measured['judged'][0]} {longest} (by {measured['chance'][0]} nothing can be said)"
+    if measured["judged"] == [NLL] and not all(map(beats, rows)):
+        return f"{fail} {longest}{_alone(measured)}"
+    return f"{names} hold{verb(rows)} {longest}{_alone(measured)}"
+
+
+def _open(measured: Mapping[str, Any]) -> str:
+    """Of a method that does not fail, after which length its prompts do not rule a failure out."""
+    return "" if measured["after"] is None else f"; a failure after {measured['after']} is not ruled out"
 
 
 def _ends(measured: Mapping[str, Any]) -> str:
-    """The 95% interval of a measured failure; that there is none."""
-    if measured["share"] is None:
-        return " (no interval)"
-    if (measured["length"], measured["low"], measured["high"]) == (None, None, None):
-        return ""
-    return f" [{measured['low'] or 'none'}, {measured['high'] or 'none'}]"
+    return f"({measured['after']}, {measured['high']}]"
 
 
 def _reasons(measured: Mapping[str, Any]) -> str:
-    """Which rule fails from which length on, of a method that does fail."""
+    """Which rule fails at every measured length from which on, of a method that does fail."""
     rules = [("tail NLL", measured["by_nll"]), ("passkey accuracy", measured["by_passkey"])]
-    known = [f"by {name} from {length} on" for name, length in rules if length is not None]
-    return " and ".join(known) or "by tail NLL and passkey accuracy in turns"
+    known = [f"{name} from {length} on" for name, length in rules if length is not None]
+    return " and by ".join(known) or "tail NLL or passkey accuracy, in turns"
 
 
 def _alone(measured: Mapping[str, Any]) -> str:

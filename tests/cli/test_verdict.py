@@ -5,7 +5,6 @@ import json
 import re
 
 import located
-import numpy as np
 import pytest
 from pages import unopened
 from synthetic import METHODS, evaluation, hidden_states, many, write_run
@@ -16,13 +15,8 @@ from probe import report
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    scores = many(evaluation())
-    times = np.random.default_rng(0).uniform(1, 2, scores["tail_nll"].shape)
-    scores = scores.assign(
-        seconds=(("method", "length", "window"), times), peak_mib=(("method", "length"), 100 * times[..., 0])
-    )
     folder = tmp_path_factory.mktemp("root") / "run"
-    write_run(folder, many(hidden_states(layers=2, dims=8)), scores, model="a < b & c")
+    write_run(folder, many(hidden_states(layers=2, dims=8)), many(evaluation()), model="a < b & c")
     located.write(folder, model="a < b & c", trained=64)
     return folder
 

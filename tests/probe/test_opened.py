@@ -118,7 +118,7 @@ def test_curves_tell_measured_and_predicted_failures(run):
     shown = run.curves()
     assert shown.data.identical(run.evaluation)
     origin = next(line for line in repr(shown).splitlines() if line.startswith("origin"))
-    assert "128 [128, 128]" in origin
+    assert "(64, 128]" in origin
 
 
 @pytest.mark.parametrize("part", ["drift", "thresholds", "heatmap", "curves"])

@@ -91,9 +91,6 @@ def test_random_weights_are_at_chance_and_never_hold(finished):
     assert "the model is at chance inside its window" in told["What broke"]
     assert "the model is at chance" in told["What mended it"]
     assert [row["rank"] for row in summary["verdict"]["rows"]] == [None] * 4
-    origin = next(row for row in summary["verdict"]["rows"] if row["is_reference"])
-    assert [cost["length"] for cost in origin["cost"]] == [160, 320]
-    assert all(cost["time"] == 1 and cost["seconds"] > 0 and cost["passes"] == 2 for cost in origin["cost"])
     assert "not judged: at chance inside M" in (finished / "report.html").read_text()
 
 

@@ -239,10 +239,10 @@ def test_curves_have_a_row_for_each_sample_and_the_failures(folder, tmp_path):
     np.testing.assert_allclose(mesa, scores["tail_nll"].sel({"method": "mesa", "length": 128}))
     failures = pd.read_csv(tmp_path / "failures.csv").set_index("method")
     assert failures.loc["origin", ["measured_by_nll", "measured_by_passkey"]].tolist() == [128, 192]
-    assert failures.loc["origin", ["measured_low", "measured_high", "measured_text"]].tolist() == [
+    assert failures.loc["origin", ["measured_after", "measured_high", "measured_text"]].tolist() == [
+        64,
         128,
-        128,
-        "128 [128, 128]",
+        "(64, 128]",
     ]
     assert 71 <= failures.loc["origin", "predicted"] <= 80
     assert np.isnan(failures.loc["mesa", "predicted"])

@@ -198,10 +198,26 @@ def test_what_settles_again_after_a_restart_is_not_judged():
 def test_chunks_that_begin_within_a_word_are_not_judged():
     begins = {"origin": restarts(mesa.make("mesa", M).plan(LENGTH))}
     assert begins == {"origin": {498: 12, 984: 12, 1470: 93}}  # words of 2 and 3 tokens begin with a chunk of 486
-    none, settling = f"none up to {LENGTH}", "not judged: settling all the time"
-    for period, told in ((1, none), (3, none), (9, none), (5, settling)):
+    for period in (1, 3, 9):
         call = drift_calls(find_drift(states(), M, DriftRule.scaled(M, period=period), restarts=begins))[0]
-        assert str(call) == told
+        assert call.length is None
+        assert 0 < call.judged < call.beyond == LENGTH - M
+        assert str(call) == f"not called on the {call.judged / call.beyond:.0%} judged, up to {call.until}"
+    call = drift_calls(find_drift(states(), M, DriftRule.scaled(M, period=5), restarts=begins))[0]
+    assert (str(call), call.judged) == ("not judged: settling all the time", 0)
+
+
+def test_what_is_not_judged_is_said_beside_no_call():
+    hidden = states()
+    whole = drift_calls(find_drift(hidden, M))[0]
+    assert (str(whole), whole.judged) == (f"none up to {LENGTH}", LENGTH - M)
+    gap = hidden.isel(position=np.r_[: 3 * M // 2, LENGTH - M // 2 : LENGTH])
+    call = drift_calls(find_drift(gap, M))[0]
+    assert str(call) == f"not called on the {M / (LENGTH - M):.0%} judged, up to {LENGTH}"
+    hidden[0, 1, 300:384, CARRIED] += 0.05  # false alarms
+    (call,) = drift_calls(find_drift(hidden, M))
+    assert str(call) == f"none up to {LENGTH}; layer 1 not judged"
+    assert call.tried < whole.tried
 
 
 def test_a_break_among_what_settles_may_have_begun_there():

@@ -40,7 +40,7 @@ def test_a_coin_flip_is_told():
     evaluation["tail_nll"][0, 3] += at_512 - at_512.mean()
     found = of(evaluation)
     assert (found.length, found.low, found.high) == (512, 512, 768)
-    assert str(found) == "512 [512, 768]"
+    assert str(found) == "(384, 768]"
     z = 0.01 / (at_512.std() / math.sqrt(20))
     assert found.share == pytest.approx(0.5 * (1 + math.erf(z / math.sqrt(2))), abs=0.03)
 
@@ -60,7 +60,7 @@ def test_windows_and_passkeys_both_count():
 def test_a_failure_that_does_not_last_is_a_dip():
     found = of(scores(above=(0, 0.8, 0, 0.8, 0.8)))
     assert (found.length, found.before, found.dips) == (768, 512, (384,))
-    assert str(found) == "768 [768, 768]; dips at 384"
+    assert str(found) == "(512, 768]; dips at 384"
     found = of(scores(above=(0, 0.8, 0.8)))
     assert found.length is None
     assert found.holds
@@ -76,20 +76,20 @@ def test_none_has_an_interval_too():
     evaluation = scores(hits=((20,) * 5 + (11,), (20,) * 6))
     found = of(evaluation)
     assert (found.length, found.low, found.high) == (None, 1024, None)
-    assert str(found) == "none up to 1024 [1024, none]"
+    assert str(found) == "none up to 1024, or after 768"
 
 
 def test_few_answers_rule_out_little():
     three, four = (scores(above=(0, 0, 0, 0, 2)).isel(sample=slice(count)) for count in (3, 4))
-    assert str(of(three)) == "1024 [128, 1024]"  # 3 of 3 may be found by one half: Wilson's from 0.44
-    assert str(of(four)) == "1024 [1024, 1024]"
+    assert str(of(three)) == "(0, 1024]"  # 3 of 3 may be found by one half: Wilson's from 0.44
+    assert str(of(four)) == "(768, 1024]"
 
 
 def test_windows_that_agree_by_chance_are_not_sure():
     evaluation = scores(above=(0, 0, 0.6, 2, 2))
     evaluation["tail_nll"][0, 3, :3] += np.array([-0.05, 0, 0.05])
     found = of(evaluation.isel(window=slice(3)))
-    assert str(found) == "512 [512, 768]"  # Student's: 0.6 - 4.3 * 0.05 / sqrt(3), below one half
+    assert str(found) == "(384, 768]"  # Student's: 0.6 - 4.3 * 0.05 / sqrt(3), below one half
     assert found.share == 1.0  # however they are drawn, they fail
 
 
@@ -110,10 +110,10 @@ def test_the_interval_holds_the_length_from_which_answers_are_found_in_less_than
 def test_one_prompt_has_no_interval():
     evaluation = scores(above=(0, 0, 0.8, 0.8, 0.8), windows=1)
     found = of(evaluation)
-    assert (found.length, found.low, found.high, found.share) == (512, None, None, None)
-    assert str(found) == "512"
+    assert (found.length, found.after, found.high, found.share) == (512, 384, 512, None)
+    assert str(found) == "(384, 512] on one prompt"
     evaluation = scores(windows=1, level=math.log(4096), hits=((20, 20, 20, 3, 0, 0), (20,) * 6))
-    assert str(of(evaluation)) == "512 [512, 512]"  # the one text says nothing, and is not asked
+    assert str(of(evaluation)) == "(384, 512]"  # the one text says nothing, and is not asked
 
 
 def test_passkeys_that_were_not_measured_did_not_fail():
@@ -142,7 +142,7 @@ def test_what_is_not_at_chance_still_judges():
     hits = ((0,) * 6,) * 2
     assert str(of(scores(hits=hits))) == "not judged by passkey; none up to 1024 by tail NLL"
     assert not of(scores(hits=hits)).holds
-    assert str(of(scores(above=(0, 0, 0.8, 0.8, 0.8), hits=hits))) == "512 [512, 512]"
+    assert str(of(scores(above=(0, 0, 0.8, 0.8, 0.8), hits=hits))) == "(384, 512]"
     assert str(of(scores(level=8.3))) == "not judged by tail NLL; none up to 1024 by passkey"
     assert of(scores(level=8.3, vocabulary=10**5)).holds
 

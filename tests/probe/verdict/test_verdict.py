@@ -4,7 +4,6 @@ import copy
 import json
 
 import located
-import numpy as np
 import pytest
 from synthetic import evaluation, hidden_states, write_run
 
@@ -18,18 +17,6 @@ from probe.verdict.verdict import verdict
 M = 64
 
 
-def timed(scores, seconds=(1.0, 1.5, 1.0, 0.5), mib=(100.0, 110.0, 100.0, 50.0)):
-    """The scores with what their passes took: `seconds` by method and more by other work, at twice the length twice."""
-    length = scores["length"].values / M
-    slower = 1 + np.abs(np.random.default_rng(0).normal(0, 1, scores["tail_nll"].shape))
-    slower[..., 2] = 1
-    times = np.array(seconds)[:, None, None] * length[:, None] * slower
-    return scores.assign(
-        seconds=(("method", "length", "window"), times),
-        peak_mib=(("method", "length"), np.array(mib)[:, None] * length),
-    )
-
-
 def summarized(folder):
     return whole_summary(analyse(open_run(folder)))
 
@@ -37,7 +24,7 @@ def summarized(folder):
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory):
     """The summary of a run in which origin fails at 2 M and drifts at 1.1 M; Dynamic-NTK at the last length, 3 M."""
-    return summarized(write_run(tmp_path_factory.mktemp("run"), hidden_states(), timed(evaluation())))
+    return summarized(write_run(tmp_path_factory.mktemp("run"), hidden_states(), evaluation()))
 
 
 def cells(found):
@@ -52,42 +39,35 @@ def test_a_planted_break_is_told(planted):
     found = planted["verdict"]
     said = {each["heading"]: each["text"] for each in found["told"]}
     assert said["What broke"] == (
-        "origin fails at 128 tokens [128, 128], 2 times M: by tail NLL from 128 on and by passkey accuracy from 192 on."
+        "origin fails in (64, 128] tokens, 1 to 2 times M (6 texts and 20 passkeys). It fails by tail NLL from 128 on "
+        "and by passkey accuracy from 192 on, at every length measured."
     )
-    assert said["Where"].startswith("The states of origin leave their in-window range first in layer ")
-    assert "(prompt repeated" in said["Where"]
-    assert said["What mended it"].startswith("mesa and rerope hold up to 320 tokens, the longest measured; mesa has")
-    assert said["What mended it"].endswith("; dynamic-ntk holds longer than origin, but not so long.")
-    assert said["How sure"].startswith("False alarms of drift inside the window: 0.0% of (layer, window) pairs under")
-    assert "a guess scores an unknown tail NLL, origin 3.0" in said["How sure"]
+    assert said["Where"].startswith("On one repeated word, the states of origin leave their in-window range first in ")
+    assert said["What mended it"] == (
+        "mesa and rerope hold up to 320 tokens, the longest measured (6 texts and 20 passkeys); mesa has the lowest "
+        "mean tail NLL (not clearly below rerope), -0.82 [-0.83, -0.80] nats/token to origin. dynamic-ntk lasts longer "
+        "than origin and fails in (256, 320]. No method clearly beats `crop` by tail NLL."
+    )
+    assert said["How sure"].startswith("No false alarms inside the window (0 of 96 (layer, window) pairs, under mesa, ")
+    assert "a guess scores an unknown tail NLL; origin scores 3.00 (6 texts) and finds 20 of 20" in said["How sure"]
     rows = {row["method"]: row for row in found["rows"]}
     assert list(rows) == ["mesa", "rerope", "dynamic-ntk", "origin"]
     assert [row["held"] for row in rows.values()] == [320, 320, 256, 64]
-    assert (rows["origin"]["measured"]["low"], rows["origin"]["measured"]["high"]) == (128, 128)
+    assert (rows["origin"]["measured"]["after"], rows["origin"]["measured"]["high"]) == (64, 128)
     assert 64 <= rows["origin"]["drift"]["length"] <= 80
     assert rows["origin"]["drift"]["layer"] in (1, 2)
     assert rows["mesa"]["drift"]["length"] is None
 
 
-def test_cost_is_that_of_the_fastest_pass_as_many_times_the_references(planted):
-    found = planted["verdict"]
-    table = cells(found)
-    times, memory = "time at 64 and 320", "memory at 64 and 320"
-    assert (table["origin"][times], table["origin"][memory]) == ("1 s and 5 s", "100 MiB and 500 MiB")
-    assert (table["rerope"][times], table["rerope"][memory]) == ("1.50× and 1.50×", "1.10× and 1.10×")
-    assert (table["mesa"][times], table["mesa"][memory]) == ("0.50× and 0.50×", "0.50× and 0.50×")
-    assert "the fastest of 6 passes" in found["notes"][1]
-
-
 def test_what_was_not_measured_says_how_it_is_had(tmp_path):
     found = summarized(write_run(tmp_path, hidden_states(windows=3)))["verdict"]
     said = {each["heading"]: each["text"] for each in found["told"]}
-    assert said["What broke"] == "Nothing was measured by length; origin was trained on windows of M = 64 tokens."
+    assert said["What broke"].startswith("Nothing was measured by length (--samples 0); origin was trained on windows")
+    assert said["Where"].startswith("On one repeated word")
     assert "failure by length (not measured)" in said["How sure"]
     assert [row["rank"] for row in found["rows"]] == [None] * 4
-    assert cells(found)["mesa"]["measured failure"] == cells(found)["mesa"]["time"] == "not measured"
-    assert "--samples above 0" in found["notes"][1]
-    assert "mesa-lens locate" in found["notes"][2]
+    assert cells(found)["mesa"]["measured failure"] == "not measured"
+    assert "mesa-lens locate" in found["notes"][1]
 
 
 def without_break(summary, chance=()):
@@ -95,24 +75,35 @@ def without_break(summary, chance=()):
     changed = copy.deepcopy(summary)
     judged = [rule for rule in ("tail NLL", "passkey") if rule not in chance]
     for row in changed["methods"]:
-        holds = {"length": None, "low": None, "high": None, "share": 1.0, "dips": [], "before": None, "longest": 320}
-        row["measured"] |= holds | {"judged": judged, "chance": list(chance), "text": "none up to 320"}
+        none = dict.fromkeys(("length", "after", "low", "high", "before"))
+        row["measured"] |= {
+            **none,
+            "share": 1.0,
+            "dips": [],
+            "longest": 320,
+            "judged": judged,
+            "chance": list(chance),
+            "text": "none up to 320",
+        }
     changed["level"] |= {"tail_nll": 8.3, "guess": 8.32, "passkeys": 0, "prompts": {"window": 3, "sample": 3}}
-    return changed | {"at_chance": list(chance)}
+    return changed | {"at_chance": list(chance), "judged_by": judged}
 
 
 def test_where_nothing_breaks_nothing_is_mended(planted):
     said = told(without_break(planted))
-    assert said["What broke"] == "Nothing: origin holds up to 320 tokens, the longest measured."
-    assert said["What mended it"] == "Nothing was to be mended up to 320 tokens."
+    assert said["What broke"] == (
+        "Nothing: origin holds up to 320 tokens, the longest measured (3 texts and 3 passkeys)."
+    )
+    assert said["Where"] == "Nothing to locate: origin does not fail up to 320 tokens."
+    assert said["What mended it"] == "Nothing to mend: origin does not fail up to 320 tokens."
 
 
 def test_a_model_at_chance_is_said_to_be_at_chance(planted):
     summary = without_break(planted, ("tail NLL", "passkey"))
     said, words = told(summary), json.dumps(verdict(summary, None)["told"])
     assert said["What broke"] == (
-        "Nothing can be said of length: the model is at chance inside its window "
-        "(a guess scores a tail NLL of 8.32, origin 8.30 and 0 of 3 passkeys at 64 tokens)."
+        "Cannot tell: the model is at chance inside its window "
+        "(a guess scores a tail NLL of 8.32; origin scores 8.30 (3 texts) and finds 0 of 3 passkeys at 64 tokens)."
     )
     assert "at chance" in said["What mended it"]
     assert " hold" not in words
@@ -127,11 +118,11 @@ def test_a_model_at_chance_is_said_to_be_at_chance(planted):
 
 def test_what_is_judged_by_one_measure_alone_is_still_ranked(planted):
     summary = without_break(planted, ("passkey",))
-    summary["methods"][0]["measured"] |= {"length": 128, "low": 128, "high": 128, "before": 64}
+    summary["methods"][0]["measured"] |= {"length": 128, "after": 64, "low": 128, "high": 128, "before": 64}
     rows = ranked(summary, None)
     assert [row["held"] for row in rows] == [320, 320, 320, 64]
     said = told(summary)["What mended it"]
-    assert "do not fail by tail NLL up to 320 tokens, the longest measured (by passkey nothing can be told)" in said
+    assert "do not fail by tail NLL up to 320 tokens, the longest measured (by passkey nothing can be said)" in said
     assert " hold" not in said
 
 
@@ -140,34 +131,74 @@ def test_what_is_at_chance_by_one_measure_is_never_said_to_hold(planted):
     assert said["What broke"].startswith(
         "Nothing that can be judged: origin does not fail by tail NLL up to 320 tokens"
     )
-    assert said["What mended it"] == "Nothing that can be judged was to be mended up to 320 tokens."
+    assert said["What mended it"] == ("Nothing to mend: origin does not fail up to 320 tokens, by what can be judged.")
     assert not any(" hold" in text for text in said.values())
 
 
-def test_methods_share_a_rank_only_where_their_intervals_meet(planted):
+def test_methods_share_a_rank_only_where_the_paired_texts_do_not_tell_them_apart(planted):
     summary = copy.deepcopy(planted)
-    by = {row["method"]: row for row in summary["methods"]}
-    for name, mean in (("rerope", -0.8), ("mesa", -0.9)):
-        difference = {"mean": mean, "low": mean - 0.04, "high": mean + 0.04}
-        by[name]["longest"] |= {"tail_nll": 3.8 + mean, "tail_nll_difference": difference}
-    assert [(row["method"], row["rank"]) for row in ranked(summary, None)] == [
-        ("mesa", 1),
-        ("rerope", 2),
-        ("dynamic-ntk", 3),
-        ("origin", 4),
+    by = {row["method"]: row["longest"] for row in summary["methods"]}
+
+    def ranks(**less):
+        for name, (mean, low, high) in less.items():
+            by[name]["less"]["mesa"] = {"mean": mean, "low": low, "high": high}
+        return {row["method"]: row["rank"] for row in ranked(summary, None)}
+
+    assert ranks() == {"mesa": 1, "rerope": 1, "dynamic-ntk": 3, "origin": 4}
+    by["rerope"]["tail_nll_difference"] |= {"low": -2.0, "high": 2.0}  # to origin: says nothing of mesa
+    assert ranks(rerope=(0.176, 0.118, 0.235))["rerope"] == 2
+    assert ranks(rerope=(0.176, -0.01, 0.4))["rerope"] == 1
+    assert ranks(rerope=(0.176, None, None))["rerope"] == 1
+
+
+def test_a_method_worse_than_one_of_a_rank_does_not_share_it():
+    """a and b are level, and c is level with a: it is worse than b."""
+    less = {
+        ("b", "a"): (0.1, -0.1, 0.3),
+        ("c", "a"): (0.2, -0.1, 0.5),
+        ("c", "b"): (0.1, 0.05, 0.15),
+    }
+    methods = [
+        {
+            "method": name,
+            "measured": {"judged": ["tail NLL"], "length": None, "longest": 320},
+            "longest": {
+                "length": 320,
+                "tail_nll": mean,
+                "tail_nll_interval": [None, None],
+                "less": {
+                    o: dict(zip(("mean", "low", "high"), v, strict=True)) for (n, o), v in less.items() if n == name
+                },
+            },
+        }
+        for name, mean in (("a", 2.0), ("b", 2.1), ("c", 2.2))
     ]
-    by["mesa"]["longest"]["tail_nll_difference"]["high"] = -0.83
-    assert [row["rank"] for row in ranked(summary, None)] == [1, 1, 3, 4]
+    rows = ranked({"methods": methods, "reference": "a", "drift": "not judged"}, None)
+    assert [(row["method"], row["rank"]) for row in rows] == [("a", 1), ("b", 1), ("c", 3)]
 
 
 def test_a_longer_length_is_doubted_where_the_intervals_meet(planted):
     summary = copy.deepcopy(planted)
     summary["methods"][0]["measured"]["high"] = 320
     said = told(summary)["What mended it"]
-    assert "dynamic-ntk (not beyond doubt) holds longer" in said
+    assert "dynamic-ntk (not beyond doubt) lasts longer than origin and fails in (256, 320]" in said
     assert said.startswith("mesa and rerope hold up to 320")
     summary["methods"][2]["measured"] |= {"low": None, "high": None, "share": None}
-    assert "dynamic-ntk (without an interval) holds longer" in told(summary)["What mended it"]
+    assert "dynamic-ntk (without an interval) lasts longer" in told(summary)["What mended it"]
+
+
+def test_a_method_worse_than_crop_is_said_to_be(planted):
+    summary = copy.deepcopy(planted)
+    by = {row["method"]: row["longest"] for row in summary["methods"]}
+    by["rerope"]["tail_nll_to_crop"] = {"mean": 0.24, "low": 0.12, "high": 0.36}
+    assert told(summary)["What mended it"].endswith(
+        " No method clearly beats `crop` by tail NLL; rerope (+0.24 [+0.12, +0.36] nats/token) is worse than `crop`."
+    )
+    by["mesa"]["tail_nll_to_crop"] = {"mean": -0.2, "low": -0.3, "high": -0.1}
+    assert told(summary)["What mended it"].endswith(
+        " mesa (-0.20 [-0.30, -0.10] nats/token) beats `crop` by tail NLL; rerope (+0.24 [+0.12, +0.36] nats/token) is "
+        "worse than `crop`."
+    )
 
 
 def test_the_smallest_set_is_the_clearest_loss(planted):
@@ -181,7 +212,10 @@ def test_the_smallest_set_is_the_clearest_loss(planted):
     assert table["rerope"]["smallest set of heads"] == "3 (2.3, 2.5, 2.0): 92% [80, 102]"
     assert table["dynamic-ntk"]["smallest set of heads"].startswith("not enough: 7 (2.3, 2.5, 2.0, 0.1, …): ")
     assert table["origin"]["smallest set of heads"] == "–"
-    assert "; rerope in 3 heads alone restores 92% [80, 102] of the loss at" in found["told"][1]["text"]
+    assert (
+        " rerope in 3 heads alone restores 92% [80, 102] of the tail NLL lost at 512 tokens (n = 12)."
+        in found["told"][1]["text"]
+    )
 
 
 def test_a_share_that_is_no_number_can_be_written(planted):
@@ -196,7 +230,7 @@ def test_a_share_that_is_no_number_can_be_written(planted):
 def test_what_was_located_on_another_model_is_not_believed(planted):
     found = verdict(planted, located.summary(model="other"))
     assert "smallest set of heads" not in found["head"]
-    assert found["notes"][2] == "Heads: those located in this folder are of other, M = 256."
+    assert found["notes"][1] == "Heads: those located in this folder are of other, M = 256."
 
 
 def test_texts_are_escaped(planted):
@@ -211,7 +245,7 @@ def by_nll_alone(summary, to_crop):
     for row in changed["methods"]:
         row["measured"] |= {"judged": ["tail NLL"]}
         row["longest"]["tail_nll_to_crop"] = dict(zip(("mean", "low", "high"), to_crop[row["method"]], strict=True))
-    return changed
+    return changed | {"judged_by": ["tail NLL"]}
 
 
 def test_crop_stands_beside_every_tail_nll(planted):
@@ -219,7 +253,7 @@ def test_crop_stands_beside_every_tail_nll(planted):
     table = cells(found)
     assert table["origin"]["NLL less crop's"].startswith("+0.8")
     assert table["mesa"]["NLL less crop's"].startswith(("+0.0", "-0.0"))
-    assert found["told"][2]["text"].count("; by tail NLL there none does better than crop") == 1
+    assert found["told"][2]["text"].count("No method clearly beats `crop`") == 1
     assert found["notes"][-1].startswith("Crop: origin on the last 64 tokens alone, the first one of")
     without = summarized_without_length(planted)
     assert "NLL less crop's" not in verdict(without, None)["head"]
@@ -240,28 +274,28 @@ def test_no_method_extends_by_a_tail_nll_that_crop_has_too(planted):
     assert said.startswith(
         "mesa and rerope do not fail up to 320 tokens, the longest measured, judged by tail NLL alone"
     )
-    assert "by tail NLL there none does better than crop" in said
+    assert "(6 texts);" in said
+    assert "No method clearly beats `crop` by tail NLL; dynamic-ntk" not in said
     assert " hold" not in said
     better = level | {"mesa": (-0.3, -0.4, -0.2)}
     said = told(by_nll_alone(planted, better))["What mended it"]
     assert " hold" not in said
-    assert "; by tail NLL there mesa (-0.30 [-0.40, -0.20]) alone does better than crop" in said
+    assert "mesa (-0.30 [-0.40, -0.20] nats/token) beats `crop` by tail NLL." in said
     said = told(by_nll_alone(planted, better | {"rerope": (-0.2, -0.3, -0.1)}))["What mended it"]
     assert said.startswith("mesa and rerope hold up to 320 tokens")
-    assert "dynamic-ntk fails later than origin" in said
 
 
 def test_one_text_does_not_call_a_method_no_better_than_crop(planted):
     alone = dict.fromkeys(("origin", "rerope", "dynamic-ntk", "mesa"), (-3.0, None, None))
     said = told(by_nll_alone(planted, alone))["What mended it"]
     assert said.startswith("mesa and rerope do not fail up to 320 tokens")
-    assert "; by tail NLL there one text alone tells nothing from crop" in said
-    assert "better than crop" not in said
+    assert "One text cannot tell a method from `crop`." in said
+    assert "beat" not in said
 
 
 def test_a_failure_that_may_be_none_is_not_said_to_be_one(planted):
     summary = copy.deepcopy(planted)
-    summary["methods"][0]["measured"] |= {"length": 320, "low": 128, "high": None, "before": 256}
+    summary["methods"][0]["measured"] |= {"length": 320, "after": 64, "low": 128, "high": None, "before": 256}
     assert told(summary)["What broke"].startswith(
-        "origin may fail at 320 tokens [128, none], 5 times M, which so few prompts do not tell from none: by tail NLL"
+        "origin may fail after 64 tokens, or not at all up to 320: 6 texts and 20 passkeys cannot tell. Their means"
     )

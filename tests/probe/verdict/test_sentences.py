@@ -1,0 +1,282 @@
+"""Sentences of random results, read back: each number and claim in them is one of the table's."""
+
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import xarray as xr
+from scipy.stats import ttest_rel
+
+from probe.thresholds.analysis import _in_words, _level, _method_row
+from probe.thresholds.calls import Call
+from probe.thresholds.failure import NLL, PASSKEY, measured_failure
+from probe.verdict.naming import NAMED
+from probe.verdict.verdict import verdict
+
+M, LENGTHS = 256, [128, 256, 512, 768, 1024]
+NAMES = ["origin", "rerope", "mesa", "yarn", "dca", "pi", "stair", "lampe"]
+
+
+def random_scores(rng):
+    """Scores of some methods, each failing from a random length on, by a random measure, with random noise."""
+    methods = NAMES[: rng.integers(2, len(NAMES) + 1)]
+    windows, samples = int(rng.choice([1, 2, 4, 20])), int(rng.choice([1, 3, 12, 20]))
+    shape = len(methods), len(LENGTHS)
+    level = 8.3 if rng.random() < 0.15 else 2.5
+    nll = level + rng.normal(0, 0.3, windows) + rng.normal(0, rng.choice([0.02, 0.3]), (*shape, windows))
+    hits = rng.random((*shape, samples)) < (0.2 if rng.random() < 0.2 else 0.97)
+    for row in range(len(methods)):
+        nll[row, 2:] += rng.choice([-0.3, 0, 0, 0.1, 0.3])
+        first, second = rng.integers(1, len(LENGTHS) + 2, 2)
+        nll[row, first:] += rng.choice([0.5, 1.5])
+        hits[row, second:] &= rng.random((len(LENGTHS[second:]), samples)) < rng.choice([0, 0.3])
+    dims = "method", "length"
+    return xr.Dataset(
+        {"tail_nll": ((*dims, "window"), nll), "passkey": ((*dims, "sample"), hits.astype(float))},
+        {"method": methods, "length": LENGTHS},
+        {"vocabulary": 4096},
+    )
+
+
+def random_call(rng, method):
+    beyond, tried = 768, int(rng.integers(0, 17))
+    judged = int(rng.choice([0, 5, 368, 767, 768]))
+    length = int(rng.integers(M, M + judged)) if judged and rng.random() < 0.4 else None
+    ends = (None, None) if length is None else (length - 4, length + 4)
+    layer, layers = (None, {}) if length is None else (2, {2: length})
+    return Call(
+        method,
+        length,
+        *ends,
+        layer,
+        layers,
+        before=None,
+        follows=False,
+        untrusted=(1,) if judged and rng.random() < 0.3 else (),
+        false_alarms=0.0 if tried else None,
+        alarms=int(rng.integers(0, 2)) if tried and rng.random() < 0.3 else 0,
+        tried=tried,
+        any_false_alarm=None,
+        judged=judged,
+        beyond=beyond,
+        until=M + judged,
+        captured=M + beyond,
+        reason="" if judged else "settling all the time",
+    )
+
+
+def random_summary(seed):
+    rng = np.random.default_rng(seed)
+    scores = random_scores(rng)
+    measured = measured_failure(scores, M)
+    methods = scores["method"].values.tolist()
+    calls = [random_call(rng, name) for name in methods]
+    run = SimpleNamespace(evaluation=scores)
+    analysis = SimpleNamespace(
+        run=run,
+        measured=measured,
+        reference="origin",
+        prompt="repeated",
+        predictions={"repeated": calls},
+        headline=calls,
+        trained_length=M,
+    )
+    found = {
+        "trained_length": M,
+        "reference": "origin",
+        "model": "tiny",
+        "prompt": "repeated",
+        "word": "hello",
+        "drift": {"prompts": {"repeated": {"methods": [_in_words(call) for call in calls]}}},
+        "methods": [_method_row(analysis, name) for name in methods],
+        "judged_by": list(measured.judged),
+        "at_chance": list(measured.chance),
+        "level": _level(run, measured),
+        "measured_lengths": LENGTHS,
+    }
+    return found, scores, calls
+
+
+@pytest.fixture(scope="module", params=range(3))
+def results(request):
+    """Batches of verdicts: by row, by heading, and what they are of."""
+    found = []
+    for seed in range(12 * request.param, 12 * request.param + 12):
+        summary, scores, calls = random_summary(seed)
+        made = verdict(summary, None)
+        said = {each["heading"]: each["text"] for each in made["told"]}
+        found.append(SimpleNamespace(said=said, verdict=made, summary=summary, scores=scores, calls=calls))
+    return found
+
+
+def methods_in(text):
+    return set(re.findall(r"[a-z]+", text)) & set(NAMES)
+
+
+def named(text, rows):
+    """Whether the text names the very rows, or counts them where they are many."""
+    if len(rows) > NAMED:
+        return text.startswith(f"{len(rows)} methods")
+    return methods_in(text) == {row["method"] for row in rows}
+
+
+def counts(result):
+    """The prompts that judge, as sentences have them."""
+    sizes, judged = result.scores.sizes, result.summary["judged_by"]
+    return {
+        **({"text": sizes["window"]} if NLL in judged else {}),
+        **({"passkey": sizes["sample"]} if PASSKEY in judged else {}),
+    }
+
+
+def said_counts(text):
+    return {name: int(count) for count, name in re.findall(r"(\d+) (text|passkey)s?\b", text)}
+
+
+def ends(row):
+    return row["measured"]["after"], row["measured"]["high"]
+
+
+def test_what_broke_has_the_references_interval_and_its_prompts(results):
+    for result in results:
+        reference = next(row for row in result.verdict["rows"] if row["is_reference"])
+        text, measured = result.said["What broke"], reference["measured"]
+        if not measured["judged"]:
+            assert text.startswith("Cannot tell")
+            assert "hold" not in " ".join(result.said.values())
+            continue
+        assert said_counts(text) == counts(result)
+        fails, may = re.search(r"fails in \((\d+), (\d+)\]", text), re.search(r"may fail after (\d+) tokens", text)
+        if measured["length"] is None:
+            assert (fails, may) == (None, None)
+            assert text.startswith("Nothing")
+            assert ("not ruled out" in text) == (measured["after"] is not None)
+        elif measured["high"] is None:
+            assert int(may[1]) == measured["after"]
+            assert not fails
+        else:
+            assert tuple(map(int, fails.groups())) == ends(reference)
+            assert measured["after"] < measured["length"] <= measured["high"]
+            low, high = map(float, re.search(r"([\d.]+) to ([\d.]+) times M", text).groups())
+            assert (low, high) == pytest.approx((measured["after"] / M, measured["high"] / M), rel=0.05)
+
+
+def test_where_is_said_only_of_what_broke_and_names_the_word(results):
+    for result in results:
+        reference = next(row for row in result.verdict["rows"] if row["is_reference"])
+        text, call = result.said["Where"], reference["drift"]
+        if reference["measured"]["judged"] and reference["measured"]["length"] is None:
+            assert text.startswith("Nothing to locate")
+        else:
+            assert "n one repeated word, 'hello'" in text
+            assert text.startswith("Cannot tell") == bool(call["reason"])
+            assert ("leave" in text) == (call["length"] is not None)
+
+
+def test_who_lasts_and_who_fails(results):
+    for result in results:
+        rows, text = result.verdict["rows"], result.said["What mended it"]
+        reference, others = (next(r for r in rows if r["is_reference"]), [r for r in rows if not r["is_reference"]])
+        if reference["measured"]["length"] is None or not reference["measured"]["judged"]:
+            assert text.startswith(("Nothing to mend", "Cannot tell"))
+            continue
+        lasting = [row for row in others if row["measured"]["length"] is None]
+        later = [r for r in others if r["measured"]["length"] is not None and r["held"] > reference["held"]]
+        first = re.match(r"(.+?) (?:holds?|does not fail|do not fail) .*?\. ?", text)
+        assert bool(first) == bool(lasting)
+        if first:
+            assert named(first[1], lasting)
+            assert said_counts(first[0]) == counts(result)
+            lowest = re.search(r"(\w+) has the lowest mean", first[0])
+            if lowest:
+                nll = result.scores["tail_nll"].isel(length=-1).mean("window")
+                assert lowest[1] == min((r["method"] for r in lasting), key=lambda n: float(nll.sel({"method": n})))
+            if re.match(r".+? holds? ", text) and counts(result).keys() == {"text"}:
+                assert all(row["nll"]["crop"]["high"] < 0 for row in lasting)
+        sentence = re.search(r"(?:^|\. )([^.]+?) lasts? longer than origin and fails? ([^.]+)\.", text)
+        assert bool(sentence) == bool(later)
+        if sentence:
+            assert named(sentence[1], later)
+            if len(later) <= NAMED:
+                intervals = [tuple(map(int, each)) for each in re.findall(r"\((\d+), (\d+)\]", sentence[2])]
+                assert intervals == [ends(row) for row in later if row["measured"]["high"]]
+        if not lasting and not later:
+            assert text == "Nothing that was run: no method lasts longer than origin."
+
+
+def test_crop_is_compared_as_the_table_has_it(results):
+    for result in results:
+        rows, text = result.verdict["rows"], result.said["What mended it"]
+        others = [row for row in rows if not row["is_reference"]]
+        better = [row for row in others if (row["nll"]["crop"]["high"] or 0) < 0]
+        lasting = [row for row in others if row["measured"]["length"] is None]
+        worse = [row for row in lasting if (row["nll"]["crop"]["low"] or 0) > 0]
+        if "`crop`" not in text or "One text" in text:
+            continue
+        sentence = next(each for each in text.split(". ") if "`crop`" in each)
+        beats = re.match(r"(.+?) beats? `crop`", sentence)
+        assert ("clearly beat" in text) == (not better)
+        if better:
+            assert named(beats[1], better)
+        behind = re.search(r"`crop` by tail NLL; (.+?) (?:is|are) worse than `crop`", text)
+        assert bool(behind) == bool(worse)
+        if behind:
+            assert named(behind[1], worse)
+        for name, *numbers in re.findall(r"(\w+) \(([+-][\d.]+) \[([+-][\d.]+), ([+-][\d.]+)\] nats/token\)", text):
+            less = next(row for row in rows if row["method"] == name)["nll"]["crop"]
+            assert [*map(float, numbers)] == pytest.approx([less["mean"], less["low"], less["high"]], abs=0.006)
+
+
+def test_ranks_are_those_of_the_paired_texts(results):
+    for result in results:
+        rows = result.verdict["rows"]
+        nll = {n: result.scores["tail_nll"].isel(length=-1).sel({"method": n}).values for n in NAMES[: len(rows)]}
+
+        def separated(row, other, nll=nll):
+            values, others = nll[row["method"]], nll[other["method"]]
+            return len(values) > 1 and ttest_rel(values, others, alternative="greater").pvalue < 0.025
+
+        for place, row in enumerate(rows):
+            if row["held"] is None:
+                assert row["rank"] is None
+                continue
+            assert row["rank"] <= place + 1
+            before = [each for each in rows[:place] if each["held"] == row["held"]]
+            sharing = [each for each in before if each["rank"] == row["rank"]]
+            assert not any(separated(row, each) for each in sharing)
+            if not sharing and before:
+                last = [each for each in before if each["rank"] == before[-1]["rank"]]
+                assert any(separated(row, each) for each in last)
+
+
+def test_cells_of_drift_tell_what_was_judged(results):
+    for result in results:
+        cells = {row[1]: row[result.verdict["head"].index("drifts from")] for row in result.verdict["cells"]}
+        for call in result.calls:
+            cell = cells[call.method]
+            if call.reason:
+                assert cell.startswith("not judged")
+            elif call.length is None:
+                assert cell.startswith("none up to") == (call.judged == call.beyond)
+                assert ("layer 1 not judged" in cell) == bool(call.untrusted)
+                if call.judged < call.beyond:
+                    share, until = map(int, re.match(r"not called on the (\d+)% judged, up to (\d+)", cell).groups())
+                    assert 0 < share < 100
+                    assert abs(share / 100 - call.judged / call.beyond) < 0.011
+                    assert until == call.until
+            else:
+                assert cell.startswith(str(call.length))
+
+
+def test_false_alarms_are_counted(results):
+    for result in results:
+        text, tried = result.said["How sure"], [call for call in result.calls if call.tried]
+        alarms = sum(call.alarms for call in tried)
+        if tried and not alarms:
+            assert text.startswith(f"No false alarms inside the window (0 of {sum(c.tried for c in tried)} ")
+        else:
+            assert "o false alarms" not in text
+            for number, of, name in re.findall(r"(\d+) of (\d+) under (\w+)", text):
+                call = next(each for each in tried if each.method == name)
+                assert (int(number), int(of)) == (call.alarms, call.tried)
