@@ -165,3 +165,8 @@ def _holder(path: Path) -> str:
         return f"process {by['pid']} on {by['host']} since {by['since']} ({by['command']})"
     except (OSError, ValueError, KeyError, TypeError):
         return "another process"
+
+
+def tell_finished(out: Path) -> None:
+    """Says on stderr that nothing of the run in the folder `out` is left to do."""
+    sys.stderr.write(f"finished already: {out}; --overwrite begins anew\n")

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 
 def again(out: Path, overwrite: bool) -> str:
     """How the unfinished run in the folder `out` goes on."""
     return f"{'without --overwrite, the' if overwrite else 'the'} same command goes on from {out}"
-
-
-def tell_finished(out: Path) -> None:
-    """Says on stderr that nothing of the run in the folder `out` is left to do."""
-    sys.stderr.write(f"finished already: {out}; --overwrite begins anew\n")
 
 
 def keeps(out: Path) -> bool:

@@ -24,11 +24,11 @@ from probe.evaluation.plan import EvalPlan
 from probe.evaluation.run import checked_journal, missing_cells
 from probe.evaluation.work import cells_of
 from probe.inputs import fingerprints, prepare, token_texts
-from probe.ownership import owned
+from probe.ownership import owned, tell_finished
 from probe.plan import ProbePlan, ProbeRequest, measuring, plan, template
 from probe.refine import refined
 from probe.report import remove_report, write_report
-from probe.resume import again, tell_finished
+from probe.resume import again
 from probe.store import store
 from probe.store.place import pointed
 from probe.store.reader import STORE, partial_path, store_of, whole_passes

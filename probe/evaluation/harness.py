@@ -17,8 +17,7 @@ from probe.evaluation.journaled import run_journaled
 from probe.evaluation.plan import EvalPlan
 from probe.evaluation.run import checked_journal
 from probe.files import write_json
-from probe.ownership import owned
-from probe.resume import tell_finished
+from probe.ownership import owned, tell_finished
 
 JOURNAL, RESULTS = "harness.jsonl", "harness.json"
 

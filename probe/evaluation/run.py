@@ -26,8 +26,7 @@ from probe.evaluation.plan import TASKS, EvalPlan
 from probe.evaluation.summary import summarize
 from probe.evaluation.work import EvalCell, EvalWork, cells_of
 from probe.files import write_json
-from probe.ownership import owned
-from probe.resume import tell_finished
+from probe.ownership import owned, tell_finished
 from probe.tasks.recall import RULER
 
 JOURNAL = "cells.jsonl"

@@ -33,8 +33,7 @@ from probe.mechanism.smallest import can_be_searched
 from probe.mechanism.spread import Spread, TimeIsOver
 from probe.mechanism.unfinished import left
 from probe.mechanism.work import MANY, SHIFT, LocateWork, attribution_cell, dims_cell, foreseen, tried_cells
-from probe.ownership import owned
-from probe.resume import tell_finished
+from probe.ownership import owned, tell_finished
 
 Judged = Mapping[Group, Sequence[str]]
 """The methods that mend, by group."""

@@ -23,8 +23,7 @@ from probe.evaluation.journal import Journal
 from probe.evaluation.journaled import run_journaled
 from probe.evaluation.plan import memory_bytes
 from probe.mechanism.anatomy.frequencies import first_unmet
-from probe.ownership import owned
-from probe.resume import tell_finished
+from probe.ownership import owned, tell_finished
 from probe.study.inputs import Inputs, prepare
 from probe.study.plan import StudyPlan, StudyRequest, plan
 from probe.study.results import BOUNDS, gather, judges, progress

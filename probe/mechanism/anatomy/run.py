@@ -24,7 +24,7 @@ from probe.mechanism.anatomy import files, moments
 from probe.mechanism.anatomy.collect import add, continued
 from probe.mechanism.anatomy.request import AnatomyPlan, needed_bytes, reading_bytes
 from probe.mechanism.anatomy.work import VECTORS, AnatomyWork, look_cells, text_cells
-from probe.resume import tell_finished
+from probe.ownership import tell_finished
 
 _REMEDY = "shorten --lengths, give fewer --layers or --methods, or leave vectors out of --parts"
 

@@ -33,7 +33,7 @@ from probe.mechanism.counterpart.request import (
 )
 from probe.mechanism.interventions import Head, by_layer
 from probe.mechanism.items import blocks
-from probe.resume import tell_finished
+from probe.ownership import tell_finished
 from probe.tasks.repeated import repeated_word
 from probe.thresholds.search import CrossingRule, search
 
