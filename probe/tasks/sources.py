@@ -64,7 +64,7 @@ def _rows(source: str) -> Iterator[Mapping[str, Any]]:
             if line.strip():
                 try:
                     row = json.loads(line)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:  # of many brackets
                     raise ValueError(f"{source}, line {number} is not JSON: {line[:40]!r}") from error
                 if not isinstance(row, dict):
                     raise ValueError(f"{source}, line {number} is no object with fields: {line[:40]!r}")

@@ -113,7 +113,7 @@ def test_estimate_loads_no_weights_and_writes_nothing(model, tmp_path, capsys, m
         (["--positions", "200-100"], "'200-100' is empty", 2),
         (["--positions", "200-300"], "position 160 (where thresholds are read) was not captured, only 200-300", 2),
         (["--length", "150"], "--length 150 is not far enough beyond the trained length 160; take e.g. 640", 2),
-        (["--length", "100000000000"], "GiB are free; shorten --length", 1),
+        (["--length", "1000000000"], "GiB are free; take a shorter length", 1),
         (["--lengths", "70,160"], "--lengths 70 is too short for a tail of 40 tokens; measure from 80", 2),
         (["--lengths", "1k:2k"], "is no FIRST:LAST:STEP, e.g. 1k:16k:1k", 2),
         (["--lengths", "90"], "--lengths leaves out the trained length 160", 2),
