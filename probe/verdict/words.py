@@ -35,7 +35,7 @@ def broke(summary: Mapping[str, Any], rows: Rows) -> str:
     if measured["high"] is None:
         none = f"not at all up to {measured['longest']}: {prompts} cannot tell"
         return f"{name} may fail after {measured['after']} tokens, or {none}. Their means fail {judged}."
-    times = f"{measured['after'] / trained:.2g} to {measured['high'] / trained:.2g} times M"
+    times = " to ".join(dict.fromkeys(f"{measured[end] / trained:.2g}" for end in ("after", "high"))) + " times M"
     one = "" if measured["share"] is not None else ", no interval over prompts"
     return f"{name} fails in {_ends(measured)} tokens, {times} ({prompts}{one}). It fails {judged}."
 

@@ -90,8 +90,8 @@ def test_every_page_opens_on_every_run(opened, page):
 def test_the_overview_says_what_the_report_says(opened):
     app = opened("overview", run="first")
     table = app.dataframe[0].value.set_index("method")
-    assert "128 [128, 128]" in verdict_of(app)
-    assert "origin fails at 128 tokens" in verdict_of(app)
+    assert "(64, 128]" in verdict_of(app)
+    assert "origin fails in (64, 128] tokens" in verdict_of(app)
     assert 64 <= int(table.loc["origin", "predicted"].removesuffix(" (descriptive)")) <= 80  # it leaves at 1.1 M
     assert "On repeated, the states of origin leave their in\\-window range" in texts(app)
     names = {trace["name"] for trace in figures(app)[0]["data"]}

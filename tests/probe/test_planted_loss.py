@@ -61,12 +61,12 @@ def test_probe_finds_where_the_loss_breaks_and_what_mends_it_is_compared_with_cr
     plant(monkeypatch, BREAK)
     rows, said = probed(model, tmp_path)
     found = rows["origin"]["measured"]
-    assert (found["length"], found["before"], found["text"]) == (260, 250, "260 [260, 260]")
+    assert (found["length"], found["before"], found["text"]) == (260, 250, "(250, 260]")
     assert found["length"] - BREAK <= M // 16
     assert rows["rerope"]["measured"]["length"] is None
-    assert said["What broke"].startswith("origin fails at 260 tokens [260, 260], 1.6 times M: by tail NLL from 260 on")
+    assert said["What broke"].startswith("origin fails in (250, 260] tokens, 1.6 times M (")
     assert said["What mended it"].startswith("rerope does not fail by tail NLL up to 480 tokens")
-    assert "no better than crop there" in said["What mended it"]
+    assert "rerope does not clearly beat `crop` by tail NLL" in said["What mended it"]
     assert " hold" not in said["What mended it"]
 
 
