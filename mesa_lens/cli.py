@@ -93,7 +93,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0, 2 for misuse or 1 for failure, after one line on stderr."""
     args = argparse.Namespace()
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads take from each other on busy cores
+    if "OMP_WAIT_POLICY" not in os.environ:  # threads that spin for each other on busy cores keep each other from work
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # read as torch is loaded
     try:
         with _terminated_as_interrupted():
             parser().parse_args(argv, args)

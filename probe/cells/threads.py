@@ -68,9 +68,8 @@ def _default(before: int) -> int:
         return before
     chosen, most = min(before, idle_cores()), cores()
     if chosen < min(before, most):
-        plural = "s" if chosen > 1 else ""
         sys.stderr.write(
-            f"mesa-lens: {most - chosen} of {most} cores are busy; computing with {chosen} thread{plural} "
+            f"mesa-lens: other processes keep cores busy; computing with {chosen} of {most} threads "
             f"(--threads {most}: all)\n"
         )
     return chosen

@@ -1,5 +1,6 @@
 """Threads: as many as cores are idle, fewer with others beside, never more than a container gives; or those stated."""
 
+import os
 import re
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -91,7 +92,7 @@ def test_fewer_than_the_cores_are_told_with_the_remedy(machine, capsys):
     with threads.computing():
         pass
     said = capsys.readouterr().err
-    assert said == "mesa-lens: 3 of 4 cores are busy; computing with 1 thread (--threads 4: all)\n"
+    assert said == "mesa-lens: other processes keep cores busy; computing with 1 of 4 threads (--threads 4: all)\n"
 
 
 def test_all_cores_and_those_that_are_stated_are_no_news(machine, capsys):
@@ -119,6 +120,17 @@ def test_torch_that_was_given_one_thread_keeps_it(machine):
     torch.set_num_threads(1)
     with threads.computing() as chosen:
         assert chosen == 1
+
+
+@pytest.mark.parametrize(("policy", "expected"), [(None, "1000"), ("active", None)])
+def test_threads_sleep_soon_unless_it_is_stated(policy, expected, monkeypatch):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    if policy:
+        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    assert main(["methods"]) == 0
+    assert os.environ.get("GOMP_SPINCOUNT") == expected
 
 
 COMPUTING = ("probe", "eval", "locate", "anatomy", "counterpart", "study", "paper", "check", "verify", "train-default")

@@ -44,7 +44,7 @@ def test_on_an_idle_machine_the_range_is_what_passes_take(monkeypatch):
     machine = Machine(monkeypatch, fixed=1e-3)
     low, high = pace.seconds(CONFIG, {}, "fused", WORK)
     assert max(machine.lengths) == 4000
-    assert low == pytest.approx(high)
+    assert high == pytest.approx(1.3 * low)
     assert low == pytest.approx(machine.truth(WORK), rel=0.03)  # and the vocabulary's share
 
 
@@ -55,8 +55,7 @@ def test_the_range_holds_what_passes_take_at_any_load_of_the_trial(monkeypatch, 
     machine = Machine(monkeypatch, token=1e-4, pair=4e-7, load=lambda: rng.uniform(1, 3))
     low, high = pace.seconds(CONFIG, {}, "fused", WORK)
     assert max(machine.lengths) < 4000
-    assert machine.truth(WORK, 1) * 0.97 <= low < machine.truth(WORK, 2) < high * 1.1
-    assert high <= machine.truth(WORK, 3.1)
+    assert machine.truth(WORK, 1) * 0.97 <= low < machine.truth(WORK, 2) < high <= 1.3 * machine.truth(WORK, 3.1)
     assert machine.now < 4 * pace._SECONDS
 
 
@@ -64,7 +63,7 @@ def test_a_single_stall_does_not_make_hours_of_a_minute(monkeypatch):
     loads = iter(range(10**6))
     machine = Machine(monkeypatch, load=lambda: 100.0 if next(loads) == 12 else 1.0)
     low, high = pace.seconds(CONFIG, {}, "fused", WORK)
-    assert machine.truth(WORK) <= low <= high < 1.1 * machine.truth(WORK)
+    assert machine.truth(WORK) <= low <= high < 1.4 * machine.truth(WORK)
 
 
 def test_pairs_are_those_that_the_engine_computes():
