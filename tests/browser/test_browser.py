@@ -206,7 +206,10 @@ def timed(page, action):
 
 def test_three_runs_are_compared(visit):
     page = visit("compare?run=demo&with=second&with=third", 1440)
-    page.wait_for_function("() => document.querySelectorAll('[data-testid=stPlotlyChart] .main-svg').length >= 4")
+    page.wait_for_function(
+        """() => [...document.querySelectorAll('[data-testid=stPlotlyChart]')].filter(e => e.querySelector('.main-svg'))
+        .length === 4"""
+    )
     charts = page.get_by_test_id("stPlotlyChart").locator(".js-plotly-plot")
     assert charts.count() == 1 + 3  # scores overlaid, then the clearest dim of each
     titles = charts.first.evaluate("e => e._fullLayout.annotations.map(note => note.text)")
