@@ -36,6 +36,8 @@ def _needed(cell: Sequence[Any]) -> list[tuple[str, ...]]:
             return [("config", "rules")]
         case [str(), int(), str(), int(), "attribution"]:
             return [("config", "falls")]
+        case [str(), int(), str(), int(), "chosen", *_]:
+            return [("config", "heads", "candidates")]
         case [str(), int(), str(), int(), str(), *_]:
             return [("config", "nll")]
         case ["heads" | "frequencies", str(), int(), int()]:
@@ -86,6 +88,8 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "rules": lambda value: isinstance(value, Mapping) and all(isinstance(each, list) for each in value.values()),
     "falls": lambda value: isinstance(value, list) and all(isinstance(each, list) for each in value),
     "spans": lambda value: isinstance(value, list) and bool(value),
-    **dict.fromkeys(("nll", "attention", "output", "apart", "crossing", "ends", "score"), _are_numbers),
+    **dict.fromkeys(
+        ("nll", "attention", "output", "apart", "crossing", "ends", "score", "heads", "candidates"), _are_numbers
+    ),
 }
 """What the values of a row are, by key; others are their commands' own."""

@@ -172,6 +172,7 @@ WRONG = {  # by the option's destination
     "recipe": ["", "nonsense", "None"],
     "runner": ["", "spark", "ray:", "Ray", "local:auto"],
     "workers": [*WHOLE, "0", "2"],
+    "threads": [*WHOLE, "0"],
     "gpus_per_worker": [*NUMBERS, "-1", "1"],
 }
 OTHERWISE = {  # where an option of this name means something else

@@ -25,6 +25,11 @@ ROWS = {  # a good row of every command
     ("task", "origin", 64): {"config": CONFIG, "results": {"part": {"acc": 1.0}}},
     ("nll", 64, "origin", 0, "run"): {"config": CONFIG, "nll": [1.0, 2.0]},
     ("nll", 64, "rerope", 0, "attribution"): {"config": CONFIG, "falls": [["z", 0, 1, 0.5]]},
+    ("nll", 64, "rerope", -1, "chosen", "1a2b3c4d", 1): {
+        "config": CONFIG,
+        "heads": [[0, 1]],
+        "candidates": [[0, 1], [1, 0]],
+    },
     ("dims", 64, "rerope"): {"config": CONFIG, "rules": {"drift": [[0, [1], [2]]]}},
     ("heads", "origin", 64, 0): {"config": CONFIG, "spans": ["inside"], "entropy": [[[1.0]]]},
     ("lens", "origin", 64, 0): {"config": CONFIG, "ends": [32, 64], "nll": [[1.0]]},
@@ -57,7 +62,9 @@ def test_a_good_row_of_each_command_is_kept_and_read_again(tmp_path, cell):
 @pytest.mark.parametrize("wrong", [None, [], "x", {}, [None], [math.nan], "absent"], ids=str)
 @pytest.mark.parametrize("cell", ROWS)
 def test_a_sealed_row_without_what_it_needs_is_damaged(tmp_path, cell, wrong):
-    checked = {"config", "scores", "nll", "attention", "score", "ends", "crossing"} & {*ROWS[cell]}
+    checked = {"config", "scores", "nll", "attention", "score", "ends", "crossing", "heads", "candidates"} & {
+        *ROWS[cell]
+    }
     for key in checked:
         row = {name: value for name, value in ROWS[cell].items() if name != key}
         row |= {} if wrong == "absent" else {key: wrong}

@@ -277,7 +277,7 @@ def test_the_bar_counts_on_what_is_to_come_and_ends_full(checkpoint, tmp_path, m
     some = {"methods": "rerope,mesa", "layers": "1", "heads": "none", "hooks": ("attn_out",)}
     kinds = ("weave", "shift", "attribution")
     made = plan(LocateRequest(model=str(checkpoint([HEAD])), lengths=(320,), samples=4, kinds=kinds, **some))
-    assert locate(made, tmp_path)[1] == []
+    assert locate(made, tmp_path / "run")[1] == []
     (bar,) = bars
     weaves, plain, shifted, texts, slopes = 4 * 2 * 213, 3 * 4 * 320, 4 * 4 * 213, 4 * 320, 4 * 2 * 320
     assert bar.n == bar.total == pytest.approx(weaves + plain + shifted + texts + slopes, abs=20)
@@ -300,7 +300,7 @@ def test_what_shifts_add_is_made_once_a_length_and_let_go_of_before_all_else(che
     monkeypatch.setattr(hand.Hand, "falls", looked)
     kinds, some = ("clamp", "shift", "attribution"), {"layers": "1", "heads": "none", "hooks": ("attn_out",)}
     made = plan(LocateRequest(model=str(checkpoint([HEAD])), lengths=(320,), samples=4, kinds=kinds, **some))
-    assert locate(made, tmp_path)[1] == []
+    assert locate(made, tmp_path / "run")[1] == []
     assert seen == ["read", *["0 kept"] * 4]
     added = 4 * 1 * 320 * 32  # bytes, layers, positions, dims
     assert cell_bytes(made, "shift", 320) >= cell_bytes(made, "run", 320) + added
@@ -309,16 +309,16 @@ def test_what_shifts_add_is_made_once_a_length_and_let_go_of_before_all_else(che
 def test_a_run_goes_on_with_what_another_runner_lost(checkpoint, tmp_path):
     asked = LocateRequest(model=str(checkpoint([HEAD])), lengths=(320,), samples=4, kinds=("weave",), heads="none")
     made, lost = plan(asked), ("nll", 320, "rerope", 1, "weave", "only", "", "all", 0, -1)
-    journal, failed = locate(made, tmp_path, runner=Elsewhere(seed=2, lost=(lost,)))
+    journal, failed = locate(made, tmp_path / "run", runner=Elsewhere(seed=2, lost=(lost,)))
     assert [cell.key for cell in failed] == [lost]
     assert [each.layer for each in failed[0].given] == [0, 1, 2, 0, 1, 2]  # alone, and left out
     assert (*lost[:3], 2, *lost[4:]) in journal.rows
     assert summarize(made, journal)["cells_left"] == 6
-    (told,) = status_of(tmp_path).parts
+    (told,) = status_of(tmp_path / "run").parts
     assert (told.failed, told.left, told.running) == (6, 0, 0)
-    journal, failed = locate(made, tmp_path)
+    journal, failed = locate(made, tmp_path / "run")
     assert failed == []
-    assert status_of(tmp_path).parts[0].failed == 0
+    assert status_of(tmp_path / "run").parts[0].failed == 0
     assert summarize(made, journal)["cells_left"] == 0
 
 
