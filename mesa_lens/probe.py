@@ -51,7 +51,7 @@ def add(commands: Any) -> None:
     keep.add_argument("--hooks", type=listed, default="resid_post", help="e.g. resid_post,attn_out")
     keep.add_argument("--layers", default="all", help="e.g. 0-10, ends included")
     keep.add_argument("--dims", default="all", help="e.g. 0-639")
-    keep.add_argument("--positions", default="all", help="e.g. 1024-3071,4096-5119; drift reads M/4 to 3M/4 and beyond M")
+    keep.add_argument("--positions", default="all", help="e.g. 1024-3071,4096-5119; drift needs M/4 to 3M/4 and beyond")
     keep.add_argument("--store-dtype", default="float32", help="float32 or float16")
     measure = command.add_argument_group("measuring the real failure")
     add_samples(measure, 20, "; 0: do not measure", least=0)

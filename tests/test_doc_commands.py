@@ -3,6 +3,7 @@
 import re
 import runpy
 import shlex
+import shutil
 import sys
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ import headed
 import located
 import pytest
 import synthetic
+import tiny
 import tiny_gguf
 from commands import parsers
 
@@ -20,7 +22,7 @@ from theory.cli import add_arguments
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-MODEL = "models/tiny"
+MODEL, PLANTED = "models/tiny", "models/planted"  # any; one that a method mends
 
 PLACEHOLDERS = {  # what a page leaves open: what stands for it here
     "<hub id or local path>": MODEL,
@@ -50,10 +52,23 @@ NOT_RUN = {  # a part of a command: why it is only parsed
 SMALLER = {  # a subcommand: options in place of the page's, so that it runs within seconds; and MODEL
     "probe": {"--length": "640", "--trained-length": "160", "--layers": "0-2", "--dims": "0-31", "--samples": "1"},
     "eval": {"--methods": "origin,rerope", "--lengths": "160,320", "--samples": "1"},
-    "locate": {"--methods": "rerope", "--lengths": "320", "--samples": "2", "--layers": "1", "--heads": "1"},
+    "locate": {
+        "--model": PLANTED,
+        "--methods": "rerope",
+        "--lengths": "320",
+        "--samples": "4",
+        "--layers": "1",
+        "--heads": "1",
+    },
     "anatomy": {"--methods": "origin,rerope", "--lengths": "320", "--samples": "1"},
-    "study": {"--configs": "rerope", "--lengths": "160,320", "--samples": "1", "--seeds": "1", "--windows": "1"},
-    "counterpart": {"--lengths": "320", "--texts": "1"},
+    "study": {
+        "--configs": "rerope,mesa,lm-infinite",
+        "--lengths": "160,320",
+        "--samples": "1",
+        "--seeds": "1",
+        "--windows": "1",
+    },
+    "counterpart": {"--lengths": "320", "--samples": "4"},
     "check": {"--methods": "rerope"},
 }
 QUICK = ("mesa-lens methods", "mesa-lens status", "mesa-lens export drift runs/demo --f")
@@ -62,12 +77,12 @@ _BLOCKS = re.compile(r"^```.*?^```|^ {4}[^\n]*", re.MULTILINE | re.DOTALL)
 
 
 def commands(text: str) -> list[str]:
-    """The commands on a page: those in blocks, up to a comment or a pipe, and those between backquotes with arguments."""
+    """The commands on a page: those in blocks, up to a comment or a pipe, and those between backquotes."""
     text = re.sub(r"\\\n\s*", " ", text)
     blocks = "\n".join(_BLOCKS.findall(text))
     found = re.findall(rf"(?<![\w./-]){_PROGRAM}(?: [^#|\n`)]*)?", blocks)
     spans = re.findall(r"`([^`]+)`", _BLOCKS.sub("", text))
-    found += [span for span in spans if re.match(rf"{_PROGRAM}\s", span)]
+    found += [span for span in spans if re.match(rf"{_PROGRAM}(?:\s|$)", span)]
     return [" ".join(each.split()) for each in found]
 
 
@@ -116,7 +131,7 @@ def smaller(line: list[str]) -> list[str]:
 def folder(tmp_path_factory):
     """A working folder with what the pages' commands read: runs under their names, a model, documents."""
     folder = tmp_path_factory.mktemp("docs")
-    demo = synthetic.hidden_states(256, 8, layers=4, dims=12, prompts=("repeated",))
+    demo = synthetic.hidden_states(256, 8, layers=4, dims=12, prompts=("repeated",), seed=1)
     demo = demo.assign_coords(dim=[*range(10), 150, 196])
     synthetic.write_run(folder / "runs/demo", demo, synthetic.evaluation(256, 8), trained_length=256)
     synthetic.write_run(folder / "runs/llama2", synthetic.hidden_states(layers=2, dims=4), synthetic.evaluation())
@@ -129,7 +144,8 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def models(folder):
     """What only slow commands read."""
-    headed.folder(folder / MODEL)
+    tiny.folder(folder / MODEL)
+    headed.folder(folder / PLANTED)
     (folder / "path/to").mkdir(parents=True)
     tiny_gguf.write(folder / "path/to/model.Q4_K_M.gguf", folder / MODEL)
     real = synthetic.hidden_states(8192, 2, layers=4, dims=4, prompts=("repeated",))
@@ -164,7 +180,7 @@ def test_commands_are_found_in_blocks_and_between_backquotes():
     text = (
         "like `mesa-lens eval` or `mesa-lens\nstatus RUN`\n\n    mesa-lens eval --tasks nll \\\n        --out x  # so\n"
     )
-    assert commands(text) == ["mesa-lens eval --tasks nll --out x", "mesa-lens status RUN"]
+    assert commands(text) == ["mesa-lens eval --tasks nll --out x", "mesa-lens eval", "mesa-lens status RUN"]
     with pytest.raises(ValueError, match="unrecognized arguments: --tasks"):
         parse("mesa-lens eval --tasks nll --out x")
 
@@ -177,8 +193,27 @@ def test_it_runs(command, folder, monkeypatch, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [each for each in RUN if not each.startswith(QUICK)])
-def test_it_runs_within_seconds_on_a_small_model(command, folder, models, monkeypatch, capsys):
-    monkeypatch.chdir(folder)
+def test_it_runs_within_seconds_on_a_small_model(command, folder, models, tmp_path, monkeypatch, capsys):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)  # what one command writes is not there for the next
+    monkeypatch.chdir(tmp_path)
+    if line := re.fullmatch(r"mesa-lens (?:probe|eval|study) .*--out (\S+).*", command):
+        shutil.rmtree(line[1], ignore_errors=True)
     assert execute(command, monkeypatch) == 0, capsys.readouterr().err
     printed = capsys.readouterr()
     assert not re.search("could not be judged|nothing (was|is) judged", printed.out + printed.err)
+
+
+def test_the_readme_selects_from_the_store(folder, monkeypatch):
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGES[0].read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (code,) = [block for block in blocks if "open_zarr" in block]
+    monkeypatch.chdir(folder)
+    names = {}
+    exec(compile(code, "README.md", "exec"), names)
+    assert names["after"]["method"].item() == "origin"
+    assert dict(names["after"].sizes) == {"prompt": 1, "position": 101, "dim": 12}
+
+
+def test_no_page_selects_a_method_by_keyword():
+    """xarray takes `sel(method=...)` for a way to fill, and without other labels ignores it."""
+    pages = "".join(page.read_text(encoding="utf-8") for page in (*PAGES, ROOT / "docs/tutorial.ipynb"))
+    assert not re.findall(r"\.sel\([^{}()]*\bmethod=", pages)

@@ -1,9 +1,9 @@
 """The store of a run: labelled hidden states on disk, written region by region, never half-written and whole-looking.
 
 A store is a zarr v3 folder that `xarray.open_zarr` opens: one variable a hook, dims (method, prompt, layer, position,
-dim); methods are selected by `sel({"method": name})`, since `sel` has a parameter of that name. One file holds all positions and dims of one (method, prompt, layer), which is what a write fills: one chunk or,
-of large ones, a shard of many, so that a slice need not read it all (layout.py). Activations compress by 8% only:
-compression is off.
+dim). Methods are selected by `sel({"method": name})`, since `sel` has a parameter of that name. One file holds all
+positions and dims of one (method, prompt, layer), which is what a write fills: one chunk or, of large ones, a shard of
+many, so that a slice need not read it all (layout.py). Activations compress by 8% only: compression is off.
 Every chunk ends with a check sum (zarr's crc32c), so that a damaged one is found when it is read; the attributes have
 theirs in the seal (seal.py).
 
