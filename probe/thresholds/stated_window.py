@@ -86,7 +86,7 @@ class StatedWindow:
         told = (
             " and ".join([*holds, *fails]) if holds else f"fails at {self.fails} tokens, the shortest length measured,"
         )
-        return f"{self.reference} {told}; `mesa-lens estimate-window` estimates M."
+        return f"{self.reference} {told} by the measured lengths."
 
 
 def stated_window(evaluation: xr.Dataset, stated: int, reference: str, *, guess: float | None = None) -> StatedWindow:

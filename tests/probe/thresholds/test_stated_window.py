@@ -49,7 +49,7 @@ def test_a_window_stated_too_large_is_called_broken_and_nothing_is_judged_agains
     assert f"origin is already broken inside the stated window: check --trained-length {stated} (" in str(
         measured.stated
     )
-    assert "origin works at 512 tokens and not at 768; `mesa-lens estimate-window`" in str(measured.stated)
+    assert "origin works at 512 tokens and not at 768 by the measured lengths" in str(measured.stated)
     assert (measured.judged, measured.chance) == ((), ())
     assert {str(each) for each in measured.failures} == {"not judged: M"}
     assert not any(each.holds for each in measured.failures)
@@ -90,7 +90,9 @@ def test_a_window_stated_too_small_is_doubted_only_where_positions_are_rotary():
     held = scores(origin=level(), passkeys=(20,) * 7)
     found = stated_window(held, 128, "origin")
     assert (found.outcome, found.works) == (TOO_SMALL, 2048)
-    assert str(found).startswith("M may be stated too small: check --trained-length 128. origin works at 2048 tokens;")
+    assert str(found).startswith(
+        "M may be stated too small: check --trained-length 128. origin works at 2048 tokens by"
+    )
     assert times_of_m({"stated_window": record(found)}, 256, 512) == ""
     assert stated_window(scores(), 128, "origin").outcome == TOO_SMALL  # it works at 512 and not at 768
     assert stated_window(scores(), 256, "origin").outcome == FITS
@@ -141,7 +143,7 @@ def test_noise_inside_the_window_does_not_alarm():
         drawn["tail_nll"][:] = 2.4 + rng.normal(0, 0.5, drawn["tail_nll"].shape)
         drawn["passkey"][:] = rng.random(drawn["passkey"].shape) < rng.uniform(0.5, 1)
         outcomes.append(stated_window(drawn, 2048, "origin").outcome)
-    assert outcomes.count(TOO_LARGE) <= 1
+    assert outcomes.count(TOO_LARGE) <= 3  # 5%
 
 
 def test_committed_results_of_smollm2_are_not_doubted():
