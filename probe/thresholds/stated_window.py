@@ -20,6 +20,8 @@ LEAST_ACCURACY = 0.5
 FITS, TOO_LARGE, TOO_SMALL, CANNOT_TELL = "fits", "too large", "may be too small", "cannot tell"
 NOT_JUDGED = "not judged: M"
 """Of what rests on an M that is stated wrongly."""
+LEAST_TEXTS = 4
+"""Of fewer, Student's interval is too often narrow by chance to call the best of many differences sure."""
 FAR = 4
 """A rotary model that works at this many times the stated M makes M doubtful."""
 
@@ -95,8 +97,8 @@ def stated_window(evaluation: xr.Dataset, stated: int, reference: str, *, guess:
     evaluation: as for `measured_failure`, ascending lengths. guess: the tail NLL of chance; None: unknown. At a length
     the reference is broken where its tail NLL is `NATS_ABOVE` above that of a shorter length, or of another method
     there, on the same texts, or where it finds less than half of the passkeys, and half or more at a shorter length. It
-    is sure where the 95% interval of the difference lies above half of `NATS_ABOVE`, and where those of the passkeys
-    found do not meet.
+    is sure where the 95% interval of the difference, of `LEAST_TEXTS` or more, lies above half of `NATS_ABOVE`, and
+    where those of the passkeys found do not meet.
     The attribute `rotary` (default true): only of rotary models is working far beyond M a sign of a wrong M.
     """
     at = evaluation.sel({"method": reference}).dropna("length", subset=["tail_nll"])
@@ -151,7 +153,7 @@ def _above(values: np.ndarray, others: np.ndarray, length: int, where: str) -> I
         low, high = student(above.tolist())
         difference = shown(float(above.mean()), low, high, "+z.2f")
         text = f"tail NLL {values.mean():z.2f} at {length} tokens, {others.mean():z.2f} {where}, {difference}"
-        yield Sign(length, text, low is not None and low > NATS_ABOVE / 2)
+        yield Sign(length, text, low is not None and low > NATS_ABOVE / 2 and len(above) >= LEAST_TEXTS)
 
 
 def _lost(hits: np.ndarray, shorter: xr.DataArray, length: int) -> Iterator[Sign]:
