@@ -182,4 +182,5 @@ def times_of_m(summary: Mapping[str, Any], after: int, high: int) -> str:
     stated = summary["stated_window"]
     if stated is None or stated["is_doubtful"]:
         return ""
-    return f", {after / stated['stated']:.2g} to {high / stated['stated']:.2g} times M"
+    ends = dict.fromkeys(f"{length / stated['stated']:.2g}" for length in (after, high))
+    return f", {' to '.join(ends)} times M"
