@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from mesa.support import is_rotary
 from probe.cells.cell import CellsLost
 from probe.cells.pool import Pool
 from probe.evaluation.journal import Journal
@@ -74,6 +75,7 @@ def scores(made: EvalPlan, journal: Journal, further: Mapping[str, Sequence[int]
             "seed": setting.seed,
             "trained_length": setting.trained_length,
             "vocabulary": made.config.vocab_size,
+            "rotary": is_rotary(made.config.model_type),
         },
     )
 

@@ -23,6 +23,7 @@ from probe.thresholds.drift import DriftRule, find_drift, of_plans, resolution
 from probe.thresholds.failure import Failure, Measured, measured_failure
 from probe.thresholds.predict import TOP, Prediction, best, predict
 from probe.thresholds.search import CrossingRule, search
+from probe.thresholds.stated_window import NOT_JUDGED, record
 
 _MULTIPLES = (1, 2, 4)
 _SEEN = ("first", "last", "matched_first", "matched_last")
@@ -43,7 +44,8 @@ class Analysis:
 
     prompt: the first one, of which the headline predictions are made. predictions: by prompt, by thresholds.
     drifts: by prompt or `MEAN` of those of text, or why drift could not be judged. rule: of `RULES`.
-    control: the negative control, or why it could not be made. measured: None if nothing was measured by length.
+    control: the negative control, or why it could not be made. measured: None if nothing was measured by length; where
+        it shows that M is stated wrongly, neither drift nor control is made.
     """
 
     run: Run
@@ -96,11 +98,12 @@ def analyse(
     work, rule = (at_once if rule else work), rule or CrossingRule.scaled(trained)
     name = str(hidden.name)
     found = work(f"{name}-{FOUND}", lambda: {FOUND: search(hidden, trained, rule, reference)})[FOUND]
-    control = work(f"{name}-{CONTROL}", lambda: _control(hidden, trained, rule, reference))
     prompts = hidden["prompt"].values.tolist()
     predictions = {prompt: predict(found.sel(prompt=prompt)) for prompt in prompts}
     measured = None if run.evaluation is None else measured_failure(run.evaluation, trained, reference)
-    drifted = judged_drifts(run, hidden, reference, work)
+    unfit = "" if measured is None else measured.stated.unfit
+    control = unfit or work(f"{name}-{CONTROL}", lambda: _control(hidden, trained, rule, reference))
+    drifted = unfit or judged_drifts(run, hidden, reference, work)
     by = "paper" if isinstance(drifted, str) else by
     control = control if isinstance(control, str) else control[CONTROL]
     return Analysis(run, hidden, reference, prompts[0], found, predictions, drifted, by, control, measured)
@@ -201,6 +204,7 @@ def summarize(analysis: Analysis) -> dict[str, Any]:
         "judged_by": [] if analysis.measured is None else list(analysis.measured.judged),
         "at_chance": [] if analysis.measured is None else list(analysis.measured.chance),
         "level": None if analysis.measured is None else _level(analysis.run, analysis.measured),
+        "stated_window": None if analysis.measured is None else record(analysis.measured.stated),
         "measured_lengths": [] if analysis.measured is None else list(analysis.measured.lengths),
         "method_configs": json.loads(attrs.get("method_configs", "{}")),
         "versions": json.loads(attrs.get("versions", "{}")),
@@ -250,17 +254,22 @@ def _in_words(made: Call | Prediction | Failure) -> dict[str, Any]:
     return json.loads(json.dumps({**asdict(made), "text": str(made)}))
 
 
+def _predicted(made: Call | Prediction, unfit: bool) -> dict[str, Any]:
+    """A prediction with its words; `unfit`: M is stated wrongly, and nothing is predicted from it."""
+    return _in_words(made) | ({"length": None, "earliest": None, "text": NOT_JUDGED} if unfit else {})
+
+
 def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
-    """A method's predicted and measured failure lengths, its scores at 1, 2 and 4 M and the longest."""
-    by_prompt = {prompt: _of(each, method) for prompt, each in analysis.predictions.items()}
-    predicted, thresholds = _of(analysis.headline, method), by_prompt[analysis.prompt]
+    """A method's predicted and measured failure lengths, its scores at M, 2 M, 4 M and the longest."""
+    unfit = analysis.measured is not None and analysis.measured.stated.is_wrong
+    by_prompt = {prompt: _predicted(_of(each, method), unfit) for prompt, each in analysis.predictions.items()}
     row: dict[str, Any] = {
         "method": method,
-        "predicted": _in_words(predicted),
-        "predicted_by_thresholds": _in_words(thresholds),
-        "predicted_by_prompt": {prompt: str(each) for prompt, each in by_prompt.items()},
+        "predicted": _predicted(_of(analysis.headline, method), unfit),
+        "predicted_by_thresholds": by_prompt[analysis.prompt],
+        "predicted_by_prompt": {prompt: each["text"] for prompt, each in by_prompt.items()},
         "measured": {"text": "not measured"},
-        "scores": {_multiple(m): {"tail_nll": None, "passkey": None} for m in _MULTIPLES},
+        "scores": {str(m * analysis.trained_length): {"tail_nll": None, "passkey": None} for m in _MULTIPLES},
         "longest": None,
     }
     evaluation, measured = analysis.run.evaluation, analysis.measured
@@ -268,15 +277,14 @@ def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
         return row
     failure = _of(measured.failures, method)
     row["measured"] = {**_in_words(failure), "holds": failure.holds}
-    for multiple in _MULTIPLES:
-        length = multiple * analysis.trained_length
+    for length in map(int, row["scores"]):
         if length in measured.lengths:
             at = evaluation.sel(length=length)
-            row["scores"][_multiple(multiple)].update(_scores(at.sel({"method": method}), at, analysis.reference))
+            row["scores"][str(length)].update(_scores(at.sel({"method": method}), at, analysis.reference))
     longest = measured.lengths[-1]
     at = evaluation.sel(length=longest)
     row["longest"] = {"length": longest, **_scores(at.sel({"method": method}), at, analysis.reference)}
-    if longest > measured.level_length and row["longest"].get("tail_nll") is not None:
+    if not unfit and longest > measured.level_length and row["longest"].get("tail_nll") is not None:
         row["longest"]["tail_nll_to_crop"] = _to_crop(at.sel({"method": method}), evaluation, measured)
     row["longest"]["less"] = _less_others(at, method)
     return row
@@ -337,7 +345,3 @@ def _whole(value: float) -> int | None:
 def _of(each: Any, method: str) -> Any:
     """The one of `each` that is about `method`."""
     return next(one for one in each if one.method == method)
-
-
-def _multiple(multiple: int) -> str:
-    return "M" if multiple == 1 else f"{multiple}M"

@@ -95,10 +95,11 @@ def find_drift(
 
     With I the positions in [burn_in, M - held_out) that are not settling, for each method, layer and dim:
 
-    - `centre` = median of x over I; slope = change of x with ln t over I (median over pairs half of I apart)
+    - `centre` = median of x over I; two trends, of x with ln t and of x with t, by their slopes over I (median over
+      pairs half of I apart)
     - `range` = `quantile` of |x - centre| over I, no less than the reference method's and `resolution` * |centre|
-    - z = distance of x from the span between `centre` and the trend with that slope, in ranges, at most `rule.most`:
-      what stays, or goes on as before, is 0
+    - z = distance of x from the span of `centre` and both trends, in ranges, at most `rule.most`: what stays, or goes
+      on growing as before, as a power of t up to 1, is 0
     - `level` (method, layer, run) = mean of z^2 over the dims and positions of a run; `run` is its first position
     - `limit` (method, layer) = factor * max(1, largest level in I)
     - `first` (method, layer): the first run from M on, not settling, whose level is above the limit; NaN: none, or not
@@ -337,25 +338,32 @@ def _squares(
     reference = np.flatnonzero(runs.each(usable))
     x = _without_phases(x, runs.position % rule.period, reference)
     reference = reference[:: max(1, len(reference) // samples)]
-    time = np.log(runs.position + 1.0).astype(np.float32)
-    inner, half = np.ascontiguousarray(x[reference].T), len(reference) // 2
-    passed = time[reference][half : 2 * half] - time[reference][:half]
-    slope = _quantile((inner[:, half : 2 * half] - inner[:, :half]) / passed, 0.5)
-    offset = _quantile(inner - slope[:, None] * time[reference], 0.5)
+    inner = np.ascontiguousarray(x[reference].T)
     centre = _quantile(inner, 0.5)
     width = _quantile(np.abs(inner - centre[:, None]), rule.quantile)
     least = rule.resolution * np.maximum(np.abs(centre), np.median(np.abs(centre)))
     width = np.maximum.reduce(
         [width, np.maximum(least, np.finfo(np.float32).tiny), least if widths is None else widths]
     )
-    trend = offset + time[:, None] * slope
-    low, high = np.minimum(trend, centre), np.maximum(trend, centre)
+    low = high = centre
+    for clock in (np.log(runs.position + 1.0), runs.position):
+        trend = _trend(inner, np.asarray(clock, np.float32), reference)
+        low, high = np.minimum(trend, low), np.maximum(trend, high)
     if follows is not None:
         moved = _following(x, runs.position, *follows)
         low, high = low + np.minimum(moved, 0), high + np.maximum(moved, 0)
     z = np.maximum(x - high, low - x) / width
     np.clip(z, 0, rule.most(z.shape[1]), out=z)
     return np.square(z, out=z), centre, width
+
+
+def _trend(inner: np.ndarray, time: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """Where each dim would be (sampled position, dim), had it gone on in proportion to `time` as it does in `inner`."""
+    within, half = time[reference], len(reference) // 2
+    passed = within[half : 2 * half] - within[:half]
+    slope = _quantile((inner[:, half : 2 * half] - inner[:, :half]) / passed, 0.5)
+    offset = _quantile(inner - slope[:, None] * within, 0.5)
+    return offset + time[:, None] * slope
 
 
 def _grown(scales: np.ndarray | None, runs: _Runs, trained: int) -> np.ndarray | None:

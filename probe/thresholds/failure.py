@@ -9,9 +9,8 @@ import numpy as np
 import xarray as xr
 
 from probe.evaluation.intervals import half_width, wilson
+from probe.thresholds.stated_window import LEAST_ACCURACY, NATS_ABOVE, NOT_JUDGED, StatedWindow, stated_window
 
-NATS_ABOVE = 0.5
-LEAST_ACCURACY = 0.5
 CHANCE_NATS = 0.1
 """A tail NLL inside the window no further than this below ln(vocabulary) is chance."""
 NLL, PASSKEY = RULES = ("tail NLL", "passkey")
@@ -51,8 +50,8 @@ class Failure:
 
     @property
     def holds(self) -> bool:
-        """Whether it does not fail, of a model that is not at chance."""
-        return self.length is None and not self.chance
+        """Whether it does not fail, of a model that is not at chance and whose M is not stated wrongly."""
+        return self.length is None and bool(self.judged) and not self.chance
 
     def __str__(self) -> str:
         """The interval in tokens, such as '(512, 768]', or 'none up to 2048'; where prompts leave both open, both."""
@@ -64,6 +63,8 @@ class Failure:
             text += "" if self.share is not None else " on one prompt"
         if self.dips:
             text += f"; dips at {', '.join(map(str, self.dips))}"
+        if not self.judged and not self.chance:
+            return NOT_JUDGED
         if self.length is not None or not self.chance:
             return text
         if self.judged:
@@ -80,6 +81,7 @@ class Measured:
         reference finds in less than half of the prompts there.
     chance: those of `RULES` by which the reference is at chance there: tail NLL within `CHANCE_NATS` of
         ln(vocabulary), passkeys found in no prompt, or so few that Wilson's interval ends below `LEAST_ACCURACY`.
+    stated: whether the stated M fits; where it is too large nothing is judged, and nothing said to be at chance.
     """
 
     reference: str
@@ -89,6 +91,7 @@ class Measured:
     chance: tuple[str, ...]
     lengths: tuple[int, ...]
     failures: tuple[Failure, ...]
+    stated: StatedWindow
 
     @property
     def rule(self) -> str:
@@ -123,7 +126,12 @@ def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str
         raise ValueError(f"no length within the trained window {trained_length} was measured, only {lengths.tolist()}")
     at = (methods.index(reference), int(within[-1]))
     level = float(scores[0][at].mean())
-    judged, chance = _judged(level, scores[1][at] if len(scores) > 1 else None, evaluation.attrs.get("vocabulary"))
+    vocabulary = evaluation.attrs.get("vocabulary")
+    judged, chance = _judged(level, scores[1][at] if len(scores) > 1 else None, vocabulary)
+    guess = None if vocabulary is None else math.log(vocabulary) - CHANCE_NATS
+    stated = stated_window(evaluation, trained_length, reference, guess=guess)
+    if stated.is_wrong:
+        judged = chance = ()
     fails = _fails([each.mean(-1)[None] for each in scores], at, judged)
     rng = np.random.default_rng(0)
     draws = np.any(_fails([_resampled(each, rng) for each in scores], at, judged), 0)
@@ -139,7 +147,9 @@ def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str
         )
         for row, method in enumerate(methods)
     ]
-    return Measured(reference, level, int(lengths[at[1]]), judged, chance, tuple(lengths.tolist()), tuple(failures))
+    return Measured(
+        reference, level, int(lengths[at[1]]), judged, chance, tuple(lengths.tolist()), tuple(failures), stated
+    )
 
 
 def _judged(level: float, hits: np.ndarray | None, vocabulary: int | None) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -73,6 +73,8 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def _thresholds(summary: dict[str, Any]) -> str:
+    if summary["stated_window"] and summary["stated_window"]["is_wrong"]:
+        return f"Thresholds are not judged: {summary['control']}."
     searched, prompt = summary["searched"], summary["prompt"]
     qualified = summary["qualified"][prompt]
     share = f"{qualified} of {searched} (layer, dim) pairs ({qualified / searched:.1%})"

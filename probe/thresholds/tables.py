@@ -17,7 +17,7 @@ def table(summary: dict[str, Any]) -> str:
     head = ("method", "predicted", *_columns(summary))
     rows = []
     for row in summary["methods"]:
-        scores = (_number(row["scores"][multiple][name]) for name, multiple in _places(summary))
+        scores = (_number(row["scores"][length][name]) for name, length in _places(summary))
         rows.append((row["method"], predicted_text(summary, row), *scores))
     compared = difference_table(summary)
     parts = [Table("", head, tuple(rows)), *([compared] if compared else [])]
@@ -31,7 +31,7 @@ def difference_table(summary: dict[str, Any]) -> Table | None:
         return None
     rows = []
     for row in compared:
-        found = [row["scores"][multiple].get(f"{name}_difference") for name, multiple in _places(summary)]
+        found = [row["scores"][length].get(f"{name}_difference") for name, length in _places(summary)]
         cells = ("-" if each is None else shown(each["mean"], each["low"], each["high"], "+z.2f") for each in found)
         rows.append((row["method"], *cells))
     title = f"difference to {summary['reference']} on the same prompts [95% interval, paired]"
@@ -61,12 +61,12 @@ def _differences(scores: dict[str, Any]) -> list[str]:
 
 
 def _places(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """The scores' names and the multiples of M that they are of, in the columns' order."""
-    return [(name, multiple) for name in _SCORES.values() for multiple in summary["methods"][0]["scores"]]
+    """The scores' names and the lengths that they are of, in the columns' order."""
+    return [(name, length) for name in _SCORES.values() for length in summary["methods"][0]["scores"]]
 
 
 def _columns(summary: dict[str, Any]) -> list[str]:
-    return [f"{label} {multiple}" for label in _SCORES for multiple in summary["methods"][0]["scores"]]
+    return [f"{label} {length}" for label in _SCORES for length in summary["methods"][0]["scores"]]
 
 
 def _number(value: float | None) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from probe.store.located import Located
+from probe.thresholds.stated_window import FITS, TOO_SMALL
 from probe.verdict.baseline import about
 from probe.verdict.cells import table
 from probe.verdict.naming import listed
@@ -29,6 +30,7 @@ def verdict(summary: Mapping[str, Any], located: Located | None) -> dict[str, An
         "What mended it": mended(summary, rows),
         "How sure": sure(summary, rows),
     }
+    told = checked(told, summary["stated_window"])
     head, cells = table(summary, rows)
     return {
         "told": [{"heading": heading, "text": text} for heading, text in told.items()],
@@ -37,6 +39,21 @@ def verdict(summary: Mapping[str, Any], located: Located | None) -> dict[str, An
         "rows": rows,
         "notes": [RANKED, _heads(located, own), *about(summary, rows), *_following(summary)],
     }
+
+
+def checked(told: dict[str, str], stated: Mapping[str, Any] | None) -> dict[str, str]:
+    """The sentences with what the measured lengths say of the stated M; where it is wrong, nothing else is said."""
+    if stated is None or stated["outcome"] == FITS:
+        return told
+    if stated["is_wrong"]:
+        return {
+            "What broke": stated["text"],
+            "Where": "Not judged: the range that states keep to is read inside M.",
+            "What mended it": "Not judged: failure is measured against the level at M.",
+            "How sure": "The differences in brackets are paired, text by text, with 95% intervals.",
+        }
+    place = "What broke" if stated["outcome"] == TOO_SMALL else "How sure"
+    return told | {place: f"{told[place]} {stated['text']}"}
 
 
 def _following(summary: Mapping[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 from probe.evaluation.intervals import shown
 from probe.store.located import is_clear, percent
 from probe.thresholds.failure import NLL
+from probe.thresholds.stated_window import times_of_m
 from probe.verdict.baseline import beats, beside_crop
 from probe.verdict.cells import position
 from probe.verdict.naming import NAMED, Rows, counted, listed, reference_of, several, verb
@@ -35,9 +36,9 @@ def broke(summary: Mapping[str, Any], rows: Rows) -> str:
     if measured["high"] is None:
         none = f"not at all up to {measured['longest']}: {prompts} cannot tell"
         return f"{name} may fail after {measured['after']} tokens, or {none}. Their means fail {judged}."
-    times = " to ".join(dict.fromkeys(f"{measured[end] / trained:.2g}" for end in ("after", "high"))) + " times M"
+    times = times_of_m(summary, measured["after"], measured["high"])
     one = "" if measured["share"] is not None else ", no interval over prompts"
-    return f"{name} fails in {_ends(measured)} tokens, {times} ({prompts}{one}). It fails {judged}."
+    return f"{name} fails in {_ends(measured)} tokens{times} ({prompts}{one}). It fails {judged}."
 
 
 def where(summary: Mapping[str, Any], rows: Rows) -> str:

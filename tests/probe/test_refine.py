@@ -16,7 +16,9 @@ M, LENGTHS, FAILS_FROM = 256, (128, 256, 384, 512, 768), {"origin": 450, "mesa":
 @pytest.fixture
 def made():
     setting = SimpleNamespace(lengths=LENGTHS, trained_length=M, seed=0)
-    return SimpleNamespace(methods=dict.fromkeys(FAILS_FROM), setting=setting, config=SimpleNamespace(vocab_size=4096))
+    return SimpleNamespace(
+        methods=dict.fromkeys(FAILS_FROM), setting=setting, config=SimpleNamespace(vocab_size=4096, model_type="llama")
+    )
 
 
 def fill(journal, cells):

@@ -105,14 +105,14 @@ def test_summary(summary, folder):
     assert all(row["false_alarms"] == 0 for row in drifts["repeated"]["methods"])
     assert rows["origin"]["measured"]["length"] == 128
     assert rows["mesa"]["predicted"]["text"] == rows["mesa"]["measured"]["text"] == "none up to 320"
-    assert rows["origin"]["scores"]["M"]["tail_nll"] == pytest.approx(3, abs=0.05)
-    at = rows["origin"]["scores"]["2M"]
+    assert rows["origin"]["scores"]["64"]["tail_nll"] == pytest.approx(3, abs=0.05)
+    at = rows["origin"]["scores"]["128"]
     assert at["tail_nll"] == pytest.approx(3.8, abs=0.05)
     assert at["tail_nll_interval"][0] < at["tail_nll"] < at["tail_nll_interval"][1]
     assert (at["passkey"], at["passkey_interval"][1]) == (1, 1)
-    assert rows["origin"]["scores"]["4M"]["passkey"] == 0
+    assert rows["origin"]["scores"]["256"]["passkey"] == 0
     assert "tail_nll_difference" not in at
-    less = rows["mesa"]["scores"]["2M"]["tail_nll_difference"]
+    less = rows["mesa"]["scores"]["128"]["tail_nll_difference"]
     assert less["mean"] == pytest.approx(-0.8, abs=0.05)
     assert less["low"] < less["mean"] < less["high"] < -0.7
     assert summary["searched"] == 3 * 32
@@ -125,7 +125,7 @@ def test_summary(summary, folder):
 
 def test_table(summary):
     lines = table(summary).splitlines()
-    assert lines[0].split() == "method predicted NLL M NLL 2M NLL 4M passkey M passkey 2M passkey 4M".split()
+    assert lines[0].split() == "method predicted NLL 64 NLL 128 NLL 256 passkey 64 passkey 128 passkey 256".split()
     assert re.fullmatch(r"mesa +none up to 320 +(\d\.\d\d +){3}1\.00 +1\.00 +1\.00", lines[4])
     assert lines[6] == "difference to origin on the same prompts [95% interval, paired]"
     assert re.fullmatch(r"mesa .*-0\.8\d \[-0\.8\d, -0\.7\d\].* \+1\.00 \[\+0\.7[34], \+1\.00\]", lines[10])
@@ -186,7 +186,7 @@ def test_a_run_without_scores_or_signal_still_reports(tmp_path):
     assert summary["methods"][0]["predicted"]["text"] == "no observable dim"
     assert "could not be made: position 24" in dict(findings(summary))["Negative control"]
     assert "Not measured in this run" in text
-    assert table(summary).splitlines()[1].endswith("no observable dim  -      -       -       -          -           -")
+    assert table(summary).splitlines()[1].split()[1:] == ["no", "observable", "dim", *["-"] * 6]
     assert json.loads(json.dumps(summary, allow_nan=False))["best"] == []
     with pytest.raises(ValueError, match="hook 'attn_out' was not captured; captured: resid_post"):
         analyse(run, "attn_out")
@@ -206,7 +206,7 @@ def test_a_length_that_a_method_lacks_is_left_out(tmp_path):
     run = open_run(write_run(tmp_path, hidden, scores))
     analysis = analyse(run)
     summary = json.loads(json.dumps(summarize(analysis), allow_nan=False))
-    rows = {row["method"]: row["scores"]["2M"] for row in summary["methods"]}
+    rows = {row["method"]: row["scores"]["128"] for row in summary["methods"]}
     assert rows["mesa"] == {"tail_nll": None, "passkey": None}
     assert rows["rerope"]["tail_nll_difference"]["mean"] == pytest.approx(-0.8, abs=0.05)
     nll, _ = curves_chart(scores, analysis.measured, M, analysis.headline).panels

@@ -71,7 +71,7 @@ def test_everything_promised_is_written(finished):
     assert not any("partial" in name for name in names)
     summary = json.loads((finished / "summary.json").read_text())
     assert {row["method"] for row in summary["methods"]} == {"origin", "rerope", "dynamic-ntk", "mesa"}
-    scores = summary["methods"][0]["scores"]["M"]
+    scores = summary["methods"][0]["scores"][str(summary["trained_length"])]
     low, high = scores["tail_nll_interval"]
     assert low < scores["tail_nll"] < high
     assert scores["passkey_interval"] == pytest.approx(wilson(round(2 * scores["passkey"]), 2))

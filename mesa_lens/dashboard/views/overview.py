@@ -62,11 +62,11 @@ def _verdict(entry: Entry, summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def _scores(summary: dict[str, Any]) -> None:
-    """Every method's scores at M and its multiples, and those less the reference's."""
-    with st.expander("Scores at M, 2 M and 4 M"):
-        rows = [_row(row) for row in summary["methods"]]
+    """Every method's scores by length, and those less the reference's."""
+    rows = [_row(row) for row in summary["methods"]]
+    with st.expander("Scores by length"):
         alt = "Predicted failure length and scores of each method"
-        sheet(rows, alt, column_config=_formats(), height="content")
+        sheet(rows, alt, column_config=_formats(rows[0]), height="content")
         if compared := difference_table(summary):
             st.markdown(plain(f"{compared.title[0].upper()}{compared.title[1:]}"))
             rows = [dict(zip(compared.head, row, strict=True)) for row in compared.rows]
@@ -81,14 +81,14 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
     return {"method": row["method"], "predicted": row["predicted"]["text"], **scores}
 
 
-def _formats() -> dict[str, Any]:
+def _formats(row: dict[str, Any]) -> dict[str, Any]:
     """Two decimals, and what the columns mean."""
     predicted = (
         "Failure length in tokens, read from hidden states alone: where the states of the first layer leave what they "
         "did inside the window. Descriptive: the reference's own, which follows the stated M by construction"
     )
-    scores = [f"{name} {multiple}" for name in ("NLL", "passkey") for multiple in ("M", "2M", "4M")]
     named = {"predicted": st.column_config.TextColumn(help=predicted)}
+    scores = [name for name in row if name.startswith(("NLL", "passkey"))]
     return named | {name: st.column_config.NumberColumn(format="%.2f") for name in scores}
 
 

@@ -67,6 +67,31 @@ def test_a_trend_that_goes_on_as_before_is_no_break():
     assert drift_calls(find_drift(faster.rename("resid_post"), M))[0].length is not None
 
 
+GROWTHS = {
+    **{f"t^{power}": lambda t, power=power: t**power for power in (0.1, 0.25, 0.5, 0.75, 1)},
+    "log t": np.log,
+    "saturating": lambda t: 1 - np.exp(-t / M),
+}
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.03, 0.3])
+@pytest.mark.parametrize("growth", GROWTHS)
+def test_growth_that_goes_on_as_before_is_no_break_but_a_step_on_top_is(growth, noise):
+    rng, length = np.random.default_rng(3), 8 * M
+    time = np.arange(1.0, length + 1)
+    grown = GROWTHS[growth](time)
+    grown /= np.ptp(grown[M // 4 : 3 * M // 4])
+    size = rng.choice([-1, 1], 24) * rng.uniform(0.3, 1, 24)
+    x = grown[:, None] * size + rng.normal(0, 4, 24) + rng.normal(0, 1, (length, 24)) * noise
+    coords = {"method": ["origin"], "layer": [0], "position": range(length), "dim": range(24)}
+    hidden = xr.DataArray(x[None, None].astype(np.float32), coords, list(coords), name="x")
+    call = drift_calls(find_drift(hidden, M))[0]
+    assert (call.length, call.reason) == (None, "")
+    broken = hidden.copy()
+    broken[..., M + 40 :, :] -= (10 * size).astype(np.float32)
+    assert M + 36 < drift_calls(find_drift(broken, M))[0].length <= M + 40
+
+
 SCALES = {"origin": query_scales(mesa.make("rerope", M).plan(LENGTH))}
 UNTRIED = DriftRule(run=4, burn_in=128, held_out=128, pretended=0)  # a slow wave alarms in short windows
 

@@ -160,7 +160,7 @@ def test_no_passkey_found_is_chance_however_few_were_asked(count):
 
 @pytest.mark.parametrize(("found", "chance"), [(0, (PASSKEY,)), (5, (PASSKEY,)), (6, ()), (9, ())])
 def test_few_passkeys_are_chance_where_wilsons_interval_ends_below_one_half(found, chance):
-    measured = measured_failure(scores(hits=((20, found, 0, 0, 0, 0), (20,) * 6)), M)
+    measured = measured_failure(scores(hits=((found, found, 0, 0, 0, 0), (20,) * 6)), M)
     assert measured.chance == chance  # 5 of 20: up to 0.469; 6: 0.519
     assert measured.judged == (NLL,)
 

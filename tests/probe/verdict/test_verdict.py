@@ -299,3 +299,25 @@ def test_a_failure_that_may_be_none_is_not_said_to_be_one(planted):
     assert told(summary)["What broke"].startswith(
         "origin may fail after 64 tokens, or not at all up to 320: 6 texts and 20 passkeys cannot tell. Their means"
     )
+
+
+def test_a_window_that_is_stated_too_large_leaves_nothing_judged(tmp_path):
+    scores = evaluation()
+    scores["tail_nll"][0, 1:] += 1.5  # from 64 on, which is the stated M
+    summary = summarized(write_run(tmp_path, hidden_states(windows=5), scores))
+    said = told(summary)
+    assert said["What broke"].startswith(
+        "origin is already broken inside the stated window: check --trained-length 64 ("
+    )
+    assert all(said[heading].startswith("Not judged: ") for heading in ("Where", "What mended it"))
+    text = json.dumps(summary["verdict"]["told"]) + "".join(map(str, summary["verdict"]["cells"]))
+    assert "times M" not in text
+    assert "chance" not in text
+    assert " hold" not in text
+    assert {row["rank"] for row in summary["verdict"]["rows"]} == {None}
+    assert {row["predicted"]["text"] for row in summary["methods"]} == {"not judged: M"}
+    assert {row["measured"]["text"] for row in summary["methods"]} == {"not judged: M"}
+    assert "already broken inside" in summary["drift"]
+    assert summary["control"] == summary["drift"]
+    assert summary["stated_window"]["outcome"] == "too large"
+    json.dumps(summary, allow_nan=False)

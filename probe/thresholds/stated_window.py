@@ -1,0 +1,186 @@
+"""Whether the stated trained length M fits what was measured: broken inside it, or working far beyond it?
+
+Every failure is measured against the reference's scores at M. Where M is stated wrongly, so is that level, and no
+multiple of M means anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from probe.evaluation.intervals import shown, student, wilson
+
+NATS_ABOVE = 0.5
+LEAST_ACCURACY = 0.5
+FITS, TOO_LARGE, TOO_SMALL, CANNOT_TELL = "fits", "too large", "may be too small", "cannot tell"
+NOT_JUDGED = "not judged: M"
+"""Of what rests on an M that is stated wrongly."""
+LEAST_TEXTS = 4
+"""Of fewer, Student's interval is too often narrow by chance to call the best of many differences sure."""
+FAR = 4
+"""A rotary model that works at this many times the stated M makes M doubtful."""
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What speaks against the reference at `length` tokens, in words; `sure` where its 95% interval says so."""
+
+    length: int
+    text: str
+    sure: bool
+
+
+@dataclass(frozen=True)
+class StatedWindow:
+    """What the measured lengths say of the stated M.
+
+    outcome: `FITS`, `TOO_LARGE`, `TOO_SMALL` or `CANNOT_TELL`. signs: what speaks against the reference at the longest
+    measured length up to M. works: the longest measured length that nothing speaks against, with all below it; None:
+    the shortest one fails already. fails: the shortest one beyond `works`; None: none does. reason: why it cannot be
+    told; else empty.
+    """
+
+    reference: str
+    stated: int
+    outcome: str
+    signs: tuple[Sign, ...]
+    works: int | None
+    fails: int | None
+    reason: str = ""
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the model is broken inside the stated window, so that nothing can be judged against it."""
+        return self.outcome == TOO_LARGE
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether a multiple of M would say more than is known."""
+        return self.outcome in (TOO_LARGE, TOO_SMALL) or bool(self.signs)
+
+    @property
+    def unfit(self) -> str:
+        """Why nothing that rests on M can be judged; empty where it can."""
+        return (
+            f"{self.reference} is already broken inside the stated window, M = {self.stated}" if self.is_wrong else ""
+        )
+
+    def __str__(self) -> str:
+        """One or two sentences; empty where M fits."""
+        check = f"check --trained-length {self.stated}"
+        if self.outcome == TOO_LARGE:
+            signs = "; ".join(sign.text for sign in self.signs if sign.sure)
+            return f"{self.reference} is already broken inside the stated window: {check} ({signs}). {self._estimate()}"
+        if self.outcome == TOO_SMALL:
+            return f"M may be stated too small: {check}. {self._estimate()}"
+        if self.outcome == CANNOT_TELL:
+            return f"Whether M = {self.stated} is right cannot be told: {self.reason}."
+        return ""
+
+    def _estimate(self) -> str:
+        holds = [f"works at {self.works} tokens"] if self.works is not None else []
+        fails = [f"not at {self.fails}"] if self.fails is not None else []
+        told = (
+            " and ".join([*holds, *fails]) if holds else f"fails at {self.fails} tokens, the shortest length measured,"
+        )
+        return f"{self.reference} {told} by the measured lengths."
+
+
+def stated_window(evaluation: xr.Dataset, stated: int, reference: str, *, guess: float | None = None) -> StatedWindow:
+    """Compares all measured lengths up to M with each other, and the reference with the other methods there.
+
+    evaluation: as for `measured_failure`, ascending lengths. guess: the tail NLL of chance; None: unknown. At a length
+    the reference is broken where its tail NLL is `NATS_ABOVE` above that of a shorter length, or of another method
+    there, on the same texts, or where it finds less than half of the passkeys, and half or more at a shorter length. It
+    is sure where the 95% interval of the difference, of `LEAST_TEXTS` or more, lies above half of `NATS_ABOVE`, and
+    where those of the passkeys found do not meet.
+    The attribute `rotary` (default true): only of rotary models is working far beyond M a sign of a wrong M.
+    """
+    at = evaluation.sel({"method": reference}).dropna("length", subset=["tail_nll"])
+    lengths = at["length"].values.astype(int).tolist()
+    inside = [length for length in lengths if length <= stated]
+    found = {length: tuple(_signs(evaluation, at, length, length <= stated)) for length in lengths}
+    bad = [bool(found[length]) for length in lengths]
+    count = bad.index(True) if True in bad else len(bad)
+    works = lengths[count - 1] if count else None
+    fails = lengths[count] if count < len(lengths) else None
+    signs = found[inside[-1]]
+    outcome, reason = _outcome(at, inside, signs, works, stated, guess)
+    return StatedWindow(reference, stated, outcome, signs, works, fails, reason)
+
+
+def _outcome(
+    at: xr.Dataset, inside: list[int], signs: tuple[Sign, ...], works: int | None, stated: int, guess: float | None
+) -> tuple[str, str]:
+    """The outcome, and why it cannot be told."""
+    if any(sign.sure for sign in signs):
+        return TOO_LARGE, ""
+    if signs:
+        return CANNOT_TELL, f"{'; '.join(sign.text for sign in signs)}, on too few prompts to be sure"
+    if guess is not None and float(at["tail_nll"].sel(length=inside).mean("window").min()) >= guess:
+        return CANNOT_TELL, f"the model is at chance at every length up to {inside[-1]}"
+    if at.attrs.get("rotary", True) and works is not None and works >= FAR * stated:
+        return TOO_SMALL, ""
+    if len(inside) < 2:
+        return CANNOT_TELL, "no shorter length was measured"
+    return FITS, ""
+
+
+def _signs(evaluation: xr.Dataset, at: xr.Dataset, length: int, is_inside: bool) -> Iterator[Sign]:
+    """What speaks against the reference (`at`) at a length; other methods are asked inside the stated window alone."""
+    nll = at["tail_nll"].sel(length=length).values
+    shorter = at.sel(length=[each for each in at["length"].values if each < length])
+    if shorter.sizes["length"]:
+        best = int(shorter["tail_nll"].mean("window").idxmin("length"))
+        yield from _above(nll, shorter["tail_nll"].sel(length=best).values, length, f"at {best}")
+        if "passkey" in at:
+            yield from _lost(at["passkey"].sel(length=length).values, shorter["passkey"], length)
+    others = evaluation["tail_nll"].sel(length=length).drop_sel({"method": at["method"].item()})
+    others = others.dropna("method")
+    if is_inside and others.sizes["method"]:
+        best = others.sel({"method": others.mean("window").idxmin("method")})
+        yield from _above(nll, best.values, length, f"there under {best['method'].item()}")
+
+
+def _above(values: np.ndarray, others: np.ndarray, length: int, where: str) -> Iterator[Sign]:
+    above = values - others
+    if above.mean() >= NATS_ABOVE:
+        low, high = student(above.tolist())
+        difference = shown(float(above.mean()), low, high, "+z.2f")
+        text = f"tail NLL {values.mean():z.2f} at {length} tokens, {others.mean():z.2f} {where}, {difference}"
+        yield Sign(length, text, low is not None and low > NATS_ABOVE / 2 and len(above) >= LEAST_TEXTS)
+
+
+def _lost(hits: np.ndarray, shorter: xr.DataArray, length: int) -> Iterator[Sign]:
+    """Passkeys that are found at a shorter length and no more at this one."""
+    best = shorter.sel(length=shorter.mean("sample").idxmax("length"))
+    before = best.values
+    if hits.mean() < LEAST_ACCURACY <= before.mean():
+        sure = wilson(int(hits.sum()), len(hits))[1] < wilson(int(before.sum()), len(hits))[0]
+        counts = [f"{int(found.sum())} of {len(hits)}" for found in (hits, before)]
+        text = f"passkeys {counts[0]} at {length} tokens, {counts[1]} at {int(best['length'])}"
+        yield Sign(length, text, sure)
+
+
+def record(found: StatedWindow | None) -> dict[str, Any] | None:
+    """The decision as plain numbers and a text, for summary.json; None where nothing was measured."""
+    if found is None:
+        return None
+    signs = [{"length": sign.length, "text": sign.text, "sure": sign.sure} for sign in found.signs]
+    names = ("stated", "outcome", "works", "fails")
+    plain = {name: getattr(found, name) for name in names}
+    return {**plain, "is_wrong": found.is_wrong, "is_doubtful": found.is_doubtful, "signs": signs, "text": str(found)}
+
+
+def times_of_m(summary: Mapping[str, Any], after: int, high: int) -> str:
+    """Lengths as multiples of M, such as ', 2 to 3 times M'; empty where M is in doubt."""
+    stated = summary["stated_window"]
+    if stated is None or stated["is_doubtful"]:
+        return ""
+    ends = dict.fromkeys(f"{length / stated['stated']:.2g}" for length in (after, high))
+    return f", {' to '.join(ends)} times M"

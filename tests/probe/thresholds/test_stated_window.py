@@ -1,0 +1,168 @@
+"""A trained length that is stated wrongly is called so where the scores show it, and nowhere else."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from probe.thresholds.failure import measured_failure
+from probe.thresholds.stated_window import CANNOT_TELL, FITS, TOO_LARGE, TOO_SMALL, record, stated_window, times_of_m
+
+ROOT = Path(__file__).parents[3]
+LENGTHS = (128, 256, 512, 768, 1024, 1536, 2048)
+ORIGIN = (2.52, 2.42, 2.76, 3.75, 4.73, 6.01, 6.86)  # the shipped model, M = 256
+REROPE = (2.52, 2.48, 2.51, 2.53, 2.56, 2.60, 2.66)
+PASSKEYS = (20, 20, 20, 2, 0, 0, 0)
+
+
+def scores(origin=ORIGIN, passkeys=PASSKEYS, windows=12, noise=0.2, lengths=LENGTHS, others=REROPE, **attrs):
+    """Tail NLL of origin and rerope with noise that texts share and noise of each, and origin's passkeys of 20."""
+    rng = np.random.default_rng(0)
+    nll = (
+        np.array([origin, others])[..., None]
+        + rng.normal(0, 0.5, windows)
+        + rng.normal(0, noise, (2, len(lengths), windows))
+    )
+    hits = np.ones((2, len(lengths), 20))
+    for row, count in zip(hits[0], passkeys, strict=True):
+        row[count:] = 0
+    dims = ("method", "length")
+    return xr.Dataset(
+        {"tail_nll": ((*dims, "window"), nll), "passkey": ((*dims, "sample"), hits)},
+        {"method": ["origin", "rerope"], "length": list(lengths)},
+        {"vocabulary": 2048, **attrs},
+    )
+
+
+def level(value=2.4):
+    return (value,) * len(LENGTHS)
+
+
+@pytest.mark.parametrize("stated", [768, 1024, 1536, 2048])
+def test_a_window_stated_too_large_is_called_broken_and_nothing_is_judged_against_it(stated):
+    measured = measured_failure(scores(), stated)
+    assert measured.stated.outcome == TOO_LARGE
+    assert (measured.stated.works, measured.stated.fails) == (512, 768)
+    assert f"origin is already broken inside the stated window: check --trained-length {stated} (" in str(
+        measured.stated
+    )
+    assert "origin works at 512 tokens and not at 768 by the measured lengths" in str(measured.stated)
+    assert (measured.judged, measured.chance) == ((), ())
+    assert {str(each) for each in measured.failures} == {"not judged: M"}
+    assert not any(each.holds for each in measured.failures)
+    assert times_of_m({"stated_window": record(measured.stated)}, 1536, 2048) == ""
+    json.dumps(record(measured.stated), allow_nan=False)
+
+
+@pytest.mark.parametrize("stated", [256, 512])
+def test_a_window_that_fits_is_left_alone(stated):
+    measured = measured_failure(scores(), stated)
+    assert (measured.stated.outcome, str(measured.stated)) == (FITS, "")
+    assert measured.judged
+    assert times_of_m({"stated_window": record(measured.stated)}, 2 * stated, 3 * stated) == ", 2 to 3 times M"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sign"),
+    [
+        ({"passkeys": (20,) * 7, "others": ORIGIN}, "tail NLL 4."),
+        ({"origin": level(), "others": level()}, "passkeys 0 of 20 at 1024 tokens, 20 of 20 at 128"),
+        ({"origin": level(3.2), "others": level(), "passkeys": (20,) * 7}, "there under rerope, +0."),
+    ],
+)
+def test_one_sign_is_enough(changes, sign):
+    found = measured_failure(scores(**changes), 1024).stated
+    assert found.outcome == TOO_LARGE
+    assert [sign in each.text for each in found.signs] == [True]
+
+
+def test_where_the_shortest_length_fails_already_no_length_is_said_to_work():
+    far = scores().sel(length=[1024, 2048])
+    found = measured_failure(far, 2048).stated
+    assert (found.outcome, found.works, found.fails) == (TOO_LARGE, None, 1024) or found.works == 1024
+    assert "origin fails at" in str(measured_failure(scores(origin=level(3.2)), 256).stated)
+
+
+def test_a_window_stated_too_small_is_doubted_only_where_positions_are_rotary():
+    held = scores(origin=level(), passkeys=(20,) * 7)
+    found = stated_window(held, 128, "origin")
+    assert (found.outcome, found.works) == (TOO_SMALL, 2048)
+    assert str(found).startswith(
+        "M may be stated too small: check --trained-length 128. origin works at 2048 tokens by"
+    )
+    assert times_of_m({"stated_window": record(found)}, 256, 512) == ""
+    assert stated_window(scores(), 128, "origin").outcome == TOO_SMALL  # it works at 512 and not at 768
+    assert stated_window(scores(), 256, "origin").outcome == FITS
+    alibi = held.assign_attrs(rotary=False)
+    assert stated_window(alibi, 256, "origin").outcome == FITS
+    assert not stated_window(alibi, 128, "origin").is_doubtful
+
+
+def test_a_tail_nll_that_falls_with_context_and_passkeys_that_were_never_found_are_no_sign():
+    falling = scores(origin=tuple(np.linspace(3.5, 2.5, 7)), passkeys=(3, 2, 2, 1, 0, 0, 0), others=level(2.5))
+    assert stated_window(falling, 2048, "origin").outcome == FITS
+
+
+@pytest.mark.parametrize(("windows", "noise"), [(1, 0.0), (2, 1.0), (4, 2.0)])
+def test_few_or_noisy_prompts_cannot_tell(windows, noise):
+    few = scores(windows=windows, noise=noise, passkeys=(20,) * 7, others=ORIGIN)
+    few["tail_nll"][0, 4] += 0.6 + few["tail_nll"][0, :4].mean("window").min() - few["tail_nll"][0, 4].mean("window")
+    found = measured_failure(few, 1024).stated
+    assert found.outcome == CANNOT_TELL
+    assert found.is_doubtful
+    assert str(found).endswith("on too few prompts to be sure.")
+
+
+def test_one_passkey_of_one_cannot_tell():
+    one = scores(origin=level(), others=level()).isel(sample=[0])
+    found = measured_failure(one, 1024).stated
+    assert (found.outcome, found.is_doubtful) == (CANNOT_TELL, True)
+    assert "passkeys 0 of 1 at 1024 tokens, 1 of 1 at 128, on too few" in str(found)
+
+
+def test_a_model_at_chance_and_a_window_alone_cannot_tell_and_are_not_doubted():
+    random = scores(origin=level(7.62), others=level(7.62), passkeys=(0,) * 7, noise=0.001)
+    random["tail_nll"] -= random["tail_nll"].mean("window") - 7.62
+    measured = measured_failure(random, 256)
+    assert (measured.stated.outcome, measured.stated.is_doubtful) == (CANNOT_TELL, False)
+    assert "the model is at chance at every length up to 256" in str(measured.stated)
+    assert measured.chance == ("tail NLL", "passkey")
+    alone = stated_window(scores().sel(length=[256, 512]), 256, "origin")
+    assert (alone.outcome, alone.is_doubtful) == (CANNOT_TELL, False)
+    assert str(alone) == "Whether M = 256 is right cannot be told: no shorter length was measured."
+
+
+def test_noise_inside_the_window_does_not_alarm():
+    outcomes = []
+    drawn = scores()
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        drawn["tail_nll"][:] = 2.4 + rng.normal(0, 0.5, drawn["tail_nll"].shape)
+        drawn["passkey"][:] = rng.random(drawn["passkey"].shape) < rng.uniform(0.5, 1)
+        outcomes.append(stated_window(drawn, 2048, "origin").outcome)
+    assert outcomes.count(TOO_LARGE) <= 3  # 5%
+
+
+def test_committed_results_of_smollm2_are_not_doubted():
+    rows = {}
+    for name in ("nll", "real"):
+        for path in (ROOT / "benchmarks/results/smollm2" / name).glob("*.jsonl"):
+            cells = [json.loads(line) for line in path.read_text().splitlines()]
+            for cell in cells:
+                if cell.get("cell", [""])[0] == "nll":
+                    _, method, length = cell["cell"]
+                    rows[name, method, length] = [each["value"] for each in cell["scores"]]
+    for name in ("nll", "real"):
+        own = {key[1:]: value for key, value in rows.items() if key[0] == name}
+        methods, lengths = sorted({key[0] for key in own}), sorted({key[1] for key in own})
+        count = len(own["origin", 8192])
+        nll = np.array([[own.get((method, length), [math.nan] * count) for length in lengths] for method in methods])
+        evaluation = xr.Dataset(
+            {"tail_nll": (("method", "length", "window"), nll)}, {"method": methods, "length": lengths}
+        )
+        found = stated_window(evaluation, 8192, "origin")
+        assert found.outcome in (FITS, CANNOT_TELL)
+        assert not found.is_doubtful
