@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import synthetic
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
@@ -64,6 +65,7 @@ def test_examples_print_what_they_say(package, tmp_path, monkeypatch, capsys):
 def test_the_readmes_examples_run_as_printed(tmp_path, monkeypatch):
     blocks = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     assert len(blocks) == README.count("```python") >= 1
+    synthetic.write_run(tmp_path / "runs" / "demo", synthetic.hidden_states(layers=3, dims=8))
     monkeypatch.chdir(tmp_path)
     for code in blocks:
         exec(compile(code, "README.md", "exec"), {})
