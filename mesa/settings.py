@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from mesa.methods import Method, make, registry
+from mesa.support import check_method
 
 ALL = "all"
 """Among names of methods: every one."""
@@ -42,7 +43,7 @@ def wanted_names(names: str) -> list[str]:
     >>> wanted_names("rerope,all")[:3]
     ['rerope', 'origin', 'nope']
     """
-    named = [name.strip() for name in names.split(",")]
+    named = _names(names)
     doubled = {name for name in named if named.count(name) > 1}
     if doubled:
         raise ValueError(f"--methods names {', '.join(sorted(doubled))} more than once")
@@ -55,12 +56,47 @@ def make_methods(names: str, trained_length: int, settings: Sequence[str] = ()) 
 
     ValueError for unknown or doubled ones.
     """
+    return {name: make(name, trained_length, **parameters) for name, parameters in _parameters(names, settings).items()}
+
+
+def fitting_methods(
+    names: str, trained_length: int, settings: Sequence[str] = (), config: Any = None, *, by_default: bool = False
+) -> tuple[dict[str, Method], dict[str, str]]:
+    """As `make_methods`: the methods that can be had, and why others are left out, by name.
+
+    Left out, where 'all' stands for it or nobody chose the names (`by_default`), is what a model with this `config`
+    cannot have, and what has no default sizes at this trained length. ValueError for a method that is named or that
+    `settings` are given for, and where nothing is left.
+    """
+    named = [] if by_default else _names(names)
+    kept, left_out = {}, {}
+    for name, parameters in _parameters(names, settings).items():
+        try:
+            method = make(name, trained_length, **parameters)
+            if config is not None:
+                check_method(config, method)
+            kept[name] = method
+        except ValueError as error:
+            if parameters or name in named:
+                raise
+            left_out[name] = str(error)
+    if not kept:
+        raise ValueError(next(iter(left_out.values())))
+    return kept, left_out
+
+
+def _parameters(names: str, settings: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The parameters that `settings` give, by name, of all methods that `names` holds; see `make_methods`."""
     wanted = wanted_names(names)
     parameters = method_settings(settings)
     for name in parameters:
         if name not in wanted:
             raise ValueError(f"--set names {name!r}, which is not among --methods {','.join(wanted)}")
-    return {name: make(name, trained_length, **parameters.get(name, {})) for name in wanted}
+    return {name: parameters.get(name, {}) for name in wanted}
+
+
+def _names(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",")]
 
 
 def drawing_sizes(name: str, trained_length: int) -> dict[str, int]:

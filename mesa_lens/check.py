@@ -39,7 +39,8 @@ def run(args: argparse.Namespace) -> int:
     from probe.cells.threads import check_threads, computing
 
     check_threads(args.threads)
-    make_methods(args.methods, args.pretended)
+    methods = args.methods or "all"
+    make_methods(methods, args.pretended)
     options = load_options(args)
     check_placement(options)
     config = config_of(args.model, revision=args.revision, trust_remote_code=args.trust_remote_code)
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         report = check(
             loaded.model,
             loaded.tokenizer,
-            methods=args.methods,
+            methods=methods,
             trained_length=args.trained_length,
             pretended=args.pretended,
             minutes=args.minutes,

@@ -20,8 +20,9 @@ FLEETING = ("memory://",)
 
 
 def add_methods(group: Any, default: str = "all", more: str = "or 'all'") -> None:
-    """Adds --methods."""
-    group.add_argument("--methods", type=listed, default=default, help=f"names, separated by commas, {more}")
+    """Adds --methods; None is `default`, less what the model cannot have."""
+    less = f"(None: {default}, less what the model cannot have)"
+    group.add_argument("--methods", type=listed, help=f"names, separated by commas, {more} {less}")
 
 
 def add_settings(group: Any) -> None:

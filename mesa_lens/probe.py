@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.estimate:
         made = plan(request)
-        tell_estimate(args, estimate(request), [(made.config, work(made))], request)
+        tell_estimate(args, estimate(made), [(made.config, work(made))], request)
         return 0
     with goes_on(args):
         summary, table = run_probe(request, args.out, overwrite=args.overwrite, by=args.rule, runner=runner)

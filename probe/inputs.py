@@ -36,7 +36,7 @@ def prepare(made: ProbePlan) -> tuple[list[np.ndarray], dict[str, list[int]]]:
     if request.samples:
         setting = measuring(made, documents).setting
         for task in (PASSKEY, TAIL):
-            task.prepare(tokenizer, min(made.lengths), setting, 1)
+            task.check(tokenizer, min(made.lengths), setting)
     return documents, tokens
 
 

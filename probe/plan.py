@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,9 +20,11 @@ from probe.capture.spec import CaptureSpec, Kept
 from probe.defaults import METHODS
 from probe.evaluation import by_length
 from probe.evaluation.by_length import check_lengths, default_lengths
+from probe.evaluation.lengths import unfit_length
 from probe.evaluation.plan import TASKS, EvalPlan, EvalRequest
-from probe.request import MethodsRequest
+from probe.request import MethodsRequest, tell_left_out
 from probe.tasks.base import Setting
+from probe.tasks.finding import PASSKEY
 from probe.tasks.repeated import repeated_word, word_ids
 from probe.thresholds.search import CrossingRule, check_positions
 
@@ -47,7 +49,7 @@ class ProbeRequest(MethodsRequest):
         none. store: a URL, None: in the run's folder.
     """
 
-    methods: str = METHODS
+    default_methods: ClassVar[str] = METHODS
     length: int | None = None
     word: str = "hello"
     text: Path | None = None
@@ -136,10 +138,10 @@ def plan(request: ProbeRequest) -> ProbePlan:
         raise ValueError(f"--refine {refine} with --samples {request.samples}: it measures further lengths")
     if request.text is not None and not request.text.is_file():
         raise FileNotFoundError(f"--text {request.text} is not a file")
-    lengths = tuple(default_lengths(trained_length, length)) if request.lengths is None else request.lengths
+    check_prompts(length, 1 + request.texts, "--length")
+    lengths = _default_lengths(request, trained_length, length) if request.lengths is None else request.lengths
     if request.samples:
         check_lengths(lengths, trained_length)
-    check_prompts(length, 1 + request.texts, "--length")
     if request.samples:
         check_prompts(max(lengths), request.samples)
     kept = request.spec.resolve(config, length)
@@ -148,10 +150,24 @@ def plan(request: ProbeRequest) -> ProbePlan:
     return ProbePlan(request, methods, trained_length, length, lengths, kept, config)
 
 
-def estimate(request: ProbeRequest) -> str:
+def _default_lengths(request: ProbeRequest, trained_length: int, longest: int) -> tuple[int, ...]:
+    """The default lengths that hold a passkey prompt; stderr names the others. ValueError where M does not."""
+    lengths = tuple(default_lengths(trained_length, longest))
+    if not request.samples:
+        return lengths
+    tokenizer = tokenizer_of(request.model, **request.source)
+    setting = Setting(trained_length, lengths, request.samples, request.seed)
+    inside = [length for length in lengths if length <= trained_length]
+    short = {length: reason for length in inside if (reason := unfit_length([PASSKEY], tokenizer, length, setting))}
+    if trained_length in short:
+        raise ValueError(f"{short[trained_length]}; at M = {trained_length} give --samples 0: no failure is measured")
+    tell_left_out({str(length): reason for length, reason in short.items()})
+    return tuple(length for length in lengths if length not in short)
+
+
+def estimate(made: ProbePlan) -> str:
     """Memory and disk that the run needs, as text; loads no weights."""
-    made = plan(request)
-    kept = made.kept
+    request, kept = made.request, made.kept
     return (
         f"model {request.model}, trained length M = {made.trained_length}, captured length {made.length} tokens\n"
         f"kept: {len(request.spec.hooks)} hook(s) x {len(made.methods)} method(s) x {len(made.prompts)} prompt(s) x "
@@ -212,6 +228,7 @@ def template(made: ProbePlan, known: Mapping[str, str] | None = None) -> dict[st
 def provenance(made: ProbePlan) -> dict[str, Any]:
     """The attributes that the plan's store is given: everything that its numbers depend on."""
     request = made.request
+    _, left_out = request.fitting_methods(made.config, made.trained_length, request.settings)
     return {
         "trained_length": made.trained_length,
         "length": made.length,
@@ -220,6 +237,7 @@ def provenance(made: ProbePlan) -> dict[str, Any]:
         **origin(request.model, made.config, request.load.get("revision")),
         "source_dtype": chosen_dtype(made.config, request.load),
         "method_configs": json.dumps({name: method.describe() for name, method in made.methods.items()}),
+        **({"left_out": "; ".join(left_out.values())} if left_out else {}),
         "executor": request.executor,
         "spec": json.dumps(asdict(request.spec)),
         "word": request.word,

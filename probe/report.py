@@ -45,6 +45,7 @@ _PROVENANCE = (
     "model",
     "model_revision",
     "model_type",
+    "left_out",
     "source_dtype",
     "quantization",
     "created",

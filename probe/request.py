@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from mesa.engine.apply import check_executor
 from mesa.methods import Method
 from mesa.models import check_placement, config_of
-from mesa.settings import make_methods
-from mesa.support import check_config, check_method, unfit
+from mesa.settings import fitting_methods
+from mesa.support import check_config
 from mesa.support import trained_length as stated_length
 
 
@@ -19,14 +19,16 @@ from mesa.support import trained_length as stated_length
 class ModelRequest:
     """A model, with the options of `mesa.load`, and methods by name. trained_length: M in tokens; None: as stated.
 
+    methods: None: those of `default_methods` that the model can have.
     force: go on with what other weights, tokenizer, config or versions began; the record says so.
     """
 
     model: str = "default"
     load: Mapping[str, Any] = field(default_factory=dict)
-    methods: str = "all"
+    methods: str | None = None
     trained_length: int | None = None
     force: bool = False
+    default_methods: ClassVar[str] = "all"
 
     @property
     def source(self) -> dict[str, Any]:
@@ -42,6 +44,13 @@ class ModelRequest:
             raise ValueError(f"--trained-length {self.trained_length} is below 2")
         return config, stated_length(config) if self.trained_length is None else self.trained_length
 
+    def fitting_methods(
+        self, config: Any, trained_length: int, settings: Sequence[str] = ()
+    ) -> tuple[dict[str, Method], dict[str, str]]:
+        """The methods by name; and, of 'all' or a default set, why some are left out, see `mesa.settings`."""
+        names, by_default = self.methods or self.default_methods, self.methods is None
+        return fitting_methods(names, trained_length, settings, config, by_default=by_default)
+
 
 @dataclass(frozen=True)
 class MethodsRequest(ModelRequest):
@@ -52,18 +61,14 @@ class MethodsRequest(ModelRequest):
     executor: str = "fused"
 
     def checked_methods(self, config: Any, trained_length: int) -> dict[str, Method]:
-        """The methods by name. Raises ValueError for one that cannot be made or that the model cannot have.
-
-        Of 'all', those that the model cannot have are left out and named on stderr.
-        """
+        """Those of `fitting_methods`; what is left out is named on stderr."""
         check_executor(self.executor)
-        kept, named = {}, [each.strip() for each in self.methods.split(",")]
-        for name, method in make_methods(self.methods, trained_length, self.settings).items():
-            try:
-                check_method(config, method)
-                kept[name] = method
-            except ValueError as error:
-                if name in named or not unfit(config, type(method)):
-                    raise
-                sys.stderr.write(f"left out: {error}\n")
+        kept, left_out = self.fitting_methods(config, trained_length, self.settings)
+        tell_left_out(left_out)
         return kept
+
+
+def tell_left_out(left_out: Mapping[str, str]) -> None:
+    """Says on stderr why something of a default set is left out."""
+    for reason in left_out.values():
+        sys.stderr.write(f"left out: {reason}\n")

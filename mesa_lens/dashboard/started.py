@@ -53,7 +53,10 @@ def shown(options: Sequence[str]) -> str:
 
 
 def estimate(root: Path, name: str, asked: Mapping[str, str], own: str, inputs: Sequence[Path]) -> str:
-    """What `mesa-lens probe --estimate` prints; ValueError with its message for what it refuses. `own`: a text."""
+    """What `mesa-lens probe --estimate` prints, and what is left out. `own`: a text.
+
+    ValueError with its message for what it refuses.
+    """
     with tempfile.TemporaryDirectory() as place:
         options = arguments(asked, run_folder(root, name), inputs)
         if own:
@@ -70,7 +73,8 @@ def estimate(root: Path, name: str, asked: Mapping[str, str], own: str, inputs: 
         )
     if done.returncode:
         raise ValueError(_complaint(done.stderr.splitlines()) or f"`mesa-lens probe` ended with {done.returncode}")
-    return done.stdout.strip()
+    left_out = [line for line in done.stderr.splitlines() if line.startswith("left out: ")]
+    return "\n".join([done.stdout.strip(), *left_out])
 
 
 def start(root: Path, name: str, asked: Mapping[str, str], own: str, inputs: Sequence[Path]) -> Path:

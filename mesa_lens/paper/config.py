@@ -26,7 +26,7 @@ from probe.evaluation.harness_work import checked_tasks
 from probe.evaluation.plan import TASKS, EvalPlan, EvalRequest, memory_bytes, names, parse_lengths, plan
 from probe.plan import ProbeRequest
 from probe.plan import plan as plan_probe
-from probe.request import ModelRequest
+from probe.request import ModelRequest, tell_left_out
 from probe.tasks.base import Setting
 
 _TOP = ("title", "model", "load", "architecture", "trained_length", "methods", "set", "seed", "sections")
@@ -194,38 +194,41 @@ def _methods_text(config: PaperConfig, values: Mapping[str, Any]) -> str:
     return ",".join(methods) if isinstance(methods, list) else str(methods)
 
 
-def section_methods(config: PaperConfig, name: str) -> dict[str, Method]:
-    """The methods of a section by their labels, with what `set` says of them."""
+def section_methods(config: PaperConfig, name: str, model: Any) -> tuple[dict[str, Method], dict[str, str]]:
+    """The methods of a section by their labels, with what `set` says of them; of 'all', why some are left out.
+
+    model: the model's config. ValueError for a named method that the model cannot have.
+    """
     section, values = SECTIONS[name], config.sections[name]
     if section.variants:
         own = make_methods("mesa", config.trained_length, [s for s in config.settings if s.startswith("mesa.")])["mesa"]
         sizes = {key: value for key, value in own.describe().items() if key not in ("name", "trained_length")}
-        return {
+        methods = {
             label: make(method, config.trained_length, **{**sizes, **changed})
             for label, method, changed in section.variants
         }
+        for method in methods.values():
+            check_method(model, method)
+        return methods, {}
     asked = _methods_text(config, values)
     settings = [each for each in config.settings if each.partition(".")[0] in wanted_names(asked)]
-    return make_methods(asked, config.trained_length, settings)
+    return ModelRequest(methods=asked).fitting_methods(model, config.trained_length, settings)
 
 
 def plan_section(config: PaperConfig, name: str) -> EvalPlan:
     """The checked plan of an evaluated section; raises what `probe.evaluation.plan.plan` raises."""
     request = eval_request(config, name)
     made = plan(replace(request, methods="origin", settings=()))
-    methods = section_methods(config, name)
-    for method in methods.values():
-        check_method(made.config, method)
-    return replace(made, methods=methods)
+    return replace(made, methods=section_methods(config, name, made.config)[0])
 
 
-def probe_request(config: PaperConfig) -> ProbeRequest:
-    """The request of the probe section."""
+def probe_request(config: PaperConfig, model: Any) -> ProbeRequest:
+    """The request of the probe section. model: the model's config."""
     values = config.sections["probe"]
     layers, dims, positions = (
         parse_ranges(str(values.get(key, "all")), key) for key in ("layers", "dims", "positions")
     )
-    methods, lengths = section_methods(config, "probe"), values.get("lengths")
+    methods, lengths = section_methods(config, "probe", model)[0], values.get("lengths")
     return ProbeRequest(
         model=config.model,
         load=dict(config.load),
@@ -248,10 +251,12 @@ def probe_request(config: PaperConfig) -> ProbeRequest:
 def check(config: PaperConfig) -> dict[str, Any]:
     """The plans of all sections that can run, by name; everything that can be wrong is found here."""
     plans: dict[str, Any] = {}
+    model, _ = ModelRequest(config.model, config.load, trained_length=config.trained_length).checked_model()
+    _tell_left_out(config, model)
     for name, values in config.sections.items():
         if reason_left_out(SECTIONS[name], values):
             continue
-        plans[name] = plan_probe(probe_request(config)) if name == "probe" else plan_section(config, name)
+        plans[name] = plan_probe(probe_request(config, model)) if name == "probe" else plan_section(config, name)
         if name == "longbench":
             with checked_tasks(plans[name], values["tasks"], include_path(values)):
                 pass
@@ -278,6 +283,7 @@ def estimate(config: PaperConfig) -> str:
     """Cells, tokens and memory of every section as text, from `architecture` where the config has one. No weights."""
     model = model_of(config)
     check_config(model)
+    _tell_left_out(config, model)
     each = bytes_a_number(model, config.load)
     lines = [f"{config.title}: weights about {_weights(model) * each / 2**30:z.1f} GiB"]
     for name, values in config.sections.items():
@@ -286,10 +292,7 @@ def estimate(config: PaperConfig) -> str:
         if reason:
             lines.append(f"{name}: left out, {reason}")
             continue
-        methods = section_methods(config, name)
-        for method in methods.values():
-            check_method(model, method)
-        count = len(_judged(config, name))
+        count = len(_judged(config, name, model))
         lines.append(f"{name} ({section.place}): {_section_estimate(config, name, model, count, each)}")
     return "\n".join(lines)
 
@@ -302,11 +305,12 @@ def model_of(config: PaperConfig) -> Any:
 def work(config: PaperConfig) -> dict[tuple[Method, int], float]:
     """Passes of all sections that can run, but lm-eval's, by method and length."""
     found: dict[tuple[Method, int], float] = {}
+    model = model_of(config)
     for name, values in config.sections.items():
         if name == "longbench" or reason_left_out(SECTIONS[name], values):
             continue
-        for method in _judged(config, name).values():
-            for length, many in _passes(config, name).items():
+        for method in _judged(config, name, model).values():
+            for length, many in _passes(config, name, model).items():
                 found[method, length] = found.get((method, length), 0.0) + many
         if name != "probe":
             for length, many in _choosing(config, name).items():
@@ -315,10 +319,16 @@ def work(config: PaperConfig) -> dict[tuple[Method, int], float]:
     return found
 
 
-def _judged(config: PaperConfig, name: str) -> dict[str, Method]:
+def _tell_left_out(config: PaperConfig, model: Any) -> None:
+    """Says on stderr, once, which methods are left out of sections that name none."""
+    parts = [section_methods(config, name, model)[1] for name in config.sections]
+    tell_left_out({name: reason for part in parts for name, reason in part.items()})
+
+
+def _judged(config: PaperConfig, name: str, model: Any) -> dict[str, Method]:
     """The methods of a section that it scores: not the one that chooses its key tokens."""
     keyed = any(TASKS[task].keyed for task in SECTIONS[name].tasks)
-    methods = section_methods(config, name).items()
+    methods = section_methods(config, name, model)[0].items()
     return {label: method for label, method in methods if not (keyed and method.name == BY_DEFAULT)}
 
 
@@ -332,10 +342,10 @@ def _choosing(config: PaperConfig, name: str) -> dict[int, int]:
     return found
 
 
-def _passes(config: PaperConfig, name: str) -> dict[int, float]:
+def _passes(config: PaperConfig, name: str, model: Any) -> dict[int, float]:
     """Passes of a section under one method, by length."""
     if name == "probe":
-        request = probe_request(config)
+        request = probe_request(config, model)
         length = request.length or 0
         lengths = request.lengths or tuple(default_lengths(config.trained_length, length))
         found = dict.fromkeys(lengths, 2.0 * request.samples)
@@ -356,7 +366,7 @@ def _setting(config: PaperConfig, request: EvalRequest) -> Setting:
 
 def _section_estimate(config: PaperConfig, name: str, model: Any, methods: int, each: int) -> str:
     if name == "probe":
-        request = probe_request(config)
+        request = probe_request(config, model)
         kept = request.spec.resolve(model, request.length or 0)
         numbers = kept.values * methods * (1 + request.texts)
         size = numbers * (2 if request.spec.dtype == "float16" else 4) / 2**20

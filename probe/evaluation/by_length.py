@@ -25,8 +25,9 @@ MULTIPLES = (0.5, 1, 1.5, 2, 3, 4, 6, 8)
 
 
 def default_lengths(trained_length: int, longest: int) -> list[int]:
-    """`MULTIPLES` of M up to `longest` tokens."""
-    return [int(trained_length * multiple) for multiple in MULTIPLES if trained_length * multiple <= longest]
+    """`MULTIPLES` of M that hold a tail and its context, up to `longest` tokens."""
+    lengths = [int(trained_length * multiple) for multiple in MULTIPLES if trained_length * multiple <= longest]
+    return [length for length in lengths if length >= 2 * tail_tokens(trained_length)]
 
 
 def check_lengths(lengths: Sequence[int], trained_length: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from mesa.models import bytes_a_number, tokenizer_of
 from mesa.plan import LARGEST
 from probe.capture.memory import check_prompts, prompt_bytes
 from probe.evaluation.evaluator import Evaluator, evaluator_of, passes
+from probe.evaluation.lengths import fitting_lengths
 from probe.request import MethodsRequest
 from probe.tasks import sources
 from probe.tasks.base import Setting, Task
@@ -154,7 +155,7 @@ def plan(request: EvalRequest) -> EvalPlan:
     config, trained = request.checked_model()
     methods = request.checked_methods(config, trained)
     lengths = tuple(trained * multiple for multiple in (1, 2, 4, 8)) if request.lengths is None else request.lengths
-    if request.tasks:
+    if request.tasks and request.lengths is not None:
         check_prompts(max(lengths), request.samples)
     tokenizer = tokenizer_of(request.model, **request.source)
     setting = Setting(
@@ -168,7 +169,10 @@ def plan(request: EvalRequest) -> EvalPlan:
         request.new_tokens,
         request.batch,
     )
-    sized = [task for name in request.tasks if isinstance(task := TASKS[name], Recall)]
+    tasks = [TASKS[name] for name in request.tasks]
+    if request.lengths is None and tasks:
+        setting = replace(setting, lengths=fitting_lengths(tasks, tokenizer, setting))
+    sized = [task for task in tasks if isinstance(task, Recall)]
     made = EvalPlan(
         request,
         methods,
@@ -178,9 +182,9 @@ def plan(request: EvalRequest) -> EvalPlan:
         bool(sized) and all(task.is_rulers(tokenizer, setting) for task in sized),
         _evaluator(request, methods, setting, config, tokenizer),
     )
-    for name in request.tasks:
-        for length in TASKS[name].passes(setting):
-            TASKS[name].prepare(tokenizer, length, setting, 1)
+    for task in tasks:
+        for length in task.passes(setting):
+            task.check(tokenizer, length, setting)
     return made
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class LocateRequest(MethodsRequest):
     smallest set is made of. word: the repeated word whose observable dims are clamped.
     """
 
-    methods: str = "rerope"
+    default_methods: ClassVar[str] = "rerope"
     kinds: tuple[str, ...] = ("weave", "patch", "clamp")
     measures: tuple[str, ...] = ("nll",)
     lengths: tuple[int, ...] | None = None

@@ -7,16 +7,18 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mesa.methods import Method
-from mesa.models import bytes_a_number, chosen_dtype
+from mesa.models import bytes_a_number, chosen_dtype, tokenizer_of
 from mesa.plan import follows_length
 from probe.capture.memory import check_prompts, peak_bytes
 from probe.capture.spec import CaptureSpec, Kept
 from probe.evaluation.by_length import check_lengths
+from probe.evaluation.lengths import unfit_length
 from probe.evaluation.plan import SCORED_PROMPTS, TASKS, memory_bytes
-from probe.request import ModelRequest
+from probe.request import ModelRequest, tell_left_out
 from probe.study.results import DRIFT, TASK_NAMES
 from probe.study.variants import chosen, variants
 from probe.tasks.base import Setting
+from probe.tasks.finding import PASSKEY
 from probe.thresholds.drift import DriftRule, resolution
 from probe.thresholds.search import CrossingRule, check_positions
 
@@ -127,12 +129,16 @@ def plan(request: StudyRequest) -> StudyPlan:
     length = longest if request.length is None else request.length
     if length < 2 * trained:
         raise ValueError(f"--length {length} is below twice the trained length {trained}; take e.g. {8 * trained}")
-    lengths = request.lengths or tuple(int(trained * many) for many in MULTIPLES if trained * many <= length)
+    lengths = request.lengths or tuple(
+        dict.fromkeys(int(trained * many) for many in MULTIPLES if trained * many <= length)
+    )
     check_lengths(lengths, trained)
     if max(lengths) > length:
         raise ValueError(f"--lengths {max(lengths)} is beyond --length {length}, up to which failure is predicted")
     if request.configs is None:
-        asked, methods = f"--methods {request.methods}", variants(request.methods, trained, config)
+        chosen_methods, left_out = request.fitting_methods(config, trained)
+        tell_left_out(left_out)
+        asked, methods = f"--methods {','.join(chosen_methods)}", variants(chosen_methods, trained)
     else:
         asked, methods = f"--configs {request.configs!r}", chosen(request.configs, trained, config)
     if len(methods) < 4:
@@ -140,6 +146,11 @@ def plan(request: StudyRequest) -> StudyPlan:
             f"{asked} gives {len(methods) - 1} configs beside origin, too few to correlate; name 3 or more"
         )
     check_prompts(length, max(request.samples, request.windows) * request.seeds, "--length")
+    if PASSKEY.name in request.measure:
+        tokenizer = tokenizer_of(request.model, **request.source)
+        setting = Setting(trained, lengths, request.samples, request.first_seed)
+        if reason := unfit_length([PASSKEY], tokenizer, min(lengths), setting):
+            raise ValueError(f"{reason}; or leave passkey out of --measure")
     kept = CaptureSpec().resolve(config, length)
     standard = CrossingRule.scaled(trained)
     rules = {"standard": standard, "wide": replace(standard, smoothing=max(1, trained // 4))}
@@ -165,7 +176,7 @@ def _check(request: StudyRequest) -> None:
     if request.first_seed < 0 or request.first_seed + request.seeds > MEASURED_SEEDS:
         asked = f"--first-seed {request.first_seed} with --seeds {request.seeds}"
         raise ValueError(f"{asked} leaves 0 to {MEASURED_SEEDS - 1}; passkeys that measure have those beyond")
-    if request.configs is not None and request.methods != "all":
+    if request.configs is not None and request.methods not in (None, "all"):
         raise ValueError(f"--configs {request.configs!r} stands in place of --methods {request.methods}; give one")
 
 

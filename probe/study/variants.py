@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
-from mesa.methods import Method, make, registry
-from mesa.settings import make_methods, method_settings, wanted_names
-from mesa.support import check_method, unfit
+from mesa.methods import Method, make
+from mesa.settings import method_settings
+from mesa.support import check_method
 
 REFERENCE = "origin"
 
 
-def variants(names: str, trained_length: int, config: Any) -> dict[str, Method]:
-    """Configs by label, such as 'leaky-rerope k=2', of the methods named ('all': those the model takes); Origin first.
+def variants(methods: Mapping[str, Method], trained_length: int) -> dict[str, Method]:
+    """Configs by label, such as 'leaky-rerope k=2', of methods by name; Origin first.
 
-    Each method comes with its defaults and as `_varied` says. Raises ValueError for unknown or unsupported methods.
+    Each method comes with its defaults and as `_varied` says.
     """
-    known, named = registry(), [name.strip() for name in names.split(",")]
-    wanted = [name for name in wanted_names(names) if name in named or not unfit(config, known[name])]
-    chosen = make_methods(",".join(wanted), trained_length)
-    for name in chosen:
-        if reason := unfit(config, known[name]):
-            raise ValueError(f"{name} cannot be attached to model type {config.model_type!r}: {reason}")
     result: dict[str, Method] = {REFERENCE: make(REFERENCE, trained_length)}
     varied = _varied(trained_length)
-    for name, method in chosen.items():
+    for name, method in methods.items():
         result[name] = method
         for parameters in varied.get(name, ()):
             words = " ".join(f"{key}={value}" for key, value in parameters.items())

@@ -13,6 +13,8 @@ import numpy as np
 if TYPE_CHECKING:
     from mesa.models import Loaded
 
+_SHORT, _MANY = 256, 100  # keys differ in tokens: up to so many tokens, so many prompts are tried
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -95,6 +97,10 @@ class Task(ABC):
     def logits(self, length: int, setting: Setting) -> int:
         """Positions whose logits are held at once."""
         return setting.batch if self.batched else 1
+
+    def check(self, tokenizer: Any, length: int, setting: Setting) -> None:
+        """Raises ValueError where there are no prompts of `length` tokens."""
+        self.prepare(tokenizer, length, setting, min(setting.samples, _MANY) if length <= _SHORT else 1)
 
     @abstractmethod
     def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[Any]:

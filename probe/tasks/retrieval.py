@@ -166,7 +166,9 @@ def single_key(
     middle, end = encode(tokenizer, sentence), encode(tokenizer, question)
     fixed = len(start) + len(middle) + len(end)
     if length < fixed:
-        raise ValueError(f"length={length} is below the task's fixed text of {fixed} tokens; ask for at least {fixed}")
+        raise ValueError(
+            f"length={length} is below the task's fixed text of {fixed} tokens; ask for at least {fixed} (--lengths)"
+        )
     before, after = _haystack(filler, length - fixed, depth)
     prefix = "" if question.endswith("<") else " "
     return Prompt(
@@ -243,7 +245,9 @@ def lines(tokenizer: Tokenizer, length: int, rng: np.random.Generator, *, digits
         question = max(question, asked, key=len)
     if not body:
         fixed = len(start) + len(line) + len(asked)
-        raise ValueError(f"length={length} is below the task's fixed text of {fixed} tokens; ask for at least {fixed}")
+        raise ValueError(
+            f"length={length} is below the task's fixed text of {fixed} tokens; ask for at least {fixed} (--lengths)"
+        )
     index = int(rng.integers(len(body)))
     name = list(names)[index]
     asked = encode_once(tokenizer, LINES_QUESTION.format(name=name))

@@ -63,7 +63,9 @@ def text_windows(documents: Sequence[np.ndarray], tokens: int, count: int) -> li
         starts = [(d, s) for d, ids in enumerate(documents) for s in range(0, len(ids) - tokens + 1, step)]
     if not starts:
         there = sum(map(len, documents))
-        raise ValueError(f"the text has {there} tokens, {tokens} are needed; give a longer text (--text)")
+        raise ValueError(
+            f"the text has {there} tokens, {tokens} are needed; give a longer text (--text) or ask for less (--lengths)"
+        )
     chosen = np.linspace(0, len(starts) - 1, min(count, len(starts))).round().astype(int)
     return [documents[d][s : s + tokens] for d, s in (starts[index] for index in chosen)]
 

@@ -82,7 +82,7 @@ def test_a_run_from_start_to_finish(opened, tmp_path, models):
     app = ask(opened, name="first", model="tiny", length="400", lengths="80,160,320", samples="6", texts="1")
     app.text_area(key="ask_own").set_value("Every word of this is my own. " * 600).run()
     (command,) = (element.value for element in app.code)
-    assert command.startswith(f"mesa-lens probe --model={models / 'tiny'} --methods=origin,rerope,dynamic-ntk,mesa ")
+    assert command.startswith(f"mesa-lens probe --model={models / 'tiny'} --length=400 ")
     app.button(key="estimate").click().run()
     assert "captured length 400 tokens" in texts(app)
     assert list(tmp_path.iterdir()) == []
@@ -120,6 +120,19 @@ def test_bad_input_is_refused_in_the_commands_own_words(opened, tmp_path, monkey
     app.button(key=button).click().run()
     assert message in app.error[0].value.replace("\\", "")
     assert list(tmp_path.iterdir()) == []  # nothing was made
+
+
+def test_methods_left_as_they_are_fit_the_model(opened, monkeypatch):
+    monkeypatch.setattr(started.subprocess, "run", here)
+    monkeypatch.setattr("mesa_lens.probe.tell_estimate", lambda text, *_: print(text))
+    app = ask(opened, model="alibi")
+    app.button(key="estimate").click().run()
+    assert not app.error
+    assert "3 method(s)" in texts(app)
+    assert "left out: dynamic-ntk cannot be attached to model type 'mpt'" in texts(app)
+    app.multiselect(key="ask_methods").set_value(["origin", "dynamic-ntk"]).run()
+    app.button(key="estimate").click().run()
+    assert "dynamic-ntk cannot be attached to model type 'mpt'" in app.error[0].value.replace("\\", "")
 
 
 OUTSIDE = [

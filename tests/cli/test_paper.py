@@ -15,7 +15,7 @@ from commands import main
 
 from mesa.methods import registry
 from mesa_lens.paper import runner
-from mesa_lens.paper.config import estimate, plan_section, probe_request, read, section_methods
+from mesa_lens.paper.config import check, estimate, model_of, plan_section, probe_request, read, section_methods
 from mesa_lens.paper.sections import SECTIONS
 from probe.cells import source
 from probe.cells.cell import CellsLost
@@ -60,7 +60,7 @@ def test_every_config_is_planned_and_its_memory_estimated(path):
     text = estimate(config)
     for name in config.sections:
         assert f"\n{name}" in text
-        for method in section_methods(config, name).values():
+        for method in section_methods(config, name, model_of(config))[0].values():
             assert method.trained_length == config.trained_length
 
 
@@ -84,9 +84,15 @@ def test_the_default_config_runs_as_it_stands():
 
 def test_the_real_models_config_takes_every_method_of_ours():
     config = read("smollm2")
-    assert [*section_methods(config, "nll")] == [*registry()]
-    assert [*section_methods(config, "probe")] == ["origin", "rerope", "dynamic-ntk", "mesa", "stair"]
-    request = probe_request(config)
+    assert [*section_methods(config, "nll", model_of(config))[0]] == [*registry()]
+    assert [*section_methods(config, "probe", model_of(config))[0]] == [
+        "origin",
+        "rerope",
+        "dynamic-ntk",
+        "mesa",
+        "stair",
+    ]
+    request = probe_request(config, model_of(config))
     assert request.lengths == (8192, 12288, 16384)
     text = estimate(config)
     assert f"nll (Figures 4 and 6): 85 cells, 255 passes, about {51 * 50 * 1024:,} prompt tokens" in text
@@ -98,7 +104,8 @@ def test_the_real_models_config_takes_every_method_of_ours():
 
 
 def test_the_papers_sizes_are_in_its_configs():
-    methods = section_methods(read(ROOT / "configs" / "llama2-7b.yaml"), "passkey")
+    config = read(ROOT / "configs" / "llama2-7b.yaml")
+    methods, _ = section_methods(config, "passkey", model_of(config))
     mesa = methods["mesa"].describe()
     assert {key: mesa[key] for key in ("window", "width", "first", "last")} == {
         "window": 512,
@@ -106,9 +113,26 @@ def test_the_papers_sizes_are_in_its_configs():
         "first": 100,
         "last": 512,
     }
-    ablation = section_methods(read(ROOT / "configs" / "llama2-7b.yaml"), "ablation")
+    ablation, _ = section_methods(config, "ablation", model_of(config))
     assert [method.weave for method in ablation.values()] == ["stair", "rerope", "leaky-rerope"]
     assert {method.window for method in ablation.values()} == {512}
+
+
+@pytest.mark.parametrize("methods", [{}, {"methods": "all"}, {"methods": ["origin", "yarn"]}])
+def test_sections_that_name_no_methods_leave_out_what_the_model_cannot_have(methods, tmp_path, capsys):
+    sections = {"nll": {"lengths": "256,512", "samples": 1}, "probe": {"samples": 1}, "ablation": {"samples": 1}}
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({"model": "alibi", "trained_length": 256, "sections": sections, **methods}))
+    for planned in (check, estimate):
+        if methods.get("methods", "all") != "all":
+            with pytest.raises(ValueError, match="yarn cannot be attached to model type 'mpt'"):
+                planned(read(path))
+            continue
+        planned(read(path))
+        assert capsys.readouterr().err.count("left out: yarn cannot be attached") == 1
+    if methods.get("methods", "all") == "all":
+        plans = check(read(path))
+        assert [len(plans[name].methods) for name in sections] == [14, 14, 3]
 
 
 def every_other(loaded, ids, trained_length):

@@ -18,6 +18,7 @@ from probe.defaults import METHODS
 _EVERY = 2  # seconds between two looks at a run
 _LINES = 30  # of a log
 _CHOSEN = "started"
+_METHODS = "First: reference. Left as they are: less what the model cannot have."
 
 
 def page(context: Context) -> None:
@@ -111,9 +112,7 @@ def _asked(inputs: tuple[Path, ...]) -> tuple[dict[str, str], str]:
         "Model", "default", key="ask_model", help=f"{names}, a hub id, or a folder or .gguf file in {where}"
     )
     trained = right.text_input("Trained window M", key="ask_trained", placeholder="the config's", help="tokens")
-    methods = st.multiselect(
-        "Methods", list(registry()), METHODS.split(","), key="ask_methods", help="First: reference"
-    )
+    methods = st.multiselect("Methods", list(registry()), METHODS.split(","), key="ask_methods", help=_METHODS)
     settings = st.text_input("Settings of methods", key="ask_set", placeholder="e.g. rerope.window=64 mesa.window=32")
     left, right = st.columns(2)
     length = left.text_input("Length read", key="ask_length", placeholder="4 M", help="tokens")
@@ -130,7 +129,7 @@ def _asked(inputs: tuple[Path, ...]) -> tuple[dict[str, str], str]:
     return {
         "model": model,
         "trained-length": trained,
-        "methods": ",".join(methods),
+        "methods": "" if methods == METHODS.split(",") else ",".join(methods),
         "set": settings,
         "length": length,
         "lengths": lengths,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from probe.capture.spec import CaptureSpec, Kept, parse_ranges
 from probe.evaluation.plan import PROMPTS
 from probe.mechanism.anatomy.collect import collect_bytes
 from probe.mechanism.anatomy.sliding import sliding_windows
-from probe.request import MethodsRequest
+from probe.request import MethodsRequest, tell_left_out
 from probe.tasks import sources
 from probe.tasks.base import Setting
 from probe.tasks.finding import PASSKEY
@@ -48,7 +47,7 @@ class AnatomyRequest(MethodsRequest):
     parts. layers: kept in every part.
     """
 
-    methods: str = "origin,rerope,dynamic-ntk,mesa"
+    default_methods: ClassVar[str] = "origin,rerope,dynamic-ntk,mesa"
     parts: tuple[str, ...] = ("all",)
     lengths: tuple[int, ...] | None = None
     texts: int | None = None
@@ -132,22 +131,23 @@ def plan(request: AnatomyRequest) -> AnatomyPlan:
     config, trained = request.checked_model()
     parts = _parts(request, config)
     methods = request.checked_methods(config, trained)
-    if not methods:
-        raise ValueError(f"--methods {request.methods!r} names none; try origin,rerope,dynamic-ntk,mesa")
     layers = list(CaptureSpec(layers=parse_ranges(request.layers, "--layers")).resolve(config, 1).layers)
     lengths = sorted(set(request.lengths or (trained, 4 * trained)))
     check_prompts(lengths[-1], request.samples)
     tokenizer = tokenizer_of(request.model, **request.source)
     documents = tuple(heldout_ids(tokenizer, sources.texts(request.text)))
     setting = Setting(trained, tuple(lengths), request.samples, request.seed, documents)
-    texts, passkeys, sliding, stride = {}, {}, [], max(1, trained // 8)
+    texts, stride = {}, max(1, trained // 8)
     for length in lengths:
         if {"heads", "frequencies", "lens"} & {*parts}:
             texts[length] = TAIL.prepare(tokenizer, length, setting, request.samples)
-        if "retrieval" in parts:
-            passkeys[length] = _passkeys(tokenizer, length, setting)
-    if "vectors" in parts:
-        sliding = _sliding(request, tokenizer, documents, lengths[-1], trained)
+    build = {
+        "retrieval": lambda: {length: _passkeys(tokenizer, length, setting) for length in lengths},
+        "vectors": lambda: _sliding(request, tokenizer, documents, lengths[-1], trained),
+    }
+    built = {part: made for part in build if part in parts and (made := _unless_default(request, part, build[part]))}
+    passkeys, sliding = built.get("retrieval", {}), built.get("vectors", [])
+    parts = [part for part in parts if part not in build or part in built]
     made = ids_fingerprint(documents)
     return AnatomyPlan(request, config, methods, parts, lengths, layers, texts, passkeys, sliding, stride, made)
 
@@ -167,8 +167,19 @@ def _parts(request: AnatomyRequest, config: Any) -> list[str]:
     problem = f"frequencies: model type {config.model_type!r} {reason}"
     if "frequencies" in request.parts:
         raise ValueError(f"--parts {problem}")
-    sys.stderr.write(f"left out: {problem}\n")
+    tell_left_out({"frequencies": problem})
     return [part for part in PARTS if part in asked and part != "frequencies"]
+
+
+def _unless_default(request: AnatomyRequest, part: str, build: Callable[[], Any]) -> Any:
+    """What `build` makes for a part; None, which stderr explains, where it fails by default parts and lengths."""
+    try:
+        return build()
+    except ValueError as error:
+        if request.lengths is not None or part in request.parts:
+            raise
+        tell_left_out({part: f"{part}: {error}"})
+        return None
 
 
 def _passkeys(tokenizer: Any, length: int, setting: Setting) -> Sequence[Prompt]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class CounterpartRequest(MethodsRequest):
     heads held that follow the position best. draws: sets of random heads. word: the repeated one that shows crossings.
     """
 
-    methods: str = "rerope"
+    default_methods: ClassVar[str] = "rerope"
     kinds: tuple[str, ...] = KINDS
     lengths: tuple[int, ...] | None = None
     samples: int = 8

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from transformers import BloomConfig, LlamaConfig, MptConfig
+from transformers import BloomConfig, LlamaConfig
 
 from mesa.methods import make
 from mesa.plan import distances, follows_length, reach
+from mesa.settings import fitting_methods
 from probe.study.score import advantage, correlations, resamples, score, share
 from probe.study.variants import chosen, variants
 
@@ -141,9 +142,13 @@ def test_pairs_that_cannot_be_judged_are_left_out():
     assert score(predicted, measured * np.nan, (1000,)).called == 0
 
 
+def varied(trained, config=LLAMA):
+    return variants(fitting_methods("all", trained, config=config)[0], trained)
+
+
 @pytest.mark.slow
 def test_configs_fail_early_late_and_never_by_arithmetic():
-    made = variants("all", 256, LLAMA)
+    made = varied(256)
     assert len(made) == 33
     assert list(made)[:3] == ["origin", "nope", "rerope"]
     first = {}
@@ -155,16 +160,14 @@ def test_configs_fail_early_late_and_never_by_arithmetic():
     assert first["self-extend group=4"] == 64 + 4 * 192
     assert first["stair width=4"] == 32 + 4 * 223 + 1
     assert [first[name] for name in ("nope", "rerope", "leaky-rerope", "stair", "mesa")] == [None] * 5
-    assert not any(name.startswith(("dynamic-ntk", "ntk-mixed")) for name in variants("all", 256, BloomConfig()))
-    with pytest.raises(ValueError, match="dynamic-ntk cannot be attached to model type 'mpt'"):
-        variants("dynamic-ntk", 256, MptConfig())
+    assert not any(name.startswith(("dynamic-ntk", "ntk-mixed")) for name in varied(256, BloomConfig()))
 
 
 def test_chosen_configs_are_made_as_named():
     config = LlamaConfig(num_hidden_layers=4)
     made = chosen("rerope window=128,  leaky-rerope  k=1.25", 256, config)
     assert list(made) == ["origin", "rerope window=128", "leaky-rerope k=1.25"]
-    assert made["rerope window=128"] == variants("rerope", 256, LLAMA)["rerope window=128"]
+    assert made["rerope window=128"] == varied(256)["rerope window=128"]
     assert made["leaky-rerope k=1.25"].k == 1.25
     assert list(chosen("nope,origin", 256, config)) == ["origin", "nope"]
     _, parted, other = chosen("rerope layers=[0,1],mesa", 256, config).values()
@@ -177,14 +180,14 @@ def test_chosen_configs_are_made_as_named():
 
 
 def test_reach_is_the_largest_distance_of_each_query():
-    for method in variants("all", 24, LLAMA).values():
+    for method in varied(24).values():
         plan = method.plan(70)
         assert reach(plan, block=16).tolist() == distances(plan).max(axis=1).tolist()
     assert reach(make("rerope", 24, window=3).plan(6)).tolist() == [0, 1, 2, 3, 3, 3]
 
 
 def test_only_dynamic_ntk_and_lampe_follow_the_prompt_length():
-    made = variants("all", 256, LLAMA)
+    made = varied(256)
     follow = {name.split()[0] for name, method in made.items() if follows_length(method.plan(2048), method.plan(512))}
     assert follow == {"dynamic-ntk", "lampe"}
     made = chosen("dca mscale=true,dca", 256, LLAMA)
@@ -194,4 +197,4 @@ def test_only_dynamic_ntk_and_lampe_follow_the_prompt_length():
 
 def test_configs_that_scale_rotary_have_no_yarn():
     scaled = LlamaConfig(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})
-    assert {*variants("all", 256, LLAMA)} - {*variants("all", 256, scaled)} == {"yarn", "yarn factor=2"}
+    assert {*varied(256)} - {*varied(256, scaled)} == {"yarn", "yarn factor=2"}

@@ -1,0 +1,125 @@
+"""Default methods and lengths fit every model and window, and say what they leave out; what is named does not."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from mesa.settings import fitting_methods
+from mesa_lens.cli import main
+from probe.evaluation import plan as evaluation
+from probe.evaluation.lengths import unfit_length
+from probe.inputs import prepare
+from probe.mechanism import request as locating
+from probe.mechanism.anatomy import request as anatomy
+from probe.mechanism.counterpart import request as counterpart
+from probe.plan import ProbeRequest, plan, provenance
+from probe.study import plan as study
+from probe.tasks.base import Setting
+from probe.tasks.finding import PASSKEY
+
+PLANS = {
+    "probe": (plan, ProbeRequest),
+    "eval": (evaluation.plan, evaluation.EvalRequest),
+    "locate": (locating.plan, locating.LocateRequest),
+    "anatomy": (anatomy.plan, anatomy.AnatomyRequest),
+    "study": (study.plan, study.StudyRequest),
+    "counterpart": (counterpart.plan, counterpart.CounterpartRequest),
+}
+BASED = {"dynamic-ntk", "ntk-mixed"}
+
+
+@pytest.mark.parametrize("command", PLANS)
+def test_default_methods_are_those_that_the_model_can_have(command, capsys):
+    planned, request = PLANS[command]
+    asked = request(model="alibi", samples=2)
+    made = planned(asked)
+    names = {method.name for method in getattr(made, "methods", {}).values()}
+    assert not names & BASED
+    said = capsys.readouterr().err
+    default = request.default_methods
+    for name in BASED:
+        line = f"left out: {name} cannot be attached to model type 'mpt': it changes rotary frequencies"
+        assert said.count(line) == (default == "all" or name in default)
+    with pytest.raises(ValueError, match="dynamic-ntk cannot be attached to model type 'mpt'"):
+        planned(replace(asked, methods="origin,dynamic-ntk"))
+
+
+def test_what_scales_its_frequencies_already_has_no_yarn(capsys):
+    made = evaluation.plan(evaluation.EvalRequest(model="nope", samples=2))
+    assert "yarn" not in made.methods
+    assert "left out: yarn cannot be attached to model type 'llama': its config scales" in capsys.readouterr().err
+
+
+def test_a_run_records_what_its_default_left_out():
+    made = plan(ProbeRequest(model="alibi"))
+    assert list(made.methods) == ["origin", "rerope", "mesa"]
+    assert provenance(made)["left_out"].startswith("dynamic-ntk cannot be attached")
+    assert "left_out" not in provenance(plan(ProbeRequest(model="alibi", methods="origin,mesa")))
+    assert "left_out" not in provenance(plan(ProbeRequest()))
+
+
+def test_a_window_too_small_for_a_methods_default_sizes_leaves_it_out():
+    kept, left_out = fitting_methods("all", 3)
+    assert {"origin", "rerope", "mesa"} <= {*kept}
+    assert left_out == {"streaming-llm": "streaming-llm: first=4 is not below the trained length 3"}
+    with pytest.raises(ValueError, match="first=5 is not below the trained length 3"):
+        fitting_methods("all", 3, ["streaming-llm.first=5"])
+
+
+@pytest.mark.parametrize("asked", [[], ["--methods", "origin,dynamic-ntk"]])
+def test_the_command_tells_a_default_from_a_name(asked, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("mesa_lens.probe.tell_estimate", lambda text, *_: print(text))
+    code = main(["probe", "--model", "alibi", "--out", str(tmp_path / "run"), "--estimate", *asked])
+    said = capsys.readouterr()
+    assert "dynamic-ntk cannot be attached to model type 'mpt'" in said.err
+    assert said.err.startswith("mesa-lens: " if asked else "left out: ")
+    assert (code, "3 method(s)" in said.out) == ((2, False) if asked else (0, True))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("trained", [2, 64, 100, 128, 100_000])
+@pytest.mark.parametrize("command", PLANS)
+def test_default_lengths_fit_the_trained_window_or_the_error_names_the_option(command, trained):
+    planned, request = PLANS[command]
+    refused = ""
+    try:
+        planned(request(trained_length=trained, samples=2))
+    except ValueError as error:
+        refused = str(error)
+    assert not refused or (trained not in (100, 128) and re.search("--lengths|--samples 0|trained length", refused))
+
+
+def test_lengths_too_short_for_a_prompt_are_left_out_of_a_default_alone(capsys):
+    made = plan(ProbeRequest(trained_length=128))
+    assert made.lengths == (128, 192, 256, 384, 512)
+    line = "left out: --lengths 64: length=64 is below the task's fixed text of 66 tokens"
+    assert line in capsys.readouterr().err
+    prepare(made)
+    with pytest.raises(ValueError, match=r"64 is below the task's fixed text .*\(--lengths\)"):
+        prepare(plan(ProbeRequest(trained_length=128, lengths=(64, 128))))
+    assert plan(ProbeRequest(trained_length=128, samples=0)).lengths[0] == 64
+    tasks = evaluation.plan(evaluation.EvalRequest(trained_length=64, samples=2, methods="origin"))
+    assert tasks.setting.lengths == (128, 256, 512)
+    assert line in capsys.readouterr().err
+
+
+def test_every_key_of_a_short_prompt_is_tried(monkeypatch):
+    """Numbers differ in tokens: another key than the first may not fit."""
+    tokenizer, setting = evaluation.tokenizer_of("default"), Setting(128, (80,), samples=20)
+    assert not unfit_length([PASSKEY], tokenizer, 80, setting)
+    keys = iter(["12345"] * 7 + ["12345" * 9] * 13)
+    monkeypatch.setattr("probe.tasks.retrieval.random_key", lambda rng, digits: next(keys))
+    assert "--lengths 80: length=80 is below the task's" in unfit_length([PASSKEY], tokenizer, 80, setting)
+
+
+def test_anatomy_leaves_out_parts_that_the_window_is_too_small_for(capsys):
+    asked = anatomy.AnatomyRequest(trained_length=6, samples=2)
+    assert anatomy.plan(asked).parts == ["heads", "frequencies", "lens"]
+    said = capsys.readouterr().err
+    assert "left out: retrieval: length=" in said
+    assert "left out: vectors: " in said
+    with pytest.raises(ValueError, match="fixed text"):
+        anatomy.plan(replace(asked, lengths=(6, 24)))
+    with pytest.raises(ValueError, match="fixed text"):
+        anatomy.plan(replace(asked, parts=("retrieval",)))
