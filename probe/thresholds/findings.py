@@ -73,7 +73,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def _thresholds(summary: dict[str, Any]) -> str:
-    if summary["stated_window"] and summary["stated_window"]["is_wrong"]:
+    if (summary.get("stated_window") or {}).get("is_wrong"):
         return f"Thresholds are not judged: {summary['control']}."
     searched, prompt = summary["searched"], summary["prompt"]
     qualified = summary["qualified"][prompt]

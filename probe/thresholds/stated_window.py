@@ -179,7 +179,7 @@ def record(found: StatedWindow | None) -> dict[str, Any] | None:
 
 def times_of_m(summary: Mapping[str, Any], after: int, high: int) -> str:
     """Lengths as multiples of M, such as ', 2 to 3 times M'; empty where M is in doubt."""
-    stated = summary["stated_window"]
+    stated = summary.get("stated_window")
     if stated is None or stated["is_doubtful"]:
         return ""
     ends = dict.fromkeys(f"{length / stated['stated']:.2g}" for length in (after, high))

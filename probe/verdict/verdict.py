@@ -30,7 +30,7 @@ def verdict(summary: Mapping[str, Any], located: Located | None) -> dict[str, An
         "What mended it": mended(summary, rows),
         "How sure": sure(summary, rows),
     }
-    told = checked(told, summary["stated_window"])
+    told = checked(told, summary.get("stated_window"))
     head, cells = table(summary, rows)
     return {
         "told": [{"heading": heading, "text": text} for heading, text in told.items()],

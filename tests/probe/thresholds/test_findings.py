@@ -23,6 +23,7 @@ def summary(seed):
         "reference": "origin",
         "prompt": "repeated",
         "hook": "resid_post",
+        "stated_window": None,
         "searched": 60,
         "qualified": {"repeated": 7},
         "best": [{"layer": int(rng.integers(6)), "dim": 3, "score": 12.0}],
