@@ -61,7 +61,7 @@ def add(commands: Any) -> None:
         type=whole(0, MOST_PROMPTS),
         metavar="N",
         help="measure N further lengths of each method that fails, halving; each takes as long as one of "
-        "--lengths (None: 2 where a pass takes at most 100 GFLOP, as on the shipped model, else 0)",
+        "--lengths (None: 1 where a pass takes at most 100 GFLOP, as on the shipped model, else 0)",
     )
     add_seed(measure)
     command.add_argument("--rule", default="drift", choices=RULES, help="what failures are predicted by")

@@ -34,7 +34,7 @@ REPEATED = "repeated"
 _COPIES = 16
 """Copies of a layer's values that a report holds at a time, beside one a method: the search's, in both its threads."""
 
-HALVINGS = 2
+HALVINGS = 1
 CHEAP = 1e11
 """Operations of a pass at the longest measured length up to which further lengths are measured by default."""
 

@@ -7,6 +7,7 @@ import pytest
 
 from probe.evaluation.by_length import TASKS
 from probe.evaluation.journal import Journal
+from probe.plan import ProbeRequest, plan
 from probe.refine import refined
 from probe.thresholds.failure import measured_failure
 
@@ -58,3 +59,11 @@ def test_lengths_are_halved_for_the_method_that_fails(made, journal):
     assert refined(made, journal, 10, never).identical(scores)  # a run that goes on
     assert refined(made, journal, 1, never)["length"].values.tolist() == [128, 256, 384, 448, 512, 768]
     assert refined(made, journal, 0, never)["length"].values.tolist() == list(LENGTHS)
+
+
+@pytest.mark.parametrize(
+    ("options", "rounds"),
+    [({}, 1), ({"lengths": (256, 8192)}, 0), ({"samples": 0}, 0), ({"refine": 3}, 3), ({"refine": 0}, 0)],
+)
+def test_one_further_length_is_measured_by_default_where_a_pass_is_cheap(options, rounds):
+    assert plan(ProbeRequest(length=2048, **options)).refine == rounds
