@@ -34,10 +34,14 @@ def told(summary: Mapping[str, Any]) -> str:
 
 def text(verdict: Mapping[str, Any]) -> str:
     """Sentences, table and notes, for a terminal."""
-    told = (textwrap.fill(f"{each['heading']}: {each['text']}", _WIDTH) for each in verdict["told"])
+    told = (_filled(f"{each['heading']}: {each['text']}") for each in verdict["told"])
     table = plain_table(Table("", tuple(verdict["head"]), tuple(map(tuple, verdict["cells"]))))
-    notes = (textwrap.fill(note, _WIDTH) for note in verdict["notes"])
+    notes = map(_filled, verdict["notes"])
     return "\n\n".join(["\n".join(told), table, "\n".join(notes)])
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, _WIDTH, break_on_hyphens=False)  # methods' names have hyphens
 
 
 def html(verdict: Mapping[str, Any]) -> str:
