@@ -7,8 +7,11 @@ REAL := --model smollm2 --length 16384 --methods origin,rerope,dynamic-ntk,mesa,
 
 .PHONY: demo real app test test-slow test-ray test-fuzz test-browser mutants check bench pictures mechanism counterpart format clean
 
-demo: .venv/installed  ## set up, then probe the shipped model: runs/demo/report.html
+demo: .venv/installed  ## set up, then probe the shipped model, find the heads that break, ask it passkeys: runs/demo/report.html
 	$(BIN)/mesa-lens probe --length 2048 --out $(OUT) $(if $(wildcard $(OUT)/report.html),--overwrite)
+	$(BIN)/mesa-lens locate --methods rerope --lengths 1024 --samples 4 --try weave --ways only --out $(OUT)
+	$(BIN)/mesa-lens anatomy --parts heads --methods origin,rerope --lengths 256,1024 --samples 2 --out $(OUT)
+	$(BIN)/mesa-lens eval --task passkey --methods origin,rerope,mesa --lengths 256,1k --samples 4 --out $(dir $(OUT))eval
 	$(BIN)/mesa-lens verify --quick --html $(dir $(OUT))theory > /dev/null
 
 real: .venv/installed  ## a real model (SmolLM2-135M-Instruct, 93 MB to fetch): runs/real/report.html (an hour on 2 idle cores)
