@@ -1,0 +1,37 @@
+"""The finished run that is shipped: the dashboard's pages are filled by it, without a model."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from pages import drawn, shown_texts
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    shutil.copytree(EXAMPLES, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setenv("MESA_LENS_RUNS", str(tmp_path))
+
+
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        pytest.param("overview", "Model **smollm2**, trained window **M = 8192** tokens"),
+        pytest.param("mechanism", "rerope in one layer alone restores", marks=pytest.mark.slow),
+        pytest.param("thresholds", "of 32 (layer, dim) pairs", marks=pytest.mark.slow),
+        pytest.param("heatmaps", "Colour scale ends at", marks=pytest.mark.slow),
+    ],
+)
+def test_a_page_shows_the_shipped_run(page, text):
+    app = drawn(page)
+    assert text in shown_texts(app)
+    assert not app.error
+
+
+def test_the_shipped_run_is_small_and_names_no_place_on_a_machine():
+    files = [path for path in EXAMPLES.rglob("*") if path.is_file()]
+    assert 0 < sum(path.stat().st_size for path in files) < 8 * 2**20
+    assert not [path for path in files if b"/work/" in path.read_bytes() or b"/home/" in path.read_bytes()]
