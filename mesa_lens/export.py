@@ -287,11 +287,13 @@ def _searched(args: argparse.Namespace, opened: Run, hidden: xr.DataArray) -> xr
     from tqdm import tqdm
 
     from probe.store.select import reference_method
-    from probe.thresholds.search import search
+    from probe.thresholds.search import check_positions, search
 
     trained, reference = _trained_length(args, opened), reference_method(hidden["method"].values.tolist())
+    rule = _rule(args, trained)
+    check_positions(hidden["position"].values.tolist(), trained, rule)
     with tqdm(total=1, desc="finding thresholds", unit="search") as bar:
-        found = search(hidden, trained, _rule(args, trained), reference)
+        found = search(hidden, trained, rule, reference)
         bar.update()
     return found
 

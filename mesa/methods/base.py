@@ -67,6 +67,7 @@ class Method(ABC):
             object.__setattr__(self, "layers", tuple(self.layers))
             self._require(len(self.layers) > 0 and min(self.layers) >= 0, "layers", "is empty or has a negative layer")
             self._require(max(self.layers) <= LARGEST, "layers", f"has a layer above {LARGEST}")
+            self._require(len(set(self.layers)) == len(self.layers), "layers", "names a layer twice")
         if self.heads is not None:
             self._require(self.layers is None, "heads", f"and layers={self.layers} are both given; give one")
             object.__setattr__(self, "heads", read_heads(self.heads, f"{self.name}: heads={self.heads}"))

@@ -101,5 +101,6 @@ def _check(cell: tuple[str, str, int], row: Mapping[str, Any] | None) -> None:
         raise RuntimeError(f"{task} under {name} does not fit in memory at {length} tokens; shorten --lengths")
     if any(math.isnan(score["value"]) for score in row["scores"]):
         raise ValueError(
-            f"the tail NLL under {name} at {length} tokens is not a number; run the model with --dtype float32"
+            f"the tail NLL under {name} at {length} tokens is not a number; run the model with a wider "
+            "--dtype (float32, float64)"
         )

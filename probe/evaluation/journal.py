@@ -127,7 +127,9 @@ class Journal:
     def add(self, cell: Cell, row: Mapping[str, Any]) -> None:
         """Keeps what a cell gave. Raises RuntimeError for what could not be read again: no number, or a key missing."""
         if wrong := problem(cell, json.loads(json.dumps(row))):
-            raise RuntimeError(f"what {' '.join(map(str, cell))} gave is not kept, {wrong}; try --dtype float32")
+            raise RuntimeError(
+                f"what {' '.join(map(str, cell))} gave is not kept, {wrong}; try a wider --dtype (float32, float64)"
+            )
         asked = {} if self._asked is None else {_ASKED: self._asked}
         if not self.rows:
             self.path.parent.mkdir(parents=True, exist_ok=True)

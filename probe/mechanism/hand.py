@@ -43,7 +43,8 @@ class Hand:
         found = blocks(group[0], outcome.losses.double().cpu().numpy())
         if not np.isfinite(found).all():
             raise RuntimeError(
-                f"the losses of {(*group, name, number, *each.cell)} are not finite; try --dtype float32"
+                f"the losses of {(*group, name, number, *each.cell)} are not finite; try a wider --dtype "
+                "(float32, float64)"
             )
         return found
 

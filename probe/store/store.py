@@ -355,7 +355,9 @@ def check_values(values: np.ndarray, dtype: np.dtype, place: str) -> None:
     """ValueError for values that are not finite, or beyond what `dtype` holds; `place` names them."""
     unfit = int(np.count_nonzero(~np.isfinite(values)))
     if unfit:
-        raise ValueError(f"{place} has {unfit} values that are not finite; run the model with --dtype float32")
+        raise ValueError(
+            f"{place} has {unfit} values that are not finite; run the model with a wider --dtype (float32, float64)"
+        )
     largest = float(values.flat[np.argmax(np.abs(values))])
     if abs(largest) > float(np.finfo(dtype).max):
         raise ValueError(

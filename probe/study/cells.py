@@ -109,7 +109,7 @@ class Trial:
             values = [score.value for score in measuring.measure(self.loaded, length, prompts, self.setting)]
         if any(map(math.isnan, values)):
             raise ValueError(
-                f"the tail NLL under {method.name} at {length} tokens is not a number; run the model with "
-                "--dtype float32"
+                f"the tail NLL under {method.name} at {length} tokens is not a number; run the model with a wider "
+                "--dtype (float32, float64)"
             )
         return values

@@ -77,13 +77,17 @@ def _rows(source: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _dataset(source: str) -> Any:
-    from datasets import load_dataset  # transformer-lens brings it
+    from datasets import load_dataset, logging  # transformer-lens brings it
 
+    told = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)  # what it says is in its error too
     try:
         splits = load_dataset(source)
     except Exception as error:  # its many kinds of 'not there'
-        reason = str(error).partition("\n")[0]
+        reason = str(error.__cause__ or error).partition("\n")[0]
         raise FileNotFoundError(f"{source} is no file, folder, or dataset that can be loaded: {reason}") from error
+    finally:
+        logging.set_verbosity(told)
     return splits["test"] if "test" in splits else next(iter(splits.values()))
 
 

@@ -493,8 +493,8 @@ def _layout(position: np.ndarray, trained_length: int, rule: CrossingRule, last:
     if trained_length - rule.burn_in < needed:
         raise ValueError(
             f"a burn-in of {rule.burn_in} leaves {max(0, trained_length - rule.burn_in)} of the trained window's "
-            f"{trained_length} positions, and thresholds are read from {needed}; take a shorter burn-in or a longer "
-            "trained length"
+            f"{trained_length} positions, and thresholds are read from {needed}; take a shorter burn-in or "
+            "smoothing, or a longer trained length"
         )
     end = int(np.searchsorted(position, last, "right"))
     start, stop = run_bounds(position)
@@ -513,6 +513,7 @@ def _layout(position: np.ndarray, trained_length: int, rule: CrossingRule, last:
     longest = int((stop - np.maximum(start, trained + 1))[trained:end].max())
     if longest < rule.sustained:
         raise ValueError(
-            f"a crossing takes {rule.sustained} consecutive positions beyond {trained_length}; captured: {ranges}"
+            f"a crossing takes {rule.sustained} consecutive positions beyond {trained_length}; captured: {ranges}; "
+            "take a shorter `sustained`, or capture more there"
         )
     return _Layout(position, start, stop, trained, slice(first, trained), slice(trained, end))

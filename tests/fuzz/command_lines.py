@@ -68,6 +68,7 @@ LENGTHS = [
 ]
 FILES = ["", " ", "/nonexistent/x.txt"]
 FOLDERS = ["", " ", "{file}"]
+OUTPUTS = [*FOLDERS, "/", "{model}"]
 SETS = [
     "",
     "window",
@@ -78,6 +79,7 @@ SETS = [
     "rerope.nonsense=1",
     "rerope.name=5",
     "rerope.plan=5",
+    "rerope.layers=[0,0]",
     f"rerope.window={2**63}",
     "=",
     ".",
@@ -107,7 +109,7 @@ WRONG = {  # by the option's destination
     "samples": WHOLE,
     "seed": WHOLE,
     "rule": ["", "nonsense"],
-    "out": FOLDERS,
+    "out": OUTPUTS,
     "kinds": NAMES,
     "heads": [*RANGES, "nonsense"],
     "spans": NAMES,
@@ -150,9 +152,9 @@ WRONG = {  # by the option's destination
     "pool": [*WHOLE, "0"],
     "pairs": ["", "1", "1:", "x:y", "0:9999", "²:1", "1:2,,3:4", "-1:2"],
     "top": [*WHOLE, "0"],
-    "smoothing": [*WHOLE, "0"],
-    "sustained": [*WHOLE, "0"],
-    "burn_in": WHOLE,
+    "smoothing": [*WHOLE, "0", "1000"],
+    "sustained": [*WHOLE, "0", "1000"],
+    "burn_in": [*WHOLE, "64", "1000"],
     "margin": [*NUMBERS, "-1"],
     "minimum_score": [*NUMBERS, "-1"],
     "share": [*NUMBERS, "0", "-1", "1.5"],
@@ -194,7 +196,8 @@ OTHERWISE = {  # where an option of this name means something else
     ("export locate", "measures"): None,
     ("export locate", "renderer"): ["", "nonsense"],
     ("verify", "dtype"): ["", "int8"],
-    ("verify", "out"): None,
+    ("verify", "out"): OUTPUTS,
+    ("train-default", "out"): [*OUTPUTS, "{run-list}/store.zarr"],
     ("train-default", "device"): None,  # tried by itself: nothing may begin to train
     ("paper", "seed"): WHOLE,
 }

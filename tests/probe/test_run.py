@@ -183,7 +183,7 @@ def test_scores_that_are_no_numbers_end_the_run(model, tmp_path, capsys, monkeyp
     monkeypatch.setattr(likelihood, "nll", lambda *_, **__: torch.tensor(torch.nan))
     asked = ["probe", "--model", model, "--out", str(tmp_path), "--length", "300", "--texts", "0", "--samples", "2"]
     assert main(asked) == 2
-    assert "the tail NLL under origin at 80 tokens is not a number; run the model with --dtype float32" in (
+    assert "the tail NLL under origin at 80 tokens is not a number; run the model with a wider --dtype" in (
         capsys.readouterr().err
     )
     assert not list(tmp_path.iterdir())

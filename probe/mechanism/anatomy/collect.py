@@ -78,7 +78,9 @@ def states_of(
         states = tensor[0].flatten(1).float().cpu().numpy()[places]
         if not np.isfinite(states).all():
             layer = kept.layers[len(found)]
-            raise RuntimeError(f"the states of layer {layer} are not finite; run the model with --dtype float32")
+            raise RuntimeError(
+                f"the states of layer {layer} are not finite; run the model with a wider --dtype (float32, float64)"
+            )
         found.append(states)
 
     hooked: list[Hooked] = [(HOOKS[hook].format(layer=layer), look) for layer in kept.layers]

@@ -64,5 +64,5 @@ def buckets(length: int, trained_length: int) -> list[int]:
 def _plain(values: dict[str, xr.DataArray]) -> dict[str, Any]:
     for name, each in values.items():
         if not np.isfinite(each.values).all():
-            raise RuntimeError(f"{name} is not finite; try --dtype float32")
+            raise RuntimeError(f"{name} is not finite; try a wider --dtype (float32, float64)")
     return {name: np.round(each.values.astype(float), _DIGITS).tolist() for name, each in values.items()}

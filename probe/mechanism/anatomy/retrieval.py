@@ -87,7 +87,9 @@ def _score(model: PreTrainedModel, prompt: Prompt, method: Method, greedy: bool,
             ids = torch.tensor([tokens[cache.get_seq_length() :]], device=model.device)
             logits = model(ids, past_key_values=cache, logits_to_keep=1).logits[0, -1]
             if logits.isnan().any():
-                raise RuntimeError(f"{method.name}: logits are not finite; run the model with --dtype float32")
+                raise RuntimeError(
+                    f"{method.name}: logits are not finite; run the model with a wider --dtype (float32, float64)"
+                )
             if (top < 0).any():
                 raise RuntimeError(f"{method.name}: not every head of every layer was seen")
             emitted = int(logits.argmax()) if greedy else right

@@ -153,7 +153,9 @@ def _losses(
     losses |= {name: each.run(contrast).losses for name, each in sets.items()}
     found = {name: blocks("nll", each.double().cpu().numpy()) for name, each in losses.items()}
     if not np.isfinite(list(found.values())).all():
-        raise RuntimeError(f"losses of text {number} at {length} tokens are not finite; try --dtype float32")
+        raise RuntimeError(
+            f"losses of text {number} at {length} tokens are not finite; try a wider --dtype (float32, float64)"
+        )
     return {"nll": found}
 
 

@@ -76,7 +76,7 @@ def test_a_model_whose_states_are_not_finite_has_no_scores():
     """Of weights that are no numbers the first key is the largest: all scores would be 0."""
     built = model()
     built.model.embed_tokens.weight.data[5] = float("inf")
-    with pytest.raises(RuntimeError, match="nope: logits are not finite; run the model with --dtype float32"):
+    with pytest.raises(RuntimeError, match="nope: logits are not finite; run the model with a wider --dtype"):
         retrieval_scores(built, [PROMPT], NOPE)
 
 
