@@ -61,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
         app,
         check,
         counterpart,
+        estimate_window,
         eval,
         export,
         fetch,
@@ -83,8 +84,8 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"mesa-lens {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in (
-        check, probe, report, locate, anatomy, counterpart, eval, paper, study, status, app, export, methods, verify,
-        fetch, train,
+        check, estimate_window, probe, report, locate, anatomy, counterpart, eval, paper, study, status, app, export,
+        methods, verify, fetch, train,
     ):  # fmt: skip
         command.add(commands)
     return top

@@ -88,7 +88,7 @@ class StatedWindow:
         told = (
             " and ".join([*holds, *fails]) if holds else f"fails at {self.fails} tokens, the shortest length measured,"
         )
-        return f"{self.reference} {told} by the measured lengths."
+        return f"{self.reference} {told} by the measured lengths; `mesa-lens estimate-window` estimates M."
 
 
 def stated_window(evaluation: xr.Dataset, stated: int, reference: str, *, guess: float | None = None) -> StatedWindow:

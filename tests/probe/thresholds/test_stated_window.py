@@ -49,7 +49,7 @@ def test_a_window_stated_too_large_is_called_broken_and_nothing_is_judged_agains
     assert f"origin is already broken inside the stated window: check --trained-length {stated} (" in str(
         measured.stated
     )
-    assert "origin works at 512 tokens and not at 768 by the measured lengths" in str(measured.stated)
+    assert "origin works at 512 tokens and not at 768 by the measured lengths; `mesa-lens estim" in str(measured.stated)
     assert (measured.judged, measured.chance) == ((), ())
     assert {str(each) for each in measured.failures} == {"not judged: M"}
     assert not any(each.holds for each in measured.failures)

@@ -1,0 +1,145 @@
+"""The trained length M, estimated from scores: up to which length a longer context does not make the model worse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from probe.evaluation.intervals import shown, student
+
+SHORTEST = 64
+"""Tokens of the first context tried."""
+WORSE, SLACK = 0.05, 0.1
+"""Nats/token: the least difference that counts, and the most that may be left open where a length is no worse."""
+_FINEST = 16  # the search ends where the interval is this part of its lower end
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Tail NLL (nats/token) at a context of `length` tokens, less that of the same tokens after the `best` shorter one.
+
+    low, high: the 95% interval of the difference, text by text; None: fewer than two texts.
+    """
+
+    length: int
+    nll: float
+    best: int | None
+    difference: float
+    low: float | None
+    high: float | None
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether it is clearly worse than the last `best` tokens alone."""
+        return self.low is not None and self.low > 0 and self.difference >= WORSE
+
+    @property
+    def is_no_worse(self) -> bool:
+        """Whether it is clearly not worse by more than `SLACK`."""
+        return self.best is None or (self.high is not None and self.high < SLACK)
+
+
+@dataclass(frozen=True)
+class WindowEstimate:
+    """M is about `works`, and below `fails` (tokens).
+
+    works: the longest length tried up to which no length is worse; None: cannot be told. fails: the shortest one that
+    is worse; None: none is. reason: why nothing can be told; else empty. compared: ascending lengths.
+    """
+
+    works: int | None
+    fails: int | None
+    reason: str
+    compared: tuple[Compared, ...]
+
+    def __str__(self) -> str:
+        """The estimate in words."""
+        if self.works is None:
+            return f"Cannot tell M: {self.reason}."
+        if self.fails is None:
+            return (
+                f"No length up to {self.works} tokens is worse than a shorter one: M is {self.works} or more, or the "
+                "positions extrapolate."
+            )
+        return (
+            f"M is at most about {self.works} tokens: up to there the model does no worse than on a shorter context, "
+            f"and worse at {self.fails}. The largest power of two up to there is {2 ** int(np.log2(self.works))}."
+        )
+
+    def record(self) -> dict[str, Any]:
+        """All of it as plain numbers."""
+        rows = [{name: getattr(each, name) for name in Compared.__dataclass_fields__} for each in self.compared]
+        return {"works": self.works, "fails": self.fails, "reason": self.reason, "text": str(self), "lengths": rows}
+
+    def table(self) -> str:
+        """A line a length."""
+        lines = [f"{'tokens':>8}  {'NLL':>6}  less the best shorter one's [95%]"]
+        for each in self.compared:
+            less = "" if each.best is None else f"{shown(each.difference, each.low, each.high, '+z.3f')} ({each.best})"
+            lines.append(f"{each.length:>8}  {each.nll:>z6.2f}  {less}".rstrip())
+        return "\n".join(lines)
+
+
+def doubled(longest: int) -> list[int]:
+    """The lengths tried first: `SHORTEST` doubled up to `longest`, which is the last."""
+    lengths = [SHORTEST]
+    while 2 * lengths[-1] < longest:
+        lengths.append(2 * lengths[-1])
+    return [*lengths, longest] if longest > SHORTEST else lengths
+
+
+def estimate_window(measure: Callable[[int], np.ndarray], longest: int, chance: float | None = None) -> WindowEstimate:
+    """Tries contexts of 64 tokens to `longest`, doubled until two in turn are worse, then halves what lies between.
+
+    measure: the NLL (nats/token) of the same last tokens of every text, given a context's length. Each is compared,
+    text by text, with the shorter length of the lowest mean: what the last tokens alone give is held at any length.
+    chance: the NLL of a guess, less a margin; where no mean is below it nothing can be told.
+    """
+    scores: dict[int, np.ndarray] = {}
+    for length in doubled(longest):
+        scores[length] = measure(length)
+        if len(scores) > 2 and all(each.is_worse for each in _compared(scores)[-2:]):
+            break
+    if chance is not None and min(each.mean() for each in scores.values()) >= chance:
+        return WindowEstimate(None, None, "the model is at chance at every length", tuple(_compared(scores)))
+    works, fails = _ends(_compared(scores))
+    if fails == sorted(scores)[1]:
+        reason = f"{fails} tokens are worse than {SHORTEST}, the shortest context tried; M is below {fails}"
+        return WindowEstimate(None, fails, reason, tuple(_compared(scores)))
+    while works is not None and fails is not None and fails - works > max(1, works // _FINEST):
+        middle = (works + fails) // 2
+        scores[middle] = measure(middle)
+        narrower = _ends(_compared(scores))
+        if narrower == (works, fails):  # it is neither worse nor no worse
+            break
+        works, fails = narrower
+    compared = tuple(_compared(scores))
+    if works == SHORTEST:
+        return WindowEstimate(None, fails, "the texts differ too much; give more with --samples", compared)
+    return WindowEstimate(works, fails, "", compared)
+
+
+def _compared(scores: dict[int, np.ndarray]) -> list[Compared]:
+    found: list[Compared] = []
+    for length in sorted(scores):
+        best = min(found, key=lambda each: each.nll).length if found else None
+        less = scores[length] - scores[length if best is None else best]
+        low, high = student(less.tolist())
+        found.append(Compared(length, float(scores[length].mean()), best, float(less.mean()), low, high))
+    return found
+
+
+def _ends(compared: list[Compared]) -> tuple[int | None, int | None]:
+    """The longest length with none but clearly no worse ones below it, and the shortest from which on all are worse."""
+    bad = [each.is_worse for each in compared]
+    count = len(bad) - (bad[::-1].index(False) if False in bad else len(bad))
+    fails = compared[count].length if count < len(compared) else None
+    works = None
+    for each in compared[:count]:
+        if not each.is_no_worse:
+            break
+        works = each.length
+    return works, fails

@@ -1,0 +1,69 @@
+"""M is estimated from planted scores, and not where they cannot tell it."""
+
+import json
+
+import numpy as np
+import pytest
+
+from probe.thresholds.window_estimate import doubled, estimate_window
+
+
+def planted(window, slope=0.004, texts=20, noise=0.03, gain=0.4, seed=0):
+    """NLL that falls with context up to `window` tokens and rises beyond, with noise that texts share and their own."""
+    rng, shared = np.random.default_rng(seed), np.random.default_rng(seed + 1).normal(0, 0.8, texts)
+    tried = []
+
+    def measure(length):
+        tried.append(length)
+        mean = 2.4 + gain * np.exp(-min(length, window) / 100) + slope * max(0, length - window)
+        return mean + shared + rng.normal(0, noise, texts)
+
+    return measure, tried
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("window", [200, 256, 1000, 4096])
+def test_a_planted_window_is_found(window, seed):
+    measure, tried = planted(window, seed=seed)
+    found = estimate_window(measure, 4 * window)
+    assert window - window // 4 <= found.works <= window + window // 8 + 30
+    assert found.works < found.fails <= found.works + max(1, found.works // 16) + 64
+    assert len(tried) <= 16
+    assert tried == list(dict.fromkeys(tried))
+    assert f"M is at most about {found.works} tokens" in str(found)
+
+
+def test_two_worse_lengths_in_turn_end_the_search():
+    measure, tried = planted(256)
+    estimate_window(measure, 65536)
+    assert max(tried) == 1024
+
+
+def test_lengths_are_doubled():
+    assert doubled(1024) == [64, 128, 256, 512, 1024]
+    assert doubled(1000) == [64, 128, 256, 512, 1000]
+    assert doubled(128) == [64, 128]
+
+
+def test_a_model_that_never_gets_worse_has_a_window_of_the_longest_or_more():
+    found = estimate_window(planted(2**20)[0], 2048)
+    assert (found.works, found.fails) == (2048, None)
+    assert "M is 2048 or more, or the positions extrapolate" in str(found)
+
+
+def test_chance_noise_and_a_window_below_the_shortest_cannot_tell():
+    flat = estimate_window(planted(2**20, gain=0)[0], 2048, chance=2.0)
+    assert (flat.works, str(flat)) == (None, "Cannot tell M: the model is at chance at every length.")
+    noisy = estimate_window(planted(256, texts=2, noise=3.0)[0], 1024)
+    assert (noisy.works, str(noisy)) == (None, "Cannot tell M: the texts differ too much; give more with --samples.")
+    short = estimate_window(planted(16, gain=0)[0], 1024)
+    assert "128 tokens are worse than 64, the shortest context tried; M is below 128" in str(short)
+    for found in (flat, noisy, short):
+        json.dumps(found.record(), allow_nan=False)
+        assert len(found.table().splitlines()) == 1 + len(found.compared)
+
+
+def test_less_than_certain_lengths_are_not_said_to_work():
+    """Few texts lower what is known to work; they never raise it."""
+    sure, unsure = (estimate_window(planted(256, texts=texts, noise=0.2)[0], 1024) for texts in (100, 4))
+    assert unsure.works is None or unsure.works <= sure.fails
