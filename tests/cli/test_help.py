@@ -39,12 +39,14 @@ ESTIMATES = {
     "anatomy": "--lengths 160,320 --samples 1 --parts lens",
     "counterpart": "--lengths 320 --samples 1 --try find",
     "study": "--seeds 1 --length 640",
+    "estimate-window": "--longest 256 --samples 2",
 }
 
 
 @pytest.mark.parametrize("command", ESTIMATES)
 def test_every_estimate_tells_the_time(command, model, tmp_path, capsys):
-    assert main([command, "--model", model, *ESTIMATES[command].split(), "--estimate", "--out", str(tmp_path)]) == 0
+    out = [] if command == "estimate-window" else ["--out", str(tmp_path)]
+    assert main([command, "--model", model, *ESTIMATES[command].split(), "--estimate", *out]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert re.fullmatch(
         r"time: (less than 10 s|about [\d.]+ (to [\d.]+ )?(s|min|h)) for the passes, if this machine stays as busy as "
