@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
         "--task", type=listed, default="passkey,nll", help="names, separated by commas; --list-tasks explains them"
     )
     what.add_argument("--list-tasks", action="store_true", help="print the tasks and stop")
-    add_lengths(what, "1, 2, 4, 8 M")
+    add_lengths(what, "1, 2, 4, 8 M, less what holds no prompt")
     add_samples(what, 100)
     add_seed(what)
     add_methods(what)

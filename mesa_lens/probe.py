@@ -55,7 +55,7 @@ def add(commands: Any) -> None:
     keep.add_argument("--store-dtype", default="float32", help="float32 or float16")
     measure = command.add_argument_group("measuring the real failure")
     add_samples(measure, 20, "; 0: do not measure", least=0)
-    add_lengths(measure, "0.5, 1, 1.5, 2, 3, 4, 6, 8 M up to --length")
+    add_lengths(measure, "0.5, 1, 1.5, 2, 3, 4, 6, 8 M up to --length, less what holds no prompt")
     measure.add_argument(
         "--refine",
         type=whole(0, MOST_PROMPTS),

@@ -2,10 +2,12 @@
 
 import json
 import re
+import tomllib
 
 import notebook
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 from synthetic import evaluation, hidden_states, write_run
 
 import probe
@@ -44,6 +46,19 @@ def test_links_lead_somewhere():
     links = re.findall(r"\]\(([^)#]+)\)", TEXT)
     assert links
     assert not [link for link in links if not (notebook.TUTORIAL.parent / link).exists()]
+
+
+def test_an_extra_installs_what_opens_it():
+    root = notebook.TUTORIAL.parents[1]
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (wanted,) = map(Requirement, extras["notebook"])
+    pins = dict(line.split("==") for line in (root / "constraints.txt").read_text().splitlines() if "==" in line)
+    assert pins[wanted.name] in wanted.specifier
+    assert {"ipykernel", "nbclient"} <= {*pins}
+    for page in ("README.md", "docs/api.md"):
+        text = " ".join((root / page).read_text().split())
+        assert "pip install 'mesa-lens[notebook]'" in text
+        assert "jupyter lab docs/tutorial.ipynb" in text
 
 
 def test_its_pieces_run(tmp_path, monkeypatch):
