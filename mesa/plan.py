@@ -40,7 +40,7 @@ class Bounded:
         """Checks every number, also those in tuples."""
         for name, value in vars(self).items():
             for number in value if isinstance(value, tuple) else (value,):
-                if isinstance(number, Real) and not abs(number) <= LARGEST:
+                if isinstance(number, Real) and not abs(float(number)) <= LARGEST:
                     raise ValueError(f"{type(self).__name__}: {name}={value} exceeds {LARGEST}")
 
 

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
+from yaml.composer import ComposerError
 
 from mesa.checkpoints.config_file import check_stated
 from mesa.methods import Method, make, registry
@@ -58,14 +59,12 @@ class _Loader(yaml.SafeLoader):
     Its base reads 4:16:4, 012, 1_000, yes and dates as numbers, flags and days: YAML 1.1's.
     """
 
-    yaml_implicit_resolvers: ClassVar[dict[Any, Any]] = {}  # none of the base's
-
     def compose_node(self, parent: Any, index: Any) -> Any:
         """Refuses an alias, which can make a small file hold any number of values."""
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()
             problem = f"the alias *{event.anchor} is not read, write its value out"
-            raise yaml.composer.ComposerError(problem=problem, problem_mark=event.start_mark)
+            raise ComposerError(problem=problem, problem_mark=event.start_mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -76,6 +75,9 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {}  # none of the base's
 
 
 for _tag, _written in {
