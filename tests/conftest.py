@@ -5,8 +5,12 @@ import os
 import pytest
 from hypothesis import settings
 
-# In several processes a thread each; in one, as many whatever else the machine does, which would round sums otherwise.
-os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else str(os.cpu_count()))
+# Workers take a thread each, also where the process that starts them has set more; a single process takes all cores,
+# whatever else the machine does, since the number of threads changes how sums are rounded.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"
+else:
+    os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
 settings.register_profile("project", deadline=None)
 settings.load_profile("project")
 
