@@ -24,6 +24,7 @@ SECONDS = 10
 BASES = {  # what is right, and ends without work
     "probe": "--model {model} --length 400 --texts 0 --samples 0 --out {here}/out --estimate",
     "check": "--model {model} --methods origin --pretended 24",
+    "estimate-window": "--model {model} --longest 256 --samples 2 --text {text} --estimate",
     "locate": "--model {model} --lengths 320 --samples 1 --text {text} --out {here}/out --estimate",
     "anatomy": "--model {model} --lengths 160,320 --samples 1 --parts lens --text {text} --out {here}/out --estimate",
     "counterpart": "--model {model} --lengths 320 --samples 1 --text {text} --out {here}/out --estimate",
@@ -98,6 +99,7 @@ WRONG = {  # by the option's destination
     "executor": ["", "flash", "None"],
     "length": [*WHOLE, "0"],
     "lengths": LENGTHS,
+    "longest": [*WHOLE, "0"],
     "prompt": ["", " ", "\n", "\udcff"],
     "text": [*FILES, "{binary}"],
     "texts": WHOLE,
