@@ -1,4 +1,4 @@
-"""Whether the states of a model stay numbers while it runs."""
+"""Whether the weights of a model, and its states while it runs, are finite."""
 
 from __future__ import annotations
 
@@ -45,3 +45,16 @@ def states_checked(model: Any, owner: str = "") -> Iterator[None]:
         what = f"states of layer {min(bad)}" if min(bad) < len(layers) else "logits"
         whose = f"{owner}: " if owner else ""
         raise RuntimeError(f"{whose}the {what} are not finite; {_REMEDIES.get(model.dtype, _WIDER.format('float32'))}")
+
+
+def check_finite(name: str, model: torch.nn.Module) -> None:
+    """Raises ValueError naming the first tensor of a model that holds a NaN or an infinity."""
+    for key, values in model.state_dict().items():
+        if values.is_meta or not values.is_floating_point():
+            continue
+        if not values.sum(dtype=torch.float32).isfinite() and not (finite := values.isfinite()).all():
+            count = finite.numel() - int(finite.sum())
+            raise ValueError(
+                f"model {name!r}: {count} of {finite.numel()} numbers of {key} are not finite; its weights are "
+                "damaged, get them again"
+            )

@@ -22,9 +22,9 @@ from transformers.utils import logging as transformers_logging
 from mesa.checkpoints.config_file import check_stated
 from mesa.checkpoints.gguf_file import as_plain, mend_tokenizer, reading
 from mesa.checkpoints.place import DEFAULT, Place, place_of
-from mesa.checkpoints.whole import check_finite, check_whole
 from mesa.constructed import ConstructedConfig  # transformers knows it from then on
 from mesa.constructed_llama import ConstructedLlamaConfig  # likewise
+from mesa.finite import check_finite
 
 DTYPES = {
     "float32": torch.float32,
@@ -37,6 +37,8 @@ _PARTS = {
     "weights": (("*.safetensors",), "copy them there, or convert others (model.save_pretrained writes safetensors)"),
 }
 """By part of a model: the files that hold it, of which a folder has one, and what to do where it has none."""
+_BUFFERS = ("rotary_emb.inv_freq", "masked_bias", "attention.bias")
+"""Ends of names that older checkpoints hold and that models compute themselves."""
 _LONGEST_REASON = 300  # characters
 _DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
@@ -91,7 +93,7 @@ def load(
             **options,
         )
     model, info = found
-    check_whole(name, info)
+    _check_keys(name, info)
     if place.file:
         as_plain(model)
     check_finite(name, model)
@@ -99,6 +101,20 @@ def load(
         model.to(torch.device(device))
     commit = origin(name, model.config, revision)
     return Loaded(model.eval(), tokenizer, name, commit["model_revision"], commit.get("quantization"))
+
+
+def _check_keys(name: str, info: Mapping[str, Any]) -> None:
+    """ValueError for weights that transformers initialised at random or did not use; info: its loading info."""
+    unexpected = [key for key in info["unexpected_keys"] if not key.endswith(_BUFFERS)]
+    mismatched = [key[0] if isinstance(key, tuple) else key for key in info.get("mismatched_keys") or ()]
+    for keys, problem in (
+        (info["missing_keys"], "lacks {} weights of its model"),
+        (mismatched, "has {} weights of another shape"),
+        (unexpected, "has {} weights that its model does not"),
+    ):
+        if keys:
+            problem = problem.format(len(keys))
+            raise ValueError(f"model {name!r} {problem}, e.g. {min(keys)}; its config.json and weights do not fit")
 
 
 def origin(name: str, config: Any, revision: str | None = None) -> dict[str, str]:

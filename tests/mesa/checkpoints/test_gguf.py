@@ -110,7 +110,7 @@ def test_other_bytes_and_absent_files_are_refused(paths, tmp_path, capsys):
     file.write_bytes(b"PK" + whole[2:])
     assert "is no GGUF file" in refusal(file, capsys)
     file.write_bytes(whole[:4] + b"\x09" + whole[5:])
-    assert "a GGUF version that is not known" in refusal(file, capsys)
+    assert "of a version that gguf does not know" in refusal(file, capsys)
     file.write_bytes(whole[:8] + b"\xff" * 16 + whole[24:])  # counts beyond any file
     refusal(file, capsys)
     file.write_bytes(whole[:24] + b"\xff" * 400 + whole[424:])
