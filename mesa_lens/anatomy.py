@@ -23,7 +23,7 @@ from mesa_lens.options import (
     tell_left,
 )
 from mesa_lens.values import MOST_PROMPTS, listed, whole, word
-from probe.defaults import METHODS
+from probe.request import METHODS
 
 
 def add(commands: Any) -> None:

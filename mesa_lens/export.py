@@ -164,8 +164,8 @@ def _located(args: argparse.Namespace) -> tuple[Path, Callable[[], Export]]:
 
 def _anatomy(args: argparse.Namespace) -> tuple[Path, Callable[[], Export]]:
     """The folder that `mesa-lens anatomy` wrote to, and what makes its export."""
-    from probe.capture.spec import parse_ranges
     from probe.figures.anatomy_export import anatomy_export
+    from probe.options import parse_ranges
     from probe.store.anatomy import read_anatomy
 
     found = read_anatomy(args.store)
@@ -190,10 +190,10 @@ def _methods_and_lengths(args: argparse.Namespace) -> tuple[list[str] | None, li
 def _heatmap(args: argparse.Namespace, opened: Run) -> Export:
     import xarray as xr
 
-    from probe.capture.spec import parse_ranges
     from probe.figures.export import heatmap_export
     from probe.figures.heatmap import default_regions, less, side_by_side
     from probe.figures.tables import check_rows
+    from probe.options import parse_ranges
     from probe.store.positions import captured_ranges
     from probe.store.select import in_ranges
 
@@ -216,8 +216,8 @@ def _heatmap(args: argparse.Namespace, opened: Run) -> Export:
 
 
 def _drift(args: argparse.Namespace, opened: Run) -> Export:
-    from probe.capture.spec import parse_ranges
     from probe.figures.export import drift_export
+    from probe.options import parse_ranges
     from probe.store.select import in_ranges
 
     layers = None if args.layers is None else parse_ranges(args.layers, "--layers")

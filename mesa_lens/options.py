@@ -138,9 +138,12 @@ def tell_estimate(args: argparse.Namespace, text: str, models: Any, request: Any
 
 def lengths(args: argparse.Namespace) -> tuple[int, ...] | None:
     """What --lengths says, in tokens. Raises ValueError for what it cannot read."""
-    from probe.evaluation.plan import parse_lengths
+    from probe.options import parse_lengths
 
-    return None if args.lengths is None else parse_lengths(args.lengths)
+    try:
+        return None if args.lengths is None else parse_lengths(args.lengths)
+    except ValueError as error:
+        raise ValueError(f"--lengths {error}") from None
 
 
 def url(text: str) -> str:

@@ -22,7 +22,7 @@ from mesa_lens.options import (
     url,
 )
 from mesa_lens.values import MOST_PROMPTS, listed, path, tokens, whole, word
-from probe.defaults import METHODS
+from probe.request import METHODS
 
 RULES = ("drift", "paper")
 """Those of probe.thresholds.analysis, which stays unloaded until the command runs."""
@@ -73,7 +73,8 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Checks everything that can be checked, then runs."""
-    from probe.capture.spec import CaptureSpec, parse_ranges
+    from probe.capture.spec import CaptureSpec
+    from probe.options import parse_ranges
     from probe.plan import ProbeRequest, estimate, plan, work
     from probe.run import run_probe
 

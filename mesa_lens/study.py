@@ -87,7 +87,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace) -> Any:
-    from probe.evaluation.plan import names, one_length
+    from probe.evaluation.plan import names
+    from probe.options import one_length
     from probe.study.plan import StudyRequest
 
     return StudyRequest(

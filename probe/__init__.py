@@ -13,14 +13,13 @@ if TYPE_CHECKING:
     from probe.capture.bridge import bridge_to
     from probe.capture.capture import capture_states
     from probe.capture.spec import CaptureSpec
-    from probe.evaluation.plan import EvalRequest
     from probe.evaluation.plan import plan as plan_evaluation
     from probe.evaluation.run import run as run_evaluation
     from probe.figures.export import curves_export, drift_export, heatmap_export, threshold_export
     from probe.figures.heatmap import default_regions, regions
     from probe.opened import Run, open_run
-    from probe.plan import ProbeRequest
     from probe.report import write_report
+    from probe.request import EvalRequest, ProbeRequest
     from probe.run import run_probe
     from probe.store.select import hook_values
     from probe.thresholds.analysis import analyse, summarize
@@ -35,8 +34,8 @@ _LAZY = {
     "CaptureSpec": "probe.capture.spec",
     "CrossingRule": "probe.thresholds.search",
     "DriftRule": "probe.thresholds.drift",
-    "EvalRequest": "probe.evaluation.plan",
-    "ProbeRequest": "probe.plan",
+    "EvalRequest": "probe.request",
+    "ProbeRequest": "probe.request",
     "Run": "probe.opened",
     "analyse": "probe.thresholds.analysis",
     "bridge_to": "probe.capture.bridge",

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from mesa.methods import Method
 from mesa.models import bytes_a_number, chosen_dtype, origin, tokenizer_of
 from probe.capture.memory import check_prompts, pass_flops, peak_bytes, prompt_bytes
-from probe.capture.spec import CaptureSpec, Kept
-from probe.defaults import METHODS
+from probe.capture.spec import Kept
 from probe.evaluation import by_length
 from probe.evaluation.by_length import check_lengths, default_lengths
 from probe.evaluation.lengths import unfit_length
-from probe.evaluation.plan import TASKS, EvalPlan, EvalRequest
-from probe.request import MethodsRequest, tell_left_out
+from probe.evaluation.plan import TASKS, EvalPlan
+from probe.request import EvalRequest, ProbeRequest, tell_left_out
 from probe.tasks.base import Setting
 from probe.tasks.finding import PASSKEY
 from probe.tasks.repeated import repeated_word, word_ids
@@ -39,26 +37,6 @@ CHEAP = 1e11
 """Operations of a pass at the longest measured length up to which further lengths are measured by default."""
 
 _PACKAGES = ("mesa-lens", "torch", "transformers", "transformer-lens", "numpy", "xarray", "zarr")
-
-
-@dataclass(frozen=True)
-class ProbeRequest(MethodsRequest):
-    """What a run is asked for; `plan` fills in what depends on the model. Lengths in tokens.
-
-    refine: further lengths measured of a method that fails, by bisection; None: `HALVINGS` where a pass is cheap, else
-        none. store: a URL, None: in the run's folder.
-    """
-
-    default_methods: ClassVar[str] = METHODS
-    length: int | None = None
-    word: str = "hello"
-    text: Path | None = None
-    texts: int = 2
-    spec: CaptureSpec = field(default_factory=CaptureSpec)
-    samples: int = 20
-    lengths: tuple[int, ...] | None = None
-    refine: int | None = None
-    store: str | None = None
 
 
 @dataclass(frozen=True)
@@ -131,11 +109,8 @@ def plan(request: ProbeRequest) -> ProbePlan:
             f"--length {length} is not far enough beyond the trained length {trained_length}; "
             f"take e.g. {4 * trained_length}"
         )
-    if request.texts < 0 or request.samples < 0:
-        raise ValueError(f"--texts {request.texts} and --samples {request.samples} must not be negative")
-    refine = request.refine or 0
-    if refine < 0 or (refine and not request.samples):
-        raise ValueError(f"--refine {refine} with --samples {request.samples}: it measures further lengths")
+    if request.refine and not request.samples:
+        raise ValueError(f"--refine {request.refine} with --samples 0: it measures further lengths")
     if request.text is not None and not request.text.is_file():
         raise FileNotFoundError(f"--text {request.text} is not a file")
     check_prompts(length, 1 + request.texts, "--length")

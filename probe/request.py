@@ -1,18 +1,69 @@
-"""What probe, evaluation and study are all asked for: a model and the methods to put on it; and the check of both."""
+"""The requests of the commands: every parameter with its type, default, limits and help. Loads no torch."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
-from mesa.engine.apply import check_executor
+from pydantic import Field
+
 from mesa.methods import Method
-from mesa.models import check_placement, config_of
 from mesa.settings import fitting_methods
 from mesa.support import check_config
 from mesa.support import trained_length as stated_length
+from probe.capture.spec import CaptureSpec
+from probe.options import (
+    MAX_PROMPTS,
+    InputPath,
+    JoinedNames,
+    Lengths,
+    Names,
+    Number,
+    Prompts,
+    PromptsOrNone,
+    RangeText,
+    Repeated,
+    Seed,
+    Split,
+    Text,
+    Tokens,
+    Whole,
+    Window,
+    check,
+    option,
+    options_in,
+)
+
+METHODS = "origin,rerope,dynamic-ntk,mesa"
+"""The methods that a probe compares by default."""
+_MODEL, _METHODS, _DATA = "model", "methods", "data"
+_LENGTHS = "tokens, e.g. 256,512 or 1k:16k:1k"
+_TEXT = "text for NLL and essays: a file, folder or hub dataset"
+
+Kind = Literal["weave", "patch", "clamp", "shift", "attribution", "smallest"]
+Measure = Literal["nll", "passkey"]
+PatchHook = Literal["resid_pre", "resid_post", "attn_out", "mlp_out", "z"]
+Span = Literal["all", "inside", "beyond", "last"]
+Way = Literal["only", "without", "mend", "break"]
+Part = Literal["heads", "retrieval", "frequencies", "lens", "vectors", "all"]
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """The options of `mesa.load`."""
+
+    revision: Text | None = option(None, "hub revision", group=_MODEL)
+    dtype: Text | None = option(
+        None,
+        "float32, float16, bfloat16 or float64",
+        group=_MODEL,
+        unset="float32 on a CPU, else the checkpoint's",
+    )
+    device: Text = option("cpu", "e.g. cpu or cuda:0", group=_MODEL)
+    device_map: Text | None = option(None, "accelerate's placement, e.g. auto; in place of --device", group=_MODEL)
+    trust_remote_code: bool = option(False, "run code that the checkpoint brings", group=_MODEL)
 
 
 @dataclass(frozen=True)
@@ -23,11 +74,26 @@ class ModelRequest:
     force: go on with what other weights, tokenizer, config or versions began; the record says so.
     """
 
-    model: str = "default"
-    load: Mapping[str, Any] = field(default_factory=dict)
-    methods: str | None = None
-    trained_length: int | None = None
-    force: bool = False
+    model: Text = option(
+        "default",
+        "default, nope, alibi (shipped), smollm2 (once fetched), a local folder, a .gguf file, or a hub id",
+        group=_MODEL,
+    )
+    load: Mapping[str, Any] = options_in(LoadOptions, build=dict, default=dict)
+    methods: JoinedNames | None = option(
+        None,
+        "names, separated by commas, or all",
+        group=_METHODS,
+        unset="{default_methods}, less what the model cannot have",
+    )
+    trained_length: Window | None = option(
+        None, "trained window M in tokens", group=_MODEL, unset="what the config states"
+    )
+    force: bool = option(
+        False,
+        "continue what other weights, tokenizer, config or versions began, and record it",
+        group="output",
+    )
     default_methods: ClassVar[str] = "all"
 
     @property
@@ -36,12 +102,17 @@ class ModelRequest:
         return {key: self.load.get(key) for key in ("revision", "trust_remote_code")}
 
     def checked_model(self) -> tuple[Any, int]:
-        """The model's config and M. Raises ValueError or FileNotFoundError for what cannot be loaded or supported."""
+        """The model's config and M.
+
+        Raises ValueError for an option out of its limits and for a model that is not supported, FileNotFoundError for
+        one that is not there.
+        """
+        from mesa.models import check_placement, config_of
+
+        check(self)
         check_placement(self.load)
         config = config_of(self.model, **self.source)
         check_config(config)
-        if self.trained_length is not None and self.trained_length < 2:
-            raise ValueError(f"--trained-length {self.trained_length} is below 2")
         return config, stated_length(config) if self.trained_length is None else self.trained_length
 
     def fitting_methods(
@@ -56,16 +127,133 @@ class ModelRequest:
 class MethodsRequest(ModelRequest):
     """The same with parameters of methods (as `mesa.settings` reads them), the seed of prompts, and the executor."""
 
-    settings: tuple[str, ...] = ()
-    seed: int = 0
-    executor: str = "fused"
+    settings: Repeated = option(
+        (), "a method's parameter, e.g. rerope.window=512", key="set", metavar="METHOD.PARAMETER=VALUE", group=_METHODS
+    )
+    seed: Seed = option(0, "of all that is drawn; runs of text are spread evenly")
+    executor: Text = option("fused", "fused, or dense (O(T^2) memory)", group=_METHODS)
 
     def checked_methods(self, config: Any, trained_length: int) -> dict[str, Method]:
         """Those of `fitting_methods`; what is left out is named on stderr."""
+        from mesa.engine.apply import check_executor
+
         check_executor(self.executor)
-        kept, left_out = self.fitting_methods(config, trained_length, self.settings)
+        methods, left_out = self.fitting_methods(config, trained_length, self.settings)
         tell_left_out(left_out)
-        return kept
+        return methods
+
+
+@dataclass(frozen=True)
+class ProbeRequest(MethodsRequest):
+    """What a probe runs; `probe.plan.plan` fills in what depends on the model. Lengths in tokens.
+
+    refine: further lengths measured of a method that fails, by bisection. store: a URL, None: in the run's folder.
+    """
+
+    default_methods: ClassVar[str] = METHODS
+    length: Tokens | None = option(None, "tokens captured", unset="4 M")
+    word: Text = option("hello", "the word that is repeated", key="prompt")
+    text: InputPath | None = option(None, "a text or .jsonl file for text prompts", unset="the shipped text")
+    texts: PromptsOrNone = option(2, "held-out prompts beside the repeated word")
+    spec: CaptureSpec = options_in(CaptureSpec, build=CaptureSpec, default=CaptureSpec)
+    samples: PromptsOrNone = option(20, "prompts a length and method; 0: do not measure", group="real failure")
+    lengths: Lengths | None = option(
+        None,
+        _LENGTHS,
+        group="real failure",
+        unset="0.5, 1, 1.5, 2, 3, 4, 6, 8 M up to --length, less what holds no prompt",
+    )
+    refine: PromptsOrNone | None = option(
+        None,
+        "measure N further lengths of each method that fails, halving; each takes as long as one of --lengths",
+        group="real failure",
+        metavar="N",
+        unset="1 where a pass takes at most 100 GFLOP, as on the shipped model, else 0",
+    )
+    store: Text | None = option(
+        None, "URL that the store goes to, e.g. s3://bucket/run", group="output", unset="into --out"
+    )
+
+
+@dataclass(frozen=True)
+class EvalRequest(MethodsRequest):
+    """What an evaluation runs; lengths in tokens. The rest as in `probe.tasks.base.Setting`."""
+
+    tasks: Names = option(("passkey", "nll"), "names, separated by commas; --list-tasks explains them", key="task")
+    lengths: Lengths | None = option(None, _LENGTHS, unset="1, 2, 4, 8 M, less what holds no prompt")
+    samples: Prompts = option(100, "prompts a length and method")
+    text: Text | None = option(None, _TEXT, group=_DATA, unset="the shipped one")
+    data: Text | None = option(None, "documents and summaries: .jsonl, dataset folder or hub dataset", group=_DATA)
+    depth: Annotated[Number, Field(ge=0, le=1)] | None = option(
+        None, "the key's place, 0 (start) to 1 (end)", group=_DATA, unset="uniform"
+    )
+    new_tokens: Tokens = option(128, "tokens of a summary", group=_DATA)
+    batch: Prompts = option(8, "prompts decoded at once; halved where memory runs out")
+    evaluator: Text | None = option(
+        None,
+        "the model that chooses them, with the same tokenizer",
+        group="longppl's key tokens",
+        unset="the model itself",
+    )
+    evaluator_method: Text | None = option(
+        None,
+        "its method, which is not tested on it",
+        group="longppl's key tokens",
+        unset="rerope; origin in its window",
+    )
+
+
+@dataclass(frozen=True)
+class LocateRequest(MethodsRequest):
+    """What is tried inside a model; lengths in tokens, 4 M if None. Each method is compared with Origin.
+
+    layers: to go over. heads: 'all', 'none', or the layers whose heads are gone over; None: all, if they are at most
+    64. hooks, spans: of patches. ways: of weaves and patches. dims: clamped in a layer. candidates: heads that the
+    smallest set is chosen from. word: the repeated word whose threshold dims are clamped.
+    """
+
+    default_methods: ClassVar[str] = "rerope"
+    kinds: Annotated[tuple[Kind, ...], Split] = option(("weave", "patch", "clamp"), "what to try", key="try")
+    measures: Annotated[tuple[Measure, ...], Split] = option(("nll",), "of nll, passkey", key="measure")
+    lengths: Lengths | None = option(None, _LENGTHS, unset="4 M")
+    samples: Prompts = option(8, "prompts a length and method")
+    layers: RangeText = option("all", "e.g. 0-10, ends included")
+    heads: RangeText | None = option(
+        None, "layers whose heads are tried: e.g. 15-19, all, none", unset="all up to 64 heads"
+    )
+    hooks: Annotated[tuple[PatchHook, ...], Split] = option(
+        ("resid_post", "attn_out", "mlp_out", "z"), "where to patch"
+    )
+    spans: Annotated[tuple[Span, ...], Split] = option(("all",), "positions to patch")
+    ways: Annotated[tuple[Way, ...], Split] = option(
+        ("only", "without", "mend", "break"), "of weaves: only there, without it; of patches: mend, break"
+    )
+    dims: Prompts = option(10, "threshold dims that are clamped, a layer")
+    candidates: Prompts = option(64, "best heads that the smallest set is chosen from")
+    word: Text = option("hello", "the repeated word that shows threshold dims", key="prompt")
+    text: Text | None = option(None, _TEXT, unset="the shipped one")
+
+
+@dataclass(frozen=True)
+class AnatomyRequest(MethodsRequest):
+    """What is measured of attention; lengths in tokens, M and 4 M if None.
+
+    parts: 'all' leaves out what the model cannot have. texts: that slide, for positional vectors, which are taken at
+    the longest length; None: 256, or as many as there is text for. samples: prompts a length for the other parts.
+    layers: kept in every part.
+    """
+
+    default_methods: ClassVar[str] = METHODS
+    parts: Annotated[tuple[Part, ...], Split] = option(("all",), "what to measure")
+    lengths: Lengths | None = option(
+        None, f"{_LENGTHS}; positional vectors are taken at the longest", unset="M and 4 M"
+    )
+    texts: Annotated[Whole, Field(ge=4, le=MAX_PROMPTS)] | None = option(
+        None, "that slide, for positional vectors; more can follow", unset="256, or all there are"
+    )
+    samples: Prompts = option(4, "prompts a length and method, for all but positional vectors")
+    layers: RangeText = option("all", "layers to keep, e.g. 0-10, ends included")
+    text: Text | None = option(None, _TEXT, unset="the shipped one")
 
 
 def tell_left_out(left_out: Mapping[str, str]) -> None:

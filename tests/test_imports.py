@@ -18,27 +18,27 @@ FLOORS = """
     mesa                  <- mesa.plan mesa.weave mesa.methods mesa.checkpoints
     mesa.engine           <- mesa
     mesa.checking         <- mesa mesa.engine
-    probe.request         <- mesa
+    probe.options         <-
+    probe.capture         <- mesa probe.options
+    probe.request         <- mesa probe.options probe.capture
     probe.tasks           <- mesa
-    probe.capture         <- mesa
     probe.ownership probe.files  <-
     probe.cells           <- mesa probe.files
-    probe.evaluation      <- mesa probe.request probe.tasks probe.capture probe.ownership probe.files probe.cells
+    probe.evaluation      <- mesa probe.options probe.request probe.tasks probe.capture probe.ownership probe.files probe.cells
     probe.store           <- probe.files probe.capture
     probe.thresholds      <- mesa probe.tasks probe.capture probe.evaluation probe.store
     probe.figures         <- mesa probe.files probe.capture probe.store probe.thresholds
-    probe.mechanism.anatomy <- mesa probe.ownership probe.files probe.request probe.tasks probe.capture probe.cells probe.evaluation probe.store probe.thresholds
+    probe.mechanism.anatomy <- mesa probe.options probe.ownership probe.files probe.request probe.tasks probe.capture probe.cells probe.evaluation probe.store probe.thresholds
     probe.study           <- mesa probe
-    probe.mechanism       <- mesa probe.ownership probe.files probe.request probe.tasks probe.capture probe.cells probe.evaluation probe.store probe.thresholds probe.study probe.mechanism.anatomy
+    probe.mechanism       <- mesa probe.options probe.ownership probe.files probe.request probe.tasks probe.capture probe.cells probe.evaluation probe.store probe.thresholds probe.study probe.mechanism.anatomy
     probe.status          <- probe.ownership probe.cells probe.evaluation probe.store probe.study
-    probe.mechanism.counterpart <- mesa probe.ownership probe.files probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds probe.study probe.mechanism.anatomy probe.mechanism
+    probe.mechanism.counterpart <- mesa probe.options probe.ownership probe.files probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds probe.study probe.mechanism.anatomy probe.mechanism
     probe.locate_report   <- probe.files probe.store probe.figures probe.mechanism
     probe.anatomy_report  <- probe.files probe.store probe.figures probe.mechanism
-    probe.defaults        <-
     probe.glossary        <-
     probe.resume          <- probe.evaluation probe.store
-    probe.plan          <- mesa probe.defaults probe.request probe.tasks probe.capture probe.evaluation probe.thresholds
-    probe.inputs          <- mesa probe.tasks probe.capture probe.store probe.plan
+    probe.plan          <- mesa probe.options probe.request probe.tasks probe.capture probe.evaluation probe.thresholds
+    probe.inputs          <- mesa probe.options probe.tasks probe.capture probe.store probe.plan
     probe.refine          <- probe.evaluation probe.store probe.thresholds
     probe.verdict         <- probe.evaluation probe.store probe.thresholds
     probe.report          <- probe.files probe.store probe.thresholds probe.figures probe.locate_report probe.anatomy_report probe.verdict probe.glossary
@@ -63,7 +63,7 @@ A name on the left is the folder's own files, one on the right all of them that 
 PACKAGES = ("mesa", "probe", "theory", "mesa_lens")
 WITHOUT_TORCH = """
     mesa mesa.methods mesa.plan mesa.settings mesa.support mesa.weave
-    mesa.fingerprints probe.defaults probe.resume probe.ownership
+    mesa.fingerprints probe.options probe.request probe.resume probe.ownership
     mesa.checkpoints mesa.checkpoints.fetched mesa.checkpoints.gguf_header mesa.checkpoints.place
     probe probe.evaluation.journal probe.evaluation.intervals probe.evaluation.summary
     probe.tasks.sources

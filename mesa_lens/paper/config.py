@@ -20,11 +20,12 @@ from mesa.support import check_config, check_method
 from mesa_lens.options import LOAD
 from mesa_lens.paper.kinds import check_kinds
 from mesa_lens.paper.sections import SECTIONS, Section
-from probe.capture.spec import CaptureSpec, parse_ranges
+from probe.capture.spec import CaptureSpec
 from probe.evaluation.by_length import default_lengths
 from probe.evaluation.evaluator import BY_DEFAULT, passes
 from probe.evaluation.harness_work import checked_tasks
-from probe.evaluation.plan import TASKS, EvalPlan, EvalRequest, memory_bytes, names, parse_lengths, plan
+from probe.evaluation.plan import TASKS, EvalPlan, EvalRequest, memory_bytes, names, plan
+from probe.options import parse_lengths, parse_ranges
 from probe.plan import ProbeRequest
 from probe.plan import plan as plan_probe
 from probe.request import ModelRequest, tell_left_out

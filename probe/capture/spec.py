@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
+
+from probe.options import Names, RangeList, Ranges, option
 
 HOOKS = {
     "resid_pre": "blocks.{layer}.hook_resid_pre",
@@ -19,27 +20,9 @@ HOOKS = {
     "z": "blocks.{layer}.attn.hook_z",
 }
 """Our names of TransformerLens hooks. q and k are raw (before rotary); heads are laid side by side in `dim`."""
+_KEEP = "what to keep"
 
-STORE_DTYPES = ("float32", "float16")
-
-Ranges = tuple[tuple[int, int], ...]
-"""Half-open ranges (start, stop)."""
-
-
-def parse_ranges(text: str, option: str) -> Ranges | None:
-    """Ranges from text such as '0-10,20' (ends included); None for 'all'. ValueError for anything else."""
-    if text == "all":
-        return None
-    ranges = []
-    for part in text.split(","):
-        found = re.fullmatch(r"([0-9]{1,12})(?:-([0-9]{1,12}))?", part.strip())
-        if not found:
-            raise ValueError(f"{option}={text!r}: {part!r} is no range; write e.g. 0-10,20 or all")
-        start, stop = int(found[1]), int(found[2] or found[1]) + 1
-        if stop <= start:
-            raise ValueError(f"{option}={text!r}: {part!r} is empty; the end comes before the start")
-        ranges.append((start, stop))
-    return tuple(sorted(ranges))
+StoreDtype = Literal["float32", "float16"]
 
 
 def _indices(ranges: Ranges | None, size: int, what: str) -> Sequence[int]:
@@ -56,11 +39,13 @@ def _indices(ranges: Ranges | None, size: int, what: str) -> Sequence[int]:
 class CaptureSpec:
     """What to keep of a forward pass; None keeps all. Ranges are half-open, positions count tokens from 0."""
 
-    hooks: tuple[str, ...] = ("resid_post",)
-    layers: Ranges | None = None
-    positions: Ranges | None = None
-    dims: Ranges | None = None
-    dtype: str = "float32"
+    hooks: Names = option(("resid_post",), "e.g. resid_post,attn_out", group=_KEEP)
+    layers: RangeList = option(None, "e.g. 0-10, ends included", group=_KEEP, unset="all")
+    positions: RangeList = option(
+        None, "e.g. 1024-3071,4096-5119; drift needs M/4 to 3M/4 and beyond", group=_KEEP, unset="all"
+    )
+    dims: RangeList = option(None, "e.g. 0-639", group=_KEEP, unset="all")
+    dtype: StoreDtype = option("float32", "of the store", group=_KEEP, key="store_dtype")
 
     def __post_init__(self) -> None:
         """ValueError for unknown hooks or dtypes."""
@@ -69,8 +54,8 @@ class CaptureSpec:
         for hook in self.hooks:
             if hook not in HOOKS:
                 raise ValueError(f"unknown hook {hook!r}; known: {', '.join(HOOKS)}")
-        if self.dtype not in STORE_DTYPES:
-            raise ValueError(f"unknown store dtype {self.dtype!r}; known: {', '.join(STORE_DTYPES)}")
+        if self.dtype not in get_args(StoreDtype):
+            raise ValueError(f"unknown store dtype {self.dtype!r}; known: {', '.join(get_args(StoreDtype))}")
 
     def resolve(self, config: Any, length: int) -> Kept:
         """The indices kept of a model with Hugging Face `config` reading `length` tokens; ValueError out of range."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -13,11 +12,10 @@ import numpy as np
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method
 from mesa.models import bytes_a_number, tokenizer_of
-from mesa.plan import LARGEST
 from probe.capture.memory import check_prompts, prompt_bytes
 from probe.evaluation.evaluator import Evaluator, evaluator_of, passes
 from probe.evaluation.lengths import fitting_lengths
-from probe.request import MethodsRequest
+from probe.request import EvalRequest
 from probe.tasks import sources
 from probe.tasks.base import Setting, Task
 from probe.tasks.finding import FINDING
@@ -34,25 +32,6 @@ PROMPTS = 2
 """Version of how prompts are drawn; raised with every change that makes other prompts of the same settings."""
 SCORED_PROMPTS = 3
 """Version of prompts and how answers are scored."""
-
-
-_MOST_LENGTHS = 10_000
-
-
-@dataclass(frozen=True)
-class EvalRequest(MethodsRequest):
-    """What is asked for; lengths in tokens. The rest as in `Setting`."""
-
-    tasks: tuple[str, ...] = ("passkey", "nll")
-    lengths: tuple[int, ...] | None = None
-    samples: int = 100
-    text: str | None = None
-    data: str | None = None
-    depth: float | None = None
-    new_tokens: int = 128
-    batch: int = 8
-    evaluator: str | None = None
-    evaluator_method: str | None = None
 
 
 @dataclass(frozen=True)
@@ -102,38 +81,6 @@ class EvalPlan:
         }
 
 
-def parse_lengths(text: str, option: str = "--lengths") -> tuple[int, ...]:
-    """Lengths in tokens from e.g. '256,512', '1k' (1024) or '1k:16k:1k' (first:last:step, ends included)."""
-    found: set[int] = set()
-    for part in text.split(","):
-        numbers = [_tokens(one, f"{option} {text!r}") for one in part.split(":")]
-        if len(numbers) == 1:
-            found.add(numbers[0])
-        elif len(numbers) == 3 and numbers[0] <= numbers[1]:
-            steps = range(numbers[0], numbers[1] + 1, numbers[2])
-            if len(steps) > _MOST_LENGTHS:
-                raise ValueError(f"{option} {text!r}: {part!r} are {len(steps)} lengths; take a larger step")
-            found.update(steps)
-        else:
-            raise ValueError(f"{option} {text!r}: {part!r} is no FIRST:LAST:STEP, e.g. 1k:16k:1k")
-    return tuple(sorted(found))
-
-
-def one_length(text: str, option: str) -> int:
-    """A length in tokens from e.g. '512' or '16k'."""
-    return _tokens(text, f"{option} {text!r}")
-
-
-def _tokens(text: str, whole: str) -> int:
-    found = re.fullmatch(r"\s*([0-9]{1,12})([kK]?)\s*", text)
-    if not found or int(found[1]) == 0:
-        raise ValueError(f"{whole}: {text!r} is no number of tokens; write e.g. 256,512 or 1k:16k:1k")
-    count = int(found[1]) * (1024 if found[2] else 1)
-    if count > LARGEST:
-        raise ValueError(f"{whole}: {text!r} is above {LARGEST} tokens")
-    return count
-
-
 def plan(request: EvalRequest) -> EvalPlan:
     """Checks the request with the model's config and tokenizer; builds one sample a task and length.
 
@@ -143,15 +90,9 @@ def plan(request: EvalRequest) -> EvalPlan:
     unknown = [task for task in request.tasks if task not in TASKS]
     if unknown:
         raise ValueError(f"unknown task {unknown[0]!r}; known: {', '.join(TASKS)}")
-    least = {"samples": request.samples, "batch": request.batch, "new_tokens": request.new_tokens}
-    for name, value in least.items():
-        if value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {value} is below 1")
     readers = [name for name, task in TASKS.items() if task.reads_pairs]
     if request.data is not None and request.tasks and not {*readers} & {*request.tasks}:
         raise ValueError(f"--data {request.data} is read by {', '.join(readers)} alone, which --task does not name")
-    if request.depth is not None and not 0 <= request.depth <= 1:
-        raise ValueError(f"--depth {request.depth} is not within 0 (start) to 1 (end)")
     config, trained = request.checked_model()
     methods = request.checked_methods(config, trained)
     lengths = tuple(trained * multiple for multiple in (1, 2, 4, 8)) if request.lengths is None else request.lengths

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -12,13 +12,14 @@ from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method, Origin
 from mesa.models import bytes_a_number, tokenizer_of
 from probe.capture.memory import check_prompts, peak_bytes
-from probe.capture.spec import CaptureSpec, parse_ranges
+from probe.capture.spec import CaptureSpec
 from probe.evaluation.plan import PROMPTS
 from probe.mechanism import interventions
-from probe.mechanism.items import MEASURES, items
+from probe.mechanism.items import items
 from probe.mechanism.passes import Item
 from probe.mechanism.shift import shift_bytes, vectors_bytes
-from probe.request import MethodsRequest
+from probe.options import parse_ranges
+from probe.request import LocateRequest
 from probe.tasks import sources
 from probe.tasks.base import Setting
 from probe.tasks.repeated import word_ids
@@ -31,31 +32,6 @@ Group = tuple[str, int]
 KINDS = ("weave", "patch", "clamp", "shift", "attribution", "smallest")
 _MANY = 64
 """Heads up to which all of them are gone over where none are named."""
-
-
-@dataclass(frozen=True)
-class LocateRequest(MethodsRequest):
-    """What is asked for; lengths in tokens, 4 M if None. The methods are what mends; Origin is what breaks.
-
-    layers: to go over. heads: 'all', 'none', or the layers whose heads are gone over; None: all, if they are at most
-    64. hooks, spans: of patches. ways: of weaves and patches. dims: clamped in a layer. candidates: heads that the
-    smallest set is made of. word: the repeated word whose observable dims are clamped.
-    """
-
-    default_methods: ClassVar[str] = "rerope"
-    kinds: tuple[str, ...] = ("weave", "patch", "clamp")
-    measures: tuple[str, ...] = ("nll",)
-    lengths: tuple[int, ...] | None = None
-    samples: int = 8
-    layers: str = "all"
-    heads: str | None = None
-    hooks: tuple[str, ...] = ("resid_post", "attn_out", "mlp_out", "z")
-    spans: tuple[str, ...] = ("all",)
-    ways: tuple[str, ...] = interventions.EVERY_WAY
-    dims: int = 10
-    candidates: int = 64
-    word: str = "hello"
-    text: str | None = None
 
 
 @dataclass(frozen=True)
@@ -108,19 +84,6 @@ class LocatePlan:
 
 def plan(request: LocateRequest) -> LocatePlan:
     """Checks the request and builds every item. Raises ValueError or FileNotFoundError, naming the value."""
-    for name, asked, known in (
-        ("try", request.kinds, KINDS),
-        ("measure", request.measures, MEASURES),
-        ("hooks", request.hooks, interventions.HOOKS),
-        ("spans", request.spans, interventions.SPANS),
-        ("ways", request.ways, interventions.EVERY_WAY),
-    ):
-        unknown = [each for each in asked if each not in known]
-        if unknown or not asked:
-            raise ValueError(f"--{name} {','.join(unknown)!r} is not known; known: {', '.join(known)}")
-    for name, value in {"samples": request.samples, "dims": request.dims, "candidates": request.candidates}.items():
-        if value < 1:
-            raise ValueError(f"--{name} {value} is below 1")
     if "smallest" in request.kinds and request.samples < 2:
         raise ValueError(
             f"--samples {request.samples}: the smallest set is chosen on one half of them, give at least 2"

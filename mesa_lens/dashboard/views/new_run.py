@@ -13,7 +13,7 @@ from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.look import plain
 from mesa_lens.dashboard.runs import name_of
 from mesa_lens.dashboard.started import estimate, progress, resume, shown, start, started_runs, stop
-from probe.defaults import METHODS
+from probe.request import METHODS
 
 _EVERY = 2  # seconds between two looks at a run
 _LINES = 30  # of a log

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -13,11 +13,12 @@ from mesa.methods import Method
 from mesa.models import bytes_a_number, tokenizer_of
 from mesa.support import no_phases
 from probe.capture.memory import check_prompts, peak_bytes, prompt_bytes
-from probe.capture.spec import CaptureSpec, Kept, parse_ranges
+from probe.capture.spec import CaptureSpec, Kept
 from probe.evaluation.plan import PROMPTS
 from probe.mechanism.anatomy.collect import collect_bytes
 from probe.mechanism.anatomy.sliding import sliding_windows
-from probe.request import MethodsRequest, tell_left_out
+from probe.options import parse_ranges
+from probe.request import AnatomyRequest, tell_left_out
 from probe.tasks import sources
 from probe.tasks.base import Setting
 from probe.tasks.finding import PASSKEY
@@ -36,24 +37,6 @@ _TEXTS = 256
 _PASSKEYS = 2  # version of what retrieval reads; 1 had answers beyond the length
 _WHOLE_BYTES = 2**30
 """Means above this are stored in float32."""
-
-
-@dataclass(frozen=True)
-class AnatomyRequest(MethodsRequest):
-    """What is asked for; lengths in tokens, M and 4 M if None.
-
-    parts: of `PARTS`; 'all' leaves out what the model cannot have. texts: that slide, for positional vectors, which are
-    taken at the longest length; None: 256, or as many as there is text for. samples: prompts a length for the other
-    parts. layers: kept in every part.
-    """
-
-    default_methods: ClassVar[str] = "origin,rerope,dynamic-ntk,mesa"
-    parts: tuple[str, ...] = ("all",)
-    lengths: tuple[int, ...] | None = None
-    texts: int | None = None
-    samples: int = 4
-    layers: str = "all"
-    text: str | None = None
 
 
 @dataclass(frozen=True)
@@ -124,10 +107,6 @@ class AnatomyPlan:
 
 def plan(request: AnatomyRequest) -> AnatomyPlan:
     """Checks the request and builds every prompt. Raises ValueError or FileNotFoundError, naming the value."""
-    for name, value, least in (("samples", request.samples, 1), ("texts", request.texts, LEAST_TEXTS)):
-        if value is not None and value < least:
-            raise ValueError(f"--{name} {value} is below {least}")
-    _check_names(request.parts)
     config, trained = request.checked_model()
     parts = _parts(request, config)
     methods = request.checked_methods(config, trained)
@@ -150,12 +129,6 @@ def plan(request: AnatomyRequest) -> AnatomyPlan:
     parts = [part for part in parts if part not in build or part in built]
     made = ids_fingerprint(documents)
     return AnatomyPlan(request, config, methods, parts, lengths, layers, texts, passkeys, sliding, stride, made)
-
-
-def _check_names(parts: Sequence[str]) -> None:
-    unknown = [each for each in parts if each not in (*PARTS, "all")]
-    if unknown or not parts:
-        raise ValueError(f"--parts {','.join(unknown)!r} is not known; known: {', '.join(PARTS)}, all")
 
 
 def _parts(request: AnatomyRequest, config: Any) -> list[str]:

@@ -11,7 +11,8 @@ import mesa
 from mesa.models import load
 from probe.capture.bridge import bridge_to
 from probe.capture.capture import capture, capture_states
-from probe.capture.spec import CaptureSpec, Kept, parse_ranges
+from probe.capture.spec import CaptureSpec, Kept
+from probe.options import parse_ranges
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +123,7 @@ def test_ranges_are_parsed_with_their_ends():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("5-3", "--dims='5-3': '5-3' is empty"),
+        ("5-3", "--dims '5-3': '5-3' is empty"),
         ("a", "'a' is no range; write e.g. 0-10,20 or all"),
         ("-3", "is no range"),
     ],

@@ -1,0 +1,331 @@
+"""Options declared once, as dataclass fields: command-line flags, YAML keys and form fields follow from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from reprlib import Repr
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
+
+MAX_TOKENS = 2**31 - 1  # mesa.plan.LARGEST
+MAX_PROMPTS = 10_000
+MAX_SEED = 2**32 - 1
+MAX_LENGTHS = 10_000
+
+T = TypeVar("T")
+Ranges = tuple[tuple[int, int], ...]
+"""Half-open ranges (start, stop)."""
+
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+
+
+def _whole(value: Any) -> int:
+    """A whole number, or its decimal digits."""
+    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?(0|[1-9][0-9]{0,39})\s*", value):
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{_SHORT.repr(value)} is no whole number")
+    return value
+
+
+def _finite(value: Any) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{_SHORT.repr(value)} is no finite number")
+    return number
+
+
+def _text(value: Any) -> str:
+    """A text that is not blank, in characters that can be encoded."""
+    if not isinstance(value, str):
+        raise ValueError(f"{_SHORT.repr(value)} is no text")
+    if not value.strip():
+        raise ValueError(f"{value!r} is empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{value!r} is not UTF-8") from None
+    return value
+
+
+def _split(value: Any) -> tuple[str, ...]:
+    """Names from a text with commas, or from a list; doubles go."""
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
+        raise ValueError(f"{_SHORT.repr(value)} is no list of names")
+    if not all(part.strip() for part in parts):
+        raise ValueError(f"{_SHORT.repr(value)} has an empty name; separate names by one comma each")
+    return tuple(dict.fromkeys(part.strip() for part in parts))
+
+
+def _joined(value: Any) -> str:
+    names = _split(value)
+    return value if isinstance(value, str) else ",".join(names)
+
+
+def _strings(value: Any) -> tuple[str, ...]:
+    parts = (value,) if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
+        raise ValueError(f"{_SHORT.repr(value)} is no list of texts")
+    return tuple(parts)
+
+
+def parse_lengths(value: Any) -> tuple[int, ...]:
+    """Lengths in tokens from e.g. '256,512', '1k' (1024) or '1k:16k:1k' (first:last:step, ends included)."""
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    text, lengths = str(value), set[int]()
+    for part in text.split(","):
+        numbers = [_tokens(number, text) for number in part.split(":")]
+        if len(numbers) == 1:
+            lengths.add(numbers[0])
+        elif len(numbers) == 3 and numbers[0] <= numbers[1]:
+            steps = range(numbers[0], numbers[1] + 1, numbers[2])
+            if len(steps) > MAX_LENGTHS:
+                raise ValueError(f"{text!r}: {part!r} are {len(steps)} lengths; take a larger step")
+            lengths.update(steps)
+        else:
+            raise ValueError(f"{text!r}: {part!r} is no FIRST:LAST:STEP, e.g. 1k:16k:1k")
+    return tuple(sorted(lengths))
+
+
+def one_length(text: str, flag: str) -> int:
+    """A length in tokens from e.g. '512' or '16k'."""
+    try:
+        return _tokens(text, text)
+    except ValueError as error:
+        raise ValueError(f"{flag} {error}") from None
+
+
+def _tokens(text: str, whole: str) -> int:
+    match = re.fullmatch(r"\s*([0-9]{1,12})([kK]?)\s*", text)
+    if not match or int(match[1]) == 0:
+        raise ValueError(f"{whole!r}: {text!r} is no number of tokens; write e.g. 256,512 or 1k:16k:1k")
+    count = int(match[1]) * (1024 if match[2] else 1)
+    if count > MAX_TOKENS:
+        raise ValueError(f"{whole!r}: {text!r} is above {MAX_TOKENS} tokens")
+    return count
+
+
+def parse_ranges(value: Any, flag: str = "") -> Ranges | None:
+    """Half-open ranges from text such as '0-10,20' (ends included); None for 'all'. ValueError for anything else."""
+    if value is None or isinstance(value, tuple):
+        return value
+    text, ranges, where = str(value), [], f"{flag} {str(value)!r}".strip()
+    if text == "all":
+        return None
+    for part in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,12})(?:-([0-9]{1,12}))?", part.strip())
+        if not match:
+            raise ValueError(f"{where}: {part!r} is no range; write e.g. 0-10,20 or all")
+        start, stop = int(match[1]), int(match[2] or match[1]) + 1
+        if stop <= start:
+            raise ValueError(f"{where}: {part!r} is empty; the end comes before the start")
+        ranges.append((start, stop))
+    return tuple(sorted(ranges))
+
+
+def _range_text(value: Any) -> str:
+    if value != "none":
+        parse_ranges(value)
+    return str(value)
+
+
+def _path(value: Any) -> Path:
+    if isinstance(value, Path):
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"{_SHORT.repr(value)} is no path")
+    if not value.strip():  # the working directory
+        raise ValueError(f"{value!r} is empty; name a file or folder")
+    return Path(value)
+
+
+def _folder(path: Path) -> Path:
+    try:
+        is_file = path.exists() and not path.is_dir()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}); name another") from error
+    if is_file:
+        raise ValueError(f"{path} is a file; name a folder")
+    return path
+
+
+def _output(path: Path) -> Path:
+    """A folder to write to: neither a disk's root nor one that holds a model."""
+    if path.resolve() == Path(path.resolve().anchor):
+        raise ValueError(f"{path} is the root of a disk; name a folder in it")
+    weights = ("config.json", "*.safetensors", "*.gguf")
+    if any(match for pattern in weights for match in path.glob(pattern)):
+        raise ValueError(f"{path} holds a model; name another folder")
+    return path
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+Number = Annotated[float, BeforeValidator(_finite)]
+Tokens = Annotated[Whole, Field(ge=1, le=MAX_TOKENS)]
+Window = Annotated[Whole, Field(ge=2, le=MAX_TOKENS)]
+Prompts = Annotated[Whole, Field(ge=1, le=MAX_PROMPTS)]
+PromptsOrNone = Annotated[Whole, Field(ge=0, le=MAX_PROMPTS)]
+Seed = Annotated[Whole, Field(ge=0, le=MAX_SEED)]
+Text = Annotated[str, BeforeValidator(_text)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+Split = BeforeValidator(_split)
+"""Makes a tuple of choices readable from a text with commas."""
+JoinedNames = Annotated[str, BeforeValidator(_joined)]
+"""Names, as one text with commas."""
+Repeated = Annotated[tuple[str, ...], BeforeValidator(_strings)]
+"""Texts, one an occurrence of the flag."""
+Lengths = Annotated[tuple[Tokens, ...], BeforeValidator(parse_lengths)]
+RangeText = Annotated[str, BeforeValidator(_range_text)]
+"""Ranges as they are written; or 'none'."""
+RangeList = Annotated[Ranges | None, BeforeValidator(parse_ranges)]
+InputPath = Annotated[Path, BeforeValidator(_path)]
+Folder = Annotated[Path, BeforeValidator(_path), AfterValidator(_folder)]
+OutputFolder = Annotated[Folder, AfterValidator(_output)]
+
+_LIMITS = {
+    "greater_than_equal": "is below {ge:g}",
+    "greater_than": "is not above {gt:g}",
+    "less_than_equal": "is above {le:g}",
+    "bool_type": "is neither true nor false",
+}
+
+
+def option(default: Any, help: str, **more: Any) -> Any:
+    """A dataclass field that is an option.
+
+    more: `unset`, what None stands for; `key`, its name outside of Python where it is another; `group`, its heading in
+    the help; `metavar`; `positional`.
+    """
+    return dataclasses.field(default=default, metadata={"help": help, **more})
+
+
+def options_in(kind: type, build: Callable[..., Any], default: Any) -> Any:
+    """A dataclass field whose own options, those of the dataclass `kind`, stand beside the others. build: of these."""
+    return dataclasses.field(default_factory=default, metadata={"kind": kind, "build": build})
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option, as it is declared. path: the names of the fields that hold it."""
+
+    path: tuple[str, ...]
+    key: str
+    hint: Any
+    default: Any
+    help: str
+    group: str
+    unset: str = ""
+    metavar: str | None = None
+    positional: bool = False
+
+    @property
+    def flag(self) -> str:
+        """Its name on the command line."""
+        return self.key if self.positional else f"--{self.key.replace('_', '-')}"
+
+    @property
+    def default_text(self) -> str:
+        """The default as it would be written; empty where there is none to tell."""
+        if self.default is None or isinstance(self.default, bool):
+            return self.unset
+        return ",".join(self.default) if isinstance(self.default, tuple) else str(self.default)
+
+    @cached_property
+    def inner(self) -> Any:
+        """Its type, where None is left out."""
+        parts = get_args(self.hint)
+        if get_origin(self.hint) in (Annotated, Literal) or NoneType not in parts:
+            return self.hint
+        return next(part for part in parts if part is not NoneType)
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it takes no value."""
+        return self.inner is bool
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values it takes, where there are few."""
+        inner = get_args(self.inner)[0] if get_origin(self.inner) is Annotated else self.inner
+        return get_args(inner) if get_origin(inner) is Literal else ()
+
+    def read(self, value: Any) -> Any:
+        """The value, checked. Raises ValueError, which begins with the value."""
+        if value is None and (self.inner is not self.hint or self.default is None):
+            return None
+        try:
+            return TypeAdapter(self.inner).validate_python(value, strict=self.is_flag or None)
+        except ValidationError as error:
+            raise ValueError(_sentence(error)) from None
+
+
+def _sentence(error: ValidationError) -> str:
+    """What is wrong first, as one clause that begins with the value."""
+    first: Any = error.errors()[0]
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    value = first["input"]
+    if first["type"] == "literal_error":
+        known = first["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
+        return f"{_SHORT.repr(value)} is not known; known: {known}"
+    return f"{value} {_LIMITS[first['type']].format(**first.get('ctx', {}))}"
+
+
+@cache
+def options(cls: type) -> tuple[Option, ...]:
+    """The options of a dataclass, and of those in it, in their order."""
+    return tuple(_options(cls, ()))
+
+
+def _options(cls: Any, path: tuple[str, ...]) -> Iterator[Option]:
+    hints = get_type_hints(cls, include_extras=True)
+    for field in dataclasses.fields(cls):
+        more = dict(field.metadata)
+        if "kind" in more:
+            yield from _options(more["kind"], (*path, field.name))
+        elif "help" in more:
+            more.setdefault("key", field.name)
+            more.setdefault("group", "what to run")
+            more["unset"] = more.get("unset", "").replace("{default_methods}", getattr(cls, "default_methods", ""))
+            yield Option(path=(*path, field.name), hint=hints[field.name], default=field.default, **more)
+
+
+def from_values(cls: Callable[..., T], values: Mapping[str, Any]) -> T:
+    """An object of the dataclass, from checked values by key; what is not there has its default."""
+    arguments: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if "kind" in field.metadata:
+            arguments[field.name] = field.metadata["build"](
+                **dataclasses.asdict(from_values(field.metadata["kind"], values))
+            )
+        elif (key := field.metadata.get("key", field.name)) in values and "help" in field.metadata:
+            arguments[field.name] = values[key]
+    return cls(**arguments)
+
+
+def check(request: Any) -> None:
+    """Raises ValueError, naming the option, for a value that the dataclass does not take."""
+    for each in options(type(request)):
+        value = request
+        for name in each.path:
+            value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
+        if value is None and isinstance(each.default, bool | str):
+            continue
+        try:
+            each.read(value)
+        except ValueError as error:
+            raise ValueError(f"{each.flag} {error}") from None
