@@ -1,6 +1,5 @@
-"""Whether the methods work on one's own checkpoint: rows that passed, failed or were not run, each with its numbers.
+"""Whether the methods are computed correctly on a checkpoint: rows that passed, failed or were not run, with numbers.
 
-In: a model and its tokenizer. Out: a report. Open first: check.py; methods.py tries a method, own.py the model as it
-is, around.py what is around it (tokenizer, window, bridge); oracle.py computes attention pair by pair, rounding.py
-says what differences the dtype makes.
+In: a model and its tokenizer. Out: a report. Start with check.py; model_checks.py has the checks of the model,
+method_checks.py those of a method; oracle.py computes attention pair by pair, rounding.py what the dtype may change.
 """

@@ -11,8 +11,8 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from mesa.checking import around, own
-from mesa.checking.methods import CHECKS, method_rows
+from mesa.checking import model_checks
+from mesa.checking.method_checks import CHECKS, method_rows
 from mesa.checking.rows import FAILED, NOT_RUN, Report, Row
 from mesa.checking.subject import Subject
 from mesa.engine.apply import check_free
@@ -36,7 +36,7 @@ def check(
     minutes: float | None = None,
     name: str | None = None,
 ) -> Report:
-    """A report on whether the methods are computed rightly on this model: what passed, failed or was not run.
+    """A report on whether the methods are computed correctly on this model: what passed, failed or was not run.
 
     tokenizer: None where the model has none; what asks for it is not run. methods: names, separated by commas, or
     'all'. trained_length: M as you state it (None: the config's word).
@@ -62,30 +62,29 @@ def check(
 
 @dataclass(frozen=True)
 class _Step:
-    """Rows of these checks, made by `ask`; needed: what follows makes no sense where it raises or says nothing."""
+    """Rows of these checks, computed by `run`; needed: the steps after it make no sense where it fails."""
 
     checks: tuple[str, ...]
-    ask: Callable[[], Iterable[Row]]
+    run: Callable[[], Iterable[Row]]
     method: str = ""
     needed: bool = False
 
 
 def _steps(subject: Subject, methods: dict[str, Method], stated: int | None) -> list[_Step]:
     """All steps, each after those it needs."""
-    woven = next(
-        (each for each in reversed(methods.values()) if not each.as_trained), ReRoPE(trained_length=subject.pretended)
-    )
+    changing = [method for method in methods.values() if not method.as_trained]
+    tried = changing[-1] if changing else ReRoPE(trained_length=subject.pretended)
     return [
-        _Step(("dtype and device",), lambda: [around.placed(subject)]),
-        _Step(("trained window",), lambda: [around.window(subject, stated)]),
-        _Step(("first token",), lambda: [around.first_token(subject)]),
-        _Step(("weights are numbers",), lambda: [own.weights(subject)], needed=True),
-        _Step(("states are numbers",), lambda: [own.states(subject)], needed=True),
-        _Step(("stock against origin",), lambda: [own.through_the_plug(subject)], needed=True),
-        _Step(("rotary",), lambda: own.turned(subject)),
+        _Step(("dtype and device",), lambda: [model_checks.dtype_and_device(subject)]),
+        _Step(("trained window",), lambda: [model_checks.window(subject, stated)]),
+        _Step(("first token",), lambda: [model_checks.first_token(subject)]),
+        _Step(("weights are numbers",), lambda: [model_checks.weights(subject)], needed=True),
+        _Step(("states are numbers",), lambda: [model_checks.states(subject)], needed=True),
+        _Step(("stock against origin",), lambda: [model_checks.stock_against_origin(subject)], needed=True),
+        _Step(("rotary",), lambda: model_checks.rotary(subject)),
         *(_Step(tuple(CHECKS), partial(_method_rows, subject, method), name) for name, method in methods.items()),
-        _Step((around.HOOKS,), lambda: [around.hooks(subject, woven)]),
-        _Step(("restored",), lambda: [own.restored(subject)]),
+        _Step((model_checks.HOOKS,), lambda: [model_checks.hooks(subject, tried)]),
+        _Step(("restored",), lambda: [model_checks.restored(subject)]),
     ]
 
 
@@ -101,16 +100,16 @@ def _rows(steps: list[_Step], minutes: float | None) -> Iterator[Row]:
     for step in tqdm(steps, desc="checking", unit="check", delay=2):
         if not why and minutes is not None and time.monotonic() - begun > 60 * minutes:
             why = f"{minutes:g} minutes were over; give more --minutes or fewer --methods"
-        rows = [Row(check, NOT_RUN, why, step.method) for check in step.checks] if why else _asked(step)
+        rows = [Row(check, NOT_RUN, why, step.method) for check in step.checks] if why else _run_step(step)
         yield from rows
         if step.needed and any(row.result == FAILED and row.difference is None for row in rows):
             why = f"{step.checks[0]!r} failed"
 
 
-def _asked(step: _Step) -> list[Row]:
+def _run_step(step: _Step) -> list[Row]:
     """A step's rows; where it raised, a failed one of each check, or not run for want of memory."""
     try:
-        return list(step.ask())
+        return list(step.run())
     except (MemoryError, torch.OutOfMemoryError) as error:
         why, result = f"{error or 'no memory'}; use a smaller --pretended, or a device with more memory", NOT_RUN
     except Exception as error:

@@ -37,7 +37,7 @@ def pairs(plan: Plan, query: int, window: int | None = None) -> list[Pair]:
 
     ValueError for a pair in two of the plan's regions.
     """
-    seen = []
+    visible = []
     for key in range(0 if window is None else max(0, query + 1 - window), query + 1):
         holding = [region for region in plan.regions if region.contains(query, key)]
         if len(holding) > 1:
@@ -45,12 +45,12 @@ def pairs(plan: Plan, query: int, window: int | None = None) -> list[Pair]:
         for region in holding:
             scales = (region.query_scale, query), (region.key_scale, key)
             factor = math.prod(float(scale(index)) for scale, index in scales if scale is not None)
-            seen.append(Pair(key, float(region.query_position(query) - region.key_position(key)), factor))
-    return seen
+            visible.append(Pair(key, float(region.query_position(query) - region.key_position(key)), factor))
+    return visible
 
 
 def rotated(state: np.ndarray, distance: np.ndarray, positions: Positions) -> np.ndarray:
-    """States (pair, dim) turned by distances (pair,): dim m pairs with dim m + half; dims beyond them stay."""
+    """States (pair, dim) rotated by distances (pair,): dim m pairs with dim m + half; dims beyond them stay."""
     assert positions.frequencies is not None
     half = len(positions.frequencies)
     angle = distance[:, None] * positions.frequencies
@@ -59,17 +59,19 @@ def rotated(state: np.ndarray, distance: np.ndarray, positions: Positions) -> np
     return np.concatenate([one * cos - two * sin, two * cos + one * sin, state[:, 2 * half :]], 1)
 
 
-def attended(
-    states: tuple[np.ndarray, np.ndarray, np.ndarray], seen: Sequence[Pair], scaling: float, at: Positions, head: int
+def attention_output(
+    states: tuple[np.ndarray, np.ndarray, np.ndarray], visible: Sequence[Pair], scaling: float, at: Positions, head: int
 ) -> np.ndarray:
     """Output (dim,) of a query head: states are its query (dim,), and keys and values (token, dim), in float64."""
     query, keys, values = states
-    index = [pair.key for pair in seen]
-    distance, factor = (np.array(each) for each in ([pair.distance for pair in seen], [pair.factor for pair in seen]))
-    turned, chosen = np.repeat(query[None], len(index), 0), keys[index]
+    index = [pair.key for pair in visible]
+    distance, factor = (
+        np.array(column) for column in ([pair.distance for pair in visible], [pair.factor for pair in visible])
+    )
+    queries, chosen = np.repeat(query[None], len(index), 0), keys[index]
     if at.frequencies is not None:
-        turned, chosen = rotated(turned, distance, at), rotated(chosen, distance * 0, at)
-    scores = (turned * chosen).sum(1) * scaling * factor
+        queries, chosen = rotated(queries, distance, at), rotated(chosen, distance * 0, at)
+    scores = (queries * chosen).sum(1) * scaling * factor
     if at.slopes is not None:
         scores = scores - at.slopes[head] * distance
     weights = np.exp(scores - scores.max())

@@ -20,18 +20,18 @@ def unit(dtype: torch.dtype) -> float:
 
 
 @contextmanager
-def rounded_once_more(model: nn.Module) -> Iterator[None]:
+def rounding_perturbed(model: nn.Module) -> Iterator[None]:
     """Every parameterised module's output is off by one unit in the last place of its dtype, up or down at random."""
     draw = torch.Generator().manual_seed(0)
 
-    def shake(module: nn.Module, args: Any, output: Any) -> Any:
+    def perturb(module: nn.Module, args: Any, output: Any) -> Any:
         if not isinstance(output, Tensor) or not output.is_floating_point():
             return None
         sign = torch.randint(0, 2, output.shape, generator=draw, dtype=torch.int8).to(output.device) * 2 - 1
         return output + output * (sign * unit(output.dtype)).to(output.dtype)
 
-    leaves = [each for each in model.modules() if not [*each.children()] and [*each.parameters(recurse=False)]]
-    handles = [leaf.register_forward_hook(shake) for leaf in leaves]
+    leaves = [leaf for leaf in model.modules() if not [*leaf.children()] and [*leaf.parameters(recurse=False)]]
+    handles = [leaf.register_forward_hook(perturb) for leaf in leaves]
     try:
         yield
     finally:
@@ -39,7 +39,7 @@ def rounded_once_more(model: nn.Module) -> Iterator[None]:
             handle.remove()
 
 
-def shaken(states: np.ndarray, dtype: torch.dtype, seed: int) -> np.ndarray:
+def perturbed(states: np.ndarray, dtype: torch.dtype, seed: int) -> np.ndarray:
     """Float64 states off by one unit in the last place of `dtype`, up or down at random."""
     sign = np.random.default_rng(seed).choice((-1.0, 1.0), states.shape)
     return states * (1 + sign * unit(dtype))

@@ -1,4 +1,4 @@
-"""What a check found, one row each, and all of them as a table."""
+"""The rows of a check and the report that holds them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ PASSED, FAILED, NOT_RUN, NOTE = "passed", "failed", "not run", "note"
 
 @dataclass(frozen=True)
 class Row:
-    """A check's result: `difference` was found where `allowed` is, and a mistake would make about `mistake`.
+    """A check's result: `difference` was measured where `allowed` is, and a mistake would make about `mistake`.
 
     result: 'passed', 'failed', 'not run' (never taken for passed) or 'note' (it tells and judges nothing).
-    says: what was compared; where it failed or was not run, why and what to do.
+    detail: what was compared; where it failed or was not run, why and what to do.
     """
 
     check: str
     result: str
-    says: str
+    detail: str
     method: str = ""
     difference: float | None = None
     allowed: float | None = None
@@ -27,7 +27,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Found:
+class Comparison:
     """A difference, what rounding in the model's dtype may make of it, and what a mistake would.
 
     widened: whether more is allowed than by the stock model's rounding.
@@ -46,26 +46,26 @@ class Found:
         return share if share == share else float("inf")
 
 
-def judged(check: str, method: str, found: Sequence[Found], says: str, remedy: str) -> Row:
-    """The row of the worst of what was found."""
-    worst = max(found, key=lambda each: each.share)
+def worst_row(check: str, method: str, comparisons: Sequence[Comparison], detail: str, remedy: str) -> Row:
+    """The row of the worst comparison."""
+    worst = max(comparisons, key=lambda item: item.share)
     numbers = {"difference": worst.difference, "allowed": worst.allowed, "mistake": worst.mistake}
     if worst.share > 1:
-        return Row(check, FAILED, f"{worst.where}: {says}; {remedy}", method, **numbers)
-    widened = [each for each in found if each.widened]  # each must do, or what is sharp elsewhere would answer for it
-    sharp = min(found, key=lambda each: each.allowed / each.mistake if each.mistake else float("inf"))
-    sharp = next((each for each in widened if not each.allowed <= each.mistake), sharp)
+        return Row(check, FAILED, f"{worst.where}: {detail}; {remedy}", method, **numbers)
+    widened = [item for item in comparisons if item.widened]  # all must be sensitive, not only the sharpest
+    sharp = min(comparisons, key=lambda item: item.allowed / item.mistake if item.mistake else float("inf"))
+    sharp = next((item for item in widened if not item.allowed <= item.mistake), sharp)
     if not sharp.allowed <= sharp.mistake:
         numbers = {"difference": sharp.difference, "allowed": sharp.allowed, "mistake": sharp.mistake}
-        return Row(check, NOT_RUN, f"{sharp.where}: {_blunt(sharp)}", method, **numbers)
-    return Row(check, PASSED, f"{says}, {worst.where}", method, **numbers)
+        return Row(check, NOT_RUN, f"{sharp.where}: {_insensitive(sharp)}", method, **numbers)
+    return Row(check, PASSED, f"{detail}, {worst.where}", method, **numbers)
 
 
-def _blunt(found: Found) -> str:
-    """Why a check could not have found a mistake, and what to do."""
-    if found.mistake * 1e3 < found.allowed:
+def _insensitive(comparison: Comparison) -> str:
+    """Why a check could not have shown a mistake, and what to do."""
+    if comparison.mistake * 1e3 < comparison.allowed:
         return "the method changes nothing here (a sliding window may hide it); use a smaller --pretended"
-    hidden = f"rounding ({found.allowed:.1e}) would hide a mistake ({found.mistake:.1e})"
+    hidden = f"rounding ({comparison.allowed:.1e}) would hide a mistake ({comparison.mistake:.1e})"
     return f"{hidden}; run it with --dtype float32"
 
 
@@ -108,17 +108,17 @@ class Report:
     def __str__(self) -> str:
         """The table: passed rows of several methods as one, with the largest share of what is allowed."""
         lines = [f"{'check':30s} {'result':8s} {'largest':>8s} {'allowed':>8s}  what"]
-        lines += [_line(row, count) for row, count in _gathered(self.rows)]
+        lines += [_line(row, count) for row, count in _grouped(self.rows)]
         record = self.record()
         counted = f"{record['passed']} passed, {record['failed']} failed, {record['not_run']} not run"
         return "\n".join([f"{self.model}: {counted}", "", *lines, "", self.cannot])
 
 
-def _gathered(rows: Sequence[Row]) -> list[tuple[Row, int]]:
+def _grouped(rows: Sequence[Row]) -> list[tuple[Row, int]]:
     """Rows and how many they stand for: of one check, those that passed or were not run for one reason."""
     groups: dict[Any, list[Row]] = {}
     for row in rows:
-        reason = row.says if row.difference is None else "blunt"
+        reason = row.detail if row.difference is None else "insensitive"
         alike = {PASSED: "", NOT_RUN: reason}.get(row.result, row)
         groups.setdefault((row.check, row.result, alike), []).append(row)
     return [(max(group, key=_share), len(group)) for group in groups.values()]
@@ -133,4 +133,4 @@ def _line(row: Row, count: int) -> str:
     who = row.method and f"{row.method}: "
     if count > 1:
         who = f"{count} methods, {row.method} the farthest: " if row.difference is not None else f"{count} methods: "
-    return f"{row.check:30s} {row.result:8s} {' '.join(numbers)}  {who}{row.says}"
+    return f"{row.check:30s} {row.result:8s} {' '.join(numbers)}  {who}{row.detail}"

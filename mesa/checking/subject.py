@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mesa.checking.heard import Calls, Heard, heard_stock, unturned
 from mesa.checking.oracle import Positions
-from mesa.checking.rounding import ALLOWED, rounded_once_more
+from mesa.checking.recorded_attention import AttentionCall, Calls, before_rotation, record_stock
+from mesa.checking.rounding import ALLOWED, rounding_perturbed
 from mesa.engine.plug import Attachment
 from mesa.support import is_rotary
 
@@ -34,12 +34,12 @@ class Setting(NamedTuple):
 
 @dataclass
 class Stock:
-    """What the stock model computes of a setting's tokens; by layer, how its queries and keys were turned."""
+    """What the stock model computes of a setting's tokens; by layer, how its queries and keys were rotated."""
 
     logits: Tensor
     states: tuple[Tensor, ...]
     calls: Calls
-    bare: Mapping[int, Heard]
+    unrotated: Mapping[int, AttentionCall]
     positions: dict[int, Positions]
     allowed: float = 0.0
     allowed_states: list[float] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Subject:
         """Whether the model has rotary embeddings."""
         return is_rotary(self.model.config.model_type)
 
-    def hear(self, setting: Setting) -> Stock:
+    def run_stock(self, setting: Setting) -> Stock:
         """Runs the stock model on a setting's tokens, and once more with its rounding disturbed."""
         ids = self.ids(setting.length)
         try:
@@ -81,14 +81,14 @@ class Subject:
             raise RuntimeError(why) from error
         calls = Calls()
         if self.rotary:
-            with heard_stock(self.model) as calls:
+            with record_stock(self.model) as calls:
                 run(self.model, ids)
-        stock = Stock(plain.logits, plain.hidden_states, calls, unturned(self.model, calls), {})
-        with rounded_once_more(self.model):
+        stock = Stock(plain.logits, plain.hidden_states, calls, before_rotation(self.model, calls), {})
+        with rounding_perturbed(self.model):
             off = run(self.model, ids, output_hidden_states=True)
-        stock.allowed = ALLOWED * apart(off.logits, plain.logits)
+        stock.allowed = ALLOWED * max_difference(off.logits, plain.logits)
         stock.allowed_states = [
-            ALLOWED * apart(*each) for each in zip(off.hidden_states, plain.hidden_states, strict=True)
+            ALLOWED * max_difference(*pair) for pair in zip(off.hidden_states, plain.hidden_states, strict=True)
         ]
         for layer, (_, _, kwargs) in calls.modules.items():
             stock.positions[layer] = _positions(self.model.get_decoder(), *kwargs["position_embeddings"])
@@ -104,11 +104,11 @@ class Subject:
 
 @torch.no_grad()
 def run(model: Any, ids: Tensor, **kwargs: Any) -> Any:
-    """The model's output for token ids; without a cache unless one is given."""
+    """The model's output for token ids; without a cache unless one is passed."""
     return model(ids, use_cache="past_key_values" in kwargs, **kwargs)
 
 
-def apart(ours: Tensor, theirs: Tensor) -> float:
+def max_difference(ours: Tensor, theirs: Tensor) -> float:
     """The largest absolute difference; NaN where either holds one."""
     return float((ours.float() - theirs.float()).abs().max())
 
@@ -121,10 +121,10 @@ def array(states: Tensor) -> np.ndarray:
 def _positions(decoder: Any, cos: Tensor, sin: Tensor) -> Positions:
     """The frequencies, among those that the decoder's rotary modules hold, that a layer's cos and sin were made of."""
     scaled, half = float(cos[0, 0].float().mean()), cos.shape[-1] // 2
-    known = [each.double().cpu() for name, each in decoder.named_buffers() if name.endswith("inv_freq")]
-    fitting = [each for each in known if each.shape == (half,)]
+    known = [buffer.double().cpu() for name, buffer in decoder.named_buffers() if name.endswith("inv_freq")]
+    fitting = [buffer for buffer in known if buffer.shape == (half,)]
     if not fitting:
         raise ValueError(f"no rotary module of the decoder has the {half} frequencies that its layers are given")
-    given = [each[0, 1, :half].double().cpu() / scaled for each in (cos, sin)]
-    off = [float((each.cos() - given[0]).abs().max() + (each.sin() - given[1]).abs().max()) for each in fitting]
+    used = [part[0, 1, :half].double().cpu() / scaled for part in (cos, sin)]
+    off = [float((buffer.cos() - used[0]).abs().max() + (buffer.sin() - used[1]).abs().max()) for buffer in fitting]
     return Positions(fitting[int(np.argmin(off))].numpy(), scaled)

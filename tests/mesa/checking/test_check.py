@@ -10,8 +10,8 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 import mesa
-from mesa.checking.methods import CHECKS, method_rows
-from mesa.checking.rows import Found, judged
+from mesa.checking.method_checks import CHECKS, method_rows
+from mesa.checking.rows import Comparison, worst_row
 from mesa.checking.subject import Subject
 from mesa.engine import attention, plug
 from mesa.engine.rope import Rotation
@@ -35,7 +35,7 @@ def checked(model, tokenizer, methods="rerope", **changes):
 
 
 def rows(report, result):
-    return {(row.check, row.method): row.says for row in report.rows if row.result == result}
+    return {(row.check, row.method): row.detail for row in report.rows if row.result == result}
 
 
 FAST = ("llama", "mistral sliding", "gpt_neox", "phi", "gemma3_text", "bloom", "mpt")  # of each kind one
@@ -73,21 +73,21 @@ def test_other_dtypes_pass_and_find_mistakes(dtype, tokenizer):
     report = checked(support.families.build("gpt_neox").to(dtype), tokenizer)
     assert not report.failed
     assert not rows(report, "not run")
-    assert f"{dtype}".removeprefix("torch.") in report.rows[0].says
+    assert f"{dtype}".removeprefix("torch.") in report.rows[0].detail
 
 
 def test_the_model_is_left_as_it_was(tokenizer):
-    model, seen = tiny.model(), []
-    own = model.lm_head.register_forward_hook(lambda *_: seen.append(1))
+    model, visible = tiny.model(), []
+    own = model.lm_head.register_forward_hook(lambda *_: visible.append(1))
     before = {name: type(module) for name, module in model.named_modules()}, model.config.to_dict()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     report = checked(model, tokenizer)
     assert ({name: type(module) for name, module in model.named_modules()}, model.config.to_dict()) == before
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
     own.remove()
-    seen.clear()
+    visible.clear()
     model(torch.zeros(1, 3, dtype=torch.long))
-    assert not seen
+    assert not visible
     assert [row.difference for row in report.rows if row.check == "restored"] == [0.0]
 
 
@@ -96,8 +96,8 @@ def test_weights_that_are_no_numbers_are_named_and_nothing_is_passed_after_them(
     with torch.no_grad():
         model.model.layers[1].self_attn.k_proj.weight[0, 0] = float("nan")
     report = checked(model, tokenizer)
-    ((_, says),) = rows(report, "failed").items()
-    assert says.startswith("1 of 512 numbers of model.layers.1.self_attn.k_proj.weight are not finite")
+    ((_, detail),) = rows(report, "failed").items()
+    assert detail.startswith("1 of 512 numbers of model.layers.1.self_attn.k_proj.weight are not finite")
     assert not rows(report, "passed")
     assert set(rows(report, "not run").values()) == {"'weights are numbers' failed"}
 
@@ -157,7 +157,7 @@ def test_an_executor_that_is_wrong_is_found(tokenizer, monkeypatch):
     failed = rows(checked(tiny.model(), tokenizer), "failed")
     found = {check for check, _ in failed}
     assert {"stock against origin", "fused against dense", "fused against pairs"} <= found
-    assert all("report it with this table" in says for says in failed.values())
+    assert all("report it with this table" in detail for detail in failed.values())
 
 
 @torch.no_grad()
@@ -165,7 +165,7 @@ def test_rounding_that_only_the_method_amplifies_is_no_mistake(tokenizer, monkey
     """As crop on SmolLM2, whose stock model is steadier by a factor of 15."""
     subject, method = Subject(tiny.model(), tokenizer, 32), mesa.ReRoPE(trained_length=32)
     for setting in subject.settings:
-        subject.hear(setting).allowed = 1e-9
+        subject.run_stock(setting).allowed = 1e-9
     assert {row.result for row in method_rows(subject, method)} == {"passed"}
     monkeypatch.setitem(plug.EXECUTORS, "fused", lambda *given: (attention.fused(*given)[0] * 1.001, None))
     failed = {row.check for row in method_rows(subject, method) if row.result == "failed"}
@@ -174,10 +174,10 @@ def test_rounding_that_only_the_method_amplifies_is_no_mistake(tokenizer, monkey
 
 def test_what_is_widened_until_it_would_hide_a_mistake_is_not_run():
     """Though another setting, where no mistake shows, is sharp."""
-    hidden, sharp = Found(0.5, 0.6, 0.4, "at 96 tokens", widened=True), Found(0, 1e-3, 0.4, "at 40 tokens")
-    row = judged("fused against dense", "crop", [hidden, sharp], "logits of both", "use dense")
+    hidden, sharp = Comparison(0.5, 0.6, 0.4, "at 96 tokens", widened=True), Comparison(0, 1e-3, 0.4, "at 40 tokens")
+    row = worst_row("fused against dense", "crop", [hidden, sharp], "logits of both", "use dense")
     assert row.result == "not run"
-    assert row.says.startswith("at 96 tokens: rounding (6.0e-01) would hide a mistake (4.0e-01)")
+    assert row.detail.startswith("at 96 tokens: rounding (6.0e-01) would hide a mistake (4.0e-01)")
 
 
 @torch.no_grad()
@@ -185,7 +185,7 @@ def test_a_token_too_few_under_crop_is_found(tokenizer, monkeypatch):
     """Though what is allowed is measured again under crop."""
     subject = Subject(tiny.model(), tokenizer, 32)
     for setting in subject.settings:
-        subject.hear(setting).allowed = 1e-9
+        subject.run_stock(setting).allowed = 1e-9
 
     def short(schedule, *states):
         return attention.fused(schedule.within(31, schedule.first_key), *states)
@@ -214,16 +214,16 @@ def test_a_cache_that_forgets_is_found_by_decoding(tokenizer, monkeypatch):
     assert {check for check, _ in failed} == {"decoding against one pass"}
 
 
-@pytest.mark.parametrize(("first", "says"), [(True, "'<s>' (0) (bos)"), (False, "nothing: a prompt of one repeated")])
-def test_what_the_tokenizer_puts_first(first, says, tmp_path):
+@pytest.mark.parametrize(("first", "detail"), [(True, "'<s>' (0) (bos)"), (False, "nothing: a prompt of one repeated")])
+def test_what_the_tokenizer_puts_first(first, detail, tmp_path):
     report = checked(tiny.model(), tiny.tokenizer(tmp_path, first))
     (found,) = (row for row in report.rows if row.check == "first token")
     assert found.result == "note"
-    assert found.says.startswith(says)
+    assert found.detail.startswith(detail)
 
 
 def test_what_needs_a_tokenizer_is_not_run_without_one(monkeypatch):
-    monkeypatch.setattr("mesa.checking.around.bridge", None)  # which would ask the hub for one
+    monkeypatch.setattr("mesa.checking.model_checks.bridge", None)  # which would ask the hub for one
     report = checked(tiny.model(), None)
     assert not report.failed
     assert [row.check for row in report.rows if row.result == "not run"] == [

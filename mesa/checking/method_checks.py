@@ -1,0 +1,181 @@
+"""Checks of a method on the model: fused against dense and against pairs, decoding and padding against one pass."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from mesa.checking.oracle import Pair, Positions, attention_output, pairs
+from mesa.checking.recorded_attention import AttentionCall, Calls, before_rotation, record_method
+from mesa.checking.rounding import ALLOWED, perturbed, rounding_perturbed
+from mesa.checking.rows import Comparison, Row, worst_row
+from mesa.checking.subject import Setting, Subject, array, max_difference, run
+from mesa.engine.apply import applied
+from mesa.engine.plug import Attachment
+from mesa.methods import Method, NoPE
+from mesa.plan import Plan, rotary_base, turn_alike
+
+CHECKS = {
+    "fused against dense": ("logits of both executors", "use executor='dense', and report it with this table"),
+    "fused against pairs": (
+        "attention outputs against float64 sums over pairs",
+        "do not use this method on this model, and report it with this table",
+    ),
+    "decoding against one pass": (
+        "logits of tokens decoded one by one with the cache",
+        "use generate(use_cache=False, ...) with prompt_length stated, and report it with this table",
+    ),
+    "left padding against none": (
+        "logits of a row padded on the left, in a batch",
+        "give prompts one by one, and report it with this table",
+    ),
+}
+"""What each check compares, and what to do where it failed."""
+
+_PADDING = 7
+
+
+def method_rows(subject: Subject, method: Method) -> Iterator[Row]:
+    """A row for each of `CHECKS`, each over all settings."""
+    comparisons: dict[str, list[Comparison]] = defaultdict(list)
+    last = subject.settings[-1]
+    mistake = 0.0
+    for setting in reversed(subject.settings):
+        stock, ids = subject.stock[setting], subject.ids(setting.length)
+        with applied(subject.model, method, prompt_length=setting.prompt) as attachment:
+            with record_method(attachment) as calls:
+                fused = run(subject.model, ids).logits
+            comparisons["fused against pairs"] += against_pairs(subject, setting, attachment, calls)
+        if setting == last:
+            mistake = max_difference(
+                fused if not method.as_trained else _without_positions(subject, setting), stock.logits
+            )
+        results = {
+            "fused against dense": _logits(subject, method, setting, "dense"),
+            "decoding against one pass": _decoded(subject, method, setting),
+            "left padding against none": _left_padded(subject, method, setting),
+        }
+        for check, logits in results.items():
+            reference, where = fused[:, -logits.shape[1] :], f"at {setting.where}"
+            if check == "decoding against one pass" and _changes(method, setting):  # earlier tokens had other ones
+                reference = _decoded(subject, method, setting, "dense")
+                where += ", against dense decoding since frequencies follow the length"
+            comparisons[check].append(
+                Comparison(difference := max_difference(logits, reference), stock.allowed, mistake, where)
+            )
+            if difference > stock.allowed:  # a method may amplify what rounding does
+                allowed = max(stock.allowed, _allowed_under(subject, method, setting, fused))
+                comparisons[check][-1] = replace(comparisons[check][-1], allowed=allowed, widened=True)
+    for check, (detail, remedy) in CHECKS.items():
+        yield worst_row(check, method.name, comparisons[check], detail, remedy)
+
+
+def _allowed_under(subject: Subject, method: Method, setting: Setting, fused: Tensor) -> float:
+    """What rounding may make of the logits under the method."""
+    with rounding_perturbed(subject.model):
+        return ALLOWED * max_difference(_logits(subject, method, setting, "fused"), fused)
+
+
+def _without_positions(subject: Subject, setting: Setting) -> Tensor:
+    return _logits(subject, NoPE(trained_length=subject.pretended), setting, "fused")
+
+
+def _logits(subject: Subject, method: Method, setting: Setting, executor: str) -> Tensor:
+    """Of a setting's tokens, in one pass."""
+    with applied(subject.model, method, executor=executor, prompt_length=setting.prompt):
+        return run(subject.model, subject.ids(setting.length)).logits
+
+
+def _decoded(subject: Subject, method: Method, setting: Setting, executor: str = "fused") -> Tensor:
+    """Of the tokens after the prompt, one by one."""
+    ids, cache = subject.ids(setting.length), DynamicCache(config=subject.model.config)
+    parts = []
+    with applied(subject.model, method, executor=executor):
+        for part in (ids[:, : setting.prompt], *ids[:, setting.prompt :].split(1, 1)):
+            parts.append(run(subject.model, part, past_key_values=cache).logits)
+    return torch.cat(parts[1:], 1)
+
+
+def _left_padded(subject: Subject, method: Method, setting: Setting) -> Tensor:
+    """Of a setting's tokens, behind padding, beside a longer row of other tokens."""
+    ids, other = subject.ids(setting.length), subject.ids(setting.length + _PADDING, row=1)
+    batch = torch.cat([torch.cat([other[:, :_PADDING], ids], 1), other])
+    mask = torch.ones_like(batch)
+    mask[0, :_PADDING] = 0
+    with applied(subject.model, method, prompt_length=setting.prompt + _PADDING):
+        return run(subject.model, batch, attention_mask=mask).logits[:1, _PADDING:]
+
+
+def _changes(method: Method, setting: Setting) -> bool:
+    """Whether rotary frequencies change while tokens are decoded."""
+    return not turn_alike(*(method.plan(length, setting.prompt) for length in setting))
+
+
+_LAYERS, _HEADS, _TOKENS = 6, 2, 6
+
+
+def against_pairs(subject: Subject, setting: Setting, attachment: Attachment, calls: Calls) -> Iterator[Comparison]:
+    """Comparisons in some layers; to be consumed while the method is attached."""
+    plan = attachment.method.plan(setting.length, setting.prompt)
+    unrotated = before_rotation(subject.model, calls)
+    for layer in _some(sorted(calls.functions), _LAYERS):
+        at = _scaled(subject.positions(setting, attachment, layer), plan)
+        where = f"in layer {layer} at {setting.where}"
+        yield _of_layer(calls.functions[layer], unrotated[layer], plan, at, subject.model.dtype, where)
+
+
+def _of_layer(
+    call: AttentionCall, unrotated: AttentionCall, plan: Plan, at: Positions, dtype: torch.dtype, where: str
+) -> Comparison:
+    """The largest difference, with what rounding makes, and what every distance one too large would."""
+    query, keys, values = (array(states[0]) for states in (unrotated.query, unrotated.key, call.value))
+    group, output, largest = len(query) // len(keys), array(call.output[0]), np.zeros(3)
+    for token in _some(range(1, plan.length), _TOKENS):
+        visible = pairs(plan, token, call.window)
+        for head in _some(range(len(query)), _HEADS):
+            states = query[head, token], keys[head // group], values[head // group]
+            noisy = perturbed(states[0], dtype, 0), perturbed(states[1], dtype, 1), perturbed(states[2], dtype, 2)
+            true = attention_output(states, visible, call.scaling, at, head)
+            others = (
+                output[token, head],
+                perturbed(attention_output(noisy, _blurred(visible, plan.length), call.scaling, at, head), dtype, 3),
+                attention_output(states, _farther(visible, token), call.scaling, at, head),
+            )
+            max_difference = [np.nan_to_num(abs(other - true), nan=np.inf).max() for other in others]
+            largest = np.maximum(largest, max_difference)
+    difference, rounding, mistake = largest.tolist()
+    return Comparison(difference, ALLOWED * rounding, mistake, where)
+
+
+def _farther(visible: Sequence[Pair], token: int) -> list[Pair]:
+    """The pairs, all but the token's own one token farther: the nearest mistake."""
+    return [pair._replace(distance=pair.distance + (pair.key < token)) for pair in visible]
+
+
+def _blurred(visible: Sequence[Pair], length: int) -> list[Pair]:
+    """The pairs at distances as exact as float32 angles of `length` tokens are."""
+    sign = np.random.default_rng(4).choice((-1.0, 1.0), len(visible))
+    return [
+        pair._replace(distance=pair.distance + length * 2**-24 * step) for pair, step in zip(visible, sign, strict=True)
+    ]
+
+
+def _scaled(at: Positions, plan: Plan) -> Positions:
+    """Positions with the plan's frequencies."""
+    if at.frequencies is None or plan.frequency_scale is None:
+        return at
+    number = np.arange(len(at.frequencies), dtype=np.float64)
+    scale = plan.frequency_scale(number, 2 * len(number), rotary_base(at.frequencies))
+    return replace(at, frequencies=at.frequencies * scale)
+
+
+def _some(items: Sequence[int], count: int) -> list[int]:
+    """At most so many of the items, evenly spread, the first and the last among them."""
+    places = np.linspace(0, len(items) - 1, min(count, len(items))).round().astype(int)
+    return [items[place] for place in dict.fromkeys(places.tolist())]

@@ -1,0 +1,212 @@
+"""Checks of the model itself: placement, config, tokenizer, weights, rotary, attachment, TransformerBridge."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from mesa.checking.oracle import rotated
+from mesa.checking.rounding import ALLOWED, perturbed
+from mesa.checking.rows import FAILED, NOT_RUN, NOTE, PASSED, Comparison, Row, worst_row
+from mesa.checking.subject import Setting, Subject, array, max_difference, run
+from mesa.engine.apply import applied
+from mesa.engine.bridge import bridge
+from mesa.methods import Method, NoPE, Origin
+from mesa.support import trained_length
+
+HOOKS = "bridge against hidden states"
+"""A check's name."""
+
+_NO_TOKENIZER = "no tokenizer was given; the rest does without"
+_STATED = ("max_position_embeddings", "max_seq_len", "original_max_position_embeddings", "sliding_window")
+
+
+def dtype_and_device(subject: Subject) -> Row:
+    """The model's dtype and devices."""
+    weights = list(subject.model.parameters())
+    dtypes = ", ".join(sorted({str(weight.dtype).removeprefix("torch.") for weight in weights}))
+    devices = ", ".join(sorted({str(weight.device) for weight in weights}))
+    return Row("dtype and device", NOTE, f"{dtypes} on {devices}; what is allowed follows from the dtype")
+
+
+def window(subject: Subject, stated: int | None) -> Row:
+    """What the config says of M, and which M other commands will use."""
+    config = subject.model.config
+    stated_lengths = {name: getattr(config, name, None) for name in _STATED}
+    rope = dict(getattr(config, "rope_parameters", None) or {})
+    if rope.get("rope_type", "default") != "default":
+        stated_lengths["rope scaling"] = ", ".join(
+            f"{key} {value}" for key, value in rope.items() if isinstance(value, str | int | float)
+        )
+    words = "; ".join(f"{name} {value}" for name, value in stated_lengths.items() if value) or "nothing"
+    try:
+        used = f"M = {stated or trained_length(config)} {'is stated' if stated else 'is used'}"
+    except ValueError:
+        used = "no M follows from it: give --trained-length"
+    return Row("trained window", NOTE, f"the config says {words}; {used}; configs can be wrong about it")
+
+
+def first_token(subject: Subject) -> Row:
+    """What the tokenizer puts before a text; failed where it gives tokens that the model does not have."""
+    name, tokenizer = "first token", subject.tokenizer
+    if tokenizer is None:
+        return Row(name, NOT_RUN, _NO_TOKENIZER)
+    unrotated = tokenizer(" hello hello", add_special_tokens=False)["input_ids"]
+    whole = tokenizer(" hello hello")["input_ids"]
+    known = subject.model.get_input_embeddings().num_embeddings
+    if max([*whole, len(tokenizer) - 1]) >= known:
+        detail = f"the tokenizer gives {len(tokenizer)} tokens and the model knows {known}; they are two models'"
+        return Row(name, FAILED, detail)
+    count = next((at for at in range(len(whole)) if whole[at : at + len(unrotated)] == unrotated), 0)
+    if not count:
+        detail = "nothing: a prompt of one repeated word carries no positions; `mesa-lens probe` puts a token before it"
+        return Row(name, NOTE, f"{detail}, and prompts of your own need one")
+    tokens = ", ".join(f"{tokenizer.convert_ids_to_tokens(token)!r} ({token})" for token in whole[:count])
+    bos = " (bos)" if whole[0] == tokenizer.bos_token_id else ""
+    return Row(name, NOTE, f"{tokens}{bos}")
+
+
+def hooks(subject: Subject, method: Method) -> Row:
+    """The residual stream at the bridge's hooks against Hugging Face's hidden states, under a method."""
+    devices = {weight.device for weight in subject.model.parameters()}
+    if len(devices) > 1:
+        return Row(HOOKS, NOT_RUN, f"the model lies on {len(devices)} devices, and mesa.bridge takes models on one")
+    if subject.tokenizer is None:
+        return Row(HOOKS, NOT_RUN, _NO_TOKENIZER)
+    setting = subject.settings[-1]
+    ids, stock = subject.ids(setting.length), subject.stock[setting]
+    with applied(subject.model, method):
+        states = run(subject.model, ids, output_hidden_states=True).hidden_states
+    with rebuilt(subject.model), torch.no_grad():
+        built: Any = bridge(subject.model, subject.tokenizer)
+        with applied(built.original_model, method):
+            cache = built.run_with_cache(ids, names_filter=lambda hook: hook.endswith("hook_resid_post"))[1]
+    hooked = {layer + 1: cache["resid_post", layer] for layer in range(len(states) - 2)}
+    comparisons = []
+    for layer in range(subject.model.config.num_hidden_layers - 1):  # the last one's are normed
+        difference, mistake = (max_difference(other[layer + 1], states[layer + 1]) for other in (hooked, stock.states))
+        comparisons.append(Comparison(difference, stock.allowed_states[layer + 1], mistake, f"after layer {layer}"))
+    detail = f"hook_resid_post under {method.name} and output_hidden_states"
+    return worst_row(
+        HOOKS, "", comparisons, detail, "use the Hugging Face model and mesa.applied; report it with this table"
+    )
+
+
+@contextmanager
+def rebuilt(model: Any) -> Iterator[None]:
+    """Puts every module and the config of a model back, as they were before it was wrapped."""
+    modules = [
+        (module, {name: (value, _copied(value)) for name, value in vars(module).items()}) for module in model.modules()
+    ]
+    config, settings = model.config, copy.deepcopy(vars(model.config))
+    try:
+        yield
+    finally:
+        for module, attributes in modules:
+            vars(module).clear()
+            for name, (value, content) in attributes.items():
+                if content is not None:  # in place: handles of hooks refer to it
+                    value.clear()
+                    value.update(content)
+                vars(module)[name] = value
+        vars(config).clear()
+        vars(config).update(settings)
+
+
+def _copied(value: Any) -> Any:
+    """The content of what modules keep others in; None of anything else."""
+    return value.copy() if isinstance(value, dict | set) else None
+
+
+def weights(subject: Subject) -> Row:
+    """Whether all weights are numbers."""
+    named = {**dict(subject.model.named_parameters()), **dict(subject.model.named_buffers())}
+    read = [(name, values) for name, values in named.items() if values.is_floating_point() and not values.is_meta]
+    for name, values in read:
+        if not values.isfinite().all():
+            count = int((~values.isfinite()).sum())
+            detail = f"{count} of {values.numel()} numbers of {name} are not finite; get the checkpoint anew"
+            return Row("weights are numbers", FAILED, detail)
+    return Row("weights are numbers", PASSED, f"{len(read)} tensors")
+
+
+def states(subject: Subject) -> Row:
+    """Whether the stock model's states and logits are numbers."""
+    for setting in subject.settings:
+        stock = subject.run_stock(setting)
+        for layer, states in enumerate((*stock.states, stock.logits)):
+            if not states.isfinite().all():
+                what = "the logits" if layer == len(stock.states) else f"the states that enter layer {layer}"
+                detail = f"{what} are not finite at {setting.where}; run it with --dtype float32"
+                return Row("states are numbers", FAILED, detail)
+    layers = subject.model.config.num_hidden_layers
+    return Row("states are numbers", PASSED, f"{layers} layers of the stock model, and its logits")
+
+
+def stock_against_origin(subject: Subject) -> Row:
+    """The stock model against Origin."""
+    comparisons = []
+    for setting in subject.settings:
+        stock, logits = subject.stock[setting], []
+        for method in (Origin, NoPE):
+            with applied(subject.model, method(trained_length=subject.pretended)):
+                logits.append(run(subject.model, subject.ids(setting.length)).logits)
+        difference, mistake = (max_difference(other, stock.logits) for other in logits)
+        comparisons.append(Comparison(difference, stock.allowed, mistake, f"at {setting.where}"))
+    remedy = "attached methods do not see this model's attention; use none of them on it, and report it with this table"
+    return worst_row(
+        "stock against origin", "", comparisons, "logits of the stock model and with Origin attached", remedy
+    )
+
+
+def rotary(subject: Subject) -> Iterator[Row]:
+    """Every layer's queries and keys against the rotation that the model's rotary module detail."""
+    name = "rotary"
+    if not subject.rotary:
+        yield Row(name, NOT_RUN, "the model has no rotary embeddings")
+        return
+    setting, comparisons = subject.settings[-1], []
+    stock = subject.stock[setting]
+    layers = subject.model.config.num_hidden_layers
+    silent = [layer for layer in range(layers) if layer not in stock.calls.functions or layer not in stock.unrotated]
+    if silent:
+        detail = f"layer {silent[0]} does not call its attention through transformers' AttentionInterface"
+        yield Row(name, FAILED, f"{detail}; no method can be attached to it")
+        return
+    for layer in range(layers):
+        comparisons.append(_rotary_layer(subject, setting, layer))
+    detail = "queries and keys as the model rotates them and as its rotary module's frequencies say"
+    remedy = "this layer gives tokens other positions, so that methods would weave distances it does not use"
+    yield worst_row(name, "", comparisons, detail, remedy)
+
+
+def _rotary_layer(subject: Subject, setting: Setting, layer: int) -> Comparison:
+    """A layer's comparison; the mistake is one position."""
+    stock = subject.stock[setting]
+    call, unrotated, at = stock.calls.functions[layer], stock.unrotated[layer], stock.positions[layer]
+    index = np.arange(float(setting.length))
+    blur, dtype, largest = setting.length * 2.0**-24, subject.model.dtype, np.zeros(3)
+    for theirs, ours in ((call.query, unrotated.query), (call.key, unrotated.key)):
+        for head in range(ours.shape[1]):
+            state, got = array(ours[0, head]), array(theirs[0, head])
+            true = rotated(state, index, at)
+            off = perturbed(rotated(perturbed(state, dtype, 0), index + blur, at), dtype, 1)
+            differences = [abs(other - true).max() for other in (got, off, rotated(state, index + 1, at))]
+            largest = np.maximum(largest, differences)
+    return Comparison(float(largest[0]), ALLOWED * float(largest[1]), float(largest[2]), f"in layer {layer}")
+
+
+def restored(subject: Subject) -> Row:
+    """Whether the stock model computes what it did before."""
+    name, setting = "restored", subject.settings[-1]
+    difference = max_difference(run(subject.model, subject.ids(setting.length)).logits, subject.stock[setting].logits)
+    row = Row(name, PASSED, "logits of the stock model before and after", difference=difference, allowed=0.0)
+    if difference == 0:
+        return row
+    return replace(row, result=FAILED, detail=f"{row.detail}; load the model anew")
