@@ -16,8 +16,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
-from theory.bounds import extended_length, first_failure  # noqa: E402
-from theory.ranges import BITS, LONGEST, MOST, TABLE, enclosed  # noqa: E402
+from theory.bounds import BITS, LONGEST, MOST, TABLE, enclosed, extended_length, first_failure  # noqa: E402
 
 COMPARED = 10**4
 """The largest M at which `first_failure` is asked, and the M up to which every N <= M / 2 is."""

@@ -1,7 +1,7 @@
 """The paper's constructed transformers as real weights, and what really holds of theorems 3.1-3.3 and the corollary.
 
 In: the theorems' sizes (M, N, E, H). Out: models with hooks, closed forms, and verdicts on every claim.
-Open first: bounds.py, then nope.py, the smallest model. `theory.bounds` needs no torch; the rest is loaded when used.
+Open first: bounds.py, then constructions.py. `theory.bounds` needs no torch; the rest is loaded when used.
 """
 
 from __future__ import annotations
@@ -12,22 +12,20 @@ from typing import TYPE_CHECKING, Any
 from theory.bounds import denominator, extended_length, first_failure
 
 if TYPE_CHECKING:
-    from theory.builders import build, construction
+    from theory.constructions import build, construction, mesa_model, nope_model, plain_model, stair_model, woven_model
     from theory.model import Construction
-    from theory.nope import nope_model
-    from theory.saved import save
-    from theory.weave import mesa_model, plain_model, stair_model, woven_model
+    from theory.pretrained import save
 
 _LAZY = {
     "Construction": "theory.model",
-    "build": "theory.builders",
-    "construction": "theory.builders",
-    "mesa_model": "theory.weave",
-    "nope_model": "theory.nope",
-    "plain_model": "theory.weave",
-    "save": "theory.saved",
-    "stair_model": "theory.weave",
-    "woven_model": "theory.weave",
+    "build": "theory.constructions",
+    "construction": "theory.constructions",
+    "mesa_model": "theory.constructions",
+    "nope_model": "theory.constructions",
+    "plain_model": "theory.constructions",
+    "save": "theory.pretrained",
+    "stair_model": "theory.constructions",
+    "woven_model": "theory.constructions",
 }
 
 __all__ = [
@@ -47,7 +45,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Loads what needs torch when it is asked for."""
+    """Loads what needs torch when it is used."""
     if name not in _LAZY:
         raise AttributeError(f"module 'theory' has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)

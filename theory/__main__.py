@@ -17,12 +17,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}\n")
 
 
-def main() -> int:
-    """The exit code: 0 if everything that must hold holds, 1 if not, 2 for misuse."""
+if __name__ == "__main__":
     parser = _Parser(prog="python -m theory", description="Verifies theorems 3.1-3.3 and the corollary numerically.")
     add_arguments(parser)
-    return run(parser.parse_args())
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(parser.parse_args()))

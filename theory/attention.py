@@ -1,8 +1,9 @@
-"""Attention of the constructions: slow, obvious, and the oracle of the engine's."""
+"""Scores under rotary embedding, pair by pair: every distance's rotation is made by itself. Slow, and the oracle."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -11,9 +12,39 @@ import torch
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
+from mesa.constructed_llama import inverse_frequencies
 from mesa.plan import Plan, distances
 from theory.parts import POSITION, Head
-from theory.turned import Turns
+
+
+@dataclass(frozen=True)
+class Turns:
+    """How a construction's pairs turn: by `base`, times a method's factors on each pair's angle and one on scores."""
+
+    base: float
+    factors: tuple[float, ...] | None = None
+    grown: float = 1.0
+
+    def scores(self, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
+        """Scores (batch, head, query, key); arguments as for `turned_scores`."""
+        angles = inverse_frequencies(self.base, q.shape[-1] // 2)
+        angles = angles if self.factors is None else angles * np.array(self.factors)
+        return self.grown * turned_scores(q, k, distance, torch.from_numpy(angles))
+
+
+def turned_scores(q: Tensor, k: Tensor, distance: Tensor, angles: Tensor) -> Tensor:
+    """q.R(angle * distance)k / sqrt(head size), (batch, head, query, key).
+
+    q, k: (batch, token, head, head size), whose halves hold the pairs' two coordinates. distance: (query, key).
+    angles: a token's, by pair.
+    """
+    half = q.shape[-1] // 2
+    turn = distance.to(angles.dtype)[..., None] * angles
+    q1, q2, k1, k2 = q[..., :half], q[..., half:], k[..., :half], k[..., half:]
+    along = torch.einsum("ptnh,pknh->pntkh", q1, k1) + torch.einsum("ptnh,pknh->pntkh", q2, k2)
+    across = torch.einsum("ptnh,pknh->pntkh", q1, k2) - torch.einsum("ptnh,pknh->pntkh", q2, k1)
+    return (along * turn.cos() + across * turn.sin()).sum(-1).to(q.dtype) / q.shape[-1] ** 0.5
+
 
 Weave = Callable[[Any], Any]
 """Maps distances to effective distances; see mesa.weave."""
@@ -86,9 +117,9 @@ class Attention(nn.Module):
 
     def _rows(self, q: Tensor, k: Tensor, v: Tensor, begin: int, end: int) -> tuple[Tensor, Tensor]:
         """What the queries from `begin` to `end` read (batch, query, head, head size), and `_log_output` if asked."""
-        given = None if self.distances is None else self.distances(q.shape[1])[begin:end, :end]
+        table = None if self.distances is None else self.distances(q.shape[1])[begin:end, :end]
         q, k, v = q[:, begin:end], k[:, :end], v[:, :end]
-        scores = self.hook_attn_scores(self._scored(q, k, given))
+        scores = self.hook_attn_scores(self._scores(q, k, table))
         pattern = self.hook_pattern(scores.softmax(-1))
         z = torch.einsum("pnqk,pknh->pqnh", pattern, v)
         return z, self._log_output(scores[:, 0], pattern[:, 0], v[:, :, 0]) if self.logarithm else z
@@ -102,25 +133,18 @@ class Attention(nn.Module):
         logs = torch.where(pattern == scores.softmax(-1), logs, pattern.log())
         return (logs + (v @ self.W_O[0, POSITION]).log()[:, None]).logsumexp(-1)
 
-    def _scored(self, q: Tensor, k: Tensor, given: Tensor | None) -> Tensor:
-        """Scores (batch, head, query, key) of the last queries, -inf where a key is not seen; `given`: distances."""
+    def _scores(self, q: Tensor, k: Tensor, table: Tensor | None) -> Tensor:
+        """Scores (batch, head, query, key) of the last queries, -inf where a key is not seen; table: distances."""
         index = torch.arange(k.shape[1])
         distance = index[len(index) - q.shape[1] :, None] - index
-        if self.turns is None:
-            return self._positioned(torch.einsum("pqnh,pknh->pnqk", q, k), distance, given)
-        if given is not None:
-            effective = given
+        effective = table
+        if table is None and self.weave is not None:
+            effective = self.weave(index.to(q.dtype))[distance.clamp(min=0)]
+        if self.turns is not None:
+            scores = self.turns.scores(q, k, distance if effective is None else effective)
         else:
-            effective = distance if self.weave is None else self.weave(distance.clamp(min=0))
-        scores = self.turns.scores(q, k, effective)
-        return scores.masked_fill((distance < 0) | (effective < 0), -torch.inf)
-
-    def _positioned(self, scores: Tensor, distance: Tensor, given: Tensor | None) -> Tensor:
-        """Scores with the position term, -inf above the diagonal, or where no distance is given."""
-        if given is not None:
-            placed = scores - self.slope * given.to(scores.dtype)
-            return placed.masked_fill((distance < 0) | (given < 0), -torch.inf)
-        if self.weave is not None:
-            woven = self.weave(torch.arange(scores.shape[-1]).to(scores.dtype))  # integers times a float are float32
-            scores = scores - (self.slope * woven)[distance.clamp(min=0)]
-        return scores.masked_fill(distance < 0, -torch.inf)
+            scores = torch.einsum("pqnh,pknh->pnqk", q, k)
+            if effective is not None:
+                scores = scores - self.slope * effective.to(scores.dtype)
+        unseen = distance < 0 if effective is None else (distance < 0) | (effective < 0)
+        return scores.masked_fill(unseen, -torch.inf)

@@ -7,8 +7,11 @@ weave of theorem 3.3), H the threshold, all of the paper; `slope` is the additiv
 
 from __future__ import annotations
 
+import csv
 import math
+from functools import cache
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -190,3 +193,37 @@ def first_failure(M: int, N: int, E: int | None = None, slope: float = 1.0) -> i
     while denominator(t, N, E, slope) < M:
         t += 1
     return t
+
+
+TABLE = Path(__file__).with_name("ranges.csv")
+BITS = 64
+LONGEST = 2**53
+"""Lengths from here on are told by their power of ten: float64 has no whole numbers there."""
+MOST = 10**6
+"""The largest M that all entries of the table were checked for."""
+
+
+@cache
+def exponentials() -> tuple[int, ...]:
+    """floor(e^N 2^64) for N = 1, 2, ..., as the table has them."""
+    with TABLE.open(newline="") as file:
+        return tuple(int(row["floor(e^N 2^64)"]) for row in csv.DictReader(file))
+
+
+def enclosed(M: int, N: int, powers: tuple[int, ...]) -> tuple[int, int]:
+    """Whole numbers below and above T* 2^64, by floor(e^n 2^64) for n = 1 .. N."""
+    low = (2 * N << BITS) + M * powers[N - 1] - 2 * sum(powers[:N]) - 2 * N
+    return low, low + M + 2 * N
+
+
+def certified_failure(M: int, N: int) -> int | None:
+    """The first t > M at which the weave fails, floor(T*) + 1; None where the table does not tell.
+
+    It tells wherever T* < 2^53 and M <= 10^6. Raises ValueError for what `check_window` refuses.
+    """
+    check_window(M, N)
+    powers = exponentials()
+    if len(powers) < N or M > MOST:
+        return None
+    low, high = (bound >> BITS for bound in enclosed(M, N, powers))
+    return low + 1 if low == high < LONGEST else None

@@ -24,6 +24,7 @@ from mesa.methods.chunked import MesaExtrapolation
 from mesa.weave import stair
 from theory.bounds import check_window, denominator
 from theory.recovery import log_steps, sharpness
+from theory.rotary import Rotary
 
 SHORT = 0.353
 """The most that a woven chunk's first token falls short of W(i-1) + 1: 1 - b (1 - e^-1/2 / (1 - 1/e)), b = 16.
@@ -86,8 +87,8 @@ def mesa_position(method: MesaExtrapolation, length: int, prompt: int) -> np.nda
             continue
         pairs = index[begin:end, None] - np.arange(borders[1])
         distance = np.maximum(pairs - shift, woven_distance(method, pairs))
-        own = np.expm1(-(local - borders[1] + 1.0)) / math.expm1(-1)
-        position[begin:end] = rounded(distance[:, 0] + np.log(own + np.exp(-distance.astype(float)).sum(1)))
+        chunk_sum = np.expm1(-(local - borders[1] + 1.0)) / math.expm1(-1)
+        position[begin:end] = rounded(distance[:, 0] + np.log(chunk_sum + np.exp(-distance.astype(float)).sum(1)))
     return position
 
 
@@ -149,3 +150,78 @@ def fails_from(method: MesaExtrapolation) -> int:
     n = max(2, 1 + math.ceil((limit - first) / (2 * width // 3)))
     lengths = range(method.trained_length + 1, first + method.last + n * width + 1)
     return 1 + max((T for T in lengths if last_middle_chunk(method, T) < limit), default=method.trained_length)
+
+
+def chunk_log_denominators(sizes: Rotary, method: MesaExtrapolation, prompt: int) -> np.ndarray:
+    """log of 1 / x_t at t = 1 .. `prompt`, the prompt's end. ValueError for a prompt that is not cut."""
+    borders = method.chunks(prompt)
+    if len(borders) == 2:
+        raise ValueError(f"prompt={prompt} is not cut into chunks; take more than M={method.trained_length} tokens")
+    first, index = borders[1], np.arange(prompt)
+    plain = sizes.log_denominators(index * 1.0)
+    log_a = sizes.log_denominators(woven_distance(method, index) * 1.0)
+    log_a[:first] = plain[:first]
+    for begin, end in pairwise(borders[1:-1]):
+        log_a[begin:end] = plain[first : first + end - begin]
+        if method.middle == "woven" and sizes.reads == "rotation":
+            log_a[begin:end] = _woven(sizes, method, begin, end, first)
+    return log_a
+
+
+def _woven(sizes: Rotary, method: MesaExtrapolation, begin: int, end: int, first: int) -> np.ndarray:
+    """The same in a woven middle chunk: its own keys plain, the first chunk's at R = max(local distance, W)."""
+    pairs = np.arange(begin, end)[:, None] - np.arange(first)
+    distance = np.maximum(pairs - (begin - first), woven_distance(method, pairs))
+    bias = -sizes.amplitude * np.sin(sizes.theta * distance)
+    chunk_sum = np.exp(-sizes.amplitude * np.sin(sizes.theta * np.arange(end - begin))).cumsum()
+    return np.log(chunk_sum + np.exp(bias).sum(1)) - bias[:, 0]
+
+
+def chunk_position(sizes: Rotary, method: MesaExtrapolation, prompt: int) -> np.ndarray:
+    """What layer 1 recovers at t = 1 .. `prompt`."""
+    return sizes.written(chunk_log_denominators(sizes, method, prompt))[0]
+
+
+def chunk_denominator(sizes: Rotary, method: MesaExtrapolation, prompt: int) -> float:
+    """D(T) at the end of a prompt of T = `prompt` tokens."""
+    w = sizes.written(chunk_log_denominators(sizes, method, prompt))[1]
+    turned = np.exp(1j * sizes.theta * woven_distance(method, np.arange(prompt)))
+    score = -sizes.amplitude * (w * w[-1].conj() * turned[::-1]).imag
+    return float(np.exp(score - score[0]).sum())
+
+
+def chunk_phases(sizes: Rotary, method: MesaExtrapolation, length: int) -> np.ndarray:
+    """v, the phase of <bos> in tokens, at the end of prompts of 1 .. `length` tokens."""
+    woven = woven_distance(method, np.arange(length))
+    return sizes.written(sizes.log_denominators(woven * 1.0))[0] - 1 - woven
+
+
+def chunk_share(sizes: Rotary, method: MesaExtrapolation, prompt: int, v: float) -> float:
+    """What the last middle chunk alone adds to D(T), if it is local; by count also if it is woven. v: <bos>'s phase.
+
+    Its first token is W(T-1) - F - W(T-1-b) =: x >= floor(b / E) - F ahead of <bos> and adds
+    e^(2a sin(theta x / 2) cos(theta (v + x / 2))); those that follow fall behind by 1 - 1/E a token, about.
+    """
+    first, begin, end = method.chunks(prompt)[1], *method.chunks(prompt)[-3:-1]
+    woven = woven_distance(method, np.arange(prompt))
+    ahead = woven[-1] - (first + np.arange(end - begin)) - woven[::-1][begin:end]
+    return float(np.exp(sizes.amplitude * (np.sin(sizes.theta * (v + ahead)) - np.sin(sizes.theta * v))).sum())
+
+
+def chunks_fail_from(sizes: Rotary, method: MesaExtrapolation, longest: int) -> tuple[int, int]:
+    """From which T on, and up to which, local middle chunks must fail at every T; `longest`: as far as is looked.
+
+    They must where `chunk_share` is M or more, and where W(T-1) >= K - 1 + W(M-2): the M - 1 nearest keys get what
+    <bos> gets or more (see theory.rotary.fails_from; a chunk's smaller positions put them further ahead). Both
+    as long as <bos> is a quarter turn behind at most.
+    """
+    M, woven = method.trained_length, woven_distance(method, np.arange(longest))
+    span, phases = sizes.recovers - 1 + woven[M - 2], chunk_phases(sizes, method, longest)
+    start, end = M + 1, M
+    for T in range(M + 1, longest + 1):
+        if -phases[T - 1] > sizes.quarter:
+            break
+        end = T
+        if woven[T - 1] < span and chunk_share(sizes, method, T, phases[T - 1]) < M:
+            start = T + 1
+    return start, end

@@ -5,19 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tqdm import tqdm
 
+from theory.claim import SAFETY, Claim, summary
 from theory.recovery import KINDS
-from theory.verdicts import summary
 
 if TYPE_CHECKING:
-    from theory.claims import Claim, Settings
+    from theory.claims import Settings
 
 
 def add_arguments(parser: argparse.ArgumentParser, folder: Callable[[str], Path] = Path) -> None:
@@ -80,56 +80,68 @@ def _verify(args: argparse.Namespace, settings: Settings) -> int:
         path = path.with_name(path.name + ".html")
     if path is not None and not path.parent.is_dir():
         raise ValueError(f"--html {path}: there is no directory {path.parent}; make it first")
-    with _progress(checks.values(), "claims") as bar:
-        claims = [check(settings) for check in bar]
+    claims = _all_of((check(settings) for check in checks.values()), "claims", len(checks))
     for name, reason in unsuited.items():
         sys.stderr.write(f"[not checked] {name}: {reason}\n")
-    _print_claims(claims, args.json)
+    as_json = json.dumps([claim.as_dict() for claim in claims], indent=2) + "\n"
+    as_text = "".join(f"{claim.line()}\n" for claim in claims) + _summary(claims) + "\n"
+    sys.stdout.write(as_json if args.json else as_text)
     if path is not None:
-        from theory.report import write_report
-
         write_report(claims, settings, path)
-        path.with_suffix(".json").write_text(_as_json(claims) + "\n")
+        path.with_suffix(".json").write_text(as_json)
         sys.stderr.write(f"report: {path}, its claims: {path.with_suffix('.json')}\n")
     return 0 if all(claim.ok for claim in claims) else 1
 
 
-def _print_claims(claims: list[Claim], as_json: bool) -> None:
-    if as_json:
-        text = _as_json(claims)
-    else:
-        total = summary((claim.name, claim.verdict) for claim in claims)
-        text = "\n".join([*(claim.line() for claim in claims), total])
-    sys.stdout.write(text + "\n")
+def _summary(claims: Sequence[Claim]) -> str:
+    return summary((claim.name, claim.verdict) for claim in claims)
 
 
-def _as_json(claims: list[Claim]) -> str:
-    return json.dumps([claim.as_dict() for claim in claims], indent=2)
+def _all_of(items: Iterable[Any], unit: str, total: int) -> list[Any]:
+    """All items, with a progress bar on stderr once they take more than two seconds; gone before any error."""
+    with tqdm(items, total=total, unit=f" {unit}", file=sys.stderr, delay=2, leave=False) as bar:
+        return list(bar)
+
+
+def write_report(claims: Sequence[Claim], settings: Settings, path: Path) -> None:
+    """Writes the HTML report, plotly.js included (about 5 MB). Raises OSError where `path` cannot be written."""
+    import jinja2
+    from markupsafe import Markup
+
+    from theory.curves import Example, curves, head_output_by_dimension
+    from theory.figures import attention_figure, dimension_figure, excess_figure, position_figure
+
+    example = Example.of(settings)
+    data, output = curves(example), head_output_by_dimension(example)
+    drawn = [excess_figure(data), position_figure(data), attention_figure(data), dimension_figure(output)]
+    figures = [
+        Markup(figure.to_html(full_html=False, include_plotlyjs=place == 0)) for place, figure in enumerate(drawn)
+    ]
+    template = jinja2.Environment(autoescape=True).from_string(files("theory").joinpath("report.html").read_text())
+    values = {"claims": claims, "summary": _summary(claims), "settings": settings, "example": example}
+    path.write_text(template.render(**values, figures=figures, safety=SAFETY))
 
 
 def _write_table(folder: Path, settings: Settings) -> int:
     """Writes theory_table.csv and theory_table.png."""
-    from theory.plots import save, table_plot
-    from theory.table import left_out, measure, rows, write_csv
+    from theory.curves import as_table, table_cases, table_row
+    from theory.figures import save, table_plot
 
-    cases = rows(settings)
+    cases, omitted = table_cases(settings)
     if not cases:
         raise ValueError(f"every T* exceeds the {settings.longest_run} tokens that are run; take a smaller N or M")
-    with _progress(measure(settings), "cases", len(cases)) as bar:
-        table = list(bar)
-    write_csv(table, folder / "theory_table.csv")
+    table = as_table(_all_of((table_row(case, settings) for case in cases), "cases", len(cases)))
+    table.to_csv(folder / "theory_table.csv", index=False, float_format="%.6g")
     save(table_plot(table), folder / "theory_table.png")
     sys.stdout.write(f"{folder / 'theory_table.csv'}\n{folder / 'theory_table.png'}\n")
-    if omitted := left_out(settings):
-        sys.stderr.write(f"{omitted}\n")
-    early = [row for row in table if row.measured is not None and row.measured < row.reach]
-    return 1 if early else 0
+    sys.stderr.write(omitted and f"{omitted}\n")
+    return 1 if (table.measured < table.reach).fillna(False).any() else 0
 
 
 def _write_plots(folder: Path, settings: Settings) -> int:
     """Writes the figures of docs/theory.md, but for the table's."""
     from theory.curves import Example, curves, recovery_errors
-    from theory.plots import crossing_plot, position_plot, recovery_plot, save
+    from theory.figures import crossing_plot, position_plot, recovery_plot, save
 
     data = curves(Example.of(settings))
     ranges = {"float32": np.arange(2, 121, 2), "float64": np.arange(4, 801, 12)}
@@ -142,10 +154,3 @@ def _write_plots(folder: Path, settings: Settings) -> int:
         save(figure, folder / f"theory_{name}.png")
         sys.stdout.write(f"{folder / f'theory_{name}.png'}\n")
     return 0
-
-
-@contextmanager
-def _progress(items: Any, unit: str, total: int | None = None) -> Iterator[Any]:
-    """The items, with a progress bar on stderr once they take more than two seconds; gone before an error is told."""
-    with tqdm(items, total=total, unit=f" {unit}", file=sys.stderr, delay=2, leave=False) as bar:
-        yield bar

@@ -20,10 +20,9 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.HookedRootModule import HookedRootModule
 
-from theory.attention import Attention, Distances, Weave, parted
+from theory.attention import Attention, Distances, Turns, Weave, parted
 from theory.parts import POSITION, Head
 from theory.recovery import Weights, log_steps, sharpness
-from theory.turned import Turns
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,13 @@ def float_name(dtype: torch.dtype) -> str:
     if dtype not in names:
         raise ValueError(f"dtype={dtype} is too coarse to tell positions; take torch.float64 or torch.float32")
     return names[dtype]
+
+
+def random_tokens(vocabulary: int, length: int, seed: int = 0) -> Tensor:
+    """<bos> and random tokens, (1, length)."""
+    tokens = torch.randint(1, vocabulary, (1, length), generator=torch.Generator().manual_seed(seed))
+    tokens[:, 0] = 0
+    return tokens
 
 
 class MLP(nn.Module):
@@ -143,7 +149,7 @@ class Construction(HookedRootModule):
             resid = block(resid)
         return resid
 
-    def given(self, distances: np.ndarray) -> Construction:
+    def with_distances(self, distances: np.ndarray) -> Construction:
         """A copy whose attention has these effective distances (query, key), below 0 where a key is not seen.
 
         So weaves that are no function of t - i alone, such as Mesa's chunks; for inputs of just this many tokens.
@@ -161,10 +167,7 @@ class Construction(HookedRootModule):
 
     def tokens(self, length: int, seed: int = 0) -> Tensor:
         """<bos> and random tokens, (1, length)."""
-        generator = torch.Generator().manual_seed(seed)
-        tokens = torch.randint(1, self.W_E.shape[1], (1, length), generator=generator)
-        tokens[:, 0] = 0
-        return tokens
+        return random_tokens(self.W_E.shape[1], length, seed)
 
     def captured(self, length: int, *names: str, seed: int = 0) -> dict[str, Tensor]:
         """What the hook points `names` hold on random tokens, without the batch dimension."""
@@ -180,16 +183,16 @@ class Construction(HookedRootModule):
 
         It is what head 0 reads where <bos> alone has a value, 1.
         """
-        part, kept = self.output_hook.removesuffix("hook_out"), []
+        part, captured = self.output_hook.removesuffix("hook_out"), []
 
         def mark(v: Tensor, hook: HookPoint) -> Tensor:
             marked = torch.zeros_like(v)
             marked[:, 0, 0, 0] = 1
             return marked
 
-        hooks = [(f"{part}hook_v", mark), (f"{part}hook_z", lambda z, hook: kept.append(z[0, :, 0, 0]))]
+        hooks = [(f"{part}hook_v", mark), (f"{part}hook_z", lambda z, hook: captured.append(z[0, :, 0, 0]))]
         self.run_with_hooks(self.tokens(length, seed), fwd_hooks=hooks)
-        return kept[0].double().numpy()
+        return captured[0].double().numpy()
 
     def recovered_position(self, length: int, seed: int = 0) -> np.ndarray:
         """The position that layer 1 has written at t = 1 .. length (float64); a two-layer construction's."""

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as Joined
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from mesa.constructed import ConstructedConfig, ConstructedForCausalLM
 from mesa.constructed_llama import ConstructedLlamaConfig, ConstructedLlamaForCausalLM
@@ -60,25 +66,25 @@ def pretrained(construction: Construction, M: int) -> PreTrainedModel:
     units = max([1, *(block.mlp.W_1.shape[1] for block in blocks if block.mlp is not None)])
     heads, head, model = blocks[0].attn.W_Q.shape
     sizes = Sizes(M, len(blocks), heads, head, model, units)
-    made: Any = family.model(family.config(construction, sizes))
-    made.to(construction.W_E.dtype).eval().requires_grad_(False)
+    model: Any = family.model(family.config(construction, sizes))
+    model.to(construction.W_E.dtype).eval().requires_grad_(False)
     read = construction.W_E.T.clone()
     read[:, : family.free] = 0
-    found = {family.embedding: construction.W_E.T, "lm_head.weight": read}
+    weights = {family.embedding: construction.W_E.T, "lm_head.weight": read}
     for layer, block in enumerate(blocks):
         matrices = family.matrices(block.attn, *_padded(block.mlp, read.new_zeros(read.shape[1], units)))
-        found |= {f"{family.layers}.{layer}.{name}.weight": matrix for name, matrix in matrices.items()}
-    made.load_state_dict({name: matrix.contiguous() for name, matrix in found.items()})
-    return made
+        weights |= {f"{family.layers}.{layer}.{name}.weight": matrix for name, matrix in matrices.items()}
+    model.load_state_dict({name: matrix.contiguous() for name, matrix in weights.items()})
+    return model
 
 
 def _padded(mlp: MLP | None, zeros: Tensor) -> tuple[Tensor, Tensor]:
     """W_1 and W_2 in matrices as large as `zeros`."""
-    found = zeros.clone(), zeros.clone()
+    weights = zeros.clone(), zeros.clone()
     if mlp is not None:
-        for whole, own in zip(found, (mlp.W_1, mlp.W_2), strict=True):
-            whole[:, : own.shape[1]] = own
-    return found
+        for whole, matrix in zip(weights, (mlp.W_1, mlp.W_2), strict=True):
+            whole[:, : matrix.shape[1]] = matrix
+    return weights
 
 
 def _output(attn: Attention) -> Tensor:
@@ -154,3 +160,33 @@ LLAMA = Family(
     _llama_config,
     _llama_matrices,
 )
+
+
+BOS = "<bos>"
+VOCABULARY = 257
+"""<bos> and the bytes of a text."""
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer of 257 tokens: <bos> (0), put before a text, and a token for every byte."""
+    letters = [BOS, *sorted(ByteLevel.alphabet())]
+    model = Tokenizer(WordLevel({letter: index for index, letter in enumerate(letters)}, unk_token=BOS))
+    model.pre_tokenizer = Sequence([ByteLevel(add_prefix_space=False, use_regex=False), Split("", "isolated")])  # pyright: ignore[reportAttributeAccessIssue]
+    model.decoder = Joined()  # pyright: ignore[reportAttributeAccessIssue]
+    model.post_processor = TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, 0)])  # pyright: ignore[reportAttributeAccessIssue]
+    return PreTrainedTokenizerFast(tokenizer_object=model, bos_token=BOS)
+
+
+def save(model: PreTrainedModel, folder: str | Path) -> Path:
+    """The folder, with a model of `theory.build` and its tokenizer in it: `mesa.load` and every command read it.
+
+    Raises ValueError for a model whose vocabulary is not the tokenizer's.
+    """
+    if model.config.vocab_size != VOCABULARY:
+        raise ValueError(
+            f"vocabulary={model.config.vocab_size} is not the {VOCABULARY} tokens of <bos> and bytes; build with "
+            f"shape=Shape(vocabulary={VOCABULARY}), or save the model with a tokenizer of your own"
+        )
+    model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return Path(folder)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from theory.attention import Distances, Weave
+from theory.attention import Distances, Turns, Weave
 from theory.model import Construction, Layer, float_name
 from theory.parts import (
     BOS,
@@ -30,7 +30,6 @@ from theory.parts import (
 )
 from theory.recovery import EXACT, Weights, written_error
 from theory.rotary import Rotary, steps
-from theory.turned import Turns
 
 COS, SIN, FREE = 3, 4, 5
 """Residual directions: cos and sin of theta p_t; the first of the free ones."""
@@ -135,15 +134,15 @@ def rotary_nope_model(
 
 def _checked_steps(shape: Shape, sizes: Rotary, dtype: str) -> Weights:
     """`turning_steps`, where they recover every position in `dtype`."""
-    made, t = turning_steps(shape, sizes), np.arange(1, sizes.recovers + 1)
+    mlp, t = turning_steps(shape, sizes), np.arange(1, sizes.recovers + 1)
     looked = np.unique(np.linspace(0, len(t) - 1, _LOOKED).astype(int))
     x = np.exp(-sizes.log_denominators(t - 1.0))[looked]
-    if (error := written_error(made, x, t[looked], dtype)) > EXACT:
+    if (error := written_error(mlp, x, t[looked], dtype)) > EXACT:
         raise ValueError(
             f"slope={sizes.slope} over recovers={sizes.recovers} positions leaves them {error:.1g} off in {dtype}; "
             "take float64, a smaller slope or fewer positions"
         )
-    return made
+    return mlp
 
 
 def _checked(shape: Shape | None) -> Shape:

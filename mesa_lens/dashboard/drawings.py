@@ -15,8 +15,7 @@ from matplotlib.figure import Figure
 
 from mesa.methods import Method
 from probe.figures.tables import csv_bytes
-from theory.figures import curve_end
-from theory.plots import STYLES
+from theory.figures import STYLES, curve_end
 
 _NUMBERED = 24  # tokens
 _DPI = 200

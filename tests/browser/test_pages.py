@@ -17,8 +17,9 @@ from probe.locate_report import write_locate_report
 from probe.report import write_report
 from probe.store.anatomy import read_anatomy
 from probe.store.located import read_located
+from theory.claim import Reading
 from theory.claims import Claim, Settings, Verdict
-from theory.report import write_report as write_theory
+from theory.cli import write_report as write_theory
 
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
@@ -59,8 +60,7 @@ def claim(number):
         parameters={"(M, N)": "{(4, 2), (8, 2), (5, 3), (8, 3), (12, 11)}", "H": 0.5, "dtype": "float64"},
         tested="measured first failures: " + ", ".join(f"N={n}, M={4 * n}: {133 * n}" for n in range(1, 12)),
         expected=list(Verdict)[number % 3],
-        margin=1.5e-8,
-        error=1e-15,
+        reading=Reading(1.5e-8, 1e-15),
         unit="position, ln D; relative",
         correction="layer 2 reads the position in two coordinates",
     )

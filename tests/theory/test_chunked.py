@@ -26,8 +26,7 @@ from theory.chunked import (
     rounded,
     woven_bound,
 )
-from theory.claims.mesa import PAPER, SIZES
-from theory.claims.mesa_woven import woven_first_failure
+from theory.claims.mesa import PAPER, SIZES, woven_first_failure
 
 
 def distance(size, middle, prompt, t, i):

@@ -6,18 +6,24 @@ import numpy as np
 import pytest
 
 from theory.bounds import first_failure
-from theory.claims import CLAIMS, Claim, Settings, Verdict, paper, positions, selected, theorem1, theorem2
-from theory.claims.base import Reading, crossing, deviation
+from theory.claim import Reading, crossing, deviation
+from theory.claims import CLAIMS, Claim, Settings, Verdict, paper, selected, theorem1, theorem2
 from theory.claims.beyond import MUTATIONS, mutated
 from theory.claims.paper import printed_split
 from theory.claims.settings import MOST_SEED
 from theory.claims.theorem2 import read_plain
 from theory.claims.theorem3 import woven_head_output
+from theory.constructions import plain_model
+from theory.curves import as_table, measured_failure, table_cases, table_row
 from theory.model import MLP
-from theory.table import measure, measured_failure, write_csv
-from theory.weave import plain_model
 
 QUICK = Settings(quick=True)
+
+
+def claim_of(reading):
+    return Claim({}, "d", reading, name="a", statement="b", citation="c", expected=Verdict.HOLDS)
+
+
 SLOW = ("M4096",)  # 4200 x 4200 scores: seconds, and under `slow` below
 
 
@@ -79,8 +85,7 @@ def test_claims_break_where_the_built_weights_are_wrong(monkeypatch):
             model.get_buffer("blocks.0.mlp.W_1")[0, 5] -= 2
         return model
 
-    for module in (theorem2, positions):
-        monkeypatch.setattr(module, "plain_model", dull)
+    monkeypatch.setattr(theorem2, "plain_model", dull)
     for name in ("3.2-printed", "3.2-exact", "recovery"):
         assert not CLAIMS[name](QUICK).ok, name
     nope = theorem1.nope_model
@@ -99,10 +104,9 @@ def test_a_crossing_off_by_one_has_no_margin(shift):
 
 
 def test_a_margin_must_be_far_above_the_error():
-    fields = {"name": "x", "statement": "s", "citation": "c", "parameters": {}, "tested": "", "expected": Verdict.HOLDS}
-    assert Claim(**fields, margin=1.0, error=0.01).ok
+    assert claim_of(Reading(1.0, 0.01)).ok
     for margin, error in ((1.0, 0.2), (-1.0, 0.0), (0.0, 0.0), (float("nan"), 0.0), (1.0, float("inf"))):
-        claim = Claim(**fields, margin=margin, error=error)
+        claim = claim_of(Reading(margin, error))
         assert claim.verdict is Verdict.BROKEN
         assert json.loads(json.dumps(claim.as_dict(), allow_nan=False))["ok"] is False
     assert Reading(1, 0.2) & Reading(0.5, 0.1) == Reading(0.5, 0.2)
@@ -121,11 +125,11 @@ def test_printed_split_leaves_a_last_chunk_below_L():
         printed_split(611, 4096, 100, 512, 200)
 
 
-def test_table_measures_what_the_closed_form_says(tmp_path):
-    table = list(measure(Settings(N=2, M=8, E=2, quick=True)))
-    assert [(row.E, row.ideal, row.measured) for row in table] == [(None, 43, 544), (2, 16, 16)]
-    write_csv(table, tmp_path / "table.csv")
-    assert (tmp_path / "table.csv").read_text().splitlines()[0] == "N,M,E,reach,ideal,measured,tried"
+def test_table_measures_what_the_closed_form_says():
+    settings = Settings(N=2, M=8, E=2, quick=True)
+    table = as_table([table_row(case, settings) for case in table_cases(settings)[0]])
+    assert table.columns.tolist() == "N M E reach ideal measured tried".split()
+    assert table[["ideal", "measured"]].to_numpy().tolist() == [[43, 544], [16, 16]]
     assert measured_failure(24, 2, None, QUICK) == (None, 1600)
 
 
@@ -141,7 +145,7 @@ def test_claims_are_selected_by_name_or_group():
     ("error", "told"), [(0, "0"), (2.78e-17, "below 1e-16"), (6e-13, "below 1e-12"), (0.02, "0.02")]
 )
 def test_what_rounding_leaves_is_told_by_its_power_of_ten(error, told):
-    claim = Claim("a", "b", "c", {}, "d", Verdict.HOLDS, margin=1.0, error=error)
+    claim = claim_of(Reading(1.0, error))
     assert claim.error_text == claim.as_dict()["error_text"] == told
     assert claim.line().endswith(f"error {told}")
 

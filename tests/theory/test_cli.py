@@ -5,18 +5,29 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from theory.claims import CLAIMS, Settings, rotary_bases
-from theory.claims.base import NOTHING
-from theory.cli import add_arguments, run
+from theory.claim import NOTHING, Reading
+from theory.claims import CLAIMS, Settings, rotary_reach
+from theory.cli import add_arguments, run, write_report
 from theory.curves import Example, curves, head_output_by_dimension, recovery_errors
-from theory.figures import attention_figure, dimension_figure, excess_figure, position_figure
-from theory.labels import IDEAL, PE, STAIR, WEAVE
-from theory.plots import SERIES, crossing_plot, position_plot, recovery_plot
-from theory.report import write_report
+from theory.figures import (
+    IDEAL,
+    PE,
+    SERIES,
+    STAIR,
+    WEAVE,
+    attention_figure,
+    crossing_plot,
+    dimension_figure,
+    excess_figure,
+    position_figure,
+    position_plot,
+    recovery_plot,
+)
 
 
 def command(*words: str) -> int:
@@ -44,8 +55,8 @@ def test_json(capsys):
 
 
 def test_a_broken_claim_is_exit_code_1(capsys, monkeypatch):
-    monkeypatch.setitem(CLAIMS, "3.1", lambda settings: CLAIMS["alibi-constant"](settings).__class__(
-        "3.1", "s", "c", {}, "t", "holds", margin=-1.0))  # fmt: skip
+    broken = replace(CLAIMS["3.1"](Settings(quick=True)), reading=Reading(-1.0))
+    monkeypatch.setitem(CLAIMS, "3.1", lambda settings: broken)
     assert command("--claim", "3.1") == 1
     assert ", 1 BROKEN (3.1)." in capsys.readouterr().out
 
@@ -86,7 +97,7 @@ def test_in_full_the_longest_inputs_are_built(monkeypatch):
 
     monkeypatch.setattr("theory.claims.rotary.measured", measured)
     monkeypatch.setattr("theory.claims.rotary.llama", lambda *args: None)
-    monkeypatch.setattr(rotary_bases, "_ntk_failure", lambda *args: (followed.append(args[3]), (None, NOTHING))[1])
+    monkeypatch.setattr(rotary_reach, "_ntk_failure", lambda *args: (followed.append(args[3]), (None, NOTHING))[1])
     for full in (False, True):
         for name in ("rotary-4096", "rotary-ntk"):
             CLAIMS[name](Settings(full=full))

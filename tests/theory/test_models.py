@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from theory import Construction, attention, nope_model, plain_model, recovery, stair_model, woven_model
 from theory.bounds import denominator
-from theory.claims.base import crossing
+from theory.claim import crossing
 from theory.parts import FREE, POSITION, Shape, printed_crossing_head
 from theory.recovery import longest, worst_error
 from theory.rotary_model import FREE as ROTARY_FREE
@@ -244,24 +244,24 @@ def test_flat_slopes_are_tried_up_to_a_length(monkeypatch):
     assert longest.__wrapped__("steps", "float64", 20.0) < 64
 
 
-def test_given_distances_leave_the_model_as_it_was():
+def test_distances_leave_the_model_as_it_was():
     model, index = plain_model(8), np.arange(12)
     before, distance = model.head_output(12), index[:, None] - index
-    woven = model.given(np.where(distance < 0, -1, np.minimum(distance, 2))).head_output(12)
+    woven = model.with_distances(np.where(distance < 0, -1, np.minimum(distance, 2))).head_output(12)
     assert np.abs(woven - before).max() > 0.1
     np.testing.assert_array_equal(model.head_output(12), before)
 
 
-def test_given_distances_are_cut_as_scores_are(monkeypatch):
+def test_distances_are_cut_as_scores_are(monkeypatch):
     """They are the queries' that are looked at, and what stands above the diagonal counts for nothing."""
     index = np.arange(12)
     table = np.minimum(np.abs(index[:, None] - index), 2)
     table[9:, 4:6] = -1
     model = plain_model(8)
-    whole = model.given(np.where(index[:, None] < index, -1, table)).head_output(12)
-    np.testing.assert_allclose(model.given(table).head_output(12), whole, atol=1e-13)
+    whole = model.with_distances(np.where(index[:, None] < index, -1, table)).head_output(12)
+    np.testing.assert_allclose(model.with_distances(table).head_output(12), whole, atol=1e-13)
     monkeypatch.setattr(attention, "ROWS", 5)
-    np.testing.assert_allclose(model.given(table).head_output(12), whole, atol=1e-13)
+    np.testing.assert_allclose(model.with_distances(table).head_output(12), whole, atol=1e-13)
 
 
 def test_logarithm_of_layer_1_is_the_logarithm():

@@ -33,7 +33,7 @@ def by_theory(name: str) -> theory.Construction:
         return plain
     sizes = {"trained": M, "prompt": LENGTH, "split": 2, **CHUNKS}
     pairs = [[oracle.relative("mesa", t, i, **sizes) for i in range(LENGTH)] for t in range(LENGTH)]
-    return plain.given(np.array([[-1 if pair is None else pair for pair in row] for row in pairs], float))
+    return plain.with_distances(np.array([[-1 if pair is None else pair for pair in row] for row in pairs], float))
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,7 @@ import random
 import mpmath
 import pytest
 
-from theory.bounds import extended_length, first_failure
-from theory.ranges import LONGEST, MOST, certified_failure, exponentials
+from theory.bounds import LONGEST, MOST, certified_failure, exponentials, extended_length, first_failure
 
 SEEN = random.Random(6)
 

@@ -13,8 +13,7 @@ from mesa.models import load
 from probe.capture.capture import capture_states
 from probe.capture.spec import HOOKS, CaptureSpec
 from theory.parts import POSITION, Shape
-from theory.rotary import READS, Rotary
-from theory.rotary_bounds import fails_from, most, ntk_factor, woven_reach, yarn_scale
+from theory.rotary import READS, Rotary, fails_from, most, ntk_factor, woven_reach, yarn_scale
 from theory.rotary_model import FREE
 
 M, N, E, LENGTH = 16, 4, 2, 48

@@ -5,15 +5,15 @@ import pytest
 
 from mesa.plan import distances
 from mesa.weave import stair
-from theory.chunked import mesa_method
-from theory.rotary import READS, Rotary
-from theory.rotary_chunked import (
+from theory.chunked import (
     chunk_denominator,
     chunk_phases,
     chunk_position,
     chunk_share,
     chunks_fail_from,
+    mesa_method,
 )
+from theory.rotary import READS, Rotary
 
 CASES = {
     "16": ({"M": 16, "slope": 0.5}, (16, 4, 2, 2, 4, 1)),

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mesa import constructed_llama
-from theory import rotary, rotary_bounds, rotary_chunked, rotary_model, turned
-from theory.claims import CLAIMS, Settings, rotary_bases, rotary_mesa, rotary_reach
+from theory import attention, chunked, rotary, rotary_model
+from theory.claims import CLAIMS, Settings, rotary_mesa, rotary_reach
 from theory.claims import rotary as rotary_claims
 from theory.parts import CONST, POSITION
 from theory.rotary import Rotary
@@ -15,7 +15,7 @@ from theory.rotary_model import COS, SIN
 
 QUICK = Settings(quick=True)
 HEAD, READING, STEPS = rotary_model.turning_head, rotary_model.reading_head, rotary_model.turning_steps
-EARLIER, CHUNKED = rotary_chunked.chunks_fail_from, rotary_mesa.method_of
+EARLIER, CHUNKED = chunked.chunks_fail_from, rotary_mesa.method_of
 
 
 def changed_head(change):
@@ -106,8 +106,8 @@ def other_base(patch):
 
 
 def unturned(patch):
-    right = turned.turned_scores
-    patch.setattr(turned, "turned_scores", lambda q, k, distance, angles: right(q, k, distance * 0, angles))
+    right = attention.turned_scores
+    patch.setattr(attention, "turned_scores", lambda q, k, distance, angles: right(q, k, distance * 0, angles))
 
 
 def keys_that_turn(patch):
@@ -144,8 +144,8 @@ MUTATIONS = {
     "layer 1 backwards, position": (changed_reading(backwards), "rotary-position"),
     "layer 1 backwards, far": (changed_reading(backwards), "rotary-squeezed"),
     "a step missing": (changed_steps(missing_step), "rotary"),
-    "a step missing, enclosed": (changed_steps(missing_step), "rotary-exact"),
-    "a step missing, enclosed failures": (changed_steps(missing_step), "rotary-enclosed"),
+    "a step missing, exact": (changed_steps(missing_step), "rotary-exact"),
+    "a step missing, failures": (changed_steps(missing_step), "rotary-failures"),
     "a step late": (changed_steps(late_step), "rotary-4096"),
     "x left in the stream": (changed_steps(kept_x), "rotary-4096"),
     "sine off": (changed_steps(shifted_sine), "rotary-exact"),
@@ -161,19 +161,19 @@ MUTATIONS = {
     "theta in the closed form": (other_angle, "rotary"),
     "chords taken for arcs": (without_chords, "rotary-weave"),
     "T* at N + 1": (
-        formula(rotary_reach, "woven_reach", lambda s, N: rotary_bounds.woven_reach(s, N + 1)),
+        formula(rotary_reach, "woven_reach", lambda s, N: rotary.woven_reach(s, N + 1)),
         "rotary-weave",
     ),
     "T* a token late": (
-        formula(rotary_reach, "woven_reach", lambda s, N: rotary_bounds.woven_reach(s, N) + 1),
+        formula(rotary_reach, "woven_reach", lambda s, N: rotary.woven_reach(s, N) + 1),
         "rotary-weave",
     ),
     "growth not to the c": (
-        formula(rotary_bases, "ntk_factor", lambda z, s, n: 1 / (s * n / z.M - s + 1)),
+        formula(rotary_reach, "ntk_factor", lambda z, s, n: 1 / (s * n / z.M - s + 1)),
         "rotary-ntk",
     ),
-    "growth without s - 1": (formula(rotary_bases, "ntk_factor", lambda z, s, n: z.M / (s * n)), "rotary-ntk"),
-    "YaRN's factor once": (formula(rotary_bases, "yarn_scale", lambda s: 0.1 * np.log(s) + 1), "rotary-yarn"),
+    "growth without s - 1": (formula(rotary_reach, "ntk_factor", lambda z, s, n: z.M / (s * n)), "rotary-ntk"),
+    "YaRN's factor once": (formula(rotary_reach, "yarn_scale", lambda s: 0.1 * np.log(s) + 1), "rotary-yarn"),
     "YaRN's factor once, oracle": (formula(rotary_claims, "yarn_scale", lambda s: 1.0), "rotary-oracle"),
     "span without W(M - 2)": (
         formula(rotary_reach, "fails_from", lambda z, d: int(np.flatnonzero(d >= z.recovers - 1)[0]) + 1),

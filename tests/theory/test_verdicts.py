@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from theory.verdicts import Verdict, summary
+from theory.claim import Verdict, summary
 
 SAID = {
     Verdict.HOLDS: r"(\d+) holds?\b(?! with)",

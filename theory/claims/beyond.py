@@ -9,17 +9,18 @@ import numpy as np
 
 from mesa.weave import leaky_rerope, self_extend
 from theory.bounds import bos_denominator, denominator, extended_length
-from theory.claims.base import NOTHING, Claim, Reading, Verdict, crossing, deviation, grid
+from theory.claim import HOLDS, NOTHING, Outcome, Reading, claim, crossing, deviation, grid
 from theory.claims.settings import Settings
 from theory.claims.theorem2 import read_plain
 from theory.claims.theorem3 import ONE_HEAD, ideal_denominator
+from theory.constructions import plain_model, woven_model
 from theory.model import Construction
 from theory.parts import BOS, POSITION
-from theory.weave import plain_model, woven_model
 
 
-def other_slopes(settings: Settings) -> Claim:
-    """Theorems 3.2 and 3.3 with scores q.k - m W(t - i): all exponents take the factor m."""
+@claim("slopes", HOLDS, "ours (ALiBi's slopes; theorems 3.2 and 3.3 take 1)")
+def other_slopes(settings: Settings) -> Outcome:
+    """The same for additive encodings with slope m: x_t, D(t), T* = 2N + e^(mN) (M - 2 S_m(N))."""
     slopes, M, N, reading, reached = (2.0, 0.7, 0.5, 0.25, 0.0625), 16, 4, NOTHING, []
     for slope in slopes:
         options = settings.options(slope=slope, shape=ONE_HEAD)
@@ -38,15 +39,10 @@ def other_slopes(settings: Settings) -> Claim:
         if inside.any():
             reading &= Reading(float((o - settings.H)[inside].min()))
         reached.append(f"{slope:g}: {reach:.1f}")
-    return Claim(
-        name="slopes",
-        statement="The same for additive encodings with slope m: x_t, D(t), T* = 2N + e^(mN) (M - 2 S_m(N))",
-        citation="ours (ALiBi's slopes; theorems 3.2 and 3.3 take 1)",
-        parameters={"m": grid(slopes), "(M, N)": (M, N)},
-        tested=f"t = 1 .. 2M plain; to 1.5 T* woven; T* = {', '.join(reached)}",
-        expected=Verdict.HOLDS,
-        margin=reading.margin,
-        error=reading.error,
+    return Outcome(
+        {"m": grid(slopes), "(M, N)": (M, N)},
+        f"t = 1 .. 2M plain; to 1.5 T* woven; T* = {', '.join(reached)}",
+        reading,
     )
 
 
@@ -65,9 +61,10 @@ def by_pairs(distances: np.ndarray, recovers: int) -> np.ndarray:
     return (weights * np.exp(1 - position)).sum(1)
 
 
-def other_weaves(settings: Settings) -> Claim:
-    """Leaky-ReRoPE and Self-Extend: further than M, and not for ever."""
-    M, N, K, reading, found = 16, 4, 64, NOTHING, []
+@claim("other-weaves", HOLDS, "ours (theorem 3.3 for the methods beside it)")
+def other_weaves(settings: Settings) -> Outcome:
+    """Leaky-ReRoPE and Self-Extend extend the window, too, as far as a sum over pairs says."""
+    M, N, K, reading, failures = 16, 4, 64, NOTHING, []
     length = 600 if settings.quick else 1200
     t = np.arange(length)
     away = np.maximum(t[:, None] - t, 0)
@@ -79,41 +76,32 @@ def other_weaves(settings: Settings) -> Claim:
     model = plain_model(M, settings.H, **settings.options(recovers=K, shape=ONE_HEAD))
     for name, woven in weaves.items():
         D = by_pairs(woven.astype(float), K)
-        excess = model.given(np.where(t[:, None] < t, -1.0, woven)).head_output(length) - settings.H
+        excess = model.with_distances(np.where(t[:, None] < t, -1.0, woven)).head_output(length) - settings.H
         failing = np.flatnonzero(excess[M:] <= 0)
         first = int(failing[0]) + M if failing.size else length
         beyond = float(excess[M:first].min()) if first > M else -1.0
         ends = -float(excess[first]) if first < length else math.inf
         reading &= Reading(min(beyond, ends), deviation(excess, M / D - 1))
-        found.append(f"{name}: {first + 1}" if first < length else f"{name}: none up to {length}")
-    return Claim(
-        name="other-weaves",
-        statement="Leaky-ReRoPE and Self-Extend extend the window, too, as far as a sum over pairs says",
-        citation="ours (theorem 3.3 for the methods beside it)",
-        parameters={"(M, N)": (M, N), "K": K, "H": settings.H},
-        tested=f"t = 1 .. {length}; first failures: {', '.join(found)}",
-        expected=Verdict.HOLDS,
-        margin=reading.margin,
-        error=reading.error,
+        failures.append(f"{name}: {first + 1}" if first < length else f"{name}: none up to {length}")
+    return Outcome(
+        {"(M, N)": (M, N), "K": K, "H": settings.H},
+        f"t = 1 .. {length}; first failures: {', '.join(failures)}",
+        reading,
     )
 
 
-def llama2_window(settings: Settings) -> Claim:
-    """M = 4096: the last t above H is 4095, the first below is 4097."""
+@claim("M4096", HOLDS, "ours (theorem 3.2)")
+def llama2_window(settings: Settings) -> Outcome:
+    """Theorem 3.2 at LLaMA2's window: o crosses H between 4095 and 4097."""
     M, length = 4096, 4200
     options = Settings(seed=settings.seed).options(recovers=length, recovery="log", shape=ONE_HEAD)
     o = plain_model(M, settings.H, **options).head_output(length)
     t = np.arange(1, length + 1)
     above, below = t[o > settings.H], t[o < settings.H]
-    return Claim(
-        name="M4096",
-        statement="Theorem 3.2 at LLaMA2's window: o crosses H between 4095 and 4097",
-        citation="ours (theorem 3.2)",
-        parameters={"M": M, "H": settings.H, "MLP": "log", "dtype": "float64"},
-        tested=f"t = 1 .. {length}; last above H: {above[-1]}, first below: {below[0]}",
-        expected=Verdict.HOLDS,
-        margin=crossing(o, M, settings.H),
-        error=deviation(o, M / t - 1 + settings.H),
+    return Outcome(
+        {"M": M, "H": settings.H, "MLP": "log", "dtype": "float64"},
+        f"t = 1 .. {length}; last above H: {above[-1]}, first below: {below[0]}",
+        Reading(crossing(o, M, settings.H), deviation(o, M / t - 1 + settings.H)),
     )
 
 
@@ -157,28 +145,16 @@ def mutated(name: str, M: int, settings: Settings) -> Reading:
     return read_plain(model, M, settings.H, 2 * M, max(M, 64))
 
 
-def mutations_are_noticed(settings: Settings) -> Claim:
-    """Each mutation must break theorem 3.2's check."""
+@claim("mutations", HOLDS, "ours")
+def mutations_are_noticed(settings: Settings) -> Outcome:
+    """The check of theorem 3.2 notices each mistake put into its construction."""
     M, names = 16, [*MUTATIONS, "printed W_Q, W_K"]
     readings = {name: mutated(name, M, settings) for name in names}
     sound = read_plain(plain_model(M, settings.H, **settings.options()), M, settings.H, 2 * M, 64)
     missed = [name for name, reading in readings.items() if reading.holds]
     far = min(max(-reading.margin, reading.error) for reading in readings.values())
-    return Claim(
-        name="mutations",
-        statement="The check of theorem 3.2 notices each mistake put into its construction",
-        citation="ours",
-        parameters={"M": M, "mutations": grid(names)},
-        tested="t = 1 .. 2M; missed: " + (", ".join(missed) or "none"),
-        expected=Verdict.HOLDS,
-        margin=-1.0 if missed or not sound.holds else far,
-        error=sound.error,
+    return Outcome(
+        {"M": M, "mutations": grid(names)},
+        "t = 1 .. 2M; missed: " + (", ".join(missed) or "none"),
+        Reading(-1.0 if missed or not sound.holds else far, sound.error),
     )
-
-
-CLAIMS = {
-    "slopes": other_slopes,
-    "other-weaves": other_weaves,
-    "M4096": llama2_window,
-    "mutations": mutations_are_noticed,
-}

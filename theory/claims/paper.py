@@ -9,9 +9,15 @@ import numpy as np
 import torch
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
+import mesa
+from mesa.plan import distances
 from mesa.weave import self_extend, stair
-from theory.claims.base import Claim, Verdict
+from theory.bounds import extended_length
+from theory.claim import CORRECTED, HOLDS, NOTHING, PRINTED, Outcome, Reading, claim, deviation, grid
 from theory.claims.settings import Settings
+from theory.claims.theorem3 import ONE_HEAD, ideal_denominator
+from theory.constructions import nope_model, plain_model, woven_model
+from theory.parts import POSITION
 
 
 def _alibi_slope(heads: int) -> float:
@@ -19,23 +25,22 @@ def _alibi_slope(heads: int) -> float:
     return -float(build_mpt_alibi_tensor(heads, 2)[0, 0, 0])
 
 
-def alibi_constant(settings: Settings) -> Claim:
-    """The printed C gives .94, .88, ... for 8 heads, where the paper's own example says 1/2, 1/4, ..."""
+@claim("alibi-constant", PRINTED, "Background, ALiBi")
+def alibi_constant(settings: Settings) -> Outcome:
+    """ALiBi's slopes are C^(m+1), C = 2^(-2^(-log2(#heads + 3))): 1/2, 1/4, ... for 8 heads."""
     heads = (8, 16, 32)
     printed, mended = {}, {}
     for count in heads:
         printed[count] = 2.0 ** -(2.0 ** -math.log2(count + 3))
         mended[count] = 2.0 ** -(2.0 ** -(math.log2(count) - 3))
     slopes = {count: _alibi_slope(count) for count in heads}  # of head 0; head m takes the power m + 1
-    return Claim(
-        name="alibi-constant",
-        statement="ALiBi's slopes are C^(m+1), C = 2^(-2^(-log2(#heads + 3))): 1/2, 1/4, ... for 8 heads",
-        citation="Background, ALiBi",
-        parameters={"heads": "{8, 16, 32}"},
-        tested="head 0 of each",
-        expected=Verdict.PRINTED,
-        margin=min(1e-5, *(abs(printed[count] - slopes[count]) for count in heads)),
-        error=max(abs(mended[count] - slopes[count]) for count in heads),
+    return Outcome(
+        {"heads": "{8, 16, 32}"},
+        "head 0 of each",
+        Reading(
+            min(1e-5, *(abs(printed[count] - slopes[count]) for count in heads)),
+            max(abs(mended[count] - slopes[count]) for count in heads),
+        ),
         unit="slope",
         correction="a misplaced parenthesis: C = 2^(-2^(-(log2(#heads) - 3))) = 2^(-8/#heads)",
         counterexample=f"8 heads: {', '.join(f'{printed[8] ** m:.2f}' for m in (1, 2, 3))}, ...",
@@ -49,8 +54,11 @@ def _softmax(scores: np.ndarray, seen: np.ndarray) -> np.ndarray:
     return exponent / exponent.sum(1, keepdims=True)
 
 
-def mpt_alibi(settings: Settings) -> Claim:
-    """MPT's row -(T-1), ..., -1, 0 for all queries differs from -(t - i) by a constant in each row.
+@claim("alibi-mpt", PRINTED, "Appendix, ALiBi on MPT-7B")
+def mpt_alibi(settings: Settings) -> Outcome:
+    """MPT's ALiBi is only an approximation of ALiBi.
+
+    MPT's row -(T-1), ..., -1, 0 for all queries differs from -(t - i) by a constant in each row.
 
     In bfloat16 that constant is what rounds: a long row's far keys, which early queries read, are some whole steps off.
     """
@@ -66,15 +74,10 @@ def mpt_alibi(settings: Settings) -> Claim:
     woven = _softmax(content - slope * stair(np.maximum(query - index, 0), N, E), seen)
     woven_row = _softmax(content - slope * stair(length - 1 - index, N, E), seen)
     apart = float(np.abs(woven - woven_row).max())
-    return Claim(
-        name="alibi-mpt",
-        statement="MPT's ALiBi is only an approximation of ALiBi",
-        citation="Appendix, ALiBi on MPT-7B",
-        parameters={"T": length, "slope": slope},
-        tested="attention weights on random scores, every 32nd query",
-        expected=Verdict.PRINTED,
-        margin=min(apart, off, 1e-9),
-        error=error,
+    return Outcome(
+        {"T": length, "slope": slope},
+        "attention weights on random scores, every 32nd query",
+        Reading(min(apart, off, 1e-9), error),
         unit="attention",
         correction="its rows differ from the exact ones by constants, which softmax drops: the attention is the same, "
         f"but for rounding; scores in bfloat16 are off by up to {off:.2f} in total variation",
@@ -82,8 +85,9 @@ def mpt_alibi(settings: Settings) -> Claim:
     )
 
 
-def self_extend_and_stair(settings: Settings) -> Claim:
-    """The exact conditions under which Self-Extend is floor-Stair and (ceil-)Stair PE, on every far pair."""
+@claim("self-extend", CORRECTED, "Appendix, Stair PE and Self-Extend")
+def self_extend_and_stair(settings: Settings) -> Outcome:
+    """Self-Extend with ceiling is Stair PE where t mod G >= i mod G and W mod G = 0."""
     length, wrong, shares = 512, 0, {}
     query, key = np.tril_indices(length)
     for group in (2, 3, 8):
@@ -99,16 +103,11 @@ def self_extend_and_stair(settings: Settings) -> Claim:
                 wrong += int((np.abs(grouped - ceil) > 1).sum())
                 shares[group] = Fraction(int((grouped != ceil).sum()), len(t))
     limits = {group: Fraction(group - 1, 2 * group) for group in shares}
-    return Claim(
-        name="self-extend",
-        statement="Self-Extend with ceiling is Stair PE where t mod G >= i mod G and W mod G = 0",
-        citation="Appendix, Stair PE and Self-Extend",
-        parameters={"G": "{2, 3, 8}", "N": "{12, 16, 24, 25}"},
-        tested=f"all pairs with r > N, T = {length}; Self-Extend differs from Stair on "
+    return Outcome(
+        {"G": "{2, 3, 8}", "N": "{12, 16, 24, 25}"},
+        f"all pairs with r > N, T = {length}; Self-Extend differs from Stair on "
         + ", ".join(f"{float(share):.1%} (G={group})" for group, share in shares.items()),
-        expected=Verdict.CORRECTED,
-        margin=1.0 if wrong == 0 else -float(wrong),
-        error=0.0,
+        Reading(1.0 if wrong == 0 else -float(wrong)),
         unit="position",
         correction="it is floor-Stair exactly where t mod G >= i mod G + N mod G, and (N mod G = 0) Stair PE exactly "
         "where t mod G <= i mod G; elsewhere it is one below Stair; the shares tend to (G-1)/2G: "
@@ -130,8 +129,9 @@ def printed_split(length: int, trained: int, first: int, last: int, threshold: i
     return chunks, length - begin
 
 
-def dynamic_split(settings: Settings) -> Claim:
-    """Where the printed split divides by zero or leaves a last chunk shorter than L: two ranges, by their formulas."""
+@claim("dynamic-split", PRINTED, "Algorithm 1 and DynamicSplit")
+def dynamic_split(settings: Settings) -> Outcome:
+    """DynamicSplit splits any input of I tokens into chunks, the last one L tokens or more."""
     trained, first, last, threshold = 4096, 100, 512, 200
     zero, short = [], []
     for length in range(1, 20001):
@@ -143,14 +143,10 @@ def dynamic_split(settings: Settings) -> Claim:
     as_stated = zero == list(range(1, first + last)) and short == list(
         range(first + last + threshold, first + 2 * last - 1)
     )
-    return Claim(
-        name="dynamic-split",
-        statement="DynamicSplit splits any input of I tokens into chunks, the last one L tokens or more",
-        citation="Algorithm 1 and DynamicSplit",
-        parameters={"T": trained, "F": first, "L": last, "M_max": threshold},
-        tested="I = 1 .. 20000",
-        expected=Verdict.PRINTED,
-        margin=1.0 if as_stated else -1.0,
+    return Outcome(
+        {"T": trained, "F": first, "L": last, "M_max": threshold},
+        "I = 1 .. 20000",
+        Reading(1.0 if as_stated else -1.0),
         unit="token",
         correction="no split for I <= T, where all these lie, and no last chunk below min(L, I - F)",
         counterexample=f"division by zero for I = {zero[0]} .. {zero[-1]} (I < F + L); extra chunks and a last one "
@@ -158,9 +154,83 @@ def dynamic_split(settings: Settings) -> Claim:
     )
 
 
-CLAIMS = {
-    "alibi-constant": alibi_constant,
-    "alibi-mpt": mpt_alibi,
-    "self-extend": self_extend_and_stair,
-    "dynamic-split": dynamic_split,
-}
+@claim("3.3-chain", PRINTED, "Theorem 3.3, proof, after eq. 53; the corollary's proof")
+def chain_of_inequalities(settings: Settings) -> Outcome:
+    """For t > M, alpha_1 > 1/t gives M alpha_1 > 1, so o_t > H."""
+    pairs, reading, seen = [(4, 2), (8, 2), (8, 3)], NOTHING, []
+    for M, N in pairs:
+        t = math.floor(extended_length(M, N)) + 2
+        alpha = float(1 / ideal_denominator(N, t, settings)[-1])
+        reading &= Reading(min(t * alpha - 1, 1 - M * alpha))
+        seen.append(f"(M, N, t) = ({M}, {N}, {t}): t alpha_1 = {t * alpha:.2f}, M alpha_1 = {M * alpha:.3f}")
+    return Outcome(
+        {"(M, N)": grid(pairs)},
+        "floor(T*) + 2, ideal recovery",
+        Reading(reading.margin),
+        unit="ratio",
+        correction="it gives M alpha_1 > M/t, which is below 1; what is needed is alpha_1 > 1/M, true up to T*",
+        counterexample="; ".join(seen),
+    )
+
+
+@claim("threshold-above", HOLDS, "Theoretical analysis, the definition of the threshold")
+def threshold_from_above(settings: Settings) -> Outcome:
+    """The threshold can be an upper bound as well as a lower one."""
+    M, N, length = 16, 3, 60
+    options, t = settings.options(shape=ONE_HEAD), np.arange(1, length + 1)
+    models = {
+        "NoPE": nope_model(M, settings.H, **options),
+        "PE": plain_model(M, settings.H, **options),
+        "weave": woven_model(M, N, settings.H, **options),
+    }
+    reading = NOTHING
+    for name, model in models.items():
+        model.get_buffer(f"blocks.{0 if name == 'NoPE' else 1}.attn.W_O")[0, POSITION] *= -1
+        above = model.head_output(length) + settings.H
+        if name == "weave":
+            reading &= Reading(float(-above[M:].max()))
+        else:
+            sides = min(-above[t < M].max(), above[t > M].min())
+            reading &= Reading(float(sides), deviation(above, 1 - M / t))
+    return Outcome(
+        {"(M, N)": (M, N), "H": settings.H},
+        f"W_O negated: o_t against -H, t = 1 .. {length} (T* = {extended_length(M, N):.0f})",
+        reading,
+    )
+
+
+@claim("memory-table", CORRECTED, "Appendix, theoretical speed and memory, table")
+def memory_table(settings: Settings) -> Outcome:
+    """Attention takes n^2 (Origin), 2 n^2 (ReRoPE), (1 + sqrt 2) n (LM-Infinite), (2 + sqrt 2) n (Mesa)."""
+    M, n = 64, 512
+    window = M // 8
+    methods = {
+        "Origin": mesa.Origin(trained_length=M),
+        "Dynamic-NTK": mesa.DynamicNTK(trained_length=M),
+        "ReRoPE": mesa.ReRoPE(trained_length=M, window=window),
+        "Leaky-ReRoPE": mesa.LeakyReRoPE(trained_length=M, window=window),
+        "LM-Infinite": mesa.LMInfinite(trained_length=M),
+        "StreamingLLM": mesa.StreamingLLM(trained_length=M),
+        "Mesa": mesa.MesaExtrapolation(trained_length=M),
+    }
+    printed = {"LM-Infinite": 1 + math.sqrt(2), "StreamingLLM": 1 + math.sqrt(2), "Mesa": 2 + math.sqrt(2)}
+    pairs = {
+        name: [int((distances(method.plan(length)) >= 0).sum()) for length in (n, 2 * n)]
+        for name, method in methods.items()
+    }
+    quadratic = {name: many[1] / many[0] for name, many in pairs.items()}
+    slopes = {name: (pairs[name][1] - pairs[name][0]) / n for name in printed}
+    as_stated = min(
+        *(quadratic[name] - 3.9 for name in pairs if name not in printed), *(2.5 - quadratic[name] for name in printed)
+    )
+    same = all(pairs[name] == pairs["Origin"] for name in ("ReRoPE", "Leaky-ReRoPE", "Dynamic-NTK"))
+    apart = min(slopes[name] - printed[name] for name in printed)
+    return Outcome(
+        {"M": M, "n": f"{{{n}, {2 * n}}}"},
+        "pairs that plans hold; a token more takes "
+        + ", ".join(f"{slope:.0f} ({name})" for name, slope in slopes.items()),
+        Reading(float(min(as_stated, apart)) if same else -1.0),
+        unit="ratio",
+        correction="quadratic and linear are right; ReRoPE's pairs are Origin's, each at one distance, so that 2 is of "
+        "an implementation; the linear ones' factors are of the order of their windows, F + L and more, not 2 or 3",
+    )

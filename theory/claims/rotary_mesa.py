@@ -9,14 +9,11 @@ from functools import lru_cache
 import numpy as np
 
 from mesa.methods.chunked import MIDDLES, MesaExtrapolation
-from theory.applied import measured
-from theory.chunked import mesa_method, woven_distance
-from theory.claims.base import NOTHING, Claim, Reading, Verdict, deviation, grid
-from theory.claims.rotary_cases import LONGEST, NAMES, SIZES, Size, llama
+from theory.chunked import chunk_denominator, chunk_position, chunks_fail_from, mesa_method, woven_distance
+from theory.claim import HOLDS, NOTHING, PRINTED, Outcome, Reading, claim, deviation, grid
+from theory.claims.rotary import LONGEST, NAMES, SIZES, Size, llama, measured
 from theory.claims.settings import Settings
-from theory.rotary import READS
-from theory.rotary_bounds import fails_from
-from theory.rotary_chunked import chunk_denominator, chunk_position, chunks_fail_from
+from theory.rotary import READS, fails_from
 
 CHUNKS = [(2, 2, 1), (2, 3, 1), (2, 4, 1), (2, 4, 1), (4, 4, 1), (2, 6, 2), (2, 6, 2), (4, 8, 3), (8, 16, 4)]
 """First chunk, last chunk and split_threshold, for each of SIZES."""
@@ -42,15 +39,14 @@ def excesses(case: Case, settings: Settings) -> Callable[[str, int], float]:
     return lambda middle, prompt: float(measured(model, method_of(case, middle), prompt)[1][-1]) - settings.H
 
 
-def told(case: Case, middle: str, prompt: int) -> float:
+def closed_form_excess(case: Case, middle: str, prompt: int) -> float:
     """The same by the closed form."""
     return case[0].M / chunk_denominator(case[0].rotary(case[2]), method_of(case, middle), prompt) - 1
 
 
 def last_held(case: Case, middle: str, before: int) -> int:
     """The last T below `before` that holds by the closed form; M where none beyond M does."""
-    lengths = range(before - 1, case[0].M, -1)
-    return next((T for T in lengths if told(case, middle, T) > 0), case[0].M)
+    return next((T for T in range(before - 1, case[0].M, -1) if closed_form_excess(case, middle, T) > 0), case[0].M)
 
 
 @lru_cache
@@ -59,8 +55,13 @@ def certain(case: Case) -> tuple[int, int]:
     return chunks_fail_from(case[0].rotary(case[2]), method_of(case, "local"), LONGEST)
 
 
-def closed_form(settings: Settings) -> Claim:
-    """Wrong positions beside: by rotation those of the other kind of chunk; by count those that go on counting."""
+@claim("rotary-mesa", HOLDS, "ours (corollary; section 4.2)")
+def closed_form(settings: Settings) -> Outcome:
+    """By count middle chunks recover F + i - b, woven or not; by rotation woven ones recover more; D(T) = sum of
+    e^(h(v + x) - h(v)), x = W(T-1) + 1 - p_i - W(T-i), v = p_T - 1 - W(T-1).
+
+    Wrong positions beside: by rotation those of the other kind of chunk; by count those that go on counting.
+    """
     reading = NOTHING
     for case in cases(settings):
         size, _, reads = case
@@ -71,50 +72,44 @@ def closed_form(settings: Settings) -> Claim:
             right = chunk_position(sizes, method, T)
             wrong = chunk_position(sizes, method_of(case, other), T) if reads == "rotation" else sizes.position(T)
             reading &= Reading(deviation(position, wrong), deviation(position, right))
-            reading &= Reading(math.inf, deviation(o[-1:] - settings.H, np.array([told(case, middle, T)])))
-    return Claim(
-        name="rotary-mesa",
-        statement="By count middle chunks recover F + i - b, woven or not; by rotation woven ones recover more; "
-        "D(T) = sum of e^(h(v + x) - h(v)), x = W(T-1) + 1 - p_i - W(T-i), v = p_T - 1 - W(T-1)",
-        citation="ours (corollary; section 4.2)",
-        parameters={NAMES: grid([tuple(size) for size in SIZES]), "(F, L, split)": grid(CHUNKS)},
-        tested="p_i at every i and o at the end of T = 3 M + 1 tokens, both ways to read, both kinds of chunk",
-        expected=Verdict.HOLDS,
-        margin=reading.margin,
-        error=reading.error,
+            reading &= Reading(
+                math.inf, deviation(o[-1:] - settings.H, np.array([closed_form_excess(case, middle, T)]))
+            )
+    return Outcome(
+        {NAMES: grid([tuple(size) for size in SIZES]), "(F, L, split)": grid(CHUNKS)},
+        "p_i at every i and o at the end of T = 3 M + 1 tokens, both ways to read, both kinds of chunk",
+        reading,
         unit="position, o; relative",
     )
 
 
-def reach_of_chunks(settings: Settings) -> Claim:
-    """Below H at the first and the last length that must fail, in full also in between; above it before them."""
-    reading, found = NOTHING, []
+@claim("rotary-mesa-reach", PRINTED, "Corollary (Mesa Extrapolation)")
+def reach_of_chunks(settings: Settings) -> Outcome:
+    """Mesa-Extrapolation, chunks and all, keeps o_T > H although T > M, in a rotary model."""
+    reading, lengths = NOTHING, []
     for case in cases(settings):
         (start, end), excess = certain(case), excesses(case, settings)
         held = last_held(case, "local", start)
         for T in {start, end, *((start + 1, (start + end) // 2) if settings.full else ())}:
-            reading &= Reading(-(o := excess("local", T)), abs(o - told(case, "local", T)))
+            reading &= Reading(-(o := excess("local", T)), abs(o - closed_form_excess(case, "local", T)))
         if held > case[0].M:
             reading &= Reading(excess("local", held))
-        found.append(f"{case[0][:3]} {case[2]}: {held} / {start} to {end}")
-    return Claim(
-        name="rotary-mesa-reach",
-        statement="Mesa-Extrapolation, chunks and all, keeps o_T > H although T > M, in a rotary model",
-        citation="Corollary (Mesa Extrapolation)",
-        parameters={NAMES: grid([tuple(size) for size in SIZES]), "(F, L, split)": grid(CHUNKS), "reads": grid(READS)},
-        tested="last T that holds / fails for certain, built at all of these: " + "; ".join(found),
-        expected=Verdict.PRINTED,
-        margin=reading.margin,
-        error=reading.error,
+        lengths.append(f"{case[0][:3]} {case[2]}: {held} / {start} to {end}")
+    return Outcome(
+        {NAMES: grid([tuple(size) for size in SIZES]), "(F, L, split)": grid(CHUNKS), "reads": grid(READS)},
+        "last T that holds / fails for certain, built at all of these: " + "; ".join(lengths),
+        reading,
         correction="while the last middle chunk's keys get less than M times what <bos> gets: it begins after b, "
         "about h(b / E - F) < ln M + ln(1 - e^(-slope (1 - 1 / E)))",
-        counterexample=f"(M, N, E) = {found[0]}",
+        counterexample=f"(M, N, E) = {lengths[0]}",
     )
 
 
-def woven_chunks(settings: Settings) -> Claim:
-    """By rotation they hold at a length at which, and beyond which, local ones fail; by count they are local ones."""
-    reading, found = NOTHING, []
+@claim("rotary-mesa-woven", HOLDS, "ours (corollary; mesa.MesaExtrapolation, middle='woven')")
+def woven_chunks(settings: Settings) -> Outcome:
+    """Woven middle chunks carry a rotary Mesa beyond the paper's where layer 1 reads by rotation, and not at all where
+    it counts."""
+    reading, lengths = NOTHING, []
     for case in cases(settings):
         (start, end), excess = certain(case), excesses(case, settings)
         local = last_held(case, "local", start)
@@ -127,23 +122,10 @@ def woven_chunks(settings: Settings) -> Claim:
         woven = last_held(case, "woven", latest or end)
         reading &= Reading(woven - local - 0.5)
         held, failed = (excess(middle, woven) for middle in ("woven", "local"))
-        reading &= Reading(min(held, -failed), abs(held - told(case, "woven", woven)))
-        found.append(f"{case[0][:3]}: {woven} ({local})")
-    return Claim(
-        name="rotary-mesa-woven",
-        statement="Woven middle chunks carry a rotary Mesa beyond the paper's where layer 1 reads by rotation, and not "
-        "at all where it counts",
-        citation="ours (corollary; mesa.MesaExtrapolation, middle='woven')",
-        parameters={NAMES: grid([tuple(size) for size in SIZES]), "(F, L, split)": grid(CHUNKS)},
-        tested="by rotation, last T that holds (with local chunks): " + ", ".join(found) + "; by count o is the same",
-        expected=Verdict.HOLDS,
-        margin=reading.margin,
-        error=reading.error,
+        reading &= Reading(min(held, -failed), abs(held - closed_form_excess(case, "woven", woven)))
+        lengths.append(f"{case[0][:3]}: {woven} ({local})")
+    return Outcome(
+        {NAMES: grid([tuple(size) for size in SIZES]), "(F, L, split)": grid(CHUNKS)},
+        "by rotation, last T that holds (with local chunks): " + ", ".join(lengths) + "; by count o is the same",
+        reading,
     )
-
-
-CLAIMS = {
-    "rotary-mesa": closed_form,
-    "rotary-mesa-reach": reach_of_chunks,
-    "rotary-mesa-woven": woven_chunks,
-}

@@ -8,10 +8,9 @@ from functools import partial
 import numpy as np
 
 from mesa import weave
-from mesa.methods import PI, LeakyReRoPE, Method
-from theory.applied import measured
-from theory.claims.base import NOTHING, Claim, Reading, Verdict, grid
-from theory.claims.rotary_cases import (
+from mesa.methods import PI, DynamicNTK, LeakyReRoPE, Method, YaRN
+from theory.claim import HOLDS, NOTHING, Outcome, Reading, claim, grid
+from theory.claims.rotary import (
     LONGEST,
     NAMES,
     SIZES,
@@ -19,66 +18,59 @@ from theory.claims.rotary_cases import (
     cases,
     first_below,
     llama,
+    measured,
     read_method,
     rerope,
     stair_pe,
 )
 from theory.claims.settings import Settings
-from theory.rotary import READS
-from theory.rotary_bounds import fails_from, most, woven_reach
+from theory.rotary import READS, fails_from, most, ntk_factor, woven_reach, yarn_scale
 
 
-def weave_extends(settings: Settings) -> Claim:
-    """ReRoPE: at T* exactly where positions are counted, later where they are read by rotation."""
-    reading, told = NOTHING, []
+@claim("rotary-weave", HOLDS, "ours (theorem 3.3)")
+def weave_extends(settings: Settings) -> Outcome:
+    """The weave's T*, h(u) = a sin(theta u): at least 2N + e^h(N) (M - 2 S) by rotation, by count exactly K + N +
+    e^(h(N) + h(K-1-N)) (M - C)."""
+    reading, failures = NOTHING, []
     for size, reads in cases(settings):
         reach = woven_reach(size.rotary(reads), size.N)
         length = LONGEST if reach < LONGEST else 3 * size.M
         window = partial(weave.rerope, window=size.N)
-        fails, found = read_method(size, reads, rerope(size.M, size.N), length, settings, weave=window)
-        reading &= found
+        fails, method_reading = read_method(size, reads, rerope(size.M, size.N), length, settings, weave=window)
+        reading &= method_reading
         exact = reads == "count" or size.N == size.K - 1
         if exact and reach < LONGEST:
             reading &= Reading(0.5 if fails == math.floor(reach) + 1 else -1.0)
         reading &= Reading(math.inf if fails is None else fails - reach)
-        told.append(f"{size[:2]} {reads}: {fails or f'none to {length}'} / {reach:.0f}")
-    return Claim(
-        name="rotary-weave",
-        statement="The weave's T*, h(u) = a sin(theta u): at least 2N + e^h(N) (M - 2 S) by rotation, by count "
-        "exactly K + N + e^(h(N) + h(K-1-N)) (M - C)",
-        citation="ours (theorem 3.3)",
-        parameters={NAMES: grid([tuple(size) for size in SIZES]), "reads": grid(READS)},
-        tested="first failure built / T*: " + "; ".join(told),
-        expected=Verdict.HOLDS,
-        margin=reading.margin,
-        error=reading.error,
+        failures.append(f"{size[:2]} {reads}: {fails or f'none to {length}'} / {reach:.0f}")
+    return Outcome(
+        {NAMES: grid([tuple(size) for size in SIZES]), "reads": grid(READS)},
+        "first failure built / T*: " + "; ".join(failures),
+        reading,
     )
 
 
-def stair_extends(settings: Settings) -> Claim:
-    """Stair PE: not T*, but the span of positions told apart, ends it."""
-    reading, told = NOTHING, []
+@claim("rotary-stair", HOLDS, "ours (corollary)")
+def stair_extends(settings: Settings) -> Outcome:
+    """Stair PE fails from about N + E (K - 1 - N) tokens on, where it leaves the positions told apart."""
+    reading, failures = NOTHING, []
     for size, reads in cases(settings):
         stair = partial(weave.stair, window=size.N, width=size.E)
         certain = fails_from(size.rotary(reads), stair(np.arange(LONGEST)))
-        fails, found = read_method(size, reads, stair_pe(*size[:3]), certain or LONGEST, settings, weave=stair)
-        reading &= found
+        fails, method_reading = read_method(size, reads, stair_pe(*size[:3]), certain or LONGEST, settings, weave=stair)
+        reading &= method_reading
         reading &= Reading((certain or 0) - (fails or LONGEST) + 0.5)
-        told.append(f"{size[:3]} {reads}: {fails} / {certain}")
-    return Claim(
-        name="rotary-stair",
-        statement="Stair PE fails from about N + E (K - 1 - N) tokens on, where it leaves the positions told apart",
-        citation="ours (corollary)",
-        parameters={NAMES: grid([tuple(size) for size in SIZES]), "reads": grid(READS)},
-        tested="first failure built / from which on for certain: " + "; ".join(told),
-        expected=Verdict.HOLDS,
-        margin=reading.margin,
-        error=reading.error,
+        failures.append(f"{size[:3]} {reads}: {fails} / {certain}")
+    return Outcome(
+        {NAMES: grid([tuple(size) for size in SIZES]), "reads": grid(READS)},
+        "first failure built / from which on for certain: " + "; ".join(failures),
+        reading,
     )
 
 
-def span_bounds(settings: Settings) -> Claim:
-    """One bound for whatever moves distances: fails where W(t-1) >= K - 1 + W(M-2)."""
+@claim("rotary-span", HOLDS, "ours (theorem 3.3 and corollary)")
+def span_bounds(settings: Settings) -> Outcome:
+    """Any effective distances fail where W(t-1) >= K - 1 + W(M-2), up to a quarter turn more."""
     reading = NOTHING
     for size in SIZES[: 4 if settings.quick else None]:
         sizes, M = size.rotary("count"), size.M
@@ -94,19 +86,16 @@ def span_bounds(settings: Settings) -> Claim:
             o = measured(llama(size, "count", settings), method, min(end, LONGEST))[1]
             reading &= Reading(float(settings.H - o[start - 1 :].max()))
             reading &= Reading(float((o - settings.H)[M : M + 2].min()))  # it had held before
-    return Claim(
-        name="rotary-span",
-        statement="Any effective distances fail where W(t-1) >= K - 1 + W(M-2), up to a quarter turn more",
-        citation="ours (theorem 3.3 and corollary)",
-        parameters={NAMES: grid([tuple(size) for size in SIZES]), "method": "{stair, leaky-rerope, pi}"},
-        tested="every t of that range up to 760, by count; and that t = M + 1, M + 2 hold",
-        expected=Verdict.HOLDS,
-        margin=reading.margin,
+    return Outcome(
+        {NAMES: grid([tuple(size) for size in SIZES]), "method": "{stair, leaky-rerope, pi}"},
+        "every t of that range up to 760, by count; and that t = M + 1, M + 2 hold",
+        Reading(reading.margin),
     )
 
 
-def bounded_scores(settings: Settings) -> Claim:
-    """D(t) >= t e^(-2a): reached, token by token, by ReRoPE with N = L and K = 2L + 1."""
+@claim("rotary-bound", HOLDS, "ours (theorem 3.3)")
+def bounded_scores(settings: Settings) -> Outcome:
+    """No method carries a rotary construction of amplitude a beyond M e^(2a), since |s(t, i)| <= a."""
     M, L, H = 16, 8, settings.H
     size = Size(M, L, 2, 2 * L + 1, L, 1.5 * math.pi / (2 * L))
     sizes, length = size.rotary("count"), 300
@@ -114,23 +103,97 @@ def bounded_scores(settings: Settings) -> Claim:
     D = M / (o + 1 - H)
     rise, slowest = np.diff(D[size.K + L :]), math.exp(-2 * sizes.amplitude)
     fails, reach = first_below(o, M, H) or length, woven_reach(sizes, L)
-    return Claim(
-        name="rotary-bound",
-        statement="No method carries a rotary construction of amplitude a beyond M e^(2a), since |s(t, i)| <= a",
-        citation="ours (theorem 3.3)",
-        parameters={NAMES: tuple(size), "a": round(sizes.amplitude, 3)},
-        tested=f"t = 1 .. {length} under ReRoPE: D rises by e^(-2a) a token, fails first at {fails}; "
-        f"bound {most(sizes):.0f}",
-        expected=Verdict.HOLDS,
-        margin=min(most(sizes) - fails, 0.5 if fails == math.floor(reach) + 1 else -1.0, slowest),
-        error=float(np.abs(rise - slowest).max()),
+    return Outcome(
+        {NAMES: tuple(size), "a": round(sizes.amplitude, 3)},
+        f"t = 1 .. {length} under ReRoPE: D rises by e^(-2a) a token, fails first at {fails}; bound {most(sizes):.0f}",
+        Reading(
+            min(most(sizes) - fails, 0.5 if fails == math.floor(reach) + 1 else -1.0, slowest),
+            float(np.abs(rise - slowest).max()),
+        ),
         unit="D a token",
     )
 
 
-CLAIMS = {
-    "rotary-weave": weave_extends,
-    "rotary-stair": stair_extends,
-    "rotary-span": span_bounds,
-    "rotary-bound": bounded_scores,
-}
+FURTHEST = 250
+"""Tokens up to which Dynamic-NTK is followed, length by length, in full; half of them otherwise."""
+
+NTK_FACTORS, YARN_FACTORS = (1.0, 2.0, 4.0), (2.0, 4.0, 8.0)
+
+
+@claim("rotary-yarn", HOLDS, "ours (theorem 3.2 under a changed base)")
+def yarn_carries(settings: Settings) -> Outcome:
+    """YaRN with factor s carries to about s K tokens, never beyond M - 1 + s (K - 1)."""
+    reading, failures, factors = NOTHING, [], YARN_FACTORS[: None if settings.full else 2]
+    for size, reads in cases(settings):
+        row = []
+        for s in factors:
+            certain = fails_from(size.rotary(reads), np.arange(LONGEST) / s)
+            method = YaRN(trained_length=size.M, factor=s)
+            more = {"factor": 1 / s, "grown": yarn_scale(s)}
+            fails, method_reading = read_method(size, reads, method, certain or LONGEST, settings, **more)
+            reading &= method_reading
+            reading &= Reading((certain or 0) - (fails or LONGEST) + 0.5)
+            row.append(f"{fails} / {certain}")
+        failures.append(f"{size[:1] + size[3:5]} {reads}: {', '.join(row)}")
+    return Outcome(
+        {NAMES: grid([tuple(size) for size in SIZES]), "reads": grid(READS), "s": grid(factors)},
+        "(M, K, L), first failure built / bound: " + "; ".join(failures),
+        reading,
+    )
+
+
+@claim("rotary-ntk", HOLDS, "ours (theorem 3.2 under a changed base)")
+def ntk_carries(settings: Settings) -> Outcome:
+    """Dynamic-NTK with factor s divides a pair's angle by growth^c and carries it never beyond n = M - 1 + (K - 1)
+    growth^c: for c < 1 about K (s K / M)^(c / (1 - c)) tokens."""
+    reading, failures = NOTHING, []
+    furthest = FURTHEST if settings.full else FURTHEST // 2
+    slowest = cases(settings)
+    for size, reads in [(size._replace(head=6), reads) for size, reads in slowest if reads == "count"] + slowest:
+        row = []
+        for s in NTK_FACTORS:
+            fails, method_reading = _ntk_failure(size, reads, s, furthest, settings)
+            n = np.arange(size.M + 1, furthest + 1)
+            bound = n[n >= size.M - 1 + (size.K - 1) / ntk_factor(size.rotary(reads), s, n)]
+            reading &= method_reading
+            if len(bound):
+                reading &= Reading(float(bound[0]) - (fails or furthest + 1) + 0.5)
+            row.append(f"{fails or 'none'} / {bound[0] if len(bound) else 'none'}")
+        failures.append(f"{size[:1] + size[3:5]} {reads}, c={size.rotary(reads).exponent}: {', '.join(row)}")
+    return Outcome(
+        {NAMES: grid([tuple(size) for size in SIZES]), "c": "{0.5, 1}", "s": grid(NTK_FACTORS)},
+        f"(M, K, L), first failure / bound up to {furthest}, that length and the one before built: "
+        + "; ".join(failures),
+        reading,
+    )
+
+
+def _ntk_failure(size: Size, reads: str, s: float, furthest: int, settings: Settings) -> tuple[int | None, Reading]:
+    """The first n whose last token is below H, by the closed form; built at it and the length before."""
+    sizes, method = size.rotary(reads), DynamicNTK(trained_length=size.M, factor=s)
+
+    def excess(n: int) -> float:
+        return size.M / float(sizes.denominator(np.array([n]), factor=ntk_factor(sizes, s, n))[0]) - 1
+
+    fails = next((n for n in range(size.M + 1, furthest + 1) if excess(n) <= 0), None)
+    model, reading = llama(size, reads, settings), NOTHING
+    for n in {max(size.M + 1, (fails or furthest) - back) for back in range(2)}:
+        o = float(measured(model, method, n)[1][-1]) - settings.H
+        reading &= Reading(-o if n == fails else o, abs(o - excess(n)))
+    return fails, reading
+
+
+@claim("rotary-squeezed", HOLDS, "ours (theorem 3.2 under a changed base)")
+def squeezed_positions(settings: Settings) -> Outcome:
+    """Where layer 1 reads positions by the slowed pair itself, Dynamic-NTK can fail at once: it reads squeezed
+    positions, and the slower turn of layer 2 cancels them again."""
+    size, s = Size(16, 4, 2, 64, 64, 1.0), 1.0
+    by = {reads: _ntk_failure(size, reads, s, FURTHEST // 2, settings) for reads in READS}
+    reading = by["rotation"][1] & by["count"][1]
+    later = (by["count"][0] or FURTHEST // 2) - (by["rotation"][0] or FURTHEST)
+    return Outcome(
+        {NAMES: tuple(size), "s": s},
+        f"first failures up to {FURTHEST // 2}, built: by rotation {by['rotation'][0]}, by count "
+        f"{by['count'][0] or 'none'}",
+        Reading(min(reading.margin, later), reading.error),
+    )

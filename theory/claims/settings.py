@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from theory.bounds import check_window
-from theory.claims.base import SAFETY
+from theory.claim import SAFETY
 from theory.parts import check_numbers
 from theory.recovery import EXACT, KINDS, longest
 
@@ -98,14 +98,14 @@ class Settings:
 
     def unsuited(self, claims: Iterable[str]) -> dict[str, str]:
         """Which of these claims cannot be checked with these sizes, and why."""
-        found = {}
+        reasons = {}
         for name, of in (("3.3", self.pairs), ("3.3-range", self.pairs), ("corollary", self.triples)):
             if name in claims:
                 try:
                     of()
                 except ValueError as error:
-                    found[name] = str(error)
-        return found
+                    reasons[name] = str(error)
+        return reasons
 
     def options(self, **more: Any) -> dict[str, Any]:
         """The builders' keyword arguments: what follows from the settings, and `more`."""
@@ -121,6 +121,6 @@ class Settings:
         """sqrt(eps) of the dtype: a closed form that is missed by more than a tenth of it is not the model's."""
         return float(np.finfo(self.dtype).eps) ** 0.5
 
-    def told(self, excess: np.ndarray) -> np.ndarray:
+    def sign_is_certain(self, excess: np.ndarray) -> np.ndarray:
         """Where |M / D(t) - 1| is so large that the dtype can tell its sign; float64 always can in our ranges."""
         return np.abs(excess) > SAFETY * np.finfo(self.dtype).eps * len(excess)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from theory.claims.base import NOTHING, Claim, Reading, Verdict, crossing, deviation, grid
+from theory.claim import CORRECTED, HOLDS, NOTHING, PRINTED, Outcome, Reading, claim, crossing, deviation, grid
 from theory.claims.settings import Settings
-from theory.nope import nope_model
+from theory.constructions import nope_model
 from theory.parts import CONST, Shape
 
 
-def nope_fails_beyond_M(settings: Settings) -> Claim:
-    """o_t = M / t - 1 + H, for three seeds of the free weights each."""
+@claim("3.1", HOLDS, "Theorem 3.1, eq. 21")
+def nope_fails_beyond_M(settings: Settings) -> Outcome:
+    """Without positions o_t = M/t - 1 + H: above H for t < M, below it for t > M, whatever W_Q is."""
     windows, reading = settings.windows(16, 64, 512), NOTHING
     for M in windows:
         length = min(2 * M, settings.longest_run)
@@ -19,40 +20,33 @@ def nope_fails_beyond_M(settings: Settings) -> Claim:
         for seed in range(settings.seed, settings.seed + 3):
             o = nope_model(M, settings.H, seed=seed, dtype=settings.torch_dtype).head_output(length, seed)
             reading &= Reading(crossing(o, M, settings.H), deviation(o, reference))
-    return Claim(
-        name="3.1",
-        statement="Without positions o_t = M/t - 1 + H: above H for t < M, below it for t > M, whatever W_Q is",
-        citation="Theorem 3.1, eq. 21",
-        parameters={"M": grid(windows), "H": settings.H, "dtype": settings.dtype, "seed": settings.seed},
-        tested="t = 1 .. 2M, 3 seeds",
-        expected=Verdict.HOLDS,
-        margin=reading.margin,
-        error=reading.error,
+    return Outcome(
+        {"M": grid(windows), "H": settings.H, "dtype": settings.dtype, "seed": settings.seed},
+        "t = 1 .. 2M, 3 seeds",
+        reading,
     )
 
 
-def head_size_one(settings: Settings) -> Claim:
-    """With h = 1 the printed W_V loses its second row; one row that holds both does."""
+@claim("3.1-head-size", CORRECTED, "Theorem 3.1, proof ('for head dimensions h >= 1')")
+def head_size_one(settings: Settings) -> Outcome:
+    """The construction works for head sizes h >= 1."""
     M, H = 16, 0.5
     merged = nope_model(M, H, shape=Shape(head=1), seed=settings.seed, dtype=settings.torch_dtype)
     margin = crossing(merged.head_output(3 * M), M, H)
     merged.get_buffer("blocks.0.attn.W_V")[0, 0, CONST] = 0  # what is left of the printed W_V
     excess = float(merged.head_output(3 * M)[M] - H)
-    return Claim(
-        name="3.1-head-size",
-        statement="The construction works for head sizes h >= 1",
-        citation="Theorem 3.1, proof ('for head dimensions h >= 1')",
-        parameters={"M": M, "H": H, "h": 1},
-        tested=f"t = 1 .. {3 * M}",
-        expected=Verdict.CORRECTED,
-        margin=min(margin, excess),
+    return Outcome(
+        {"M": M, "H": H, "h": 1},
+        f"t = 1 .. {3 * M}",
+        Reading(min(margin, excess)),
         correction="the printed W_V needs h >= 2; its two rows merged into one, (H - 1, M, 0, ...), do for h = 1",
         counterexample=f"printed W_V at h = 1, t = M + 1: o - H = {excess:.3f} > 0",
     )
 
 
-def where_o_is_read(settings: Settings) -> Claim:
-    """o at t = M, of built models, is H: reading o at the last of T + 1 tokens breaks T = M - 1.
+@claim("3.1-reading", PRINTED, "Theorem 3.1 ('input sequence of length T + 1')")
+def where_o_is_read(settings: Settings) -> Outcome:
+    """o_T, read at the last of the T + 1 tokens, is above H for every T < M.
 
     Margin: what o is above H at t = M - 1 and below it at t = M + 1.
     """
@@ -61,19 +55,11 @@ def where_o_is_read(settings: Settings) -> Claim:
         o = nope_model(M, settings.H, seed=settings.seed, dtype=settings.torch_dtype).head_output(M + 1) - settings.H
         reading &= Reading(float(min(o[M - 2], -o[M])), float(abs(o[M - 1])))
     inexact = sum(np.float64(1) / M * M != 1 for M in range(2, 4097))
-    return Claim(
-        name="3.1-reading",
-        statement="o_T, read at the last of the T + 1 tokens, is above H for every T < M",
-        citation="Theorem 3.1 ('input sequence of length T + 1')",
-        parameters={"M": grid(windows), "H": settings.H, "dtype": settings.dtype},
-        tested="t = M - 1, M and M + 1 of the built models",
-        expected=Verdict.PRINTED,
-        margin=reading.margin,
-        error=reading.error,
+    return Outcome(
+        {"M": grid(windows), "H": settings.H, "dtype": settings.dtype},
+        "t = M - 1, M and M + 1 of the built models",
+        reading,
         correction="o_T is the output at position T, <bos> at position 1; nothing is claimed at T = M",
         counterexample=f"T = M - 1: the last token stands at t = M, where o = H (but for rounding: (1/M)*M != 1 in "
         f"float64 for {inexact} of the M up to 4096, so nothing is asserted of its sign)",
     )
-
-
-CLAIMS = {"3.1": nope_fails_beyond_M, "3.1-head-size": head_size_one, "3.1-reading": where_o_is_read}

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import mpmath
 import numpy as np
 
-from theory.claims.base import NOTHING, Claim, Reading, Verdict, crossing, deviation, grid
+from theory.claim import CORRECTED, HOLDS, NOTHING, PRINTED, Outcome, Reading, claim, crossing, deviation, grid
 from theory.claims.settings import Settings
+from theory.constructions import plain_model
 from theory.model import Construction
-from theory.parts import Shape
-from theory.weave import plain_model
+from theory.parts import CONST, POSITION, Shape
+from theory.recovery import KINDS, longest, sharpness, worst_error
 
 
 def read_plain(model: Construction, M: int, H: float, length: int, recovers: int) -> Reading:
@@ -25,48 +28,47 @@ def read_plain(model: Construction, M: int, H: float, length: int, recovers: int
     return Reading(crossing(o, M, H), max(error, float(position) / M))
 
 
-def plain_fails_beyond_M(settings: Settings) -> Claim:
-    """o_t = M / t - 1 + H from recovered positions; beyond the recovered range o is lower still."""
+@claim("3.2", CORRECTED, "Theorem 3.2")
+def plain_fails_beyond_M(settings: Settings) -> Outcome:
+    """With scores q.k - (t - i), o_t = M/t - 1 + H: above H for t < M, below it for t > M."""
     windows, reading = settings.windows(16, 64, 512), NOTHING
     for M in windows:
         options = settings.chosen_mlp(M)
         model = plain_model(M, settings.H, **options)
         reading &= read_plain(model, M, settings.H, min(2 * M, settings.longest_run), options["recovers"])
-    return Claim(
-        name="3.2",
-        statement="With scores q.k - (t - i), o_t = M/t - 1 + H: above H for t < M, below it for t > M",
-        citation="Theorem 3.2",
-        parameters={"M": grid(windows), "H": settings.H, "MLP": settings.recovery, "dtype": settings.dtype},
-        tested="t = 1 .. 2M",
-        expected=Verdict.CORRECTED,
-        margin=reading.margin,
-        error=reading.error,
+    return Outcome(
+        {"M": grid(windows), "H": settings.H, "MLP": settings.recovery, "dtype": settings.dtype},
+        "t = 1 .. 2M",
+        reading,
         correction="layer 2 reads the position in two coordinates: query (t, 1), key (1, -i)",
     )
 
 
-def range_of_positions(settings: Settings) -> Claim:
-    """K = M - 1 recovered positions are enough; with K = M - 2, D(M - 1) = M - 2 + e > M."""
+@claim("3.2-range", HOLDS, "Theorem 3.2, proof ('we can always let the MLP layer recover the value of t'); range ours")
+def range_of_positions(settings: Settings) -> Outcome:
+    """Recovering K >= M - 1 positions is enough for theorem 3.2, and K = M - 2 is not.
+
+    K = M - 1 recovered positions are enough; with K = M - 2, D(M - 1) = M - 2 + e > M.
+    """
     M, H = 16, settings.H
     enough = plain_model(M, H, recovers=M - 1, **settings.options()).head_output(4 * M)
     short = plain_model(M - 1, H, recovers=M - 2, **settings.options())
     denominator = 1 / short.bos_attention(4 * M)
     failing = float(denominator[M - 2] - M) / M
     reference = M - 2 + math.e
-    return Claim(
-        name="3.2-range",
-        statement="Recovering K >= M - 1 positions is enough for theorem 3.2, and K = M - 2 is not",
-        citation="Theorem 3.2, proof ('we can always let the MLP layer recover the value of t'); range ours",
-        parameters={"M": M, "H": H, "K": grid([M - 1, M - 2])},
-        tested=f"t = 1 .. {4 * M}",
-        expected=Verdict.HOLDS,
-        margin=min(crossing(enough, M, H), failing),
-        error=abs(float(denominator[M - 2]) - reference) / reference,
+    return Outcome(
+        {"M": M, "H": H, "K": grid([M - 1, M - 2])},
+        f"t = 1 .. {4 * M}",
+        Reading(min(crossing(enough, M, H), failing), abs(float(denominator[M - 2]) - reference) / reference),
     )
 
 
-def printed_matrices(settings: Settings) -> Claim:
-    """Literally built, q.k = tau - t i: D(t) = sum of e^-(t-1)(i-1) stays near 1, so o never crosses H."""
+@claim("3.2-printed", PRINTED, "Theorem 3.2, proof, layer 2")
+def printed_matrices(settings: Settings) -> Outcome:
+    """Layer 2's W_Q, W_K as printed give q.k = tau + (t - i).
+
+    Literally built, q.k = tau - t i: D(t) = sum of e^-(t-1)(i-1) stays near 1, so o never crosses H.
+    """
     M, H = settings.windows(64)[0] if settings.windows(64) else 16, settings.H
     options = settings.chosen_mlp(M)
     if settings.recovery == "naive":  # a hundredth of a position off, which is far beyond rounding
@@ -76,22 +78,18 @@ def printed_matrices(settings: Settings) -> Claim:
     t = np.arange(2, min(M, length) + 1)[:, None]
     denominator = np.exp(-(t - 1.0) * np.arange(M)).sum(1, where=np.arange(M) < t)
     lowest = float((o - H).min())
-    return Claim(
-        name="3.2-printed",
-        statement="Layer 2's W_Q, W_K as printed give q.k = tau + (t - i)",
-        citation="Theorem 3.2, proof, layer 2",
-        parameters={"M": M, "H": H},
-        tested=f"t = 1 .. {length}",
-        expected=Verdict.PRINTED,
-        margin=min(lowest, settings.rounding),
-        error=deviation(o[1:M], (M / denominator - 1 + H)),
+    return Outcome(
+        {"M": M, "H": H},
+        f"t = 1 .. {length}",
+        Reading(min(lowest, settings.rounding), deviation(o[1:M], (M / denominator - 1 + H))),
         correction="they give q.k = tau - t i; see 3.2",
         counterexample=f"o never crosses H: min over t of o - H is {lowest:.3f}; at t = M + 1 it is {o[M] - H:.3f}",
     )
 
 
-def one_coordinate(settings: Settings) -> Claim:
-    """Head size 1: query 1 and key -i leave -t + const for every key, and the value's two rows are one."""
+@claim("3.2-coordinate", HOLDS, "ours (theorem 3.2, proof, layer 2)")
+def one_coordinate(settings: Settings) -> Outcome:
+    """One coordinate is enough: key -i against a constant 1, so head size 1."""
     windows, reading = settings.windows(16, 64), NOTHING
     for M in windows:
         options = settings.chosen_mlp(M, shape=Shape(head=1, heads=1))
@@ -99,21 +97,80 @@ def one_coordinate(settings: Settings) -> Claim:
         t = np.arange(1, 2 * M + 1)
         exact = t <= options["recovers"]
         reading &= Reading(crossing(o, M, settings.H), deviation(o[exact], (M / t - 1 + settings.H)[exact]))
-    return Claim(
-        name="3.2-coordinate",
-        statement="One coordinate is enough: key -i against a constant 1, so head size 1",
-        citation="ours (theorem 3.2, proof, layer 2)",
-        parameters={"M": grid(windows), "h": 1, "dtype": settings.dtype},
-        tested="t = 1 .. 2M",
-        expected=Verdict.HOLDS,
-        margin=reading.margin,
-        error=reading.error,
+    return Outcome(
+        {"M": grid(windows), "h": 1, "dtype": settings.dtype},
+        "t = 1 .. 2M",
+        reading,
     )
 
 
-CLAIMS = {
-    "3.2": plain_fails_beyond_M,
-    "3.2-range": range_of_positions,
-    "3.2-printed": printed_matrices,
-    "3.2-coordinate": one_coordinate,
-}
+@claim("recovery", CORRECTED, "Theorem 3.2, proof")
+def recovery_ranges(settings: Settings) -> Outcome:
+    """The MLP can always recover t from x_t = e^-(t-1)/S(t).
+
+    Margin: what is left of half a position, beyond which another one is nearer. The naive sum fails as printed.
+    """
+    table: dict[str, dict[str, int]] = {}
+    error = 0.0
+    for kind in KINDS:
+        table[kind] = {dtype: longest(kind, dtype) for dtype in ("float32", "float64")}
+        for dtype, limit in table[kind].items():
+            error = max(error, measured_error(kind, dtype, limit))
+    short = worst_error("naive", "float64", table["naive"]["float64"] + 4)
+    far = 1024 if settings.quick else 4200
+    table["log"] = dict.fromkeys(("float32", "float64"), far)
+    error = max(error, *(measured_error("log", dtype, far) for dtype in table["log"]))
+    ranges = "; ".join(f"{kind} {row['float32']} / {row['float64']}" for kind, row in table.items())
+    return Outcome(
+        {"MLP": grid(list(table)), "dtype": "{float32, float64}"},
+        f"largest T with every t <= T recovered to 0.01, float32 / float64: {ranges} (log: as far as tried)",
+        Reading(min(0.5, short) - error, error),
+        unit="position",
+        correction="within the dtype's exponent range, where the MLP is written so that nothing cancels",
+        counterexample=f"naive, float64, T = {table['naive']['float64'] + 4}: {short:.2g} positions off",
+        details={"ranges": table},
+    )
+
+
+def measured_error(kind: str, dtype: str, positions: int) -> float:
+    """The worst position error of `kind` in the built transformer, in positions."""
+    settings = Settings(dtype=dtype)
+    options = settings.options(recovers=positions, recovery=kind, shape=Shape(heads=1))
+    recovered = plain_model(min(positions, 8), **options).recovered_position(positions)
+    return float(np.abs(recovered - np.arange(1, positions + 1)).max())
+
+
+@claim("3.2-exact", HOLDS, "Theorem 3.2 (T = M is left out)")
+def exact_recovery(settings: Settings) -> Outcome:
+    """In exact arithmetic the step MLP recovers t itself, so at t = M o is H: nothing is claimed there."""
+    K = 128 if settings.quick else 700
+    interval: Any = mpmath.iv
+    interval.dps = 30
+    model = plain_model(8, settings.H, **Settings(seed=settings.seed).options(recovers=K, shape=Shape(heads=1)))
+    W_1, W_2 = (model.get_buffer(f"blocks.0.mlp.{name}").numpy() for name in ("W_1", "W_2"))
+    slack = step_slack(W_1[[CONST, POSITION]], W_2[POSITION], interval)
+    return Outcome(
+        {"K": K, "b": sharpness()},
+        f"all steps k < {K} of the built W_1 and W_2, interval arithmetic (mpmath)",
+        Reading(slack),
+        unit="step",
+    )
+
+
+def step_slack(read: np.ndarray, written: np.ndarray, interval: Any) -> float:
+    """By how much the least clear step of the MLP is 0 at x_k and 1 at x_(k+1), exactly; not positive where one is not.
+
+    read: W_1's rows CONST and POSITION; written: W_2's row POSITION. Units: a constant 1, K - 1 that begin a step,
+    K - 1 that end it, and one that takes x away.
+    """
+    (constant, *bias, no_bias), (flat, *gain, once) = read.tolist()
+    steps = len(bias) // 2
+    as_built = [constant, flat, no_bias, once, *written.tolist()] == [1, 0, 0, 1, 1, *[1] * steps, *[-1] * steps, -1]
+    if not as_built or any(bias[k] - bias[k + steps] != 1 or gain[k] != gain[k + steps] for k in range(steps)):
+        return -1.0
+    slack, width = math.inf, interval.exp(1) - 1
+    for k in range(1, steps + 1):
+        at, following = (width / (interval.exp(t) - 1) for t in (k, k + 1))
+        begins, ends = bias[k - 1] + gain[k - 1] * at, bias[k - 1 + steps] + gain[k - 1] * following
+        slack = min(slack, float((-begins).a), float(ends.a))
+    return slack

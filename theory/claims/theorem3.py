@@ -7,10 +7,10 @@ import math
 import numpy as np
 
 from theory.bounds import denominator, extended_length, first_failure, last_recovered
-from theory.claims.base import NOTHING, Claim, Reading, Verdict, deviation, grid
+from theory.claim import CORRECTED, HOLDS, NOTHING, PRINTED, Outcome, Reading, claim, deviation, grid
 from theory.claims.settings import Settings
+from theory.constructions import plain_model, woven_model
 from theory.parts import Shape
-from theory.weave import woven_model
 
 ONE_HEAD = Shape(heads=1)
 """Long inputs run without free heads, which cost as much as the constructed one; `3.1` and the tests have them."""
@@ -30,8 +30,9 @@ def woven_head_output(M: int, N: int, length: int, settings: Settings) -> np.nda
     return woven_model(M, N, settings.H, **settings.chosen_mlp(M, shape=ONE_HEAD)).head_output(length)
 
 
-def weave_extends(settings: Settings) -> Claim:
-    """M < t < T*: above H, by the real MLP and by ideal recovery; t > T*: below H by ideal recovery.
+@claim("3.3", CORRECTED, "Theorem 3.3")
+def weave_extends(settings: Settings) -> Outcome:
+    """The weave min(r, N) keeps o_t above H for M < t < T* = 2N + e^N (M - 2 S(N)), with 3.2's weights.
 
     Left out: t so near T* that the dtype cannot tell (none of these in float64).
     """
@@ -42,31 +43,30 @@ def weave_extends(settings: Settings) -> Claim:
         length = int(min(max(3 * reach, 1500), settings.longest_run))
         t, o = np.arange(1, length + 1), woven_head_output(M, N, length, settings)
         ideal = ideal_denominator(N, length, settings)
-        told = settings.told(M / denominator(t, N) - 1)
-        inside, beyond = told & (t > M) & (t < reach), told & (t > reach)
+        certain = settings.sign_is_certain(M / denominator(t, N) - 1)
+        inside, beyond = certain & (t > M) & (t < reach), certain & (t > reach)
         reading &= Reading(float(M / ideal[inside].max() - 1), deviation(ideal, denominator(t, N)))
         reading &= Reading(float((o - settings.H)[inside].min()))
         if beyond.any():
             reading &= Reading(float(1 - M / ideal[beyond].min()))
         failing = t[(t > M) & (o <= settings.H)]
         measured[f"N={N}, M={M}"] = {"T*": reach, "first failure": int(failing[0]) if failing.size else None}
-    return Claim(
-        name="3.3",
-        statement="The weave min(r, N) keeps o_t above H for M < t < T* = 2N + e^N (M - 2 S(N)), with 3.2's weights",
-        citation="Theorem 3.3",
-        parameters={"(M, N)": grid(pairs), "H": settings.H, "MLP": settings.recovery, "dtype": settings.dtype},
-        tested=f"M < t < T* (real MLP), and up to max(3 T*, 1500) with ideal recovery, t <= {settings.longest_run}; "
+    return Outcome(
+        {"(M, N)": grid(pairs), "H": settings.H, "MLP": settings.recovery, "dtype": settings.dtype},
+        f"M < t < T* (real MLP), and up to max(3 T*, 1500) with ideal recovery, t <= {settings.longest_run}; "
         "measured first failures: " + ", ".join(f"{key}: {row['first failure']}" for key, row in measured.items()),
-        expected=Verdict.CORRECTED,
-        margin=reading.margin,
-        error=reading.error,
+        reading,
         correction="for M < t < T* and N <= M - 1, M >= 3, not for all T > M",
         details={"measured": measured},
     )
 
 
-def closed_form(settings: Settings) -> Claim:
-    """D(t) against the matrices; the nearest wrong formula takes N + 1 for N."""
+@claim("3.3-closed-form", HOLDS, "ours (theorem 3.3, eqs. 48-53)")
+def closed_form(settings: Settings) -> Outcome:
+    """D(t) = t; S(t-N) + (2N+1-t) e^-(t-N-1) + S(t-N-1); 2 S(N) + (t-2N) e^-N.
+
+    D(t) against the matrices; the nearest wrong formula takes N + 1 for N.
+    """
     windows = [settings.N] if settings.N is not None else [1, 2, 3, 4, 6, 9]
     margin, error = math.inf, 0.0
     for N in windows:
@@ -74,23 +74,19 @@ def closed_form(settings: Settings) -> Claim:
         measured = ideal_denominator(N, len(t), settings)
         error = max(error, deviation(measured, denominator(t, N)))
         margin = min(margin, deviation(measured, denominator(t, N + 1)))
-    return Claim(
-        name="3.3-closed-form",
-        statement="D(t) = t; S(t-N) + (2N+1-t) e^-(t-N-1) + S(t-N-1); 2 S(N) + (t-2N) e^-N",
-        citation="ours (theorem 3.3, eqs. 48-53)",
-        parameters={"N": grid(windows), "dtype": settings.dtype},
-        tested="t = 1 .. 6N + 59, t <= N; N < t <= 2N; t >= 2N",
-        expected=Verdict.HOLDS,
-        margin=margin,
-        error=error,
+    return Outcome(
+        {"N": grid(windows), "dtype": settings.dtype},
+        "t = 1 .. 6N + 59, t <= N; N < t <= 2N; t >= 2N",
+        Reading(margin, error),
         unit="D, relative",
     )
 
 
-def recovered_position(settings: Settings) -> Claim:
-    """The recovered position is N + 1 up to the closed form's last t, then larger: about ln t."""
+@claim("3.3-recovery", CORRECTED, "Theorem 3.3, eq. 44")
+def recovered_position(settings: Settings) -> Outcome:
+    """Every t > N recovers N + 1."""
     windows = [settings.N] if settings.N is not None else [2, 3, 4]
-    reading, found, latest = NOTHING, [], ""
+    reading, last_exact, latest = NOTHING, [], ""
     for N in windows:
         last = last_recovered(N)
         length = int(min(max(4 * last, 1000), settings.longest_run))
@@ -100,71 +96,123 @@ def recovered_position(settings: Settings) -> Claim:
         reading &= Reading(1.0, float(np.abs(exact).max()))
         if last < length:
             reading &= Reading(float(position[last] - (N + 1)))
-        found.append(last)
+        last_exact.append(last)
         latest = f"N = {N}: position {position[-1]:.2f} at t = {length}"
-    return Claim(
-        name="3.3-recovery",
-        statement="Every t > N recovers N + 1",
-        citation="Theorem 3.3, eq. 44",
-        parameters={"N": grid(windows)},
-        tested=f"last t with N + 1 exactly: {grid(found)} = N + 1 + sqrt(A_(N+1) A_(N+2)) - A_(N+1); "
+    return Outcome(
+        {"N": grid(windows)},
+        f"last t with N + 1 exactly: {grid(last_exact)} = N + 1 + sqrt(A_(N+1) A_(N+2)) - A_(N+1); "
         f"t <= {settings.longest_run}",
-        expected=Verdict.CORRECTED,
-        margin=reading.margin,
-        error=reading.error,
+        reading,
         unit="position",
         correction="only up to that t; later the position grows like ln t, which lowers D and helps",
         counterexample=latest,
     )
 
 
-def equation_48(settings: Settings) -> Claim:
-    """For N < t <= 2N and i <= N the score is tau - (t - N - 1), the printed tau - (t - i) holds for i > N."""
+@claim("3.3-eq48", PRINTED, "Theorem 3.3, eq. 48")
+def equation_48(settings: Settings) -> Outcome:
+    """For t - i < N the score is tau - (t - i)."""
     N, t, i = 4, 6, 3
     options = settings.options(recovers=N + 1, shape=ONE_HEAD)
     name = "blocks.1.attn.hook_attn_scores"
     scores = woven_model(N + 2, N, settings.H, **options).captured(t, name)[name][0, t - 1].double().numpy()
     score = float(scores[i - 1] - scores[t - 1])  # the query itself has tau
-    return Claim(
-        name="3.3-eq48",
-        statement="For t - i < N the score is tau - (t - i)",
-        citation="Theorem 3.3, eq. 48",
-        parameters={"N": N},
-        tested=f"t = {t}, i = {i}",
-        expected=Verdict.PRINTED,
-        margin=abs(score + (t - i)),
-        error=abs(score + (t - N - 1)),
+    return Outcome(
+        {"N": N},
+        f"t = {t}, i = {i}",
+        Reading(abs(score + (t - i)), abs(score + (t - N - 1))),
         unit="score",
         correction="it also needs i > N; for i <= N and N < t <= 2N the score is tau - (t - N - 1)",
         counterexample=f"t = {t}, i = {i}: score {score:+.0f} + tau, printed {-(t - i)} + tau",
     )
 
 
-def not_for_ever(settings: Settings) -> Claim:
-    """Where the theorem's wording, all T > M, fails with the real MLP, K = 64."""
+@claim("3.3-printed", PRINTED, "Theorem 3.3")
+def not_for_ever(settings: Settings) -> Outcome:
+    """o_T > H for all T > M."""
     margin, seen = math.inf, []
     ideal = [first_failure(M, N) for M, N in ((4, 2), (5, 3), (8, 2))]
     for N, M, t in ((2, 4, 100), (3, 5, 400), (2, 8, 1500)):
         excess = woven_head_output(M, N, t, Settings(dtype=settings.dtype))[t - 1] - 0.5
         margin = min(margin, -excess)
         seen.append(f"(N, M, t) = ({N}, {M}, {t}): o - H = {excess:.3f}")
-    return Claim(
-        name="3.3-printed",
-        statement="o_T > H for all T > M",
-        citation="Theorem 3.3",
-        parameters={"MLP": "steps", "K": 64},
-        tested="three counterexamples",
-        expected=Verdict.PRINTED,
-        margin=float(margin),
+    return Outcome(
+        {"MLP": "steps", "K": 64},
+        "three counterexamples",
+        Reading(float(margin)),
         correction=f"M < t < T*; first failures by ideal recovery: {ideal}",
         counterexample="; ".join(seen),
     )
 
 
-CLAIMS = {
-    "3.3": weave_extends,
-    "3.3-closed-form": closed_form,
-    "3.3-recovery": recovered_position,
-    "3.3-eq48": equation_48,
-    "3.3-printed": not_for_ever,
-}
+@claim("3.3-range", CORRECTED, "Theorem 3.3 ('the same weights')")
+def range_of_positions(settings: Settings) -> Outcome:
+    """Theorem 3.2's MLP, K >= M - 1 positions, serves the weave."""
+    pairs, reading = settings.pairs((5, 4), (8, 2), (12, 11)), NOTHING
+    for M, N in pairs:
+        length = int(min(3 * extended_length(M, N) + M, settings.longest_run))
+        t, options = np.arange(1, length + 1), settings.options(shape=ONE_HEAD)
+        D = denominator(t, N)
+        enough = woven_model(M, N, settings.H, recovers=N + 1, **options).head_output(length)
+        inside = settings.sign_is_certain(M / D - 1) & (t > M) & (t < extended_length(M, N))
+        reading &= Reading(float((enough - settings.H)[inside].min()), deviation(enough, M / D - 1 + settings.H))
+    M, N = 5, 4
+    distance = np.arange(7)[:, None] - np.arange(7)
+    few = plain_model(M, settings.H, recovers=N, **settings.options(shape=ONE_HEAD))
+    short = few.with_distances(np.where(distance < 0, -1, np.minimum(distance, N))).head_output(7) - settings.H
+    return Outcome(
+        {"(M, N)": grid(pairs), "K": "{N + 1, N}"},
+        f"t < 3 T*, t <= {settings.longest_run}, K = N + 1; K = N at (M, N) = (5, 4)",
+        Reading(min(reading.margin, -float(short[M])), reading.error),
+        correction="K >= N + 1 is needed, and enough whatever M is",
+        counterexample=f"(M, N, K) = (5, 4, 4), t = 6: o - H = {short[M]:.3f}",
+    )
+
+
+@claim("3.3-largest", PRINTED, "Theorem 3.3, proof, after eq. 50; the corollary's proof")
+def largest_attention(settings: Settings) -> Outcome:
+    """The attention on <bos> is the largest of all keys, so above 1/t, for every t > N."""
+    reading, pairs = NOTHING, [(8, 2), (8, 3), (12, 5)]
+    for M, N in pairs:
+        length = 6 * N + M
+        name = "blocks.1.attn.hook_pattern"
+        options = settings.options(recovers=N + 1, shape=ONE_HEAD)
+        pattern = woven_model(M, N, settings.H, **options).captured(length, name)[name][0].double().numpy()
+        t = np.arange(1, length + 1)
+        excess = pattern[:, 0] * t - 1
+        ties = np.abs(pattern.diagonal() - pattern[:, 0]).max()
+        reading &= Reading(float(excess[t > N + 1].min()), float(max(np.abs(excess[t <= N + 1]).max(), ties)))
+    return Outcome(
+        {"(M, N)": grid(pairs)},
+        "t = 1 .. 6N + M, ideal recovery",
+        reading,
+        unit="t alpha_1 - 1",
+        correction="for t > N + 1 it is above 1/t, but never alone: the query's own key gets as much",
+        counterexample="t = N + 1: all N + 1 keys get 1/t",
+    )
+
+
+@claim("3.3-window", PRINTED, "Theorem 3.3 and its discussion")
+def how_large_a_window(settings: Settings) -> Outcome:
+    """The weave's window must be small, N << M."""
+    windows, factor, error = [12, 16] if settings.quick else [12, 16, 24, 64], math.inf, 0.0
+    for M in windows:
+        reach = np.array([extended_length(M, N) for N in range(1, M - 2)])
+        factor = min(factor, float((reach[1:] / reach[:-1]).min()))
+    near, far, reached = 2, 10, {}
+    M = 12
+    for N in (near, far):
+        length = int(min(extended_length(M, N) - 1, settings.longest_run))
+        D = ideal_denominator(N, length, settings)
+        reached[N] = length if (D[M:] < M).all() else 0
+        error = max(error, deviation(D, denominator(np.arange(1, length + 1), N)))
+    return Outcome(
+        {"M": grid(windows), "N": "1 .. M - 3"},
+        f"T*(N + 1) / T*(N), least {factor:.2f}; built, M = {M}: o > H up to t = {reached[near]} "
+        f"for N = {near}, {reached[far]} for N = {far}",
+        Reading(min(factor - 1, float(reached[far] > reached[near]) - 0.5), error),
+        unit="ratio",
+        correction="T* grows like e^N for all N < M - 2: the larger the window, the further it reaches",
+        counterexample=f"M = {M}: T* = {extended_length(M, near):.0f} for N = {near}, "
+        f"{extended_length(M, far):.0f} for N = {far}",
+    )

@@ -17,11 +17,17 @@ from mesa_lens.dashboard.drawings import curves_drawing
 from mesa_lens.dashboard.look import plain, sheet, show
 from mesa_lens.dashboard.runs import is_inside
 from probe.glossary import WEAVE
-from theory.bounds import check_window, denominator, extended_length, first_failure, ideal_position
-from theory.figures import attention_figure, curve_end, output_figure, position_figure
-from theory.labels import IDEAL, PE, STAIR
-from theory.ranges import LONGEST, certified_failure
-from theory.verdicts import summary
+from theory.bounds import (
+    LONGEST,
+    certified_failure,
+    check_window,
+    denominator,
+    extended_length,
+    first_failure,
+    ideal_position,
+)
+from theory.claim import summary
+from theory.figures import IDEAL, PE, STAIR, attention_figure, curve_end, output_figure, position_figure
 
 REPORT = "theory.json"
 _LONGEST = 4000
@@ -70,17 +76,17 @@ def page(context: Context) -> None:
 
 def first_failures(M: int, N: int, E: int) -> str:
     """In words: the first position that fails, and whether that number is certified."""
-    weave, found = certified_failure(M, N), []
+    weave, sentences = certified_failure(M, N), []
     for name, width, certified in (("the weave", None, weave), ("Stair PE", E, None)):
         reach = extended_length(M, N, width)
         if certified is not None:
-            told = f"at t = {certified:,} (certified by interval arithmetic)"
+            failure = f"at t = {certified:,} (certified by interval arithmetic)"
         elif reach < LONGEST:
-            told = f"at t = {first_failure(M, N, width):,} (not certified: by float64)"
+            failure = f"at t = {first_failure(M, N, width):,} (not certified: by float64)"
         else:
-            told = f"beyond 2^53, at about 10^{math.log10(reach):z.3f} (not certified: by float64)"
-        found.append(f"{name} first fails {told}")
-    return "With positions recovered ideally, " + "; ".join(found) + "."
+            failure = f"beyond 2^53, at about 10^{math.log10(reach):z.3f} (not certified: by float64)"
+        sentences.append(f"{name} first fails {failure}")
+    return "With positions recovered ideally, " + "; ".join(sentences) + "."
 
 
 def _downloads(values: xr.DataArray, level: float | None = None) -> None:
@@ -111,11 +117,11 @@ def closed_forms(M: int, H: float, N: int, E: int) -> xr.Dataset:
     data: dict[str, Any] = {
         "excess": (
             dims,
-            np.stack([M / each - 1 for each in D.values()]),
+            np.stack([M / value - 1 for value in D.values()]),
             {"long_name": "head output o_t - H"},
         ),
         "position": (dims, np.stack(list(position.values())), {"long_name": "recovered position"}),
-        "attention": (dims, np.stack([1 / each for each in D.values()]), {"long_name": "attention on <bos>"}),
+        "attention": (dims, np.stack([1 / value for value in D.values()]), {"long_name": "attention on <bos>"}),
     }
     attrs = {"M": M, "N": N, "E": E, "H": H, "T_weave": weave, "T_stair": stair}
     return xr.Dataset(data, {"construction": list(D), "t": t}, attrs)
@@ -131,10 +137,10 @@ def _claims(root: Path) -> None:
         return
     claims = json.loads(path.read_text(encoding="utf-8"))
     st.markdown(plain(summary((claim["name"], claim["verdict"]) for claim in claims)))
-    shown = ("name", "verdict", "statement", "citation", "tested", "margin", "error", "correction", "counterexample")
-    told = [claim | {"error": claim.get("error_text", claim.get("error"))} for claim in claims]
+    columns = ("name", "verdict", "statement", "citation", "tested", "margin", "error", "correction", "counterexample")
+    rows = [claim | {"error": claim.get("error_text", claim.get("error"))} for claim in claims]
     sheet(
-        [{name: claim.get(name) for name in shown} for claim in told],
+        [{name: claim.get(name) for name in columns} for claim in rows],
         "Every claim with its verdict, margin and error",
         column_config={"margin": st.column_config.NumberColumn(format="%.2g")},
     )

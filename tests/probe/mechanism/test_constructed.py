@@ -26,7 +26,7 @@ def read_out(tmp_path_factory):
         model.lm_head.weight.zero_()
         model.lm_head.weight[TOKEN, READ] = 40
     theory.save(model, folder)
-    (folder / "text.txt").write_text(theory.saved.byte_tokenizer().decode([TOKEN]) * 2000)
+    (folder / "text.txt").write_text(theory.pretrained.byte_tokenizer().decode([TOKEN]) * 2000)
     return folder
 
 

@@ -1,0 +1,178 @@
+"""Claims as data: what is stated, where, what was tried, and how far it is from the nearest wrong answer. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass, field
+from enum import StrEnum
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+_ROUNDING = 1e-6
+SAFETY = 10
+"""A claim counts only where its margin is this many times the numerical error."""
+
+
+class Verdict(StrEnum):
+    """The outcome of a claim. The first three are as expected; BROKEN is a failure of the verification."""
+
+    HOLDS = "holds"
+    CORRECTED = "holds with the stated correction"
+    PRINTED = "fails as printed"
+    BROKEN = "BROKEN"
+
+
+HOLDS, CORRECTED, PRINTED = Verdict.HOLDS, Verdict.CORRECTED, Verdict.PRINTED
+_PLURAL = {
+    HOLDS: "hold",
+    CORRECTED: "hold with the stated correction",
+    PRINTED: "fail as printed",
+    Verdict.BROKEN: "BROKEN",
+}
+
+
+def summary(verdicts: Iterable[tuple[str, str]]) -> str:
+    """How many of the claims, pairs of name and verdict, have which verdict: one sentence that names the broken ones.
+
+    Raises ValueError for an unknown verdict.
+    """
+    names: dict[Verdict, list[str]] = {verdict: [] for verdict in Verdict}
+    for name, verdict in verdicts:
+        names[Verdict(verdict)].append(name)
+    total = sum(map(len, names.values()))
+    counts = [f"{len(of)} {verdict if len(of) == 1 else _PLURAL[verdict]}" for verdict, of in names.items() if of]
+    broken = names[Verdict.BROKEN]
+    tail = f" ({', '.join(broken)})" if broken else "; every verdict is the expected one" * (total > 0)
+    return f"{total} claim{'s' * (total != 1)} checked: {', '.join(counts) or 'none'}{tail}."
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was measured: the worst distance from a wrong verdict, and the worst deviation from the closed form."""
+
+    margin: float
+    error: float = 0.0
+
+    def __and__(self, other: Reading) -> Reading:
+        """The worse of both."""
+        return Reading(min(self.margin, other.margin), max(self.error, other.error))
+
+    @property
+    def holds(self) -> bool:
+        """Whether a claim with this reading holds."""
+        return self.margin > SAFETY * self.error
+
+
+NOTHING = Reading(math.inf)
+"""The reading of nothing: what `&` starts from."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a check measured.
+
+    reading: its margin is the smallest distance of anything measured from where the verdict would turn, or from the
+    nearest wrong formula's value; its error the largest numerical deviation from the closed form. Both are in units of
+    the head output, unless `unit` says otherwise. correction: what had to be changed. counterexample: where the
+    printed form fails.
+    """
+
+    parameters: dict[str, Any]
+    tested: str
+    reading: Reading
+    _: KW_ONLY
+    unit: str = "o"
+    correction: str = ""
+    counterexample: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim(Outcome):
+    """One statement, checked."""
+
+    name: str
+    statement: str
+    citation: str
+    expected: Verdict
+
+    @property
+    def verdict(self) -> Verdict:
+        """The expected verdict, where the margin is positive and far above the error; BROKEN otherwise."""
+        return self.expected if self.reading.holds else Verdict.BROKEN
+
+    @property
+    def ok(self) -> bool:
+        """Whether the verdict is the expected one."""
+        return self.verdict is not Verdict.BROKEN
+
+    @property
+    def error_text(self) -> str:
+        """The error as text; rounding errors are reported by the power of ten that they stay below."""
+        error = self.reading.error
+        return f"below 1e{math.floor(math.log10(error)) + 1}" if 0 < error < _ROUNDING else f"{error:.1g}"
+
+    def line(self) -> str:
+        """One line for the terminal."""
+        parameters = ", ".join(f"{key}={value}" for key, value in self.parameters.items())
+        numbers = f"margin {self.reading.margin:.2g}, error {self.error_text}"
+        parts = [self.statement, self.citation, parameters, self.tested, numbers]
+        notes = [f"corrected: {self.correction}"] if self.correction else []
+        notes += [f"counterexample: {self.counterexample}"] if self.counterexample else []
+        note = f" ({'; '.join(notes)})" if notes else ""
+        return f"[{self.verdict}] {self.name}: " + " | ".join(part for part in parts if part) + note
+
+    def as_dict(self) -> dict[str, Any]:
+        """All fields and the verdict, ready for JSON; margin and error are None where they are not finite."""
+        fields = asdict(self)
+        reading = {name: value if math.isfinite(value) else None for name, value in fields.pop("reading").items()}
+        verdict = {"expected": str(self.expected), "verdict": str(self.verdict), "ok": self.ok}
+        return fields | reading | verdict | {"error_text": self.error_text}
+
+
+@dataclass(frozen=True)
+class Check:
+    """The check of a claim, called with `theory.claims.Settings`; the statement is its docstring's first paragraph."""
+
+    name: str
+    expected: Verdict
+    citation: str
+    measure: Callable[[Any], Outcome]
+
+    def __call__(self, settings: Any) -> Claim:
+        """The claim, checked."""
+        statement = " ".join((self.measure.__doc__ or "").partition("\n\n")[0].split()).removesuffix(".")
+        identity = {"name": self.name, "statement": statement, "citation": self.citation, "expected": self.expected}
+        return Claim(**vars(self.measure(settings)), **identity)
+
+
+def claim(name: str, expected: Verdict, citation: str) -> Callable[[Callable[[Any], Outcome]], Check]:
+    """Decorates what measures a claim."""
+    return partial(Check, name, expected, citation)
+
+
+def claims_of(*modules: ModuleType) -> dict[str, Check]:
+    """The checks defined in these modules by the names of their claims, in order."""
+    values = (value for module in modules for value in vars(module).values())
+    return {value.name: value for value in values if isinstance(value, Check)}
+
+
+def deviation(measured: np.ndarray, reference: np.ndarray) -> float:
+    """The largest |measured - reference| / max(1, |reference|); infinite where anything is not finite."""
+    worst = np.max(np.abs(measured - reference) / np.maximum(1, np.abs(reference)))
+    return float(worst) if np.isfinite(worst) else math.inf
+
+
+def crossing(o: np.ndarray, M: int, H: float) -> float:
+    """How clearly o_t > H for t < M and o_t < H for t > M, o from t = 1 on; not positive where it is not so."""
+    t = np.arange(1, len(o) + 1)
+    return float(min((o - H)[t < M].min(), (H - o)[t > M].min()))
+
+
+def grid(values: Sequence[Any]) -> Any:
+    """A grid of parameters as it is printed: one value, or all in braces."""
+    return values[0] if len(values) == 1 else "{" + ", ".join(map(str, values)) + "}"
