@@ -52,13 +52,13 @@ bench: .venv/installed  ## benchmarks/results: time and memory of every method b
 	$(BIN)/python benchmarks/attention.py
 
 pictures: .venv/installed  ## docs/*.png by the present styles, from runs/demo, runs/mechanism, runs/real: those that are there
-	$(BIN)/python benchmarks/pictures.py $(dir $(OUT))
+	$(BIN)/python research/pictures.py $(dir $(OUT))
 
 mechanism: .venv/installed  ## the pictures and tables of docs/mechanism.md, and the runs behind them; interrupted, it goes on
-	$(BIN)/python benchmarks/mechanism.py $(dir $(OUT))
+	$(BIN)/python research/mechanism/run.py $(dir $(OUT))
 
 counterpart: .venv/installed  ## the picture and tables of docs/theory.md's trained counterpart, and the run behind them; it goes on
-	$(BIN)/python benchmarks/counterpart.py $(dir $(OUT))
+	$(BIN)/python research/trained_counterpart/run.py --out $(dir $(OUT))counterpart --draw
 
 format: .venv/installed
 	$(BIN)/ruff format .

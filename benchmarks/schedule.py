@@ -20,7 +20,7 @@ import numpy as np
 from probe.evaluation.journal import read_lines
 from probe.status.parts import seconds_of
 
-ROOT = Path(__file__).parent / "results" / "smollm2"
+ROOT = Path(__file__).parents[1] / "research" / "real_model" / "results"
 JOURNALS = [ROOT / name / "cells.jsonl" for name in ("nll", "nll-position")] + [ROOT / "real" / "measured.jsonl"]
 TRIES = 3
 

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -54,13 +54,12 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(f"{option}{colon}{said}; see `{self.prog} --help`")
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The whole command's parser; every subcommand sets `run`."""
     from mesa_lens import (
         anatomy,
         app,
         check,
-        counterpart,
         estimate_window,
         eval,
         export,
@@ -70,8 +69,6 @@ def parser() -> argparse.ArgumentParser:
         probe,
         report,
         status,
-        study,
-        train,
         verify,
     )
     from mesa_lens.paper import command as paper
@@ -84,21 +81,24 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"mesa-lens {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in (
-        check, estimate_window, probe, report, locate, anatomy, counterpart, eval, paper, study, status, app, export,
-        methods, verify, fetch, train,
+        check, estimate_window, probe, report, locate, anatomy, eval, paper, status, app, export, methods, verify,
+        fetch,
     ):  # fmt: skip
         command.add(commands)
     return top
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns 0, 2 for misuse or 1 for failure, after one line on stderr."""
+def main(argv: Sequence[str] | None = None, build: Callable[[], Parser] | None = None) -> int:
+    """Runs the command of the parser that `build` returns (None: `mesa-lens`).
+
+    Returns 0, 2 for misuse or 1 for failure, after one line on stderr.
+    """
     args = argparse.Namespace()
     if "OMP_WAIT_POLICY" not in os.environ:  # threads that spin for each other on busy cores keep each other from work
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # read as torch is loaded
     try:
         with _terminated_as_interrupted():
-            parser().parse_args(argv, args)
+            (build or parser)().parse_args(argv, args)
             return args.run(args) or 0
     except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
         dest="kinds",
         type=listed,
         default="weave,patch,clamp",
-        help="of weave, patch, clamp, shift, attribution, smallest",
+        help="of weave, patch, clamp, attribution, smallest",
     )
     add_methods(what, "rerope", "or 'all'; each is held against Origin")
     add_settings(what)

@@ -26,7 +26,7 @@ LOCK = ".mesa-lens.lock"
 """The file in a folder that is locked while a run writes there, and that says who does."""
 RUNS = (
     *("*.zarr", "*.zarr.*", "store.*", "cells.jsonl", "measured.jsonl", "harness.json*", "sections.json", "new-run.*"),
-    *("locate", "anatomy", "counterpart", "training-state.pt"),
+    *("locate", "anatomy"),
 )
 """What a folder of ours holds, one of these at least: patterns of names."""
 _LISTED = 3  # names of what else it holds

@@ -42,7 +42,7 @@ _MODEL, _METHODS, _DATA = "model", "methods", "data"
 _LENGTHS = "tokens, e.g. 256,512 or 1k:16k:1k"
 _TEXT = "text for NLL and essays: a file, folder or hub dataset"
 
-Kind = Literal["weave", "patch", "clamp", "shift", "attribution", "smallest"]
+Kind = Literal["weave", "patch", "clamp", "attribution", "smallest"]
 Measure = Literal["nll", "passkey"]
 PatchHook = Literal["resid_pre", "resid_post", "attn_out", "mlp_out", "z"]
 Span = Literal["all", "inside", "beyond", "last"]

@@ -43,9 +43,9 @@ NOT_RUN = {  # a part of a command: why it is only parsed
     "--harness": "needs data sets of the hub: tests/probe/evaluation/test_harness.py",
     "fetch smollm2": "needs the network: tests/cli/test_fetch.py",
     "mesa-lens app": "serves until it is stopped: tests/cli/test_app.py",
-    "train-default": "takes hours: tests/cli/test_train.py",
     "mesa-lens paper": "takes hours, or a model that is not here: tests/cli/test_paper.py",
     "runs/plain-64": "tests/theory builds that model",
+    "python research/": "takes hours: tests/research",
     "python benchmarks/": "takes hours, on an idle machine",
     "python tests/": "runs the tests themselves",
 }
@@ -61,18 +61,10 @@ SMALLER = {  # a subcommand: options in place of the page's, so that it runs wit
         "--heads": "1",
     },
     "anatomy": {"--methods": "origin,rerope", "--lengths": "320", "--samples": "1"},
-    "study": {
-        "--configs": "rerope,mesa,lm-infinite",
-        "--lengths": "160,320",
-        "--samples": "1",
-        "--seeds": "1",
-        "--windows": "1",
-    },
-    "counterpart": {"--lengths": "320", "--samples": "4"},
     "check": {"--methods": "rerope"},
 }
 QUICK = ("mesa-lens methods", "mesa-lens status", "mesa-lens export drift runs/demo --f")
-_PROGRAM = r"(?:mesa-lens|python -m theory|python (?:benchmarks|tests)/[\w/]+\.py)"
+_PROGRAM = r"(?:mesa-lens|python -m theory|python (?:benchmarks|research|tests)/[\w/]+\.py)"
 _BLOCKS = re.compile(r"^```.*?^```|^ {4}[^\n]*", re.MULTILINE | re.DOTALL)
 
 
@@ -113,6 +105,10 @@ def parse(command: str) -> None:
         top = type(parser())(prog="python -m theory")
         add_arguments(top)
         top.parse_args(rest[2:])
+    elif rest[0].startswith("research/"):
+        script = runpy.run_path(str(ROOT / rest[0]))
+        if "parser" in script:
+            script["parser"]().parse_args(rest[1:])
     else:
         assert (ROOT / rest[0]).is_file()
 
@@ -196,7 +192,7 @@ def test_it_runs(command, folder, monkeypatch, capsys):
 def test_it_runs_within_seconds_on_a_small_model(command, folder, models, tmp_path, monkeypatch, capsys):
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)  # what one command writes is not there for the next
     monkeypatch.chdir(tmp_path)
-    if line := re.fullmatch(r"mesa-lens (?:probe|eval|study) .*--out (\S+).*", command):
+    if line := re.fullmatch(r"mesa-lens (?:probe|eval) .*--out (\S+).*", command):
         shutil.rmtree(line[1], ignore_errors=True)
     assert execute(command, monkeypatch) == 0, capsys.readouterr().err
     assert "drift could not be judged" not in " ".join(capsys.readouterr().out.split())

@@ -1,7 +1,7 @@
 """Numbers in the docs stand in the committed data that a page names as their source.
 
 A comment `<!-- data: FILE [KEY=VALUE,VALUE ...]; beside: TEXT, TEXT -->` stands above a paragraph or a table. FILE (CSV
-or JSON lines) lies under benchmarks/results, KEY=VALUE selects rows, and the texts beside are labels, no results.
+or JSON lines) lies under research/, KEY=VALUE selects rows, and the texts beside are labels, no results.
 """
 
 import csv
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS = ROOT / "research"
 MARK = re.compile(
     r"<!-- data: (?P<source>[^;]*?)(?:; beside: (?P<beside>.*?))? -->\n(?P<block>.*?)(?=\n\n|\Z)", re.DOTALL
 )

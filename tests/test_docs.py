@@ -17,7 +17,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DOORS = sorted(
     path for package in ("mesa", "probe", "theory", "mesa_lens") for path in (ROOT / package).rglob("__init__.py")
 )
-_NAMED = re.compile(r"(?<![\w./-])(?:mesa|probe|theory|mesa_lens|tests|docs|configs|benchmarks)/[\w./-]*[\w/]")
+_NAMED = re.compile(r"(?<![\w./-])(?:mesa|probe|theory|mesa_lens|tests|docs|configs|benchmarks|research)/[\w./-]*[\w/]")
 _CODE = re.compile(r"```.*?```|`[^`]+`|^ {4}[^\n]+", re.DOTALL | re.MULTILINE)
 _DOTTED = re.compile(r"(?<![\w./-])(?:mesa|probe|theory|mesa_lens)(?:\.\w+)+")
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")

@@ -29,10 +29,8 @@ FLOORS = """
     probe.thresholds      <- mesa probe.tasks probe.capture probe.evaluation probe.store
     probe.figures         <- mesa probe.files probe.capture probe.store probe.thresholds
     probe.mechanism.anatomy <- mesa probe.options probe.ownership probe.files probe.request probe.tasks probe.capture probe.cells probe.evaluation probe.store probe.thresholds
-    probe.study           <- mesa probe
-    probe.mechanism       <- mesa probe.options probe.ownership probe.files probe.request probe.tasks probe.capture probe.cells probe.evaluation probe.store probe.thresholds probe.study probe.mechanism.anatomy
-    probe.status          <- probe.ownership probe.cells probe.evaluation probe.store probe.study
-    probe.mechanism.counterpart <- mesa probe.options probe.ownership probe.files probe.request probe.tasks probe.capture probe.evaluation probe.store probe.thresholds probe.study probe.mechanism.anatomy probe.mechanism
+    probe.mechanism       <- mesa probe.options probe.ownership probe.files probe.request probe.tasks probe.capture probe.cells probe.evaluation probe.store probe.thresholds probe.mechanism.anatomy
+    probe.status          <- probe.ownership probe.cells probe.evaluation probe.store
     probe.locate_report   <- probe.files probe.store probe.figures probe.mechanism
     probe.anatomy_report  <- probe.files probe.store probe.figures probe.mechanism
     probe.glossary        <-
@@ -49,12 +47,12 @@ FLOORS = """
     theory                <- mesa
     theory.claims         <- mesa theory
     theory.curves theory.cli theory.__main__  <- mesa theory
-    mesa_lens.training    <- mesa probe.tasks
     mesa_lens.values      <-
     mesa_lens.options     <- mesa probe mesa_lens.values
     mesa_lens.paper       <- mesa probe mesa_lens.values mesa_lens.options
     mesa_lens.dashboard   <- mesa probe theory mesa_lens.paper
     mesa_lens             <- mesa probe theory mesa_lens
+    research              <- mesa probe theory mesa_lens
 """  # noqa: E501
 """From the ground up: folders (or modules with a floor of their own) <- what they may import beside themselves.
 
@@ -79,10 +77,9 @@ WITHOUT_TORCH = """
     probe.mechanism.anatomy.moments probe.mechanism.anatomy.positional probe.mechanism.anatomy.evidence
     probe.mechanism.anatomy.interpolation probe.mechanism.anatomy.sliding probe.mechanism.anatomy.words
     probe.mechanism.anatomy.reading probe.mechanism.anatomy.files probe.mechanism.anatomy.verdicts
-    probe.mechanism.rankings probe.mechanism.words probe.locate_report probe.anatomy_report probe.report
+    probe.mechanism.words probe.locate_report probe.anatomy_report probe.report
     probe.verdict probe.verdict.verdict probe.verdict.shown probe.opened probe.figures.shown
     probe.status.status probe.status.parts mesa_lens.status
-    probe.study.variants probe.study.results probe.study.score probe.study.table probe.study.report
     mesa_lens.cli mesa_lens.export mesa_lens.report mesa_lens.fetching mesa_lens.paper.command
     mesa_lens.paper.words mesa_lens.paper.sections
     theory theory.bounds theory.claim theory.cli theory.figures
@@ -121,7 +118,7 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
             names = [f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names]
         else:
             continue
-        yield from ((node.lineno, name) for name in names if name.split(".")[0] in (*PACKAGES, ""))
+        yield from ((node.lineno, name) for name in names if name.split(".")[0] in (*PACKAGES, "research", ""))
 
 
 def files(root: Path) -> dict[str, Path]:
@@ -167,13 +164,14 @@ def test_imports_run_down_only():
         ("mesa/methods/new.py", "def f():\n    from mesa.engine import plug\n", 2),
         ("mesa/models.py", "import mesa.engine.plug\n", 1),
         ("probe/store/new.py", "if TYPE_CHECKING:\n    from probe.thresholds.search import search\n", 2),
-        ("probe/figures/new.py", "\nfrom probe.study import table\n", 2),
+        ("probe/figures/new.py", "\nfrom probe.verdict import verdict\n", 2),
         ("probe/tasks/new.py", "import probe.run\n", 1),
         ("probe/request.py", "from probe.tasks.base import Setting\n", 1),
         ("probe/plan.py", "from probe.run import run_probe\n", 1),
         ("probe/inputs.py", "def f():\n    from probe.report import write_report\n", 2),
         ("probe/report.py", "from probe import plan\n", 1),
-        ("probe/study/new.py", "from probe.run import run_probe\n", 1),
+        ("probe/verdict/new.py", "from probe.run import run_probe\n", 1),
+        ("probe/figures/new.py", "from research import pictures\n", 1),
         ("probe/store/new.py", "\nfrom ..thresholds import search\n", 2),
         ("mesa/new.py", "from . import engine\n", 1),
         ("mesa/checkpoints/new.py", "from mesa import models\n", 1),

@@ -11,13 +11,10 @@ from probe.store.located import ranged
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = (
-    "probe/study probe/verdict probe/thresholds probe/evaluation probe/mechanism probe/figures mesa_lens/paper "
+    "research probe/verdict probe/thresholds probe/evaluation probe/mechanism probe/figures mesa_lens/paper "
     "mesa_lens/dashboard"
 ).split()
-FILES = (
-    "probe/opened.py probe/locate_report.py probe/store/located.py mesa_lens/training/card.py "
-    "benchmarks/counterpart.py benchmarks/mechanism.py benchmarks/real_model.py"
-).split()
+FILES = ("probe/opened.py probe/locate_report.py probe/store/located.py ").split()
 SIGNED = re.compile(r"(?:^|:)[<>^=]?[+\- ]?#?0?\d*[,_]?\.(?:[1-9]|\?)f")
 """A fixed number of decimals, without the z that makes -0.00 of it 0.00."""
 

@@ -73,11 +73,6 @@ def show(figure: Drawn | go.Figure, alt: str, key: str) -> None:
         _plot(drawn, alt, key)
 
 
-def in_dark() -> bool:
-    """Whether the page's ground is dark."""
-    return st.context.theme.type == "dark"
-
-
 @contextmanager
 def room(key: str, width: int) -> Iterator[None]:
     """A container, nothing in it narrower than `width` pixels: a narrower page scrolls it sideways."""

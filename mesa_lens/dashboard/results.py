@@ -1,4 +1,4 @@
-"""Results of `mesa-lens eval`, `study` and `paper` under the root folder, known by the files that they end with."""
+"""Results of `mesa-lens eval` and `paper` under the root folder, known by the files that they end with."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from pathlib import Path
 
 from mesa_lens.dashboard.runs import changed, folders, holds_run, is_inside, name_of
 
-PAPER, STUDY, HARNESS, EVALUATION = "paper", "study", "lm-eval", "eval"
+PAPER, HARNESS, EVALUATION = "paper", "lm-eval", "eval"
 REPORT = "report.html"
 _ENDS = {  # what lies in a folder, the first being what is read
     PAPER: ("results.json", REPORT),
-    STUDY: ("study.json",),
     HARNESS: ("harness.json",),
     EVALUATION: ("summary.json", "samples.csv"),
 }

@@ -18,7 +18,6 @@ _ZERO, _ALL = Rule(0, "", GREY, dash="dot"), Rule(1, "", GREY, dash="dot")
 _CLAMPS = {
     "at-M": "held at their values at M",
     "range": "held within their range",
-    "shift": "positional vectors beyond M made those of positions inside",
 }
 _HELD = {"observable": ("#0072B2", "circle"), "random": (GREY, "square")}
 _TICKS = 12
@@ -68,8 +67,7 @@ def clamp_chart(summary: Located, method: str, length: int, measure: str, rule: 
             _panel(_CLAMPS.get(str(way), str(way)), "layer", lines, range(len(places)), names, rules=(_ZERO,))
         )
     by = f" by the rule “{rule}”" if rule else ""
-    what = "Positional vectors shifted" if rule == "vector" else f"Dims{by} held"
-    what += f" in {broken_name(summary)}'s run beyond M: share of its loss to {method} restored"
+    what = f"Dims{by} held in {broken_name(summary)}'s run beyond M: share of its loss to {method} restored"
     return _chart(f"{what}. {about(summary, length, measure)}", panels)
 
 

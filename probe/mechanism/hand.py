@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,32 +13,23 @@ from probe.mechanism.clamp import observable
 from probe.mechanism.contrast import BROKEN, MENDED, Contrast
 from probe.mechanism.items import blocks
 from probe.mechanism.request import ORIGIN, Group, LocatePlan
-from probe.mechanism.shift import Shift, changes
 from probe.tasks.repeated import repeated_word
 
 
 class Hand:
-    """What is kept from cell to cell: contrasts of one item or, in a search for a smallest set, of a group's items.
-
-    And from shift to shift what they add, which nothing else has room for.
-    """
+    """What is kept from cell to cell: contrasts of one item or, in a search for a smallest set, of a group's items."""
 
     def __init__(self, made: LocatePlan, bridge: TransformerBridge, tokenizer: Any) -> None:
         self.made, self._bridge, self._tokenizer = made, bridge, tokenizer
         self._contrasts: dict[tuple[Any, ...], Contrast] = {}
-        self._changes: dict[int, Mapping[int, np.ndarray]] = {}
 
     def losses(self, group: Group, name: str, number: int, each: Any, *, search: bool) -> list[float]:
         """Losses by block of one item with `each` done; name: the method, Origin for what serves all of them.
 
         Raises RuntimeError if they are not finite.
         """
-        if isinstance(each, Shift):
-            given = (self._vectors(group),)
-        else:
-            given, self._changes = (), {}
         contrast = self._contrast(group, name, number, inside=getattr(each, "inside", False), search=search)
-        outcome = each.run(contrast, *given)
+        outcome = each.run(contrast)
         found = blocks(group[0], outcome.losses.double().cpu().numpy())
         if not np.isfinite(found).all():
             raise RuntimeError(
@@ -50,7 +40,6 @@ class Hand:
 
     def dims(self, length: int) -> dict[str, list[Any]]:
         """The observable dims of a length and their stand-ins, by rule."""
-        self._changes = {}
         made, request = self.made, self.made.request
         methods = [made.methods[ORIGIN], made.methods[made.mending[0]]]
         ids, _ = repeated_word(self._tokenizer, request.word, length)
@@ -62,7 +51,6 @@ class Hand:
 
     def falls(self, group: Group, name: str, number: int, hooks: tuple[str, ...]) -> list[list[Any]]:
         """What every patch at some hooks would restore to first order."""
-        self._changes = {}
         found = attribute(self._contrast(group, name, number), hooks)
         return [[*each.cell, fall] for each, fall in found.items()]
 
@@ -93,12 +81,3 @@ class Hand:
         origin, item = self.made.methods[ORIGIN], self.made.items[group][number]
         cut = replace(item, ids=item.ids[-origin.trained_length :])
         return Contrast(self._bridge, cut, {BROKEN: origin, MENDED: origin}, self.made.request.executor)
-
-    def _vectors(self, group: Group) -> Mapping[int, np.ndarray]:
-        """What shifts add, kept for one length; contrasts are let go of while it is made."""
-        longest = max(len(item.ids) for item in self.made.items[group])
-        if longest not in self._changes:
-            made, self._contrasts = self.made, {}
-            found = changes(self._bridge, made.documents, made.methods[ORIGIN], longest, made.layers)
-            self._changes = {longest: found}
-        return self._changes[longest]

@@ -17,7 +17,6 @@ from probe.evaluation.plan import PROMPTS
 from probe.mechanism import interventions
 from probe.mechanism.items import items
 from probe.mechanism.passes import Item
-from probe.mechanism.shift import shift_bytes, vectors_bytes
 from probe.options import parse_ranges
 from probe.request import LocateRequest
 from probe.tasks import sources
@@ -29,7 +28,7 @@ from probe.thresholds.search import CrossingRule, check_positions
 ORIGIN = "origin"
 Group = tuple[str, int]
 """A measure, and a length in tokens."""
-KINDS = ("weave", "patch", "clamp", "shift", "attribution", "smallest")
+KINDS = ("weave", "patch", "clamp", "attribution", "smallest")
 _MANY = 64
 """Heads up to which all of them are gone over where none are named."""
 
@@ -170,11 +169,7 @@ def cell_bytes(made: LocatePlan, kind: str, length: int) -> int:
         "clamp": 6 * depth,  # what is searched for observable dims
         "smallest": made.request.samples * (depth + 2),  # every item's broken run at once
     }.get(kind, 2 * (depth + 1))
-    needed = peak_bytes(config, length, each, streams * length * config.hidden_size * each)
-    if kind != "shift":
-        return needed
-    held = vectors_bytes(config, made.layers, length)
-    return max(needed + held, shift_bytes(config, made.layers, length, each))
+    return peak_bytes(config, length, each, streams * length * config.hidden_size * each)
 
 
 def passes(made: LocatePlan) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -10,27 +10,24 @@ from typing import Any
 
 import numpy as np
 
+from probe.evaluation.intervals import rank_correlation
 from probe.evaluation.journal import Journal
 from probe.files import write_json
 from probe.mechanism.cells import FOLDER, has_runs, paired
 from probe.mechanism.interventions import by_layer
-from probe.mechanism.rankings import rank_correlation, rankings
 from probe.mechanism.request import ORIGIN, Group, LocatePlan
 from probe.mechanism.restoration import Paired, Share
 from probe.mechanism.smallest import ENOUGH, MOST, can_be_searched, enough_of, halves, random_sets, set_cell
 from probe.mechanism.unfinished import left
-from probe.store.anatomy import find_summary_of_anatomy
-from probe.store.summary import own_summary
 
 _EFFECT = ("kind", "way", "hook", "span", "layer", "head")
 _CLAMP = ("kind", "way", "rule", "which", "span", "layer")
 
 
-def summarize(made: LocatePlan, journal: Journal, out: Path | None = None) -> dict[str, Any]:
+def summarize(made: LocatePlan, journal: Journal) -> dict[str, Any]:
     """The summary of what the journal holds of a plan, ready for JSON; shares only where broken and mended differ.
 
-    It is held against what `mesa-lens anatomy` and `mesa-lens probe` wrote to the folder `out` of the same model. What
-    is there for some items alone is judged on these; an effect's `items` says on how many.
+    What is there for some items alone is judged on these; an effect's `items` says on how many.
     """
     summary: dict[str, Any] = {
         "model": made.request.model,
@@ -45,7 +42,6 @@ def summarize(made: LocatePlan, journal: Journal, out: Path | None = None) -> di
         "cells_left": left(made, journal),
         **{name: [] for name in ("gaps", "effects", "inside", "smallest", "attribution", "agreement")},
     }
-    anatomy, run = _same_model(made, out, find_summary_of_anatomy), _same_model(made, out, own_summary)
     for group in sorted(made.items, key=lambda each: each[1]):
         summary["inside"] += _inside(made, journal, group)
         for name in made.mending:
@@ -61,29 +57,16 @@ def summarize(made: LocatePlan, journal: Journal, out: Path | None = None) -> di
                 summary["effects"] += [{**here, **each} for each in effects]
                 summary["attribution"] += [{**here, **each} for each in attribution]
                 summary["smallest"] += [{**here, **each} for each in _smallest(made, journal, group, name)]
-                agreeing = [*_agreement(effects, attribution), *rankings(effects, group[1], anatomy, run)]
-                summary["agreement"] += [{**here, **each} for each in agreeing]
+                summary["agreement"] += [{**here, **each} for each in _agreement(effects, attribution)]
     return summary
 
 
 def write(made: LocatePlan, journal: Journal, out: Path) -> dict[str, Any]:
     """The summary, which is written to the run's folder if there is anything to tell."""
-    summary = summarize(made, journal, out)
+    summary = summarize(made, journal)
     if journal.rows:
         write_json(out / FOLDER / "summary.json", summary)
     return summary
-
-
-def _same_model(
-    made: LocatePlan, out: Path | None, read: Callable[[Path], Mapping[str, Any] | None]
-) -> Mapping[str, Any] | None:
-    """Another command's summary of the same model in the folder, if there is one."""
-    found = None if out is None else read(out)
-    same = found is not None and all(
-        found.get(key) == value
-        for key, value in (("model", made.request.model), ("trained_length", made.trained_length))
-    )
-    return found if same else None
 
 
 def _effects(made: LocatePlan, journal: Journal, group: Group, name: str) -> list[dict[str, Any]]:

@@ -28,11 +28,10 @@ from probe.mechanism.interventions import Plain
 from probe.mechanism.request import ORIGIN, Group, LocatePlan, needed_bytes
 from probe.mechanism.restoration import LEAST, Gap
 from probe.mechanism.searching import search_sets
-from probe.mechanism.shift import shifts
 from probe.mechanism.smallest import can_be_searched
 from probe.mechanism.spread import Spread, TimeIsOver
 from probe.mechanism.unfinished import left
-from probe.mechanism.work import MANY, SHIFT, LocateWork, attribution_cell, dims_cell, foreseen, tried_cells
+from probe.mechanism.work import MANY, LocateWork, attribution_cell, dims_cell, foreseen, tried_cells
 from probe.ownership import owned, tell_finished
 
 Judged = Mapping[Group, Sequence[str]]
@@ -134,13 +133,10 @@ def _dims(spread: Spread, judged: Judged) -> Iterator[Cell]:
 
 
 def _further(spread: Spread, judged: Judged, is_local: bool) -> list[Cell]:
-    """Clamps, of dims that are known; shifts, those of a length together; attributions, here where they fit."""
+    """Clamps, of dims that are known; attributions, here where they fit."""
     made, kinds, found = spread.made, spread.made.request.kinds, list[Cell]()
     for group in judged if "clamp" in kinds else ():
         found += _clamped(spread, group)
-    for group in judged if "shift" in kinds else ():
-        for number in range(len(made.items[group])):
-            found += _cells(spread, SHIFT, group, ORIGIN, number, shifts(made.layers))
     for group, names in judged.items() if "attribution" in kinds else ():
         if not is_local or fits(made, group[1]):
             found += _attributions(spread, group, names)

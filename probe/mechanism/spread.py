@@ -18,9 +18,8 @@ from probe.evaluation.journal import Cell as Key
 from probe.evaluation.journal import Journal
 from probe.mechanism.cells import config_of
 from probe.mechanism.request import LocatePlan
-from probe.mechanism.shift import reading_tokens, shifts
 from probe.mechanism.unfinished import left
-from probe.mechanism.work import ATTRIBUTION, DIMS, SHIFT
+from probe.mechanism.work import ATTRIBUTION, DIMS
 
 
 class TimeIsOver(Exception):
@@ -68,20 +67,13 @@ class Spread:
         self.journal.expect(len(self.journal.rows) + left(self.made, self.journal) + more)
 
     def weigh(self, cell: Cell) -> int:
-        """Tokens that a cell takes, of whole passes; the texts that shifts are read off are shared out among them."""
+        """Tokens that a cell takes, of whole passes."""
         depth, length = self.made.config.num_hidden_layers, int(cell.key[1])
         if cell.kind in (DIMS, ATTRIBUTION):
             return 2 * length
-        beside = _texts_each(self.made, length) if cell.kind == SHIFT else 0
-        return sum(round(length * (depth - (each.layer or 0)) / depth + beside) for each in cell.given)
+        return sum(round(length * (depth - (each.layer or 0)) / depth) for each in cell.given)
 
     def _whole(self, key: Key, row: dict[str, Any]) -> dict[str, Any]:
         """A row with what the journal has under its name already: attributions of other hooks."""
         known = self.journal.rows.get(key, {"falls": []})
         return {"falls": [*known["falls"], *row["falls"]]} if "falls" in row else row
-
-
-def _texts_each(made: LocatePlan, length: int) -> float:
-    """Tokens of the texts that are read for the shifts of a length, by shift."""
-    items = sum(len(each) for (_, own), each in made.items.items() if own == length)
-    return reading_tokens(length) / (items * len(shifts(made.layers)))

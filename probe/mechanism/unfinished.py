@@ -7,7 +7,6 @@ from probe.mechanism.attribution import fits, hooks_left
 from probe.mechanism.cells import has_runs, paired
 from probe.mechanism.held import clamps_of
 from probe.mechanism.request import ORIGIN, Group, LocatePlan
-from probe.mechanism.shift import shifts
 from probe.mechanism.smallest import is_searched
 
 
@@ -31,10 +30,7 @@ def _tried(made: LocatePlan, journal: Journal, group: Group) -> int:
         for name in made.mending
         if not has_runs(made, journal, group, name) or paired(made, journal, group, name).gap.judged
     ]
-    shared = [
-        *_clamps(made, journal, group),
-        *([each.cell for each in shifts(made.layers)] if "shift" in kinds else []),
-    ]
+    shared = _clamps(made, journal, group)
     for number in numbers:
         own = [(name, *each.cell) for name in names for each in made.tried]
         own += [(ORIGIN, *cell) for cell in shared] if names else []

@@ -55,7 +55,6 @@ def _told(summary: Located, gap: Row) -> list[str]:
         _patches(effects, method, broken),
         _clamps(effects),
         _inside(having(summary.get("inside", ()), length=gap["length"], measure=gap["measure"])),
-        _shifts(effects),
         _agreement(having(summary.get("agreement", ()), **labels)),
     ]
     fewer = sorted({row["items"] for row in effects if row["items"] < gap["items"]})
@@ -178,19 +177,6 @@ def _inside(rows: Sequence[Row]) -> str:
     costs = sorted(number(row["cost"]) for row in alike)
     beside = f" (random dims {costs[0]:z.2f} to {costs[-1]:z.2f})" if costs else ""
     return f"Held inside the window they cost up to {dearest['cost']:z.2f} {_interval(dearest)} nats/token{beside}."
-
-
-def _shifts(effects: Sequence[Row]) -> str:
-    """The layer in which giving positions beyond M an inner one's positional vector restores most."""
-    rows = _ranked(having(effects, way="shift", which="positional"))
-    if not rows:
-        return ""
-    random = sorted(round(100 * number(row["share"])) for row in having(effects, way="shift") if row not in rows)
-    beside = f" (with its dims shuffled {random[0]}% to {random[-1]}%)" if random else ""
-    return (
-        f"Giving positions beyond M the positional vectors of positions inside, in one of {len(rows)} layers, restores "
-        f"at most {_share(rows[0])}, in layer {rows[0]['layer']}{beside}."
-    )
 
 
 def _agreement(rows: Sequence[Row]) -> str:

@@ -17,10 +17,8 @@ from probe.mechanism.attribution import bytes_needed
 from probe.mechanism.hand import Hand
 from probe.mechanism.request import Group, LocatePlan, cell_bytes
 
-DIMS, ATTRIBUTION, SEARCH, SHIFT = "dims", "attribution", "smallest", "shift"
-"""Kinds of cells: the two that are no runs of an item, those of a search, which goes over all items many times, and
-those that texts are read for.
-"""
+DIMS, ATTRIBUTION, SEARCH = "dims", "attribution", "smallest"
+"""Kinds of cells: the two that are no runs of an item, and those of a search, which goes over all items many times."""
 MANY = 64
 """Rows that a worker's cell gives at most: for all of them the plain runs of its item are made once."""
 

@@ -16,7 +16,6 @@ from probe.cells.board import posted
 from probe.evaluation.journal import Lines, read_lines
 from probe.store.place import zarr_place
 from probe.store.reader import is_half, partial_path, store_of, stored_array, whole_passes
-from probe.study.results import judges, seeds_of
 
 CELLS, HARNESS, MEASURED = "cells.jsonl", "harness.jsonl", "measured.jsonl"
 _EITHER = ("nll", "passkey")  # tasks that a probe run measures failure by
@@ -27,8 +26,6 @@ _KINDS = {
     ("eval", "lm-eval tasks"): "harness",
     ("probe", "measured cells"): "measure",
     ("probe", "captured passes"): "capture",
-    ("study", "predictions"): "predict",
-    ("study", "measured lengths"): "measure",
     ("anatomy", "cells"): "look",
     ("anatomy", "texts"): "vectors",
 }
@@ -78,14 +75,13 @@ def _kept(folder: Path) -> Iterator[Part]:
     """The parts, as journals and stores hold them."""
     if (path := folder / CELLS).exists():
         lines = read_lines(path)
-        yield from _study(path, lines) if "configs" in (lines.settings or {}) else [_evaluation(path, lines)]
+        yield _evaluation(path, lines)
     if (path := folder / HARNESS).exists():
         lines = read_lines(path)
         yield _part("eval", "lm-eval tasks", path, lines, _asked(lines, path, folder / "harness.json"))
     yield from _probe(folder)
-    for command in ("locate", "counterpart"):
-        if (path := folder / command / CELLS).exists():
-            yield _summed(command, path)
+    if (path := folder / "locate" / CELLS).exists():
+        yield _summed("locate", path)
     yield from _anatomy(folder / "anatomy")
 
 
@@ -107,22 +103,6 @@ def _summed(command: str, path: Path) -> Part:
     lines, summary = read_lines(path), _ended(path, path.with_name("summary.json"))
     known = len(lines.rows) + summary["cells_left"] if "cells_left" in summary else lines.asked
     return _part(command, "cells", path, lines, known)
-
-
-def _study(path: Path, lines: Lines) -> Iterator[Part]:
-    settings, rows = lines.settings or {}, lines.rows
-    predicted = {cell: row for cell, row in rows.items() if cell[0] == "predicted"}
-    seeds, configs = seeds_of(settings), len(settings["configs"])
-    damaged = tuple(lines.damaged)
-    cells = len(settings["prompts"]) * len(seeds) * configs
-    yield Part("study", "predictions", len(predicted), cells, file=path, damaged=damaged)
-    cells = 0
-    for task in settings["measure"]:
-        for seed in seeds:
-            known = (task, "origin", seed, settings["trained_length"]) in rows
-            tried = not known or judges(lines, settings, task, seed)
-            cells += configs * len(settings["lengths"]) if tried else 1
-    yield Part("study", "measured lengths", len(rows) - len(predicted), cells, file=path)
 
 
 def _probe(folder: Path) -> Iterator[Part]:

@@ -64,7 +64,7 @@ def _following(summary: Mapping[str, Any]) -> list[str]:
     return [
         f"The positions or frequencies of {listed(names)} follow the prompt's length: states, drift and "
         f"prediction here are of prompts of {summary['pass_length']} tokens, not of shorter ones; what is measured by "
-        f"length has those of each length, and mesa-lens study predicts by prompt length."
+        f"length has those of each length, and docs/findings.md predicts by prompt length."
     ]
 
 

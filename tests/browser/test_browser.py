@@ -51,7 +51,6 @@ def address(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    results.write_study(root / "results" / "study")
     results.write_paper(root / "results" / "paper")
     results.write_evaluation(root / "results" / "eval")
     command = [sys.executable, "-m", "mesa_lens", "app", "--no-browser", "--allow-runs", "--store", str(root)]
@@ -419,7 +418,7 @@ def test_the_overviews_figure_is_downloaded_in_every_format(visit, tmp_path):
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1440, "light"), (1440, "dark"), (390, "light"), (390, "dark")])
-@pytest.mark.parametrize("kind", ["paper", "study"])
+@pytest.mark.parametrize("kind", ["paper"])
 def test_every_kind_of_result_is_drawn(visit, width, theme, kind):
     page = visit("?run=demo", width, theme)
     page.goto(f"{page.url.partition('?')[0]}results?result=results/{kind}%20({kind})")

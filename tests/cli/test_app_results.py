@@ -5,7 +5,7 @@ import os
 
 import pytest
 from pages import unopened
-from results import evaluation, write_evaluation, write_harness, write_paper, write_study
+from results import evaluation, write_evaluation, write_harness, write_paper
 
 from mesa_lens.dashboard.results import results
 from probe.evaluation.effective import effective_lengths
@@ -13,7 +13,7 @@ from probe.evaluation.journal import Journal
 from probe.evaluation.plan import TASKS
 from probe.evaluation.summary import summarize
 
-KINDS = {"eval": write_evaluation, "study": write_study, "lm-eval": write_harness, "paper": write_paper}
+KINDS = {"eval": write_evaluation, "lm-eval": write_harness, "paper": write_paper}
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_results_are_found_by_their_files_the_newest_first(tmp_path):
     write_evaluation(tmp_path / "a" / "b" / "c" / "d")  # four folders down
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "summary.json").write_text("{}")
-    labels = ["deep/eval (eval)", "deep/study (study)", "deep/lm-eval (lm-eval)", "deep/paper (paper)"]
+    labels = ["deep/eval (eval)", "deep/lm-eval (lm-eval)", "deep/paper (paper)"]
     assert [each.label for each in results(tmp_path)] == labels
 
 
@@ -104,18 +104,6 @@ def test_effective_lengths_and_longppl_stand_first_and_what_tells_of_prompts_in_
     assert len(app.get("plotly_chart")) == 2
 
 
-def test_a_study_shows_its_tables_and_figures(opened, tmp_path):
-    write_study(tmp_path / "mine")
-    app = opened()
-    first = app.dataframe[0].value
-    assert first.columns[:4].tolist() == ["kind", "prompt", "rule", "difference"]
-    assert first["difference"][0].endswith("]")
-    assert len(app.dataframe) >= 6
-    keys = "".join(str(element.key) for element in app.get("download_button"))
-    assert "mine-lengths.svg" in keys
-    assert "mine-dims.pdf" in keys
-
-
 def test_a_paper_run_shows_every_section(opened, tmp_path):
     write_paper(tmp_path / "mine")
     app = opened()
@@ -133,9 +121,7 @@ def test_what_lm_eval_gave_is_a_table(opened, tmp_path):
     assert opened().dataframe[0].value.iloc[0].tolist() == ["rerope", "niah", "acc,none 0.5, acc_stderr,none 0.1"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "file"), [("eval", "summary.json"), ("study", "study.json"), ("paper", "results.json")]
-)
+@pytest.mark.parametrize(("kind", "file"), [("eval", "summary.json"), ("paper", "results.json")])
 def test_a_damaged_result_is_named_with_the_command(opened, tmp_path, kind, file):
     folder = KINDS[kind](tmp_path / "mine")
     for content in ("{", "[]", '{"settings": 3}'):
@@ -147,8 +133,8 @@ def test_a_damaged_result_is_named_with_the_command(opened, tmp_path, kind, file
 @pytest.mark.slow
 def test_the_choice_is_in_the_address_and_an_unknown_one_is_said(opened, tmp_path):
     write_evaluation(tmp_path / "first")
-    write_study(tmp_path / "second")
-    for name in ("first (eval)", "second (study)"):
+    write_paper(tmp_path / "second")
+    for name in ("first (eval)", "second (paper)"):
         assert opened(result=name).selectbox(key="result").value == name
     assert "There is no result gone" in texts(opened(result="gone"))
 

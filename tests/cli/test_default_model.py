@@ -9,11 +9,11 @@ import mesa
 from mesa.checkpoints.place import shipped_folder
 from mesa.models import load
 from mesa.support import trained_length
-from mesa_lens.training import card
 from probe.tasks import score
 from probe.tasks.base import Setting
 from probe.tasks.finding import PASSKEY
 from probe.tasks.likelihood import TAIL
+from research.shipped_models import card
 
 
 @pytest.fixture(scope="module")

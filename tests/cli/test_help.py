@@ -37,8 +37,6 @@ ESTIMATES = {
     "eval": "--task nll --methods origin,rerope --lengths 160,320 --samples 2",
     "locate": "--lengths 320 --samples 1 --try weave",
     "anatomy": "--lengths 160,320 --samples 1 --parts lens",
-    "counterpart": "--lengths 320 --samples 1 --try find",
-    "study": "--seeds 1 --length 640",
     "estimate-window": "--longest 256 --samples 2",
 }
 
@@ -57,7 +55,7 @@ def test_every_estimate_tells_the_time(command, model, tmp_path, capsys):
 
 def test_a_command_that_can_estimate_is_among_those_tested():
     can = {name.split()[-1] for name, each in PARSERS.items() if "--estimate" in each._option_string_actions}
-    assert can == {*ESTIMATES, "paper", "train-default"}
+    assert can == {*ESTIMATES, "paper"}
 
 
 @pytest.mark.slow

@@ -111,8 +111,6 @@ LONG = {
     "eval": ("--task", "passkey", "--samples", "1", "--lengths", "256,1000000000"),
     "locate": ("--lengths", "1000000000"),
     "anatomy": ("--lengths", "1000000000"),
-    "counterpart": ("--lengths", "1000000000"),
-    "study": ("--length", "1000000000"),
 }
 
 
@@ -129,8 +127,6 @@ def test_prompts_that_cannot_be_held_are_refused_before_one_is_drawn(capsys, mod
 SHORT = {
     "probe": ("--samples", "0", "--length", "60"),
     "locate": ("--lengths", "60"),
-    "counterpart": ("--lengths", "60"),
-    "study": ("--methods", "leaky-rerope", "--length", "60", "--measure", "nll"),
 }
 
 

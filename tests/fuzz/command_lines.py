@@ -27,10 +27,8 @@ BASES = {  # what is right, and ends without work
     "estimate-window": "--model {model} --longest 256 --samples 2 --text {text} --estimate",
     "locate": "--model {model} --lengths 320 --samples 1 --text {text} --out {here}/out --estimate",
     "anatomy": "--model {model} --lengths 160,320 --samples 1 --parts lens --text {text} --out {here}/out --estimate",
-    "counterpart": "--model {model} --lengths 320 --samples 1 --text {text} --out {here}/out --estimate",
     "eval": "--model {model} --task nll --methods origin --lengths 160 --samples 1 --text {text} "
     "--out {here}/out --estimate",
-    "study": "--model {model} --seeds 1 --length 640 --out {here}/out --estimate",
     "paper": "--config {paper} --out {here}/out --estimate",
     "app": "--store {here} --no-browser --allow-runs",
     "report": "{run}",
@@ -45,7 +43,6 @@ BASES = {  # what is right, and ends without work
     "methods explain": "rerope",
     "verify": "--quick --claim 3.3",
     "fetch": "",
-    "train-default": "--out {here}/out",
 }
 NUMBERS = ["", " ", "x", "1.5x", "nan", "inf", "1e999", "0x10", "²", "1 2", "--5", "[1]", "None"]
 WHOLE = [*NUMBERS, "1.5", "1e3", "9" * 20, "9" * 5000, "-1"]
@@ -184,8 +181,6 @@ OTHERWISE = {  # where an option of this name means something else
     ("probe", "store"): ["", " ", "nonsense", "ftp://host/run", "s3://", "memory://bucket/../run"],
     ("fetch", "wheel"): None,  # looked at only where a checkpoint is fetched
     ("fetch", "cache"): FOLDERS,
-    ("study", "length"): [*LENGTHS, "256,512"],
-    ("study", "methods"): NAMES,
     ("locate", "dims"): [*WHOLE, "0"],
     ("export heatmap", "limit"): [*NUMBERS, "0", "-1"],
     ("export drift", "layers"): RANGES,
@@ -199,8 +194,6 @@ OTHERWISE = {  # where an option of this name means something else
     ("export locate", "renderer"): ["", "nonsense"],
     ("verify", "dtype"): ["", "int8"],
     ("verify", "out"): OUTPUTS,
-    ("train-default", "out"): [*OUTPUTS, "{run-list}/store.zarr"],
-    ("train-default", "device"): None,  # tried by itself: nothing may begin to train
     ("paper", "seed"): WHOLE,
 }
 AT_WORK = {"text": "probe", "config": "paper", "data": ""}
@@ -249,7 +242,7 @@ def all_lines(world: dict[str, str], seed: int = 0) -> list[Line]:
         for line in [*_misspelt(head, base, actions, draw), *_mistaken(command, head, base, actions, world)]:
             found[line.words] = line
     for name in (*CONFIGS, *WEIGHTS):
-        for command in ("check", "probe", "locate", "anatomy", "counterpart", "eval", "study"):
+        for command in ("check", "probe", "locate", "anatomy", "eval"):
             words = [world[name] if word == world["model"] else word for word in BASES[command].format(**world).split()]
             if name in WEIGHTS or name == "model-vocabulary-small":
                 words = [word for word in words if word != "--estimate"]

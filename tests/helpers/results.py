@@ -1,13 +1,10 @@
-"""Results as `mesa-lens eval`, `study` and `paper` leave them, made up or published; each returns its folder."""
+"""Results as `mesa-lens eval` and `paper` leave them, made up or published; each returns its folder."""
 
 import json
-import shutil
-from pathlib import Path
 
 from probe.evaluation.plan import TASKS
 from probe.evaluation.summary import summarize
 
-PUBLISHED = Path(__file__).parents[2] / "benchmarks" / "results" / "study.json"
 LOST = 0.8  # of accuracy, by Origin at 512 tokens
 
 
@@ -28,12 +25,6 @@ def write_evaluation(folder, **made):
     folder.mkdir(parents=True)
     (folder / "summary.json").write_text(json.dumps(evaluation(**made)))
     (folder / "samples.csv").write_text("task,method\n")
-    return folder
-
-
-def write_study(folder):
-    folder.mkdir(parents=True)
-    shutil.copy(PUBLISHED, folder / "study.json")
     return folder
 
 

@@ -11,7 +11,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from mesa_lens.training.making import train_tokenizer
+from research.shipped_models.making import train_tokenizer
 
 TRAINED = 24
 CHAT = (

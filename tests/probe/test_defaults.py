@@ -12,9 +12,7 @@ from probe.evaluation.lengths import unfit_length
 from probe.inputs import prepare
 from probe.mechanism import request as locating
 from probe.mechanism.anatomy import request as anatomy
-from probe.mechanism.counterpart import request as counterpart
 from probe.plan import ProbeRequest, plan, provenance
-from probe.study import plan as study
 from probe.tasks.base import Setting
 from probe.tasks.finding import PASSKEY
 
@@ -23,8 +21,6 @@ PLANS = {
     "eval": (evaluation.plan, evaluation.EvalRequest),
     "locate": (locating.plan, locating.LocateRequest),
     "anatomy": (anatomy.plan, anatomy.AnatomyRequest),
-    "study": (study.plan, study.StudyRequest),
-    "counterpart": (counterpart.plan, counterpart.CounterpartRequest),
 }
 BASED = {"dynamic-ntk", "ntk-mixed"}
 

@@ -13,10 +13,6 @@ from probe.mechanism.restoration import Gap
 COMMANDS = {
     "probe": ("--methods origin,rerope --length 400 --texts 0 --samples 1 --lengths 160,320", "summary.json"),
     "eval": ("--task nll --methods origin,rerope --lengths 160,320 --samples 1 --text {text}", "summary.json"),
-    "study": (
-        "--methods rerope,nope --prompts repeated --seeds 1 --length 320 --windows 1 --samples 1 --tops 1",
-        "study.json",
-    ),
     "locate": (
         "--methods nope --lengths 320 --samples 1 --measure nll --text {text} --try weave --heads 0",
         "locate/summary.json",
@@ -71,4 +67,4 @@ def test_a_cut_run_goes_on_with_other_weights_by_force_alone(command, world, tmp
     assert "; --force goes on and records it" in refused
     assert main([*line, "--force"]) == 0
     summary = json.loads((tmp_path / written).read_text())
-    assert [list(each) for each in summary.get("forced", summary.get("settings", {}).get("forced"))] == [["weights"]]
+    assert [list(each) for each in summary["forced"]] == [["weights"]]

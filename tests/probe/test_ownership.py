@@ -49,10 +49,8 @@ def test_every_command_that_writes_is_refused_at_once_and_told_who_holds_the_fol
     for command in (
         ["probe", *given, "--length", "400", "--texts", "0", "--samples", "0", "--overwrite"],
         ["eval", *given, "--task", "nll", "--methods", "origin", "--lengths", "160", "--overwrite"],
-        ["study", *given, "--methods", "rerope", "--prompts", "repeated", "--seeds", "1", "--length", "400"],
         ["locate", *given, "--lengths", "320", "--samples", "1"],
         ["paper", "--config", str(config), "--out", str(out)],
-        ["train-default", "--out", str(out)],
     ):
         assert main(command) == 2, command
         (line,) = capsys.readouterr().err.splitlines()

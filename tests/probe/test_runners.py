@@ -1,4 +1,4 @@
-"""A probe run and a study give the same whoever runs their cells; what no worker can finish is tried again."""
+"""A probe run gives the same whoever runs its cells; what no worker can finish is tried again."""
 
 import pytest
 import tiny
@@ -10,8 +10,6 @@ from probe.cells.cell import CellsLost
 from probe.plan import ProbeRequest
 from probe.run import run_probe
 from probe.status.status import status_of
-from probe.study.plan import StudyRequest
-from probe.study.run import run_study
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -59,26 +57,3 @@ def test_a_probe_run_goes_on_after_a_length_between_was_lost_also_where_all_is_c
         run_probe(request, tmp_path, runner=Elsewhere(lost=tuple(lost[:1])))
     run_probe(request, tmp_path)
     assert 120 in xr.open_zarr(tmp_path / "store.zarr", group="evaluation")["length"]
-
-
-@pytest.mark.slow
-def test_a_study_is_the_same(model, tmp_path):
-    request = StudyRequest(
-        model=model,
-        configs="rerope,leaky-rerope k=1.5,mesa width=4",
-        prompts=("repeated",),
-        seeds=2,
-        lengths=(160, 200, 320),
-        windows=1,
-        samples=1,
-    )
-    local, _ = run_study(request, tmp_path / "local")
-    lost = (("predicted", "repeated", "rerope", 1),)
-    with pytest.raises(RuntimeError, match="no worker could finish predicted, repeated, rerope, 1, 1 cells in all"):
-        run_study(request, tmp_path / "other", runner=Elsewhere(seed=2, lost=lost))
-    assert failed(tmp_path / "other") == {"predictions": 1, "measured lengths": 0}
-    other, _ = run_study(request, tmp_path / "other", runner=Elsewhere(seed=1))
-    assert failed(tmp_path / "other") == {"predictions": 0, "measured lengths": 0}
-    one, other_one = (sorted(map(str, journal(tmp_path / name / "cells.jsonl"))) for name in ("local", "other"))
-    assert one == other_one
-    xr.testing.assert_identical(local, other)

@@ -1,4 +1,4 @@
-"""Results: what `mesa-lens eval`, `study` and `paper` found, differences to the reference first."""
+"""Results: what `mesa-lens eval` and `paper` found, differences to the reference first."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import streamlit as st
 
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.look import plain
-from mesa_lens.dashboard.results import EVALUATION, HARNESS, PAPER, STUDY, results
-from mesa_lens.dashboard.views import evaluated, progress, reproduced, studied
+from mesa_lens.dashboard.results import EVALUATION, HARNESS, PAPER, results
+from mesa_lens.dashboard.views import evaluated, progress, reproduced
 from probe.store.place import place_of
 
-_PAGES = {PAPER: reproduced.page, STUDY: studied.page, HARNESS: evaluated.harness_page, EVALUATION: evaluated.page}
-_HOW = "mesa-lens eval --out {0}/eval\nmesa-lens study --out {0}/study\nmesa-lens paper --out {0}/paper"
+_PAGES = {PAPER: reproduced.page, HARNESS: evaluated.harness_page, EVALUATION: evaluated.page}
+_HOW = "mesa-lens eval --out {0}/eval\nmesa-lens paper --out {0}/paper"
 
 
 def page(context: Context) -> None:
@@ -20,7 +20,7 @@ def page(context: Context) -> None:
     found = {result.label: result for result in results(root)}
     progress.unfinished(root)
     if not found:
-        st.info(plain(f"There is no evaluation, study or paper run under {context.root}. Make one, e.g.:"))
+        st.info(plain(f"There is no evaluation or paper run under {context.root}. Make one, e.g.:"))
         st.code(_HOW.format(context.root), language="bash")
         return
     asked = st.query_params.get("result")

@@ -133,7 +133,7 @@ def test_threads_sleep_soon_unless_it_is_stated(policy, expected, monkeypatch):
     assert os.environ.get("GOMP_SPINCOUNT") == expected
 
 
-COMPUTING = ("probe", "eval", "locate", "anatomy", "counterpart", "study", "paper", "check", "verify", "train-default")
+COMPUTING = ("probe", "eval", "locate", "anatomy", "paper", "check", "verify")
 
 
 @pytest.mark.parametrize("command", COMPUTING)

@@ -156,6 +156,6 @@ def test_runners_that_cannot_be_are_refused(words, told, capsys, monkeypatch):
 
 def test_without_ray_its_extra_is_named(capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for command in ("eval", "probe", "paper", "study", "locate", "anatomy"):
+    for command in ("eval", "probe", "paper", "locate", "anatomy"):
         assert main([command, "--runner", "ray"]) == 2
         assert capsys.readouterr().err.endswith("Ray, which is not installed; pip install 'mesa-lens[ray]'\n")

@@ -16,13 +16,12 @@ from tqdm import tqdm
 import mesa
 from probe.capture.bridge import bridge_to
 from probe.cells.runner import LOCAL
-from probe.mechanism import hand
 from probe.mechanism.attribution import attribute
 from probe.mechanism.clamp import Clamp, stand_ins
 from probe.mechanism.contrast import BROKEN, MENDED, Contrast
 from probe.mechanism.interventions import Intervention, weaves
 from probe.mechanism.passes import Edit, Item, Start, run
-from probe.mechanism.request import LocateRequest, cell_bytes, plan
+from probe.mechanism.request import LocateRequest, plan
 from probe.mechanism.restoration import Paired
 from probe.mechanism.results import summarize
 from probe.mechanism.run import locate
@@ -247,19 +246,18 @@ def test_the_command_finds_the_planted_head(checkpoint, tmp_path, capsys):
     assert (out / "locate" / "cells.jsonl").read_text() == rows  # nothing is run again
 
 
-EVERY = ("weave", "patch", "clamp", "shift", "attribution", "smallest")
+EVERY = ("weave", "patch", "clamp", "attribution", "smallest")
 
 
 @pytest.mark.slow
-def test_whoever_runs_its_cells_a_run_is_the_same(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr("probe.mechanism.shift.TEXTS", 4)
+def test_whoever_runs_its_cells_a_run_is_the_same(checkpoint, tmp_path):
     some = {"layers": "1", "heads": "1", "hooks": ("attn_out", "z")}
     made = plan(LocateRequest(model=str(checkpoint([HEAD])), lengths=(320,), samples=4, kinds=EVERY, **some))
     for name, runner in {"local": LOCAL, "other": Elsewhere(seed=1)}.items():
         assert locate(made, tmp_path / name, runner=runner)[1] == []
     one, other = ((tmp_path / name / "locate" / "cells.jsonl").read_bytes() for name in ("local", "other"))
     assert one == other
-    for kind in ("weave", "patch", "dims", "clamp", "shift", "attribution", "chosen"):
+    for kind in ("weave", "patch", "dims", "clamp", "attribution", "chosen"):
         assert f'"{kind}"'.encode() in one
 
 
@@ -273,37 +271,13 @@ def test_the_bar_counts_on_what_is_to_come_and_ends_full(checkpoint, tmp_path, m
 
     monkeypatch.setattr("probe.mechanism.run.tqdm", Seen)
     monkeypatch.setattr("probe.mechanism.run._mends", lambda spread, group, name: name == "rerope")
-    monkeypatch.setattr("probe.mechanism.shift.TEXTS", 4)
     some = {"methods": "rerope,mesa", "layers": "1", "heads": "none", "hooks": ("attn_out",)}
-    kinds = ("weave", "shift", "attribution")
+    kinds = ("weave", "attribution")
     made = plan(LocateRequest(model=str(checkpoint([HEAD])), lengths=(320,), samples=4, kinds=kinds, **some))
     assert locate(made, tmp_path / "run")[1] == []
     (bar,) = bars
-    weaves, plain, shifted, texts, slopes = 4 * 2 * 213, 3 * 4 * 320, 4 * 4 * 213, 4 * 320, 4 * 2 * 320
-    assert bar.n == bar.total == pytest.approx(weaves + plain + shifted + texts + slopes, abs=20)
-
-
-def test_what_shifts_add_is_made_once_a_length_and_let_go_of_before_all_else(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr("probe.mechanism.shift.TEXTS", 4)
-    seen, real, falls = [], hand.changes, hand.Hand.falls
-
-    def changes(*given):
-        seen.append("read")
-        return real(*given)
-
-    def looked(self, *given):
-        found = falls(self, *given)
-        seen.append(f"{len(self._changes)} kept")
-        return found
-
-    monkeypatch.setattr(hand, "changes", changes)
-    monkeypatch.setattr(hand.Hand, "falls", looked)
-    kinds, some = ("clamp", "shift", "attribution"), {"layers": "1", "heads": "none", "hooks": ("attn_out",)}
-    made = plan(LocateRequest(model=str(checkpoint([HEAD])), lengths=(320,), samples=4, kinds=kinds, **some))
-    assert locate(made, tmp_path / "run")[1] == []
-    assert seen == ["read", *["0 kept"] * 4]
-    added = 4 * 1 * 320 * 32  # bytes, layers, positions, dims
-    assert cell_bytes(made, "shift", 320) >= cell_bytes(made, "run", 320) + added
+    weaves, plain, slopes = 4 * 2 * 213, 3 * 4 * 320, 4 * 2 * 320
+    assert bar.n == bar.total == pytest.approx(weaves + plain + slopes, abs=20)
 
 
 def test_a_run_goes_on_with_what_another_runner_lost(checkpoint, tmp_path):

@@ -10,7 +10,6 @@ from probe.mechanism.held import clamps_of
 from probe.mechanism.interventions import by_layer
 from probe.mechanism.request import LocateRequest, needed_bytes, plan
 from probe.mechanism.results import summarize
-from probe.mechanism.shift import shifts
 from probe.mechanism.smallest import Round, chosen_cell, random_sets, set_cell
 from probe.mechanism.unfinished import left
 
@@ -46,17 +45,15 @@ def tried(made, journal):
 
 def test_every_kind_that_is_not_done_is_left(folder, tmp_path):
     journal = filled(asked(folder, "weave"), tmp_path)
-    for kind, least in {"clamp": 1, "shift": 4 * 3 * 4, "attribution": 4, "smallest": 1}.items():
+    for kind, least in {"clamp": 1, "attribution": 4, "smallest": 1}.items():
         assert left(asked(folder, kind), journal) == least, kind
 
 
-def test_clamps_and_shifts_are_left_until_they_are_run(folder, tmp_path):
-    made = asked(folder, "clamp", "shift")
+def test_clamps_are_left_until_they_are_run(folder, tmp_path):
+    made = asked(folder, "clamp")
     journal = filled(made, tmp_path)
     add(journal, made, ("dims", 320, "rerope"), rules={"drift": [[1, [3], [[4], [5], [6], [7], [8]]]], "paper": []})
-    cells = (
-        [each.cell for each in tried(made, journal)] + [("run-inside",)] + [each.cell for each in shifts(made.layers)]
-    )
+    cells = [each.cell for each in tried(made, journal)] + [("run-inside",)]
     assert left(made, journal) == 4 * len(cells)
     for number in range(4):
         for cell in cells:

@@ -110,21 +110,14 @@ def test_a_summary_is_read_or_its_remedy_named(tmp_path):
             find_located(folder)
 
 
-def test_shifts_and_costs_inside_the_window_are_told():
+def test_costs_inside_the_window_are_told():
     summary = located.summary()
-    place = {"method": "rerope", "length": 1024, "measure": "nll"}
-    shift = {**place, "kind": "clamp", "way": "shift", "rule": "vector", "head": None, "items": 6, "loss": 3.0}
-    summary["effects"] += [
-        {**shift, "which": "positional", "layer": 1, "share": 0.02, "low": -0.1, "high": 0.1},
-        {**shift, "which": "random 0", "layer": 1, "share": -0.05, "low": -0.1, "high": 0.0},
-    ]
     inside = {"length": 1024, "measure": "nll", "way": "at-M", "rule": "drift"}
     summary["inside"] = [
         {**inside, "which": "observable", "cost": 0.07, "low": 0.0, "high": 0.14},
         {**inside, "which": "random 0", "cost": 0.1, "low": 0.02, "high": 0.19},
     ]
     text = told(summary)
-    assert "in one of 1 layers, restores at most 2% [-10, 10], in layer 1 (with its dims shuffled -5% to -5%)." in text
     assert "Held inside the window they cost up to 0.07 [0.00, 0.14] nats/token (random dims 0.10 to 0.10)." in text
 
 

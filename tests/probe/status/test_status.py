@@ -62,10 +62,9 @@ def test_every_command_is_told_as_it_is_cut_short_and_as_it_ends(model, tmp_path
         "eval": ["--task", "nll", "--methods", "origin,rerope"],
         "locate": ["--try", "weave", "--heads", "none"],
         "anatomy": ["--parts", "lens,vectors", "--methods", "origin,rerope", "--texts", "4"],
-        "counterpart": ["--try", "find", "--samples", "2"],
     }
     out, apart = tmp_path / "run", tmp_path / "eval"
-    for command in ("locate", "anatomy", "counterpart"):
+    for command in ("locate", "anatomy"):
         assert main([command, *given, *commands[command], "--out", str(out), "--minutes", "0.00001"]) == 0
         before, status = files(out), status_of(out)
         assert status.state == "unfinished"
@@ -82,8 +81,6 @@ def test_every_command_is_told_as_it_is_cut_short_and_as_it_ends(model, tmp_path
     assert main(["anatomy", *given, *commands["anatomy"], "--out", str(out)]) == 0
     assert ("anatomy", "cells", 2, 2) in counts(out)
     assert ("anatomy", "texts", 8, 8) in counts(out)
-    assert main(["counterpart", *given, *commands["counterpart"], "--out", str(out)]) == 0
-    assert ("counterpart", "cells", 2, 2) in counts(out)
     capsys.readouterr()
     assert main(["status", str(apart), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -128,14 +125,6 @@ def test_a_summary_that_is_not_older_says_what_failed_and_one_that_is_does_not_c
     assert (part.cells, part.failed, part.left) == (6, 1, 3)
     os.utime(path, ns=(0, (tmp_path / "summary.json").stat().st_mtime_ns + 10**9))
     assert status_of(tmp_path).parts[0].cells is None
-
-
-def test_a_study_is_counted_from_its_settings(tmp_path):
-    journal = Journal(tmp_path / "cells.jsonl", STUDY)
-    journal.add(("predicted", "repeated", "origin", 0), {"lengths": {}})
-    journal.add(("nll", "origin", 0, 160), {"scores": [3.0]})
-    journal.add(("passkey", "origin", 1, 160), {"scores": [0.0]})  # at chance: nothing else is measured by it
-    assert counts(tmp_path) == [("study", "predictions", 1, 6), ("study", "measured lengths", 2, 6 + 6 + 6 + 1)]
 
 
 def test_a_probe_run_is_counted_by_passes_and_measured_cells(tmp_path):
@@ -193,12 +182,6 @@ def test_what_is_no_run_is_refused_by_name(tmp_path, made, capsys):
     (tmp_path / "cells.jsonl").write_text("no journal\n")
     assert main(["status", str(tmp_path)]) == 2
     assert "cells.jsonl is no journal of a run" in capsys.readouterr().err
-
-
-def test_a_study_whose_settings_are_not_a_study_s_is_refused(tmp_path):
-    Journal(tmp_path / "cells.jsonl", {"configs": {}}).add(("hold", 1, 1), {"nll": 0.5})
-    with pytest.raises(ValueError, match=f"{tmp_path} is damaged"):
-        status_of(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04cut short", b"no archive"])

@@ -7,7 +7,6 @@ import tiny
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from mesa_lens.training.making import train_tokenizer
 from probe.tasks.chat import passkey_chat
 from probe.tasks.retrieval import (
     LINES_HEADER,
@@ -20,6 +19,7 @@ from probe.tasks.retrieval import (
     lines,
     passkey,
 )
+from research.shipped_models.making import train_tokenizer
 
 
 @pytest.fixture(scope="module", params=["byte-level", "sentencepiece"])

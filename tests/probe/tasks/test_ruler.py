@@ -9,12 +9,12 @@ import pytest
 import spaced
 import torch
 
-from mesa_lens.training.train import train_tokenizer
 from probe.tasks import counting, recall
 from probe.tasks.base import Setting
 from probe.tasks.listed import Listed, TooShortError
 from probe.tasks.recall import RULER, string_match_all
 from probe.tasks.retrieval import encode, first_ids
+from research.shipped_models.train import train_tokenizer
 
 TASKS = {task.name: task for task in RULER}
 M = 1200

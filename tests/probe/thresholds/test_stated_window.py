@@ -149,7 +149,7 @@ def test_noise_inside_the_window_does_not_alarm():
 def test_committed_results_of_smollm2_are_not_doubted():
     rows = {}
     for name in ("nll", "real"):
-        for path in (ROOT / "benchmarks/results/smollm2" / name).glob("*.jsonl"):
+        for path in (ROOT / "research/real_model/results" / name).glob("*.jsonl"):
             cells = [json.loads(line) for line in path.read_text().splitlines()]
             for cell in cells:
                 if cell.get("cell", [""])[0] == "nll":

@@ -1,0 +1,91 @@
+"""`make pictures`: draws the pictures of docs/ anew, each by the command named here, from the runs that are there.
+
+`python research/pictures.py RUNS` takes runs from RUNS: `demo` (`make demo`), `mechanism` (`make mechanism`) and
+`real` (`make real`). A picture whose run is not there stays as it is, and is named.
+The screenshots docs/app-*.png are `make test-browser`'s.
+"""
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from mesa_lens.cli import main
+from research.thresholds_predict_failure.report import write_study
+from research.thresholds_predict_failure.results import read_results
+
+ROOT = Path(__file__).parents[1]
+STUDIES = ROOT / "research" / "thresholds_predict_failure" / "results"
+Exports = tuple[tuple[str, str, dict[str, str]], ...]
+EXPORTS: dict[str, Exports] = {  # run: arguments of `mesa-lens export`, and which file is which picture
+    "demo": (
+        ("drift", "", {"demo-drift": "drift-resid_post-repeated", "demo-drift-map": "drift-resid_post-repeated-map"}),
+        (
+            "heatmap",
+            "--minus origin --methods rerope,dynamic-ntk,mesa",
+            {"demo-heatmaps": "heatmap-resid_post-repeated-minus-origin"},
+        ),
+        ("thresholds", "--pairs 3:150", {"demo-threshold": "threshold-resid_post-repeated-layer3-dim150"}),
+    ),
+    "mechanism": (
+        (
+            "locate",
+            "--methods rerope --lengths 1024 --measures nll",
+            {
+                "mechanism-map": "locate-map-rerope-1024-nll",
+                "mechanism-smallest": "locate-smallest-1024-nll",
+                "mechanism-clamp": "locate-clamp-drift-rerope-1024-nll",
+            },
+        ),
+    ),
+    "real": (
+        ("drift", "--layers 1,7", {"real-model-drift": "drift-resid_post-repeated"}),
+        ("drift", "--methods origin,mesa,stair", {"real-model-map": "drift-resid_post-repeated-map"}),
+        (
+            "heatmap",
+            "--minus rerope --layers 2-3 --positions 7168-16383 --limit 0.05 --methods origin,dynamic-ntk,mesa",
+            {"real-model-heatmap": "heatmap-resid_post-repeated-minus-rerope"},
+        ),
+    ),
+}
+
+
+def draw(runs: Path, docs: Path) -> list[str]:
+    """Draws into `docs`; returns the pictures that stayed, with the reason."""
+    stayed = [line for run, exports in EXPORTS.items() for line in export(run, exports, runs, docs)]
+    for study, names in {
+        "default": {"lengths": "findings_lengths", "dims": "findings_dims"},
+        "smollm2": {"lengths": "findings_smollm2"},
+    }.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            write_study(
+                read_results(ROOT / "research" / "thresholds_predict_failure" / "results" / f"{study}.json"),
+                Path(scratch),
+            )
+            for name, drawn in names.items():
+                shutil.copyfile(Path(scratch) / f"{name}.png", docs / f"{drawn}.png")
+    for task in ("plots", "table"):
+        main(["verify", task, "--out", str(docs)])
+    return stayed
+
+
+def export(run: str, exports: Exports, runs: Path, docs: Path) -> list[str]:
+    """Draws the pictures of one run into `docs`; returns those that stayed, with the reason."""
+    stayed = []
+    for kind, options, pictures in exports:
+        with tempfile.TemporaryDirectory() as scratch:
+            done = (runs / run).is_dir() and main(
+                ["export", kind, str(runs / run), *options.split(), "--out", scratch]
+            ) == 0
+            for picture, name in pictures.items():
+                if done:
+                    shutil.copyfile(Path(scratch) / f"{name}.png", docs / f"{picture}.png")
+                else:
+                    stayed.append(f"{picture}.png: {runs / run} cannot be exported")
+    return stayed
+
+
+if __name__ == "__main__":
+    print("\n".join(draw(Path(sys.argv[1]), ROOT / "docs")))

@@ -1,0 +1,207 @@
+"""Draws what results/ holds of the real model, and writes its tables into docs/real-model.md.
+
+    python research/real_model/run.py
+
+draws drift beside NLL by position (docs/real-model-break.png); the tables stand between comments that name them.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from probe.evaluation.intervals import shown, student, wilson
+from probe.figures.marks import Chart, Line, Panel, Rule, trained_rule
+from probe.figures.render import rendered
+from probe.figures.styles import RED, style
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+PICTURE = HERE.parents[1] / "docs" / "real-model-break.png"
+PAGE = HERE.parents[1] / "docs" / "real-model.md"
+M, LAYER, REFERENCE = 8192, 3, "rerope"
+DRAWN = ("origin", "rerope", "dynamic-ntk", "mesa")
+AT = (8192, 9216, 10240, 10752, 11264, 12288, 14336, 16384)
+LENGTHS, TAIL = (4096, 8192, 10240, 12288, 16384), 2048
+FIRST = 2048  # before it states still settle
+
+Column = tuple[str, Callable[[Sequence[float]], str]]
+"""A metric's title, and what is told of its samples."""
+
+
+def cells(section: str) -> Iterator[tuple[str, int, list[dict[str, Any]]]]:
+    """Method, prompt length (tokens) and scores of every finished cell of a section; none where there is no journal."""
+    journal = RESULTS / section / "cells.jsonl"
+    for line in journal.read_text(encoding="utf-8").splitlines() if journal.is_file() else ():
+        row = json.loads(line)
+        if "cell" in row:
+            _, name, length = row["cell"]
+            yield name, length, row["scores"]
+
+
+def by_position() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """By method: the last positions of the buckets, in tokens, and NLL (text, bucket), nats/token."""
+    found = {}
+    for name, _, scores in cells("nll-position"):
+        values = {(score["sample"], score["length"]): score["value"] for score in scores}
+        texts, ends = (sorted({key[place] for key in values}) for place in (0, 1))
+        found[name] = np.array(ends), np.array([[values[text, end] for end in ends] for text in texts])
+    return found
+
+
+def nll_panel(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> Panel:
+    """Mean NLL over position under each method."""
+    lines = []
+    for name in (name for name in DRAWN if name in found):
+        ends, nll = found[name]
+        kept = ends > FIRST
+        lines.append(Line(name, ends[kept], nll.mean(0)[kept], *style(name)))
+    top = 1.05 * max(float(line.y.max()) for line in lines)
+    texts = len(next(iter(found.values()))[1])
+    return Panel(
+        title=f"NLL of the next token, {texts} texts",
+        x_title="position (tokens), buckets of 512",
+        y_title="NLL (nats/token)",
+        lines=tuple(lines),
+        points=(),
+        rules=(trained_rule(M),),
+        y_range=(0.0, top),
+        x_range=(FIRST, max(AT)),
+    )
+
+
+def drift_panel() -> Panel:
+    """The rms distance of a layer's states from their in-window range, over position, under each method."""
+    with (RESULTS / "drift-16k" / "levels.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["layer"] == str(LAYER) and int(row["run"]) >= FIRST]
+    lines = []
+    for name in DRAWN:
+        own = [row for row in rows if row["method"] == name]
+        y = [np.nan if row["settling"] == "True" else math.sqrt(float(row["level"])) for row in own]
+        lines.append(Line(name, np.array([float(row["run"]) for row in own]), np.array(y), *style(name)))
+    (limit,) = {math.sqrt(float(row["limit"])) for row in rows if row["method"] == "origin"}
+    return Panel(
+        title=f"drift of layer {LAYER}, one repeated word (gaps: settling)",
+        x_title="position (tokens), runs of 64",
+        y_title="rms distance from in-window range (ranges)",
+        lines=tuple(lines),
+        points=(),
+        rules=(trained_rule(M), Rule(limit, "origin's limit", RED)),
+        y_range=(0.0, 1.05 * max(float(np.nanmax(line.y)) for line in lines)),
+        x_range=(FIRST, max(AT)),
+    )
+
+
+def table(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> Iterator[str]:
+    """Lines of Markdown: mean NLL in the bucket that ends at each position, less the reference's by text."""
+    yield f"| method | {' | '.join(map(str, AT))} |"
+    yield "|---" * (len(AT) + 1) + "|"
+    ends, base = found[REFERENCE]
+    for name, (_, nll) in found.items():
+        cells = []
+        for at in AT:
+            bucket = int(np.flatnonzero(ends == at)[0])
+            less = nll[:, bucket] - base[:, bucket]
+            apart = "" if name == REFERENCE else f" ({shown(float(less.mean()), *student(less.tolist()), '+z.2f')})"
+            cells.append(f"{nll[:, bucket].mean():z.2f}{apart}")
+        yield f"| `{name}` | {' | '.join(cells)} |"
+
+
+def by_length(positions: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, dict[int, np.ndarray]]:
+    """By method and prompt length: NLL of the last 2048 tokens (text,), nats/token; at 16384 by position."""
+    found: dict[str, dict[int, np.ndarray]] = {}
+    for name, length, scores in cells("nll"):
+        found.setdefault(name, {})[length] = np.array([score["value"] for score in scores])
+    for name, (ends, nll) in positions.items():
+        found.setdefault(name, {}).setdefault(max(LENGTHS), nll[:, ends > max(LENGTHS) - TAIL].mean(1))
+    return found
+
+
+def length_table(found: dict[str, dict[int, np.ndarray]]) -> Iterator[str]:
+    """Lines of Markdown: tail NLL at each length, less Origin's by text: on the same prompt, beyond M on that of M."""
+    yield f"| method | {' | '.join(map(str, LENGTHS))} |"
+    yield "|---" * (len(LENGTHS) + 1) + "|"
+    for name, row in found.items():
+        cells = []
+        for length in LENGTHS:
+            less = row[length] - found["origin"][min(length, M)] if length in row else np.zeros(0)
+            told = f"{row[length].mean():z.2f}" if length in row else ""
+            if (abs(less) >= 0.005).any():
+                told += f" ({shown(float(less.mean()), *student(less.tolist()), '+z.2f')})"
+            cells.append(told)
+        yield f"| `{name}` | {' | '.join(cells)} |"
+
+
+def passkeys(values: Sequence[float]) -> str:
+    """How many were found, with Wilson's 95% interval of the share."""
+    low, high = wilson(sum(values), len(values))
+    return f"{sum(values):z.0f} of {len(values)} [{low:z.2f}, {high:z.2f}]"
+
+
+PASSKEYS: dict[str, Column] = {"accuracy": ("passkeys found", passkeys)}
+COSTS: dict[str, Column] = {
+    "prefill": ("prefill (s)", lambda values: f"{np.mean(values):z.1f}"),
+    "decode": ("decoding (ms/token)", lambda values: f"{1000 * np.mean(values):z.0f}"),
+    "peak_memory": ("peak above the model (MiB)", lambda values: f"{np.mean(values):z.0f}"),
+}
+
+
+def metric_table(section: str, columns: Mapping[str, Column]) -> Iterator[str]:
+    """Lines of Markdown: by metric of a section and length, what `columns` makes of the samples, under its title."""
+    found: dict[str, dict[tuple[str, int], list[float]]] = {}
+    for name, length, scores in cells(section):
+        for score in scores:
+            found.setdefault(name, {}).setdefault((score["metric"], length), []).append(score["value"])
+    if not found:
+        yield "*Not run yet.*"
+        return
+    lengths = sorted({at for row in found.values() for _, at in row})
+    places = [(metric, at) for metric in columns for at in lengths]
+    yield f"| method | {' | '.join(f'{columns[metric][0]} at {at}' for metric, at in places)} |"
+    yield "|---" * (len(places) + 1) + "|"
+    for name, row in found.items():
+        told = [columns[metric][1](row[metric, at]) if (metric, at) in row else "" for metric, at in places]
+        yield f"| `{name}` | {' | '.join(told)} |"
+
+
+def written(page: str, name: str, lines: Iterable[str]) -> str:
+    """A page with the table `name` in its place, between `<!-- name -->` and `<!-- end -->`."""
+    found = re.subn(
+        f"(<!-- {name} -->\n).*?(<!-- end -->)",
+        lambda part: part[1] + "\n".join([*lines, part[2]]),
+        page,
+        flags=re.S,
+    )
+    if found[1] != 1:
+        raise ValueError(f"{PAGE} names the table {name!r} {found[1]} times, not once")
+    return found[0]
+
+
+def main() -> None:
+    """Writes the picture and the tables."""
+    found = by_position()
+    chart = Chart("SmolLM2-135M-Instruct, trained on 8192 tokens", (drift_panel(), nll_panel(found)))
+    PICTURE.write_bytes(rendered(chart, "png"))
+    page = PAGE.read_text(encoding="utf-8")
+    for name, lines in (
+        ("by length", length_table(by_length(found))),
+        ("by position", table(found)),
+        ("passkeys", metric_table("passkey", PASSKEYS)),
+        ("costs", metric_table("latency", COSTS)),
+    ):
+        page = written(page, name, lines)
+    PAGE.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""What the default model is asked while it is trained, by kind: a header, sentences to remember, and questions.
+
+Each function takes the tokens there is room for, roughly, and draws names, numbers, wording and how much is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from probe.tasks import retrieval
+from probe.tasks.words import NOUNS
+from research.shipped_models import wording
+
+
+@dataclass(frozen=True)
+class Quiz:
+    """`sentences` in the order in which they stand; `questions` with their answers.
+
+    divisible: sentences may be left out, but that which holds the first question's answer.
+    """
+
+    header: str
+    sentences: list[str]
+    questions: list[tuple[str, str]]
+    divisible: bool = True
+
+
+def passkey(room: int, rng: np.random.Generator) -> Quiz:
+    """The paper's passkey: its three prompts and shorter ones, at times beside a number that is not asked for."""
+    key = retrieval.random_key(rng, int(rng.integers(4, 7)))
+    sentence = retrieval.PASSKEY_KEY if rng.random() < 0.5 else " The pass key is {key}. Remember it."
+    header = retrieval.PASSKEY_HEADER if rng.random() < 0.5 else ""
+    form, question = rng.random(), retrieval.PASSKEY_QUESTION
+    if form < 0.45:
+        before, question = retrieval.PASSKEY_ENHANCED["question" if form < 0.3 else "answer"]
+        header = before + header
+    elif form < 0.6:
+        question = " The pass key is"
+    sentences = [sentence.format(key=key)]
+    if rng.random() < 0.3:
+        other = retrieval.NEEDLE_KEY.format(name=retrieval.random_name(rng), key=retrieval.random_key(rng))
+        sentences.insert(int(rng.integers(2)), other)
+    return Quiz(header, sentences, [(question, f" {key}")])
+
+
+def needle(room: int, rng: np.random.Generator) -> Quiz:
+    """RULER's needle, one to four of them."""
+    keys = {retrieval.random_name(rng): retrieval.random_key(rng) for _ in range(int(rng.integers(1, 5)))}
+    question = retrieval.NEEDLE_QUESTION if rng.random() < 0.5 else " The special magic number for {name} is"
+    asked = rng.permutation(list(keys))[: int(rng.integers(1, 4))]
+    return Quiz(
+        retrieval.NEEDLE_HEADER if rng.random() < 0.4 else "",
+        [retrieval.NEEDLE_KEY.format(name=name, key=key) for name, key in keys.items()],
+        [(question.format(name=name), f" {keys[name]}") for name in asked],
+    )
+
+
+def lines(room: int, rng: np.random.Generator) -> Quiz:
+    """LongEval's lines: one long question, or several in the lines' own words."""
+    header = retrieval.LINES_HEADER if room >= 200 and rng.random() < 0.4 else ""
+    question, ask = (
+        (retrieval.LINES_QUESTION, 50) if rng.random() < 0.5 else ("\nline {name}: REGISTER_CONTENT is <", 19)
+    )
+    names, asked = _names(room - (90 if header else 0), 18, ask, retrieval.random_name, rng)
+    keys = {name: retrieval.random_key(rng) for name in names}
+    return Quiz(
+        header,
+        [retrieval.LINES_LINE.format(name=name, key=key) for name, key in keys.items()],
+        [(question.format(name=name), f"{keys[name]}>") for name in asked],
+    )
+
+
+def pairs(room: int, rng: np.random.Generator) -> Quiz:
+    """Key-value lookup: the JSON prompt, or many plain questions about pairs of one form."""
+    draw: Callable[[np.random.Generator], str] = (
+        retrieval.random_name,
+        retrieval.random_name,
+        wording.random_letters,
+        _number,
+    )[int(rng.integers(4))]
+    digits = int(rng.integers(2, 7)) if rng.random() < 0.7 else 0
+    asks_json = room >= 100 and rng.random() < 0.4
+    statement, question, answer = (
+        (wording.PAIRS_PAIR, wording.PAIRS_QUESTION, wording.PAIRS_ANSWER)
+        if asks_json
+        else wording.LOOKUPS[int(rng.integers(len(wording.LOOKUPS)))]
+    )
+    names, asked = _names(room - (50 if asks_json else 0), 17, 17, draw, rng)
+    keys = {name: retrieval.random_key(rng, digits) if digits else str(rng.choice(NOUNS)) for name in names}
+    return Quiz(
+        wording.PAIRS_HEADER if asks_json else "",
+        [statement.format(name=name, key=key) for name, key in keys.items()],
+        [(question.format(name=name), answer.format(key=keys[name])) for name in asked[: 1 if asks_json else None]],
+    )
+
+
+def tracking(room: int, rng: np.random.Generator) -> Quiz:
+    """RULER's variable tracking: one to three chains, one of them asked for."""
+    long = room >= 150 and rng.random() < 0.6
+    header = wording.TRACK_HEADER if room >= 180 and rng.random() < 0.6 else ""
+    fixed = (85 if long else 20) + (28 if header else 0)
+    most = max(1, min(10, (room - fixed) // 23))
+    count = int(rng.integers(1, most + 1))
+    chains: list[list[str]] = [[] for _ in range(int(rng.integers(1, min(3, count) + 1)))]
+    values = [retrieval.random_key(rng) for _ in chains]
+    sentences = []
+    for index in range(count):
+        which = index if index < len(chains) else int(rng.integers(len(chains)))
+        chain, name = chains[which], wording.random_letters(rng)
+        statement = wording.TRACK_NEXT if chain else wording.TRACK_FIRST
+        sentences.append(statement.format(name=name, key=values[which], before=chain[-1] if chain else ""))
+        chain.append(name)
+    which = int(rng.integers(len(chains)))
+    question = wording.TRACK_QUESTION if long else wording.TRACK_SHORT
+    asked = question.format(key=values[which], count=len(chains[which]))
+    return Quiz(header, sentences, [(asked, f" {' '.join(chains[which])}\n")], divisible=False)
+
+
+KINDS = {each.__name__: each for each in (passkey, needle, lines, pairs, tracking)}
+
+
+def _number(rng: np.random.Generator) -> str:
+    return retrieval.random_key(rng, 3)
+
+
+def _names(
+    room: int, each: int, ask: int, draw: Callable[[np.random.Generator], str], rng: np.random.Generator
+) -> tuple[list[str], list[str]]:
+    """Names for as many statements as are drawn, and those of them that are asked for: what `room` tokens may hold."""
+    asked = int(rng.integers(1, max(2, min(8, room // (each + ask) + 1))))
+    count = int(rng.integers(asked, max(asked, (room - asked * ask) // each) + 1))
+    names = list(dict.fromkeys(draw(rng) for _ in range(count)))
+    return names, rng.permutation(names)[:asked].tolist()

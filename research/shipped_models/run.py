@@ -1,0 +1,102 @@
+"""`python research/shipped_models/run.py`: trains the shipped model, or a sibling of it, anew."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from mesa_lens.cli import Parser, main
+from mesa_lens.model import add_device
+from mesa_lens.options import add_minutes, add_seed
+from mesa_lens.values import folder, whole
+from research.shipped_models.config import RECIPES, TrainConfig
+
+LEAST = 3072
+"""Tokens of one step of `research.shipped_models.train`."""
+
+
+def parser() -> Parser:
+    """The script's parser."""
+    command = Parser(
+        prog="python research/shipped_models/run.py",
+        example="python research/shipped_models/run.py --out runs/model",
+        description=__doc__,
+    )
+    says = "folder for checkpoint, tokenizer and card; an interrupted training goes on in it"
+    command.add_argument("--out", type=folder, required=True, help=says)
+    says = "the shipped model, or a sibling without positions (nope) or with ALiBi (alibi)"
+    command.add_argument("--recipe", choices=list(RECIPES), default="default", help=says)
+    recipes = ", ".join(f"{name} {recipe.tokens / 1e6:g} million" for name, recipe in RECIPES.items())
+    says = f"training tokens (None: the recipe's: {recipes})"
+    command.add_argument("--tokens", type=whole(LEAST), help=says)
+    add_seed(command)
+    add_minutes(command)
+    command.add_argument("--estimate", action="store_true", help="print the steps and time it takes, and stop")
+    add_device(command)
+    command.set_defaults(run=run)
+    return command
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains, or goes on training, into a folder that holds no finished model; measures it and writes its card."""
+    from probe.cells.threads import check_threads, computing
+    from probe.ownership import owned
+    from research.shipped_models.state import STATE
+
+    check_threads(args.threads)
+    if (args.out / "config.json").exists() and not (args.out / STATE).exists():
+        raise FileExistsError(f"--out {args.out} already holds a model; name another folder")
+    with owned(args.out, option="folder"), computing(args.threads):
+        try:
+            told = _train(args)
+        except BaseException as error:
+            if (args.out / STATE).exists():
+                error.add_note(f"the same command goes on; the newest checkpoint is kept in {args.out}")
+            raise
+    print(told)
+    return 0
+
+
+def _train(args: argparse.Namespace) -> str:
+    """What to say at the end."""
+    from mesa.models import check_placement, load
+    from research.shipped_models import card, train
+    from research.shipped_models.state import STATE
+
+    ends = time.time() + 60 * args.minutes if args.minutes else float("inf")
+    check_placement({"device": args.device})
+    recipe = RECIPES[args.recipe]
+    config = replace(recipe, tokens=args.tokens or recipe.tokens, seed=args.seed)
+    training = train.begin(config, args.device)
+    if (args.out / STATE).exists():
+        training.restore(args.out, config)
+    mixture, about = train.read_corpus(config)
+    if training.step < config.steps:
+        print(_estimate(config, training.step, *train.tokens_a_second(config, mixture, args.device)), flush=True)
+    if args.estimate:
+        return "nothing was trained (--estimate)"
+    if not train.train(config, args.out, training, mixture, about, ends=ends):
+        return f"stopped after {training.step:,} of {config.steps:,} steps; the same command goes on in {args.out}"
+    card.write_card(args.out, card.measure(load(str(args.out))))
+    (args.out / STATE).unlink()
+    return f"wrote {args.out}; use it with --model {args.out}"
+
+
+def _estimate(config: TrainConfig, step: int, slow: float, fast: float) -> str:
+    """What is left to do, in words. slow, fast: tokens a second."""
+    from probe.evaluation.pace import spoken
+
+    left = (config.steps - step) * config.tokens_per_step
+    return (
+        f"{config.steps - step:,} of {config.steps:,} steps are left, {left:,} tokens: "
+        f"{spoken(left / fast, left / slow)} at {slow:,.0f} to {fast:,.0f} tokens/s, if this machine stays so busy"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(build=parser))

@@ -1,0 +1,184 @@
+"""A study's lengths on disk: a journal with one line a finished cell, and the labelled results made of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from probe.evaluation.journal import Journal, Lines
+from probe.files import write
+from probe.thresholds.control import PLACES
+from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE, dipping, is_chance, onset
+from research.thresholds_predict_failure.variants import REFERENCE
+
+NLL, PASSKEY = TASK_NAMES = ("nll", "passkey")
+"""What failure can be measured by."""
+BOUNDS = ("M or more", "more than M", "slowest rotation of M or more", "a rotary phase not met")
+"""Relative positions that the arithmetic prediction takes for a failure.
+
+The third counts positions in turns of rotary's slowest frequency, so that it knows of methods that change frequencies;
+the last asks each rotary pair whether it met that phase inside the window. Both need rotary embeddings.
+"""
+DRIFT = "drift"
+"""The rule that judges layers and needs no number of dims."""
+
+
+def progress(
+    journal: Journal, settings: Mapping[str, Any], task: str, config: str, seed: int
+) -> tuple[tuple[bool, ...], int | None]:
+    """By length, whether a config fails by `task`; and the next length to measure, None if there is none.
+
+    The rules are those of `probe.thresholds.failure`, with Origin's tail NLL at M as the level; where Origin is at
+    chance there (`judges`), nothing else is measured. Every length is, since a failure must persist: all longer ones
+    fail too. What is not known yet does not fail.
+    """
+    trained, lengths = settings["trained_length"], settings["lengths"]
+    nowhere = (False,) * len(lengths)
+    level = journal.rows.get((task, REFERENCE, seed, trained))
+    if level is None:
+        return nowhere, trained
+    expected = float(np.mean(level["scores"]))
+    if not judges(journal, settings, task, seed):
+        return nowhere, None
+    rows = [journal.rows.get((task, config, seed, length)) for length in lengths]
+    means = [np.nan if row is None else float(np.mean(row["scores"])) for row in rows]
+    fails = [mean > expected + NATS_ABOVE if task == NLL else mean < LEAST_ACCURACY for mean in means]
+    return tuple(fails), lengths[rows.index(None)] if None in rows else None
+
+
+def judges(journal: Journal | Lines, settings: Mapping[str, Any], task: str, seed: int) -> bool:
+    """Whether a task says anything of length: Origin's scores at M, which must be known, are not chance.
+
+    settings: with `vocabulary`, in tokens; without it no tail NLL is called chance.
+    """
+    level = float(np.mean(journal.rows[task, REFERENCE, seed, settings["trained_length"]]["scores"]))
+    return level >= LEAST_ACCURACY if task == PASSKEY else not is_chance(level, settings.get("vocabulary"))
+
+
+def gather(journal: Journal, settings: Mapping[str, Any], arithmetic: Mapping[str, Mapping[str, int]]) -> xr.Dataset:
+    """All lengths of a finished journal, labelled, in tokens; none up to L is L + 1, no call is NaN.
+
+    `predicted` (prompt, rule, top, config, seed); `qualified` (prompt, rule, seed): dims that qualify, NaN for the rule
+    `drift`; `measured` (criterion, config, seed), 'either' and the tasks, NaN where these are at chance inside M, and
+    `dips`, how many shorter lengths fail too; `arithmetic` (config, bound): first position that sees such a distance.
+    Of the negative control `inside` and `matched` (prompt, rule, seed, place): shares of the dims that are observable
+    inside the window, and at M with as many positions; `false` (prompt, rule, config, seed): share of the places with
+    a false prediction, of drift's pretended windows with a false alarm. NaN: not tried.
+    """
+    configs, seeds = list(arithmetic), list(seeds_of(settings))
+    rules, bounds = list(settings["rules"]), list(arithmetic[next(iter(arithmetic))])
+    cells = {key[1:]: row["lengths"] for key, row in journal.rows.items() if key[0] == "predicted"}
+    kinds = [(prompt, kind) for prompt in settings["prompts"] for kind in cells[prompt, configs[0], seeds[0]]]
+
+    def read(names: Sequence[str], value: Callable[[dict[str, Any]], Any]) -> np.ndarray:
+        """`value` of the cells, by prompt, rule, config and seed."""
+        each = [
+            [[[value(cells[prompt, name, seed][kind][rule]) for seed in seeds] for name in names] for rule in rules]
+            for prompt, kind in kinds
+        ]
+        return np.array(each, dtype=float)
+
+    def of_reference(value: Callable[[dict[str, Any]], Any]) -> np.ndarray:
+        return read(configs[:1], value)[:, :, 0]
+
+    criteria, measured, dips = _measured(journal, settings, configs)
+    by_seed, tops = ("prompt", "rule", "seed"), list(settings["tops"])
+    predicted = np.moveaxis(read(configs, lambda row: row["lengths"]), -1, 2)
+    positions = np.array([[each[bound] for bound in bounds] for each in arithmetic.values()], dtype=float)
+    return xr.Dataset(
+        {
+            "predicted": (("prompt", "rule", "top", "config", "seed"), predicted, {"units": "tokens"}),
+            "qualified": (by_seed, of_reference(lambda row: row["qualified"]), {"units": "dims"}),
+            "measured": (("criterion", "config", "seed"), measured, {"units": "tokens"}),
+            "dips": (("criterion", "config", "seed"), dips, {"units": "lengths"}),
+            "arithmetic": (("config", "bound"), positions, {"units": "tokens"}),
+            "inside": ((*by_seed, "place"), of_reference(partial(_shares, "qualified"))),
+            "matched": ((*by_seed, "place"), of_reference(partial(_shares, "matched"))),
+            "false": (("prompt", "rule", "config", "seed"), read(configs, _false)),
+        },
+        {
+            "prompt": [kind for _, kind in kinds],
+            "rule": rules,
+            "top": tops,
+            "config": configs,
+            "seed": seeds,
+            "criterion": criteria,
+            "bound": bounds,
+        },
+        {"settings": json.dumps({**settings, **journal.told})},
+    )
+
+
+def seeds_of(settings: Mapping[str, Any]) -> range:
+    """The seeds that a study with these settings judges on."""
+    first = settings.get("first_seed", 0)
+    return range(first, first + settings["seeds"])
+
+
+def _shares(name: str, row: Mapping[str, Any]) -> list[float]:
+    """Of the control's places, the share of the dims found; NaN where there is no control."""
+    control = row.get("control")
+    found = [count / control["searched"] for count in control[name]] if control else []
+    return [*found, *[np.nan] * (PLACES - len(found))]
+
+
+def _false(row: Mapping[str, Any]) -> float | None:
+    """The share of false predictions inside the window; None where it was not tried."""
+    if "call" in row:
+        return row["call"]["any_false_alarm"]
+    return row["control"]["false"] if row["control"] else None
+
+
+def _measured(
+    journal: Journal, settings: Mapping[str, Any], configs: Sequence[str]
+) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """The criteria; the failure length (criterion, config, seed) by each, and how many shorter lengths fail too.
+
+    'either' fails at a length where one or the other task does, of those that say anything.
+    """
+    tasks = [task for task in TASK_NAMES if task in settings["measure"]]
+    none, seeds, lengths = settings["length"] + 1, seeds_of(settings), np.array(settings["lengths"])
+    each = [[[progress(journal, settings, t, c, s)[0] for s in seeds] for c in configs] for t in tasks]
+    by_task = np.array(each, dtype=bool)
+    fails = np.concatenate([by_task.any(axis=0, keepdims=True), by_task])
+    measured = np.apply_along_axis(lambda row: onset(row, lengths) or none, -1, fails).astype(float)
+    judged = np.array([[judges(journal, settings, task, seed) for seed in seeds] for task in tasks])
+    told = np.concatenate([judged.any(axis=0, keepdims=True), judged])
+    measured[~np.broadcast_to(told[:, None], measured.shape)] = np.nan
+    dips = np.apply_along_axis(lambda row: len(dipping(row, lengths)), -1, fails)
+    return ["either", *tasks], measured, dips.astype(float)
+
+
+def write_results(results: xr.Dataset, path: Path) -> None:
+    """The results as JSON, one line a run of numbers; null for no call, and for what was not judged."""
+    record = {
+        "settings": json.loads(results.attrs["settings"]),
+        "coords": {name: results[name].values.tolist() for name in results.coords},
+        **{name: {"dims": list(values.dims), "data": _plain(values.values)} for name, values in results.items()},
+    }
+    text = json.dumps(record, indent=1, ensure_ascii=False)
+    write(path, (re.sub(r"\[[^\[\]]*\]", lambda run: " ".join(run[0].split()), text) + "\n").encode())
+
+
+def read_results(path: Path) -> xr.Dataset:
+    """What `write_results` wrote."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    settings, coords = record.pop("settings"), record.pop("coords")
+    values = {name: (each["dims"], np.array(each["data"], dtype=float)) for name, each in record.items()}
+    return xr.Dataset(values, coords, {"settings": json.dumps(settings)})
+
+
+def _plain(values: np.ndarray) -> Any:
+    """Nested lists of numbers, whole where they are, None for NaN."""
+    if values.ndim:
+        return [_plain(each) for each in values]
+    if np.isnan(values):
+        return None
+    return int(values) if float(values).is_integer() else round(float(values), 6)

@@ -1,0 +1,92 @@
+"""Rank correlations of what is measured with what interventions restore."""
+
+import pytest
+
+from probe.evaluation.intervals import rank_correlation
+from research.mechanism.rankings import rankings
+
+HEADS = [(layer, head) for layer in range(3) for head in range(2)]
+
+
+def effects(shares):
+    places = [{"layer": layer, "head": head} for layer, head in [*HEADS, *((layer, None) for layer in range(6))]]
+    return [
+        {"kind": "weave", "way": "only", **place, "share": share} for place, share in zip(places, shares, strict=True)
+    ]
+
+
+def anatomy(values):
+    rows = [
+        {
+            "method": method,
+            "length": length,
+            "span": span,
+            "layer": layer,
+            "head": head,
+            "norms": [value, 0, 1],
+            **others,
+        }
+        for (layer, head), value in zip(HEADS, values, strict=True)
+        for method, length, span in (("origin", 96, "beyond M"), ("origin", 96, "inside M"), ("rerope", 96, "beyond M"))
+        for others in [
+            {name: [1.0, 0, 1] for name in ("attention", "mass_beyond", "mean_distance", "entropy", "sink", "previous")}
+        ]
+    ]
+    retrieval = [
+        {"method": "origin", "length": 24, "layer": layer, "head": head, "best": [-value, 0, 1]}
+        for (layer, head), value in zip(HEADS, values, strict=True)
+    ]
+    return {"frequencies": rows, "heads": rows, "retrieval": retrieval, "trained_length": 24, "vectors": None}
+
+
+def test_each_measure_is_held_against_its_own_places():
+    run = {
+        "drift": {
+            "prompts": {
+                "repeated": {
+                    "methods": [
+                        {"method": "mesa", "layers": {"1": 9}},
+                        {"method": "origin", "layers": {"4": 30, "3": 40}},
+                    ]
+                }
+            }
+        }
+    }
+    found = rankings(effects([1, 2, 3, 4, 5, 6, 0, 0, 0, 1, 2, 0]), 96, anatomy([10, 20, 30, 40, 50, 60]), run)
+    by = {row["what"]: row for row in found}
+    assert by["unmet phases, by norms"]["spearman"] == pytest.approx(1)
+    assert by["retrieval score inside M"]["spearman"] == pytest.approx(-1)
+    assert by["early drift"]["spearman"] == pytest.approx(1)
+    assert by["entropy beyond M"]["spearman"] is None  # it does not vary
+    assert by["early drift"]["places"] == 6
+    assert rankings(effects(range(12)), 97, anatomy([1] * 6), None)[0]["what"] == "retrieval score inside M"
+    assert rankings(effects(range(12)), 96, None, None) == []
+
+
+@pytest.mark.parametrize(
+    "drift",
+    [
+        "too few positions were captured",
+        {"prompts": {"text-1": {"methods": [{"method": "origin", "layers": {"4": 30}}]}}},
+        {"prompts": {"repeated": {"methods": [{"method": "mesa", "layers": {"4": 30}}]}}},
+    ],
+)
+def test_a_run_that_says_nothing_of_origins_drift_ranks_nothing(drift):
+    assert rankings(effects(range(12)), 96, None, {"drift": drift}) == []
+
+
+def test_places_without_a_share_are_left_out():
+    found = rankings(effects([None, *range(11)]), 96, anatomy([10, 20, 30, 40, 50, 60]), None)
+    assert {row["places"] for row in found} == {5}
+
+
+def test_four_places_have_no_interval():
+    assert rank_correlation([1, 2, 3, 4], [1, 2, 3, 4]) == (pytest.approx(1), None, None)
+    assert rank_correlation([1, 2, 3, 4, 5], [1, 2, 3, 4, 5])[1] is not None
+
+
+def test_the_correlation_is_of_mid_ranks():
+    assert rank_correlation([1, 2, 2, 9], [0.1, 5, 5, 6])[0] == pytest.approx(1)
+    value, low, high = rank_correlation(range(30), [each + (each % 3) * 4 for each in range(30)])
+    assert low < value < high < 1
+    assert rank_correlation([1, 1, 1], [1, 2, 3]) == (None, None, None)
