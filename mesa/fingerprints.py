@@ -34,8 +34,8 @@ def identity(name: str, config: Any) -> dict[str, str]:
 
 def _fingerprint(what: str, name: str, config: Any) -> str:
     place = place_of(name)
-    found = {file for pattern in _FILES[what] for file in Path(place.where).glob(pattern) if file.is_file()}
-    files = [place.file] if place.file else sorted(found)
+    matches = {file for pattern in _FILES[what] for file in Path(place.where).glob(pattern) if file.is_file()}
+    files = [place.file] if place.file else sorted(matches)
     if not Path(place.where).is_dir():
         return f"commit {getattr(config, '_commit_hash', None)}"
     total = hashlib.sha256()

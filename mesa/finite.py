@@ -34,7 +34,7 @@ def states_checked(model: Any, owner: str = "") -> Iterator[None]:
 
     layers = layers_of(model)
     heads = [head] if (head := model.get_output_embeddings()) is not None else []
-    handles = [each.register_forward_hook(partial(look, layer=n)) for n, each in enumerate([*layers, *heads])]
+    handles = [module.register_forward_hook(partial(look, layer=n)) for n, module in enumerate([*layers, *heads])]
     try:
         yield
     finally:

@@ -82,9 +82,9 @@ def load(
         if dtype is None and place.file:
             dtype = "float32"
         elif dtype is None and device_map is None and device == "cpu":
-            own = AutoConfig.from_pretrained(place.where, **options)
-            dtype = chosen_dtype(own, {})
-        found: Any = AutoModelForCausalLM.from_pretrained(
+            config = AutoConfig.from_pretrained(place.where, **options)
+            dtype = chosen_dtype(config, {})
+        result: Any = AutoModelForCausalLM.from_pretrained(
             place.where,
             dtype=DTYPES[dtype] if dtype else "auto",
             device_map=device_map,
@@ -92,7 +92,7 @@ def load(
             output_loading_info=True,
             **options,
         )
-    model, info = found
+    model, info = result
     _check_keys(name, info)
     if place.file:
         as_plain(model)
@@ -120,8 +120,8 @@ def _check_keys(name: str, info: Mapping[str, Any]) -> None:
 def origin(name: str, config: Any, revision: str | None = None) -> dict[str, str]:
     """`model_revision` of a model and, where its weights were quantized, `quantization`; needs no weights."""
     place = place_of(name)
-    found = {"model_revision": getattr(config, "_commit_hash", None) or place.revision or revision or "local"}
-    return found | ({"quantization": place.quantization} if place.quantization else {})
+    result = {"model_revision": getattr(config, "_commit_hash", None) or place.revision or revision or "local"}
+    return result | ({"quantization": place.quantization} if place.quantization else {})
 
 
 def check_placement(options: Mapping[str, Any]) -> None:
@@ -255,6 +255,6 @@ def _check_parts(name: str, place: Place, parts: Sequence[str]) -> None:
 
 def in_short(error: Exception) -> str:
     """What an error of a library says, in one line that is not too long."""
-    said = " ".join(str(error).split()) or "nothing said"
-    said = f"{said} is not known" if isinstance(error, KeyError) else said
-    return said if len(said) <= _LONGEST_REASON else f"{said[:_LONGEST_REASON]} ..."
+    message = " ".join(str(error).split()) or "nothing said"
+    message = f"{message} is not known" if isinstance(error, KeyError) else message
+    return message if len(message) <= _LONGEST_REASON else f"{message[:_LONGEST_REASON]} ..."

@@ -44,7 +44,7 @@ class Bounded:
                     raise ValueError(f"{type(self).__name__}: {name}={value} exceeds {LARGEST}")
 
 
-def own_index(index: Any) -> Any:
+def token_index(index: Any) -> Any:
     """Every token keeps its index as its position."""
     return index
 
@@ -133,8 +133,8 @@ class Region(Bounded):
 
     queries: tuple[int, int]
     keys: tuple[int, int]
-    query_position: Position = own_index
-    key_position: Position = own_index
+    query_position: Position = token_index
+    key_position: Position = token_index
     nearest: int = 0
     farthest: int | None = None
     holds: Callable[[Any, Any], Any] | None = None
@@ -223,11 +223,11 @@ def follows_length(plan: Plan, other: Plan) -> bool:
 def turn_alike(plan: Plan, other: Plan) -> bool:
     """Whether the two turn rotary pairs at the same frequencies."""
     pairs = np.arange(_PAIRS, dtype=float)
-    own, others = (
-        each.frequency_scale(pairs, 2 * _PAIRS, BASE) if each.frequency_scale else 1 + 0 * pairs
-        for each in (plan, other)
+    first, second = (
+        either.frequency_scale(pairs, 2 * _PAIRS, BASE) if either.frequency_scale else 1 + 0 * pairs
+        for either in (plan, other)
     )
-    return np.array_equal(own, others)
+    return np.array_equal(first, second)
 
 
 def relative_positions(plan: Plan, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -243,3 +243,31 @@ def relative_positions(plan: Plan, queries: np.ndarray, keys: np.ndarray) -> np.
         block = np.ix_(rows, columns)
         result[block] = np.where(region.contains(query, key), relative, result[block])
     return result
+
+
+PAIRS = 2_000_000
+"""Pairs looked at (of all, where there are no more)."""
+
+
+def check_plan(name: str, plan: Plan, length: int, start: int = 0) -> None:
+    """ValueError when a plan's regions overlap, see the future, or are for another length.
+
+    Looks at the queries from `start` on: at all in a short prompt, in a long one at those where regions begin and end
+    and at some between.
+    """
+    if plan.length != length:
+        raise ValueError(f"{name}: its plan for {length} tokens is one for {plan.length}")
+    count = max(16, PAIRS // length)
+    edges = {edge + step for region in plan.regions for edge in region.queries for step in (-1, 0)}
+    chosen = sorted({*np.linspace(start, length - 1, count).astype(int).tolist(), *edges} & set(range(start, length)))
+    query, key = np.array(chosen)[:, None], np.arange(length)[None, :]
+    contains = [np.broadcast_to(region.contains(query, key), (len(chosen), length)) for region in plan.regions]
+    counts = sum((contained.astype(np.int8) for contained in contains), np.zeros((len(chosen), length), np.int8))
+    for wrong, why in (((counts > 0) & (key > query), "which comes after it"), (counts > 1, "in more than one region")):
+        if wrong.any():
+            row, column = np.argwhere(wrong)[0].tolist()
+            regions = [number for number, contained in enumerate(contains) if contained[row, column]]
+            raise ValueError(
+                f"{name}: in its plan for {length} tokens, query {chosen[row]} sees key {column} {why} (regions "
+                f"{', '.join(map(str, regions))}); regions must be causal and must not overlap"
+            )

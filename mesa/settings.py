@@ -48,7 +48,7 @@ def wanted_names(names: str) -> list[str]:
     if doubled:
         raise ValueError(f"--methods names {', '.join(sorted(doubled))} more than once")
     others = [name for name in registry() if name not in named] if ALL in named else []
-    return [each for name in named for each in (others if name == ALL else [name])]
+    return [chosen for name in named for chosen in (others if name == ALL else [name])]
 
 
 def make_methods(names: str, trained_length: int, settings: Sequence[str] = ()) -> dict[str, Method]:
@@ -69,20 +69,20 @@ def fitting_methods(
     `settings` are given for, and where nothing is left.
     """
     named = [] if by_default else _names(names)
-    kept, left_out = {}, {}
+    fitting, left_out = {}, {}
     for name, parameters in _parameters(names, settings).items():
         try:
             method = make(name, trained_length, **parameters)
             if config is not None:
                 check_method(config, method)
-            kept[name] = method
+            fitting[name] = method
         except ValueError as error:
             if parameters or name in named:
                 raise
             left_out[name] = str(error)
-    if not kept:
+    if not fitting:
         raise ValueError(next(iter(left_out.values())))
-    return kept, left_out
+    return fitting, left_out
 
 
 def _parameters(names: str, settings: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -75,15 +75,15 @@ def check_method(config: Any, method: Method) -> None:
             raise ValueError(f"head {heads[-1]} of layer {layer} is out of range; the model has heads 0-{last}")
 
 
-def _method_wanted(given: Any, config: Any) -> str:
+def _method_wanted(value: Any, config: Any) -> str:
     """What to give in the place of something that is no method."""
     try:
         length = trained_length(config)
     except ValueError:
         length = 4096
-    if isinstance(given, type) and issubclass(given, Method):
-        return f"it is the class; give {given.__name__}(trained_length={length}), with the length of your model"
-    known, text = registry(), given if isinstance(given, str) else ""
+    if isinstance(value, type) and issubclass(value, Method):
+        return f"it is the class; give {value.__name__}(trained_length={length}), with the length of your model"
+    known, text = registry(), value if isinstance(value, str) else ""
     note = f"; known: {', '.join(known)}{meant(text, known)}" if text not in known else ""
     name = text if text in known else "rerope"
     return f"give one, such as mesa.make({name!r}, trained_length={length}), with the length of your model{note}"
@@ -167,11 +167,11 @@ def cells() -> tuple[dict[str, dict[str, str]], list[str]]:
 def numbered(why: dict[str, dict[str, str]]) -> tuple[dict[str, dict[str, str]], list[str]]:
     """As `cells`, from why each family cannot have each method (empty: it can)."""
     reasons = list(dict.fromkeys(reason for row in why.values() for reason in row.values() if reason))
-    found = {
+    rows = {
         kind: {name: f"no ({reasons.index(reason) + 1})" if reason else "yes" for name, reason in row.items()}
         for kind, row in why.items()
     }
-    return found, reasons
+    return rows, reasons
 
 
 def table() -> str:
@@ -184,10 +184,10 @@ def written(why: dict[str, dict[str, str]]) -> str:
     return _markdown(*numbered(why))
 
 
-def _markdown(found: dict[str, dict[str, str]], reasons: list[str]) -> str:
+def _markdown(rows: dict[str, dict[str, str]], reasons: list[str]) -> str:
     names = list(registry())
     lines = [f"| | {' | '.join(f'`{name}`' for name in names)} |", "|---" * (len(names) + 1) + "|"]
-    lines += [f"| {kind} | {' | '.join(row.values())} |" for kind, row in found.items()]
+    lines += [f"| {kind} | {' | '.join(row.values())} |" for kind, row in rows.items()]
     notes = [f"({number}) {reason}" for number, reason in enumerate(reasons, 1)]
     return "\n".join([*lines, "", "; ".join(notes) + "."])
 

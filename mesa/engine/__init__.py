@@ -2,6 +2,5 @@
 
 In: a plan, and a model's queries, keys and values. Out: attention as planned, in prefill and while decoding.
 Open first: apply.py (`applied`) and plug.py, then attention.py, which follows a plan; kernels.py computes its parts,
-rope.py rotates queries and keys, alibi.py biases them, heads.py keeps a plan to some heads, families.py knows the
-architectures.
+rope.py rotates queries and keys, alibi.py biases them, families.py knows the architectures.
 """

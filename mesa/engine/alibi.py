@@ -19,7 +19,7 @@ def biased(scores: Tensor, slopes: Tensor, region: Region, queries: Tensor, keys
     """Scores (batch, head, query, key) with ALiBi's bias, in float32 or better: half precision would lose it."""
     accurate = torch.promote_types(scores.dtype, torch.float32)
     relative = positions(region.query_position, queries) - positions(region.key_position, keys)
-    slopes, relative = (each.to(accurate).to(scores.device) for each in (slopes, relative))
+    slopes, relative = (part.to(accurate).to(scores.device) for part in (slopes, relative))
     return scores.to(accurate) - slopes[:, None, None] * relative
 
 
@@ -41,8 +41,8 @@ def with_bias(
     """
     accurate = torch.promote_types(query.dtype, torch.float32)
     slopes, query_position, key_position = (
-        each.to(accurate).to(query.device)
-        for each in (
+        part.to(accurate).to(query.device)
+        for part in (
             slopes,
             positions(region.query_position, torch.arange(*queries)),
             positions(region.key_position, torch.arange(*keys)),

@@ -9,6 +9,8 @@ schedule's `cached` positions, and turn them on to the plan's.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -60,7 +62,7 @@ def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
     def values_of(begin: int, end: int) -> Tensor:
         return value[:, :, begin - first_key : end - first_key]
 
-    placed: tuple[Any, Tensor] | None = None  # the last region's queries: chunks ask for the same ones twice
+    rotated: tuple[Any, Tensor] | None = None  # the last region's queries: chunks ask for the same ones twice
     many = [region for region in schedule.plan.regions if region.queries[1] - max(region.queries[0], start) >= FEW]
     paired = stairs(many) if schedule.slopes is None else {}
     for region in schedule.plan.regions:
@@ -69,10 +71,10 @@ def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
             continue
         first, last = region_calls[0].queries[0], region_calls[-1].queries[1]
         low, high = min(call.keys[0] for call in region_calls), max(call.keys[1] for call in region_calls)
-        asked = (region.query_position, region.query_scale, first, last)
-        if placed is None or placed[0] != asked:
-            placed = asked, schedule.query(query[:, :, first - start : last - start], region, first, last)
-        part = placed[1]
+        request = (region.query_position, region.query_scale, first, last)
+        if rotated is None or rotated[0] != request:
+            rotated = request, schedule.query(query[:, :, first - start : last - start], region, first, last)
+        part = rotated[1]
         if region in paired:
             stair = Stair(region, first, low, part, keys_of, values_of, scale, schedule._masks)
             for (begin, end), output, log_sum in stair.parts():
@@ -106,15 +108,15 @@ def _one_query(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, sc
     parts = []
     for read in reads:
         span = slice(read.keys[0] - schedule.first_key, read.keys[1] - schedule.first_key)
-        own, rows = rows[:, :, : len(read.regions)], rows[:, :, len(read.regions) :]
+        queries, rows = rows[:, :, : len(read.regions)], rows[:, :, len(read.regions) :]
         keys = schedule.key(key[:, :, span], read.regions[0], *read.keys)
-        parts.append((own, keys, span, read.seen))
+        parts.append((queries, keys, span, read.seen))
     if query.dtype in (torch.float32, torch.float64):
         return _at_once(parts, query, value, scale)
     outputs, log_sums = [], []
-    for own, keys, span, seen in parts:
+    for queries, keys, span, seen in parts:
         mask = None if seen is None else Mask.of(seen, query.dtype)
-        output, log_sum = attend(own, keys, value[:, :, span], scale, False, mask)
+        output, log_sum = attend(queries, keys, value[:, :, span], scale, False, mask)
         outputs.append(output)
         log_sums.append(log_sum)
     weights = torch.cat(log_sums, 2).softmax(-1)[..., None]
@@ -140,3 +142,56 @@ def _at_once(
 
 
 EXECUTORS = {"dense": dense, "fused": fused}
+
+
+Execute = Callable[[Sequence[int], Schedule, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor | None]]
+"""An executor, told which query heads it is given."""
+
+
+def by_head(
+    execute: Execute,
+    woven: Schedule,
+    as_trained: Schedule,
+    chosen: Sequence[int],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor | None]:
+    """What `execute` returns, by `woven` in the `chosen` query heads and by `as_trained` in the others.
+
+    Shapes as in the executors; heads are those of `query`.
+    """
+    group = query.shape[1] // key.shape[1]
+    others = [head for head in range(query.shape[1]) if head not in chosen]
+    output, weights = torch.zeros_like(query), None
+    for schedule, heads in ((woven, chosen), (as_trained, others)):
+        for part, key_heads in _parts(heads, group):
+            part_schedule = schedule if schedule.slopes is None else replace(schedule, slopes=schedule.slopes[part])
+            states = _taken(query, part), _taken(key, key_heads), _taken(value, key_heads)
+            output[:, part], part_weights = execute(part, part_schedule, *states, scale)
+            if part_weights is not None:
+                weights = part_weights.new_zeros(*query.shape[:3], key.shape[2]) if weights is None else weights
+                weights[:, part] = part_weights
+    return output, weights
+
+
+def _parts(heads: Sequence[int], group: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Query heads with their key heads, as many to each key head, so that a part is grouped attention by itself.
+
+    Every key head is in one part, so no key is copied, or turned, for each of its queries.
+    """
+    members: dict[int, list[int]] = {}
+    for head in heads:
+        members.setdefault(head // group, []).append(head)
+    for count in sorted({len(heads) for heads in members.values()}):
+        alike = {key_head: heads for key_head, heads in members.items() if len(heads) == count}
+        yield [head for heads in alike.values() for head in heads], list(alike)
+
+
+def _taken(states: Tensor, heads: list[int]) -> Tensor:
+    """Those heads of `states` (batch, head, token, dim); a view where they are evenly spaced."""
+    first, last, step = heads[0], heads[-1], heads[1] - heads[0] if len(heads) > 1 else 1
+    if heads == list(range(first, last + 1, step)):
+        return states[:, first : last + 1 : step]
+    return states[:, heads]

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mesa.engine.apply import attachment_of, check_free
 from mesa.engine.passes import Pass
-from mesa.engine.seams import Seams
+from mesa.engine.score_hooks import ScoreHooks
 from mesa.support import CONSTRUCTED, CONSTRUCTED_LLAMA, check_config
 
 _INSIDE = ("hook_attn_scores", "hook_pattern")
@@ -79,7 +79,7 @@ class MethodAttention(AttentionBridge):
         running = kwargs.get("attention_mask")
         dense = isinstance(running, Pass) and running.owner.executor == "dense"
         if dense:
-            kwargs["seams"] = Seams(self.hook_attn_scores, self.hook_pattern)
+            kwargs["score_hooks"] = ScoreHooks(self.hook_attn_scores, self.hook_pattern)
         for name in _unreached("dense" if dense else None):
             point = getattr(self, name, None)
             if point is not None and point.has_hooks(dir="both"):
@@ -166,8 +166,8 @@ class MethodBridge(TransformerBridge):
     def run_with_hooks(self, input: Any, fwd_hooks: Any = (), bwd_hooks: Any = (), *args: Any, **kwargs: Any) -> Any:
         """As TransformerLens has it."""
         forward, backward = (
-            [(self._sweep(name) if callable(name) else name, function) for name, function in each]
-            for each in (fwd_hooks, bwd_hooks)
+            [(self._sweep(name) if callable(name) else name, function) for name, function in hooks]
+            for hooks in (fwd_hooks, bwd_hooks)
         )
         return super().run_with_hooks(input, forward, backward, *args, **kwargs)
 
@@ -195,7 +195,7 @@ class MethodBridge(TransformerBridge):
     def _sweep(self, wanted: Callable[..., Any] | None) -> Callable[[str], bool]:
         """A filter of hook names without those that do not fire, unless `wanted` names nothing else."""
         points = {name: point.name or name for name, point in self.hook_dict.items() if wanted is None or wanted(name)}
-        firing = {name for name, own in points.items() if self._fires(own)}
+        firing = {name for name, component in points.items() if self._fires(component)}
         return (firing if firing or wanted is None else set(points)).__contains__
 
     def _fires(self, name: str) -> bool:
@@ -222,19 +222,19 @@ def delegating_adapter(base: type[Any], by_head: bool) -> type[Any]:
         def __init__(self, cfg: Any) -> None:
             super().__init__(cfg)
             self.cfg.attn_implementation = "sdpa"  # anything but None keeps the bridge from forcing 'eager'
-            own = self.component_mapping["blocks"].submodules["attn"]
-            parts = dict(own.submodules)
+            component = self.component_mapping["blocks"].submodules["attn"]
+            parts = dict(component.submodules)
             joint = "qkv" in parts
             if joint:
                 key_heads = getattr(self.cfg, "n_key_value_heads", None) or self.cfg.n_heads
                 parts = {name: part for name, part in parts.items() if name not in ("q", "k", "v")}
                 parts["qkv"] = JointProjection(parts["qkv"].name, self.cfg.n_heads, key_heads, by_head)
             self.component_mapping["blocks"].submodules["attn"] = MethodAttention(
-                name=own.name,
+                name=component.name,
                 config=self.cfg,
                 submodules=parts,
-                requires_position_embeddings=own.requires_position_embeddings,
-                requires_attention_mask=own.requires_attention_mask,
+                requires_position_embeddings=component.requires_position_embeddings,
+                requires_attention_mask=component.requires_attention_mask,
                 joint=joint,
             )
 
@@ -264,8 +264,8 @@ def _registered(model: PreTrainedModel) -> Iterator[None]:
     architecture = constructed or type(model).__name__
     named, former = model.config.architectures, ArchitectureAdapterFactory._adapters[architecture]
     base = unnormed_adapter(former) if constructed else former
-    own = delegating_adapter(base, model.config.model_type in _BY_HEAD)
-    ArchitectureAdapterFactory.register_adapter(architecture, own)
+    component = delegating_adapter(base, model.config.model_type in _BY_HEAD)
+    ArchitectureAdapterFactory.register_adapter(architecture, component)
     model.config.architectures = [architecture]
     try:
         yield

@@ -1,8 +1,12 @@
-"""KV caches filled under a method: their keys serve only while it is attached, and their copies know so too."""
+"""KV caches filled under a method and the prompt length of a running `generate`; both belong to one `with` block."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
+from threading import local
 from typing import Any, NoReturn
 
 from transformers import DynamicCache
@@ -52,3 +56,43 @@ def fill(cache: Any, block: Block, prompt_length: int) -> None:
 def prompt_length_of(cache: Any, block: Block) -> int | None:
     """Its prompt's length where the cache, or what it is a copy of, was filled in this block; else None."""
     return cache.prompt_length if getattr(cache, "block", None) is block else None
+
+
+class Prompt(local):
+    """The length (tokens) of the prompt that this thread's `generate` was given; None outside of it."""
+
+    length: int | None = None
+
+
+def check_cache_is_used(model: Any, config: Any, kwargs: Mapping[str, Any]) -> None:
+    """ValueError where `generate` is given a cache and not to use one: every step would add all tokens to it again."""
+    default = model.generation_config.use_cache
+    stated = default if config is None or config.use_cache is None else config.use_cache
+    if kwargs.get("past_key_values") is not None and kwargs.get("use_cache", stated) is False:
+        raise ValueError("generate is given past_key_values, but use_cache is False; pass use_cache=True")
+
+
+@contextmanager
+def prompt_noted(model: Any, prompt: Prompt) -> Iterator[None]:
+    """`model.generate` writes its prompt's length into `prompt` while it runs, for as long as this lasts."""
+    generate, replaced = model.generate, model.__dict__.get("generate")
+
+    @wraps(generate)
+    def noting(inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+        check_cache_is_used(model, args[0] if args else kwargs.get("generation_config"), kwargs)
+        prompts = (kwargs.get("inputs_embeds"), kwargs.get("input_ids"), inputs)
+        before = prompt.length
+        prompt.length = next((tokens.shape[1] for tokens in prompts if tokens is not None), 1)
+        try:
+            return generate(inputs, *args, **kwargs)
+        finally:
+            prompt.length = before
+
+    model.generate = noting
+    try:
+        yield
+    finally:
+        if replaced is None:
+            del model.generate
+        else:
+            model.generate = replaced

@@ -67,7 +67,7 @@ class Attached(Protocol):
         scaling: float,
         *,
         dropout: float,
-        seams: Any,
+        score_hooks: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Attention output (batch, query, head, dim) and weights."""
         ...
@@ -95,17 +95,17 @@ def forwards_replaced(attachment: Attached) -> Iterator[None]:
             setattr(module, place, partial(_forward(module), attachment, module))
         yield
     finally:
-        for module, place, own in before:
+        for module, place, attribute in before:
             module.__dict__.pop(place, None)
-            if own is not None:
-                setattr(module, place, own)
+            if attribute is not None:
+                setattr(module, place, attribute)
 
 
 def alibi_modules(decoder: nn.Module) -> list[Any]:
     """The decoder's ALiBi attention modules; ValueError where one has a forward that we do not know."""
-    found: list[Any] = []
+    modules: list[Any] = []
     for module in decoder.modules():
-        known = next((each for each in type(module).__mro__ if each.__name__ in _FORWARDS), None)
+        known = next((base for base in type(module).__mro__ if base.__name__ in _FORWARDS), None)
         if known is None:
             continue
         if type(module).forward is not known.forward or ("forward" in module.__dict__ and _place(module) == "forward"):
@@ -113,14 +113,14 @@ def alibi_modules(decoder: nn.Module) -> list[Any]:
                 f"a {type(module).__name__} has a forward of its own, which a method would replace; remove it "
                 "(`del module.forward` where it was set on the module), or put what it does into hooks"
             )
-        found.append(module)
-    if not found:
+        modules.append(module)
+    if not modules:
         raise ValueError(f"the model has none of the attention modules {', '.join(_FORWARDS)}, which are needed")
-    return found
+    return modules
 
 
 def _forward(module: nn.Module) -> Callable[..., Any]:
-    return next(_FORWARDS[each.__name__] for each in type(module).__mro__ if each.__name__ in _FORWARDS)
+    return next(_FORWARDS[base.__name__] for base in type(module).__mro__ if base.__name__ in _FORWARDS)
 
 
 def _place(module: nn.Module) -> str:
@@ -140,15 +140,15 @@ def slopes(decoder: Any) -> Tensor:
     from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
     stated = decoder.config.attn_config.alibi_bias_max
-    found = -build_mpt_alibi_tensor(module.n_heads, 2, stated)[:, 0, 0].float()
-    own = -decoder.build_mpt_alibi_tensor(module.n_heads, 2)[:, 0, 0].float().cpu()
-    if not torch.equal(own, found):
+    slopes = -build_mpt_alibi_tensor(module.n_heads, 2, stated)[:, 0, 0].float()
+    used = -decoder.build_mpt_alibi_tensor(module.n_heads, 2)[:, 0, 0].float().cpu()
+    if not torch.equal(used, slopes):
         warnings.warn(
             f"the config states alibi_bias_max={stated}, which methods follow, Origin included, and transformers' own "
             "MPT does not: without a method this model is not what was trained",
             stacklevel=2,
         )
-    return found
+    return slopes
 
 
 def _mpt_forward(
@@ -176,7 +176,7 @@ def _mpt_forward(
         attention_mask,
         scaling=module.softmax_scale,
         dropout=module.attn_dropout_p if module.training else 0.0,
-        seams=kwargs.get("seams"),
+        score_hooks=kwargs.get("score_hooks"),
     )
     return module.out_proj(output.reshape(batch, length, -1)), weights
 
@@ -203,7 +203,7 @@ def _bloom_forward(
         attention_mask,
         scaling=module.inv_norm_factor,
         dropout=module.attention_dropout.p if module.training else 0.0,
-        seams=kwargs.get("seams"),
+        score_hooks=kwargs.get("score_hooks"),
     )
     mixed = torch.nn.functional.dropout(module.dense(output.flatten(2)), module.hidden_dropout, module.training)
     return residual + mixed, weights

@@ -37,9 +37,9 @@ class Merged:
             return
         old_log = total_log[:, :, rows]
         new_log = torch.logaddexp(old_log, log_sum)
-        kept = (old_log - new_log).exp().nan_to_num(nan=0.0)[..., None]  # NaN: neither part saw a key
+        remaining = (old_log - new_log).exp().nan_to_num(nan=0.0)[..., None]  # NaN: neither part saw a key
         added = (log_sum - new_log).exp().nan_to_num(nan=0.0)[..., None]
-        total[:, :, rows].mul_(kept).addcmul_(output.to(self.accurate), added)
+        total[:, :, rows].mul_(remaining).addcmul_(output.to(self.accurate), added)
         total_log[:, :, rows] = new_log
         self.whole = total, total_log
 

@@ -115,8 +115,8 @@ class Pass:
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Raises `Bypassed`."""
-        own = next(each for each in (*args, *(kwargs or {}).values()) if isinstance(each, cls))
-        raise Bypassed(own.owner.why())
+        running = next(argument for argument in (*args, *(kwargs or {}).values()) if isinstance(argument, cls))
+        raise Bypassed(running.owner.why())
 
 
 def taken(states: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:

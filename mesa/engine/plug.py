@@ -23,18 +23,16 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from mesa.decoder import layers_of
 from mesa.engine import families
-from mesa.engine.attention import EXECUTORS
-from mesa.engine.caches import Block, fill, prompt_length_of
+from mesa.engine.attention import EXECUTORS, Execute, by_head
+from mesa.engine.caches import Block, Prompt, fill, prompt_length_of, prompt_noted
 from mesa.engine.families import Kind
-from mesa.engine.generation import Prompt, prompt_noted
-from mesa.engine.given import check_positions, check_prompt, check_unpacked, real_tokens
-from mesa.engine.heads import Execute, by_head
+from mesa.engine.input_checks import check_positions, check_prompt, check_unpacked, real_tokens
 from mesa.engine.passes import Bypassed, Group, Pass, taken
 from mesa.engine.rope import Rotary, Rotation, positions
 from mesa.engine.schedule import Schedule
-from mesa.engine.seams import Seams, scores_only, through
+from mesa.engine.score_hooks import ScoreHooks, hooked_attention, scores_only
 from mesa.methods import METHODS, Method, Origin
-from mesa.plan_check import check_plan
+from mesa.plan import check_plan
 from mesa.support import is_rotary
 
 NAME = "mesa_lens_"
@@ -59,7 +57,9 @@ class Attachment:
         self._names = list(inspect.signature(self.decoder.forward).parameters)
         rotary = is_rotary(model.config.model_type)
         self._originals: dict[Kind, Any] = families.rotaries(self.decoder) if rotary else {}
-        self._frozen: dict[Kind, Any] = {kind: families.frozen_rotary(own) for kind, own in self._originals.items()}
+        self._frozen: dict[Kind, Any] = {
+            kind: families.frozen_rotary(module) for kind, module in self._originals.items()
+        }
         self.rotary = {kind: Rotary(frozen) for kind, frozen in self._frozen.items()}
         self.slopes = None if rotary else families.slopes(self.decoder)
         self.attached = False
@@ -116,7 +116,7 @@ class Attachment:
         prompts, lengths = (real[:, :prompt_length].sum(1) + later).tolist(), real.sum(1).tolist()
         paddings, of_row = torch.unique(real, dim=0, return_inverse=True)
         groups = []
-        for number, own in enumerate(paddings):
+        for number, padding in enumerate(paddings):
             rows = (of_row == number).nonzero()[:, 0]
             length, prompt = lengths[rows[0]], prompts[rows[0]]
             if not length:
@@ -128,7 +128,7 @@ class Attachment:
             woven, as_trained = (
                 Schedule(plan, start, self.method.cached_position, slopes=self.slopes) for plan in plans
             )
-            groups.append(Group(rows, own, woven, as_trained, self._turns(prompt)))
+            groups.append(Group(rows, padding, woven, as_trained, self._turns(prompt)))
         return Pass(groups, real.shape[1], positions(self.method.cached_position, index.clamp(min=0)), self)
 
     def _turns(self, prompt_length: int) -> Mapping[Kind, Rotation | None]:
@@ -215,12 +215,12 @@ class Attachment:
         attention_mask: Any,
         scaling: float,
         dropout: float = 0.0,
-        seams: Seams | None = None,
+        score_hooks: ScoreHooks | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """What the model calls in place of its attention: output (batch, query, head, dim), and weights or None.
 
-        seams: where given, the dense executor's scores and weights go through them.
+        score_hooks: where set, the dense executor's scores and weights go through them.
         """
         if dropout:
             raise ValueError(
@@ -239,16 +239,16 @@ class Attachment:
             self.rotary[kind].learn(module)
         with self._lock:
             self.calls[module.layer_idx] += 1
-        execute = partial(self._execute, module.layer_idx, scores_only if seams else EXECUTORS[self.executor])
+        execute = partial(self._execute, module.layer_idx, scores_only if score_hooks else EXECUTORS[self.executor])
         by_plan = partial(self._by_plan, module.layer_idx, execute, kind, kwargs.get("sliding_window"))
         first_key = running.total - key.shape[2]  # above 0 where a sliding layer's cache has dropped keys
         if not running.padded:
             output, weights = by_plan(running.groups[0], first_key, query, key, value, scaling)
         else:
-            unseen = -math.inf if seams else 0.0
+            unseen = -math.inf if score_hooks else 0.0
             output, weights = self._padded(by_plan, running, unseen, first_key, query, key, value, scaling)
-        if seams and weights is not None:
-            output, weights = through(seams, weights, value)
+        if score_hooks and weights is not None:
+            output, weights = hooked_attention(score_hooks, weights, value)
         running.ran.add(module.layer_idx)
         return output.transpose(1, 2).contiguous(), weights
 
@@ -269,7 +269,7 @@ class Attachment:
             rows, (queries, keys, first) = group.rows[:, None], group.places(first_key, query.shape[2])
             if not len(queries):
                 continue
-            parts = [taken(query, group.rows, queries), *(taken(each, group.rows, keys) for each in (key, value))]
+            parts = [taken(query, group.rows, queries), *(taken(states, group.rows, keys) for states in (key, value))]
             row_output, row_weights = by_plan(group, first, *parts, scale)
             output[rows, :, queries] = row_output.transpose(1, 2)
             if row_weights is not None:

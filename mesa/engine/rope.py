@@ -35,7 +35,7 @@ class CachedRotary(nn.Module):
         return self.cos_sin(x, layer_type)
 
 
-def _own(name: str) -> property:
+def _of_kind(name: str) -> property:
     return property(
         lambda part: getattr(part.module, f"{part.kind}_{name}"),
         lambda part, value: setattr(part.module, f"{part.kind}_{name}", value),
@@ -45,7 +45,9 @@ def _own(name: str) -> property:
 class OfKind(nn.Module):
     """What one kind of layers has of a rotary module with frequencies for each kind, as a module of its own."""
 
-    inv_freq, original_inv_freq, attention_scaling = map(_own, ("inv_freq", "original_inv_freq", "attention_scaling"))
+    inv_freq, original_inv_freq, attention_scaling = map(
+        _of_kind, ("inv_freq", "original_inv_freq", "attention_scaling")
+    )
 
     def __init__(self, module: nn.Module, kind: str) -> None:
         super().__init__()

@@ -129,12 +129,13 @@ class Schedule:
     def query_of(self, state: Tensor, regions: tuple[Region, ...]) -> Tensor:
         """The only query (batch, head, 1, dim) at the positions and scales of regions: (batch, head, region, dim)."""
         states, at = state.expand(-1, -1, len(regions), -1), (self.start, self.start + 1)
-        given = tuple(region.query_position for region in regions)
-        if self.turn is not None and (set(given) != {self.cached} or self.plan.frequency_scale is not None):
-            known = (given, *at, state.device)
+        query_positions = tuple(region.query_position for region in regions)
+        if self.turn is not None and (set(query_positions) != {self.cached} or self.plan.frequency_scale is not None):
+            known = (query_positions, *at, state.device)
             if known not in self._turns:
                 index = torch.arange(*at)
-                turns = torch.cat([positions(position, index) for position in given]) - positions(self.cached, index)
+                at_regions = torch.cat([positions(position, index) for position in query_positions])
+                turns = at_regions - positions(self.cached, index)
                 self._turns[known] = turns.float().to(state.device)
             states = self.turn(states, self._turns[known], self.plan)
         scales = [region.query_scale for region in regions]
@@ -150,12 +151,12 @@ class Schedule:
                 for call in calls(region, self.start, self.plan.length, self.first_key):
                     same = (call.keys, call.masked, region.key_position, region.key_scale)
                     shared.setdefault(same, []).append(region)
-            found = self._reads[device] = []
+            reads = self._reads[device] = []
             for (keys, masked, *_), regions in shared.items():
-                rows = [_seen(each, (self.start, self.plan.length), keys, device) for each in regions if masked]
+                rows = [_seen(region, (self.start, self.plan.length), keys, device) for region in regions if masked]
                 seen = torch.cat(rows) if rows else None
                 if seen is None or bool(seen.any()):
-                    found.append(Read(tuple(regions), keys, seen))
+                    reads.append(Read(tuple(regions), keys, seen))
         return self._reads[device]
 
     def within(self, window: int, first_key: int) -> Schedule:

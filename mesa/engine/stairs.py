@@ -38,7 +38,7 @@ Part = tuple[Span, Tensor, Tensor]
 
 def stairs(regions: Sequence[Region]) -> dict[Region, Region]:
     """The regions without a carry, and for each the one with a carry over the same queries and keys."""
-    found = {}
+    pairs = {}
     for plain in regions:
         carry, position = plain.holds, plain.query_position
         if not (isinstance(carry, Carry) and isinstance(position, Stepped) and isinstance(plain.key_position, Stepped)):
@@ -47,8 +47,8 @@ def stairs(regions: Sequence[Region]) -> dict[Region, Region]:
         one_less = replace(position, offset=position.offset - 1)
         carried = replace(plain, holds=replace(carry, carried=True), query_position=one_less)
         if whole and not carry.carried and carried in regions:
-            found[plain] = carried
-    return found
+            pairs[plain] = carried
+    return pairs
 
 
 @dataclass

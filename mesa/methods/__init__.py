@@ -70,7 +70,7 @@ def _installed() -> tuple[EntryPoint, ...]:
 
 def meant(name: str, known: Iterable[str]) -> str:
     """A question to end an error with: whether the known name most like this one was meant; empty where none is."""
-    plain = {each.lower(): each for each in known}
+    plain = {name.lower(): name for name in known}
     close = get_close_matches(name.lower().replace("_", "-"), plain, 1, 0.75)
     return f"; did you mean {plain[close[0]]!r}?" if close else ""
 

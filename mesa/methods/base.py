@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from typing import Any, ClassVar
 
 from mesa.methods.heads import read_heads
-from mesa.plan import LARGEST, LogN, Plan, Position, Product, Region, Scale, own_index
+from mesa.plan import LARGEST, LogN, Plan, Position, Product, Region, Scale, token_index
 
 _KINDS: dict[str, tuple[Any, str]] = {  # by annotation: what is allowed, in words
     "int": (Integral, "a whole number"),
@@ -47,7 +47,7 @@ class Method(ABC):
     @property
     def cached_position(self) -> Position:
         """The position that a key is rotated to before it is cached: one that most keys keep while decoding."""
-        return own_index
+        return token_index
 
     def __post_init__(self) -> None:
         """Fills sizes left out and checks all; ValueError names the value and what it may be."""
@@ -78,10 +78,10 @@ class Method(ABC):
 
     def describe(self) -> dict[str, Any]:
         """Name and parameters, ready for JSON; `heads` where given, so that older records stay equal."""
-        found = {"name": self.name, **asdict(self)}
+        settings = {"name": self.name, **asdict(self)}
         if self.heads is None:
-            del found["heads"]
-        return found
+            del settings["heads"]
+        return settings
 
     def heads_in(self, layer: int) -> tuple[int, ...] | None:
         """The heads of a layer that the method is applied to, in rising order; None: all."""
@@ -102,9 +102,10 @@ class Method(ABC):
         complaint = f"is not below the trained length {self.trained_length}"
         self._require(getattr(self, field) < self.trained_length, field, complaint)
 
-    def _scale(self, own: Scale | None = None) -> Scale | None:
+    def _scale(self, scale: Scale | None = None) -> Scale | None:
         """The factor on queries: log-n, where it is on, times the method's own."""
-        scales = tuple(each for each in (own, LogN(self.trained_length) if self.log_n else None) if each is not None)
+        log_n = LogN(self.trained_length) if self.log_n else None
+        scales = tuple(factor for factor in (scale, log_n) if factor is not None)
         return Product(scales) if len(scales) > 1 else next(iter(scales), None)
 
     def _causal(self, length: int, **changes: Any) -> Region:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mesa.methods.base import SCALED, Method
 from mesa.methods.woven import leaky, rerope, stair
-from mesa.plan import Constant, Plan, Position, Region, Slowed, Stepped, own_index
+from mesa.plan import Constant, Plan, Position, Region, Slowed, Stepped, token_index
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +63,10 @@ class MesaExtrapolation(Method):
 
     def describe(self) -> dict[str, Any]:
         """See Method; `middle` where it is not the paper's, so that older records stay equal."""
-        found = super().describe()
+        settings = super().describe()
         if self.middle == "local":
-            del found["middle"]
-        return found
+            del settings["middle"]
+        return settings
 
     @property
     def _row(self) -> _Row:
@@ -101,12 +101,13 @@ class MesaExtrapolation(Method):
         if self.middle == "local":
             return (local,)
         until = self._row.until(self, shift)
-        woven = [replace(each, keys=(0, first), query_scale=None) for each in self._row.last(self, begin, end, end)]
-        parts = [each if each.farthest is not None else replace(each, farthest=until) for each in woven]
+        woven = [replace(region, keys=(0, first), query_scale=None) for region in self._row.last(self, begin, end, end)]
+        parts = [region if region.farthest is not None else replace(region, farthest=until) for region in woven]
         if until is not None:
             parts.append(replace(local, nearest=until + 1))
-        farthest = [end - 1 if each.farthest is None else min(each.farthest, end - 1) for each in parts]
-        return tuple(each for each, most in zip(parts, farthest, strict=True) if max(each.nearest, shift + 1) <= most)
+        farthest = [end - 1 if region.farthest is None else min(region.farthest, end - 1) for region in parts]
+        pairs = zip(parts, farthest, strict=True)
+        return tuple(region for region, most in pairs if max(region.nearest, shift + 1) <= most)
 
     def _last(self, begin: int, prompt: int, length: int) -> tuple[Region, ...]:
         """The regions of the queries from `begin` on, which see all keys."""
@@ -185,7 +186,7 @@ def _aligned_position(last: int, window: int, width: int) -> Callable[[Any], Any
 def _reference_position(length: int, trained_length: int, chunk: int, width: int) -> Callable[[Any], Any]:
     """The authors' stair(n): own index from one boundary on, width-fold slower below it."""
     if length <= trained_length:
-        return own_index
+        return token_index
     boundary = length - ((length - 1) % chunk)
 
     def position(index: Any) -> Any:
@@ -230,7 +231,7 @@ _TABLE: dict[tuple[str, str], _Row] = {
     ("exact", "rerope"): _Row(_split, _rerope, lambda method: Constant(0), _rerope_until),
     ("exact", "leaky-rerope"): _Row(_split, _leaky, lambda method: Slowed(method.width), _leaky_until),
     ("aligned", "stair"): _Row(_split, _aligned, lambda method: Stepped(method.width), _stair_until),
-    ("reference", "stair"): _Row(_reference_split, _reference, lambda method: own_index, _stair_until),
+    ("reference", "stair"): _Row(_reference_split, _reference, lambda method: token_index, _stair_until),
 }
 """By variant and weave."""
 

@@ -14,22 +14,22 @@ _REMEDY = "write it as {1: (5,), 2: (0, 3)} or '1:5;2:0,3'"
 _NUMBERS = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 
 
-def read_heads(given: Any, label: str) -> Heads:
+def read_heads(value: Any, label: str) -> Heads:
     """Heads by layer from {layer: heads}, (layer, heads) pairs or a text as '2:0,3;1:5' ('0-3': ends included).
 
     Raises ValueError that begins with `label` for layers or heads that are missing, negative, doubled or not whole.
     """
     try:
-        return _checked(_pairs(given))
+        return _checked(_pairs(value))
     except ValueError as error:
         raise ValueError(f"{label} {error}; {_REMEDY}") from None
 
 
-def _pairs(given: Any) -> list[tuple[Any, tuple[Any, ...]]]:
+def _pairs(value: Any) -> list[tuple[Any, tuple[Any, ...]]]:
     """(layer, heads), ... as they are given."""
-    if isinstance(given, str):
-        return [_part(part) for part in given.split(";")]
-    pairs = given.items() if isinstance(given, Mapping) else given
+    if isinstance(value, str):
+        return [_part(part) for part in value.split(";")]
+    pairs = value.items() if isinstance(value, Mapping) else value
     try:
         return [(layer, tuple(heads)) for layer, heads in pairs]
     except (TypeError, ValueError):
@@ -53,19 +53,19 @@ def _checked(pairs: list[tuple[Any, tuple[Any, ...]]]) -> Heads:
     """The pairs in rising order."""
     if not pairs:
         raise ValueError("is empty")
-    found = {_index(layer, "layer"): _indices(heads, f"heads of layer {layer}") for layer, heads in pairs}
-    if len(found) < len(pairs):
+    indices = {_index(layer, "layer"): _indices(heads, f"heads of layer {layer}") for layer, heads in pairs}
+    if len(indices) < len(pairs):
         raise ValueError("names a layer twice")
-    return tuple(sorted(found.items()))
+    return tuple(sorted(indices.items()))
 
 
 def _indices(values: Iterable[Any], what: str) -> tuple[int, ...]:
-    found = sorted(_index(value, "head") for value in values)
-    if not found:
+    indices = sorted(_index(value, "head") for value in values)
+    if not indices:
         raise ValueError(f"names no {what}")
-    if len(set(found)) < len(found):
+    if len(set(indices)) < len(indices):
         raise ValueError(f"names one of the {what} twice")
-    return tuple(found)
+    return tuple(indices)
 
 
 def _index(value: Any, what: str) -> int:

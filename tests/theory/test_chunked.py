@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mesa.engine.attention import EXECUTORS
 from mesa.engine.schedule import Schedule
 from mesa.methods.chunked import MIDDLES
-from mesa.plan import own_index
+from mesa.plan import token_index
 from theory import mesa_model
 from theory.bounds import denominator, stair_is_recovered
 from theory.chunked import (
@@ -97,7 +97,7 @@ def test_shipped_executors_give_the_constructions_attention(middle):
         query, key, value, z = (each.transpose(0, 1)[None] for each in model.captured(70, *names).values())
         slopes = torch.ones(query.shape[1], dtype=torch.float64)
         for executor in ("dense", "fused"):
-            got = EXECUTORS[executor](Schedule(plan, 0, own_index, slopes=slopes), query, key, value, 1.0)[0]
+            got = EXECUTORS[executor](Schedule(plan, 0, token_index, slopes=slopes), query, key, value, 1.0)[0]
             torch.testing.assert_close(got, z, atol=1e-12, rtol=1e-12, msg=f"{executor} in layer {layer}")
 
 

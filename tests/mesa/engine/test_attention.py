@@ -12,7 +12,7 @@ from mesa.engine import attention
 from mesa.engine.rope import Rotary, Rotation
 from mesa.engine.schedule import Call, Schedule, calls
 from mesa.methods.chunked import WEAVES
-from mesa.plan import Constant, Plan, Region, Stepped, own_index
+from mesa.plan import Constant, Plan, Region, Stepped, token_index
 
 DIM = 8
 
@@ -182,7 +182,7 @@ def test_executors_agree_on_plans_of_others(name, start):
     query, key, value = states(40)
     parts = query[:, :, start:], key, value, 0.5
     dense, fused = (
-        execute(Schedule(Plan(40, OF_OTHERS[name]), start, own_index, rotate()), *parts)[0]
+        execute(Schedule(Plan(40, OF_OTHERS[name]), start, token_index, rotate()), *parts)[0]
         for execute in (attention.dense, attention.fused)
     )
     torch.testing.assert_close(fused, dense, atol=1e-3, rtol=0)
@@ -190,7 +190,7 @@ def test_executors_agree_on_plans_of_others(name, start):
 
 def test_a_bands_mask_is_made_once():
     band = Region((0, 1000), (0, 1000), farthest=5)
-    schedule, like = Schedule(Plan(1000, (band,)), 0, own_index), torch.zeros(())
+    schedule, like = Schedule(Plan(1000, (band,)), 0, token_index), torch.zeros(())
     first, second, wider = (
         schedule.mask(band, Call(queries, keys, masked=True), like)
         for queries, keys in (((10, 20), (5, 20)), ((30, 40), (25, 40)), ((30, 40), (20, 35)))
@@ -214,7 +214,7 @@ def test_a_wide_band_is_masked_only_from_where_its_first_keys_are_too_far():
 
 def test_fused_refuses_gradients_rather_than_returning_wrong_ones():
     query, key, value = states(30)
-    schedule = Schedule(cases.method("rerope").plan(30), 0, own_index, rotate())
+    schedule = Schedule(cases.method("rerope").plan(30), 0, token_index, rotate())
     with pytest.raises(RuntimeError, match="executor='dense'"):
         attention.fused(schedule, query.requires_grad_(), key, value, 1.0)
     assert attention.dense(schedule, query, key, value, 1.0)[0].requires_grad

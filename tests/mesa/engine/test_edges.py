@@ -14,8 +14,7 @@ from transformers.models.bloom.modeling_bloom import BloomAttention
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 import mesa
-from mesa.plan import Constant, Plan, Region
-from mesa.plan_check import check_plan
+from mesa.plan import Constant, Plan, Region, check_plan
 
 
 def tokens(batch=1, length=60):

@@ -11,10 +11,9 @@ import torch
 from transformers import DynamicCache
 
 import mesa
-from mesa.engine.attention import EXECUTORS
-from mesa.engine.heads import by_head
+from mesa.engine.attention import EXECUTORS, by_head
 from mesa.engine.schedule import Schedule
-from mesa.plan import own_index
+from mesa.plan import token_index
 
 PROMPT, STEPS, PAD, DIM = 58, 2, 9, 8
 
@@ -96,7 +95,7 @@ def partial_states(heads, key_heads, length=50):
 def schedules(length, slopes=None, start=0):
     """A masking method's and Origin's: they differ without rotation."""
     plans = (cases.method(name).plan(length) for name in ("lm-infinite", "origin"))
-    return [Schedule(plan, start, own_index, slopes=slopes) for plan in plans]
+    return [Schedule(plan, start, token_index, slopes=slopes) for plan in plans]
 
 
 def told(execute):

@@ -13,7 +13,7 @@ from mesa.engine.rows import rows
 from mesa.engine.schedule import Schedule
 from mesa.methods.shifted import SHARPER
 from mesa.models import load
-from mesa.plan import Plan, Region, own_index
+from mesa.plan import Plan, Region, token_index
 
 LENGTH, DIM = 1024, 128
 STEEPEST, GENTLE = 0.84, 0.004
@@ -27,7 +27,7 @@ def as_at_32k(index):
 
 def alibi(dtype, slopes):
     region = Region((0, LENGTH), (0, LENGTH), query_position=as_at_32k, key_position=as_at_32k)
-    return Schedule(Plan(LENGTH, (region,)), 0, own_index, slopes=torch.tensor(slopes, dtype=dtype))
+    return Schedule(Plan(LENGTH, (region,)), 0, token_index, slopes=torch.tensor(slopes, dtype=dtype))
 
 
 def states(heads=2):
@@ -52,7 +52,7 @@ def test_alibi_in_bfloat16_keeps_its_accuracy_at_32k(executor):
 def test_a_factor_on_scores_is_not_rounded_to_bfloat16():
     """Rounded first, STRING's factor is 0.25% too small, in every score alike."""
     given = states()[0]
-    got = Schedule(Plan(LENGTH, ()), 0, own_index).scaled(given, SHARPER, 0, LENGTH)
+    got = Schedule(Plan(LENGTH, ()), 0, token_index).scaled(given, SHARPER, 0, LENGTH)
     assert got.dtype == torch.bfloat16
     assert float((got.float() / given.float()).mean()) == pytest.approx(SHARPER(0), rel=2e-4)
 

@@ -10,7 +10,7 @@ import mesa
 from mesa.engine.attention import EXECUTORS
 from mesa.engine.rows import rows
 from mesa.engine.schedule import Schedule
-from mesa.plan import Plan, Region, distances, own_index
+from mesa.plan import Plan, Region, distances, token_index
 from mesa.support import missing
 
 CHOSEN = [0, 3, 23, 24, 40, 60]
@@ -115,7 +115,7 @@ def test_rows_where_the_first_keys_are_gone():
     """As under a sliding window: keys from token 10 on, queries from token 20 on."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, 2, count, 4, generator=generator) for count in (20, 30, 30))
-    schedule = Schedule(Plan(40, (Region((0, 40), (0, 40)),)), 20, own_index, first_key=10)
+    schedule = Schedule(Plan(40, (Region((0, 40), (0, 40)),)), 20, token_index, first_key=10)
     expected = EXECUTORS["dense"](schedule, query, key, value, 0.5)[1]
     torch.testing.assert_close(rows(schedule, query, key, 0.5, [20, 33]), expected[:, :, [0, 13]])
 
@@ -123,7 +123,7 @@ def test_rows_where_the_first_keys_are_gone():
 def test_a_sliding_window_cuts_a_region_that_begins_at_its_edge():
     """The far part's nearest pairs, 2 tokens apart, are the farthest that a window of 3 shows."""
     plan = Plan(5, (Region((0, 5), (0, 5), farthest=1), Region((0, 5), (0, 5), nearest=2)))
-    within = Schedule(plan, 0, own_index).within(3, 0).plan
+    within = Schedule(plan, 0, token_index).within(3, 0).plan
     assert distances(within).tolist() == [
         [0, -1, -1, -1, -1],
         [1, 0, -1, -1, -1],

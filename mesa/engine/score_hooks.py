@@ -12,7 +12,7 @@ from mesa.engine.attention import scored
 from mesa.engine.schedule import Schedule
 
 
-class Seams(NamedTuple):
+class ScoreHooks(NamedTuple):
     """What is called with (batch, head, query, key) and gives it back, edited or not.
 
     scores: before the softmax; masked pairs hold the dtype's lowest number. pattern: after it.
@@ -27,11 +27,11 @@ def scores_only(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, s
     return query, scored(schedule, query, key, scale)
 
 
-def through(seams: Seams, scores: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention output and weights from scores (-inf: masked), by way of the seams; zeros for queries without keys."""
+def hooked_attention(hooks: ScoreHooks, scores: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention output and weights from scores (-inf: masked), through the hooks; zeros for queries without keys."""
     masked = scores.isneginf()
-    blind = masked.all(-1, keepdim=True)
-    scores = seams.scores(scores.masked_fill(masked, torch.finfo(scores.dtype).min))
+    fully_masked = masked.all(-1, keepdim=True)
+    scores = hooks.scores(scores.masked_fill(masked, torch.finfo(scores.dtype).min))
     weights = scores.softmax(-1, dtype=torch.promote_types(value.dtype, torch.float32)).to(value.dtype)
-    weights = seams.pattern(weights.masked_fill(blind, 0.0))
+    weights = hooks.pattern(weights.masked_fill(fully_masked, 0.0))
     return weights @ value.repeat_interleave(weights.shape[1] // value.shape[1], 1), weights

@@ -10,14 +10,14 @@ from torch import Tensor
 _PACKED = "texts are packed into a row: a method's plan is for one text, so give texts rows of their own, padded"
 
 
-def check_positions(given: Tensor | None, real: Tensor, index: Tensor) -> None:
+def check_positions(position_ids: Tensor | None, real: Tensor, index: Tensor) -> None:
     """ValueError for positions (1 or batch, token) of one's own.
 
     real: whether each token so far is no padding. index: the given tokens' own positions, below 0 for padding.
     """
-    if given is None or not ((given.cpu() != index) & (index >= 0)).any():
+    if position_ids is None or not ((position_ids.cpu() != index) & (index >= 0)).any():
         return
-    ends = (given.cpu().diff(dim=1) <= 0) & (index[:, 1:] > 0)
+    ends = (position_ids.cpu().diff(dim=1) <= 0) & (index[:, 1:] > 0)
     if ends.any():
         row, token = ends.nonzero()[0].tolist()
         raise ValueError(f"position_ids begin anew at token {token + 1} of row {row}: {_PACKED}")
