@@ -115,15 +115,17 @@ def _probe(folder: Path) -> Iterator[Part]:
     try:
         group = zarr.open_group(zarr_place(store, reads=True), mode="r", use_consolidated=False)
         grid = json.loads(str(group.attrs.get("lengths", "[]")))
-        methods, prompts = (stored_array(group, name).shape[0] for name in ("method", "prompt"))
+        methods, prompts = ({*np.asarray(stored_array(group, name)[:]).tolist()} for name in ("method", "prompt"))
         captured = len(whole_passes(store))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{store} is damaged ({str(error).partition(chr(10))[0]})") from error
     if journal.exists() or grid:
         lines = read_lines(journal) if journal.exists() else Lines(None)
-        further = sum(cell[2] not in grid for cell in lines.rows)  # refined: counted as they come
-        yield _part("probe", "measured cells", journal, lines, len(_EITHER) * methods * len(grid) + further)
-    yield Part("probe", "captured passes", captured, methods * prompts)
+        rows = {cell: row for cell, row in lines.rows.items() if cell[1] in methods}  # of other methods: an earlier run
+        further = sum(cell[2] not in grid for cell in rows)  # refined: counted as they come
+        cells = len(_EITHER) * len(methods) * len(grid) + further
+        yield _part("probe", "measured cells", journal, replace(lines, rows=rows), cells)
+    yield Part("probe", "captured passes", captured, len(methods) * len(prompts))
 
 
 def _anatomy(folder: Path) -> Iterator[Part]:

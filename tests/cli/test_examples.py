@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from pages import drawn, shown_texts
 
+from probe.status.status import status_of
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -35,3 +37,13 @@ def test_the_shipped_run_is_small_and_names_no_place_on_a_machine():
     files = [path for path in EXAMPLES.rglob("*") if path.is_file()]
     assert 0 < sum(path.stat().st_size for path in files) < 8 * 2**20
     assert not [path for path in files if b"/work/" in path.read_bytes() or b"/home/" in path.read_bytes()]
+
+
+@pytest.mark.usefixtures("runs")
+def test_nothing_is_left_to_do_in_the_shipped_run(tmp_path):
+    parts = status_of(tmp_path / "smollm2-16k").parts
+    assert [(part.what, part.left, part.done) for part in parts] == [
+        ("measured cells", 0, 18),
+        ("captured passes", 0, 3),
+        ("cells", 0, 110),
+    ]

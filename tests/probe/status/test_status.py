@@ -138,6 +138,7 @@ def test_a_probe_run_is_counted_by_passes_and_measured_cells(tmp_path):
     journal = Journal(tmp_path / "measured.jsonl", {"model": "tiny"})
     journal.add(("nll", "origin", 64), {"config": {"name": "origin"}, "scores": [1.0]})
     journal.add(("nll", "origin", 96), {"config": {"name": "origin"}, "scores": [1.0]})  # a refined length
+    journal.add(("nll", "yarn", 64), {"config": {"name": "yarn"}, "scores": [1.0]})  # a method of an earlier run
     assert counts(tmp_path) == [("probe", "measured cells", 2, 17), ("probe", "captured passes", 1, 8)]
     assert "the store is not finished" in text(status_of(tmp_path))
 
