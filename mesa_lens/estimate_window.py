@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     check_beside(needed, options, "give a shorter --longest")
     texts = None if args.text is None else sources.texts(str(_file(args.text)))
     tokenizer: Any = tokenizer_of(args.model, **source)
-    windows = score.text_windows(score.heldout_ids(tokenizer, texts), longest, args.samples)
+    windows = score.text_windows(score.heldout_ids(tokenizer, texts), longest, args.samples, _TAIL)
     if len(windows) < 2:
         raise ValueError(f"--longest {longest}: the text has {len(windows)} run of so many tokens, 2 are needed")
     if args.estimate:

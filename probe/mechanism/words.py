@@ -58,7 +58,7 @@ def _told(summary: Located, gap: Row) -> list[str]:
         _agreement(having(summary.get("agreement", ()), **labels)),
     ]
     fewer = sorted({row["items"] for row in effects if row["items"] < gap["items"]})
-    parts += [f"Some shares are of {fewer[0]} items." if fewer else ""]
+    parts += [f"Some shares are of {fewer[0]} item{'s' * (fewer[0] > 1)}." if fewer else ""]
     left = f"{summary['cells_left']} cells are still to be run." if summary.get("cells_left") else ""
     return [part for part in (*parts, left) if part]
 

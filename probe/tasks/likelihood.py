@@ -54,7 +54,8 @@ class Likelihood(Task):
         if shortest < least:
             raise ValueError(f"{self.name}: length={shortest} is below {least} tokens; ask for at least {least}")
         if self.kind == "tail":
-            return tail_prompts(text_windows(setting.documents, longest, samples), first, length)
+            tail = tail_tokens(setting.trained_length)
+            return tail_prompts(text_windows(setting.documents, longest, samples, tail), first, length)
         room = (2 if self.kind == "sliding" else 1) * longest - len(first)
         return [np.concatenate([first, window]) for window in text_windows(setting.documents, room, samples)]
 

@@ -49,17 +49,18 @@ def _ids(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
     return [np.array(ids, np.int64) for ids in found]
 
 
-def text_windows(documents: Sequence[np.ndarray], tokens: int, count: int) -> list[np.ndarray]:
-    """`count` runs of `tokens` tokens, spread evenly over documents and without overlap while there is room.
+def text_windows(documents: Sequence[np.ndarray], tokens: int, count: int, scored: int = 1) -> list[np.ndarray]:
+    """Up to `count` runs of `tokens` tokens, spread evenly over documents and without overlap while there is room.
 
-    Where no document is long enough they are strung together. Raises ValueError when all of them do not hold `tokens`
-    tokens.
+    scored: of each run the last so many tokens are scored; these never overlap, and no run is there twice: either would
+    count one text as several. Where no document is long enough they are strung together. Raises ValueError when all of
+    them do not hold `tokens` tokens.
     """
     if documents and max(map(len, documents)) < tokens:
         documents = [np.concatenate(documents)]
     starts = [(d, s) for d, ids in enumerate(documents) for s in range(0, len(ids) - tokens + 1, tokens)]
     if len(starts) < count:
-        step = max(1, sum(max(0, len(ids) - tokens) for ids in documents) // max(1, count))
+        step = max(scored, sum(max(0, len(ids) - tokens) for ids in documents) // max(1, count))
         starts = [(d, s) for d, ids in enumerate(documents) for s in range(0, len(ids) - tokens + 1, step)]
     if not starts:
         there = sum(map(len, documents))
@@ -67,7 +68,8 @@ def text_windows(documents: Sequence[np.ndarray], tokens: int, count: int) -> li
             f"the text has {there} tokens, {tokens} are needed; give a longer text (--text) or ask for less (--lengths)"
         )
     chosen = np.linspace(0, len(starts) - 1, min(count, len(starts))).round().astype(int)
-    return [documents[d][s : s + tokens] for d, s in (starts[index] for index in chosen)]
+    runs = [documents[d][s : s + tokens] for d, s in (starts[index] for index in chosen)]
+    return list({run.tobytes(): run for run in runs}.values())
 
 
 @torch.no_grad()

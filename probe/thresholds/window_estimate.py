@@ -47,32 +47,58 @@ class WindowEstimate:
     """M is about `works`, and below `fails` (tokens).
 
     works: the longest length tried up to which no length is worse; None: cannot be told. fails: the shortest one that
-    is worse; None: none is. reason: why nothing can be told; else empty. compared: ascending lengths.
+    is worse; None: none is. reason: why nothing can be told; else empty. compared: ascending lengths. texts: how many
+    each was measured on.
     """
 
     works: int | None
     fails: int | None
     reason: str
     compared: tuple[Compared, ...]
+    texts: int
 
     def __str__(self) -> str:
         """The estimate in words."""
         if self.works is None:
-            return f"Cannot tell M: {self.reason}."
+            return f"Cannot tell M: {self.reason} ({self.texts} texts)."
         if self.fails is None:
             return (
-                f"No length up to {self.works} tokens is worse than a shorter one: M is {self.works} or more, or the "
-                "positions extrapolate."
+                f"No length up to {self.works} tokens is worse than a shorter one ({self.texts} texts): M is "
+                f"{self.works} or more, or the positions extrapolate.{self._open}"
+            )
+        if self.is_wide:
+            return (
+                f"M is below {self.fails} tokens, where the model is worse than on a shorter context; up to "
+                f"{self.works} it does no worse. What lies between cannot be told from {self.texts} texts; give "
+                "more with --samples."
             )
         return (
             f"M is at most about {self.works} tokens: up to there the model does no worse than on a shorter context, "
-            f"and worse at {self.fails}. The largest power of two up to there is {2 ** int(np.log2(self.works))}."
+            f"and worse at {self.fails} ({self.texts} texts). "
+            f"The largest power of two up to there is {2 ** int(np.log2(self.works))}."
         )
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the search ended before what lies between `works` and `fails` was told."""
+        return self.works is not None and self.fails is not None and not _is_fine(self.works, self.fails)
+
+    @property
+    def _open(self) -> str:
+        """That longer ones were tried, and are neither worse nor clearly no worse."""
+        longest = self.compared[-1].length
+        return "" if longest == self.works else f" What lies beyond, up to {longest}, cannot be told."
 
     def record(self) -> dict[str, Any]:
         """All of it as plain numbers."""
         rows = [{name: getattr(each, name) for name in Compared.__dataclass_fields__} for each in self.compared]
-        return {"works": self.works, "fails": self.fails, "reason": self.reason, "text": str(self), "lengths": rows}
+        return {
+            "works": self.works,
+            "fails": self.fails,
+            "reason": self.reason,
+            "texts": self.texts,
+            "text": str(self),
+        } | {"lengths": rows}
 
     def table(self) -> str:
         """A line a length."""
@@ -99,27 +125,35 @@ def estimate_window(measure: Callable[[int], np.ndarray], longest: int, chance: 
     chance: the NLL of a guess, less a margin; where no mean is below it nothing can be told.
     """
     scores: dict[int, np.ndarray] = {}
+
+    def estimate(works: int | None, fails: int | None, reason: str = "") -> WindowEstimate:
+        return WindowEstimate(works, fails, reason, tuple(_compared(scores)), len(scores[SHORTEST]))
+
     for length in doubled(longest):
         scores[length] = measure(length)
         if len(scores) > 2 and all(each.is_worse for each in _compared(scores)[-2:]):
             break
     if chance is not None and min(each.mean() for each in scores.values()) >= chance:
-        return WindowEstimate(None, None, "the model is at chance at every length", tuple(_compared(scores)))
+        return estimate(None, None, "the model is at chance at every length")
     works, fails = _ends(_compared(scores))
     if fails == sorted(scores)[1]:
         reason = f"{fails} tokens are worse than {SHORTEST}, the shortest context tried; M is below {fails}"
-        return WindowEstimate(None, fails, reason, tuple(_compared(scores)))
-    while works is not None and fails is not None and fails - works > max(1, works // _FINEST):
+        return estimate(None, fails, reason)
+    while works is not None and fails is not None and not _is_fine(works, fails):
         middle = (works + fails) // 2
         scores[middle] = measure(middle)
         narrower = _ends(_compared(scores))
         if narrower == (works, fails):  # it is neither worse nor no worse
             break
         works, fails = narrower
-    compared = tuple(_compared(scores))
     if works == SHORTEST:
-        return WindowEstimate(None, fails, "the texts differ too much; give more with --samples", compared)
-    return WindowEstimate(works, fails, "", compared)
+        return estimate(None, fails, "the texts differ too much; give more with --samples")
+    return estimate(works, fails)
+
+
+def _is_fine(works: int, fails: int) -> bool:
+    """Whether the two are so close that the search ends."""
+    return fails - works <= max(1, works // _FINEST)
 
 
 def _compared(scores: dict[int, np.ndarray]) -> list[Compared]:

@@ -38,7 +38,8 @@ def heads(found: Mapping[str, Any] | None) -> str:
     names = ", ".join(f"{layer}.{head}" for layer, head in found["heads"][:_NAMED])
     more = ", …" if len(found["heads"]) > _NAMED else ""
     share = percent(found["share"], found["low"], found["high"])
-    return f"{'' if found['is_enough'] else 'not enough: '}{len(found['heads'])} ({names}{more}): {share}"
+    state = "" if found["is_enough"] else "not enough: " if found.get("finished", True) else "search not done: "
+    return f"{state}{len(found['heads'])} ({names}{more}): {share}"
 
 
 def _nll(row: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 Rows = Sequence[Mapping[str, Any]]
 NAMED = 4
 """More methods than these are counted."""
+_PROMPTS = (("window", "text", "tail NLL"), ("sample", "passkey", "passkey"))
 
 
 def several(rows: Rows, reference: Mapping[str, Any] | None = None) -> str:
@@ -31,9 +32,17 @@ def _doubt(row: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
 
 def counted(summary: Mapping[str, Any]) -> str:
     """How many prompts each length was measured with, of what judges: '20 texts and 20 passkeys'."""
+    return _prompts(summary, summary["judged_by"])
+
+
+def measured_on(summary: Mapping[str, Any]) -> str:
+    """How many prompts each length was measured with, whatever judges; empty where nothing was measured."""
+    return _prompts(summary, [rule for _, _, rule in _PROMPTS]) if summary["level"] else ""
+
+
+def _prompts(summary: Mapping[str, Any], rules: Sequence[str]) -> str:
     prompts = summary["level"]["prompts"]
-    names = [("window", "text", "tail NLL"), ("sample", "passkey", "passkey")]
-    known = [(prompts[key], name) for key, name, rule in names if key in prompts and rule in summary["judged_by"]]
+    known = [(prompts[key], name) for key, name, rule in _PROMPTS if key in prompts and rule in rules]
     return listed([f"{count} {name}{'s' * (count > 1)}" for count, name in known])
 
 

@@ -33,16 +33,31 @@ def ranked(summary: Mapping[str, Any], located: Located | None) -> list[dict[str
 
 
 def same_model(summary: Mapping[str, Any], located: Located | None) -> Located | None:
-    """What was located, if it was on the run's own model and window."""
+    """What was located, if it was on the run's own model and window, of the methods that have the run's parameters."""
     names = ("model", "trained_length")
-    return located if located is not None and all(located[name] == summary[name] for name in names) else None
+    if located is None or any(located[name] != summary[name] for name in names):
+        return None
+    configs = summary.get("method_configs") or {}
+    gaps = [gap for gap in located["gaps"] if all(_is_same(located, configs, name) for name in _pair(located, gap))]
+    return {**located, "gaps": gaps}
+
+
+def _pair(located: Located, gap: Row) -> tuple[str, str]:
+    """The methods that a loss lies between."""
+    return next(iter(located["methods"])), gap["method"]
+
+
+def _is_same(located: Located, configs: Mapping[str, Any], name: str) -> bool:
+    """Whether a method was located with the run's parameters, as far as both tell."""
+    one, other = located["methods"].get(name, {}), configs.get(name, {})
+    return all(one[key] == other[key] for key in one.keys() & other.keys())
 
 
 def smallest_set(located: Located, method: str) -> dict[str, Any] | None:
     """Of the method's clearest loss, NLL before all else, the smallest set of heads that is enough, or the largest.
 
-    heads: (layer, head) pairs. share, low, high: restored of the loss, on so many items. random: by as many random
-    heads.
+    heads: (layer, head) pairs. share, low, high: restored of the loss, on so many items: the half that the set was not
+    chosen on. random: by as many random heads. finished: whether the search ended.
     """
     gaps = [gap for gap in having(located["gaps"], method=method) if gap["judged"]]
     sets = [(gap, row) for gap in gaps for row in _sets(located, gap) if row["heads"]]
@@ -51,8 +66,9 @@ def smallest_set(located: Located, method: str) -> dict[str, Any] | None:
     gap, row = max(sets, key=lambda each: (each[0]["measure"] == "nll", number(each[0]["low"])))
     size = row["enough"] or len(row["heads"])
     at = {name: _finite(row[name][size - 1]) for name in ("share", "low", "high", "random")}
-    labels = {name: gap[name] for name in ("length", "measure", "items")}
-    return {"heads": row["heads"][:size], "is_enough": row["enough"] is not None, **at, **labels}
+    labels = {"length": gap["length"], "measure": gap["measure"], "items": gap["items"] // 2}
+    ended = {"is_enough": row["enough"] is not None, "finished": row.get("finished", True)}
+    return {"heads": row["heads"][:size], **ended, **at, **labels}
 
 
 def _finite(value: float | None) -> float | None:

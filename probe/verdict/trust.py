@@ -28,10 +28,13 @@ def _false_alarms(rows: Rows) -> str:
         return "false alarms inside the window: unknown"
     alarms, pairs = (sum(row["drift"][name] for row in tried) for name in ("alarms", "tried"))
     if not alarms:
-        return f"no false alarms inside the window (0 of {pairs} (layer, window) pairs, under {several(tried)})"
+        judged = " in the layers judged" if any(row["drift"]["untrusted"] for row in rows if row["drift"]) else ""
+        of = f"0 of {pairs} (layer, window) pairs, under {several(tried)}"
+        return f"no false alarms inside the window{judged} ({of})"
     worst = max(tried, key=lambda row: row["drift"]["alarms"] / row["drift"]["tried"])
     rates = [f"{_rate(row)} under {row['method']}" for row in tried if row["is_reference"] or row is worst]
-    return f"false alarms inside the window, of (layer, window) pairs: {', '.join(rates)}"
+    judged = ", in the layers judged" if any(row["drift"]["untrusted"] for row in rows if row["drift"]) else ""
+    return f"false alarms inside the window{judged}, of (layer, window) pairs: {', '.join(rates)}"
 
 
 def _rate(row: Mapping[str, Any]) -> str:

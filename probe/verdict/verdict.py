@@ -9,7 +9,7 @@ from probe.store.located import Located
 from probe.thresholds.stated_window import FITS, TOO_SMALL
 from probe.verdict.baseline import about
 from probe.verdict.cells import table
-from probe.verdict.naming import listed
+from probe.verdict.naming import listed, measured_on
 from probe.verdict.rows import RANKED, ranked, same_model
 from probe.verdict.trust import sure
 from probe.verdict.words import broke, mended, where
@@ -30,7 +30,7 @@ def verdict(summary: Mapping[str, Any], located: Located | None) -> dict[str, An
         "What mended it": mended(summary, rows),
         "How sure": sure(summary, rows),
     }
-    told = checked(told, summary.get("stated_window"))
+    told = checked(told, summary.get("stated_window"), measured_on(summary))
     head, cells = table(summary, rows)
     return {
         "told": [{"heading": heading, "text": text} for heading, text in told.items()],
@@ -41,8 +41,11 @@ def verdict(summary: Mapping[str, Any], located: Located | None) -> dict[str, An
     }
 
 
-def checked(told: dict[str, str], stated: Mapping[str, Any] | None) -> dict[str, str]:
-    """The sentences with what the measured lengths say of the stated M; where it is wrong, nothing else is said."""
+def checked(told: dict[str, str], stated: Mapping[str, Any] | None, prompts: str) -> dict[str, str]:
+    """The sentences with what the measured lengths say of the stated M; where it is wrong, nothing else is said.
+
+    prompts: how many each length was measured with, such as '20 texts and 20 passkeys'.
+    """
     if stated is None or stated["outcome"] == FITS:
         return told
     if stated["is_wrong"]:
@@ -50,9 +53,9 @@ def checked(told: dict[str, str], stated: Mapping[str, Any] | None) -> dict[str,
             "What broke": stated["text"],
             "Where": "Not judged: the range that states keep to is read inside M.",
             "What mended it": "Not judged: failure is measured against the level at M.",
-            "How sure": "The differences in brackets are paired, text by text, with 95% intervals.",
+            "How sure": f"Measured on {prompts}; differences are paired, text by text, with 95% intervals in brackets.",
         }
-    place = "What broke" if stated["outcome"] == TOO_SMALL else "How sure"
+    place = "What broke" if stated["outcome"] == TOO_SMALL or stated["signs"] else "How sure"
     return told | {place: f"{told[place]} {stated['text']}"}
 
 
@@ -69,6 +72,10 @@ def _following(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _heads(located: Located | None, own: Located | None) -> str:
+    if own is not None and not any(row["heads"] for row in own["smallest"]):
+        return "Heads: no smallest set was searched for in what was located in this folder."
+    if own is not None and not own["gaps"] and located is not None and located["gaps"]:
+        return "Heads: those located in this folder are of methods with other parameters."
     if own is not None:
         return "Heads: the smallest set found that restores 90% of the loss, as layer.head, with its 95% interval."
     if located is not None:

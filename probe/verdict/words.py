@@ -46,7 +46,7 @@ def where(summary: Mapping[str, Any], rows: Rows) -> str:
     reference = reference_of(rows)
     measured = reference["measured"]
     if reference["held"] is not None and measured["length"] is None:
-        return f"Nothing to locate: {reference['method']} does not fail up to {measured['longest']} tokens."
+        return f"Nothing to locate: {_unfailing(reference)}."
     text = _drifts(summary, reference)
     enough = [row for row in rows if row["heads"] and row["heads"]["is_enough"] and is_clear(row["heads"])]
     if not enough:
@@ -62,7 +62,7 @@ def where(summary: Mapping[str, Any], rows: Rows) -> str:
 def mended(summary: Mapping[str, Any], rows: Rows) -> str:
     """Which methods last longer than the reference, the best of them at the longest length, and crop beside them."""
     reference, others = reference_of(rows), [row for row in rows if not row["is_reference"]]
-    name, longest = reference["method"], reference["measured"].get("longest")
+    name = reference["method"]
     if not others:
         return "No other method was run."
     if "length" not in reference["measured"]:
@@ -71,17 +71,25 @@ def mended(summary: Mapping[str, Any], rows: Rows) -> str:
         return f"{_AT_CHANCE}."
     if reference["measured"]["length"] is None:
         failing = [row for row in others if row["measured"]["length"] is not None]
-        judged = ", by what can be judged" if reference["measured"]["chance"] else ""
-        return " ".join([f"Nothing to mend: {name} does not fail up to {longest} tokens{judged}.", *_failing(failing)])
+        return " ".join([f"Nothing to mend: {_unfailing(reference)}.", *_failing(failing)])
     better = [row for row in others if row["held"] > reference["held"]]
     if not better:
-        return f"Nothing that was run: no method lasts longer than {name}."
+        return f"Nothing that was run: no method lasts longer than {name} ({counted(summary)})."
+    unsure = reference["measured"]["high"] is None and reference["measured"]["share"] is not None
     whole = [row for row in better if row["measured"]["length"] is None]
     part = [row for row in better if row["measured"]["length"] is not None]
     sentences = [_whole(summary, whole, reference)] if whole else []
     sentences += [f"{several(part, reference)} last{verb(part)} longer than {name} and {_fails(part)}."] if part else []
     crop = beside_crop(others, whole)
-    return " ".join([*sentences, *([crop] if crop else [])])
+    doubt = [f"Cannot tell whether {name} fails, so whether there is anything to mend."] if unsure else []
+    return " ".join([*doubt, *sentences, *([crop] if crop else [])])
+
+
+def _unfailing(reference: Mapping[str, Any]) -> str:
+    """That the reference does not fail, by what can be judged, and what its prompts leave open."""
+    measured = reference["measured"]
+    judged = ", by what can be judged" if measured["chance"] else ""
+    return f"{reference['method']} does not fail up to {measured['longest']} tokens{judged}{_open(measured)}"
 
 
 def _drifts(summary: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
@@ -98,7 +106,8 @@ def _drifts(summary: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
     still = [prompt for prompt, found in prompts if _is_none(found, call["method"])]
     others = f" (not called on {listed(still)})" if still else ""
     at = f"from position {position(call)} on{others}{before}"
-    return f"O{on[1:]}, the states of {name} leave their in-window range first in layer {call['layer']}, {at}."
+    leave = "leave" if call["high"] is not None else "may leave"
+    return f"O{on[1:]}, the states of {name} {leave} their in-window range first in layer {call['layer']}, {at}."
 
 
 def _prompt(summary: Mapping[str, Any]) -> str:
@@ -117,7 +126,8 @@ def _whole(summary: Mapping[str, Any], rows: Rows, reference: Mapping[str, Any])
     """Those that last up to the longest length, and the least tail NLL there."""
     open_ = [row for row in rows if row["measured"]["after"] is not None]
     doubt = f"; of {several(open_)} an earlier failure is not ruled out" if open_ else ""
-    text = f"{_lasting(rows, several(rows))} ({counted(summary)}){doubt}"
+    alone = "; one prompt rules no failure out" if rows[0]["measured"]["share"] is None else ""
+    text = f"{_lasting(rows, several(rows))} ({counted(summary)}){doubt}{alone}"
     difference = (rows[0]["nll"] or {}).get("difference")
     if difference is None:
         return f"{text}."
@@ -155,7 +165,9 @@ def _lasting(rows: Rows, names: str) -> str:
 
 def _open(measured: Mapping[str, Any]) -> str:
     """Of a method that does not fail, after which length its prompts do not rule a failure out."""
-    return "" if measured["after"] is None else f"; a failure after {measured['after']} is not ruled out"
+    if measured["after"] is not None:
+        return f"; a failure after {measured['after']} is not ruled out"
+    return "" if measured["share"] is not None else "; one prompt rules no failure out"
 
 
 def _ends(measured: Mapping[str, Any]) -> str:

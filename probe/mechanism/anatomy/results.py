@@ -137,15 +137,15 @@ def triples(values: np.ndarray, most: float = np.inf, *, counts: bool = False) -
     """[mean, low, high] over the first axis, nested as the others are: a 95% interval, None for one prompt.
 
     Student's, within 0 and `most`, the least and largest that a value can be. counts: values are shares of a few
-    trials; where they are all 0 or all 1 their interval is Wilson's, since equal scores are no certainty.
+    trials; where they are all the same their interval is Wilson's, since equal scores are no certainty.
     """
     mean, ends = values.mean(0), [np.full(values.shape[1:], None)] * 2
     if len(values) > 1:
         low, high = (np.clip(mean + sign * half_width(values), 0, most) for sign in (-1, 1))
         if counts:
-            least = wilson(len(values), len(values))[0]
-            low = np.where((values == 1).all(0), least, low)
-            high = np.where((values == 0).all(0), 1 - least, high)
+            same = (values == values[0]).all(0)
+            lower, upper = np.vectorize(lambda share: wilson(share * len(values), len(values)))(values[0])
+            low, high = np.where(same, lower, low), np.where(same, upper, high)
         ends = [end.round(6).astype(object) for end in (low, high)]
     return np.stack([mean.round(6).astype(object), *ends], -1).tolist()
 

@@ -66,6 +66,16 @@ def test_tail_nll_is_a_hand_written_cross_entropy(loaded, setting, method):
         assert found[0].value == pytest.approx(expected, abs=1e-5)
 
 
+def test_no_token_is_scored_twice_of_a_short_or_repeated_text():
+    """Twenty runs that share their tails, or are the same, would be one text counted as twenty."""
+    short = [np.arange(130)]
+    starts = [int(run[0]) for run in text_windows(short, 100, 20, scored=10)]
+    assert starts == [0, 10, 20, 30]
+    repeated = [np.tile(np.arange(50), 40)]
+    assert len(text_windows(repeated, 100, 20, scored=25)) == 1
+    assert len(text_windows([np.arange(2000)], 100, 20, scored=25)) == 20
+
+
 def test_tail_nll_is_of_the_same_tokens_at_every_length(loaded, setting):
     tails = {
         length: [tuple(ids[-M // 4 :]) for ids in TASKS["nll"].prepare(loaded.tokenizer, length, setting, 3)]

@@ -53,14 +53,34 @@ def test_a_model_that_never_gets_worse_has_a_window_of_the_longest_or_more():
 
 def test_chance_noise_and_a_window_below_the_shortest_cannot_tell():
     flat = estimate_window(planted(2**20, gain=0)[0], 2048, chance=2.0)
-    assert (flat.works, str(flat)) == (None, "Cannot tell M: the model is at chance at every length.")
+    assert (flat.works, str(flat)) == (None, "Cannot tell M: the model is at chance at every length (20 texts).")
     noisy = estimate_window(planted(256, texts=2, noise=3.0)[0], 1024)
-    assert (noisy.works, str(noisy)) == (None, "Cannot tell M: the texts differ too much; give more with --samples.")
+    assert (noisy.works, str(noisy)) == (
+        None,
+        "Cannot tell M: the texts differ too much; give more with --samples (2 texts).",
+    )
     short = estimate_window(planted(16, gain=0)[0], 1024)
     assert "128 tokens are worse than 64, the shortest context tried; M is below 128" in str(short)
     for found in (flat, noisy, short):
         json.dumps(found.record(), allow_nan=False)
         assert len(found.table().splitlines()) == 1 + len(found.compared)
+
+
+def test_what_the_texts_leave_open_is_not_said_to_bound_the_window():
+    """From 200 tokens on the texts differ too much, and at 2048 all are worse: M may lie anywhere between."""
+    apart = np.array([-3.0, 3.0, -3.0, 3.0])
+
+    def measure(length):
+        return 2.0 + (2.0 if length >= 2000 else 0.0) + apart * (200 < length < 2000)
+
+    found = estimate_window(measure, 2048)
+    assert (found.works, found.fails, found.is_wide) == (128, 2048, True)
+    assert str(found).startswith("M is below 2048 tokens")
+    assert "What lies between cannot be told from 4 texts" in str(found)
+    assert "at most about" not in str(found)
+    beyond = estimate_window(measure, 1024)
+    assert (beyond.works, beyond.fails) == (128, None)
+    assert "What lies beyond, up to 1024, cannot be told." in str(beyond)
 
 
 def test_less_than_certain_lengths_are_not_said_to_work():

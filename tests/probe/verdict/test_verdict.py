@@ -10,6 +10,7 @@ from synthetic import evaluation, hidden_states, write_run
 from probe.report import whole_summary
 from probe.store.reader import open_run
 from probe.thresholds.analysis import analyse
+from probe.thresholds.findings import findings
 from probe.verdict.rows import ranked
 from probe.verdict.shown import html
 from probe.verdict.verdict import verdict
@@ -96,6 +97,53 @@ def test_where_nothing_breaks_nothing_is_mended(planted):
     )
     assert said["Where"] == "Nothing to locate: origin does not fail up to 320 tokens."
     assert said["What mended it"] == "Nothing to mend: origin does not fail up to 320 tokens."
+
+
+def test_a_failure_that_prompts_do_not_rule_out_is_said_wherever_none_is_seen(planted):
+    summary = without_break(planted)
+    summary["methods"][0]["measured"] |= {"after": 64, "low": 128}
+    said = told(summary)
+    for heading in ("What broke", "Where", "What mended it"):
+        assert "; a failure after 64 is not ruled out." in said[heading]
+    summary["methods"][0]["measured"] |= {"after": None, "low": None, "share": None}
+    said = told(summary)
+    for heading in ("What broke", "Where", "What mended it"):
+        assert "; one prompt rules no failure out." in said[heading]
+
+
+def test_nothing_is_said_to_be_mended_where_it_may_not_be_broken(planted):
+    summary = copy.deepcopy(planted)
+    summary["methods"][0]["measured"]["high"] = None
+    assert told(summary)["What mended it"].startswith(
+        "Cannot tell whether origin fails, so whether there is anything to mend. mesa and rerope hold"
+    )
+
+
+def test_drift_that_some_resamples_do_not_call_may_be_none(planted):
+    summary = copy.deepcopy(planted)
+    summary["methods"][0]["measured"] |= {"length": 128}
+    for call in summary["drift"]["prompts"][summary["prompt"]]["methods"]:
+        call["high"] = None
+    assert "the states of origin may leave their in-window range" in told(summary)["Where"]
+    assert "the states of origin may leave" in dict(findings(summary))["Drift, prompt by prompt"]
+
+
+def test_layers_with_false_alarms_are_not_hidden_behind_those_without(planted):
+    summary = copy.deepcopy(planted)
+    for call in summary["drift"]["prompts"][summary["prompt"]]["methods"]:
+        call["untrusted"] = [0]
+    assert told(summary)["How sure"].startswith("No false alarms inside the window in the layers judged (0 of ")
+
+
+def test_what_speaks_against_the_stated_window_stands_beside_the_failure(planted):
+    stated = planted["stated_window"] | {
+        "outcome": "cannot tell",
+        "signs": [{"length": 64, "text": "a sign", "sure": False}],
+        "text": "Whether M = 64 is right cannot be told.",
+    }
+    said = told(planted | {"stated_window": stated})
+    assert said["What broke"].endswith("Whether M = 64 is right cannot be told.")
+    assert "Whether M" not in said["How sure"]
 
 
 def test_a_model_at_chance_is_said_to_be_at_chance(planted):
@@ -213,9 +261,34 @@ def test_the_smallest_set_is_the_clearest_loss(planted):
     assert table["dynamic-ntk"]["smallest set of heads"].startswith("not enough: 7 (2.3, 2.5, 2.0, 0.1, …): ")
     assert table["origin"]["smallest set of heads"] == "–"
     assert (
-        " rerope in 3 heads alone restores 92% [80, 102] of the tail NLL lost at 512 tokens (n = 12)."
+        " rerope in 3 heads alone restores 92% [80, 102] of the tail NLL lost at 512 tokens (n = 6)."
         in found["told"][1]["text"]
-    )
+    )  # of 12 items the half that the set was not chosen on
+
+
+def test_a_search_that_was_cut_short_is_not_said_to_fail(planted):
+    where = located.summary()
+    for row in where["smallest"]:
+        row |= {"enough": None, "finished": False}
+    table = cells(verdict(planted | {"model": "default", "trained_length": 256}, where))
+    assert table["rerope"]["smallest set of heads"].startswith("search not done: 7 (")
+
+
+def test_heads_of_a_method_with_other_parameters_are_not_shown(planted):
+    where = located.summary()
+    summary = planted | {"model": "default", "trained_length": 256}
+    first = next(iter(where["methods"]))
+    assert "smallest set of heads" in verdict(summary | {"method_configs": where["methods"]}, where)["head"]
+    for method in where["methods"].values():
+        method |= {"window": 32}
+    configs = where["methods"] | {"rerope": where["methods"]["rerope"] | {"window": 7}}
+    found = verdict(summary | {"method_configs": configs}, where)
+    assert {row["method"]: row["heads"] for row in found["rows"]}["rerope"] is None
+    assert "rerope in" not in found["told"][1]["text"]
+    configs = where["methods"] | {first: where["methods"][first] | {"window": 7}}
+    found = verdict(summary | {"method_configs": configs}, where)
+    assert "smallest set of heads" not in found["head"]
+    assert found["notes"][1] == "Heads: those located in this folder are of methods with other parameters."
 
 
 def test_a_share_that_is_no_number_can_be_written(planted):
@@ -310,6 +383,7 @@ def test_a_window_that_is_stated_too_large_leaves_nothing_judged(tmp_path):
         "origin is already broken inside the stated window: check --trained-length 64 ("
     )
     assert all(said[heading].startswith("Not judged: ") for heading in ("Where", "What mended it"))
+    assert said["How sure"].startswith("Measured on 6 texts and 20 passkeys; ")
     text = json.dumps(summary["verdict"]["told"]) + "".join(map(str, summary["verdict"]["cells"]))
     assert "times M" not in text
     assert "chance" not in text

@@ -291,6 +291,7 @@ def test_intervals_are_over_prompts():
     assert triples(values[:, :1] / 2, 1.0) == [[0.5, 0.0, 1.0]]
     assert triples(values[:2] * 0, 1.0, counts=True) == [[0.0, 0.0, 0.65762]] * 2  # Wilson's of 0 of 2
     assert triples(values[:2, 1:] / 5, 1.0, counts=True) == [[1.0, 0.34238, 1.0]]
+    assert triples(values[:2, 1:] / 15, 1.0, counts=True) == [[0.333333, 0.045255, 0.840618]]  # a tie is no certainty
     assert triples(values[:1]) == [[0.0, None, None], [5.0, None, None]]
 
 
