@@ -17,7 +17,7 @@ def test_random_weights_cannot_tell(model, capsys):
     assert main(["estimate-window", "--model", model, "--longest", "256", "--samples", "3", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["works"] is None
-    assert found["text"] == "Cannot tell M: the model is at chance at every length."
+    assert found["text"] == "Cannot tell M: the model is at chance at every length (3 texts)."
     assert [row["length"] for row in found["lengths"]] == [64, 128, 256]
 
 
