@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mesa_lens.cli import main
-from research.thresholds_predict_failure.report import write_study
+from research.thresholds_predict_failure.figures import write_study
 from research.thresholds_predict_failure.results import read_results
 
 ROOT = Path(__file__).parents[1]

@@ -1,4 +1,4 @@
-"""A study's lengths on disk: a journal with one line a finished cell, and the labelled results made of it."""
+"""A study's results: lengths predicted and measured, labelled; as JSON on disk."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from probe.evaluation.journal import Journal, Lines
 from probe.files import write
 from probe.thresholds.control import PLACES
 from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE, dipping, is_chance, onset
-from research.thresholds_predict_failure.variants import REFERENCE
 
-NLL, PASSKEY = TASK_NAMES = ("nll", "passkey")
+REFERENCE = "origin"
+TASKS = ("nll", "passkey")
 """What failure can be measured by."""
 BOUNDS = ("M or more", "more than M", "slowest rotation of M or more", "a rotary phase not met")
 """Relative positions that the arithmetic prediction takes for a failure.
@@ -28,41 +27,35 @@ the last asks each rotary pair whether it met that phase inside the window. Both
 """
 DRIFT = "drift"
 """The rule that judges layers and needs no number of dims."""
+Rows = Mapping[tuple[Any, ...], Mapping[str, Any]]
+"""A journal's rows: ('predicted', prompt, config, seed) and (task, config, seed, length)."""
 
 
-def progress(
-    journal: Journal, settings: Mapping[str, Any], task: str, config: str, seed: int
-) -> tuple[tuple[bool, ...], int | None]:
-    """By length, whether a config fails by `task`; and the next length to measure, None if there is none.
-
-    The rules are those of `probe.thresholds.failure`, with Origin's tail NLL at M as the level; where Origin is at
-    chance there (`judges`), nothing else is measured. Every length is, since a failure must persist: all longer ones
-    fail too. What is not known yet does not fail.
-    """
-    trained, lengths = settings["trained_length"], settings["lengths"]
-    nowhere = (False,) * len(lengths)
-    level = journal.rows.get((task, REFERENCE, seed, trained))
-    if level is None:
-        return nowhere, trained
-    expected = float(np.mean(level["scores"]))
-    if not judges(journal, settings, task, seed):
-        return nowhere, None
-    rows = [journal.rows.get((task, config, seed, length)) for length in lengths]
-    means = [np.nan if row is None else float(np.mean(row["scores"])) for row in rows]
-    fails = [mean > expected + NATS_ABOVE if task == NLL else mean < LEAST_ACCURACY for mean in means]
-    return tuple(fails), lengths[rows.index(None)] if None in rows else None
+def seeds_of(settings: Mapping[str, Any]) -> range:
+    """The seeds that a study with these settings judges on."""
+    first = settings.get("first_seed", 0)
+    return range(first, first + settings["seeds"])
 
 
-def judges(journal: Journal | Lines, settings: Mapping[str, Any], task: str, seed: int) -> bool:
+def judges(rows: Rows, settings: Mapping[str, Any], task: str, seed: int) -> bool:
     """Whether a task says anything of length: Origin's scores at M, which must be known, are not chance.
 
     settings: with `vocabulary`, in tokens; without it no tail NLL is called chance.
     """
-    level = float(np.mean(journal.rows[task, REFERENCE, seed, settings["trained_length"]]["scores"]))
-    return level >= LEAST_ACCURACY if task == PASSKEY else not is_chance(level, settings.get("vocabulary"))
+    level = float(np.mean(rows[task, REFERENCE, seed, settings["trained_length"]]["scores"]))
+    return level >= LEAST_ACCURACY if task == "passkey" else not is_chance(level, settings.get("vocabulary"))
 
 
-def gather(journal: Journal, settings: Mapping[str, Any], arithmetic: Mapping[str, Mapping[str, int]]) -> xr.Dataset:
+def failing(rows: Rows, settings: Mapping[str, Any], task: str, config: str, seed: int) -> list[bool]:
+    """By length, whether a config fails by `task`, against Origin's score at M; nowhere if that is chance."""
+    if not judges(rows, settings, task, seed):
+        return [False] * len(settings["lengths"])
+    level = float(np.mean(rows[task, REFERENCE, seed, settings["trained_length"]]["scores"]))
+    means = [float(np.mean(rows[task, config, seed, length]["scores"])) for length in settings["lengths"]]
+    return [mean > level + NATS_ABOVE if task == "nll" else mean < LEAST_ACCURACY for mean in means]
+
+
+def gather(rows: Rows, settings: Mapping[str, Any], arithmetic: Mapping[str, Mapping[str, int]]) -> xr.Dataset:
     """All lengths of a finished journal, labelled, in tokens; none up to L is L + 1, no call is NaN.
 
     `predicted` (prompt, rule, top, config, seed); `qualified` (prompt, rule, seed): dims that qualify, NaN for the rule
@@ -74,30 +67,30 @@ def gather(journal: Journal, settings: Mapping[str, Any], arithmetic: Mapping[st
     """
     configs, seeds = list(arithmetic), list(seeds_of(settings))
     rules, bounds = list(settings["rules"]), list(arithmetic[next(iter(arithmetic))])
-    cells = {key[1:]: row["lengths"] for key, row in journal.rows.items() if key[0] == "predicted"}
+    cells = {key[1:]: row["lengths"] for key, row in rows.items() if key[0] == "predicted"}
     kinds = [(prompt, kind) for prompt in settings["prompts"] for kind in cells[prompt, configs[0], seeds[0]]]
 
     def read(names: Sequence[str], value: Callable[[dict[str, Any]], Any]) -> np.ndarray:
         """`value` of the cells, by prompt, rule, config and seed."""
-        each = [
+        values = [
             [[[value(cells[prompt, name, seed][kind][rule]) for seed in seeds] for name in names] for rule in rules]
             for prompt, kind in kinds
         ]
-        return np.array(each, dtype=float)
+        return np.array(values, dtype=float)
 
     def of_reference(value: Callable[[dict[str, Any]], Any]) -> np.ndarray:
         return read(configs[:1], value)[:, :, 0]
 
-    criteria, measured, dips = _measured(journal, settings, configs)
-    by_seed, tops = ("prompt", "rule", "seed"), list(settings["tops"])
+    criteria, measured, dips = _measured(rows, settings, configs)
     predicted = np.moveaxis(read(configs, lambda row: row["lengths"]), -1, 2)
-    positions = np.array([[each[bound] for bound in bounds] for each in arithmetic.values()], dtype=float)
+    positions = np.array([[first[bound] for bound in bounds] for first in arithmetic.values()], dtype=float)
+    by_seed, by_config = ("prompt", "rule", "seed"), ("criterion", "config", "seed")
     return xr.Dataset(
         {
             "predicted": (("prompt", "rule", "top", "config", "seed"), predicted, {"units": "tokens"}),
             "qualified": (by_seed, of_reference(lambda row: row["qualified"]), {"units": "dims"}),
-            "measured": (("criterion", "config", "seed"), measured, {"units": "tokens"}),
-            "dips": (("criterion", "config", "seed"), dips, {"units": "lengths"}),
+            "measured": (by_config, measured, {"units": "tokens"}),
+            "dips": (by_config, dips, {"units": "lengths"}),
             "arithmetic": (("config", "bound"), positions, {"units": "tokens"}),
             "inside": ((*by_seed, "place"), of_reference(partial(_shares, "qualified"))),
             "matched": ((*by_seed, "place"), of_reference(partial(_shares, "matched"))),
@@ -106,27 +99,21 @@ def gather(journal: Journal, settings: Mapping[str, Any], arithmetic: Mapping[st
         {
             "prompt": [kind for _, kind in kinds],
             "rule": rules,
-            "top": tops,
+            "top": list(settings["tops"]),
             "config": configs,
             "seed": seeds,
             "criterion": criteria,
             "bound": bounds,
         },
-        {"settings": json.dumps({**settings, **journal.told})},
+        {"settings": json.dumps(settings)},
     )
 
 
-def seeds_of(settings: Mapping[str, Any]) -> range:
-    """The seeds that a study with these settings judges on."""
-    first = settings.get("first_seed", 0)
-    return range(first, first + settings["seeds"])
-
-
 def _shares(name: str, row: Mapping[str, Any]) -> list[float]:
-    """Of the control's places, the share of the dims found; NaN where there is no control."""
+    """Of the control's places, the share of the dims that are observable; NaN where there is no control."""
     control = row.get("control")
-    found = [count / control["searched"] for count in control[name]] if control else []
-    return [*found, *[np.nan] * (PLACES - len(found))]
+    shares = [count / control["searched"] for count in control[name]] if control else []
+    return [*shares, *[np.nan] * (PLACES - len(shares))]
 
 
 def _false(row: Mapping[str, Any]) -> float | None:
@@ -137,21 +124,20 @@ def _false(row: Mapping[str, Any]) -> float | None:
 
 
 def _measured(
-    journal: Journal, settings: Mapping[str, Any], configs: Sequence[str]
+    rows: Rows, settings: Mapping[str, Any], configs: Sequence[str]
 ) -> tuple[list[str], np.ndarray, np.ndarray]:
     """The criteria; the failure length (criterion, config, seed) by each, and how many shorter lengths fail too.
 
     'either' fails at a length where one or the other task does, of those that say anything.
     """
-    tasks = [task for task in TASK_NAMES if task in settings["measure"]]
+    tasks = [task for task in TASKS if task in settings["measure"]]
     none, seeds, lengths = settings["length"] + 1, seeds_of(settings), np.array(settings["lengths"])
-    each = [[[progress(journal, settings, t, c, s)[0] for s in seeds] for c in configs] for t in tasks]
-    by_task = np.array(each, dtype=bool)
+    by_task = np.array([[[failing(rows, settings, t, c, s) for s in seeds] for c in configs] for t in tasks])
     fails = np.concatenate([by_task.any(axis=0, keepdims=True), by_task])
     measured = np.apply_along_axis(lambda row: onset(row, lengths) or none, -1, fails).astype(float)
-    judged = np.array([[judges(journal, settings, task, seed) for seed in seeds] for task in tasks])
-    told = np.concatenate([judged.any(axis=0, keepdims=True), judged])
-    measured[~np.broadcast_to(told[:, None], measured.shape)] = np.nan
+    judged = np.array([[judges(rows, settings, task, seed) for seed in seeds] for task in tasks])
+    judged = np.concatenate([judged.any(axis=0, keepdims=True), judged])
+    measured[~np.broadcast_to(judged[:, None], measured.shape)] = np.nan
     dips = np.apply_along_axis(lambda row: len(dipping(row, lengths)), -1, fails)
     return ["either", *tasks], measured, dips.astype(float)
 
@@ -171,14 +157,14 @@ def read_results(path: Path) -> xr.Dataset:
     """What `write_results` wrote."""
     record = json.loads(path.read_text(encoding="utf-8"))
     settings, coords = record.pop("settings"), record.pop("coords")
-    values = {name: (each["dims"], np.array(each["data"], dtype=float)) for name, each in record.items()}
+    values = {name: (entry["dims"], np.array(entry["data"], dtype=float)) for name, entry in record.items()}
     return xr.Dataset(values, coords, {"settings": json.dumps(settings)})
 
 
 def _plain(values: np.ndarray) -> Any:
     """Nested lists of numbers, whole where they are, None for NaN."""
     if values.ndim:
-        return [_plain(each) for each in values]
+        return [_plain(row) for row in values]
     if np.isnan(values):
         return None
     return int(values) if float(values).is_integer() else round(float(values), 6)

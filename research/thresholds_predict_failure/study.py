@@ -1,173 +1,237 @@
-"""Do thresholds predict failure? Failure lengths predicted and measured over prompts, method configs and seeds."""
+"""What is studied: methods with their parameters, lengths, rules; and the arithmetic prediction."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from functools import partial
-from itertools import product
-from pathlib import Path
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-import xarray as xr
 
-from mesa.methods import Method
-from mesa.models import bytes_a_number
-from mesa.plan import BASE, reach
-from mesa.support import is_rotary
-from probe.capture.memory import check_memory
-from probe.cells.cell import Cell
-from probe.cells.runner import LOCAL, Runner
-from probe.evaluation.clock import is_over
-from probe.evaluation.journal import Journal
-from probe.evaluation.journaled import run_journaled
-from probe.evaluation.plan import memory_bytes
+from mesa.methods import Method, make
+from mesa.models import check_placement, chosen_dtype, config_of
+from mesa.plan import BASE, follows_length, reach
+from mesa.settings import fitting_methods, method_settings
+from mesa.support import check_config, check_method, is_rotary, trained_length
+from probe.capture.spec import CaptureSpec, Kept
+from probe.evaluation.by_length import check_lengths
+from probe.evaluation.plan import SCORED_PROMPTS
 from probe.mechanism.anatomy.frequencies import first_unmet
-from probe.ownership import owned, tell_finished
-from probe.tasks.base import Setting
-from research.thresholds_predict_failure.inputs import Inputs, prepare
-from research.thresholds_predict_failure.plan import StudyPlan, StudyRequest, plan
-from research.thresholds_predict_failure.results import BOUNDS, gather, judges, progress
-from research.thresholds_predict_failure.variants import REFERENCE
-from research.thresholds_predict_failure.work import MEASURE, PREDICT, MeasureWork, PredictWork
+from probe.thresholds.drift import DriftRule, resolution
+from probe.thresholds.search import CrossingRule, check_positions
+from research.thresholds_predict_failure.results import BOUNDS, DRIFT, REFERENCE, TASKS
 
-JOURNAL = "cells.jsonl"
+PROMPTS = ("repeated", "text", "passkey")
+MULTIPLES = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 8)
+"""Lengths measured by default, in trained windows."""
+VARIED: dict[str, tuple[dict[str, Any], ...]] = {
+    "leaky-rerope": ({"k": 1.5}, {"k": 2}, {"k": 4}, {"k": 8}),
+    "pi": ({"factor": 2},),
+    "dynamic-ntk": ({"factor": 1}, {"factor": 2}),
+    "ntk-mixed": ({"k": 2}, {"k": 4}),
+    "yarn": ({"factor": 2},),
+    "self-extend": ({"group": 2}, {"group": 4}),
+    "stair": ({"width": 2}, {"width": 4}),
+    "mesa": ({"width": 4},),
+}
+"""Parameters beside the defaults; those of slowed distances put their reach of M between 1.4 and 7 M."""
+MEASURED_SEEDS = 1000
+"""Added to a seed for the passkey prompts that measure, so that none of them is one that predicts."""
+CELLS = 2
+"""Raised when what a cell holds changes: 2 has the control, and Dynamic-NTK by prompt length."""
 
 
-def run_study(
-    request: StudyRequest,
-    out: Path,
-    *,
-    overwrite: bool = False,
-    until: float | None = None,
-    runner: Runner = LOCAL,
-) -> tuple[xr.Dataset | None, str]:
-    """The results (see `gather`) of a study kept in the folder `out`, which takes up where it was interrupted.
+@dataclass(frozen=True)
+class Study:
+    """What is studied. Lengths in tokens; `length` is L, up to which failure is predicted."""
 
-    Lengths are predicted first, one pass or a few a config; then failure is measured. After the `clock.deadline`
-    `until` nothing is begun; if something is left then, there are no results, but words that say how much. Raises
-    ValueError for a bad request, before the weights are loaded, FileExistsError if `out` holds another study;
-    `overwrite` removes that, once the weights of the new one are loaded; RuntimeError where no worker of the `runner`
-    could finish a cell. Also raises what `owned` and `Runner.check` raise.
+    model: str
+    load: Mapping[str, Any]
+    config: Any
+    trained_length: int
+    methods: dict[str, Method]
+    prompts: tuple[str, ...]
+    seeds: range
+    length: int
+    lengths: tuple[int, ...]
+    measure: tuple[str, ...]
+    tops: tuple[int, ...]
+    windows: int
+    samples: int
+
+    @property
+    def kept(self) -> Kept:
+        """The states that are read: every layer, position and dim."""
+        return CaptureSpec().resolve(self.config, self.length)
+
+    @property
+    def rules(self) -> dict[str, CrossingRule]:
+        """The threshold rules by name."""
+        standard = CrossingRule.scaled(self.trained_length)
+        return {"standard": standard, "wide": replace(standard, smoothing=max(1, self.trained_length // 4))}
+
+    @property
+    def drift(self) -> DriftRule:
+        """The drift rule."""
+        return DriftRule.scaled(self.trained_length, resolution(chosen_dtype(self.config, self.load), "float32"))
+
+    def passes(self, name: str) -> tuple[int, ...]:
+        """The lengths of the passes that a config's failure is predicted from: L alone, for most.
+
+        Where positions or frequencies follow the prompt's length (Dynamic-NTK, LaMPE), no pass stands for a shorter
+        prompt: then each measured length that both rules can judge, and L.
+        """
+        method = self.methods[name]
+        if not follows_length(method.plan(self.length), method.plan(self.trained_length)):
+            return (self.length,)
+        least = self.trained_length + max(rule.sustained for rule in self.rules.values())
+        return tuple(sorted({*(length for length in self.lengths if length > least), self.length}))
+
+    def settings(self, fingerprints: Mapping[str, str]) -> dict[str, Any]:
+        """Everything that the results depend on, ready for JSON."""
+        names = ("model", "trained_length", "prompts", "length", "lengths", "measure", "tops", "windows", "samples")
+        rules = {name: asdict(rule) for name, rule in {**self.rules, DRIFT: self.drift}.items()}
+        return {
+            **{name: getattr(self, name) for name in names},
+            "seeds": len(self.seeds),
+            **({"first_seed": self.seeds.start} if self.seeds.start else {}),
+            **fingerprints,
+            "prompts_version": SCORED_PROMPTS,
+            "cells_version": CELLS,
+            "load": dict(self.load),
+            "configs": {name: method.describe() for name, method in self.methods.items()},
+            "rules": rules,
+        }
+
+
+def plan(
+    model: str = "default",
+    load: Mapping[str, Any] | None = None,
+    methods: str | None = None,
+    configs: str | None = None,
+    trained: int | None = None,
+    prompts: tuple[str, ...] = PROMPTS,
+    seeds: int = 5,
+    first_seed: int = 0,
+    length: int | None = None,
+    lengths: tuple[int, ...] | None = None,
+    measure: tuple[str, ...] = TASKS,
+    tops: tuple[int, ...] = (1, 3, 10, 30, 100),
+    windows: int = 8,
+    samples: int = 5,
+) -> Study:
+    """The study, checked against the model's config. Raises ValueError or FileNotFoundError, naming the value.
+
+    methods: names, each with the parameters of `VARIED`; configs: as `named_configs` reads them, in place of methods.
     """
-    made = plan(request)
-    runner.check(request.load)
-    if runner.is_local:
-        check_memory(made.needed_bytes, made.length)
-    inputs = prepare(made)
-    with owned(out):
-        return _run(made, inputs, out, overwrite, until, runner)
+    options = {"revision": None, "dtype": None, "device": "cpu", "device_map": None, "trust_remote_code": False}
+    options |= load or {}
+    check_placement(options)
+    config = config_of(model)
+    check_config(config)
+    trained = trained or trained_length(config)
+    for name, values, known in (("prompts", prompts, PROMPTS), ("measure", measure, TASKS)):
+        if unknown := {*values} - {*known}:
+            raise ValueError(f"unknown --{name} {min(unknown)!r}; known: {', '.join(known)}")
+    if min(seeds, windows, samples, *tops) < 1 or first_seed < 0 or first_seed + seeds > MEASURED_SEEDS:
+        raise ValueError(f"--seeds, --windows, --samples and --tops start at 1, and seeds end below {MEASURED_SEEDS}")
+    length = length or max(lengths or (MULTIPLES[-1] * trained,))
+    if length < 2 * trained:
+        raise ValueError(f"--length {length} is below twice the trained length {trained}")
+    lengths = tuple(sorted(lengths or (int(trained * many) for many in MULTIPLES if trained * many <= length)))
+    check_lengths(lengths, trained)
+    if lengths[-1] > length:
+        raise ValueError(f"--lengths {lengths[-1]} is beyond --length {length}, up to which failure is predicted")
+    if configs is None:
+        fitting, _ = fitting_methods(methods or "all", trained, (), config, by_default=methods is None)
+        chosen = variants(fitting, trained)
+    else:
+        chosen = named_configs(configs, trained, config)
+    if len(chosen) < 4:
+        raise ValueError(f"{len(chosen) - 1} configs beside origin are too few to correlate; name 3 or more")
+    study = Study(
+        model,
+        options,
+        config,
+        trained,
+        chosen,
+        prompts,
+        range(first_seed, first_seed + seeds),
+        length,
+        lengths,
+        measure,
+        tops,
+        windows,
+        samples,
+    )
+    for rule in study.rules.values():
+        check_positions(range(length), trained, rule)
+    return study
 
 
-def _run(
-    made: StudyPlan, inputs: Inputs, out: Path, overwrite: bool, until: float | None, runner: Runner
-) -> tuple[xr.Dataset | None, str]:
-    settings, failed, stop = made.settings(inputs.fingerprints), [], partial(is_over, until)
-    with ExitStack() as stack:  # the capture wraps the model, so measuring takes workers of its own
-        work, pool = PredictWork.of(made, inputs, out if runner.is_local else None), None
-        if overwrite:
-            pool = stack.enter_context(runner.pool(work, _cells_to_predict(made, None)))
-            (out / JOURNAL).unlink(missing_ok=True)
-        journal = Journal(out / JOURNAL, settings, force=made.request.force)
-        if not _cells_to_predict(made, journal) and not _left_to_measure(made, journal):
-            tell_finished(out)
-        cells = [] if is_over(until) else _cells_to_predict(made, journal)
-        if cells:
-            pool = pool or stack.enter_context(runner.pool(work, cells))
-            failed += run_journaled(pool, cells, journal, "capturing hidden states", stop=stop)
-        del pool
-    cells = [] if is_over(until) else _cells_to_measure(made, journal)
-    if cells:
-        with runner.pool(MeasureWork.of(made, inputs), cells) as pool:
-            wanted = partial(_says_anything, made, journal)
-            failed += run_journaled(pool, cells, journal, "measuring failure", wanted=wanted, stop=stop)
-    if failed:
-        first = f"no worker could finish {failed[0]}, {len(failed)} cells in all"
-        raise RuntimeError(f"{first}; the same command tries them again")
-    predictions, measurements = _cells_to_predict(made, journal), _left_to_measure(made, journal)
-    if predictions or measurements:
-        return None, f"{len(predictions)} predictions and {measurements} measured failures are left"
-    return gather(
-        journal, {**settings, **_measuring(made)}, {name: _arithmetic(name, made) for name in made.methods}
-    ), ""
+def variants(methods: Mapping[str, Method], trained: int) -> dict[str, Method]:
+    """Configs by label, such as 'leaky-rerope k=2': every method with its defaults and as `VARIED`; Origin first."""
+    result: dict[str, Method] = {REFERENCE: make(REFERENCE, trained)}
+    varied = {"rerope": ({"window": trained // 2},), **VARIED}
+    for name, method in methods.items():
+        result[name] = method
+        for parameters in varied.get(name, ()):
+            label = " ".join([name, *(f"{key}={value}" for key, value in parameters.items())])
+            result[label] = make(name, trained, **parameters)
+    return result
 
 
-def _cells_to_predict(made: StudyPlan, journal: Journal | None) -> list[Cell]:
-    """The cells (prompt, config, seed) of the missing predictions, all where there is no journal."""
-    keys = [
-        ("predicted", prompt, name, seed)
-        for prompt in made.request.prompts
-        for seed in made.seeds
-        for name in made.methods
-    ]
-    done = journal.rows if journal else {}
-    return [Cell(PREDICT, key, made.needed_bytes) for key in keys if key not in done]
+def named_configs(configs: str, trained: int, config: Any) -> dict[str, Method]:
+    """Configs by label from a text such as 'rerope,mesa layers=[0,1] window=512'; Origin first, named or not.
 
-
-def _cells_to_measure(made: StudyPlan, journal: Journal) -> list[Cell]:
-    """The cells (task, config, seed, length) that are not known yet: by seed, Origin's first, and first of these M.
-
-    Where Origin's score at M is chance nothing else is measured; where that is not known yet, all is here.
+    Raises ValueError for what cannot be read or made, and for methods that a model with this `config` cannot have.
     """
-    found = []
-    for seed, name, task in product(made.seeds, made.methods, made.request.measure):
-        level = (task, REFERENCE, seed, made.trained_length)
-        if level in journal.rows and not judges(journal, _measuring(made), task, seed):
-            continue
-        first = [made.trained_length] if name == REFERENCE else []
-        lengths = dict.fromkeys([*first, *made.lengths])
-        keys = [(task, name, seed, length) for length in lengths]
-        found += [Cell(MEASURE, key, _measured_bytes(made, task, key[3])) for key in keys if key not in journal.rows]
-    return found
+    result: dict[str, Method] = {REFERENCE: make(REFERENCE, trained)}
+    for part in re.split(r",(?![^\[]*])", configs):  # no comma within [...]
+        name, *parameters = part.split() or [""]
+        label = " ".join([name, *parameters])
+        settings = method_settings([f"{name}.{parameter}" for parameter in parameters]).get(name, {})
+        result[label] = make(name, trained, **settings)
+        check_method(config, result[label])
+    return result
 
 
-def _says_anything(made: StudyPlan, journal: Journal, cell: Cell) -> bool:
-    """Whether Origin's score at M, if it is known, says that the cell's task and seed are not at chance."""
-    task, _, seed, _ = cell.key
-    level = (task, REFERENCE, seed, made.trained_length)
-    return cell.key == level or level not in journal.rows or judges(journal, _measuring(made), str(task), int(seed))
+def estimate(study: Study) -> str:
+    """Passes and tokens of the whole study, in words."""
+    prompts = len(study.seeds) * sum(1 if prompt == "repeated" else study.windows for prompt in study.prompts)
+    passes = [length for name in study.methods for length in study.passes(name)]
+    measured = len(study.methods) * len(study.seeds) * study.samples * len(study.measure)
+    return (
+        f"{len(study.methods)} configs x {len(study.seeds)} seeds: {', '.join(study.methods)}\n"
+        f"predicted: {prompts * len(passes)} passes, {prompts * sum(passes):,} tokens\n"
+        f"measured: {measured * len(study.lengths)} prompts, {measured * sum(study.lengths):,} tokens"
+    )
 
 
-def _measured_bytes(made: StudyPlan, task: str, length: int) -> int:
-    setting = Setting(made.trained_length, (length,), batch=1)
-    return memory_bytes(made.config, [task], setting, bytes_a_number(made.config, made.request.load))
-
-
-def _left_to_measure(made: StudyPlan, journal: Journal) -> int:
-    """How many failures (seed, config, task) are not known yet."""
-    settings = _measuring(made)
-    each = product(made.seeds, made.methods, made.request.measure)
-    return sum(progress(journal, settings, task, name, seed)[-1] is not None for seed, name, task in each)
-
-
-def _measuring(made: StudyPlan) -> dict[str, Any]:
-    return {
-        "trained_length": made.trained_length,
-        "lengths": made.lengths,
-        "vocabulary": made.config.vocab_size,
-    }
-
-
-def _arithmetic(name: str, made: StudyPlan) -> dict[str, int]:
-    """For each of `BOUNDS`, the first position in any of its passes that sees such a distance; L + 1: none.
+def arithmetic(study: Study, name: str) -> dict[str, int]:
+    """For each of `BOUNDS`, the first position in any of a config's passes that sees such a distance; L + 1: none.
 
     Models without rotary embeddings have the first two bounds.
     """
-    firsts = [_first_beyond(made.methods[name], made, length) for length in made.passes(name)]
-    found = {bound: [first for at in firsts if (first := at[bound]) is not None] for bound in firsts[0]}
-    return {bound: min(each, default=made.length + 1) for bound, each in found.items()}
+    firsts = [_first_beyond(study, study.methods[name], length) for length in study.passes(name)]
+    return {
+        bound: min((at[bound] for at in firsts if at[bound] is not None), default=study.length + 1)
+        for bound in firsts[0]
+    }
 
 
-def _first_beyond(method: Method, made: StudyPlan, length: int) -> dict[str, int | None]:
-    laid, trained, config = method.plan(length), made.trained_length, made.config
-    largest = reach(laid)
+def _first_beyond(study: Study, method: Method, length: int) -> dict[str, Any]:
+    plan, trained, config = method.plan(length), study.trained_length, study.config
+    largest = reach(plan)
     beyond = [largest >= trained, largest > trained]
-    if rotary := is_rotary(config.model_type):
+    rotary = is_rotary(config.model_type)
+    if rotary:
         dims = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         base = (getattr(config, "rope_parameters", None) or {}).get("rope_theta", BASE)
-        slowest = laid.frequency_scale(np.float64(dims // 2 - 1), dims, base) if laid.frequency_scale else 1.0
+        slowest = plan.frequency_scale(np.float64(dims // 2 - 1), dims, base) if plan.frequency_scale else 1.0
         beyond.append(largest * slowest >= trained)
-    firsts = [int(each.argmax()) if each.any() else None for each in beyond]
+    firsts: list[int | None] = [int(reached.argmax()) if reached.any() else None for reached in beyond]
     if rotary:
         firsts.append(first_unmet(method, config, length))
     return dict(zip(BOUNDS, firsts, strict=False))

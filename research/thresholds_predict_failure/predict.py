@@ -1,0 +1,198 @@
+"""Failure lengths predicted from hidden states."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from tqdm import tqdm
+
+from mesa.methods import Method
+from mesa.models import bytes_a_number, load
+from probe.capture.bridge import bridge_to
+from probe.capture.capture import capture
+from probe.capture.memory import check_memory, peak_bytes
+from probe.capture.spec import Kept
+from probe.store.store import check_values
+from probe.thresholds.calls import drift_calls
+from probe.thresholds.control import false_predictions, negative_control
+from probe.thresholds.drift import DriftRule, find_drift, of_plans
+from probe.thresholds.failure import onset
+from probe.thresholds.predict import best
+from probe.thresholds.predict import predict as predict_failure
+from probe.thresholds.search import CrossingRule, search
+from research.script import Journal
+from research.thresholds_predict_failure.inputs import Inputs
+from research.thresholds_predict_failure.results import DRIFT, REFERENCE
+from research.thresholds_predict_failure.study import Study
+
+HOOK = "resid_post"
+_COPIES = 24  # of a layer's states, in the search
+
+
+class States:
+    """Hidden states of Origin and one method, of the first prompt and of the mean over prompts, in nameless files.
+
+    A layer is read when it is needed, so that memory holds one captured pass alone.
+    """
+
+    def __init__(self, kept: Kept, folder: Path, *, averaged: bool) -> None:
+        self.kept = kept
+        shape = (2, len(kept.layers), len(kept.positions), len(kept.dims))
+        self._first = _zeros_on_disk(shape, np.float32, folder)
+        self._mean = _zeros_on_disk(shape, np.float64, folder) if averaged else None
+
+    def fill(self, bridge: Any, prompts: Sequence[Sequence[int]], method: Method, row: int) -> None:
+        """Captures the prompts under a method into row 0 (Origin) or 1; prompts may be shorter than L."""
+        length = min(len(prompts[0]), len(self.kept.positions))
+        kept = replace(self.kept, positions=self.kept.positions[:length])
+        for number, ids in enumerate(prompts):
+            values = capture(bridge, ids, method, [HOOK], kept)[HOOK]
+            for layer, states in zip(kept.layers, values, strict=True):
+                check_values(states, self._first.dtype, f"layer {layer}")
+            if number == 0:
+                self._first[row, :, :length] = values
+            if self._mean is not None and len(prompts) > 1:
+                for layer, states in zip(self._mean[row, :, :length], values, strict=True):
+                    layer[:] = states + (layer if number else 0.0)
+                    if number + 1 == len(prompts):
+                        layer /= len(prompts)
+            del values  # before the next pass makes its own
+
+    def hidden(self, *, mean: bool, both: bool, length: int | None = None) -> xr.DataArray:
+        """States (method, layer, position, dim) of Origin, or of both, up to `length` tokens."""
+        values, count = self._mean if mean else self._first, 2 if both else 1
+        coords = {"method": ["origin", "method"][:count]}
+        coords |= {name: list(getattr(self.kept, f"{name}s")) for name in ("layer", "position", "dim")}
+        return xr.DataArray(values[:count], coords, list(coords), name=HOOK).isel(position=slice(length))
+
+
+def _zeros_on_disk(shape: tuple[int, ...], dtype: type, folder: Path) -> np.memmap:
+    """Raises OSError here, and not where they are written, if the disk is too small."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        layer = bytes(int(np.prod(shape[2:])) * np.dtype(dtype).itemsize)
+        for _ in range(shape[0] * shape[1]):
+            file.write(layer)
+        file.flush()
+        return np.memmap(file, dtype, "r+", shape=shape)
+
+
+def predictions_left(study: Study, journal: Journal) -> list[tuple[str, str, str, int]]:
+    """The missing cells ('predicted', prompt, config, seed)."""
+    cells = product(study.prompts, study.seeds, study.methods)
+    return [cell for prompt, seed, name in cells if (cell := ("predicted", prompt, name, seed)) not in journal.rows]
+
+
+def predict(study: Study, inputs: Inputs, journal: Journal, over: Callable[[], bool]) -> None:
+    """Journals every missing prediction, until it is `over`. Origin's states serve all configs of a prompt and seed."""
+    numbers, values = bytes_a_number(study.config, study.load), study.kept.values
+    layer = 4 * values // len(study.kept.layers)
+    check_memory(max(peak_bytes(study.config, study.length, numbers, 4 * values), _COPIES * layer), study.length)
+    loaded = load(study.model, **study.load)
+    bridge, current = bridge_to(loaded.model, loaded.tokenizer), None
+    averaged = study.windows > 1 and {*study.prompts} != {"repeated"}
+    states = States(study.kept, journal.path.parent, averaged=averaged)
+    for cell in tqdm(predictions_left(study, journal), desc="capturing hidden states", unit="cell"):
+        if over():
+            return
+        _, prompt, name, seed = cell
+        ids = inputs.prompts[prompt][seed]
+        if current != (prompt, seed):
+            states.fill(bridge, ids, study.methods[REFERENCE], 0)
+            current = (prompt, seed)
+        found = []
+        for length in study.passes(name):
+            if name != REFERENCE:
+                states.fill(bridge, [window[:length] for window in ids], study.methods[name], 1)
+            found.append(_predicted(study, states, prompt, name, seed, length, averaged=len(ids) > 1))
+        journal.add(cell, {"lengths": _merged(found, study.passes(name))})
+
+
+def _predicted(
+    study: Study, states: States, prompt: str, name: str, seed: int, length: int, *, averaged: bool
+) -> dict[str, Any]:
+    """By kind of prompt (single or mean) and rule, from a pass of `length` tokens: predicted lengths, qualifying dims.
+
+    With the negative control of the pass of L tokens: Origin's for every seed, the others' for the first.
+    """
+    trained, plan = study.trained_length, study.methods[name].plan(length)
+    controlled = length == study.length and (name == REFERENCE or seed == study.seeds.start)
+    found: dict[str, Any] = {}
+    for kind in (prompt, f"{prompt}-mean") if averaged else (prompt,):
+        hidden = states.hidden(mean=kind != prompt, both=name != REFERENCE, length=length)
+        found[kind] = {}
+        for rule, crossing in study.rules.items():
+            lengths, count = threshold_lengths(hidden, trained, crossing, study.tops)
+            control = control_row(hidden, trained, crossing) if controlled else None
+            found[kind][rule] = {"lengths": lengths, "qualified": count, "control": control}
+        predicted, call = drift_length(hidden, trained, study.drift, plan)
+        found[kind][DRIFT] = {"lengths": [predicted] * len(study.tops), "qualified": None, "call": call}
+    return found
+
+
+def threshold_lengths(
+    hidden: xr.DataArray, trained: int, rule: CrossingRule, tops: Sequence[int]
+) -> tuple[list[int | None], int]:
+    """Failure length of the last method of `hidden`, for every number of dims in `tops`, and how many dims qualify.
+
+    A method that fails nowhere up to L has L + 1; None: too few dims qualify, or can be judged.
+    """
+    found = search(hidden, trained, rule)
+    lengths: list[int | None] = []
+    for top in tops:
+        (prediction,) = predict_failure(found.isel(method=[-1]), top)
+        nowhere = prediction.captured + 1 if prediction.known else None
+        lengths.append(nowhere if prediction.length is None else prediction.length)
+    return lengths, len(best(found, hidden.sizes["dim"]))
+
+
+def drift_length(hidden: xr.DataArray, trained: int, rule: DriftRule, plan: Any) -> tuple[int | None, dict[str, Any]]:
+    """The same by the drift rule, and its whole call; None: it could not be judged. plan: the method's, of the pass."""
+    method = str(hidden["method"].values[-1])
+    call = drift_calls(find_drift(hidden, trained, rule, **of_plans({method: plan})))[-1]
+    nowhere = None if call.reason else call.captured + 1
+    row = {name: value for name, value in asdict(call).items() if name != "method"}
+    return nowhere if call.length is None else call.length, row
+
+
+def control_row(hidden: xr.DataArray, trained: int, rule: CrossingRule) -> dict[str, Any] | None:
+    """The negative control: dims that qualify at each place inside the window, and at M with as many positions.
+
+    With the last method's share of false predictions; None where it cannot be made.
+    """
+    try:
+        found = negative_control(hidden, trained, rule)
+    except ValueError:
+        return None
+    counts = {name: found[name].values.tolist() for name in ("place", "qualified", "matched")}
+    return {**counts, "searched": found.attrs["searched"], "false": float(false_predictions(found)[-1])}
+
+
+def _merged(found: Sequence[dict[str, Any]], passes: Sequence[int]) -> dict[str, Any]:
+    """What is predicted of the longest pass or, of several, by prompt length, with each pass's lengths beside."""
+    if len(found) > 1:
+        for kind, rules in found[-1].items():
+            for rule, row in rules.items():
+                by_pass = [one[kind][rule]["lengths"] for one in found]
+                row["by_pass"] = dict(zip(map(str, passes), by_pass, strict=True))
+                row["lengths"] = [
+                    length_by_prompt(dict(zip(passes, lengths, strict=True)), passes[-1] + 1)
+                    for lengths in zip(*by_pass, strict=True)
+                ]
+    return found[-1]
+
+
+def length_by_prompt(by_length: Mapping[int, int | None], none: int) -> int | None:
+    """The first prompt length from which on a method fails, of what is predicted from a pass of each; `none`: nowhere.
+
+    None stands for no call, which is left out; None if nothing is called at all.
+    """
+    called = {length: predicted for length, predicted in sorted(by_length.items()) if predicted is not None}
+    fails = np.array([predicted <= length for length, predicted in called.items()])
+    return (onset(fails, np.array(list(called))) or none) if called else None
