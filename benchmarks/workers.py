@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import psutil
 
-from probe.cells.board import posted
+from probe.experiment.status_file import read_status
 
 WAYS = {
     "one process of 2 threads": (1, "2", ()),
@@ -60,7 +60,7 @@ def timed(words: Sequence[str], workers: int, threads: str, runner: Sequence[str
         )
         while process.poll() is None:
             _note(process, used)
-            running = len(posted(out).running)
+            running = len(read_status(out).running)
             if not first and running == workers:
                 first, done = time.monotonic(), _rows(out) + workers - 1
             last = time.monotonic() if running else last

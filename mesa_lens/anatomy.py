@@ -58,8 +58,8 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Checks everything that can be checked, then runs."""
-    from probe.evaluation.clock import deadline
     from probe.evaluation.plan import names
+    from probe.experiment.progress import deadline
     from probe.mechanism.anatomy.request import AnatomyRequest, estimate, plan, work
 
     request = AnatomyRequest(
@@ -84,11 +84,11 @@ def run(args: argparse.Namespace) -> int:
         tell_estimate(args, estimate(made), [(made.config, work(made))], made.request)
         return 0
     from probe.anatomy_report import write_anatomy_report
+    from probe.experiment.lock import owned
     from probe.files import json_text
     from probe.mechanism.anatomy.files import FOLDER
     from probe.mechanism.anatomy.results import write
     from probe.mechanism.anatomy.run import anatomy
-    from probe.ownership import owned
     from probe.report import write_report
     from probe.store.anatomy import find_anatomy
     from probe.store.reader import store_of

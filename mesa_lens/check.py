@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     from mesa.models import check_placement, config_of, load
     from mesa.settings import make_methods
     from mesa.support import check_config, trained_length
-    from probe.cells.threads import check_threads, computing
+    from probe.experiment.threads import check_threads, computing
 
     check_threads(args.threads)
     methods = args.methods or "all"

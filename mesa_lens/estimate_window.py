@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from mesa.models import bytes_a_number, check_placement, config_of, tokenizer_of
     from mesa.support import check_config, trained_length
     from probe.capture.memory import check_beside, check_prompts, prompt_bytes
-    from probe.cells.threads import check_threads
+    from probe.experiment.threads import check_threads
     from probe.tasks import score, sources
     from probe.thresholds.window_estimate import SHORTEST
 
@@ -80,8 +80,8 @@ def _tell_time(
 ) -> int:
     """Prints the time of the lengths tried first, and of four more."""
     from mesa.methods import make
-    from probe.cells.threads import computing
-    from probe.evaluation.pace import time_of
+    from probe.experiment.estimate import time_of
+    from probe.experiment.threads import computing
     from probe.thresholds.window_estimate import doubled
 
     origin = make("origin", longest)
@@ -99,7 +99,7 @@ def _measured(args: argparse.Namespace, config: Any, longest: int, options: dict
     from tqdm import tqdm
 
     from mesa.models import load
-    from probe.cells.threads import computing
+    from probe.experiment.threads import computing
     from probe.tasks.likelihood import tail_prompts
     from probe.tasks.retrieval import first_ids
     from probe.tasks.score import nll

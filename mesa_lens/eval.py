@@ -121,11 +121,11 @@ def _tasks(args: argparse.Namespace, request: Any, runner: Any) -> int:
             models.append((made.evaluator.config, evaluator_work(made)))
         tell_estimate(args, estimate(made), models, made.request)
         return 0
-    from probe.evaluation.clock import deadline
     from probe.evaluation.run import run as run_cells
+    from probe.experiment.lock import owned
+    from probe.experiment.progress import deadline
     from probe.figures.evaluation_chart import write_curves
     from probe.files import json_text
-    from probe.ownership import owned
 
     until = deadline(args.minutes)
     with owned(args.out):
@@ -152,8 +152,7 @@ def _print(summary: Mapping[str, Any], out: Path, written: Sequence[Path]) -> No
 def _told(summary: Mapping[str, Any]) -> Iterator[str]:
     """What is told below the tables of scores: sizes, effective lengths, who chose key tokens."""
     from probe.evaluation.effective import effective_table
-    from probe.evaluation.keyed import key_words, longppl_table
-    from probe.evaluation.summary import plain_table
+    from probe.evaluation.summary import key_words, longppl_table, plain_table
 
     if summary["sizes"]:
         yield "\n".join(f"{task}: {size}" for task, size in summary["sizes"].items())

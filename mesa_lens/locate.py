@@ -80,8 +80,8 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Checks everything that can be checked, then runs."""
-    from probe.evaluation.clock import deadline
     from probe.evaluation.plan import names
+    from probe.experiment.progress import deadline
     from probe.mechanism.request import LocateRequest, estimate, plan, work
 
     request = LocateRequest(
@@ -112,13 +112,13 @@ def run(args: argparse.Namespace) -> int:
     if args.estimate:
         tell_estimate(args, estimate(made), [(made.config, work(made))], made.request)
         return 0
+    from probe.experiment.lock import owned
     from probe.files import json_text
     from probe.locate_report import write_locate_report
     from probe.mechanism.cells import FOLDER
     from probe.mechanism.results import write
     from probe.mechanism.run import locate
     from probe.mechanism.words import located_findings
-    from probe.ownership import owned
     from probe.report import write_report
     from probe.store.reader import store_of
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mesa_lens.values import MOST_PROMPTS, MOST_SEED, MOST_WORKERS, listed, number, output, runner, whole
-from probe.resume import again, keeps
+from probe.experiment.lock import how_to_resume
 
 LOAD = ("revision", "dtype", "device", "device_map", "trust_remote_code")
 """The options of `mesa.load`, as arguments and in configs."""
@@ -105,7 +105,7 @@ def runner_of(args: argparse.Namespace, load: Mapping[str, Any] | None = None) -
 
     Raises ValueError for one that cannot be.
     """
-    from probe.cells.runner import Runner
+    from probe.experiment.runner import Runner
 
     kind, address = args.runner
     runner = Runner(kind, address, args.workers, args.gpus_per_worker, args.verbose, args.threads)
@@ -116,12 +116,12 @@ def runner_of(args: argparse.Namespace, load: Mapping[str, Any] | None = None) -
 def tell_left(args: argparse.Namespace, left: str) -> None:
     """Says on stderr what is left of a run, because --minutes are over, and how it goes on."""
     over = f"{args.minutes:g} minutes are over, " if args.minutes else ""
-    print(f"mesa-lens: {over}{left}; {again(args.out, args.overwrite)}", file=sys.stderr)
+    print(f"mesa-lens: {over}{left}; {how_to_resume(args.out, args.overwrite)}", file=sys.stderr)
 
 
 def tell_failed(args: argparse.Namespace, failed: str) -> None:
     """Says on stderr what no worker could finish, and how the run goes on."""
-    print(f"mesa-lens: {failed} failed; {again(args.out, args.overwrite)}", file=sys.stderr)
+    print(f"mesa-lens: {failed} failed; {how_to_resume(args.out, args.overwrite)}", file=sys.stderr)
 
 
 def tell_estimate(args: argparse.Namespace, text: str, models: Any, request: Any) -> None:
@@ -129,8 +129,8 @@ def tell_estimate(args: argparse.Namespace, text: str, models: Any, request: Any
 
     models: configs, each with the work of its model, passes by method and length.
     """
-    from probe.cells.threads import computing
-    from probe.evaluation.pace import time_of
+    from probe.experiment.estimate import time_of
+    from probe.experiment.threads import computing
 
     with computing(args.threads):
         print(f"{text}\n{time_of(models, request.load, getattr(request, 'executor', 'fused'))}")
@@ -164,6 +164,8 @@ def goes_on(args: argparse.Namespace) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        if keeps(args.out) and not hasattr(error, "__notes__"):
-            error.add_note(again(args.out, args.overwrite))
+        from probe.status import has_results
+
+        if has_results(args.out) and not hasattr(error, "__notes__"):
+            error.add_note(how_to_resume(args.out, args.overwrite))
         raise

@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Checks that the store is whole, then writes beside it."""
-    from probe.ownership import owned
+    from probe.experiment.lock import owned
     from probe.report import write_report
     from probe.store.place import Remote
     from probe.store.reader import open_run

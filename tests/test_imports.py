@@ -22,25 +22,23 @@ FLOORS = """
     probe.capture         <- mesa probe.options
     probe.request         <- mesa probe.options probe.capture
     probe.tasks           <- mesa
-    probe.ownership probe.files  <-
-    probe.cells           <- mesa probe.files
-    probe.evaluation      <- mesa probe.options probe.request probe.tasks probe.capture probe.ownership probe.files probe.cells
+    probe.files           <-
+    probe.experiment      <- mesa probe.files probe.capture
+    probe.evaluation      <- mesa probe.options probe.request probe.tasks probe.capture probe.files probe.experiment
     probe.store           <- probe.files probe.capture
     probe.thresholds      <- mesa probe.tasks probe.capture probe.evaluation probe.store
     probe.figures         <- mesa probe.files probe.capture probe.store probe.thresholds
-    probe.mechanism.anatomy <- mesa probe.options probe.ownership probe.files probe.request probe.tasks probe.capture probe.cells probe.evaluation probe.store probe.thresholds
-    probe.mechanism       <- mesa probe.options probe.ownership probe.files probe.request probe.tasks probe.capture probe.cells probe.evaluation probe.store probe.thresholds probe.mechanism.anatomy
-    probe.status          <- probe.ownership probe.cells probe.evaluation probe.store
+    probe.mechanism.anatomy <- mesa probe.options probe.files probe.request probe.tasks probe.capture probe.experiment probe.evaluation probe.store probe.thresholds
+    probe.mechanism       <- mesa probe.options probe.files probe.request probe.tasks probe.capture probe.experiment probe.evaluation probe.store probe.thresholds probe.mechanism.anatomy
+    probe.status          <- probe.experiment probe.store
     probe.locate_report   <- probe.files probe.store probe.figures probe.mechanism
     probe.anatomy_report  <- probe.files probe.store probe.figures probe.mechanism
     probe.glossary        <-
-    probe.resume          <- probe.evaluation probe.store
     probe.plan          <- mesa probe.options probe.request probe.tasks probe.capture probe.evaluation probe.thresholds
     probe.inputs          <- mesa probe.options probe.tasks probe.capture probe.store probe.plan
-    probe.refine          <- probe.evaluation probe.store probe.thresholds
     probe.verdict         <- probe.evaluation probe.store probe.thresholds
     probe.report          <- probe.files probe.store probe.thresholds probe.figures probe.locate_report probe.anatomy_report probe.verdict probe.glossary
-    probe.work            <- mesa probe.capture probe.cells probe.evaluation probe.plan probe.inputs
+    probe.experiments     <- mesa probe.capture probe.experiment probe.evaluation probe.store probe.thresholds probe.plan probe.inputs
     probe.opened          <- probe.evaluation probe.store probe.thresholds probe.figures probe.mechanism probe.verdict probe.report
     probe.run             <- mesa probe
     probe                 <- mesa probe
@@ -61,9 +59,9 @@ A name on the left is the folder's own files, one on the right all of them that 
 PACKAGES = ("mesa", "probe", "theory", "mesa_lens")
 WITHOUT_TORCH = """
     mesa mesa.methods mesa.plan mesa.settings mesa.support mesa.weave
-    mesa.fingerprints probe.options probe.request probe.resume probe.ownership
+    mesa.fingerprints probe.options probe.request probe.experiment.lock probe.experiment.status_file
     mesa.checkpoints mesa.checkpoints.fetched mesa.checkpoints.gguf_header mesa.checkpoints.place
-    probe probe.evaluation.journal probe.evaluation.intervals probe.evaluation.summary
+    probe probe.experiment.journal probe.evaluation.intervals probe.evaluation.summary
     probe.tasks.sources
     probe.store.store probe.store.reader probe.store.located probe.store.select probe.store.positions
     probe.store.anatomy probe.store.checked
@@ -79,7 +77,7 @@ WITHOUT_TORCH = """
     probe.mechanism.anatomy.reading probe.mechanism.anatomy.files probe.mechanism.anatomy.verdicts
     probe.mechanism.words probe.locate_report probe.anatomy_report probe.report
     probe.verdict probe.verdict.verdict probe.verdict.shown probe.opened probe.figures.shown
-    probe.status.status probe.status.parts mesa_lens.status
+    probe.status mesa_lens.status
     mesa_lens.cli mesa_lens.export mesa_lens.report mesa_lens.fetching mesa_lens.paper.command
     mesa_lens.paper.words mesa_lens.paper.sections
     theory theory.bounds theory.claim theory.cli theory.figures

@@ -18,7 +18,7 @@ from mesa_lens.options import (
     tell_left,
 )
 from mesa_lens.values import listed, output, word
-from probe.resume import again
+from probe.experiment.lock import how_to_resume
 
 
 def add(commands: Any) -> None:
@@ -59,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"{args.config}: {error}") from error
     from mesa_lens.paper.report import write_report
     from mesa_lens.paper.runner import left, run_sections
-    from probe.evaluation.clock import deadline
-    from probe.ownership import owned
+    from probe.experiment.lock import owned
+    from probe.experiment.progress import deadline
 
     until = deadline(args.minutes)
     begun = [folder for folder in (args.out / name for name in plans) if folder.exists()]
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         tell_left(args, f"left: {', '.join(remaining)}")
     failed = [f"{name} ({len(cells)} cells)" for name, result in found.items() if (cells := result.get("failed"))]
     if failed:
-        print(f"mesa-lens: failed: {', '.join(failed)}; {again(args.out, args.overwrite)}", file=sys.stderr)
+        print(f"mesa-lens: failed: {', '.join(failed)}; {how_to_resume(args.out, args.overwrite)}", file=sys.stderr)
     return 1 if failed else 0
 
 

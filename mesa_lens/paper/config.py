@@ -23,7 +23,7 @@ from mesa_lens.paper.sections import SECTIONS, Section
 from probe.capture.spec import CaptureSpec
 from probe.evaluation.by_length import default_lengths
 from probe.evaluation.evaluator import BY_DEFAULT, passes
-from probe.evaluation.harness_work import checked_tasks
+from probe.evaluation.harness import checked_tasks
 from probe.evaluation.plan import TASKS, EvalPlan, EvalRequest, memory_bytes, names, plan
 from probe.options import parse_lengths, parse_ranges
 from probe.plan import ProbeRequest

@@ -5,26 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mesa_lens.paper.config import PaperConfig, include_path, reason_left_out
 from mesa_lens.paper.report import REPORTED
 from mesa_lens.paper.sections import SECTIONS
-from probe.cells.cell import Cell, CellsLost
-from probe.cells.loading import Loading
-from probe.cells.runner import LOCAL, Runner
-from probe.cells.source import Source
-from probe.evaluation.clock import is_over
 from probe.evaluation.harness import JOURNAL as HARNESS_JOURNAL
 from probe.evaluation.harness import open_harness, remove_results, run_harness
-from probe.evaluation.run import JOURNAL, check_owner, open_journal
+from probe.evaluation.run import JOURNAL, Evaluation, check_owner
 from probe.evaluation.run import run as run_cells
+from probe.experiment.model_spec import ModelSpec
+from probe.experiment.progress import is_over
+from probe.experiment.runner import LOCAL, Runner
+from probe.experiment.task import Measure, Task, TasksLost
 from probe.files import write
 from probe.plan import ProbePlan
 from probe.run import check_room, is_whole, remove_run, run_probe
-from probe.status.status import SECTIONS as PLANNED
+from probe.status import SECTIONS as PLANNED
 from probe.store.summary import own_summary
 
 _TIME_OVER = "the time was over; the same command goes on"
@@ -38,7 +37,7 @@ def check_folders(config: PaperConfig, plans: Mapping[str, Any], out: Path) -> N
         elif name == "longbench" and (out / name / HARNESS_JOURNAL).exists():
             open_harness(made, out / name, **_harness_options(config))
         elif name != "longbench" and (out / name / JOURNAL).exists():
-            open_journal(made, out / name)
+            Evaluation(made).open_journal(out / name)
 
 
 def run_sections(
@@ -95,8 +94,8 @@ def _remove(config: PaperConfig, plans: Mapping[str, Any], out: Path, runner: Ru
         elif name not in ("probe", "longbench"):
             check_owner(out / name)
     if any((out / name).exists() for name in plans):
-        work = Loading(Source(config.model, config.load))
-        with replace(runner, workers=None if runner.is_local else 1).pool(work, [Cell("load", ())]):
+        worker = _Loading(ModelSpec(config.model, config.load))
+        with replace(runner, workers=None if runner.is_local else 1).pool(worker, [Task("load", ())]):
             pass
     for name, made in plans.items():
         if name == "probe":
@@ -104,9 +103,21 @@ def _remove(config: PaperConfig, plans: Mapping[str, Any], out: Path, runner: Ru
         elif name == "longbench":
             remove_results(out / name)
         else:
-            open_journal(made, out / name, overwrite=True)
+            Evaluation(made).open_journal(out / name, overwrite=True)
     for name in REPORTED:
         (out / name).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class _Loading:
+    """Loads the model, to see whether it can be."""
+
+    source: ModelSpec
+
+    def start(self, memory_bytes: int | None = None) -> Measure:
+        """Loads the model."""
+        self.source.loaded()
+        return id
 
 
 def left(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -140,7 +151,7 @@ def _probe(made: ProbePlan, folder: Path, until: float | None, runner: Runner) -
         return {"left_out": _TIME_OVER}
     try:
         return run_probe(made.request, folder, runner=runner)[0]
-    except CellsLost as error:
+    except TasksLost as error:
         return {"left_out": str(error), "failed": error.keys}
 
 

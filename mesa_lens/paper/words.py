@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from probe.evaluation.effective import effective_table
-from probe.evaluation.keyed import key_words, longppl_table
-from probe.evaluation.summary import Table, measure, of_methods, places
+from probe.evaluation.summary import Table, key_words, longppl_table, measure, of_methods, places
 
 
 def words(result: Mapping[str, Any]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -14,8 +14,7 @@ from mesa.methods import Method
 from mesa.models import bytes_a_number, tokenizer_of
 from probe.capture.memory import check_prompts, prompt_bytes
 from probe.evaluation.evaluator import Evaluator, evaluator_of, passes
-from probe.evaluation.lengths import fitting_lengths
-from probe.request import EvalRequest
+from probe.request import EvalRequest, tell_left_out
 from probe.tasks import sources
 from probe.tasks.base import Setting, Task
 from probe.tasks.finding import FINDING
@@ -127,6 +126,39 @@ def plan(request: EvalRequest) -> EvalPlan:
         for length in task.passes(setting):
             task.check(tokenizer, length, setting)
     return made
+
+
+def unfit_length(tasks: Iterable[Task], tokenizer: Any, length: int, setting: Setting) -> str:
+    """Why the tasks cannot all be measured at `length`; empty where they can."""
+    try:
+        check_prompts(length, setting.samples)
+        for task in sorted(tasks, key=lambda task: task.batched):  # text is cut at once, other prompts are built
+            if length in task.passes(setting):
+                task.check(tokenizer, length, setting)
+    except MemoryError as error:
+        return str(error)
+    except ValueError as error:
+        return f"--lengths {length}: {error}"
+    return ""
+
+
+def fitting_lengths(tasks: Iterable[Task], tokenizer: Any, setting: Setting) -> tuple[int, ...]:
+    """Of the default `setting.lengths`, those at which all tasks can be measured; stderr names the others.
+
+    Raises ValueError, naming --lengths, where there is none.
+    """
+    fitting: tuple[int, ...] = ()
+    left_out = {}
+    for length in setting.lengths:
+        trial = replace(setting, lengths=(*fitting, length))
+        if reason := unfit_length(tasks, tokenizer, length, trial):
+            left_out[str(length)] = reason
+        else:
+            fitting = trial.lengths
+    if not fitting:
+        raise ValueError(f"no default length can be measured; {next(iter(left_out.values()))}")
+    tell_left_out(left_out)
+    return fitting
 
 
 def _evaluator(

@@ -14,6 +14,7 @@ from probe.evaluation.intervals import interval, paired, shown
 from probe.tasks.base import Metric, Task
 
 _BY_LENGTH = {"tail_nll": Metric("nll", "nats/token"), "passkey": Metric("accuracy", "share found", binary=True)}
+LONGPPL = "longppl"
 Samples = dict[int, float]
 """Scores by sample; the same number is the same prompt under every method."""
 
@@ -169,3 +170,57 @@ def measure(cell: Mapping[str, Any]) -> str:
 def _counts(cells: Sequence[Mapping[str, Any]]) -> str:
     counts = sorted({cell["n"] for cell in cells})
     return f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+
+
+def pooled_longppl(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """LongPPL by method and length: e to the mean NLL over all key tokens of all texts, as in the public code.
+
+    keys: the number of these tokens, in so many texts.
+    """
+    scores = {
+        metric: {
+            (row["method"], row["length"], row["sample"]): row["score"]
+            for row in rows
+            if row["task"] == LONGPPL and row["metric"] == metric
+        }
+        for metric in ("key_nll", "keys")
+    }
+    groups: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for key, nll in scores["key_nll"].items():
+        groups.setdefault(key[:2], []).append((nll, scores["keys"][key]))
+    return [
+        {
+            "method": method,
+            "length": length,
+            "longppl": float(np.exp(np.average([nll for nll, _ in texts], weights=[count for _, count in texts]))),
+            "keys": int(sum(count for _, count in texts)),
+            "texts": len(texts),
+        }
+        for (method, length), texts in sorted(groups.items(), key=lambda item: item[0][1])
+    ]
+
+
+def longppl_table(entries: Sequence[Mapping[str, Any]]) -> Table | None:
+    """LongPPL, a row a method, a column a length; None: there is none."""
+    if not entries:
+        return None
+    methods, lengths = (list(dict.fromkeys(entry[name] for entry in entries)) for name in ("method", "length"))
+    texts = {(entry["method"], entry["length"]): f"{entry['longppl']:.3g}" for entry in entries}
+    rows = [(method, *(texts.get((method, length), "-") for length in lengths)) for method in methods]
+    head = ("method", *map(str, lengths))
+    return Table("LongPPL: e to the mean NLL over all key tokens of all texts", head, tuple(rows))
+
+
+def key_words(summary: Mapping[str, Any]) -> list[str]:
+    """Who chose LongPPL's key tokens and how many there are, as sentences; none where it was not run."""
+    cells = {cell["length"]: cell for cell in summary["cells"] if (cell["task"], cell["metric"]) == (LONGPPL, "keys")}
+    if not cells:
+        return []
+    counts = {length: round(cell["mean"] * cell["n"]) for length, cell in sorted(cells.items())}
+    listed = ", ".join(
+        f"{count} in {cells[length]['n']} texts at {length}" for length, count in counts.items() if count
+    )
+    sentences = [f"LongPPL's key tokens were chosen by {summary['evaluator']}: {listed or 'none'}."]
+    if without := [str(length) for length, count in counts.items() if not count]:
+        sentences.append(f"LongPPL is not judged at {', '.join(without)} tokens: there are no key tokens.")
+    return sentences

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mesa.models import bytes_a_number
 from probe.capture.memory import free_bytes
-from probe.evaluation.journal import Journal
+from probe.experiment.journal import Journal
 from probe.mechanism.contrast import BROKEN, MENDED, Contrast
 from probe.mechanism.interventions import Intervention
 from probe.mechanism.passes import Edit, Place, run

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mesa.methods import Method
-from probe.evaluation.journal import Journal
+from probe.experiment.journal import Journal
 from probe.mechanism.request import ORIGIN, Group, LocatePlan
 from probe.mechanism.restoration import Paired
 from probe.store.located import LOCATED

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from probe.evaluation.journal import Cell, Journal
+from probe.experiment.journal import Journal
+from probe.experiment.task import Key as Cell
 from probe.mechanism.clamp import Clamp, Dims, clamps
 from probe.mechanism.request import Group, LocatePlan
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from probe.evaluation.intervals import rank_correlation
-from probe.evaluation.journal import Journal
+from probe.experiment.journal import Journal
 from probe.files import write_json
 from probe.mechanism.cells import FOLDER, has_runs, paired
 from probe.mechanism.interventions import by_layer
@@ -38,7 +38,7 @@ def summarize(made: LocatePlan, journal: Journal) -> dict[str, Any]:
         "layers": made.layers,
         "heads": made.config.num_attention_heads,
         "methods": {name: method.describe() for name, method in made.methods.items()},
-        **journal.told,
+        **journal.provenance,
         "cells_left": left(made, journal),
         **{name: [] for name in ("gaps", "effects", "inside", "smallest", "attribution", "agreement")},
     }

@@ -16,10 +16,11 @@ from typing import Any
 from tqdm import tqdm
 
 from probe.capture.memory import check_beside, free_bytes
-from probe.cells.cell import Cell
-from probe.cells.pool import Pool
-from probe.cells.runner import LOCAL, Runner
-from probe.evaluation.journal import Journal
+from probe.experiment.journal import Journal
+from probe.experiment.lock import owned, tell_finished
+from probe.experiment.pool import Pool
+from probe.experiment.runner import LOCAL, Runner
+from probe.experiment.task import Task
 from probe.mechanism.attribution import bytes_needed, fits, hooks_left
 from probe.mechanism.cells import has_runs, open_journal, paired
 from probe.mechanism.contrast import BROKEN, MENDED
@@ -32,7 +33,6 @@ from probe.mechanism.smallest import can_be_searched
 from probe.mechanism.spread import Spread, TimeIsOver
 from probe.mechanism.unfinished import left
 from probe.mechanism.work import MANY, LocateWork, attribution_cell, dims_cell, foreseen, tried_cells
-from probe.ownership import owned, tell_finished
 
 Judged = Mapping[Group, Sequence[str]]
 """The methods that mend, by group."""
@@ -40,7 +40,7 @@ Judged = Mapping[Group, Sequence[str]]
 
 def locate(
     made: LocatePlan, out: Path, *, overwrite: bool = False, until: float | None = None, runner: Runner = LOCAL
-) -> tuple[Journal, list[Cell]]:
+) -> tuple[Journal, list[Task]]:
     """The journal of the folder `out`, with every cell of the plan unless `until` came before.
 
     And the cells that no worker of the `runner` could finish. Raises MemoryError before any pass for what does not fit,
@@ -65,7 +65,7 @@ def locate(
             tell_finished(out)
         bar = stack.enter_context(tqdm(desc="locating", unit="token", unit_scale=True, smoothing=0.05))
         spread = Spread(made, journal, pool, bar, until, most=1 if runner.is_local else MANY)
-        stack.callback(spread.board.close)
+        stack.callback(spread.status.close)
         with contextlib.suppress(TimeIsOver):
             _run(spread, is_local=runner.is_local)
         return journal, spread.failed
@@ -104,18 +104,18 @@ def _missing(spread: Spread, group: Group, name: str, number: int, tried: Any) -
     return [each for each in tried if (*group, name, number, *each.cell) not in rows]
 
 
-def _cells(spread: Spread, kind: str, group: Group, name: str, number: int, tried: Any) -> list[Cell]:
+def _cells(spread: Spread, kind: str, group: Group, name: str, number: int, tried: Any) -> list[Task]:
     missing = _missing(spread, group, name, number, tried)
     return tried_cells(spread.made, kind, group, name, number, missing, spread.most)
 
 
-def _baselines(spread: Spread, group: Group) -> Iterator[Cell]:
+def _baselines(spread: Spread, group: Group) -> Iterator[Task]:
     for number in range(len(spread.made.items[group])):
         for name in spread.made.methods:
             yield from _cells(spread, "run", group, name, number, [Plain(BROKEN if name == ORIGIN else MENDED)])
 
 
-def _tried(spread: Spread, judged: Judged) -> Iterator[Cell]:
+def _tried(spread: Spread, judged: Judged) -> Iterator[Task]:
     """Weaves and patches."""
     made = spread.made
     kind = "patch" if "patch" in made.request.kinds else "weave"
@@ -125,16 +125,16 @@ def _tried(spread: Spread, judged: Judged) -> Iterator[Cell]:
                 yield from _cells(spread, kind, group, name, number, made.tried)
 
 
-def _dims(spread: Spread, judged: Judged) -> Iterator[Cell]:
+def _dims(spread: Spread, judged: Judged) -> Iterator[Task]:
     """What finds the dims of each length that are not known."""
     for length in sorted({length for _, length in judged}):
         if known_dims(spread.journal, length) is None:
             yield dims_cell(spread.made, length)
 
 
-def _further(spread: Spread, judged: Judged, is_local: bool) -> list[Cell]:
+def _further(spread: Spread, judged: Judged, is_local: bool) -> list[Task]:
     """Clamps, of dims that are known; attributions, here where they fit."""
-    made, kinds, found = spread.made, spread.made.request.kinds, list[Cell]()
+    made, kinds, found = spread.made, spread.made.request.kinds, list[Task]()
     for group in judged if "clamp" in kinds else ():
         found += _clamped(spread, group)
     for group, names in judged.items() if "attribution" in kinds else ():
@@ -143,7 +143,7 @@ def _further(spread: Spread, judged: Judged, is_local: bool) -> list[Cell]:
     return found
 
 
-def _clamped(spread: Spread, group: Group) -> Iterator[Cell]:
+def _clamped(spread: Spread, group: Group) -> Iterator[Task]:
     """Broken runs with dims held; they serve all methods."""
     clamps = clamps_of(spread.made, spread.journal, group) or []
     inside = [Plain(BROKEN, inside=True)] if any(each.inside for each in clamps) else []
@@ -151,7 +151,7 @@ def _clamped(spread: Spread, group: Group) -> Iterator[Cell]:
         yield from _cells(spread, "clamp", group, ORIGIN, number, [*inside, *clamps])
 
 
-def _attributions(spread: Spread, group: Group, names: Sequence[str]) -> Iterator[Cell]:
+def _attributions(spread: Spread, group: Group, names: Sequence[str]) -> Iterator[Task]:
     for name in names:
         for number in range(len(spread.made.items[group])):
             if hooks := hooks_left(spread.made, spread.journal, group, name, number):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mesa.fingerprints import ids_fingerprint
-from probe.evaluation.journal import Journal
+from probe.experiment.journal import Journal
 from probe.mechanism.cells import has_runs, paired
 from probe.mechanism.interventions import Head, Within, by_layer
 from probe.mechanism.request import Group, LocatePlan

@@ -8,18 +8,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-from probe.cells.board import Board
-from probe.cells.cell import Cell
-from probe.cells.pool import Pool
-from probe.cells.pool import run as run_in_turns
-from probe.cells.watch import Watch
-from probe.evaluation.clock import is_over
-from probe.evaluation.journal import Cell as Key
-from probe.evaluation.journal import Journal
+from probe.experiment.journal import Journal
+from probe.experiment.pool import Pool, ordered_results
+from probe.experiment.progress import Progress, is_over
+from probe.experiment.status_file import StatusFile
+from probe.experiment.task import Key, Task
 from probe.mechanism.cells import config_of
 from probe.mechanism.request import LocatePlan
 from probe.mechanism.unfinished import left
-from probe.mechanism.work import ATTRIBUTION, DIMS
 
 
 class TimeIsOver(Exception):
@@ -32,22 +28,24 @@ class Spread:
     def __init__(
         self, made: LocatePlan, journal: Journal, pool: Callable[[], Pool], bar: tqdm, until: float | None, *, most: int
     ) -> None:
-        self.made, self.journal, self.most, self.failed = made, journal, most, list[Cell]()
+        self.made, self.journal, self.most, self.failed = made, journal, most, list[Task]()
         self._pool, self._bar, self._until = pool, bar, until
-        self.board = Board(journal.path.parent, ("run", *made.request.kinds, DIMS))
+        self.status = StatusFile(journal.path.parent)
 
-    def foresee(self, cells: Sequence[Cell]) -> None:
+    def foresee(self, cells: Sequence[Task]) -> None:
         """Has the bar count on cells that are to come, and on nothing else."""
-        self._bar.total = self._bar.n + sum(map(self.weigh, cells))
+        self._bar.total = self._bar.n + sum(cell.weight for cell in cells)
 
-    def run(self, cells: Sequence[Cell]) -> bool:
+    def run(self, cells: Sequence[Task]) -> bool:
         """Journals what cells give, in their order; whether none was lost. Raises TimeIsOver where that has come."""
         if not cells:
             return True
         pool, lost = self._pool(), len(self.failed)
-        self._bar.total = max(self._bar.total, self._bar.n + sum(map(self.weigh, cells)))
-        watch = Watch(self._bar, weigh=self.weigh, verbose=pool.verbose, board=self.board)
-        for cell, outcome in run_in_turns(pool, cells, watch, stop=partial(is_over, self._until)):
+        total = self._bar.total or 0
+        watch = Progress(self._bar, verbose=pool.verbose, status=self.status)
+        watch.expect(cells)
+        self._bar.total = max(total, self._bar.total)
+        for cell, outcome in ordered_results(pool, cells, watch, stop=partial(is_over, self._until)):
             if outcome is None or outcome.lost:
                 self.failed.append(cell)
                 watch.lost(cell, outcome.lost if outcome else "")
@@ -65,13 +63,6 @@ class Spread:
     def expect(self, more: int = 0) -> None:
         """Has the journal tell how many cells there will be, as far as can be told now; more: of a search's round."""
         self.journal.expect(len(self.journal.rows) + left(self.made, self.journal) + more)
-
-    def weigh(self, cell: Cell) -> int:
-        """Tokens that a cell takes, of whole passes."""
-        depth, length = self.made.config.num_hidden_layers, int(cell.key[1])
-        if cell.kind in (DIMS, ATTRIBUTION):
-            return 2 * length
-        return sum(round(length * (depth - (each.layer or 0)) / depth) for each in cell.given)
 
     def _whole(self, key: Key, row: dict[str, Any]) -> dict[str, Any]:
         """A row with what the journal has under its name already: attributions of other hooks."""

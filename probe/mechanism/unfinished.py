@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from probe.evaluation.journal import Journal
+from probe.experiment.journal import Journal
 from probe.mechanism.attribution import fits, hooks_left
 from probe.mechanism.cells import has_runs, paired
 from probe.mechanism.held import clamps_of

@@ -9,9 +9,9 @@ from results import evaluation, write_evaluation, write_harness, write_paper
 
 from mesa_lens.dashboard.results import results
 from probe.evaluation.effective import effective_lengths
-from probe.evaluation.journal import Journal
 from probe.evaluation.plan import TASKS
 from probe.evaluation.summary import summarize
+from probe.experiment.journal import Journal
 
 KINDS = {"eval": write_evaluation, "lm-eval": write_harness, "paper": write_paper}
 

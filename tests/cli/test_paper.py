@@ -17,12 +17,13 @@ from mesa.methods import registry
 from mesa_lens.paper import runner
 from mesa_lens.paper.config import check, estimate, model_of, plan_section, probe_request, read, section_methods
 from mesa_lens.paper.sections import SECTIONS
-from probe.cells import source
-from probe.cells.cell import CellsLost
-from probe.cells.runner import Runner
 from probe.evaluation import evaluator
 from probe.evaluation import run as running
 from probe.evaluation.intervals import shown
+from probe.experiment import model_spec as source
+from probe.experiment import run as experiment
+from probe.experiment.runner import Runner
+from probe.experiment.task import TasksLost
 from probe.store.reader import open_run
 from probe.tasks import corpus
 from probe.tasks.likelihood import Likelihood
@@ -203,7 +204,7 @@ def test_what_no_worker_could_finish_is_told_and_the_other_sections_go_on(folder
     path, out = write(tmp_path / "config.yaml", folder, sections), tmp_path / "out"
 
     def lost(*_, **__):
-        raise CellsLost("no worker could capture mesa, repeated (1 of 2 passes failed)", [("mesa", "repeated")])
+        raise TasksLost("no worker could capture mesa, repeated (1 of 2 passes failed)", [("mesa", "repeated")])
 
     monkeypatch.setattr(runner, "run_probe", lost)
     assert main(["paper", "--config", str(path), "--out", str(out)]) == 1
@@ -271,7 +272,7 @@ def test_after_its_minutes_a_run_ends_and_the_same_command_goes_on(folder, tmp_p
     looks = itertools.count()  # at the clock: before the first cell
     with monkeypatch.context() as patch:
         patch.setattr(runner, "run_probe", lambda *_, **__: pytest.fail("ran"))
-        for module in (runner, running):
+        for module in (runner, running, experiment):
             patch.setattr(module, "is_over", lambda until: until is not None and next(looks) > 0)
         assert main([*asked, "--minutes", "5"]) == 0
     error = capsys.readouterr().err

@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from probe.cells.cell import Cell
-from probe.cells.pool import run as run_in_turns
-from probe.cells.runner import LOCAL, Runner
-from probe.cells.watch import Watch
-from probe.evaluation.journal import Journal
+from probe.experiment.journal import Journal
+from probe.experiment.lock import owned
+from probe.experiment.pool import ordered_results
+from probe.experiment.progress import Progress
+from probe.experiment.runner import LOCAL, Runner
+from probe.experiment.task import Task
 from probe.files import write
-from probe.ownership import owned
 
-CELLS = [Cell("drawn", ("crossed", number), gives=2**18) for number in range(12)]
+TASKS = [Task("drawn", ("crossed", number), result_bytes=2**18) for number in range(12)]
 JOURNAL = "cells.jsonl"
 
 
@@ -29,7 +29,7 @@ class NoSource:
 
     on_gpu: bool = False
     weights_bytes = 0
-    beside = ()
+    others = ()
 
     def check(self):
         pass
@@ -44,7 +44,7 @@ class Drawing:
 
     source: NoSource = NOTHING
 
-    def start(self, room=None):
+    def start(self, memory_bytes=None):
         return self._draw
 
     def _draw(self, cell):
@@ -56,10 +56,10 @@ class Drawing:
 def draw(folder: Path, runner: Runner = LOCAL) -> None:
     """Runs what the folder lacks."""
     with owned(folder):
-        journal = Journal(folder / JOURNAL, {"cells": len(CELLS)})
-        missing = [cell for cell in CELLS if cell.key not in journal.rows]
+        journal = Journal(folder / JOURNAL, {"cells": len(TASKS)})
+        missing = [cell for cell in TASKS if cell.key not in journal.rows]
         with runner.pool(Drawing(), missing) as pool:
-            for cell, outcome in run_in_turns(pool, missing, Watch(tqdm(disable=True), str, lambda cell: 1)):
+            for cell, outcome in ordered_results(pool, missing, Progress(tqdm(disable=True))):
                 row, states = outcome.value
                 write(folder / f"{cell.key[1]}.bin", states.tobytes())
                 journal.add(cell.key, row)

@@ -8,22 +8,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from probe.cells.cell import Outcome
-from probe.cells.runner import Runner
+from probe.experiment.runner import Runner
+from probe.experiment.task import Outcome
 
 
 class Scattered:
     """Takes a batch of cells, and ends them in a seeded order; those of `lost` cannot be finished."""
 
-    most, room, verbose = 5, 2**40, False
+    max_ahead, ahead_bytes, verbose = 5, 2**40, False
 
     def __init__(self, function, seed, lost):
         self.function, self.lost, self.draw = function, lost, random.Random(seed)
 
-    def run(self, turns, watch):
-        while batch := list(iter(turns.take, None)):
+    def run(self, queue, progress):
+        while batch := list(iter(queue.take, None)):
             for cell in self.draw.sample(batch, len(batch)):
-                watch.began(cell)
+                progress.began(cell)
                 lost = "its process died" if cell.key in self.lost else ""
                 yield cell, Outcome(lost=lost) if lost else self._outcome(cell)
 

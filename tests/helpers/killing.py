@@ -33,7 +33,7 @@ def is_at_work(pid):
     """Whether a process is a worker of this file's cluster, and is at a cell."""
     try:
         title = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return title.startswith(b"ray::Worker.run") and parent(parent(pid)) == os.getpid()
+        return title.startswith(b"ray::RayWorker.run") and parent(parent(pid)) == os.getpid()
     except OSError:
         return False
 

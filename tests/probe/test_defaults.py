@@ -8,7 +8,7 @@ import pytest
 from mesa.settings import fitting_methods
 from mesa_lens.cli import main
 from probe.evaluation import plan as evaluation
-from probe.evaluation.lengths import unfit_length
+from probe.evaluation.plan import unfit_length
 from probe.inputs import prepare
 from probe.mechanism import request as locating
 from probe.mechanism.anatomy import request as anatomy

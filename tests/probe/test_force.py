@@ -7,7 +7,7 @@ import tiny
 from commands import main
 
 from mesa.models import tokenizer_of
-from probe.evaluation.journal import Journal
+from probe.experiment.journal import Journal
 from probe.mechanism.restoration import Gap
 
 COMMANDS = {

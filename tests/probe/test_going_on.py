@@ -15,13 +15,13 @@ import xarray as xr
 from commands import main
 from synthetic import edit
 
+from probe import experiments, run
 from probe import plan as planning
-from probe import run, work
 from probe.capture.spec import CaptureSpec
-from probe.cells import source
 from probe.evaluation.plan import EvalRequest
 from probe.evaluation.plan import plan as plan_evaluation
 from probe.evaluation.run import run as run_evaluation
+from probe.experiment import model_spec as source
 from probe.plan import ProbeRequest, plan
 from probe.store.reader import whole_passes
 from probe.store.summary import own_summary
@@ -100,7 +100,7 @@ def test_measured_failure_is_the_evaluations_cells(model, uninterrupted, tmp_pat
 
 
 def test_an_interrupt_before_anything_is_kept_leaves_nothing(model, tmp_path, capsys, monkeypatch):
-    interrupt_at(monkeypatch, work, "capture", 1)
+    interrupt_at(monkeypatch, experiments, "capture", 1)
     assert main(asked(model, tmp_path / "out", "--samples", "0")) == 1
     assert capsys.readouterr().err.endswith("mesa-lens: interrupted; nothing half-written was left\n")
     assert not (tmp_path / "out").exists()
@@ -108,7 +108,7 @@ def test_an_interrupt_before_anything_is_kept_leaves_nothing(model, tmp_path, ca
 
 def test_an_interrupted_capture_goes_on_where_it_was(model, uninterrupted, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
-    calls = interrupt_at(monkeypatch, work, "capture", 2)
+    calls = interrupt_at(monkeypatch, experiments, "capture", 2)
     assert main(asked(model, out)) == 1
     assert f"interrupted; what is done is kept: the same command goes on from {out}\n" in capsys.readouterr().err
     measured = interrupt_at(monkeypatch, likelihood, "nll", 0)
@@ -131,7 +131,7 @@ def test_an_interrupted_measuring_goes_on_where_it_was(model, uninterrupted, tmp
 def test_a_region_cut_short_is_captured_again(model, uninterrupted, tmp_path, monkeypatch):
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        interrupt_at(patch, work, "capture", 2)
+        interrupt_at(patch, experiments, "capture", 2)
         assert main(asked(model, out)) == 1
     (region,) = (out / "store.zarr.partial").glob("resid_post/c/0/0/1/0/0")
     region.write_bytes(region.read_bytes()[:-4])
@@ -142,7 +142,7 @@ def test_a_region_cut_short_is_captured_again(model, uninterrupted, tmp_path, mo
 def test_an_unfinished_run_of_other_settings_is_refused_before_long_work(model, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        interrupt_at(patch, work, "capture", 2)
+        interrupt_at(patch, experiments, "capture", 2)
         assert main(asked(model, out, "--overwrite")) == 1
     assert "kept: without --overwrite, the same command goes on" in capsys.readouterr().err
     with monkeypatch.context() as patch:
@@ -185,7 +185,7 @@ def test_a_whole_store_without_its_report_is_finished(model, uninterrupted, tmp_
 
 def test_an_interrupt_before_a_run_goes_on_says_what_was_kept_before(model, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
-    interrupt_at(monkeypatch, work, "capture", 2)
+    interrupt_at(monkeypatch, experiments, "capture", 2)
     assert main(asked(model, out)) == 1
     interrupt_at(monkeypatch, run, "prepare", 1)
     capsys.readouterr()
@@ -197,7 +197,7 @@ def test_a_failure_says_what_is_kept(model, tmp_path, capsys, monkeypatch):
     def failing(*args, **kwargs):
         raise RuntimeError("no luck")
 
-    monkeypatch.setattr(work, "capture", failing)
+    monkeypatch.setattr(experiments, "capture", failing)
     assert main(asked(model, tmp_path / "out")) == 1
     error = capsys.readouterr().err
     assert error.endswith(
@@ -206,7 +206,7 @@ def test_a_failure_says_what_is_kept(model, tmp_path, capsys, monkeypatch):
 
 
 def test_a_terminated_run_goes_on_to_the_same_bytes(model, uninterrupted, tmp_path, capsys, monkeypatch):
-    out, calls, capture = tmp_path / "out", [], work.capture
+    out, calls, capture = tmp_path / "out", [], experiments.capture
 
     def terminated(*args, **kwargs):
         calls.append(args)
@@ -215,7 +215,7 @@ def test_a_terminated_run_goes_on_to_the_same_bytes(model, uninterrupted, tmp_pa
         return capture(*args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(work, "capture", terminated)
+        patch.setattr(experiments, "capture", terminated)
         assert main(asked(model, out)) == 1
     said = f"mesa-lens: interrupted; what is done is kept: the same command goes on from {out}\n"
     assert capsys.readouterr().err.endswith(said)
@@ -229,10 +229,11 @@ def test_a_terminated_run_goes_on_to_the_same_bytes(model, uninterrupted, tmp_pa
 def test_a_killed_run_goes_on_to_the_same_bytes(model, uninterrupted, tmp_path, capsys, sent):
     out = tmp_path / "out"
     code = (
-        "import sys, time\nfrom mesa_lens.cli import main\nfrom probe import work\nfirst = work.capture\n"
-        "def slow(*args, **kwargs):\n    values = first(*args, **kwargs)\n    work.capture = hang\n    return values\n"
+        "import sys, time\nfrom mesa_lens.cli import main\nfrom probe import experiments\nfirst = experiments.capture\n"
+        "def slow(*args, **kwargs):\n    values = first(*args, **kwargs)\n    experiments.capture = hang\n"
+        "    return values\n"
         "def hang(*args, **kwargs):\n    time.sleep(60)\n"
-        "work.capture = slow\nraise SystemExit(main(sys.argv[1:]))"
+        "experiments.capture = slow\nraise SystemExit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, *asked(model, out)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -268,7 +269,7 @@ def test_measured_cells_of_other_sizes_are_refused(model, uninterrupted, tmp_pat
 
 def cut_short(monkeypatch, model, out, *more):
     with monkeypatch.context() as patch:
-        interrupt_at(patch, work, "capture", 2)
+        interrupt_at(patch, experiments, "capture", 2)
         assert main(asked(model, out, *more)) == 1
 
 

@@ -46,7 +46,7 @@ def plant(monkeypatch, position):
         found.model.register_forward_hook(planted, with_kwargs=True)
         return found
 
-    monkeypatch.setattr("probe.cells.source.load", loaded)
+    monkeypatch.setattr("probe.experiment.model_spec.load", loaded)
 
 
 def probed(model, out):

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from probe.evaluation.by_length import TASKS
-from probe.evaluation.journal import Journal
+from probe.evaluation.by_length import TASKS, scores
+from probe.experiment.journal import Journal
+from probe.experiments import FailureByLength, further_lengths
 from probe.plan import ProbeRequest, plan
-from probe.refine import refined
 from probe.thresholds.failure import measured_failure
 
 M, LENGTHS, FAILS_FROM = 256, (128, 256, 384, 512, 768), {"origin": 450, "mesa": 10**9}
@@ -39,26 +39,35 @@ def journal(tmp_path):
     return found
 
 
-def test_lengths_are_halved_for_the_method_that_fails(made, journal):
-    asked = []
+@pytest.fixture
+def measured(made, journal, monkeypatch):
+    """The scores after so many rounds, and what was measured for them."""
+    for module in ("experiments", "evaluation.run"):
+        monkeypatch.setattr(f"probe.{module}.eval_tasks", lambda plan, keys: list(keys))
+    made.cells = []
 
-    def measure(cells):
-        asked.extend(cells)
-        fill(journal, cells)
+    def measure(rounds):
+        experiment, keys = FailureByLength(made, rounds), []
+        while tasks := experiment.tasks(journal.rows):
+            keys += tasks
+            fill(journal, tasks)
+        return scores(made, journal.rows, further_lengths(made, journal.rows, rounds)), keys
 
-    scores = refined(made, journal, 10, measure)
-    assert asked == [(task, "origin", length) for length in (448, 480, 464) for task in TASKS]  # then M/16 apart
-    assert scores["length"].values.tolist() == [128, 256, 384, 448, 464, 480, 512, 768]
-    assert np.isnan(scores["tail_nll"].sel({"method": "mesa", "length": [448, 464, 480]})).all()
-    origin, mesa = measured_failure(scores, M).failures
+    return measure
+
+
+def test_lengths_are_halved_for_the_method_that_fails(measured):
+    refined, keys = measured(10)
+    assert keys == [(task, "origin", length) for length in (448, 480, 464) for task in TASKS]  # then M/16 apart
+    assert refined["length"].values.tolist() == [128, 256, 384, 448, 464, 480, 512, 768]
+    assert np.isnan(refined["tail_nll"].sel({"method": "mesa", "length": [448, 464, 480]})).all()
+    origin, mesa = measured_failure(refined, M).failures
     assert (str(origin), origin.before, str(mesa)) == ("(448, 464]", 448, "none up to 768")
-
-    def never(cells):
-        raise AssertionError(cells)
-
-    assert refined(made, journal, 10, never).identical(scores)  # a run that goes on
-    assert refined(made, journal, 1, never)["length"].values.tolist() == [128, 256, 384, 448, 512, 768]
-    assert refined(made, journal, 0, never)["length"].values.tolist() == list(LENGTHS)
+    again, keys = measured(10)
+    assert again.identical(refined)
+    assert keys == []
+    assert measured(1)[0]["length"].values.tolist() == [128, 256, 384, 448, 512, 768]
+    assert measured(0)[0]["length"].values.tolist() == list(LENGTHS)
 
 
 @pytest.mark.parametrize(

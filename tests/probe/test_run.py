@@ -15,8 +15,8 @@ from commands import main
 from mesa.models import tokenizer_of
 from probe import run
 from probe.capture.spec import CaptureSpec, Kept
-from probe.cells import source
 from probe.evaluation.intervals import wilson
+from probe.experiment import model_spec as source
 from probe.plan import ProbeRequest, plan
 from probe.store.reader import open_run
 from probe.tasks import likelihood

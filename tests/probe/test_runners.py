@@ -6,10 +6,10 @@ import xarray as xr
 from elsewhere import Elsewhere, journal
 
 from probe.capture.spec import CaptureSpec
-from probe.cells.cell import CellsLost
+from probe.experiment.task import TasksLost
 from probe.plan import ProbeRequest
 from probe.run import run_probe
-from probe.status.status import status_of
+from probe.status import status_of
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -46,14 +46,14 @@ def test_a_probe_run_is_the_same_and_goes_on_after_a_pass_was_lost(model, tmp_pa
 
 
 def test_a_probe_run_goes_on_after_a_length_between_was_lost_also_where_all_is_captured(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("probe.refine._between", lambda *_: {"rerope": 120})
+    monkeypatch.setattr("probe.experiments._between", lambda *_: {"rerope": 120})
     options = {"methods": "origin,rerope", "length": 300, "texts": 0, "samples": 1, "lengths": (80, 160), "refine": 1}
     request = ProbeRequest(model=model, spec=CaptureSpec(layers=((0, 2),)), **options)
     lost = [("nll", "rerope", 120), ("rerope", "repeated")]
-    with pytest.raises(CellsLost, match=r"finish nll under rerope at 120 .*; no worker could capture rerope") as error:
+    with pytest.raises(TasksLost, match=r"finish nll under rerope at 120 .*; no worker could capture rerope") as error:
         run_probe(request, tmp_path, runner=Elsewhere(lost=tuple(lost)))
     assert error.value.keys == lost
-    with pytest.raises(CellsLost, match="finish nll under rerope at 120 tokens"):
+    with pytest.raises(TasksLost, match="finish nll under rerope at 120 tokens"):
         run_probe(request, tmp_path, runner=Elsewhere(lost=tuple(lost[:1])))
     run_probe(request, tmp_path)
     assert 120 in xr.open_zarr(tmp_path / "store.zarr", group="evaluation")["length"]

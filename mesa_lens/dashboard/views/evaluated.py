@@ -14,8 +14,7 @@ from mesa_lens.dashboard.results import Result
 from mesa_lens.dashboard.width import is_narrow
 from mesa_lens.paper.words import harness_table, words
 from probe.evaluation.effective import effective_table
-from probe.evaluation.keyed import longppl_table
-from probe.evaluation.summary import Table, difference_tables, mean_tables
+from probe.evaluation.summary import Table, difference_tables, longppl_table, mean_tables
 from probe.figures.evaluation_chart import evaluation_charts, evaluation_numbers
 from probe.figures.export import Export
 from probe.store.located import find_summary

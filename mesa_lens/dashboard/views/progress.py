@@ -8,9 +8,9 @@ import streamlit as st
 
 from mesa_lens.dashboard.look import plain, sheet
 from mesa_lens.dashboard.runs import STORE, folders, is_inside, name_of
-from probe.cells.board import BOARD
-from probe.ownership import LOCK
-from probe.status.status import Status, spoken, status_of, text
+from probe.experiment.lock import LOCK
+from probe.experiment.status_file import STATUS_FILE
+from probe.status import Status, spoken, status_of, text
 from probe.store.place import POINTER, Remote
 from probe.store.reader import partial_path
 
@@ -52,10 +52,12 @@ _COLUMNS = ("command", "section", "what", "done", "running", "failed", "left", "
 
 def _is_own(folder: Path, root: Path) -> bool:
     """Whether what a status reads lies in `root`, its links followed; a store at a URL is not asked."""
-    read = [folder / name for name in ("", LOCK, BOARD, STORE, partial_path(Path(STORE)), "locate", "anatomy")] + [
+    read = [
+        folder / name for name in ("", LOCK, STATUS_FILE, STORE, partial_path(Path(STORE)), "locate", "anatomy")
+    ] + [
         *folder.glob("*.json*"),
         *folder.glob("*/*.json*"),
-        *folder.glob(f"*/{BOARD}"),
+        *folder.glob(f"*/{STATUS_FILE}"),
     ]
     return all(is_inside(path, root) for path in read) and not (folder / POINTER).exists()
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from mesa.fingerprints import IDENTITY
 from mesa.methods import Method
-from probe.evaluation.journal import Journal, another
+from probe.experiment.journal import Journal, other_run
 
 if TYPE_CHECKING:
     from probe.mechanism.anatomy.request import AnatomyPlan
@@ -56,7 +56,7 @@ def _check_moments(made: AnatomyPlan, path: Path) -> None:
     differing = changed(attrs["settings"], made)
     refused = [key for key in differing if not (made.request.force and key in IDENTITY)]
     if refused:
-        raise another(path, refused, attrs["settings"], differing)
+        raise other_run(path, refused, attrs["settings"], differing)
     config = json.loads(attrs["method"])
     _check_method(made, config["name"], config, path)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from probe.evaluation.intervals import half_width, wilson
-from probe.evaluation.journal import Journal
+from probe.experiment.journal import Journal
 from probe.files import write_json
 from probe.mechanism.anatomy import files
 from probe.mechanism.anatomy.frequencies import first_unmet

@@ -13,25 +13,23 @@ import numpy as np
 import xarray as xr
 
 from probe.capture.memory import check_beside
-from probe.cells import cell as cells
-from probe.cells.pool import Pool
-from probe.cells.pool import run as run_in_turns
-from probe.cells.runner import LOCAL, Runner
-from probe.cells.watch import watching
-from probe.evaluation.clock import is_over
-from probe.evaluation.journal import Journal
+from probe.experiment.journal import Journal
+from probe.experiment.lock import tell_finished
+from probe.experiment.pool import Pool, ordered_results
+from probe.experiment.progress import is_over, showing_progress
+from probe.experiment.runner import LOCAL, Runner
+from probe.experiment.task import Task
 from probe.mechanism.anatomy import files, moments
 from probe.mechanism.anatomy.collect import add, continued
 from probe.mechanism.anatomy.request import AnatomyPlan, needed_bytes, reading_bytes
 from probe.mechanism.anatomy.work import VECTORS, AnatomyWork, look_cells, text_cells
-from probe.ownership import tell_finished
 
 _REMEDY = "shorten --lengths, give fewer --layers or --methods, or leave vectors out of --parts"
 
 
 def anatomy(
     made: AnatomyPlan, out: Path, *, overwrite: bool = False, until: float | None = None, runner: Runner = LOCAL
-) -> tuple[Journal, list[cells.Cell]]:
+) -> tuple[Journal, list[Task]]:
     """The journal of the folder `out`, with every cell of the plan and the moments beside it, unless `until` came.
 
     And the cells that no worker of the `runner` could finish. The sums of moments are made here, text after text in
@@ -60,21 +58,22 @@ def anatomy(
 
 
 def _run(
-    pool: Pool, made: AnatomyPlan, missing: Sequence[cells.Cell], journal: Journal, out: Path, until: float | None
-) -> list[cells.Cell]:
+    pool: Pool, made: AnatomyPlan, missing: Sequence[Task], journal: Journal, out: Path, until: float | None
+) -> list[Task]:
     """Journals what cells give and stores moments after each text; returns the cells that were lost.
 
     A method's texts come in their order: after one that was lost there are no more.
     """
-    failed: list[cells.Cell] = []
+    failed: list[Task] = []
     sums, cut = _Sums(made, out), set[str]()
 
-    def wanted(cell: cells.Cell) -> bool:
+    def wanted(cell: Task) -> bool:
         return cell.kind != VECTORS or cell.key[1] not in cut
 
     folder, verbose = journal.path.parent, pool.verbose
-    with watching(missing, "looking inside", weigh=_tokens, unit="token", verbose=verbose, folder=folder) as watch:
-        for cell, outcome in run_in_turns(pool, missing, watch, wanted=wanted, stop=partial(is_over, until)):
+    with showing_progress("looking inside", "token", verbose=verbose, folder=folder) as watch:
+        watch.expect(missing)
+        for cell, outcome in ordered_results(pool, missing, watch, wanted=wanted, stop=partial(is_over, until)):
             if outcome is None or outcome.lost:
                 failed.append(cell)
                 if outcome:
@@ -86,10 +85,6 @@ def _run(
                 journal.add(cell.key, {"config": files.config_of(made.methods[str(cell.key[1])]), **outcome.value})
             del outcome
     return failed
-
-
-def _tokens(cell: cells.Cell) -> int:
-    return int(cell.key[2])
 
 
 class _Sums:

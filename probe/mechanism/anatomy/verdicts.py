@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from probe.evaluation.intervals import student
-from probe.evaluation.journal import Journal
+from probe.experiment.journal import Journal
 
 if TYPE_CHECKING:
     from probe.mechanism.anatomy.request import AnatomyPlan

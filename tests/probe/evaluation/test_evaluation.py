@@ -13,10 +13,10 @@ import torch
 
 from mesa import fingerprints
 from mesa.models import tokenizer_of
-from probe.cells import source
-from probe.evaluation.journal import Journal, has_cells
 from probe.evaluation.plan import SCORED_PROMPTS, TASKS, EvalRequest, estimate, plan
-from probe.evaluation.run import open_journal, run
+from probe.evaluation.run import Evaluation, run
+from probe.experiment import model_spec as source
+from probe.experiment.journal import Journal, has_rows
 from probe.options import parse_lengths
 from probe.tasks import finding
 from probe.tasks.finding import FINDING
@@ -240,7 +240,7 @@ def test_a_line_that_an_interrupt_cut_is_dropped(asked, tmp_path, monkeypatch):
     run(made, tmp_path)
     whole, path = rows(tmp_path), tmp_path / "cells.jsonl"
     path.write_text(path.read_text()[:-40])
-    journal = open_journal(made, tmp_path)
+    journal = Evaluation(made).open_journal(tmp_path)
     assert len(journal.rows) == 3
     assert path.read_text().endswith("}\n")
     run(made, tmp_path)
@@ -273,7 +273,7 @@ def test_another_evaluation_in_the_folder_is_refused_naming_what_differs(asked, 
 
 
 def test_a_run_that_kept_nothing_binds_to_nothing(asked, tmp_path):
-    assert open_journal(plan(asked), tmp_path).rows == {}
+    assert Evaluation(plan(asked)).open_journal(tmp_path).rows == {}
     run(plan(replace(asked, seed=1)), tmp_path)
     with pytest.raises(FileExistsError, match="another seed"):
         run(plan(asked), tmp_path)
@@ -339,10 +339,10 @@ def test_a_journal_whose_first_line_was_cut_is_begun_anew(tmp_path):
         path.write_text(cut)
         journal = Journal(path, {"seed": 1})
         assert journal.rows == {}
-        assert not has_cells(path)
+        assert not has_rows(path)
     journal.add(("hold", 96, 1), {"nll": 0.5})
     assert Journal(path, {"seed": 1}).rows == {("hold", 96, 1): {"nll": 0.5}}
-    assert has_cells(path)
+    assert has_rows(path)
 
 
 def test_a_journal_of_other_prompts_is_refused_naming_them(asked, tmp_path):
@@ -404,7 +404,7 @@ def test_a_flipped_bit_of_a_journal_is_found_wherever_it_is(tmp_path, bit):
 def test_a_forced_journal_goes_on_and_tells_what_changed(tmp_path):
     path, began = tmp_path / "cells.jsonl", {"seed": 1, "weights": "a", "versions": "torch 1"}
     Journal(path, began).add(("hold", 96, 1), {"nll": 0.5})
-    now = began | {"weights": "b", "tokenizer": "new"}  # older journals do not know of tokenizers
+    now = began | {"weights": "b"}
     with pytest.raises(FileExistsError, match=r"with another weights .*; --force goes on and records it"):
         Journal(path, now)
     with pytest.raises(

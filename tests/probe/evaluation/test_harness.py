@@ -13,8 +13,8 @@ from elsewhere import Elsewhere
 from lm_tasks import write_tasks
 
 import mesa
-from probe.cells import source
-from probe.evaluation import harness, harness_work
+from probe.evaluation import harness
+from probe.experiment import model_spec as source
 
 
 def asked(folder, tasks, *options):
@@ -106,7 +106,7 @@ def test_each_method_is_attached_while_its_tasks_run(finished):
 
 @pytest.mark.slow
 def test_finished_tasks_are_not_run_again(folder, finished, capsys, monkeypatch):
-    monkeypatch.setattr(harness_work, "harness", None)
+    monkeypatch.setattr(harness, "harness", None)
     assert main(asked(folder, "choose", "--json")) == 0
     printed = json.loads(capsys.readouterr().out)
     assert {name: list(results) for name, results in printed["results"].items()} == {
@@ -153,7 +153,7 @@ def test_unknown_tasks_are_misuse(folder, finished, capsys):
 
 
 def test_misuse_is_told_before_lm_eval_is_loaded(folder, capsys, monkeypatch):
-    monkeypatch.setattr(harness_work, "harness", None)
+    monkeypatch.setattr(harness, "harness", None)
     for options, message in {
         ("--methods", "nonsense"): "nonsense",
         ("--estimate",): "--estimate is for --task",
@@ -171,9 +171,9 @@ def test_lm_eval_missing_names_the_extra(folder, tmp_path, capsys, monkeypatch):
 
 
 def test_a_missing_folder_of_tasks_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(harness_work, "harness", lambda: None)
+    monkeypatch.setattr(harness, "harness", lambda: None)
     with pytest.raises(FileNotFoundError, match=r"--include-path .*nowhere is not a folder"):
-        harness_work.check_tasks(["choose"], tmp_path / "nowhere", {})
+        harness.check_tasks(["choose"], tmp_path / "nowhere", {})
 
 
 def test_a_task_that_lacks_a_package_says_which_extra(monkeypatch):
@@ -187,12 +187,12 @@ def test_a_task_that_lacks_a_package_says_which_extra(monkeypatch):
         def load(self, names):
             raise ImportError(f"Please install jieba for {names[0]}.\nMore of it.")
 
-    monkeypatch.setattr(harness_work, "harness", lambda: None)
-    monkeypatch.setattr(harness_work.importlib, "import_module", lambda name: SimpleNamespace(TaskManager=Manager))
+    monkeypatch.setattr(harness, "harness", lambda: None)
+    monkeypatch.setattr(harness.importlib, "import_module", lambda name: SimpleNamespace(TaskManager=Manager))
     with pytest.raises(
         ValueError, match=r"qasper lacks a package: Please install jieba for qasper\.; pip install 'mesa-"
     ):
-        harness_work.check_tasks(["qasper"], None, {})
+        harness.check_tasks(["qasper"], None, {})
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 import mesa
 from probe.capture.bridge import bridge_to
-from probe.cells.runner import LOCAL
+from probe.experiment.pool import LOCAL
 from probe.mechanism.attribution import attribute
 from probe.mechanism.clamp import Clamp, stand_ins
 from probe.mechanism.contrast import BROKEN, MENDED, Contrast
@@ -25,7 +25,7 @@ from probe.mechanism.request import LocateRequest, plan
 from probe.mechanism.restoration import Paired
 from probe.mechanism.results import summarize
 from probe.mechanism.run import locate
-from probe.status.status import status_of
+from probe.status import status_of
 
 M, LENGTH = 24, 96
 HEADS = [(layer, head) for layer in range(3) for head in range(4)]

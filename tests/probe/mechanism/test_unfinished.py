@@ -3,7 +3,7 @@
 import pytest
 import tiny
 
-from probe.evaluation.journal import Journal
+from probe.experiment.journal import Journal
 from probe.mechanism.attribution import hooks_left
 from probe.mechanism.cells import config_of
 from probe.mechanism.held import clamps_of

@@ -16,7 +16,7 @@ from zarr.storage import FsspecStore
 from mesa_lens import options
 from mesa_lens.dashboard.runs import entries
 from probe.opened import open_run
-from probe.status.status import status_of
+from probe.status import status_of
 from probe.store import place, reader, store
 from probe.store.kept import mark
 from probe.store.place import OWNER, POINTER, Remote, place_of, store_in

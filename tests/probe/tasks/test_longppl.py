@@ -17,10 +17,9 @@ from mesa.engine.apply import attachment_of
 from mesa.models import load, tokenizer_of
 from mesa_lens.paper.words import words
 from probe.evaluation import evaluator
-from probe.evaluation.keyed import longppl_table, pooled
 from probe.evaluation.plan import EvalRequest, estimate, evaluator_work, plan
 from probe.evaluation.run import run
-from probe.evaluation.summary import tables
+from probe.evaluation.summary import longppl_table, pooled_longppl, tables
 from probe.tasks import longppl
 from probe.tasks.base import Setting
 from probe.tasks.longppl import LONGPPL, Keyed, key_tokens
@@ -166,11 +165,11 @@ def test_longppl_is_of_all_key_tokens_of_all_texts():
         for metric, score in zip(("key_nll", "keys"), found, strict=True)
         if score is not None
     ]
-    (entry,) = pooled(rows)
+    (entry,) = pooled_longppl(rows)
     assert entry["longppl"] == pytest.approx(np.exp((30 * 1.0 + 10 * 4.0) / 40))
     assert (entry["keys"], entry["texts"]) == (40, 2)
     assert longppl_table([entry]).rows == (("mesa", "5.75"),)
-    assert pooled([row for row in rows if row["sample"] == 2]) == []
+    assert pooled_longppl([row for row in rows if row["sample"] == 2]) == []
     assert longppl_table([]) is None
 
 

@@ -16,8 +16,7 @@ from probe.mechanism.anatomy.request import AnatomyRequest, plan
 from probe.mechanism.anatomy.results import triples
 from probe.mechanism.anatomy.run import anatomy
 from probe.mechanism.anatomy.verdicts import retrieving
-from probe.resume import keeps
-from probe.status.status import status_of
+from probe.status import has_results, status_of
 from probe.tasks import sources
 from probe.tasks.score import heldout_ids
 
@@ -147,7 +146,7 @@ def test_interrupted_and_resumed_is_one_go(folder, whole, tmp_path, capsys):
 
 def test_a_folder_of_moments_alone_is_something_to_go_on_from(folder, tmp_path):
     assert looked(folder, tmp_path, "--parts", "vectors", "--minutes", "0.00001") == 0
-    assert keeps(tmp_path)
+    assert has_results(tmp_path)
     assert looked(folder, tmp_path, "--parts", "vectors", "--seed", "1") == 2
     assert list((tmp_path / "anatomy").glob("moments-*"))
     assert looked(folder, tmp_path, "--parts", "retrieval", "--seed", "1", "--overwrite", "--minutes", "0.00001") == 0

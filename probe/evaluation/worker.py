@@ -1,0 +1,116 @@
+"""The tasks of an evaluation, one task under one method at one length each, and the worker that measures them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+import mesa
+from mesa.finite import states_checked
+from mesa.models import Loaded, bytes_a_number
+from probe.capture.memory import free_bytes, prompt_bytes
+from probe.evaluation.evaluator import KeyChooser
+from probe.evaluation.plan import TASKS, EvalPlan, memory_bytes
+from probe.experiment.model_spec import ModelSpec
+from probe.experiment.task import Measure, Task
+from probe.tasks.latency import Peak, devices
+
+EvalKey = tuple[str, str, int]
+"""Task, method and length."""
+
+
+def eval_tasks(plan: EvalPlan, keys: Sequence[EvalKey]) -> list[Task]:
+    """Tasks with the memory that they take: with one prompt at a time, and with a whole batch."""
+    number_bytes, tasks = bytes_a_number(plan.config, plan.request.load), []
+    for task, method, length in keys:
+        least, best = (
+            memory_bytes(plan.config, [task], replace(plan.setting, lengths=(length,), batch=batch), number_bytes)
+            for batch in (1, plan.setting.batch)
+        )
+        weight = TASKS[task].tokens(length, plan.setting)
+        tasks.append(Task("measure", (task, method, length), least, best, weight=weight))
+    return tasks
+
+
+@dataclass(frozen=True)
+class EvalWorker:
+    """A plan, and the model that it is for."""
+
+    plan: EvalPlan
+    source: ModelSpec
+
+    @classmethod
+    def of(cls, plan: EvalPlan) -> EvalWorker:
+        """The worker of a plan."""
+        request, evaluator = plan.request, plan.evaluator
+        others = ()
+        if evaluator and not evaluator.itself:
+            others = (ModelSpec(evaluator.model, request.load, {"weights": evaluator.weights}),)
+        return cls(replace(plan, config=None), ModelSpec.of(request.model, request.load, plan.config, others))
+
+    def start(self, memory_bytes: int | None = None) -> Measure:
+        """Loads the model; a task gives its journal row, None where it does not fit in memory."""
+        return measure_with(self.plan, self.source.loaded(), memory_bytes)
+
+
+def measure_with(plan: EvalPlan, loaded: Loaded, memory_bytes: int | None = None) -> Measure:
+    """The function that measures a plan's tasks on a loaded model."""
+    request = plan.request
+    chooser = plan.evaluator and KeyChooser(plan.evaluator, plan.setting.trained_length, request.executor, request.load)
+
+    def row(task: Task) -> dict[str, Any] | None:
+        name, method, length = task.key
+        return _row(plan, loaded, str(name), str(method), int(length), chooser, memory_bytes)
+
+    return row
+
+
+def _row(
+    plan: EvalPlan, loaded: Loaded, name: str, method_name: str, length: int, chooser: KeyChooser | None,
+    memory: int | None,
+) -> dict[str, Any] | None:  # fmt: skip
+    """A task's journal row; None where it does not fit in memory, even prompt by prompt."""
+    task, method, setting = TASKS[name], plan.methods[method_name], plan.setting
+    prepared = task.prepare(loaded.tokenizer, length, setting, setting.samples)
+    if chooser and task.keyed:
+        try:
+            prepared = chooser.keyed(loaded, prepared, length)
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
+            return None
+    batch = min(_batch(loaded.model, length, setting.batch, memory), len(prepared)) if task.batched else 1
+    is_timed = name == "latency"  # it has its own peak, and checks would cost time
+    measured = contextlib.nullcontext() if is_timed else Peak(devices(loaded.model))
+    checked = contextlib.nullcontext() if is_timed else states_checked(loaded.model)
+    with measured as peak, mesa.applied(loaded.model, method, executor=plan.request.executor), checked:
+        scores = None
+        while batch and scores is None:
+            try:
+                scores = list(task.measure(loaded, length, prepared, replace(setting, batch=batch)))
+            except RuntimeError as error:
+                if not _is_out_of_memory(error):
+                    raise
+                batch //= 2
+    if scores is None:
+        return None
+    return {
+        "config": method.describe(),
+        "peak_mib": None if peak is None else peak.bytes / 2**20,
+        "scores": [asdict(score) for score in scores],
+    }
+
+
+def _batch(model: Any, length: int, most: int, memory: int | None) -> int:
+    """How many prompts are decoded at once: up to `most` that take half of the free memory, and at most `memory`."""
+    free = free_bytes(model.device) // 2
+    limit = free if memory is None else min(free, memory)
+    return max(1, min(most, limit // prompt_bytes(model.config, length, model.dtype.itemsize)))
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

@@ -1,0 +1,174 @@
+"""One writer a folder: a second run into it is refused with the name of the first."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+LOCK = ".mesa-lens.lock"
+"""The file in a folder that is locked while a run writes there, and that says who does."""
+RUNS = (
+    *("*.zarr", "*.zarr.*", "store.*", "cells.jsonl", "measured.jsonl", "harness.json*", "sections.json", "new-run.*"),
+    *("locate", "anatomy"),
+)
+"""What a folder of ours holds, one of these at least: patterns of names."""
+_LISTED = 3  # names of what else it holds
+_PATIENCE = 0.2  # seconds: another's file may just have been removed
+
+
+@contextmanager
+def owned(*folders: Path, option: str = "--out") -> Iterator[None]:
+    """Locks the folders for this thread; creates missing ones, and removes them again if they stay empty.
+
+    The lock is the operating system's: a process that died blocks nobody. The same thread may lock a folder several
+    times. option: what the command calls the folder. Raises FileExistsError, naming the holder, for a folder that
+    another run writes to, or an --out that holds other things than runs do; NotADirectoryError for a file; ValueError
+    for a folder with a link that leads out of it.
+    """
+    with ExitStack() as stack:
+        for folder in folders:
+            stack.enter_context(_owned(folder, option))
+        yield
+
+
+@contextmanager
+def _owned(folder: Path, option: str) -> Iterator[None]:
+    if option == "--out":
+        check_run_folder(folder)
+    _check_links(folder, option)
+    created = _create(folder, option)
+    path = folder.resolve() / LOCK
+    lock = FileLock(path, timeout=_PATIENCE, is_singleton=True)
+    outermost = not lock.is_locked
+    try:
+        try:
+            lock.acquire()
+        except Timeout:
+            raise FileExistsError(
+                f"{folder} is being written to by {_holder(path)}; wait for it, end it, or choose another {option}"
+            ) from None
+        try:
+            if outermost:
+                path.write_text(json.dumps(_this_process(folder)) + "\n", encoding="utf-8")
+            yield
+        finally:
+            if outermost:
+                path.unlink(missing_ok=True)
+            lock.release()
+    finally:
+        for created_folder in created:
+            with suppress(OSError):  # it holds something now
+                created_folder.rmdir()
+
+
+def check_run_folder(folder: Path) -> None:
+    """Raises FileExistsError for a folder with files, none of them a run's; hidden files do not count."""
+    try:
+        names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError:  # missing, no folder, or unreadable: reported when it is written to
+        return
+    if names and not any(fnmatch(name, pattern) for name in names for pattern in RUNS):
+        listed = ", ".join([*names[:_LISTED], *(["..."] if len(names) > _LISTED else [])])
+        raise FileExistsError(f"--out {folder} holds other things than a run ({listed}); name a new or empty folder")
+
+
+def _check_links(folder: Path, option: str) -> None:
+    """Raises ValueError for a link in the folder, at any depth, that leads out of it."""
+    root = folder.resolve()
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place, name) for name in (*folders, *files)):
+            if path.is_symlink() and not path.resolve().is_relative_to(root):
+                raise ValueError(
+                    f"{option} {folder}: {path} is a link to {path.resolve()}, outside; put a folder there"
+                )
+
+
+def _create(folder: Path, option: str) -> list[Path]:
+    """Creates the folder; returns the created ones, the innermost first."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise NotADirectoryError(f"{option} {folder} is a file, or below one; name a folder") from error
+    except FileNotFoundError as error:  # below /proc, say
+        raise FileNotFoundError(f"{option} {folder} cannot be made there; name another folder") from error
+    return missing
+
+
+def lock_state(folder: Path) -> tuple[bool, dict[str, Any]]:
+    """Whether a run writes to the folder now, and who: `pid`, `host`, `command`, `since`, `found`. Writes nothing.
+
+    The second is also what a process that died left; empty where there is nothing.
+    """
+    path = folder / LOCK
+    try:
+        holder = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        holder = {}
+    return _is_locked(path), holder if isinstance(holder, dict) else {}
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            if fcntl is None:  # where the lock's file goes with its process
+                return True
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _this_process(folder: Path) -> dict[str, Any]:
+    """Who writes, since when; and as `found` the bytes and checksum of the whole lines of each journal, by name."""
+    journals = {}
+    for path in sorted([*folder.glob("*.jsonl"), *folder.glob("*/*.jsonl")]):
+        with suppress(OSError):  # a folder, or unreadable
+            text = path.read_bytes()
+            whole = text[: text.rfind(b"\n") + 1]
+            journals[path.relative_to(folder).as_posix()] = [len(whole), zlib.crc32(whole)]
+    return {
+        "found": journals,
+        "pid": os.getpid(),
+        "host": platform.node(),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "since": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _holder(path: Path) -> str:
+    """Who wrote the lock's file, in words."""
+    try:
+        holder = json.loads(path.read_text(encoding="utf-8"))
+        return f"process {holder['pid']} on {holder['host']} since {holder['since']} ({holder['command']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
+
+
+def tell_finished(out: Path) -> None:
+    """Says on stderr that the run in the folder `out` is finished."""
+    sys.stderr.write(f"finished already: {out}; --overwrite begins anew\n")
+
+
+def how_to_resume(out: Path, overwrite: bool) -> str:
+    """How the unfinished run in the folder `out` goes on."""
+    return f"{'without --overwrite, the' if overwrite else 'the'} same command goes on from {out}"

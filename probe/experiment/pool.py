@@ -1,0 +1,140 @@
+"""A pool of workers, the one in this process, and results in the order of the tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from probe.experiment.progress import Progress
+from probe.experiment.task import Measure, Outcome, Task
+
+Result = tuple[Task, Outcome | None]
+"""A task and its outcome; None: it was not wanted any more when its turn came."""
+
+
+class Pool(Protocol):
+    """Workers that are ready.
+
+    max_ahead, ahead_bytes: how many tasks, and bytes of results, may be running or waiting for their turn.
+    """
+
+    max_ahead: int
+    ahead_bytes: int
+    verbose: bool
+
+    def run(self, queue: Queue, progress: Progress) -> Iterator[tuple[Task, Outcome]]:
+        """Runs what `queue` gives until it gives nothing; outcomes in any order."""
+        ...
+
+
+class LocalPool:
+    """This process as the one worker. An error of a task is raised at once."""
+
+    max_ahead, ahead_bytes = 1, 0
+
+    def __init__(self, measure: Measure, verbose: bool = False) -> None:
+        self._measure, self.verbose = measure, verbose
+
+    def run(self, queue: Queue, progress: Progress) -> Iterator[tuple[Task, Outcome]]:
+        """Outcomes, in the tasks' order."""
+        while task := queue.take():
+            progress.began(task)
+            yield task, Outcome(self._measure(task))
+
+
+def ordered_results(
+    pool: Pool,
+    tasks: Sequence[Task],
+    progress: Progress,
+    *,
+    wanted: Callable[[Task], bool] = lambda task: True,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Result]:
+    """Every task with its outcome, in their order, each as soon as its turn has come; raises a task's error then.
+
+    A task that is not `wanted` is not begun; the result of one that was begun is dropped. Once `stop`, none is begun.
+    """
+    queue = Queue(tasks, wanted=wanted, stop=stop, max_ahead=pool.max_ahead, ahead_bytes=pool.ahead_bytes)
+    for task, outcome in pool.run(queue, progress):
+        queue.end(task, outcome)
+        progress.ended(task)
+        del outcome
+        yield from _due(queue, progress)
+    yield from _due(queue, progress)
+
+
+def _due(queue: Queue, progress: Progress) -> Iterator[Result]:
+    for task, outcome in queue.due():
+        progress.ended(task)
+        if outcome and outcome.error:
+            raise outcome.error
+        yield task, outcome
+        del outcome
+
+
+class Queue:
+    """Which task begins next, and whose outcome is due.
+
+    wanted: whether a task is still to be run, as far as the outcomes due so far tell. stop: whether none is to begin,
+    after the first. max_ahead, ahead_bytes: as of `Pool`, beside the task whose turn it is.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        *,
+        wanted: Callable[[Task], bool] = lambda task: True,
+        stop: Callable[[], bool] = lambda: False,
+        max_ahead: int = 1,
+        ahead_bytes: int = 0,
+    ) -> None:
+        self._tasks, self._wanted, self._stop = list(tasks), wanted, stop
+        self._max_ahead, self._ahead_bytes = max_ahead, ahead_bytes
+        self._waiting = dict.fromkeys(self._tasks)
+        self._running: set[Task] = set()
+        self._ended: dict[Task, Outcome | None] = {}
+        self._turn = 0
+
+    def take(self, memory_bytes: int | None = None) -> Task | None:
+        """The next task to begin, of those that need at most `memory_bytes`; None: none for now."""
+        for task in list(self._waiting):
+            if memory_bytes is not None and task.memory_bytes > memory_bytes:
+                continue
+            if len(self._waiting) < len(self._tasks) and self._stop():
+                self._waiting.clear()
+                return None
+            if self._wanted(task):
+                if self._is_full(task):
+                    return None
+                del self._waiting[task]
+                self._running.add(task)
+                return task
+            del self._waiting[task]
+            self._ended[task] = None
+        return None
+
+    def end(self, task: Task, outcome: Outcome) -> None:
+        """Stores what came of a task until it is due."""
+        self._running.remove(task)
+        self._ended[task] = outcome
+
+    def due(self) -> Iterator[Result]:
+        """The outcomes of all tasks before the first that waits or runs."""
+        while self._turn < len(self._tasks):
+            task = self._tasks[self._turn]
+            if task in self._waiting or task in self._running:
+                return
+            self._turn += 1
+            if task in self._ended:
+                outcome = self._ended.pop(task)
+                yield task, outcome if self._wanted(task) else None
+                del outcome  # it may be large
+
+    def _is_full(self, task: Task) -> bool:
+        """Whether a task has to wait; the one whose turn it is never does."""
+        ahead = [*self._running, *(other for other, outcome in self._ended.items() if outcome)]
+        size = sum(other.result_bytes for other in ahead) + task.result_bytes
+        return bool(ahead) and (len(ahead) >= self._max_ahead or size > self._ahead_bytes) and task != self._first()
+
+    def _first(self) -> Task:
+        return next(task for task in self._tasks[self._turn :] if task not in self._ended)

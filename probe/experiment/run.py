@@ -1,0 +1,137 @@
+"""An experiment: tasks that follow from the journal's rows, run by workers until there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from probe.experiment.journal import Journal, Rows
+from probe.experiment.lock import owned, tell_finished
+from probe.experiment.pool import Pool, ordered_results
+from probe.experiment.progress import is_over, showing_progress
+from probe.experiment.runner import LOCAL, Runner
+from probe.experiment.task import Task, Worker
+
+
+class Experiment:
+    """What is run. title: of its progress bar; unit: of its tasks' weights."""
+
+    title = "measuring"
+    unit = "cell"
+
+    @property
+    def worker(self) -> Worker:
+        """What measures the tasks."""
+        raise NotImplementedError
+
+    def tasks(self, rows: Rows) -> Sequence[Task]:
+        """The tasks that can run now, in order; depends on the rows alone. Called again once all of them are done."""
+        raise NotImplementedError
+
+    def open_journal(self, out: Path, *, overwrite: bool) -> Journal:
+        """The journal of the folder `out`; overwrite: removes what a former run wrote."""
+        raise NotImplementedError
+
+    def all_tasks(self, rows: Rows) -> Sequence[Task]:
+        """Tasks that need as much memory as any that is to come, for the size of the workers."""
+        return self.tasks(rows)
+
+    def remaining(self, rows: Rows) -> int | None:
+        """Rows that the finished journal has beside these, as far as is known; None: the journal does not tell."""
+        return len(self.tasks(rows))
+
+    def wanted(self, task: Task) -> bool:
+        """Whether a task is still to be run, after what was recorded so far."""
+        return True
+
+    def record(self, journal: Journal, task: Task, value: Any) -> None:
+        """Stores what a task gave."""
+        journal.add(task.key, value)
+
+    def skipped(self, task: Task) -> None:
+        """A task was not `wanted`."""
+
+    def lost(self, task: Task) -> None:
+        """No worker could finish a task."""
+
+
+@contextmanager
+def opened(
+    experiment: Experiment, out: Path, *, overwrite: bool = False, runner: Runner = LOCAL
+) -> Iterator[tuple[Journal, Callable[[], Pool]]]:
+    """The journal of the folder `out`, which is locked, and what starts the workers, at its first call.
+
+    With `overwrite` the workers are ready before anything is removed. Raises what `owned` raises, and FileExistsError
+    for the folder of another run.
+    """
+    rows: Rows = {}
+    with owned(out), ExitStack() as stack:
+
+        @cache
+        def pool() -> Pool:
+            return stack.enter_context(runner.pool(experiment.worker, experiment.all_tasks(rows)))
+
+        if overwrite:
+            pool()
+        journal = experiment.open_journal(out, overwrite=overwrite)
+        rows = journal.rows
+        if not experiment.tasks(rows):
+            tell_finished(out)
+        yield journal, pool
+
+
+def run_tasks(
+    experiment: Experiment,
+    journal: Journal | None,
+    pool: Callable[[], Pool],
+    *,
+    until: float | None = None,
+    folder: Path | None = None,
+) -> list[Task]:
+    """Runs the experiment's tasks, round after round; returns those that no worker could finish.
+
+    Results are recorded in the tasks' order. No task but the first begins after the `deadline` `until`. pool: starts
+    the workers, if there is a task. journal: None where `record` writes elsewhere. folder: of the status file; None:
+    the journal's.
+    """
+    rows: Rows = {} if journal is None else journal.rows
+    folder = journal.path.parent if folder is None and journal is not None else folder
+    stop, attempted, lost = partial(is_over, until), set[Task](), list[Task]()
+    tasks = list(experiment.tasks(rows))
+    if not tasks:
+        return lost
+    workers = pool()  # what is wrong with the model is said before a bar begins
+    with showing_progress(experiment.title, experiment.unit, verbose=workers.verbose, folder=folder) as progress:
+        while tasks:
+            attempted |= set(tasks)
+            if journal is not None and (remaining := experiment.remaining(rows)) is not None:
+                journal.expect(len(rows) + remaining)
+            progress.expect(tasks)
+            for task, outcome in ordered_results(workers, tasks, progress, wanted=experiment.wanted, stop=stop):
+                if outcome is None:
+                    experiment.skipped(task)
+                elif outcome.lost:
+                    lost.append(task)
+                    progress.lost(task, outcome.lost)
+                    experiment.lost(task)
+                else:
+                    experiment.record(journal, task, outcome.value)
+                del outcome  # it may be large
+            tasks = [] if stop() else [task for task in experiment.tasks(rows) if task not in attempted]
+    return lost
+
+
+def run(
+    experiment: Experiment,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    until: float | None = None,
+    runner: Runner = LOCAL,
+) -> tuple[Journal, list[Task]]:
+    """The journal of the folder `out` after `run_tasks`, and the tasks that were lost. Raises what `opened` raises."""
+    with opened(experiment, out, overwrite=overwrite, runner=runner) as (journal, pool):
+        return journal, run_tasks(experiment, journal, pool, until=until)

@@ -1,0 +1,161 @@
+"""The two experiments of a probe run, failure by length and hidden states, and the worker of both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from probe.capture.bridge import bridge_to
+from probe.capture.capture import capture
+from probe.evaluation import by_length
+from probe.evaluation.plan import EvalPlan
+from probe.evaluation.run import Evaluation
+from probe.evaluation.worker import eval_tasks, measure_with
+from probe.experiment.journal import Journal, Rows
+from probe.experiment.model_spec import ModelSpec
+from probe.experiment.run import Experiment
+from probe.experiment.task import Measure, Task
+from probe.inputs import check_values
+from probe.plan import ProbePlan
+from probe.store import store
+from probe.store.reader import partial_path, whole_passes
+from probe.store.select import reference_method
+from probe.thresholds.failure import measured_failure
+
+_FINEST = 16
+"""No length is measured between two that are at most M / 16 apart."""
+
+
+class FailureByLength(Evaluation):
+    """Tail likelihood and passkey at the plan's lengths, then at `rounds` further ones of each method that fails."""
+
+    title = "measuring failure"
+
+    def __init__(self, plan: EvalPlan, rounds: int) -> None:
+        super().__init__(plan)
+        self.rounds = rounds
+
+    def tasks(self, rows: Rows) -> Sequence[Task]:
+        """The plan's, then those of the next further length."""
+        if missing := super().tasks(rows):
+            return missing
+        further = further_lengths(self.plan, rows, self.rounds)
+        keys = [
+            (task, name, length) for name, lengths in further.items() for length in lengths for task in by_length.TASKS
+        ]
+        return eval_tasks(self.plan, [key for key in keys if key not in rows])
+
+    def remaining(self, rows: Rows) -> None:
+        """The store tells which lengths there are to be."""
+        return
+
+    def record(self, journal: Journal, task: Task, value: Any) -> None:
+        """Adds a row. Raises RuntimeError where the task did not fit in memory, ValueError for a NaN."""
+        name, method, length = task.key
+        if value is None:
+            raise RuntimeError(f"{name} under {method} does not fit in memory at {length} tokens; shorten --lengths")
+        if any(math.isnan(score["value"]) for score in value["scores"]):
+            raise ValueError(
+                f"the tail NLL under {method} at {length} tokens is not a number; run the model with a wider "
+                "--dtype (float32, float64)"
+            )
+        journal.add(task.key, value)
+
+
+def further_lengths(plan: EvalPlan, rows: Rows, rounds: int) -> dict[str, list[int]]:
+    """By method the lengths of up to `rounds` bisections; the last ones may have no rows yet.
+
+    Each is half-way between the length at which the method begins to fail and the measured one before it.
+    """
+    further: dict[str, list[int]] = {}
+    for _ in range(rounds):
+        for name, length in _between(plan, rows, further).items():
+            further.setdefault(name, []).append(length)
+        if any((task, name, further[name][-1]) not in rows for name in further for task in by_length.TASKS):
+            break
+    return further
+
+
+def _between(plan: EvalPlan, rows: Rows, further: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """By method the next length to measure."""
+    scores, trained = by_length.scores(plan, rows, further), plan.setting.trained_length
+    failures = measured_failure(scores, trained, reference_method(list(plan.methods))).failures
+    return {
+        failure.method: (failure.before + failure.length) // 2
+        for failure in failures
+        if failure.length and failure.before and failure.length - failure.before > max(1, trained // _FINEST)
+    }
+
+
+class HiddenStates(Experiment):
+    """A pass a method and prompt, whose hidden states go to the store at `path`."""
+
+    title, unit = "capturing hidden states", "pass"
+
+    def __init__(self, plan: ProbePlan, path: Path) -> None:
+        self.plan, self.path = plan, path
+
+    def tasks(self, rows: Rows) -> Sequence[Task]:
+        """The passes that the store lacks."""
+        done = whole_passes(partial_path(self.path))
+        passes = [(name, prompt) for name in self.plan.methods for prompt in self.plan.prompts]
+        return pass_tasks(self.plan, [key for key in passes if key not in done])
+
+    def record(self, journal: Journal | None, task: Task, value: Mapping[str, Sequence[np.ndarray]]) -> None:
+        """Writes a pass to the store."""
+        method, prompt = map(str, task.key)
+        for hook, layers in value.items():
+            for layer, states in zip(self.plan.kept.layers, layers, strict=True):
+                store.write(self.path, hook, method, prompt, layer, states)
+
+
+def pass_tasks(plan: ProbePlan, passes: Sequence[tuple[str, str]]) -> list[Task]:
+    """Tasks that capture passes, by method and prompt."""
+    size = 4 * plan.kept.values * len(plan.request.spec.hooks)
+    return [Task("capture", key, plan.pass_bytes + size, result_bytes=size) for key in passes]
+
+
+@dataclass(frozen=True)
+class ProbeWorker:
+    """The plans of a run and of its evaluation, the prompts' tokens, and the model."""
+
+    plan: ProbePlan
+    evaluation: EvalPlan
+    tokens: Mapping[str, list[int]]
+    source: ModelSpec
+
+    @classmethod
+    def of(cls, plan: ProbePlan, evaluation: EvalPlan, tokens: Mapping[str, list[int]]) -> ProbeWorker:
+        """The worker of a plan."""
+        source = ModelSpec.of(plan.request.model, plan.request.load, plan.config)
+        return cls(replace(plan, config=None), replace(evaluation, config=None), dict(tokens), source)
+
+    def start(self, memory_bytes: int | None = None) -> Measure:
+        """Loads the model and tries its values; a task gives its journal row, or hidden states by hook.
+
+        Capture wraps the model: nothing can be measured after it. Raises ValueError for values that the store cannot
+        hold.
+        """
+        loaded = self.source.loaded()
+        check_values(loaded, self.plan, next(iter(self.tokens.values())))
+        measure, bridge = measure_with(self.evaluation, loaded, memory_bytes), None
+
+        def result(task: Task) -> Any:
+            nonlocal bridge
+            if task.kind != "capture":
+                return measure(task)
+            bridge = bridge or bridge_to(loaded.model, loaded.tokenizer)
+            return self._states(bridge, *map(str, task.key))
+
+        return result
+
+    def _states(self, bridge: Any, method: str, prompt: str) -> dict[str, np.ndarray]:
+        request, plan = self.plan.request, self.plan
+        return capture(
+            bridge, self.tokens[prompt], plan.methods[method], request.spec.hooks, plan.kept, executor=request.executor
+        )

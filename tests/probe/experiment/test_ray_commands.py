@@ -1,0 +1,178 @@
+"""Commands whose cells are run on a real Ray, beside the local runner: every file that they write, whoever dies."""
+
+import importlib.util
+import os
+import random
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import headed
+import numpy as np
+import pytest
+import tiny
+import yaml
+from elsewhere import journal, same_evaluation, table
+from killing import killing, lines
+from lm_tasks import write_tasks
+
+from mesa_lens.cli import main
+from probe.evaluation.plan import EvalRequest, plan
+from probe.evaluation.run import run
+from probe.experiment.ray_pool import Member, RayPool, RayWorker
+from probe.experiment.runner import Runner
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is an extra"),
+    pytest.mark.filterwarnings("ignore"),  # Ray's own, of whatever version
+]
+
+LOAD = {"revision": None, "dtype": None, "device": "cpu", "device_map": None, "trust_remote_code": False}
+"""As the command has them."""
+COMMANDS = {
+    "eval": "--task passkey,nll --methods origin,mesa --lengths 96,150 --samples 2",
+    "probe": "--methods origin,rerope --length 300 --texts 1 --samples 1 --lengths 80,160 --layers 0-1",
+    "locate": "--lengths 320 --samples 4 --try weave,patch,clamp,attribution,smallest --heads 1",
+    "anatomy": "--methods origin,rerope --lengths 160,320 --samples 2 --texts 6",
+    "paper": "--config paper.yaml",
+    "harness": "--harness choose --include-path tasks --methods origin,mesa --lengths 300",
+}
+TIMES = re.compile(
+    rb'"(seconds|time|peak_mib|created|mark|store)": [^,}\n]*|[0-9-]{10}T[0-9:+]{14}|'
+    rb"[0-9.]+( s\b| MiB|\\u00d7|\xc3\x97)|sha256 [0-9a-f]{64}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+)
+"""When a run was, how long it took, check sums of that, and names that plotly draws."""
+SECTIONS = {
+    "probe": {"length": 320, "samples": 1, "texts": 0, "lengths": "160,300"},
+    "passkey": {"lengths": "200,320", "samples": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def here(cluster, tmp_path_factory):
+    """A folder with models, a text, a config and tasks, for commands that are given in it."""
+    folder = tmp_path_factory.mktemp("here")
+    tiny.folder(folder / "plain")
+    headed.folder(folder / "headed")
+    (folder / "text.txt").write_text(" ".join(f"Sentence {number} says {number**2}." for number in range(2000)))
+    write_tasks(folder / "tasks")
+    asked = {"model": "plain", "trained_length": 160, "methods": ["origin", "mesa"], "sections": SECTIONS}
+    (folder / "paper.yaml").write_text(yaml.safe_dump(asked, sort_keys=False))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+            patch.setenv(name, "1")
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def actors(cluster):
+    """Workers by number, for one command after another: each would import torch anew."""
+    made = {}
+    yield made
+    for each in made.values():
+        cluster.kill(each)
+
+
+@pytest.fixture
+def kept(actors, monkeypatch):
+    """Commands are given these workers, and write no charts."""
+
+    def start(member):
+        pool = member._pool
+        if member.number not in actors:
+            actors[member.number] = pool.ray.remote(RayWorker).options(num_cpus=1).remote()
+        member.info, member.actor = None, actors[member.number]
+        member.call = member.actor.load.remote(pool.worker, member._promised, 1, os.getcwd())
+
+    monkeypatch.setattr(Member, "start", start)
+    monkeypatch.setattr(RayPool, "close", lambda pool: None)
+    for name in ("locate_report.write_locate_report", "anatomy_report.write_anatomy_report"):
+        monkeypatch.setattr(f"probe.{name}", lambda *_: None)
+
+
+@pytest.mark.usefixtures("undrawn", "kept")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_on_two_workers_writes_what_the_local_one_does(here, name, capfd):
+    command = "eval" if name == "harness" else name
+    given = [command, *shlex.split(COMMANDS[name]), "--out", f"{name}/out"]
+    if name != "paper":
+        given += ["--model", "headed" if name == "locate" else "plain"]
+    if name in ("eval", "anatomy"):
+        given += ["--text", "text.txt"]
+    assert main(given) == 0
+    (here / name / "out").rename(here / name / "local")
+    assert main([*given, "--runner", "ray", "--workers", "2", "--verbose"]) == 0
+    workers = re.findall(r"worker (\d): process \d+ on ", capfd.readouterr().err)
+    assert {*workers} == {"1", "2"}
+    local, ray = files(here / name / "local"), files(here / name / "out")
+    assert local.keys() == ray.keys()
+    differing = [path for path in local if local[path] != ray[path]]
+    assert differing == []
+
+
+@pytest.fixture(scope="module")
+def evaluated(here):
+    """An evaluation's request, and the folder that the local runner filled."""
+    asked = EvalRequest(model="plain", methods="origin,mesa", lengths=(96, 150), samples=2, text="text.txt", load=LOAD)
+    run(plan(asked), here / "evaluated")
+    return asked, here / "evaluated"
+
+
+@pytest.mark.parametrize(("seed", "workers"), [(1, 2), (2, 4), (3, 2)])
+def test_killed_workers_change_nothing_of_an_evaluation(evaluated, tmp_path, seed, workers):
+    """Two at most, so that no cell can have been begun three times."""
+    asked, local = evaluated
+    with killing(random.Random(seed), most=2) as killed:
+        summary = run(plan(asked), tmp_path, runner=Runner("ray", workers=workers))
+    assert killed
+    assert summary["failed"] == []
+    same_evaluation(local, tmp_path)
+
+
+@pytest.mark.parametrize(("seed", "workers"), [(1, 2), (2, 4)])
+def test_a_killed_command_goes_on(cluster, evaluated, tmp_path, seed, workers):
+    """When it has journaled a drawn number of cells; the rest is run by the same command."""
+    asked, local = evaluated
+    words = f"--model plain --methods origin,mesa --lengths 96,150 --samples 2 --text text.txt --out {tmp_path}"
+    runner = f"--runner ray:{cluster.get_runtime_context().gcs_address} --workers {workers}"
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "mesa_lens", "eval", *words.split(), *runner.split()],
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    enough = random.Random(seed).randint(2, 6)
+    while driver.poll() is None and lines(tmp_path / "cells.jsonl") < enough:
+        time.sleep(0.02)
+    driver.kill()
+    assert driver.wait() == -signal.SIGKILL
+    assert enough <= lines(tmp_path / "cells.jsonl") < lines(local / "cells.jsonl")
+    run(plan(asked), tmp_path, runner=Runner("ray", workers=2))
+    same_evaluation(local, tmp_path)
+
+
+def files(folder):
+    """What each file below a folder holds, but for times and peaks of memory and what is made of them."""
+    found = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {name: content(path) for name, path in found.items() if not {"seconds", "peak_mib"} & {*name.parts}}
+
+
+def content(path):
+    if path.suffix == ".jsonl":
+        return journal(path)
+    if path.name == "samples.csv":
+        return table(path)
+    if path.suffix == ".npz":
+        with np.load(path) as arrays:
+            about = str(arrays["about"]).encode() if "about" in arrays.files else b""
+            return untimed(about), {name: arrays[name].tobytes() for name in arrays.files if name != "about"}
+    return untimed(path.read_bytes()) if path.suffix in (".json", ".html") else path.read_bytes()
+
+
+def untimed(text):
+    return TIMES.sub(b"", text)

@@ -1,0 +1,137 @@
+"""Workers that die, on a stand-in for Ray in this process: the others go on."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tqdm import tqdm
+
+from probe.experiment.pool import ordered_results
+from probe.experiment.progress import Progress
+from probe.experiment.ray_cluster import Share
+from probe.experiment.ray_pool import RayPool, RayWorker
+from probe.experiment.task import Task
+
+TASKS = [Task("toy", (number,)) for number in range(5)]
+
+
+class Dead(Exception):
+    """What Ray says of a process that is gone."""
+
+
+class Here:
+    """Actors in this process; those of the numbers in `dying`, in the order they are made in, die as they load.
+
+    deaths: what is said of further ones, each at a cell.
+    """
+
+    exceptions = SimpleNamespace(RayTaskError=type("TaskError", (Exception,), {}), RayError=Dead)
+
+    def __init__(self, dying):
+        self.dying, self.made, self.deaths = dying, 0, []
+
+    def put(self, work):
+        return work
+
+    def remote(self, kind):
+        return SimpleNamespace(options=lambda **share: SimpleNamespace(remote=self.actor))
+
+    def actor(self):
+        number, worker, self.made = self.made, RayWorker(), self.made + 1
+
+        def load(*args):
+            if number in self.dying:
+                raise Dead("its process is gone")
+            return worker.load(*args)
+
+        def run(cell):
+            if self.deaths:
+                raise Dead(self.deaths.pop())
+            return worker.run(cell)
+
+        return SimpleNamespace(load=Later(load), run=Later(run))
+
+    def wait(self, tasks, **_):
+        return tasks[:1], tasks[1:]
+
+    def get(self, task):
+        return task()
+
+    def kill(self, actor):
+        pass
+
+
+class Later:
+    def __init__(self, function):
+        self.function = function
+
+    def remote(self, *args):
+        return lambda: self.function(*args)
+
+
+class Squares:
+    source = SimpleNamespace(on_gpu=False, weights_bytes=0, check=lambda: None)
+
+    def start(self, memory_bytes=None):
+        return lambda cell: cell.key[0] ** 2
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    """As they are, also after workers set them."""
+    former = torch.get_num_threads()
+    yield
+    torch.set_num_threads(former)
+
+
+def pool(dying):
+    return RayPool(Here(dying), Squares(), Share(1, 0, 0), [100, 100], verbose=False)
+
+
+def outcomes(workers):
+    return [outcome.value for _, outcome in ordered_results(workers, TASKS, Progress(tqdm(disable=True)))]
+
+
+def test_a_worker_that_dies_thrice_as_it_loads_is_told_and_the_others_go_on(capsys):
+    workers = pool({0, 2, 3})
+    workers.wait()
+    assert outcomes(workers) == [0, 1, 4, 9, 16]
+    assert [member.number for member in workers.members] == [2]
+    assert "worker 1 died 3 times as it loaded the model (its process is gone); the other 1 go on" in (
+        capsys.readouterr().err
+    )
+
+
+def test_one_that_loads_at_its_third_try_is_kept():
+    workers = pool({0, 2})
+    workers.wait()
+    assert outcomes(workers) == [0, 1, 4, 9, 16]
+    assert [member.number for member in workers.members] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: "
+         "Worker unexpectedly exits. Some common causes include: (1) the process was killed by the OOM killer due to "
+         "high memory usage.", "its process died"),
+        ("The actor died because its node has died. Node Id: c0ffee\n\tthe actor's node was terminated unexpectedly: "
+         "health check failed due to missing too many heartbeats", "its machine was lost"),
+        ("The actor is dead because its worker process has died. Worker exit type: NODE_OUT_OF_MEMORY Worker exit "
+         "detail: 1 worker(s) were killed due to the node running low on memory.", "the machine ran out of memory"),
+        ("The actor c0ffee is unavailable: The actor is temporarily unavailable: RpcError: RPC error: Socket closed",
+         "it cannot be reached"),
+    ],
+)  # fmt: skip
+def test_what_ray_says_of_a_death_is_told_in_a_few_words(said, reason, capsys):
+    ray = Here(())
+    ray.deaths.append(f"The actor died unexpectedly before finishing this task.\n\tclass_name: Worker\n{said}")
+    workers = RayPool(ray, Squares(), Share(1, 0, 0), [100, 100], verbose=False)
+    workers.wait()
+    assert outcomes(workers) == [0, 1, 4, 9, 16]
+    assert f"is lost, {reason}; begun again: " in capsys.readouterr().err
+
+
+def test_where_none_is_left_the_run_ends():
+    with pytest.raises(RuntimeError, match=r"died 3 times as it loaded the model .*; no worker is left"):
+        pool(range(9)).wait()

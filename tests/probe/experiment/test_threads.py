@@ -1,0 +1,216 @@
+"""Threads: as many as cores are idle, fewer with others beside, never more than a container gives; or those stated."""
+
+import os
+import re
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import tiny
+import torch
+
+from mesa_lens.cli import main, parser
+from probe.experiment import ray_pool, threads
+from probe.experiment.ray_cluster import Node
+from probe.experiment.ray_pool import RayWorker
+from probe.experiment.runner import Runner
+from probe.experiment.task import Task
+
+EVAL = "eval --task nll --methods origin --lengths 96 --samples 1"
+
+
+@pytest.fixture(autouse=True)
+def stated(monkeypatch):
+    """Nothing is stated, and torch has 4 threads to begin with; as it was at the end."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    former = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(former)
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Pretends a machine: CPUs that this process may use, two a core with `paired`, their load in %, and quotas."""
+
+    def pretend(allowed, load, *, paired=False, files=None):
+        pairs = {f"cpu{cpu}/topology/thread_siblings_list": f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}" for cpu in range(8)}
+        given = {f"sys/devices/system/cpu/{name}": text for name, text in pairs.items()} if paired else {}
+        for name, text in {**given, **(files or {})}.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        monkeypatch.setattr(threads, "_ROOT", tmp_path)
+        monkeypatch.setattr(threads, "_affinity", lambda: set(allowed))
+        monkeypatch.setattr(threads.psutil, "cpu_count", lambda logical: 4 if paired else 8)
+        monkeypatch.setattr(threads.psutil, "cpu_percent", lambda interval, percpu: load)
+
+    return pretend
+
+
+IDLE, BUSY = [0.0] * 8, [100.0] * 8
+
+
+@pytest.mark.parametrize(
+    ("allowed", "load", "paired", "files", "expected"),
+    [
+        (range(4), IDLE, False, {}, 4),
+        (range(4), [100.0, 90.0, 0.0, 0.0, *BUSY[:4]], False, {}, 2),  # what is busy elsewhere does not count
+        (range(4), BUSY, False, {}, 1),
+        (range(8), IDLE, True, {}, 4),
+        (range(2), IDLE, True, {}, 1),  # both CPUs of one core
+        (range(8), [100.0, *IDLE[1:]], True, {}, 3),
+        (range(8), IDLE, False, {"sys/fs/cgroup/cpu.max": "250000 100000\n"}, 2),
+        (range(8), IDLE, False, {"sys/fs/cgroup/cpu.max": "max 100000\n"}, 4),
+        (range(8), IDLE, False, {"sys/fs/cgroup/cpu.max": "50000 100000\n"}, 1),
+        (range(8), IDLE, False, {"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "300000 100000"}, 3),
+        (
+            range(8),
+            IDLE,
+            False,
+            {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"},
+            2,
+        ),
+        (
+            range(8),
+            IDLE,
+            False,
+            {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"},
+            4,
+        ),
+    ],
+)
+def test_one_an_idle_core_at_most_as_many_as_torch_has(allowed, load, paired, files, expected, machine):
+    machine(allowed, load, paired=paired, files=files)
+    with threads.computing() as chosen:
+        assert chosen == torch.get_num_threads() == expected
+    assert torch.get_num_threads() == 4
+
+
+def test_fewer_than_the_cores_are_told_with_the_remedy(machine, capsys):
+    machine(range(4), [100.0, 100.0, 100.0, 0.0], files={})
+    with threads.computing():
+        pass
+    said = capsys.readouterr().err
+    assert said == "mesa-lens: other processes keep cores busy; computing with 1 of 4 threads (--threads 4: all)\n"
+
+
+def test_all_cores_and_those_that_are_stated_are_no_news(machine, capsys):
+    machine(range(4), IDLE)
+    with threads.computing():
+        pass
+    machine(range(4), BUSY)
+    with threads.computing(2):
+        assert torch.get_num_threads() == 2
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
+def test_what_the_environment_states_stays(name, machine, monkeypatch, capsys):
+    machine(range(4), BUSY)
+    monkeypatch.setenv(name, "3")
+    torch.set_num_threads(3)
+    with threads.computing() as chosen:
+        assert chosen == 3
+    assert capsys.readouterr().err == ""
+
+
+def test_torch_that_was_given_one_thread_keeps_it(machine):
+    machine(range(4), IDLE)
+    torch.set_num_threads(1)
+    with threads.computing() as chosen:
+        assert chosen == 1
+
+
+@pytest.mark.parametrize(("policy", "expected"), [(None, "1000"), ("active", None)])
+def test_threads_sleep_soon_unless_it_is_stated(policy, expected, monkeypatch):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    if policy:
+        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    assert main(["methods"]) == 0
+    assert os.environ.get("GOMP_SPINCOUNT") == expected
+
+
+COMPUTING = ("probe", "eval", "locate", "anatomy", "paper", "check", "verify")
+
+
+@pytest.mark.parametrize("command", COMPUTING)
+@pytest.mark.parametrize(
+    ("threads_", "reason"),
+    [("0", "0 is below 1"), ("-1", "-1 is below 1"), ("two", "'two' is no whole number"), ("1.5", "'1.5' is no whole"),
+     ("10001", "10001 is above 10000"), ("9", "9 is above 8, the CPUs that this process may use")],
+)  # fmt: skip
+def test_every_command_that_computes_refuses_what_is_no_number_of_threads(
+    command, threads_, reason, machine, capsys, tmp_path
+):
+    machine(range(8), IDLE)
+    out = [] if command in ("check", "verify") else ["--out", str(tmp_path / "out")]
+    assert main([command, *out, "--threads", threads_]) == 2
+    said = capsys.readouterr().err
+    assert re.fullmatch(rf"mesa-lens: --threads {reason}[^\n]*\n", said)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_option_reaches_torch_and_is_no_part_of_a_run(machine, tmp_path, capsys, monkeypatch):
+    machine(range(4), IDLE)
+    seen = []
+    monkeypatch.setattr(
+        torch, "set_num_threads", lambda count, real=torch.set_num_threads: (seen.append(count), real(count))
+    )
+    model, out = str(tiny.folder(tmp_path / "model")), tmp_path / "out"
+    command = [*EVAL.split(), "--model", model, "--out", str(out)]
+    assert main([*command, "--threads", "2"]) == 0
+    (row,) = (out / "cells.jsonl").read_text().splitlines()[1:]
+    assert main([*(word.replace("nll", "nll,passkey") for word in command), "--threads", "3"]) == 0
+    assert seen == [2, 4, 3, 4]
+    assert (out / "cells.jsonl").read_text().count(row) == 1
+
+
+@pytest.mark.parametrize(
+    ("workers", "asked", "environment", "each"),
+    [(2, 3, "", 3), (2, None, "", 4), (2, 3, "1", 3), (2, None, "1", 1), (None, 4, "", 4), (None, None, "", 1)],
+)
+def test_workers_ray_pool_are_given_theirs(workers, asked, environment, each, machine, monkeypatch):
+    machine(range(8), BUSY)
+    monkeypatch.setenv("OMP_NUM_THREADS", environment)
+    given = []
+
+    class Given:
+        def __init__(self, ray, work, share, rooms, **_):
+            given.append((share.cpus, len(rooms)))
+
+        def wait(self):
+            pass
+
+        close = wait
+
+    monkeypatch.setattr(ray_pool, "ray_at", pretended)
+    monkeypatch.setattr(ray_pool, "nodes_of", lambda ray: [Node(8, 0, 2**30)])
+    monkeypatch.setattr(ray_pool, "RayPool", Given)
+    monkeypatch.setattr("probe.experiment.ray_cluster.check_ray", lambda *_: None)
+    work = type("Toy", (), {"source": type("Source", (), {"on_gpu": False, "weights_bytes": 0})})
+    args = parser().parse_args(EVAL.split() + ["--runner", "ray"] + (["--threads", str(asked)] if asked else []))
+    assert args.threads == asked
+    with Runner("ray", None, workers, threads=args.threads).pool(work, [Task("toy", (1,))]):
+        pass
+    assert given == [(each, workers or 8 // each)]
+
+
+@contextmanager
+def pretended(*_, **__):
+    yield None
+
+
+def test_a_worker_computes_with_its_threads():
+    worker = RayWorker()
+    assert worker.load(Squares(), 0, 3, "").error is None
+    assert torch.get_num_threads() == 3
+
+
+class Squares:
+    source = SimpleNamespace(on_gpu=False, check=lambda: None)
+
+    def start(self, memory_bytes=None):
+        return lambda cell: cell.key[0] ** 2

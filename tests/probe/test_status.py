@@ -1,0 +1,258 @@
+"""How far a run is, told from what lies in its folder: nothing is written, and no model is needed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import synthetic
+import tiny
+import yaml
+
+from mesa_lens.cli import main
+from probe.experiment.journal import Journal, read_journal
+from probe.experiment.lock import owned
+from probe.experiment.status_file import StatusFile
+from probe.experiment.task import Task
+from probe.status import status_of, text
+from probe.store import store
+
+ROOT = Path(__file__).parents[3]
+STUDY = {
+    "prompts": ["repeated"],
+    "seeds": 2,
+    "configs": {"origin": {}, "rerope": {}, "mesa": {}},
+    "measure": ["nll", "passkey"],
+    "trained_length": 160,
+    "lengths": [160, 320],
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(tiny.folder(tmp_path_factory.mktemp("model")))
+
+
+def evaluated(path, done, asked=None, **settings):
+    """A journal of `done` cells, each of two samples that took a second."""
+    journal = Journal(path, {"model": "tiny", **settings})
+    if asked:
+        journal.expect(asked)
+    for number in range(len(journal.rows), done):
+        scores = [{"length": 8, "sample": each, "metric": "nll", "value": 1.0, "seconds": 1.0} for each in range(2)]
+        journal.add(("nll", "origin", number), {"config": {"name": "origin"}, "scores": scores})
+    return path
+
+
+def counts(folder):
+    return [(part.command, part.what, part.done, part.cells) for part in status_of(folder).parts]
+
+
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.slow
+def test_every_command_is_told_as_it_is_cut_short_and_as_it_ends(model, tmp_path, capsys):
+    given = ["--model", model, "--lengths", "320", "--samples", "1"]
+    commands = {
+        "eval": ["--task", "nll", "--methods", "origin,rerope"],
+        "locate": ["--try", "weave", "--heads", "none"],
+        "anatomy": ["--parts", "lens,vectors", "--methods", "origin,rerope", "--texts", "4"],
+    }
+    out, apart = tmp_path / "run", tmp_path / "eval"
+    for command in ("locate", "anatomy"):
+        assert main([command, *given, *commands[command], "--out", str(out), "--minutes", "0.00001"]) == 0
+        before, status = files(out), status_of(out)
+        assert status.state == "unfinished"
+        done, left = zip(*((part.done, part.left) for part in status.parts if part.command == command), strict=True)
+        assert (sum(done), min(left)) >= (1, 1), command
+        assert files(out) == before
+    assert main(["eval", *given, *commands["eval"], "--out", str(apart)]) == 0
+    assert counts(apart) == [("eval", "cells", 2, 2)]
+    lines = (apart / "cells.jsonl").read_bytes().splitlines(keepends=True)
+    (apart / "cells.jsonl").write_bytes(b"".join(lines[:-1]) + lines[-1][:9])
+    (apart / "summary.json").unlink()
+    assert counts(apart) == [("eval", "cells", 1, 2)]
+    assert main(["eval", *given, *commands["eval"], "--out", str(apart)]) == 0
+    assert main(["anatomy", *given, *commands["anatomy"], "--out", str(out)]) == 0
+    assert ("anatomy", "cells", 2, 2) in counts(out)
+    assert ("anatomy", "texts", 8, 8) in counts(out)
+    capsys.readouterr()
+    assert main(["status", str(apart), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["state"], told["done"], told["left"], told["failed"], told["of"]) == ("finished", 2, 0, 0, 2)
+
+
+def test_cells_in_all_are_told_by_the_journal_and_unknown_of_older_ones(tmp_path):
+    new, old = evaluated(tmp_path / "new" / "cells.jsonl", 2, 5), evaluated(tmp_path / "old" / "cells.jsonl", 2)
+    assert counts(new.parent) == [("eval", "cells", 2, 5)]
+    assert status_of(new.parent).seconds == (6.0,)
+    assert "eval: 2 of 5 cells done, 3 left, about 6 s" in text(status_of(new.parent))
+    assert "eval: 2 of unknown cells done" in text(status_of(old.parent))
+    evaluated(new, 3, 7)  # further tasks were asked for
+    assert counts(new.parent) == [("eval", "cells", 3, 7)]
+    assert read_journal(new).rows.keys() == Journal(new, {"model": "tiny"}).rows.keys()
+    whole = new.read_text()
+    evaluated(new, 4, 7)
+    assert new.read_text().startswith(whole)
+    assert new.read_text().count('"cells"') == 2  # what is known is not said again
+
+
+def test_what_is_under_way_is_told_while_somebody_holds_the_folder(tmp_path):
+    evaluated(tmp_path / "cells.jsonl", 2, 9)
+    with owned(tmp_path):
+        board = StatusFile(tmp_path, ())
+        for number in (2, 3):
+            board.began(Task("measure", ("nll", "origin", number)))
+        board.ended(Task("measure", ("nll", "origin", 4)), lost=True)
+        board.began(Task("harness", ("mine", "origin", 9)))
+        (part,) = status_of(tmp_path).parts
+        assert (part.done, part.running, part.failed, part.left) == (2, 2, 1, 6)
+        assert "eval: 2 of 9 cells done, 2 running, 1 failed, 6 left" in text(status_of(tmp_path))
+    (part,) = status_of(tmp_path).parts  # as one finds it that was killed
+    assert (part.running, part.failed) == (0, 1)
+    assert status_of(tmp_path).told()["running"] == 0
+
+
+def test_a_summary_that_is_not_older_says_what_failed_and_one_that_is_does_not_count(tmp_path):
+    path = evaluated(tmp_path / "cells.jsonl", 2)
+    (tmp_path / "summary.json").write_text(json.dumps({"cells_left": 3, "out_of_memory": [["nll", "mesa", 9]]}))
+    (part,) = status_of(tmp_path).parts
+    assert (part.cells, part.failed, part.left) == (6, 1, 3)
+    os.utime(path, ns=(0, (tmp_path / "summary.json").stat().st_mtime_ns + 10**9))
+    assert status_of(tmp_path).parts[0].cells is None
+
+
+def test_a_probe_run_is_counted_by_passes_and_measured_cells(tmp_path):
+    hidden = synthetic.hidden_states(layers=2, dims=4)
+    labels = {f"{name}s": hidden[name].values.tolist() for name in ("method", "prompt", "layer", "position", "dim")}
+    attrs = {"trained_length": 64, "model": "tiny", "lengths": "[64, 128]"}
+    store.create(tmp_path / "store.zarr", hooks=["resid_post"], attrs=attrs, **labels)
+    for layer in range(2):
+        values = hidden.isel(method=0, prompt=0, layer=layer).values
+        store.write(tmp_path / "store.zarr", "resid_post", "origin", "repeated", layer, values)
+    journal = Journal(tmp_path / "measured.jsonl", {"model": "tiny"})
+    journal.add(("nll", "origin", 64), {"config": {"name": "origin"}, "scores": [1.0]})
+    journal.add(("nll", "origin", 96), {"config": {"name": "origin"}, "scores": [1.0]})  # a refined length
+    journal.add(("nll", "yarn", 64), {"config": {"name": "yarn"}, "scores": [1.0]})  # a method of an earlier run
+    assert counts(tmp_path) == [("probe", "measured cells", 2, 17), ("probe", "captured passes", 1, 8)]
+    assert "the store is not finished" in text(status_of(tmp_path))
+
+
+def test_a_paper_run_knows_the_sections_that_are_not_begun(model, tmp_path, capsys):
+    config, out = tmp_path / "paper.yaml", tmp_path / "out"
+    sections = {"nll": {"lengths": "200", "samples": 1}, "passkey": {"lengths": "200", "samples": 1}}
+    asked = {"model": model, "trained_length": 160, "methods": ["origin", "mesa"], "sections": sections}
+    config.write_text(yaml.safe_dump(asked, sort_keys=False))
+    assert main(["paper", "--config", str(config), "--out", str(out), "--minutes", "0.0000001"]) == 0
+    lines = [(row["section"], row["done"], row["of"]) for row in status_of(out).rows()]
+    assert lines == [("nll", 0, 2), ("passkey", 0, 2)]
+    evaluated(out / "nll" / "cells.jsonl", 1, 2)
+    assert [(row["section"], row["done"], row["left"]) for row in status_of(out).rows()] == [
+        ("nll", 1, 1),
+        ("passkey", 0, 2),
+    ]
+
+
+def test_a_line_cut_short_is_not_counted_and_a_damaged_one_is_told(tmp_path, capsys):
+    path = evaluated(tmp_path / "cells.jsonl", 4, 6)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]) + lines[-1][:20])
+    assert counts(tmp_path) == [("eval", "cells", 3, 6)]
+    path.write_bytes(b"".join([*lines[:2], lines[2].replace(b"nll", b"nil"), *lines[3:]]))
+    assert main(["status", str(tmp_path)]) == 1
+    assert "eval: 3 of 6 cells done, 3 left, about 6 s; damaged: line 3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("made", ["nothing", "file", "foreign", "missing"])
+def test_what_is_no_run_is_refused_by_name(tmp_path, made, capsys):
+    folder = tmp_path / "here"
+    if made == "file":
+        folder.write_text("")
+    elif made != "missing":
+        folder.mkdir()
+        (folder / "notes.txt" if made == "foreign" else folder / ".hidden").write_text("")
+    assert main(["status", str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert str(folder) in said
+    assert "--out" in said
+    (tmp_path / "cells.jsonl").write_text("no journal\n")
+    assert main(["status", str(tmp_path)]) == 2
+    assert "cells.jsonl is no journal of a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04cut short", b"no archive"])
+def test_moments_that_cannot_be_read_are_named(tmp_path, content, capsys):
+    path = tmp_path / "anatomy" / "moments-origin-320.npz"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    assert main(["status", str(tmp_path)]) == 2
+    assert f"{path} is damaged" in capsys.readouterr().err
+
+
+def test_the_pace_is_of_new_cells_also_after_a_line_that_was_cut_short(tmp_path):
+    path = evaluated(tmp_path / "cells.jsonl", 9, 12)
+    path.write_bytes(path.read_bytes()[:-5])
+    with owned(tmp_path):
+        lock = tmp_path / ".mesa-lens.lock"
+        said = json.loads(lock.read_text()) | {"since": "2020-01-01T00:00:00+00:00"}
+        lock.write_text(json.dumps(said))
+        evaluated(path, 9, 12)
+        seconds = (np.datetime64("now") - np.datetime64("2020-01-01T00:00:00")).astype(int)
+        assert status_of(tmp_path).seconds[0] == pytest.approx(3 * seconds, 1e-3)  # one of nine is new
+
+
+def test_a_folder_that_is_called_like_a_journal_keeps_nobody_from_running(tmp_path):
+    (tmp_path / "notes.jsonl").mkdir()
+    (tmp_path / "new-run.log").touch()
+    with owned(tmp_path):
+        assert status_of(tmp_path).state == "running"
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from probe.experiment.lock import owned
+with owned(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_run_of_another_process_is_running_with_its_pace_and_a_killed_one_is_told(tmp_path):
+    path = evaluated(tmp_path / "cells.jsonl", 2, 12)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    try:
+        assert holder.stdout.readline() == "held\n"
+        evaluated(path, 4, 12)
+        before, status = files(tmp_path), status_of(tmp_path)
+        assert status.state == "running"
+        assert f"running, process {holder.pid} on" in text(status)
+        lock = tmp_path / ".mesa-lens.lock"
+        said = json.loads(lock.read_text()) | {"since": "2020-01-01T00:00:00+00:00"}
+        lock.write_text(json.dumps(said))
+        years = status_of(tmp_path).seconds[0]
+        assert years / 8 == pytest.approx(
+            (np.datetime64("now") - np.datetime64("2020-01-01T00:00:00")).astype(int) / 2, 1e-3
+        )
+        lock.write_bytes(before[lock])
+        assert files(tmp_path) == before
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdin.close()
+        holder.stdout.close()
+    status = status_of(tmp_path)
+    assert status.state == "unfinished"
+    assert f"process {holder.pid} on" in text(status)
+    assert "ended and left its .mesa-lens.lock" in text(status)
+    with owned(tmp_path):
+        assert status_of(tmp_path).state == "running"
