@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 import mesa
 from probe.capture.bridge import bridge_to
-from probe.experiment.pool import LOCAL
+from probe.experiment.runner import LOCAL
 from probe.mechanism.attribution import attribute
 from probe.mechanism.clamp import Clamp, stand_ins
 from probe.mechanism.contrast import BROKEN, MENDED, Contrast
