@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from probe.experiment.journal import read_journal
-from probe.status import seconds_of
+from probe.status import cell_seconds
 
 ROOT = Path(__file__).parents[1] / "research" / "real_model" / "results"
 JOURNALS = [ROOT / name / "cells.jsonl" for name in ("nll", "nll-position")] + [ROOT / "real" / "measured.jsonl"]
@@ -27,7 +27,7 @@ TRIES = 3
 
 def measured(paths: Sequence[Path]) -> np.ndarray:
     """Seconds of every cell in the journals."""
-    return np.array([seconds for path in paths for seconds in seconds_of(read_journal(path))])
+    return np.array([seconds for path in paths for seconds in cell_seconds(read_journal(path))])
 
 
 def makespan(

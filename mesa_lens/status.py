@@ -25,8 +25,8 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Reads journals, stores and locks; a damaged line makes it 1."""
-    from probe.status import status_of, text
+    from probe.status import status_of
 
     status = status_of(args.run_folder)
-    print(json.dumps(status.told(), indent=1) if args.json else text(status))
+    print(json.dumps(status.as_dict(), indent=1) if args.json else status.text())
     return int(any(part.damaged for part in status.parts))

@@ -17,10 +17,10 @@ from probe.experiment.journal import Journal, read_journal
 from probe.experiment.lock import owned
 from probe.experiment.status_file import StatusFile
 from probe.experiment.task import Task
-from probe.status import status_of, text
+from probe.status import status_of
 from probe.store import store
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 STUDY = {
     "prompts": ["repeated"],
     "seeds": 2,
@@ -91,8 +91,8 @@ def test_cells_in_all_are_told_by_the_journal_and_unknown_of_older_ones(tmp_path
     new, old = evaluated(tmp_path / "new" / "cells.jsonl", 2, 5), evaluated(tmp_path / "old" / "cells.jsonl", 2)
     assert counts(new.parent) == [("eval", "cells", 2, 5)]
     assert status_of(new.parent).seconds == (6.0,)
-    assert "eval: 2 of 5 cells done, 3 left, about 6 s" in text(status_of(new.parent))
-    assert "eval: 2 of unknown cells done" in text(status_of(old.parent))
+    assert "eval: 2 of 5 cells done, 3 left, about 6 s" in status_of(new.parent).text()
+    assert "eval: 2 of unknown cells done" in status_of(old.parent).text()
     evaluated(new, 3, 7)  # further tasks were asked for
     assert counts(new.parent) == [("eval", "cells", 3, 7)]
     assert read_journal(new).rows.keys() == Journal(new, {"model": "tiny"}).rows.keys()
@@ -105,17 +105,17 @@ def test_cells_in_all_are_told_by_the_journal_and_unknown_of_older_ones(tmp_path
 def test_what_is_under_way_is_told_while_somebody_holds_the_folder(tmp_path):
     evaluated(tmp_path / "cells.jsonl", 2, 9)
     with owned(tmp_path):
-        board = StatusFile(tmp_path, ())
+        board = StatusFile(tmp_path)
         for number in (2, 3):
             board.began(Task("measure", ("nll", "origin", number)))
         board.ended(Task("measure", ("nll", "origin", 4)), lost=True)
         board.began(Task("harness", ("mine", "origin", 9)))
         (part,) = status_of(tmp_path).parts
         assert (part.done, part.running, part.failed, part.left) == (2, 2, 1, 6)
-        assert "eval: 2 of 9 cells done, 2 running, 1 failed, 6 left" in text(status_of(tmp_path))
+        assert "eval: 2 of 9 cells done, 2 running, 1 failed, 6 left" in status_of(tmp_path).text()
     (part,) = status_of(tmp_path).parts  # as one finds it that was killed
     assert (part.running, part.failed) == (0, 1)
-    assert status_of(tmp_path).told()["running"] == 0
+    assert status_of(tmp_path).as_dict()["running"] == 0
 
 
 def test_a_summary_that_is_not_older_says_what_failed_and_one_that_is_does_not_count(tmp_path):
@@ -140,7 +140,7 @@ def test_a_probe_run_is_counted_by_passes_and_measured_cells(tmp_path):
     journal.add(("nll", "origin", 96), {"config": {"name": "origin"}, "scores": [1.0]})  # a refined length
     journal.add(("nll", "yarn", 64), {"config": {"name": "yarn"}, "scores": [1.0]})  # a method of an earlier run
     assert counts(tmp_path) == [("probe", "measured cells", 2, 17), ("probe", "captured passes", 1, 8)]
-    assert "the store is not finished" in text(status_of(tmp_path))
+    assert "the store is not finished" in status_of(tmp_path).text()
 
 
 def test_a_paper_run_knows_the_sections_that_are_not_begun(model, tmp_path, capsys):
@@ -235,7 +235,7 @@ def test_a_run_of_another_process_is_running_with_its_pace_and_a_killed_one_is_t
         evaluated(path, 4, 12)
         before, status = files(tmp_path), status_of(tmp_path)
         assert status.state == "running"
-        assert f"running, process {holder.pid} on" in text(status)
+        assert f"running, process {holder.pid} on" in status.text()
         lock = tmp_path / ".mesa-lens.lock"
         said = json.loads(lock.read_text()) | {"since": "2020-01-01T00:00:00+00:00"}
         lock.write_text(json.dumps(said))
@@ -252,7 +252,7 @@ def test_a_run_of_another_process_is_running_with_its_pace_and_a_killed_one_is_t
         holder.stdout.close()
     status = status_of(tmp_path)
     assert status.state == "unfinished"
-    assert f"process {holder.pid} on" in text(status)
-    assert "ended and left its .mesa-lens.lock" in text(status)
+    assert f"process {holder.pid} on" in status.text()
+    assert "ended and left its .mesa-lens.lock" in status.text()
     with owned(tmp_path):
         assert status_of(tmp_path).state == "running"

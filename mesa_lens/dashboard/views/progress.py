@@ -10,7 +10,7 @@ from mesa_lens.dashboard.look import plain, sheet
 from mesa_lens.dashboard.runs import STORE, folders, is_inside, name_of
 from probe.experiment.lock import LOCK
 from probe.experiment.status_file import STATUS_FILE
-from probe.status import Status, spoken, status_of, text
+from probe.status import Status, format_seconds, status_of
 from probe.store.place import POINTER, Remote
 from probe.store.reader import partial_path
 
@@ -36,7 +36,7 @@ def unfinished(root: Path) -> None:
 def _table(statuses: list[Status], names: list[str]) -> None:
     rows = [
         {"run": name, "state": status.state, **{key: row[key] for key in _COLUMNS if row.get(key) is not None}}
-        | ({} if row["seconds_left"] is None else {"time left": spoken(row["seconds_left"])})
+        | ({} if row["seconds_left"] is None else {"time left": format_seconds(row["seconds_left"])})
         for name, status in zip(names, statuses, strict=True)
         for row in status.rows()
         if row["left"] != 0 or row["failed"] or "damaged_lines" in row
@@ -44,7 +44,7 @@ def _table(statuses: list[Status], names: list[str]) -> None:
     if rows:
         sheet(rows, "What is done, failed and left of each run", height="content")
     for status in statuses:
-        st.caption(plain(text(status).partition("\n")[0]))
+        st.caption(plain(status.text().partition("\n")[0]))
 
 
 _COLUMNS = ("command", "section", "what", "done", "running", "failed", "left", "of")

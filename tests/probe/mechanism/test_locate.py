@@ -285,7 +285,7 @@ def test_a_run_goes_on_with_what_another_runner_lost(checkpoint, tmp_path):
     made, lost = plan(asked), ("nll", 320, "rerope", 1, "weave", "only", "", "all", 0, -1)
     journal, failed = locate(made, tmp_path / "run", runner=Elsewhere(seed=2, lost=(lost,)))
     assert [cell.key for cell in failed] == [lost]
-    assert [each.layer for each in failed[0].given] == [0, 1, 2, 0, 1, 2]  # alone, and left out
+    assert [each.layer for each in failed[0].inputs] == [0, 1, 2, 0, 1, 2]  # alone, and left out
     assert (*lost[:3], 2, *lost[4:]) in journal.rows
     assert summarize(made, journal)["cells_left"] == 6
     (told,) = status_of(tmp_path / "run").parts
