@@ -172,7 +172,7 @@ def test_values_that_the_store_cannot_hold_are_found_before_anything_is_measured
     large.model.layers[2].mlp.down_proj.weight.data *= 1e8
     large.resize_token_embeddings(tokenizer_of(str(folder)).vocab_size)
     large.save_pretrained(folder)
-    monkeypatch.setattr(run, "run_tasks", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("probe.experiment.run.ordered_results", lambda *_, **__: pytest.fail("measured"))
     asked = ["probe", "--model", str(folder), "--out", str(tmp_path / "out"), "--length", "300", "--texts", "0"]
     assert main([*asked, "--store-dtype", "float16"]) == 2
     assert re.search(r"layer 2 has the value .*, beyond float16's range; store it", capsys.readouterr().err)
