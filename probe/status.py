@@ -270,16 +270,17 @@ def _probe_parts(folder: Path) -> Iterator[Part]:
     try:
         group = zarr.open_group(zarr_place(store, reads=True), mode="r", use_consolidated=False)
         lengths = json.loads(str(group.attrs.get("lengths", "[]")))
-        methods, prompts = (stored_array(group, name).shape[0] for name in ("method", "prompt"))
+        methods, prompts = ({*np.asarray(stored_array(group, name)[:]).tolist()} for name in ("method", "prompt"))
         captured = len(whole_passes(store))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{store} is damaged ({str(error).partition(chr(10))[0]})") from error
     if path.exists() or lengths:
         journal = read_journal(path) if path.exists() else JournalFile(None)
+        journal.rows = {key: row for key, row in journal.rows.items() if key[1] in methods}  # not an earlier run's
         further = sum(key[2] not in lengths for key in journal.rows)  # by bisection: known as they come
-        total = 2 * methods * len(lengths) + further  # tail likelihood and passkey
+        total = 2 * len(methods) * len(lengths) + further  # tail likelihood and passkey
         yield _journal_part("probe", "measured cells", path, journal, total)
-    yield Part("probe", "captured passes", captured, methods * prompts)
+    yield Part("probe", "captured passes", captured, len(methods) * len(prompts))
 
 
 def _moments_part(folder: Path) -> Iterator[Part]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pages import drawn, shown_texts
 
-from probe.status.status import status_of
+from probe.status import status_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -13,7 +13,6 @@ import xarray as xr
 from commands import main
 
 from mesa.models import tokenizer_of
-from probe import run
 from probe.capture.spec import CaptureSpec, Kept
 from probe.evaluation.intervals import wilson
 from probe.experiment import model_spec as source
