@@ -44,8 +44,8 @@ def parser() -> Parser:
 
 def run(args: argparse.Namespace) -> int:
     """Trains, or goes on training, into a folder that holds no finished model; measures it and writes its card."""
-    from probe.cells.threads import check_threads, computing
-    from probe.ownership import owned
+    from probe.experiment.lock import owned
+    from probe.experiment.threads import check_threads, computing
     from research.shipped_models.state import STATE
 
     check_threads(args.threads)
@@ -89,7 +89,7 @@ def _train(args: argparse.Namespace) -> str:
 
 def _estimate(config: TrainConfig, step: int, slow: float, fast: float) -> str:
     """What is left to do, in words. slow, fast: tokens a second."""
-    from probe.evaluation.pace import spoken
+    from probe.experiment.estimate import spoken
 
     left = (config.steps - step) * config.tokens_per_step
     return (

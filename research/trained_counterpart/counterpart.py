@@ -15,13 +15,14 @@ from transformer_lens.model_bridge import TransformerBridge
 from mesa.models import load
 from probe.capture.bridge import bridge_to
 from probe.capture.memory import check_beside
-from probe.evaluation.clock import is_over
-from probe.evaluation.journal import Cell, Journal
+from probe.experiment.journal import Journal
+from probe.experiment.lock import tell_finished
+from probe.experiment.progress import is_over
+from probe.experiment.task import Key as Cell
 from probe.mechanism import passes
 from probe.mechanism.contrast import BROKEN, MENDED, Contrast
 from probe.mechanism.interventions import Head, by_layer
 from probe.mechanism.items import blocks
-from probe.ownership import tell_finished
 from probe.tasks.repeated import repeated_word
 from probe.thresholds.search import CrossingRule, search
 from research.trained_counterpart.hold import Hold, random_heads

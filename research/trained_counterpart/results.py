@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from probe.evaluation.intervals import shown, student
-from probe.evaluation.journal import Journal
+from probe.experiment.journal import Journal
 from probe.files import write_json
 from probe.mechanism.restoration import Paired
 from research.trained_counterpart.counterpart import FOLDER, cells, chosen_sets, curves, heads_of
@@ -40,7 +40,7 @@ def summarize(made: CounterpartPlan, journal: Journal) -> dict[str, Any]:
         "versions": {package: version(package) for package in ("mesa-lens", "torch", "transformers")},
         "lengths": made.lengths,
         "method": made.mending.describe(),
-        **journal.told,
+        **journal.provenance,
         "texts": {"found_on": len(made.finding), "judged": len(made.judging)},
         "cells_left": sum(cell not in journal.rows for cell in cells(made)),
         "heads": heads,

@@ -128,9 +128,9 @@ def parser() -> Parser:
 
 def run(args: argparse.Namespace) -> int:
     """Checks everything that can be checked, then runs."""
-    from probe.cells.threads import check_threads
-    from probe.evaluation.clock import deadline
     from probe.evaluation.plan import names
+    from probe.experiment.progress import deadline
+    from probe.experiment.threads import check_threads
     from research.trained_counterpart.request import CounterpartRequest, estimate, plan, work
 
     request = CounterpartRequest(
@@ -155,9 +155,9 @@ def run(args: argparse.Namespace) -> int:
     if args.estimate:
         tell_estimate(args, estimate(made), [(made.config, work(made))], made.request)
         return 0
-    from probe.cells.threads import computing
+    from probe.experiment.lock import owned
+    from probe.experiment.threads import computing
     from probe.files import json_text
-    from probe.ownership import owned
     from research.trained_counterpart.counterpart import FOLDER, counterpart
     from research.trained_counterpart.results import said, write
 
