@@ -169,3 +169,10 @@ def test_half_of_the_passkeys_inside_judge():
     half = scores(hits=((20, 10, 10, 9, 9, 9), (20,) * 6))
     assert measured_failure(half, M).judged == (NLL, PASSKEY)
     assert of(half).by_passkey == 512
+
+
+def test_the_level_is_that_of_the_longest_length_within_the_window():
+    evaluation = scores()
+    evaluation["tail_nll"][:, 0] += 0.3  # at M/2
+    measured = measured_failure(evaluation, M)
+    assert (measured.level_length, measured.level) == (M, 2.5)
