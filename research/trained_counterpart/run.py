@@ -13,21 +13,9 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from mesa_lens.cli import Parser, main
-from mesa_lens.model import add_model_options, load_options
-from mesa_lens.options import (
-    add_lengths,
-    add_minutes,
-    add_output,
-    add_samples,
-    add_seed,
-    goes_on,
-    lengths,
-    tell_estimate,
-    tell_left,
-)
-from mesa_lens.values import MOST_PROMPTS, listed, whole, word
 from probe.evaluation.intervals import shown
+from probe.options import parse_lengths
+from research.script import Journal, deadline, load_options, make_parser, run
 from theory.figures import SERIES, save
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
@@ -73,7 +61,7 @@ def picture(summary: Mapping[str, Any]) -> Figure:
     figure = Figure(figsize=(8, 4.2), layout="constrained", dpi=130)
     panel = figure.add_subplot()
     position = summary["curves"]["position"]
-    panel.plot(position, [each + 1 for each in position], color="#888888", lw=3, label="constructed: D(t) = t")
+    panel.plot(position, [at + 1 for at in position], color="#888888", lw=3, label="constructed: D(t) = t")
     parts = {f"{row['layer']}.{row['head']}": row["part"] for row in summary["heads"]}
     for style, (name, values) in zip(SERIES, summary["curves"]["D"].items(), strict=False):
         line = {key: style[key] for key in ("color", "ls")}
@@ -98,80 +86,54 @@ def draw(summary: Mapping[str, Any]) -> None:
     page.write_text(text, encoding="utf-8")
 
 
-def parser() -> Parser:
+def parser() -> argparse.ArgumentParser:
     """The script's parser."""
-    command = Parser(
-        prog="python research/trained_counterpart/run.py",
-        example="python research/trained_counterpart/run.py --out runs/counterpart",
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    top = make_parser(__doc__, "runs/counterpart", Path(__file__).parent.name)
+    top.add_argument("--method", default="rerope", help="the method that mends: shares are of its gap to Origin")
+    top.add_argument("--lengths", help="tokens (None: 2 M and 4 M); heads are found at the longest")
+    top.add_argument(
+        "--samples", type=int, default=8, help="texts to find heads on, and as many others to hold them on"
     )
-    add_model_options(command)
-    what = command.add_argument_group("what to do")
-    what.add_argument(
-        "--try", dest="kinds", type=listed, default="find,hold", help="of find, hold (which takes the dense executor)"
+    top.add_argument("--nearest", type=int, default=4, help="heads held that follow the position best")
+    top.add_argument("--draws", type=int, default=10, help="sets of random heads held")
+    top.add_argument("--word", default="hello", help="the repeated word on which crossings are counted")
+    top.add_argument("--text", help="a file or folder (None: the shipped text)")
+    top.add_argument("--seed", type=int, default=0, help="of all that is drawn")
+    top.add_argument("--find-only", action="store_true", help="read the heads, hold none")
+    top.add_argument("--draw", action="store_true", help="then draw the picture and tables of docs/theory.md")
+    return top
+
+
+def main(args: argparse.Namespace) -> None:
+    """Runs what is left, writes summary.json and prints it as tables."""
+    from research.trained_counterpart import counterpart
+
+    plan = counterpart.plan(
+        args.model,
+        {name: value for name, value in load_options(args).items() if value},
+        args.method,
+        args.trained_length,
+        args.lengths and parse_lengths(args.lengths),
+        args.samples,
+        args.nearest,
+        args.draws,
+        args.word,
+        args.text,
+        args.seed,
+        find_only=args.find_only,
     )
-    what.add_argument("--methods", type=listed, default="rerope", help="the one that mends: shares are of its gap")
-    add_lengths(what, "2 M and 4 M; heads are found at the longest")
-    add_samples(what, 8, ": texts that heads are found on, and as many others that holding is judged on")
-    what.add_argument("--nearest", type=whole(1, MOST_PROMPTS), default=4, help="heads held beside those found")
-    what.add_argument("--draws", type=whole(1, MOST_PROMPTS), default=10, help="sets of random heads held")
-    what.add_argument("--prompt", type=word, default="hello", help="the repeated word that shows dims that cross")
-    what.add_argument("--text", type=word, help="a file, folder or hub dataset (None: the shipped one)")
-    add_seed(what)
-    add_output(command, "runs/counterpart", ", may be a probe run's")
-    add_minutes(command)
-    command.add_argument("--draw", action="store_true", help="then draw the picture and tables of docs/theory.md")
-    command.set_defaults(run=run)
-    return command
-
-
-def run(args: argparse.Namespace) -> int:
-    """Checks everything that can be checked, then runs."""
-    from probe.evaluation.plan import names
-    from probe.experiment.progress import deadline
-    from probe.experiment.threads import check_threads
-    from research.trained_counterpart.request import CounterpartRequest, estimate, plan, work
-
-    request = CounterpartRequest(
-        model=args.model,
-        load=load_options(args),
-        methods=args.methods,
-        trained_length=args.trained_length,
-        force=args.force,
-        seed=args.seed,
-        executor="dense",
-        kinds=names(args.kinds),
-        lengths=lengths(args),
-        samples=args.samples,
-        nearest=args.nearest,
-        draws=args.draws,
-        word=args.prompt,
-        text=args.text,
-    )
-    check_threads(args.threads)
-    until = deadline(args.minutes)
-    made = plan(request)
-    if args.estimate:
-        tell_estimate(args, estimate(made), [(made.config, work(made))], made.request)
-        return 0
-    from probe.experiment.lock import owned
-    from probe.experiment.threads import computing
-    from probe.files import json_text
-    from research.trained_counterpart.counterpart import FOLDER, counterpart
-    from research.trained_counterpart.results import said, write
-
-    with owned(args.out):
-        with goes_on(args), computing(args.threads):
-            journal = counterpart(made, args.out, overwrite=args.overwrite, until=until)
-        summary = write(made, journal, args.out)
+    journal = Journal(args.out / "cells.jsonl", plan.settings, overwrite=args.overwrite)
+    counterpart.run(plan, journal, deadline(args.minutes))
+    summary = counterpart.summarize(plan, journal)
+    (args.out / "summary.json").write_text(json.dumps(summary) + "\n", encoding="utf-8")
+    print("\n".join([*head_table(summary), "", *held_table(summary)]))
+    for hook, counts in summary["crossed"].items():
+        print(f"dims of {hook} that cross: {json.dumps(counts)}")
     if summary["cells_left"]:
-        tell_left(args, f"{summary['cells_left']} cells are left")
-    print(json_text(summary) if args.json else f"{said(summary)}\nwrote {args.out / FOLDER}: summary.json")
-    if args.draw:
+        print(f"{summary['cells_left']} cells are left; the same command continues")
+    elif args.draw:
         draw(summary)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(build=parser))
+    run(main, parser())

@@ -11,17 +11,14 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import mesa
 import theory
-from mesa_lens.cli import main
 from probe.capture.bridge import bridge_to
 from probe.mechanism.passes import Item
 from probe.mechanism.passes import run as one_pass
-from research.trained_counterpart import counterpart as running
-from research.trained_counterpart.hold import Hold, random_heads
-from research.trained_counterpart.measure import first_key
+from research.script import Journal
+from research.trained_counterpart import counterpart
+from research.trained_counterpart.first_key import first_key
 from research.trained_counterpart.reading import chosen_queries, crossing, explained, read_heads, shortest
-from research.trained_counterpart.request import CounterpartRequest, plan
-from research.trained_counterpart.results import said, summarize
-from research.trained_counterpart.run import parser
+from research.trained_counterpart.run import main, parser
 
 M, LENGTH = 32, 100
 ORIGIN = mesa.Origin(trained_length=M)
@@ -53,36 +50,6 @@ def parts(rows):
     return {(row["layer"], row["head"]): row["part"] for row in rows if row["part"]}
 
 
-def request(built, words, **changed):
-    asked = {"methods": "stair", "lengths": (LENGTH,), "samples": 2, "nearest": 1, "draws": 2, "text": words}
-    return CounterpartRequest(model=str(built), load={"dtype": "float64"}, **{**asked, **changed})
-
-
-def test_the_built_head_is_found_and_holding_it_takes_its_crossing_away(built, words, tmp_path):
-    """Layer 2's D is t; layer 1 tells positions by the same key, but as e^t."""
-    made = plan(request(built, words))
-    summary = summarize(made, running.counterpart(made, tmp_path))
-    assert parts(summary["heads"]) == {(1, 0): "counterpart", (0, 0): "kin"}
-    (row,) = (row for row in summary["heads"] if row["part"] == "counterpart")
-    assert (row["crossing"], row["pretended"]) == (M, 1.0)  # token M is position M + 1; D goes on, nothing happens at M
-    assert min(row["linear"][1], row["monotone"][1], row["carried"][1]) > 1 - 1e-9
-    crossed = summary["crossed"]["attn_out"]
-    assert (crossed["as_trained"], crossed["found"], crossed["every"]) == (1, 0, 0)
-    assert crossed["random"]["found"] == [1, 1]
-    assert summary["sets"]["found"] == [(0, 0), (1, 0)]
-    assert "1 counterpart, 1 kin of 4 heads" in said(summary)
-
-
-def test_a_run_goes_on_where_it_was(built, words, tmp_path, monkeypatch):
-    made = plan(request(built, words, kinds=("find",)))
-    first = running.counterpart(made, tmp_path, until=0.0)
-    assert summarize(made, first)["cells_left"] == 1
-    assert said(summarize(made, first)) == "no head is read yet: texts are left"
-    assert summarize(made, running.counterpart(made, tmp_path))["cells_left"] == 0
-    monkeypatch.setattr(running, "first_key", None)  # nothing is measured again
-    assert not summarize(made, running.counterpart(made, tmp_path))["held"]
-
-
 def test_without_positions_the_one_head_is_found(built):
     assert parts(read(theory.build("nope", M=M), built)) == {(0, 0): "counterpart"}
 
@@ -112,7 +79,7 @@ def test_held_attention_is_that_inside_and_the_rest_is_shared_as_before(key_head
     with torch.no_grad():
         plain, held = (
             one_pass(bridge, item, method, edits, keep=keep, executor="dense")
-            for edits in ([], Hold({1: (1, 2)}).edits(trained))
+            for edits in ([], counterpart.hold([(1, 1), (1, 2)], trained))
         )
     before, after = (each.kept["pattern", 1] for each in (plain, held))
     assert torch.equal(before[[0, 3]], after[[0, 3]])
@@ -126,24 +93,6 @@ def test_held_attention_is_that_inside_and_the_rest_is_shared_as_before(key_head
     values = held.kept["v", 1].reshape(len(item.ids), key_heads, -1).repeat_interleave(4 // key_heads, 1)
     expected = torch.einsum("hqk,khd->qhd", after, values)
     torch.testing.assert_close(held.kept["z", 1].reshape(expected.shape), expected)
-
-
-def test_a_query_that_sees_the_first_key_alone_stays():
-    pattern = torch.zeros(1, 6, 6)
-    pattern[:, :, 0] = 1
-    pattern[0, :4] = torch.eye(6)[:4]
-    kept = pattern.clone()
-    assert torch.equal(Hold({0: (0,)}).edits(4)[0].change(pattern), kept)
-
-
-def test_what_the_first_key_leaves_may_be_as_small_as_numbers_are():
-    small = 2.0**-140  # its inverse is beyond float32
-    pattern = torch.zeros(1, 6, 6)
-    pattern[:, :, 0] = 1
-    pattern[0, :4, 0] = 0.25
-    pattern[0, 4:, 1] = small
-    held = Hold({0: (0,)}).edits(4)[0].change(pattern)
-    assert held[0, 4:].tolist() == [[0.25, 0.75, 0, 0, 0, 0]] * 2
 
 
 def test_a_crossing_is_out_of_range_to_stay_beyond_what_means_are_sure_of():
@@ -172,51 +121,71 @@ def test_a_text_is_read_by_the_line_of_the_others():
     assert explained(np.ones((2, 20)), x[:2]).tolist() == pytest.approx([0, 0])
 
 
-def test_random_heads_are_as_many_others_of_the_same_layers():
-    for draw in range(20):
-        drawn = random_heads([(1, 0), (1, 2), (3, 3)], 8, draw)
-        assert {layer: len(heads) for layer, heads in drawn.items()} == {1: 2, 3: 1}
-        assert not {*drawn[1]} & {0, 2}
-        assert 3 not in drawn[3]
-    assert random_heads([(0, 0), (0, 1)], 3, 0) == {0: (2,)}  # no more are left
-    assert random_heads([(0, 0)], 1, 0) == {}
+def request(built, words, **changed):
+    options = {"method": "stair", "lengths": (LENGTH,), "samples": 2, "nearest": 1, "draws": 2, "text": words}
+    return counterpart.plan(str(built), {"dtype": "float64", "device": "cpu"}, **{**options, **changed})
 
 
-def test_one_text_has_no_intervals(built, words, tmp_path):
-    made = plan(request(built, words, samples=1))
-    summary = summarize(made, running.counterpart(made, tmp_path))
+def test_the_built_head_is_found_and_holding_it_takes_its_crossing_away(built, words, tmp_path, monkeypatch):
+    """Layer 2's D is t; layer 1 tells positions by the same key, but as e^t."""
+    plan = request(built, words)
+    journal = Journal(tmp_path / "cells.jsonl", plan.settings)
+    counterpart.run(plan, journal, iter([False, False, True]).__next__)
+    assert counterpart.summarize(plan, journal)["cells_left"] == 3
+    journal = Journal(tmp_path / "cells.jsonl", plan.settings)
+    monkeypatch.setattr(counterpart, "first_key", None)  # no head is read again
+    counterpart.run(plan, journal, lambda: False)
+    summary = counterpart.summarize(plan, journal)
     assert parts(summary["heads"]) == {(1, 0): "counterpart", (0, 0): "kin"}
-    assert summary["heads"][0]["linear"][1:] == summary["held"][0]["restored"][1:] == [None, None]
-    assert "one text: no intervals" in said(summary)
+    (row,) = (row for row in summary["heads"] if row["part"] == "counterpart")
+    assert (row["crossing"], row["pretended"]) == (M, 1.0)  # token M is position M + 1; D goes on, nothing happens at M
+    assert min(row["linear"][1], row["monotone"][1], row["carried"][1]) > 1 - 1e-9
+    crossed = summary["crossed"]["attn_out"]
+    assert (crossed["as_trained"], crossed["found"], crossed["every"]) == (1, 0, 0)
+    assert crossed["random"]["found"] == [1, 1]
+    assert summary["sets"]["found"] == [(0, 0), (1, 0)]
+    assert [row["set"] for row in summary["held"]] == ["found", "nearest", "every"]
+    with pytest.raises(ValueError, match="holds a run with another draws"):
+        Journal(tmp_path / "cells.jsonl", request(built, words, draws=3).settings)
+
+
+def test_the_script_writes_heads_and_tables(built, words, tmp_path, capsys):
+    """In float32, too; one text has no intervals."""
+    options = f"--model {built} --method stair --lengths {LENGTH} --samples 1 --find-only --text {words}"
+    main(parser().parse_args([*options.split(), "--out", str(tmp_path)]))
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert parts(summary["heads"]) == {(1, 0): "counterpart", (0, 0): "kin"}
+    assert summary["heads"][0]["linear"][1:] == [None, None]
+    assert (summary["texts"], summary["held"]) == ({"found_on": 1, "judged": 0}, [])
+    assert "| counterpart |" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"lengths": (M,)}, f"--lengths {M} is not beyond the trained length {M}"),
-        ({"lengths": (M + 3,)}, f"--lengths {M + 3} ends before a crossing of M={M} is told; take {M + 4} or more"),
-        ({"samples": 200}, "400 texts of 100 tokens that do not overlap, the text has room for"),
-        ({"methods": "origin"}, "--methods 'origin' names 0 methods that mend; give one"),
-        ({"methods": "stair,rerope"}, "names 2 methods that mend"),
-        ({"kinds": ("seek",)}, "--try 'seek' is not known; known: find, hold"),
+        ({"lengths": (M,)}, f"--lengths must be beyond M={M}, and one {M + 4} or more"),
+        ({"lengths": (M + 3,)}, f"--lengths must be beyond M={M}, and one {M + 4} or more"),
+        ({"samples": 200}, "400 texts of 100 tokens that do not overlap, there are"),
     ],
 )
-def test_what_cannot_be_asked_for_is_named(built, words, changed, message):
+def test_bad_input_is_named(built, words, changed, message):
     with pytest.raises(ValueError, match=message):
-        plan(request(built, words, **changed))
+        request(built, words, **changed)
 
 
-def test_judged_texts_share_nothing_with_those_heads_are_found_on(built, words):
-    made = plan(request(built, words))
-    (items,) = made.items.values()
-    assert not {*made.finding} & {*made.judging}
-    assert len({item.ids for item in items}) == 4
-    assert plan(request(built, words, kinds=("find",))).judging == []
+def test_what_the_first_key_leaves_may_be_nothing_or_as_small_as_numbers_are():
+    pattern = torch.zeros(1, 6, 6)
+    pattern[:, :, 0] = 1
+    pattern[0, :4] = torch.eye(6)[:4]
+    assert torch.equal(counterpart.held(pattern.clone(), [0], 4), pattern)
+    pattern[0, :4, 0], pattern[0, 4:, 1] = 0.25, 2.0**-140  # the inverse is beyond float32
+    assert counterpart.held(pattern, [0], 4)[0, 4:].tolist() == [[0.25, 0.75, 0, 0, 0, 0]] * 2
 
 
-def test_the_command_writes_what_it_prints(built, words, tmp_path, capsys):
-    options = f"--model {built} --methods stair --lengths {LENGTH} --samples 2 --try find --text {words}"
-    assert main([*options.split(), "--out", str(tmp_path), "--json"], parser) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert printed == json.loads((tmp_path / "counterpart" / "summary.json").read_text())
-    assert parts(printed["heads"]) == {(1, 0): "counterpart", (0, 0): "kin"}  # in float32, too
+def test_random_heads_are_as_many_others_of_the_same_layers():
+    for draw in range(20):
+        drawn = counterpart.random_heads([(1, 0), (1, 2), (3, 3)], 8, draw)
+        assert [layer for layer, _ in drawn] == [1, 1, 3]
+        assert not {*drawn} & {(1, 0), (1, 2), (3, 3)}
+    assert counterpart.random_heads([(0, 0), (0, 1)], 3, 0) == [(0, 2)]  # no more are left
+    assert counterpart.random_heads([(0, 0)], 1, 0) == []

@@ -16,7 +16,7 @@ from mesa.engine.schedule import Schedule
 from mesa.methods import Method
 from probe.capture.spec import HOOKS
 
-MOST_APART = 1000.0
+MAX_APART = 1000.0
 
 
 @torch.no_grad()
@@ -27,7 +27,7 @@ def first_key(
 
     output: what the head's output z tells of a_1. With u = v_1 - v, v_1 the first key's value and v the mean of the
     others, it is (z - v).u / u.u: a_1 itself where all other values are v, and a_1 with their mean's noise elsewhere.
-    apart: how far v_1 is from v, in root mean square distances of the others from it; at most `MOST_APART`.
+    apart: how far v_1 is from v, in root mean square distances of the others from it; at most `MAX_APART`.
     Raises RuntimeError where a head was not seen exactly once.
     """
     model: Any = bridge.original_model
@@ -35,7 +35,7 @@ def first_key(
     chosen = torch.tensor(list(queries))
     attention = np.full((depth, count, len(queries)), np.nan)
     values: dict[int, Tensor] = {}
-    told: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     seen: list[tuple[int, int]] = []
 
     def observer(
@@ -53,7 +53,7 @@ def first_key(
 
     def compare(layer: int) -> Any:
         def look(tensor: Tensor, hook: Any) -> None:
-            told[layer] = _told(tensor[0].reshape(tensor.shape[1], count, -1), values.pop(layer), chosen)
+            found[layer] = _output_and_apart(tensor[0].reshape(tensor.shape[1], count, -1), values.pop(layer), chosen)
 
         return look
 
@@ -63,12 +63,12 @@ def first_key(
         attachment.observer = observer
         model(torch.tensor([list(ids)], device=model.device), use_cache=False, logits_to_keep=1)
     if sorted(seen) != [(layer, head) for layer in range(depth) for head in range(count)]:
-        raise RuntimeError(f"{method.name}: seen were (layer, head) {sorted(seen)}, not each of {depth} x {count} once")
-    output, apart = (np.stack(each) for each in zip(*(told[layer] for layer in range(depth)), strict=True))
+        raise RuntimeError(f"{method.name}: seen were (layer, head) {sorted(seen)}, not all of {depth} x {count} once")
+    output, apart = (np.stack(each) for each in zip(*(found[layer] for layer in range(depth)), strict=True))
     return {"attention": attention, "output": output, "apart": apart}
 
 
-def _told(states: Tensor, values: Tensor, chosen: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def _output_and_apart(states: Tensor, values: Tensor, chosen: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """`output` and `apart` of a layer's head outputs (token, head, dim) and values (token, key head * dim)."""
     states, chosen = states.double().cpu(), chosen.cpu()
     values = values.double().cpu().reshape(len(states), -1, states.shape[-1])
@@ -77,5 +77,5 @@ def _told(states: Tensor, values: Tensor, chosen: Tensor) -> tuple[np.ndarray, n
     apart = values[0] - others
     along = ((states[chosen] - others) * apart).sum(-1) / apart.square().sum(-1).clamp(min=1e-300)
     spread = (values[1:] - others).square().sum(-1).mean(0).sqrt()
-    ratio = (apart.norm(dim=-1) / spread.clamp(min=1e-300)).clamp(max=MOST_APART)
+    ratio = (apart.norm(dim=-1) / spread.clamp(min=1e-300)).clamp(max=MAX_APART)
     return along.T.numpy(), ratio.numpy()
