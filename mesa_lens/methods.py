@@ -5,17 +5,38 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from mesa.methods import Method, registry
 from mesa.plan import distances
 from mesa.settings import drawing_sizes, make_methods
 from mesa.support import table
-from mesa_lens.values import whole, window
+from mesa_lens.arguments import JsonOptions, add_options
+from probe.options import REQUIRED, Repeated, Text, Whole, Window, option
 
 _WIDEST, _LONGEST = 48, 4096
+
+
+@dataclass(frozen=True)
+class ListOptions:
+    """What is listed."""
+
+    trained_length: Window = option(4096, "M in tokens (4096: LLaMA2's)")
+    table: bool = option(False, "print which model families take which methods")
+
+
+@dataclass(frozen=True)
+class ExplainOptions:
+    """What is drawn."""
+
+    name: Text = option(REQUIRED, f"one of {', '.join(registry())}", positional=True)
+    length: Annotated[Whole, Field(ge=1, le=_LONGEST)] = option(12, "tokens to draw")
+    trained_length: Window | None = option(None, "M in tokens", unset="two thirds of the length")
+    settings: Repeated = option((), "a parameter", key="set", metavar="METHOD.PARAMETER=VALUE", repeated=True)
 
 
 def add(commands: Any) -> None:
@@ -26,22 +47,14 @@ def add(commands: Any) -> None:
         help="list the methods, or explain one",
         description=__doc__,
     )
-    command.add_argument("--trained-length", type=window, default=4096, help="M in tokens (default 4096, LLaMA2's)")
-    command.add_argument("--table", action="store_true", help="print which model families take which methods")
-    command.add_argument("--json", action="store_true", help="print JSON")
+    add_options(command, ListOptions, JsonOptions)
     command.set_defaults(run=run_list)
     explain = command.add_subparsers(metavar="explain").add_parser(
         "explain",
         example="mesa-lens methods explain rerope --length 12",
         help="draw a method's relative-position matrix",
     )
-    explain.add_argument("name", help=f"one of {', '.join(registry())}")
-    explain.add_argument("--length", type=whole(1, _LONGEST), default=12, help="tokens to draw (default 12)")
-    explain.add_argument(
-        "--trained-length", type=window, default=None, help="M in tokens (default: two thirds of the length)"
-    )
-    explain.add_argument("--set", action="append", default=[], metavar="METHOD.PARAMETER=VALUE")
-    explain.add_argument("--json", action="store_true", help="print JSON")
+    add_options(explain, ExplainOptions, JsonOptions)
     explain.set_defaults(run=run_explain)
 
 
@@ -67,9 +80,9 @@ def run_list(args: argparse.Namespace) -> int:
 def run_explain(args: argparse.Namespace) -> int:
     """Prints the matrix of effective relative positions, one row a query."""
     trained_length = max(2, args.length * 2 // 3) if args.trained_length is None else args.trained_length
-    given = {each.partition("=")[0].strip() for each in args.set}
+    targets = {setting.partition("=")[0].strip() for setting in args.set}
     drawn = {f"{args.name}.{size}": value for size, value in drawing_sizes(args.name, trained_length).items()}
-    sizes = [f"{target}={value}" for target, value in drawn.items() if target not in given]
+    sizes = [f"{target}={value}" for target, value in drawn.items() if target not in targets]
     method = make_methods(args.name, trained_length, [*sizes, *args.set])[args.name]
     matrix = distances(method.plan(args.length))
     if args.json:

@@ -4,10 +4,27 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from mesa_lens.probe import RULES
-from mesa_lens.values import place
+from mesa_lens.arguments import JsonOptions, add_options
+from probe.options import REQUIRED, Place, option
+
+
+@dataclass(frozen=True)
+class RuleOptions:
+    """What failures are predicted by."""
+
+    rule: Literal["drift", "paper"] = option("drift", "what failures are predicted by")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """A captured run."""
+
+    store: Place = option(
+        REQUIRED, "the folder that `mesa-lens probe` wrote, or its store", positional=True, metavar="RUN"
+    )
 
 
 def add(commands: Any) -> None:
@@ -17,13 +34,8 @@ def add(commands: Any) -> None:
         example="mesa-lens report runs/demo",
         help="write a captured run's report, summary and figures anew",
         description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    command.add_argument(
-        "store", type=place, metavar="RUN", help="the folder that `mesa-lens probe` wrote, or its store"
-    )
-    command.add_argument("--rule", default="drift", choices=RULES, help="what failures are predicted by")
-    command.add_argument("--json", action="store_true", help="print summary.json in place of tables")
+    add_options(command, RunOptions, RuleOptions, JsonOptions)
     command.set_defaults(run=run)
 
 

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import dataclass
 from typing import Any
 
-from mesa_lens.values import path
+from mesa_lens.arguments import JsonOptions, add_options
+from probe.options import REQUIRED, InputPath, option
+
+
+@dataclass(frozen=True)
+class StatusOptions:
+    """A run that a command writes."""
+
+    run_folder: InputPath = option(
+        REQUIRED, "the folder that a command writes to (its --out)", positional=True, metavar="RUN"
+    )
 
 
 def add(commands: Any) -> None:
@@ -16,10 +27,8 @@ def add(commands: Any) -> None:
         example="mesa-lens status runs/demo",
         help="tell how far a run is: done, running, failed, left",
         description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    command.add_argument("run_folder", type=path, metavar="RUN", help="the folder that a command writes to (its --out)")
-    command.add_argument("--json", action="store_true", help="print it as JSON")
+    add_options(command, StatusOptions, JsonOptions)
     command.set_defaults(run=run)
 
 

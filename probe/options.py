@@ -16,11 +16,12 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
 MAX_TOKENS = 2**31 - 1  # mesa.plan.LARGEST
-MAX_PROMPTS = 10_000
+MAX_COUNT = 10_000
 MAX_SEED = 2**32 - 1
 MAX_LENGTHS = 10_000
 
 T = TypeVar("T")
+REQUIRED: Any = dataclasses.MISSING
 Ranges = tuple[tuple[int, int], ...]
 """Half-open ranges (start, stop)."""
 
@@ -153,6 +154,10 @@ def _path(value: Any) -> Path:
     return Path(value)
 
 
+def _place(value: Any) -> Path | str:
+    return _text(value) if isinstance(value, str) and "://" in value else _path(value)
+
+
 def _folder(path: Path) -> Path:
     try:
         is_file = path.exists() and not path.is_dir()
@@ -177,8 +182,8 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 Number = Annotated[float, BeforeValidator(_finite)]
 Tokens = Annotated[Whole, Field(ge=1, le=MAX_TOKENS)]
 Window = Annotated[Whole, Field(ge=2, le=MAX_TOKENS)]
-Prompts = Annotated[Whole, Field(ge=1, le=MAX_PROMPTS)]
-PromptsOrNone = Annotated[Whole, Field(ge=0, le=MAX_PROMPTS)]
+Count = Annotated[Whole, Field(ge=1, le=MAX_COUNT)]
+CountOrZero = Annotated[Whole, Field(ge=0, le=MAX_COUNT)]
 Seed = Annotated[Whole, Field(ge=0, le=MAX_SEED)]
 Text = Annotated[str, BeforeValidator(_text)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
@@ -193,6 +198,8 @@ RangeText = Annotated[str, BeforeValidator(_range_text)]
 """Ranges as they are written; or 'none'."""
 RangeList = Annotated[Ranges | None, BeforeValidator(parse_ranges)]
 InputPath = Annotated[Path, BeforeValidator(_path)]
+Place = Annotated[Path | str, BeforeValidator(_place)]
+"""A path, or a URL as it is."""
 Folder = Annotated[Path, BeforeValidator(_path), AfterValidator(_folder)]
 OutputFolder = Annotated[Folder, AfterValidator(_output)]
 
@@ -205,10 +212,10 @@ _LIMITS = {
 
 
 def option(default: Any, help: str, **more: Any) -> Any:
-    """A dataclass field that is an option.
+    """A dataclass field that is an option. default: `REQUIRED` for one that must be given.
 
     more: `unset`, what None stands for; `key`, its name outside of Python where it is another; `group`, its heading in
-    the help; `metavar`; `positional`.
+    the help; `metavar`; `positional`; `repeated`, whether the flag may be given several times.
     """
     return dataclasses.field(default=default, metadata={"help": help, **more})
 
@@ -231,6 +238,7 @@ class Option:
     unset: str = ""
     metavar: str | None = None
     positional: bool = False
+    repeated: bool = False
 
     @property
     def flag(self) -> str:
@@ -239,10 +247,16 @@ class Option:
 
     @property
     def default_text(self) -> str:
-        """The default as it would be written; empty where there is none to tell."""
-        if self.default is None or isinstance(self.default, bool):
+        """What holds where it is not given, as it would be written; empty where there is nothing to tell."""
+        if self.default in (None, (), dataclasses.MISSING) or isinstance(self.default, bool):
             return self.unset
         return ",".join(self.default) if isinstance(self.default, tuple) else str(self.default)
+
+    @property
+    def help_text(self) -> str:
+        """The help with choices and default."""
+        choices = f" (of {', '.join(self.choices)})" if self.choices else ""
+        return f"{self.help}{choices}{f' (default: {self.default_text})' if self.default_text else ''}"
 
     @cached_property
     def inner(self) -> Any:
@@ -258,9 +272,16 @@ class Option:
         return self.inner is bool
 
     @property
+    def is_required(self) -> bool:
+        """Whether it must be given."""
+        return self.default is dataclasses.MISSING
+
+    @property
     def choices(self) -> tuple[str, ...]:
-        """The values it takes, where there are few."""
-        inner = get_args(self.inner)[0] if get_origin(self.inner) is Annotated else self.inner
+        """The values it takes, or each of its values, where there are few."""
+        inner = self.inner
+        while get_origin(inner) in (Annotated, tuple):
+            inner = get_args(inner)[0]
         return get_args(inner) if get_origin(inner) is Literal else ()
 
     def read(self, value: Any) -> Any:
@@ -282,6 +303,8 @@ def _sentence(error: ValidationError) -> str:
     if first["type"] == "literal_error":
         known = first["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
         return f"{_SHORT.repr(value)} is not known; known: {known}"
+    if first["type"] not in _LIMITS:
+        return f"{_SHORT.repr(value)} is refused ({first['msg']})"
     return f"{value} {_LIMITS[first['type']].format(**first.get('ctx', {}))}"
 
 
@@ -299,7 +322,7 @@ def _options(cls: Any, path: tuple[str, ...]) -> Iterator[Option]:
             yield from _options(more["kind"], (*path, field.name))
         elif "help" in more:
             more.setdefault("key", field.name)
-            more.setdefault("group", "what to run")
+            more.setdefault("group", "")
             more["unset"] = more.get("unset", "").replace("{default_methods}", getattr(cls, "default_methods", ""))
             yield Option(path=(*path, field.name), hint=hints[field.name], default=field.default, **more)
 

@@ -15,14 +15,14 @@ from mesa.support import check_config
 from mesa.support import trained_length as stated_length
 from probe.capture.spec import CaptureSpec
 from probe.options import (
-    MAX_PROMPTS,
+    MAX_COUNT,
+    Count,
+    CountOrZero,
     InputPath,
     JoinedNames,
     Lengths,
     Names,
     Number,
-    Prompts,
-    PromptsOrNone,
     RangeText,
     Repeated,
     Seed,
@@ -67,12 +67,8 @@ class LoadOptions:
 
 
 @dataclass(frozen=True)
-class ModelRequest:
-    """A model, with the options of `mesa.load`, and methods by name. trained_length: M in tokens; None: as stated.
-
-    methods: None: those of `default_methods` that the model can have.
-    force: go on with what other weights, tokenizer, config or versions began; the record says so.
-    """
+class ModelOptions:
+    """A model, with the options of `mesa.load`. trained_length: M in tokens; None: what the config states."""
 
     model: Text = option(
         "default",
@@ -80,29 +76,17 @@ class ModelRequest:
         group=_MODEL,
     )
     load: Mapping[str, Any] = options_in(LoadOptions, build=dict, default=dict)
-    methods: JoinedNames | None = option(
-        None,
-        "names, separated by commas, or all",
-        group=_METHODS,
-        unset="{default_methods}, less what the model cannot have",
-    )
     trained_length: Window | None = option(
         None, "trained window M in tokens", group=_MODEL, unset="what the config states"
     )
-    force: bool = option(
-        False,
-        "continue what other weights, tokenizer, config or versions began, and record it",
-        group="output",
-    )
-    default_methods: ClassVar[str] = "all"
 
     @property
     def source(self) -> dict[str, Any]:
         """The options with which config and tokenizer are read."""
         return {key: self.load.get(key) for key in ("revision", "trust_remote_code")}
 
-    def checked_model(self) -> tuple[Any, int]:
-        """The model's config and M.
+    def checked_config(self) -> Any:
+        """The model's config.
 
         Raises ValueError for an option out of its limits and for a model that is not supported, FileNotFoundError for
         one that is not there.
@@ -113,7 +97,33 @@ class ModelRequest:
         check_placement(self.load)
         config = config_of(self.model, **self.source)
         check_config(config)
+        return config
+
+    def checked_model(self) -> tuple[Any, int]:
+        """The model's config and M. Raises as `checked_config`, and ValueError where nothing states M."""
+        config = self.checked_config()
         return config, stated_length(config) if self.trained_length is None else self.trained_length
+
+
+@dataclass(frozen=True)
+class ModelRequest(ModelOptions):
+    """A model and methods by name; methods: None: those of `default_methods` that the model can have.
+
+    force: continue what other weights, tokenizer, config or versions began; the record says so.
+    """
+
+    methods: JoinedNames | None = option(
+        None,
+        "names, separated by commas, or all",
+        group=_METHODS,
+        unset="{default_methods}, less what the model cannot have",
+    )
+    force: bool = option(
+        False,
+        "continue what other weights, tokenizer, config or versions began, and record it",
+        group="output",
+    )
+    default_methods: ClassVar[str] = "all"
 
     def fitting_methods(
         self, config: Any, trained_length: int, settings: Sequence[str] = ()
@@ -128,7 +138,12 @@ class MethodsRequest(ModelRequest):
     """The same with parameters of methods (as `mesa.settings` reads them), the seed of prompts, and the executor."""
 
     settings: Repeated = option(
-        (), "a method's parameter, e.g. rerope.window=512", key="set", metavar="METHOD.PARAMETER=VALUE", group=_METHODS
+        (),
+        "a method's parameter, e.g. rerope.window=512",
+        key="set",
+        metavar="METHOD.PARAMETER=VALUE",
+        repeated=True,
+        group=_METHODS,
     )
     seed: Seed = option(0, "of all that is drawn; runs of text are spread evenly")
     executor: Text = option("fused", "fused, or dense (O(T^2) memory)", group=_METHODS)
@@ -154,16 +169,16 @@ class ProbeRequest(MethodsRequest):
     length: Tokens | None = option(None, "tokens captured", unset="4 M")
     word: Text = option("hello", "the word that is repeated", key="prompt")
     text: InputPath | None = option(None, "a text or .jsonl file for text prompts", unset="the shipped text")
-    texts: PromptsOrNone = option(2, "held-out prompts beside the repeated word")
+    texts: CountOrZero = option(2, "held-out prompts beside the repeated word")
     spec: CaptureSpec = options_in(CaptureSpec, build=CaptureSpec, default=CaptureSpec)
-    samples: PromptsOrNone = option(20, "prompts a length and method; 0: do not measure", group="real failure")
+    samples: CountOrZero = option(20, "prompts a length and method; 0: do not measure", group="real failure")
     lengths: Lengths | None = option(
         None,
         _LENGTHS,
         group="real failure",
         unset="0.5, 1, 1.5, 2, 3, 4, 6, 8 M up to --length, less what holds no prompt",
     )
-    refine: PromptsOrNone | None = option(
+    refine: CountOrZero | None = option(
         None,
         "measure N further lengths of each method that fails, halving; each takes as long as one of --lengths",
         group="real failure",
@@ -181,14 +196,14 @@ class EvalRequest(MethodsRequest):
 
     tasks: Names = option(("passkey", "nll"), "names, separated by commas; --list-tasks explains them", key="task")
     lengths: Lengths | None = option(None, _LENGTHS, unset="1, 2, 4, 8 M, less what holds no prompt")
-    samples: Prompts = option(100, "prompts a length and method")
+    samples: Count = option(100, "prompts a length and method")
     text: Text | None = option(None, _TEXT, group=_DATA, unset="the shipped one")
     data: Text | None = option(None, "documents and summaries: .jsonl, dataset folder or hub dataset", group=_DATA)
     depth: Annotated[Number, Field(ge=0, le=1)] | None = option(
         None, "the key's place, 0 (start) to 1 (end)", group=_DATA, unset="uniform"
     )
     new_tokens: Tokens = option(128, "tokens of a summary", group=_DATA)
-    batch: Prompts = option(8, "prompts decoded at once; halved where memory runs out")
+    batch: Count = option(8, "prompts decoded at once; halved where memory runs out")
     evaluator: Text | None = option(
         None,
         "the model that chooses them, with the same tokenizer",
@@ -216,7 +231,7 @@ class LocateRequest(MethodsRequest):
     kinds: Annotated[tuple[Kind, ...], Split] = option(("weave", "patch", "clamp"), "what to try", key="try")
     measures: Annotated[tuple[Measure, ...], Split] = option(("nll",), "of nll, passkey", key="measure")
     lengths: Lengths | None = option(None, _LENGTHS, unset="4 M")
-    samples: Prompts = option(8, "prompts a length and method")
+    samples: Count = option(8, "prompts a length and method")
     layers: RangeText = option("all", "e.g. 0-10, ends included")
     heads: RangeText | None = option(
         None, "layers whose heads are tried: e.g. 15-19, all, none", unset="all up to 64 heads"
@@ -228,8 +243,8 @@ class LocateRequest(MethodsRequest):
     ways: Annotated[tuple[Way, ...], Split] = option(
         ("only", "without", "mend", "break"), "of weaves: only there, without it; of patches: mend, break"
     )
-    dims: Prompts = option(10, "threshold dims that are clamped, a layer")
-    candidates: Prompts = option(64, "best heads that the smallest set is chosen from")
+    dims: Count = option(10, "threshold dims that are clamped, a layer")
+    candidates: Count = option(64, "best heads that the smallest set is chosen from")
     word: Text = option("hello", "the repeated word that shows threshold dims", key="prompt")
     text: Text | None = option(None, _TEXT, unset="the shipped one")
 
@@ -248,10 +263,10 @@ class AnatomyRequest(MethodsRequest):
     lengths: Lengths | None = option(
         None, f"{_LENGTHS}; positional vectors are taken at the longest", unset="M and 4 M"
     )
-    texts: Annotated[Whole, Field(ge=4, le=MAX_PROMPTS)] | None = option(
+    texts: Annotated[Whole, Field(ge=4, le=MAX_COUNT)] | None = option(
         None, "that slide, for positional vectors; more can follow", unset="256, or all there are"
     )
-    samples: Prompts = option(4, "prompts a length and method, for all but positional vectors")
+    samples: Count = option(4, "prompts a length and method, for all but positional vectors")
     layers: RangeText = option("all", "layers to keep, e.g. 0-10, ends included")
     text: Text | None = option(None, _TEXT, unset="the shipped one")
 

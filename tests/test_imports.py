@@ -45,9 +45,8 @@ FLOORS = """
     theory                <- mesa
     theory.claims         <- mesa theory
     theory.curves theory.cli theory.__main__  <- mesa theory
-    mesa_lens.values      <-
-    mesa_lens.options     <- mesa probe mesa_lens.values
-    mesa_lens.paper       <- mesa probe mesa_lens.values mesa_lens.options
+    mesa_lens.arguments   <- mesa probe
+    mesa_lens.paper       <- mesa probe mesa_lens.arguments
     mesa_lens.dashboard   <- mesa probe theory mesa_lens.paper
     mesa_lens             <- mesa probe theory mesa_lens
     research              <- mesa probe theory mesa_lens

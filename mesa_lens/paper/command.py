@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
-from mesa_lens.options import (
-    add_force,
-    add_minutes,
-    add_runner,
-    add_threads,
-    goes_on,
+from mesa_lens.arguments import (
+    MinutesOptions,
+    OutputOptions,
+    WorkerOptions,
+    add_options,
+    print_estimate,
+    print_remaining,
+    resumable,
     runner_of,
-    tell_estimate,
-    tell_left,
 )
-from mesa_lens.values import listed, output, word
 from probe.experiment.lock import how_to_resume
+from probe.options import Names, Text, option
+
+
+@dataclass(frozen=True)
+class PaperOptions:
+    """Which experiments are run."""
+
+    config: Text = option("default", "a YAML file, or the name of one of configs/")
+    sections: Names | None = option(None, "only these, separated by commas", unset="all of the config")
+    force: bool = option(
+        False, "continue what other weights, tokenizer, config or versions began, and record it", group="output"
+    )
 
 
 def add(commands: Any) -> None:
@@ -28,19 +39,8 @@ def add(commands: Any) -> None:
         example="mesa-lens paper --minutes 10",
         help="run the paper's experiments from a config, into one report",
         description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    command.add_argument("--config", type=word, default="default", help="a YAML file, or the name of one of configs/")
-    command.add_argument(
-        "--out", type=output, default=Path("runs/paper"), help="folder; an interrupted run goes on in it"
-    )
-    command.add_argument("--sections", type=listed, help="only these, separated by commas")
-    command.add_argument("--overwrite", action="store_true", help="begin the sections anew that are already there")
-    add_force(command)
-    add_minutes(command)
-    add_threads(command)
-    add_runner(command)
-    command.add_argument("--estimate", action="store_true", help="print cells, tokens, time and memory, and stop")
+    add_options(command, PaperOptions, OutputOptions, MinutesOptions, WorkerOptions, out="runs/paper")
     command.set_defaults(run=run)
 
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     runner = runner_of(args, config.load)
     try:
         if args.estimate:
-            tell_estimate(args, estimate(config), [(model_of(config), work(config))], config)
+            print_estimate(args, estimate(config), [(model_of(config), work(config))], config)
             return 0
         plans = check(config)
     except ValueError as error:
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     until = deadline(args.minutes)
     begun = [folder for folder in (args.out / name for name in plans) if folder.exists()]
     with owned(args.out, *begun):
-        with goes_on(args):
+        with resumable(args):
             found = run_sections(config, plans, args.out, overwrite=args.overwrite, until=until, runner=runner)
         path = write_report(config, found, args.out)
     for name, result in found.items():
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"{name}: left out, {result['left_out']}")
     print(f"wrote {path}")
     if remaining := left(found):
-        tell_left(args, f"left: {', '.join(remaining)}")
+        print_remaining(args, f"left: {', '.join(remaining)}")
     failed = [f"{name} ({len(cells)} cells)" for name, result in found.items() if (cells := result.get("failed"))]
     if failed:
         print(f"mesa-lens: failed: {', '.join(failed)}; {how_to_resume(args.out, args.overwrite)}", file=sys.stderr)
@@ -82,15 +82,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _config(args: argparse.Namespace) -> Any:
     """The config, with the sections alone that are asked for."""
-    from dataclasses import replace
-
     from mesa_lens.paper.config import read
 
     config = replace(read(args.config), force=args.force)
     if not args.sections:
         return config
-    wanted = [name.strip() for name in args.sections.split(",")]
-    unknown = [name for name in wanted if name not in config.sections]
+    unknown = [name for name in args.sections if name not in config.sections]
     if unknown:
         raise ValueError(f"--sections {unknown[0]!r} is not in {args.config}; there: {', '.join(config.sections)}")
-    return replace(config, sections={name: config.sections[name] for name in wanted})
+    return replace(config, sections={name: config.sections[name] for name in args.sections})

@@ -42,7 +42,7 @@ def test_explain_draws_the_matrix(capsys):
     ("arguments", "message"),
     [
         (["app", "--store", "README.md"], "mesa-lens: --store README.md is not a folder"),
-        (["app", "--port", "0"], "mesa-lens: --port 0 is not within 1 to 65535"),
+        (["app", "--port", "0"], "mesa-lens: --port 0 is below 1"),
         (["methods", "explain", "rope"], "mesa-lens: unknown method 'rope'; known: origin, nope, rerope,"),
         (["methods", "explain", "rerope", "--set", "window=3"], "--set 'window=3' is not METHOD.PARAMETER=VALUE"),
         (["methods", "explain", "rerope", "--length", "0"], "--length 0 is below 1"),

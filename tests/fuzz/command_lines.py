@@ -110,6 +110,7 @@ WRONG = {  # by the option's destination
     "rule": ["", "nonsense"],
     "out": OUTPUTS,
     "kinds": NAMES,
+    "try": NAMES,
     "heads": [*RANGES, "nonsense"],
     "spans": NAMES,
     "parts": NAMES,

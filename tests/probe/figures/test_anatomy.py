@@ -212,7 +212,7 @@ def test_default_layers_are_the_first_middle_and_last():
     [
         (["--methods", "stair"], "method 'stair' was not looked at; known: origin, rerope, mesa"),
         (["--lengths", "3"], "length 3 was not looked at; known: 256, 1024"),
-        (["--lengths", "many"], "--lengths 'many' is no list of tokens"),
+        (["--lengths", "many"], "--lengths 'many': 'many' is no number of tokens"),
         (["--layers", "4"], "layer 4 was not looked at; known: 0, 1, 2, 3"),
         (["--layers", "x"], "is no range"),
         (["--format", "gif"], "format 'gif' is not there for anatomy"),

@@ -217,7 +217,7 @@ def test_the_command_writes_figures_and_tables(tmp_path, capsys):
     [
         (["--methods", "stair"], "method 'stair' was not gone over; known: rerope, mesa, dynamic-ntk"),
         (["--lengths", "3"], "length 3 was not gone over; known: 512, 1024"),
-        (["--lengths", "many"], "--lengths 'many' is no list of tokens"),
+        (["--lengths", "many"], "--lengths 'many': 'many' is no number of tokens"),
         (["--methods", "dynamic-ntk", "--lengths", "512"], "broken and mended do not differ, or it was not run"),
         (["--format", "gif"], "format 'gif' is not there for locate"),
     ],

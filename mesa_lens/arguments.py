@@ -1,0 +1,182 @@
+"""Flags from dataclasses of options, the options that commands share, and what an interrupt says."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, Field
+
+from probe.experiment.lock import how_to_resume
+from probe.options import Count, Number, Option, OutputFolder, Text, from_values, option, options
+
+T = TypeVar("T")
+_LAST = ("output", "workers")
+"""Groups that end a help."""
+_OUTPUT, _WORKERS = _LAST
+
+
+def _runner(text: str) -> str:
+    kind, colon, address = text.partition(":")
+    if text not in ("local", "ray") and not (kind == "ray" and colon and address.strip()):
+        raise ValueError(f"{text!r} is no runner; take local, ray, or ray:ADDRESS (e.g. ray:auto)")
+    return text
+
+
+Minutes = Annotated[Number, Field(gt=0)]
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Where a run goes."""
+
+    out: OutputFolder = option(Path("runs"), "folder; an interrupted run continues in it", group=_OUTPUT)
+    overwrite: bool = option(False, "start over, in place of what is already there", group=_OUTPUT)
+    estimate: bool = option(False, "print the work, time, memory and disk it takes, and stop", group=_OUTPUT)
+
+
+@dataclass(frozen=True)
+class JsonOptions:
+    """How a result is printed."""
+
+    json: bool = option(False, "print JSON in place of tables", group=_OUTPUT)
+
+
+@dataclass(frozen=True)
+class MinutesOptions:
+    """How long a run takes at most."""
+
+    minutes: Minutes | None = option(
+        None, "start nothing after this; the same command continues", group=_OUTPUT, unset="no limit"
+    )
+
+
+@dataclass(frozen=True)
+class ThreadOptions:
+    """What a process computes with."""
+
+    threads: Count | None = option(
+        None,
+        "CPU threads, of a worker with --runner ray",
+        group=_WORKERS,
+        unset="OMP_NUM_THREADS, else one an idle core; one a CPU of Ray",
+    )
+
+
+@dataclass(frozen=True)
+class WorkerOptions(ThreadOptions):
+    """Who runs the tasks."""
+
+    runner: Annotated[Text, AfterValidator(_runner)] = option(
+        "local",
+        "this process, or workers on Ray: of its own, or of the cluster at ADDRESS (auto: of this job)",
+        group=_WORKERS,
+        metavar="local|ray[:ADDRESS]",
+    )
+    workers: Count | None = option(None, "of Ray", group=_WORKERS, unset="one a GPU, else one a CPU")
+    gpus_per_worker: Annotated[Number, Field(ge=0)] | None = option(
+        None, "e.g. 2 with --device-map auto", group=_WORKERS, unset="1 with --device cuda, else 0"
+    )
+    verbose: bool = option(False, "a line a worker and a finished task, and what Ray says", group=_WORKERS)
+
+
+RUN_OPTIONS = (OutputOptions, JsonOptions, MinutesOptions, WorkerOptions)
+"""The options of a run that can be continued."""
+
+
+def add_options(parser: argparse.ArgumentParser, *classes: type, **defaults: Any) -> None:
+    """Adds a flag for every option of the dataclasses, by group. defaults: in place of those declared."""
+    declared = [each for cls in classes for each in options(cls)]
+    names = dict.fromkeys(each.group for each in declared if each.group)
+    groups = {name: parser.add_argument_group(name) for name in sorted(names, key=_LAST.__contains__)}
+    for each in declared:
+        new = dataclasses.replace(each, default=defaults.get(each.key, each.default))
+        group = groups.get(each.group, parser)
+        how: dict[str, Any] = {
+            "type": _reader(new),
+            "metavar": new.metavar or new.key.replace("_", "-").upper(),
+            "default": new.default,
+        }
+        if new.is_flag:
+            how = {"action": "store_true"}
+        elif new.repeated:
+            how |= {"type": str, "action": "append", "default": list(new.default)}
+        elif new.positional and not new.is_required:
+            how["nargs"] = "?"
+        elif new.is_required:
+            del how["default"]
+        group.add_argument(new.flag, help=new.help_text.replace("%", "%%"), **how)
+
+
+def _reader(declared: Option) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return declared.read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return read
+
+
+def read_options(args: argparse.Namespace, cls: Callable[..., T]) -> T:
+    """The options of a dataclass, as the parser read them."""
+    values = vars(args)
+    for each in options(cls):  # type: ignore[arg-type]
+        if each.repeated:
+            try:
+                values = values | {each.key: each.read(values[each.key])}
+            except ValueError as error:
+                raise ValueError(f"{each.flag} {error}") from None
+    return from_values(cls, values)
+
+
+def runner_of(args: argparse.Namespace, load: Mapping[str, Any]) -> Any:
+    """The `Runner` of `WorkerOptions`. load: options of `mesa.load`. Raises ValueError for one that cannot be."""
+    from probe.experiment.runner import Runner
+
+    kind, _, address = args.runner.partition(":")
+    runner = Runner(kind, address or None, args.workers, args.gpus_per_worker, args.verbose, args.threads)
+    runner.check(load)
+    return runner
+
+
+def print_remaining(args: argparse.Namespace, remaining: str) -> None:
+    """Says on stderr what remains of a run, because --minutes are over, and how it continues."""
+    over = f"{args.minutes:g} minutes are over, " if args.minutes else ""
+    print(f"mesa-lens: {over}{remaining}; {how_to_resume(args.out, args.overwrite)}", file=sys.stderr)
+
+
+def print_failed(args: argparse.Namespace, failed: str) -> None:
+    """Says on stderr what no worker could finish, and how the run continues."""
+    print(f"mesa-lens: {failed} failed; {how_to_resume(args.out, args.overwrite)}", file=sys.stderr)
+
+
+def print_estimate(args: argparse.Namespace, text: str, models: Any, request: Any) -> None:
+    """Prints an estimate, and the time that passes take on this machine.
+
+    models: configs, each with the work of its model, passes by method and length.
+    """
+    from probe.experiment.estimate import time_of
+    from probe.experiment.threads import computing
+
+    with computing(args.threads):
+        print(f"{text}\n{time_of(models, request.load, getattr(request, 'executor', 'fused'))}")
+
+
+@contextmanager
+def resumable(args: argparse.Namespace) -> Iterator[None]:
+    """An interrupt says that the same command continues from --out, where there is something to continue."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        from probe.status import has_results
+
+        if has_results(args.out) and not hasattr(error, "__notes__"):
+            error.add_note(how_to_resume(args.out, args.overwrite))
+        raise
