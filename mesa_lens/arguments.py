@@ -13,8 +13,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, Field
 
+from probe.options import Count, Number, OutputFolder, Text, from_values, option, options, read_as
 from probe.experiment.lock import how_to_resume
-from probe.options import Count, Number, Option, OutputFolder, Text, from_values, option, options
 
 T = TypeVar("T")
 _LAST = ("output", "workers")
@@ -92,14 +92,14 @@ RUN_OPTIONS = (OutputOptions, JsonOptions, MinutesOptions, WorkerOptions)
 
 def add_options(parser: argparse.ArgumentParser, *classes: type, **defaults: Any) -> None:
     """Adds a flag for every option of the dataclasses, by group. defaults: in place of those declared."""
-    declared = [each for cls in classes for each in options(cls)]
-    names = dict.fromkeys(each.group for each in declared if each.group)
+    declared = [item for cls in classes for item in options(cls)]
+    names = dict.fromkeys(item.group for item in declared if item.group)
     groups = {name: parser.add_argument_group(name) for name in sorted(names, key=_LAST.__contains__)}
-    for each in declared:
-        new = dataclasses.replace(each, default=defaults.get(each.key, each.default))
-        group = groups.get(each.group, parser)
+    for item in declared:
+        new = dataclasses.replace(item, default=defaults.get(item.key, item.default))
+        group = groups.get(item.group, parser)
         how: dict[str, Any] = {
-            "type": _reader(new),
+            "type": reader(new.inner),
             "metavar": new.metavar or new.key.replace("_", "-").upper(),
             "default": new.default,
         }
@@ -114,10 +114,12 @@ def add_options(parser: argparse.ArgumentParser, *classes: type, **defaults: Any
         group.add_argument(new.flag, help=new.help_text.replace("%", "%%"), **how)
 
 
-def _reader(declared: Option) -> Callable[[str], Any]:
+def reader(hint: Any) -> Callable[[str], Any]:
+    """What argparse reads a value of this type with."""
+
     def read(text: str) -> Any:
         try:
-            return declared.read(text)
+            return read_as(hint, text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from error
 
@@ -127,12 +129,12 @@ def _reader(declared: Option) -> Callable[[str], Any]:
 def read_options(args: argparse.Namespace, cls: Callable[..., T]) -> T:
     """The options of a dataclass, as the parser read them."""
     values = vars(args)
-    for each in options(cls):  # type: ignore[arg-type]
-        if each.repeated:
+    for item in options(cls):  # type: ignore[arg-type]
+        if item.repeated:
             try:
-                values = values | {each.key: each.read(values[each.key])}
+                values = values | {item.key: item.read(values[item.key])}
             except ValueError as error:
-                raise ValueError(f"{each.flag} {error}") from None
+                raise ValueError(f"{item.flag} {error}") from None
     return from_values(cls, values)
 
 
@@ -160,10 +162,10 @@ def print_failed(args: argparse.Namespace, failed: str) -> None:
 def print_estimate(args: argparse.Namespace, text: str, models: Any, request: Any) -> None:
     """Prints an estimate, and the time that passes take on this machine.
 
-    models: configs, each with the work of its model, passes by method and length.
+    models: configs, item with the work of its model, passes by method and length.
     """
-    from probe.experiment.estimate import time_of
     from probe.experiment.threads import computing
+    from probe.experiment.estimate import time_of
 
     with computing(args.threads):
         print(f"{text}\n{time_of(models, request.load, getattr(request, 'executor', 'fused'))}")

@@ -21,7 +21,7 @@ class _Once(argparse._StoreAction):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """Raises ArgumentError for the second value."""
         if option_string and self.dest in parser.given:
-            raise argparse.ArgumentError(self, "is given twice; give one value")
+            raise argparse.ArgumentError(None, f"{option_string} is given twice; give one value")
         parser.given.add(self.dest)
         super().__call__(parser, namespace, values, option_string)
 
@@ -47,9 +47,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises ValueError, naming the option as it is written."""
         option, colon, said = message.removeprefix("argument ").partition(": ")
-        if (
-            message.startswith("argument ") and not said[:1].islower()
-        ):  # it begins with the value, see `mesa_lens.values`
+        if message.startswith("argument ") and not said[:1].islower():  # it begins with the value, see `probe.options`
             colon = " "
         raise ValueError(f"{option}{colon}{said}; see `{self.prog} --help`")
 

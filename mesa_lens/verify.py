@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from mesa_lens.options import add_threads
-from mesa_lens.values import output
+from mesa_lens.arguments import ThreadOptions, add_options, reader
+from probe.options import OutputFolder
 from theory.cli import add_arguments
 from theory.cli import run as verify
 
@@ -19,8 +19,8 @@ def add(commands: Any) -> None:
         help="check the theorems on constructed models",
         description=__doc__,
     )
-    add_arguments(command, output)
-    add_threads(command)
+    add_arguments(command, reader(OutputFolder))
+    add_options(command, ThreadOptions)
     command.set_defaults(run=run)
 
 

@@ -102,12 +102,16 @@ def parse_lengths(value: Any) -> tuple[int, ...]:
     return tuple(sorted(lengths))
 
 
-def one_length(text: str, flag: str) -> int:
-    """A length in tokens from e.g. '512' or '16k'."""
+def _length(value: Any) -> int:
+    return _tokens(str(value), str(value))
+
+
+def _counts(value: Any) -> tuple[int, ...]:
+    parts = value.split(",") if isinstance(value, str) else value
     try:
-        return _tokens(text, text)
-    except ValueError as error:
-        raise ValueError(f"{flag} {error}") from None
+        return tuple(map(_whole, parts))
+    except (TypeError, ValueError):
+        raise ValueError(f"{_SHORT.repr(value)} is no list of numbers; write e.g. 1,3,10") from None
 
 
 def _tokens(text: str, whole: str) -> int:
@@ -194,6 +198,9 @@ JoinedNames = Annotated[str, BeforeValidator(_joined)]
 Repeated = Annotated[tuple[str, ...], BeforeValidator(_strings)]
 """Texts, one an occurrence of the flag."""
 Lengths = Annotated[tuple[Tokens, ...], BeforeValidator(parse_lengths)]
+Length = Annotated[int, BeforeValidator(_length)]
+"""A length in tokens, e.g. 512 or 16k."""
+Counts = Annotated[tuple[Count, ...], BeforeValidator(_counts)]
 RangeText = Annotated[str, BeforeValidator(_range_text)]
 """Ranges as they are written; or 'none'."""
 RangeList = Annotated[Ranges | None, BeforeValidator(parse_ranges)]
@@ -250,7 +257,7 @@ class Option:
         """What holds where it is not given, as it would be written; empty where there is nothing to tell."""
         if self.default in (None, (), dataclasses.MISSING) or isinstance(self.default, bool):
             return self.unset
-        return ",".join(self.default) if isinstance(self.default, tuple) else str(self.default)
+        return ",".join(map(str, self.default)) if isinstance(self.default, tuple) else str(self.default)
 
     @property
     def help_text(self) -> str:
@@ -288,10 +295,15 @@ class Option:
         """The value, checked. Raises ValueError, which begins with the value."""
         if value is None and (self.inner is not self.hint or self.default is None):
             return None
-        try:
-            return TypeAdapter(self.inner).validate_python(value, strict=self.is_flag or None)
-        except ValidationError as error:
-            raise ValueError(_sentence(error)) from None
+        return read_as(self.inner, value)
+
+
+def read_as(hint: Any, value: Any) -> Any:
+    """The value as one of this type. Raises ValueError, which begins with the value."""
+    try:
+        return TypeAdapter(hint).validate_python(value, strict=hint is bool or None)
+    except ValidationError as error:
+        raise ValueError(_sentence(error)) from None
 
 
 def _sentence(error: ValidationError) -> str:
@@ -342,13 +354,13 @@ def from_values(cls: Callable[..., T], values: Mapping[str, Any]) -> T:
 
 def check(request: Any) -> None:
     """Raises ValueError, naming the option, for a value that the dataclass does not take."""
-    for each in options(type(request)):
+    for item in options(type(request)):
         value = request
-        for name in each.path:
+        for name in item.path:
             value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
-        if value is None and isinstance(each.default, bool | str):
+        if value is None and isinstance(item.default, bool | str):
             continue
         try:
-            each.read(value)
+            item.read(value)
         except ValueError as error:
-            raise ValueError(f"{each.flag} {error}") from None
+            raise ValueError(f"{item.flag} {error}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,38 +17,34 @@ from mesa.methods import Method, make, registry
 from mesa.models import bytes_a_number, config_of, in_short
 from mesa.settings import make_methods, method_settings, wanted_names
 from mesa.support import check_config, check_method
-from mesa_lens.options import LOAD
-from mesa_lens.paper.kinds import check_kinds
 from mesa_lens.paper.sections import SECTIONS, Section
-from probe.capture.spec import CaptureSpec
 from probe.evaluation.by_length import default_lengths
 from probe.evaluation.evaluator import BY_DEFAULT, passes
 from probe.evaluation.harness import checked_tasks
-from probe.evaluation.plan import TASKS, EvalPlan, EvalRequest, memory_bytes, names, plan
-from probe.options import parse_lengths, parse_ranges
-from probe.plan import ProbeRequest
+from probe.evaluation.plan import TASKS, EvalPlan, memory_bytes, plan
+from probe.options import from_values, options
 from probe.plan import plan as plan_probe
-from probe.request import ModelRequest, tell_left_out
+from probe.request import EvalRequest, LoadOptions, MethodsRequest, ModelRequest, ProbeRequest, tell_left_out
 from probe.tasks.base import Setting
 
-_TOP = ("title", "model", "load", "architecture", "trained_length", "methods", "set", "seed", "sections")
-_KEYED = ("load", "architecture", "sections")
+_TOP = ("model", "trained_length", "methods", "set", "seed")
+"""The options that a config sets for all sections."""
+_NESTED = ("load", "architecture", "sections")
+_SEE = "see configs/default.yaml"
 
 
 @dataclass(frozen=True)
-class PaperConfig:
-    """A config, its keys checked. architecture: the model's config, for estimates where its own is not at hand."""
+class PaperConfig(MethodsRequest):
+    """A config, its keys checked. architecture: the model's config, for estimates where its own is not at hand.
 
-    title: str
-    model: str
-    load: Mapping[str, Any]
-    architecture: Any
-    trained_length: int
-    methods: str
-    settings: tuple[str, ...]
-    seed: int
-    sections: Mapping[str, Mapping[str, Any]]
-    force: bool = False
+    sections: the values of each, by key.
+    """
+
+    trained_length: int = 0
+    methods: str = "all"
+    title: str = ""
+    architecture: Any = None
+    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 SHIPPED = Path(__file__).parent / "configs"
@@ -106,53 +102,66 @@ def read(name: str | Path) -> PaperConfig:
     except (yaml.YAMLError, ValueError) as error:  # also text that is not UTF-8, and numbers of too many digits
         raise ValueError(f"{path} is not YAML: {in_short(error)}") from error
     if not isinstance(raw, dict):
-        raise ValueError(f"{path} holds no keys; see configs/default.yaml")
-    _only(raw, _TOP, str(path))
+        raise ValueError(f"{path} holds no keys; {_SEE}")
+    _only(raw, ("title", *_TOP, *_NESTED), str(path))
     for needed in ("model", "trained_length", "sections"):
         if raw.get(needed) is None:
-            raise ValueError(f"{path} has no {needed}; see configs/default.yaml")
-    load, sections = _keys(raw, "load", str(path)), _keys(raw, "sections", str(path))
-    check_kinds({key: value for key, value in raw.items() if key not in _KEYED}, str(path))
-    _only(load, LOAD, f"{path}: load")
-    check_kinds(load, f"{path}: load")
-    if not sections:
+            raise ValueError(f"{path} has no {needed}; {_SEE}")
+    nested = {name: _mapping(raw, name, str(path)) for name in _NESTED}
+    top = _read_keys(MethodsRequest, {key: raw[key] for key in _TOP if key in raw}, _TOP, str(path))
+    loading = tuple(option.key for option in options(LoadOptions))
+    load = _read_keys(LoadOptions, nested["load"], loading, f"{path}: load")
+    if not nested["sections"]:
         raise ValueError(f"{path}: sections names none; give some of {', '.join(SECTIONS)}")
-    _only(sections, tuple(SECTIONS), f"{path}: sections")
-    sections = {name: _keys(sections, name, str(path)) for name in sections}
-    for name, values in sections.items():
-        _only(values, SECTIONS[name].keys, f"{path}: {name}")
-        check_kinds(values, f"{path}: {name}")
-        if isinstance(values.get("tasks"), str):
-            values["tasks"] = list(names(values["tasks"]))
-        if SECTIONS[name].tasks:
-            _only(dict.fromkeys(values.get("tasks") or ()), SECTIONS[name].tasks, f"{path}: {name}: tasks")
-    methods, settings = raw.get("methods", "all"), raw.get("set") or ()
-    settings = (settings,) if isinstance(settings, str) else tuple(map(str, settings))
+    _only(nested["sections"], tuple(SECTIONS), f"{path}: sections")
+    settings = top.pop("set", ())
     _only(method_settings(settings), tuple(registry()), f"{path}: set")
     for name, parameters in method_settings(settings).items():  # also of methods that no section has
         try:
-            make(name, raw["trained_length"], **parameters)
+            make(name, top["trained_length"], **parameters)
         except ValueError as error:
             raise ValueError(f"{path}: set: {error}") from error
     return PaperConfig(
-        title=str(raw.get("title", raw["model"])),
-        model=str(raw["model"]),
-        load=load,
-        architecture=_architecture(_keys(raw, "architecture", str(path)), str(path)),
-        trained_length=raw["trained_length"],
-        methods=",".join(methods) if isinstance(methods, list) else str(methods),
+        **top,
         settings=settings,
-        seed=raw.get("seed", 0),
-        sections=sections,
+        load=load,
+        title=str(raw.get("title", raw["model"])),
+        architecture=_architecture(nested["architecture"], str(path)),
+        sections={name: _section(nested["sections"], name, str(path)) for name in nested["sections"]},
     )
 
 
-def _keys(raw: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
+def _section(sections: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
+    """The values of a section."""
+    section, where = SECTIONS[name], f"{where}: {name}"
+    values = _read_keys(section.options, _mapping(sections, name, where), section.keys, where)
+    if section.tasks:
+        _only(dict.fromkeys(values.get("tasks") or ()), section.tasks, f"{where}: tasks")
+    return values
+
+
+def _read_keys(cls: type, raw: Mapping[str, Any], known: tuple[str, ...], where: str) -> dict[str, Any]:
+    """The values of keys that are options of the dataclass; ValueError names the key that cannot be read."""
+    declared = {_YAML_KEYS.get(option.key, option.key): option for option in options(cls)}
+    _only(raw, known, where)
+    values = {}
+    for key, value in raw.items():
+        try:
+            values[key] = declared[key].read(value)
+        except ValueError as error:
+            raise ValueError(f"{where}: {key} {error}; {_SEE}") from None
+    return values
+
+
+_YAML_KEYS = {"task": "tasks"}
+
+
+def _mapping(raw: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
     """What a key holds, which must be keys and values; nothing is none of them."""
-    found = raw.get(name)
-    if found is not None and not isinstance(found, dict):
-        raise ValueError(f"{where}: {name} holds {found!r} in place of keys and values; see configs/default.yaml")
-    return dict(found or {})
+    value = raw.get(name)
+    if value is not None and not isinstance(value, dict):
+        raise ValueError(f"{where}: {name} holds {value!r} in place of keys and values; {_SEE}")
+    return dict(value or {})
 
 
 def _only(values: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
@@ -170,31 +179,20 @@ def reason_left_out(section: Section, values: Mapping[str, Any]) -> str:
     return ""
 
 
+def _common(config: PaperConfig, name: str) -> dict[str, Any]:
+    """What the requests of all sections share."""
+    names = ("model", "load", "settings", "trained_length", "force", "seed")
+    methods = config.sections[name].get("methods") or config.methods
+    return {**{field: getattr(config, field) for field in names}, "methods": methods}
+
+
 def eval_request(config: PaperConfig, name: str) -> EvalRequest:
     """The request of an evaluated section."""
-    values = config.sections[name]
-    lengths = values.get("max_length", 8 * config.trained_length) if name == "longbench" else values.get("lengths")
-    return EvalRequest(
-        tasks=tuple(values.get("tasks") or SECTIONS[name].tasks) if SECTIONS[name].tasks else (),
-        model=config.model,
-        load=dict(config.load),
-        methods=_methods_text(config, values),
-        settings=config.settings,
-        lengths=None if lengths is None else parse_lengths(str(lengths)),
-        trained_length=config.trained_length,
-        force=config.force,
-        samples=values.get("samples", 100),
-        seed=config.seed,
-        text=values.get("text"),
-        data=values.get("data"),
-        new_tokens=values.get("new_tokens", 128),
-        batch=values.get("batch", 8),
-    )
-
-
-def _methods_text(config: PaperConfig, values: Mapping[str, Any]) -> str:
-    methods = values.get("methods", config.methods)
-    return ",".join(methods) if isinstance(methods, list) else str(methods)
+    section, values = SECTIONS[name], config.sections[name]
+    common = _common(config, name)
+    if name == "longbench":
+        return EvalRequest(tasks=(), lengths=(values.get("max_length") or 8 * config.trained_length,), **common)
+    return replace(from_values(EvalRequest, values), tasks=values.get("tasks") or section.tasks, **common)
 
 
 def section_methods(config: PaperConfig, name: str, model: Any) -> tuple[dict[str, Method], dict[str, str]]:
@@ -204,8 +202,9 @@ def section_methods(config: PaperConfig, name: str, model: Any) -> tuple[dict[st
     """
     section, values = SECTIONS[name], config.sections[name]
     if section.variants:
-        own = make_methods("mesa", config.trained_length, [s for s in config.settings if s.startswith("mesa.")])["mesa"]
-        sizes = {key: value for key, value in own.describe().items() if key not in ("name", "trained_length")}
+        settings = [setting for setting in config.settings if setting.startswith("mesa.")]
+        stated = make_methods("mesa", config.trained_length, settings)["mesa"].describe()
+        sizes = {key: value for key, value in stated.items() if key not in ("name", "trained_length")}
         methods = {
             label: make(method, config.trained_length, **{**sizes, **changed})
             for label, method, changed in section.variants
@@ -213,62 +212,42 @@ def section_methods(config: PaperConfig, name: str, model: Any) -> tuple[dict[st
         for method in methods.values():
             check_method(model, method)
         return methods, {}
-    asked = _methods_text(config, values)
-    settings = [each for each in config.settings if each.partition(".")[0] in wanted_names(asked)]
-    return ModelRequest(methods=asked).fitting_methods(model, config.trained_length, settings)
+    names = values.get("methods") or config.methods
+    settings = [setting for setting in config.settings if setting.partition(".")[0] in wanted_names(names)]
+    return ModelRequest(methods=names).fitting_methods(model, config.trained_length, settings)
 
 
 def plan_section(config: PaperConfig, name: str) -> EvalPlan:
     """The checked plan of an evaluated section; raises what `probe.evaluation.plan.plan` raises."""
-    request = eval_request(config, name)
-    made = plan(replace(request, methods="origin", settings=()))
-    return replace(made, methods=section_methods(config, name, made.config)[0])
+    planned = plan(replace(eval_request(config, name), methods="origin", settings=()))
+    return replace(planned, methods=section_methods(config, name, planned.config)[0])
 
 
 def probe_request(config: PaperConfig, model: Any) -> ProbeRequest:
     """The request of the probe section. model: the model's config."""
-    values = config.sections["probe"]
-    layers, dims, positions = (
-        parse_ranges(str(values.get(key, "all")), key) for key in ("layers", "dims", "positions")
-    )
-    methods, lengths = section_methods(config, "probe", model)[0], values.get("lengths")
-    return ProbeRequest(
-        model=config.model,
-        load=dict(config.load),
-        methods=",".join(methods),
-        settings=tuple(each for each in config.settings if each.partition(".")[0] in methods),
-        trained_length=config.trained_length,
-        force=config.force,
-        length=values.get("length", 4 * config.trained_length),
-        word=str(values.get("prompt", "hello")),
-        texts=values.get("texts", 0),
-        spec=CaptureSpec(
-            layers=layers, dims=dims, positions=positions, dtype=str(values.get("store_dtype", "float32"))
-        ),
-        samples=values.get("samples", 20),
-        lengths=None if lengths is None else parse_lengths(str(lengths)),
-        seed=config.seed,
-    )
+    methods = section_methods(config, "probe", model)[0]
+    defaults = {"texts": 0, "length": 4 * config.trained_length}
+    common = {
+        **_common(config, "probe"),
+        "methods": ",".join(methods),
+        "settings": tuple(setting for setting in config.settings if setting.partition(".")[0] in methods),
+    }
+    return replace(from_values(ProbeRequest, {**defaults, **config.sections["probe"]}), **common)
 
 
 def check(config: PaperConfig) -> dict[str, Any]:
     """The plans of all sections that can run, by name; everything that can be wrong is found here."""
     plans: dict[str, Any] = {}
-    model, _ = ModelRequest(config.model, config.load, trained_length=config.trained_length).checked_model()
+    model, _ = config.checked_model()
     _tell_left_out(config, model)
     for name, values in config.sections.items():
         if reason_left_out(SECTIONS[name], values):
             continue
         plans[name] = plan_probe(probe_request(config, model)) if name == "probe" else plan_section(config, name)
         if name == "longbench":
-            with checked_tasks(plans[name], values["tasks"], include_path(values)):
+            with checked_tasks(plans[name], values["tasks"], values.get("include_path")):
                 pass
     return plans
-
-
-def include_path(values: Mapping[str, Any]) -> Path | None:
-    """The folder with lm-eval tasks of one's own, if a section names one."""
-    return Path(values["include_path"]) if values.get("include_path") else None
 
 
 def _architecture(facts: Mapping[str, Any], where: str) -> Any:
@@ -287,8 +266,8 @@ def estimate(config: PaperConfig) -> str:
     model = model_of(config)
     check_config(model)
     _tell_left_out(config, model)
-    each = bytes_a_number(model, config.load)
-    lines = [f"{config.title}: weights about {_weights(model) * each / 2**30:z.1f} GiB"]
+    width = bytes_a_number(model, config.load)
+    lines = [f"{config.title}: weights about {_weights(model) * width / 2**30:z.1f} GiB"]
     for name, values in config.sections.items():
         section = SECTIONS[name]
         reason = reason_left_out(section, values)
@@ -296,13 +275,13 @@ def estimate(config: PaperConfig) -> str:
             lines.append(f"{name}: left out, {reason}")
             continue
         count = len(_judged(config, name, model))
-        lines.append(f"{name} ({section.place}): {_section_estimate(config, name, model, count, each)}")
+        lines.append(f"{name} ({section.place}): {_section_estimate(config, name, model, count, width)}")
     return "\n".join(lines)
 
 
 def model_of(config: PaperConfig) -> Any:
     """The model's config: `architecture` where there is one."""
-    return config.architecture or config_of(config.model, **ModelRequest(config.model, config.load).source)
+    return config.architecture or config_of(config.model, **config.source)
 
 
 def work(config: PaperConfig) -> dict[tuple[Method, int], float]:
@@ -367,7 +346,7 @@ def _setting(config: PaperConfig, request: EvalRequest) -> Setting:
     return Setting(config.trained_length, lengths, request.samples, batch=request.batch)
 
 
-def _section_estimate(config: PaperConfig, name: str, model: Any, methods: int, each: int) -> str:
+def _section_estimate(config: PaperConfig, name: str, model: Any, methods: int, width: int) -> str:
     if name == "probe":
         request = probe_request(config, model)
         kept = request.spec.resolve(model, request.length or 0)
@@ -387,7 +366,7 @@ def _section_estimate(config: PaperConfig, name: str, model: Any, methods: int, 
     tokens, count = methods * sum(many for many, _ in read), methods * sum(many // length for many, length in read)
     chosen = _choosing(config, name)
     tokens, count = tokens + sum(length * many for length, many in chosen.items()), count + sum(chosen.values())
-    held = memory_bytes(model, request.tasks, setting, each) / 2**30
+    held = memory_bytes(model, request.tasks, setting, width) / 2**30
     return (
         f"{methods * len(cells)} cells, {count:,} passes, about {tokens:,} prompt tokens, "
         f"memory beside the weights {held:z,.1f} GiB"
@@ -400,4 +379,4 @@ def _weights(model: Any) -> int:
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        return sum(each.numel() for each in AutoModelForCausalLM.from_config(model).parameters())
+        return sum(weight.numel() for weight in AutoModelForCausalLM.from_config(model).parameters())

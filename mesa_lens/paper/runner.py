@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mesa_lens.paper.config import PaperConfig, include_path, reason_left_out
+from mesa_lens.paper.config import PaperConfig, reason_left_out
 from mesa_lens.paper.report import REPORTED
 from mesa_lens.paper.sections import SECTIONS
 from probe.evaluation.harness import JOURNAL as HARNESS_JOURNAL
@@ -157,4 +157,4 @@ def _probe(made: ProbePlan, folder: Path, until: float | None, runner: Runner) -
 
 def _harness_options(config: PaperConfig) -> dict[str, Any]:
     values = config.sections["longbench"]
-    return {"include_path": include_path(values), "limit": values.get("limit")}
+    return {"include_path": values.get("include_path"), "limit": values.get("limit")}

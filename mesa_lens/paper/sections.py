@@ -7,15 +7,29 @@ from dataclasses import dataclass
 from typing import Any
 
 from mesa.methods.chunked import WEAVES
+from probe.options import InputPath, JoinedNames, Names, Tokens, option
+from probe.request import EvalRequest, ProbeRequest
 
 _EVALUATED = ("lengths", "samples", "methods", "batch")
+
+
+@dataclass(frozen=True)
+class HarnessSection:
+    """The options of a section that lm-eval runs."""
+
+    tasks: Names | None = option(None, "of lm-eval")
+    limit: Tokens | None = option(None, "documents a task", unset="all")
+    methods: JoinedNames | None = option(None, "names")
+    max_length: Tokens | None = option(None, "longest prompt in tokens", unset="8 M")
+    include_path: InputPath | None = option(None, "folder with further task definitions")
 
 
 @dataclass(frozen=True)
 class Section:
     """One experiment.
 
-    tasks: of `mesa-lens eval`, of which a config may name some; none: `probe` or lm-eval. keys: what it may set.
+    tasks: of `mesa-lens eval`, of which a config may name some; none: `probe` or lm-eval. keys: what it may set, of
+    `options`.
     variants: methods in place of the config's, as (label, method, parameters).
     printed: the table in printed.json that the paper has of it.
     """
@@ -26,6 +40,7 @@ class Section:
     paper: str
     tasks: tuple[str, ...] = ()
     keys: tuple[str, ...] = _EVALUATED
+    options: type = EvalRequest
     variants: tuple[tuple[str, str, Mapping[str, Any]], ...] = ()
     printed: tuple[str, ...] = ()
 
@@ -39,6 +54,7 @@ SECTIONS = {
             "Thresholds in hidden states",
             "Under Origin, values at some dims pass the value they have at M, just beyond M; under ReRoPE and Mesa "
             "they do not, and under Dynamic-NTK later. Chosen and read by eye, in two models.",
+            options=ProbeRequest,
             keys=(
                 "length", "lengths", "samples", "methods", "prompt", "texts", "layers", "dims", "positions",
                 "store_dtype",
@@ -100,6 +116,7 @@ SECTIONS = {
             "Table 3",
             "LongBench",
             "LLaMA2-7B-Chat: Mesa is best on most tasks, Dynamic-NTK on code.",
+            options=HarnessSection,
             keys=("tasks", "limit", "methods", "max_length", "include_path"),
             printed=("longbench",),
         ),

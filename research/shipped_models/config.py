@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from probe.options import MAX_TOKENS, REQUIRED, Folder, Seed, Text, Whole, option
 
 LENGTHS = (48, 64, 96, 128, 192, 256)
 """Lengths of the curriculum (tokens), the last one the trained window M."""
@@ -64,3 +69,26 @@ def learning_rate_at(step: int, config: TrainConfig) -> float:
     """Linear warm-up, then a cosine to 2% of the peak."""
     warm = min(1.0, (step + 1) / config.warmup_steps)
     return config.learning_rate * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / config.steps)))
+
+
+LEAST = 3072
+"""Tokens of one step of `research.shipped_models.train`."""
+
+
+_TOKENS = ", ".join(f"{name} {recipe.tokens / 1e6:g} million" for name, recipe in RECIPES.items())
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What is trained, and where it goes."""
+
+    out: Folder = option(REQUIRED, "folder for checkpoint, tokenizer and card; an interrupted training continues in it")
+    recipe: Literal["default", "nope", "alibi"] = option(
+        "default", "the shipped model, or a sibling without positions (nope) or with ALiBi (alibi)"
+    )
+    tokens: Annotated[Whole, Field(ge=LEAST, le=MAX_TOKENS)] | None = option(
+        None, "training tokens", unset=f"the recipe's: {_TOKENS}"
+    )
+    seed: Seed = option(0, "of all that is drawn")
+    estimate: bool = option(False, "print the steps and time it takes, and stop")
+    device: Text = option("cpu", "e.g. cpu or cuda:0")

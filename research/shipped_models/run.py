@@ -10,14 +10,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from mesa_lens.arguments import MinutesOptions, ThreadOptions, add_options
 from mesa_lens.cli import Parser, main
-from mesa_lens.model import add_device
-from mesa_lens.options import add_minutes, add_seed
-from mesa_lens.values import folder, whole
-from research.shipped_models.config import RECIPES, TrainConfig
-
-LEAST = 3072
-"""Tokens of one step of `research.shipped_models.train`."""
+from research.shipped_models.config import RECIPES, TrainConfig, TrainOptions
 
 
 def parser() -> Parser:
@@ -27,17 +22,7 @@ def parser() -> Parser:
         example="python research/shipped_models/run.py --out runs/model",
         description=__doc__,
     )
-    says = "folder for checkpoint, tokenizer and card; an interrupted training goes on in it"
-    command.add_argument("--out", type=folder, required=True, help=says)
-    says = "the shipped model, or a sibling without positions (nope) or with ALiBi (alibi)"
-    command.add_argument("--recipe", choices=list(RECIPES), default="default", help=says)
-    recipes = ", ".join(f"{name} {recipe.tokens / 1e6:g} million" for name, recipe in RECIPES.items())
-    says = f"training tokens (None: the recipe's: {recipes})"
-    command.add_argument("--tokens", type=whole(LEAST), help=says)
-    add_seed(command)
-    add_minutes(command)
-    command.add_argument("--estimate", action="store_true", help="print the steps and time it takes, and stop")
-    add_device(command)
+    add_options(command, TrainOptions, MinutesOptions, ThreadOptions)
     command.set_defaults(run=run)
     return command
 

@@ -124,7 +124,7 @@ def test_bad_input_is_refused_in_the_commands_own_words(opened, tmp_path, monkey
 
 def test_methods_left_as_they_are_fit_the_model(opened, monkeypatch):
     monkeypatch.setattr(started.subprocess, "run", here)
-    monkeypatch.setattr("mesa_lens.probe.tell_estimate", lambda args, text, *_: print(text))
+    monkeypatch.setattr("mesa_lens.probe.print_estimate", lambda args, text, *_: print(text))
     app = ask(opened, model="alibi")
     app.button(key="estimate").click().run()
     assert not app.error

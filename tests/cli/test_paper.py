@@ -374,7 +374,7 @@ def test_folders_of_another_run_are_refused_before_anything_runs(folder, tmp_pat
         ({"sections": {"nll": {}}, "architecture": {"model_type": "foo"}}, "config.yaml: architecture {'model_type': "),
         ({"sections": {"nll": {}}, "architecture": {"model_type": "llama", "hidden_size": "abc"}}, "is no model's: "),
         ({"sections": {}, "trained_length": None}, "has no trained_length"),
-        ({"sections": {}, "trained_length": "4k"}, "trained_length holds '4k' in place of a whole number, at least 2"),
+        ({"sections": {}, "trained_length": "4k"}, "trained_length '4k' is no whole number; see configs/default.yaml"),
         ({"sections": {"nll": {}}, "load": {"dtype": "fp16"}}, "unknown dtype 'fp16'"),
     ],
 )

@@ -65,7 +65,7 @@ def test_a_window_too_small_for_a_methods_default_sizes_leaves_it_out():
 
 @pytest.mark.parametrize("asked", [[], ["--methods", "origin,dynamic-ntk"]])
 def test_the_command_tells_a_default_from_a_name(asked, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("mesa_lens.probe.tell_estimate", lambda args, text, *_: print(text))
+    monkeypatch.setattr("mesa_lens.probe.print_estimate", lambda args, text, *_: print(text))
     code = main(["probe", "--model", "alibi", "--out", str(tmp_path / "run"), "--estimate", *asked])
     said = capsys.readouterr()
     assert "dynamic-ntk cannot be attached to model type 'mpt'" in said.err
