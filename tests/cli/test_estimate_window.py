@@ -4,8 +4,7 @@ import json
 
 import pytest
 import tiny
-
-from mesa_lens.cli import main
+from commands import main
 
 
 @pytest.fixture(scope="module")
