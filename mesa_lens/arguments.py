@@ -13,8 +13,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, Field
 
-from probe.options import Count, Number, OutputFolder, Text, from_values, option, options, read_as
 from probe.experiment.lock import how_to_resume
+from probe.options import Count, Number, OutputFolder, Text, from_values, option, options, read_as
 
 T = TypeVar("T")
 _LAST = ("output", "workers")
@@ -164,8 +164,8 @@ def print_estimate(args: argparse.Namespace, text: str, models: Any, request: An
 
     models: configs, item with the work of its model, passes by method and length.
     """
-    from probe.experiment.threads import computing
     from probe.experiment.estimate import time_of
+    from probe.experiment.threads import computing
 
     with computing(args.threads):
         print(f"{text}\n{time_of(models, request.load, getattr(request, 'executor', 'fused'))}")

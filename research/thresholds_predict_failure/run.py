@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from probe.options import one_length, parse_lengths
+from probe.options import Length, parse_lengths, read_as
 from research.script import Journal, deadline, load_options, make_parser, names, run
 
 
@@ -47,7 +47,7 @@ def main(args: argparse.Namespace) -> None:
         args.prompts,
         args.seeds,
         args.first_seed,
-        args.length and one_length(args.length, "--length"),
+        args.length and read_as(Length, args.length),
         args.lengths and parse_lengths(args.lengths),
         args.measure,
         tuple(map(int, names(args.tops))),
