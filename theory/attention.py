@@ -52,6 +52,21 @@ Weave = Callable[[Any], Any]
 Distances = Callable[[int], Tensor]
 """Effective distances (query, key) of so many tokens, below 0 where a key is not seen."""
 
+
+@dataclass(frozen=True)
+class Encoding:
+    """A position encoding: scores are q.k - slope * W(t - i); `weave` None drops the position term (NoPE).
+
+    distances: take W's place where they are no function of t - i alone, or a key is not seen.
+    turns: take the place of `slope` and its bias: rotary embedding.
+    """
+
+    weave: Weave | None = None
+    distances: Distances | None = None
+    slope: float = 1.0
+    turns: Turns | None = None
+
+
 ROWS = 128
 """Queries whose scores are made at a time unless hooks look at them: fresh memory for all costs more than the sums."""
 
@@ -67,11 +82,7 @@ def parted(length: int, *hooks: HookPoint) -> int:
 
 
 class Attention(nn.Module):
-    """Heads whose scores are q.k - slope * W(t - i); `weave` None drops the position term (NoPE).
-
-    distances: take W's place where they are no function of t - i alone, or a key is not seen.
-
-    turns: takes the place of `slope` and its bias: rotary embedding.
+    """Heads under a position encoding, written out.
 
     logarithm: puts out the logarithm of what head 0 gives POSITION: the same pattern, values and W_O, evaluated where
     float64 would underflow.
@@ -82,21 +93,12 @@ class Attention(nn.Module):
     W_V: Tensor
     W_O: Tensor
 
-    def __init__(
-        self,
-        heads: Sequence[Head],
-        weave: Weave | None,
-        slope: float,
-        logarithm: bool,
-        distances: Distances | None = None,
-        turns: Turns | None = None,
-    ) -> None:
+    def __init__(self, heads: Sequence[Head], encoding: Encoding, logarithm: bool) -> None:
         super().__init__()
-        self.turns = turns
         for name in ("W_Q", "W_K", "W_V", "W_O"):
             stacked = np.stack([getattr(head, name) for head in heads])
             self.register_buffer(name, torch.from_numpy(stacked))
-        self.weave, self.slope, self.logarithm, self.distances = weave, slope, logarithm, distances
+        self.encoding, self.logarithm = encoding, logarithm
         self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
         self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
         self.hook_z, self.hook_result, self.hook_out = HookPoint(), HookPoint(), HookPoint()
@@ -117,7 +119,8 @@ class Attention(nn.Module):
 
     def _rows(self, q: Tensor, k: Tensor, v: Tensor, begin: int, end: int) -> tuple[Tensor, Tensor]:
         """What the queries from `begin` to `end` read (batch, query, head, head size), and `_log_output` if asked."""
-        table = None if self.distances is None else self.distances(q.shape[1])[begin:end, :end]
+        distances = self.encoding.distances
+        table = None if distances is None else distances(q.shape[1])[begin:end, :end]
         q, k, v = q[:, begin:end], k[:, :end], v[:, :end]
         scores = self.hook_attn_scores(self._scores(q, k, table))
         pattern = self.hook_pattern(scores.softmax(-1))
@@ -137,14 +140,14 @@ class Attention(nn.Module):
         """Scores (batch, head, query, key) of the last queries, -inf where a key is not seen; table: distances."""
         index = torch.arange(k.shape[1])
         distance = index[len(index) - q.shape[1] :, None] - index
-        effective = table
-        if table is None and self.weave is not None:
-            effective = self.weave(index.to(q.dtype))[distance.clamp(min=0)]
-        if self.turns is not None:
-            scores = self.turns.scores(q, k, distance if effective is None else effective)
+        encoding, effective = self.encoding, table
+        if table is None and encoding.weave is not None:
+            effective = encoding.weave(index.to(q.dtype))[distance.clamp(min=0)]
+        if encoding.turns is not None:
+            scores = encoding.turns.scores(q, k, distance if effective is None else effective)
         else:
             scores = torch.einsum("pqnh,pknh->pnqk", q, k)
             if effective is not None:
-                scores = scores - self.slope * effective.to(scores.dtype)
+                scores = scores - encoding.slope * effective.to(scores.dtype)
         unseen = distance < 0 if effective is None else (distance < 0) | (effective < 0)
         return scores.masked_fill(unseen, -torch.inf)

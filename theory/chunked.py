@@ -35,13 +35,7 @@ The next token has e^W (1 + 1/e), which is beyond the step.
 
 
 def mesa_method(
-    M: int,
-    N: int,
-    E: int,
-    first: int,
-    last: int,
-    split_threshold: int = 1,
-    middle: str = "local",
+    M: int, N: int, E: int, first: int, last: int, split_threshold: int = 1, middle: str = "local"
 ) -> MesaExtrapolation:
     """The method whose plans the construction obeys; ValueError for what it or the corollary refuses."""
     check_window(M, N, E)

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from mesa import weave
-from theory.attention import Distances, Weave, planned
+from theory.attention import Distances, Encoding, Weave, planned
 from theory.bounds import check_whole, check_window
 from theory.chunked import mesa_method
 from theory.model import Construction, Layer, LogSteps, float_name
@@ -139,16 +139,11 @@ def _two_layers(
     else:
         second = crossing_head(shape, rng, M, H, slope)
     layers = [Layer([bos_head(shape, rng), *others[0]], mlp), Layer([second, *others[1]])]
-    return Construction(W_E, layers, weave=function, distances=distances, slope=slope, dtype=dtype)
+    return Construction(W_E, layers, Encoding(function, distances, slope), dtype)
 
 
 def nope_model(
-    M: int,
-    H: float = 0.5,
-    *,
-    shape: Shape | None = None,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float64,
+    M: int, H: float = 0.5, *, shape: Shape | None = None, seed: int = 0, dtype: torch.dtype = torch.float64
 ) -> Construction:
     """One layer whose head output is o_t = M / t - 1 + H, without positions; W_Q and the free rows are random.
 
@@ -159,7 +154,7 @@ def nope_model(
     shape, rng = shape or Shape(), generator(seed)
     W_E = embedding(shape, rng)
     heads = [averaging_head(shape, rng, M, H), *(free_head(shape, rng) for _ in range(shape.heads - 1))]
-    return Construction(W_E, [Layer(heads)], dtype=dtype)
+    return Construction(W_E, [Layer(heads)], Encoding(), dtype)
 
 
 BUILDERS: dict[str, Callable[..., Construction]] = {

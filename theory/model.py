@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.HookedRootModule import HookedRootModule
 
-from theory.attention import Attention, Distances, Turns, Weave, parted
+from theory.attention import Attention, Encoding, parted
 from theory.parts import POSITION, Head
 from theory.recovery import Weights, log_steps, sharpness
 
@@ -89,17 +89,9 @@ class LogSteps(nn.Module):
 class Block(nn.Module):
     """Attention, then the MLP, both added to the residual stream."""
 
-    def __init__(
-        self,
-        layer: Layer,
-        weave: Weave | None,
-        slope: float,
-        distances: Distances | None = None,
-        turns: Turns | None = None,
-    ) -> None:
+    def __init__(self, layer: Layer, encoding: Encoding) -> None:
         super().__init__()
-        logarithm = isinstance(layer.mlp, LogSteps)
-        self.attn = Attention(layer.heads, weave, slope, logarithm, distances, turns)
+        self.attn = Attention(layer.heads, encoding, logarithm=isinstance(layer.mlp, LogSteps))
         self.mlp = MLP(layer.mlp) if isinstance(layer.mlp, tuple) else layer.mlp
         self.hook_in, self.hook_resid_mid, self.hook_out = HookPoint(), HookPoint(), HookPoint()
 
@@ -123,22 +115,14 @@ class Construction(HookedRootModule):
     W_E: Tensor
 
     def __init__(
-        self,
-        W_E: np.ndarray,
-        layers: Sequence[Layer],
-        *,
-        weave: Weave | None = None,
-        distances: Distances | None = None,
-        slope: float = 1.0,
-        turns: Turns | None = None,
-        dtype: torch.dtype = torch.float64,
+        self, W_E: np.ndarray, layers: Sequence[Layer], encoding: Encoding, dtype: torch.dtype = torch.float64
     ) -> None:
         super().__init__()
         float_name(dtype)
         self.register_buffer("W_E", torch.from_numpy(W_E))
-        self.turns = turns
+        self.encoding = encoding
         self.hook_embed = HookPoint()
-        self.blocks = nn.ModuleList(Block(layer, weave, slope, distances, turns) for layer in layers)
+        self.blocks = nn.ModuleList(Block(layer, encoding) for layer in layers)
         self.to(dtype)
         self.setup()
 
@@ -155,9 +139,10 @@ class Construction(HookedRootModule):
         So weaves that are no function of t - i alone, such as Mesa's chunks; for inputs of just this many tokens.
         """
         other = copy.deepcopy(self)
+        other.encoding = replace(self.encoding, distances=lambda _: torch.as_tensor(distances))
         blocks: Any = other.blocks
         for block in blocks:
-            block.attn.distances = lambda _: torch.as_tensor(distances)
+            block.attn.encoding = other.encoding
         return other
 
     @property

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from mesa.constructed import ConstructedConfig, ConstructedForCausalLM
 from mesa.constructed_llama import ConstructedLlamaConfig, ConstructedLlamaForCausalLM
@@ -24,34 +22,6 @@ from theory.parts import CONST, FREE
 from theory.rotary_model import FREE as ROTARY_FREE
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """What a config is made of: the window M, layers, heads and their size, the model's size, the MLP's units."""
-
-    M: int
-    layers: int
-    heads: int
-    head: int
-    model: int
-    units: int
-
-
-@dataclass(frozen=True)
-class Family:
-    """Where matrices go in an architecture.
-
-    free: the first free direction. embedding, layers: names. config: of a construction. matrices: a layer's, from its
-    attention and its MLP's W_1 and W_2.
-    """
-
-    model: Callable[..., PreTrainedModel]
-    free: int
-    embedding: str
-    layers: str
-    config: Callable[[Construction, Sizes], PretrainedConfig]
-    matrices: Callable[[Attention, Tensor, Tensor], dict[str, Tensor]]
-
-
 def pretrained(construction: Construction, M: int) -> PreTrainedModel:
     """The model with a construction's matrices, in its dtype; without its weave, which is a method's to attach.
 
@@ -59,21 +29,21 @@ def pretrained(construction: Construction, M: int) -> PreTrainedModel:
     embedding: the theorems have none. A layer without an MLP has one of zeros. Raises ValueError for the log-domain
     steps, which are no matrices, and for sizes that Llama's config refuses.
     """
-    family = LLAMA if construction.turns else MPT
     blocks: list[Any] = list(construction.blocks)
     if any(block.mlp is not None and not isinstance(block.mlp, MLP) for block in blocks):
         raise ValueError("recovery='log' is a function, no matrices; take recovery 'steps', 'interpolating' or 'naive'")
     units = max([1, *(block.mlp.W_1.shape[1] for block in blocks if block.mlp is not None)])
-    heads, head, model = blocks[0].attn.W_Q.shape
-    sizes = Sizes(M, len(blocks), heads, head, model, units)
-    model: Any = family.model(family.config(construction, sizes))
+    rotary = construction.encoding.turns is not None
+    model: Any = _llama(construction, M, units) if rotary else _mpt(construction, M, units)
     model.to(construction.W_E.dtype).eval().requires_grad_(False)
     read = construction.W_E.T.clone()
-    read[:, : family.free] = 0
-    weights = {family.embedding: construction.W_E.T, "lm_head.weight": read}
+    read[:, : ROTARY_FREE if rotary else FREE] = 0
+    embedding, layers = ("model.embed_tokens", "model.layers") if rotary else ("transformer.wte", "transformer.blocks")
+    weights = {f"{embedding}.weight": construction.W_E.T, "lm_head.weight": read}
     for layer, block in enumerate(blocks):
-        matrices = family.matrices(block.attn, *_padded(block.mlp, read.new_zeros(read.shape[1], units)))
-        weights |= {f"{family.layers}.{layer}.{name}.weight": matrix for name, matrix in matrices.items()}
+        mlp = _padded(block.mlp, read.new_zeros(read.shape[1], units))
+        matrices = _llama_matrices(block.attn, *mlp) if rotary else _mpt_matrices(block.attn, *mlp)
+        weights |= {f"{layers}.{layer}.{name}.weight": matrix for name, matrix in matrices.items()}
     model.load_state_dict({name: matrix.contiguous() for name, matrix in weights.items()})
     return model
 
@@ -87,26 +57,25 @@ def _padded(mlp: MLP | None, zeros: Tensor) -> tuple[Tensor, Tensor]:
     return weights
 
 
-def _output(attn: Attention) -> Tensor:
-    """The heads' W_O side by side."""
-    return attn.W_O.transpose(0, 1).flatten(1)
+def _shared_config(construction: Construction, units: int) -> dict[str, Any]:
+    """What both architectures call by the same names."""
+    head = construction.get_buffer("blocks.0.attn.W_Q").shape[1]
+    vocabulary, dtype = construction.W_E.shape[1], construction.W_E.dtype
+    return {"head_dim": head, "intermediate_size": units, "vocab_size": vocabulary, "bos_token_id": 0, "dtype": dtype}
 
 
-def _mpt_config(construction: Construction, sizes: Sizes) -> ConstructedConfig:
-    attn: Any = construction.blocks[0].attn
-    return ConstructedConfig(
-        d_model=sizes.model,
-        n_heads=sizes.heads,
-        n_layers=sizes.layers,
-        head_dim=sizes.head,
-        intermediate_size=sizes.units,
-        vocab_size=construction.W_E.shape[1],
-        max_seq_len=sizes.M,
-        slope=0.0 if attn.weave is None else attn.slope,
-        bos_token_id=0,
+def _mpt(construction: Construction, M: int, units: int) -> PreTrainedModel:
+    encoding = construction.encoding
+    config = ConstructedConfig(
+        d_model=len(construction.W_E),
+        n_heads=len(construction.get_buffer("blocks.0.attn.W_Q")),
+        n_layers=len(construction.blocks),
+        max_seq_len=M,
+        slope=0.0 if encoding.weave is None else encoding.slope,
         use_cache=True,
-        dtype=construction.W_E.dtype,
+        **_shared_config(construction, units),
     )
+    return ConstructedForCausalLM(config)
 
 
 def _mpt_matrices(attn: Attention, W_1: Tensor, W_2: Tensor) -> dict[str, Tensor]:
@@ -118,28 +87,24 @@ def _mpt_matrices(attn: Attention, W_1: Tensor, W_2: Tensor) -> dict[str, Tensor
     }
 
 
-def _llama_config(construction: Construction, sizes: Sizes) -> ConstructedLlamaConfig:
-    assert construction.turns is not None
-    if sizes.model % sizes.heads:
-        raise ValueError(
-            f"model={sizes.model} is no multiple of heads={sizes.heads}, as Llama's config asks; take another size"
-        )
-    return ConstructedLlamaConfig(
-        hidden_size=sizes.model,
-        intermediate_size=sizes.units,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=sizes.heads,
-        num_key_value_heads=sizes.heads,
-        head_dim=sizes.head,
+def _llama(construction: Construction, M: int, units: int) -> PreTrainedModel:
+    assert construction.encoding.turns is not None
+    model, heads = len(construction.W_E), len(construction.get_buffer("blocks.0.attn.W_Q"))
+    if model % heads:
+        raise ValueError(f"model={model} is no multiple of heads={heads}, as Llama's config asks; take another size")
+    config = ConstructedLlamaConfig(
+        hidden_size=model,
+        num_hidden_layers=len(construction.blocks),
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
         hidden_act="relu",
-        vocab_size=construction.W_E.shape[1],
-        max_position_embeddings=sizes.M,
-        rope_parameters={"rope_type": "default", "rope_theta": construction.turns.base},
-        bos_token_id=0,
+        max_position_embeddings=M,
+        rope_parameters={"rope_type": "default", "rope_theta": construction.encoding.turns.base},
         eos_token_id=None,
         tie_word_embeddings=False,
-        dtype=construction.W_E.dtype,
+        **_shared_config(construction, units),
     )
+    return ConstructedLlamaForCausalLM(config)
 
 
 def _llama_matrices(attn: Attention, W_1: Tensor, W_2: Tensor) -> dict[str, Tensor]:
@@ -151,15 +116,9 @@ def _llama_matrices(attn: Attention, W_1: Tensor, W_2: Tensor) -> dict[str, Tens
     return {**heads, "self_attn.o_proj": _output(attn), **mlp}
 
 
-MPT = Family(ConstructedForCausalLM, FREE, "transformer.wte.weight", "transformer.blocks", _mpt_config, _mpt_matrices)
-LLAMA = Family(
-    ConstructedLlamaForCausalLM,
-    ROTARY_FREE,
-    "model.embed_tokens.weight",
-    "model.layers",
-    _llama_config,
-    _llama_matrices,
-)
+def _output(attn: Attention) -> Tensor:
+    """The heads' W_O side by side."""
+    return attn.W_O.transpose(0, 1).flatten(1)
 
 
 BOS = "<bos>"

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from theory.attention import Distances, Turns, Weave
+from theory.attention import Distances, Encoding, Turns, Weave
 from theory.model import Construction, Layer, float_name
 from theory.parts import (
     BOS,
@@ -115,8 +115,8 @@ def rotary_model(
     others = [[free_head(shape, rng, FREE) for _ in range(shape.heads - 1)] for _ in range(2)]
     first, second = reading_head(shape, sizes), turning_head(shape, sizes, H)
     layers = [Layer([first, *others[0]], mlp), Layer([second, *others[1]])]
-    turns = Turns(sizes.base, factors, grown)
-    return Construction(W_E, layers, weave=weave, distances=distances, turns=turns, dtype=dtype)
+    encoding = Encoding(weave, distances, turns=Turns(sizes.base, factors, grown))
+    return Construction(W_E, layers, encoding, dtype)
 
 
 def rotary_nope_model(
@@ -129,7 +129,7 @@ def rotary_nope_model(
     head = averaging_head(shape, rng, M, H)
     head = replace(head, W_K=0 * head.W_K)
     heads = [head, *(free_head(shape, rng, FREE) for _ in range(shape.heads - 1))]
-    return Construction(W_E, [Layer(heads)], turns=Turns(10000.0), dtype=dtype)
+    return Construction(W_E, [Layer(heads)], Encoding(turns=Turns(10000.0)), dtype)
 
 
 def _checked_steps(shape: Shape, sizes: Rotary, dtype: str) -> Weights:

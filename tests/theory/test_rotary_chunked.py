@@ -5,14 +5,7 @@ import pytest
 
 from mesa.plan import distances
 from mesa.weave import stair
-from theory.chunked import (
-    chunk_denominator,
-    chunk_phases,
-    chunk_position,
-    chunk_share,
-    chunks_fail_from,
-    mesa_method,
-)
+from theory.chunked import chunk_denominator, chunk_phases, chunk_position, chunk_share, chunks_fail_from, mesa_method
 from theory.rotary import READS, Rotary
 
 CASES = {

@@ -160,10 +160,7 @@ MUTATIONS = {
     "amplitude, bound": (changed_head(weak_query), "rotary-bound"),
     "theta in the closed form": (other_angle, "rotary"),
     "chords taken for arcs": (without_chords, "rotary-weave"),
-    "T* at N + 1": (
-        formula(rotary_reach, "woven_reach", lambda s, N: rotary.woven_reach(s, N + 1)),
-        "rotary-weave",
-    ),
+    "T* at N + 1": (formula(rotary_reach, "woven_reach", lambda s, N: rotary.woven_reach(s, N + 1)), "rotary-weave"),
     "T* a token late": (
         formula(rotary_reach, "woven_reach", lambda s, N: rotary.woven_reach(s, N) + 1),
         "rotary-weave",

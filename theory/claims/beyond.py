@@ -40,9 +40,7 @@ def other_slopes(settings: Settings) -> Outcome:
             reading &= Reading(float((o - settings.H)[inside].min()))
         reached.append(f"{slope:g}: {reach:.1f}")
     return Outcome(
-        {"m": grid(slopes), "(M, N)": (M, N)},
-        f"t = 1 .. 2M plain; to 1.5 T* woven; T* = {', '.join(reached)}",
-        reading,
+        {"m": grid(slopes), "(M, N)": (M, N)}, f"t = 1 .. 2M plain; to 1.5 T* woven; T* = {', '.join(reached)}", reading
     )
 
 

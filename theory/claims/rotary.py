@@ -233,12 +233,13 @@ def precise_denominators(
 
     distance: the effective ones of r = 0, 1, ...; factor: on the used pair's angle; grown: on scores.
     """
-    assert model.turns is not None
+    turns = model.encoding.turns
+    assert turns is not None
     matrices = {name: buffer.double().numpy().astype(object) for name, buffer in model.named_buffers()}
     size, length = matrices["blocks.1.attn.W_K"].shape[1], max(positions)
     pair = int(np.flatnonzero(model.get_buffer("blocks.1.attn.W_K")[0].any(1))[0])
     rows = [pair, pair + size // 2]
-    theta = mpmath.mpf(float(inverse_frequencies(model.turns.base, size // 2)[pair])) * factor
+    theta = mpmath.mpf(float(inverse_frequencies(turns.base, size // 2)[pair])) * factor
     cos, sin = (function(theta * distance[:length].astype(object))[::-1] for function in (_cos, _sin))
 
     def scores(layer: int, stream: np.ndarray) -> np.ndarray:

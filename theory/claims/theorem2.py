@@ -97,11 +97,7 @@ def one_coordinate(settings: Settings) -> Outcome:
         t = np.arange(1, 2 * M + 1)
         exact = t <= options["recovers"]
         reading &= Reading(crossing(o, M, settings.H), deviation(o[exact], (M / t - 1 + settings.H)[exact]))
-    return Outcome(
-        {"M": grid(windows), "h": 1, "dtype": settings.dtype},
-        "t = 1 .. 2M",
-        reading,
-    )
+    return Outcome({"M": grid(windows), "h": 1, "dtype": settings.dtype}, "t = 1 .. 2M", reading)
 
 
 @claim("recovery", CORRECTED, "Theorem 3.2, proof")

@@ -115,11 +115,7 @@ def closed_forms(M: int, H: float, N: int, E: int) -> xr.Dataset:
     position = {PE: t.astype(float), IDEAL: ideal_position(t, N), STAIR: ideal_position(t, N, E)}
     dims = ("construction", "t")
     data: dict[str, Any] = {
-        "excess": (
-            dims,
-            np.stack([M / value - 1 for value in D.values()]),
-            {"long_name": "head output o_t - H"},
-        ),
+        "excess": (dims, np.stack([M / value - 1 for value in D.values()]), {"long_name": "head output o_t - H"}),
         "position": (dims, np.stack(list(position.values())), {"long_name": "recovered position"}),
         "attention": (dims, np.stack([1 / value for value in D.values()]), {"long_name": "attention on <bos>"}),
     }
