@@ -1,7 +1,7 @@
-"""Closed forms for Mesa-Extrapolation in the construction of the corollary: what its chunks recover, and D(t).
+"""Closed forms for Mesa-Extrapolation in the constructions: what its chunks recover, D(t), where it must fail.
 
-As in theory.bounds, positions t count from 1 and W is Stair PE. A prompt of P tokens is cut into a first chunk of F
-tokens, middle chunks that begin after b tokens, and a last chunk. Layer 1 recovers
+Positions t count from 1 and W is Stair PE. A prompt of T tokens is cut into a first chunk of F tokens, middle chunks
+that begin after b tokens, and a last chunk. With the corollary's bias, layer 1 recovers
 
     p_i = i                       in the first chunk,
         = F + i - b               in a middle chunk, if it is 'local' (the paper's),
@@ -10,21 +10,31 @@ tokens, middle chunks that begin after b tokens, and a last chunk. Layer 1 recov
 
 and layer 2, at a t of the last chunk or in decoding, D(t) = sum over keys i of e^(W(t-1) + 1 - p_i - W(t-i)). The first
 token of a local middle chunk alone adds e^(W(t-1) - F - W(t-1-b)), about e^(b/E - F): whatever N is, D(t) exceeds M
-where the last middle chunk begins beyond about E (F + ln M). Numbers and numpy arrays, no torch.
+where the last middle chunk begins beyond about E (F + ln M).
+
+Under rotary embedding (theory.rotary, h(u) = a sin(theta u)) local middle chunks recover the same. By rotation woven
+ones recover what their own keys and the first chunk's, at distances R, tell, and the last one what Stair PE does; by
+count both go on counting, to F + i - b and to i (K at most): nothing but the number of pairs is read. D(T) is the sum
+over all keys of e^(h(v + x_i) - h(v)), v = p_T - 1 - W(T-1) the phase of <bos>, and x_i = W(T-1) + 1 - p_i - W(T-i), by
+how much a key is ahead of it. Numbers and numpy arrays, no torch.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
+from scipy.special import logsumexp
 
 from mesa.methods.chunked import MesaExtrapolation
 from mesa.weave import stair
 from theory.bounds import check_window, denominator
 from theory.recovery import log_steps, sharpness
 from theory.rotary import Rotary
+
+Bias = Callable[[np.ndarray], np.ndarray]
 
 SHORT = 0.353
 """The most that a woven chunk's first token falls short of W(i-1) + 1: 1 - b (1 - e^-1/2 / (1 - 1/e)), b = 16.
@@ -64,26 +74,30 @@ def rounded(log_a: np.ndarray) -> np.ndarray:
     return np.where(begun > 0, begun + np.clip(share, 0, 1), 1.0)
 
 
+def chunk_log_denominators(bias: Bias, method: MesaExtrapolation, length: int, prompt: int) -> np.ndarray:
+    """log of 1 / x_t at t = 1 .. `length` of a prompt of `prompt` tokens and what is decoded after it.
+
+    bias: layer 1's scores by effective distance.
+    """
+    borders, index = method.chunks(prompt), np.arange(length)
+    plain, log_a = (
+        np.logaddexp.accumulate(scores) - scores for scores in map(bias, (index, woven_distance(method, index)))
+    )
+    first, begin_last = borders[1], borders[-2] if len(borders) > 2 else method.trained_length
+    log_a[:begin_last] = plain[:begin_last]
+    for begin, end in pairwise(borders[1:-1]):
+        log_a[begin:end] = plain[first : first + end - begin]
+        if method.middle == "woven":
+            pairs = index[begin:end, None] - np.arange(first)
+            scores = bias(np.maximum(pairs - (begin - first), woven_distance(method, pairs)))
+            chunk_sum = np.logaddexp.accumulate(bias(np.arange(end - begin)))
+            log_a[begin:end] = np.logaddexp(chunk_sum, logsumexp(scores, 1)) - scores[:, 0]
+    return log_a
+
+
 def mesa_position(method: MesaExtrapolation, length: int, prompt: int) -> np.ndarray:
     """What layer 1 recovers at t = 1 .. `length` of a prompt of `prompt` tokens and what is decoded after it."""
-    borders = method.chunks(prompt)
-    position = np.arange(1.0, length + 1)
-    begin_last = borders[-2] if len(borders) > 2 else method.trained_length
-    index = np.arange(length)
-    woven = woven_distance(method, index)
-    seen = np.log(np.cumsum(np.exp(-woven.astype(float))))
-    position[begin_last:] = rounded(woven + seen)[begin_last:]
-    for begin, end in pairwise(borders[1:-1]):
-        shift = begin - borders[1]
-        local = index[begin:end] - shift
-        if method.middle == "local":
-            position[begin:end] = local + 1
-            continue
-        pairs = index[begin:end, None] - np.arange(borders[1])
-        distance = np.maximum(pairs - shift, woven_distance(method, pairs))
-        chunk_sum = np.expm1(-(local - borders[1] + 1.0)) / math.expm1(-1)
-        position[begin:end] = rounded(distance[:, 0] + np.log(chunk_sum + np.exp(-distance.astype(float)).sum(1)))
-    return position
+    return rounded(chunk_log_denominators(lambda distance: -1.0 * distance, method, length, prompt))
 
 
 def mesa_exponents(method: MesaExtrapolation, t: int, prompt: int | None = None) -> np.ndarray:
@@ -146,39 +160,16 @@ def fails_from(method: MesaExtrapolation) -> int:
     return 1 + max((T for T in lengths if last_middle_chunk(method, T) < limit), default=method.trained_length)
 
 
-def chunk_log_denominators(sizes: Rotary, method: MesaExtrapolation, prompt: int) -> np.ndarray:
-    """log of 1 / x_t at t = 1 .. `prompt`, the prompt's end. ValueError for a prompt that is not cut."""
-    borders = method.chunks(prompt)
-    if len(borders) == 2:
-        raise ValueError(f"prompt={prompt} is not cut into chunks; take more than M={method.trained_length} tokens")
-    first, index = borders[1], np.arange(prompt)
-    plain = sizes.log_denominators(index * 1.0)
-    log_a = sizes.log_denominators(woven_distance(method, index) * 1.0)
-    log_a[:first] = plain[:first]
-    for begin, end in pairwise(borders[1:-1]):
-        log_a[begin:end] = plain[first : first + end - begin]
-        if method.middle == "woven" and sizes.reads == "rotation":
-            log_a[begin:end] = _woven(sizes, method, begin, end, first)
-    return log_a
-
-
-def _woven(sizes: Rotary, method: MesaExtrapolation, begin: int, end: int, first: int) -> np.ndarray:
-    """The same in a woven middle chunk: its own keys plain, the first chunk's at R = max(local distance, W)."""
-    pairs = np.arange(begin, end)[:, None] - np.arange(first)
-    distance = np.maximum(pairs - (begin - first), woven_distance(method, pairs))
-    bias = -sizes.amplitude * np.sin(sizes.theta * distance)
-    chunk_sum = np.exp(-sizes.amplitude * np.sin(sizes.theta * np.arange(end - begin))).cumsum()
-    return np.log(chunk_sum + np.exp(bias).sum(1)) - bias[:, 0]
-
-
 def chunk_position(sizes: Rotary, method: MesaExtrapolation, prompt: int) -> np.ndarray:
-    """What layer 1 recovers at t = 1 .. `prompt`."""
-    return sizes.written(chunk_log_denominators(sizes, method, prompt))[0]
+    """What layer 1 of a rotary construction recovers at t = 1 .. `prompt`."""
+    return sizes.written(chunk_log_denominators(sizes.bias, method, prompt, prompt))[0]
 
 
 def chunk_denominator(sizes: Rotary, method: MesaExtrapolation, prompt: int) -> float:
-    """D(T) at the end of a prompt of T = `prompt` tokens."""
-    w = sizes.written(chunk_log_denominators(sizes, method, prompt))[1]
+    """D(T) at the end of a prompt of T = `prompt` tokens. ValueError for a prompt that is not cut."""
+    if prompt <= method.trained_length:
+        raise ValueError(f"prompt={prompt} is not cut into chunks; take more than M={method.trained_length} tokens")
+    w = sizes.written(chunk_log_denominators(sizes.bias, method, prompt, prompt))[1]
     turned = np.exp(1j * sizes.theta * woven_distance(method, np.arange(prompt)))
     score = -sizes.amplitude * (w * w[-1].conj() * turned[::-1]).imag
     return float(np.exp(score - score[0]).sum())

@@ -93,14 +93,16 @@ class Rotary:
         """c: Dynamic-NTK divides this pair's angle by growth^c; 0 for the fastest pair, 1 for the slowest."""
         return self.pair / (self.pairs - 1)
 
-    def log_denominators(self, distance: np.ndarray, factor: float = 1.0, grown: float = 1.0) -> np.ndarray:
-        """log of 1 / x_t, t = 1 .. len(distance), by the effective distances of r = 0, 1, ...
+    def bias(self, distance: np.ndarray, factor: float = 1.0, grown: float = 1.0) -> np.ndarray:
+        """Layer 1's scores at effective distances. factor: theta' / theta. grown: the factor on scores, YaRN's."""
+        a = self.amplitude if self.reads == "rotation" else 0.0
+        return -grown * a * np.sin(self.theta * factor * distance)
 
-        factor: theta' / theta. grown: the factor on scores, YaRN's.
-        """
+    def log_denominators(self, distance: np.ndarray, factor: float = 1.0, grown: float = 1.0) -> np.ndarray:
+        """log of 1 / x_t, t = 1 .. len(distance), by the effective distances of r = 0, 1, ...; as for `bias`."""
         if self.reads == "count":
             return np.log(np.arange(1.0, len(distance) + 1))
-        bias = -grown * self.amplitude * np.sin(self.theta * factor * distance)
+        bias = self.bias(distance, factor, grown)
         return np.logaddexp.accumulate(bias) - bias
 
     def written(self, log_a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -92,4 +92,4 @@ def test_first_token_of_the_last_middle_chunk(reads):
 
 def test_a_prompt_that_is_not_cut_is_refused():
     with pytest.raises(ValueError, match="prompt=16 is not cut into chunks; take more than M=16 tokens"):
-        chunk_position(*made("16", "count"), 16)
+        chunk_denominator(*made("16", "count"), 16)
