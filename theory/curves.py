@@ -16,10 +16,10 @@ from theory.claims.settings import Settings
 from theory.claims.theorem2 import measured_error
 from theory.claims.theorem3 import ONE_HEAD, ideal_denominator
 from theory.constructions import nope_model, plain_model, woven_model
-from theory.figures import IDEAL, NOPE, PE, STAIR, WEAVE
+from theory.figures import IDEAL, NOPE, PE, STAIR, WEAVE, curve_data
 from theory.model import Construction
 from theory.parts import Shape
-from theory.recovery import KINDS, longest, worst_error
+from theory.recovery import KINDS, worst_error
 
 
 @dataclass(frozen=True)
@@ -49,33 +49,21 @@ def curves(example: Example) -> xr.Dataset:
     M, N, E, settings, length = example.M, example.N, example.E, example.settings, example.length
     models: dict[str, Construction] = {
         NOPE: nope_model(M, settings.H, **settings.options(shape=ONE_HEAD)),
-        PE: plain_model(M, settings.H, **_recovering(length, settings)),
+        PE: plain_model(M, settings.H, **settings.wide_mlp(length, shape=ONE_HEAD)),
         WEAVE: woven_model(M, N, settings.H, **settings.chosen_mlp(M, shape=ONE_HEAD)),
         STAIR: exact_stair_model(M, N, E, length, settings),
     }
-    attention = {name: model.bos_attention(length) for name, model in models.items()}
-    attention[IDEAL] = 1 / ideal_denominator(N, length, settings)
-    position = {name: model.recovered_position(length) for name, model in models.items() if name != NOPE}
-    position[NOPE] = np.full(length, np.nan)
-    position[IDEAL] = rerope(np.arange(length), N) + 1.0
-    names = [NOPE, PE, WEAVE, IDEAL, STAIR]
-    excess = {name: model.head_output(length) - settings.H for name, model in models.items()}
-    excess[IDEAL] = M * attention[IDEAL] - 1
-    dims = ("construction", "t")
-    variables: dict[str, Any] = {
-        "excess": (dims, np.stack([excess[name] for name in names]), {"long_name": "head output o_t - H"}),
-        "position": (dims, np.stack([position[name] for name in names]), {"long_name": "recovered position"}),
-        "attention": (dims, np.stack([attention[name] for name in names]), {"long_name": "attention on <bos>"}),
+    rows = {
+        name: (
+            model.head_output(length) - settings.H,
+            np.full(length, np.nan) if name == NOPE else model.recovered_position(length),
+            model.bos_attention(length),
+        )
+        for name, model in models.items()
     }
-    reach = {"T_weave": extended_length(M, N), "T_stair": extended_length(M, N, E)}
-    coords = {"construction": names, "t": np.arange(1, length + 1)}
-    return xr.Dataset(variables, coords, {"M": M, "N": N, "E": E, "H": settings.H, **reach})
-
-
-def _recovering(positions: int, settings: Settings) -> dict[str, Any]:
-    """Options for a construction that recovers that many positions; log steps where matrices overflow."""
-    fits = settings.recovery != "log" and longest("steps", settings.dtype) >= positions
-    return settings.options(recovers=positions, recovery="steps" if fits else "log", shape=ONE_HEAD)
+    ideal = 1 / ideal_denominator(N, length, settings)
+    rows[IDEAL] = (M * ideal - 1, rerope(np.arange(length), N) + 1.0, ideal)
+    return curve_data({name: rows[name] for name in (NOPE, PE, WEAVE, IDEAL, STAIR)}, M, N, E, settings.H)
 
 
 def head_output_by_dimension(example: Example) -> xr.DataArray:

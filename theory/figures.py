@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -12,6 +13,8 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 from matplotlib.figure import Figure
+
+from theory.bounds import extended_length
 
 """The constructions' names, as labels of data and figures."""
 
@@ -26,6 +29,24 @@ LINES = {
     IDEAL: {"color": "#0072B2", "width": 2, "dash": "dash"},
     STAIR: {"color": "#009E73", "width": 1.5},
 }
+
+
+def curve_data(rows: Mapping[str, tuple[np.ndarray, ...]], M: int, N: int, E: int, H: float) -> xr.Dataset:
+    """o_t - H, the recovered position and the attention on <bos>, of each row, over (construction, t); T* in attrs."""
+    names = {"excess": "head output o_t - H", "position": "recovered position", "attention": "attention on <bos>"}
+    values = np.stack([np.stack(row) for row in rows.values()], 1)
+    variables: dict[str, Any] = {
+        name: (("construction", "t"), array, {"long_name": title})
+        for (name, title), array in zip(names.items(), values, strict=True)
+    }
+    coords = {"construction": list(rows), "t": np.arange(1, values.shape[-1] + 1)}
+    reach = {"T_weave": extended_length(M, N), "T_stair": extended_length(M, N, E)}
+    return xr.Dataset(variables, coords, {"M": M, "N": N, "E": E, "H": H, **reach})
+
+
+def reach_marks(data: xr.Dataset) -> list[tuple[str, float, str]]:
+    """Label, position and colour of the crossing at M and of both T*."""
+    return [("M", data.M, "#D55E00"), ("T* stair", data.T_stair, "#009E73"), ("T* weave", data.T_weave, "#0072B2")]
 
 
 def curve_end(data: xr.Dataset | xr.DataArray) -> str:
@@ -73,8 +94,7 @@ def excess_figure(data: xr.Dataset, least: float = 0.0) -> go.Figure:
     """o_t - H over t, with the crossing at M and both T*; it succeeds above `least`."""
     figure = _over_t(data.excess.assign_attrs(data.attrs))
     figure.add_hline(least, line={"color": "black", "width": 1})
-    marks = (("M", data.M, "#D55E00"), ("T* stair", data.T_stair, "#009E73"), ("T* weave", data.T_weave, "#0072B2"))
-    for place, (name, position, color) in enumerate(marks):  # one below the other, for they stand close
+    for place, (name, position, color) in enumerate(reach_marks(data)):  # one below the other, for they stand close
         figure.add_vline(position, line={"color": color, "dash": "dot"})
         _note(figure, f"{name} = {position:.5g}", x=math.log10(position), y=least + 3.9 - 0.3 * place, yref="y")
     top = least + 4
@@ -157,14 +177,6 @@ def _figure(count: int = 1) -> tuple[Figure, list[Any]]:
     return figure, panels
 
 
-def _marks(panel: Any, data: xr.Dataset, heights: tuple[float, float, float]) -> None:
-    """Vertical lines at M and at both T*."""
-    marks = (("M", data.M, "#D55E00"), ("T* stair", data.T_stair, "#009E73"), ("T* weave", data.T_weave, "#0072B2"))
-    for (name, position, color), height in zip(marks, heights, strict=True):
-        panel.axvline(position, color=color, ls=":", lw=1.2)
-        panel.text(position * 1.03, height, f"{name} = {position:.4g}", color=color, fontsize=8)
-
-
 def crossing_plot(data: xr.Dataset) -> Figure:
     """o_t - H over t for every construction."""
     figure, (panel,) = _figure()
@@ -176,7 +188,9 @@ def crossing_plot(data: xr.Dataset) -> Figure:
     )
     panel.text(2.1, 0.06, "above: succeeds", fontsize=8)
     panel.text(2.1, -0.2, "below: fails", fontsize=8)
-    _marks(panel, data, (3.7, 3.7, 3.7))
+    for name, position, color in reach_marks(data):
+        panel.axvline(position, color=color, ls=":", lw=1.2)
+        panel.text(position * 1.03, 3.7, f"{name} = {position:.4g}", color=color, fontsize=8)
     panel.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     title = f"Head output of layer 2 (M = {data.M}, N = {data.N}, E = {data.E})"
     panel.set_title("\n".join([title, *wrap(curve_end(data), 75)]), fontsize=10)

@@ -13,15 +13,12 @@ from theory.claims.settings import Settings
 from theory.claims.theorem3 import ONE_HEAD, woven_head_output
 from theory.constructions import plain_model, stair_model
 from theory.model import Construction
-from theory.recovery import longest
 
 
 def exact_stair_model(M: int, N: int, E: int, length: int, settings: Settings) -> Construction:
     """The stair's construction with K >= W(T - 1) + 1 positions for T = `length`; log steps where matrices overflow."""
     K = max(M, int(stair(length - 1, N, E)) + 1)
-    fits = settings.recovery != "log" and longest("steps", settings.dtype) >= K
-    options = settings.options(recovers=K, recovery="steps" if fits else "log", shape=ONE_HEAD)
-    return stair_model(M, N, E, settings.H, **options)
+    return stair_model(M, N, E, settings.H, **settings.wide_mlp(K, shape=ONE_HEAD))
 
 
 @claim("corollary", CORRECTED, "Corollary (Mesa Extrapolation)")

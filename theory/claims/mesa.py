@@ -28,7 +28,6 @@ from theory.claims.settings import Settings
 from theory.claims.theorem3 import ONE_HEAD
 from theory.constructions import mesa_model
 from theory.model import Construction
-from theory.recovery import longest
 
 Size = tuple[int, int, int, int, int, int]
 """M, N, E, F, L and split_threshold."""
@@ -55,10 +54,8 @@ def exact_mesa_model(size: Size, middle: str, length: int, settings: Settings) -
     """Mesa's construction with as many positions as `length` tokens take; log steps where matrices overflow."""
     M, N, E, first, last, threshold = size
     K = max(M, int(stair(length - 1, N, E)) + 1)
-    fits = settings.recovery != "log" and longest("steps", settings.dtype) >= K
-    options = settings.options(recovers=K, recovery="steps" if fits else "log", shape=ONE_HEAD)
-    where: dict[str, Any] = {"first": first, "last": last, "split_threshold": threshold, "middle": middle}
-    return mesa_model(M, N, E, settings.H, **where, **options)
+    chunks: dict[str, Any] = {"first": first, "last": last, "split_threshold": threshold, "middle": middle}
+    return mesa_model(M, N, E, settings.H, **chunks, **settings.wide_mlp(K, shape=ONE_HEAD))
 
 
 @lru_cache(maxsize=256)

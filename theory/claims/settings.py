@@ -116,6 +116,11 @@ class Settings:
         positions = max(M, min(64, self.most_positions))
         return self.options(recovery=self.recovery, recovers=positions, **more)
 
+    def wide_mlp(self, K: int, **more: Any) -> dict[str, Any]:
+        """`options` with an MLP for K positions; log steps where matrices overflow."""
+        fits = self.recovery != "log" and longest("steps", self.dtype) >= K
+        return self.options(recovery="steps" if fits else "log", recovers=K, **more)
+
     @property
     def rounding(self) -> float:
         """sqrt(eps) of the dtype: a closed form that is missed by more than a tenth of it is not the model's."""

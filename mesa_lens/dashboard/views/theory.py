@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import streamlit as st
@@ -27,7 +26,7 @@ from theory.bounds import (
     ideal_position,
 )
 from theory.claim import summary
-from theory.figures import IDEAL, PE, STAIR, attention_figure, curve_end, output_figure, position_figure
+from theory.figures import IDEAL, PE, STAIR, attention_figure, curve_data, curve_end, output_figure, position_figure
 
 REPORT = "theory.json"
 _LONGEST = 4000
@@ -108,19 +107,12 @@ def _parameters() -> tuple[int, float, int, int]:
 @st.cache_data(max_entries=64)
 def closed_forms(M: int, H: float, N: int, E: int) -> xr.Dataset:
     """o_t - H, the recovered position and the attention on <bos> over (construction, t), with ideal recovery."""
-    weave, stair = extended_length(M, N), extended_length(M, N, E)
-    length = int(np.clip(1.5 * max(weave, stair), 4 * M, _LONGEST))
+    length = int(np.clip(1.5 * max(extended_length(M, N), extended_length(M, N, E)), 4 * M, _LONGEST))
     t = np.arange(1, length + 1)
     D = {PE: t.astype(float), IDEAL: denominator(t, N), STAIR: denominator(t, N, E)}
     position = {PE: t.astype(float), IDEAL: ideal_position(t, N), STAIR: ideal_position(t, N, E)}
-    dims = ("construction", "t")
-    data: dict[str, Any] = {
-        "excess": (dims, np.stack([M / value - 1 for value in D.values()]), {"long_name": "head output o_t - H"}),
-        "position": (dims, np.stack(list(position.values())), {"long_name": "recovered position"}),
-        "attention": (dims, np.stack([1 / value for value in D.values()]), {"long_name": "attention on <bos>"}),
-    }
-    attrs = {"M": M, "N": N, "E": E, "H": H, "T_weave": weave, "T_stair": stair}
-    return xr.Dataset(data, {"construction": list(D), "t": t}, attrs)
+    rows = {name: (M / value - 1, position[name], 1 / value) for name, value in D.items()}
+    return curve_data(rows, M, N, E, H)
 
 
 def _claims(root: Path) -> None:
