@@ -2,7 +2,9 @@
 
 import doctest
 import math
+import random
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given
@@ -83,16 +85,11 @@ def test_stair_formula_where_the_width_divides_the_window(E, twice):
     assert bounds.extended_length(64, N, E) == pytest.approx(formula, rel=1e-3)
 
 
-def test_small_slopes_fail_before_the_line_begins():
-    M, N, slope = 16, 14, 0.0625
-    assert bounds.extended_length(M, N, slope=slope) == bounds.first_failure(M, N, slope=slope) == 20
-    assert first_failure(M, N, None, slope) == 20
-
-
-def test_a_line_reaches_nothing_before_it_begins():
-    """Lines hold beyond 2N = 12: the one that is at M from the first reaches it at its first t, 14, not before."""
-    assert bounds.extended_length(8, 6, 2, slope=0.5) == bounds.first_failure(8, 6, 2, slope=0.5) == 14
-    assert first_failure(8, 6, 2, 0.5) == 14
+@pytest.mark.parametrize(("M", "N", "E", "slope", "failure"), [(16, 14, None, 0.0625, 20), (8, 6, 2, 0.5, 14)])
+def test_small_slopes_fail_before_or_where_the_line_begins(M, N, E, slope, failure):
+    """Lines hold beyond 2N: the one that is at M from the first, in the second case, reaches it at its first t, 14."""
+    assert bounds.extended_length(M, N, E, slope) == bounds.first_failure(M, N, E, slope) == failure
+    assert first_failure(M, N, E, slope) == failure
 
 
 def test_recovered_ranges():
@@ -108,10 +105,9 @@ def test_recovered_ranges():
 def test_reach_beyond_float64_is_infinite():
     assert bounds.extended_length(4096, 2000) == math.inf
     assert bounds.extended_length(4096, 2000, 50) == math.inf
-    with pytest.raises(ValueError, match="beyond exact integers; take a smaller N than 512"):
-        bounds.first_failure(4096, 512)
-    with pytest.raises(ValueError, match="beyond exact integers; take a smaller N than 34"):
-        bounds.first_failure(64, 34)  # 3.6e16, of which float64 has every fourth number
+    for M, N in ((4096, 512), (64, 34)):  # the second is 3.6e16, of which float64 has every fourth number
+        with pytest.raises(ValueError, match=f"beyond exact integers; take a smaller N than {N}"):
+            bounds.first_failure(M, N)
 
 
 @pytest.mark.parametrize(
@@ -131,10 +127,59 @@ def test_impossible_windows_are_refused(M, N, E, message):
         bounds.extended_length(M, N, E)
 
 
-def test_positions_count_from_one():
+def test_positions_count_from_one_and_the_example_is_true():
     with pytest.raises(ValueError, match="position 0 is below 1"):
         bounds.denominator([0, 1], 2)
-
-
-def test_the_example_is_true():
     assert doctest.testmod(bounds) == (0, 1)
+
+
+def exact_reach(M: int, N: int) -> mpmath.mpf:
+    """T* as theorem 3.3's closed form states it."""
+    return 2 * N + mpmath.exp(N) * (M - 2 * sum(mpmath.exp(-j) for j in range(N)))
+
+
+@pytest.fixture(autouse=True)
+def _digits():
+    with mpmath.workdps(80):
+        yield
+
+
+def test_the_table_holds_the_powers_of_e():
+    assert list(bounds.exponentials()) == [int(mpmath.floor(mpmath.exp(N) * 2**64)) for N in range(1, 34)]
+
+
+def test_certified_failures_are_those_of_plain_arithmetic():
+    drawn, certified = random.Random(6), 0
+    for _ in range(400):
+        N = drawn.randint(1, 33)
+        M = round(10 ** drawn.uniform(0.5, 6))
+        if N >= M or M < 3:
+            continue
+        in_table = exact_reach(M, N) < bounds.LONGEST
+        assert bounds.certified_failure(M, N) == (int(exact_reach(M, N)) + 1 if in_table else None), (M, N)
+        certified += in_table
+    assert certified > 200
+
+
+def test_certified_failures_are_the_closed_forms_where_that_is_exact():
+    for M, N in ((3, 1), (3, 2), (4, 3), (16, 3), (16, 15), (64, 8), (1000, 12)):
+        assert bounds.certified_failure(M, N) == bounds.first_failure(M, N) == int(exact_reach(M, N)) + 1
+
+
+@pytest.mark.parametrize(("M", "N"), [(34, 33), (33, 32), (40, 30), (133, 29), (143, 26), (7436, 19)])
+def test_float64_is_wrong_where_the_table_says_so(M, N):
+    assert bounds.certified_failure(M, N) == int(exact_reach(M, N)) + 1
+    assert abs(bounds.first_failure(M, N) - int(exact_reach(M, N)) - 1) == 1
+
+
+@pytest.mark.parametrize(("M", "N"), [(45, 33), (2294, 29), (924311, 23), (bounds.MOST, 22)])
+def test_the_table_ends_where_it_says(M, N):
+    assert bounds.certified_failure(M, N) is not None
+    assert bounds.certified_failure(M + 1, N) is None
+    assert M == bounds.MOST or bounds.extended_length(M + 1, N) >= bounds.LONGEST
+
+
+def test_what_the_table_does_not_tell_is_none_and_what_is_impossible_is_refused():
+    assert bounds.certified_failure(4096, 512) is bounds.certified_failure(100, 34) is None
+    with pytest.raises(ValueError, match="N=8 is not below M=8"):
+        bounds.certified_failure(8, 8)

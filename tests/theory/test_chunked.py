@@ -12,10 +12,15 @@ from hypothesis import strategies as st
 from mesa.engine.attention import EXECUTORS
 from mesa.engine.schedule import Schedule
 from mesa.methods.chunked import MIDDLES
-from mesa.plan import token_index
+from mesa.plan import distances, token_index
 from theory import mesa_model
 from theory.bounds import denominator, stair_is_recovered
 from theory.chunked import (
+    chunk_denominator,
+    chunk_phases,
+    chunk_position,
+    chunk_share,
+    chunks_fail_from,
     fails_from,
     hopeless,
     last_middle_chunk,
@@ -27,6 +32,7 @@ from theory.chunked import (
     woven_bound,
 )
 from theory.claims.mesa import PAPER, SIZES, woven_first_failure
+from theory.rotary import READS, Rotary
 
 
 def distance(size, middle, prompt, t, i):
@@ -47,15 +53,15 @@ def pairs_denominator(size, middle, prompt, t):
     """D(t): both layers, pair by pair."""
 
     def seen(query):
-        found = {i: distance(size, middle, prompt, query, i) for i in range(1, query + 1)}
-        return {i: R for i, R in found.items() if R is not None}
+        R = {i: distance(size, middle, prompt, query, i) for i in range(1, query + 1)}
+        return {i: r for i, r in R.items() if r is not None}
 
     def position(query):
         R = seen(query)
-        return stepped(math.log(sum(math.exp(R[1] - each) for each in R.values())))
+        return stepped(math.log(sum(math.exp(R[1] - r) for r in R.values())))
 
     R = seen(t)
-    return sum(math.exp(position(1) - position(i) + R[1] - each) for i, each in R.items())
+    return sum(math.exp(position(1) - position(i) + R[1] - r) for i, r in R.items())
 
 
 @pytest.mark.parametrize("middle", MIDDLES)
@@ -94,7 +100,7 @@ def test_shipped_executors_give_the_constructions_attention(middle):
     plan = mesa_method(*SIZES[5], middle).plan(70)
     for layer in (0, 1):
         names = [f"blocks.{layer}.attn.hook_{part}" for part in "qkvz"]
-        query, key, value, z = (each.transpose(0, 1)[None] for each in model.captured(70, *names).values())
+        query, key, value, z = (part.transpose(0, 1)[None] for part in model.captured(70, *names).values())
         slopes = torch.ones(query.shape[1], dtype=torch.float64)
         for executor in ("dense", "fused"):
             got = EXECUTORS[executor](Schedule(plan, 0, token_index, slopes=slopes), query, key, value, 1.0)[0]
@@ -137,17 +143,20 @@ def test_bounds_anywhere(data):
         assert woven_bound(woven, T) <= 1.43 * denominator(T, N, E)
 
 
-def test_what_sees_not_all_is_refused():
+@pytest.mark.parametrize(
+    ("t", "prompt", "message"),
+    [
+        (64, None, "t=64 is inside the window M=64, where attention is plain"),
+        (72, 80, "t=72 is before the last chunk, which begins after 72 tokens"),
+    ],
+)
+def test_what_sees_not_all_is_refused(t, prompt, message):
     method = mesa_method(*SIZES[0])
-    with pytest.raises(ValueError, match="t=60 is inside the window M=64, where attention is plain"):
-        mesa_exponents(method, 60)
-    with pytest.raises(ValueError, match="t=30 is before the last chunk, which begins after 72 tokens"):
-        mesa_exponents(method, 30, 80)
-    for t, prompt in ((64, None), (72, 80)):
-        with pytest.raises(ValueError, match=f"t={t} is "):
-            mesa_exponents(method, t, prompt)
-    assert len(mesa_exponents(method, 65)) == 65
-    assert len(mesa_exponents(method, 73, 80)) == 73
+    with pytest.raises(ValueError, match=message):
+        mesa_exponents(method, t, prompt)
+    assert len(mesa_exponents(method, t + 1, prompt)) == t + 1
+    with pytest.raises(ValueError, match="prompt=16 is not cut into chunks; take more than M=16 tokens"):
+        chunk_denominator(*rotary_case("16", "count"), 16)
 
 
 def test_rounding_is_each_positions_own():
@@ -157,3 +166,64 @@ def test_rounding_is_each_positions_own():
         alone, among = rounded(np.array([just_begun])), rounded(np.array([just_begun, 20.0]))
         assert alone[0] == among[0]
     assert 6.1 < rounded(np.array([5.97]))[0] < 6.3
+
+
+CASES = {
+    "16": ({"M": 16, "slope": 0.5}, (16, 4, 2, 2, 4, 1)),
+    "24": ({"M": 24, "recovers": 30, "quarter": 40, "slope": 0.3}, (24, 6, 3, 9, 6, 2)),
+}
+
+
+def rotary_case(name, reads, middle="local"):
+    sizes, method = CASES[name]
+    return Rotary(reads=reads, **sizes), mesa_method(*method, middle)
+
+
+def rotary_by_pairs(sizes, method, prompt):
+    """Positions, and D at the end, from the plan's distances alone."""
+    away = distances(method.plan(prompt))
+    bias = np.where(away >= 0, -sizes.amplitude * np.sin(sizes.theta * away) if sizes.reads == "rotation" else 0, -99)
+    p, w = sizes.written(np.log(np.exp(bias - bias[:, :1]).sum(1)))
+    score = -sizes.amplitude * (w * w[-1].conj() * np.exp(1j * sizes.theta * away[-1])).imag
+    return p, np.exp(score - score[0]).sum()
+
+
+@pytest.mark.parametrize("middle", ["local", "woven"])
+@pytest.mark.parametrize("reads", READS)
+@pytest.mark.parametrize("name", list(CASES))
+def test_closed_forms_are_what_all_pairs_of_the_plan_say(name, reads, middle):
+    sizes, method = rotary_case(name, reads, middle)
+    for prompt in (sizes.M + 1, 2 * sizes.M + 3, 4 * sizes.M):
+        p, D = rotary_by_pairs(sizes, method, prompt)
+        np.testing.assert_allclose(chunk_position(sizes, method, prompt), p, atol=1e-9)
+        np.testing.assert_allclose(chunk_denominator(sizes, method, prompt), D, rtol=1e-10)
+
+
+def test_positions_by_hand():
+    """(M, N, E, F, L) = (16, 4, 2, 2, 4), 33 tokens: chunks end at 2, 15 and 28; the last one is beyond K = 16."""
+    read, local = rotary_case("16", "rotation")
+    assert local.chunks(33) == [0, 2, 15, 28, 33]
+    chunk = list(range(3, 16))
+    expected = [1, 2, *chunk, *chunk, *[16] * 5]
+    for reads in READS:
+        assert chunk_position(rotary_case("16", reads)[0], local, 33) == pytest.approx(expected)
+    woven = chunk_position(read, rotary_case("16", "rotation", "woven")[1], 33)
+    assert woven[2:15] == pytest.approx(chunk)  # the first chunk's neighbour
+    assert woven[15:18] == pytest.approx([8, 9.491, 11], abs=1e-3)
+    assert (woven[15:28] >= chunk).all()
+
+
+@pytest.mark.parametrize(("name", "reads", "bounds"), [
+    ("16", "rotation", (24, 45)), ("16", "count", (24, 59)), ("24", "rotation", None), ("24", "count", None),
+])  # fmt: skip
+def test_what_must_fail_fails(name, reads, bounds):
+    sizes, method = rotary_case(name, reads)
+    start, end = chunks_fail_from(sizes, method, 400)
+    assert bounds in (None, (start, end))
+    D = [chunk_denominator(sizes, method, T) for T in range(sizes.M + 1, end + 1)]
+    phases = chunk_phases(sizes, method, end)
+    share = [chunk_share(sizes, method, T, phases[T - 1]) for T in range(sizes.M + 1, end + 1)]
+    assert min(D[start - sizes.M - 1 :]) >= sizes.M > min(D)
+    assert all(part < whole for part, whole in zip(share, D, strict=True))
+    assert share[start - sizes.M - 2] < sizes.M  # the last length that need not fail
+    assert chunks_fail_from(sizes, method, start + 3) == (start, start + 3)
