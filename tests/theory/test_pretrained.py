@@ -1,4 +1,6 @@
-"""The constructions as Hugging Face models: theory's own attention is the oracle of the shipped executors."""
+"""The constructions as Hugging Face models, MPT and Llama: theory's own attention is the oracle of the executors."""
+
+from functools import partial
 
 import numpy as np
 import oracle
@@ -7,103 +9,141 @@ import torch
 
 import mesa
 import theory
+from mesa import weave
 from mesa.models import load
 from probe.capture.capture import capture_states
 from probe.capture.spec import HOOKS, CaptureSpec
-from theory.parts import POSITION, Shape
+from theory.parts import FREE, POSITION, Shape
+from theory.rotary import READS, Rotary, yarn_scale
+from theory.rotary_model import FREE as ROTARY_FREE
 
-M, N, E, LENGTH = 16, 4, 2, 60
+M, N, E, LENGTH = 16, 4, 2, 48
 CHUNKS = {"window": N, "width": E, "first": 2, "last": 6}
 METHODS = {
     "origin": mesa.Origin(trained_length=M),
     "rerope": mesa.ReRoPE(trained_length=M, window=N, log_n=False),
     "stair": mesa.StairPE(trained_length=M, window=N, width=E, log_n=False),
     "mesa": mesa.MesaExtrapolation(trained_length=M, log_n=False, split_threshold=2, **CHUNKS),
+    "ntk": mesa.DynamicNTK(trained_length=M),
+    "yarn": mesa.YaRN(trained_length=M),
 }
-SHAPE = Shape(vocabulary=257, head=3, heads=3)
+SHAPE = Shape(vocabulary=257, head=6, heads=2)
+ROTARY = {
+    "origin": {},
+    "rerope": {"weave": partial(weave.rerope, window=N)},
+    "stair": {"weave": partial(weave.stair, window=N, width=E)},
+    "ntk": {"factors": tuple((4 * LENGTH / M - 3) ** np.array([0, -0.5, -1.0]))},
+    "yarn": {"factors": (1.0, 0.25, 0.25), "grown": yarn_scale(4)},
+}
 
 
-def by_theory(name: str) -> theory.Construction:
-    if name == "rerope":
-        return theory.woven_model(M, N, shape=SHAPE)
-    if name == "stair":
-        return theory.stair_model(M, N, E, shape=SHAPE)
-    plain = theory.plain_model(M, shape=SHAPE)
-    if name == "origin":
-        return plain
+def by_pairs() -> theory.Construction:
+    """The plain construction with Mesa's distances, pair by pair."""
     sizes = {"trained": M, "prompt": LENGTH, "split": 2, **CHUNKS}
     pairs = [[oracle.relative("mesa", t, i, **sizes) for i in range(LENGTH)] for t in range(LENGTH)]
-    return plain.with_distances(np.array([[-1 if pair is None else pair for pair in row] for row in pairs], float))
+    table = np.array([[-1 if pair is None else pair for pair in row] for row in pairs], float)
+    return theory.plain_model(M, shape=SHAPE).with_distances(table)
 
 
-@pytest.fixture(scope="module")
-def built():
-    return theory.build("plain", M=M, shape=SHAPE)
+class Family:
+    """A built model and its oracles by method: MPT for 'bias', else a Llama that reads positions that way."""
+
+    def __init__(self, reads: str) -> None:
+        rotary = {"M": M, "reads": reads, "shape": SHAPE, "pair": 1}
+        if reads == "bias":
+            self.built = theory.build("plain", M=M, shape=SHAPE)
+            self.oracles = {"origin": theory.plain_model(M, shape=SHAPE), "mesa": by_pairs()}
+            self.oracles["rerope"] = theory.woven_model(M, N, shape=SHAPE)
+            self.oracles["stair"] = theory.stair_model(M, N, E, shape=SHAPE)
+        else:
+            self.built = theory.build("rotary", **rotary)
+            self.oracles = {name: theory.construction("rotary", **rotary, **more) for name, more in ROTARY.items()}
+        self.free = FREE if reads == "bias" else ROTARY_FREE
+        self.states = lambda tokens: self.built.base_model(tokens).last_hidden_state
 
 
-@pytest.fixture(scope="module")
-def folder(built, tmp_path_factory):
-    return theory.save(built, tmp_path_factory.mktemp("built"))
+@pytest.fixture(scope="module", params=["bias", *READS])
+def family(request):
+    return Family(request.param)
 
 
-def deviation(found, expected):
-    return float(((found - expected).abs() / expected.abs().clamp(min=1)).max())
+def deviation(states, expected):
+    return float(((states - expected).abs() / expected.abs().clamp(min=1)).max())
 
 
-@pytest.mark.parametrize("executor", ["dense", "fused"])
-@pytest.mark.parametrize("name", list(METHODS))
-def test_executors_agree_with_theorys_own_attention(built, name, executor):
+def test_executors_agree_with_theorys_own_attention(family):
     """In float32 they are 1e-5 apart, another method further than 0.1."""
-    own = by_theory(name)
-    tokens = own.tokens(LENGTH)
-    with torch.no_grad(), mesa.applied(built, METHODS[name], executor=executor):
-        found = built.transformer(tokens).last_hidden_state
-    expected = own(tokens)
-    assert deviation(found[..., : POSITION + 1], expected[..., : POSITION + 1]) < 1e-12
-    assert deviation(found, expected) < 1e-10
-    others = [by_theory(other)(tokens) for other in METHODS if other != name]
-    assert min(deviation(found, other) for other in others) > 0.1
+    tokens = family.oracles["origin"].tokens(LENGTH)
+    expected = {name: model(tokens) for name, model in family.oracles.items()}
+    for name, states in expected.items():
+        for executor in ("dense", "fused"):
+            with torch.no_grad(), mesa.applied(family.built, METHODS[name], executor=executor):
+                computed = family.states(tokens)
+            assert deviation(computed[..., : family.free], states[..., : family.free]) < 1e-12, name
+            assert deviation(computed, states) < 1e-10, name
+        assert min(deviation(computed, expected[other]) for other in expected if other != name) > 0.1, name
 
 
-def test_without_a_method_it_is_the_plain_construction(built):
-    assert built.config.max_seq_len == M
-    own = by_theory("origin")
-    tokens = own.tokens(LENGTH)
-    assert deviation(built.transformer(tokens).last_hidden_state, own(tokens)) < 1e-10
-    first = built(tokens[:, :40], use_cache=True)
-    rest = built(tokens[:, 40:], past_key_values=first.past_key_values)
-    assert deviation(rest.logits, built(tokens).logits[:, 40:]) < 1e-10
+def test_without_a_method_and_decoded_it_is_the_plain_construction(family):
+    tokens = family.oracles["origin"].tokens(LENGTH)
+    assert deviation(family.states(tokens), family.oracles["origin"](tokens)) < 1e-10
+    first = family.built(tokens[:, :20], use_cache=True)
+    rest = family.built(tokens[:, 20:], past_key_values=first.past_key_values)
+    assert deviation(torch.cat([first.logits, rest.logits], 1), family.built(tokens).logits) < 1e-10
 
 
-def test_a_construction_without_positions_is_one_too():
-    own, made = theory.nope_model(M, 0.3, shape=SHAPE), theory.build("nope", M=M, H=0.3, shape=SHAPE)
-    tokens = own.tokens(LENGTH)
-    with torch.no_grad(), mesa.applied(made, METHODS["origin"]):
-        assert deviation(made.transformer(tokens).last_hidden_state, own(tokens)) < 1e-10
+@pytest.mark.parametrize("reads", READS)
+@pytest.mark.parametrize("name", list(ROTARY))
+def test_closed_form_is_theorys_own_model(reads, name):
+    options = dict(ROTARY[name])
+    model = theory.construction("rotary", M=M, reads=reads, shape=SHAPE, pair=1, **options)
+    if "factors" in options:
+        options["factor"] = options.pop("factors")[1]
+    sizes, t = Rotary(M=M, reads=reads, pairs=3, pair=1), np.arange(1, LENGTH + 1)
+    np.testing.assert_allclose(1 / model.bos_attention(LENGTH), sizes.denominator(t, **options), rtol=1e-11)
+    np.testing.assert_allclose(model.recovered_position(LENGTH), sizes.position(LENGTH, **options), atol=1e-10)
 
 
-def test_all_hooks_of_probe_are_there_on_a_saved_one(built, folder):
+def test_logits_read_the_free_directions_and_the_config_has_the_window(family):
+    read, written = family.built.lm_head.weight, family.built.get_input_embeddings().weight
+    assert not read[:, : family.free].any()
+    assert torch.equal(read[:, family.free :], written[:, family.free :])
+    config = family.built.config
+    assert (config.max_seq_len if hasattr(config, "max_seq_len") else config.max_position_embeddings) == M
+
+
+def test_a_saved_one_has_every_hook_and_its_words_come_back(family, tmp_path):
     """o_t is attn_out's third dimension: below H beyond M under Origin, above it under the weave."""
-    loaded = load(str(folder))
+    loaded = load(str(theory.save(family.built, tmp_path)))
     assert loaded.model.dtype == torch.float64
-    assert all(torch.equal(weight, built.state_dict()[name]) for name, weight in loaded.model.state_dict().items())
+    weights = family.built.state_dict()
+    assert all(torch.equal(weight, weights[name]) for name, weight in loaded.model.state_dict().items())
+    if hasattr(family.built, "model"):
+        angles = loaded.model.model.rotary_emb.inv_freq
+        assert angles.dtype == torch.float64
+        assert torch.equal(angles, family.built.model.rotary_emb.inv_freq)
     ids = loaded.tokenizer("a text, and émore of it" * 3)["input_ids"][:LENGTH]
     assert (ids[0], min(ids[1:]) > 0) == (0, True)
+    assert loaded.tokenizer.decode(loaded.tokenizer(" hello, wörld\n")["input_ids"][1:]) == " hello, wörld\n"
     bridge = mesa.bridge(loaded.model, loaded.tokenizer)
     t = np.arange(1, LENGTH + 1)
-    for name, above in (("origin", t < M), ("stair", np.full(LENGTH, True))):
+    for name, above in (("origin", t < M), ("rerope", np.full(LENGTH, True))):
         for hooks in (HOOKS.keys() - {"q", "k", "v", "z"}, ("q", "k", "v", "z")):
             states = capture_states(bridge, ids, METHODS[name], CaptureSpec(hooks=tuple(hooks)))
             assert states.keys() == set(hooks)
             if "attn_out" in hooks:
                 o = states["attn_out"].sel(layer=1, dim=POSITION).values
-                far = (t != M) & (t < theory.extended_length(M, N, E))
-                assert ((o > 0.5) == above)[far].all()
+                assert ((o > 0.5) == above)[t != M].all()
 
 
-def test_words_come_back_from_the_tokenizer(folder):
-    tokenizer = load(str(folder)).tokenizer
-    assert tokenizer.decode(tokenizer(" hello, wörld\n")["input_ids"][1:]) == " hello, wörld\n"
+@pytest.mark.parametrize(("name", "methods"), [("nope", ["origin"]), ("rotary_nope", list(ROTARY))])
+def test_keys_alike_are_theorem_31_under_every_method(name, methods):
+    model = theory.build(name, M=M, H=0.3, shape=SHAPE)
+    tokens = theory.nope_model(M, shape=SHAPE).tokens(LENGTH)
+    for method in methods:
+        with torch.no_grad(), mesa.applied(model, METHODS[method]):
+            o = model.base_model(tokens).last_hidden_state[0, :, POSITION]
+        assert deviation(o, M / torch.arange(1, LENGTH + 1).double() - 0.7) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -115,6 +155,8 @@ def test_words_come_back_from_the_tokenizer(folder):
             lambda: theory.save(theory.build("nope", M=M, shape=Shape(vocabulary=258)), "x"),
             "vocabulary=258 is not the 257 tokens",
         ),
+        (lambda: theory.build("rotary", M=8, shape=Shape(head=3)), "head=3, model=8 do not fit; take an even head"),
+        (lambda: theory.build("rotary", M=8, shape=Shape(heads=3)), "model=8 is no multiple of heads=3, as Llama's"),
     ],
 )
 def test_what_cannot_be_built_or_saved_is_refused(make, message):
