@@ -1,6 +1,6 @@
 """The README's table of families and methods, from `mesa.check` on a tiny random model of every family.
 
-`python benchmarks/support.py` prints it (two minutes); a family is added in tests/mesa/engine/test_families.py.
+`python benchmarks/support.py` prints it (two minutes); a family is added in tests/helpers/families.py.
 """
 
 import sys
@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers"), str(ROOT / "tests" / "mesa" / "engine")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
 
-import test_families as families  # noqa: E402
+import families  # noqa: E402
 import tiny  # noqa: E402
 
 import mesa  # noqa: E402

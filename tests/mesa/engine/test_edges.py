@@ -5,11 +5,11 @@ import io
 from dataclasses import dataclass, replace
 
 import cases
-import families
 import pytest
 import tiny
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+from families import build, dynamic_llama
 from transformers.models.bloom.modeling_bloom import BloomAttention
 from transformers.models.llama.modeling_llama import LlamaAttention
 
@@ -41,17 +41,17 @@ def refused(model, method, message, executor="fused"):
 class TestALiBi:
     def test_mpt_is_as_trained_where_transformers_ignores_its_config(self):
         """Slopes of 4 heads, by MPT's formula: 2 ** -(maximum * head / 4)."""
-        model = families.mpt(alibi_bias_max=16)
+        model = build("mpt", attn_config={"alibi_bias_max": 16})
         with (
             pytest.warns(UserWarning, match="alibi_bias_max=16, which methods follow, Origin included"),
             mesa.applied(model, cases.method("origin")) as attachment,
         ):
             assert attachment.slopes.tolist() == [2**-4, 2**-8, 2**-12, 2**-16]
-        with mesa.applied(families.mpt(), cases.method("origin")) as attachment:
+        with mesa.applied(build("mpt"), cases.method("origin")) as attachment:
             assert attachment.slopes.tolist() == [2**-2, 2**-4, 2**-6, 2**-8]
 
     @pytest.mark.parametrize(
-        "build", [lambda: families.bloom(attention_dropout=0.5), lambda: families.mpt(attn_pdrop=1)]
+        "build", [lambda: build("bloom", attention_dropout=0.5), lambda: build("mpt", attn_config={"attn_pdrop": 1})]
     )
     def test_attention_dropout_is_refused_in_training_only(self, build):
         model, method = build(), cases.method("rerope")
@@ -59,15 +59,15 @@ class TestALiBi:
         assert torch.isfinite(logits(model.eval(), tokens(), method)).all()
 
     def test_blooms_other_dropout_is_the_models_own(self):
-        model, found = families.bloom(hidden_dropout=0.5).train(), []
+        model, found = build("bloom", hidden_dropout=0.5).train(), []
         for method in (None, cases.method("origin")):
             torch.manual_seed(0)
             found.append(logits(model, tokens(), method))
         torch.testing.assert_close(found[1], found[0], atol=5e-6, rtol=0)
 
-    @pytest.mark.parametrize("build", [families.bloom, families.mpt])
-    def test_a_forward_on_a_module_is_refused_and_kept(self, build):
-        model = build()
+    @pytest.mark.parametrize("family", ["bloom", "mpt"])
+    def test_a_forward_on_a_module_is_refused_and_kept(self, family):
+        model = build(family)
         module = attentions(model)[1]
         module.forward = own = lambda *args, **kwargs: type(module).forward(module, *args, **kwargs)
         refused(model, cases.method("rerope"), r"Attention has a forward of its own.*`del module.forward`")
@@ -75,9 +75,9 @@ class TestALiBi:
         del module.forward
         assert torch.isfinite(logits(model, tokens(), cases.method("rerope"))).all()
 
-    @pytest.mark.parametrize("build", [families.bloom, families.mpt])
-    def test_accelerates_hooks_run_and_stay(self, build):
-        model, ran = build(), []
+    @pytest.mark.parametrize("family", ["bloom", "mpt"])
+    def test_accelerates_hooks_run_and_stay(self, family):
+        model, ran = build(family), []
 
         class Seen(AlignDevicesHook):
             def pre_forward(self, module, *args, **kwargs):
@@ -100,7 +100,7 @@ class TestALiBi:
             def forward(self, *args, **kwargs):
                 return super().forward(*args, **kwargs)
 
-        model, method = families.bloom(), cases.method("rerope")
+        model, method = build("bloom"), cases.method("rerope")
         expected = logits(model, tokens(), method)
         for module in attentions(model):
             module.__class__ = Mine
@@ -130,7 +130,7 @@ class TestRotary:
 
     @pytest.mark.parametrize("part", [{"layers": (1,)}, {"heads": {1: (0,)}}])
     def test_parts_of_a_model_whose_base_follows_the_length_are_refused(self, part):
-        model = families.dynamic_llama()
+        model = dynamic_llama()
         message = rf"rerope: {next(iter(part))} cannot be chosen on this llama model: .*'rope_theta': 10000.0"
         refused(model, cases.method("rerope", **part), message)
         assert torch.equal(logits(model, tokens(), cases.method("origin", **part)), logits(model, tokens()))
@@ -140,7 +140,7 @@ class TestRotary:
     @pytest.mark.parametrize("name", ["origin", "rerope", "mesa"])
     def test_a_padded_row_has_the_frequencies_of_its_own_length(self, name):
         """Rows of 16 and of 40 tokens: LongRoPE's short and long frequencies change at 24."""
-        model, ids, method = families.long_rope(), tokens(3, 40), cases.method(name)
+        model, ids, method = build("phi3 longrope"), tokens(3, 40), cases.method(name)
         mask = torch.ones_like(ids)
         mask[0, :24] = mask[2, :3] = 0
         batch = logits(model, ids, method, attention_mask=mask)
@@ -153,7 +153,7 @@ class TestRotary:
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: torch.save(model, io.BytesIO())])
 @pytest.mark.parametrize("part", [lambda model: model, lambda model: model.get_decoder()])
 def test_an_attached_model_is_not_copied(family, copied, part):
-    model = families.MODELS[family]()
+    model = build(family)
     message = "rerope is attached to this model, which can be copied or pickled only before or after the `with` block"
     with mesa.applied(model, cases.method("rerope")), pytest.raises(RuntimeError, match=message):
         copied(part(model))

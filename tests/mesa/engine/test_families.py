@@ -1,50 +1,22 @@
 """Every supported family, as a tiny random model: Origin is the stock model, and both executors agree beyond it."""
 
-from functools import cache
-
 import cases
 import numpy as np
 import oracle
 import pytest
 import tiny
 import torch
+from families import FAMILIES, GROUPED, build, dynamic_llama, shared
 from transformers import (
     AttentionInterface,
-    BloomConfig,
-    BloomForCausalLM,
     DynamicCache,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3Config,
     Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
-    Gemma3TextConfig,
-    GemmaConfig,
-    GemmaForCausalLM,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    MptConfig,
-    MptForCausalLM,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PhiConfig,
-    PhiForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-    StableLmConfig,
-    StableLmForCausalLM,
 )
 
 import mesa
@@ -52,94 +24,6 @@ from mesa.engine.attention import EXECUTORS
 from mesa.engine.schedule import Schedule
 from mesa.models import load
 from probe.capture.bridge import bridge_to
-
-SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": cases.TRAINED,
-    "bos_token_id": 0,
-    "eos_token_id": None,
-    "pad_token_id": 1,
-}
-GROUPED = {**SIZES, "num_key_value_heads": 2}
-LONG_ROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "short_factor": [1.0, 1.1],
-    "long_factor": [2.0, 3.0],
-    "original_max_position_embeddings": cases.TRAINED,
-    "partial_rotary_factor": 0.5,
-    "factor": 4.0,
-}
-HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-BY_LAYER = {
-    "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
-    "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4},
-}
-KINDS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 17}
-FAMILIES = {
-    "llama": lambda: tiny.model(),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**GROUPED, sliding_window=None)),
-    "mistral sliding": lambda: MistralForCausalLM(MistralConfig(**GROUPED, sliding_window=17)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**GROUPED)),
-    "qwen2 sliding": lambda: Qwen2ForCausalLM(
-        Qwen2Config(**GROUPED, use_sliding_window=True, sliding_window=17, max_window_layers=1)
-    ),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**GROUPED, head_dim=8)),
-    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**GROUPED, rope_parameters={"rope_type": "default", "rope_theta": 1e4})),
-    "phi3 longrope": lambda: Phi3ForCausalLM(
-        Phi3Config(
-            **{**GROUPED, "max_position_embeddings": 4 * cases.TRAINED},
-            original_max_position_embeddings=cases.TRAINED,
-            rope_parameters=LONG_ROPE,
-        )
-    ),
-    "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES, rope_parameters=HALF)),
-    "gemma": lambda: GemmaForCausalLM(GemmaConfig(**GROUPED, head_dim=8)),
-    "gemma3_text": lambda: gemma3(),
-    "phi": lambda: PhiForCausalLM(PhiConfig(**GROUPED, rope_parameters=HALF)),
-    "phi norms": lambda: PhiForCausalLM(PhiConfig(**GROUPED, rope_parameters=HALF, qk_layernorm=True)),
-    "stablelm": lambda: StableLmForCausalLM(StableLmConfig(**GROUPED, rope_parameters=HALF)),
-    "stablelm parallel": lambda: StableLmForCausalLM(
-        StableLmConfig(**GROUPED, rope_parameters=HALF, use_parallel_residual=True, qk_layernorm=True)
-    ),
-    "olmo2": lambda: Olmo2ForCausalLM(Olmo2Config(**GROUPED)),
-    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**GROUPED, num_local_experts=4)),
-    "mixtral sliding": lambda: MixtralForCausalLM(MixtralConfig(**GROUPED, num_local_experts=4, sliding_window=17)),
-    "qwen3_moe": lambda: Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(
-            **GROUPED, head_dim=8, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2, mlp_only_layers=[0]
-        )
-    ),
-    "mpt": lambda: MptForCausalLM(
-        MptConfig(vocab_size=97, d_model=32, n_layers=3, n_heads=4, max_seq_len=128, expansion_ratio=2)
-    ),
-    "bloom": lambda: BloomForCausalLM(
-        BloomConfig(vocab_size=97, hidden_size=32, n_layer=3, n_head=4, bos_token_id=0, eos_token_id=None)
-    ),
-}
-
-
-def gemma3(**changes):
-    given = {"head_dim": 8, "query_pre_attn_scalar": 8, "rope_parameters": BY_LAYER, **KINDS}
-    return Gemma3ForCausalLM(Gemma3TextConfig(**{**GROUPED, **given, **changes}))
-
-
-def build(family):
-    torch.manual_seed(0)
-    model = FAMILIES[family]().eval()
-    with torch.no_grad():  # so that positions matter
-        for name, weight in model.named_parameters():
-            parts = ("q_proj.weight", "k_proj.weight", "qkv", "query_key_value.weight")
-            if family != "llama" and any(part in name for part in parts):
-                weight *= 10
-    return model
-
-
-built = cache(build)  # for what leaves a model as it was
 
 
 def tokens(batch, length, seed=0):
@@ -173,32 +57,29 @@ def tokenizer():
 @pytest.mark.parametrize("executor", ["dense", "fused"])
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_origin_equals_the_stock_model(family, executor):
-    model = built(family)
+    model = shared(family)
     stock, real = decoded(model, *padded())
     with mesa.applied(model, mesa.Origin(trained_length=cases.TRAINED), executor=executor):
         ours, _ = decoded(model, *padded())
     torch.testing.assert_close(ours[real], stock[real], atol=5e-6, rtol=0)
 
 
-EVERY_METHOD = ("mistral sliding", "phi3 longrope", "gpt_neox", "gemma3_text", "mpt")
-"""Sliding windows, rotary of whole, half and long heads, frequencies by layer, joint projections, ALiBi.
-
-Llama under every method is in test_plug.py.
-"""
-SOME_METHODS = ("rerope", "dynamic-ntk", "mesa")
-
-PAIRS = [
-    pytest.param(family, name, marks=[] if family in EVERY_METHOD or name in SOME_METHODS else pytest.mark.slow)
+PAIRS = [("llama", name) for name in cases.CASES]
+PAIRS += [(family, name) for family in FAMILIES if family != "llama" for name in ("rerope", "mesa")]
+"""Every method on one family, two methods on every family; Origin is held to the stock model above."""
+SLOW_PAIRS = [
+    pytest.param(family, name, marks=pytest.mark.slow)
     for family in FAMILIES
     for name in cases.CASES
-    if not (family in ("mpt", "bloom") and mesa.METHODS[name].needs_rotary)
+    if (family, name) not in PAIRS
+    and not (family in ("mpt", "bloom") and mesa.METHODS[name].needs_rotary)
     and not (family in ("phi3 longrope", "gemma3_text") and mesa.METHODS[name].needs_base)
 ]
 
 
-@pytest.mark.parametrize(("family", "name"), PAIRS)
+@pytest.mark.parametrize(("family", "name"), [*PAIRS, *SLOW_PAIRS])
 def test_executors_agree_and_padding_changes_nothing(family, name):
-    model, (ids, mask, steps) = built(family), padded()
+    model, (ids, mask, steps) = shared(family), padded()
     results = []
     for executor in ("dense", "fused"):
         with mesa.applied(model, cases.method(name), executor=executor):
@@ -228,7 +109,7 @@ def kept_weights(attachment, layer):
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_heads_are_chosen_in_prefill_and_decoding(family):
     """The weights of a layer's heads depend on those of the layers below alone; the sliding layers' keys drop out."""
-    model, (ids, mask, more) = built(family), padded()
+    model, (ids, mask, more) = shared(family), padded()
     steps = more[:, :2]
     in_heads, in_layer = ({"heads": {1: (0, 1, 3)}}, {"layers": (1,)})
     weights, logits = {}, {}
@@ -248,7 +129,7 @@ def test_heads_are_chosen_in_prefill_and_decoding(family):
 
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_methods_change_what_lies_beyond_their_window_and_the_model_is_restored(family):
-    model, ids = built(family), tokens(1, 60)
+    model, ids = shared(family), tokens(1, 60)
     with torch.no_grad():
         before = model(ids).logits
         with mesa.applied(model, cases.method("rerope")):
@@ -275,12 +156,15 @@ def test_gemma2_is_refused_with_the_reason():
 )
 def test_gemma3_is_refused_where_a_plan_does_not_say_what_is_seen(changes, message):
     message = f"model type 'gemma3_text' is not supported: {message}"
-    with pytest.raises(ValueError, match=message), mesa.applied(gemma3(**changes), cases.method("rerope")):
+    with (
+        pytest.raises(ValueError, match=message),
+        mesa.applied(build("gemma3_text", **changes), cases.method("rerope")),
+    ):
         pass
 
 
 def test_gemma3_with_images_is_refused_and_its_text_model_is_the_way_round(tmp_path):
-    text = gemma3().config
+    text = build("gemma3_text").config
     vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     vision |= {"image_size": 4, "patch_size": 2}
     config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=96)
@@ -332,7 +216,7 @@ def by_formula(query, key, scale, config, layer, window):
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("mpt", "bloom", "phi3 longrope")])
 def test_positions_are_each_familys_own(family, layer):
     """Without positions, queries and keys are as they were before rotation; that is what the formula is given."""
-    model, ids, raw = built(family), tokens(1, 40), {}
+    model, ids, raw = shared(family), tokens(1, 40), {}
 
     def look(number, heads, schedule, query, key, scale):
         if number == layer:
@@ -356,7 +240,7 @@ def right_padded():
 @torch.no_grad()
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_padding_on_the_right_changes_nothing(family):
-    model, (ids, mask) = built(family), right_padded()
+    model, (ids, mask) = shared(family), right_padded()
     stock, real = model(ids, attention_mask=mask).logits, mask.bool()
     for executor in ("dense", "fused"):
         with mesa.applied(model, mesa.Origin(trained_length=cases.TRAINED), executor=executor):
@@ -371,7 +255,7 @@ def test_padding_on_the_right_changes_nothing(family):
 @pytest.mark.parametrize("family", ["mpt", "bloom"])
 @pytest.mark.parametrize("name", ["dynamic-ntk", "ntk-mixed", "yarn"])
 def test_methods_on_frequencies_are_refused_for_alibi(family, name):
-    model = built(family)
+    model = shared(family)
     message = f"{name} cannot be attached to model type '{family}': it changes rotary frequencies, and ALiBi has none"
     with pytest.raises(ValueError, match=message), mesa.applied(model, cases.method(name)):
         pass
@@ -416,7 +300,7 @@ def test_yarn_is_refused_where_frequencies_are_scaled_already(kind):
 def test_yarn_is_refused_where_the_frequencies_of_some_layers_are_scaled():
     with (
         pytest.raises(ValueError, match=r"yarn cannot .*rope_type 'linear'"),
-        mesa.applied(gemma3(), cases.method("yarn")),
+        mesa.applied(build("gemma3_text"), cases.method("yarn")),
     ):
         pass
 
@@ -497,14 +381,6 @@ def test_a_long_input_before_leaves_no_trace(family):
                 results.append(model(ids).logits)
             model(tokens(1, 6 * cases.TRAINED))  # stock: transformers changes the frequencies in place
     torch.testing.assert_close(results[1], results[0], atol=0, rtol=0)
-
-
-def dynamic_llama():
-    torch.manual_seed(0)
-    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
-    return LlamaForCausalLM(
-        LlamaConfig(**{**GROUPED, "max_position_embeddings": cases.TRAINED}, rope_parameters=rope)
-    ).eval()
 
 
 @pytest.mark.parametrize("executor", ["fused", "dense"])

@@ -139,21 +139,6 @@ def test_gradients_are_those_of_the_whole_runs():
     assert all((one - two).abs().max() > 1e-2 for one, two in zip(wanted, other, strict=True))
 
 
-def test_gradients_flow_through_a_model():
-    model = tiny.model()
-    with mesa.applied(model, cases.method("mesa", heads={1: (2,)}), executor="dense"):
-        model(tokens(1, 40)).logits.sum().backward()
-    assert all(layer.self_attn.k_proj.weight.grad.abs().max() > 0 for layer in model.model.layers)
-
-
-def test_fused_refuses_gradients(model):
-    with (
-        mesa.applied(model, cases.method("rerope", heads={1: (2,)})),
-        pytest.raises(RuntimeError, match="no gradients"),
-    ):
-        model(tokens(1, 10))
-
-
 @pytest.mark.parametrize("executor", ["dense", "fused"])
 @pytest.mark.parametrize("name", list(cases.CASES))
 def test_all_heads_of_layers_are_the_layers(model, name, executor):

@@ -1,9 +1,9 @@
 """What is left of accuracy in half precision, under autocast, and whatever torch's default dtype is."""
 
 import cases
-import families
 import pytest
 import torch
+from families import build
 from transformers import DynamicCache
 
 import mesa
@@ -87,17 +87,17 @@ def stepwise(model, method, executor):
 
 
 @pytest.mark.parametrize("executor", ["fused", "dense"])
-@pytest.mark.parametrize("family", ["llama", "mpt", "longrope"])
+@pytest.mark.parametrize("family", ["llama", "mpt", "phi3 longrope"])
 @pytest.mark.parametrize("name", ["origin", "rerope", "lm-infinite", "mesa"])
 def test_autocast_rounds_and_no_more(family, name, executor):
-    model, method = families.MODELS[family](), cases.method(name)
+    model, method = build(family), cases.method(name)
     exact = stepwise(model, method, executor)
     with torch.autocast("cpu", torch.bfloat16):
         rounded = stepwise(model, method, executor)
     assert 0 < (rounded - exact).pow(2).mean().sqrt() < 0.02 * exact.std()
 
 
-THIRDS = [(family, "leaky-rerope") for family in ("llama", "mpt", "longrope")]
+THIRDS = [(family, "leaky-rerope") for family in ("llama", "mpt", "phi3 longrope")]
 
 
 @pytest.fixture(params=[torch.float64, torch.bfloat16, torch.float16], ids=str)
@@ -113,9 +113,9 @@ def default_dtype(request):
 
 
 @pytest.mark.parametrize("executor", ["fused", "dense"])
-@pytest.mark.parametrize(("family", "name"), [("llama", "dynamic-ntk"), ("longrope", "mesa"), *THIRDS])
+@pytest.mark.parametrize(("family", "name"), [("llama", "dynamic-ntk"), ("phi3 longrope", "mesa"), *THIRDS])
 def test_the_default_dtype_has_no_influence(family, name, executor, default_dtype):
-    model = families.MODELS[family]()
+    model = build(family)
     method = cases.method(name, **({"k": 3.0} if name == "leaky-rerope" else {}))  # thirds need all bits
     expected = stepwise(model, method, executor)
     default_dtype()
@@ -126,7 +126,7 @@ def test_the_default_dtype_has_no_influence(family, name, executor, default_dtyp
 
 @torch.no_grad()
 def test_alibis_scores_in_bfloat16_are_hooked_in_float32():
-    ids, model = tokens(2, 60), families.mpt().bfloat16()
+    ids, model = tokens(2, 60), build("mpt").bfloat16()
     mask = torch.ones_like(ids)
     mask[0, :9] = 0
     bridge = mesa.bridge(model, load().tokenizer)
