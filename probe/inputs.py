@@ -14,7 +14,7 @@ from mesa.decoder import layers_of
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.models import Loaded, tokenizer_of
 from probe.capture.capture import check_distinct
-from probe.plan import ProbePlan, measuring
+from probe.plan import ProbePlan, evaluation_plan
 from probe.store import store
 from probe.store.reader import FINGERPRINTS
 from probe.tasks import score, sources
@@ -26,37 +26,37 @@ from probe.tasks.retrieval import first_ids
 _TRIED = 64  # tokens
 
 
-def prepare(made: ProbePlan) -> tuple[list[np.ndarray], dict[str, list[int]]]:
+def prepare(plan: ProbePlan) -> tuple[list[np.ndarray], dict[str, list[int]]]:
     """Texts and prompts as token ids; what cannot be built is told before the weights are loaded."""
-    request = made.request
+    request = plan.request
     tokenizer = tokenizer_of(request.model, **request.source)
     texts = None if request.text is None else sources.texts(str(request.text))
     documents = score.heldout_ids(tokenizer, texts)
-    tokens = _prompt_tokens(tokenizer, made, documents)
+    tokens = _prompt_tokens(tokenizer, plan, documents)
     if request.samples:
-        setting = measuring(made, documents).setting
+        setting = evaluation_plan(plan, documents).setting
         for task in (PASSKEY, TAIL):
-            task.check(tokenizer, min(made.lengths), setting)
+            task.check(tokenizer, min(plan.lengths), setting)
     return documents, tokens
 
 
-def token_texts(made: ProbePlan, tokens: Mapping[str, Sequence[int]]) -> xr.Dataset:
+def token_texts(plan: ProbePlan, tokens: Mapping[str, Sequence[int]]) -> xr.Dataset:
     """Ids and texts (prompt, position) of the tokens at the positions that are kept."""
-    tokenizer: Any = tokenizer_of(made.request.model, **made.request.source)
-    ids = np.array([[each[position] for position in made.kept.positions] for each in tokens.values()], np.int64)
+    tokenizer: Any = tokenizer_of(plan.request.model, **plan.request.source)
+    ids = np.array([[each[position] for position in plan.kept.positions] for each in tokens.values()], np.int64)
     texts = {token: tokenizer.decode([token]) for token in np.unique(ids).tolist()}
     dims = ("prompt", "position")
     return xr.Dataset(
         {"id": (dims, ids), "text": (dims, np.vectorize(texts.__getitem__, otypes=[object])(ids))},
-        {"prompt": list(tokens), "position": made.kept.positions},
+        {"prompt": list(tokens), "position": plan.kept.positions},
     )
 
 
 def fingerprints(
-    made: ProbePlan, documents: Sequence[np.ndarray], tokens: Mapping[str, Sequence[int]]
+    plan: ProbePlan, documents: Sequence[np.ndarray], tokens: Mapping[str, Sequence[int]]
 ) -> dict[str, str]:
     """What a store records, beside the names it was given, of texts, prompts and weights."""
-    known = identity(made.request.model, made.config)
+    known = identity(plan.request.model, plan.config)
     return {
         "inputs": ids_fingerprint([*documents, *tokens.values()]),
         **{name: known[name] for name in FINGERPRINTS if name in known},
@@ -64,43 +64,43 @@ def fingerprints(
 
 
 @torch.no_grad()
-def check_values(loaded: Loaded, made: ProbePlan, ids: list[int]) -> None:
-    """Raises ValueError where a short pass shows values that the store cannot hold: before hours of measuring."""
+def check_values(loaded: Loaded, plan: ProbePlan, ids: list[int]) -> None:
+    """Raises ValueError where a short pass shows values that the store cannot hold: before hours of evaluation_plan."""
     model: Any = loaded.model
     layers = layers_of(model)
-    dims, seen = torch.tensor(made.kept.dims), {}
+    dims, seen = torch.tensor(plan.kept.dims), {}
 
     def keep(module: Any, args: Any, output: Any, layer: int) -> None:
         states = output[0] if isinstance(output, tuple) else output
         width = states.shape[-1]
         seen[layer] = states[0][:, (dims[dims < width]).to(states.device)].float().cpu().numpy()
 
-    handles = [layers[layer].register_forward_hook(partial(keep, layer=layer)) for layer in made.kept.layers]
+    handles = [layers[layer].register_forward_hook(partial(keep, layer=layer)) for layer in plan.kept.layers]
     try:
         model(torch.tensor([ids[:_TRIED]], device=model.device), use_cache=False)
     finally:
         for handle in handles:
             handle.remove()
     for layer, values in seen.items():
-        store.check_values(values, np.dtype(made.request.spec.dtype), f"layer {layer}")
+        store.check_values(values, np.dtype(plan.request.spec.dtype), f"layer {layer}")
 
 
-def _prompt_tokens(tokenizer: Any, made: ProbePlan, documents: list[np.ndarray]) -> dict[str, list[int]]:
-    """Token ids of every prompt, each of `made.length` tokens, with the special tokens that come first."""
+def _prompt_tokens(tokenizer: Any, plan: ProbePlan, documents: list[np.ndarray]) -> dict[str, list[int]]:
+    """Token ids of every prompt, each of `plan.length` tokens, with the special tokens that come first."""
     first = list(first_ids(tokenizer))
-    room = made.length - len(first)
-    if 2 * made.period > room:
+    room = plan.length - len(first)
+    if 2 * plan.period > room:
         raise ValueError(
-            f"--prompt {made.request.word[:20]!r} has {made.period} tokens, which --length {made.length} does not "
+            f"--prompt {plan.request.word[:20]!r} has {plan.period} tokens, which --length {plan.length} does not "
             "repeat; give a shorter word or a longer pass"
         )
-    repeated, _ = repeated_word(tokenizer, made.request.word, made.length)
-    windows = score.text_windows(documents, room, made.request.texts) if made.request.texts else []
-    if len(windows) < made.request.texts:
+    repeated, _ = repeated_word(tokenizer, plan.request.word, plan.length)
+    windows = score.text_windows(documents, room, plan.request.texts) if plan.request.texts else []
+    if len(windows) < plan.request.texts:
         raise ValueError(
-            f"--texts {made.request.texts}: the text holds {len(windows)} runs of {room} tokens; ask for fewer"
+            f"--texts {plan.request.texts}: the text holds {len(windows)} runs of {room} tokens; ask for fewer"
         )
-    tokens = dict(zip(made.prompts, [repeated, *(first + run.tolist() for run in windows)], strict=True))
+    tokens = dict(zip(plan.prompts, [repeated, *(first + run.tolist() for run in windows)], strict=True))
     for name, ids in tokens.items():
         check_distinct(ids, f"prompt {name}")
     return tokens

@@ -139,88 +139,88 @@ def _default_lengths(request: ProbeRequest, trained_length: int, longest: int) -
     return tuple(length for length in lengths if length not in short)
 
 
-def estimate(made: ProbePlan) -> str:
+def estimate(plan: ProbePlan) -> str:
     """Memory and disk that the run needs, as text; loads no weights."""
-    request, kept = made.request, made.kept
+    request, kept = plan.request, plan.kept
     return (
-        f"model {request.model}, trained length M = {made.trained_length}, captured length {made.length} tokens\n"
-        f"kept: {len(request.spec.hooks)} hook(s) x {len(made.methods)} method(s) x {len(made.prompts)} prompt(s) x "
+        f"model {request.model}, trained length M = {plan.trained_length}, captured length {plan.length} tokens\n"
+        f"kept: {len(request.spec.hooks)} hook(s) x {len(plan.methods)} method(s) x {len(plan.prompts)} prompt(s) x "
         f"{len(kept.layers)} layer(s) x {len(kept.positions)} position(s) x {len(kept.dims)} dim(s)\n"
-        f"memory for one pass, beside the weights: about {made.pass_bytes / 2**20:.0f} MiB; for captured values: about "
-        f"{made.host_bytes / 2**20:.0f} MiB\n"
-        f"disk: {made.kept_bytes / 2**20:.0f} MiB"
+        f"memory for one pass, beside the weights: about {plan.pass_bytes / 2**20:.0f} MiB; for captured values: about "
+        f"{plan.host_bytes / 2**20:.0f} MiB\n"
+        f"disk: {plan.kept_bytes / 2**20:.0f} MiB"
     )
 
 
-def work(made: ProbePlan) -> dict[tuple[Method, int], float]:
+def work(plan: ProbePlan) -> dict[tuple[Method, int], float]:
     """Passes of the run, captured and measured, by method and length."""
-    setting = Setting(made.trained_length, made.lengths, made.request.samples)
-    lengths = made.lengths if made.request.samples else ()
+    setting = Setting(plan.trained_length, plan.lengths, plan.request.samples)
+    lengths = plan.lengths if plan.request.samples else ()
     found = {
         (method, length): sum(TASKS[task].tokens(length, setting) for task in by_length.TASKS) / length
-        for method in made.methods.values()
+        for method in plan.methods.values()
         for length in lengths
     }
-    for method in made.methods.values():
-        found[method, made.length] = found.get((method, made.length), 0.0) + len(made.prompts)
+    for method in plan.methods.values():
+        found[method, plan.length] = found.get((method, plan.length), 0.0) + len(plan.prompts)
     return found
 
 
-def measuring(made: ProbePlan, documents: Sequence[np.ndarray]) -> EvalPlan:
-    """The evaluation that the measured failure is made of; its settings are what the scores depend on."""
-    request = made.request
-    setting = Setting(made.trained_length, made.lengths, request.samples, request.seed, tuple(documents))
-    asked = EvalRequest(
+def evaluation_plan(plan: ProbePlan, documents: Sequence[np.ndarray]) -> EvalPlan:
+    """The evaluation that the measured failure is plan of; its settings are what the scores depend on."""
+    request = plan.request
+    setting = Setting(plan.trained_length, plan.lengths, request.samples, request.seed, tuple(documents))
+    eval_request = EvalRequest(
         tasks=by_length.TASKS,
         model=request.model,
         load=request.load,
-        trained_length=made.trained_length,
-        lengths=made.lengths,
+        trained_length=plan.trained_length,
+        lengths=plan.lengths,
         samples=request.samples,
         seed=request.seed,
         text=None if request.text is None else str(request.text),
         executor=request.executor,
     )
-    return EvalPlan(asked, made.methods, setting, made.config)
+    return EvalPlan(eval_request, plan.methods, setting, plan.config)
 
 
-def template(made: ProbePlan, known: Mapping[str, str] | None = None) -> dict[str, Any]:
+def template(plan: ProbePlan, known: Mapping[str, str] | None = None) -> dict[str, Any]:
     """What the plan's store is created with: labels, hooks, dtype and attributes, and the fingerprints `known`."""
-    spec, kept = made.request.spec, made.kept
+    spec, kept = plan.request.spec, plan.kept
     return {
-        "methods": list(made.methods),
-        "prompts": made.prompts,
+        "methods": list(plan.methods),
+        "prompts": plan.prompts,
         "layers": kept.layers,
         "positions": kept.positions,
         "dims": kept.dims,
         "hooks": spec.hooks,
         "dtype": spec.dtype,
-        "attrs": {**provenance(made), **(known or {})},
+        "attrs": {**provenance(plan), **(known or {})},
     }
 
 
-def provenance(made: ProbePlan) -> dict[str, Any]:
+def provenance(plan: ProbePlan) -> dict[str, Any]:
     """The attributes that the plan's store is given: everything that its numbers depend on."""
-    request = made.request
-    _, left_out = request.fitting_methods(made.config, made.trained_length, request.settings)
+    request = plan.request
+    _, left_out = request.fitting_methods(plan.config, plan.trained_length, request.settings)
     return {
-        "trained_length": made.trained_length,
-        "length": made.length,
+        "trained_length": plan.trained_length,
+        "length": plan.length,
         "model": request.model,
-        "model_type": made.config.model_type,
-        **origin(request.model, made.config, request.load.get("revision")),
-        "source_dtype": chosen_dtype(made.config, request.load),
-        "method_configs": json.dumps({name: method.describe() for name, method in made.methods.items()}),
+        "model_type": plan.config.model_type,
+        **origin(request.model, plan.config, request.load.get("revision")),
+        "source_dtype": chosen_dtype(plan.config, request.load),
+        "method_configs": json.dumps({name: method.describe() for name, method in plan.methods.items()}),
         **({"left_out": "; ".join(left_out.values())} if left_out else {}),
         "executor": request.executor,
         "spec": json.dumps(asdict(request.spec)),
         "word": request.word,
-        **({"first_token": made.first_token} if made.first_token else {}),
-        **({"period": made.period} if made.period > 1 else {}),
+        **({"first_token": plan.first_token} if plan.first_token else {}),
+        **({"period": plan.period} if plan.period > 1 else {}),
         "text": str(request.text or "shipped held-out text"),
-        "lengths": json.dumps(made.lengths if request.samples else []),
+        "lengths": json.dumps(plan.lengths if request.samples else []),
         "samples": request.samples,
-        **({"refine": made.refine} if made.refine else {}),
+        **({"refine": plan.refine} if plan.refine else {}),
         "seed": request.seed,
         "versions": json.dumps({package: version(package) for package in _PACKAGES}),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -23,7 +23,8 @@ from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Task, TasksLost
 from probe.experiments import FailureByLength, HiddenStates, ProbeWorker, further_lengths, pass_tasks
 from probe.inputs import fingerprints, prepare, token_texts
-from probe.plan import ProbePlan, ProbeRequest, measuring, plan, template
+from probe.plan import ProbePlan, ProbeRequest, evaluation_plan, template
+from probe.plan import plan as make_plan
 from probe.report import remove_report, write_report
 from probe.store import store
 from probe.store.place import pointed
@@ -37,41 +38,25 @@ def run_probe(
 ) -> tuple[dict[str, Any], str]:
     """Runs it all into the folder `out`; returns the summary (as in summary.json) and its table as text.
 
-    The store lies in the folder, or at the URL that is asked for, which a file in the folder then names.
-    by: the rule that failures are predicted by (of `probe.thresholds.analysis.RULES`).
+    The store lies in the folder, or at the request's URL, which a file in the folder then names. by: the rule that
+    failures are predicted by (of `probe.thresholds.analysis.RULES`).
 
-    Everything that can be checked is checked before the weights are loaded. The store appears under its name only
-    when it is whole; a run that was cut short goes on where it was, and of a whole one the report is written anew
-    where another rule is asked for, else its summary returned as it is. Raises FileExistsError for a folder that holds
-    another run, unless `overwrite`; then, too, nothing is removed before the new run is checked and the weights are
-    loaded.
-    Also raises what `Runner.check` raises and, as all that writes into a folder does, `probe.experiment.lock.owned`.
+    Everything that can be checked is checked before the weights are loaded. The store appears under its name only when
+    it is whole; an interrupted run goes on where it was; of a finished one, another rule rewrites the report, else the
+    summary is returned as it is. Raises FileExistsError for a folder that holds another run, unless `overwrite`, which
+    removes nothing before the weights of the new run are loaded; also what `Runner.check` and `owned` raise.
     """
-    made = plan(request)
+    plan = make_plan(request)
     runner.check(request.load)
     with owned(out), pointed(out, STORE, request.store):
-        summary = _whole_run(made, out, overwrite, by, runner)
-    heading = f"model {request.model}, trained length M = {made.trained_length} tokens, captured {made.length}\n\n"
+        summary = _finished_summary(plan, out, overwrite, by, runner)
+    heading = f"model {request.model}, trained length M = {plan.trained_length} tokens, captured {plan.length}\n\n"
     return summary, f"{heading}{told(summary)}\n\nwrote {out / 'report.html'}"
 
 
-def _whole_run(made: ProbePlan, out: Path, overwrite: bool, by: str, runner: Runner) -> dict[str, Any]:
-    """The summary, after what is missing was run."""
-    path = store_of(out)
-    whole = not overwrite and _found(made, out) == path
-    if whole and _is_reported(out, by) and (summary := own_summary(out)):
-        tell_finished(out)
-        return summary
-    if not whole:
-        with ExitStack() as stack:
-            _capture_and_measure(made, out, overwrite, runner, stack)
-    with _kept(out, None, overwrite):
-        return write_report(out, by)
-
-
-def is_whole(made: ProbePlan, out: Path) -> bool:
+def is_whole(plan: ProbePlan, out: Path) -> bool:
     """Whether the folder holds this very run with its report; FileExistsError, naming what differs, for another run."""
-    return _found(made, out) == store_of(out) and own_summary(out) is not None
+    return _store_of_run(plan, out) == store_of(out) and own_summary(out) is not None
 
 
 def remove_run(out: Path) -> None:
@@ -81,54 +66,61 @@ def remove_run(out: Path) -> None:
     store.remove(store_of(out))
 
 
-def _found(made: ProbePlan, out: Path) -> Path | None:
-    """The folder's store of this very run, partial or whole; texts and weights are looked at only where one may be."""
-    path = store_of(out)
-    if store.found(path, **template(made), force=made.request.force) is None:
+def _finished_summary(plan: ProbePlan, out: Path, overwrite: bool, by: str, runner: Runner) -> dict[str, Any]:
+    whole = not overwrite and _store_of_run(plan, out) == store_of(out)
+    summary = own_summary(out) if whole else None
+    if summary and (summary.get("predicted_by") == by or isinstance(summary.get("drift"), str)):  # no drift: both agree
+        tell_finished(out)
+        return summary
+    if not whole:
+        with ExitStack() as stack:
+            _measure_and_capture(plan, out, overwrite, runner, stack)
+    with _resumable(out, None, overwrite):
+        return write_report(out, by)
+
+
+def _store_of_run(plan: ProbePlan, out: Path) -> Path | None:
+    """The folder's store of this very run, partial or whole; fingerprints are taken only where there may be one."""
+    path, force = store_of(out), plan.request.force
+    if store.found(path, **template(plan), force=force) is None:
         return None
-    return store.found(path, **template(made, fingerprints(made, *prepare(made))), force=made.request.force)
+    return store.found(path, **template(plan, fingerprints(plan, *prepare(plan))), force=force)
 
 
-def _is_reported(out: Path, by: str) -> bool:
-    """Whether the folder holds a whole report by this rule; where drift cannot be judged, both give the same."""
-    summary = own_summary(out)
-    return summary is not None and (summary.get("predicted_by") == by or isinstance(summary.get("drift"), str))
-
-
-def _capture_and_measure(made: ProbePlan, out: Path, overwrite: bool, runner: Runner, stack: ExitStack) -> None:
-    """Makes the store whole, from where a former run was cut short; workers last as long as the stack."""
+def _measure_and_capture(plan: ProbePlan, out: Path, overwrite: bool, runner: Runner, stack: ExitStack) -> None:
+    """Completes the store; workers last as long as the stack."""
     if runner.is_local:
-        check_room(made)
-    documents, tokens = prepare(made)
-    measured, path = measuring(made, documents), store_of(out)
+        check_fits(plan)
+    documents, tokens = prepare(plan)
+    evaluation, path = evaluation_plan(plan, documents), store_of(out)
 
     @cache
     def pool() -> Pool:
-        tasks = [*eval_tasks(measured, measured.cells), *pass_tasks(made, [*product(made.methods, tokens)])]
-        return stack.enter_context(runner.pool(ProbeWorker.of(made, measured, tokens), tasks))
+        tasks = [*eval_tasks(evaluation, evaluation.cells), *pass_tasks(plan, [*product(plan.methods, tokens)])]
+        return stack.enter_context(runner.pool(ProbeWorker.of(plan, evaluation, tokens), tasks))
 
-    begun = template(made, fingerprints(made, documents, tokens))
-    if made.first_token:
-        sys.stderr.write(f"no token of the tokenizer's own differs from the word: it comes after {made.first_token}\n")
+    layout = template(plan, fingerprints(plan, documents, tokens))
+    if plan.first_token:
+        sys.stderr.write(f"no token of the tokenizer's own differs from the word: it comes after {plan.first_token}\n")
     if overwrite:  # nothing is removed for a run that cannot be
         pool()
-        store.create(path, **begun, overwrite=True)
+        store.create(path, **layout, overwrite=True)
         (out / by_length.JOURNAL).unlink(missing_ok=True)
     journal = None
-    if made.request.samples:
-        journal = checked_journal(out / by_length.JOURNAL, measured.settings, made.methods, made.request.force)
+    if plan.request.samples:
+        journal = checked_journal(out / by_length.JOURNAL, evaluation.settings, plan.methods, plan.request.force)
     if not overwrite:
-        store.create(path, **begun, force=made.request.force)
-    store.write_tokens(path, token_texts(made, tokens))
-    with _kept(out, journal, overwrite):
-        _fill(made, measured, journal, out, pool)
+        store.create(path, **layout, force=plan.request.force)
+    store.write_tokens(path, token_texts(plan, tokens))
+    with _resumable(out, journal, overwrite):
+        _run_experiments(plan, evaluation, journal, out, pool)
         remove_report(out)
         store.finish(path)
 
 
 @contextmanager
-def _kept(out: Path, journal: Journal | None, overwrite: bool) -> Iterator[None]:
-    """Says of whatever ends the run early how to go on; a run that has kept nothing leaves nothing."""
+def _resumable(out: Path, journal: Journal | None, overwrite: bool) -> Iterator[None]:
+    """An error says how to go on; a run without results leaves nothing."""
     try:
         yield
     except BaseException as error:
@@ -140,19 +132,21 @@ def _kept(out: Path, journal: Journal | None, overwrite: bool) -> Iterator[None]
         raise
 
 
-def check_room(made: ProbePlan) -> None:
-    """MemoryError where captured values or a pass cannot fit; a device map places the model wherever there is room."""
-    options = made.request.load
+def check_fits(plan: ProbePlan) -> None:
+    """MemoryError where captured values or a pass cannot fit; a device map places the model itself."""
+    options = plan.request.load
     device = options.get("device") or "cpu"
     if options.get("device_map") or not str(device).startswith("cpu"):
-        check_memory(made.host_bytes, made.length)
+        check_memory(plan.host_bytes, plan.length)
         if not options.get("device_map"):
-            check_memory(made.pass_bytes, made.length, device)
+            check_memory(plan.pass_bytes, plan.length, device)
     else:
-        check_memory(made.pass_bytes + made.host_bytes, made.length)
+        check_memory(plan.pass_bytes + plan.host_bytes, plan.length)
 
 
-def _fill(plan: ProbePlan, evaluation: EvalPlan, journal: Journal | None, out: Path, pool: Callable[[], Pool]) -> None:
+def _run_experiments(
+    plan: ProbePlan, evaluation: EvalPlan, journal: Journal | None, out: Path, pool: Callable[[], Pool]
+) -> None:
     """Measures and captures what is missing. Raises TasksLost, at the end, for what no worker could finish."""
     failure, states = FailureByLength(evaluation, plan.refine), HiddenStates(plan, store_of(out))
     unmeasured, uncaptured, passes = list[Task](), list[Task](), states.tasks({})

@@ -22,7 +22,7 @@ from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Measure, Task, TasksLost
 from probe.files import write
 from probe.plan import ProbePlan
-from probe.run import check_room, is_whole, remove_run, run_probe
+from probe.run import check_fits, is_whole, remove_run, run_probe
 from probe.status import SECTIONS as PLANNED
 from probe.store.summary import own_summary
 
@@ -31,13 +31,13 @@ _TIME_OVER = "the time was over; the same command goes on"
 
 def check_folders(config: PaperConfig, plans: Mapping[str, Any], out: Path) -> None:
     """Raises FileExistsError, naming what differs, for a section's folder that holds another run."""
-    for name, made in plans.items():
+    for name, plan in plans.items():
         if name == "probe":
-            is_whole(made, out / name)
+            is_whole(plan, out / name)
         elif name == "longbench" and (out / name / HARNESS_JOURNAL).exists():
-            open_harness(made, out / name, **_harness_options(config))
+            open_harness(plan, out / name, **_harness_options(config))
         elif name != "longbench" and (out / name / JOURNAL).exists():
-            Evaluation(made).open_journal(out / name)
+            Evaluation(plan).open_journal(out / name)
 
 
 def run_sections(
@@ -51,10 +51,9 @@ def run_sections(
 ) -> dict[str, dict[str, Any]]:
     """What each section of the config gave: a summary, or 'left_out' with the reason; in the report's order.
 
-    They run in the config's order; nothing is begun after the `clock.deadline` `until`. What no worker could finish is
-    in a section's 'failed', and the others go on. Raises FileExistsError, before anything runs, for folders of another
-    run, unless `overwrite`, which removes what they hold once it is known that the model can be loaded. Also raises
-    what `Runner.check` raises.
+    They run in the config's order; nothing begins after the `deadline` `until`. What no worker could finish is in a
+    section's 'failed', and the others go on. Raises FileExistsError, before anything runs, for folders of another run,
+    unless `overwrite`, which removes what they hold once the model was loaded; also what `Runner.check` raises.
     """
     runner.check(config.load)
     if overwrite:
@@ -62,13 +61,13 @@ def run_sections(
     else:
         check_folders(config, plans, out)
     with _planned(config, plans, out):
-        found = {name: _section(config, plans, name, out / name, until, runner) for name in config.sections}
-    return {name: found[name] for name in SECTIONS if name in found}
+        results = {name: _section(config, plans, name, out / name, until, runner) for name in config.sections}
+    return {name: results[name] for name in SECTIONS if name in results}
 
 
 @contextmanager
 def _planned(config: PaperConfig, plans: Mapping[str, Any], out: Path) -> Iterator[None]:
-    """The folder says how many cells each section has, unless none of them was begun."""
+    """Writes how many cells each section has; removes that again if an error comes before any has begun."""
     out.mkdir(parents=True, exist_ok=True)
     write(out / PLANNED, (json.dumps({name: _cells(config, name, plans[name]) for name in plans}) + "\n").encode())
     try:
@@ -79,31 +78,31 @@ def _planned(config: PaperConfig, plans: Mapping[str, Any], out: Path) -> Iterat
         raise
 
 
-def _cells(config: PaperConfig, name: str, made: Any) -> int:
+def _cells(config: PaperConfig, name: str, plan: Any) -> int:
     """The cells of a section, for `mesa-lens status`."""
     if name == "probe":
-        return len(made.methods) * (len(made.prompts) + 2 * len(made.lengths) * bool(made.request.samples))
-    return len(made.methods) * len(config.sections[name]["tasks"]) if name == "longbench" else len(made.cells)
+        return len(plan.methods) * (len(plan.prompts) + 2 * len(plan.lengths) * bool(plan.request.samples))
+    return len(plan.methods) * len(config.sections[name]["tasks"]) if name == "longbench" else len(plan.cells)
 
 
 def _remove(config: PaperConfig, plans: Mapping[str, Any], out: Path, runner: Runner) -> None:
-    """Removes what the sections and the report hold, so that nothing old passes as new, after all that may fail."""
-    for name, made in plans.items():
+    """Removes what the sections and the report hold, once everything that may fail has been tried."""
+    for name, plan in plans.items():
         if name == "probe" and runner.is_local:
-            check_room(made)
+            check_fits(plan)
         elif name not in ("probe", "longbench"):
             check_owner(out / name)
     if any((out / name).exists() for name in plans):
         worker = _Loading(ModelSpec(config.model, config.load))
         with replace(runner, workers=None if runner.is_local else 1).pool(worker, [Task("load", ())]):
             pass
-    for name, made in plans.items():
+    for name, plan in plans.items():
         if name == "probe":
             remove_run(out / name)
         elif name == "longbench":
             remove_results(out / name)
         else:
-            Evaluation(made).open_journal(out / name, overwrite=True)
+            Evaluation(plan).open_journal(out / name, overwrite=True)
     for name in REPORTED:
         (out / name).unlink(missing_ok=True)
 
@@ -120,11 +119,11 @@ class _Loading:
         return id
 
 
-def left(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The sections that time was not enough for, with their missing cells where they were begun."""
-    cells = {name: result.get("cells_left", 0) for name, result in found.items()}
+def left(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The sections left when the time was over, with the number of missing cells of those begun."""
+    cells = {name: result.get("cells_left", 0) for name, result in results.items()}
     begun = [f"{name} ({count} cells)" for name, count in cells.items() if count]
-    return [*begun, *(name for name, result in found.items() if result.get("left_out") == _TIME_OVER)]
+    return [*begun, *(name for name, result in results.items() if result.get("left_out") == _TIME_OVER)]
 
 
 def _section(
@@ -143,14 +142,14 @@ def _section(
     return summary if summary["cells"] or not summary["cells_left"] else {"left_out": _TIME_OVER}
 
 
-def _probe(made: ProbePlan, folder: Path, until: float | None, runner: Runner) -> dict[str, Any]:
-    """The summary of a probe run; a whole one is not run again, one that is begun is not cut."""
-    if is_whole(made, folder) and (summary := own_summary(folder)):
+def _probe(plan: ProbePlan, folder: Path, until: float | None, runner: Runner) -> dict[str, Any]:
+    """The summary of a probe run; a finished one is not run again."""
+    if is_whole(plan, folder) and (summary := own_summary(folder)):
         return summary
     if is_over(until):
         return {"left_out": _TIME_OVER}
     try:
-        return run_probe(made.request, folder, runner=runner)[0]
+        return run_probe(plan.request, folder, runner=runner)[0]
     except TasksLost as error:
         return {"left_out": str(error), "failed": error.keys}
 

@@ -48,31 +48,30 @@ class Evaluator:
 def evaluator_of(
     model: str | None, method: str | None, tested: tuple[str, Any, Any, int], longest: int, source: Mapping[str, Any]
 ) -> Evaluator:
-    """The evaluator that is asked for; None: the tested model, and `BY_DEFAULT` beyond the window.
+    """The evaluator; model None: the tested model; method None: `BY_DEFAULT` where it reads beyond its window.
 
     tested: name, config, tokenizer and M. Raises ValueError for one that reads other tokens, or cannot read `longest`.
     """
     name, config, tokenizer, window = tested
     itself, weights = model is None or _same(model, name), ""
     if model is not None and not itself:
-        own, config = identity(name, config), config_of(model, **source)
-        found = identity(model, config)
-        itself = found["weights"].startswith("sha256") and all(found[of] == own[of] for of in ("weights", "config"))
-        weights = found["weights"]
-        window = trained_length(config)
+        expected, config = identity(name, config), config_of(model, **source)
+        known = identity(model, config)
+        weights, window = known["weights"], trained_length(config)
+        itself = weights.startswith("sha256") and all(known[part] == expected[part] for part in ("weights", "config"))
         if tokenizer_of(model, **source).get_vocab() != tokenizer.get_vocab():
             raise ValueError(f"--evaluator {model} reads other tokens than {name}; give one with the same tokenizer")
-    chosen = method or (BY_DEFAULT if itself or longest > window else "origin")
-    if chosen == "origin" and longest > window:
+    method = method or (BY_DEFAULT if itself or longest > window else "origin")
+    if method == "origin" and longest > window:
         raise ValueError(
             f"--evaluator-method origin does not reach {longest} tokens, its window is {window}; use {BY_DEFAULT}"
         )
-    made = make(chosen, window)
+    reader = make(method, window)
     try:
-        check_method(config, made)
+        check_method(config, reader)
     except ValueError as error:
         raise ValueError(f"longppl's evaluator: {error}; give --evaluator-method or --evaluator") from error
-    return Evaluator(name if itself else str(model), made, itself, weights, config)
+    return Evaluator(name if itself else str(model), reader, itself, weights, config)
 
 
 def _same(one: str, other: str) -> bool:
@@ -92,17 +91,17 @@ class KeyChooser:
     trained_length: int
     executor: str
     options: Mapping[str, Any]
-    found: dict[int, Sequence[Keyed]] = field(default_factory=dict)
+    by_length: dict[int, Sequence[Keyed]] = field(default_factory=dict)
     loaded: Loaded | None = None
 
     def keyed(self, tested: Loaded, prepared: Sequence[np.ndarray], length: int) -> Sequence[Keyed]:
         """The prepared runs of text with their key tokens."""
-        if length not in self.found:
+        if length not in self.by_length:
             if self.loaded is None:
                 self.loaded = tested if self.evaluator.itself else load(self.evaluator.model, **self.options)
             model = self.loaded.model
             what = f"longppl's evaluator, {self.evaluator.about}"
             with mesa.applied(model, self.evaluator.method, executor=self.executor), states_checked(model, what):
-                found = [Keyed(ids, key_tokens(self.loaded, ids, self.trained_length)) for ids in prepared]
-            self.found[length] = found
-        return self.found[length]
+                keyed = [Keyed(ids, key_tokens(self.loaded, ids, self.trained_length)) for ids in prepared]
+            self.by_length[length] = keyed
+        return self.by_length[length]

@@ -12,7 +12,7 @@ from probe.tasks.base import Metric
 
 Ends = tuple[float, float] | tuple[None, None]
 """Low and high; None where there is no interval."""
-Told = tuple[float, float | None, float | None]
+Estimate = tuple[float, float | None, float | None]
 """A number with its ends; None where there is no interval."""
 
 _Z = 1.959964  # of 95%
@@ -83,7 +83,7 @@ def bonett_price(gained: float, lost: float, count: int) -> tuple[float, float]:
     return max(-1.0, difference / count - half), min(1.0, difference / count + half)
 
 
-def combined(parts: Sequence[Told], weights: Sequence[float], correlation: float = 0.0) -> Told:
+def combined(parts: Sequence[Estimate], weights: Sequence[float], correlation: float = 0.0) -> Estimate:
     """The weighted sum of numbers, with the interval that follows from theirs (Zou and Donner 2008).
 
     correlation: of two parts, weighted by opposite signs.

@@ -113,7 +113,7 @@ def plan(request: EvalRequest) -> EvalPlan:
     if request.lengths is None and tasks:
         setting = replace(setting, lengths=fitting_lengths(tasks, tokenizer, setting))
     sized = [task for task in tasks if isinstance(task, Recall)]
-    made = EvalPlan(
+    plan = EvalPlan(
         request,
         methods,
         setting,
@@ -125,7 +125,7 @@ def plan(request: EvalRequest) -> EvalPlan:
     for task in tasks:
         for length in task.passes(setting):
             task.check(tokenizer, length, setting)
-    return made
+    return plan
 
 
 def unfit_length(tasks: Iterable[Task], tokenizer: Any, length: int, setting: Setting) -> str:
@@ -198,37 +198,37 @@ def _letters(pair: tuple[str, str]) -> list[int]:
     return [*"\0".join(pair).encode()]
 
 
-def estimate(made: EvalPlan) -> str:
+def estimate(plan: EvalPlan) -> str:
     """Cells, tokens and memory of a run, as text."""
-    cells, setting = made.cells, made.setting
+    cells, setting = plan.cells, plan.setting
     tokens = sum(TASKS[task].tokens(length, setting) for task, _, length in cells)
-    needed = memory_bytes(made.config, made.request.tasks, setting, bytes_a_number(made.config, made.request.load))
-    chosen = sum(length * many for (_, length), many in evaluator_work(made).items())
-    choosing = f", and {chosen:,.0f} by which {made.evaluator.about} chooses key tokens" if made.evaluator else ""
+    needed = memory_bytes(plan.config, plan.request.tasks, setting, bytes_a_number(plan.config, plan.request.load))
+    chosen = sum(length * many for (_, length), many in evaluator_work(plan).items())
+    choosing = f", and {chosen:,.0f} by which {plan.evaluator.about} chooses key tokens" if plan.evaluator else ""
     return (
-        f"{len(cells)} cells ({len(made.request.tasks)} tasks x {len(made.methods)} methods), "
+        f"{len(cells)} cells ({len(plan.request.tasks)} tasks x {len(plan.methods)} methods), "
         f"{setting.samples} samples each: about {tokens:,} prompt tokens{choosing}\n"
         f"memory beside the weights at {max(setting.lengths)} tokens: about {needed / 2**20:,.0f} MiB"
     )
 
 
-def work(made: EvalPlan) -> dict[tuple[Method, int], float]:
+def work(plan: EvalPlan) -> dict[tuple[Method, int], float]:
     """Passes of a run by method and length."""
     found: dict[tuple[Method, int], float] = {}
-    for task, name, length in made.cells:
-        at = made.methods[name], length
-        found[at] = found.get(at, 0.0) + TASKS[task].tokens(length, made.setting) / length
+    for task, name, length in plan.cells:
+        at = plan.methods[name], length
+        found[at] = found.get(at, 0.0) + TASKS[task].tokens(length, plan.setting) / length
     return found
 
 
-def evaluator_work(made: EvalPlan) -> dict[tuple[Method, int], float]:
+def evaluator_work(plan: EvalPlan) -> dict[tuple[Method, int], float]:
     """Passes of what chooses key tokens, by its method and length: once a length for all methods."""
     found: dict[tuple[Method, int], float] = {}
-    if made.evaluator:
-        for length in {length for task, _, length in made.cells if TASKS[task].keyed}:
-            for own, many in passes(length, made.setting.trained_length).items():
-                at = made.evaluator.method, own
-                found[at] = found.get(at, 0.0) + many * made.setting.samples
+    if plan.evaluator:
+        for length in {length for task, _, length in plan.cells if TASKS[task].keyed}:
+            for own, many in passes(length, plan.setting.trained_length).items():
+                at = plan.evaluator.method, own
+                found[at] = found.get(at, 0.0) + many * plan.setting.samples
     return found
 
 

@@ -21,7 +21,7 @@ from probe.experiment.journal import Journal, Rows
 from probe.experiment.progress import is_over
 from probe.experiment.run import Experiment, opened, run_tasks
 from probe.experiment.runner import LOCAL, Runner
-from probe.experiment.task import Key, Task
+from probe.experiment.task import Task
 from probe.files import write_json
 from probe.tasks.recall import RULER
 
@@ -103,33 +103,12 @@ def checked_journal(
     """The journal at `path`. Raises FileExistsError for other settings, or other parameters of a method."""
     journal = Journal(path, settings, force=force)
     for key, row in journal.rows.items():
-        if problem := _misfit(key, row, settings):
-            raise ValueError(f"{path}: {problem} in {list(key)}; remove its line, use --overwrite or another --out")
         task, name, length = key
         if name in methods and row["config"] != json.loads(json.dumps(methods[str(name)].describe())):
             raise FileExistsError(
                 f"{path} holds {task} of {name} at {length} with other parameters; use --overwrite or another --out"
             )
     return journal
-
-
-def _misfit(key: Key, row: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """Which metric or sample of a row is not the task's and the settings'; empty for none."""
-    if len(key) != 3:
-        return "no task, method and length"
-    task = TASKS.get(str(key[0]))
-    if task is None or "scores" not in row:
-        return ""
-    metrics, counts = {metric.name for metric in task.metrics}, task.count(settings["samples"])
-    samples: dict[Any, list[int]] = {}
-    for score in row["scores"]:
-        samples.setdefault((score["length"], score["metric"]), []).append(score["sample"])
-    for (length, metric), numbers in samples.items():
-        if metric not in metrics:
-            return f"{metric!r} is no metric of {key[0]}"
-        if numbers != [*range(len(numbers))] or len(numbers) not in counts:
-            return f"{len(numbers)} of {counts[-1]} samples of {metric} at {length}"
-    return ""
 
 
 def run(

@@ -1,4 +1,4 @@
-"""How long passes will take on this machine: counted work, at the speed of a short trial on a few layers."""
+"""How long passes take on this machine: counted work, at the speed of a short trial on the model's first layers."""
 
 from __future__ import annotations
 
@@ -18,39 +18,38 @@ from mesa.methods import Method
 from mesa.models import DTYPES, chosen_dtype
 from probe.capture.memory import check_memory
 
-Work = Mapping[tuple[Method, int], float]
-"""Passes by method and length in tokens."""
-_LAYERS, _WORDS = 2, 64
+Passes = Mapping[tuple[Method, int], float]
+"""Number of passes by method and length in tokens."""
+_LAYERS, _VOCABULARY = 2, 64
 _SHORTEST = 64  # tokens
 _SECONDS, _LEAST_ROUNDS, _ROUNDS = 3.0, 4, 8  # of timed passes, one a method and round
 _UNCOUNTED = 1.3  # decoded tokens and what surrounds passes, at most, where a model is small
 
 
-class Spent(NamedTuple):
-    """Seconds of a timed pass: in attention, and in all else."""
+class PassTime(NamedTuple):
+    """Seconds of a pass in attention, and in all else."""
 
     attention: float
     rest: float
 
 
-def time_of(models: Sequence[tuple[Any, Work]], load: Mapping[str, Any], executor: str) -> str:
-    """The time of the passes, as a line of text; why there is none, where it cannot be measured.
+def time_of(models: Sequence[tuple[Any, Passes]], load: Mapping[str, Any], executor: str) -> str:
+    """The time of all passes, as a line of text; why there is none, where it cannot be measured.
 
-    models: configs, each with its passes. Timed are passes of a model's first layers with random weights: no model is
-    loaded.
+    models: configs, each with its passes. The trial runs the first layers with random weights: no model is loaded.
     """
     try:
-        ranges = [seconds(config, load, executor, work) for config, work in models if work]
+        ranges = [seconds(config, load, executor, passes) for config, passes in models if passes]
     except (ValueError, OSError, RuntimeError, MemoryError, TypeError, AttributeError, KeyError, IndexError) as error:
         return f"time: not estimated ({' '.join(str(error).split()) or type(error).__name__})"
     threads = torch.get_num_threads()
     return (
-        f"time: {spoken(*map(sum, zip(*ranges, strict=True)))} for the passes, if this machine stays as busy as it is "
-        f"now ({threads} thread{'s' * (threads > 1)}; range of a short trial, repeated)"
+        f"time: {format_range(*map(sum, zip(*ranges, strict=True)))} for the passes, if this machine stays as busy as "
+        f"it is now ({threads} thread{'s' * (threads > 1)}; range of a short trial, repeated)"
     )
 
 
-def spoken(low: float, high: float) -> str:
+def format_range(low: float, high: float) -> str:
     """A range of seconds in words."""
     if high < 10:
         return "less than 10 s"
@@ -61,82 +60,81 @@ def spoken(low: float, high: float) -> str:
     return f"about {last} {unit}" if first == last else f"about {first} to {last} {unit}"
 
 
-def seconds(config: Any, load: Mapping[str, Any], executor: str, work: Work) -> tuple[float, float]:
-    """The least and the most that the passes take by the rounds of a trial, each a pass of every method."""
-    wanted: dict[Method, dict[int, float]] = {}
-    for (method, length), many in work.items():
-        by_length = wanted.setdefault(replace(method, layers=None, heads=None), {})
-        by_length[length] = by_length.get(length, 0.0) + many
-    model = _model(config, load)
+def seconds(config: Any, load: Mapping[str, Any], executor: str, passes: Passes) -> tuple[float, float]:
+    """The least and the most that the passes take, over the rounds of a trial with a pass of every method."""
+    counts: dict[Method, dict[int, float]] = {}
+    for (method, length), count in passes.items():
+        lengths = counts.setdefault(replace(method, layers=None, heads=None), {})
+        lengths[length] = lengths.get(length, 0.0) + count
+    model = _trial_model(config, load)
     depth = config.num_hidden_layers / model.config.num_hidden_layers
-    words = config.vocab_size * config.hidden_size / sum(each.numel() for each in model.parameters())
+    logits = config.vocab_size * config.hidden_size / sum(parameter.numel() for parameter in model.parameters())
     with torch.inference_mode():
-        long = _trial_length(model, executor, wanted)
-        lengths = sorted({min(_SHORTEST, long), long})
-        brief = {method: _timed(model, method, executor, lengths[0]) for method in wanted}
+        long = _trial_length(model, executor, counts)
+        trials = sorted({min(_SHORTEST, long), long})
+        short_times = {method: _timed(model, method, executor, trials[0]) for method in counts}
         totals, ends = list[float](), time.perf_counter() + _SECONDS
         while len(totals) < _LEAST_ROUNDS or (len(totals) < _ROUNDS and time.perf_counter() < ends):
             total = 0.0
-            for method, by_length in wanted.items():
-                spent = [brief[method], _timed(model, method, executor, long)][-len(lengths) :]
-                pairs = [_pairs(method, length, executor) for length in lengths]
-                for length, many in by_length.items():
-                    attention = _scaled(_pairs(method, length, executor), pairs, [each.attention for each in spent])
-                    rest = _scaled(length, lengths, [each.rest for each in spent])
-                    scored = min(length, method.trained_length) / long * spent[-1].rest * words
-                    total += many * (depth * (attention + rest) + scored)
+            for method, lengths in counts.items():
+                times = [short_times[method], _timed(model, method, executor, long)][-len(trials) :]
+                pairs = [_scored_pairs(method, length, executor) for length in trials]
+                for length, count in lengths.items():
+                    attention = _scaled(_scored_pairs(method, length, executor), pairs, [t.attention for t in times])
+                    rest = _scaled(length, trials, [t.rest for t in times])
+                    scored = min(length, method.trained_length) / long * times[-1].rest * logits
+                    total += count * (depth * (attention + rest) + scored)
             totals.append(total)
     low, *_, high, _ = sorted(totals)  # the slowest may have been a stall
     return low, _UNCOUNTED * high
 
 
 def _scaled(amount: float, amounts: Sequence[float], times: Sequence[float]) -> float:
-    """The time of an amount of work: in proportion beyond the largest that was timed, interpolated below."""
+    """The time of an amount of work: interpolated, and in proportion beyond the largest that was timed."""
     return float(np.interp(amount, amounts, times)) * max(1.0, amount / amounts[-1])
 
 
-def _pairs(method: Method, length: int, executor: str) -> int:
-    """Query-key pairs whose scores a pass computes, masked ones in the blocks of a call included."""
+def _scored_pairs(method: Method, length: int, executor: str) -> int:
+    """Query-key pairs whose scores a pass computes, with the masked ones in the blocks of a call."""
     plan = method.plan(length)
     if executor == "dense":
         return len(plan.regions) * length**2
-    found = 0
+    pairs = 0
     for call in (call for region in plan.regions for call in calls(region, 0, length)):
         queries, keys = len(range(*call.queries)), len(range(*call.keys))
-        found += queries * keys - (keys * (keys - 1) // 2 if call.causal else 0)
-    return max(1, found)
+        pairs += queries * keys - (keys * (keys - 1) // 2 if call.causal else 0)
+    return max(1, pairs)
 
 
-def _trial_length(model: Any, executor: str, wanted: Mapping[Method, Mapping[int, float]]) -> int:
-    """The longest length asked for, halved until `_LEAST_ROUNDS` of passes under all methods fit into `_SECONDS`."""
-    method, longest = next(iter(wanted)), max(max(each) for each in wanted.values())
+def _trial_length(model: Any, executor: str, counts: Mapping[Method, Mapping[int, float]]) -> int:
+    """The longest length, halved until `_LEAST_ROUNDS` of passes under all methods fit into `_SECONDS`."""
+    method, longest = next(iter(counts)), max(max(lengths) for lengths in counts.values())
     length = min(_SHORTEST, longest)
     _timed(model, method, executor, length)  # the first is slower
     while length < longest:
-        took = sum(_timed(model, method, executor, length)) * len(wanted) * _LEAST_ROUNDS
-        if 3 * took > _SECONDS:  # twice the length takes 2 to 4 times as long
+        elapsed = sum(_timed(model, method, executor, length)) * len(counts) * _LEAST_ROUNDS
+        if 3 * elapsed > _SECONDS:  # twice the length takes 2 to 4 times as long
             break
         length = min(2 * length, longest)
     return length
 
 
-def _model(config: Any, load: Mapping[str, Any]) -> Any:
-    """The first layers of a model of this config, with random weights and few words."""
+def _trial_model(config: Any, load: Mapping[str, Any]) -> Any:
+    """The first layers of a model of this config, with random weights and a small vocabulary."""
     shape, depth = copy.deepcopy(config), min(_LAYERS, config.num_hidden_layers)
     if getattr(shape, "layer_types", None):
         shape.layer_types = shape.layer_types[:depth]
-    shape.num_hidden_layers, shape.vocab_size = depth, _WORDS
+    shape.num_hidden_layers, shape.vocab_size = depth, _VOCABULARY
     shape.pad_token_id = shape.bos_token_id = shape.eos_token_id = None
-    dtype = DTYPES[chosen_dtype(config, load)]
+    dtype, device = DTYPES[chosen_dtype(config, load)], load.get("device") or "cpu"
     options = {"trust_remote_code": bool(load.get("trust_remote_code")), "dtype": dtype}
     with torch.device("meta"):
-        numbers = sum(each.numel() for each in AutoModelForCausalLM.from_config(shape, **options).parameters())
-    device = load.get("device") or "cpu"
-    check_memory(2 * numbers * dtype.itemsize, _SHORTEST, device)
+        size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(shape, **options).parameters())
+    check_memory(2 * size * dtype.itemsize, _SHORTEST, device)
     return AutoModelForCausalLM.from_config(shape, **options).eval().to(device)
 
 
-class _Clocked(Attachment):
+class _TimedAttention(Attachment):
     """Counts the seconds in attention."""
 
     seconds = 0.0
@@ -150,15 +148,15 @@ class _Clocked(Attachment):
             self.seconds += _now(self.model) - began
 
 
-def _timed(model: Any, method: Method, executor: str, length: int) -> Spent:
+def _timed(model: Any, method: Method, executor: str, length: int) -> PassTime:
     """One pass under a method."""
-    ids = (torch.arange(length, device=model.device) * 7 % _WORDS)[None]
-    attached = _Clocked(model, method, executor, None)
+    ids = (torch.arange(length, device=model.device) * 7 % _VOCABULARY)[None]
+    attached = _TimedAttention(model, method, executor, None)
     with attached.on():
         began = _now(model)
         model(ids, use_cache=False, logits_to_keep=1)
-        took = _now(model) - began
-    return Spent(attached.seconds, took - attached.seconds)
+        elapsed = _now(model) - began
+    return PassTime(attached.seconds, elapsed - attached.seconds)
 
 
 def _now(model: Any) -> float:

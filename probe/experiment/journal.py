@@ -6,7 +6,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ Row = Mapping[str, Any]
 Rows = Mapping[Key, dict[str, Any]]
 """What a journal holds, by the key of the task."""
 _BEGIN = '{"settings": '
+_MEASURED = ("scores", "nll", "attention", "output", "apart", "crossing", "ends", "score")
+"""Values of a row that must be finite; others may have NaN, such as an entropy over no tokens."""
 _CHECKSUM, _FORCED, _EXPECTED = "crc32", "forced", "cells"
 
 
@@ -108,10 +110,10 @@ class Journal:
         self._expected = rows
 
     def add(self, key: Key, row: Row) -> None:
-        """Stores a task's row. Raises RuntimeError for one that could not be read again: no number, a key missing."""
-        if problem := row_problem(key, json.loads(json.dumps(row))):
+        """Stores a task's row. Raises RuntimeError for a measured value that is not finite."""
+        if wrong := [name for name in _MEASURED if not _is_finite(row.get(name))]:
             raise RuntimeError(
-                f"what {' '.join(map(str, key))} gave is not kept, {problem}; try a wider --dtype (float32, float64)"
+                f"{wrong[0]!r} of {' '.join(map(str, key))} is not finite; try a wider --dtype (float32, float64)"
             )
         expected = {} if self._expected is None else {_EXPECTED: self._expected}
         if not self.rows:
@@ -159,100 +161,26 @@ class Journal:
             file.write(json.dumps(row) + "\n")
 
 
-def row_problem(key: Any, row: Row) -> str:
-    """What is wrong with a row: its key, a value that is missing, of another kind or no number; empty for nothing."""
-    if not isinstance(key, list | tuple) or not all(isinstance(part, int | str) for part in key):
-        return f"its cell {key!r} is no list of names and numbers"
-    layouts = _layouts(key)
-    if not layouts:
-        return f"its cell {list(key)} is of no command"
-    missing = [[name for name in names if name not in row] for names in layouts]
-    if all(missing):
-        return f"it lacks {min(missing, key=len)[0]!r}"
-    wrong = [name for name, value in row.items() if name in _CHECKS and not _CHECKS[name](value)]
-    return f"its {wrong[0]!r} holds what cannot be: {str(row[wrong[0]])[:60]}" if wrong else ""
-
-
-def _layouts(key: Sequence[Any]) -> list[tuple[str, ...]]:
-    """The names that a row of this key must hold: one of these sets."""
-    match key:
-        case ["find", int()]:
-            return [("attention", "output", "apart")]
-        case ["hold", int(), int()]:
-            return [("nll",)]
-        case ["crossed", int()]:
-            return [("crossing",)]
-        case ["predicted", str(), str(), int()]:
-            return [("lengths",)]
-        case ["dims", int(), str()]:
-            return [("config", "rules")]
-        case [str(), int(), str(), int(), "attribution"]:
-            return [("config", "falls")]
-        case [str(), int(), str(), int(), "chosen", *_]:
-            return [("config", "heads", "candidates")]
-        case [str(), int(), str(), int(), str(), *_]:
-            return [("config", "nll")]
-        case ["heads" | "frequencies", str(), int(), int()]:
-            return [("config", "spans")]
-        case ["lens", str(), int(), int()]:
-            return [("config", "ends", "nll")]
-        case ["retrieval", str(), int(), int()]:
-            return [("config", "score")]
-        case [str(), str(), int(), int()]:
-            return [("scores",)]
-        case [str(), str(), int()]:
-            return [("config", "scores"), ("config", "results")]
-    return []
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _are_numbers(value: Any) -> bool:
-    """Numbers in lists or mappings of any depth, none of them empty."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    return bool(value) and all(map(_are_numbers, value)) if isinstance(value, list) else _is_number(value)
-
-
-def _is_score(value: Any) -> bool:
-    """A number, or an evaluation's score with its length, sample, metric and seconds."""
-    if not isinstance(value, Mapping):
-        return _is_number(value)
-    counts = all(type(value.get(name)) is int and value[name] >= 0 for name in ("length", "sample"))
-    seconds = value.get("seconds", math.nan)
-    named = isinstance(value.get("metric"), str) and _is_number(value.get("value"))
-    return counts and named and (seconds is None or _is_number(seconds))
-
-
-def _are_mappings(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(inner, Mapping) for inner in value.values())
-
-
-_CHECKS: dict[str, Callable[[Any], bool]] = {
-    "config": lambda value: isinstance(value, Mapping) and isinstance(value.get("name"), str),
-    "scores": lambda value: isinstance(value, list) and bool(value) and all(map(_is_score, value)),
-    "peak_mib": lambda value: value is None or _is_number(value),
-    "results": _are_mappings,
-    "lengths": _are_mappings,
-    "rules": lambda value: isinstance(value, Mapping) and all(isinstance(inner, list) for inner in value.values()),
-    "falls": lambda value: isinstance(value, list) and all(isinstance(inner, list) for inner in value),
-    "spans": lambda value: isinstance(value, list) and bool(value),
-    **dict.fromkeys(
-        ("nll", "attention", "output", "apart", "crossing", "ends", "score", "heads", "candidates"), _are_numbers
-    ),
-}
-"""Whether a row's value is of its kind, by its name; other values are not checked."""
-
-
 def _line_problem(row: dict[str, Any]) -> str:
     """What is wrong with a line whose checksum holds; empty for nothing."""
     if _FORCED in row:
         return "" if isinstance(row[_FORCED], dict) else f"{_FORCED!r} holds no settings"
     if "cell" not in row:
         return "" if isinstance(row.get(_EXPECTED), int) else f"it holds neither 'cell' nor {_EXPECTED!r}"
-    return row_problem(row["cell"], row)
+    key = row["cell"]
+    is_key = isinstance(key, list) and bool(key) and all(isinstance(part, int | str) for part in key)
+    return "" if is_key else f"its cell {key!r} is no list of names and numbers"
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether all numbers in a value, of any depth, are finite."""
+    if isinstance(value, Mapping):
+        return all(map(_is_finite, value.values()))
+    return (
+        all(map(_is_finite, value))
+        if isinstance(value, list | tuple)
+        else not (isinstance(value, float) and not math.isfinite(value))
+    )
 
 
 def _checksum(row: Row) -> str:

@@ -74,12 +74,13 @@ def _train(args: argparse.Namespace) -> str:
 
 def _estimate(config: TrainConfig, step: int, slow: float, fast: float) -> str:
     """What is left to do, in words. slow, fast: tokens a second."""
-    from probe.experiment.estimate import spoken
+    from probe.experiment.estimate import format_range
 
     left = (config.steps - step) * config.tokens_per_step
     return (
         f"{config.steps - step:,} of {config.steps:,} steps are left, {left:,} tokens: "
-        f"{spoken(left / fast, left / slow)} at {slow:,.0f} to {fast:,.0f} tokens/s, if this machine stays so busy"
+        f"{format_range(left / fast, left / slow)} at {slow:,.0f} to {fast:,.0f} tokens/s, "
+        "if this machine stays so busy"
     )
 
 
