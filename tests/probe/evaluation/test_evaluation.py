@@ -13,10 +13,9 @@ import torch
 
 from mesa import fingerprints
 from mesa.models import tokenizer_of
-from probe.evaluation.plan import SCORED_PROMPTS, TASKS, EvalRequest, estimate, plan
-from probe.evaluation.run import Evaluation, run
+from probe.evaluation.plan import TASKS, EvalRequest, estimate, plan
+from probe.evaluation.run import run
 from probe.experiment import model_spec as source
-from probe.experiment.journal import Journal, has_rows
 from probe.options import parse_lengths
 from probe.tasks import finding
 from probe.tasks.finding import FINDING
@@ -100,31 +99,19 @@ def test_bad_input_is_refused_before_anything_runs(asked, changes, message):
 def test_missing_and_empty_files_are_named(asked, tmp_path):
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "blank.txt").write_text(" \n")
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.jsonl is not a file or folder"):
-        plan(replace(asked, tasks=("summary",), data=str(tmp_path / "nowhere.jsonl")))
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.txt is not a file or folder"):
-        plan(replace(asked, text="nowhere.txt"))
-    with pytest.raises(FileNotFoundError, match="no model at"):
-        plan(replace(asked, model=str(tmp_path / "nowhere")))
-    with pytest.raises(ValueError, match=r"empty\.jsonl is empty"):
-        plan(replace(asked, tasks=("summary",), data=str(tmp_path / "empty.jsonl")))
-    for name in ("empty.jsonl", "blank.txt"):
-        with pytest.raises(ValueError, match=rf"{name} holds no text"):
-            plan(replace(asked, text=str(tmp_path / name)))
+    for changes, error, message in (
+        ({"tasks": ("summary",), "data": str(tmp_path / "none.jsonl")}, FileNotFoundError, "is not a file or folder"),
+        ({"text": "none.txt"}, FileNotFoundError, r"none\.txt is not a file or folder"),
+        ({"model": str(tmp_path / "none")}, FileNotFoundError, "no model at"),
+        ({"tasks": ("summary",), "data": str(tmp_path / "empty.jsonl")}, ValueError, r"empty\.jsonl is empty"),
+        ({"text": str(tmp_path / "empty.jsonl")}, ValueError, r"empty\.jsonl holds no text"),
+        ({"text": str(tmp_path / "blank.txt")}, ValueError, r"blank\.txt holds no text"),
+    ):
+        with pytest.raises(error, match=message):
+            plan(replace(asked, **changes))
 
 
-def test_a_tokenizer_that_cannot_make_the_length_says_by_how_much(asked, monkeypatch):
-    def short(*arguments, **options):
-        prompt = original(*arguments, **options)
-        return replace(prompt, ids=prompt.ids[:-3])
-
-    original = finding.retrieval.passkey
-    monkeypatch.setattr(finding.retrieval, "passkey", short)
-    with pytest.raises(ValueError, match="passkey: this tokenizer cannot make a prompt of 96 tokens, it is off by -3"):
-        plan(asked)
-
-
-def test_a_tokenizer_without_line_breaks_is_told_apart_from_a_bad_length(asked, monkeypatch):
+def test_a_tokenizer_that_cannot_give_the_length_says_by_how_much(asked, monkeypatch):
     original = finding.retrieval.encode
     monkeypatch.setattr(finding.retrieval, "encode", lambda t, text: () if text == "\n" else original(t, text))
     with pytest.raises(ValueError, match=r"lines: this tokenizer cannot make a prompt of 250 tokens, it is off by -\d"):
@@ -211,8 +198,16 @@ def test_all_methods_come_at_a_length_before_any_at_the_next(asked):
     ]
 
 
-def test_an_interrupted_run_goes_on_to_the_same_table(asked, tmp_path, monkeypatch):
-    calls = []
+@pytest.fixture(scope="module")
+def finished(asked, tmp_path_factory):
+    """A folder with the whole evaluation, for tests that change nothing in it."""
+    out = tmp_path_factory.mktemp("finished")
+    run(plan(asked), out)
+    return out
+
+
+def test_an_interrupted_run_goes_on_to_the_same_table(asked, finished, tmp_path, monkeypatch):
+    calls, original = [], Likelihood.measure
 
     def interrupted(self, *arguments):
         calls.append(self.name)
@@ -220,63 +215,37 @@ def test_an_interrupted_run_goes_on_to_the_same_table(asked, tmp_path, monkeypat
             raise KeyboardInterrupt
         return original(self, *arguments)
 
-    made = plan(asked)
-    run(made, tmp_path / "whole")
-    original = Likelihood.measure
     monkeypatch.setattr(Likelihood, "measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run(made, tmp_path / "cut")
-    assert len(rows(tmp_path / "cut")) == 12  # all of passkey, two cells of nll
-    assert not (tmp_path / "cut" / "summary.json").exists()
-    run(made, tmp_path / "cut")
-    assert len(calls) == 5  # the third again, and the fourth
-    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
-    first, second = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "cut"))
-    assert first == second
-
-
-def test_a_line_that_an_interrupt_cut_is_dropped(asked, tmp_path, monkeypatch):
-    made = plan(replace(asked, tasks=("nll",)))
-    run(made, tmp_path)
-    whole, path = rows(tmp_path), tmp_path / "cells.jsonl"
-    path.write_text(path.read_text()[:-40])
-    journal = Evaluation(made).open_journal(tmp_path)
-    assert len(journal.rows) == 3
-    assert path.read_text().endswith("}\n")
-    run(made, tmp_path)
-    assert rows(tmp_path) == whole
-
-
-def test_a_finished_run_loads_no_model(asked, tmp_path, monkeypatch):
-    first = run(plan(asked), tmp_path)
-    monkeypatch.setattr(source, "load", None)
-    assert run(plan(asked), tmp_path) == first
-
-
-def test_another_evaluation_in_the_folder_is_refused_naming_what_differs(asked, tmp_path):
-    run(plan(asked), tmp_path)
-    for name, changes in {
-        "seed": {"seed": 1},
-        "samples": {"samples": 3},
-        "longest length": {"lengths": (96, 300)},
-        "dtype": {"load": {"dtype": "bfloat16"}},
-        "trained_length": {"trained_length": 150},
-    }.items():
-        with pytest.raises(FileExistsError, match=rf"another {name} \(.* there, .* now\); use --overwrite"):
-            run(plan(replace(asked, **changes)), tmp_path)
-    with pytest.raises(FileExistsError, match="of mesa at 96 with other parameters"):
-        run(plan(replace(asked, settings=("mesa.width=7",))), tmp_path)
-    in_heads = replace(asked, settings=("mesa.heads=0:1,3;2:0-2",))
-    with pytest.raises(FileExistsError, match="of mesa at 96 with other parameters"):
-        run(plan(in_heads), tmp_path)
-    assert run(plan(in_heads), tmp_path / "heads") == run(plan(in_heads), tmp_path / "heads")
-
-
-def test_a_run_that_kept_nothing_binds_to_nothing(asked, tmp_path):
-    assert Evaluation(plan(asked)).open_journal(tmp_path).rows == {}
-    run(plan(replace(asked, seed=1)), tmp_path)
-    with pytest.raises(FileExistsError, match="another seed"):
         run(plan(asked), tmp_path)
+    assert len(rows(tmp_path)) == 12  # all of passkey, two cells of nll
+    assert not (tmp_path / "summary.json").exists()
+    path = tmp_path / "cells.jsonl"
+    path.write_text(path.read_text()[:-40])  # and its last line is cut
+    run(plan(asked), tmp_path)
+    assert len(calls) == 6
+    assert rows(tmp_path) == rows(finished)
+    assert (tmp_path / "summary.json").read_bytes() == (finished / "summary.json").read_bytes()
+
+
+def test_a_finished_run_loads_no_model(asked, finished, monkeypatch):
+    monkeypatch.setattr(source, "load", None)
+    assert run(plan(asked), finished)["cells_left"] == 0
+
+
+def test_another_evaluation_in_the_folder_is_refused_naming_what_differs(asked, finished):
+    for message, changes in {
+        r"seed \(0 there, 1 now\)": {"seed": 1},
+        r"samples \(2 there, 3 now\)": {"samples": 3},
+        r"longest length \(200 there, 300 now\)": {"lengths": (96, 300)},
+        r"dtype \(None there, bfloat16 now\)": {"load": {"dtype": "bfloat16"}},
+        r"trained_length \(160 there, 150 now\)": {"trained_length": 150},
+    }.items():
+        with pytest.raises(FileExistsError, match=rf"another {message}; use --overwrite"):
+            run(plan(replace(asked, **changes)), finished)
+    for settings in ("mesa.width=7", "mesa.heads=0:1,3;2:0-2"):
+        with pytest.raises(FileExistsError, match="of mesa at 96 with other parameters"):
+            run(plan(replace(asked, settings=(settings,))), finished)
 
 
 def test_tasks_methods_and_shorter_lengths_can_be_added(asked, tmp_path):
@@ -333,28 +302,13 @@ def test_a_folder_of_something_else_is_left_alone(asked, tmp_path, overwrite):
     assert (tmp_path / "summary.json").read_text() == "of a probe"
 
 
-def test_a_journal_whose_first_line_was_cut_is_begun_anew(tmp_path):
-    path = tmp_path / "cells.jsonl"
-    for cut in ('{"sett', '{"settings": {"seed"'):
-        path.write_text(cut)
-        journal = Journal(path, {"seed": 1})
-        assert journal.rows == {}
-        assert not has_rows(path)
-    journal.add(("hold", 96, 1), {"nll": 0.5})
-    assert Journal(path, {"seed": 1}).rows == {("hold", 96, 1): {"nll": 0.5}}
-    assert has_rows(path)
-
-
 def test_a_journal_of_other_prompts_is_refused_naming_them(asked, tmp_path):
     run(plan(asked), tmp_path)
     path = tmp_path / "cells.jsonl"
-    header, *cells = path.read_text().splitlines(keepends=True)
-    settings = json.loads(header)["settings"]
-    assert settings["prompts"] == SCORED_PROMPTS == 3
-    for former in ({**settings, "prompts": 1}, {key: settings[key] for key in settings if key != "prompts"}):
-        path.write_text(json.dumps({"settings": former, "crc32": True}) + "\n" + "".join(cells))
-        with pytest.raises(FileExistsError, match=r"another prompts \((1|None) there, 3 now\); use --overwrite"):
-            run(plan(asked), tmp_path)
+    assert '"prompts": 3' in path.read_text()
+    path.write_text(path.read_text().replace('"prompts": 3', '"prompts": 1', 1))
+    with pytest.raises(FileExistsError, match=r"another prompts \(1 there, 3 now\); use --overwrite"):
+        run(plan(asked), tmp_path)
 
 
 def test_a_run_does_not_go_on_with_other_texts_or_weights(asked, tmp_path):
@@ -380,47 +334,6 @@ def test_a_run_does_not_go_on_with_other_texts_or_weights(asked, tmp_path):
         run(plan(here), out)
 
 
-@pytest.mark.parametrize("text", ["not json\n", "[1]\n", '{"a": 1}\n', "cut"])
-def test_a_file_that_is_no_journal_is_refused(tmp_path, text):
-    (tmp_path / "cells.jsonl").write_text(text)
-    with pytest.raises(ValueError, match=r"cells\.jsonl is no journal of a run; use --overwrite"):
-        Journal(tmp_path / "cells.jsonl", {})
-
-
-@pytest.mark.parametrize("bit", range(8))
-def test_a_flipped_bit_of_a_journal_is_found_wherever_it_is(tmp_path, bit):
-    """In rows by their number, also where the line is no JSON or no UTF-8 any more."""
-    path = tmp_path / "cells.jsonl"
-    for length in (96, 160):
-        Journal(path, {"seed": 1}).add(("hold", length, 1), {"nll": 0.5})
-    whole = path.read_bytes()
-    begin, end = whole.index(b"\n") + 1, whole.rindex(b"\n", 0, -1)
-    for place in range(begin, end):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
-        with pytest.raises(ValueError, match=r"cells\.jsonl, line 2 is damaged: .*; remove it, use --overwrite"):
-            Journal(path, {"seed": 1})
-
-
-def test_a_forced_journal_goes_on_and_tells_what_changed(tmp_path):
-    path, began = tmp_path / "cells.jsonl", {"seed": 1, "weights": "a", "versions": "torch 1"}
-    Journal(path, began).add(("hold", 96, 1), {"nll": 0.5})
-    now = began | {"weights": "b"}
-    with pytest.raises(FileExistsError, match=r"with another weights .*; --force goes on and records it"):
-        Journal(path, now)
-    with pytest.raises(
-        FileExistsError, match=r"with another seed \(1 there, 2 now\); use --overwrite or another --out$"
-    ):
-        Journal(path, now | {"seed": 2}, force=True)
-    journal = Journal(path, now, force=True)
-    assert journal.forced == [{"weights": "b"}]
-    journal.add(("hold", 160, 1), {"nll": 0.6})
-    again = Journal(path, now)
-    assert set(again.rows) == {("hold", 96, 1), ("hold", 160, 1)}
-    assert again.forced == [{"weights": "b"}]
-    with pytest.raises(FileExistsError, match="with another weights"):
-        Journal(path, began)
-
-
 def test_a_run_goes_on_with_other_versions_only_by_force_and_says_so(asked, tmp_path, monkeypatch):
     run(plan(replace(asked, tasks=("nll",), methods="origin", lengths=(160,))), tmp_path)
     monkeypatch.setattr(fingerprints, "version", lambda package: "99")
@@ -430,19 +343,6 @@ def test_a_run_goes_on_with_other_versions_only_by_force_and_says_so(asked, tmp_
     summary = run(plan(replace(now, force=True)), tmp_path)
     assert summary["forced"] == [{"versions": "mesa-lens 99, torch 99, transformers 99"}]
     assert {cell["method"] for cell in summary["cells"]} == {"origin", "rerope"}
-
-
-@pytest.mark.parametrize(
-    "damage", [("0.5", "0.6"), ('"nll": 0.5, ', ""), ('"cell": ["hold", 96, 1], ', ""), ("{", "[1]\n{")]
-)
-def test_a_damaged_row_of_a_journal_is_refused_naming_its_line(tmp_path, damage):
-    path = tmp_path / "cells.jsonl"
-    Journal(path, {}).add(("hold", 96, 1), {"nll": 0.5})
-    assert Journal(path, {}).rows == {("hold", 96, 1): {"nll": 0.5}}
-    header, row = path.read_text().splitlines(keepends=True)
-    path.write_text(header + row.replace(*damage, 1))
-    with pytest.raises(ValueError, match=r"cells\.jsonl, line 2 is damaged: .*; remove it, use --overwrite"):
-        Journal(path, {})
 
 
 @pytest.mark.parametrize(
@@ -538,10 +438,10 @@ def test_essays_are_strung_together_where_none_is_long_enough(tokenizer, setting
         assert {*range(10, 40), *range(50, 80)} <= set(prompt.ids)
 
 
-def test_every_sample_has_its_time_and_its_cells_memory(asked, tmp_path):
-    run(plan(asked), tmp_path)
+def test_samples_have_their_time_and_memory(asked, tmp_path):
+    run(plan(replace(asked, tasks=("nll",))), tmp_path)
     with (tmp_path / "samples.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert all(float(row["seconds"]) > 0 and float(row["peak_mib"]) >= 0 for row in rows)
-    assert max(float(row["peak_mib"]) for row in rows) > 0
-    assert all(len(row[name].strip("0.").replace(".", "")) <= 6 for row in rows for name in ("score", "seconds"))
+        samples = list(csv.DictReader(file))
+    assert all(float(row["seconds"]) > 0 for row in samples)
+    assert max(float(row["peak_mib"]) for row in samples) > 0
+    assert all(len(row[name].strip("0.").replace(".", "")) <= 6 for row in samples for name in ("score", "seconds"))

@@ -9,13 +9,13 @@ from transformers import AutoConfig, LlamaConfig
 
 import mesa
 from mesa.methods import LMInfinite, Origin, ReRoPE
-from probe.experiment import estimate as pace
+from probe.experiment import estimate
 
 CONFIG = LlamaConfig(
     vocab_size=8, hidden_size=32, intermediate_size=48, num_hidden_layers=8, num_attention_heads=4,
 )  # fmt: skip
 ORIGIN, REROPE = Origin(trained_length=64), ReRoPE(trained_length=64)
-WORK = {(ORIGIN, 100): 300.0, (ORIGIN, 1000): 40.0, (REROPE, 1000): 5.0, (REROPE, 4000): 1.0}
+PASSES = {(ORIGIN, 100): 300.0, (ORIGIN, 1000): 40.0, (REROPE, 1000): 5.0, (REROPE, 4000): 1.0}
 
 
 class Machine:
@@ -23,29 +23,33 @@ class Machine:
 
     def __init__(self, monkeypatch, *, fixed=0.0, token=1e-5, pair=1e-8, load=lambda: 1.0):
         self.fixed, self.token, self.pair, self.load, self.lengths, self.now = fixed, token, pair, load, [], 0.0
-        monkeypatch.setattr(pace, "_timed", self.timed)
-        monkeypatch.setattr(pace.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(estimate, "_timed", self.timed)
+        monkeypatch.setattr(estimate.time, "perf_counter", lambda: self.now)
 
     def timed(self, model, method, executor, length):
         load = self.load()
         self.lengths.append(length)
-        spent = pace.Spent(
-            load * self.pair * pace._pairs(method, length, executor), load * (self.fixed + self.token * length)
+        spent = estimate.PassTime(
+            load * self.pair * estimate._scored_pairs(method, length, executor),
+            load * (self.fixed + self.token * length),
         )
         self.now += sum(spent)
         return spent
 
     def truth(self, work, load=1.0):
-        one = {key: self.fixed + self.token * key[1] + self.pair * pace._pairs(key[0], key[1], "fused") for key in work}
+        one = {
+            key: self.fixed + self.token * key[1] + self.pair * estimate._scored_pairs(key[0], key[1], "fused")
+            for key in work
+        }
         return 4 * load * sum(many * one[key] for key, many in work.items())  # 8 layers, of which 2 are timed
 
 
 def test_on_an_idle_machine_the_range_is_what_passes_take(monkeypatch):
     machine = Machine(monkeypatch, fixed=1e-3)
-    low, high = pace.seconds(CONFIG, {}, "fused", WORK)
+    low, high = estimate.seconds(CONFIG, {}, "fused", PASSES)
     assert max(machine.lengths) == 4000
     assert high == pytest.approx(1.3 * low)
-    assert low == pytest.approx(machine.truth(WORK), rel=0.03)  # and the vocabulary's share
+    assert low == pytest.approx(machine.truth(PASSES), rel=0.03)  # and the vocabulary's share
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -53,24 +57,24 @@ def test_the_range_holds_what_passes_take_at_any_load_of_the_trial(monkeypatch, 
     """Slow, so that the trial is of short passes; loads of 1 to 3."""
     rng = np.random.default_rng(seed)
     machine = Machine(monkeypatch, token=1e-4, pair=4e-7, load=lambda: rng.uniform(1, 3))
-    low, high = pace.seconds(CONFIG, {}, "fused", WORK)
+    low, high = estimate.seconds(CONFIG, {}, "fused", PASSES)
     assert max(machine.lengths) < 4000
-    assert machine.truth(WORK, 1) * 0.97 <= low < machine.truth(WORK, 2) < high <= 1.3 * machine.truth(WORK, 3.1)
-    assert machine.now < 4 * pace._SECONDS
+    assert machine.truth(PASSES, 1) * 0.97 <= low < machine.truth(PASSES, 2) < high <= 1.3 * machine.truth(PASSES, 3.1)
+    assert machine.now < 4 * estimate._SECONDS
 
 
 def test_a_single_stall_does_not_make_hours_of_a_minute(monkeypatch):
     loads = iter(range(10**6))
     machine = Machine(monkeypatch, load=lambda: 100.0 if next(loads) == 12 else 1.0)
-    low, high = pace.seconds(CONFIG, {}, "fused", WORK)
-    assert machine.truth(WORK) <= low <= high < 1.4 * machine.truth(WORK)
+    low, high = estimate.seconds(CONFIG, {}, "fused", PASSES)
+    assert machine.truth(PASSES) <= low <= high < 1.4 * machine.truth(PASSES)
 
 
 def test_pairs_are_those_that_the_engine_computes():
-    assert pace._pairs(ORIGIN, 10, "fused") == 55
-    assert pace._pairs(ORIGIN, 10, "dense") == 100
-    assert pace._pairs(REROPE, 10, "dense") == 200
-    far, farther = (pace._pairs(LMInfinite(trained_length=64), length, "fused") for length in (2**16, 2**17))
+    assert estimate._scored_pairs(ORIGIN, 10, "fused") == 55
+    assert estimate._scored_pairs(ORIGIN, 10, "dense") == 100
+    assert estimate._scored_pairs(REROPE, 10, "dense") == 200
+    far, farther = (estimate._scored_pairs(LMInfinite(trained_length=64), length, "fused") for length in (2**16, 2**17))
     assert farther < 2.1 * far
 
 
@@ -82,34 +86,36 @@ def test_a_pass_is_timed_in_two_parts(kind, monkeypatch):
     for name, value in small.items():
         setattr(config, name, value)
     config.num_key_value_heads = 4
-    model = pace._model(config, {})
+    model = estimate._trial_model(config, {})
     ticks = iter(range(100))
-    monkeypatch.setattr(pace.time, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr(estimate.time, "perf_counter", lambda: float(next(ticks)))
     with torch.inference_mode():
-        assert pace._timed(model, mesa.make("rerope", 64), "fused", 80) == pace.Spent(2.0, 3.0)
+        assert estimate._timed(model, mesa.make("rerope", 64), "fused", 80) == estimate.PassTime(2.0, 3.0)
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "said"),
+    ("low", "high", "text"),
     [(0, 9, "less than 10 s"), (4, 12, "about 4 to 12 s"), (40, 44, "about 40 to 44 s"), (61, 61, "about 61 s"),
      (90, 130, "about 1.5 to 2.2 min"), (1000, 3600, "about 17 to 60 min"), (5000, 9000, "about 1.4 to 2.5 h"),
      (1e5, 1e6, "about 28 to 278 h")],
 )  # fmt: skip
-def test_a_range_in_words(low, high, said):
-    assert pace.spoken(low, high) == said
+def test_a_range_in_words(low, high, text):
+    assert estimate.format_range(low, high) == text
 
 
 def test_an_estimate_says_what_its_range_means(monkeypatch):
     Machine(monkeypatch)
-    said = pace.time_of([(CONFIG, WORK), (CONFIG, WORK)], {}, "fused")
-    low, high = pace.seconds(CONFIG, {}, "fused", WORK)
-    assert said.startswith(f"time: {pace.spoken(2 * low, 2 * high)} for the passes, if this machine stays as busy as")
-    assert re.search(rf"\({torch.get_num_threads()} threads?; range of a short trial, repeated\)$", said)
+    text = estimate.time_of([(CONFIG, PASSES), (CONFIG, PASSES)], {}, "fused")
+    low, high = estimate.seconds(CONFIG, {}, "fused", PASSES)
+    assert text.startswith(
+        f"time: {estimate.format_range(2 * low, 2 * high)} for the passes, if this machine stays as busy as"
+    )
+    assert re.search(rf"\({torch.get_num_threads()} threads?; range of a short trial, repeated\)$", text)
 
 
 def test_what_cannot_be_timed_says_why(monkeypatch):
     def refuse(*_):
         raise MemoryError("7 GiB are needed")
 
-    monkeypatch.setattr(pace, "check_memory", refuse)
-    assert pace.time_of([(CONFIG, WORK)], {}, "fused") == "time: not estimated (7 GiB are needed)"
+    monkeypatch.setattr(estimate, "check_memory", refuse)
+    assert estimate.time_of([(CONFIG, PASSES)], {}, "fused") == "time: not estimated (7 GiB are needed)"

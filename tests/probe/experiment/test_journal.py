@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from probe.experiment.journal import Journal, read_journal
+from probe.experiment.journal import Journal, has_rows, read_journal
 
 SETTINGS = {"model": "m", "seed": 1}
 KEY, ROW = ("nll", "origin", 64), {"config": {"name": "origin"}, "nll": [0.5, 1.5], "entropy": [None]}
@@ -53,3 +53,62 @@ def test_a_measured_value_that_is_not_finite_is_refused(path, value):
     with pytest.raises(RuntimeError, match=r"'nll' of nll origin 64 is not finite; try a wider --dtype"):
         Journal(path, SETTINGS).add(KEY, {**ROW, "nll": value})
     assert not path.exists()
+
+
+def test_a_line_that_an_interrupt_cut_is_dropped(path):
+    path.parent.mkdir()
+    for cut in ('{"sett', '{"settings": {"seed"'):
+        path.write_text(cut)
+        journal = Journal(path, SETTINGS)
+        assert journal.rows == {}
+        assert not has_rows(path)
+    journal.add(KEY, ROW)
+    journal.add(("nll", "mesa", 64), ROW)
+    path.write_text(path.read_text()[:-40])
+    assert Journal(path, SETTINGS).rows == {KEY: ROW}
+    assert has_rows(path)
+
+
+@pytest.mark.parametrize("text", ["not json\n", "[1]\n", '{"a": 1}\n', "cut"])
+def test_a_file_that_is_no_journal_is_refused(path, text):
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"cells\.jsonl is no journal of a run; use --overwrite"):
+        Journal(path, {})
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_a_flipped_bit_is_named_by_its_line_wherever_it_is(path, bit):
+    """Also where the line is no JSON or no UTF-8 any more."""
+    for length in (96, 160):
+        Journal(path, SETTINGS).add(("hold", length, 1), {"nll": 0.5})
+    content = path.read_bytes()
+    begin, end = content.index(b"\n") + 1, content.rindex(b"\n", 0, -1)
+    for place in range(begin, end):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
+        with pytest.raises(ValueError, match=r"cells\.jsonl, line 2 is damaged: .*; remove it, use --overwrite"):
+            Journal(path, SETTINGS)
+
+
+def test_other_settings_are_refused_and_other_weights_recorded_by_force(path):
+    began = {"seed": 1, "weights": "a", "versions": "torch 1"}
+    Journal(path, began).add(KEY, ROW)
+    now = began | {"weights": "b"}
+    with pytest.raises(FileExistsError, match=r"with another weights .*; --force goes on and records it"):
+        Journal(path, now)
+    with pytest.raises(FileExistsError, match=r"another seed \(1 there, 2 now\); use --overwrite or another --out$"):
+        Journal(path, now | {"seed": 2}, force=True)
+    journal = Journal(path, now, force=True)
+    assert journal.forced == [{"weights": "b"}]
+    journal.add(("nll", "mesa", 64), ROW)
+    again = Journal(path, now)
+    assert (set(again.rows), again.forced) == ({KEY, ("nll", "mesa", 64)}, [{"weights": "b"}])
+    with pytest.raises(FileExistsError, match="with another weights"):
+        Journal(path, began)
+
+
+def test_a_journal_without_rows_binds_to_nothing(path):
+    Journal(path, {"seed": 1})
+    Journal(path, {"seed": 2}).add(KEY, ROW)
+    with pytest.raises(FileExistsError, match="another seed"):
+        Journal(path, {"seed": 1})

@@ -20,7 +20,7 @@ with owned(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
 """
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")

@@ -106,81 +106,58 @@ def test_an_interrupt_before_anything_is_kept_leaves_nothing(model, tmp_path, ca
     assert not (tmp_path / "out").exists()
 
 
-def test_an_interrupted_capture_goes_on_where_it_was(model, uninterrupted, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("place", "name", "calls_before", "calls"),
+    [(experiments, "capture", 2, 3), (likelihood, "nll", 4, 5), (run, "write_report", 1, 2)],
+)
+def test_an_interrupted_run_goes_on_to_the_same_bytes(
+    model, uninterrupted, tmp_path, capsys, monkeypatch, place, name, calls_before, calls
+):
     out = tmp_path / "out"
-    calls = interrupt_at(monkeypatch, experiments, "capture", 2)
+    made = interrupt_at(monkeypatch, place, name, calls_before)
     assert main(asked(model, out)) == 1
     assert f"interrupted; what is done is kept: the same command goes on from {out}\n" in capsys.readouterr().err
-    measured = interrupt_at(monkeypatch, likelihood, "nll", 0)
     assert main(asked(model, out)) == 0
-    assert [args[2].name for args in calls] == ["origin", "rerope", "rerope"]
-    assert not measured
-    same(out, uninterrupted)
-
-
-def test_an_interrupted_measuring_goes_on_where_it_was(model, uninterrupted, tmp_path, capsys, monkeypatch):
-    out = tmp_path / "out"
-    calls = interrupt_at(monkeypatch, likelihood, "nll", 4)
-    assert main(asked(model, out)) == 1
-    assert "the same command goes on" in capsys.readouterr().err
-    assert main(asked(model, out)) == 0
-    assert len(calls) == 5
+    assert len(made) == calls  # nothing but the interrupted call is repeated
     same(out, uninterrupted)
 
 
 def test_a_region_cut_short_is_captured_again(model, uninterrupted, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, experiments, "capture", 2)
-        assert main(asked(model, out)) == 1
+    cut_short(monkeypatch, model, out)
     (region,) = (out / "store.zarr.partial").glob("resid_post/c/0/0/1/0/0")
     region.write_bytes(region.read_bytes()[:-4])
     assert main(asked(model, out)) == 0
     same(out, uninterrupted)
 
 
-def test_an_unfinished_run_of_other_settings_is_refused_before_long_work(model, tmp_path, capsys, monkeypatch):
+def test_an_unfinished_run_of_other_settings_is_refused_before_the_weights_are_loaded(
+    model, tmp_path, capsys, monkeypatch
+):
     out = tmp_path / "out"
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, experiments, "capture", 2)
-        assert main(asked(model, out, "--overwrite")) == 1
+    cut_short(monkeypatch, model, out, "--overwrite")
     assert "kept: without --overwrite, the same command goes on" in capsys.readouterr().err
     with monkeypatch.context() as patch:
         patch.setattr(source, "load", None)
         for option, value, message in [
-            (
-                "--prompt",
-                "world",
-                "an unfinished run with another config: word (hello there, world now) differs; use --overwrite",
-            ),
-            (
-                "--texts",
-                "1",
-                "another config: prompt (['repeated'] there, ['repeated', 'text-0'] now) differs; use --overwrite",
-            ),
-            ("--seed", "1", "an unfinished run with another config: seed (0 there, 1 now) differs; use --overwrite"),
+            ("--prompt", "world", "word (hello there, world now)"),
+            ("--texts", "1", "prompt (['repeated'] there, ['repeated', 'text-0'] now)"),
+            ("--seed", "1", "seed (0 there, 1 now)"),
         ]:
             assert main(asked(model, out, option, value)) == 2
-            assert message in (error := capsys.readouterr().err)
+            error = capsys.readouterr().err
+            assert f"an unfinished run with another config: {message} differs; use --overwrite" in error
             assert "goes on" not in error
     assert main(asked(model, out, "--prompt", "world", "--overwrite")) == 0
     assert xr.open_zarr(out / "store.zarr").attrs["word"] == "world"
 
 
-def test_a_whole_store_without_its_report_is_finished(model, uninterrupted, tmp_path, capsys, monkeypatch):
-    out = tmp_path / "out"
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, run, "write_report", 1)
-        assert main(asked(model, out)) == 1
-    assert "the same command goes on" in capsys.readouterr().err
+def test_a_finished_run_loads_no_weights(model, uninterrupted, capsys, monkeypatch):
     monkeypatch.setattr(source, "load", None)
-    assert main(asked(model, out)) == 0
-    same(out, uninterrupted)
-    capsys.readouterr()
-    assert main(asked(model, out)) == 0
-    told = capsys.readouterr()
-    assert f"finished already: {out}; --overwrite begins anew" in told.err
-    assert f"wrote {out / 'report.html'}" in told.out
+    assert main(asked(model, uninterrupted)) == 0
+    printed = capsys.readouterr()
+    assert f"finished already: {uninterrupted}; --overwrite begins anew" in printed.err
+    assert f"wrote {uninterrupted / 'report.html'}" in printed.out
 
 
 def test_an_interrupt_before_a_run_goes_on_says_what_was_kept_before(model, tmp_path, capsys, monkeypatch):
@@ -193,39 +170,7 @@ def test_an_interrupt_before_a_run_goes_on_says_what_was_kept_before(model, tmp_
     assert capsys.readouterr().err.endswith(f"mesa-lens: interrupted; the same command goes on from {out}\n")
 
 
-def test_a_failure_says_what_is_kept(model, tmp_path, capsys, monkeypatch):
-    def failing(*args, **kwargs):
-        raise RuntimeError("no luck")
-
-    monkeypatch.setattr(experiments, "capture", failing)
-    assert main(asked(model, tmp_path / "out")) == 1
-    error = capsys.readouterr().err
-    assert error.endswith(
-        f"mesa-lens: no luck; what is done is kept: the same command goes on from {tmp_path / 'out'}\n"
-    )
-
-
-def test_a_terminated_run_goes_on_to_the_same_bytes(model, uninterrupted, tmp_path, capsys, monkeypatch):
-    out, calls, capture = tmp_path / "out", [], experiments.capture
-
-    def terminated(*args, **kwargs):
-        calls.append(args)
-        if len(calls) == 2:
-            signal.raise_signal(signal.SIGTERM)
-        return capture(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(experiments, "capture", terminated)
-        assert main(asked(model, out)) == 1
-    said = f"mesa-lens: interrupted; what is done is kept: the same command goes on from {out}\n"
-    assert capsys.readouterr().err.endswith(said)
-    assert whole_passes(out / "store.zarr.partial") == {("origin", "repeated")}
-    assert main(asked(model, out)) == 0
-    same(out, uninterrupted)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("sent", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_a_killed_run_goes_on_to_the_same_bytes(model, uninterrupted, tmp_path, capsys, sent):
     out = tmp_path / "out"
     code = (
@@ -317,10 +262,7 @@ def test_a_whole_store_without_fingerprints_is_still_this_run(model, uninterrupt
 
 def test_overwriting_removes_nothing_for_a_run_that_cannot_be(model, tmp_path, capsys, monkeypatch):
     def broken(error):
-        def raising(*_, **__):
-            raise error
-
-        return raising
+        return lambda *_, **__: (_ for _ in ()).throw(error)
 
     out = tmp_path / "out"
     cut_short(monkeypatch, model, out)
