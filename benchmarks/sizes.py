@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from probe.capture.spec import CaptureSpec
-from probe.plan import ProbeRequest, plan, work
+from probe.plan import ProbeRequest, pass_counts, plan
 from probe.store.layout import layout
 
 SHAPES = {
@@ -45,7 +45,7 @@ def planned(folder, shape, **more):
 def operations(made, parameters):
     """Floating-point operations of all passes: the weights', and the causal attention's."""
     config, total = made.config, 0.0
-    for (_, length), many in work(made).items():
+    for (_, length), many in pass_counts(made).items():
         attention = 2 * config.num_hidden_layers * length**2 * config.hidden_size
         total += many * (2 * parameters * length + attention)
     return total
@@ -76,7 +76,7 @@ def main() -> None:
             "captured values of a pass, of these alone": f"{some.host_bytes / GIB:,.1f} GiB",
             "files of the store, and chunks in each": f"{regions} of {region / 2**20:,.0f} MiB, "
             f"{-(-len(kept.positions) // chunk[0]) * -(-hidden // chunk[1])} each",
-            "passes, in tokens": f"{sum(many * length for (_, length), many in work(made).items()) / 1e6:,.1f} million",
+            "passes, in tokens": f"{sum(many * length for (_, length), many in pass_counts(made).items()) / 1e6:,.1f} million",
             "hours on one A100 at 40% (arithmetic)": f"{hours:,.1f}",
         }.items():
             rows.setdefault(name, []).append(value)

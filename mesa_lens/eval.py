@@ -60,16 +60,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tasks(args: argparse.Namespace, request: Any, runner: Any) -> int:
-    from probe.evaluation.plan import estimate, evaluator_work, plan, work
+    from probe.evaluation.plan import estimate, evaluator_passes, pass_counts, plan
 
     for name in ("limit", "include_path"):
         if getattr(args, name) is not None:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} is for --harness, which is not given")
     planned = plan(request)
     if args.estimate:
-        models = [(planned.config, work(planned))]
+        models = [(planned.config, pass_counts(planned))]
         if planned.evaluator:
-            models.append((planned.evaluator.config, evaluator_work(planned)))
+            models.append((planned.evaluator.config, evaluator_passes(planned)))
         print_estimate(args, estimate(planned), models, request)
         return 0
     from probe.evaluation.run import run as run_cells

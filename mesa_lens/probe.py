@@ -34,7 +34,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Checks everything that can be checked, then runs."""
-    from probe.plan import estimate, plan, work
+    from probe.plan import estimate, pass_counts, plan
     from probe.run import run_probe
 
     request = read_options(args, ProbeRequest)
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     runner = runner_of(args, request.load)
     if args.estimate:
         planned = plan(request)
-        print_estimate(args, estimate(planned), [(planned.config, work(planned))], request)
+        print_estimate(args, estimate(planned), [(planned.config, pass_counts(planned))], request)
         return 0
     with resumable(args):
         summary, table = run_probe(request, args.out, overwrite=args.overwrite, by=args.rule, runner=runner)

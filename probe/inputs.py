@@ -1,4 +1,4 @@
-"""What a probe run reads: texts and prompts as token ids, before the weights are loaded; and a short first pass."""
+"""What a probe run reads: texts and prompts as token ids; and a short first pass that tries the values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TRIED = 64  # tokens
 
 
 def prepare(plan: ProbePlan) -> tuple[list[np.ndarray], dict[str, list[int]]]:
-    """Texts and prompts as token ids; what cannot be built is told before the weights are loaded."""
+    """Texts, and prompts by name, as token ids. Raises ValueError for what cannot be built."""
     request = plan.request
     tokenizer = tokenizer_of(request.model, **request.source)
     texts = None if request.text is None else sources.texts(str(request.text))
@@ -41,9 +41,9 @@ def prepare(plan: ProbePlan) -> tuple[list[np.ndarray], dict[str, list[int]]]:
 
 
 def token_texts(plan: ProbePlan, tokens: Mapping[str, Sequence[int]]) -> xr.Dataset:
-    """Ids and texts (prompt, position) of the tokens at the positions that are kept."""
+    """Ids and texts (prompt, position) of the tokens at the captured positions."""
     tokenizer: Any = tokenizer_of(plan.request.model, **plan.request.source)
-    ids = np.array([[each[position] for position in plan.kept.positions] for each in tokens.values()], np.int64)
+    ids = np.array([[prompt[position] for position in plan.kept.positions] for prompt in tokens.values()], np.int64)
     texts = {token: tokenizer.decode([token]) for token in np.unique(ids).tolist()}
     dims = ("prompt", "position")
     return xr.Dataset(
@@ -55,7 +55,7 @@ def token_texts(plan: ProbePlan, tokens: Mapping[str, Sequence[int]]) -> xr.Data
 def fingerprints(
     plan: ProbePlan, documents: Sequence[np.ndarray], tokens: Mapping[str, Sequence[int]]
 ) -> dict[str, str]:
-    """What a store records, beside the names it was given, of texts, prompts and weights."""
+    """The fingerprints of texts, prompts and weights that a store records."""
     known = identity(plan.request.model, plan.config)
     return {
         "inputs": ids_fingerprint([*documents, *tokens.values()]),
@@ -65,7 +65,7 @@ def fingerprints(
 
 @torch.no_grad()
 def check_values(loaded: Loaded, plan: ProbePlan, ids: list[int]) -> None:
-    """Raises ValueError where a short pass shows values that the store cannot hold: before hours of evaluation_plan."""
+    """Raises ValueError where a short pass shows values that the store cannot hold: before hours of measuring."""
     model: Any = loaded.model
     layers = layers_of(model)
     dims, seen = torch.tensor(plan.kept.dims), {}
@@ -88,17 +88,17 @@ def check_values(loaded: Loaded, plan: ProbePlan, ids: list[int]) -> None:
 def _prompt_tokens(tokenizer: Any, plan: ProbePlan, documents: list[np.ndarray]) -> dict[str, list[int]]:
     """Token ids of every prompt, each of `plan.length` tokens, with the special tokens that come first."""
     first = list(first_ids(tokenizer))
-    room = plan.length - len(first)
-    if 2 * plan.period > room:
+    available = plan.length - len(first)
+    if 2 * plan.period > available:
         raise ValueError(
             f"--prompt {plan.request.word[:20]!r} has {plan.period} tokens, which --length {plan.length} does not "
             "repeat; give a shorter word or a longer pass"
         )
     repeated, _ = repeated_word(tokenizer, plan.request.word, plan.length)
-    windows = score.text_windows(documents, room, plan.request.texts) if plan.request.texts else []
+    windows = score.text_windows(documents, available, plan.request.texts) if plan.request.texts else []
     if len(windows) < plan.request.texts:
         raise ValueError(
-            f"--texts {plan.request.texts}: the text holds {len(windows)} runs of {room} tokens; ask for fewer"
+            f"--texts {plan.request.texts}: the text holds {len(windows)} runs of {available} tokens; ask for fewer"
         )
     tokens = dict(zip(plan.prompts, [repeated, *(first + run.tolist() for run in windows)], strict=True))
     for name, ids in tokens.items():

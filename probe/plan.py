@@ -40,7 +40,7 @@ _PACKAGES = ("mesa-lens", "torch", "transformers", "transformer-lens", "numpy", 
 
 @dataclass(frozen=True)
 class ProbePlan:
-    """A request, checked against the model's config: nothing here needs the weights."""
+    """A request with what depends on the model's config; needs no weights."""
 
     request: ProbeRequest
     methods: dict[str, Method]
@@ -52,7 +52,7 @@ class ProbePlan:
 
     @cached_property
     def first_token(self) -> str:
-        """What comes before the repeated word, where the tokenizer itself puts nothing; else empty."""
+        """What is put before the repeated word where the tokenizer puts nothing; else empty."""
         return repeated_word(tokenizer_of(self.request.model, **self.request.source), self.request.word, 2)[1]
 
     @cached_property
@@ -81,12 +81,12 @@ class ProbePlan:
     @property
     def pass_bytes(self) -> int:
         """Estimate of the memory of the largest pass, captured or measured, beside the weights; where the model is."""
-        each = bytes_a_number(self.config, self.request.load)
-        captured = peak_bytes(self.config, self.length, each, 0)
+        number = bytes_a_number(self.config, self.request.load)
+        captured = peak_bytes(self.config, self.length, number, 0)
         longest = max(self.lengths) if self.request.samples else 0
         scores = self.config.num_attention_heads * max(self.length, longest) ** 2  # of one layer
         dense = 3 * 4 * scores if self.request.executor == "dense" else 0
-        return max(captured, prompt_bytes(self.config, longest, each)) + dense
+        return max(captured, prompt_bytes(self.config, longest, number)) + dense
 
     @property
     def host_bytes(self) -> int:
@@ -116,7 +116,6 @@ def plan(request: ProbeRequest) -> ProbePlan:
     lengths = _default_lengths(request, trained_length, length) if request.lengths is None else request.lengths
     if request.samples:
         check_lengths(lengths, trained_length)
-    if request.samples:
         check_prompts(max(lengths), request.samples)
     kept = request.spec.resolve(config, length)
     check_positions(kept.positions, trained_length, rule)
@@ -152,22 +151,22 @@ def estimate(plan: ProbePlan) -> str:
     )
 
 
-def work(plan: ProbePlan) -> dict[tuple[Method, int], float]:
+def pass_counts(plan: ProbePlan) -> dict[tuple[Method, int], float]:
     """Passes of the run, captured and measured, by method and length."""
     setting = Setting(plan.trained_length, plan.lengths, plan.request.samples)
     lengths = plan.lengths if plan.request.samples else ()
-    found = {
+    counts = {
         (method, length): sum(TASKS[task].tokens(length, setting) for task in by_length.TASKS) / length
         for method in plan.methods.values()
         for length in lengths
     }
     for method in plan.methods.values():
-        found[method, plan.length] = found.get((method, plan.length), 0.0) + len(plan.prompts)
-    return found
+        counts[method, plan.length] = counts.get((method, plan.length), 0.0) + len(plan.prompts)
+    return counts
 
 
 def evaluation_plan(plan: ProbePlan, documents: Sequence[np.ndarray]) -> EvalPlan:
-    """The evaluation that the measured failure is plan of; its settings are what the scores depend on."""
+    """The evaluation that measures failure; the scores depend on its settings."""
     request = plan.request
     setting = Setting(plan.trained_length, plan.lengths, request.samples, request.seed, tuple(documents))
     eval_request = EvalRequest(
@@ -185,7 +184,7 @@ def evaluation_plan(plan: ProbePlan, documents: Sequence[np.ndarray]) -> EvalPla
 
 
 def template(plan: ProbePlan, known: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What the plan's store is created with: labels, hooks, dtype and attributes, and the fingerprints `known`."""
+    """Labels, hooks, dtype and attributes of the plan's store, with the fingerprints `known`."""
     spec, kept = plan.request.spec, plan.kept
     return {
         "methods": list(plan.methods),
@@ -200,7 +199,7 @@ def template(plan: ProbePlan, known: Mapping[str, str] | None = None) -> dict[st
 
 
 def provenance(plan: ProbePlan) -> dict[str, Any]:
-    """The attributes that the plan's store is given: everything that its numbers depend on."""
+    """The attributes of the plan's store: everything that its numbers depend on."""
     request = plan.request
     _, left_out = request.fitting_methods(plan.config, plan.trained_length, request.settings)
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -38,8 +39,7 @@ class EvalPlan:
     """A request, checked: methods, shared setting, and the cells (task, method, length).
 
     sizes: by task, how large it is, where that depends on the trained window. are_rulers: whether they are as large as
-    RULER's. evaluator: what chooses key tokens, for
-    the tasks that are `keyed`; the method it stands under is not run on the same model in these.
+    RULER's. evaluator: chooses the key tokens of `keyed` tasks, which are not run under its own method and model.
     """
 
     request: EvalRequest
@@ -65,11 +65,9 @@ class EvalPlan:
     @property
     def settings(self) -> dict[str, Any]:
         """Everything that scores depend on, ready for JSON. Tasks, methods and lengths may be added to a run."""
-        asked = asdict(self.request)
-        for name in ("tasks", "methods", "settings", "lengths", "batch", "load", "force"):
-            asked.pop(name)
+        free = ("tasks", "methods", "settings", "lengths", "batch", "load", "force")
         return {
-            **asked,
+            **{name: value for name, value in asdict(self.request).items() if name not in free},
             **{key: value for key, value in self.request.load.items() if value is not None},
             "trained_length": self.setting.trained_length,
             "longest": max(self.setting.lengths),
@@ -164,7 +162,7 @@ def fitting_lengths(tasks: Iterable[Task], tokenizer: Any, setting: Setting) -> 
 def _evaluator(
     request: EvalRequest, methods: Mapping[str, Method], setting: Setting, config: Any, tokenizer: Any
 ) -> Evaluator | None:
-    """What chooses key tokens; None where no task needs it. A method that it stands under is told of on stderr."""
+    """What chooses key tokens; None where no task needs it. stderr names the method that is left out for it."""
     keyed = [name for name in request.tasks if TASKS[name].keyed]
     if not keyed:
         for name in ("evaluator", "evaluator_method"):
@@ -173,16 +171,16 @@ def _evaluator(
                 raise ValueError(f"--{option} {getattr(request, name)} is for longppl, which --task does not name")
         return None
     tested = request.model, config, tokenizer, setting.trained_length
-    found = evaluator_of(request.evaluator, request.evaluator_method, tested, max(setting.lengths), request.source)
-    left_out = [name for name, method in methods.items() if found.is_tested(method)]
+    evaluator = evaluator_of(request.evaluator, request.evaluator_method, tested, max(setting.lengths), request.source)
+    left_out = [name for name, method in methods.items() if evaluator.is_tested(method)]
     if left_out:
         if len(methods) == len(left_out):
             raise ValueError(
-                f"{keyed[0]}: {found.about} chooses the key tokens and is the one method under test; add --methods, "
+                f"{keyed[0]}: {evaluator.about} chooses the key tokens and is the one method under test; add --methods, "
                 "or give another --evaluator or --evaluator-method"
             )
         sys.stderr.write(f"left out: {keyed[0]} under {', '.join(left_out)}, which chooses its key tokens\n")
-    return found
+    return evaluator
 
 
 def _documents(tokenizer: Any, request: EvalRequest) -> tuple[np.ndarray, ...]:
@@ -203,8 +201,8 @@ def estimate(plan: EvalPlan) -> str:
     cells, setting = plan.cells, plan.setting
     tokens = sum(TASKS[task].tokens(length, setting) for task, _, length in cells)
     needed = memory_bytes(plan.config, plan.request.tasks, setting, bytes_a_number(plan.config, plan.request.load))
-    chosen = sum(length * many for (_, length), many in evaluator_work(plan).items())
-    choosing = f", and {chosen:,.0f} by which {plan.evaluator.about} chooses key tokens" if plan.evaluator else ""
+    read = sum(length * count for (_, length), count in evaluator_passes(plan).items())
+    choosing = f", and {read:,.0f} by which {plan.evaluator.about} chooses key tokens" if plan.evaluator else ""
     return (
         f"{len(cells)} cells ({len(plan.request.tasks)} tasks x {len(plan.methods)} methods), "
         f"{setting.samples} samples each: about {tokens:,} prompt tokens{choosing}\n"
@@ -212,36 +210,34 @@ def estimate(plan: EvalPlan) -> str:
     )
 
 
-def work(plan: EvalPlan) -> dict[tuple[Method, int], float]:
+def pass_counts(plan: EvalPlan) -> dict[tuple[Method, int], float]:
     """Passes of a run by method and length."""
-    found: dict[tuple[Method, int], float] = {}
+    counts: dict[tuple[Method, int], float] = defaultdict(float)
     for task, name, length in plan.cells:
-        at = plan.methods[name], length
-        found[at] = found.get(at, 0.0) + TASKS[task].tokens(length, plan.setting) / length
-    return found
+        counts[plan.methods[name], length] += TASKS[task].tokens(length, plan.setting) / length
+    return dict(counts)
 
 
-def evaluator_work(plan: EvalPlan) -> dict[tuple[Method, int], float]:
+def evaluator_passes(plan: EvalPlan) -> dict[tuple[Method, int], float]:
     """Passes of what chooses key tokens, by its method and length: once a length for all methods."""
-    found: dict[tuple[Method, int], float] = {}
+    counts: dict[tuple[Method, int], float] = defaultdict(float)
     if plan.evaluator:
         for length in {length for task, _, length in plan.cells if TASKS[task].keyed}:
-            for own, many in passes(length, plan.setting.trained_length).items():
-                at = plan.evaluator.method, own
-                found[at] = found.get(at, 0.0) + many * plan.setting.samples
-    return found
+            for tokens, count in passes(length, plan.setting.trained_length).items():
+                counts[plan.evaluator.method, tokens] += count * plan.setting.samples
+    return dict(counts)
 
 
-def memory_bytes(config: Any, tasks: Sequence[str], setting: Setting, each: int) -> int:
-    """Rough memory, at the longest prompts, beside weights of `each` bytes a number.
+def memory_bytes(config: Any, tasks: Sequence[str], setting: Setting, number_bytes: int) -> int:
+    """Rough memory, at the longest prompts, beside weights of so many bytes a number.
 
     Key-value cache and one layer's states of a batch, the logits that a task holds, and float32 copies of a slice.
     """
     longest = max(setting.lengths)
     batch = setting.batch if any(TASKS[task].batched for task in tasks) else 1
-    states = batch * prompt_bytes(config, longest, each)
+    states = batch * prompt_bytes(config, longest, number_bytes)
     logits = max((TASKS[task].logits(longest, setting) for task in tasks), default=0)
-    return states + config.vocab_size * (logits * each + min(logits, SLICE) * 2 * 4)
+    return states + config.vocab_size * (logits * number_bytes + min(logits, SLICE) * 2 * 4)
 
 
 def names(text: str) -> tuple[str, ...]:

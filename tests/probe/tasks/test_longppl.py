@@ -17,7 +17,7 @@ from mesa.engine.apply import attachment_of
 from mesa.models import load, tokenizer_of
 from mesa_lens.paper.words import words
 from probe.evaluation import evaluator
-from probe.evaluation.plan import EvalRequest, estimate, evaluator_work, plan
+from probe.evaluation.plan import EvalRequest, estimate, evaluator_passes, plan
 from probe.evaluation.run import run
 from probe.evaluation.summary import longppl_table, pooled_longppl, tables
 from probe.tasks import longppl
@@ -262,8 +262,8 @@ def test_the_estimate_counts_the_evaluators_passes(asked, monkeypatch):
     for length in LENGTHS:
         for ids in LONGPPL.prepare(tokenizer_of(asked.model), length, made.setting, asked.samples):
             key_tokens(LOADED, ids, M)
-    own = {length: many for (_, length), many in evaluator_work(made).items()}
+    own = {length: many for (_, length), many in evaluator_passes(made).items()}
     assert own == Counter(counted)
     assert f", and {sum(counted):,} by which the model itself under rerope chooses key tokens" in estimate(made)
-    assert evaluator_work(plan(replace(asked, tasks=("nll",)))) == {}
+    assert evaluator_passes(plan(replace(asked, tasks=("nll",)))) == {}
     assert "chooses key tokens" not in estimate(plan(replace(asked, tasks=("nll",))))
