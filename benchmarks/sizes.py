@@ -66,6 +66,7 @@ def main() -> None:
         chunk, _ = layout(len(kept.positions), hidden, 2)
         regions = made.kept_bytes // region
         hours = operations(made, parameters) / RATE / 3600
+        tokens = sum(count * length for (_, length), count in pass_counts(made).items())
         for name, value in {
             "weights in float16": f"{2 * parameters / GIB:,.0f} GiB",
             "a captured pass, beside the weights": f"{made.pass_bytes / GIB:,.1f} GiB",
@@ -76,7 +77,7 @@ def main() -> None:
             "captured values of a pass, of these alone": f"{some.host_bytes / GIB:,.1f} GiB",
             "files of the store, and chunks in each": f"{regions} of {region / 2**20:,.0f} MiB, "
             f"{-(-len(kept.positions) // chunk[0]) * -(-hidden // chunk[1])} each",
-            "passes, in tokens": f"{sum(many * length for (_, length), many in pass_counts(made).items()) / 1e6:,.1f} million",
+            "passes, in tokens": f"{tokens / 1e6:,.1f} million",
             "hours on one A100 at 40% (arithmetic)": f"{hours:,.1f}",
         }.items():
             rows.setdefault(name, []).append(value)

@@ -1,4 +1,4 @@
-"""What a probe run is asked for, and the check of all of it against the model's config: no weights are needed."""
+"""A probe run, checked against the model's config; needs no weights."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Status:
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, ready for JSON."""
-        rows, holder = self.rows(), {key: value for key, value in self.holder.items() if key != "found"}
+        rows, holder = self.rows(), {key: value for key, value in self.holder.items() if key != "journals"}
         names = ("done", "running", "failed", "left", "of", "seconds_left")
         columns = {name: [row[name] for row in rows] for name in names}
         sums = {name: None if None in values else sum(values) for name, values in columns.items()}
@@ -214,7 +214,7 @@ def _with_time(part: Part, folder: Path) -> tuple[Part, float | None]:
 def _new_rows(file: Path, folder: Path, holder: dict[str, Any]) -> int:
     """Lines that the holder has added to a journal, beside the first."""
     content = file.read_bytes()
-    size, checksum = holder.get("found", {}).get(file.relative_to(folder).as_posix(), (0, 0))
+    size, checksum = holder.get("journals", {}).get(file.relative_to(folder).as_posix(), (0, 0))
     known = size if size and zlib.crc32(content[:size]) == checksum else 0
     return content[known:].count(b"\n") - (not known)
 

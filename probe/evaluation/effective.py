@@ -84,7 +84,7 @@ def effective_table(entries: Sequence[Mapping[str, Any]]) -> Table | None:
         rows.append((method, *texts, *([_ruler_text(cells.get((method, MEAN)))] if has_ruler else [])))
     title = (
         f"effective length (tokens): the longest with at least {SHARE:g} of the score in the first row "
-        "and above chance [95% interval: surely, perhaps]"
+        "and above chance [95% interval: lower, upper bound]"
     )
     last = (f"{MEAN} of {RULERS:g} (RULER's)",) if has_ruler else ()
     return Table(title, ("method", *tasks, *last), tuple(rows))
@@ -186,11 +186,11 @@ def reached(margins: Mapping[int, Estimate], beyond_chance: Mapping[int, Estimat
 
     margins: by length, scores less what they must reach. beyond_chance: the same scores less chance, to be above 0.
     """
-    reaching, surely, perhaps = (
+    reaching, lower, upper = (
         [length for length, margin in margins.items() if _reaches(margin[end], beyond_chance[length][end])]
         for end in range(3)
     )
-    length, low, high = (max(lengths, default=None) for lengths in (reaching, surely, perhaps))
+    length, low, high = (max(lengths, default=None) for lengths in (reaching, lower, upper))
     dips = [short for short in margins if short < (length or 0) and short not in reaching]
     return {"length": length, "low": low, "high": high, "dips": dips}
 

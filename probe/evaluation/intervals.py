@@ -91,7 +91,7 @@ def combined(parts: Sequence[Estimate], weights: Sequence[float], correlation: f
     >>> [round(end, 2) for end in combined([(1, 0.5, 2), (1, 0, 1.5)], [1, -1])]
     [0, -0.71, 1.41]
     """
-    value = sum(weight * each[0] for weight, each in zip(weights, parts, strict=True))
+    value = sum(weight * part[0] for weight, part in zip(weights, parts, strict=True))
     down, up = [], []
     for weight, (middle, low, high) in zip(weights, parts, strict=True):
         if low is None or high is None:
@@ -99,9 +99,9 @@ def combined(parts: Sequence[Estimate], weights: Sequence[float], correlation: f
         ends = sorted((weight * (low - middle), weight * (high - middle)))
         down.append(ends[0])
         up.append(ends[1])
-    shared = [2 * correlation * math.prod(each) for each in (down, up)] if correlation else [0.0, 0.0]
+    shared = [2 * correlation * math.prod(ends) for ends in (down, up)] if correlation else [0.0, 0.0]
     below, above = (
-        math.sqrt(max(0.0, sum(end**2 for end in each) - both)) for each, both in zip((down, up), shared, strict=True)
+        math.sqrt(max(0.0, sum(end**2 for end in ends) - both)) for ends, both in zip((down, up), shared, strict=True)
     )
     return value, value - below, value + above
 
@@ -127,7 +127,7 @@ def paired(values: Sequence[float], others: Sequence[float], metric: Metric) -> 
     most = _counted_to(differences, metric)
     if most is None:
         return _within(student(differences.tolist()), -metric.most, metric.most)
-    gained, lost = (float(np.maximum(0, each).sum()) / most for each in (differences, -differences))
+    gained, lost = (float(np.maximum(0, signed).sum()) / most for signed in (differences, -differences))
     low, high = bonett_price(gained, lost, len(differences))
     return low * most, high * most
 

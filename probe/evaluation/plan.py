@@ -176,8 +176,8 @@ def _evaluator(
     if left_out:
         if len(methods) == len(left_out):
             raise ValueError(
-                f"{keyed[0]}: {evaluator.about} chooses the key tokens and is the one method under test; add --methods, "
-                "or give another --evaluator or --evaluator-method"
+                f"{keyed[0]}: {evaluator.about} chooses the key tokens and is the one method under test; add "
+                "--methods, or give another --evaluator or --evaluator-method"
             )
         sys.stderr.write(f"left out: {keyed[0]} under {', '.join(left_out)}, which chooses its key tokens\n")
     return evaluator

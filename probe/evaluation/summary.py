@@ -75,7 +75,7 @@ def summarize(rows: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task]) -> l
                 "low": low,
                 "high": high,
                 "n": len(values),
-                "difference": _to(reference, values, others, metric),
+                "difference": _difference_to(reference, values, others, metric),
             }
         )
     return entries
@@ -88,39 +88,32 @@ def of_methods(cells: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def score_tables(cells: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
     """A table a task and metric, methods down, lengths across; after each the differences to the reference."""
-    for own in _by_metric(cells):
-        yield from mean_tables(own)
-        yield from difference_tables(own)
+    for group in _by_metric(cells):
+        yield from mean_tables(group)
+        yield from difference_tables(group)
 
 
 def mean_tables(cells: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
     """Of `score_tables` the means alone."""
-    for own in _by_metric(cells):
-        yield _table(f"{_what(own)}; mean of {_counts(own)} [95% interval]", own, f"z.{places(own)}f")
+    for group in _by_metric(cells):
+        yield _table(f"{_title(group)}; mean of {_counts(group)} [95% interval]", group, f"z.{places(group)}f")
 
 
 def difference_tables(cells: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
     """Of `score_tables` the differences to the reference alone."""
-    for means in _by_metric(cells):
-        own = [{**cell, **cell["difference"]} for cell in means if cell.get("difference")]
-        if own:
-            reference = own[0]["reference"]
-            title = f"{_what(own)}; difference to {reference} on the same {_counts(own)} [95% interval, paired]"
-            yield _table(title, own, f"+z.{places(means) + 1}f")
+    for group in _by_metric(cells):
+        compared = [{**cell, **cell["difference"]} for cell in group if cell.get("difference")]
+        if compared:
+            same = f"{compared[0]['reference']} on the same {_counts(compared)}"
+            title = f"{_title(compared)}; difference to {same} [95% interval, paired]"
+            yield _table(title, compared, f"+z.{places(group) + 1}f")
 
 
 def places(cells: Sequence[Mapping[str, Any]]) -> int:
-    """Decimals that a table's numbers are read by: three digits of its largest mean, two decimals of smaller ones."""
+    """Decimals of a table's numbers: three digits of its largest mean, two decimals of smaller ones."""
     means = [abs(cell["mean"]) for cell in cells if math.isfinite(cell["mean"]) and cell["mean"]]
     least, most = (2 - math.floor(math.log10(size)) for size in (max(means, default=1.0), min(means, default=1.0)))
     return max(0, least, min(2, most))
-
-
-def _by_metric(cells: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    """The cells of each task and metric."""
-    own = of_methods(cells)
-    for task, metric in dict.fromkeys((cell["task"], cell["metric"]) for cell in own):
-        yield [cell for cell in own if (cell["task"], cell["metric"]) == (task, metric)]
 
 
 def tables(cells: Sequence[Mapping[str, Any]]) -> str:
@@ -136,12 +129,25 @@ def plain_table(table: Table) -> str:
     return "\n".join([*([table.title] if table.title else []), *lines])
 
 
-def _to(reference: str, values: Samples, others: Samples, metric: Metric) -> dict[str, Any] | None:
+def measure(cell: Mapping[str, Any]) -> str:
+    """A cell's task and metric, once where they are the same: 'passkey, accuracy', 'nll'."""
+    task, metric = cell["task"], cell["metric"]
+    return task if task == metric else f"{task}, {metric}"
+
+
+def _by_metric(cells: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for cell in of_methods(cells):
+        groups.setdefault((cell["task"], cell["metric"]), []).append(cell)
+    yield from groups.values()
+
+
+def _difference_to(reference: str, values: Samples, others: Samples, metric: Metric) -> dict[str, Any] | None:
     shared = [sample for sample in values if sample in others]
     if not shared:
         return None
-    found = _difference([values[sample] for sample in shared], [others[sample] for sample in shared], metric)
-    return {"reference": reference, **found, "n": len(shared)}
+    difference = _difference([values[sample] for sample in shared], [others[sample] for sample in shared], metric)
+    return {"reference": reference, **difference, "n": len(shared)}
 
 
 def _difference(values: Any, others: Any, metric: Metric) -> dict[str, float | None]:
@@ -151,20 +157,14 @@ def _difference(values: Any, others: Any, metric: Metric) -> dict[str, float | N
 
 def _table(title: str, cells: Sequence[Mapping[str, Any]], form: str) -> Table:
     lengths = sorted({cell["length"] for cell in cells})
-    by = {(cell["method"], cell["length"]): shown(cell["mean"], cell["low"], cell["high"], form) for cell in cells}
+    texts = {(cell["method"], cell["length"]): shown(cell["mean"], cell["low"], cell["high"], form) for cell in cells}
     methods = dict.fromkeys(cell["method"] for cell in cells)
-    rows = [(method, *(by.get((method, length), "-") for length in lengths)) for method in methods]
+    rows = [(method, *(texts.get((method, length), "-") for length in lengths)) for method in methods]
     return Table(title, ("method", *map(str, lengths)), tuple(rows))
 
 
-def _what(cells: Sequence[Mapping[str, Any]]) -> str:
+def _title(cells: Sequence[Mapping[str, Any]]) -> str:
     return f"{measure(cells[0])} ({cells[0]['unit']})"
-
-
-def measure(cell: Mapping[str, Any]) -> str:
-    """A cell's task and metric, once where they are the same: 'passkey, accuracy', 'nll'."""
-    task, metric = cell["task"], cell["metric"]
-    return task if task == metric else f"{task}, {metric}"
 
 
 def _counts(cells: Sequence[Mapping[str, Any]]) -> str:

@@ -113,9 +113,9 @@ def _create(folder: Path, option: str) -> list[Path]:
 
 
 def lock_state(folder: Path) -> tuple[bool, dict[str, Any]]:
-    """Whether a run writes to the folder now, and who: `pid`, `host`, `command`, `since`, `found`. Writes nothing.
+    """Whether a run writes to the folder now, and who: `pid`, `host`, `command`, `since`, `journals`.
 
-    The second is also what a process that died left; empty where there is nothing.
+    The second is also what a process that died left; empty where there is nothing. Writes nothing.
     """
     path = folder / LOCK
     try:
@@ -139,7 +139,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def _this_process(folder: Path) -> dict[str, Any]:
-    """Who writes, since when; and as `found` the bytes and checksum of the whole lines of each journal, by name."""
+    """Who writes, since when; and the bytes and checksum of the whole lines of each journal, by name."""
     journals = {}
     for path in sorted([*folder.glob("*.jsonl"), *folder.glob("*/*.jsonl")]):
         with suppress(OSError):  # a folder, or unreadable
@@ -147,7 +147,7 @@ def _this_process(folder: Path) -> dict[str, Any]:
             whole = text[: text.rfind(b"\n") + 1]
             journals[path.relative_to(folder).as_posix()] = [len(whole), zlib.crc32(whole)]
     return {
-        "found": journals,
+        "journals": journals,
         "pid": os.getpid(),
         "host": platform.node(),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),

@@ -53,15 +53,13 @@ def test_the_store_is_labelled_and_opens_with_xarray(finished):
 
 
 def test_the_store_keeps_the_tokens_of_every_prompt(finished, model):
-    hidden = open_run(finished).hidden
-    ids = xr.open_zarr(finished / "store.zarr", group="tokens")["id"]
+    tokens, ids = open_run(finished).hidden["token"], xr.open_zarr(finished / "store.zarr", group="tokens")["id"]
     tokenizer = tokenizer_of(model)
     assert ids.shape == (2, 400)
     for prompt in ("repeated", "text-0"):
-        own = ids.sel(prompt=prompt).values.tolist()
-        assert hidden["token"].sel(prompt=prompt).values.tolist() == [tokenizer.decode([each]) for each in own]
-    said = "".join(hidden["token"].sel(prompt="text-0").values)
-    assert "says nothing at all" in said
+        decoded = [tokenizer.decode([token]) for token in ids.sel(prompt=prompt).values.tolist()]
+        assert tokens.sel(prompt=prompt).values.tolist() == decoded
+    assert "says nothing at all" in "".join(tokens.sel(prompt="text-0").values)
 
 
 def test_everything_promised_is_written(finished):
@@ -126,6 +124,7 @@ def test_estimate_loads_no_weights_and_writes_nothing(model, tmp_path, capsys, m
         (["--methods", "all", "--estimate", "--set", "mesa.heads=3:0"], "layer 3 is out of range; the model has", 2),
         (["--text", "/nowhere.txt"], "--text /nowhere.txt is not a file", 2),
         (["--dtype", "int8"], "unknown dtype 'int8'; known: float32, float16, bfloat16, float64", 2),
+        (["--model", "./nowhere"], "no model at 'nowhere' (no config.json there); give a folder, a .gguf file", 2),
         (["--device", "cuda"], "device='cuda' is not available here; use --device cpu", 2),
         (["--executor", "flash"], "unknown executor 'flash'; known: dense, fused", 2),
     ],
@@ -139,29 +138,22 @@ def test_bad_input_is_one_line_and_leaves_nothing(model, tmp_path, capsys, argum
     assert not list(tmp_path.glob("**/*partial*"))
 
 
-def test_a_missing_model_is_named(tmp_path, capsys):
-    assert main(["probe", "--model", "./nowhere", "--out", str(tmp_path / "out")]) == 2
-    assert (
-        "no model at 'nowhere' (no config.json there); give a folder, a .gguf file or a hub id"
-        in capsys.readouterr().err
-    )
-
-
-def test_what_cannot_be_read_or_built_is_told_before_the_weights_are_loaded(model, tmp_path, capsys, monkeypatch):
+def test_what_cannot_be_read_or_built_is_refused_before_the_weights_are_loaded(model, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(source, "load", None)
-    (tmp_path / "short.txt").write_text("Too short. " * 30)
-    asked = ["probe", "--model", model, "--out", str(tmp_path / "out"), "--text", str(tmp_path / "short.txt")]
-    assert main([*asked, "--length", "400"]) == 2
-    assert re.search(r"the text has \d+ tokens, 399 are needed; give a longer text", capsys.readouterr().err)
-    assert main([*asked, "--length", "400", "--texts", "0", "--lengths", "160,399"]) == 2
-    assert "tokens, 399 are needed" in capsys.readouterr().err
-    (tmp_path / "short.txt").write_text(" \n\t")
-    assert main([*asked, "--length", "400"]) == 2
-    assert "short.txt holds no text; give a file or dataset that does" in capsys.readouterr().err
-    assert main([*asked[:5], "--length", "400", "--prompt", "a b c d e " * 50]) == 2
-    assert re.search(
-        r"--prompt 'a b c d e a b c d e ' has \d+ tokens, which --length 400 does not repeat", capsys.readouterr().err
-    )
+    short, empty = tmp_path / "short.txt", tmp_path / "empty.txt"
+    short.write_text("Too short. " * 30)
+    empty.write_text(" \n\t")
+    for options, message in (
+        (("--text", str(short)), r"the text has \d+ tokens, 399 are needed; give a longer text"),
+        (("--text", str(short), "--texts", "0", "--lengths", "160,399"), "tokens, 399 are needed"),
+        (("--text", str(empty)), r"empty\.txt holds no text; give a file or dataset that does"),
+        (
+            ("--prompt", "a b c d e " * 50),
+            r"--prompt .* has \d+ tokens, which --length 400 does not",
+        ),
+    ):
+        assert main(["probe", "--model", model, "--out", str(tmp_path / "out"), "--length", "400", *options]) == 2
+        assert re.search(message, capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
 
 
@@ -211,13 +203,17 @@ def test_another_run_in_the_folder_leaves_nothing_of_the_first(tmp_path, capsys)
     assert "captured with --length" not in summary["control"]
 
 
-def test_the_estimate_knows_what_is_measured_and_how(model):
+def test_the_estimate_knows_what_is_measured_and_captured(model):
     def needed(**changes):
         return plan(ProbeRequest(model=model, length=640, **changes))
 
     assert needed(executor="dense").pass_bytes == needed().pass_bytes + 3 * 4 * 4 * 640**2  # 4 heads
     assert needed(samples=1, lengths=(160, 10**6)).pass_bytes > 100 * needed(samples=0).pass_bytes
-    assert needed(methods="origin").host_bytes < needed(methods="all").host_bytes
+    large = replace(needed(methods="origin,rerope,mesa"), kept=Kept(range(30), range(16384), range(576)))  # SmolLM2
+    one = 30 * 16384 * 576 * 4
+    assert one < large.host_bytes < one + 2**30
+    both = replace(large.request, spec=CaptureSpec(hooks=("resid_post", "attn_out")))
+    assert replace(large, request=both).host_bytes == large.host_bytes + one
 
 
 def test_a_run_that_is_there_is_not_replaced_unasked(finished, model, capsys):
@@ -245,14 +241,3 @@ def test_a_store_that_is_not_whole_gets_no_report(finished, tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 2
     assert "store.zarr is incomplete" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["store.zarr.partial"]
-
-
-def test_the_estimate_of_captured_values_is_one_pass_and_a_few_layers(model):
-    def real(made, **changes):  # SmolLM2's size
-        return replace(made, kept=Kept(range(30), range(16384), range(576)), **changes)
-
-    made = plan(ProbeRequest(model=model, length=640, methods="origin,rerope,dynamic-ntk,mesa,stair"))
-    one = 30 * 16384 * 576 * 4
-    assert one < real(made).host_bytes < one + 2**30
-    both = replace(made.request, spec=CaptureSpec(hooks=("resid_post", "attn_out")))
-    assert real(made, request=both).host_bytes == real(made).host_bytes + one

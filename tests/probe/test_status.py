@@ -13,22 +13,14 @@ import tiny
 import yaml
 
 from mesa_lens.cli import main
-from probe.experiment.journal import Journal, read_journal
-from probe.experiment.lock import owned
+from probe.experiment.journal import Journal
+from probe.experiment.lock import LOCK, owned
 from probe.experiment.status_file import StatusFile
 from probe.experiment.task import Task
 from probe.status import status_of
 from probe.store import store
 
 ROOT = Path(__file__).parents[2]
-STUDY = {
-    "prompts": ["repeated"],
-    "seeds": 2,
-    "configs": {"origin": {}, "rerope": {}, "mesa": {}},
-    "measure": ["nll", "passkey"],
-    "trained_length": 160,
-    "lengths": [160, 320],
-}
 
 
 @pytest.fixture(scope="module")
@@ -87,19 +79,19 @@ def test_every_command_is_told_as_it_is_cut_short_and_as_it_ends(model, tmp_path
     assert (told["state"], told["done"], told["left"], told["failed"], told["of"]) == ("finished", 2, 0, 0, 2)
 
 
-def test_cells_in_all_are_told_by_the_journal_and_unknown_of_older_ones(tmp_path):
-    new, old = evaluated(tmp_path / "new" / "cells.jsonl", 2, 5), evaluated(tmp_path / "old" / "cells.jsonl", 2)
-    assert counts(new.parent) == [("eval", "cells", 2, 5)]
-    assert status_of(new.parent).seconds == (6.0,)
-    assert "eval: 2 of 5 cells done, 3 left, about 6 s" in status_of(new.parent).text()
-    assert "eval: 2 of unknown cells done" in status_of(old.parent).text()
-    evaluated(new, 3, 7)  # further tasks were asked for
-    assert counts(new.parent) == [("eval", "cells", 3, 7)]
-    assert read_journal(new).rows.keys() == Journal(new, {"model": "tiny"}).rows.keys()
-    whole = new.read_text()
-    evaluated(new, 4, 7)
-    assert new.read_text().startswith(whole)
-    assert new.read_text().count('"cells"') == 2  # what is known is not said again
+def test_the_journal_tells_the_number_of_cells(tmp_path):
+    path = evaluated(tmp_path / "new" / "cells.jsonl", 2, 5)
+    assert counts(path.parent) == [("eval", "cells", 2, 5)]
+    assert status_of(path.parent).seconds == (6.0,)
+    assert "eval: 2 of 5 cells done, 3 left, about 6 s" in status_of(path.parent).text()
+    evaluated(path, 3, 7)  # with further tasks
+    assert counts(path.parent) == [("eval", "cells", 3, 7)]
+    whole = path.read_text()
+    evaluated(path, 4, 7)
+    assert path.read_text().startswith(whole)
+    assert path.read_text().count('"cells"') == 2  # a known number is not repeated
+    other = evaluated(tmp_path / "other" / "cells.jsonl", 2)
+    assert "eval: 2 of unknown cells done" in status_of(other.parent).text()
 
 
 def test_what_is_under_way_is_told_while_somebody_holds_the_folder(tmp_path):
@@ -194,37 +186,19 @@ def test_moments_that_cannot_be_read_are_named(tmp_path, content, capsys):
     assert f"{path} is damaged" in capsys.readouterr().err
 
 
-def test_the_pace_is_of_new_cells_also_after_a_line_that_was_cut_short(tmp_path):
-    path = evaluated(tmp_path / "cells.jsonl", 9, 12)
-    path.write_bytes(path.read_bytes()[:-5])
-    with owned(tmp_path):
-        lock = tmp_path / ".mesa-lens.lock"
-        said = json.loads(lock.read_text()) | {"since": "2020-01-01T00:00:00+00:00"}
-        lock.write_text(json.dumps(said))
-        evaluated(path, 9, 12)
-        seconds = (np.datetime64("now") - np.datetime64("2020-01-01T00:00:00")).astype(int)
-        assert status_of(tmp_path).seconds[0] == pytest.approx(3 * seconds, 1e-3)  # one of nine is new
-
-
-def test_a_folder_that_is_called_like_a_journal_keeps_nobody_from_running(tmp_path):
-    (tmp_path / "notes.jsonl").mkdir()
-    (tmp_path / "new-run.log").touch()
-    with owned(tmp_path):
-        assert status_of(tmp_path).state == "running"
-
-
 HOLD = """
 import sys
 from pathlib import Path
-from probe.experiment.lock import owned
+from probe.experiment.lock import LOCK, owned
 with owned(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()
 """
 
 
-def test_a_run_of_another_process_is_running_with_its_pace_and_a_killed_one_is_told(tmp_path):
-    path = evaluated(tmp_path / "cells.jsonl", 2, 12)
+def test_the_pace_of_a_running_process_is_that_of_its_new_rows(tmp_path):
+    path = evaluated(tmp_path / "cells.jsonl", 3, 12)
+    path.write_bytes(path.read_bytes()[:-5])  # it drops what an interrupt cut
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
@@ -236,13 +210,10 @@ def test_a_run_of_another_process_is_running_with_its_pace_and_a_killed_one_is_t
         before, status = files(tmp_path), status_of(tmp_path)
         assert status.state == "running"
         assert f"running, process {holder.pid} on" in status.text()
-        lock = tmp_path / ".mesa-lens.lock"
-        said = json.loads(lock.read_text()) | {"since": "2020-01-01T00:00:00+00:00"}
-        lock.write_text(json.dumps(said))
-        years = status_of(tmp_path).seconds[0]
-        assert years / 8 == pytest.approx(
-            (np.datetime64("now") - np.datetime64("2020-01-01T00:00:00")).astype(int) / 2, 1e-3
-        )
+        lock = tmp_path / LOCK
+        lock.write_text(json.dumps(json.loads(lock.read_text()) | {"since": "2020-01-01T00:00:00+00:00"}))
+        since = (np.datetime64("now") - np.datetime64("2020-01-01T00:00:00")).astype(int)
+        assert status_of(tmp_path).seconds[0] == pytest.approx(8 * since / 2, 1e-3)  # two of four rows are new
         lock.write_bytes(before[lock])
         assert files(tmp_path) == before
     finally:
@@ -253,6 +224,4 @@ def test_a_run_of_another_process_is_running_with_its_pace_and_a_killed_one_is_t
     status = status_of(tmp_path)
     assert status.state == "unfinished"
     assert f"process {holder.pid} on" in status.text()
-    assert "ended and left its .mesa-lens.lock" in status.text()
-    with owned(tmp_path):
-        assert status_of(tmp_path).state == "running"
+    assert f"ended and left its {LOCK}" in status.text()

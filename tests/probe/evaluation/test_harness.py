@@ -146,12 +146,6 @@ def test_a_task_that_no_worker_can_finish_is_told_left_out_and_run_by_the_same_c
     assert one == other
 
 
-@pytest.mark.slow
-def test_unknown_tasks_are_misuse(folder, finished, capsys):
-    assert main(asked(folder, "choose,nonsense")) == 2
-    assert "lm-eval knows no task 'nonsense'" in capsys.readouterr().err
-
-
 def test_misuse_is_told_before_lm_eval_is_loaded(folder, capsys, monkeypatch):
     monkeypatch.setattr(harness, "harness", None)
     for options, message in {
@@ -162,18 +156,15 @@ def test_misuse_is_told_before_lm_eval_is_loaded(folder, capsys, monkeypatch):
         assert message in capsys.readouterr().err
 
 
-def test_lm_eval_missing_names_the_extra(folder, tmp_path, capsys, monkeypatch):
+def test_lm_eval_missing_names_the_extra_and_a_missing_folder_is_named(folder, tmp_path, capsys, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(harness, "harness", lambda: None)
+        with pytest.raises(FileNotFoundError, match=r"--include-path .*nowhere is not a folder"):
+            harness.check_tasks(["choose"], tmp_path / "nowhere", {})
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     assert main(asked(folder, "choose", "--out", str(tmp_path))) == 2
-    error = capsys.readouterr().err
-    assert "--harness needs lm-evaluation-harness" in error
+    assert "--harness needs lm-evaluation-harness" in (error := capsys.readouterr().err)
     assert "pip install 'mesa-lens[eval]'" in error
-
-
-def test_a_missing_folder_of_tasks_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(harness, "harness", lambda: None)
-    with pytest.raises(FileNotFoundError, match=r"--include-path .*nowhere is not a folder"):
-        harness.check_tasks(["choose"], tmp_path / "nowhere", {})
 
 
 def test_a_task_that_lacks_a_package_says_which_extra(monkeypatch):

@@ -91,18 +91,12 @@ def test_intervals_of_limited_scores_end_at_their_limits():
     assert interval([1, 1, 0.9], Metric("nll", "nats"))[1] > 1
 
 
-def test_a_limit_hides_no_score_that_is_no_number():
-    recall = Metric("recall", "share", most=1)
-    assert np.isnan([*interval([np.nan, 1, 0.9], recall), *paired([np.nan, 1, 0.3], [0.2, 0, 0.4], recall)]).all()
-
-
-def test_one_answer_has_no_interval_either():
-    assert interval([1.0], FOUND) == paired([1.0], [0.0], FOUND) == (None, None)
-
-
 def test_shares_get_wilsons_interval_and_means_students():
     assert interval([1.0, 1.0], FOUND) == wilson(2, 2)
     assert interval([1.0, 3.0], LOSS) == student([1, 3])
+    assert interval([1.0], FOUND) == paired([1.0], [0.0], FOUND) == (None, None)
+    recall = Metric("recall", "share", most=1)
+    assert np.isnan([*interval([np.nan, 1, 0.9], recall), *paired([np.nan, 1, 0.3], [0.2, 0, 0.4], recall)]).all()
 
 
 def test_differences_are_of_the_same_prompts():
@@ -138,25 +132,18 @@ def test_without_origin_the_first_method_is_the_reference():
     ]
 
 
-def test_one_sample_has_no_interval_anywhere(tmp_path):
-    cells = summarize([row("origin", length, 2.5178, "nll", "nll") for length in (128, 256)], TASKS)
-    assert [(cell["low"], cell["high"]) for cell in cells] == [(None, None)] * 2
-    assert tables(cells).splitlines()[-1] == "origin  2.52  2.52"
-    summary = {"cells": cells, "trained_length": 200, "model": "tiny"}
-    (panel,) = evaluation_charts(summary)["nll"].panels
-    assert np.isnan(panel.lines[0].interval).all()
-    assert np.isfinite(panel.y_range).all()
-    assert len(write_curves(summary, tmp_path)) == 2
+def test_one_sample_has_no_interval_and_two_do_not_hide_the_curve(tmp_path):
+    def summary(count):
+        rows = [row("origin", n, n / 128 + k, "nll", "nll", k) for n in (128, 256) for k in range(count)]
+        return {"cells": summarize(rows, TASKS), "trained_length": 200, "model": "tiny"}
 
-
-def test_two_samples_do_not_hide_the_curve():
-    rows = [
-        row("origin", length, length / 128 + sample, "nll", "nll", sample) for length in (128, 256) for sample in (0, 1)
-    ]
-    (panel,) = evaluation_charts({"cells": summarize(rows, TASKS), "trained_length": 200, "model": "tiny"})[
-        "nll"
-    ].panels
-    assert panel.y_range == pytest.approx((-0.8, 5.1), abs=0.05)  # the intervals' ends: -4.9 and 8.9
+    one, two = (evaluation_charts(summary(count))["nll"].panels[0] for count in (1, 2))
+    assert [(cell["low"], cell["high"]) for cell in summary(1)["cells"]] == [(None, None)] * 2
+    assert tables(summary(1)["cells"]).splitlines()[-1] == "origin  1.00  2.00"
+    assert np.isnan(one.lines[0].interval).all()
+    assert np.isfinite(one.y_range).all()
+    assert two.y_range == pytest.approx((-0.8, 5.1), abs=0.05)  # the intervals' ends: -4.9 and 8.9
+    assert len(write_curves(summary(1), tmp_path)) == 2
 
 
 def test_tables_have_methods_down_and_lengths_across(cells):
