@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 Rows = Mapping[Key, dict[str, Any]]
 """What a journal holds, by the key of the task."""
 _BEGIN = '{"settings": '
-_MEASURED = ("scores", "nll", "attention", "output", "apart", "crossing", "ends", "score")
+_MEASURED = ("scores", "nll", "score")
 """Values of a row that must be finite; others may have NaN, such as an entropy over no tokens."""
 _CHECKSUM, _FORCED, _EXPECTED = "crc32", "forced", "cells"
 
@@ -175,12 +175,10 @@ def _line_problem(row: dict[str, Any]) -> str:
 def _is_finite(value: Any) -> bool:
     """Whether all numbers in a value, of any depth, are finite."""
     if isinstance(value, Mapping):
-        return all(map(_is_finite, value.values()))
-    return (
-        all(map(_is_finite, value))
-        if isinstance(value, list | tuple)
-        else not (isinstance(value, float) and not math.isfinite(value))
-    )
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _checksum(row: Row) -> str:

@@ -1,4 +1,4 @@
-"""How many threads torch computes with: a physical core each, of those that are idle, unless it is stated."""
+"""How many threads torch computes with: one an idle physical core, unless the user sets them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-_STATED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-_GLANCE = 0.2  # seconds that idle cores are counted for
+_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_INTERVAL = 0.2  # seconds over which idle cores are counted
 _ROOT = Path("/")
 
 
@@ -27,16 +27,16 @@ def cores() -> int:
 
 def idle_cores() -> int:
     """Physical cores that this process may use and no other process uses now; at least 1."""
-    used = psutil.cpu_percent(_GLANCE, percpu=True)
+    used = psutil.cpu_percent(_INTERVAL, percpu=True)
     allowed = [used[cpu] for cpu in _affinity() if cpu < len(used)]
     free = len({_siblings(cpu) for cpu in _affinity()}) - round(sum(allowed) / 100)
     return max(1, min(free, cores()))
 
 
 def worker_threads(workers: int, share_of: int, threads: int | None = None) -> int:
-    """Threads of a worker: those stated, by OMP_NUM_THREADS where not here, else its share of so many CPUs."""
-    stated = os.environ.get("OMP_NUM_THREADS", "")
-    return threads or (int(stated) if stated.isdigit() and int(stated) else max(1, share_of // workers))
+    """Threads of a worker: `threads`, else OMP_NUM_THREADS, else its share of so many CPUs."""
+    variable = os.environ.get("OMP_NUM_THREADS", "")
+    return threads or (int(variable) if variable.isdigit() and int(variable) else max(1, share_of // workers))
 
 
 def check_threads(threads: int | None) -> None:
@@ -47,10 +47,10 @@ def check_threads(threads: int | None) -> None:
 
 @contextmanager
 def computing(threads: int | None = None) -> Iterator[int]:
-    """Torch has so many threads for as long as this lasts; gives their number.
+    """Torch has so many threads inside; gives their number.
 
-    None: one an idle core, which stderr is told where others are busy, and never more than torch has already; what
-    OMP_NUM_THREADS or MKL_NUM_THREADS say stays. Raises ValueError for more threads than CPUs.
+    None: one an idle core and at most as many as torch has, with a line on stderr where other cores are busy; but
+    OMP_NUM_THREADS and MKL_NUM_THREADS stay. Raises ValueError for more threads than CPUs.
     """
     import torch
 
@@ -64,7 +64,7 @@ def computing(threads: int | None = None) -> Iterator[int]:
 
 
 def _default(before: int) -> int:
-    if before == 1 or any(os.environ.get(name) for name in _STATED):
+    if before == 1 or any(os.environ.get(name) for name in _VARIABLES):
         return before
     chosen, most = min(before, idle_cores()), cores()
     if chosen < min(before, most):
@@ -80,7 +80,7 @@ def _affinity() -> set[int]:
 
 
 def _siblings(cpu: int) -> str:
-    """What all CPUs of one physical core have in common."""
+    """A name that all CPUs of one physical core share."""
     return _read(_ROOT / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu)
 
 
