@@ -107,7 +107,9 @@ def _line(at: xr.Dataset, call: Call) -> Line:
 def _point(at: xr.Dataset, call: Call, layer: int) -> Point:
     first = call.layers[layer]
     y = float(np.sqrt(at["level"].sel({"method": call.method}).sel(run=first, method="pad")))
-    return Point(f"layer {layer}, {call.method}: from {first} on", first, y, style(call.method, at["method"].values)[0])
+    return Point(
+        f"layer {layer}, {call.method}: first at {first}", first, y, style(call.method, at["method"].values)[0]
+    )
 
 
 def _values(values: xr.DataArray, method: str) -> Line:

@@ -73,5 +73,5 @@ def _map(at: xr.Dataset, call: Call, columns: np.ndarray) -> Map:
     doublings = np.log2(np.maximum(distance, tiny) / limits[:, None])
     layers = at["layer"].values.tolist()
     first = None if call.length is None or call.layer is None else (call.length, layers.index(call.layer))
-    says = f"from {call.length} on, first in layer {call.layer}" if first else str(call)
+    says = f"first at {call.length}, in layer {call.layer}" if first else str(call)
     return Map(call.method, f"{call.method}: {says}", doublings, distance, limits, first)

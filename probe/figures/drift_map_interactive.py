@@ -75,7 +75,7 @@ def _heatmap(figure: DriftMap, one: Map, inner: int | None) -> go.Heatmap:
 
 def _mark(figure: DriftMap, one: Map, first: tuple[int, int]) -> go.Scatter:
     position, row = first
-    says = f"{one.method} drifts from position {position} on, first in layer {figure.layers[row]}"
+    says = f"{one.method} drifts first at position {position}, in layer {figure.layers[row]}"
     marker = {"symbol": "circle-open", "size": 14, "color": "#111111", "line": {"width": 2.5}}
     return go.Scatter(
         x=[position], y=[row], mode="markers", marker=marker, hovertemplate=f"{_text(says)}<extra></extra>"

@@ -25,7 +25,7 @@ from probe.thresholds.predict import TOP, Prediction, best, predict
 from probe.thresholds.search import CrossingRule, search
 from probe.thresholds.stated_window import NOT_JUDGED, record
 
-_MULTIPLES = (1, 2, 4)
+_MULTIPLES = (2, 4)
 _SEEN = ("first", "last", "matched_first", "matched_last")
 
 RULES = ("drift", "paper")
@@ -260,7 +260,7 @@ def _predicted(made: Call | Prediction, unfit: bool) -> dict[str, Any]:
 
 
 def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
-    """A method's predicted and measured failure lengths, its scores at M, 2 M, 4 M and the longest."""
+    """A method's predicted and measured failure lengths, its scores at the lengths of the table and the longest."""
     unfit = analysis.measured is not None and analysis.measured.stated.is_wrong
     by_prompt = {prompt: _predicted(_of(each, method), unfit) for prompt, each in analysis.predictions.items()}
     row: dict[str, Any] = {
@@ -269,7 +269,7 @@ def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
         "predicted_by_thresholds": by_prompt[analysis.prompt],
         "predicted_by_prompt": {prompt: each["text"] for prompt, each in by_prompt.items()},
         "measured": {"text": "not measured"},
-        "scores": {str(m * analysis.trained_length): {"tail_nll": None, "passkey": None} for m in _MULTIPLES},
+        "scores": {},
         "longest": None,
     }
     evaluation, measured = analysis.run.evaluation, analysis.measured
@@ -277,10 +277,10 @@ def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
         return row
     failure = _of(measured.failures, method)
     row["measured"] = {**_in_words(failure), "holds": failure.holds}
-    for length in map(int, row["scores"]):
-        if length in measured.lengths:
-            at = evaluation.sel(length=length)
-            row["scores"][str(length)].update(_scores(at.sel({"method": method}), at, analysis.reference))
+    for length in _table_lengths(measured):
+        at = evaluation.sel(length=length)
+        scores = _scores(at.sel({"method": method}), at, analysis.reference)
+        row["scores"][str(length)] = {"tail_nll": None, "passkey": None} | scores
     longest = measured.lengths[-1]
     at = evaluation.sel(length=longest)
     row["longest"] = {"length": longest, **_scores(at.sel({"method": method}), at, analysis.reference)}
@@ -288,6 +288,15 @@ def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
         row["longest"]["tail_nll_to_crop"] = _to_crop(at.sel({"method": method}), evaluation, measured)
     row["longest"]["less"] = _less_others(at, method)
     return row
+
+
+def _table_lengths(measured: Measured) -> list[int]:
+    """The longest measured length up to M and up to three beyond: of more, those nearest 2 M and 4 M, and the last."""
+    beyond = [length for length in measured.lengths if length > measured.stated.stated]
+    if len(beyond) > 3:
+        near = [min(beyond, key=lambda length: abs(length - m * measured.stated.stated)) for m in _MULTIPLES]
+        beyond = sorted({*near, beyond[-1]})
+    return [measured.level_length, *beyond]
 
 
 def _scores(scores: xr.Dataset, at: xr.Dataset, reference: str) -> dict[str, Any]:

@@ -42,8 +42,8 @@ def _drifts(prompt: str, found: dict[str, Any], reference: str) -> str:
         return f"{on} keep to their in-window range in every layer ({call['text']})."
     until = max(call["layers"].values())
     leave = "leave" if call["high"] is not None else "may leave"
-    text = f"{on} {leave} their in-window range from {_position(call)} on, first in layer {call['layer']}"
-    text += f" and in {len(call['layers'])} layers ({ranges(call['layers'])}) by {until}."
+    text = f"{on} {leave} their in-window range first at {_position(call)}, in layer {call['layer']}"
+    text += f", and in {len(call['layers'])} layers ({ranges(call['layers'])}) by {until}."
     if call["before"] is not None:
         text += f" It began before M, at {call['before']}, among positions that few training texts reach."
     if found["saturated"]:

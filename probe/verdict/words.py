@@ -105,7 +105,7 @@ def _drifts(summary: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
     prompts = summary["drift"]["prompts"].items()
     still = [prompt for prompt, found in prompts if _is_none(found, call["method"])]
     others = f" (not called on {listed(still)})" if still else ""
-    at = f"from position {position(call)} on{others}{before}"
+    at = f"at position {position(call)}{others}{before}"
     leave = "leave" if call["high"] is not None else "may leave"
     return f"O{on[1:]}, the states of {name} {leave} their in-window range first in layer {call['layer']}, {at}."
 

@@ -125,15 +125,18 @@ def test_summary(summary, folder):
 
 def test_table(summary):
     lines = table(summary).splitlines()
-    assert lines[0].split() == "method predicted NLL 64 NLL 128 NLL 256 passkey 64 passkey 128 passkey 256".split()
-    assert re.fullmatch(r"mesa +none up to 320 +(\d\.\d\d +){3}1\.00 +1\.00 +1\.00", lines[4])
+    assert (
+        lines[0].split()
+        == "method predicted NLL 64 NLL 128 NLL 256 NLL 320 passkey 64 passkey 128 passkey 256 passkey 320".split()
+    )
+    assert re.fullmatch(r"mesa +none up to 320 +(\d\.\d\d +){4}1\.00 +1\.00 +1\.00 +1\.00", lines[4])
     assert lines[6] == "difference to origin on the same prompts [95% interval, paired]"
     assert re.fullmatch(r"mesa .*-0\.8\d \[-0\.8\d, -0\.7\d\].* \+1\.00 \[\+0\.7[34], \+1\.00\]", lines[10])
 
 
 def test_findings_say_what_the_numbers_say(summary):
     told = dict(findings(summary))
-    assert "On repeated, the states of origin leave their in-window range from" in told["Drift, prompt by prompt"]
+    assert "On repeated, the states of origin leave their in-window range first at" in told["Drift, prompt by prompt"]
     assert "show an observable threshold" in told["Thresholds, dim by dim"]
     control = told["Negative control"]
     assert "put at 16 positions from 24 to 56, where the model works, calls 0.0% to" in control
@@ -186,7 +189,7 @@ def test_a_run_without_scores_or_signal_still_reports(tmp_path):
     assert summary["methods"][0]["predicted"]["text"] == "no observable dim"
     assert "could not be made: position 24" in dict(findings(summary))["Negative control"]
     assert "Not measured in this run" in text
-    assert table(summary).splitlines()[1].split()[1:] == ["no", "observable", "dim", *["-"] * 6]
+    assert table(summary).splitlines()[1].split()[1:] == ["no", "observable", "dim"]
     assert json.loads(json.dumps(summary, allow_nan=False))["best"] == []
     with pytest.raises(ValueError, match="hook 'attn_out' was not captured; captured: resid_post"):
         analyse(run, "attn_out")
