@@ -16,18 +16,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
-import xarray as xr
 from report import make_store
 from streamlit.testing.v1 import AppTest
 
 from mesa_lens.app import FEW_ARENAS
 from mesa_lens.dashboard.runs import ROOT_VARIABLE
-from mesa_lens.dashboard.searches import Asked
-from mesa_lens.dashboard.views import thresholds
 from probe.report import write_report
 
 PAGES = ("overview", "thresholds", "heatmaps")
@@ -42,28 +38,9 @@ def measure(page: str) -> None:
         timed("  worked out", app.button[0].click().run)
     if page == "thresholds":
         for key, value in RULES:
-            with told_first():
-                timed(f"  {key} {value:g}", app.number_input(key=key).set_value(value).run)
+            timed(f"  {key} {value:g}", app.number_input(key=key).set_value(value).run)
     if page == "heatmaps":
         timed("  raw values", app.button[0].click().run)
-
-
-@contextmanager
-def told_first() -> Iterator[None]:
-    """Within it, a page prints when its first answer stands."""
-    wall, cpu, exact = time.perf_counter(), time.process_time(), thresholds.searched
-
-    def searched(of: Asked, *, whole: bool = False) -> xr.Dataset:
-        if whole:
-            wall_seconds, cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
-            print(f"{'    first answer':20} {wall_seconds:6.1f} s {cpu_seconds:6.1f} s CPU", flush=True)
-        return exact(of, whole=whole)
-
-    thresholds.searched = searched
-    try:
-        yield
-    finally:
-        thresholds.searched = exact
 
 
 def timed(name: str, work: Callable[[], AppTest]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from probe.thresholds.predict import LEAST, TOP, predict
-from probe.thresholds.search import CrossingRule, Place, check_place, searches
+from probe.thresholds.search import CrossingRule, SearchWindow, check_window, searches
 
 PLACES = 16
 """Positions inside the window at which the search is put."""
@@ -41,35 +41,26 @@ def negative_control(
 
     Raises ValueError when nowhere the positions it needs were captured.
     """
-    spans = _spans(hidden["position"].values, trained_length, rule, count)
-    places = [*(span.inside for span in spans), *(span.matched for span in spans)]
-    found = searches(hidden, places, rule, reference, every=False)
-    there, matched = found[: len(spans)], found[len(spans) :]
+    pairs = _pairs(hidden["position"].values, trained_length, rule, count)
+    windows, partners = zip(*pairs, strict=True)
+    searched = searches(hidden, [*windows, *partners], rule, reference, observable_only=True)
     several = ["prompt"] if "prompt" in hidden.dims else []
-    counts = {
-        name: (["place", *several], np.stack([one["qualified"].values for one in each]))
-        for name, each in (("qualified", there), ("matched", matched))
-    }
-    called = np.array([_calls(one, top, least) for one in there]).reshape(
-        len(spans), *counts["qualified"][1].shape[1:], -1
-    )
-    seen = {
-        "first": [span.inside.first for span in spans],
-        "last": [span.inside.last for span in spans],
-        "matched_first": [span.matched.first for span in spans],
-        "matched_last": [span.matched.last for span in spans],
-    }
+    variables: dict[str, Any] = {}
+    for name, part in (("qualified", searched[: len(pairs)]), ("matched", searched[len(pairs) :])):
+        variables[name] = (["place", *several], np.stack([at["qualified"].values for at in part]))
+    lengths = np.array([_lengths(at, top, least) for at in searched[: len(pairs)]])
+    lengths = lengths.reshape(*variables["qualified"][1].shape, -1)
+    variables["called"] = (["place", *several, "method"], lengths, {"units": "position"})
+    for prefix, part in (("", windows), ("matched_", partners)):
+        variables[f"{prefix}first"] = ("place", [window.first for window in part])
+        variables[f"{prefix}last"] = ("place", [window.last for window in part])
     return xr.Dataset(
-        {
-            **{name: ("place", values) for name, values in seen.items()},
-            **counts,
-            "called": (["place", *several, "method"], called, {"units": "position"}),
-        },
-        {"place": [span.inside.at for span in spans], **{name: hidden[name].values for name in ("method", *several)}},
+        variables,
+        {"place": [window.at for window in windows], **{name: hidden[name].values for name in ("method", *several)}},
         {
             "trained_length": trained_length,
             "reference": reference,
-            "searched": there[0].attrs["searched"],
+            "searched": searched[0].attrs["searched"],
             "top": top,
             "least": min(top, least),
         },
@@ -83,20 +74,14 @@ def false_predictions(control: xr.Dataset) -> xr.DataArray:
 
 def as_many(control: xr.Dataset) -> xr.DataArray:
     """The share of the places at which pairs qualify, no fewer than at M with as many positions."""
-    found = control["qualified"]
-    return ((found > 0) & (found >= control["matched"])).mean("place")
+    qualified = control["qualified"]
+    return ((qualified > 0) & (qualified >= control["matched"])).mean("place")
 
 
-@dataclass(frozen=True)
-class _Span:
-    """A place inside the window, and its partner at M."""
-
-    inside: Place
-    matched: Place
-
-
-def _spans(position: np.ndarray, trained: int, rule: CrossingRule, count: int) -> list[_Span]:
-    """Those of the `count` places at which the search can be put, with their partners; ValueError if there are none."""
+def _pairs(
+    position: np.ndarray, trained: int, rule: CrossingRule, count: int
+) -> list[tuple[SearchWindow, SearchWindow]]:
+    """Of `count` places inside the window, those that can be searched, with their partners at M; ValueError if none."""
     margin = max(8, rule.smoothing, 2 * rule.sustained)
     low, high = rule.burn_in + margin, trained - margin
     if low > high:
@@ -104,31 +89,27 @@ def _spans(position: np.ndarray, trained: int, rule: CrossingRule, count: int) -
             f"places inside the window lie {margin} positions behind the {rule.burn_in} left out at the start "
             f"and as many before {trained}; there is no room"
         )
-    spans, reason = [], ""
+    pairs, reason = [], ""
     for at in np.unique(np.linspace(low, high, count).round().astype(int)).tolist():
         before, beyond = at - rule.burn_in, min(trained - at, int(position[-1]) - trained)
-        span = _Span(Place(at, rule.burn_in, at + beyond), Place(trained, trained - before, trained + beyond))
-        lacking = _lacking(position, rule, span)
-        reason = reason or lacking
-        if not lacking:
-            spans.append(span)
-    if not spans:
+        pair = (
+            SearchWindow(at, rule.burn_in, at + beyond),
+            SearchWindow(trained, trained - before, trained + beyond),
+        )
+        try:
+            for window in pair:
+                check_window(position, window, rule)
+        except ValueError as error:
+            reason = reason or str(error)
+        else:
+            pairs.append(pair)
+    if not pairs:
         raise ValueError(reason)
-    return spans
+    return pairs
 
 
-def _lacking(position: np.ndarray, rule: CrossingRule, span: _Span) -> str:
-    """Why the search cannot be put at a place, or at its partner; empty if it can."""
-    try:
-        for place in (span.inside, span.matched):
-            check_place(position, place, rule)
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def _calls(found: xr.Dataset, top: int, least: int) -> list[list[float]]:
+def _lengths(searched: xr.Dataset, top: int, least: int) -> list[list[float]]:
     """The predicted lengths by prompt, one without any, and by method."""
-    prompts = [found.isel(prompt=row) for row in range(found.sizes["prompt"])] if "prompt" in found.dims else [found]
-    made = [predict(each, top, least) for each in prompts]
-    return [[np.nan if one.length is None else one.length for one in each] for each in made]
+    prompts = searched["prompt"].values.tolist() if "prompt" in searched.dims else [None]
+    by_prompt = [searched if name is None else searched.sel(prompt=name) for name in prompts]
+    return [[np.nan if p.length is None else p.length for p in predict(at, top, least)] for at in by_prompt]

@@ -2,33 +2,29 @@
 
 The paper reads, by eye, the value of a dim at the trained length M under Origin (the red line) and says that a method
 fails where its value passes it. Here the same is done for every layer and dim, with a stated rule; `search` also says
-which dims show it clearly, and `negative_control` how many would at a place where nothing happens.
+which dims show it clearly, and `negative_control` how many would at a position where nothing happens.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 
 from probe.store.positions import captured_ranges, run_bounds
-from probe.thresholds.columns import Columns
-from probe.thresholds.medians import medians, quantiles
 
 _WORKERS = 2  # layers at a time: numpy lets other threads run
-_SMALL = 2**20  # values: of fewer, threads take longer than what they do
 _BLOCK = 8  # dims smoothed at a time: their sums stay in the cache
-_TILE = 256  # positions turned at a time, likewise
-_PAIR = ("layer", "dim")
-_JUDGED = ("crossing", "earliest", "inside")
+_CROSSED = ("crossing", "earliest", "inside")
 _ONE_WAY, _ROUGH = 1.001, 10.0  # path over net motion: of a dim that never turns, and of one that does
-READINGS = ("threshold", "middle", "low", "high", "size", "path", "net", "slope")
-"""What `search` reads of each dim before it judges: it depends on M, smoothing, burn-in and nothing else of a rule."""
+_TINY = np.finfo(np.float32).tiny
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +69,8 @@ class CrossingRule:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a search is put, as positions: it takes `at` for M, and sees `first` to `last` (inclusive) only."""
+class SearchWindow:
+    """Positions of a search: it takes `at` for M, and sees `first` to `last` (inclusive) only."""
 
     at: int
     first: int
@@ -90,19 +86,10 @@ class _Layout:
     stop: np.ndarray
     trained: int  # index of position M
     inside: slice  # in-window reference, burn-in left out
-    beyond: slice  # from M on, as far as is looked
+    beyond: slice  # from M on, to the last position seen
 
 
-def search(
-    hidden: xr.DataArray,
-    trained_length: int,
-    rule: CrossingRule,
-    reference: str = "origin",
-    *,
-    every: bool = True,
-    others: bool = True,
-    known: xr.Dataset | None = None,
-) -> xr.Dataset:
+def search(hidden: xr.DataArray, trained_length: int, rule: CrossingRule, reference: str = "origin") -> xr.Dataset:
     """Thresholds, scores and crossings for every layer and dim of `hidden` (method, [prompt,] layer, position, dim).
 
     With x the smoothed value under `reference`, I its captured positions in [burn_in, M) and B those beyond M:
@@ -112,7 +99,7 @@ def search(
     - `limit` = threshold + side * margin * spread, the line that counts as passed
     - `score` = (side * (median of x over B - threshold) - trend) / spread, where trend is what the in-window slope
       (median over pairs half of I apart), if it points to `side`, adds from M to the middle of B: a dim that merely
-      goes on as before scores 0. A dim that is singled out has no trend, and `floor` of its own size for its spread:
+      goes on as before scores 0. A dim that is singled out has no trend, and `floor` of its size for its spread:
       it moves one way only over I and B (path <= 1.001 |net|), in a layer whose moving dims mostly do not (path over
       |net|, its median, at least 10). What it crosses, it crosses once and not by noise, however smoothly
     - `crossing` (method): first position >= M from which x is beyond `limit` for `sustained` consecutive captured
@@ -123,105 +110,72 @@ def search(
       `share` of the positions from there on
     - `rank`: 1 for the observable pair with the highest score, 0 if not observable; `qualified`: how many are
 
-    - `middle` (median of x over B), `low` and `high` (5% and 95% quantile over I), `size` (median of |x| over I),
-      `path` and `net` (sum of the steps over I and B, without and with their signs), `slope`: what the rest is made of
-
-    every, others: as for `searches`; `crossings_at` reads what they leave out. known: a search of the same prompt under
-    the same M, smoothing, burn-in and reference; then few values are read.
-
     Raises ValueError when M, enough positions before it or `sustained` consecutive ones beyond it were not captured.
     """
-    place = Place(trained_length, rule.burn_in, int(hidden["position"][-1]))
-    return searches(hidden, [place], rule, reference, every=every, others=others, known=known)[0]
+    return searches(hidden, [_whole(hidden["position"].values, trained_length, rule)], rule, reference)[0]
 
 
 def searches(
     hidden: xr.DataArray,
-    places: Sequence[Place],
+    windows: Sequence[SearchWindow],
     rule: CrossingRule,
     reference: str = "origin",
     *,
-    every: bool = True,
-    others: bool = True,
-    known: xr.Dataset | None = None,
+    observable_only: bool = False,
 ) -> list[xr.Dataset]:
-    """`search` put at each of the `places`, in one reading of `hidden`; `rule.burn_in` is each place's `first`.
+    """`search` in each of the `windows`, in one reading of `hidden`; `rule.burn_in` is each window's `first`.
 
-    every: without it, crossings and `inside` are read at observable pairs alone, and are NaN elsewhere. others: without
-    it, under `reference` alone.
+    observable_only: crossings and `inside` are read at observable pairs alone, and are NaN elsewhere.
     """
     methods = hidden["method"].values.tolist()
     if reference not in methods:
         raise ValueError(f"reference {reference!r} was not captured; captured methods: {', '.join(methods)}")
-    rules = [replace(rule, burn_in=place.first) for place in places]
-    hidden, layouts = _used(hidden, places, rules)
-    prompts = [hidden.isel(prompt=i) for i in range(hidden.sizes["prompt"])] if "prompt" in hidden.dims else [hidden]
-    each = [_search_prompt(values, layouts, rule, reference, (every, others), known) for values in prompts]
-    found: list[Any] = list(each[0])
-    if "prompt" in hidden.dims:
-        found = [_side_by_side(at, hidden["prompt"]) for at in zip(*each, strict=True)]
-    for one, layout, own, place in zip(found, layouts, rules, places, strict=True):
-        one.attrs = {
-            **asdict(own),
-            "trained_length": place.at,
-            "reference": reference,
-            "length": int(layout.position[layout.beyond.stop - 1]) + 1,
-            "inside_positions": layout.inside.stop - layout.inside.start,
-            "searched": hidden.sizes["layer"] * hidden.sizes["dim"],
-            "hook": str(hidden.name),
-        }
-    return found
+    layouts = [_layout(hidden["position"].values, window, rule) for window in windows]
+    first = max(0, min(layout.inside.start for layout in layouts) - rule.smoothing + 1)
+    hidden = hidden.isel(position=slice(first, max(layout.beyond.stop for layout in layouts)))
+    layouts = [_layout(hidden["position"].values, window, rule) for window in windows]
+    several = ["prompt"] if "prompt" in hidden.dims else []
+    order = [methods.index(reference), *(row for row, name in enumerate(methods) if name != reference)]
 
+    def search_layer(labels: tuple[int, ...]) -> list[dict[str, np.ndarray]]:
+        """By window, what is read of a prompt's layer; in memory at a time: it under one method."""
+        layer = hidden.isel(dict(zip([*several, "layer"], labels, strict=True)))
+        by_window: list[dict[str, Any]] = [{} for _ in windows]
+        for row in order:
+            stored = layer.isel({"method": row}).transpose("dim", "position")
+            x = _smooth(_widened(stored.values), layouts[0].start, rule.smoothing)
+            for values, layout in zip(by_window, layouts, strict=True):
+                if not values:
+                    values |= _score(x, layout, rule)
+                    values |= {name: np.full((len(methods), len(x)), np.nan) for name in _CROSSED}
+                dims = np.flatnonzero(values["observable"]) if observable_only else slice(None)
+                crossings = _cross(x[dims], values["side"][dims], values["limit"][dims], layout, rule)
+                for name in _CROSSED:
+                    values[name][row, dims] = crossings[name]
+        return by_window
 
-def _side_by_side(found: Sequence[xr.Dataset], prompts: xr.DataArray) -> xr.Dataset:
-    """What was found on each prompt as one Dataset: what `xr.concat` gives, sooner."""
-    values = {
-        name: (("prompt", *first.dims), np.stack([one[name].values for one in found]), first.attrs)
-        for name, first in found[0].data_vars.items()
-    }
-    labels = {name: each for name, each in found[0].coords.items() if name != "prompt"}
-    return xr.Dataset(values, {**labels, "prompt": prompts.variable})
-
-
-def crossings_at(
-    hidden: xr.DataArray, found: xr.Dataset, pairs: Sequence[tuple[int, int]], columns: Columns | None = None
-) -> xr.Dataset:
-    """`found`, from `search` without `every`, with crossings and `inside` at `pairs` of (layer, dim) too.
-
-    What `found` has of them stands, and is not read again. columns: what was read for it before, of the same states.
-    """
-    columns = columns or Columns(hidden)
-    rule = CrossingRule(**{name: found.attrs[name] for name in CrossingRule.__dataclass_fields__})
-    place = Place(found.attrs["trained_length"], rule.burn_in, found.attrs["length"] - 1)
-    seen, (layout,) = _used(hidden, [place], [rule])
-    used = hidden.get_index("position").slice_indexer(*seen["position"].values[[0, -1]])
-    found = found.transpose("layer", "method", "dim").copy(deep=True)
-    rows, places = (found.get_index(name).get_indexer([pair[n] for pair in pairs]) for n, name in enumerate(_PAIR))
-
-    def judge(part: tuple[int, int]) -> None:
-        row, number = part
-        dims = places[rows == row]
-        dims = dims[np.isnan(found["inside"].values[row, number, dims])]
-        if not len(dims):
-            return
-        read = {name: found[name].values[row, dims] for name in ("side", "limit")}
-        values = columns.read(number, found["layer"].values[row], dims)[:, used]
-        judged = _judge(_smooth(values, layout.start, rule.smoothing), read, layout, rule)
-        for name in _JUDGED:
-            found[name].values[row, number, dims] = judged[name]
-
-    at_once(judge, [(row, number) for row in np.unique(rows).tolist() for number in range(found.sizes["method"])])
-    return found
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        layers = list(pool.map(search_layer, product(*(range(hidden.sizes[name]) for name in (*several, "layer")))))
+    attrs = {"reference": reference, "searched": hidden.sizes["layer"] * hidden.sizes["dim"], "hook": str(hidden.name)}
+    return [
+        _labelled(hidden, several, [by_window[number] for by_window in layers]).assign_attrs(
+            asdict(replace(rule, burn_in=window.first))
+            | {"trained_length": window.at, "length": int(layout.position[layout.beyond.stop - 1]) + 1}
+            | {"inside_positions": layout.inside.stop - layout.inside.start}
+            | attrs
+        )
+        for number, (window, layout) in enumerate(zip(windows, layouts, strict=True))
+    ]
 
 
 def check_positions(position: Sequence[int], trained_length: int, rule: CrossingRule) -> None:
     """Raises ValueError, before anything is captured, if `search` could not work on these positions."""
-    check_place(np.asarray(position), Place(trained_length, rule.burn_in, int(position[-1])), rule)
+    check_window(np.asarray(position), _whole(position, trained_length, rule), rule)
 
 
-def check_place(position: np.ndarray, place: Place, rule: CrossingRule) -> None:
-    """Raises ValueError if the search could not be put there."""
-    _layout(position, place.at, replace(rule, burn_in=place.first), place.last)
+def check_window(position: np.ndarray, window: SearchWindow, rule: CrossingRule) -> None:
+    """Raises ValueError if the search cannot be made in this window."""
+    _layout(position, window, rule)
 
 
 def smooth(values: xr.DataArray, smoothing: int) -> xr.DataArray:
@@ -232,201 +186,98 @@ def smooth(values: xr.DataArray, smoothing: int) -> xr.DataArray:
     return moved.copy(data=_smooth(rows, start, smoothing).reshape(moved.shape)).transpose(*values.dims)
 
 
-def _used(
-    hidden: xr.DataArray, places: Sequence[Place], rules: Sequence[CrossingRule]
-) -> tuple[xr.DataArray, list[_Layout]]:
-    """The positions that reach into any mean that is looked at, and the layouts among them."""
-    layouts = _layouts(hidden, places, rules)
-    first = min(each.inside.start for each in layouts) - rules[0].smoothing + 1
-    hidden = hidden.isel(position=slice(max(0, first), max(each.beyond.stop for each in layouts)))
-    return hidden, _layouts(hidden, places, rules)
+def _whole(position: Sequence[int] | np.ndarray, trained_length: int, rule: CrossingRule) -> SearchWindow:
+    """The window of `search`: all that was captured."""
+    return SearchWindow(trained_length, rule.burn_in, int(position[-1]))
 
 
-def _layouts(hidden: xr.DataArray, places: Sequence[Place], rules: Sequence[CrossingRule]) -> list[_Layout]:
-    position = hidden["position"].values
-    return [_layout(position, place.at, own, place.last) for place, own in zip(places, rules, strict=True)]
+def _widened(values: np.ndarray) -> np.ndarray:
+    """`values` as float32 or wider, in C order."""
+    return np.ascontiguousarray(values, np.promote_types(values.dtype, np.float32))
 
 
-class _Smoothed:
-    """Smoothed values (dim, position) of one method and layer; read, and smoothed dim by dim, when asked for."""
-
-    def __init__(self, stored: xr.DataArray, layout: _Layout, rule: CrossingRule) -> None:
-        self.stored, self.start, self.smoothing = stored, layout.start, rule.smoothing
-        self.values, self.smoothed = None, np.empty((stored.sizes["dim"], stored.sizes["position"]), np.float32)
-        self.done = np.zeros(len(self.smoothed), bool)
-
-    def __getitem__(self, dims: slice | np.ndarray) -> np.ndarray:
-        """Those of the dims at these places."""
-        lacking = np.arange(len(self.done))[dims]
-        lacking = lacking[~self.done[lacking]]
-        if len(lacking):
-            if self.values is None:
-                self.values = self.stored.transpose("position", "dim").values
-            turned = _turned(self.values, lacking)
-            for first in range(0, len(lacking), _BLOCK):
-                block = slice(first, first + _BLOCK)
-                self.smoothed[lacking[block]] = _smooth(turned[block], self.start, self.smoothing)
-            self.done[lacking] = True
-        return self.smoothed[dims]
-
-
-def _search_prompt(
-    hidden: xr.DataArray,
-    layouts: Sequence[_Layout],
-    rule: CrossingRule,
-    reference: str,
-    wide: tuple[bool, bool],
-    known: xr.Dataset | None,
-) -> list[xr.Dataset]:
-    """`searches` for one prompt; in memory at a time, for each worker: a layer under one method and `reference`.
-
-    wide: `every` and `others`.
-    """
-    methods = hidden["method"].values.tolist()
-    row = methods.index(reference)
-    every, others = wide
-
-    def search_layer(layer: int) -> list[dict[str, np.ndarray]]:
-        own = _Smoothed(hidden.isel({"method": row, "layer": layer}), layouts[0], rule)
-        stored = None if known is None else {name: known[name].values[layer] for name in READINGS}
-        reads = [_observe(own, stored or _statistics(own[slice(None)], layout), layout, rule) for layout in layouts]
-        judged: list[list[dict[str, np.ndarray]]] = [[] for _ in layouts]
-        for method in range(len(methods)):
-            x = own if method == row else _Smoothed(hidden.isel({"method": method, "layer": layer}), layouts[0], rule)
-            for at, read, layout in zip(judged, reads, layouts, strict=True):
-                pairs = slice(None) if every else np.flatnonzero(read["observable"])
-                pairs = pairs if others or method == row else slice(0)
-                at.append(_judge_pairs(x, read, layout, rule, pairs))
-        return [
-            {**read, **{name: np.stack([one[name] for one in at]) for name in at[0]}}
-            for read, at in zip(reads, judged, strict=True)
-        ]
-
-    layers = _by_layer(search_layer, hidden)
-    return [_labelled(hidden, [layer[number] for layer in layers]) for number in range(len(layouts))]
-
-
-def _by_layer(work: Callable[[int], Any], hidden: xr.DataArray) -> list[Any]:
-    layers = range(hidden.sizes["layer"])
-    return [work(layer) for layer in layers] if hidden.size < _SMALL else at_once(work, layers)
-
-
-def at_once(work: Callable[[Any], Any], parts: Iterable[Any]) -> list[Any]:
-    """What `work` makes of each part, several at a time."""
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        return list(pool.map(work, parts))
-
-
-def _turned(values: np.ndarray, dims: np.ndarray) -> np.ndarray:
-    """`values` (position, dim) at `dims` as (dim, position), float32 or wider."""
-    turned = np.empty((len(dims), len(values)), np.promote_types(values.dtype, np.float32))
-    chosen = slice(None) if len(dims) == values.shape[1] else dims
-    for first in range(0, len(values), _TILE):
-        turned[:, first : first + _TILE] = values[first : first + _TILE, chosen].T
-    return turned
-
-
-def _labelled(hidden: xr.DataArray, layers: Sequence[dict[str, np.ndarray]]) -> xr.Dataset:
-    """What was found, by layer, as a Dataset with ranks."""
-    dims = {2: ("layer", "dim"), 3: ("layer", "method", "dim")}
+def _labelled(hidden: xr.DataArray, several: list[str], layers: Sequence[dict[str, np.ndarray]]) -> xr.Dataset:
+    """What was read, by prompt and layer, as a Dataset with ranks."""
+    sizes = [hidden.sizes[name] for name in (*several, "layer")]
     stacked = {name: np.stack([layer[name] for layer in layers]) for name in layers[0]}
-    units = dict.fromkeys((*READINGS[:-1], "limit", "spread"), hidden.attrs.get("units", "activation"))
+    stacked = {name: values.reshape(*sizes, *values.shape[1:]) for name, values in stacked.items()}
+    units = dict.fromkeys(("threshold", "limit", "spread"), hidden.attrs.get("units", "activation"))
     units |= dict.fromkeys(("crossing", "earliest"), "position")
-    values: dict[str, Any] = {
-        name: (dims[each.ndim], each, {"units": units[name]} if name in units else {}) for name, each in stacked.items()
-    }
+    variables: dict[str, Any] = {}
+    for name, values in stacked.items():
+        dims = [*several, "layer", *(["method"] if name in _CROSSED else []), "dim"]
+        variables[name] = (dims, values, {"units": units[name]} if name in units else {})
     observable = stacked["observable"]
-    values["rank"] = (("layer", "dim"), _rank(np.where(observable, stacked["score"], np.nan)))
-    values["qualified"] = ((), observable.sum())
+    scores = pd.DataFrame(np.where(observable, stacked["score"], np.nan).reshape(math.prod(sizes[:-1]), -1))
+    rank = scores.rank(axis=1, method="first", ascending=False).fillna(0).to_numpy(int).reshape(observable.shape)
+    variables["rank"] = ([*several, "layer", "dim"], rank)
+    variables["qualified"] = (several, observable.sum((-2, -1)))
     labels = ("method", "layer", "dim", *(name for name in ("prompt",) if name in hidden.coords))
-    return xr.Dataset(values, {name: hidden[name] for name in labels})
+    return xr.Dataset(variables, {name: hidden[name] for name in labels})
 
 
-def _observe(
-    own: _Smoothed, statistics: dict[str, np.ndarray], layout: _Layout, rule: CrossingRule
-) -> dict[str, np.ndarray]:
-    """The statistics and `_scored`, and which dims are observable."""
-    read = _scored(statistics, layout, rule)
-    likely = np.flatnonzero(read["score"] >= rule.minimum_score)
-    judged = _judge(own[likely], {name: values[likely] for name, values in read.items()}, layout, rule)
-    observable = np.zeros(len(read["score"]), bool)
-    observable[likely] = (judged["inside"] <= 1 - rule.share) & (judged["share_beyond"] >= rule.share)
-    return {**statistics, **read, "observable": observable}
-
-
-def _judge_pairs(
-    x: _Smoothed, read: dict[str, np.ndarray], layout: _Layout, rule: CrossingRule, pairs: slice | np.ndarray
-) -> dict[str, np.ndarray]:
-    """Crossings of the dims `pairs` of a layer; NaN for the others."""
-    judged = _judge(x[pairs], {name: values[pairs] for name, values in read.items()}, layout, rule)
-    found = {name: np.full(len(read["score"]), np.nan) for name in _JUDGED}
-    for name, values in found.items():
-        values[pairs] = judged[name]
-    return found
-
-
-def _statistics(x: np.ndarray, layout: _Layout) -> dict[str, np.ndarray]:
-    """What is read from the reference's smoothed values `x` (dim, position) of one layer: by dim."""
-    trained, position = layout.trained, layout.position
-    inside = x[:, layout.inside]
-    low, high = quantiles(inside, (0.05, 0.95))
-    half = inside.shape[1] // 2
-    steps = position[layout.inside][half:] - position[layout.inside][: inside.shape[1] - half]
-    steps_taken = np.diff(x[:, layout.inside.start : layout.beyond.stop], axis=1)
-    moved, even = inside[:, half:] - inside[:, : inside.shape[1] - half], bool((steps == steps[0]).all())
-    return {
-        "threshold": x[:, trained].copy(),
-        "middle": medians(x[:, trained + 1 : layout.beyond.stop]),
-        "low": low,
-        "high": high,
-        "size": medians(np.abs(inside)),
-        "path": np.abs(steps_taken).sum(axis=1),
-        "net": x[:, layout.beyond.stop - 1] - x[:, layout.inside.start],
-        "slope": medians(moved if even else moved / steps) / (steps[0] if even else 1),
-    }
-
-
-def _scored(read: dict[str, np.ndarray], layout: _Layout, rule: CrossingRule) -> dict[str, np.ndarray]:
-    """What `search` says of the reference's `_statistics` of one layer: by dim."""
-    trained, position, threshold = layout.trained, layout.position, read["threshold"]
-    motion = read["middle"] - threshold
+def _score(x: np.ndarray, layout: _Layout, rule: CrossingRule) -> dict[str, np.ndarray]:
+    """What `search` says of the reference's smoothed values `x` (dim, position) of one layer: by dim."""
+    trained, position, threshold = layout.trained, layout.position, x[:, layout.trained].copy()
+    inside, outside = x[:, layout.inside], x[:, trained + 1 : layout.beyond.stop]
+    low, high = _quantiles(inside, (0.05, 0.95))
+    size = _medians(np.abs(inside))
+    motion = _medians(outside) - threshold
     side = np.sign(motion)
-    least = rule.floor * np.median(read["size"])
-    alone = _singled_out(read)
-    spread = np.maximum((read["high"] - read["low"]) / 3.29, max(least, np.finfo(np.float32).tiny))
-    spread = np.where(alone, np.maximum(rule.floor * read["size"], np.finfo(np.float32).tiny), spread)
+    alone = _singled_out(x[:, layout.inside.start : layout.beyond.stop], size)
+    spread = np.maximum((high - low) / 3.29, max(rule.floor * np.median(size), _TINY))
+    spread = np.where(alone, np.maximum(rule.floor * size, _TINY), spread)
     reach = np.median(position[trained + 1 : layout.beyond.stop]) - position[trained]
-    trend = np.where(alone, 0.0, np.maximum(0, side * read["slope"]) * reach)
+    trend = np.where(alone, 0.0, np.maximum(0, side * _slope(inside, position[layout.inside])) * reach)
+    score, limit = (side * motion - trend) / spread, threshold + side * rule.margin * spread
+    likely = np.flatnonzero(score >= rule.minimum_score)
+    crossings = _cross(x[likely], side[likely], limit[likely], layout, rule)
+    observable = np.zeros(len(score), bool)
+    observable[likely] = (crossings["inside"] <= 1 - rule.share) & (crossings["share_beyond"] >= rule.share)
     return {
         "threshold": threshold,
-        "limit": threshold + side * rule.margin * spread,
+        "limit": limit,
         "side": side.astype(np.int8),
         "spread": spread,
-        "score": (side * motion - trend) / spread,
+        "score": score,
+        "observable": observable,
     }
 
 
-def _singled_out(read: dict[str, np.ndarray]) -> np.ndarray:
+def _slope(inside: np.ndarray, position: np.ndarray) -> np.ndarray:
+    """Median slope of each dim over pairs of in-window positions half of them apart, in units a token."""
+    half = len(position) // 2
+    steps = position[half:] - position[: len(position) - half]
+    moved, even = inside[:, half:] - inside[:, : len(position) - half], bool((steps == steps[0]).all())
+    return _medians(moved if even else moved / steps) / (steps[0] if even else 1)
+
+
+def _singled_out(x: np.ndarray, size: np.ndarray) -> np.ndarray:
     """Which dims of a layer move one way only, by more than rounding, where most that move do not."""
-    moving = read["path"] > 1e-3 * np.maximum(read["size"], np.finfo(np.float32).tiny)
-    turning = read["path"] / np.maximum(np.abs(read["net"]), 1e-6 * read["path"] + np.finfo(np.float32).tiny)
+    path, net = np.abs(np.diff(x, axis=1)).sum(axis=1), x[:, -1] - x[:, 0]
+    moving = path > 1e-3 * np.maximum(size, _TINY)
+    turning = path / np.maximum(np.abs(net), 1e-6 * path + _TINY)
     rough = bool(moving.any()) and np.median(turning[moving]) >= _ROUGH
     return moving & (turning <= _ONE_WAY) & rough
 
 
-def _judge(x: np.ndarray, read: dict[str, np.ndarray], layout: _Layout, rule: CrossingRule) -> dict[str, np.ndarray]:
+def _cross(
+    x: np.ndarray, side: np.ndarray, limit: np.ndarray, layout: _Layout, rule: CrossingRule
+) -> dict[str, np.ndarray]:
     """Where one method's `x` (dim, position) of one layer crosses the limits: by dim.
 
     `share_beyond`: of the positions from the crossing on, those where it is beyond the limit; 0 without a crossing.
     """
-    out, inside = (_beyond(x[:, part], read["side"], read["limit"]) for part in (layout.beyond, layout.inside))
+    out, inside = (_beyond(x[:, part], side, limit) for part in (layout.beyond, layout.inside))
     index = _first_sustained(out, layout.stop[layout.beyond] - layout.trained, rule.sustained)
-    crossing, earliest = _positions(index, layout.position, layout.trained)
+    position, at = layout.position, index + layout.trained
+    before = np.concatenate([position[:1], position[:-1] + 1])
+    before[layout.trained] = position[layout.trained]
     return {
-        "crossing": crossing,
-        "earliest": earliest,
+        "crossing": np.where(index < 0, np.nan, position[at]),
+        "earliest": np.where(index < 0, np.nan, before[at]),
         "inside": inside.mean(axis=1),
-        "share_beyond": _stays_out(out, index),
+        "share_beyond": np.array([row[i:].mean() if i >= 0 else 0.0 for row, i in zip(out, index, strict=True)]),
     }
 
 
@@ -440,80 +291,76 @@ def _beyond(x: np.ndarray, side: np.ndarray, limit: np.ndarray) -> np.ndarray:
 
 def _smooth(values: np.ndarray, start: np.ndarray, smoothing: int) -> np.ndarray:
     """Mean over the last `smoothing` of `values` (dim, position), fewer at a run's start; float32."""
-    index = np.arange(values.shape[1])
-    total = np.zeros((len(values), len(index) + 1))
-    total[:, 1:] = values
-    for row in total:  # one by one: many times faster than along an axis
-        np.add.accumulate(row[1:], out=row[1:])
-    mean = np.empty(values.shape)
-    begins = np.flatnonzero(start == index)
-    for first, stop in zip(begins, [*begins[1:], len(index)], strict=True):
-        full = min(stop, first + smoothing)
-        np.subtract(total[:, first + 1 : full + 1], total[:, [first]], out=mean[:, first:full])
-        moved = slice(full + 1 - smoothing, stop + 1 - smoothing)
-        np.subtract(total[:, full + 1 : stop + 1], total[:, moved], out=mean[:, full:stop])
-    mean /= index + 1 - np.maximum(start, index - smoothing + 1)
-    return mean.astype(np.float32)
+    index, mean = np.arange(values.shape[1]), np.empty(values.shape, np.float32)
+    begin = np.maximum(start, index - smoothing + 1)
+    total = np.zeros((_BLOCK, len(index) + 1))
+    for first in range(0, len(values), _BLOCK):
+        block = values[first : first + _BLOCK]
+        sums = total[: len(block)]
+        np.cumsum(block, axis=1, dtype=float, out=sums[:, 1:])
+        mean[first : first + _BLOCK] = (sums[:, 1:] - sums[:, begin]) / (index + 1 - begin)
+    return mean
+
+
+def _medians(values: np.ndarray) -> np.ndarray:
+    """`np.median` of each row of finite values, to the bit; sooner, since numpy also looks for NaN."""
+    middle = values.shape[1] // 2
+    parted = np.partition(values, middle, axis=1)
+    if values.shape[1] % 2:
+        return parted[:, middle].copy()
+    return np.mean([parted[:, :middle].max(axis=1), parted[:, middle]], axis=0)
+
+
+def _quantiles(values: np.ndarray, shares: Sequence[float]) -> list[np.ndarray]:
+    """`np.quantile` of each row of two finite values or more, at rising shares below 1, likewise."""
+    last, rest, left_out, quantiles = values.shape[1] - 1, values, 0, []
+    for share in shares:
+        at = int(share * last)
+        rest = np.partition(rest, at - left_out, axis=1)[:, at - left_out :]
+        below, above, part = rest[:, 0], rest[:, 1:].min(axis=1), np.float64(share * last - at)
+        step = above - below
+        quantiles.append(below + step * part if part < 0.5 else above - step * (1 - part))
+        left_out = at
+    return quantiles
 
 
 def _first_sustained(out: np.ndarray, stop: np.ndarray, sustained: int) -> np.ndarray:
     """First index of `out` (dim, position) that begins `sustained` True in one run; -1 if there is none."""
-    held, width = out, 1
-    while width < sustained:  # held[:, i]: out[:, i : i + width] is True
+    lasting, width = out, 1
+    while width < sustained:  # lasting[:, i]: out[:, i : i + width] is True
         step = min(width, sustained - width)
-        held, width = held[:, :-step] & held[:, step:], width + step
-    held = held & (stop[: held.shape[1]] - np.arange(held.shape[1]) >= sustained)
-    return np.where(held.any(axis=1), held.argmax(axis=1), -1)
+        lasting, width = lasting[:, :-step] & lasting[:, step:], width + step
+    lasting = lasting & (stop[: lasting.shape[1]] - np.arange(lasting.shape[1]) >= sustained)
+    return np.where(lasting.any(axis=1), lasting.argmax(axis=1), -1)
 
 
-def _positions(index: np.ndarray, position: np.ndarray, trained: int) -> tuple[np.ndarray, np.ndarray]:
-    """Crossing positions, and the first ones they may be at, of indices counted from `trained`; NaN for -1."""
-    before = np.concatenate([position[:1], position[:-1] + 1])
-    before[trained] = position[trained]
-    at = index + trained
-    return np.where(index < 0, np.nan, position[at]), np.where(index < 0, np.nan, before[at])
-
-
-def _stays_out(out: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Share of positions from `index` on where `out` (dim, position) holds; 0 for index -1."""
-    return np.array([each[at:].mean() if at >= 0 else 0.0 for each, at in zip(out, index.tolist(), strict=True)])
-
-
-def _rank(score: np.ndarray) -> np.ndarray:
-    """1 for the highest score, 0 for NaN."""
-    order = np.argsort(-score, axis=None, kind="stable")
-    rank = np.empty(score.size, dtype=int)
-    rank[order] = np.arange(1, score.size + 1)
-    return np.where(np.isnan(score), 0, rank.reshape(score.shape))
-
-
-def _layout(position: np.ndarray, trained_length: int, rule: CrossingRule, last: int) -> _Layout:
-    """The layout of the captured positions, seen up to `last`; ValueError names what is missing for the search."""
+def _layout(position: np.ndarray, window: SearchWindow, rule: CrossingRule) -> _Layout:
+    """The layout of the captured positions in a window; ValueError names what is missing for the search."""
     needed = max(8, rule.smoothing)
-    if trained_length - rule.burn_in < needed:
+    if window.at - window.first < needed:
         raise ValueError(
-            f"a burn-in of {rule.burn_in} leaves {max(0, trained_length - rule.burn_in)} of the trained window's "
-            f"{trained_length} positions, and thresholds are read from {needed}; take a shorter burn-in or "
+            f"a burn-in of {window.first} leaves {max(0, window.at - window.first)} of the trained window's "
+            f"{window.at} positions, and thresholds are read from {needed}; take a shorter burn-in or "
             "smoothing, or a longer trained length"
         )
-    end = int(np.searchsorted(position, last, "right"))
+    end = int(np.searchsorted(position, window.last, "right"))
     start, stop = run_bounds(position)
     stop = np.minimum(stop, end)
     ranges = ", ".join(f"{first}-{last}" for first, last in captured_ranges(position[:end]))
-    where = np.flatnonzero(position[:end] == trained_length)
+    where = np.flatnonzero(position[:end] == window.at)
     if not len(where):
-        raise ValueError(f"position {trained_length} (where thresholds are read) was not captured, only {ranges}")
+        raise ValueError(f"position {window.at} (where thresholds are read) was not captured, only {ranges}")
     trained = int(where[0])
-    first = int(np.searchsorted(position, rule.burn_in))
+    first = int(np.searchsorted(position, window.first))
     if trained - first < needed:
         raise ValueError(
-            f"{trained - first} positions in [{rule.burn_in}, {trained_length}) were captured ({ranges}); "
+            f"{trained - first} positions in [{window.first}, {window.at}) were captured ({ranges}); "
             f"capture at least {needed} there"
         )
     longest = int((stop - np.maximum(start, trained + 1))[trained:end].max())
     if longest < rule.sustained:
         raise ValueError(
-            f"a crossing takes {rule.sustained} consecutive positions beyond {trained_length}; captured: {ranges}; "
+            f"a crossing takes {rule.sustained} consecutive positions beyond {window.at}; captured: {ranges}; "
             "take a shorter `sustained`, or capture more there"
         )
     return _Layout(position, start, stop, trained, slice(first, trained), slice(trained, end))

@@ -11,22 +11,20 @@ import xarray as xr
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.downloads import FORMS, buttons, named
 from mesa_lens.dashboard.look import plain, sheet, show
-from mesa_lens.dashboard.runs import Entry
-from mesa_lens.dashboard.searches import asked, control, crossed, searched
+from mesa_lens.dashboard.searches import control, search_request, searched
 from mesa_lens.dashboard.state import choose_states, follow, opened, states, while_unchanged
 from probe.figures.export import threshold_export
 from probe.figures.marks import threshold_chart
 from probe.glossary import DIM, OBSERVABLE
 from probe.store.reader import Run
 from probe.store.select import reference_method
-from probe.thresholds.coarse import STEP
 from probe.thresholds.control import as_many, false_predictions
-from probe.thresholds.predict import LEAST, TOP, best, crossing_texts, predict
+from probe.thresholds.predict import LEAST, best, crossing_texts, predict
 from probe.thresholds.search import CrossingRule
 
 _RANKING, _PREDICTED, _CONTROL = "ranking of dims", "predictions", "negative control"
 _MOST = 6  # figures drawn at once
-_LISTED, _ALL, _FEW = 100, 1000, 10  # dims in the table, at most, and of a first answer: each is read
+_LISTED, _ALL = 100, 1000  # dims in the table, and at most
 _CROSSES = "excluded: beyond the line already inside the window, so that its crossing is not counted"
 _LABELS = {
     "M": "M, the trained window (tokens)",
@@ -47,7 +45,7 @@ def page(context: Context) -> None:
     hook, prompt = choose_states(run)
     reference = reference_method(run.hidden["method"].values.tolist())
     trained, rule = _rule(run, entry.name)
-    of = asked(entry, hook, prompt, trained, rule, reference)
+    of = search_request(entry, hook, prompt, trained, rule, reference)
     found = searched(of)
     hidden = states(run, hook, prompt)
     qualified = int(found["qualified"])
@@ -55,16 +53,13 @@ def page(context: Context) -> None:
         f"**{qualified}** of {found.attrs['searched']} (layer, dim) pairs show an observable threshold at "
         f"position {trained} under {plain(reference)}; the smoothed value at that position is the threshold."
     )
-    if STEP in found.attrs:
-        st.caption(f"A first answer, read at every {found.attrs[STEP]}th position; the exact one follows by itself.")
     st.caption(plain(f"{DIM} {OBSERVABLE}"))
     pairs = _pairs(found)
-    found = crossed(entry, found, pairs)
     for layer, dim in pairs:
         crossings = _crossings(found, layer, dim)
         figure = threshold_chart(hidden, found, layer, dim)
         show(figure, f"Layer {layer}, dim {dim} over position. {crossings}", f"layer{layer}-dim{dim}")
-    if pairs and STEP not in found.attrs:  # files would not say that it is a first answer
+    if pairs:
         several = ("csv",) if len(pairs) == 1 else (*FORMS, "html")  # csv: thresholds, and values
         stem = named(entry.name, prompt, "thresholds", *(f"{layer}-{dim}" for layer, dim in pairs))
         make = while_unchanged(entry, lambda: threshold_export(hidden, found, pairs))
@@ -75,13 +70,9 @@ def page(context: Context) -> None:
     if below == _CONTROL:  # many more searches, so only when asked for
         _negative_control(control(of), prompt)
     elif below == _PREDICTED:
-        _predictions(crossed(entry, found, best(found, TOP)))
+        _predictions(found)
     else:
-        _ranking(entry, found)
-    if STEP in found.attrs:
-        with st.spinner("Reading every position …"):
-            searched(of, whole=True)
-        st.rerun()
+        _ranking(found)
 
 
 def _rule(run: Run, name: str) -> tuple[int, CrossingRule]:
@@ -167,12 +158,11 @@ def _crossings(found: xr.Dataset, layer: int, dim: int) -> str:
     return "; ".join(f"{name} {f'crosses at {text}' if text.isdigit() else text}" for name, text in values)
 
 
-def _ranking(entry: Entry, found: xr.Dataset) -> None:
+def _ranking(found: xr.Dataset) -> None:
     """Every observable pair, or all of them, sortable and searchable; a ticked row is drawn above."""
     with st.container(horizontal=True):
         every = st.toggle("Also dims that are not observable", key="every", bind="query-params")
         listed = _ALL if st.toggle(f"List up to {_ALL}", key="long", bind="query-params") else _LISTED
-    listed = _FEW if STEP in found.attrs else listed
     names = ["rank", "score", "threshold", "limit", "spread"]
     table = found[[*names, "observable"]].to_dataframe().reset_index()
     order = np.lexsort((-table["score"], ~table["observable"]))
@@ -184,7 +174,7 @@ def _ranking(entry: Entry, found: xr.Dataset) -> None:
     table["score"] = table["score"].round(1) + 0.0  # no -0.0
     methods = {name: f"{name} crosses at" for name in found["method"].values.tolist()}
     at = {name: xr.DataArray(table[name].to_numpy(), dims="pair") for name in ("layer", "dim")}
-    crossing = crossing_texts(crossed(entry, found, rows).sel(at))
+    crossing = crossing_texts(found.sel(at))
     for method, column in methods.items():  # as wide as each other, so that they sort as numbers
         table[column] = [f"{text:>8}" for text in crossing.sel({"method": method}).values]
     kept = ["layer", "dim", *names, *methods.values()]

@@ -6,7 +6,7 @@ import xarray as xr
 
 from probe.thresholds.control import ALPHA, as_many, false_predictions, negative_control
 from probe.thresholds.predict import predict
-from probe.thresholds.search import CrossingRule, Place, search, searches
+from probe.thresholds.search import CrossingRule, SearchWindow, search, searches
 
 M, LENGTH = 128, 320
 RULE = CrossingRule.scaled(M)  # smoothing 2, sustained 8, burn-in 32
@@ -119,15 +119,8 @@ def test_what_was_not_captured_leaves_places_out():
 
 def test_a_search_put_at_several_places_is_each_one_by_itself():
     hidden = states(*range(40, 300, 5), *[None] * 8, methods=["origin", "mesa"])
-    places = [Place(60, 32, M), Place(100, 40, 200), Place(M, 32, LENGTH - 1)]
-    for place, found in zip(places, searches(hidden, places, RULE), strict=True):
-        rule = CrossingRule(smoothing=RULE.smoothing, sustained=RULE.sustained, burn_in=place.first)
-        alone = search(hidden.sel(position=slice(0, place.last)), place.at, rule)
+    windows = [SearchWindow(60, 32, M), SearchWindow(100, 40, 200), SearchWindow(M, 32, LENGTH - 1)]
+    for window, found in zip(windows, searches(hidden, windows, RULE), strict=True):
+        rule = CrossingRule(smoothing=RULE.smoothing, sustained=RULE.sustained, burn_in=window.first)
+        alone = search(hidden.sel(position=slice(0, window.last)), window.at, rule)
         xr.testing.assert_identical(found, alone)
-    few = searches(hidden, places, RULE, every=False)[2]
-    xr.testing.assert_identical(few["rank"], search(hidden, M, RULE)["rank"])
-    xr.testing.assert_identical(predictions(few), predictions(search(hidden, M, RULE)))
-
-
-def predictions(found):
-    return xr.DataArray([each.length or 0 for each in predict(found)])

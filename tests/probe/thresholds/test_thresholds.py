@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 from synthetic import DRIFTING, hidden_states, write_run
 
 from probe.store.reader import open_run
-from probe.thresholds.columns import Columns
-from probe.thresholds.medians import medians, quantiles
 from probe.thresholds.predict import best, predict
 from probe.thresholds.search import (
     CrossingRule,
+    SearchWindow,
     _beyond,
+    _medians,
+    _quantiles,
     check_positions,
-    crossings_at,
     search,
+    searches,
     smooth,
 )
 
@@ -343,39 +344,21 @@ def test_what_lies_before_the_reference_is_no_part_of_it():
     assert search(series(changed((0, 10, 1e6))), M, rule)["spread"] > 1e5  # reaches into the means at 10, 11, 12
 
 
-@pytest.mark.parametrize(
-    "changed_rule", [{}, {"margin": 0.5}, {"smoothing": 3, "burn_in": 24}, {"floor": 0.2, "minimum_score": 2.0}]
-)
-def test_a_search_of_few_values_finds_what_a_search_of_all_does(changed_rule):
-    hidden = hidden_states(dims=40, prompts=("repeated",)).isel(prompt=0)
+def test_a_search_of_observable_pairs_alone_agrees_with_one_of_all():
+    hidden = hidden_states(dims=40, prompts=("repeated", "text-0"))
     hidden = hidden.isel(position=np.r_[0:150, 170 : hidden.sizes["position"]]).astype(np.float16)
-    rule = replace(CrossingRule.scaled(64), **changed_rule)
-    usual = CrossingRule.scaled(64)
-    whole = search(hidden, 64, rule)
-    before = replace(usual, smoothing=rule.smoothing, burn_in=rule.burn_in)
-    known = search(hidden, 64, before, every=False, others=False)
-    assert known["crossing"].sel({"method": "mesa"}).isnull().all()
-    assert known["crossing"].sel({"method": "origin"}).notnull().any()
-    few = search(hidden, 64, rule, every=False, known=known)
-    judged = ["crossing", "earliest", "inside"]
-    for name in whole.data_vars:
-        expected = whole[name].where(whole["observable"]) if name in judged else whole[name]
-        assert expected.transpose(*few[name].dims).equals(few[name]), name
-    assert 0 < int(whole["qualified"]) < few["crossing"].sel({"method": "mesa"}).size
-    pairs = [(layer, dim) for layer in (0, 2) for dim in (0, 30, 39)]
-    filled = crossings_at(hidden, few, pairs)
-    for layer, dim in pairs:
-        labels = {"layer": layer, "dim": dim}
-        xr.testing.assert_identical(filled[judged].sel(labels), whole[judged].sel(labels))
-    assert few["inside"].isnull().any(), "the given dataset is left as it is"
-    columns = Columns(hidden)
-    again = crossings_at(hidden, few, pairs, columns)
-    columns.hidden = None  # nothing is read anew
-    xr.testing.assert_identical(crossings_at(hidden, few, pairs[1:], columns), crossings_at(hidden, few, pairs[1:]))
-    xr.testing.assert_identical(again, filled)
-    own = few["inside"].sel({"method": "origin"}).to_series().dropna().index.tolist()
-    crossings_at(hidden, few, own, columns := Columns(hidden))
-    assert 0 not in {method for method, _ in columns.known}, "origin's crossings are known"
+    rule = CrossingRule.scaled(64)
+    every = search(hidden, 64, rule)
+    window = SearchWindow(64, rule.burn_in, int(hidden["position"][-1]))
+    (few,) = searches(hidden, [window], rule, observable_only=True)
+    for name in every.data_vars:
+        crossed = name in ("crossing", "earliest", "inside")
+        expected = every[name].where(every["observable"]).transpose(*few[name].dims) if crossed else every[name]
+        assert expected.equals(few[name]), name
+    assert 0 < int(few["qualified"].sel(prompt="repeated")) < 3 * 40
+    for prompt in ("repeated", "text-0"):
+        alone = search(hidden.sel(prompt=prompt), 64, rule)
+        xr.testing.assert_identical(alone, every.sel(prompt=prompt))
 
 
 @pytest.mark.parametrize("count", [2, 3, 8, 9, 20, 21, 101, 1000])
@@ -383,22 +366,24 @@ def test_a_search_of_few_values_finds_what_a_search_of_all_does(changed_rule):
 def test_medians_and_quantiles_are_numpys_to_the_bit(count, dtype):
     values = np.random.default_rng(0).normal(size=(30, count)).astype(dtype)
     values[0], values[1] = 1, np.round(values[1])
-    np.testing.assert_array_equal(medians(values), np.median(values, axis=1), strict=True)
+    np.testing.assert_array_equal(_medians(values), np.median(values, axis=1), strict=True)
     expected = np.quantile(values, [0.05, 0.95], axis=1)
-    np.testing.assert_array_equal(np.stack(quantiles(values, (0.05, 0.95))), expected, strict=True)
+    np.testing.assert_array_equal(np.stack(_quantiles(values, (0.05, 0.95))), expected, strict=True)
 
 
 def test_what_is_read_of_a_dim_by_hand():
     """Of t^3, I = 0 .. 39 and B = 41 .. 159: the median over B, and over pairs 20 apart."""
     found = at(search(series(np.arange(LENGTH) ** 3.0), M, RULE))
-    assert (found["middle"], found["threshold"]) == (100**3, M**3)
-    assert found["slope"] == 1241.5  # (t + 20)^3 - t^3 over 20, of t = 9 and 10
+    assert found["threshold"] == M**3
+    slope = 1241.5  # (t + 20)^3 - t^3 over 20, of t = 9 and 10
+    assert found["score"] * found["spread"] == pytest.approx(100**3 - M**3 - slope * 60)
 
 
 def test_a_trend_away_from_the_jump_adds_nothing():
-    found = at(search(series(changed((60, LENGTH, 40)) - 0.05 * np.arange(LENGTH)), M, RULE))
-    assert found["slope"] < 0 < found["side"]
-    assert found["score"] == pytest.approx((found["middle"] - found["threshold"]) / found["spread"])
+    values = changed((60, LENGTH, 40)) - 0.05 * np.arange(LENGTH)
+    found = at(search(series(values), M, RULE))
+    assert found["side"] == 1
+    assert found["score"] * found["spread"] == pytest.approx(np.median(values[M + 1 :]) - values[M])
 
 
 def test_what_is_beyond_on_half_of_the_window_is_not_observable():
