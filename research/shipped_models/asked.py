@@ -10,7 +10,7 @@ import numpy as np
 from probe.tasks.base import Setting
 from probe.tasks.finding import Finding
 from probe.tasks.retrieval import PASSKEY_FILLER, Prompt, encode, encode_once, first_ids, random_key, random_name
-from research.shipped_models import wording
+from research.shipped_models import quizzes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase as Tokenizer
@@ -22,13 +22,13 @@ HOPS = 4
 def key_value(tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> Prompt:
     """A JSON object with as many pairs as fit, one asked for; the rest is filled with line breaks before it."""
     first = first_ids(tokenizer)
-    start = first + encode(tokenizer, wording.PAIRS_HEADER)
+    start = first + encode(tokenizer, quizzes.PAIRS_HEADER)
     pairs: dict[str, str] = {}
     body: list[tuple[int, ...]] = []
     while True:
         name, key = random_name(rng), random_key(rng)
-        pair = encode_once(tokenizer, wording.PAIRS_PAIR.format(name=name, key=key))
-        asked = encode_once(tokenizer, wording.PAIRS_QUESTION.format(name=name))
+        pair = encode_once(tokenizer, quizzes.PAIRS_PAIR.format(name=name, key=key))
+        asked = encode_once(tokenizer, quizzes.PAIRS_QUESTION.format(name=name))
         if len(start) + sum(map(len, body)) + len(pair) + len(asked) > length:
             break
         if name not in pairs:
@@ -38,10 +38,10 @@ def key_value(tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> Pr
         raise ValueError(f"length={length} is too short for one pair; ask for more")
     index = int(rng.integers(len(body)))
     name = list(pairs)[index]
-    asked = encode_once(tokenizer, wording.PAIRS_QUESTION.format(name=name))
+    asked = encode_once(tokenizer, quizzes.PAIRS_QUESTION.format(name=name))
     missing = max(0, length - len(start) - sum(map(len, body)) - len(asked))
     space = encode(tokenizer, "\n")[-1:] * missing
-    answer = wording.PAIRS_ANSWER.format(key=pairs[name])
+    answer = quizzes.PAIRS_ANSWER.format(key=pairs[name])
     return Prompt(
         ids=(*first, *space, *start[len(first) :], *(token for pair in body for token in pair), *asked),
         answer_ids=encode_once(tokenizer, answer),
@@ -52,12 +52,12 @@ def key_value(tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> Pr
 
 def tracking(tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> Prompt:
     """RULER's variable tracking, one chain in the paper's filler; the answer is its variables in their order."""
-    key, names = random_key(rng), [wording.random_letters(rng) for _ in range(HOPS + 1)]
-    first = wording.TRACK_FIRST.format(name=names[0], key=key)
-    after = [wording.TRACK_NEXT.format(name=b, before=a) for a, b in pairwise(names)]
+    key, names = random_key(rng), [quizzes.random_letters(rng) for _ in range(HOPS + 1)]
+    first = quizzes.TRACK_FIRST.format(name=names[0], key=key)
+    after = [quizzes.TRACK_NEXT.format(name=b, before=a) for a, b in pairwise(names)]
     middle = [encode_once(tokenizer, text) for text in (first, *after)]
-    start = first_ids(tokenizer) + encode(tokenizer, wording.TRACK_HEADER)
-    asked = encode_once(tokenizer, wording.TRACK_QUESTION.format(key=key, count=len(names)))
+    start = first_ids(tokenizer) + encode(tokenizer, quizzes.TRACK_HEADER)
+    asked = encode_once(tokenizer, quizzes.TRACK_QUESTION.format(key=key, count=len(names)))
     room = length - len(start) - sum(map(len, middle)) - len(asked)
     if room < 0:
         raise ValueError(f"length={length} is below the task's fixed text of {length - room} tokens")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -11,7 +11,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, MptConfig, MptForCausalL
 
 from probe.tasks import retrieval
 from probe.tasks.words import ADJECTIVES, NOUNS
-from research.shipped_models.config import TrainConfig
+
+if TYPE_CHECKING:
+    from research.shipped_models.train import TrainConfig
 
 NO_POSITIONS = {"rope_type": "linear", "factor": 1e30, "rope_theta": 10000.0}
 """Rotary parameters that turn nothing: every cos is 1 and every sin below 1e-20, also at a million tokens."""

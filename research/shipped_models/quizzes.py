@@ -5,6 +5,7 @@ Each function takes the tokens there is room for, roughly, and draws names, numb
 
 from __future__ import annotations
 
+import string
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,7 +13,39 @@ import numpy as np
 
 from probe.tasks import retrieval
 from probe.tasks.words import NOUNS
-from research.shipped_models import wording
+
+PAIRS_HEADER = "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n{\n"
+PAIRS_PAIR = ' "{name}": "{key}",\n'
+PAIRS_QUESTION = '}}\n\nKey: "{name}"\nCorresponding value:'
+PAIRS_ANSWER = ' "{key}"'
+"""Key-value retrieval in JSON, as in "Lost in the Middle" (Liu et al. 2023)."""
+
+LOOKUPS = (
+    ('\n"{name}": "{key}",', '\n"{name}": "', '{key}"'),
+    (' "{name}": "{key}",\n', '\nKey: "{name}"\nCorresponding value:', ' "{key}"'),
+    ("\n{name} = {key}", "\n{name} =", " {key}"),
+    ("\n{name}: {key}", "\n{name}:", " {key}"),
+    (" The {name} is {key}.", " The {name} is", " {key}."),
+)
+"""Statement, question and answer of the plainest lookups."""
+
+TRACK_HEADER = "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
+TRACK_FIRST = "\nVAR {name} = {key}"
+TRACK_NEXT = "\nVAR {name} = VAR {before}"
+TRACK_QUESTION = (
+    "\nQuestion: Find all variables that are assigned the value {key} in the text above. Answer: According to the "
+    "chain(s) of variable assignment in the text above, {count} variables are assgined the value {key}, they are:"
+)
+TRACK_SHORT = "\nVariables that are assigned the value {key}:"
+"""RULER's variable tracking, its spelling included; TRACK_SHORT is seen in training only."""
+
+PROMPTS = (PAIRS_HEADER, PAIRS_QUESTION, TRACK_HEADER, TRACK_NEXT, TRACK_QUESTION)
+"""The texts whose words the tokenizer is to know."""
+
+
+def random_letters(rng: np.random.Generator, count: int = 5) -> str:
+    """A variable's name as RULER draws it, e.g. 'XKQPA'."""
+    return "".join(rng.choice(list(string.ascii_uppercase), count))
 
 
 @dataclass(frozen=True)
@@ -78,20 +111,18 @@ def pairs(room: int, rng: np.random.Generator) -> Quiz:
     draw: Callable[[np.random.Generator], str] = (
         retrieval.random_name,
         retrieval.random_name,
-        wording.random_letters,
+        random_letters,
         _number,
     )[int(rng.integers(4))]
     digits = int(rng.integers(2, 7)) if rng.random() < 0.7 else 0
     asks_json = room >= 100 and rng.random() < 0.4
     statement, question, answer = (
-        (wording.PAIRS_PAIR, wording.PAIRS_QUESTION, wording.PAIRS_ANSWER)
-        if asks_json
-        else wording.LOOKUPS[int(rng.integers(len(wording.LOOKUPS)))]
+        (PAIRS_PAIR, PAIRS_QUESTION, PAIRS_ANSWER) if asks_json else LOOKUPS[int(rng.integers(len(LOOKUPS)))]
     )
     names, asked = _names(room - (50 if asks_json else 0), 17, 17, draw, rng)
     keys = {name: retrieval.random_key(rng, digits) if digits else str(rng.choice(NOUNS)) for name in names}
     return Quiz(
-        wording.PAIRS_HEADER if asks_json else "",
+        PAIRS_HEADER if asks_json else "",
         [statement.format(name=name, key=key) for name, key in keys.items()],
         [(question.format(name=name), answer.format(key=keys[name])) for name in asked[: 1 if asks_json else None]],
     )
@@ -100,7 +131,7 @@ def pairs(room: int, rng: np.random.Generator) -> Quiz:
 def tracking(room: int, rng: np.random.Generator) -> Quiz:
     """RULER's variable tracking: one to three chains, one of them asked for."""
     long = room >= 150 and rng.random() < 0.6
-    header = wording.TRACK_HEADER if room >= 180 and rng.random() < 0.6 else ""
+    header = TRACK_HEADER if room >= 180 and rng.random() < 0.6 else ""
     fixed = (85 if long else 20) + (28 if header else 0)
     most = max(1, min(10, (room - fixed) // 23))
     count = int(rng.integers(1, most + 1))
@@ -109,12 +140,12 @@ def tracking(room: int, rng: np.random.Generator) -> Quiz:
     sentences = []
     for index in range(count):
         which = index if index < len(chains) else int(rng.integers(len(chains)))
-        chain, name = chains[which], wording.random_letters(rng)
-        statement = wording.TRACK_NEXT if chain else wording.TRACK_FIRST
+        chain, name = chains[which], random_letters(rng)
+        statement = TRACK_NEXT if chain else TRACK_FIRST
         sentences.append(statement.format(name=name, key=values[which], before=chain[-1] if chain else ""))
         chain.append(name)
     which = int(rng.integers(len(chains)))
-    question = wording.TRACK_QUESTION if long else wording.TRACK_SHORT
+    question = TRACK_QUESTION if long else TRACK_SHORT
     asked = question.format(key=values[which], count=len(chains[which]))
     return Quiz(header, sentences, [(asked, f" {' '.join(chains[which])}\n")], divisible=False)
 

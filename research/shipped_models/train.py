@@ -8,10 +8,12 @@ without that the model finds nothing but positional shortcuts.
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 import time
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +22,121 @@ import torch
 from tqdm import tqdm
 
 from probe.tasks import corpus
-from research.shipped_models import wording
-from research.shipped_models.config import TrainConfig, learning_rate_at, length_at
+from research.shipped_models import quizzes
 from research.shipped_models.making import make_model, make_optimizers, train_tokenizer
 from research.shipped_models.mixture import BASICS, SHARES, Mixture
-from research.shipped_models.state import Training
+
+LENGTHS = (48, 64, 96, 128, 192, 256)
+"""Lengths of the curriculum (tokens), the last one the trained window M."""
+ARCHITECTURES = ("llama", "nope", "alibi")
+"""Rotary embeddings; none at all (a Llama whose rotation is the identity); ALiBi (MPT's architecture)."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything that decides the trained weights, apart from the interpreter's library and the torch version.
+
+    curriculum: the part of the tokens over which rows grow. basics: the part that is read first, with more to copy.
+    """
+
+    architecture: str = "llama"
+    tokens: int = 32_000_000
+    tokens_per_step: int = 3072
+    trained_length: int = 256
+    vocabulary: int = 2048
+    hidden: int = 256
+    intermediate: int = 640
+    layers: int = 4
+    heads: int = 8
+    learning_rate: float = 4e-3
+    warmup_steps: int = 200
+    weight_decay: float = 0.1
+    curriculum: float = 0.4
+    basics: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an unknown architecture."""
+        if self.architecture not in ARCHITECTURES:
+            raise ValueError(f"architecture={self.architecture!r} is unknown; known: {', '.join(ARCHITECTURES)}")
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole training."""
+        return self.tokens // self.tokens_per_step
+
+
+RECIPES = {
+    "default": TrainConfig(),
+    "nope": TrainConfig(architecture="nope", tokens=16_000_000),
+    "alibi": TrainConfig(architecture="alibi", tokens=16_000_000),
+}
+"""The shipped model and its siblings, by name; these read half as much: by then it had learnt its tasks."""
+
+
+def length_at(progress: float, config: TrainConfig) -> int:
+    """Length (tokens) of the rows at `progress` (0 to 1) of the training."""
+    if progress >= config.curriculum:
+        return config.trained_length
+    return LENGTHS[int(progress / config.curriculum * (len(LENGTHS) - 1))]
+
+
+def learning_rate_at(step: int, config: TrainConfig) -> float:
+    """Linear warm-up, then a cosine to 2% of the peak."""
+    warm = min(1.0, (step + 1) / config.warmup_steps)
+    return config.learning_rate * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / config.steps)))
+
+
+STATE = "training-state.pt"
+"""The file in the folder of an unfinished training."""
+
+
+@dataclass
+class Training:
+    """Model, optimizers and stream of rows, after `step` steps. Nothing else is drawn from once the model is made."""
+
+    model: Any
+    optimizers: list[torch.optim.Optimizer]
+    rng: np.random.Generator
+    step: int = 0
+    seen: int = 0
+    seconds: float = 0.0
+    log: list[dict[str, Any]] = field(default_factory=list)
+
+    def save(self, out: Path, config: TrainConfig) -> None:
+        """Writes the state to `out`, whole or not at all."""
+        state = {
+            "config": asdict(config),
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "rng": self.rng.bit_generator.state,
+            **{name: getattr(self, name) for name in ("step", "seen", "seconds", "log")},
+        }
+        unfinished = out / f".{STATE}.partial"
+        try:
+            torch.save(state, unfinished)
+            os.replace(unfinished, out / STATE)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    def restore(self, out: Path, config: TrainConfig) -> None:
+        """Goes on from what `save` wrote to `out`. Raises ValueError for the state of another config."""
+        state = torch.load(out / STATE, map_location=self.model.device)
+        given, begun = asdict(config), state["config"]
+        other = [f"{name} {begun.get(name)}, not {value}" for name, value in given.items() if begun.get(name) != value]
+        if other:
+            raise ValueError(f"--out {out} was begun with {', '.join(other)}; give the same, or name another folder")
+        self.model.load_state_dict(state["model"])
+        for optimizer, each in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(each)
+        self.rng.bit_generator.state = state["rng"]
+        for name in ("step", "seen", "seconds", "log"):
+            setattr(self, name, state[name])
+
 
 SAVE_SECONDS = 180
 """Between two checkpoints."""
 LOG_STEPS = 50
-_TRIED = 4
 
 
 def loss_of(model: Any, ids: torch.Tensor, weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
@@ -47,7 +154,7 @@ def loss_of(model: Any, ids: torch.Tensor, weights: torch.Tensor, draws: torch.T
 def read_corpus(config: TrainConfig) -> tuple[Mixture, dict[str, int]]:
     """What is read while training, and what `training.json` says of it."""
     texts = [corpus.read(path) for path in corpus.training_files()]
-    tokenizer = train_tokenizer(texts, config.vocabulary, wording.PROMPTS)
+    tokenizer = train_tokenizer(texts, config.vocabulary, quizzes.PROMPTS)
     encoded = [np.array(ids, np.int64) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
     text = np.concatenate(encoded)
     return Mixture(tokenizer, text), {"corpus_tokens": len(text), "corpus_files": len(texts)}
@@ -81,23 +188,15 @@ def take_step(training: Training, config: TrainConfig, mixture: Mixture) -> torc
     return loss.detach()
 
 
-def tokens_a_second(config: TrainConfig, mixture: Mixture, device: str = "cpu") -> tuple[float, float]:
-    """How slow and how fast rows of full length are trained on here: steps of a model that is thrown away."""
-    training = begin(config, device)
-    training.step = max(0, config.steps - _TRIED)  # at full length
-    times = []
-    for _ in range(_TRIED):
-        started = time.perf_counter()
-        take_step(training, config, mixture).item()
-        times.append(time.perf_counter() - started)
-    tokens = training.seen / _TRIED
-    return tokens / max(times[1:]), tokens / min(times[1:])  # the first is slower
-
-
 def train(
-    config: TrainConfig, out: Path, training: Training, mixture: Mixture, about: dict[str, int], *, ends: float = np.inf
+    config: TrainConfig,
+    out: Path,
+    training: Training,
+    mixture: Mixture,
+    about: dict[str, int],
+    over: Callable[[], bool],
 ) -> bool:
-    """Trains on, from wherever `training` is; whether it has come to its end, which it has not at `ends` (time.time()).
+    """Trains on, from wherever `training` is, until it is `over`; whether it has come to its end.
 
     Writes checkpoint (float16 at the end), tokenizer, `training.json`, `log.jsonl` and the state to go on from to
     `out` every `SAVE_SECONDS`, each whole or not at all. Raises RuntimeError for a loss that is no number.
@@ -110,7 +209,7 @@ def train(
         _checkpoint(config, out, training, mixture, about)
 
     with tqdm(total=config.steps, initial=training.step, unit="step") as bar:
-        while training.step < config.steps and time.time() < ends:
+        while training.step < config.steps and not over():
             loss = take_step(training, config, mixture)
             bar.update()
             if training.step % LOG_STEPS == 1:

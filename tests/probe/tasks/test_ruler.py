@@ -14,7 +14,7 @@ from probe.tasks.base import Setting
 from probe.tasks.listed import Listed, TooShortError
 from probe.tasks.recall import RULER, string_match_all
 from probe.tasks.retrieval import encode, first_ids
-from research.shipped_models.train import train_tokenizer
+from research.shipped_models.making import train_tokenizer
 
 TASKS = {task.name: task for task in RULER}
 M = 1200
