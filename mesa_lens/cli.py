@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -86,17 +86,14 @@ def parser() -> Parser:
     return top
 
 
-def main(argv: Sequence[str] | None = None, build: Callable[[], Parser] | None = None) -> int:
-    """Runs the command of the parser that `build` returns (None: `mesa-lens`).
-
-    Returns 0, 2 for misuse or 1 for failure, after one line on stderr.
-    """
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns 0, 2 for misuse or 1 for failure, after one line on stderr."""
     args = argparse.Namespace()
     if "OMP_WAIT_POLICY" not in os.environ:  # threads that spin for each other on busy cores keep each other from work
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # read as torch is loaded
     try:
         with _terminated_as_interrupted():
-            (build or parser)().parse_args(argv, args)
+            parser().parse_args(argv, args)
             return args.run(args) or 0
     except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
