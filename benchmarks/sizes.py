@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from probe.capture.spec import CaptureSpec
 from probe.plan import ProbeRequest, pass_counts, plan
-from probe.store.layout import layout
+from probe.store.regions import layout
 
 SHAPES = {
     "Llama-2-7B at 16k": (4096, 11008, 32, 32, 32, 4096, 16384),

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from probe.figures.heatmap import opening_panel, survey
-from probe.store import layout, store
+from probe.store import regions, store
 from probe.store.reader import open_run, partial_path
 
 PANELS = {
@@ -83,7 +83,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         cut = made(Path(place, "cut"), asked.layers, *size, asked.trained)
         cuts = timed(Path(place, "cut"), asked.trained)
-        layout.WHOLE = 2**62
+        regions.WHOLE = 2**62
         whole = made(Path(place, "whole"), asked.few, *size, asked.trained)
         wholes = timed(Path(place, "whole"), asked.trained, 1)
     print(f"{asked.layers} layers x {size[0]} positions x {size[1]} dims in float16: seconds (of CPU)\n")

@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
     from probe.mechanism.anatomy.results import write
     from probe.mechanism.anatomy.run import anatomy
     from probe.report import write_report
-    from probe.store.anatomy import find_anatomy
     from probe.store.reader import store_of
+    from probe.store.results import find_anatomy
 
     with owned(args.out):
         with resumable(args):

@@ -92,11 +92,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _remote(args: argparse.Namespace) -> Path:
     """What --store names at a URL."""
-    from probe.store.place import place_of
+    from probe.store.location import as_path
 
     if args.allow_runs:
         raise ValueError(f"--allow-runs starts runs in a folder; --store {args.store} is a URL")
-    return place_of(args.store)
+    return as_path(args.store)
 
 
 def _roots(args: argparse.Namespace) -> list[str]:

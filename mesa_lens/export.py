@@ -212,7 +212,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _stored(args: argparse.Namespace) -> tuple[Path, Callable[[], Export]]:
     """The folder of a run's store, and what makes its export."""
-    from probe.store.place import Remote
+    from probe.store.location import Remote
     from probe.store.reader import open_run
 
     opened = open_run(args.store)
@@ -224,7 +224,7 @@ def _stored(args: argparse.Namespace) -> tuple[Path, Callable[[], Export]]:
 def _located(args: argparse.Namespace) -> tuple[Path, Callable[[], Export]]:
     """The folder that `mesa-lens locate` wrote to, and what makes its export."""
     from probe.figures.mechanism_export import located_export
-    from probe.store.located import read_located
+    from probe.store.results import read_located
 
     summary = read_located(args.store)
     methods, lengths = _methods_and_lengths(args)
@@ -235,7 +235,7 @@ def _anatomy(args: argparse.Namespace) -> tuple[Path, Callable[[], Export]]:
     """The folder that `mesa-lens anatomy` wrote to, and what makes its export."""
     from probe.figures.anatomy_export import anatomy_export
     from probe.options import parse_ranges
-    from probe.store.anatomy import read_anatomy
+    from probe.store.results import read_anatomy
 
     stored = read_anatomy(args.store)
     layers = None
@@ -260,8 +260,7 @@ def _heatmap(args: argparse.Namespace, opened: Run) -> Export:
     from probe.figures.heatmap import default_regions, less, side_by_side
     from probe.figures.tables import check_rows
     from probe.options import parse_ranges
-    from probe.store.positions import captured_ranges
-    from probe.store.select import in_ranges
+    from probe.store.select import captured_ranges, in_ranges
 
     hidden, trained = _hidden(args, opened), _trained_length(args, opened)
     for dim in ("layer", "dim"):

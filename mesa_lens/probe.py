@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_store(url: str | None) -> None:
     """Raises ValueError for what is no URL of an object store that outlasts this process."""
-    from probe.store.place import checked_url
+    from probe.store.location import checked_url
 
     if url is None:
         return

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     """Checks that the store is whole, then writes beside it."""
     from probe.experiment.lock import owned
     from probe.report import write_report
-    from probe.store.place import Remote
+    from probe.store.location import Remote
     from probe.store.reader import open_run
     from probe.verdict.shown import told
 

@@ -19,8 +19,7 @@ from probe.figures.render import Drawn
 from probe.figures.tables import csv_bytes
 from probe.files import write
 from probe.mechanism.anatomy.words import anatomy_findings
-from probe.store.anatomy import ANATOMY, Anatomy, find_anatomy
-from probe.store.located import ranged
+from probe.store.results import ANATOMY, Anatomy, find_anatomy, ranged
 
 REPORT = ANATOMY.with_name("report.html")
 """Below the folder that `mesa-lens anatomy` was given."""

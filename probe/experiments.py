@@ -23,7 +23,8 @@ from probe.experiment.task import Measure, Task
 from probe.inputs import check_values
 from probe.plan import ProbePlan
 from probe.store import store
-from probe.store.reader import partial_path, whole_passes
+from probe.store.reader import partial_path
+from probe.store.regions import whole_passes
 from probe.store.select import reference_method
 from probe.thresholds.failure import measured_failure
 

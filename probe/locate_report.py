@@ -17,7 +17,7 @@ from probe.figures.render import Drawn
 from probe.figures.tables import csv_bytes
 from probe.files import write
 from probe.mechanism.words import located_findings
-from probe.store.located import LOCATED, Located, find_located, headline, number
+from probe.store.results import LOCATED, Located, find_located, headline, number
 
 REPORT = LOCATED.with_name("report.html")
 """Below the folder that `mesa-lens locate` was given."""

@@ -20,10 +20,8 @@ from probe.mechanism.anatomy.words import anatomy_findings
 from probe.mechanism.words import located_findings
 from probe.report import whole_summary
 from probe.store import reader
-from probe.store.anatomy import read_anatomy
-from probe.store.located import find_located, headline, read_located
+from probe.store.results import find_located, headline, read_anatomy, read_located, run_summary
 from probe.store.select import check_labels, hook_values, one_prompt
-from probe.store.summary import own_summary
 from probe.thresholds.analysis import Analysis, analyse
 from probe.thresholds.calls import drift_calls
 from probe.thresholds.findings import ranges
@@ -48,7 +46,7 @@ class Run(reader.Run):
     @cached_property
     def summary(self) -> dict[str, Any]:
         """summary.json where it is this store's, else the same worked out anew."""
-        return own_summary(self.folder) or whole_summary(self.analysis())
+        return run_summary(self.folder) or whole_summary(self.analysis())
 
     def analysis(self, hook: str | None = None) -> Analysis:
         """`analyse` of the run, worked out once a hook (default: the run's first)."""

@@ -26,12 +26,11 @@ from probe.figures.render import Drawn, page, rendered
 from probe.figures.tables import npz_bytes
 from probe.files import write, write_json
 from probe.locate_report import located_section
-from probe.store.kept import DERIVED, Found, keep
-from probe.store.located import find_located
-from probe.store.place import Remote
+from probe.store.cache import DERIVED, Derived, save
+from probe.store.integrity import seal_status
+from probe.store.location import Remote
 from probe.store.reader import Run, open_run, store_mark
-from probe.store.seal import sealed
-from probe.store.summary import MARK, REPORTED, VERDICT
+from probe.store.results import MARK, REPORTED, VERDICT, find_located
 from probe.thresholds.analysis import Analysis, analyse, summarize
 from probe.thresholds.calls import carriers
 from probe.thresholds.findings import findings
@@ -112,7 +111,7 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> dict[str
     summary = whole_summary(analysis)
     remove_report(folder)
     for name, found in {**made, **_openings(analysis)}.items():
-        keep(run, name, found)
+        save(run, name, found)
     maps = Maps.of(analysis)
     write_figures(analysis, folder / "figures", maps)
     write(folder / "report.html", render(analysis, summary, maps).encode())
@@ -120,7 +119,7 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> dict[str
     return summary
 
 
-def _openings(analysis: Analysis) -> dict[str, Found]:
+def _openings(analysis: Analysis) -> dict[str, Derived]:
     """What the dashboard's pages open with, beside the analysis: of the headline prompt, by the name it is kept by."""
     hidden, trained = analysis.hidden.sel(prompt=analysis.prompt), analysis.trained_length
     name = f"{hidden.name}-{analysis.prompt}"
@@ -137,7 +136,7 @@ def whole_summary(analysis: Analysis) -> dict[str, Any]:
 def provenance(run: Run) -> dict[str, Any]:
     """What a reader is told of where a store's numbers come from."""
     attrs = run.hidden.attrs
-    return {**{name: attrs[name] for name in _PROVENANCE if name in attrs}, "attributes": sealed(attrs)}
+    return {**{name: attrs[name] for name in _PROVENANCE if name in attrs}, "attributes": seal_status(attrs)}
 
 
 def remove_report(folder: Path) -> None:

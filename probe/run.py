@@ -27,9 +27,10 @@ from probe.plan import ProbePlan, ProbeRequest, evaluation_plan, template
 from probe.plan import plan as make_plan
 from probe.report import remove_report, write_report
 from probe.store import store
-from probe.store.place import pointed
-from probe.store.reader import STORE, partial_path, store_of, whole_passes
-from probe.store.summary import own_summary
+from probe.store.location import url_recorded
+from probe.store.reader import STORE, partial_path, store_of
+from probe.store.regions import whole_passes
+from probe.store.results import run_summary
 from probe.verdict.shown import told
 
 
@@ -48,7 +49,7 @@ def run_probe(
     """
     plan = make_plan(request)
     runner.check(request.load)
-    with owned(out), pointed(out, STORE, request.store):
+    with owned(out), url_recorded(out, STORE, request.store):
         summary = _finished_summary(plan, out, overwrite, by, runner)
     heading = f"model {request.model}, trained length M = {plan.trained_length} tokens, captured {plan.length}\n\n"
     return summary, f"{heading}{told(summary)}\n\nwrote {out / 'report.html'}"
@@ -56,7 +57,7 @@ def run_probe(
 
 def is_whole(plan: ProbePlan, out: Path) -> bool:
     """Whether the folder holds this very run with its report; FileExistsError, naming what differs, for another run."""
-    return _store_of_run(plan, out) == store_of(out) and own_summary(out) is not None
+    return _store_of_run(plan, out) == store_of(out) and run_summary(out) is not None
 
 
 def remove_run(out: Path) -> None:
@@ -68,7 +69,7 @@ def remove_run(out: Path) -> None:
 
 def _finished_summary(plan: ProbePlan, out: Path, overwrite: bool, by: str, runner: Runner) -> dict[str, Any]:
     whole = not overwrite and _store_of_run(plan, out) == store_of(out)
-    summary = own_summary(out) if whole else None
+    summary = run_summary(out) if whole else None
     if summary and (summary.get("predicted_by") == by or isinstance(summary.get("drift"), str)):  # no drift: both agree
         tell_finished(out)
         return summary
@@ -82,9 +83,9 @@ def _finished_summary(plan: ProbePlan, out: Path, overwrite: bool, by: str, runn
 def _store_of_run(plan: ProbePlan, out: Path) -> Path | None:
     """The folder's store of this very run, partial or whole; fingerprints are taken only where there may be one."""
     path, force = store_of(out), plan.request.force
-    if store.found(path, **template(plan), force=force) is None:
+    if store.find_store(path, **template(plan), force=force) is None:
         return None
-    return store.found(path, **template(plan, fingerprints(plan, *prepare(plan))), force=force)
+    return store.find_store(path, **template(plan, fingerprints(plan, *prepare(plan))), force=force)
 
 
 def _measure_and_capture(plan: ProbePlan, out: Path, overwrite: bool, runner: Runner, stack: ExitStack) -> None:

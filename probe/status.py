@@ -17,9 +17,10 @@ import zarr
 from probe.experiment.journal import JournalFile, has_rows, read_journal
 from probe.experiment.lock import LOCK, lock_state
 from probe.experiment.status_file import read_status
-from probe.store.place import zarr_place
-from probe.store.reader import is_half, partial_path, store_of, stored_array, whole_passes
-from probe.store.summary import REPORTED
+from probe.store.location import zarr_store
+from probe.store.reader import is_half, partial_path, store_of
+from probe.store.regions import stored_array, whole_passes
+from probe.store.results import REPORTED
 
 SECTIONS = "sections.json"
 """Written by a paper run as it begins: how many cells each section has."""
@@ -268,7 +269,7 @@ def _probe_parts(folder: Path) -> Iterator[Part]:
             yield _journal_part("probe", "measured cells", path, read_journal(path), None)
         return
     try:
-        group = zarr.open_group(zarr_place(store, reads=True), mode="r", use_consolidated=False)
+        group = zarr.open_group(zarr_store(store, read_only=True), mode="r", use_consolidated=False)
         lengths = json.loads(str(group.attrs.get("lengths", "[]")))
         methods, prompts = ({*np.asarray(stored_array(group, name)[:]).tolist()} for name in ("method", "prompt"))
         captured = len(whole_passes(store))

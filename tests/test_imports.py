@@ -25,7 +25,7 @@ FLOORS = """
     probe.files           <-
     probe.experiment      <- mesa probe.files probe.capture
     probe.evaluation      <- mesa probe.options probe.request probe.tasks probe.capture probe.files probe.experiment
-    probe.store           <- probe.files probe.capture
+    probe.store           <- probe.files probe.options
     probe.thresholds      <- mesa probe.tasks probe.capture probe.evaluation probe.store
     probe.figures         <- mesa probe.files probe.capture probe.store probe.thresholds
     probe.mechanism.anatomy <- mesa probe.options probe.files probe.request probe.tasks probe.capture probe.experiment probe.evaluation probe.store probe.thresholds
@@ -62,8 +62,7 @@ WITHOUT_TORCH = """
     mesa.checkpoints mesa.checkpoints.fetched mesa.checkpoints.gguf_header mesa.checkpoints.place
     probe probe.experiment.journal probe.evaluation.intervals probe.evaluation.summary
     probe.tasks.sources
-    probe.store.store probe.store.reader probe.store.located probe.store.select probe.store.positions
-    probe.store.anatomy probe.store.checked
+    probe.store.store probe.store.reader probe.store.results probe.store.select probe.store.cache
     probe.thresholds.search probe.thresholds.predict probe.thresholds.analysis probe.thresholds.tables
     probe.figures.heatmap probe.figures.interactive probe.figures.static probe.figures.render probe.figures.tables
     probe.figures.export probe.figures.evaluation_chart probe.figures.mechanism probe.figures.mechanism_charts

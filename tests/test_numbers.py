@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from probe.evaluation.intervals import shown
-from probe.store.located import ranged
+from probe.store.results import ranged
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = (
     "research probe/verdict probe/thresholds probe/evaluation probe/mechanism probe/figures mesa_lens/paper "
     "mesa_lens/dashboard"
 ).split()
-FILES = ("probe/opened.py probe/locate_report.py probe/store/located.py ").split()
+FILES = ("probe/opened.py probe/locate_report.py probe/store/results.py ").split()
 SIGNED = re.compile(r"(?:^|:)[<>^=]?[+\- ]?#?0?\d*[,_]?\.(?:[1-9]|\?)f")
 """A fixed number of decimals, without the z that makes -0.00 of it 0.00."""
 

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from probe.store.anatomy import ANATOMY, VECTORS
-from probe.store.kept import DERIVED
-from probe.store.located import LOCATED
-from probe.store.place import POINTER, Remote, place_of, store_in
+from probe.store.cache import DERIVED
+from probe.store.location import POINTER, Remote, as_path, store_in
 from probe.store.reader import partial_path
+from probe.store.results import ANATOMY, LOCATED, VECTORS
 
 ROOT_VARIABLE = "MESA_LENS_RUNS"
 """Environment variable that names the root folder."""
@@ -50,7 +49,7 @@ class Entry:
 
 def root_folder() -> Path:
     """The folder whose runs are shown: `MESA_LENS_RUNS`, which may be a URL, or runs/."""
-    return place_of(os.environ.get(ROOT_VARIABLE, "runs"))
+    return as_path(os.environ.get(ROOT_VARIABLE, "runs"))
 
 
 def entries(root: Path) -> list[Entry]:
@@ -59,7 +58,7 @@ def entries(root: Path) -> list[Entry]:
     A run of which the folder, the store or the summary is a link out of `root` is left out.
     """
     if isinstance(root, Remote):
-        return [Entry(place.name, place) for place in (place_of(root), *root.folders()) if (place / STORE).exists()]
+        return [Entry(place.name, place) for place in (as_path(root), *root.folders()) if (place / STORE).exists()]
     found = [
         Entry(name_of(path, root), path)
         for path in folders(root)

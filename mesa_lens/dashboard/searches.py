@@ -11,7 +11,7 @@ import xarray as xr
 
 from mesa_lens.dashboard.runs import Entry
 from mesa_lens.dashboard.state import opened_at, states
-from probe.store.kept import kept, recalled
+from probe.store.cache import cached, load
 from probe.store.reader import Run
 from probe.thresholds.analysis import FOUND
 from probe.thresholds.control import negative_control
@@ -57,11 +57,11 @@ def searched(of: SearchRequest) -> xr.Dataset:
     """`search` for one prompt; under the run's default rule it is stored beside the run."""
     if (of.trained, of.rule) != (of.run.trained_length, CrossingRule.scaled(of.trained)):
         return search(*of.inputs)
-    report = kept(of.run, f"{of.hook}-{FOUND}")
+    report = load(of.run, f"{of.hook}-{FOUND}")
     if isinstance(report, Mapping):
         stored = report[FOUND]
         return stored.sel(prompt=of.prompt) if "prompt" in stored.dims else stored
-    return recalled(of.run, f"{of.hook}-{of.prompt}-{FOUND}", lambda: {FOUND: search(*of.inputs)})[FOUND]
+    return cached(of.run, f"{of.hook}-{of.prompt}-{FOUND}", lambda: {FOUND: search(*of.inputs)})[FOUND]
 
 
 @st.cache_resource(max_entries=24, show_spinner="Making the control …")

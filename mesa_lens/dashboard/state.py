@@ -11,8 +11,9 @@ import xarray as xr
 
 from mesa_lens.dashboard.runs import Entry
 from probe.figures.export import Export
-from probe.store.kept import Found, recalled
-from probe.store.reader import Run, list_missing, missing_regions, open_run, partial_path, store_of
+from probe.store.cache import Derived, cached
+from probe.store.reader import Run, open_run, partial_path, store_of
+from probe.store.regions import list_missing, missing_regions
 from probe.store.select import hook_values, hooks_of, reference_method
 from probe.thresholds.analysis import Analysis, analyse, judged_drifts
 
@@ -43,22 +44,22 @@ def opened_at(path: str, stamp: tuple[float, float]) -> Run:
 
 
 @st.cache_resource(max_entries=4, show_spinner=False)
-def _made(path: str, stamp: tuple[float, float]) -> dict[str, Found]:
+def _made(path: str, stamp: tuple[float, float]) -> dict[str, Derived]:
     """What was worked out of a run here, by name: not every folder can keep it."""
     return {}
 
 
-def _known(path: str, stamp: tuple[float, float], name: str, make: Callable[[], Found]) -> Found:
+def _known(path: str, stamp: tuple[float, float], name: str, make: Callable[[], Derived]) -> Derived:
     """What was worked out of a run, or is at once of a small one."""
     run, made = opened_at(path, stamp), _made(path, stamp)
 
-    def at_once() -> Found:
+    def at_once() -> Derived:
         size = next(iter(run.hidden.data_vars.values())).nbytes
         if size > _LARGE:
             raise _TooLarge(size)
         return make()
 
-    return made[name] if name in made else recalled(run, name, at_once)
+    return made[name] if name in made else cached(run, name, at_once)
 
 
 @st.cache_resource(max_entries=8, show_spinner="Reading thresholds …")
@@ -120,10 +121,10 @@ def work_out(entry: Entry, hook: str | None, tell: Callable[[float, str], object
     run, made = opened(entry), _made(str(entry.path), entry.stamp)
     begun: list[str] = []
 
-    def work(name: str, make: Callable[[], Found]) -> Found:
+    def work(name: str, make: Callable[[], Derived]) -> Derived:
         begun.append(name)
         tell((len(begun) - 1) / _STEPS, f"{len(begun)} of {_STEPS}: {name.rpartition('-')[2]}")
-        made[name] = recalled(run, name, make)
+        made[name] = cached(run, name, make)
         return made[name]
 
     analyse(run, hook, work=work)

@@ -23,7 +23,7 @@ from probe.figures.marks import curves_chart, heatmap_grid, threshold_chart
 from probe.figures.render import Drawn
 from probe.files import write, write_json
 from probe.store.reader import open_run
-from probe.store.summary import VERDICT
+from probe.store.results import VERDICT
 from probe.thresholds.analysis import analyse
 
 REPORTED = ("report.html", "results.json")

@@ -24,7 +24,7 @@ from probe.files import write
 from probe.plan import ProbePlan
 from probe.run import check_fits, is_whole, remove_run, run_probe
 from probe.status import SECTIONS as PLANNED
-from probe.store.summary import own_summary
+from probe.store.results import run_summary
 
 _TIME_OVER = "the time was over; the same command goes on"
 
@@ -144,7 +144,7 @@ def _section(
 
 def _probe(plan: ProbePlan, folder: Path, until: float | None, runner: Runner) -> dict[str, Any]:
     """The summary of a probe run; a finished one is not run again."""
-    if is_whole(plan, folder) and (summary := own_summary(folder)):
+    if is_whole(plan, folder) and (summary := run_summary(folder)):
         return summary
     if is_over(until):
         return {"left_out": _TIME_OVER}

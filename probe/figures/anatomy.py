@@ -9,8 +9,7 @@ from typing import Any
 
 from probe.figures.cells import Cells, Scale
 from probe.figures.mechanism import at_length, block
-from probe.store.anatomy import Anatomy
-from probe.store.located import Row, having, number
+from probe.store.results import Anatomy, Row, having, number
 
 INSIDE, BEYOND = "inside M", "beyond M"
 

@@ -12,8 +12,7 @@ from probe.figures.marks import Chart, Line, Panel, Rule, trained_rule
 from probe.figures.mechanism import at_length
 from probe.figures.mechanism_charts import moved_aside, ticks_of
 from probe.figures.styles import GREY, style
-from probe.store.anatomy import Anatomy
-from probe.store.located import Row, having, ranged
+from probe.store.results import Anatomy, Row, having, ranged
 
 _NATS = "NLL (nats/token)"
 

@@ -15,8 +15,7 @@ from probe.figures.marks import Chart
 from probe.figures.mechanism_export import row_table
 from probe.figures.positional_charts import component_chart, cosine_chart, share_chart
 from probe.figures.render import Figure
-from probe.store.anatomy import Anatomy
-from probe.store.located import Row, number
+from probe.store.results import Anatomy, Row, number
 
 _BY_ROW = ("heads", "all_heads", "unmet", "frequencies", "retrieval", "lens")
 

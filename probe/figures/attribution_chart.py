@@ -10,7 +10,7 @@ import pandas as pd
 from probe.figures.marks import Chart, Line, Panel, Rule
 from probe.figures.mechanism import about, share_range
 from probe.figures.styles import GREY, style
-from probe.store.located import Located, Row, having, number, percent
+from probe.store.results import Located, Row, having, number, percent
 
 _ZERO = Rule(0, "", GREY, dash="dot")
 _LEAST = 3  # places in a panel

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from probe.store.located import percent, ranged
+from probe.store.results import percent, ranged
 
 WRITTEN = 64
 """Cells of a block in which numbers are written; more of them have theirs on hovering alone."""

@@ -12,8 +12,7 @@ import xarray as xr
 from probe.figures.framed import Axis, framed
 from probe.figures.raster import GREY_INDEX, colour_index, save_png
 from probe.figures.reduce import farthest, upper_quantile
-from probe.store.positions import captured_ranges
-from probe.store.select import check_labels
+from probe.store.select import captured_ranges, check_labels
 
 CELLS = 300_000
 SCREEN_CELLS = 90_000

@@ -8,7 +8,7 @@ import numpy as np
 
 from probe.figures.cells import SHARES, Block, Cells, Scale
 from probe.figures.marks import Line, Rule
-from probe.store.located import Located, Row, having, number
+from probe.store.results import Located, Row, having, number
 
 MEASURES = {"nll": "tail NLL", "passkey": "passkey answer"}
 WAYS = {"only": "enough", "without": "needed"}

@@ -10,7 +10,7 @@ import numpy as np
 from probe.figures.marks import Chart, Line, Panel, Point, Rule
 from probe.figures.mechanism import WAYS, about, broken_name, share_range
 from probe.figures.styles import GREY, RED, style
-from probe.store.located import Located, Row, having, number, percent
+from probe.store.results import Located, Row, having, number, percent
 
 ENOUGH = 0.9
 """Restored by a set of heads that is enough."""

@@ -14,7 +14,7 @@ from probe.figures.marks import Chart
 from probe.figures.mechanism import head_patch_map, patch_map, restoration_map
 from probe.figures.mechanism_charts import clamp_chart, layer_chart, smallest_chart
 from probe.figures.render import Figure
-from probe.store.located import Located, Row, having, number
+from probe.store.results import Located, Row, having, number
 
 _TEXTS = ("method", "measure", "kind", "way", "hook", "span", "rule", "which", "what", "with", "slope_reason")
 _INDICES = "length layer head items dims size places enough n begin end offset best_offset first_unmet".split()

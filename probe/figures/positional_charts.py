@@ -12,8 +12,7 @@ from probe.figures.marks import Chart, Line, Panel, Rule, trained_rule
 from probe.figures.mechanism import at_length
 from probe.figures.mechanism_charts import moved_aside, ticks_of
 from probe.figures.styles import RED, style
-from probe.store.anatomy import Anatomy
-from probe.store.located import Row, having
+from probe.store.results import Anatomy, Row, having
 
 _COMPONENTS = (("#0072B2", "solid", "circle"), ("#D55E00", "dash", "square"))
 """Looks of the first and the second component."""

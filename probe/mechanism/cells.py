@@ -11,7 +11,7 @@ from mesa.methods import Method
 from probe.experiment.journal import Journal
 from probe.mechanism.request import ORIGIN, Group, LocatePlan
 from probe.mechanism.restoration import Paired
-from probe.store.located import LOCATED
+from probe.store.results import LOCATED
 
 FOLDER, JOURNAL = "locate", "cells.jsonl"
 """Where in its --out a run's results lie, and its finished cells in there."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from probe.store.located import Located, Row, having, is_clear, number, percent
+from probe.store.results import Located, Row, having, is_clear, number, percent
 
 _MEASURES = {"nll": "tail NLL", "passkey": "the passkey's answer"}
 _ENOUGH = 0.9  # of the loss, restored by a set of heads that is enough

@@ -1,4 +1,4 @@
-"""What of a run is asked for, chosen by name; errors name what is there."""
+"""Chooses from a run by name; errors list what was captured."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from probe.capture.spec import Ranges
-from probe.store.positions import captured_ranges
+from probe.options import Ranges
 from probe.store.reader import Run
 
 _PROVENANCE = ("model", "model_revision")
@@ -25,14 +24,14 @@ def hook_values(run: Run, hook: str | None = None) -> xr.DataArray:
 
 
 def hooks_of(run: Run) -> list[str]:
-    """The captured hooks, as asked for: a store lists them by the alphabet."""
-    there = [str(name) for name in run.hidden.data_vars]
-    asked = json.loads(run.hidden.attrs.get("spec", "{}")).get("hooks", there)
-    return sorted(there, key=lambda hook: asked.index(hook) if hook in asked else len(asked))
+    """The captured hooks in the order of the request: a store lists them by the alphabet."""
+    stored = [str(name) for name in run.hidden.data_vars]
+    requested = json.loads(run.hidden.attrs.get("spec", "{}")).get("hooks", stored)
+    return sorted(stored, key=lambda hook: requested.index(hook) if hook in requested else len(requested))
 
 
 def reference_method(methods: Sequence[str]) -> str:
-    """The method thresholds are read from: Origin, or the first."""
+    """The method that thresholds are read from: Origin, or the first."""
     return "origin" if "origin" in methods else methods[0]
 
 
@@ -63,13 +62,13 @@ def in_ranges(values: xr.DataArray, dim: str, ranges: Ranges | None) -> xr.DataA
     if ranges is None:
         return values
     labels = values[dim].values
-    kept = np.zeros(len(labels), dtype=bool)
+    inside = np.zeros(len(labels), dtype=bool)
     for start, stop in ranges:
-        inside = (labels >= start) & (labels < stop)
-        if inside.sum() < stop - start:
+        in_range = (labels >= start) & (labels < stop)
+        if in_range.sum() < stop - start:
             raise ValueError(f"{dim}s {start}-{stop - 1} were not all captured; captured: {listed(labels)}")
-        kept |= inside
-    return values.isel({dim: np.flatnonzero(kept)})
+        inside |= in_range
+    return values.isel({dim: np.flatnonzero(inside)})
 
 
 def listed(labels: np.ndarray) -> str:
@@ -77,3 +76,16 @@ def listed(labels: np.ndarray) -> str:
     if labels.dtype.kind not in "iu":
         return ", ".join(map(str, labels.tolist()))
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in captured_ranges(labels))
+
+
+def run_bounds(position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each position, the index range [start, stop) of the run of consecutive positions it is in."""
+    edges = np.concatenate([[0], np.flatnonzero(np.diff(position) != 1) + 1, [len(position)]])
+    lengths = np.diff(edges)
+    return np.repeat(edges[:-1], lengths), np.repeat(edges[1:], lengths)
+
+
+def captured_ranges(position: np.ndarray) -> list[tuple[int, int]]:
+    """The runs of consecutive positions, as (first, last) with the last included."""
+    start, stop = run_bounds(position)
+    return [(int(position[a]), int(position[b - 1])) for a, b in sorted(set(zip(start, stop, strict=True)))]

@@ -14,7 +14,7 @@ import xarray as xr
 from mesa.methods import Method, make
 from mesa.plan import follows_length
 from probe.evaluation.summary import differences, intervals
-from probe.store.kept import Found, Work, at_once
+from probe.store.cache import Cache, Derived, uncached
 from probe.store.reader import FORCED, Run
 from probe.store.select import hook_values, reference_method
 from probe.thresholds.calls import Call, carriers, drift_calls, saturated
@@ -82,12 +82,12 @@ def analyse(
     hook: str | None = None,
     rule: CrossingRule | None = None,
     by: str = "drift",
-    work: Work = at_once,
+    work: Cache = uncached,
 ) -> Analysis:
     """Reads thresholds, drift, predictions and measured failures from a run, for `hook` (default: its first).
 
     `by`: which of `RULES` makes the headline predictions. `work`: gives what is known of searches under the default
-    rule, or has it made (`probe.store.kept`). The reference is Origin, or the run's first method. Raises
+    rule, or has it made (`probe.store.cache`). The reference is Origin, or the run's first method. Raises
     ValueError for an unknown hook or rule, and where `search` does.
     """
     if by not in RULES:
@@ -95,7 +95,7 @@ def analyse(
     trained = run.trained_length
     hidden = hook_values(run, hook)
     reference = reference_method(hidden["method"].values.tolist())
-    work, rule = (at_once if rule else work), rule or CrossingRule.scaled(trained)
+    work, rule = (uncached if rule else work), rule or CrossingRule.scaled(trained)
     name = str(hidden.name)
     found = work(f"{name}-{FOUND}", lambda: {FOUND: search(hidden, trained, rule, reference)})[FOUND]
     prompts = hidden["prompt"].values.tolist()
@@ -109,17 +109,19 @@ def analyse(
     return Analysis(run, hidden, reference, prompts[0], found, predictions, drifted, by, control, measured)
 
 
-def _control(hidden: xr.DataArray, trained: int, rule: CrossingRule, reference: str) -> Found:
+def _control(hidden: xr.DataArray, trained: int, rule: CrossingRule, reference: str) -> Derived:
     try:
         return {CONTROL: negative_control(hidden, trained, rule, reference)}
     except ValueError as error:
         return str(error)
 
 
-def judged_drifts(run: Run, hidden: xr.DataArray, reference: str, work: Work = at_once) -> dict[str, xr.Dataset] | str:
+def judged_drifts(
+    run: Run, hidden: xr.DataArray, reference: str, work: Cache = uncached
+) -> dict[str, xr.Dataset] | str:
     """`drifts`, or why drift could not be judged; `work`: as for `analyse`."""
 
-    def make() -> Found:
+    def make() -> Derived:
         try:
             return drifts(run, hidden, reference)
         except ValueError as error:

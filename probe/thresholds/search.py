@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from probe.store.positions import captured_ranges, run_bounds
+from probe.store.select import captured_ranges, run_bounds
 
 _WORKERS = 2  # layers at a time: numpy lets other threads run
 _BLOCK = 8  # dims smoothed at a time: their sums stay in the cache

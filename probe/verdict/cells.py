@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probe.evaluation.intervals import shown
-from probe.store.located import percent
+from probe.store.results import percent
 from probe.thresholds.calls import WITH_FACTOR
 from probe.verdict.baseline import cell, to_crop
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probe.store.located import Located, Row, having, number
+from probe.store.results import Located, Row, having, number
 
 RANKED = (
     "Ranked by the longest measured length that a method holds at, then by mean tail NLL at the longest length. A "

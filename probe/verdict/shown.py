@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 
 from probe.evaluation.summary import Table, plain_table
-from probe.store.summary import VERDICT
+from probe.store.results import VERDICT
 from probe.thresholds.tables import table as score_tables
 
 _WIDTH = 110

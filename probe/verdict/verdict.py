@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from probe.store.located import Located
+from probe.store.results import Located
 from probe.thresholds.stated_window import FITS, TOO_SMALL
 from probe.verdict.baseline import about
 from probe.verdict.cells import table

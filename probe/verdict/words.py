@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from probe.evaluation.intervals import shown
-from probe.store.located import is_clear, percent
+from probe.store.results import is_clear, percent
 from probe.thresholds.failure import NLL
 from probe.thresholds.stated_window import times_of_m
 from probe.verdict.baseline import beats, beside_crop

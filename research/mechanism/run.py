@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from mesa_lens.cli import main
-from probe.store.located import percent
+from probe.store.results import percent
 from research.pictures import EXPORTS, ROOT, export
 
 METHODS = "--methods rerope,mesa,dynamic-ntk --samples 6"

@@ -15,8 +15,7 @@ from probe.anatomy_report import write_anatomy_report
 from probe.figures.evaluation_chart import write_curves
 from probe.locate_report import write_locate_report
 from probe.report import write_report
-from probe.store.anatomy import read_anatomy
-from probe.store.located import read_located
+from probe.store.results import read_anatomy, read_located
 from theory.claim import Reading
 from theory.claims import Claim, Settings, Verdict
 from theory.cli import write_report as write_theory

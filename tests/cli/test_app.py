@@ -27,7 +27,7 @@ from mesa_lens.dashboard.runs import entries
 from mesa_lens.dashboard.views.theory import closed_forms, first_failures
 from probe.figures.export import threshold_export
 from probe.report import write_report
-from probe.store.located import LOCATED
+from probe.store.results import LOCATED
 from probe.thresholds.search import CrossingRule
 from theory.bounds import first_failure
 

@@ -6,7 +6,8 @@ import numpy as np
 import xarray as xr
 
 from probe.store import store
-from probe.store.seal import SEAL, seal_of
+from probe.store.integrity import seal_of
+from probe.store.location import SEAL
 
 LEAVES_AT = {"origin": 1.1, "dynamic-ntk": 3.0}  # in trained windows; the other methods never leave
 DRIFTING = 10  # the first dims of every layer but the first

@@ -9,7 +9,7 @@ from synthetic import evaluation, hidden_states, write_run
 
 from probe.anatomy_report import anatomy_section, render_anatomy, write_anatomy_report
 from probe.report import write_report
-from probe.store.anatomy import Anatomy, read_anatomy
+from probe.store.results import Anatomy, read_anatomy
 
 HOSTILE = "<script>alert(1)</script>"
 SAID = "lost 1: 2.3 (0.75 to 0.10)."

@@ -9,7 +9,7 @@ from synthetic import evaluation, hidden_states, write_run
 
 from probe.locate_report import located_section, write_locate_report
 from probe.report import write_report
-from probe.store.located import read_located
+from probe.store.results import read_located
 
 HOSTILE = "<script>alert(1)</script>"
 SAID = "rerope in one layer alone restores: layer 2 82% [54, 110]"

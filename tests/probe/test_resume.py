@@ -23,8 +23,8 @@ from probe.evaluation.plan import plan as plan_evaluation
 from probe.evaluation.run import run as run_evaluation
 from probe.experiment import model_spec as source
 from probe.plan import ProbeRequest, plan
-from probe.store.reader import whole_passes
-from probe.store.summary import own_summary
+from probe.store.regions import whole_passes
+from probe.store.results import run_summary
 from probe.tasks import likelihood
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -297,7 +297,7 @@ def test_the_summary_of_another_store_is_not_taken_for_this_one_s(model, uninter
     other = tmp_path / "other"
     shutil.copytree(uninterrupted, other)
     edit(other, lambda attrs: attrs.update(created="another time"))
-    assert own_summary(uninterrupted)["model"] == model
-    assert own_summary(other) is None
+    assert run_summary(uninterrupted)["model"] == model
+    assert run_summary(other) is None
     assert main(asked(model, other)) == 0  # not: already holds this run; the report is written anew
-    assert own_summary(other)["created"] == "another time"
+    assert run_summary(other)["created"] == "another time"

@@ -19,7 +19,7 @@ from probe.figures.export import Export
 from probe.figures.positional_charts import share_chart
 from probe.figures.render import Drawn
 from probe.mechanism.anatomy.words import anatomy_findings
-from probe.store.anatomy import Anatomy, find_anatomy
+from probe.store.results import Anatomy, find_anatomy
 
 Made = dict[str, Drawn | None]
 _ATTENTION = {

@@ -17,7 +17,7 @@ from probe.evaluation.effective import effective_table
 from probe.evaluation.summary import Table, difference_tables, longppl_table, mean_tables
 from probe.figures.evaluation_chart import evaluation_charts, evaluation_numbers
 from probe.figures.export import Export
-from probe.store.located import find_summary
+from probe.store.results import find_summary
 
 _CHARACTER, _LONG = 8, 20  # pixels; characters that fit where columns share the page's width
 _NEEDED = ("model", "trained_length", "out_of_memory", "cells_left", "cells")

@@ -32,10 +32,9 @@ from probe.figures.heatmap import (
 )
 from probe.figures.marks import heatmap_grid
 from probe.glossary import DIM
-from probe.store.kept import recalled
-from probe.store.positions import captured_ranges
+from probe.store.cache import cached
 from probe.store.reader import Run
-from probe.store.select import listed, reference_method
+from probe.store.select import captured_ranges, listed, reference_method
 
 _AROUND, _ALL, _CHOSEN = "around M, and the end", "all", "choose"
 
@@ -175,7 +174,7 @@ def _panel(
     first = opening_panel(hidden, _run.trained_length)
     if choice[1] is None and choice[-1] == LIMIT and panel.coords.equals(first.coords):
         name = f"{hook}-{prompt}-{OPENING}"
-        found = recalled(_run, name, lambda: {OPENING: opening(hidden, _run.trained_length)})[OPENING]
+        found = cached(_run, name, lambda: {OPENING: opening(hidden, _run.trained_length)})[OPENING]
         return found["pooled"].rename(hook), found["limits"].reset_coords(drop=True)
     pooled, limits = survey(panel, [choice[0]], SCREEN_CELLS, choice[-1], choice[1])
     return pooled, limits

@@ -18,9 +18,8 @@ from mesa_lens.dashboard.views import anatomy, drift, mechanism, progress
 from probe.figures.export import curves_export
 from probe.figures.marks import curves_chart
 from probe.report import provenance, whole_summary
-from probe.store.located import LOCATED, find_located
 from probe.store.reader import Run
-from probe.store.summary import VERDICT, own_summary
+from probe.store.results import LOCATED, VERDICT, find_located, run_summary
 from probe.thresholds.calls import Call
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.findings import findings
@@ -34,7 +33,7 @@ def page(context: Context) -> None:
     """The verdict, curves over length, the map of what was located, words, links and provenance."""
     progress.overview(context.run.path)
     run = opened(context.run)
-    summary = own_summary(context.run.path, run) or whole_summary(analysed(context.run))
+    summary = run_summary(context.run.path, run) or whole_summary(analysed(context.run))
     trained, captured = summary["trained_length"], summary["captured_length"]
     st.markdown(
         f"Model **{plain(summary['model'])}**, trained window **M = {trained}** tokens, "

@@ -11,7 +11,7 @@ from mesa_lens.dashboard.runs import STORE, folders, is_inside, name_of
 from probe.experiment.lock import LOCK
 from probe.experiment.status_file import STATUS_FILE
 from probe.status import Status, format_seconds, status_of
-from probe.store.place import POINTER, Remote
+from probe.store.location import POINTER, Remote
 from probe.store.reader import partial_path
 
 

@@ -17,7 +17,7 @@ from mesa_lens.dashboard.views.evaluated import read, scores, table
 from mesa_lens.paper.sections import SECTIONS, Section
 from mesa_lens.paper.words import harness_table, words
 from probe.evaluation.summary import Table
-from probe.store.summary import VERDICT
+from probe.store.results import VERDICT
 from probe.verdict.shown import html
 
 

@@ -8,7 +8,7 @@ from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.look import plain
 from mesa_lens.dashboard.results import EVALUATION, HARNESS, PAPER, results
 from mesa_lens.dashboard.views import evaluated, progress, reproduced
-from probe.store.place import place_of
+from probe.store.location import as_path
 
 _PAGES = {PAPER: reproduced.page, HARNESS: evaluated.harness_page, EVALUATION: evaluated.page}
 _HOW = "mesa-lens eval --out {0}/eval\nmesa-lens paper --out {0}/paper"
@@ -16,7 +16,7 @@ _HOW = "mesa-lens eval --out {0}/eval\nmesa-lens paper --out {0}/paper"
 
 def page(context: Context) -> None:
     """The chosen result, at first the newest; or the commands that make one."""
-    root = place_of(context.root)
+    root = as_path(context.root)
     found = {result.label: result for result in results(root)}
     progress.unfinished(root)
     if not found:

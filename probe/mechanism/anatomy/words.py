@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from probe.mechanism.anatomy.verdicts import LEAST, RETRIEVES
-from probe.store.located import Row, having, number, ranged
+from probe.store.results import Row, having, number, ranged
 
 _NAMED = 6
 """Heads that are named, at most."""

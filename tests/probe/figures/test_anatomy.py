@@ -16,8 +16,7 @@ from probe.figures.anatomy_charts import lens_chart
 from probe.figures.anatomy_export import anatomy_export, head_figures, head_rows, layer_figures, shown_layers
 from probe.figures.positional_charts import component_chart, cosine_chart, share_chart
 from probe.figures.render import rendered
-from probe.store.anatomy import Anatomy, find_anatomy, read_anatomy
-from probe.store.located import having
+from probe.store.results import Anatomy, find_anatomy, having, read_anatomy
 
 HOSTILE = "<script>alert(1)</script>"
 LAYER, HEAD = anatomized.DIES

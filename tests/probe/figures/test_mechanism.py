@@ -19,7 +19,7 @@ from probe.figures.mechanism import head_patch_map, patch_map, restoration_map
 from probe.figures.mechanism_charts import clamp_chart, layer_chart, smallest_chart
 from probe.figures.mechanism_export import located_export, method_figures
 from probe.figures.render import rendered
-from probe.store.located import having
+from probe.store.results import having
 
 AT = ("rerope", 1024, "nll")
 HOSTILE = "<script>alert(1)</script>"

@@ -12,7 +12,7 @@ from probe.mechanism.anatomy.results import triples
 from probe.mechanism.anatomy.verdicts import RETRIEVES, retrieving
 from probe.mechanism.anatomy.words import anatomy_findings
 from probe.mechanism.words import located_findings
-from probe.store.located import having, percent
+from probe.store.results import having, percent
 
 SEEDS = range(12)
 SHARE = re.compile(r"-?\d+% (?:\[-?\d+, -?\d+\]|\(no interval\))")

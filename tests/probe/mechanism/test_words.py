@@ -4,7 +4,7 @@ import located
 import pytest
 
 from probe.mechanism.words import located_findings
-from probe.store.located import find_located, headline, percent, read_located
+from probe.store.results import find_located, headline, percent, read_located
 
 LABELS = ("rerope", 1024, "nll")
 

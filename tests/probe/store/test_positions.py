@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from probe.store.positions import captured_ranges, run_bounds
+from probe.store.select import captured_ranges, run_bounds
 
 POSITION = np.array([3, 4, 5, 9, 11, 12])
 

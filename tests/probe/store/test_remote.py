@@ -13,14 +13,14 @@ import tiny
 from commands import main
 from zarr.storage import FsspecStore
 
-from mesa_lens import options
 from mesa_lens.dashboard.runs import entries
 from probe.opened import open_run
 from probe.status import status_of
-from probe.store import place, reader, store
-from probe.store.kept import mark
-from probe.store.place import OWNER, POINTER, Remote, place_of, store_in
-from probe.store.reader import partial_path, whole_passes
+from probe.store import location, reader, regions, store
+from probe.store.cache import mark
+from probe.store.location import OWNER, POINTER, Remote, as_path, store_in
+from probe.store.reader import partial_path
+from probe.store.regions import whole_passes
 
 fsspec = pytest.importorskip("fsspec")
 has_client = pytest.mark.skipif(importlib.util.find_spec("obstore") is None, reason="needs mesa-lens[remote]")
@@ -28,7 +28,7 @@ has_client = pytest.mark.skipif(importlib.util.find_spec("obstore") is None, rea
 
 @pytest.fixture
 def server(monkeypatch):
-    place.root_client.cache_clear()
+    location.root_client.cache_clear()
     with objects.served() as made:
         for name, value in objects.environment(made).items():
             monkeypatch.setenv(name, value)
@@ -51,13 +51,13 @@ def hidden():
 
 def written(url, **more):
     values = hidden()
-    synthetic.write_run(place_of(url), values, synthetic.evaluation(), tokens=synthetic.tokens_of(values), **more)
+    synthetic.write_run(as_path(url), values, synthetic.evaluation(), tokens=synthetic.tokens_of(values), **more)
     return url
 
 
 def objects_of(url):
     """Reads and writes the content of an object of the run's store."""
-    fs = place.client(url)
+    fs = location.client(url)
     key = fs._strip_protocol(url)
 
     def change(name, content=None):
@@ -82,7 +82,7 @@ def test_a_store_comes_back_from_a_url_as_from_a_folder(url, tmp_path):
 
 
 def test_it_is_begun_gone_on_with_and_whole_only_in_the_end(url):
-    path = store_in(place_of(url), "store.zarr")
+    path = store_in(as_path(url), "store.zarr")
     labels = {f"{name}s": hidden()[name].values.tolist() for name in ("method", "prompt", "layer", "position", "dim")}
     given = {**labels, "hooks": ["resid_post"], "attrs": {"trained_length": 64, "model": "tiny"}}
     for method in labels["methods"]:
@@ -130,15 +130,15 @@ def test_figures_are_exported_and_runs_are_listed_from_a_url(url, tmp_path, caps
     written(url)
     assert main(["export", "drift", url, "--format", "npz", "--out", str(tmp_path / "out")]) == 0
     assert list((tmp_path / "out").glob("*.npz"))
-    assert [(entry.name, entry.finished) for entry in entries(place_of(url))] == [("run", True)]
-    assert [entry.name for entry in entries(place_of(url).parent)] == ["run"]
+    assert [(entry.name, entry.finished) for entry in entries(as_path(url))] == [("run", True)]
+    assert [entry.name for entry in entries(as_path(url).parent)] == ["run"]
     assert main(["report", url]) == 2
     assert f"{url} is a URL; give the folder" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_keeps_its_store_at_a_url_and_all_else_in_its_folder(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(options, "FLEETING", ())
+    monkeypatch.setattr("mesa_lens.probe._check_store", lambda url: None)
     fsspec.filesystem("memory").store.clear()
     model, out, url = tiny.folder(tmp_path / "model"), tmp_path / "out", "memory://bucket/far"
     given = ["probe", "--model", str(model), "--methods", "origin,rerope", "--length", "400", "--texts", "0"]
@@ -171,7 +171,7 @@ def test_a_run_keeps_its_store_at_a_url_and_all_else_in_its_folder(tmp_path, cap
 
 
 def test_a_run_that_keeps_nothing_leaves_no_name_of_a_url(url, tmp_path):
-    with place.pointed(tmp_path, "store.zarr", url):
+    with location.url_recorded(tmp_path, "store.zarr", url):
         assert (tmp_path / POINTER).exists()
         assert Remote(f"{url}/{OWNER}").exists()
     assert not (tmp_path / POINTER).exists()
@@ -182,21 +182,21 @@ def test_a_run_goes_on_at_its_own_url_and_no_other_run_writes_there(url, tmp_pat
     one, other = tmp_path / "one", tmp_path / "other"
     for folder in (one, other):
         folder.mkdir()
-    with place.pointed(one, "store.zarr", url):
+    with location.url_recorded(one, "store.zarr", url):
         Remote(f"{url}/store.zarr/zarr.json").write_bytes(b"{}")
     told = pytest.raises(FileExistsError, match=f"{url} is the store of {one} on .*; choose another --store")
-    with told, place.pointed(other, "store.zarr", url):
+    with told, location.url_recorded(other, "store.zarr", url):
         pass
     assert not (other / POINTER).exists()
-    with place.pointed(one, "store.zarr", url):
-        assert store_in(one, "store.zarr") == store_in(place_of(url), "store.zarr")
+    with location.url_recorded(one, "store.zarr", url):
+        assert store_in(one, "store.zarr") == store_in(as_path(url), "store.zarr")
 
 
 @pytest.mark.parametrize("made", range(1, 18, 4))
 def test_a_run_that_is_cut_short_while_its_template_is_made_goes_on(made, monkeypatch):
     """After so many objects, of about 20."""
     fsspec.filesystem("memory").store.clear()
-    path = store_in(place_of("memory://bucket/run"), "store.zarr")
+    path = store_in(as_path("memory://bucket/run"), "store.zarr")
     labels = {f"{name}s": hidden()[name].values.tolist() for name in ("method", "prompt", "layer", "position", "dim")}
     given = {**labels, "hooks": ["resid_post"], "attrs": {"trained_length": 64, "model": "tiny"}}
     put, count = FsspecStore.set, itertools.count()
@@ -210,14 +210,17 @@ def test_a_run_that_is_cut_short_while_its_template_is_made_goes_on(made, monkey
         store.create(path, **given)
     monkeypatch.undo()
     store.create(path, **given)
-    assert reader.missing_regions(partial_path(path))[0].startswith("resid_post of method")
+    assert regions.missing_regions(partial_path(path))[0].startswith("resid_post of method")
     assert not reader.is_half(partial_path(path), ["resid_post"])
 
 
 @has_client
 def test_a_url_that_cannot_be_reached_is_not_kept(server, tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
-    with pytest.raises(OSError, match="cannot be reached"), place.pointed(tmp_path, "store.zarr", "s3://typo/run"):
+    with (
+        pytest.raises(OSError, match="cannot be reached"),
+        location.url_recorded(tmp_path, "store.zarr", "s3://typo/run"),
+    ):
         pass
     assert not (tmp_path / POINTER).exists()
 
@@ -262,7 +265,7 @@ def test_an_address_that_is_not_there_and_a_wrong_key_are_told_in_a_line(server,
     assert "s3://bucket/one" in line
     assert "cannot be reached" in line
     assert "credentials" in line
-    place.root_client.cache_clear()
+    location.root_client.cache_clear()
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     assert main(["export", "drift", "s3://bucket/two"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
@@ -275,7 +278,7 @@ def test_an_address_that_is_not_there_and_a_wrong_key_are_told_in_a_line(server,
 def test_an_object_store_that_fails_is_not_a_damaged_store(lost, raised, monkeypatch):
     fsspec.filesystem("memory").store.clear()
     url = written("memory://bucket/run")
-    kept, fs = place.store_in(place_of(url), "store.zarr"), type(fsspec.filesystem("memory"))
+    kept, fs = location.store_in(as_path(url), "store.zarr"), type(fsspec.filesystem("memory"))
     real = fs.cat_file
 
     def cat_file(self, path, *args, **more):
@@ -289,14 +292,14 @@ def test_an_object_store_that_fails_is_not_a_damaged_store(lost, raised, monkeyp
     assert "--overwrite" not in str(told.value)
     labels = {f"{name}s": hidden()[name].values.tolist() for name in ("method", "prompt", "layer", "position", "dim")}
     with pytest.raises(OSError, match="connection reset") as told:
-        store.found(kept, **labels, hooks=["resid_post"], attrs={"trained_length": 64})
+        store.find_store(kept, **labels, hooks=["resid_post"], attrs={"trained_length": 64})
     assert "--overwrite" not in str(told.value)
 
 
 def test_clients_of_others_remember_no_listings(monkeypatch):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: object() if name == "s3fs" else real(name, *a))
-    assert place.options("s3") == {"use_listings_cache": False}
+    assert location.options("s3") == {"use_listings_cache": False}
 
 
 def test_a_missing_package_is_named(monkeypatch, capsys):
@@ -311,7 +314,7 @@ def test_a_missing_package_is_named(monkeypatch, capsys):
 def test_the_dashboard_opens_a_run_at_a_url(page, url, monkeypatch):
     pages = pytest.importorskip("pages")
     values = synthetic.hidden_states(layers=2, dims=8)
-    synthetic.write_run(place_of(url), values, synthetic.evaluation())
+    synthetic.write_run(as_path(url), values, synthetic.evaluation())
     monkeypatch.setenv("MESA_LENS_RUNS", url.removesuffix("/run"))
     app = pages.unopened(page).run()
     assert not app.exception

@@ -9,9 +9,10 @@ import pytest
 import xarray as xr
 import zarr
 
-from probe.store import checked, layout, store
-from probe.store.reader import differing_key, missing_regions, open_run, partial_path, whole_passes
-from probe.store.seal import sealed
+from probe.store import integrity, regions, store
+from probe.store.integrity import seal_status
+from probe.store.reader import open_run, partial_path
+from probe.store.regions import missing_regions, whole_passes
 
 METHODS, PROMPTS, LAYERS, POSITIONS, DIMS = ["origin", "mesa"], ["repeated"], [0, 3], [4, 5, 9], [7, 8]
 ATTRS = {"trained_length": 4, "model": "tiny", "spec": json.dumps({"dims": DIMS}), "created": "2026-01-01"}
@@ -248,12 +249,12 @@ def test_scores_that_are_gone_as_a_whole_are_missed(scored):
 
 
 def test_a_store_without_seal_opens_and_says_so(scored):
-    assert sealed(open_run(scored).hidden.attrs) == "sealed"
+    assert seal_status(open_run(scored).hidden.attrs) == "sealed"
     edited(scored / "zarr.json", lambda meta: meta["attributes"].update(complete=True, trained_length=8))
     edited(scored / "evaluation" / "zarr.json", lambda meta: meta["attributes"].pop("complete"))
     run = open_run(scored)
     assert run.trained_length == 8
-    assert sealed(run.hidden.attrs).startswith("not sealed: an older version")
+    assert seal_status(run.hidden.attrs).startswith("not sealed: an older version")
     scores = run.evaluation.assign_attrs(vocabulary=11)
     store.write_evaluation(scored, scores)
     assert open_run(scored).evaluation.attrs == {"vocabulary": 11}
@@ -304,9 +305,9 @@ def test_an_existing_run_is_kept_unless_told(whole):
 
 def test_configs_are_compared_past_time_and_versions_only(whole):
     stored = open_run(whole).hidden.attrs
-    assert differing_key(stored, {**ATTRS, "created": "later", "versions": "{}"}) is None
-    assert differing_key(stored, {**ATTRS, "trained_length": 5}) == "trained_length"
-    assert differing_key(stored, {key: value for key, value in ATTRS.items() if key != "spec"}) == "spec"
+    assert store.differing_key(stored, {**ATTRS, "created": "later", "versions": "{}"}) is None
+    assert store.differing_key(stored, {**ATTRS, "trained_length": 5}) == "trained_length"
+    assert store.differing_key(stored, {key: value for key, value in ATTRS.items() if key != "spec"}) == "spec"
 
 
 def test_float16_refuses_what_it_cannot_hold(path):
@@ -435,11 +436,11 @@ def test_the_evaluation_travels_with_the_store(path, late):
 
 
 def test_large_regions_are_many_chunks_in_one_file_and_small_ones_one(path, monkeypatch):
-    assert layout.layout(2048, 512, 4) == ((2048, 512), None)
-    assert layout.layout(32768, 8192, 2) == ((1024, 256), (32768, 8192))
-    assert layout.layout(20001, 5000, 2) == ((1001, 250), (20020, 5000))  # 20 x 20 chunks, the last are not full
-    monkeypatch.setattr(layout, "WHOLE", 8)
-    monkeypatch.setattr(layout, "_CHUNK", (2, 1))
+    assert regions.layout(2048, 512, 4) == ((2048, 512), None)
+    assert regions.layout(32768, 8192, 2) == ((1024, 256), (32768, 8192))
+    assert regions.layout(20001, 5000, 2) == ((1001, 250), (20020, 5000))  # 20 x 20 chunks, the last are not full
+    monkeypatch.setattr(regions, "WHOLE", 8)
+    monkeypatch.setattr(regions, "_CHUNK", (2, 1))
     begin(path, dtype="float16")
     fill(path, skip=[("mesa", 3)])
     assert whole_passes(partial_path(path)) == {("origin", "repeated")}
@@ -452,8 +453,8 @@ def test_large_regions_are_many_chunks_in_one_file_and_small_ones_one(path, monk
             np.testing.assert_array_equal(values.sel(one), region(method, layer))
     np.testing.assert_array_equal(values.sel({"position": 9, "dim": 8})[1, 0], [1021, 1321])
     whole = values.values
-    for runs in (16, 1):
-        monkeypatch.setattr(checked, "_RUNS", runs)
+    for slices in (16, 1):
+        monkeypatch.setattr(integrity, "_SLICES", slices)
         for method, layer, position, dim in (
             ([1], [0, 1], [0, 2], 1),
             (0, [1, 0], [2, 0, 1], [1]),

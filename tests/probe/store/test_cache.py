@@ -7,7 +7,7 @@ import pytest
 import xarray as xr
 from synthetic import hidden_states, write_run
 
-from probe.store.kept import DERIVED, keep, kept, recalled
+from probe.store.cache import DERIVED, cached, load, save
 from probe.store.reader import open_run
 from probe.thresholds.analysis import analyse, summarize
 
@@ -30,9 +30,9 @@ def number():
 
 def test_an_analysis_from_what_was_kept_has_the_same_numbers(run):
     first = analyse(run)
-    analyse(run, work=partial(recalled, run))
+    analyse(run, work=partial(cached, run))
     assert len(list((run.path.parent / DERIVED).iterdir())) == 3
-    again = analyse(run, work=lambda name, make: kept(run, name))
+    again = analyse(run, work=lambda name, make: load(run, name))
     for one, other in ((first.found, again.found), (first.control, again.control)):
         xr.testing.assert_identical(one, other)
     assert list(first.drifts) == list(again.drifts)
@@ -42,38 +42,38 @@ def test_an_analysis_from_what_was_kept_has_the_same_numbers(run):
 
 
 def test_why_there_is_nothing_is_kept_too(run):
-    keep(run, "drift", "too short")
-    assert kept(run, "drift") == "too short"
-    assert kept(run, "control") is None
+    save(run, "drift", "too short")
+    assert load(run, "drift") == "too short"
+    assert load(run, "control") is None
 
 
 def test_what_was_kept_of_other_values_is_not_taken(run, number, tmp_path):
-    keep(run, "a/name", number)
-    xr.testing.assert_identical(kept(run, "a/name")["all"], number["all"])
+    save(run, "a/name", number)
+    xr.testing.assert_identical(load(run, "a/name")["all"], number["all"])
     again = open_run(write_run(tmp_path / "again", halves(), dtype="float16"))
     other = open_run(write_run(tmp_path / "other", halves(seed=1), dtype="float16"))  # with the same attributes
     for copy in (again, other):
         (run.path.parent / DERIVED).rename(copy.path.parent / DERIVED)
-        assert (kept(copy, "a/name") is None) == (copy is other)
+        assert (load(copy, "a/name") is None) == (copy is other)
         (copy.path.parent / DERIVED).rename(run.path.parent / DERIVED)
 
 
 def test_damaged_or_linked_it_is_made_anew(run, number):
-    keep(run, "one", number)
+    save(run, "one", number)
     path = run.path.parent / DERIVED / "one.npz"
     whole = path.read_bytes()
     at = whole.index(np.arange(2).tobytes())
     damaged = whole[:at] + bytes([255]) + whole[at + 1 :]
     for content in (b"", whole[:-30], damaged):
         path.write_bytes(content)
-        assert kept(run, "one") is None
-    xr.testing.assert_identical(recalled(run, "one", lambda: number)["all"], number["all"])
+        assert load(run, "one") is None
+    xr.testing.assert_identical(cached(run, "one", lambda: number)["all"], number["all"])
     assert path.read_bytes() == whole
     path.rename(path.with_name("elsewhere"))
     path.symlink_to("elsewhere")
-    assert kept(run, "one") is None
+    assert load(run, "one") is None
 
 
 def test_where_it_cannot_be_written_it_is_made_all_the_same(run, number):
     (run.path.parent / DERIVED).write_text("a file")
-    assert recalled(run, "one", lambda: number) is number
+    assert cached(run, "one", lambda: number) is number

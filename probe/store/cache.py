@@ -1,0 +1,115 @@
+"""Values derived from a store, cached beside it; valid while store and code are the same, value by value."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import xarray as xr
+
+from probe.files import write
+from probe.store.location import Remote
+from probe.store.reader import Run, store_mark
+from probe.store.regions import region_sums
+
+DERIVED = "derived"
+"""The folder beside a store that holds derived values."""
+
+Derived = Mapping[str, xr.Dataset] | str
+"""Datasets by name, or why there are none."""
+Cache = Callable[[str, Callable[[], Any]], Any]
+"""Called with a name and what computes the values; returns them, from wherever they are known."""
+
+_CODE = ("store", "thresholds", "figures")  # derived values depend on these packages
+
+
+def uncached(name: str, compute: Callable[[], Any]) -> Any:
+    """What `compute` returns."""
+    return compute()
+
+
+def cached(run: Run, name: str, compute: Callable[[], Any]) -> Any:
+    """The run's cached values of this name; else what `compute` returns, which is saved if it can be written."""
+    if isinstance(run.folder, Remote):
+        return compute()
+    derived = load(run, name)
+    if derived is None:
+        before, derived = mark(run), compute()
+        with suppress(OSError):  # a folder of others, or a full disk
+            if mark(run) == before:  # else it was captured anew meanwhile
+                save(run, name, derived)
+    return derived
+
+
+def save(run: Run, name: str, derived: Derived) -> None:
+    """Writes the run's values of this name into one file."""
+    header: dict[str, Any] = {"mark": mark(run)}
+    arrays = {}
+    if isinstance(derived, str):
+        header["reason"] = derived
+    else:
+        header["datasets"] = {label: dataset.to_dict(data=False) for label, dataset in derived.items()}
+        for label, dataset in derived.items():
+            arrays |= {f"{label}/{name}": _without_objects(array.values) for name, array in dataset.variables.items()}
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, header=json.dumps(header), **arrays)
+    path = _path(run, name)
+    path.parent.mkdir(exist_ok=True)
+    write(path, file.getvalue())
+
+
+def load(run: Run, name: str) -> Derived | None:
+    """The run's values of this name; None where there are none, or they are damaged or of another store or code."""
+    path = _path(run, name)
+    if isinstance(run.folder, Remote) or path.is_symlink() or not path.is_file():
+        return None
+    try:
+        with np.load(io.BytesIO(path.read_bytes())) as file:
+            header = json.loads(file["header"].item())
+            if header["mark"] != mark(run):
+                return None
+            if "reason" in header:
+                return header["reason"]
+            for label, dataset in header["datasets"].items():
+                for name, array in {**dataset["coords"], **dataset["data_vars"]}.items():
+                    array["data"] = _with_objects(file[f"{label}/{name}"])
+            return {label: xr.Dataset.from_dict(dataset) for label, dataset in header["datasets"].items()}
+    except (OSError, EOFError, LookupError, TypeError, ValueError, zipfile.BadZipFile):
+        return None
+
+
+def mark(run: Run) -> str:
+    """A sha256 of the store's attributes, of all its values (by their check sums) and of our code."""
+    digest = hashlib.sha256(f"{store_mark(run.hidden.attrs)} {_code()}".encode())
+    for region in region_sums(run.path):
+        digest.update(region)
+    return digest.hexdigest()
+
+
+@cache
+def _code() -> str:
+    files = [path for name in _CODE for path in sorted(Path(__file__).parents[1].joinpath(name).glob("*.py"))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+def _path(run: Run, name: str) -> Path:
+    return run.folder / DERIVED / f"{quote(name, safe='')}.npz"
+
+
+def _without_objects(values: np.ndarray) -> np.ndarray:
+    """Texts as numpy's strings, which need no pickle."""
+    return values.astype(str) if values.dtype.kind in "OT" else values
+
+
+def _with_objects(values: np.ndarray) -> np.ndarray:
+    """Texts as Python's strings, as in a store."""
+    return values.astype(object) if values.dtype.kind == "U" else values

@@ -1,0 +1,127 @@
+"""Damage is found as a store is read: seals of its attributes, check sums of its values, which must be finite."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+import zarr
+from xarray.backends import BackendArray
+from xarray.core import indexing
+
+from probe.store.location import SEAL, Remote, zarr_store
+
+AGAIN = "capture it again with --overwrite"
+_SLICES = 16
+"""Runs of consecutive indices that are read one by one; of more, all between the first and the last."""
+_UNSEALED = "an older version wrote this store: a change of its attributes cannot be found"
+
+
+def seal_of(group: Path) -> str:
+    """The sha256 of a group's attributes, but for the seal, and of the metadata of its arrays."""
+    metadata = _metadata(group)
+    attributes = {name: value for name, value in metadata["attributes"].items() if name != SEAL}
+    sealed = {key: value for key, value in metadata.items() if key != "consolidated_metadata"}
+    text = json.dumps([{**sealed, "attributes": attributes}, _array_metadata(group)], sort_keys=True)
+    return f"sha256 {hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def check_seals(store: Path, groups: tuple[str, ...]) -> None:
+    """ValueError where a sealed store, or one of its groups, has other attributes than when it was sealed."""
+    metadata = _metadata(store)
+    is_sealed, listed = isinstance(metadata["attributes"].get(SEAL), str), _consolidated(metadata)
+    present = [name for name in groups if (store / name).exists()]
+    for name in groups:
+        if is_sealed and name in listed and name not in present:
+            raise ValueError(f"{name} is missing")
+    for group in (store, *(store / name for name in present)):
+        metadata = _metadata(group)
+        seal = metadata["attributes"].get(SEAL)
+        if isinstance(seal, str) or is_sealed:
+            whose = "its" if group == store else f"its {group.name}'s"
+            if seal != seal_of(group):
+                raise ValueError(f"{whose} attributes are not those that were sealed")
+            copies = _consolidated(metadata)
+            if any(copies.get(name) != array for name, array in _array_metadata(group).items()):
+                raise ValueError(f"{whose} consolidated metadata is not that of the arrays")
+
+
+def seal_status(attrs: Mapping[Any, Any]) -> str:
+    """Whether the store with these attributes is sealed, in words."""
+    return "sealed" if isinstance(attrs.get(SEAL), str) else f"not sealed: {_UNSEALED}"
+
+
+def _consolidated(metadata: dict[str, Any]) -> dict[str, Any]:
+    return (metadata.get("consolidated_metadata") or {}).get("metadata", {})
+
+
+def _array_metadata(group: Path) -> dict[str, Any]:
+    nodes = {path.parent.name: _metadata(path.parent) for path in sorted(group.glob("*/zarr.json"))}
+    return {name: node for name, node in nodes.items() if node["node_type"] == "array"}
+
+
+def _metadata(node: Path) -> dict[str, Any]:
+    return json.loads((node / "zarr.json").read_text(encoding="utf-8"))
+
+
+def with_checks(hidden: xr.Dataset, path: Path) -> xr.Dataset:
+    """The store's dataset with its variables checked as their values are read: ValueError, naming store and array."""
+    group: Any = zarr.open_group(zarr_store(path, read_only=True), mode="r", use_consolidated=False)
+    variables = {}
+    for name, array in hidden.data_vars.items():
+        lazy = indexing.LazilyIndexedArray(_CheckedArray(group[str(name)], path, str(name)))
+        variables[name] = xr.Variable(array.dims, lazy, array.attrs, array.encoding)
+    return hidden.assign(variables)
+
+
+class _CheckedArray(BackendArray):
+    def __init__(self, values: zarr.Array, path: Path, name: str) -> None:
+        self.values, self.path, self.name = values, path, name
+        self.shape, self.dtype = values.shape, values.dtype
+
+    def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
+        return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
+
+    def _read(self, key: tuple[Any, ...]) -> np.ndarray:
+        try:
+            is_basic = not any(isinstance(part, np.ndarray) for part in key)
+            if self.values.shards is not None:
+                read = _read_slices(self.values, key)
+            else:
+                read = np.asarray(self.values[key] if is_basic else self.values.oindex[key])
+        except Exception as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            if isinstance(self.path, Remote) and not isinstance(error, ValueError):
+                raise OSError(f"{self.path}: {self.name} could not be read ({reason}); try again") from error
+            if not isinstance(error, OSError | ValueError | RuntimeError):
+                raise
+            raise ValueError(f"{self.path}: {self.name} is damaged ({reason}); {AGAIN}") from error
+        if not _all_finite(read):
+            raise ValueError(f"{self.path}: {self.name} is damaged (not all values are finite); {AGAIN}")
+        return read
+
+
+def _read_slices(values: zarr.Array, key: tuple[Any, ...]) -> np.ndarray:
+    """`values.oindex[key]`, read by slices: within a shard, zarr reads indices value by value."""
+    at = next((axis for axis, part in enumerate(key) if isinstance(part, np.ndarray)), None)
+    if at is None:
+        return np.asarray(values[key])
+    indices, axis = key[at], sum(not isinstance(part, int | np.integer) for part in key[:at])
+    runs = np.split(indices, np.flatnonzero(np.diff(indices) != 1) + 1)
+    if not indices.size or len(runs) > _SLICES:
+        first, stop = (indices.min(), indices.max() + 1) if indices.size else (0, 0)
+        return np.take(_read_slices(values, (*key[:at], slice(first, stop), *key[at + 1 :])), indices - first, axis)
+    slices = [slice(int(run[0]), int(run[-1]) + 1) for run in runs]
+    return np.concatenate([_read_slices(values, (*key[:at], part, *key[at + 1 :])) for part in slices], axis)
+
+
+def _all_finite(values: np.ndarray) -> bool:
+    """Whether all values are finite; of float16 by their bits, which is many times faster."""
+    if values.dtype != np.float16:
+        return bool(np.isfinite(values).all())
+    return bool((np.ascontiguousarray(values).view(np.uint16) & 0x7FFF).max(initial=0) < 0x7C00)

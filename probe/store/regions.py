@@ -1,0 +1,109 @@
+"""The regions of a store, one file for each (method, prompt, layer): chunks, sizes, and which are missing."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import zarr
+
+from probe.store.location import Remote, zarr_store
+
+DIMS = ("method", "prompt", "layer", "position", "dim")
+WHOLE = 64 * 2**20
+"""Bytes up to which a region is one chunk: it is read about as fast as a slice of it."""
+_CHUNK = (1024, 256)
+"""Positions and dims of a chunk of larger regions, about: half a MiB in float16.
+
+Neither one dim over all positions nor one position over all dims reads much beside itself (benchmarks/slices.py).
+"""
+_SUM, _ENTRY = 4, 16  # bytes of a check sum, and of a chunk's entry in the index of its file
+
+
+def layout(positions: int, dims: int, itemsize: int) -> tuple[tuple[int, int], tuple[int, int] | None]:
+    """Shape (positions, dims) of a region's chunks, and of the shard that holds them; None: the region is one chunk."""
+    if positions * dims * itemsize <= WHOLE:
+        return (positions, dims), None
+    counts = [math.ceil(size / about) for size, about in zip((positions, dims), _CHUNK, strict=True)]
+    chunk = tuple(math.ceil(size / count) for size, count in zip((positions, dims), counts, strict=True))
+    return (chunk[0], chunk[1]), (chunk[0] * counts[0], chunk[1] * counts[1])
+
+
+def region_bytes(array: zarr.Array) -> int:
+    """Size of a whole region's file: nothing is compressed."""
+    chunk = math.prod(array.chunks) * array.dtype.itemsize
+    if array.shards is None:
+        return chunk + (_SUM if array.compressors else 0)
+    count = math.prod(array.shards) // math.prod(array.chunks)
+    return count * (chunk + _SUM + _ENTRY) + _SUM
+
+
+def stored_array(group: zarr.Group, name: str) -> zarr.Array:
+    """The array `name` of a store; ValueError lists those that it holds."""
+    array = group.get(name)
+    if not isinstance(array, zarr.Array):
+        raise ValueError(f"{name!r} is not in the store, which holds {sorted(group.array_keys())}")
+    return array
+
+
+def stored_labels(group: zarr.Group, name: str) -> list:
+    """The labels of a dimension."""
+    return np.asarray(stored_array(group, name)[:]).tolist()
+
+
+def missing_regions(store: Path) -> list[str]:
+    """The regions without a file of the right size: as nothing is compressed, a region cut short shows."""
+    if not (store / "zarr.json").exists():
+        return ["everything"]
+    return [
+        f"{hook} of method {method!r}, prompt {prompt!r}, layer {layer}"
+        for hook, method, prompt, layer, _, is_whole in _regions(store)
+        if not is_whole
+    ]
+
+
+def list_missing(missing: Sequence[str]) -> str:
+    """What `missing_regions` returns, in one line; empty if nothing is missing."""
+    return f"{len(missing)} region(s) missing or cut short, the first is {missing[0]}" if missing else ""
+
+
+def whole_passes(store: Path) -> set[tuple[str, str]]:
+    """The (method, prompt) pairs all of whose regions are whole."""
+    regions = list(_regions(store))
+    return {region[1:3] for region in regions} - {region[1:3] for region in regions if not region[-1]}
+
+
+def region_sums(store: Path) -> Iterator[bytes]:
+    """The check sum at the end of every region's file, which changes with its values.
+
+    A sharded file ends with the sum of its index alone: in a folder its time of writing follows.
+    """
+    names = [name for *_, name, _ in _regions(store)]
+    if isinstance(store, Remote):
+        yield from store.tails(names, _SUM)
+        return
+    for path in map(store.joinpath, names):
+        with path.open("rb") as file:
+            file.seek(-_SUM, io.SEEK_END)
+            yield file.read(_SUM)
+        if path.stat().st_size > WHOLE:
+            yield str(path.stat().st_mtime_ns).encode()
+
+
+def _regions(store: Path) -> Iterator[tuple[str, str, str, int, str, bool]]:
+    """Hook, method, prompt, layer, file name of every region, and whether the file has the right size."""
+    group = zarr.open_group(zarr_store(store, read_only=True), mode="r", use_consolidated=False)
+    sizes = store.sizes() if isinstance(store, Remote) else None  # one request in place of thousands
+    for hook, array in sorted(group.arrays()):
+        if hook in DIMS:
+            continue
+        labels, size = [stored_labels(group, name) for name in DIMS[:3]], region_bytes(array)
+        for index in np.ndindex(*array.shape[:3]):
+            name = "/".join([hook, "c", *map(str, index), "0", "0"])
+            path = store / name
+            stored = sizes.get(name) if sizes is not None else path.stat().st_size if path.exists() else None
+            method, prompt, layer = (names[i] for names, i in zip(labels, index, strict=True))
+            yield hook, method, prompt, layer, name, stored == size

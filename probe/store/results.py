@@ -1,0 +1,165 @@
+"""Reads the results beside a store: the summary of its report, and what `mesa-lens locate` and `anatomy` wrote."""
+
+from __future__ import annotations
+
+import json
+import math
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from probe.store.reader import Run, open_run, store_mark
+
+REPORTED = ("report.html", "summary.json")
+"""The files of a finished report, beside its figures."""
+MARK = "store"
+"""The key of a summary that names its store, by `store_mark`."""
+VERDICT = "verdict"
+"""The key of a summary that holds its verdict."""
+LOCATED = Path("locate", "summary.json")
+"""In the folder that `mesa-lens locate` writes to."""
+ANATOMY = Path("anatomy", "summary.json")
+VECTORS = ANATOMY.with_name("vectors.npz")
+"""In the folder that `mesa-lens anatomy` writes to."""
+
+Row = Mapping[str, Any]
+Located = Mapping[str, Any]
+
+_LOCATED_KEYS = ("model", "trained_length", "layers", "methods", "gaps", "effects", "smallest", "attribution")
+_ANATOMY_KEYS = (
+    "model trained_length reference lengths layers methods heads all_heads retrieval unmet frequencies lens "
+    "retrieval_heads lens_differs vectors"
+).split()
+_VECTOR_DIMS = {
+    "score": ("method", "layer", "component", "position"),
+    "cosine": ("method", "layer", "position"),
+    "nearest": ("method", "layer", "position"),
+    "share": ("method", "layer", "band"),
+    "reliability": ("method", "layer", "band"),
+}
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """The summary, and the statistics of positional vectors by method and layer; None where there are none."""
+
+    summary: Mapping[str, Any]
+    vectors: xr.Dataset | None
+
+
+def run_summary(folder: Path, run: Run | None = None) -> dict[str, Any] | None:
+    """The summary in a run's folder; None unless the report is whole and of the very store that lies there.
+
+    A summary without a verdict counts as none. run: that store, where it is open already.
+    """
+    if not all((folder / name).exists() for name in REPORTED):
+        return None
+    try:
+        summary = json.loads((folder / REPORTED[-1]).read_text(encoding="utf-8"))
+        matches = summary.get(MARK) == store_mark((run or open_run(folder)).hidden.attrs)
+    except (OSError, ValueError, AttributeError):  # not whole, or there is no store
+        return None
+    return summary if matches and VERDICT in summary else None
+
+
+def find_summary(folder: Path, name: Path, keys: Sequence[str], command: str) -> Mapping[str, Any] | None:
+    """The JSON file `name` in the folder, None where there is none; ValueError where it lacks one of `keys`."""
+    path = folder / name
+    if not path.is_file():
+        return None
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        for key in keys:
+            summary[key]
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(path, error, command, folder) from error
+    return summary
+
+
+def find_located(folder: Path) -> Located | None:
+    """The summary in the folder, None where `mesa-lens locate` was not run; ValueError for one that is damaged."""
+    return find_summary(folder, LOCATED, _LOCATED_KEYS, "locate")
+
+
+def read_located(folder: Path) -> Located:
+    """The summary in the folder; FileNotFoundError where there is none."""
+    if (summary := find_located(folder)) is None:
+        raise FileNotFoundError(f"{folder / LOCATED} is not there; write it: `mesa-lens locate --out {folder}`")
+    return summary
+
+
+def find_anatomy(folder: Path) -> Anatomy | None:
+    """The results in the folder, None where `mesa-lens anatomy` was not run; ValueError for damaged ones."""
+    summary = find_summary(folder, ANATOMY, _ANATOMY_KEYS, "anatomy")
+    if summary is None:
+        return None
+    return Anatomy(summary, _vectors(folder) if summary["vectors"] else None)
+
+
+def read_anatomy(folder: Path) -> Anatomy:
+    """The results in the folder; FileNotFoundError where there are none."""
+    if (anatomy := find_anatomy(folder)) is None:
+        raise FileNotFoundError(f"{folder / ANATOMY} is not there; write it: `mesa-lens anatomy --out {folder}`")
+    return anatomy
+
+
+def _vectors(folder: Path) -> xr.Dataset:
+    path = folder / VECTORS
+    try:
+        with np.load(path) as file:
+            labels = {name: file[name] for name in ("method", "layer", "component", "position", "band")}
+            return xr.Dataset({name: (dims, file[name]) for name, dims in _VECTOR_DIMS.items()}, labels)
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise _damaged(path, error, "anatomy", folder) from error
+
+
+def _damaged(path: Path, error: Exception, command: str, folder: Path) -> ValueError:
+    return ValueError(f"{path} is damaged ({error!r}); write it anew: `mesa-lens {command} --out {folder}`")
+
+
+def having(rows: Sequence[Row], **labels: Any) -> list[Row]:
+    """The rows with all these labels; a label that a row lacks is None."""
+    return [row for row in rows if all(row.get(name) == value for name, value in labels.items())]
+
+
+def number(value: float | None) -> float:
+    """The value, NaN for None."""
+    return math.nan if value is None else float(value)
+
+
+def is_clear(row: Row) -> bool:
+    """Whether the row has an interval that excludes 0."""
+    return number(row["low"]) > 0 or number(row["high"]) < 0
+
+
+def headline(summary: Located) -> dict[str, Any] | None:
+    """Method, length and measure of the clearest loss, tail NLL before all else; None if nothing is judged."""
+    judged = [gap for gap in summary["gaps"] if gap["judged"]]
+    if not judged:
+        return None
+    clearest = max(judged, key=lambda gap: (gap["measure"] == "nll", number(gap["low"])))
+    return {name: clearest[name] for name in ("method", "length", "measure")}
+
+
+def percent(value: float | None, low: float | None, high: float | None) -> str:
+    """A share with its 95% interval, such as '82% [60, 106]'."""
+    if not math.isfinite(number(value)):
+        return "unknown"
+    ends = number(low), number(high)
+    has_interval = all(map(math.isfinite, ends))
+    interval = f"[{', '.join(str(round(100 * end)) for end in ends)}]" if has_interval else "(no interval)"
+    return f"{round(100 * number(value))}% {interval}"
+
+
+def ranged(value: float | None, low: float | None, high: float | None, digits: int = 2) -> str:
+    """A value with its 95% interval, such as '2.41 [2.20, 2.60]'; the interval is left out where there is none."""
+    if not math.isfinite(number(value)):
+        return "unknown"
+    ends = [number(low), number(high)]
+    interval = f" [{', '.join(f'{end:z.{digits}f}' for end in ends)}]" if all(map(math.isfinite, ends)) else ""
+    return f"{number(value):z.{digits}f}{interval}"
