@@ -32,8 +32,8 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Checks everything that can be checked, then runs."""
+    from probe.attention.request import estimate, plan, work
     from probe.experiment.progress import deadline
-    from probe.mechanism.anatomy.request import estimate, plan, work
 
     request = read_options(args, AnatomyRequest)
     runner, until = runner_of(args, request.load), deadline(args.minutes)
@@ -42,11 +42,10 @@ def run(args: argparse.Namespace) -> int:
         print_estimate(args, estimate(planned), [(planned.config, work(planned))], request)
         return 0
     from probe.anatomy_report import write_anatomy_report
+    from probe.attention.results import write
+    from probe.attention.run import FOLDER, anatomy
     from probe.experiment.lock import owned
     from probe.files import json_text
-    from probe.mechanism.anatomy.files import FOLDER
-    from probe.mechanism.anatomy.results import write
-    from probe.mechanism.anatomy.run import anatomy
     from probe.report import write_report
     from probe.store.reader import store_of
     from probe.store.results import find_anatomy

@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Checks everything that can be checked, then runs."""
     from probe.experiment.progress import deadline
-    from probe.mechanism.request import estimate, plan, work
+    from probe.interventions.request import estimate, plan, work
 
     request = read_options(args, LocateRequest)
     runner, until = runner_of(args, request.load), deadline(args.minutes)
@@ -43,11 +43,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from probe.experiment.lock import owned
     from probe.files import json_text
+    from probe.interventions.results import write
+    from probe.interventions.run import FOLDER, locate
+    from probe.interventions.sentences import located_findings
     from probe.locate_report import write_locate_report
-    from probe.mechanism.cells import FOLDER
-    from probe.mechanism.results import write
-    from probe.mechanism.run import locate
-    from probe.mechanism.words import located_findings
     from probe.report import write_report
     from probe.store.reader import store_of
 

@@ -10,6 +10,7 @@ from typing import Any
 import jinja2
 from plotly.offline import get_plotlyjs
 
+from probe.attention.sentences import anatomy_findings
 from probe.figures.anatomy_charts import lens_chart
 from probe.figures.anatomy_export import anatomy_tables, head_figures, head_rows, known, layer_figures, shown_layers
 from probe.figures.fitting import embedded
@@ -18,7 +19,6 @@ from probe.figures.positional_charts import share_chart
 from probe.figures.render import Drawn
 from probe.figures.tables import csv_bytes
 from probe.files import write
-from probe.mechanism.anatomy.words import anatomy_findings
 from probe.store.results import ANATOMY, Anatomy, find_anatomy, ranged
 
 REPORT = ANATOMY.with_name("report.html")

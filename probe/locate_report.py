@@ -16,7 +16,7 @@ from probe.figures.mechanism_export import TABLES, common_figures, gone_over, lo
 from probe.figures.render import Drawn
 from probe.figures.tables import csv_bytes
 from probe.files import write
-from probe.mechanism.words import located_findings
+from probe.interventions.sentences import located_findings
 from probe.store.results import LOCATED, Located, find_located, headline, number
 
 REPORT = LOCATED.with_name("report.html")

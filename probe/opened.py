@@ -10,14 +10,14 @@ from typing import Any
 
 import xarray as xr
 
+from probe.attention.sentences import anatomy_findings
 from probe.evaluation.summary import Table, plain_table
 from probe.figures.anatomy_export import anatomy_export
 from probe.figures.export import Export, curves_export, drift_export, heatmap_export, safe_name, threshold_export
 from probe.figures.heatmap import block_size, default_regions, describe, less, side_by_side, survey
 from probe.figures.mechanism_export import located_export, located_tables
 from probe.figures.shown import Shown
-from probe.mechanism.anatomy.words import anatomy_findings
-from probe.mechanism.words import located_findings
+from probe.interventions.sentences import located_findings
 from probe.report import whole_summary
 from probe.store import reader
 from probe.store.results import find_located, headline, read_anatomy, read_located, run_summary

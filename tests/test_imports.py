@@ -28,18 +28,18 @@ FLOORS = """
     probe.store           <- probe.files probe.options
     probe.thresholds      <- mesa probe.tasks probe.capture probe.evaluation probe.store
     probe.figures         <- mesa probe.files probe.capture probe.store probe.thresholds
-    probe.mechanism.anatomy <- mesa probe.options probe.files probe.request probe.tasks probe.capture probe.experiment probe.evaluation probe.store probe.thresholds
-    probe.mechanism       <- mesa probe.options probe.files probe.request probe.tasks probe.capture probe.experiment probe.evaluation probe.store probe.thresholds probe.mechanism.anatomy
+    probe.attention       <- mesa probe.options probe.files probe.request probe.tasks probe.capture probe.experiment probe.evaluation probe.store probe.thresholds
+    probe.interventions   <- mesa probe.options probe.files probe.request probe.tasks probe.capture probe.experiment probe.evaluation probe.store probe.thresholds
     probe.status          <- probe.experiment probe.store
-    probe.locate_report   <- probe.files probe.store probe.figures probe.mechanism
-    probe.anatomy_report  <- probe.files probe.store probe.figures probe.mechanism
+    probe.locate_report   <- probe.files probe.store probe.figures probe.interventions
+    probe.anatomy_report  <- probe.files probe.store probe.figures probe.attention
     probe.glossary        <-
     probe.plan          <- mesa probe.options probe.request probe.tasks probe.capture probe.evaluation probe.thresholds
     probe.inputs          <- mesa probe.options probe.tasks probe.capture probe.store probe.plan
     probe.verdict         <- probe.evaluation probe.store probe.thresholds
     probe.report          <- probe.files probe.store probe.thresholds probe.figures probe.locate_report probe.anatomy_report probe.verdict probe.glossary
     probe.experiments     <- mesa probe.capture probe.experiment probe.evaluation probe.store probe.thresholds probe.plan probe.inputs
-    probe.opened          <- probe.evaluation probe.store probe.thresholds probe.figures probe.mechanism probe.verdict probe.report
+    probe.opened          <- probe.evaluation probe.store probe.thresholds probe.figures probe.interventions probe.attention probe.verdict probe.report
     probe.run             <- mesa probe
     probe                 <- mesa probe
     theory                <- mesa
@@ -69,11 +69,9 @@ WITHOUT_TORCH = """
     probe.figures.styles probe.figures.fitting probe.figures.narrow
     probe.figures.mechanism_export probe.figures.attribution_chart probe.figures.anatomy probe.figures.anatomy_charts
     probe.figures.positional_charts probe.figures.anatomy_export
-    probe.mechanism probe.mechanism.anatomy probe.mechanism.anatomy.phases
-    probe.mechanism.anatomy.moments probe.mechanism.anatomy.positional probe.mechanism.anatomy.evidence
-    probe.mechanism.anatomy.interpolation probe.mechanism.anatomy.sliding probe.mechanism.anatomy.words
-    probe.mechanism.anatomy.reading probe.mechanism.anatomy.files probe.mechanism.anatomy.verdicts
-    probe.mechanism.words probe.locate_report probe.anatomy_report probe.report
+    probe.interventions probe.interventions.loss_gap probe.interventions.sentences
+    probe.attention probe.attention.moments probe.attention.positional probe.attention.vectors
+    probe.attention.sentences probe.locate_report probe.anatomy_report probe.report
     probe.verdict probe.verdict.verdict probe.verdict.shown probe.opened probe.figures.shown
     probe.status mesa_lens.status
     mesa_lens.cli mesa_lens.export mesa_lens.report mesa_lens.fetching mesa_lens.paper.command

@@ -21,9 +21,9 @@ from mesa.support import check_config, check_method, trained_length
 from probe.capture.bridge import bridge_to
 from probe.capture.memory import check_memory, peak_bytes
 from probe.evaluation.intervals import student
-from probe.mechanism.passes import Edit, Item
-from probe.mechanism.passes import run as one_pass
-from probe.mechanism.restoration import Paired
+from probe.interventions.loss_gap import PairedLosses
+from probe.interventions.passes import Edit, Item
+from probe.interventions.passes import run as one_pass
 from probe.tasks import sources
 from probe.tasks.base import Setting
 from probe.tasks.likelihood import TAIL, tail_tokens
@@ -189,7 +189,7 @@ def _crossings(
     item, depth = Item(tuple(ids), 1), plan.config.num_hidden_layers
     keep = [(hook, layer) for hook in CROSSED for layer in range(depth)]
     states = {
-        name: one_pass(bridge, item, plan.origin, edits, keep=keep, executor="dense").kept
+        name: one_pass(bridge, item, plan.origin, edits, record=keep, executor="dense").activations
         for name, edits in {plan.origin.name: [], **sets}.items()
     }
     found = {}
@@ -315,7 +315,7 @@ def _held(plan: Counterpart, journal: Journal, length: int) -> list[dict[str, An
         return []
     losses = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     origin = losses[plan.origin.name]
-    judge = Paired(origin, losses[plan.method.name])
+    judge = PairedLosses(origin, losses[plan.method.name])
     gap, found = judge.gap, []
     for name in (name for name in SETS if name in losses):
         gained = origin - losses[name]
@@ -325,7 +325,7 @@ def _held(plan: Counterpart, journal: Journal, length: int) -> list[dict[str, An
             "length": length,
             "set": name,
             "texts": len(rows),
-            "gap": [gap.broken - gap.mended, gap.low, gap.high],
+            "gap": [gap.size, gap.low, gap.high],
             "restored": _mean(gained),
             "share": None if share is None else [share.value, share.low, share.high],
         }

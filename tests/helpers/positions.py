@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from probe.attention import moments
 from probe.capture.spec import Kept
-from probe.mechanism.anatomy import moments
 
 TRAINED, LENGTH, DIMS = 128, 384, 24
 
@@ -29,7 +29,5 @@ def planted(vectors, texts=32, noise=1.0, seed=0, trained=TRAINED):
     layers, length, dims = vectors.shape
     found = moments.empty(Kept(range(layers), range(length), range(dims)), trained, attrs={"hook": "resid_post"})
     for _ in range(texts):
-        for row in range(layers):
-            moments.add(found, row, vectors[row] + walks(rng, noise, length))
-        moments.added(found)
+        moments.add(found, [vector + walks(rng, noise, length) for vector in vectors])
     return found

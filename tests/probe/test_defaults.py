@@ -7,11 +7,11 @@ import pytest
 
 from mesa.settings import fitting_methods
 from mesa_lens.cli import main
+from probe.attention import request as anatomy
 from probe.evaluation import plan as evaluation
 from probe.evaluation.plan import unfit_length
 from probe.inputs import prepare
-from probe.mechanism import request as locating
-from probe.mechanism.anatomy import request as anatomy
+from probe.interventions import request as locating
 from probe.plan import ProbeRequest, plan, provenance
 from probe.tasks.base import Setting
 from probe.tasks.finding import PASSKEY

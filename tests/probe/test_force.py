@@ -8,7 +8,7 @@ from commands import main
 
 from mesa.models import tokenizer_of
 from probe.experiment.journal import Journal
-from probe.mechanism.restoration import Gap
+from probe.interventions.loss_gap import LossGap
 
 COMMANDS = {
     "probe": ("--methods origin,rerope --length 400 --texts 0 --samples 1 --lengths 160,320", "summary.json"),
@@ -59,7 +59,7 @@ def test_a_cut_run_goes_on_with_other_weights_by_force_alone(command, world, tmp
         patch.setattr(Journal, "add", cut)
         assert main(line) == 1
     weigh(world["model"], 1)
-    monkeypatch.setattr(Gap, "judged", True)  # locate: no weights of chance are mended
+    monkeypatch.setattr(LossGap, "judged", True)  # locate: no weights of chance are mended
     capsys.readouterr()
     assert main(line) == 2
     refused = capsys.readouterr().err

@@ -160,7 +160,7 @@ def test_no_loss_to_locate_is_words_without_a_figure(tmp_path):
         gap |= {"judged": False, "low": -0.1, "high": 0.1}
     path.write_text(json.dumps(summary))
     shown = probe.open_run(folder).located()
-    assert "cannot be told from 0" in repr(shown)
+    assert "not significant" in repr(shown)
     assert set(shown._repr_mimebundle_()) == {"text/plain"}
     assert "gaps" in shown.data
 

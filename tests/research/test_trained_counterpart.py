@@ -12,8 +12,8 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 import mesa
 import theory
 from probe.capture.bridge import bridge_to
-from probe.mechanism.passes import Item
-from probe.mechanism.passes import run as one_pass
+from probe.interventions.passes import Item
+from probe.interventions.passes import run as one_pass
 from research.script import Journal
 from research.trained_counterpart import counterpart
 from research.trained_counterpart.first_key import first_key
@@ -78,10 +78,10 @@ def test_held_attention_is_that_inside_and_the_rest_is_shared_as_before(key_head
     method, keep = mesa.Origin(trained_length=trained), [("pattern", 1), ("z", 1), ("v", 1)]
     with torch.no_grad():
         plain, held = (
-            one_pass(bridge, item, method, edits, keep=keep, executor="dense")
+            one_pass(bridge, item, method, edits, record=keep, executor="dense")
             for edits in ([], counterpart.hold([(1, 1), (1, 2)], trained))
         )
-    before, after = (each.kept["pattern", 1] for each in (plain, held))
+    before, after = (each.activations["pattern", 1] for each in (plain, held))
     assert torch.equal(before[[0, 3]], after[[0, 3]])
     assert torch.equal(before[:, :trained], after[:, :trained])
     for head in (1, 2):
@@ -90,9 +90,9 @@ def test_held_attention_is_that_inside_and_the_rest_is_shared_as_before(key_head
         rest = before[head, trained:, 1:] / before[head, trained:, 1:].sum(1, keepdim=True) * (1 - value)
         torch.testing.assert_close(after[head, trained:, 1:], rest)
     assert (before - after).abs().max() > 0.05
-    values = held.kept["v", 1].reshape(len(item.ids), key_heads, -1).repeat_interleave(4 // key_heads, 1)
+    values = held.activations["v", 1].reshape(len(item.ids), key_heads, -1).repeat_interleave(4 // key_heads, 1)
     expected = torch.einsum("hqk,khd->qhd", after, values)
-    torch.testing.assert_close(held.kept["z", 1].reshape(expected.shape), expected)
+    torch.testing.assert_close(held.activations["z", 1].reshape(expected.shape), expected)
 
 
 def test_a_crossing_is_out_of_range_to_stay_beyond_what_means_are_sure_of():

@@ -12,13 +12,13 @@ from mesa_lens.dashboard.downloads import FORMS, buttons, named
 from mesa_lens.dashboard.look import plain, sheet, show
 from mesa_lens.dashboard.runs import Entry
 from probe.anatomy_report import told_of_heads
+from probe.attention.sentences import anatomy_findings
 from probe.figures.anatomy import head_map
 from probe.figures.anatomy_charts import lens_chart
 from probe.figures.anatomy_export import anatomy_tables, head_rows, known, layer_figures
 from probe.figures.export import Export
 from probe.figures.positional_charts import share_chart
 from probe.figures.render import Drawn
-from probe.mechanism.anatomy.words import anatomy_findings
 from probe.store.results import Anatomy, find_anatomy
 
 Made = dict[str, Drawn | None]

@@ -17,7 +17,7 @@ from probe.figures.export import Export
 from probe.figures.marks import Chart
 from probe.figures.mechanism import MEASURES
 from probe.figures.mechanism_export import common_figures, gone_over, located_export, located_tables, method_figures
-from probe.mechanism.words import located_findings
+from probe.interventions.sentences import located_findings
 from probe.store.results import Located, find_located, having, headline
 
 _MAPS, _PATCHES, _SETS, _CLAMPS, _ATTRIBUTION = "maps", "patches", "smallest set", "clamps", "attribution"

@@ -1,0 +1,245 @@
+"""What attention heads do under a method: distances, entropy, sinks, and retrieval (Wu et al. 2025).
+
+Weights are exact, computed from what the engine hands to the executor, for sampled queries only: memory grows with the
+length, not with its square.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+import mesa
+from mesa.engine.rows import rows
+from mesa.engine.schedule import Schedule
+from mesa.methods import Method
+from probe.tasks.retrieval import Prompt
+
+SPANS = ("inside M", "beyond M")
+FIRST = 4
+"""Keys (tokens) at the start of a prompt that are a part by themselves."""
+PARTS = ("first", "near", "window", "beyond")
+"""Disjoint parts of the keys: the first 4; of the others those at distance <= N, those < M, and those of M or more."""
+_UNITS = {
+    "mass": ("attention mass", "share"),
+    "entropy": ("entropy of attention", "nats"),
+    "mean_distance": ("mean distance attended to", "tokens"),
+    "sink": ("attention on token 0", "share"),
+    "previous": ("attention on the token before", "share"),
+}
+Measure = Callable[[Schedule, Tensor, Tensor, float], Mapping[str, Tensor]]
+"""Statistics (head, ...) by name, of some heads of one layer: from schedule, queries, keys and scale."""
+
+
+def head_statistics(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    method: Method,
+    *,
+    near: int | None = None,
+    queries: Sequence[int] | None = None,
+) -> xr.Dataset:
+    """What every head attends to in `prompts` (token ids, all of one length) under `method`.
+
+    `mass` (prompt, layer, head, query, part): attention by true distance t - i in the disjoint `PARTS`; sums to 1.
+    `entropy` (nats), `mean_distance` (tokens), `sink` and `previous` (shares on token 0 and on the token before):
+    (prompt, layer, head, query). `by_span` averages over queries. near: N in tokens, M / 8 if None. queries: token
+    positions; `sampled_queries` if None. Raises ValueError for positions or an N out of range, and for prompts of
+    several lengths.
+    """
+    length, trained = common_length(prompts), method.trained_length
+    near = max(1, trained // 8) if near is None else near
+    if not 1 <= near < trained:
+        raise ValueError(f"near={near} is not between 1 and the trained length {trained}")
+    chosen = checked_queries(queries, length, trained)
+    parts = torch.from_numpy(_parts(np.array(chosen), length, near, trained))
+
+    def measure(schedule: Schedule, query: Tensor, key: Tensor, scale: float) -> dict[str, Tensor]:
+        return _statistics(rows(schedule, query, key, scale, chosen)[0].cpu(), chosen, parts)
+
+    values = [recorded_attention(model, ids, method, measure) for ids in prompts]
+    data = labelled(values, {"part": PARTS}, chosen, trained)
+    for name, (long_name, units) in _UNITS.items():
+        data[name].attrs.update(long_name=long_name, units=units)
+    return data.assign_attrs(trained_length=trained, near=near, length=length)
+
+
+def _parts(chosen: np.ndarray, length: int, near: int, trained_length: int) -> np.ndarray:
+    """Which part each key is in for each query: (query, key, part), 0 or 1, float64."""
+    distance = chosen[:, None] - np.arange(length)
+    later = np.broadcast_to(np.arange(length) >= FIRST, distance.shape)
+    parts = [~later, later & (distance <= near), later & (distance > near) & (distance < trained_length)]
+    return np.stack([*parts, later & (distance >= trained_length)], -1).astype(np.float64)
+
+
+def _statistics(weights: Tensor, chosen: Sequence[int], parts: Tensor) -> dict[str, Tensor]:
+    """Statistics (head, query, ...) of weights (head, query, key)."""
+    weights = weights.double()
+    distance = torch.tensor(chosen)[:, None] - torch.arange(weights.shape[-1])
+    return {
+        "mass": torch.einsum("hqk,qkp->hqp", weights, parts),
+        "entropy": torch.special.entr(weights).sum(-1),
+        "mean_distance": (weights * distance).sum(-1),
+        "sink": weights[..., 0],
+        "previous": (weights * (distance == 1)).sum(-1),
+    }
+
+
+def sampled_queries(length: int, trained_length: int, count: int = 48) -> list[int]:
+    """At most `count` token positions: half of them in the second half of the window, half from M on.
+
+    All are within the window where the prompt is. Raises ValueError for fewer than 2 tokens or queries.
+    """
+    if min(length, count) < 2:
+        raise ValueError(f"length={length} and count={count}: both must be at least 2")
+    within = min(length, trained_length)
+    spans = [(within // 2, within - 1), (trained_length, length - 1)][: 1 + (length > trained_length)]
+    return sorted({int(at) for span in spans for at in np.linspace(*span, count // len(spans)).round()})
+
+
+def checked_queries(queries: Sequence[int] | None, length: int, trained_length: int) -> list[int]:
+    """`queries` in rising order, or `sampled_queries`; ValueError for a position that the prompts do not have."""
+    if queries is None:
+        return sampled_queries(length, trained_length)
+    chosen = sorted({int(token) for token in queries})
+    if not chosen or chosen[0] < 0 or chosen[-1] >= length:
+        raise ValueError(f"queries={chosen} are not positions of a prompt of {length} tokens, 0 to {length - 1}")
+    return chosen
+
+
+def common_length(prompts: Sequence[Sequence[int]]) -> int:
+    """The prompts' length in tokens; ValueError where they have none or several."""
+    lengths = sorted({len(ids) for ids in prompts})
+    if len(lengths) != 1:
+        raise ValueError(f"prompts have lengths {lengths}; give prompts of one length")
+    return lengths[0]
+
+
+@torch.no_grad()
+def recorded_attention(
+    model: PreTrainedModel, ids: Sequence[int], method: Method, measure: Measure
+) -> dict[str, np.ndarray]:
+    """What `measure` gives in one pass over `ids` under `method`, (layer, head, ...) by name.
+
+    `measure` is called once for every layer and group of its heads with a common schedule. Raises RuntimeError where a
+    head was not measured exactly once.
+    """
+    found: dict[tuple[int, int], dict[str, np.ndarray]] = {}
+    seen: list[tuple[int, int]] = []
+
+    def observer(layer: int, heads: Sequence[int], *arguments: Any) -> None:
+        values = measure(*arguments)
+        for row, head in enumerate(heads):
+            seen.append((layer, head))
+            found[layer, head] = {name: value[row].cpu().numpy() for name, value in values.items()}
+
+    with mesa.applied(model, method) as attachment:
+        attachment.observer = observer
+        model(torch.tensor([list(ids)], device=model.device), use_cache=False, logits_to_keep=1)
+    layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
+    expected = [(layer, head) for layer in range(layers) for head in range(heads)]
+    if sorted(seen) != expected:
+        raise RuntimeError(
+            f"{method.name}: seen were (layer, head) {sorted(seen)}, not each of {layers} x {heads} once"
+        )
+    values = {name: np.stack([found[place][name] for place in expected]) for name in found[0, 0]}
+    return {name: value.reshape(layers, heads, *value.shape[1:]) for name, value in values.items()}
+
+
+def labelled(
+    prompts: Sequence[Mapping[str, np.ndarray]],
+    dims: Mapping[str, Sequence[str]],
+    chosen: Sequence[int],
+    trained_length: int,
+) -> xr.Dataset:
+    """`recorded_attention` of several prompts as (prompt, layer, head, query, *dims), with positions and spans."""
+    spans = [SPANS[token >= trained_length] for token in chosen]
+    axes = ("prompt", "layer", "head", "query", *dims)
+    values = {name: np.stack([prompt[name] for prompt in prompts]) for name in prompts[0]}
+    data = xr.Dataset({name: (axes[: value.ndim], value) for name, value in values.items()})
+    labels = {"layer": range(data.sizes["layer"]), "head": range(data.sizes["head"]), "query": list(chosen)}
+    return data.assign_coords({**labels, "span": ("query", spans), **{name: list(x) for name, x in dims.items()}})
+
+
+def by_span(data: xr.Dataset) -> xr.Dataset:
+    """Means over the queries inside M and beyond M (dim `span`, those that there are), a value for each prompt.
+
+    Intervals are to be taken over `prompt`: queries of one prompt are not independent.
+    """
+    spans = [span for span in SPANS if (data["span"] == span).any()]
+    means = [data.isel(query=(data["span"] == span).values).mean("query", keep_attrs=True) for span in spans]
+    return xr.concat(means, "span").assign_coords(span=spans)
+
+
+def retrieval_scores(
+    model: PreTrainedModel, prompts: Sequence[Prompt], method: Method, *, offsets: Sequence[int] = (0, 1)
+) -> xr.DataArray:
+    """How often each head retrieves: (prompt, layer, head, offset), the share of the answer's tokens.
+
+    A head retrieves a token when the key it attends to most stands `offset` tokens after a place in the needle
+    (`needle_positions`) that holds the very token that is emitted. Offset 0 is the paper's score. It misses heads that
+    read the token from the one after it, where an earlier layer has moved it: offset 1 counts those. Tokens are decoded
+    one by one with a cache; the right answer is emitted whatever the model predicts (teacher-forced). Raises ValueError
+    for a prompt whose answer does not stand after `key_position`, RuntimeError for logits that are not finite.
+    """
+    if not prompts:
+        raise ValueError("prompts is empty; give at least one retrieval prompt")
+    scores = np.stack([_retrieval(model, prompt, method, offsets) for prompt in prompts])
+    labels = {"layer": range(scores.shape[1]), "head": range(scores.shape[2]), "offset": list(offsets)}
+    attrs = {"long_name": "retrieval score", "units": "share of answer tokens"}
+    return xr.DataArray(scores, labels, ("prompt", "layer", "head", "offset"), "retrieval_score", attrs)
+
+
+def needle_positions(prompt: Prompt) -> np.ndarray:
+    """Whether each prompt token belongs to the answer where it stands in the context, (position,).
+
+    That is every place at or after `key_position` that reads as the answer's tokens do; a passkey's sentence has two.
+    """
+    ids, answer = np.array(prompt.ids), np.array(prompt.answer_ids)
+    needle = np.zeros(len(ids), bool)
+    for begin in range(prompt.key_position, len(ids) - len(answer) + 1):
+        if (ids[begin : begin + len(answer)] == answer).all():
+            needle[begin : begin + len(answer)] = True
+    if not needle.any():
+        raise ValueError(
+            f"the answer {prompt.answer!r} (tokens {list(prompt.answer_ids)}) does not stand in the prompt from "
+            f"position {prompt.key_position} on; build the prompt with the model's own tokenizer"
+        )
+    return needle
+
+
+@torch.no_grad()
+def _retrieval(model: PreTrainedModel, prompt: Prompt, method: Method, offsets: Sequence[int]) -> np.ndarray:
+    """Share of the answer's tokens that each head retrieves, (layer, head, offset)."""
+    needle, tokens, cache = needle_positions(prompt), list(prompt.ids), DynamicCache()
+    top = np.zeros((model.config.num_hidden_layers, model.config.num_attention_heads), int)
+    hits = np.zeros((*top.shape, len(offsets)))
+
+    def observer(
+        layer: int, heads: Sequence[int], schedule: Schedule, query: Tensor, key: Tensor, scale: float
+    ) -> None:
+        weights = rows(schedule, query, key, scale, [len(tokens) - 1])[0, :, 0]
+        top[layer, heads] = schedule.first_key + weights.argmax(-1).cpu().numpy()
+
+    with mesa.applied(model, method) as attachment:
+        attachment.observer = observer
+        for emitted in prompt.answer_ids:
+            top[:] = -1
+            ids = torch.tensor([tokens[cache.get_seq_length() :]], device=model.device)
+            if model(ids, past_key_values=cache, logits_to_keep=1).logits.isnan().any():
+                raise RuntimeError(
+                    f"{method.name}: logits are not finite; run the model with a wider --dtype (float32, float64)"
+                )
+            if (top < 0).any():
+                raise RuntimeError(f"{method.name}: not every head of every layer was seen")
+            holds = np.flatnonzero(needle & (np.array(prompt.ids) == emitted))
+            for number, offset in enumerate(offsets):
+                hits[..., number] += np.isin(top - offset, holds)
+            tokens.append(emitted)
+    return hits / len(prompt.answer_ids)

@@ -1,0 +1,109 @@
+"""The share of a loss gap that an intervention restores, with its interval; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from probe.evaluation.intervals import Ends, fieller, student
+
+LEAST = 0.01
+"""Nats/token; a smaller gap counts as none."""
+_DRAWS = 2000
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of the loss gap, with its 95% interval; NaN where there is none."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class LossGap:
+    """Mean losses of both runs (nats/token), and the 95% interval of their difference."""
+
+    baseline: float
+    method: float
+    low: float
+    high: float
+
+    @property
+    def size(self) -> float:
+        """Baseline less method, nats/token."""
+        return self.baseline - self.method
+
+    @property
+    def judged(self) -> bool:
+        """Whether the baseline is significantly worse, by `LEAST` or more, so that shares are defined."""
+        return self.low > 0 and self.size >= LEAST
+
+
+class PairedLosses:
+    """Losses (item, block) of the baseline and of the method, which interventions on the same items are compared with.
+
+    Intervals: 95% percentile intervals over resampled items, and over blocks of scored tokens within each item; at
+    least as wide as Student's over items (of shares: Fieller's), since resampling few items is too narrow. One item
+    alone has its blocks' interval, and none (NaN) where it is one block.
+    """
+
+    def __init__(self, baseline: Sequence[Sequence[float]], method: Sequence[Sequence[float]]) -> None:
+        self.baseline, self.method = np.asarray(baseline, float), np.asarray(method, float)
+        if self.baseline.shape != self.method.shape or self.baseline.ndim != 2 or not self.baseline.size:
+            raise ValueError(f"losses of shapes {self.baseline.shape} and {self.method.shape} are not paired by block")
+        self._weights = _weights(*self.baseline.shape)
+
+    @property
+    def gap(self) -> LossGap:
+        """The gap between both runs."""
+        lost = self.baseline - self.method
+        low, high = _widened(self._ends(self._resampled(lost)), student(lost.mean(1)))
+        return LossGap(float(self.baseline.mean()), float(self.method.mean()), low, high)
+
+    def share(self, losses: Sequence[Sequence[float]], *, restores: bool = True) -> Share:
+        """The share of the gap that an intervention restores or, without `restores`, loses again.
+
+        (baseline - losses) / gap, else (losses - method) / gap: a ratio of means over the same items and blocks. An
+        interval that a gap near 0 makes unbounded is NaN, and so is the share where the gap is below `LEAST`.
+        """
+        array = np.asarray(losses, float)
+        moved, lost = self.baseline - array if restores else array - self.method, self.baseline - self.method
+        if lost.mean() < LEAST:
+            return Share(np.nan, np.nan, np.nan)
+        above, below = self._resampled(moved), self._resampled(lost)
+        value, by_items = float(moved.mean() / lost.mean()), fieller(moved.mean(1), lost.mean(1))
+        if (below <= 0).mean() > 0.025 or (len(lost) > 1 and by_items[0] is None):
+            return Share(value, np.nan, np.nan)
+        return Share(value, *_widened(self._ends(above[below > 0] / below[below > 0]), by_items))
+
+    def _ends(self, resampled: np.ndarray) -> tuple[float, float]:
+        """Low and high end of an interval."""
+        if self.baseline.size == 1:
+            return np.nan, np.nan
+        low, high = np.quantile(resampled, [0.025, 0.975])
+        return float(low), float(high)
+
+    def _resampled(self, values: np.ndarray) -> np.ndarray:
+        return self._weights @ values.ravel()
+
+
+def _widened(ends: tuple[float, float], least: Ends) -> tuple[float, float]:
+    """The smallest interval that contains both, where there is a second."""
+    return ends if least[0] is None else (min(ends[0], least[0]), max(ends[1], least[1]))
+
+
+@cache
+def _weights(items: int, blocks: int) -> np.ndarray:
+    """Weights (draw, item * block) of resampled items and resampled blocks within them; one block stays."""
+    rng = np.random.default_rng(0)
+    weights = np.zeros((_DRAWS, items, blocks))
+    chosen = rng.integers(0, items, (_DRAWS, items))
+    for draw, drawn in enumerate(chosen):
+        for item in drawn:
+            weights[draw, item] += np.bincount(rng.integers(0, blocks, blocks), minlength=blocks)
+    return weights.reshape(_DRAWS, -1) / (items * blocks)

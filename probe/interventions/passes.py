@@ -1,0 +1,219 @@
+"""One forward pass with activations edited on the way, the two runs of a prompt, and the loss that it is measured by.
+
+A pass may begin in the middle: layers below `Start.layer` are left out and their output is injected. This halves the
+cost of a sweep over all layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformer_lens.model_bridge import TransformerBridge
+
+import mesa
+from mesa.decoder import layers_of
+from mesa.methods import Method
+from probe.capture.spec import HOOKS
+from probe.tasks.base import Setting
+from probe.tasks.finding import PASSKEY
+from probe.tasks.likelihood import TAIL, tail_tokens
+
+HookPoint = tuple[str, int]
+"""A hook of `HOOK_NAMES`, and a layer."""
+HOOK_NAMES = {**HOOKS, "pattern": "blocks.{layer}.attn.hook_pattern"}
+"""`probe.capture.spec.HOOKS`, and attention weights (head, query, key) under executor 'dense'."""
+BASELINE, METHOD = "baseline", "method"
+"""The two runs of a prompt: Origin, which fails beyond the trained length, and the method."""
+BLOCKS = 8
+"""Parts that the scored tokens of a text are averaged in, so that one text has an interval too."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """Token ids whose last `scored` tokens are scored.
+
+    prompt: how many of them are the prompt, which the method's structure follows; the rest is an answer. None: all.
+    """
+
+    ids: tuple[int, ...]
+    scored: int
+    prompt: int | None = None
+
+
+@dataclass(frozen=True)
+class Edit:
+    """`change` maps the activations (token, ...) at a hook point to the same shape, and may write in place."""
+
+    point: HookPoint
+    change: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Start:
+    """The residual stream (token, dim) before `layer`, with which a pass begins."""
+
+    layer: int
+    states: Tensor
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """NLL (nats) of each scored token, and the recorded activations, each (token, ...)."""
+
+    losses: Tensor
+    activations: Mapping[HookPoint, Tensor]
+
+
+def items(measure: str, tokenizer: Any, length: int, setting: Setting) -> list[Item]:
+    """`setting.samples` items of a measure.
+
+    nll: texts of `length` tokens, the last M/4 scored. passkey: the paper's prompts of `length` tokens followed by the
+    right answer, which is scored. Raises ValueError where the text or the tokenizer cannot give them.
+    """
+    if measure == "nll":
+        texts = TAIL.prepare(tokenizer, length, setting, setting.samples)
+        return [Item(tuple(ids.tolist()), tail_tokens(setting.trained_length)) for ids in texts]
+    prompts = PASSKEY.prepare(tokenizer, length, setting, setting.samples)
+    return [Item((*prompt.ids, *prompt.answer_ids), len(prompt.answer_ids), len(prompt.ids)) for prompt in prompts]
+
+
+def blocks(measure: str, losses: Sequence[float] | np.ndarray) -> list[float]:
+    """Mean loss by block of scored tokens; a passkey's answer is one block."""
+    parts = np.array_split(np.asarray(losses, float), min(BLOCKS, len(losses)) if measure == "nll" else 1)
+    return [float(part.mean()) for part in parts]
+
+
+def run(
+    bridge: TransformerBridge,
+    item: Item,
+    method: Method,
+    edits: Sequence[Edit] = (),
+    *,
+    record: Sequence[HookPoint] = (),
+    start: Start | None = None,
+    executor: str = "fused",
+) -> Outcome:
+    """The outcome of one pass over `item` under `method` with `edits` applied in order; records what follows them.
+
+    Gradients flow under executor 'dense' where they are enabled. Raises ValueError for a hook point that the pass does
+    not reach, RuntimeError unless every edit and, in every layer from the start on, the method ran exactly once.
+    """
+    model: Any = bridge.original_model
+    depth, first = model.config.num_hidden_layers, start.layer if start else 0
+    for hook, layer in (*(edit.point for edit in edits), *record):
+        if hook not in HOOK_NAMES or not first <= layer < depth:
+            raise ValueError(f"{hook!r} of layer {layer} is not reached by a pass over layers {first}-{depth - 1}")
+    counts, recorded = [0] * len(edits), dict.fromkeys(record)
+    hooks: list[Any] = []
+    if start is not None:
+        hooks.append((_name(("resid_pre", first)), lambda tensor, hook: start.states[None].to(tensor)))
+
+    def change(tensor: Tensor, hook: Any, *, number: int) -> Tensor:
+        counts[number] += 1
+        return edits[number].change(tensor[0].clone())[None]
+
+    def look(tensor: Tensor, hook: Any, *, point: HookPoint) -> None:
+        recorded[point] = tensor[0].clone()
+
+    hooks += [(_name(edit.point), partial(change, number=number)) for number, edit in enumerate(edits)]
+    hooks += [(_name(point), partial(look, point=point)) for point in record]
+    attached = mesa.applied(model, method, executor=executor, prompt_length=item.prompt)
+    with attached as attachment, _from_layer(model, first), bridge.hooks(fwd_hooks=hooks):
+        losses = _losses(model, item)
+    if set(counts) > {1}:
+        raise RuntimeError(f"edits at {[edit.point for edit in edits]} ran {counts} times, once each expected")
+    expected = dict.fromkeys(range(first, depth), 1)
+    all_heads = tuple(range(model.config.num_attention_heads))
+    heads = {layer: all_heads if method.heads_in(layer) is None else method.heads_in(layer) for layer in expected}
+    if dict(attachment.calls) != expected or attachment.woven != heads:
+        raise RuntimeError(
+            f"{method.name} ran {dict(attachment.calls)} times by layer, in heads {attachment.woven}; expected "
+            f"{expected}, in heads {heads}"
+        )
+    if missing := [point for point, value in recorded.items() if value is None]:
+        raise RuntimeError(f"nothing passed the hooks {missing}")
+    return Outcome(losses, {point: value for point, value in recorded.items() if value is not None})
+
+
+def _name(point: HookPoint) -> str:
+    return HOOK_NAMES[point[0]].format(layer=point[1])
+
+
+def _losses(model: Any, item: Item) -> Tensor:
+    ids = torch.tensor([item.ids], device=model.device)
+    logits = model(ids, use_cache=False, logits_to_keep=item.scored + 1).logits[0, :-1]
+    return torch.nn.functional.cross_entropy(logits.float(), ids[0, -item.scored :].to(logits.device), reduction="none")
+
+
+@contextmanager
+def _from_layer(model: Any, first: int) -> Iterator[None]:
+    """Inside, the decoder runs its layers from `first` on."""
+    decoder, layers = model.get_decoder(), layers_of(model)
+    (name,) = (name for name, module in decoder.named_children() if module is layers)
+    setattr(decoder, name, torch.nn.ModuleList(list(layers)[first:]))
+    try:
+        yield
+    finally:
+        setattr(decoder, name, layers)
+
+
+@dataclass
+class RunPair:
+    """The baseline and the method's run of one item, which are computed when first needed.
+
+    Holds the residual stream of both runs before every layer, and the activations of one further hook.
+    """
+
+    bridge: TransformerBridge
+    item: Item
+    methods: dict[str, Method]
+    executor: str = "fused"
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    _donors: dict[tuple[str, str], Outcome] = field(default_factory=dict)
+
+    @property
+    def heads(self) -> list[int]:
+        """Attention heads by layer."""
+        config: Any = self.bridge.original_model.config
+        return [config.num_attention_heads] * config.num_hidden_layers
+
+    def outcome(self, of: str) -> Outcome:
+        """The plain run, `of` BASELINE or METHOD."""
+        if of not in self.outcomes:
+            depth = len(self.heads)
+            record = [("resid_pre", layer) for layer in range(depth)] + [("resid_post", depth - 1)]
+            self.outcomes[of] = run(self.bridge, self.item, self.methods[of], record=record, executor=self.executor)
+        return self.outcomes[of]
+
+    def run(self, base: str, layer: int, edits: Sequence[Edit] = (), *, method: Method | None = None) -> Outcome:
+        """A pass that equals the run `base` below `layer`, and goes on from there under `method` with `edits`."""
+        start = Start(layer, self.outcome(base).activations["resid_pre", layer]) if layer else None
+        return run(self.bridge, self.item, method or self.methods[base], edits, start=start, executor=self.executor)
+
+    def donor(self, of: str, point: HookPoint) -> Tensor:
+        """The activations (token, ...) of the run `of` at a hook point."""
+        hook, layer = point
+        if hook == "resid_post" and layer + 1 < len(self.heads):
+            point = ("resid_pre", layer + 1)
+        if point in self.outcome(of).activations:
+            return self.outcomes[of].activations[point]
+        if (of, hook) not in self._donors:
+            self._donors = {key: outcome for key, outcome in self._donors.items() if key[1] == hook}
+            record = [(hook, at) for at in range(len(self.heads))]
+            self._donors[of, hook] = run(
+                self.bridge, self.item, self.methods[of], record=record, executor=self.executor
+            )
+        return self._donors[of, hook].activations[point]
+
+    def span(self, name: str) -> tuple[int, int]:
+        """First and last position (exclusive) of an intervention's span."""
+        length, trained = len(self.item.ids), self.methods[METHOD].trained_length
+        begin = {"beyond": trained, "last": length - self.item.scored - 1}.get(name, 0)
+        return begin, trained if name == "inside" else length

@@ -1,0 +1,207 @@
+"""What `mesa-lens locate` is asked for, checked against the model's config before any weights are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from mesa.fingerprints import identity, ids_fingerprint
+from mesa.methods import Method, Origin
+from mesa.models import bytes_a_number, tokenizer_of
+from probe.capture.memory import check_prompts, peak_bytes
+from probe.capture.spec import CaptureSpec
+from probe.evaluation.plan import PROMPTS
+from probe.interventions import interventions
+from probe.interventions.passes import Item, items
+from probe.options import parse_ranges
+from probe.request import LocateRequest
+from probe.tasks import sources
+from probe.tasks.base import Setting
+from probe.tasks.repeated import word_ids
+from probe.tasks.score import heldout_ids
+from probe.thresholds.search import CrossingRule, check_positions
+
+ORIGIN = "origin"
+Group = tuple[str, int]
+"""A measure, and a length in tokens."""
+KINDS = ("weave", "patch", "clamp", "attribution", "smallest")
+_MANY_HEADS = 64  # up to which all are tried where none are named
+
+
+@dataclass(frozen=True)
+class LocatePlan:
+    """A checked request: methods ('origin' first), items by (measure, length), layers and (layer, head) pairs."""
+
+    request: LocateRequest
+    config: Any
+    methods: dict[str, Method]
+    items: dict[Group, list[Item]]
+    layers: list[int]
+    heads: list[tuple[int, int]]
+    documents: tuple[np.ndarray, ...]
+
+    @property
+    def trained_length(self) -> int:
+        """M, in tokens."""
+        return self.methods[ORIGIN].trained_length
+
+    @property
+    def compared(self) -> list[str]:
+        """The methods but Origin."""
+        return [name for name in self.methods if name != ORIGIN]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything that the losses of a task depend on beside its key and its method, ready for JSON."""
+        options = asdict(self.request)
+        return {
+            **{name: options[name] for name in ("model", "seed", "samples", "executor", "text", "word", "dims")},
+            **{key: value for key, value in self.request.load.items() if value is not None},
+            "trained_length": self.trained_length,
+            "longest": max(length for _, length in self.items),
+            "prompts": PROMPTS,
+            **identity(self.request.model, self.config),
+            "documents": ids_fingerprint(self.documents),
+        }
+
+    @property
+    def swept(self) -> Iterator[interventions.Intervention]:
+        """The weaves and patches, in the order in which they run."""
+        request = self.request
+        if "weave" in request.kinds:
+            yield from interventions.weaves(self.layers, self.heads, request.ways)
+        if "patch" in request.kinds:
+            yield from interventions.patches(self.layers, self.heads, request.hooks, request.spans, request.ways)
+
+
+def plan(request: LocateRequest) -> LocatePlan:
+    """Checks the request and builds every item. Raises ValueError or FileNotFoundError, naming the value."""
+    _check_samples(request)
+    config, trained = request.checked_model()
+    methods: dict[str, Method] = {ORIGIN: Origin(trained_length=trained), **_compared(request, config, trained)}
+    layers, heads = _places(request, config)
+    _check_places(request, config, layers, heads)
+    tokenizer = tokenizer_of(request.model, **request.source)
+    word_ids(tokenizer, request.word)
+    documents = tuple(heldout_ids(tokenizer, sources.texts(request.text)))
+    lengths = sorted(request.lengths or (4 * trained,))
+    if lengths[0] <= trained:
+        raise ValueError(f"--lengths {lengths[0]} is not beyond the trained length {trained}; nothing breaks there")
+    check_prompts(lengths[-1], request.samples)
+    for length in lengths if "clamp" in request.kinds else ():
+        check_positions(range(length), trained, CrossingRule.scaled(trained))
+    setting = Setting(trained, tuple(lengths), request.samples, request.seed, documents)
+    prompts = {
+        (measure, length): items(measure, tokenizer, length, setting)
+        for length in lengths
+        for measure in request.measures
+    }
+    return LocatePlan(request, config, methods, prompts, layers, heads, documents)
+
+
+def _check_samples(request: LocateRequest) -> None:
+    """Raises ValueError where one sample does not do."""
+    for needed, reason in (
+        ("smallest" in request.kinds, "the smallest set is chosen on one half of them"),
+        ("passkey" in request.measures, "one answer has no interval"),
+    ):
+        if needed and request.samples < 2:
+            raise ValueError(f"--samples {request.samples}: {reason}, give at least 2")
+
+
+def _compared(request: LocateRequest, config: Any, trained: int) -> dict[str, Method]:
+    methods = request.checked_methods(config, trained)
+    methods.pop(ORIGIN, None)
+    if not methods:
+        raise ValueError(f"--methods {request.methods} names nothing to compare with Origin; try rerope,mesa")
+    for name, method in methods.items():
+        if method.layers is not None or method.heads is not None:
+            raise ValueError(f"--set gives {name} its layers or heads, which are what is varied here; leave them out")
+    return methods
+
+
+def _places(request: LocateRequest, config: Any) -> tuple[list[int], list[tuple[int, int]]]:
+    """The layers, and the (layer, head) pairs, to try."""
+    layers = list(CaptureSpec(layers=parse_ranges(request.layers, "--layers")).resolve(config, 1).layers)
+    heads, named = config.num_attention_heads, request.heads
+    if named is None:
+        named = "all" if len(layers) * heads <= _MANY_HEADS else "none"
+    if named == "none":
+        return layers, []
+    headed = CaptureSpec(layers=parse_ranges(named, "--heads")).resolve(config, 1).layers
+    return layers, [(layer, head) for layer in headed if layer in layers or request.heads for head in range(heads)]
+
+
+def _check_places(request: LocateRequest, config: Any, layers: list[int], heads: list[tuple[int, int]]) -> None:
+    """Raises ValueError for an intervention that has no layer or head, or dims without controls."""
+    if "smallest" in request.kinds and not heads:
+        raise ValueError("--try smallest has no heads to choose from; name the layers of some with --heads")
+    if "clamp" in request.kinds and 2 * request.dims > config.hidden_size:
+        raise ValueError(
+            f"--dims {request.dims} leaves too few of the {config.hidden_size} dims to draw as many controls from; "
+            f"give at most {config.hidden_size // 2}"
+        )
+    counts = {
+        "weave": sum(1 for _ in interventions.weaves(layers, heads, request.ways)),
+        "patch": sum(1 for _ in interventions.patches(layers, heads, request.hooks, request.spans, request.ways)),
+    }
+    empty = [kind for kind, count in counts.items() if kind in request.kinds and not count]
+    if empty and not {*request.kinds} - {*empty}:
+        raise ValueError(
+            f"--try {','.join(empty)} has nothing to try with --ways {','.join(request.ways)} and {len(heads)} heads; "
+            "weaves go only, without; patches mend, break; hook z needs --heads"
+        )
+
+
+def needed_bytes(plan: LocatePlan) -> int:
+    """Estimate of the memory beside the weights, of all kinds but attribution."""
+    longest = max(length for _, length in plan.items)
+    return max(task_bytes(plan, kind, longest) for kind in ("run", *plan.request.kinds) if kind != "attribution")
+
+
+def task_bytes(plan: LocatePlan, kind: str, length: int) -> int:
+    """Estimate of the memory beside the weights of a task: the states of both runs, and of a hook, and one pass.
+
+    An attribution's backward pass: three (head, token, token) scores a layer, and twenty times the hidden states.
+    """
+    config, depth = plan.config, plan.config.num_hidden_layers
+    number_bytes = bytes_a_number(config, plan.request.load)
+    if kind == "attribution":
+        return depth * number_bytes * length * (3 * config.num_attention_heads * length + 20 * config.hidden_size)
+    streams = {
+        "patch": 4 * depth + 2,
+        "clamp": 6 * depth,  # the search for threshold dims
+        "smallest": plan.request.samples * (depth + 2),  # every item's baseline at once
+    }.get(kind, 2 * (depth + 1))
+    return peak_bytes(config, length, number_bytes, streams * length * config.hidden_size * number_bytes)
+
+
+def passes(plan: LocatePlan) -> float:
+    """Whole passes that one item of one method takes for weaves and patches; a pass from a layer on is a part."""
+    depth = plan.config.num_hidden_layers
+    return 2 + sum((depth - intervention.layer) / depth for intervention in plan.swept)
+
+
+def work(plan: LocatePlan) -> dict[tuple[Method, int], float]:
+    """Passes of weaves and patches by method and length."""
+    counts: dict[tuple[Method, int], float] = {}
+    for name in plan.compared:
+        for item in (item for prompts in plan.items.values() for item in prompts):
+            key = plan.methods[name], len(item.ids)
+            counts[key] = counts.get(key, 0.0) + passes(plan)
+    return counts
+
+
+def estimate(plan: LocatePlan) -> str:
+    """Passes, tokens and memory of a run, as text."""
+    count, prompts = passes(plan) * len(plan.compared), [item for group in plan.items.values() for item in group]
+    beside = ", ".join(kind for kind in KINDS[2:] if kind in plan.request.kinds)
+    return (
+        f"{len(plan.layers)} layers, {len(plan.heads)} heads, {len(plan.compared)} methods, {len(prompts)} prompts: "
+        f"about {count:,.0f} passes a prompt, {sum(count * len(item.ids) for item in prompts):,.0f} tokens"
+        f"{beside and f', beside {beside}'}\nmemory beside the weights at {max(length for _, length in plan.items)} "
+        f"tokens: about {needed_bytes(plan) / 2**20:,.0f} MiB"
+    )

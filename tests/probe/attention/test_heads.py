@@ -1,0 +1,201 @@
+"""Heads whose attention is known: uniform, a sink, a window, a planted retrieval head; and those of a random model."""
+
+import math
+
+import cases
+import numpy as np
+import planted
+import pytest
+import tiny
+import torch
+
+import mesa
+from probe.attention.heads import (
+    PARTS,
+    SPANS,
+    by_span,
+    head_statistics,
+    needle_positions,
+    recorded_attention,
+    retrieval_scores,
+    sampled_queries,
+)
+from probe.tasks.retrieval import Prompt
+
+ORIGIN = mesa.Origin(trained_length=8)
+IDS = [0, 5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6, 7, 8, 9]
+
+
+def test_uniform_attention_gives_key_shares():
+    data = head_statistics(planted.model(), [IDS], ORIGIN, near=2, queries=[2, 7, 15]).isel(prompt=0)
+    # query 7 sees 8 keys: 4 first ones, 5 to 7 near (distance <= 2), 4 in the window; 15: 9 .. 12 lie 3 to 7 back, too
+    expected = {2: [3, 0, 0, 0], 7: [4, 3, 1, 0], 15: [4, 3, 5, 4]}
+    for query, keys in expected.items():
+        mass = data["mass"].sel(query=query)
+        np.testing.assert_allclose(mass, np.broadcast_to(np.array(keys) / (query + 1), mass.shape), atol=1e-6)
+        np.testing.assert_allclose(data["entropy"].sel(query=query), math.log(query + 1), atol=1e-6)
+        np.testing.assert_allclose(data["mean_distance"].sel(query=query), query / 2, atol=1e-5)
+        for name in ("sink", "previous"):
+            np.testing.assert_allclose(data[name].sel(query=query), 1 / (query + 1), atol=1e-6)
+    assert data["part"].values.tolist() == list(PARTS)
+    assert data["span"].values.tolist() == ["inside M", "inside M", "beyond M"]
+
+
+def test_a_planted_sink_is_the_one_head_found():
+    model = planted.model()
+    sink = torch.zeros(planted.TOKENS, planted.TOKENS)
+    sink[:, 0] = 1
+    planted.plant(model, 1, 1, torch.ones(planted.TOKENS, planted.TOKENS), sink)
+    data = head_statistics(model, [IDS], mesa.NoPE(trained_length=8), queries=[7, 15]).isel(prompt=0)
+    expected = np.full((2, 2, 2), [1 / 8, 1 / 16])
+    expected[1, 1] = 1
+    np.testing.assert_allclose(data["sink"], expected, atol=1e-6)
+    np.testing.assert_allclose(data["entropy"].values[1, 1], 0, atol=1e-6)
+    np.testing.assert_allclose(data["mean_distance"].values[1, 1], [7, 15], atol=1e-5)
+
+
+def test_a_planted_previous_token_head_is_the_one_head_found():
+    model = planted.model()
+    planted.plant(model, 0, 1, planted.successor().T, torch.eye(planted.TOKENS))  # asks, at token v, for v - 1
+    data = head_statistics(model, [[0, *range(1, 16)]], mesa.NoPE(trained_length=8), queries=[6, 12]).isel(prompt=0)
+    score = math.exp(4)  # of the key asked for: 4 x 4 / sqrt(16); all others have 1
+    expected = [[1 / 7, 1 / 13], [score / (score + 6), score / (score + 12)]]
+    np.testing.assert_allclose(data["previous"].values[0], expected, atol=1e-5)
+
+
+def test_a_method_that_masks_leaves_no_mass_there():
+    method = mesa.StreamingLLM(trained_length=8, window=3, first=1)
+    data = head_statistics(planted.model(), [IDS], method, near=2, queries=[15])
+    # seen are keys 12 to 15 and key 0
+    np.testing.assert_allclose(data["mass"].values[0, 0, 0, 0], [1 / 5, 3 / 5, 1 / 5, 0], atol=1e-6)
+    np.testing.assert_allclose(data["entropy"], math.log(5), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["origin", "rerope", "mesa"])
+def test_statistics_are_those_of_the_dense_weights(name):
+    model, method = tiny.model(), cases.method(name)
+    ids = torch.randint(2, 97, (1, 61), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), mesa.applied(model, method, executor="dense"):
+        weights = torch.stack(model(ids, output_attentions=True).attentions)[:, 0].double().numpy()
+    data = head_statistics(model, ids.tolist(), method, near=5, queries=[20, 60]).isel(prompt=0)
+    for query in (20, 60):
+        row, chosen = weights[:, :, query], data.sel(query=query)
+        far = [i for i in range(4, query + 1) if query - i >= cases.TRAINED]
+        np.testing.assert_allclose(chosen["mass"].sel(part="beyond"), row[..., far].sum(-1), atol=1e-5)
+        distance = sum(row[..., i] * (query - i) for i in range(query + 1))
+        np.testing.assert_allclose(chosen["mean_distance"], distance, atol=1e-3)
+    np.testing.assert_allclose(data["mass"].sum("part"), 1, atol=1e-6)
+
+
+def test_spans_are_means_over_their_queries_a_prompt_each():
+    prompts = [IDS, IDS[::-1]]
+    data = head_statistics(tiny.model(), prompts, ORIGIN, queries=[4, 7, 8, 12, 15])
+    means = by_span(data)
+    assert means["span"].values.tolist() == list(SPANS)
+    assert means["mass"].sizes == {"span": 2, "prompt": 2, "layer": 3, "head": 4, "part": 4}
+    expected = data["entropy"].sel(query=[8, 12, 15]).mean("query")
+    np.testing.assert_allclose(means["entropy"].sel(span="beyond M"), expected)
+    assert data["entropy"].attrs["units"] == "nats"
+    assert (data["entropy"].isel(prompt=0) != data["entropy"].isel(prompt=1)).any()
+
+
+def test_queries_are_spread_over_both_spans():
+    assert sampled_queries(32, 8, 4) == [4, 7, 8, 31]
+    assert sampled_queries(6, 8, 4) == [3, 4, 5]
+    chosen = sampled_queries(1024, 256)
+    assert len(chosen) == 48
+    assert sum(token >= 256 for token in chosen) == 24
+    assert min(chosen) == 128
+
+
+def test_bad_sizes_are_named():
+    model = tiny.model()
+    with pytest.raises(ValueError, match=r"prompts have lengths \[3, 4\]; give prompts of one length"):
+        head_statistics(model, [[1, 2, 3], [1, 2, 3, 4]], ORIGIN)
+    with pytest.raises(ValueError, match=r"queries=\[2, 3\] are not positions of a prompt of 3 tokens, 0 to 2"):
+        head_statistics(model, [[1, 2, 3]], ORIGIN, queries=[3, 2])
+    with pytest.raises(ValueError, match="near=8 is not between 1 and the trained length 8"):
+        head_statistics(model, [[1, 2, 3]], ORIGIN, near=8)
+    with pytest.raises(ValueError, match="length=1 and count=48: both must be at least 2"):
+        sampled_queries(1, 8)
+
+
+def test_a_head_that_is_not_seen_is_an_error(monkeypatch):
+    model = tiny.model()
+    monkeypatch.setattr(model.config, "num_attention_heads", 5)
+    with pytest.raises(RuntimeError, match="not each of 3 x 5 once"):
+        recorded_attention(model, IDS, ORIGIN, lambda schedule, query, key, scale: {"query": query[0]})
+
+
+NOPE = mesa.NoPE(trained_length=8)
+PROMPT = Prompt(ids=(0, 12, 13, 6, 7, 8, 12, 13, 14, 5), answer_ids=(6, 7, 8), answer="678", key_position=2)
+"""The last token is 5; the answer goes on 6, 7, 8, which stands at 3 to 5."""
+
+
+def retrieving():
+    """Head (1, 0) looks from token v to token v + 1, sharply: the very token that PROMPT's answer goes on with."""
+    built = planted.model()
+    planted.plant(built, 1, 0, planted.successor(), torch.eye(planted.TOKENS))
+    return built
+
+
+def test_the_planted_head_alone_retrieves():
+    scores = retrieval_scores(retrieving(), [PROMPT, PROMPT], NOPE)
+    expected = np.zeros((2, 2, 2))
+    expected[:, 1, 0] = 1
+    assert (scores.sel(offset=0) == expected).all()
+    assert (scores.sel(offset=1) == 0).all()
+
+
+def test_a_head_that_looks_one_token_after_has_its_score_at_offset_1():
+    built = planted.model()
+    planted.plant(built, 0, 1, planted.successor() @ planted.successor(), torch.eye(planted.TOKENS))
+    prompt = Prompt(ids=(0, 12, 13, 6, 7, 8, 9, 12, 14, 5), answer_ids=(6, 7, 8), answer="678", key_position=2)
+    scores = retrieval_scores(built, [prompt], NOPE).isel(prompt=0, layer=0)
+    assert scores.sel(offset=0).values.tolist() == [0, 0]
+    assert scores.sel(offset=1).values.tolist() == [0, 1]
+
+
+def test_a_token_outside_the_needle_does_not_count():
+    """The head looks at the very token, but where it stands before the needle."""
+    outside = Prompt(ids=(0, 6, 7, 8, 13, 14, 6, 12, 8, 7, 6, 5), answer_ids=(6,), answer="6", key_position=10)
+    scores = retrieval_scores(retrieving(), [outside], NOPE)
+    assert float(scores.sum()) == 0  # of equal keys the first is taken
+
+
+def test_a_method_that_masks_the_needle_kills_the_head():
+    method = mesa.StreamingLLM(trained_length=8, window=3, first=1)
+    assert float(retrieval_scores(retrieving(), [PROMPT], method).sum()) == 0
+
+
+@pytest.mark.parametrize("name", ["origin", "mesa"])
+def test_random_heads_retrieve_about_by_chance(name):
+    rng, prompts = np.random.default_rng(0), []
+    for place in rng.integers(5, 40, 20):
+        ids, answer = rng.integers(2, 97, 60), tuple(range(40, 45))
+        ids[place : place + 5] = answer
+        prompts.append(Prompt(tuple(ids.tolist()), answer, "", int(place)))
+    scores = retrieval_scores(tiny.model(), prompts, cases.method(name)).mean("prompt")
+    assert float(scores.mean()) < 3 / 60  # one key in about 60 holds the token
+    assert float(scores.max()) < 0.2
+
+
+def test_a_model_whose_states_are_not_finite_has_no_scores():
+    """Of weights that are no numbers the first key is the largest: all scores would be 0."""
+    built = retrieving()
+    built.model.embed_tokens.weight.data[5] = float("inf")
+    with pytest.raises(RuntimeError, match="nope: logits are not finite; run the model with a wider --dtype"):
+        retrieval_scores(built, [PROMPT], NOPE)
+
+
+def test_the_needle_is_every_place_where_the_answer_stands_from_the_key_on():
+    prompt = Prompt(ids=(7, 8, 3, 7, 8, 2, 7, 8, 9), answer_ids=(7, 8), answer="78", key_position=2)
+    assert np.flatnonzero(needle_positions(prompt)).tolist() == [3, 4, 6, 7]
+
+
+def test_an_answer_that_does_not_stand_there_is_named():
+    prompt = Prompt(ids=(7, 8, 3), answer_ids=(7, 8), answer="78", key_position=1)
+    with pytest.raises(ValueError, match=r"the answer '78' \(tokens \[7, 8\]\) does not stand in the prompt from posi"):
+        retrieval_scores(retrieving(), [prompt], NOPE)
+    with pytest.raises(ValueError, match="prompts is empty"):
+        retrieval_scores(retrieving(), [], NOPE)

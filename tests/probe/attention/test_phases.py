@@ -1,0 +1,181 @@
+"""Phases by hand for a head of 4 dims, M = 8: pair 0 turns by 1 a token and has gone round, pair 1 by 0.5, 3.5 at most.
+
+So pair 1 meets a new phase at relative positions 8 to 12 (4 to 6) and at 13 is back among those it met
+(6.5 - 2 pi = 0.22).
+"""
+
+import math
+
+import cases
+import numpy as np
+import pytest
+import tiny
+import torch
+from transformers import Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, MptConfig
+
+import mesa
+from mesa.engine.rows import rows
+from probe.attention.heads import recorded_attention
+from probe.attention.phases import Phases, first_unmet, frequencies, unmet_by_position, unmet_share
+
+TRAINED = 8
+SIZES = {
+    "vocab_size": 17,
+    "hidden_size": 8,
+    "head_dim": 4,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": TRAINED,
+    "bos_token_id": 0,
+    "eos_token_id": None,
+}
+CONFIG = LlamaConfig(**SIZES, rope_parameters={"rope_type": "default", "rope_theta": 4.0})  # 4 ** -(2 m / 4): 1, 0.5
+IDS = [0, 5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6, 7, 8, 9]
+
+
+def method(name, **parameters):
+    return mesa.make(name, TRAINED, **parameters)
+
+
+def unmet(frequency, relative, name="origin", own=None):
+    """Whether pair 1 is new at these relative positions; pair 0 has gone round."""
+    frequency, own = np.array(frequency), np.array(own or frequency)
+    found = Phases.of(method(name).plan(16), frequency, own, TRAINED)
+    assert found.open_pairs.tolist() == [1]
+    return found.unmet(np.array(relative), 1).tolist()
+
+
+def test_phases_by_hand():
+    new = [r for r in range(40) if unmet([1.0, 0.5], r)]
+    assert new == [8, 9, 10, 11, 12, 20, 21, 22, 23, 24, 25, 33, 34, 35, 36, 37]  # a round is 12.57 tokens
+    assert unmet([1.0, 0.5], [-1, 7, 7.2]) == [False, False, True]
+    # n = 16 = 2 M: the base grows, pair 1 of 2 is slowed by the factor 4 * 2 - 3 = 5: 35 is the last phase it has met
+    assert unmet([1.0, 0.5], [35, 36, 62, 63], "dynamic-ntk") == [False, True, True, False]  # 6.3 is round again
+    assert unmet([1.0, 0.5], [3, 4, 6, 7], own=[1.0, 1.0]) == [False, True, True, False]  # another turns twice as fast
+
+
+def test_a_pair_one_step_short_of_a_round_has_met_the_circle():
+    """7 steps of 0.8 reach 5.6: what is left of 6.28 is no wider than a step; 0.78 leaves more than one, 0.82."""
+    plan = method("origin").plan(16)
+    assert Phases.of(plan, *[np.array([0.8, 0.78])] * 2, TRAINED).open_pairs.tolist() == [1]
+
+
+def test_a_distance_may_be_met_beyond_one_that_is_not():
+    """Judged key by key, not by the farthest: queries from 13 on see the same five new distances, 8 to 12."""
+    assert first_unmet(method("origin"), CONFIG, 20) == 8
+    share = unmet_by_position(method("origin"), CONFIG, 20)
+    np.testing.assert_allclose(share[12:], [5 / (2 * (t + 1)) for t in range(12, 20)])
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "length", "first"),
+    [
+        ("origin", {}, 8, None),
+        ("origin", {}, 16, 8),
+        ("rerope", {"window": 7}, 64, None),
+        ("nope", {}, 64, None),
+        ("leaky-rerope", {"window": 4, "k": 4}, 32, 17),  # 4 + (r - 4) / 4 > 7 from r = 17 on
+        ("stair", {"window": 4, "width": 4}, 32, 17),  # 4 + ceil((r - 4) / 4) > 7 from r = 17 on
+        ("dynamic-ntk", {}, 32, None),  # slowed by 13: 91 is met
+        ("dynamic-ntk", {"factor": 1}, 32, 29),  # slowed by 4: 28 is the last that is met
+    ],
+)
+def test_first_new_phase_by_hand(name, parameters, length, first):
+    assert first_unmet(method(name, **parameters), CONFIG, length) == first
+
+
+def test_share_by_position_by_hand():
+    """Query t of Origin sees t + 1 keys, t - 7 of them at distance 8 to 12, five at most; one pair of two counts."""
+    share = unmet_by_position(method("origin"), CONFIG, 16)
+    np.testing.assert_allclose(share, [min(5, max(0, t - 7)) / (2 * (t + 1)) for t in range(16)])
+    assert first_unmet(method("origin"), CONFIG, 16, share=0.18) == 12  # 5 of 26; 4 of 24 at 11
+    assert first_unmet(method("origin"), CONFIG, 16, share=0.2) is None
+
+
+def small():
+    torch.manual_seed(0)
+    return LlamaForCausalLM(CONFIG).eval()
+
+
+@pytest.mark.parametrize("name", ["origin", "leaky-rerope", "dynamic-ntk"])
+def test_shares_equal_a_loop_over_pairs_and_keys(name):
+    """Norms by the raw projections: turning does not change them. Sizes are such that some phases are new."""
+    parameters = {"dynamic-ntk": {"factor": 1.0}, "leaky-rerope": {"window": 4, "k": 2}}.get(name, {})
+    model, chosen, kept = small(), method(name, **parameters), {}
+    caught = model.model.layers[0].input_layernorm.register_forward_hook(lambda *seen: kept.update(x=seen[2]))
+    data = unmet_share(model, [IDS], chosen, queries=[7, 15]).isel(prompt=0, layer=0)
+    kept |= recorded_attention(model, IDS, chosen, lambda *seen: {"weights": rows(*seen, [15])[0, :, 0]})
+    caught.remove()
+    attention = model.model.layers[0].self_attn
+    with torch.no_grad():
+        query, key = attention.q_proj(kept["x"])[0, 15].view(2, 4), attention.k_proj(kept["x"])[0]
+    assert (data.sel(query=7)["norms"] == 0).all()
+    for head in range(2):
+        sums = np.zeros((2, 2))  # (all, unmet) by (norms, attention)
+        for i in range(16):
+            r = 15 - i
+            relative = r if name != "leaky-rerope" or r < 4 else 4 + (r - 4) / 2
+            phase = relative * (0.25 if name == "dynamic-ntk" else 0.5) % (2 * math.pi)
+            for pair in range(2):
+                product = query[head, [pair, pair + 2]].norm() * key[i, [pair, pair + 2]].norm()
+                both = float(product) * np.array([1, float(kept["weights"][0, head, i])])
+                sums += [both, both * (pair == 1 and phase > 3.5)]
+        for number, kind in enumerate(("norms", "attention")):
+            got = float(data[kind].sel(query=15, head=head))
+            assert got == pytest.approx(sums[1, number] / sums[0, number], abs=1e-5)
+            assert got > 0
+
+
+def test_origin_has_new_phases_beyond_m_only_rerope_none_and_ntk_less():
+    model, ids = tiny.model(), torch.randint(2, 97, (1, 96), generator=torch.Generator().manual_seed(0)).tolist()
+
+    def beyond(name, **parameters):
+        data = unmet_share(model, ids, cases.method(name, **parameters), queries=[10, 23, 24, 60, 95])
+        assert (data["norms"].sel(query=[10, 23]) == 0).all()
+        return data["norms"].sel(query=95)
+
+    origin, slowed = beyond("origin"), beyond("dynamic-ntk", factor=1.0)
+    assert (beyond("rerope") == 0).all()
+    assert (slowed > 0).all()
+    assert (slowed < origin).all()
+
+
+def test_the_base_follows_the_prompts_length():
+    first = [first_unmet(cases.method("dynamic-ntk", factor=1.0), tiny.model().config, n) for n in (24, 60, 200)]
+    assert first[0] is None
+    assert first[1] is not None
+    assert first[2] > first[1]
+
+
+def test_layers_left_as_trained_keep_their_phases():
+    ids = torch.randint(2, 97, (1, 60), generator=torch.Generator().manual_seed(0)).tolist()
+    data = unmet_share(tiny.model(), ids, cases.method("rerope", layers=(1,)), queries=[59])["norms"]
+    assert [bool((data.isel(layer=layer) > 0).all()) for layer in range(3)] == [True, False, True]
+
+
+def test_a_model_that_scales_by_itself_does_so_under_origin_only():
+    config = LlamaConfig(
+        **{**SIZES, "max_position_embeddings": TRAINED},
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 4.0, "factor": 4.0},
+    )
+    rotary = LlamaForCausalLM(config).model.rotary_emb
+    trained, own = frequencies(rotary, method("origin"), 16)
+    np.testing.assert_allclose(trained, [1, 0.5])
+    np.testing.assert_allclose(own, [1, 0.1], rtol=1e-6)  # the same factor 5
+    np.testing.assert_allclose(frequencies(rotary, method("rerope"), 16)[1], [1, 0.5])
+    np.testing.assert_allclose(rotary.inv_freq, [1, 0.5])
+    assert first_unmet(method("origin"), config, 16) is None
+
+
+def test_alibi_has_no_phases():
+    config = MptConfig(vocab_size=97, d_model=32, n_layers=1, n_heads=4)
+    with pytest.raises(ValueError, match=r"model type 'mpt' has no rotary embeddings \(it has ALiBi\)"):
+        first_unmet(method("origin"), config, 16)
+
+
+def test_frequencies_by_layer_have_no_common_phases():
+    config = Gemma3TextConfig(**{**SIZES, "num_hidden_layers": 2}, pad_token_id=0)
+    with pytest.raises(ValueError, match="model type 'gemma3_text' has other rotary frequencies in other layers"):
+        first_unmet(method("origin"), config, 16)

@@ -1,0 +1,140 @@
+"""Interventions on a model whose one position-dependent head is planted."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from headed import HEAD, planted
+
+import mesa
+from probe.capture.bridge import bridge_to
+from probe.interventions.clamp import Clamp, control_dims
+from probe.interventions.interventions import Intervention, attribute, weaves
+from probe.interventions.loss_gap import PairedLosses
+from probe.interventions.passes import BASELINE, METHOD, Edit, Item, RunPair, Start, run
+
+M, LENGTH = 24, 96
+HEADS = [(layer, head) for layer in range(3) for head in range(4)]
+METHODS = {BASELINE: mesa.Origin(trained_length=M), METHOD: mesa.ReRoPE(trained_length=M, window=9)}
+
+
+@cache
+def tokenizer():
+    """Any: prompts here are token ids."""
+    return mesa.load().tokenizer
+
+
+def bridged(model):
+    return bridge_to(model, tokenizer())
+
+
+def item(seed=0, length=LENGTH, scored=24):
+    return Item(tuple(np.random.default_rng(seed).integers(2, 97, length).tolist()), scored)
+
+
+def loss(pair, intervention):
+    return intervention.run(pair).losses.mean().item()
+
+
+@torch.no_grad()
+def test_a_pass_begun_in_the_middle_equals_the_whole_pass():
+    bridge, one = bridged(planted()), item()
+    whole = run(bridge, one, METHODS[METHOD], record=[("resid_pre", 2)])
+    states = whole.activations["resid_pre", 2]
+    assert torch.equal(whole.losses, run(bridge, one, METHODS[METHOD], start=Start(2, states)).losses)
+    other = run(bridge, one, METHODS[METHOD], start=Start(2, states.flip(0)))
+    assert (whole.losses - other.losses).abs().max() > 1e-3
+    assert len(bridge.original_model.model.layers) == 3
+
+
+@torch.no_grad()
+def test_the_planted_head_alone_restores_the_loss():
+    model = planted()
+    model.lm_head.weight *= 50
+    pairs = [RunPair(bridged(model), item(seed), METHODS) for seed in (3, 5, 6)]
+    losses = PairedLosses(*[[[pair.outcome(of).losses.mean().item()] for pair in pairs] for of in (BASELINE, METHOD)])
+    assert losses.gap.size > 0.1
+    for intervention in weaves(range(3), HEADS):
+        share = losses.share([[loss(pair, intervention)] for pair in pairs], restores=intervention.restores)
+        is_planted = (intervention.layer, intervention.head) in (HEAD, (HEAD[0], None))
+        assert share.value == pytest.approx(float(is_planted), abs=2e-3), intervention
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("way", ["mend", "break"])
+def test_patches_carry_the_planted_heads_effect(way):
+    pair = RunPair(bridged(planted()), item(), METHODS)
+    before, after = (pair.outcome(of).losses.mean().item() for of in (BASELINE, METHOD)[:: 1 if way == "mend" else -1])
+    for hook, layer, head, moved in (
+        ("z", 1, 2, True),
+        ("z", 1, 0, False),
+        ("attn_out", 1, None, True),
+        ("attn_out", 0, None, False),
+        ("resid_post", 0, None, False),
+        ("resid_pre", 2, None, True),
+        ("resid_post", 2, None, True),
+    ):
+        patched = loss(pair, Intervention("patch", way, layer, head, hook))
+        assert patched == pytest.approx(after if moved else before, abs=1e-5), (hook, layer, head)
+    for span, expected in (("beyond", after), ("inside", before)):
+        assert loss(pair, Intervention("patch", way, 1, None, "attn_out", span)) == pytest.approx(expected, abs=2e-2)
+    assert loss(pair, Intervention("patch", way, 2, None, "resid_post", "last")) == pytest.approx(after, abs=1e-5)
+
+
+def test_attribution_is_the_slope_of_patching():
+    pair = RunPair(bridged(planted([(2, 1)])), item(length=40, scored=8), METHODS)
+    with torch.no_grad():
+        falls = attribute(pair, ("z", "attn_out", "resid_post"))
+        baseline, donor = (pair.donor(of, ("z", 2))[:, 1] for of in (BASELINE, METHOD))
+        step = 1e-2
+
+        def nudge(states):
+            states[:, 1] = baseline + step * (donor - baseline)
+            return states
+
+        plain = pair.outcome(BASELINE).losses.double().mean()
+        nudged = pair.run(BASELINE, 2, [Edit(("z", 2), nudge)]).losses.double().mean()
+    by_head = [falls[Intervention("patch", "mend", 2, head, "z")] for head in range(4)]
+    assert by_head[1] == pytest.approx(float(plain - nudged) / step, rel=0.1)
+    assert by_head[0] == pytest.approx(0, abs=1e-6)
+    assert falls[Intervention("patch", "mend", 2, None, "attn_out")] == pytest.approx(sum(by_head), rel=1e-3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("way", ["at-M", "range"])
+def test_clamped_dims_stay_in_their_range(way, monkeypatch):
+    pair, point = RunPair(bridged(planted()), item(), METHODS), ("resid_post", 1)
+    before = pair.donor(BASELINE, point)
+
+    def recording(base, layer, edits):
+        start = Start(layer, pair.outcome(base).activations["resid_pre", layer])
+        return run(pair.bridge, pair.item, METHODS[BASELINE], edits, record=[point], start=start)
+
+    monkeypatch.setattr(pair, "run", recording)
+    clamped = Clamp(way, "drift", "observable", 1, ((1, (3, 7)),)).run(pair).activations[point]
+    free = [dim for dim in range(32) if dim not in (3, 7)]
+    assert torch.equal(clamped[:M], before[:M])
+    assert torch.equal(clamped[:, free], before[:, free])
+    inside = before[M - 1 : M, [3, 7]] if way == "at-M" else before[M // 2 : M, [3, 7]]
+    assert (clamped[M:, [3, 7]] <= inside.amax(0)).all()
+    assert (clamped[M:, [3, 7]] >= inside.amin(0)).all()
+
+
+def test_control_dims_are_other_dims_of_similar_variance():
+    variance = np.repeat([1e-4, 1.0, 100.0], 20)
+    sets = control_dims(variance, [0, 1, 25])
+    assert sets.shape == (5, 3)
+    for dims in sets.tolist():
+        assert len({*dims} - {0, 1, 25}) == 3
+        assert variance[dims].tolist() == [1e-4, 1e-4, 1.0]
+    with pytest.raises(ValueError, match="31 of 60 dims leave too few"):
+        control_dims(variance, range(31))
+
+
+def test_edits_outside_the_pass_are_errors():
+    bridge, start = bridged(planted()), Start(1, torch.zeros(LENGTH, 32))
+    with pytest.raises(ValueError, match="'resid_post' of layer 0 is not reached by a pass over layers 1-2"):
+        run(bridge, item(), METHODS[BASELINE], [Edit(("resid_post", 0), lambda states: states)], start=start)
+    with pytest.raises(ValueError, match="'hook_q' of layer 0"):
+        run(bridge, item(), METHODS[BASELINE], record=[("hook_q", 0)])

@@ -1,0 +1,143 @@
+"""`mesa-lens locate` from the command line to its files: resumed, on another runner, and what it refuses."""
+
+import json
+
+import headed
+import pytest
+import tiny
+from commands import main
+from elsewhere import Elsewhere
+from headed import HEAD
+
+from probe.experiment.runner import LOCAL
+from probe.interventions.request import LocateRequest, estimate, plan
+from probe.interventions.results import summarize
+from probe.interventions.run import locate
+from probe.status import status_of
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A folder with a planted model whose window is 160 tokens."""
+    return headed.folder(tmp_path_factory.mktemp("planted") / "model", [HEAD])
+
+
+def planned(folder, *kinds, **options):
+    return plan(LocateRequest(model=str(folder), lengths=(320,), samples=4, kinds=kinds, **options))
+
+
+def located(folder, out, *options):
+    return main(["locate", "--model", str(folder), "--out", str(out), "--lengths", "320", "--samples", "4", *options])
+
+
+def test_the_command_finds_the_planted_head(checkpoint, tmp_path, capsys):
+    """Interrupted, resumed, and called again."""
+    kinds = ("--try", "weave,patch,clamp,attribution,smallest")
+    assert located(checkpoint, tmp_path, *kinds, "--minutes", "0.0001") == 0
+    assert "cells are left; the same command goes on" in capsys.readouterr().err
+    assert located(checkpoint, tmp_path, *kinds, "--json") == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary == json.loads((tmp_path / "locate" / "summary.json").read_text())
+    assert summary["cells_left"] == 0
+    weaves = [row for row in summary["effects"] if (row["kind"], row["way"]) == ("weave", "only")]
+    alone = {(row["layer"], row["head"]): row["share"] for row in weaves}
+    assert max(alone, key=alone.get) in (HEAD, (1, None))
+    assert alone[HEAD] == pytest.approx(1, abs=1e-2)
+    assert all(abs(share) < 1e-2 for place, share in alone.items() if place not in (HEAD, (1, None)))
+    assert (summary["smallest"][0]["heads"], summary["smallest"][0]["enough"]) == ([list(HEAD)], 1)
+    shares = {(row["layer"], row["head"]): row["share"] for row in summary["attribution"] if row["hook"] == "z"}
+    assert max(shares, key=shares.get) == HEAD
+    rows = (tmp_path / "locate" / "cells.jsonl").read_text()
+    assert located(checkpoint, tmp_path, *kinds) == 0
+    assert (tmp_path / "locate" / "cells.jsonl").read_text() == rows
+
+
+@pytest.mark.slow
+def test_other_runners_write_the_same_bytes(checkpoint, tmp_path):
+    kinds = ("weave", "patch", "clamp", "attribution", "smallest")
+    made = planned(checkpoint, *kinds, layers="1", heads="1", hooks=("attn_out", "z"))
+    for name, runner in {"local": LOCAL, "other": Elsewhere(seed=1)}.items():
+        assert locate(made, tmp_path / name, runner=runner)[1] == []
+    one, other = ((tmp_path / name / "locate" / "cells.jsonl").read_bytes() for name in ("local", "other"))
+    assert one == other
+    for kind in ("weave", "patch", "dims", "attribution", "chosen"):
+        assert f'"{kind}"'.encode() in one
+
+
+def test_a_run_resumes_with_what_another_runner_lost(checkpoint, tmp_path):
+    made = planned(checkpoint, "weave", heads="none")
+    lost = ("nll", 320, "rerope", 1, "weave", "only", "", "all", 0, -1)
+    journal, failed = locate(made, tmp_path, runner=Elsewhere(seed=2, lost=(lost,)))
+    assert [task.key for task in failed] == [lost]
+    assert [intervention.layer for intervention in failed[0].inputs] == [0, 1, 2, 0, 1, 2]  # alone, and left out
+    assert (*lost[:3], 2, *lost[4:]) in journal.rows
+    assert summarize(made, journal)["cells_left"] == 6
+    (part,) = status_of(tmp_path).parts
+    assert (part.failed, part.left, part.running) == (6, 0, 0)
+    journal, failed = locate(made, tmp_path)
+    assert failed == []
+    assert status_of(tmp_path).parts[0].failed == 0
+    assert summarize(made, journal)["cells_left"] == 0
+
+
+def test_lost_plain_runs_and_head_sets_hold_up_what_follows_from_them(checkpoint, tmp_path):
+    made, lost = planned(checkpoint, "smallest", heads="1"), ("nll", 320, "rerope", 0, "run")
+    journal, failed = locate(made, tmp_path, runner=Elsewhere(lost=(lost,)))
+    assert [task.key for task in failed] == [lost]
+    assert len(journal.rows) == 2 * 4 - 1
+    first = ("nll", 320, "rerope", 0, "set", "1:0")
+    journal, failed = locate(made, tmp_path, runner=Elsewhere(lost=(first,)))
+    assert [task.key for task in failed] == [first]
+    assert not any("chosen" in key for key in journal.rows)
+    assert locate(made, tmp_path)[1] == []
+    lines = [json.loads(line) for line in (tmp_path / "locate" / "cells.jsonl").read_text().splitlines()]
+    done, expected, unfinished = 0, 0, []
+    for line in lines:  # wherever the file is cut, it expects more rows than it has
+        done, expected = done + ("cell" in line), line.get("cells", expected)
+        unfinished.append(done < expected)
+    assert all(unfinished[:-1])
+
+
+def test_a_model_without_a_gap_has_nothing_to_restore(tmp_path, capsys):
+    stale = tmp_path / "run" / "locate" / "summary.json"
+    stale.parent.mkdir(parents=True)
+    stale.write_text("{}")
+    assert located(headed.folder(tmp_path / "model", []), tmp_path / "run", "--overwrite") == 1
+    assert not stale.exists()
+    assert "no method is significantly better than Origin" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def weightless(tmp_path_factory):
+    """A folder of the same sizes whose weights cannot be read."""
+    folder = tiny.folder(tmp_path_factory.mktemp("weightless") / "model")
+    (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lengths": (160,)}, "--lengths 160 is not beyond the trained length 160"),
+        ({"methods": "origin"}, "names nothing to compare with Origin"),
+        ({"settings": ("rerope.layers=(0,)",)}, "--set gives rerope its layers or heads"),
+        ({"layers": "0-3"}, "layer 0-3 is out of range"),
+        ({"heads": "7"}, "layer 7-7 is out of range"),
+        ({"kinds": ("smallest",), "samples": 1}, "--samples 1: the smallest set"),
+        ({"measures": ("passkey",), "samples": 1}, "--samples 1: one answer has no interval, give at least 2"),
+        ({"kinds": ("smallest",), "heads": "none"}, "--try smallest has no heads to choose from"),
+        ({"kinds": ("weave",), "ways": ("mend",)}, "--try weave has nothing to try with --ways mend"),
+        ({"kinds": ("patch",), "hooks": ("z",), "heads": "none"}, "and 0 heads; weaves go only, without"),
+        ({"dims": 17}, "--dims 17 leaves too few of the 32 dims to draw as many controls from; give at most 16"),
+    ],
+)
+def test_bad_requests_are_refused_before_any_weights(weightless, options, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        plan(LocateRequest(**{"model": str(weightless), "lengths": (320,), "samples": 4} | options))
+
+
+def test_the_estimate_counts_passes_from_the_changed_layer_on(weightless):
+    text = estimate(planned(weightless, "weave"))
+    assert "3 layers, 12 heads, 1 methods, 4 prompts" in text
+    passes = 2 + 2 * (3 + 2 + 1) / 3 * 5  # both runs; alone and without, each layer and its 4 heads from there on
+    assert f"about {passes:,.0f} passes a prompt" in text

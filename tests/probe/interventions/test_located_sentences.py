@@ -1,0 +1,209 @@
+"""Sentences of locate say what the tables say, no more; also over random tables with missing parts."""
+
+import re
+
+import located
+import numpy as np
+import pytest
+
+from probe.figures.mechanism import restoration_map
+from probe.interventions.sentences import located_findings
+from probe.store.results import find_located, having, headline, percent, read_located
+
+SHARE = re.compile(r"-?\d+% (?:\[-?\d+, -?\d+\]|\(no interval\))")
+
+
+def text_of(summary, method="rerope", length=1024):
+    ((_, sentences),) = located_findings(summary, method=method, length=length, measure="nll")
+    return " ".join(sentences)
+
+
+def changed(table, change, **labels):
+    """The summary with `change` in the rows of a table that have these labels."""
+    summary = located.summary()
+    for row in having(summary[table], **labels):
+        row |= change
+    return summary
+
+
+def test_the_sentences_hold_the_numbers():
+    text = text_of(located.summary())
+    for part in (
+        "At 1024 tokens origin's loss exceeds that of rerope by 1.20 [0.86, 1.56] nats/token (12 items).",
+        "rerope in one layer alone restores: layer 2 82% [54, 110]; layer 0 18% [10, 26]; 2 of 4 layers not signif",
+        "Leaving rerope out of one layer loses again: layer 2 66% [38, 93]",
+        "The best of 31 single heads restores 41% [31, 51] (2.3).",
+        "Smallest set found: 3 heads (2.3, 2.5, 2.0) restore 92% [80, 102] (random sets of 3: 6% [2, 16]).",
+        "The best of 8 layer outputs patched from rerope restores 82% [77, 87] (attn_out of layer 2).",
+        "Clamping the threshold dims of all layers beyond M restores ",
+        " (random dims -",
+    ):
+        assert part in text
+
+
+EVERY = {"low": -0.5, "high": 1.5}
+LOST = {"broken": 3.0, "mended": 3.5, "low": -0.7, "high": -0.3, "judged": False}
+
+
+@pytest.mark.parametrize(
+    ("summary", "expected"),
+    [
+        (changed("effects", EVERY), "4 of 4 layers not significant (the largest: layer 2 82% [-50, 150])."),
+        (changed("effects", EVERY), "restores 41% [-50, 150] (2.3), which is not significant; none is."),
+        (
+            changed("effects", {"share": 0.6, "low": -0.1, "high": 1.3}, layer=1, head=4, way="only", kind="weave"),
+            "restores 60% [-10, 130] (1.4), which is not significant; the best significant one 41% [31, 51] (2.3).",
+        ),
+        (
+            changed("effects", {"share": -0.3, "low": -0.4, "high": -0.2}, layer=3, head=None, way="only"),
+            "a negative share in layer 3",
+        ),
+        (
+            changed("smallest", {"enough": None}),
+            "It is unclear whether a set restores 90%: one did (102%), the last did not: 7 heads",
+        ),
+        (
+            changed("smallest", {"finished": False, "enough": None}),
+            "The search for the smallest set is unfinished: 7 heads (2.3, 2.5, 2.0, 0.1, 3.2, 2.7, 3.0) restore",
+        ),
+        (changed("smallest", {"heads": []}), "No head set was searched for: half of the items have no gap."),
+        (
+            changed("gaps", LOST),
+            "At 1024 tokens rerope is worse than origin (gap -0.50 [-0.70, -0.30] nats/token; 12 items): there is",
+        ),
+        (changed("gaps", {"items": 1}), "(1 item, so the interval covers that text alone)"),
+        (
+            located.summary() | {"effects": [], "smallest": [], "cells_left": 3},
+            "nats/token (12 items). 3 cells are left to run.",
+        ),
+        (
+            located.summary()
+            | {
+                "inside": [
+                    {"length": 1024, "measure": "nll", "way": "at-M", "rule": "drift", "which": which, **cost}
+                    for which, cost in (
+                        ("observable", {"cost": 0.07, "low": 0.0, "high": 0.14}),
+                        ("random 0", {"cost": 0.1, "low": 0.02, "high": 0.19}),
+                    )
+                ]
+            },
+            "Inside the window it costs up to 0.07 [0.00, 0.14] nats/token.",
+        ),
+    ],
+)
+def test_each_outcome_has_its_sentence(summary, expected):
+    assert expected in text_of(summary)
+
+
+def test_methods_without_a_gap_or_a_set():
+    text = text_of(located.summary(), "dynamic-ntk", 512)
+    assert text.endswith("dynamic-ntk is not significant (0.04 [-0.05, 0.13] nats/token; 12 items).")
+    assert "None of 7 sets restores 90%; the last: 7 heads" in text_of(located.summary(), "mesa")
+    unknown = changed("effects", dict.fromkeys(("share", "low", "high")))
+    assert "%" not in text_of(unknown).partition("3 heads")[0]
+
+
+def random_summary(seed):
+    """Shares of any size, some unknown, some without an interval, some of fewer items; kinds that were not run."""
+    rng = np.random.default_rng(seed)
+    summary = located.summary(layers=int(rng.integers(2, 5)), heads=int(rng.integers(4, 8)) + 2, seed=seed)
+    kinds = rng.choice(["weave", "patch", "clamp"], rng.integers(0, 4), replace=False)
+    effects = [row for row in summary["effects"] if row["kind"] in kinds and rng.random() < 0.8]
+    for row in effects:
+        row |= _share(rng) | {"items": int(rng.integers(1, 13))}
+    for row in summary["smallest"]:
+        shares = [_share(rng) for _ in row["heads"]]
+        row |= {name: [share[name] for share in shares] for name in ("share", "low", "high")}
+        known = shares[-1]["share"] is not None and shares[-1]["share"] >= 0.9
+        row |= {"finished": bool(rng.random() < 0.8), "enough": len(shares) if known else None}
+    for gap in summary["gaps"]:
+        ends = sorted(rng.normal(0.5, 1, 2) - 9 * (not gap["judged"]))
+        low, high = ends if rng.random() < 0.8 else (None, None)
+        gap |= {"low": low, "high": high, "judged": low is not None and low > 0}
+        gap |= {"broken": 2 + np.mean(ends), "mended": 2.0, "items": int(rng.integers(1, 13))}
+    return summary | {"effects": effects}
+
+
+def _share(rng):
+    value, wide = rng.normal(0.3, 0.5), abs(rng.normal(0, 0.5))
+    kind = rng.random()
+    if kind < 0.1:
+        return dict.fromkeys(("share", "low", "high"))
+    if kind < 0.25:
+        return {"share": value, "low": None, "high": None}
+    return {"share": value, "low": value - wide, "high": value + wide}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_sentence_says_more_than_its_table(seed):
+    summary = random_summary(seed)
+    for gap in summary["gaps"]:
+        labels = {name: gap[name] for name in ("method", "length", "measure")}
+        ((_, sentences),) = located_findings(summary, **labels)
+        assert f"{gap['items']} item" in sentences[0]
+        if not gap["judged"]:
+            assert len(sentences) == 1
+            assert ("worse" in sentences[0]) == (gap["high"] is not None and gap["high"] < 0)
+            continue
+        effects, (smallest,) = having(summary["effects"], **labels), having(summary["smallest"], **labels)
+        known = {percent(row["share"], row["low"], row["high"]) for row in effects}
+        for names in (("share", "low", "high"), ("random", "random_low", "random_high")):
+            known |= {percent(*values) for values in zip(*(smallest[name] for name in names), strict=True)}
+        assert set(SHARE.findall(" ".join(sentences))) <= known
+        _check_best(sentences, restoration_map(summary, **labels))
+        _check_layers(sentences, effects)
+        text = " ".join(sentences)
+        assert ("unfinished" in text) == (not smallest["finished"])
+        assert ("Smallest set found" in text) == bool(smallest["finished"] and smallest["enough"])
+
+
+def _check_best(sentences, cells):
+    """The best head is the map's largest cell, of as many as the map has."""
+    blocks = [block for block in (cells.blocks if cells else ()) if block.title == "head"]
+    counted = int(np.isfinite(blocks[0].values).sum()) if blocks else 0
+    best = [sentence for sentence in sentences if "single heads" in sentence]
+    assert len(best) == bool(counted)
+    for sentence in best:
+        values, significant = blocks[0].values, (blocks[0].low > 0) & np.isfinite(blocks[0].values)
+        assert sentence.startswith(f"The best of {counted} single heads restores {round(100 * np.nanmax(values))}% ")
+        assert ("not significant" in sentence) == (not significant.flat[np.nanargmax(values)])
+        assert ("none is" in sentence) == (not significant.any())
+
+
+def _check_layers(sentences, effects):
+    for way, begin in (("only", "alone restores: "), ("without", "loses again: ")):
+        rows = [row for row in having(effects, kind="weave", way=way, head=None) if row["share"] is not None]
+        found = [sentence for sentence in sentences if begin in sentence]
+        assert len(found) == bool(rows)
+        unclear = sum(row["low"] is None or row["low"] <= 0 <= row["high"] for row in rows)
+        for sentence in found:
+            count = re.search(r"(\d+) of (\d+) layers not significant", sentence)
+            assert (tuple(map(int, count.groups())) if count else (0, len(rows))) == (unclear, len(rows))
+            largest = max(rows, key=lambda row: row["share"])
+            assert percent(largest["share"], largest["low"], largest["high"]) in sentence or largest["share"] < 0
+
+
+def test_the_headline_is_the_clearest_loss_by_nll():
+    summary = changed("gaps", {"low": 2.0}, measure="passkey")
+    for gap in having(summary["gaps"], measure="nll"):
+        gap["low"] = 0.6 if (gap["method"], gap["length"]) == ("mesa", 512) else 0.5
+    assert headline(summary) == {"method": "mesa", "length": 512, "measure": "nll"}
+    assert headline(summary | {"gaps": [gap | {"judged": False} for gap in summary["gaps"]]}) is None
+
+
+def test_shares_with_and_without_intervals():
+    assert percent(0.824, 0.6, 1.06) == "82% [60, 106]"
+    assert percent(-0.001, None, 0.1) == "0% (no interval)"
+    assert percent(None, None, None) == percent(float("nan"), 0, 1) == "unknown"
+
+
+def test_a_summary_is_read_or_its_remedy_named(tmp_path):
+    assert find_located(tmp_path) is None
+    with pytest.raises(FileNotFoundError, match=f"mesa-lens locate --out {tmp_path}"):
+        read_located(tmp_path)
+    folder = located.write(tmp_path / "run")
+    assert read_located(folder)["heads"] == 8
+    for text in ("{", "[]", '{"model": "x"}'):
+        (folder / "locate" / "summary.json").write_text(text)
+        with pytest.raises(ValueError, match=r"is damaged .*; write it anew: `mesa-lens locate --out"):
+            find_located(folder)
