@@ -19,7 +19,7 @@ LATE = {"paper": 0, "default": 1}
 
 
 @pytest.fixture(scope="module", params=[(name, seed) for name in RULES for seed in (0, 3)])
-def found(request):
+def crossings(request):
     rule, seed = request.param
     shared = {"shape": Shape(model=16, heads=3), "recovers": 200, "seed": seed}
     models = {"origin": theory.plain_model(M, 0.5, **shared), "rerope": theory.woven_model(M, N, 0.5, **shared)}
@@ -33,14 +33,14 @@ def found(request):
     return search(hidden, M, RULES[rule]).assign_attrs(late=LATE[rule])
 
 
-def test_only_the_third_dimension_is_observable(found):
-    assert np.flatnonzero(found["observable"].sel(layer=1)).tolist() == [2]
+def test_only_the_third_dimension_is_observable(crossings):
+    assert np.flatnonzero(crossings["observable"].sel(layer=1)).tolist() == [2]
 
 
-def test_its_threshold_is_H_and_it_is_crossed_just_beyond_M_unless_woven(found):
-    assert float(found["threshold"].sel(layer=1, dim=2)) == pytest.approx(0.5, abs=1e-6)
-    origin, rerope = predict(found, least=1)
-    assert M + 1 <= origin.length <= M + 1 + found.attrs["late"]
+def test_its_threshold_is_H_and_it_is_crossed_just_beyond_M_unless_woven(crossings):
+    assert float(crossings["threshold"].sel(layer=1, dim=2)) == pytest.approx(0.5, abs=1e-6)
+    origin, rerope = predict(crossings, least=1)
+    assert M + 1 <= origin.length <= M + 1 + crossings.attrs["late"]
     assert rerope.length is None
 
 

@@ -34,11 +34,11 @@ def test_closed_forms_by_hand():
 )
 def test_a_slope_too_small_for_the_reach_is_refused(sizes, window, begins):
     """The line would tell 16.03 and -89.9, D reaches M at 14 and 28."""
-    made = Rotary(**sizes)
-    D = made.denominator(np.arange(1, begins + 1), partial(weave.rerope, window=window))
-    assert (D[made.M :] >= made.M).any()
-    with pytest.raises(ValueError, match=f"D reaches M={made.M} before t={begins}; take a larger slope"):
-        woven_reach(made, window)
+    rotary = Rotary(**sizes)
+    D = rotary.denominator(np.arange(1, begins + 1), partial(weave.rerope, window=window))
+    assert (D[rotary.M :] >= rotary.M).any()
+    with pytest.raises(ValueError, match=f"D reaches M={rotary.M} before t={begins}; take a larger slope"):
+        woven_reach(rotary, window)
 
 
 @pytest.mark.parametrize(
