@@ -75,7 +75,7 @@ def _tasks(args: argparse.Namespace, request: Any, runner: Any) -> int:
     from probe.evaluation.run import run as run_cells
     from probe.experiment.lock import owned
     from probe.experiment.progress import deadline
-    from probe.figures.evaluation_chart import write_curves
+    from probe.figures.curves import write_curves
     from probe.files import json_text
 
     until = deadline(args.minutes)

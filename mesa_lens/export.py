@@ -233,7 +233,7 @@ def _located(args: argparse.Namespace) -> tuple[Path, Callable[[], Export]]:
 
 def _anatomy(args: argparse.Namespace) -> tuple[Path, Callable[[], Export]]:
     """The folder that `mesa-lens anatomy` wrote to, and what makes its export."""
-    from probe.figures.anatomy_export import anatomy_export
+    from probe.figures.mechanism_export import anatomy_export
     from probe.options import parse_ranges
     from probe.store.results import read_anatomy
 

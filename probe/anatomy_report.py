@@ -11,12 +11,18 @@ import jinja2
 from plotly.offline import get_plotlyjs
 
 from probe.attention.sentences import anatomy_findings
-from probe.figures.anatomy_charts import lens_chart
-from probe.figures.anatomy_export import anatomy_tables, head_figures, head_rows, known, layer_figures, shown_layers
-from probe.figures.fitting import embedded
-from probe.figures.mechanism import at_length
-from probe.figures.positional_charts import share_chart
-from probe.figures.render import Drawn
+from probe.figures.anatomy import lens_chart, share_chart
+from probe.figures.figure_data import Drawable
+from probe.figures.locate import at_length
+from probe.figures.mechanism_export import (
+    anatomy_labels,
+    anatomy_tables,
+    displayed_layers,
+    head_figures,
+    head_rows,
+    layer_figures,
+)
+from probe.figures.render import html_embed
 from probe.figures.tables import csv_bytes
 from probe.files import write
 from probe.store.results import ANATOMY, Anatomy, find_anatomy, ranged
@@ -46,7 +52,7 @@ def anatomy_section(folder: Path) -> AnatomySection | None:
     found = find_anatomy(folder)
     if found is None:
         return None
-    lens = lens_chart(found, found.summary["lengths"][-1], known(found)["method"])
+    lens = lens_chart(found, found.summary["lengths"][-1], anatomy_labels(found)["method"])
     report = REPORT.as_posix() if (folder / REPORT).is_file() else None
     return AnatomySection(anatomy_findings(found.summary), _html([lens]), report)
 
@@ -94,7 +100,7 @@ def _head_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _part(found: Anatomy, length: int) -> dict[str, Any] | None:
     """What one length gave: the methods together, then each with its maps; None where there is nothing."""
-    methods = known(found)["method"]
+    methods = anatomy_labels(found)["method"]
     common = _html([lens_chart(found, length, methods)])
     each = {name: _html(head_figures(found, name, length).values()) for name in methods}
     each = {name: figures for name, figures in each.items() if figures}
@@ -102,11 +108,11 @@ def _part(found: Anatomy, length: int) -> dict[str, Any] | None:
 
 
 def _vectors(found: Anatomy) -> dict[str, Any] | None:
-    methods = known(found)["method"]
+    methods = anatomy_labels(found)["method"]
     common = _html([share_chart(found, methods)])
-    layers = {layer: _html(layer_figures(found, layer, methods).values()) for layer in shown_layers(found)}
+    layers = {layer: _html(layer_figures(found, layer, methods).values()) for layer in displayed_layers(found)}
     return {"common": common, "layers": layers} if common else None
 
 
-def _html(figures: Iterable[Drawn | None]) -> list[str]:
-    return [embedded(figure) for figure in figures if figure is not None]
+def _html(figures: Iterable[Drawable | None]) -> list[str]:
+    return [html_embed(figure) for figure in figures if figure is not None]

@@ -10,10 +10,10 @@ from typing import Any
 import jinja2
 from plotly.offline import get_plotlyjs
 
-from probe.figures.fitting import embedded
-from probe.figures.mechanism import MEASURES, about
-from probe.figures.mechanism_export import TABLES, common_figures, gone_over, located_tables, method_figures
-from probe.figures.render import Drawn
+from probe.figures.figure_data import Drawable
+from probe.figures.locate import MEASURES, about
+from probe.figures.mechanism_export import TABLES, common_figures, judged_labels, located_tables, method_figures
+from probe.figures.render import html_embed
 from probe.figures.tables import csv_bytes
 from probe.files import write
 from probe.interventions.sentences import located_findings
@@ -81,7 +81,7 @@ def _places(summary: Located) -> list[tuple[int, str]]:
 
 def _part(summary: Located, length: int, measure: str) -> dict[str, Any]:
     """What one length and measure gave: sentences, the methods together, then each with its own figures."""
-    methods = gone_over(summary)["method"]
+    methods = judged_labels(summary)["method"]
     each = {name: _html(method_figures(summary, name, length, measure).values()) for name in methods}
     return {
         "title": about(summary, length, measure),
@@ -105,5 +105,5 @@ def _gap_row(gap: Any) -> dict[str, Any]:
     }
 
 
-def _html(figures: Iterable[Drawn]) -> list[str]:
-    return [embedded(figure) for figure in figures]
+def _html(figures: Iterable[Drawable]) -> list[str]:
+    return [html_embed(figure) for figure in figures]

@@ -1,22 +1,27 @@
-"""A run opened for a notebook: verdict, drift, thresholds, heatmaps, curves, and what was located and looked at."""
+"""A run opened for a notebook: verdict, drift, thresholds, heatmaps, curves, located effects, anatomy."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
+import plotly.graph_objects as go
 import xarray as xr
 
 from probe.attention.sentences import anatomy_findings
 from probe.evaluation.summary import Table, plain_table
-from probe.figures.anatomy_export import anatomy_export
 from probe.figures.export import Export, curves_export, drift_export, heatmap_export, safe_name, threshold_export
+from probe.figures.figure_data import Drawable
 from probe.figures.heatmap import block_size, default_regions, describe, less, side_by_side, survey
-from probe.figures.mechanism_export import located_export, located_tables
-from probe.figures.shown import Shown
+from probe.figures.interactive import draw
+from probe.figures.mechanism_export import anatomy_export, located_export, located_tables
+from probe.figures.static import picture
+from probe.files import write
 from probe.interventions.sentences import located_findings
 from probe.report import whole_summary
 from probe.store import reader
@@ -30,35 +35,89 @@ from probe.verdict.cells import position
 from probe.verdict.shown import Verdict
 from probe.verdict.verdict import verdict
 
-_CELLS = 100_000
-"""Values of a heatmap that a notebook keeps."""
-_WHOLE = 25_000_000
-"""Values of hidden states that are held in memory at once."""
+PLOTLY = "application/vnd.plotly.v1+json"
+"""The MIME type of interactive figures in JupyterLab, VS Code and Colab."""
+_DPI = 110  # of the picture where a figure cannot be interactive
+_CELLS = 100_000  # values of a heatmap in a notebook
+_WHOLE = 25_000_000  # values of hidden states in memory at once
 _NONE = "–"
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """Labelled `data` (by name where there are several), a summary as text, and its `export`.
+
+    In a notebook it is drawn as its main figure, in a terminal it prints its text. `main`: the main figure's name,
+    default the first.
+    """
+
+    data: xr.Dataset | xr.DataArray | Mapping[str, xr.Dataset]
+    text: str
+    export: Export
+    main: str | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its figures, the main one first."""
+        return sorted(self.export.figures, key=lambda name: name != self.main)
+
+    def figure(self, name: str | None = None) -> go.Figure:
+        """The plotly figure of that name (default: the main one); ValueError for an unknown name."""
+        return draw(self._drawable(name))
+
+    def save(self, folder: str | os.PathLike[str], formats: str | Iterable[str] = "png") -> list[Path]:
+        """Writes figures (html, png, svg, pdf) and numbers (npz, csv) into the folder; returns the files' paths."""
+        forms = formats.split(",") if isinstance(formats, str) else formats
+        contents = {Path(folder, name): data for form in forms for name, data in self.export.files(form.strip())}
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for path, content in contents.items():
+            write(path, content)
+        return list(contents)
+
+    def __repr__(self) -> str:
+        """The text, and the names of the figures."""
+        figures = f"\n\nfigures: {', '.join(self.names)}" if self.names else ""
+        return self.text + figures
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        """The main figure, interactive and as a picture; the text alone where there is no figure."""
+        if not self.names:
+            return {"text/plain": repr(self)}
+        figure = self._drawable(None)
+        interactive = json.loads(cast(str, draw(figure).to_json()))
+        return {"text/plain": repr(self), "image/png": picture(figure, "png", _DPI), PLOTLY: interactive}
+
+    def _drawable(self, name: str | None) -> Drawable:
+        if not self.names:
+            raise ValueError("there is no figure: nothing could be drawn")
+        name = self.names[0] if name is None else name
+        if name not in self.export.figures:
+            raise ValueError(f"figure {name!r} is not there; known: {', '.join(self.names)}")
+        return cast(Drawable, self.export.figures[name])
 
 
 class Run(reader.Run):
     """An opened run: `hidden` and `evaluation` as stored, and a method for each part of its report.
 
-    Each returns labelled data that shows itself in a notebook, and is a text in a terminal.
+    Each returns a `Result`: labelled data, drawn in a notebook, a text in a terminal.
     """
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """summary.json where it is this store's, else the same worked out anew."""
+        """summary.json where it is of this store, else computed."""
         return run_summary(self.folder) or whole_summary(self.analysis())
 
     def analysis(self, hook: str | None = None) -> Analysis:
-        """`analyse` of the run, worked out once a hook (default: the run's first)."""
+        """`analyse` of the run, computed once a hook (default: the run's first)."""
         if hook not in self._analyses:
             self._analyses[hook] = analyse(self, hook)
         return self._analyses[hook]
 
     def verdict(self) -> Verdict:
-        """Methods ranked, what broke, where, what mended it, how sure: as in summary.json, with what was located."""
+        """Methods ranked, what broke, where, what mended it, how sure: as in summary.json, with located heads."""
         return Verdict(verdict(self.summary, find_located(self.folder)))
 
-    def drift(self, prompt: str | None = None, layers: Sequence[int] | None = None, hook: str | None = None) -> Shown:
+    def drift(self, prompt: str | None = None, layers: Sequence[int] | None = None, hook: str | None = None) -> Result:
         """`find_drift` of a prompt (default: the first); drawn are `layers`, by default where drift begins.
 
         Raises ValueError for a prompt that is not judged, and where too few positions were captured.
@@ -69,7 +128,7 @@ class Run(reader.Run):
         name = next(iter(drifts)) if prompt is None else prompt
         if name not in drifts:
             raise ValueError(f"drift of prompt {name!r} is not judged; judged: {', '.join(drifts)}")
-        return Shown(drifts[name], _drift_words(drifts[name], name), drift_export(drifts[name], name, layers))
+        return Result(drifts[name], _drift_text(drifts[name], name), drift_export(drifts[name], name, layers))
 
     def thresholds(
         self,
@@ -77,18 +136,19 @@ class Run(reader.Run):
         top: int = 4,
         prompt: str | None = None,
         hook: str | None = None,
-    ) -> Shown:
+    ) -> Result:
         """`search` of a prompt (default: the first); drawn are the (layer, dim) `pairs`, by default the `top` best."""
         analysis = self.analysis(hook)
         hidden = one_prompt(analysis.hidden, prompt)
         name = str(hidden["prompt"].item())
-        found = analysis.found.sel(prompt=name)
-        pairs = best(found, top) if pairs is None else list(pairs)
+        search = analysis.found.sel(prompt=name)
+        pairs = best(search, top) if pairs is None else list(pairs)
         if not pairs:
-            return Shown(found, f"no dim of {found.attrs['searched']} is observable on prompt {name}", Export({}, {}))
-        export = threshold_export(hidden, found, pairs)
-        predicted = "; ".join(f"{each.method} {each}" for each in analysis.predictions[name])
-        return Shown(found, f"{_pair_table(found, pairs)}\npredicted failure: {predicted}", export)
+            text = f"no observable dim among {search.attrs['searched']} on prompt {name}"
+            return Result(search, text, Export({}, {}))
+        export = threshold_export(hidden, search, pairs)
+        predicted = "; ".join(f"{prediction.method} {prediction}" for prediction in analysis.predictions[name])
+        return Result(search, f"{_pair_table(search, pairs)}\npredicted failure: {predicted}", export)
 
     def heatmap(
         self,
@@ -99,11 +159,11 @@ class Run(reader.Run):
         positions: Sequence[tuple[int, int]] | None = None,
         prompt: str | None = None,
         hook: str | None = None,
-    ) -> Shown:
+    ) -> Result:
         """Hidden states (method, layer, dim, position) in memory, less those under `minus`; default: all there is.
 
-        positions: half-open (start, stop), side by side; default: around M, and the last M. Only what is asked for is
-        read; of more than 25 million values, layer by layer, the one farthest from 0 of each block is kept.
+        positions: half-open (start, stop), side by side; default: around M, and the last M. Only these values are read;
+        more than 25 million are pooled layer by layer: each block becomes its value farthest from 0.
         """
         hidden = one_prompt(hook_values(self, hook), prompt)
         for name, labels in {"layer": layers, "dim": dims}.items():
@@ -111,49 +171,50 @@ class Run(reader.Run):
                 check_labels(hidden, name, labels)
                 hidden = hidden.sel({name: list(labels)})
         bounds = default_regions(hidden["position"].values, self.trained_length) if positions is None else positions
-        shown = hidden["method"].values.tolist() if methods is None else methods
-        panel, limits = side_by_side(hidden, bounds, shown, minus), None
+        names = hidden["method"].values.tolist() if methods is None else methods
+        panel, limits = side_by_side(hidden, bounds, names, minus), None
         if large := panel.size > _WHOLE:
-            panel, limits = survey(panel, [[name for name in shown if name != minus]], _CELLS, minus=minus)
+            panel, limits = survey(panel, [[name for name in names if name != minus]], _CELLS, minus=minus)
         else:
             panel = less(panel, minus)
-        told = f"{describe(panel)}; methods {', '.join(panel['method'].values)}"
+        text = f"{describe(panel)}; methods {', '.join(panel['method'].values)}"
         if large:
             block = f"{block_size(panel, 'dim')} dims x {block_size(panel, 'position')} positions"
-            told += f"; each value is the farthest from 0 of {block}: ask for fewer layers, dims or positions"
-        return Shown(panel, told, heatmap_export(panel, self.trained_length, limits, _CELLS))
+            text += f"; each value is the farthest from 0 of {block}; choose fewer layers, dims or positions for all"
+        return Result(panel, text, heatmap_export(panel, self.trained_length, limits, _CELLS))
 
-    def curves(self) -> Shown:
+    def curves(self) -> Result:
         """Scores by length, with measured and predicted failures; ValueError for a run that measured none."""
         analysis = self.analysis()
         if self.evaluation is None or analysis.measured is None:
             raise ValueError(f"{self.path} holds no scores by length; probe with --samples above 0")
-        predicted = {each.method: str(each) for each in analysis.headline}
-        rows = tuple((each.method, str(each), predicted[each.method]) for each in analysis.measured.failures)
+        predicted = {prediction.method: str(prediction) for prediction in analysis.headline}
+        failures = analysis.measured.failures
+        rows = tuple((failure.method, str(failure), predicted[failure.method]) for failure in failures)
         export = curves_export(self.evaluation, analysis.measured, self.trained_length, analysis.headline)
         table = Table("", ("method", "measured failure", "predicted"), rows)
-        return Shown(self.evaluation, plain_table(table), export)
+        return Result(self.evaluation, plain_table(table), export)
 
-    def located(self) -> Shown:
-        """What `mesa-lens locate` wrote into the folder, as tables by name; FileNotFoundError where it was not run."""
+    def located(self) -> Result:
+        """The tables of `mesa-lens locate` in the folder, by name; FileNotFoundError where it was not run."""
         summary = read_located(self.folder)
-        told = "\n\n".join(f"{heading}: {' '.join(told)}" for heading, told in located_findings(summary))
-        shown = headline(summary)
-        if shown is None:
+        text = "\n\n".join(f"{heading}: {' '.join(sentences)}" for heading, sentences in located_findings(summary))
+        clearest = headline(summary)
+        if clearest is None:
             tables = located_tables(summary, {})
-            return Shown(tables, told, Export({}, tables))
+            return Result(tables, text, Export({}, tables))
         export = located_export(summary)
-        main = f"locate-map-{safe_name(shown['method'])}-{shown['length']}-{shown['measure']}"
-        return Shown(export.numbers, told, export, main)
+        main = f"locate-map-{safe_name(clearest['method'])}-{clearest['length']}-{clearest['measure']}"
+        return Result(export.numbers, text, export, main)
 
-    def anatomy(self) -> Shown:
-        """What `mesa-lens anatomy` wrote into the folder, as tables by name; FileNotFoundError where it was not run."""
-        found = read_anatomy(self.folder)
-        export = anatomy_export(found)
-        return Shown(export.numbers, "\n\n".join(anatomy_findings(found.summary)), export)
+    def anatomy(self) -> Result:
+        """The tables of `mesa-lens anatomy` in the folder, by name; FileNotFoundError where it was not run."""
+        anatomy = read_anatomy(self.folder)
+        export = anatomy_export(anatomy)
+        return Result(export.numbers, "\n\n".join(anatomy_findings(anatomy.summary)), export)
 
     def __repr__(self) -> str:
-        """What was run on what, and which methods tell more."""
+        """Folder, model, sizes, and the methods for each part of the report."""
         states = ", ".join(f"{size} {name}s" for name, size in self.hidden.sizes.items())
         model = self.hidden.attrs.get("model")
         parts = "verdict(), drift(), thresholds(), heatmap(), curves(), located(), anatomy()"
@@ -166,30 +227,28 @@ class Run(reader.Run):
 
 def open_run(path: str | os.PathLike[str]) -> Run:
     """The run in a folder, or of a store; raises what `probe.store.reader.open_run` raises."""
-    found = reader.open_run(path)
-    return Run(found.path, found.hidden, found.evaluation, found.beside)
+    run = reader.open_run(path)
+    return Run(run.path, run.hidden, run.evaluation, run.beside)
 
 
-def _drift_words(found: xr.Dataset, prompt: str) -> str:
+def _drift_text(drift: xr.Dataset, prompt: str) -> str:
     rows = []
-    for call in drift_calls(found):
+    for call in drift_calls(drift):
         first = str(call) if call.length is None else position(asdict(call))
         alarms = _NONE if call.false_alarms is None else f"{call.false_alarms:.1%}"
         before = _NONE if call.before is None else str(call.before)
         rows.append((call.method, first, ranges(call.layers) or _NONE, before, alarms, ranges(call.untrusted) or _NONE))
-    head = ("method", "drifts from", "in layers", "begun before M", "false alarms", "layers not judged")
-    return plain_table(Table(f"drift of {found.attrs['hook']} on prompt {prompt}, in tokens", head, tuple(rows)))
+    head = ("method", "drifts from", "in layers", "begins before M", "false alarms", "layers not judged")
+    return plain_table(Table(f"drift of {drift.attrs['hook']} on prompt {prompt}, in tokens", head, tuple(rows)))
 
 
-def _pair_table(found: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> str:
+def _pair_table(search: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> str:
     """Score, threshold and where each method crosses it, by layer:dim."""
     rows = []
     for layer, dim in pairs:
-        at = found.sel(layer=layer, dim=dim)
-        crossings = crossing_texts(at).values
-        rows.append((f"{layer}:{dim}", f"{float(at['score']):z.1f}", f"{float(at['threshold']):z.2f}", *crossings))
-    head = ("layer:dim", "score", "threshold", *found["method"].values)
-    title = (
-        f"thresholds of {found.attrs['hook']} on prompt {found['prompt'].item()}, and where each method crosses them"
-    )
-    return plain_table(Table(title, head, tuple(rows)))
+        at = search.sel(layer=layer, dim=dim)
+        scores = f"{float(at['score']):z.1f}", f"{float(at['threshold']):z.2f}"
+        rows.append((f"{layer}:{dim}", *scores, *crossing_texts(at).values))
+    head = ("layer:dim", "score", "threshold", *search["method"].values)
+    where = f"{search.attrs['hook']} on prompt {search['prompt'].item()}"
+    return plain_table(Table(f"thresholds of {where}, and where each method crosses them", head, tuple(rows)))

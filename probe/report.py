@@ -16,14 +16,24 @@ from tqdm import tqdm
 
 from probe import glossary
 from probe.anatomy_report import anatomy_section
-from probe.figures.drift import carrier_chart, drift_chart, shown_layers
-from probe.figures.drift_map import DriftMap, drift_map
+from probe.figures.curves import curves_chart
+from probe.figures.drift import drift_chart, drift_dim_chart, drift_layers, drift_map
 from probe.figures.export import SIDE_BY_SIDE, safe_name
-from probe.figures.fitting import embedded
-from probe.figures.heatmap import OPENING, default_regions, difference, layer_limits, opening, pool, regions, survey
-from probe.figures.marks import Chart, Grid, Raster, curves_chart, heatmap_grid, threshold_chart
-from probe.figures.render import Drawn, page, rendered
+from probe.figures.figure_data import Chart, Drawable, DriftMap, Grid, Raster
+from probe.figures.heatmap import (
+    OPENING,
+    default_regions,
+    difference,
+    heatmap_grid,
+    layer_limits,
+    opening,
+    pool,
+    regions,
+    survey,
+)
+from probe.figures.render import html_embed, page, rendered
 from probe.figures.tables import npz_bytes
+from probe.figures.thresholds import threshold_chart
 from probe.files import write, write_json
 from probe.locate_report import located_section
 from probe.store.cache import DERIVED, Derived, save
@@ -194,7 +204,7 @@ def write_figures(analysis: Analysis, folder: Path, maps: Maps) -> None:
         write(folder / "heatmaps.png", rendered(heatmap_grid(maps.together, trained, limits), "png"))
         for raster in tqdm(rasters, desc="drawing heatmaps", unit="method"):
             raster.result()
-    charts: dict[str, Drawn] = {
+    charts: dict[str, Drawable] = {
         f"threshold-layer{layer}-dim{dim}": _threshold(analysis, layer, dim) for layer, dim in _best(analysis)
     }
     charts |= dict(zip(("curves",), _curves(analysis), strict=False))
@@ -227,7 +237,7 @@ def _drift(analysis: Analysis) -> list[Chart]:
         return []
     charts = [drift_chart(found, prompt=name) for name, found in analysis.drifts.items()]
     hidden, found = analysis.hidden.sel(prompt=analysis.prompt), analysis.drifts[analysis.prompt]
-    return charts + [carrier_chart(hidden, found, layer, dim) for layer, dim in carriers(found, _THRESHOLDS)]
+    return charts + [drift_dim_chart(hidden, found, layer, dim) for layer, dim in carriers(found, _THRESHOLDS)]
 
 
 def _best(analysis: Analysis) -> list[tuple[int, int]]:
@@ -249,7 +259,7 @@ def _differences(analysis: Analysis, maps: Maps) -> list[Grid]:
     methods = [name for name in maps.panel["method"].values.tolist() if name != analysis.reference]
     if not methods or isinstance(analysis.drifts, str):
         return []
-    layer = shown_layers(analysis.drifts[analysis.prompt])[-1]
+    layer = drift_layers(analysis.drifts[analysis.prompt])[-1]
     less = difference(maps.panel.sel(layer=[layer]).load(), analysis.reference)
     starts = range(0, len(methods), SIDE_BY_SIDE)
     shown, limits = pool(less), layer_limits(less)
@@ -257,6 +267,6 @@ def _differences(analysis: Analysis, maps: Maps) -> list[Grid]:
     return [heatmap_grid(group, analysis.trained_length, limits) for group in each]
 
 
-def _html(figures: Iterable[Drawn]) -> list[str]:
+def _html(figures: Iterable[Drawable]) -> list[str]:
     """Each figure's HTML, without plotly.js."""
-    return [embedded(figure) for figure in figures]
+    return [html_embed(figure) for figure in figures]

@@ -19,7 +19,7 @@ settings.load_profile("project")
 def undrawn():
     """Reports of runs are written without their folder of figures and their charts, which take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("probe.report.embedded", lambda _: "")
+        patch.setattr("probe.report.html_embed", lambda _: "")
         patch.setattr("probe.report.write_figures", lambda *_: None)
         yield
 

@@ -39,7 +39,7 @@ FLOORS = """
     probe.verdict         <- probe.evaluation probe.store probe.thresholds
     probe.report          <- probe.files probe.store probe.thresholds probe.figures probe.locate_report probe.anatomy_report probe.verdict probe.glossary
     probe.experiments     <- mesa probe.capture probe.experiment probe.evaluation probe.store probe.thresholds probe.plan probe.inputs
-    probe.opened          <- probe.evaluation probe.store probe.thresholds probe.figures probe.interventions probe.attention probe.verdict probe.report
+    probe.opened          <- probe.files probe.evaluation probe.store probe.thresholds probe.figures probe.interventions probe.attention probe.verdict probe.report
     probe.run             <- mesa probe
     probe                 <- mesa probe
     theory                <- mesa
@@ -64,15 +64,14 @@ WITHOUT_TORCH = """
     probe.tasks.sources
     probe.store.store probe.store.reader probe.store.results probe.store.select probe.store.cache
     probe.thresholds.search probe.thresholds.predict probe.thresholds.analysis probe.thresholds.tables
-    probe.figures.heatmap probe.figures.interactive probe.figures.static probe.figures.render probe.figures.tables
-    probe.figures.export probe.figures.evaluation_chart probe.figures.mechanism probe.figures.mechanism_charts
-    probe.figures.styles probe.figures.fitting probe.figures.narrow
-    probe.figures.mechanism_export probe.figures.attribution_chart probe.figures.anatomy probe.figures.anatomy_charts
-    probe.figures.positional_charts probe.figures.anatomy_export
+    probe.figures.figure_data probe.figures.heatmap probe.figures.interactive probe.figures.static probe.figures.render
+    probe.figures.tables probe.figures.export probe.figures.curves probe.figures.drift probe.figures.thresholds
+    probe.figures.locate probe.figures.anatomy probe.figures.mechanism_export probe.figures.mobile_layout
+    probe.figures.styles
     probe.interventions probe.interventions.loss_gap probe.interventions.sentences
     probe.attention probe.attention.moments probe.attention.positional probe.attention.vectors
     probe.attention.sentences probe.locate_report probe.anatomy_report probe.report
-    probe.verdict probe.verdict.verdict probe.verdict.shown probe.opened probe.figures.shown
+    probe.verdict probe.verdict.verdict probe.verdict.shown probe.opened
     probe.status mesa_lens.status
     mesa_lens.cli mesa_lens.export mesa_lens.report mesa_lens.fetching mesa_lens.paper.command
     mesa_lens.paper.words mesa_lens.paper.sections

@@ -12,9 +12,9 @@ import streamlit as st
 
 from mesa_lens.dashboard.width import is_narrow
 from probe.figures.export import safe_name
-from probe.figures.fitting import LEAST, least_width, untitled
-from probe.figures.narrow import narrowed
-from probe.figures.render import Drawn
+from probe.figures.figure_data import Drawable
+from probe.figures.mobile_layout import LEAST, least_width, mobile_layout
+from probe.figures.render import untitled
 from probe.figures.styles import BLACK, GREY, RED
 
 _ON_BOTH = {  # at least 3:1 on white and on Streamlit's dark ground
@@ -56,7 +56,7 @@ def _recoloured(part: Any) -> Any:
     return _ON_BOTH.get(part, part) if isinstance(part, str) else part
 
 
-def show(figure: Drawn | go.Figure, alt: str, key: str) -> None:
+def show(figure: Drawable | go.Figure, alt: str, key: str) -> None:
     """Draws a figure over the page's width; `alt` says what it shows to those who do not see it.
 
     A title stands above it as text; on a narrow page panels stand below each other.
@@ -67,7 +67,7 @@ def show(figure: Drawn | go.Figure, alt: str, key: str) -> None:
     st.markdown(f"**{plain(figure.title)}**")
     drawn, width = untitled(figure), least_width(figure)
     if is_narrow():
-        drawn.plotly_relayout(narrowed(figure, drawn))
+        drawn.plotly_relayout(mobile_layout(figure, drawn))
         width = LEAST
     with room(key, width):
         _plot(drawn, alt, key)

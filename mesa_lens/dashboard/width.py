@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 from streamlit.components.v2 import component
 
-from probe.figures.narrow import NARROW
+from probe.figures.mobile_layout import NARROW
 
 _KEY = "page width"
 _WATCH = component(

@@ -16,11 +16,11 @@ from mesa_lens.paper.config import PaperConfig
 from mesa_lens.paper.sections import SECTIONS
 from mesa_lens.paper.words import harness_table, summed_up, words
 from probe.evaluation.summary import score_tables
-from probe.figures.evaluation_chart import evaluation_charts
-from probe.figures.fitting import embedded
-from probe.figures.heatmap import default_regions, layer_limits, pool, regions
-from probe.figures.marks import curves_chart, heatmap_grid, threshold_chart
-from probe.figures.render import Drawn
+from probe.figures.curves import curves_chart, evaluation_charts
+from probe.figures.figure_data import Drawable
+from probe.figures.heatmap import default_regions, heatmap_grid, layer_limits, pool, regions
+from probe.figures.render import html_embed
+from probe.figures.thresholds import threshold_chart
 from probe.files import write, write_json
 from probe.store.reader import open_run
 from probe.store.results import VERDICT
@@ -62,7 +62,7 @@ def _shown(name: str, result: Mapping[str, Any], folder: Path) -> dict[str, Any]
         return {**empty, "tables": [harness_table(result)]}
     charts = evaluation_charts(result)
     return {
-        "figures": [Markup(embedded(chart)) for chart in charts.values()],
+        "figures": [Markup(html_embed(chart)) for chart in charts.values()],
         "tables": [*summed_up(result), *score_tables(result["cells"])],
         "words": words(result),
     }
@@ -72,7 +72,7 @@ def _probe(summary: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     run = open_run(folder)
     analysis = analyse(run)
     hidden, found = analysis.hidden.sel(prompt=analysis.prompt), analysis.found.sel(prompt=analysis.prompt)
-    figures: list[Drawn] = [threshold_chart(hidden, found, layer, dim) for layer, dim in analysis.best[:_SHOWN_DIMS]]
+    figures: list[Drawable] = [threshold_chart(hidden, found, layer, dim) for layer, dim in analysis.best[:_SHOWN_DIMS]]
     if run.evaluation is not None and analysis.measured is not None:
         predictions = analysis.headline
         figures.append(curves_chart(run.evaluation, analysis.measured, analysis.trained_length, predictions))
@@ -83,4 +83,4 @@ def _probe(summary: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     verdict = summary[VERDICT]
     table = {"title": "Methods, ranked (lengths in tokens)", "head": verdict["head"], "rows": verdict["cells"]}
     told = [f"{each['heading']}: {each['text']}" for each in verdict["told"]] + verdict["notes"]
-    return {"figures": [Markup(embedded(figure)) for figure in figures], "tables": [table], "words": told}
+    return {"figures": [Markup(html_embed(figure)) for figure in figures], "tables": [table], "words": told}

@@ -1,4 +1,4 @@
-"""What can be taken out of a run: figures and the numbers they show, as the contents of files.
+"""Exports of a run: figures and their numbers, as the contents of files.
 
 Each `*_export` takes labelled values and returns an `Export`; its `files` are bytes, for `write` or a download.
 """
@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 
-from probe.figures.drift import drift_chart
-from probe.figures.drift_map import drift_map
-from probe.figures.heatmap import CELLS, layer_limits, pool
-from probe.figures.marks import Raster, curves_chart, heatmap_grid, threshold_chart
-from probe.figures.render import PICTURES, Figure, rendered
+from probe.figures.curves import curves_chart
+from probe.figures.drift import drift_chart, drift_map
+from probe.figures.figure_data import Figure, Raster
+from probe.figures.heatmap import CELLS, heatmap_grid, layer_limits, pool
+from probe.figures.render import PICTURES, rendered
 from probe.figures.tables import csv_bytes, npz_bytes
+from probe.figures.thresholds import threshold_chart
 from probe.store.select import check_labels, check_pairs
 from probe.thresholds.calls import Call
 from probe.thresholds.failure import Measured
@@ -34,7 +35,7 @@ _JUDGED = ("threshold", "limit", "side", "spread", "score", "observable", "rank"
 
 @dataclass(frozen=True)
 class Export:
-    """Figures and the numbers in them, under the names of their files, without suffix."""
+    """Figures and their numbers, under the names of their files, without suffix."""
 
     figures: Mapping[str, Figure]
     numbers: Mapping[str, xr.Dataset]
@@ -51,7 +52,7 @@ class Export:
 
 
 def formats(kind: str, native: bool = False) -> tuple[str, ...]:
-    """The formats a kind of export can be had in. native: heatmaps at one pixel a cell."""
+    """The formats of a kind of export. native: heatmaps at one pixel a cell."""
     if kind not in KINDS:
         raise ValueError(f"nothing is exported as {kind!r}; known: {', '.join(KINDS)}")
     return ("png", *_NUMBERS) if native and kind == "heatmap" else (*PICTURES, *_NUMBERS)
@@ -59,10 +60,10 @@ def formats(kind: str, native: bool = False) -> tuple[str, ...]:
 
 def check_format(kind: str, form: str, native: bool = False) -> None:
     """Raises ValueError for a format that `formats` does not have."""
-    there = formats(kind, native)
-    if form not in there:
-        what = f"a native {kind}" if native else kind
-        raise ValueError(f"format {form!r} is not there for {what}; known: {', '.join(there)}")
+    known = formats(kind, native)
+    if form not in known:
+        name = f"a native {kind}" if native else kind
+        raise ValueError(f"format {form!r} is not there for {name}; known: {', '.join(known)}")
 
 
 def heatmap_export(
@@ -72,63 +73,62 @@ def heatmap_export(
     cells: int = CELLS,
     native: bool = False,
 ) -> Export:
-    """Heatmaps of one prompt's `panel` (method, layer, dim, position), from `regions`, perhaps its `difference`.
+    """Heatmaps of one prompt's `panel` (method, layer, dim, position), from `regions` or their `difference`.
 
     Four methods stand side by side, pooled to at most `cells` values. native: a picture a method, one pixel a cell,
     and numbers that are not pooled. `limits`: ends of the layers' colour scales (default: `layer_limits`). Raises
     ValueError for values that are not finite, as `search` does where thresholds are exported.
     """
-    if wrong := int(np.count_nonzero(~np.isfinite(panel.values))):
-        raise ValueError(f"{wrong} of {panel.size} values of {panel.name} are not finite; capture them again")
+    if count := int(np.count_nonzero(~np.isfinite(panel.values))):
+        raise ValueError(f"{count} of {panel.size} values of {panel.name} are not finite; capture them again")
     stem = _file_name("heatmap", panel, *(["minus", str(panel["minus"].item())] if "minus" in panel.coords else []))
     limits = layer_limits(panel) if limits is None else limits
-    shown = panel if native else pool(panel, cells)
-    figures = _rasters(stem, shown, limits) if native else _grids(stem, shown, limits, trained_length)
-    numbers = shown.to_dataset(name=str(panel.name)).assign_attrs(panel.attrs, trained_length=trained_length)
+    values = panel if native else pool(panel, cells)
+    figures = _rasters(stem, values, limits) if native else _grids(stem, values, limits, trained_length)
+    numbers = values.to_dataset(name=str(panel.name)).assign_attrs(panel.attrs, trained_length=trained_length)
     return Export(figures, {stem: numbers})
 
 
-def threshold_export(hidden: xr.DataArray, found: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> Export:
-    """A chart a (layer, dim) pair of one prompt's `hidden` and `found` (from `search`), and two tables of all pairs.
+def threshold_export(hidden: xr.DataArray, search: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> Export:
+    """A chart a (layer, dim) pair of one prompt's `hidden` and its `probe.search`, and two tables of all pairs.
 
-    `thresholds`, by pair and method: what `search` found. `threshold-values`, by pair, method and position: the value,
-    and the mean over the last `smoothing` positions that thresholds and crossings are read from.
+    `thresholds`, by pair and method: the results of the search. `threshold-values`, by pair, method and position: the
+    value, and the mean over the last `smoothing` positions that thresholds and crossings are read from.
     """
     pairs = list(dict.fromkeys(pairs))
     if not pairs:
-        raise ValueError("no (layer, dim) pair is given to export thresholds of")
+        raise ValueError("name a (layer, dim) pair to export thresholds of")
     check_pairs(hidden, pairs)
     stem = _file_name("threshold", hidden)
-    figures = {f"{stem}-layer{layer}-dim{dim}": threshold_chart(hidden, found, layer, dim) for layer, dim in pairs}
+    figures = {f"{stem}-layer{layer}-dim{dim}": threshold_chart(hidden, search, layer, dim) for layer, dim in pairs}
     layers, dims = (xr.DataArray(list(labels), dims="row") for labels in zip(*pairs, strict=True))
-    judged = found[list(_JUDGED)].sel(layer=layers, dim=dims)
-    each = [hidden.sel(layer=layer, dim=dim).load() for layer, dim in pairs]
-    values = xr.concat(each, dim="row", coords="different", compat="equals").rename("value")
-    smoothed = smooth(values, found.attrs["smoothing"])
-    attrs = {**hidden.attrs, **found.attrs}
+    judged = search[list(_JUDGED)].sel(layer=layers, dim=dims)
+    parts = [hidden.sel(layer=layer, dim=dim).load() for layer, dim in pairs]
+    values = xr.concat(parts, dim="row", coords="different", compat="equals").rename("value")
+    smoothed = smooth(values, search.attrs["smoothing"])
+    attrs = {**hidden.attrs, **search.attrs}
     series = xr.Dataset({"value": values, "smoothed": smoothed}).assign_attrs(attrs)
     return Export(figures, {_file_name("thresholds", hidden): judged.assign_attrs(attrs), f"{stem}-values": series})
 
 
 def drift_export(
-    found: xr.Dataset, prompt: str, layers: Sequence[int] | None = None, methods: Sequence[str] | None = None
+    drift: xr.Dataset, prompt: str, layers: Sequence[int] | None = None, methods: Sequence[str] | None = None
 ) -> Export:
-    """The chart of `layers` of one prompt's `found` (from `find_drift`; default: where drift begins), its map, tables.
+    """The chart of `layers` of one prompt's `drift` (from `find_drift`; default: where it begins), its map, tables.
 
     `drift-levels`, by method, layer and run: the mean square distance in ranges, and what is not judged. `drift-dims`,
     by method, layer and dim: level, range and share. Both have each layer's limit, call and false alarms.
-    methods: those drawn and in the tables; `found` also has the reference.
+    methods: those drawn and in the tables; `drift` also has the reference.
     """
-    if layers is not None:
-        for layer in layers:
-            check_labels(found, "layer", [layer])
-    chart = drift_chart(found, None if layers is None else list(layers), prompt, methods)
-    found = found if methods is None else found.sel({"method": list(methods)})
+    for layer in layers or ():
+        check_labels(drift, "layer", [layer])
+    chart = drift_chart(drift, None if layers is None else list(layers), prompt, methods)
+    drift = drift if methods is None else drift.sel({"method": list(methods)})
     by_layer = ["limit", "first", "low", "high", "before", "false_alarms", "motion"]
-    stem = f"drift-{found.attrs['hook']}-{safe_name(prompt)}"
+    stem = f"drift-{drift.attrs['hook']}-{safe_name(prompt)}"
     numbers = {"levels": ["level", "settling", *by_layer], "dims": ["centre", "range", "share"]}
-    figures: dict[str, Figure] = {stem: chart, f"{stem}-map": drift_map(found, prompt)}
-    return Export(figures, {f"{stem}-{name}": found[names] for name, names in numbers.items()})
+    figures: dict[str, Figure] = {stem: chart, f"{stem}-map": drift_map(drift, prompt)}
+    return Export(figures, {f"{stem}-{name}": drift[names] for name, names in numbers.items()})
 
 
 def curves_export(
@@ -160,21 +160,19 @@ def _grids(stem: str, panel: xr.DataArray, limits: xr.DataArray, trained_length:
 
 def _failures(methods: list[str], measured: Measured, predictions: Sequence[Call | Prediction]) -> xr.Dataset:
     """Predicted and measured failure lengths by method, with the interval of the measured; NaN for none."""
-    by_method = {each.method: each for each in measured.failures}
-    predicted = {each.method: each for each in predictions}
+    failures = {failure.method: failure for failure in measured.failures}
+    predicted = {prediction.method: prediction for prediction in predictions}
     columns = {
-        "predicted": [getattr(predicted.get(method), "length", None) for method in methods],
-        "predicted_earliest": [getattr(predicted.get(method), "earliest", None) for method in methods],
-        "measured": [by_method[method].length for method in methods],
-        "measured_after": [by_method[method].after for method in methods],
-        "measured_high": [by_method[method].high for method in methods],
-        "measured_by_nll": [by_method[method].by_nll for method in methods],
-        "measured_by_passkey": [by_method[method].by_passkey for method in methods],
+        name: [getattr(predicted.get(method), field, None) for method in methods]
+        for name, field in {"predicted": "length", "predicted_earliest": "earliest"}.items()
     }
+    fields = {"": "length", "_after": "after", "_high": "high", "_by_nll": "by_nll", "_by_passkey": "by_passkey"}
+    for name, field in fields.items():
+        columns[f"measured{name}"] = [getattr(failures[method], field) for method in methods]
     tokens = {name: ("method", np.array(column, dtype=float), {"units": "tokens"}) for name, column in columns.items()}
     texts = {
         "predicted_text": ("method", [str(predicted.get(method, "not predicted")) for method in methods]),
-        "measured_text": ("method", [str(by_method[method]) for method in methods]),
+        "measured_text": ("method", [str(failures[method]) for method in methods]),
     }
     return xr.Dataset({**tokens, **texts}, coords={"method": methods})
 

@@ -1,29 +1,26 @@
-"""The paper's probe panels: layers x dims x position regions of a method's hidden states; red > 0, blue < 0."""
+"""The paper's probe panels: hidden states by layer, dim and position region, pooled to what is drawn."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Hashable, Mapping, Sequence
-from typing import BinaryIO
 
 import numpy as np
 import xarray as xr
 
-from probe.figures.framed import Axis, framed
-from probe.figures.raster import GREY_INDEX, colour_index, save_png
-from probe.figures.reduce import farthest, upper_quantile
+from probe.figures.figure_data import Grid, value_name, value_title
 from probe.store.select import captured_ranges, check_labels
 
 CELLS = 300_000
+"""Values of a figure."""
 SCREEN_CELLS = 90_000
-"""Drawn at once on a page: about one in four pixels of a wide one."""
-SHOWN = 5
-"""Methods that are shown at first."""
+"""Values of a figure on a page: about one in four pixels of a wide one."""
+FIRST_METHODS = 5
+"""Methods displayed at first."""
 LIMIT = 0.99
 """Quantile of a layer's absolute values at which its colour scale ends."""
 OPENING = "opening"
-"""What `opening` is kept by."""
-_SEPARATOR = 2  # pixels between layers and between regions
+"""Name under which `opening` is stored."""
+_SAMPLED = 100_000  # values
 
 
 def default_regions(position: np.ndarray, trained_length: int) -> list[tuple[int, int]]:
@@ -41,15 +38,13 @@ def regions(hidden: xr.DataArray, bounds: Sequence[tuple[int, int]]) -> xr.DataA
 
     Raises ValueError for bounds in which no position was captured.
     """
-    position, parts = hidden["position"].values, []
-    for start, stop in bounds:
-        chosen = (position >= start) & (position < stop)
-        if not chosen.any():
+    position = hidden["position"].values
+    parts = [np.flatnonzero((position >= start) & (position < stop)) for start, stop in bounds]
+    for (start, stop), part in zip(bounds, parts, strict=True):
+        if not part.size:
             captured = ", ".join(f"{first}-{last}" for first, last in captured_ranges(position))
             raise ValueError(f"region {start}-{stop - 1} holds no captured position; captured: {captured}")
-        parts.append(chosen)
-    index = np.concatenate([np.flatnonzero(chosen) for chosen in parts])
-    number = np.repeat(np.arange(len(parts)), [int(chosen.sum()) for chosen in parts])
+    index, number = np.concatenate(parts), np.repeat(np.arange(len(parts)), [part.size for part in parts])
     whole = slice(index[0], index[-1] + 1) if (np.diff(index) == 1).all() else index  # a slice is read in place
     return hidden.isel(position=whole).assign_coords(region=("position", number))
 
@@ -61,9 +56,9 @@ def side_by_side(
 
     Raises ValueError for a method that was not captured, and where `regions` does.
     """
-    check_labels(hidden, "method", [*methods, *([] if minus is None else [minus])])
-    ordered = [*(method for method in methods if method != minus), *([] if minus is None else [minus])]
-    return regions(hidden.sel({"method": ordered}), bounds)
+    last = [] if minus is None else [minus]
+    check_labels(hidden, "method", [*methods, *last])
+    return regions(hidden.sel({"method": [*(method for method in methods if method != minus), *last]}), bounds)
 
 
 def less(panel: xr.DataArray, minus: str | None) -> xr.DataArray:
@@ -78,7 +73,7 @@ def difference(panel: xr.DataArray, method: str) -> xr.DataArray:
 
 
 def _wide(panel: xr.DataArray) -> np.dtype:
-    """What holds a difference: one of two halves can be beyond them."""
+    """A dtype for differences: that of two halves can overflow a half."""
     return np.result_type(panel.dtype, np.float32)
 
 
@@ -125,30 +120,29 @@ def survey(
     base = None if minus is None else panel.sel({"method": minus})
     panel = panel if minus is None else _less(panel, minus)
     methods = panel["method"].values.tolist()
-    shown = [panel.sel({"method": list(group)}) for group in groups]
-    starts = [_starts(each, *_blocks(each, cells)) for each in shown]
+    parts = [panel.sel({"method": list(group)}) for group in groups]
+    starts = [_starts(part, *_blocks(part, cells)) for part in parts]
     layers, dims, positions = (panel.sizes[name] for name in ("layer", "dim", "position"))
     dtype = panel.dtype if base is None else _wide(panel)
     pooled = [np.empty((len(group), layers, *map(len, at)), dtype) for group, at in zip(groups, starts, strict=True)]
     magnitudes, limits = np.empty((len(methods), positions, dims), dtype), []
     for layer in range(layers):
-        taken = None if base is None else _read(base, {"layer": layer})
+        subtrahend = None if base is None else _read(base, {"layer": layer})
         for row, method in enumerate(methods):
             values = _read(panel, {"method": row, "layer": layer})
-            values = values if taken is None else np.subtract(values, taken, dtype=dtype)
+            values = values if subtrahend is None else np.subtract(values, subtrahend, dtype=dtype)
             np.abs(values.T, out=magnitudes[row])
             for group, into, at in zip(groups, pooled, starts, strict=True):
                 if method in group:
                     into[list(group).index(method), layer] = farthest(values, at)
         limits.append(upper_quantile(magnitudes, quantile))
-    each = [_labelled(*parts) for parts in zip(shown, pooled, starts, strict=True)]
-    return *each, _limits(panel, limits)
+    return *(_labelled(*labels) for labels in zip(parts, pooled, starts, strict=True)), _limits(panel, limits)
 
 
 def opening_panel(hidden: xr.DataArray, trained_length: int) -> xr.DataArray:
-    """What a reader sees first: the first methods of `hidden`, of one prompt, at the default regions; not in memory."""
+    """The first methods of `hidden`, of one prompt, at the default regions; not in memory."""
     bounds = default_regions(hidden["position"].values, trained_length)
-    return regions(hidden.isel({"method": slice(SHOWN)}), bounds)
+    return regions(hidden.isel({"method": slice(FIRST_METHODS)}), bounds)
 
 
 def opening(hidden: xr.DataArray, trained_length: int) -> xr.Dataset:
@@ -167,39 +161,37 @@ def layer_limits(panel: xr.DataArray, quantile: float = LIMIT) -> xr.DataArray:
     return _limits(panel, [upper_quantile(np.abs(values), quantile) for values in layers])
 
 
-def write_png(panel: xr.DataArray, file: str | os.PathLike[str] | BinaryIO, limits: xr.DataArray) -> None:
-    """Writes `panel` (layer, dim, position), from `regions`, one pixel a cell, coloured from -limit to limit by layer.
+def heatmap_grid(panel: xr.DataArray, trained_length: int, limits: xr.DataArray | None = None) -> Grid:
+    """A grid of `panel` ([method,] layer, dim, position), from `regions` or `pool`: one row a layer.
 
-    Layers are stacked from the top, each with its first dim at the top; regions stand side by side; thin grey lines
-    part them. Axes stand about the cells (see `probe.figures.framed`).
+    Methods stand side by side. Default `limits` of the colour scales: the panel's `layer_limits`.
     """
-    breaks = np.flatnonzero(np.diff(panel["region"].values)) + 1
-    dims, width = panel.sizes["dim"], panel.sizes["position"] + _SEPARATOR * len(breaks)
-    pixels = np.full((len(limits) * (dims + _SEPARATOR) - _SEPARATOR, width), GREY_INDEX, np.uint8)
-    for row, limit in enumerate(limits.values):
-        place, left = pixels[row * (dims + _SEPARATOR) :][:dims], 0
-        for piece in np.split(colour_index(_read(panel, {"layer": row}), limit), breaks, axis=1):
-            place[:, left : left + piece.shape[1]] = piece
-            left += piece.shape[1] + _SEPARATOR
-    rows = [
-        Axis(row * (dims + _SEPARATOR), panel["dim"].values, f"layer {layer} (±{limit:.2g})")
-        for row, (layer, limit) in enumerate(zip(panel["layer"].values, limits.values, strict=True))
-    ]
-    starts = [0, *breaks]
-    columns = [
-        Axis(start + number * _SEPARATOR, labels, "position")
-        for number, (start, labels) in enumerate(zip(starts, np.split(panel["position"].values, breaks), strict=True))
-    ]
-    about = describe(panel)
-    save_png(framed(pixels, rows, columns, f"{about}; red > 0, blue < 0"), file, about)
+    panel = panel.transpose(..., "layer", "dim", "position")
+    methods = [panel.sel({"method": m}) for m in panel["method"].values] if "method" in panel.dims else [panel]
+    numbers = np.unique(panel["region"].values)
+    limits = layer_limits(panel) if limits is None else limits
+    labels = zip(panel["layer"].values, limits.values, strict=True)
+    prompt = f", prompt {panel['prompt'].item()}" if "prompt" in panel.coords else ""
+    return Grid(
+        title=f"{value_name(panel)} by dim and position{prompt} (dashed: M = {trained_length})",
+        colour_title=value_title(panel),
+        limits=tuple(limits.values.tolist()),
+        cells=tuple(
+            tuple(one.isel(layer=row, position=one["region"].values == number) for one in methods for number in numbers)
+            for row in range(panel.sizes["layer"])
+        ),
+        row_titles=tuple(f"layer {layer}: dim (limit {limit:.2g})" for layer, limit in labels),
+        group_titles=tuple(str(one["method"].item()) if "method" in one.coords else "" for one in methods),
+        region_titles=tuple(region_names(panel)),
+        trained_length=trained_length,
+    )
 
 
 def describe(panel: xr.DataArray) -> str:
-    """What a panel shows, in one line: hook, method, prompt, layers, dims, position regions."""
+    """A panel's contents in one line: hook, method, prompt, layers, dims, position regions."""
     labels = [str(panel[name].item()) for name in ("method", "prompt") if name in panel.coords and not panel[name].ndim]
-    name = str(panel.attrs.get("long_name", panel.name))
     spans = [f"{name}s {panel[name].values[0]}-{_last(panel, name)[-1]}" for name in ("layer", "dim")]
-    return ", ".join([name, *labels, *spans, "positions " + " and ".join(region_names(panel))])
+    return ", ".join([value_name(panel), *labels, *spans, "positions " + " and ".join(region_names(panel))])
 
 
 def region_names(panel: xr.DataArray) -> list[str]:
@@ -226,7 +218,8 @@ def _last(panel: xr.DataArray, name: str) -> np.ndarray:
 
 
 def _limits(panel: xr.DataArray, limits: Sequence[np.floating]) -> xr.DataArray:
-    return xr.DataArray(np.where(np.array(limits) > 0, limits, 1.0), dims="layer", coords={"layer": panel["layer"]})
+    ends = np.array(limits)
+    return xr.DataArray(np.where(ends > 0, ends, 1.0), dims="layer", coords={"layer": panel["layer"]})
 
 
 def _starts(panel: xr.DataArray, dim_block: int, position_block: int) -> tuple[np.ndarray, np.ndarray]:
@@ -251,7 +244,7 @@ def _labelled(panel: xr.DataArray, values: np.ndarray, starts: tuple[np.ndarray,
 
 
 def _read(panel: xr.DataArray, index: Mapping[Hashable, int]) -> np.ndarray:
-    """One (dim, position) of a panel that is read from disk when used, and therefore transposed afterwards only."""
+    """One (dim, position) of a panel on disk, transposed only once it is read."""
     return panel.isel(index).load().transpose("dim", "position").values
 
 
@@ -268,3 +261,33 @@ def _blocks(panel: xr.DataArray, cells: int) -> tuple[int, int]:
             dim_block += 1
         else:
             position_block += 1
+
+
+def farthest(values: np.ndarray, starts: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    """`values` (dim, position), each block that begins at `starts` (dims, positions) as its value farthest from 0."""
+    dims, positions = starts
+    if len(dims) == len(values) and len(positions) == values.shape[1]:
+        return values
+    wide = values.T.astype(np.float32) if values.dtype == np.float16 else values.T  # halves are slow to compare
+    high, low = (np.empty((len(positions), wide.shape[1]), wide.dtype) for _ in range(2))
+    for row, (start, stop) in enumerate(zip(positions, [*positions[1:], len(wide)], strict=True)):
+        wide[start:stop].max(axis=0, out=high[row])
+        wide[start:stop].min(axis=0, out=low[row])
+    high, low = np.maximum.reduceat(high, dims, axis=1), np.minimum.reduceat(low, dims, axis=1)
+    return np.where(high >= -low, high, low).T.astype(values.dtype)
+
+
+def upper_quantile(values: np.ndarray, quantile: float) -> np.floating:
+    """np.quantile of all `values`, in their precision or float32; for a high `quantile` few of them are sorted."""
+    flat, kind = values.ravel(), np.result_type(values, np.float32).type
+    place = (len(flat) - 1) * quantile
+    rank = int(place)
+    guess = np.quantile(flat[:: -(-len(flat) // _SAMPLED)].astype(kind), max(0.0, quantile - 0.01))
+    upper = flat[flat >= guess]
+    if len(flat) - len(upper) > rank:
+        upper = flat
+    first = rank - (len(flat) - len(upper))
+    last = min(first + 1, len(upper) - 1)
+    low, high = np.partition(upper, (first, last))[[first, last]].astype(kind)
+    share = place - rank
+    return low + (high - low) * share if share < 0.5 else high - (high - low) * (1 - share)

@@ -1,10 +1,8 @@
-"""Interactive figures (plotly) of what `probe.figures.marks` works out."""
+"""Figures drawn by plotly."""
 
 from __future__ import annotations
 
-import html
 import math
-from collections.abc import Sequence
 from textwrap import wrap
 from typing import Any
 
@@ -12,66 +10,40 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from probe.figures.cells import Cells
-from probe.figures.cells_interactive import draw_cells
-from probe.figures.drift_map import DriftMap
-from probe.figures.drift_map_interactive import draw_drift_map
-from probe.figures.ground import colour_bar, colour_title, panels
-from probe.figures.heatmap import block_size, is_regular, pool
-from probe.figures.marks import (
+from probe.figures.figure_data import (
     Chart,
+    Drawable,
+    DriftMap,
     Grid,
     Line,
     Panel,
     Point,
     Rule,
-    curves_chart,
-    heatmap_grid,
-    threshold_chart,
+    TileMap,
     token_texts,
 )
+from probe.figures.heatmap import block_size, is_regular
+from probe.figures.interactive_maps import draw_drift_map, draw_tile_map
+from probe.figures.plotly_theme import colour_bar, colour_title, escaped, subplots, top_title
 from probe.figures.styles import BLACK
-from probe.thresholds.calls import Call
-from probe.thresholds.failure import Measured
-from probe.thresholds.predict import Prediction
 
 _ROW_PIXELS, _LEAST_PIXELS, _EDGE_PIXELS, _BELOW = 150, 330, 230, 140
 _ENTRY = 42  # characters in a line of the legend, which has room on a phone
 _MARKERS = 9  # of a line with too many values for one at each
 
 
-def draw(figure: Chart | Grid | Cells | DriftMap) -> go.Figure:
-    """The plotly figure of what `probe.figures.marks` works out."""
-    if isinstance(figure, Cells):
-        return draw_cells(figure)
+def draw(figure: Drawable) -> go.Figure:
+    """The plotly figure of what `probe.figures.figure_data` holds."""
+    if isinstance(figure, TileMap):
+        return draw_tile_map(figure)
     if isinstance(figure, DriftMap):
         return draw_drift_map(figure)
     return _draw_grid(figure) if isinstance(figure, Grid) else _draw_chart(figure)
 
 
-def threshold_figure(hidden: xr.DataArray, found: xr.Dataset, layer: int, dim: int) -> go.Figure:
-    """The figure of `threshold_chart`: a dim's value over position at two layers, with its threshold and crossings."""
-    return draw(threshold_chart(hidden, found, layer, dim))
-
-
-def curves_figure(
-    evaluation: xr.Dataset, measured: Measured, trained_length: int, predictions: Sequence[Call | Prediction] = ()
-) -> go.Figure:
-    """The figure of `curves_chart`: tail NLL and passkey accuracy over length."""
-    return draw(curves_chart(evaluation, measured, trained_length, predictions))
-
-
-def heatmap_figure(panel: xr.DataArray, trained_length: int, limits: xr.DataArray | None = None) -> go.Figure:
-    """`panel` ([method,] layer, dim, position), from `regions`, pooled if it is large; one row a layer.
-
-    Pass the same `limits` to compare figures. Hovering tells layer, dim, position and value.
-    """
-    return draw(heatmap_grid(pool(panel), trained_length, limits))
-
-
 def _draw_grid(grid: Grid) -> go.Figure:
     rows, columns = len(grid.cells), len(grid.cells[0])
-    figure = panels(
+    figure = subplots(
         rows,
         columns,
         shared_xaxes=True,
@@ -104,8 +76,8 @@ def _trained_line(trained_length: int, number: int) -> dict[str, Any]:
 
 
 def _draw_chart(chart: Chart) -> go.Figure:
-    figure = panels(
-        1, len(chart.panels), horizontal_spacing=0.12, subplot_titles=[_text(p.title) for p in chart.panels]
+    figure = subplots(
+        1, len(chart.panels), horizontal_spacing=0.12, subplot_titles=[escaped(p.title) for p in chart.panels]
     )
     listed: set[Any] = set()
     for column, panel in enumerate(chart.panels, 1):
@@ -119,7 +91,7 @@ def _draw_chart(chart: Chart) -> go.Figure:
             _add_rule(figure, rule, panel, column)
         _axes(figure, panel, column)
     figure.update_layout(
-        title={"text": _text(chart.title), "x": 0.01, "y": 0.98, "yanchor": "top"},
+        title={"text": escaped(chart.title), "x": 0.01, "y": 0.98, "yanchor": "top"},
         height=520,
         margin={"t": 90, "b": 150, "l": 80, "r": 30},
         legend={"orientation": "h", "y": -0.25, "yanchor": "top", "x": 0},
@@ -127,37 +99,31 @@ def _draw_chart(chart: Chart) -> go.Figure:
     return figure
 
 
-def _text(text: str) -> str:
-    """A text in which plotly sees no markup."""
-    return html.escape(text, quote=False)
-
-
 def _entry(text: str) -> str:
     """A text in lines, for the legend."""
-    return "<br>".join(map(_text, wrap(text, _ENTRY)))
+    return "<br>".join(map(escaped, wrap(text, _ENTRY)))
 
 
 def _line(line: Line, panel: Panel) -> go.Scatter:
-    drawn = {"color": line.colour, "dash": line.dash, "width": 1.5 if line.crowded else 2}
-    mode = "lines+markers"
+    mode, stroke = "lines+markers", {"color": line.colour, "dash": line.dash, "width": 1.5 if line.crowded else 2}
     if line.dash == "none":
-        mode, drawn = "markers", {"color": line.colour}
+        mode, stroke = "markers", {"color": line.colour}
     trace = go.Scatter(
         x=line.x,
         y=line.y,
         name=_entry(line.label),
         mode=mode,
-        line=drawn,
+        line=stroke,
         marker={"symbol": line.symbol, "size": 8, "color": line.colour, "maxdisplayed": _MARKERS * line.crowded},
         opacity=0.35 if line.faint else 1,
     )
-    told = (panel.title, line.label, f"{panel.x_title}: %{{x}}", f"{panel.y_title}: %{{y:.4g}}")
+    hover = [panel.title, line.label, f"{panel.x_title}: %{{x}}", f"{panel.y_title}: %{{y:.4g}}"]
     if line.tokens:
-        told = (*told, "%{customdata}")
-        trace.update(customdata=[_text(each) for each in line.tokens])
-    trace.update(hovertemplate="<br>".join(map(_text, told)) + "<extra></extra>")
+        hover.append("%{customdata}")
+        trace.update(customdata=list(map(escaped, line.tokens)))
+    trace.update(hovertemplate="<br>".join(map(escaped, hover)) + "<extra></extra>")
     if line.texts:
-        trace.update(text=[_text(each) for each in line.texts], hovertemplate="%{text}<extra></extra>")
+        trace.update(text=list(map(escaped, line.texts)), hovertemplate="%{text}<extra></extra>")
     if line.interval is not None and not line.band:
         low, high = line.interval
         ends = {"array": high - line.y, "arrayminus": line.y - low, "symmetric": False}
@@ -166,7 +132,7 @@ def _line(line: Line, panel: Panel) -> go.Scatter:
 
 
 def _band(line: Line, interval: tuple[np.ndarray, np.ndarray]) -> go.Scatter:
-    """The interval of a line as a closed area, under its line's name in the legend."""
+    """The interval of a line as a closed area; the legend toggles it with its line."""
     known = np.isfinite(interval).all(axis=0)
     low, high = (ends[known] for ends in interval)
     x = line.x[known]
@@ -186,7 +152,7 @@ def _band(line: Line, interval: tuple[np.ndarray, np.ndarray]) -> go.Scatter:
 
 def _point(point: Point) -> go.Scatter:
     marker = {"symbol": "diamond-open", "size": 15, "color": point.colour, "line": {"width": 3}}
-    text = _text(point.text)
+    text = escaped(point.text)
     hover = f"{text}<extra></extra>"
     return go.Scatter(
         x=[point.x], y=[point.y], name=_entry(point.text), mode="markers", marker=marker, hovertemplate=hover
@@ -207,13 +173,13 @@ def _add_rule(figure: go.Figure, rule: Rule, panel: Panel, column: int) -> None:
     else:
         below = rule.at > sum(panel.y_range) / 2
         where = {"x": 0, "xref": "x domain", "y": rule.at, "yanchor": "top" if below else "bottom"}
-    text = {"text": _text(rule.text), "font": {"color": rule.colour}, "bgcolor": "rgba(255, 255, 255, 0.8)"}
+    text = {"text": escaped(rule.text), "font": {"color": rule.colour}, "bgcolor": "rgba(255, 255, 255, 0.8)"}
     figure.add_annotation(**text, **where, xanchor="left", showarrow=False, **place)
 
 
 def _axes(figure: go.Figure, panel: Panel, column: int) -> None:
-    figure.update_yaxes(title_text=_text(panel.y_title), range=panel.y_range, zeroline=False, row=1, col=column)
-    figure.update_xaxes(title_text=_text(panel.x_title), title_standoff=8, zeroline=False, row=1, col=column)
+    figure.update_yaxes(title_text=escaped(panel.y_title), range=panel.y_range, zeroline=False, row=1, col=column)
+    figure.update_xaxes(title_text=escaped(panel.x_title), title_standoff=8, zeroline=False, row=1, col=column)
     if panel.x_range is not None:
         ends = [math.log10(end) for end in panel.x_range] if panel.log_x else list(panel.x_range)
         pad = 0.04 * (ends[1] - ends[0])
@@ -223,7 +189,7 @@ def _axes(figure: go.Figure, panel: Panel, column: int) -> None:
         texts = [str(tick) for tick in ticks]
         figure.update_xaxes(type="log", tickvals=ticks, ticktext=texts, row=1, col=column)
     elif panel.x_ticks:
-        labels = [_text(label) for label in panel.x_labels or map(str, panel.x_ticks)]
+        labels = [escaped(label) for label in panel.x_labels or map(str, panel.x_ticks)]
         figure.update_xaxes(tickvals=list(panel.x_ticks), ticktext=labels, tickangle=0, row=1, col=column)
 
 
@@ -231,7 +197,7 @@ def _heatmap(cell: xr.DataArray, limit: float, scale: bool, method: str, unit: s
     """One cell, coloured from -limit to limit; scale: with the colour scale."""
     spans = {name: _span_text(cell, name) for name in ("dim", "position")}
     tokens = token_texts(cell) if block_size(cell, "position") == 1 else ()
-    told = np.broadcast_to(np.array([_text(each) for each in tokens], object), cell.shape) if tokens else None
+    texts = np.broadcast_to(np.array(list(map(escaped, tokens)), object), cell.shape) if tokens else None
     return go.Heatmap(
         z=cell.values.astype(np.float32),
         x=cell["position"].values,
@@ -241,32 +207,32 @@ def _heatmap(cell: xr.DataArray, limit: float, scale: bool, method: str, unit: s
         colorscale="RdBu_r",
         showscale=scale,
         colorbar=colour_bar({-limit: "-limit", 0: "0", limit: "limit"}),
-        customdata=told,
-        hovertemplate=f"{_text(method)}<br>layer {cell['layer'].item()}<br>{spans['dim']} %{{y}}"
+        customdata=texts,
+        hovertemplate=f"{escaped(method)}<br>layer {cell['layer'].item()}<br>{spans['dim']} %{{y}}"
         f"<br>{spans['position']} %{{x}}{'<br>%{customdata}' if tokens else ''}"
-        f"<br>value %{{z:.4g}} {_text(unit)}<extra></extra>",
+        f"<br>value %{{z:.4g}} {escaped(unit)}<extra></extra>",
     )
 
 
 def _span_text(cell: xr.DataArray, name: str) -> str:
-    """What a hovered label means: the thing itself, or the first of a block."""
+    """What a label on hovering means: one dim or position, or the first of a block."""
     block = block_size(cell, name)
     return name if block == 1 else f"{block} {name}s from"
 
 
 def _grid_layout(figure: go.Figure, grid: Grid, rows: int, columns: int) -> None:
-    each = len(grid.region_titles)
+    regions = len(grid.region_titles)
     for column in range(1, columns + 1):
-        title = f"positions<br>{grid.region_titles[(column - 1) % each]}"
+        title = f"positions<br>{grid.region_titles[(column - 1) % regions]}"
         figure.update_xaxes(title_text=title, title_font_size=12, nticks=2, tickangle=0, row=rows, col=column)
     for group, title in enumerate(grid.group_titles):
-        place = {"x": 0, "xref": f"x{group * each + 1 if group else ''} domain", "y": 1, "yref": "paper"}
+        place = {"x": 0, "xref": f"x{group * regions + 1 if group else ''} domain", "y": 1, "yref": "paper"}
         anchors = {"xanchor": "left", "yanchor": "bottom"}
-        figure.add_annotation(text=f"<b>{_text(title)}</b>", showarrow=False, font_size=14, **place, **anchors)
+        figure.add_annotation(text=f"<b>{escaped(title)}</b>", showarrow=False, font_size=14, **place, **anchors)
     figure.add_annotation(**colour_title(grid.colour_title, _BELOW))
     figure.update_yaxes(autorange="reversed", nticks=4)
     figure.update_layout(
-        title={"text": _text(grid.title), "x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 16}},
+        title=top_title(grid.title),
         height=max(rows * _ROW_PIXELS, _LEAST_PIXELS) + _EDGE_PIXELS,
         margin={"t": 90, "b": _BELOW, "l": 80, "r": 30},
     )

@@ -1,57 +1,59 @@
-"""Every figure and table of what `mesa-lens locate` found, for files, reports and pages."""
+"""Figures and tables of what `mesa-lens locate` and `mesa-lens anatomy` measured, for files, reports and pages."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import xarray as xr
 
-from probe.figures.attribution_chart import attribution_chart
-from probe.figures.cells import Cells
+from probe.figures.anatomy import STATISTICS, component_chart, cosine_chart, head_map, lens_chart, share_chart
 from probe.figures.export import Export, safe_name
-from probe.figures.marks import Chart
-from probe.figures.mechanism import head_patch_map, patch_map, restoration_map
-from probe.figures.mechanism_charts import clamp_chart, layer_chart, smallest_chart
-from probe.figures.render import Figure
-from probe.store.results import Located, Row, having, number
+from probe.figures.figure_data import Chart, Figure, TileMap
+from probe.figures.locate import (
+    attribution_chart,
+    clamp_chart,
+    head_patch_map,
+    layer_chart,
+    patch_map,
+    restoration_map,
+    smallest_chart,
+)
+from probe.figures.tables import row_table
+from probe.store.results import Anatomy, Located, Row, having, number
 
-_TEXTS = ("method", "measure", "kind", "way", "hook", "span", "rule", "which", "what", "with", "slope_reason")
-_INDICES = "length layer head items dims size places enough n begin end offset best_offset first_unmet".split()
-_JUDGED = ("judged", "dies", "keeps", "revived")
 TABLES = ("gaps", "effects", "attribution", "agreement", "smallest")
+_ANATOMY_TABLES = ("heads", "all_heads", "unmet", "frequencies", "retrieval", "lens")
+Labels = Mapping[str, Sequence[Any]]
+T = TypeVar("T")
 
 
-def method_figures(summary: Located, method: str, length: int, measure: str) -> dict[str, Chart | Cells]:
-    """The figures of one method at one length, by name, the restoration map first; without those that were not run."""
-    made: dict[str, Chart | Cells | None] = {
-        "map": restoration_map(summary, method, length, measure),
-        "map-without": restoration_map(summary, method, length, measure, "without"),
-        "patch": patch_map(summary, method, length, measure),
-        "patch-break": patch_map(summary, method, length, measure, "break"),
-        "patch-heads": head_patch_map(summary, method, length, measure),
-        "patch-heads-break": head_patch_map(summary, method, length, measure, "break"),
+def method_figures(summary: Located, method: str, length: int, measure: str) -> dict[str, Chart | TileMap]:
+    """The located figures of one method at one length, by name, the restoration map first; without those not run."""
+    at = (summary, method, length, measure)
+    figures: dict[str, Chart | TileMap | None] = {
+        "map": restoration_map(*at),
+        "map-without": restoration_map(*at, "without"),
+        "patch": patch_map(*at),
+        "patch-break": patch_map(*at, "break"),
+        "patch-heads": head_patch_map(*at),
+        "patch-heads-break": head_patch_map(*at, "break"),
     }
     for hook in dict.fromkeys(row["hook"] for row in summary["attribution"]):
-        made[f"attribution-{hook}"] = attribution_chart(summary, method, length, measure, hook)
-    rules = dict.fromkeys(row.get("rule") for row in having(summary["effects"], kind="clamp"))
-    for rule in rules:
-        name = f"clamp-{safe_name(rule)}" if rule else "clamp"
-        made[name] = clamp_chart(summary, method, length, measure, rule)
-    return {name: figure for name, figure in made.items() if figure is not None}
+        figures[f"attribution-{hook}"] = attribution_chart(*at, hook)
+    for rule in dict.fromkeys(row.get("rule") for row in having(summary["effects"], kind="clamp")):
+        figures[f"clamp-{safe_name(rule)}" if rule else "clamp"] = clamp_chart(*at, rule)
+    return _present(figures)
 
 
-def common_figures(summary: Located, length: int, measure: str, methods: Sequence[str]) -> dict[str, Chart | Cells]:
-    """The figures of several methods at one length, by name; without those that were not run."""
-    made = {
-        "layers": layer_chart(summary, length, measure, methods),
-        "smallest": smallest_chart(summary, length, measure, methods),
-    }
-    return {name: figure for name, figure in made.items() if figure is not None}
+def common_figures(summary: Located, length: int, measure: str, methods: Sequence[str]) -> dict[str, Chart]:
+    """The located figures of several methods at one length, by name; without those not run."""
+    figures = {"layers": layer_chart, "smallest": smallest_chart}
+    return _present({name: chart(summary, length, measure, methods) for name, chart in figures.items()})
 
 
-def gone_over(summary: Located) -> dict[str, list[Any]]:
-    """The methods, lengths and measures of the summary that are judged somewhere, each in its order."""
+def judged_labels(summary: Located) -> dict[str, list[Any]]:
+    """The methods, lengths and measures with a judged loss in the summary, each in its order."""
     judged = [gap for gap in summary["gaps"] if gap["judged"]]
     return {name: list(dict.fromkeys(gap[name] for gap in judged)) for name in ("method", "length", "measure")}
 
@@ -62,66 +64,186 @@ def located_export(
     lengths: Sequence[int] | None = None,
     measures: Sequence[str] | None = None,
 ) -> Export:
-    """Figures as `locate-NAME-METHOD-LENGTH-MEASURE`, and the tables behind them; default: all that is judged.
+    """Figures as `locate-NAME-METHOD-LENGTH-MEASURE`, and their tables; default: everything judged.
 
     Raises ValueError for a method, length or measure that is not there.
     """
-    asked = {"method": methods, "length": lengths, "measure": measures}
-    known = {name: list(dict.fromkeys(gap[name] for gap in summary["gaps"])) for name in asked}
-    for name, values in asked.items():
-        for value in values or ():
-            if value not in known[name]:
-                raise ValueError(f"{name} {value!r} was not gone over; known: {', '.join(map(str, known[name]))}")
-    chosen = {name: list(values or gone_over(summary)[name]) for name, values in asked.items()}
+    requested = {"method": methods, "length": lengths, "measure": measures}
+    known = {name: list(dict.fromkeys(gap[name] for gap in summary["gaps"])) for name in requested}
+    chosen = _chosen(requested, known, judged_labels(summary), "located")
     figures: dict[str, Figure] = {}
     for length in chosen["length"]:
         for measure in chosen["measure"]:
             end = f"{length}-{measure}"
-            common = common_figures(summary, length, measure, chosen["method"])
-            figures |= {f"locate-{name}-{end}": figure for name, figure in common.items()}
+            for name, figure in common_figures(summary, length, measure, chosen["method"]).items():
+                figures[f"locate-{name}-{end}"] = figure
             for method in chosen["method"]:
-                own = method_figures(summary, method, length, measure)
-                figures |= {f"locate-{name}-{safe_name(method)}-{end}": figure for name, figure in own.items()}
+                for name, figure in method_figures(summary, method, length, measure).items():
+                    figures[f"locate-{name}-{safe_name(method)}-{end}"] = figure
     if not figures:
         wanted = "; ".join(f"{name} {', '.join(map(str, values)) or 'any'}" for name, values in chosen.items())
-        raise ValueError(f"no effect is there for {wanted}: broken and mended do not differ, or it was not run")
+        raise ValueError(f"no effect is there for {wanted}: baseline and method do not differ, or it was not run")
     return Export(figures, located_tables(summary, chosen))
 
 
-def located_tables(summary: Located, chosen: Mapping[str, Sequence[Any]]) -> dict[str, xr.Dataset]:
-    """Gaps, effects, smallest sets, attribution and agreement as tables, a row each; those with no row are left out."""
-    tables = {name: summary.get(name, ()) for name in TABLES} | {"smallest": _by_size(summary["smallest"])}
-    kept = {
-        name: [row for row in rows if all(row[label] in values for label, values in chosen.items())]
-        for name, rows in tables.items()
-    }
+def located_tables(summary: Located, chosen: Labels) -> dict[str, xr.Dataset]:
+    """Gaps, effects, smallest sets, attribution and agreement as tables; those without rows are left out."""
+    tables = {name: summary.get(name, ()) for name in TABLES} | {"smallest": list(_by_size(summary["smallest"]))}
+    return _tables(summary, tables, chosen)
+
+
+def head_figures(anatomy: Anatomy, method: str, length: int) -> dict[str, TileMap]:
+    """The maps of one method at one length, by name; without those not run."""
+    return _present({name: head_map(anatomy, name, method, length) for name in STATISTICS})
+
+
+def layer_figures(anatomy: Anatomy, layer: int, methods: Sequence[str]) -> dict[str, Chart]:
+    """The positional vectors of one layer, by name; without those not run."""
+    figures = {"cosine": cosine_chart, "components": component_chart}
+    return _present({name: chart(anatomy, layer, methods) for name, chart in figures.items()})
+
+
+def displayed_layers(anatomy: Anatomy) -> list[int]:
+    """The first, the middle and the last layer."""
+    layers = anatomy.summary["layers"]
+    return list(dict.fromkeys(layers[at] for at in (0, len(layers) // 2, -1)))
+
+
+def anatomy_labels(anatomy: Anatomy) -> dict[str, list[Any]]:
+    """The methods, lengths and layers of the summary."""
+    summary = anatomy.summary
+    return {"method": list(summary["methods"]), "length": summary["lengths"], "layer": summary["layers"]}
+
+
+def anatomy_export(
+    anatomy: Anatomy,
+    methods: Sequence[str] | None = None,
+    lengths: Sequence[int] | None = None,
+    layers: Sequence[int] | None = None,
+) -> Export:
+    """Figures as `anatomy-NAME-METHOD-LENGTH` or `anatomy-NAME-layerN`, and their tables.
+
+    Default: all; of figures by layer those of `displayed_layers`. Raises ValueError for a method, length or layer that
+    is not there.
+    """
+    requested, known = {"method": methods, "length": lengths, "layer": layers}, anatomy_labels(anatomy)
+    chosen = _chosen(requested, known, known, "measured")
+    figures: dict[str, Chart | TileMap | None] = {}
+    for length in chosen["length"]:
+        figures[f"anatomy-lens-{length}"] = lens_chart(anatomy, length, chosen["method"])
+        for method in chosen["method"]:
+            for name, figure in head_figures(anatomy, method, length).items():
+                figures[f"anatomy-{name}-{safe_name(method)}-{length}"] = figure
+    if _with_vectors(anatomy, chosen):
+        figures["anatomy-shares"] = share_chart(anatomy, chosen["method"])
+        for layer in layers or displayed_layers(anatomy):
+            for name, figure in layer_figures(anatomy, layer, chosen["method"]).items():
+                figures[f"anatomy-{name}-layer{layer}"] = figure
+    if not _present(figures):
+        wanted = "; ".join(f"{name} {', '.join(map(str, values))}" for name, values in chosen.items())
+        raise ValueError(f"nothing is there for {wanted}; run those --parts of `mesa-lens anatomy`")
+    return Export(_present(figures), anatomy_tables(anatomy, chosen))
+
+
+def anatomy_tables(anatomy: Anatomy, chosen: Labels) -> dict[str, xr.Dataset]:
+    """The measurements as tables; those without rows are left out. chosen: labels to keep, all if empty.
+
+    `positions` has the positional vectors' curves, by method, layer and position.
+    """
+    summary, vectors = anatomy.summary, anatomy.vectors
+    tables = {name: [_flat(row) for row in summary[name]] for name in _ANATOMY_TABLES}
+    tables["retrieval_heads"] = list(_retrieval_rows(summary))
+    tables["lens_differs"] = list(_lens_rows(summary))
+    if _with_vectors(anatomy, chosen):
+        tables["vectors"] = [_flat(row) for row in summary["vectors"]["layers"]]
+    datasets = _tables(summary, tables, chosen)
+    if vectors is not None and "vectors" in datasets:
+        components = vectors["component"].values
+        scores = {f"component_{n}": vectors["score"].sel(component=n, drop=True) for n in components}
+        curves = xr.Dataset({name: vectors[name] for name in ("cosine", "nearest")} | scores)
+        labels = {name: curves[name].values.tolist() for name in ("method", "layer")}
+        subset = {
+            name: [label for label in values if label in chosen.get(name, values)] for name, values in labels.items()
+        }
+        datasets["positions"] = curves.sel(subset).assign_attrs(datasets["vectors"].attrs)
+    return datasets
+
+
+def head_rows(summary: Mapping[str, Any], length: int | None = None) -> list[dict[str, Any]]:
+    """Means over all heads with their intervals, unmet phases among them: a row a length, method and span."""
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in (*summary["all_heads"], *summary["unmet"]):
+        if length in (None, row["length"]):
+            rows.setdefault((row["length"], row["method"], row["span"]), {}).update(row)
+    return list(rows.values())
+
+
+def _present(figures: Mapping[str, T | None]) -> dict[str, T]:
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def _chosen(requested: Mapping[str, Sequence[Any] | None], known: Labels, default: Labels, verb: str) -> Labels:
+    """The labels requested, or the default ones; ValueError for one that is not known."""
+    for name, values in requested.items():
+        for value in values or ():
+            if value not in known[name]:
+                raise ValueError(f"{name} {value!r} was not {verb}; known: {', '.join(map(str, known[name]))}")
+    return {name: list(values or default[name]) for name, values in requested.items()}
+
+
+def _tables(summary: Mapping[str, Any], tables: Mapping[str, Sequence[Row]], chosen: Labels) -> dict[str, xr.Dataset]:
+    """The tables' rows with the chosen labels; a row without a label has all of them."""
     attrs = {name: summary[name] for name in ("model", "trained_length")}
-    return {name: row_table(rows).assign_attrs(attrs) for name, rows in kept.items() if rows}
+    datasets = {}
+    for name, rows in tables.items():
+        subset = [row for row in rows if all(row.get(label, values[0]) in values for label, values in chosen.items())]
+        if subset:
+            datasets[name] = row_table(subset).assign_attrs(attrs)
+    return datasets
 
 
-def _by_size(found: Sequence[Row]) -> list[dict[str, Any]]:
+def _by_size(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """A row for each size of every smallest set: the head added, and what so many restore."""
-    rows = []
-    for each in found:
-        labels = {name: each[name] for name in ("method", "length", "measure")}
-        for n, (layer, head) in enumerate(each["heads"]):
-            lists = ("share", "low", "high", "random_low", "random", "random_high")
-            scores = {name: each[name][n] for name in lists}
-            rows.append(labels | {"size": n + 1, "layer": layer, "head": head} | scores)
-    return rows
+    for row in rows:
+        labels = {name: row[name] for name in ("method", "length", "measure")}
+        for n, (layer, head) in enumerate(row["heads"]):
+            columns = ("share", "low", "high", "random_low", "random", "random_high")
+            yield labels | {"size": n + 1, "layer": layer, "head": head} | {name: row[name][n] for name in columns}
 
 
-def row_table(rows: Sequence[Row]) -> xr.Dataset:
-    """Columns over `row`: texts, whole numbers and numbers, blank or NaN where there is none."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = {}
-    for name in names:
-        values = [row.get(name) for row in rows]
-        if name in _TEXTS:
-            columns[name] = ("row", ["" if value is None else str(value) for value in values])
-        elif name in _JUDGED:
-            columns[name] = ("row", [bool(value) for value in values])
+def _with_vectors(anatomy: Anatomy, chosen: Labels) -> bool:
+    """Whether there are positional vectors, of a chosen length."""
+    vectors = anatomy.summary["vectors"]
+    return bool(vectors) and vectors["length"] in chosen.get("length", [vectors["length"]])
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    """The row with a column for each number: intervals as _low and _high, parts under their names."""
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name}_{part}": score for part, score in value.items()}
+        elif name == "components":
+            flat |= {f"component_{at}": share for at, share in enumerate(value, 1)}
+        elif isinstance(value, list):
+            flat |= dict(zip((name, f"{name}_low", f"{name}_high"), map(number, value), strict=True))
         else:
-            units = {"units": "index"} if name in _INDICES else {}
-            columns[name] = ("row", [number(value) for value in values], units)
-    return xr.Dataset(columns)
+            flat[name] = value
+    return flat
+
+
+def _retrieval_rows(summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A row for each head that retrieves inside M and each method beyond it."""
+    for head in summary["retrieval_heads"]:
+        labels = {name: head[name] for name in ("length", "layer", "head", "offset", "dies", "keeps")}
+        for method, beyond in head["beyond"].items():
+            scores = _flat({"inside": head["inside"], "beyond": beyond})
+            yield {"method": method, **labels, **scores, "revived": method in head["revived"]}
+
+
+def _lens_rows(summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A row for each layer and method of what the method lowers the logit lens' NLL by."""
+    for row in summary["lens_differs"]:
+        labels = {name: row[name] for name in ("method", "length", "n")}
+        for layer, value in zip(summary["layers"], row["by_layer"], strict=True):
+            yield {**labels, "layer": layer, **_flat({"lower_by": value})}

@@ -1,4 +1,4 @@
-"""Static figures (matplotlib) of what `probe.figures.marks` works out, sized for a paper."""
+"""Figures drawn by matplotlib, sized for a paper."""
 
 from __future__ import annotations
 
@@ -11,18 +11,31 @@ import numpy as np
 import xarray as xr
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.patches import Rectangle
 
-from probe.figures.cells import Cells
-from probe.figures.cells_static import draw_cells, inches
-from probe.figures.drift_map import DriftMap
-from probe.figures.drift_map_static import draw_drift_map
-from probe.figures.drift_map_static import inches as map_inches
+from probe.figures.figure_data import (
+    DRIFT_COLOUR_TITLE,
+    DRIFT_COLOURS,
+    DRIFT_NOTE,
+    DRIFT_TICKS,
+    MUTED,
+    NOTE,
+    Block,
+    Chart,
+    Drawable,
+    DriftMap,
+    Grid,
+    Line,
+    Panel,
+    Rule,
+    TileMap,
+)
 from probe.figures.heatmap import is_regular, merged
-from probe.figures.marks import Chart, Grid, Line, Panel, Rule
 from probe.figures.raster import COLORMAP
-from probe.figures.styles import BLACK
+from probe.figures.styles import BLACK, GREY
 
 DPI = 300
 _SETTINGS: dict[Any, Any] = {
@@ -56,6 +69,9 @@ MARKERS |= {"pentagon": "p", "hexagon": "h"} | _TRIANGLES
 _PANEL, _LINE_INCHES, _LEAST_INCHES = (3.6, 3.1), 0.135, 5.5
 _CELL_INCHES = (0.8, 0.95)
 _LEVEL = 6  # labels of lengths, at most, that have room side by side
+_TILE, _TILES_WIDTH, _TILES_MARGINS, _TILES_GROUND = (0.4, 0.23), 6.4, (1.5, 1.25), "#F2F2F2"
+_DRIFT_WIDTH, _DRIFT_LAYER, _DRIFT_HEIGHT, _DRIFT_MARGINS, _DRIFT_GROUND = 6.4, 0.12, (0.55, 2.0), 1.0, "#D9D9D9"
+_DRIFT_SHADES = LinearSegmentedColormap.from_list("drift", list(DRIFT_COLOURS))
 _ONE_AT_A_TIME = threading.Lock()  # matplotlib's settings are the process's
 
 
@@ -79,7 +95,7 @@ class _BordersLayout(ConstrainedLayoutEngine):
                 axis.set_position((across.x0, down.y0, across.width, down.height))
 
 
-def picture(figure: Chart | Grid | Cells | DriftMap, form: str, dpi: int = DPI) -> bytes:
+def picture(figure: Drawable, form: str, dpi: int = DPI) -> bytes:
     """The figure as a png, svg (text as text) or pdf file; the same bytes for the same figure."""
     file = io.BytesIO()
     with _ONE_AT_A_TIME, rc_context(_SETTINGS):
@@ -87,16 +103,12 @@ def picture(figure: Chart | Grid | Cells | DriftMap, form: str, dpi: int = DPI) 
     return file.getvalue()
 
 
-def draw(figure: Chart | Grid | Cells | DriftMap) -> Figure:
-    """The matplotlib figure of what `probe.figures.marks` works out."""
-    if isinstance(figure, Cells):
-        drawn = _figure(figure.title, *inches(figure))
-        draw_cells(drawn, figure)
-        return drawn
+def draw(figure: Drawable) -> Figure:
+    """The matplotlib figure of what `probe.figures.figure_data` holds."""
+    if isinstance(figure, TileMap):
+        return _draw_tile_map(figure)
     if isinstance(figure, DriftMap):
-        drawn = _figure(figure.title, *map_inches(figure))
-        draw_drift_map(drawn, figure)
-        return drawn
+        return _draw_drift_map(figure)
     return _draw_grid(figure) if isinstance(figure, Grid) else _draw_chart(figure)
 
 
@@ -108,7 +120,7 @@ def _draw_grid(grid: Grid) -> Figure:
     axes = figure.subplots(rows, columns, squeeze=False)
     room = (int(DPI * (height - 1) / rows), int(DPI * (width - 1.5) / columns))
     figure.set_layout_engine(_BordersLayout(axes))
-    each = len(grid.region_titles)
+    regions = len(grid.region_titles)
     for row, cells in enumerate(grid.cells):
         for column, cell in enumerate(cells):
             axis = axes[row, column]
@@ -118,9 +130,9 @@ def _draw_grid(grid: Grid) -> Figure:
             axis.locator_params("x", nbins=3 if cell["position"].values[-1] < 1000 else 2)
         axes[row, 0].set_ylabel(textwrap.fill(grid.row_titles[row], 13), fontsize=7)
     for column in range(columns):
-        axes[-1, column].set_xlabel(f"positions\n{grid.region_titles[column % each]}", fontsize=7)
+        axes[-1, column].set_xlabel(f"positions\n{grid.region_titles[column % regions]}", fontsize=7)
     for group, title in enumerate(grid.group_titles):
-        axes[0, group * each].set_title(title, loc="left", fontweight="bold")
+        axes[0, group * regions].set_title(title, loc="left", fontweight="bold")
     bar = figure.colorbar(axes[0, 0].images[0], ax=axes, label=grid.colour_title, aspect=30, pad=0.01, ticks=[-1, 0, 1])
     bar.ax.set_yticklabels(["-limit", "0", "limit"])
     return figure
@@ -128,14 +140,14 @@ def _draw_grid(grid: Grid) -> Figure:
 
 def _draw_cell(axis: Axes, cell: xr.DataArray, limit: float, trained_length: int, room: tuple[int, int]) -> None:
     """One heatmap, its values merged where there would be more than pixels: a renderer drops some of them instead."""
-    shown = merged(cell, *(-(-size // pixels) for size, pixels in zip(cell.shape, room, strict=True)))
-    (left, right), (top, bottom) = _edges(shown, "position"), _edges(shown, "dim")
-    if not is_regular(shown):  # one row a dim, under its own label
-        top, bottom = -0.5, shown.sizes["dim"] - 0.5
-        labels = dict(enumerate(shown["dim"].values))
+    values = merged(cell, *(-(-size // pixels) for size, pixels in zip(cell.shape, room, strict=True)))
+    (left, right), (top, bottom) = _edges(values, "position"), _edges(values, "dim")
+    if not is_regular(values):  # one row a dim, under its own label
+        top, bottom = -0.5, values.sizes["dim"] - 0.5
+        labels = dict(enumerate(values["dim"].values))
         axis.yaxis.set_major_formatter(lambda row, _: str(labels.get(int(row), "") if row == int(row) else ""))
     look: dict[str, Any] = {"cmap": COLORMAP, "aspect": "auto", "interpolation": "none", "vmin": -1, "vmax": 1}
-    axis.imshow(shown.values / limit, extent=(left, right, bottom, top), **look)
+    axis.imshow(values.values / limit, extent=(left, right, bottom, top), **look)
     if left < trained_length < right:
         axis.axvline(trained_length, color=BLACK, linestyle="--", linewidth=0.8)
 
@@ -150,14 +162,14 @@ def _draw_chart(chart: Chart) -> Figure:
     axes = figure.subplots(1, len(chart.panels), squeeze=False)[0]
     for axis, panel in zip(axes, chart.panels, strict=True):
         _draw_panel(axis, panel)
-    listed = {}
+    entries = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            listed.setdefault(label, handle)
-    rows = -(-len(listed) // max(1, int(width / (0.45 + 0.056 * max(map(len, listed))))))
+            entries.setdefault(label, handle)
+    rows = -(-len(entries) // max(1, int(width / (0.45 + 0.056 * max(map(len, entries))))))
     figure.set_figheight(_PANEL[1] + rows * _LINE_INCHES)
     figure.legend(
-        listed.values(), listed.keys(), loc="outside lower left", ncols=-(-len(listed) // rows), frameon=False
+        entries.values(), entries.keys(), loc="outside lower left", ncols=-(-len(entries) // rows), frameon=False
     )
     return figure
 
@@ -180,8 +192,8 @@ def _draw_panel(axis: Axes, panel: Panel) -> None:
     axis.spines[["top", "right"]].set_visible(False)
     if panel.log_x:
         axis.set_xscale("log", base=2)
-        turn = 45 if len(panel.x_ticks) > _LEVEL else 0
-        axis.set_xticks(panel.x_ticks, [str(tick) for tick in panel.x_ticks], rotation=turn)
+        rotation = 45 if len(panel.x_ticks) > _LEVEL else 0
+        axis.set_xticks(panel.x_ticks, [str(tick) for tick in panel.x_ticks], rotation=rotation)
         axis.minorticks_off()
     elif panel.x_ticks:
         axis.set_xticks(panel.x_ticks, panel.x_labels or None)
@@ -216,3 +228,74 @@ def _draw_rule(axis: Axes, rule: Rule, panel: Panel) -> None:
         below = rule.at > sum(panel.y_range) / 2
         place = {"xytext": (3, -3 if below else 3), "ha": "left", "va": "top" if below else "bottom"}
         axis.annotate(rule.text, (0, rule.at), xycoords=("axes fraction", "data"), **place, **look)
+
+
+def _draw_tile_map(tiles: TileMap) -> Figure:
+    """Blocks side by side, with one colour scale and the note below; tiles as large as numbers need, or smaller."""
+    widths = [len(block.columns) for block in tiles.blocks]
+    rows, columns = len(tiles.rows), sum(widths)
+    width = columns * float(np.clip(_TILES_WIDTH / columns, 0.14, _TILE[0])) + 0.15 * len(widths)
+    height = rows * (_TILE[1] if rows < 16 else 0.19) + _TILES_MARGINS[1]
+    figure = _figure(tiles.title, max(4.6, width + _TILES_MARGINS[0]), height)
+    axes = figure.subplots(1, len(widths), squeeze=False, sharey=True, width_ratios=widths)[0]
+    for axis, block in zip(axes, tiles.blocks, strict=True):
+        _draw_block(axis, block)
+    axes[0].set_yticks(range(rows), tiles.rows, fontsize=7)
+    axes[0].set_ylim(rows - 0.5, -0.5)
+    axes[0].set_ylabel(tiles.row_title)
+    ticks, extend = tiles.scale.ticks, "both" if tiles.scale.low < 0 else "neither"
+    look: dict[str, Any] = {"extend": extend, "aspect": 20, "pad": 0.015, "anchor": (0, 1)}
+    bar = figure.colorbar(axes[0].images[0], ax=axes, shrink=min(1.0, 10 / rows), ticks=list(ticks), **look)
+    bar.ax.set_yticklabels(ticks.values(), fontsize=7)
+    bar.set_label(tiles.colour_title, fontsize=7)
+    figure.supxlabel(NOTE, fontsize=7, color=GREY)
+    return figure
+
+
+def _draw_block(axis: Axes, block: Block) -> None:
+    axis.set_facecolor(_TILES_GROUND)
+    ends: dict[str, Any] = {"vmin": block.scale.low, "vmax": block.scale.high}
+    colours = COLORMAP if block.scale.low < 0 else "Blues"
+    axis.imshow(np.ma.masked_invalid(block.values), cmap=colours, aspect="auto", **ends)
+    rotation = 90 if max(map(len, block.columns)) > 5 else 0
+    axis.set_xticks(np.arange(len(block.columns)), block.columns, fontsize=7, rotation=rotation)
+    axis.set_title(block.title, fontsize=7.5)
+    axis.set_xticks(np.arange(-0.5, len(block.columns)), minor=True)
+    axis.set_yticks(np.arange(-0.5, len(block.values)), minor=True)
+    axis.grid(which="minor", color="white", linewidth=0.8)
+    axis.tick_params(which="both", length=0)
+    axis.spines[:].set_visible(False)
+    hatch: dict[str, Any] = {"fill": False, "hatch": "/////", "edgecolor": "#00000030", "linewidth": 0}
+    for row, column in np.argwhere(block.muted):
+        axis.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **hatch))
+    for (row, column), text in np.ndenumerate(block.texts):
+        if text:
+            colour = "white" if block.dark[row, column] else MUTED if block.muted[row, column] else "black"
+            axis.text(column, row, text, ha="center", va="center", fontsize=6.5, color=colour)
+
+
+def _draw_drift_map(drift: DriftMap) -> Figure:
+    """Maps one below the other, with one colour scale and the note below."""
+    layers = len(drift.layers)
+    height = float(np.clip(_DRIFT_LAYER * layers, *_DRIFT_HEIGHT)) + 0.22
+    figure = _figure(drift.title, _DRIFT_WIDTH, height * len(drift.maps) + _DRIFT_MARGINS)
+    axes = figure.subplots(len(drift.maps), 1, squeeze=False, sharex=True)[:, 0]
+    rows = np.arange(layers + 1) - 0.5
+    ticks = range(0, layers, -(-layers // 6))
+    for axis, one in zip(axes, drift.maps, strict=True):
+        axis.set_facecolor(_DRIFT_GROUND)
+        look: dict[str, Any] = {"vmin": min(DRIFT_TICKS), "vmax": max(DRIFT_TICKS), "cmap": _DRIFT_SHADES}
+        axis.pcolormesh(drift.edges, rows, np.ma.masked_invalid(one.doublings), rasterized=True, **look)
+        axis.axvline(drift.trained_length, color=BLACK, linestyle="--", linewidth=0.8)
+        if one.first is not None:
+            axis.plot(*one.first, "o", color="#111111", markersize=6, markerfacecolor="none", markeredgewidth=1.4)
+        axis.set_title(one.title, loc="left")
+        axis.set_yticks(ticks, [str(drift.layers[at]) for at in ticks], fontsize=7)
+        axis.set_ylim(rows[-1], rows[0])
+        axis.set_ylabel("layer")
+    axes[-1].set_xlabel(f"position (tokens); dashed: M = {drift.trained_length}")
+    bar = figure.colorbar(axes[0].collections[0], ax=axes, aspect=30, pad=0.015, ticks=list(DRIFT_TICKS), extend="both")
+    bar.ax.set_yticklabels(DRIFT_TICKS.values(), fontsize=7)
+    bar.set_label(DRIFT_COLOUR_TITLE, fontsize=7)
+    figure.supxlabel(DRIFT_NOTE, fontsize=7, color=GREY)
+    return figure

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -49,6 +51,22 @@ def rounded(values: np.ndarray) -> np.ndarray:
     largest = np.max(np.abs(values), initial=0, where=np.isfinite(values))
     places = 0 if largest == 0 else 9 - math.floor(math.log10(largest))
     return np.round(values, min(max(places, 0), 12)) + 0.0
+
+
+def row_table(rows: Sequence[Mapping[str, Any]]) -> xr.Dataset:
+    """Columns over `row`, as texts, booleans or numbers; blank or NaN for missing ones; whole numbers are an index."""
+    columns = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name) for row in rows]
+        types = {type(value) for value in values} - {type(None)}
+        if types == {bool}:
+            columns[name] = ("row", [bool(value) for value in values])
+        elif types and types <= {int, float}:
+            numbers = [math.nan if value is None else float(value) for value in values]
+            columns[name] = ("row", numbers, {"units": "index"} if types == {int} else {})
+        else:
+            columns[name] = ("row", ["" if value is None else str(value) for value in values])
+    return xr.Dataset(columns)
 
 
 def npz_bytes(numbers: xr.Dataset) -> bytes:

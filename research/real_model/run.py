@@ -21,7 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from probe.evaluation.intervals import shown, student, wilson
-from probe.figures.marks import Chart, Line, Panel, Rule, trained_rule
+from probe.figures.figure_data import Chart, Line, Panel, Rule, trained_rule
 from probe.figures.render import rendered
 from probe.figures.styles import RED, style
 

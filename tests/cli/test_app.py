@@ -534,12 +534,12 @@ def test_names_from_stores_stay_text(opened):
 
 
 def titles_of(hidden):
-    from probe.figures.interactive import threshold_figure
+    from probe.figures.thresholds import threshold_chart
     from probe.thresholds.search import CrossingRule, search
 
     one = hidden.isel(prompt=0)
     found = search(one, 64, CrossingRule.scaled(64))
-    return threshold_figure(one, found, 1, 3).layout.title.text
+    return threshold_chart(one, found, 1, 3).title
 
 
 def damaged(kind, root, target):

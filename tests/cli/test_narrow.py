@@ -10,22 +10,22 @@ import pytest
 from mesa_lens.dashboard import look, width
 from mesa_lens.dashboard.views import evaluated
 from probe.evaluation.summary import Table
-from probe.figures.fitting import untitled
-from probe.figures.marks import Chart, Line, Panel
-from probe.figures.narrow import narrowed
+from probe.figures.figure_data import Chart, Line, Panel
+from probe.figures.mobile_layout import mobile_layout
+from probe.figures.render import untitled
 
 
 @pytest.fixture
 def chart():
     line = Line("origin", np.arange(3.0), np.arange(3.0), "#000000", "solid", "circle")
-    panels = [Panel(f"panel {n}", "x", "y", (line,), (), (), (0, 3)) for n in range(3)]
+    panels = [Panel(f"panel {n}", "x", "y", (line,), (0, 3)) for n in range(3)]
     return Chart("three", tuple(panels))
 
 
 def test_panels_below_each_other_do_not_overlap(chart):
     drawn = untitled(chart)
     height = drawn.layout.height
-    drawn.plotly_relayout(narrowed(chart, drawn))
+    drawn.plotly_relayout(mobile_layout(chart, drawn))
     layout = drawn.layout
     assert [layout[f"xaxis{n}"].domain for n in ("", 2, 3)] == [(0, 1)] * 3
     ends = [end for n in ("", 2, 3) for end in reversed(layout[f"yaxis{n}"].domain)]
@@ -39,10 +39,10 @@ def test_lengths_stand_apart_on_a_narrow_page(chart):
     lengths = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
     panels = tuple(replace(panel, x_ticks=lengths, x_range=(64, 2048), log_x=True) for panel in chart.panels)
     figure = replace(chart, panels=panels)
-    changed = narrowed(figure, untitled(figure))
+    changed = mobile_layout(figure, untitled(figure))
     assert changed["xaxis2.tickvals"] == [64, 128, 256, 512, 1024, 2048]
     assert changed["xaxis2.ticktext"] == ["64", "128", "256", "512", "1024", "2048"]
-    assert "xaxis.tickvals" not in narrowed(chart, untitled(chart))
+    assert "xaxis.tickvals" not in mobile_layout(chart, untitled(chart))
 
 
 @pytest.mark.parametrize(("narrow", "pixels"), [(True, 160), (False, 320)])

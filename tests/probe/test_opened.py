@@ -13,7 +13,7 @@ from synthetic import evaluation, hidden_states, write_run
 
 import probe
 from probe import opened
-from probe.figures.shown import PLOTLY
+from probe.opened import PLOTLY
 from probe.report import write_report
 from probe.store.reader import open_run as open_store
 from probe.thresholds.calls import drift_calls
@@ -173,7 +173,7 @@ def test_what_was_not_run_names_its_command(run, part, folder):
 
 
 def test_where_nothing_breaks_nothing_is_said_to(still):
-    assert "no dim of 32 is observable on prompt repeated" in repr(still.thresholds())
+    assert "no observable dim among 32 on prompt repeated" in repr(still.thresholds())
     assert set(still.thresholds()._repr_mimebundle_()) == {"text/plain"}
     with pytest.raises(ValueError, match="there is no figure"):
         still.thresholds().figure()

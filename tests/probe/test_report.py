@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from synthetic import evaluation, hidden_states, write_run
 
-from probe.figures.marks import curves_chart
+from probe.figures.curves import curves_chart
 from probe.report import render, whole_summary, write_report
 from probe.store.reader import open_run
 from probe.thresholds.analysis import analyse, summarize

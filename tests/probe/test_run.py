@@ -231,7 +231,7 @@ def test_the_report_is_written_anew_from_the_store_alone(finished, tmp_path, cap
     assert former == anew
     assert {path.name for path in out.iterdir()} == {"store.zarr", "derived", "report.html", "summary.json", "figures"}
     monkeypatch.setattr("probe.report.write_figures", lambda *_: None)
-    monkeypatch.setattr("probe.report.embedded", lambda _: "")
+    monkeypatch.setattr("probe.report.html_embed", lambda _: "")
     assert main(["report", str(out), "--rule", "paper", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["predicted_by"] == "paper"
 

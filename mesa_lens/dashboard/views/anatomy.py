@@ -13,15 +13,13 @@ from mesa_lens.dashboard.look import plain, sheet, show
 from mesa_lens.dashboard.runs import Entry
 from probe.anatomy_report import told_of_heads
 from probe.attention.sentences import anatomy_findings
-from probe.figures.anatomy import head_map
-from probe.figures.anatomy_charts import lens_chart
-from probe.figures.anatomy_export import anatomy_tables, head_rows, known, layer_figures
+from probe.figures.anatomy import head_map, lens_chart, share_chart
 from probe.figures.export import Export
-from probe.figures.positional_charts import share_chart
-from probe.figures.render import Drawn
+from probe.figures.figure_data import Drawable
+from probe.figures.mechanism_export import anatomy_labels, anatomy_tables, head_rows, layer_figures
 from probe.store.results import Anatomy, find_anatomy
 
-Made = dict[str, Drawn | None]
+Made = dict[str, Drawable | None]
 _ATTENTION = {
     "keys beyond M": "beyond",
     "keys from N to M": "window",
@@ -57,7 +55,7 @@ def page(context: Context) -> None:
     if not made:
         st.info("It was not measured here: see \\-\\-parts of `mesa-lens anatomy`.")
         return
-    labels = {name: [value] for name, value in chosen.items() if name in known(found)}
+    labels = {name: [value] for name, value in chosen.items() if name in anatomy_labels(found)}
     figures = {f"anatomy-{name}": figure for name, figure in made.items()}
     several = FORMS if len(figures) > 1 else ("csv",)
     stem = named(context.run.name, "anatomy", kind, *chosen.values())
@@ -90,7 +88,7 @@ def _choose(found: Anatomy, *names: str) -> dict[str, Any]:
 
     after_layer, which the logit lens is read after, is at first the last layer.
     """
-    there = known(found)
+    there = anatomy_labels(found)
     values: Mapping[str, list[Any]] = {**there, "statistic": list(_ATTENTION), "after_layer": there["layer"]}
     first = {"method": -1, "length": -1, "layer": len(there["layer"]) // 2, "statistic": 0, "after_layer": -1}
     chosen = {}
@@ -116,11 +114,11 @@ def _attention(found: Anatomy, method: str, length: int, statistic: str) -> Made
 
 
 def _lens(found: Anatomy, length: int, after_layer: int) -> Made:
-    return {"lens": lens_chart(found, length, known(found)["method"], after_layer)}
+    return {"lens": lens_chart(found, length, anatomy_labels(found)["method"], after_layer)}
 
 
 def _positions(found: Anatomy, layer: int) -> Made:
-    methods = known(found)["method"]
+    methods = anatomy_labels(found)["method"]
     return {**layer_figures(found, layer, methods), "shares": share_chart(found, methods)}
 
 

@@ -15,8 +15,10 @@ from mesa_lens.dashboard.downloads import FORMS, buttons, named
 from mesa_lens.dashboard.look import plain, sheet, show
 from mesa_lens.dashboard.runs import Entry
 from mesa_lens.dashboard.state import analysed, can_open, while_unchanged
+from probe.figures.curves import curves_chart, overlaid
 from probe.figures.export import Export, curves_export, safe_name, threshold_export
-from probe.figures.marks import Chart, apart, curves_chart, overlaid, threshold_chart
+from probe.figures.figure_data import Chart, log_ticks
+from probe.figures.thresholds import threshold_chart
 from probe.thresholds.analysis import Analysis, summarize
 
 _SETTINGS = "model model_revision source_dtype trained_length length samples seed word".split()
@@ -162,7 +164,7 @@ def _shared(charts: Sequence[Chart]) -> list[Chart]:
     spans = {}
     for kind, panels in of_kind.items():
         ticks = tuple(sorted({tick for panel in panels for tick in panel.x_ticks}))
-        ticks = apart(ticks) if ticks and panels[0].log_x else ticks
+        ticks = log_ticks(ticks) if ticks and panels[0].log_x else ticks
         x = [value for panel in panels for line in panel.lines for value in (np.nanmin(line.x), np.nanmax(line.x))]
         low, high = min(panel.y_range[0] for panel in panels), max(panel.y_range[1] for panel in panels)
         spans[kind] = {"y_range": (low, high), "x_range": (min(x), max(x)), "x_ticks": ticks}

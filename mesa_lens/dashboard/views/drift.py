@@ -9,7 +9,7 @@ from mesa_lens.dashboard.downloads import FORMS, buttons, named
 from mesa_lens.dashboard.look import plain, show
 from mesa_lens.dashboard.offered import offer
 from mesa_lens.dashboard.state import NotWorkedOut, drifted, while_unchanged
-from probe.figures.drift_map import drift_map
+from probe.figures.drift import drift_map
 from probe.figures.export import Export, drift_export
 
 

@@ -15,7 +15,7 @@ from mesa_lens.dashboard.width import is_narrow
 from mesa_lens.paper.words import harness_table, words
 from probe.evaluation.effective import effective_table
 from probe.evaluation.summary import Table, difference_tables, longppl_table, mean_tables
-from probe.figures.evaluation_chart import evaluation_charts, evaluation_numbers
+from probe.figures.curves import evaluation_charts, evaluation_numbers
 from probe.figures.export import Export
 from probe.store.results import find_summary
 

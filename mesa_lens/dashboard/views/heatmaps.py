@@ -13,7 +13,7 @@ from mesa_lens.dashboard.downloads import FORMS, buttons, named
 from mesa_lens.dashboard.look import plain, show
 from mesa_lens.dashboard.runs import Entry
 from mesa_lens.dashboard.state import choose_states, drifted, follow, opened, states, while_unchanged
-from probe.figures.drift import shown_layers
+from probe.figures.drift import drift_layers
 from probe.figures.export import SIDE_BY_SIDE, Export, heatmap_export
 from probe.figures.heatmap import (
     LIMIT,
@@ -23,6 +23,7 @@ from probe.figures.heatmap import (
     block_size,
     default_regions,
     difference,
+    heatmap_grid,
     layer_limits,
     opening,
     opening_panel,
@@ -30,7 +31,6 @@ from probe.figures.heatmap import (
     regions,
     survey,
 )
-from probe.figures.marks import heatmap_grid
 from probe.glossary import DIM
 from probe.store.cache import cached
 from probe.store.reader import Run
@@ -99,7 +99,7 @@ def opening_layer(found: dict[str, xr.Dataset] | str, prompt: str) -> int | None
     """The layer where the reference's drift begins on the prompt, or the first judged one; None: not judged."""
     if isinstance(found, str):
         return None
-    return shown_layers(found.get(prompt, next(iter(found.values()))))[-1]
+    return drift_layers(found.get(prompt, next(iter(found.values()))))[-1]
 
 
 def _methods(names: list[str], reference: str) -> tuple[list[str], str | None]:

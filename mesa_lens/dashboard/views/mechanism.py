@@ -12,11 +12,10 @@ from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.downloads import FORMS, buttons, named
 from mesa_lens.dashboard.look import listed, plain, sheet, show
 from mesa_lens.dashboard.runs import Entry
-from probe.figures.cells import Cells
 from probe.figures.export import Export
-from probe.figures.marks import Chart
-from probe.figures.mechanism import MEASURES
-from probe.figures.mechanism_export import common_figures, gone_over, located_export, located_tables, method_figures
+from probe.figures.figure_data import Chart, TileMap
+from probe.figures.locate import MEASURES
+from probe.figures.mechanism_export import common_figures, judged_labels, located_export, located_tables, method_figures
 from probe.interventions.sentences import located_findings
 from probe.store.results import Located, find_located, having, headline
 
@@ -103,7 +102,9 @@ def _choose(summary: Located, first: Mapping[str, Any]) -> dict[str, Any]:
 def _figures(summary: Located, chosen: Mapping[str, Any]) -> None:
     """The chosen kind of figure; the methods together where they compare."""
     length, measure = chosen["length"], chosen["measure"]
-    made = common_figures(summary, length, measure, gone_over(summary)["method"]) | method_figures(summary, **chosen)
+    made = common_figures(summary, length, measure, judged_labels(summary)["method"]) | method_figures(
+        summary, **chosen
+    )
     kinds = [kind for kind, begins in _SHOWN.items() if any(name.startswith(begins) for name in made)]
     if not kinds:
         return
@@ -123,7 +124,7 @@ def _effects(summary: Located, chosen: Mapping[str, Any]) -> None:
             sheet(rows, "Every effect with its interval", column_config=formats)
 
 
-def _alt(figure: Chart | Cells) -> str:
+def _alt(figure: Chart | TileMap) -> str:
     """The title, and of a table the largest share in it, if any is known."""
     if isinstance(figure, Chart):
         return figure.title

@@ -15,8 +15,8 @@ from mesa_lens.dashboard.look import plain, sheet, show
 from mesa_lens.dashboard.runs import Entry, changed
 from mesa_lens.dashboard.state import analysed, opened, while_unchanged
 from mesa_lens.dashboard.views import anatomy, drift, mechanism, progress
+from probe.figures.curves import curves_chart
 from probe.figures.export import curves_export
-from probe.figures.marks import curves_chart
 from probe.report import provenance, whole_summary
 from probe.store.reader import Run
 from probe.store.results import LOCATED, VERDICT, find_located, run_summary

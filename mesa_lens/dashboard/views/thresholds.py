@@ -14,7 +14,7 @@ from mesa_lens.dashboard.look import plain, sheet, show
 from mesa_lens.dashboard.searches import control, search_request, searched
 from mesa_lens.dashboard.state import choose_states, follow, opened, states, while_unchanged
 from probe.figures.export import threshold_export
-from probe.figures.marks import threshold_chart
+from probe.figures.thresholds import threshold_chart
 from probe.glossary import DIM, OBSERVABLE
 from probe.store.reader import Run
 from probe.store.select import reference_method

@@ -10,7 +10,7 @@ from mesa_lens.paper.words import words
 from probe.evaluation.intervals import bonett_price, interval, paired, shown, student, wilson
 from probe.evaluation.plan import TASKS
 from probe.evaluation.summary import places, score_tables, summarize, tables
-from probe.figures.evaluation_chart import evaluation_charts, write_curves
+from probe.figures.curves import evaluation_charts, write_curves
 from probe.tasks.base import Metric
 
 FOUND, LOSS = Metric("accuracy", "share", binary=True), Metric("nll", "nats")

@@ -11,10 +11,8 @@ import xarray as xr
 
 from mesa_lens.cli import main
 from probe.figures import interactive, static
-from probe.figures.anatomy import STATISTICS, head_map
-from probe.figures.anatomy_charts import lens_chart
-from probe.figures.anatomy_export import anatomy_export, head_figures, head_rows, layer_figures, shown_layers
-from probe.figures.positional_charts import component_chart, cosine_chart, share_chart
+from probe.figures.anatomy import STATISTICS, component_chart, cosine_chart, head_map, lens_chart, share_chart
+from probe.figures.mechanism_export import anatomy_export, displayed_layers, head_figures, head_rows, layer_figures
 from probe.figures.render import rendered
 from probe.store.results import Anatomy, find_anatomy, having, read_anatomy
 
@@ -32,7 +30,7 @@ def test_the_reference_inside_and_beyond_stands_beside_the_method(found):
     assert (inside.title, own.title) == ("origin at 256 tokens, head", "rerope at 1024 tokens, head")
     assert [block.values[LAYER, HEAD] for block in (inside, beyond, own)] == [0.75, 0.1, 0.75]
     assert own.texts[LAYER, HEAD] == "75"
-    assert own.told(LAYER, HEAD) == "75% [65, 85]"
+    assert own.text(LAYER, HEAD) == "75% [65, 85]"
     titles = [block.title for block in head_map(found, "distance", "mesa", 1024).blocks]
     assert titles == ["origin inside M, head", "origin beyond M, head", "mesa beyond M, head"]
     assert len(head_map(found, "distance", "origin", 1024).blocks) == 2
@@ -68,7 +66,7 @@ def test_tokens_and_nats_are_no_percent(found):
     distance, entropy = (head_map(found, name, "rerope", 1024).blocks[-1] for name in ("distance", "entropy"))
     assert distance.texts[0, 0] == f"{distance.values[0, 0]:.0f}"
     value, low, high = (each[0, 0] for each in (entropy.values, entropy.low, entropy.high))
-    assert entropy.told(0, 0) == f"{value:.1f} [{low:.1f}, {high:.1f}]"
+    assert entropy.text(0, 0) == f"{value:.1f} [{low:.1f}, {high:.1f}]"
 
 
 def test_surely_none_is_not_muted_but_what_has_no_interval_is(found):
@@ -147,7 +145,7 @@ def test_what_was_not_run_is_no_figure(found):
 def test_one_text_length_and_one_layer_are_enough(found):
     vectors = found.vectors.isel(layer=[0])
     one = Anatomy(found.summary | {"layers": [0], "lengths": [1024]}, vectors)
-    assert shown_layers(one) == [0]
+    assert displayed_layers(one) == [0]
     assert len(share_chart(one, anatomized.METHODS).panels) == 3
 
 
@@ -200,7 +198,7 @@ def test_a_length_without_vectors_has_none(found):
 
 def test_default_layers_are_the_first_middle_and_last():
     large = anatomized.summary(30, 9, trained=8192)
-    assert shown_layers(Anatomy(large, None)) == [0, 15, 29]
+    assert displayed_layers(Anatomy(large, None)) == [0, 15, 29]
     block = head_map(Anatomy(large, None), "retrieval", "rerope", 4 * 8192).blocks[0]
     assert block.values.shape == (30, 9)
     assert not any(block.texts.flat)  # 270 cells
@@ -209,10 +207,10 @@ def test_default_layers_are_the_first_middle_and_last():
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (["--methods", "stair"], "method 'stair' was not looked at; known: origin, rerope, mesa"),
-        (["--lengths", "3"], "length 3 was not looked at; known: 256, 1024"),
+        (["--methods", "stair"], "method 'stair' was not measured; known: origin, rerope, mesa"),
+        (["--lengths", "3"], "length 3 was not measured; known: 256, 1024"),
         (["--lengths", "many"], "--lengths 'many': 'many' is no number of tokens"),
-        (["--layers", "4"], "layer 4 was not looked at; known: 0, 1, 2, 3"),
+        (["--layers", "4"], "layer 4 was not measured; known: 0, 1, 2, 3"),
         (["--layers", "x"], "is no range"),
         (["--format", "gif"], "format 'gif' is not there for anatomy"),
     ],

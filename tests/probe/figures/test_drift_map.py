@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from synthetic import hidden_states
 
-from probe.figures import fitting, interactive, static
-from probe.figures.drift_map import COLUMNS, drift_map
+from probe.figures import interactive, mobile_layout, render, static
+from probe.figures.drift import COLUMNS, drift_map
 from probe.thresholds.drift import find_drift
 
 M = 64
@@ -64,10 +64,10 @@ def test_both_renderers_draw_every_map(found):
 
 def test_a_page_has_the_title_as_text_that_wraps(found):
     figure = drift_map(found, "<b>repeated</b>")
-    html = fitting.embedded(figure)
+    html = render.html_embed(figure)
     assert "prompt &lt;b&gt;repeated&lt;/b&gt;" in html.partition("</figcaption>")[0]
-    assert fitting.untitled(figure).layout.title.text is None
-    assert fitting.least_width(figure) < 390
+    assert render.untitled(figure).layout.title.text is None
+    assert mobile_layout.least_width(figure) < 390
 
 
 def test_the_notes_lines_fit_a_phone(found):

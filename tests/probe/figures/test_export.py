@@ -19,8 +19,8 @@ from synthetic import evaluation, hidden_states, write_run
 
 from probe.figures import tables
 from probe.figures.export import Export, curves_export, drift_export, formats, heatmap_export, threshold_export
+from probe.figures.figure_data import Chart
 from probe.figures.heatmap import difference, layer_limits, regions
-from probe.figures.marks import Chart
 from probe.figures.render import rendered
 from probe.figures.tables import csv_bytes, npz_bytes, rounded
 from probe.files import json_text, write

@@ -1,4 +1,4 @@
-"""Figures: their data, texts and colours; both renderers draw the same marks."""
+"""Figures: their data, texts and colours; both renderers draw the same"""
 
 import json
 import re
@@ -10,12 +10,13 @@ import pytest
 from synthetic import evaluation, hidden_states
 
 from mesa.methods import METHODS
-from probe.figures import interactive, marks, static, styles
-from probe.figures.fitting import embedded
-from probe.figures.heatmap import block_size, layer_limits, merged, pool, regions
-from probe.figures.interactive import curves_figure, heatmap_figure, threshold_figure
+from probe.figures import interactive, static, styles
+from probe.figures.curves import curves_chart
+from probe.figures.heatmap import block_size, heatmap_grid, layer_limits, merged, pool, regions
+from probe.figures.render import html_embed
 from probe.figures.static import DPI, draw
 from probe.figures.styles import style
+from probe.figures.thresholds import threshold_chart
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.predict import best, crossing_texts, predict
 from probe.thresholds.search import CrossingRule, search
@@ -41,7 +42,7 @@ def curves():
 
 def test_threshold_marks(hidden, found):
     layer, dim = best(found, 1)[0]
-    chart = marks.threshold_chart(hidden, found, layer, dim)
+    chart = threshold_chart(hidden, found, layer, dim)
     first, observing = chart.panels
     assert [first.title[:8], observing.title[:8]] == ["layer 0,", f"layer {layer},"]
     assert observing.y_title == "resid_post (activation)"
@@ -61,17 +62,17 @@ def test_threshold_marks(hidden, found):
 def test_lines_are_parted_where_nothing_was_captured(hidden):
     parts = hidden.sel(position=[*range(40, 80), *range(250, 300)])
     found = search(parts, M, CrossingRule.scaled(M))
-    chart = marks.threshold_chart(parts, found, *best(found, 1)[0])
+    chart = threshold_chart(parts, found, *best(found, 1)[0])
     line = chart.panels[1].lines[2]
     assert np.flatnonzero(np.isnan(line.y)).tolist() == [40]
     assert (line.x[39], line.x[41]) == (79, 250)
     assert line.label == "dynamic-ntk: crosses between 80 and 250"
-    assert chart.panels[1].lines[1].label == "rerope: none up to 300"
+    assert chart.panels[1].lines[1].label == "rerope: no crossing up to 300"
 
 
 def test_every_legend_lists_methods_in_one_order(hidden, found):
     order = [3, 1, 2, 0]
-    chart = marks.threshold_chart(hidden.isel({"method": order}), found, 2, 5)
+    chart = threshold_chart(hidden.isel({"method": order}), found, 2, 5)
     traces = [
         trace.name.split(":")[0]
         for trace in interactive.draw(chart).data
@@ -83,12 +84,12 @@ def test_every_legend_lists_methods_in_one_order(hidden, found):
 
 
 def test_one_layer_is_one_panel(hidden, found):
-    assert len(marks.threshold_chart(hidden, found, 0, 3).panels) == 1
+    assert len(threshold_chart(hidden, found, 0, 3).panels) == 1
 
 
 def test_curve_marks():
     scores, measured, trained, predictions = curves()
-    nll, passkey = marks.curves_chart(scores, measured, trained, predictions).panels
+    nll, passkey = curves_chart(scores, measured, trained, predictions).panels
     assert nll.y_title == "tail NLL (nats/token)"
     assert passkey.y_title == "passkey accuracy (share found)"
     assert nll.rules[1].at == pytest.approx(measured.level + 0.5)
@@ -130,7 +131,7 @@ def test_a_method_beyond_the_line_inside_the_window_is_drawn_as_excluded(hidden)
         {"method": "origin", "layer": 1, "dim": 3}
     ).values[-1]
     found = search(early, M, CrossingRule.scaled(M))
-    chart = marks.threshold_chart(early, found, 1, 3)
+    chart = threshold_chart(early, found, 1, 3)
     out = [line for line in chart.panels[1].lines if line.faint]
     assert [line.label for line in out] == ["dynamic-ntk: excluded, beyond the threshold on 100% of positions inside M"]
     assert not any(point.text.startswith("dynamic-ntk") for point in chart.panels[1].points)
@@ -144,20 +145,20 @@ def test_a_method_beyond_the_line_inside_the_window_is_drawn_as_excluded(hidden)
 
 
 def test_hovering_names_method_layer_dim_and_unit(hidden, found):
-    figure = threshold_figure(hidden, found, 1, 3)
+    figure = interactive.draw(threshold_chart(hidden, found, 1, 3))
     told = figure.data[0].hovertemplate
     assert all(part in told for part in ("layer 0, dim 3", "origin", "position (tokens)", "resid_post (activation)"))
-    panel = heatmap_figure(regions(hidden, [(32, 96)]), M).data[1].hovertemplate
+    panel = interactive.draw(heatmap_grid(regions(hidden, [(32, 96)]), M)).data[1].hovertemplate
     assert panel.startswith("rerope<br>layer 0<br>dim %{y}<br>position %{x}<br>value %{z:.4g} activation")
 
 
 def test_plotly_draws_the_marks(hidden, found):
     layer, dim = best(found, 1)[0]
-    figure = threshold_figure(hidden, found, layer, dim)
+    figure = interactive.draw(threshold_chart(hidden, found, layer, dim))
     shown = [trace.name for trace in figure.data if trace.showlegend]
-    assert shown == [line.label for line in marks.threshold_chart(hidden, found, layer, dim).panels[0].lines]
+    assert shown == [line.label for line in threshold_chart(hidden, found, layer, dim).panels[0].lines]
     assert {shape.x0 for shape in figure.layout.shapes if shape.x0 == shape.x1} == {M}
-    curved = curves_figure(*curves())
+    curved = interactive.draw(curves_chart(*curves()))
     label = next(note for note in curved.layout.annotations if note.text == f"M = {M}")
     assert label.x == pytest.approx(np.log10(M))  # where plotly puts it on a logarithmic axis
     assert curved.layout.xaxis.type == "log"
@@ -165,17 +166,17 @@ def test_plotly_draws_the_marks(hidden, found):
 
 
 def test_a_figure_holds_no_more_of_a_template_than_it_uses(hidden, found):
-    chart = marks.threshold_chart(hidden, found, 1, 3)
+    chart = threshold_chart(hidden, found, 1, 3)
     template = interactive.draw(chart).layout.template.to_plotly_json()
     assert len(json.dumps(template)) < 1000  # plotly_white: 7151
     white = pio.templates["plotly_white"].to_plotly_json()["layout"]
     assert {name: white[name] for name in template["layout"]} == template["layout"]
-    assert "scatterpolar" not in embedded(chart)
+    assert "scatterpolar" not in html_embed(chart)
 
 
-def test_heatmap_figure(hidden):
+def test_heatmap_traces(hidden):
     panel = regions(hidden, [(32, 96), (256, 320)])
-    figure = heatmap_figure(panel, M)
+    figure = interactive.draw(heatmap_grid(panel, M))
     assert len(figure.data) == 3 * 4 * 2  # layers, methods, regions
     second = figure.data[1]
     assert (second.x[0], second.x[-1]) == (256, 319)
@@ -195,14 +196,14 @@ def test_heatmap_figure(hidden):
 
 def test_large_heatmaps_are_pooled_and_say_so(hidden):
     panel = regions(hidden.isel(dim=np.arange(3200) % 32).assign_coords(dim=np.arange(3200)), [(0, 320)])
-    figure = heatmap_figure(panel, M)
+    figure = interactive.draw(heatmap_grid(pool(panel), M))
     assert sum(trace.z.size for trace in figure.data) <= 300_000
     assert re.search(r">\d+ dims from %\{y\}<br>\d+ positions from %\{x\}<", figure.data[0].hovertemplate)
 
 
 def test_static_figures_draw_the_same(hidden, found):
     layer, dim = best(found, 1)[0]
-    chart = marks.threshold_chart(hidden, found, layer, dim)
+    chart = threshold_chart(hidden, found, layer, dim)
     axes = draw(chart).axes
     assert [axis.get_title() for axis in axes] == [panel.title for panel in chart.panels]
     np.testing.assert_array_equal(axes[1].lines[0].get_ydata(), chart.panels[1].lines[0].y)
@@ -210,22 +211,22 @@ def test_static_figures_draw_the_same(hidden, found):
     assert {(colour, marker) for colour, marker, _ in looks} == {
         (style(method)[0], marker) for method, marker in zip(hidden["method"].values, "os^D", strict=True)
     }
-    assert draw(marks.curves_chart(*curves())).axes[0].get_xscale() == "log"
+    assert draw(curves_chart(*curves())).axes[0].get_xscale() == "log"
     panel = regions(hidden, [(32, 96), (256, 320)])
     for shown in (panel, pool(panel, 1000)):
-        image = draw(marks.heatmap_grid(shown, M)).axes[1].images[0]
+        image = draw(heatmap_grid(shown, M)).axes[1].images[0]
         assert tuple(image.get_extent()) == (255.5, 319.5, 31.5, -0.5)
         assert image.get_array().shape == (shown.sizes["dim"], (shown["region"] == 1).sum())
 
 
 def test_dims_beside_a_gap_stand_under_their_own_labels(hidden):
     panel = regions(hidden.sel(dim=[*range(6), *range(18, 24)]), [(32, 96)])
-    figure = draw(marks.heatmap_grid(panel, M))
+    figure = draw(heatmap_grid(panel, M))
     axis = figure.axes[0]
     assert tuple(axis.images[0].get_extent()) == (31.5, 95.5, 11.5, -0.5)  # one row a dim, none for the gap
     label = axis.yaxis.get_major_formatter()
     assert [label(row, None) for row in (0, 5, 6, 11, 5.5, 12)] == ["0", "5", "18", "23", "", ""]
-    assert heatmap_figure(panel, M).layout.yaxis.type == "category"
+    assert interactive.draw(heatmap_grid(panel, M)).layout.yaxis.type == "category"
 
 
 def test_a_block_across_a_gap_does_not_count_it(hidden):
@@ -239,7 +240,7 @@ def test_spikes_survive_where_there_are_more_values_than_pixels(hidden):
     many = hidden.isel({"method": [0], "layer": [0], "dim": np.arange(4000) % 32}) * 0
     many = many.assign_coords(dim=np.arange(4000))
     many[0, 0, 200, 1717] = -5
-    grid = marks.heatmap_grid(regions(many, [(0, 320)]), M)
+    grid = heatmap_grid(regions(many, [(0, 320)]), M)
     figure = draw(grid)
     shown = figure.axes[0].images[0].get_array()
     assert shown.shape[0] < DPI * figure.get_figheight()
@@ -248,7 +249,7 @@ def test_spikes_survive_where_there_are_more_values_than_pixels(hidden):
 
 @pytest.mark.slow
 def test_the_borders_place_every_panel_where_the_whole_layout_would(hidden):
-    grid = marks.heatmap_grid(regions(hidden.isel(layer=[0, 1, 2, 1, 0]), [(0, 96), (256, 320)]), M)
+    grid = heatmap_grid(regions(hidden.isel(layer=[0, 1, 2, 1, 0]), [(0, 96), (256, 320)]), M)
     by_borders, whole = draw(grid), draw(grid)
     for axis in whole.axes:
         axis.set_in_layout(True)
@@ -262,13 +263,13 @@ def test_the_borders_place_every_panel_where_the_whole_layout_would(hidden):
 
 def test_a_dim_without_an_observable_threshold_says_so(hidden, found):
     assert not found["observable"].sel(layer=1, dim=31)
-    assert marks.threshold_chart(hidden, found, 1, 31).title.endswith(", not observable")
+    assert threshold_chart(hidden, found, 1, 31).title.endswith(", not observable")
     layer, dim = best(found, 1)[0]
-    assert "observable" not in marks.threshold_chart(hidden, found, layer, dim).title
+    assert "observable" not in threshold_chart(hidden, found, layer, dim).title
 
 
 def test_curves_are_drawn_where_some_scores_are_infinite():
     scores, measured, trained, predictions = curves()
     scores["tail_nll"][0, -1] = np.inf
-    low, high = marks.curves_chart(scores, measured, trained, predictions).panels[0].y_range
+    low, high = curves_chart(scores, measured, trained, predictions).panels[0].y_range
     assert 2.5 < low < high < 4.5

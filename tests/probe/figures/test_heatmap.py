@@ -11,7 +11,6 @@ from synthetic import hidden_states
 from xarray.backends import BackendArray
 from xarray.core import indexing
 
-from probe.figures.framed import LEFT, TOP
 from probe.figures.heatmap import (
     default_regions,
     describe,
@@ -21,10 +20,9 @@ from probe.figures.heatmap import (
     pool,
     regions,
     survey,
-    write_png,
+    upper_quantile,
 )
-from probe.figures.raster import colour_index, save_png
-from probe.figures.reduce import upper_quantile
+from probe.figures.raster import LEFT, TOP, write_png
 
 
 def panel(values, positions, bounds, first_dim=0):
@@ -193,8 +191,9 @@ def test_halves_are_pooled_as_what_they_are():
 
 def test_a_palette_has_the_colormaps_colours_and_a_grey(tmp_path):
     values = np.linspace(-1.2, 1.2, 2000, dtype=np.float32)[None]
-    save_png(colour_index(values, np.float32(1)), tmp_path / "line.png", "a line")
-    drawn = (imread(tmp_path / "line.png")[0, :, :3] * 255).round().astype(int)
+    line = panel(values[None], range(2000), [(0, 2000)])
+    write_png(line, tmp_path / "line.png", xr.DataArray([np.float32(1)], dims="layer"))
+    drawn = (imread(tmp_path / "line.png")[TOP, LEFT : LEFT + 2000, :3] * 255).round().astype(int)
     expected = colormaps["RdBu_r"](np.clip(values[0] / 2 + 0.5, 0, 1), bytes=True)[:, :3].astype(int)
     assert np.abs(drawn - expected).max() == 1
     assert (drawn != expected).any(axis=1).mean() < 0.01  # one colour gave way to the grey

@@ -13,10 +13,17 @@ from matplotlib.colors import to_rgb
 
 from mesa_lens.cli import main
 from probe.figures import interactive, static
-from probe.figures.attribution_chart import attribution_chart, rank_correlation
-from probe.figures.cells import MUTED
-from probe.figures.mechanism import head_patch_map, patch_map, restoration_map
-from probe.figures.mechanism_charts import clamp_chart, layer_chart, smallest_chart
+from probe.figures.figure_data import MUTED
+from probe.figures.locate import (
+    attribution_chart,
+    clamp_chart,
+    head_patch_map,
+    layer_chart,
+    patch_map,
+    rank_correlation,
+    restoration_map,
+    smallest_chart,
+)
 from probe.figures.mechanism_export import located_export, method_figures
 from probe.figures.render import rendered
 from probe.store.results import having
@@ -54,7 +61,7 @@ def test_the_map_holds_the_shares_of_layers_and_heads(summary):
 
 def test_the_title_says_model_method_length_and_measure(summary):
     for figure in method_figures(summary, *AT).values():
-        assert all(part in figure.title for part in ("default", "1024 tokens (4 M)", "tail NLL"))
+        assert all(part in figure.title for part in ("default", "1024 tokens (4 x the trained length)", "tail NLL"))
     assert "rerope" in restoration_map(summary, *AT).title
 
 
@@ -63,7 +70,7 @@ def test_what_is_not_clear_is_muted(summary):
     assert not heads.muted[2, 3]
     assert heads.muted[0, 1]  # a share without an interval
     assert not heads.muted[0, 0]  # no share: empty
-    assert heads.told(0, 1).endswith("(no interval)")
+    assert heads.text(0, 1).endswith("(no interval)")
     clear = (heads.low > 0) | (heads.high < 0)
     np.testing.assert_array_equal(heads.muted, np.isfinite(heads.values) & ~clear)
 
@@ -215,10 +222,10 @@ def test_the_command_writes_figures_and_tables(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (["--methods", "stair"], "method 'stair' was not gone over; known: rerope, mesa, dynamic-ntk"),
-        (["--lengths", "3"], "length 3 was not gone over; known: 512, 1024"),
+        (["--methods", "stair"], "method 'stair' was not located; known: rerope, mesa, dynamic-ntk"),
+        (["--lengths", "3"], "length 3 was not located; known: 512, 1024"),
         (["--lengths", "many"], "--lengths 'many': 'many' is no number of tokens"),
-        (["--methods", "dynamic-ntk", "--lengths", "512"], "broken and mended do not differ, or it was not run"),
+        (["--methods", "dynamic-ntk", "--lengths", "512"], "baseline and method do not differ, or it was not run"),
         (["--format", "gif"], "format 'gif' is not there for locate"),
     ],
 )

@@ -4,18 +4,17 @@ import numpy as np
 import pytest
 from synthetic import hidden_states
 
-from probe.figures.cells import Block, Cells
-from probe.figures.fitting import embedded, untitled
-from probe.figures.heatmap import regions
-from probe.figures.marks import Chart, Line, Panel, heatmap_grid
-from probe.figures.narrow import narrowed
+from probe.figures.figure_data import Block, Chart, Line, Panel, TileMap
+from probe.figures.heatmap import heatmap_grid, regions
+from probe.figures.mobile_layout import mobile_layout
+from probe.figures.render import html_embed, untitled
 
 LONG = "dynamic-ntk: excluded, beyond the threshold on 100% of positions inside M"
 
 
 def changed(figure):
     drawn = untitled(figure)
-    drawn.plotly_relayout(narrowed(figure, drawn))
+    drawn.plotly_relayout(mobile_layout(figure, drawn))
     return drawn
 
 
@@ -38,9 +37,7 @@ def chart():
         Line(label, np.arange(3.0), np.arange(3.0), "#000000", "solid", "circle")
         for label in (LONG, *(f"copy-{number}" for number in range(20)))
     )
-    return Chart(
-        "a chart", (Panel("a title of the panel that is far too long for one line", "x", "y", lines, (), (), (0, 3)),)
-    )
+    return Chart("a chart", (Panel("a title of the panel that is far too long for one line", "x", "y", lines, (0, 3)),))
 
 
 def test_a_long_entry_of_the_legend_is_in_lines_and_whole_on_hovering(chart):
@@ -90,7 +87,7 @@ def cells(rows, columns):
     for number, count in enumerate(columns):
         values = np.full((rows, count), 0.5)
         blocks.append(Block(f"block {number}", tuple(map(str, range(count))), values, values, values))
-    return Cells("cells", "share", "layer", tuple(map(str, range(rows))), tuple(blocks))
+    return TileMap("cells", "share", "layer", tuple(map(str, range(rows))), tuple(blocks))
 
 
 @pytest.mark.parametrize(
@@ -117,4 +114,4 @@ def test_labels_of_narrow_columns_are_few():
 
 def test_a_page_with_a_figure_holds_what_a_phone_changes(chart):
     for figure in (chart, cells(4, (8, 8))):
-        assert "<script>\nif (innerWidth" in embedded(figure)
+        assert "<script>\nif (innerWidth" in html_embed(figure)

@@ -9,9 +9,11 @@ from synthetic import evaluation, hidden_states
 
 from mesa.methods import METHODS
 from mesa_lens.dashboard.look import on_both_themes
-from probe.figures import marks, styles
-from probe.figures.drift import carrier_chart, drift_chart
+from probe.figures import styles
+from probe.figures.curves import curves_chart
+from probe.figures.drift import drift_chart, drift_dim_chart
 from probe.figures.styles import style
+from probe.figures.thresholds import threshold_chart
 from probe.thresholds.drift import find_drift
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.search import CrossingRule, search
@@ -35,10 +37,10 @@ def test_methods_of_a_store_look_different_in_every_chart_of_it():
     scored = evaluation().isel({"method": slice(3)}).assign_coords(method=named)
     drifted = find_drift(renamed, M)
     charts = [
-        marks.threshold_chart(renamed, found, 1, 3),
-        marks.curves_chart(scored, measured_failure(scored, M), M, ()),
+        threshold_chart(renamed, found, 1, 3),
+        curves_chart(scored, measured_failure(scored, M), M, ()),
         drift_chart(drifted),
-        carrier_chart(renamed, drifted, 1, 3),
+        drift_dim_chart(renamed, drifted, 1, 3),
     ]
     for chart in charts:
         for panel in chart.panels:

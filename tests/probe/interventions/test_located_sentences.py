@@ -6,7 +6,7 @@ import located
 import numpy as np
 import pytest
 
-from probe.figures.mechanism import restoration_map
+from probe.figures.locate import restoration_map
 from probe.interventions.sentences import located_findings
 from probe.store.results import find_located, having, headline, percent, read_located
 

@@ -6,11 +6,11 @@ import shutil
 import pytest
 from synthetic import hidden_states, tokens_of, write_run
 
-from probe.figures.drift import carrier_chart
+from probe.figures.drift import drift_dim_chart
 from probe.figures.export import heatmap_export, threshold_export
-from probe.figures.heatmap import pool, regions
-from probe.figures.interactive import draw, heatmap_figure
-from probe.figures.marks import threshold_chart
+from probe.figures.heatmap import heatmap_grid, pool, regions
+from probe.figures.interactive import draw
+from probe.figures.thresholds import threshold_chart
 from probe.store.reader import open_run
 from probe.store.select import hook_values, one_prompt
 from probe.thresholds.analysis import analyse
@@ -63,21 +63,21 @@ def test_hovering_a_text_prompt_tells_the_token(hidden):
     trace = figure.data[0]
     assert trace.hovertemplate.endswith("<br>%{customdata}<extra></extra>")
     assert trace.customdata[70] == "token ' w70'"
-    carrier = draw(carrier_chart(text, find_drift(text, M), 1, 3)).data[0]
+    carrier = draw(drift_dim_chart(text, find_drift(text, M), 1, 3)).data[0]
     assert carrier.customdata[70] == "token ' w70'"
 
 
 def test_hovering_a_heatmap_tells_the_token_while_positions_are_not_pooled(hidden):
     panel = regions(one_prompt(hidden, "text-0"), [(60, 70)])
-    trace = heatmap_figure(panel, M).data[0]
+    trace = draw(heatmap_grid(panel, M)).data[0]
     assert trace.customdata[5][4] == "token ' w64'"
     assert "<br>%{customdata}<br>value" in trace.hovertemplate
-    assert heatmap_figure(pool(panel, 100), M).data[0].customdata is None
+    assert draw(heatmap_grid(pool(panel, 100), M)).data[0].customdata is None
 
 
 def test_a_repeated_word_is_not_told_at_every_position(hidden):
     panel = regions(one_prompt(hidden, "repeated"), [(60, 70)])
-    trace = heatmap_figure(panel, M).data[0]
+    trace = draw(heatmap_grid(panel, M)).data[0]
     assert (trace.customdata, "customdata" in trace.hovertemplate) == (None, False)
 
 

@@ -1,4 +1,4 @@
-"""What plotly draws our figures on: of its template `plotly_white` what they use, a tenth of it."""
+"""The theme of all plotly figures: the part of `plotly_white` that they use, a tenth of it."""
 
 from __future__ import annotations
 
@@ -35,10 +35,20 @@ _TEMPLATE = {
 }
 
 
-def panels(rows: int, columns: int, **options: Any) -> go.Figure:
-    """`make_subplots` on this ground; plotly would put its whole default template, 7 kB, into every figure."""
-    ground = go.Figure(layout={"template": _TEMPLATE, "font": _FONT})
-    return make_subplots(rows, columns, figure=ground, **options)
+def subplots(rows: int, columns: int, **options: Any) -> go.Figure:
+    """`make_subplots` in this theme; plotly would put its whole default template, 7 kB, into every figure."""
+    figure = go.Figure(layout={"template": _TEMPLATE, "font": _FONT})
+    return make_subplots(rows, columns, figure=figure, **options)
+
+
+def escaped(text: str) -> str:
+    """A text in which plotly sees no markup."""
+    return html.escape(text, quote=False)
+
+
+def top_title(text: str) -> dict[str, Any]:
+    """The layout's title at the upper edge of a figure of any height."""
+    return {"text": escaped(text), "x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 16}}
 
 
 def colour_bar(ticks: Mapping[float, str]) -> dict[str, Any]:
@@ -51,5 +61,5 @@ def colour_bar(ticks: Mapping[float, str]) -> dict[str, Any]:
 def colour_title(title: str, below: int) -> dict[str, Any]:
     """The scale's title as an annotation, as plotly loses its own there; below: pixels under the plot."""
     place = {"x": 0, "xref": "paper", "xanchor": "left", "y": 0, "yref": "paper", "yanchor": "bottom"}
-    text = {"text": html.escape(title, quote=False), "font": {"size": 12}, "showarrow": False}
+    text = {"text": escaped(title), "font": {"size": 12}, "showarrow": False}
     return place | text | {"yshift": _BAR - below}

@@ -1,0 +1,307 @@
+"""What `mesa-lens locate` measured: maps of heads and hooks, effects by layer, smallest sets, clamps, attribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from probe.figures.figure_data import (
+    Block,
+    Chart,
+    Line,
+    Panel,
+    Point,
+    Rule,
+    TileMap,
+    axis_range,
+    offset,
+    same_range,
+    spaced_ticks,
+    tile_block,
+)
+from probe.figures.styles import GREY, RED, Look, style
+from probe.store.results import Located, Row, having, number, percent
+
+MEASURES = {"nll": "tail NLL", "passkey": "passkey answer"}
+SUFFICIENT = 0.9
+"""Share of the loss that a sufficient set of heads restores."""
+_HOOKS = ("resid_pre", "attn_out", "mlp_out", "resid_post")
+_ATTENTION = ("z", "attn_out")
+_SPANS = {"all": "all positions", "inside": "inside M", "beyond": "beyond M", "last": "last tokens"}
+_WAYS = {"only": "enough: restored by that layer alone", "without": "needed: lost again without that layer"}
+_CLAMPS = {
+    "at-M": "held at their values at M",
+    "range": "held within their range",
+}
+_CLAMPED_LOOKS: dict[str, Look] = {"observable": ("#0072B2", "none", "circle"), "random": (GREY, "none", "square")}
+_SHARE_ENDS = 2.0  # of what intervals of shares are drawn
+_LEAST_PLACES = 3  # in a panel of attribution
+_ZERO, _ALL = Rule(0, "", GREY, dash="dot"), Rule(1, "", GREY, dash="dot")
+
+
+def baseline_name(summary: Located) -> str:
+    """The method of the baseline run: the first."""
+    return next(iter(summary["methods"]))
+
+
+def about(summary: Located, length: int, measure: str) -> str:
+    """Model, length, measure and number of items, as in every title."""
+    items = max((gap["items"] for gap in having(summary["gaps"], length=length, measure=measure)), default=0)
+    counted = f", {items} item{'s' * (items > 1)}" if items else ""
+    return f"{at_length(summary, length)}, {MEASURES.get(measure, measure)}{counted}"
+
+
+def at_length(summary: Located, length: int) -> str:
+    """Model and length."""
+    return f"{summary['model']}, {length} tokens ({length / summary['trained_length']:.3g} x the trained length)"
+
+
+def triple(row: Row) -> list[float]:
+    """A row's share with the ends of its interval; NaN for missing ones."""
+    return [number(row[name]) for name in ("share", "low", "high")]
+
+
+def restoration_map(summary: Located, method: str, length: int, measure: str, way: str = "only") -> TileMap | None:
+    """Layers x heads: what the method in that place alone restores, or what is lost without it there; None if not run.
+
+    Whole layers stand in a column beside their heads. way: "only" or "without".
+    """
+    rows = having(summary["effects"], kind="weave", way=way, method=method, length=length, measure=measure)
+    baseline = baseline_name(summary)
+    text = (
+        f"{method} in one place only, {baseline} elsewhere: share of {baseline}'s loss restored"
+        if way == "only"
+        else f"{method} everywhere except in one place: share of {baseline}'s loss that returns"
+    )
+    return _by_head(summary, rows, f"{text}. {about(summary, length, measure)}", _colour_title(way))
+
+
+def head_patch_map(summary: Located, method: str, length: int, measure: str, way: str = "mend") -> TileMap | None:
+    """Layers x heads: what the method's z written into the baseline run restores, or the reverse; None if not run."""
+    labels = {"method": method, "length": length, "measure": measure, "kind": "patch", "way": way, "hook": "z"}
+    span = next((span for span in _SPANS if having(summary["effects"], **labels, span=span)), None)
+    if span is None:
+        return None
+    title = _patched(summary, method, way, f"z of single heads, {_SPANS[span]}")
+    rows = having(summary["effects"], **labels, span=span)
+    return _by_head(summary, rows, f"{title}. {about(summary, length, measure)}", _colour_title(way))
+
+
+def patch_map(summary: Located, method: str, length: int, measure: str, way: str = "mend") -> TileMap | None:
+    """Layers x hooks, a block a span of positions: what patched activations restore or break; None if not run."""
+    labels = {"method": method, "length": length, "measure": measure, "kind": "patch", "way": way, "head": None}
+    rows = having(summary["effects"], **labels)
+    hooks = [hook for hook in _HOOKS if having(rows, hook=hook)]
+    spans = [span for span in _SPANS if having(rows, span=span)] if hooks else []
+    blocks = [
+        tile_block(
+            _SPANS[span],
+            hooks,
+            summary["layers"],
+            {
+                (row["layer"], n): triple(row)
+                for n, hook in enumerate(hooks)
+                for row in having(rows, span=span, hook=hook)
+            },
+        )
+        for span in spans
+    ]
+    title = f"{_patched(summary, method, way, 'activations of whole layers')}. {about(summary, length, measure)}"
+    return _tile_map(summary, title, _colour_title(way), blocks)
+
+
+def layer_chart(summary: Located, length: int, measure: str, methods: Sequence[str]) -> Chart | None:
+    """What each method restores at one layer alone ("enough") and what is lost without it there ("needed")."""
+    layers, panels = summary["layers"], []
+    for way, title in _WAYS.items():
+        rows = having(summary["effects"], kind="weave", way=way, length=length, measure=measure, head=None)
+        by_method = {name: subset for name in methods if (subset := having(rows, method=name))}
+        lines = []
+        for index, (name, subset) in enumerate(by_method.items()):
+            ordered = sorted((row for row in subset if row["layer"] in layers), key=lambda row: row["layer"])
+            x = [row["layer"] + offset(index, len(by_method)) for row in ordered]
+            texts = [f"{name}, layer {row['layer']}: {percent(*triple(row))}" for row in ordered]
+            lines.append(_line(name, x, [triple(row) for row in ordered], style(name, by_method), texts))
+        if lines:
+            panels.append(_panel(title, "layer", lines, layers, rules=(_ZERO, _ALL)))
+    title = f"One layer at a time: share of {baseline_name(summary)}'s loss, 95% intervals"
+    return _chart(f"{title}. {about(summary, length, measure)}", panels)
+
+
+def smallest_chart(summary: Located, length: int, measure: str, methods: Sequence[str]) -> Chart | None:
+    """Share restored by heads added one by one, beside random sets of the same size; a panel a method."""
+    rows = having(summary["smallest"], length=length, measure=measure)
+    panels = [_smallest(row, methods) for name in methods for row in having(rows, method=name) if row["heads"]]
+    title = f"Heads added one by one, scored on held-out items. {about(summary, length, measure)}"
+    return _chart(title, panels)
+
+
+def clamp_chart(summary: Located, method: str, length: int, measure: str, rule: str | None = None) -> Chart | None:
+    """What clamping the observable dims restores, beside as many random ones: by layer, and in all layers at once.
+
+    rule: by which the dims are observable, of those in the summary.
+    """
+    labels = {"method": method, "length": length, "measure": measure, "rule": rule}
+    rows = having(summary["effects"], kind="clamp", **labels)
+    panels = []
+    for way in dict.fromkeys(row["way"] for row in rows):
+        subset = having(rows, way=way)
+        places = [place for place in (*summary["layers"], None) if having(subset, layer=place)]
+        kinds: dict[str, list[Row]] = {}
+        for row in subset:  # all random sets share one name
+            kinds.setdefault(str(row.get("which") or "all").partition(" ")[0], []).append(row)
+        lines = [_clamped(kinds[kind], places, kind, offset(n, len(kinds))) for n, kind in enumerate(kinds)]
+        names = ["all" if place is None else str(place) for place in places]
+        title = _CLAMPS.get(str(way), str(way))
+        panels.append(_panel(title, "layer", lines, range(len(places)), names, rules=(_ZERO,)))
+    by = f" by the rule “{rule}”" if rule else ""
+    title = f"Dims{by} held in {baseline_name(summary)}'s run beyond M: share of its loss to {method} restored"
+    return _chart(f"{title}. {about(summary, length, measure)}", panels)
+
+
+def attribution_chart(summary: Located, method: str, length: int, measure: str, hook: str) -> Chart | None:
+    """Attribution of a hook's places against measured effects, with their rank correlation; None if not run.
+
+    Measured by patching, and, where attention is read, by the method in that place alone.
+    """
+    labels = {"method": method, "length": length, "measure": measure}
+    attributed = having(summary["attribution"], **labels, hook=hook)
+    measured = {"patched": having(summary["effects"], **labels, kind="patch", way="mend", hook=hook, span="all")}
+    if hook in _ATTENTION:
+        measured[f"{method} there alone"] = having(summary["effects"], **labels, kind="weave", way="only")
+    panels = []
+    for title, rows in measured.items():
+        by_place = {(row["layer"], row["head"]): row for row in rows if np.isfinite(number(row["share"]))}
+        # a share of the gap, or a value in other units
+        values = [(number(row.get("share", row.get("value"))), (row["layer"], row["head"])) for row in attributed]
+        pairs = [(value, by_place[place]) for value, place in values if place in by_place and np.isfinite(value)]
+        if len(pairs) >= _LEAST_PLACES:
+            panels.append(_scatter(pairs, title, style(method)[0]))
+    title = f"Attribution at {hook} of {method}'s run against measured effects. {about(summary, length, measure)}"
+    return Chart(title, tuple(panels)) if panels else None
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's, ties averaged; NaN where one side is constant."""
+    ranks = [pd.Series(values).rank() for values in (first, second)]
+    return float(np.corrcoef(ranks)[0, 1]) if all(rank.nunique() > 1 for rank in ranks) else float("nan")
+
+
+def _by_head(summary: Located, rows: Sequence[Row], title: str, colour_title: str) -> TileMap | None:
+    layers, heads = summary["layers"], [str(head) for head in range(summary["heads"])]
+    whole = {(row["layer"], 0): triple(row) for row in rows if row["head"] is None and row["layer"] is not None}
+    single = {(row["layer"], row["head"]): triple(row) for row in rows if row["head"] is not None}
+    blocks = [tile_block("layer", ["all"], layers, whole)] if whole else []
+    blocks += [tile_block("head", heads, layers, single)] if single else []
+    return _tile_map(summary, title, colour_title, blocks)
+
+
+def _tile_map(summary: Located, title: str, colour_title: str, blocks: Sequence[Block]) -> TileMap | None:
+    return TileMap(title, colour_title, "layer", tuple(map(str, summary["layers"])), tuple(blocks)) if blocks else None
+
+
+def _colour_title(way: str) -> str:
+    return "share restored" if way in ("only", "mend") else "share lost again"
+
+
+def _patched(summary: Located, method: str, way: str, activations: str) -> str:
+    baseline = baseline_name(summary)
+    source, target = (method, baseline) if way == "mend" else (baseline, method)
+    effect = "restored" if way == "mend" else "that returns"
+    text = f"{activations[0].upper()}{activations[1:]} from {source}'s run written into {target}'s"
+    return f"{text}: share of the loss {effect}"
+
+
+def _chart(title: str, panels: Sequence[Panel]) -> Chart | None:
+    return Chart(title, same_range(panels)) if panels else None
+
+
+def _panel(
+    title: str,
+    x_title: str,
+    lines: Sequence[Line],
+    places: Sequence[int],
+    names: Sequence[str] = (),
+    rules: tuple[Rule, ...] = (),
+    points: tuple[Point, ...] = (),
+) -> Panel:
+    """Axes whose x stands for labelled places."""
+    ticks = spaced_ticks(len(places), last=bool(names))
+    return Panel(
+        title,
+        x_title,
+        "share of the loss",
+        tuple(lines),
+        axis_range(lines, rules, _SHARE_ENDS),
+        points,
+        rules,
+        x_ticks=tuple(places[tick] for tick in ticks),
+        x_labels=tuple(names[tick] for tick in ticks) if names else (),
+    )
+
+
+def _line(
+    label: str,
+    x: Sequence[float],
+    triples: Sequence[Sequence[float]],
+    look: Look,
+    texts: Sequence[str] = (),
+    band: bool = False,
+) -> Line:
+    y, low, high = np.array(triples, float).T
+    return Line(label, np.array(x, float), y, *look, interval=(low, high), band=band, texts=tuple(texts))
+
+
+def _smallest(row: Row, methods: Sequence[str]) -> Panel:
+    method, sizes = row["method"], [*range(1, len(row["share"]) + 1)]
+    columns = [[number(value) for value in row[name]] for name in ("share", "low", "high")]
+    triples = [*zip(*columns, strict=True)]
+    random = [[number(value) for value in row[name]] for name in ("random", "random_low", "random_high")]
+    look = style(method, methods)
+    texts = [
+        f"{size} heads, {layer}.{head} added: {percent(*values)}"
+        for size, (layer, head), values in zip(sizes, row["heads"], triples, strict=True)
+    ]
+    lines = [
+        _line(method, sizes, triples, look, texts, band=True),
+        _line("random sets: median and 95%", sizes, [*zip(*random, strict=True)], (GREY, "dot", "square"), band=True),
+    ]
+    points, enough = (), row["enough"]
+    if enough:
+        names = ", ".join(f"{layer}.{head}" for layer, head in row["heads"][:enough])
+        text = f"{method}: {enough} {'head is' if enough == 1 else 'heads are'} enough ({names})"
+        points = (Point(text, enough, columns[0][enough - 1], look[0]),)
+    rules = (_ZERO, Rule(SUFFICIENT, f"{SUFFICIENT:.0%}", RED))
+    return _panel(method, "number of heads", lines, sizes, rules=rules, points=points)
+
+
+def _clamped(rows: Sequence[Row], places: Sequence[int | None], kind: str, shift: float) -> Line:
+    """By place: the share with its interval, or of several sets the mean with the least and the largest."""
+    by_place = {place: subset for place in places if (subset := having(rows, layer=place))}
+    sets = max(map(len, by_place.values()))
+    texts, triples = [], []
+    for place, subset in by_place.items():
+        shares = [triple(row) for row in subset]
+        values = [share for share, *_ in shares]
+        triples.append((np.mean(values), np.min(values), np.max(values)) if sets > 1 else shares[0])
+        where = "all layers" if place is None else f"layer {place}"
+        texts.append(f"{kind} dims, {where}: {', '.join(percent(*share) for share in shares)}")
+    x = [places.index(place) + shift for place in by_place]
+    label = f"{kind} dims: mean and range of {sets} sets" if sets > 1 else f"{kind} dims, 95% interval"
+    return _line(label, x, triples, _CLAMPED_LOOKS.get(kind, _CLAMPED_LOOKS["observable"]), texts)
+
+
+def _scatter(pairs: Sequence[tuple[float, Row]], title: str, colour: str) -> Panel:
+    x, triples = [value for value, _ in pairs], [triple(row) for _, row in pairs]
+    texts = [f"{_place(row)}: attribution {value:.3g}, measured {percent(*triple(row))}" for value, row in pairs]
+    line = _line("one place, measured with 95% interval", x, triples, (colour, "none", "circle"), texts)
+    rank = f"rank correlation {rank_correlation(x, line.y.tolist()):z.2f}, {len(pairs)} places"
+    rules = (_ZERO, Rule(0, "", GREY, dash="dot", vertical=True))
+    y_range = axis_range([line], rules, _SHARE_ENDS)
+    return Panel(f"{title}: {rank}", "attribution", "share restored", (line,), y_range, rules=rules)
+
+
+def _place(row: Row) -> str:
+    return f"layer {row['layer']}" if row["head"] is None else f"head {row['layer']}.{row['head']}"
