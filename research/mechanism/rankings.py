@@ -1,4 +1,4 @@
-"""Which of what is measured ranks heads and layers as the interventions do; plain numbers, no torch."""
+"""Rank correlations between what is measured of heads and layers and what interventions there restore."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ def rankings(
     fewer than `LEAST_RANKED` places nothing is said.
     """
     alone = {
-        (each["layer"], each["head"]): each["share"]
-        for each in effects
-        if each["kind"] == "weave" and each["way"] == "only" and each["share"] is not None
+        (row["layer"], row["head"]): row["share"]
+        for row in effects
+        if row["kind"] == "weave" and row["way"] == "only" and row["share"] is not None
     }
-    found = []
+    ranked = []
     layers = sorted(layer for layer, head in alone if head is None)
     for what, values in (*_by_head(anatomy, length), *_by_layer(anatomy, run, layers)):
         pairs = [(value, alone[place]) for place, value in values.items() if place in alone]
         if len(pairs) >= LEAST_RANKED:
             value, low, high = rank_correlation(*zip(*pairs, strict=True))
             row = {"what": what, "with": "the method there alone", "hook": None, "places": len(pairs)}
-            found.append({**row, "spearman": value, "low": low, "high": high})
-    return found
+            ranked.append({**row, "spearman": value, "low": low, "high": high})
+    return ranked
 
 
 def _by_head(anatomy: Mapping[str, Any] | None, length: int) -> Iterator[tuple[str, Places]]:
     if anatomy is None:
         return
     for part, name, span, what in _BY_HEAD:
-        rows = [each for each in anatomy[part] if each["length"] == length and each["method"] == "origin"]
-        yield what, {(each["layer"], each["head"]): each[name][0] for each in rows if each["span"] == span}
-    own = [each for each in anatomy["retrieval"] if each["method"] == "origin"]
-    inside = [each for each in own if each["length"] <= anatomy["trained_length"]]
-    yield "retrieval score inside M", {(each["layer"], each["head"]): each["best"][0] for each in inside}
+        rows = [row for row in anatomy[part] if row["length"] == length and row["method"] == "origin"]
+        yield what, {(row["layer"], row["head"]): row[name][0] for row in rows if row["span"] == span}
+    retrieval = [row for row in anatomy["retrieval"] if row["method"] == "origin"]
+    inside = [row for row in retrieval if row["length"] <= anatomy["trained_length"]]
+    yield "retrieval score inside M", {(row["layer"], row["head"]): row["best"][0] for row in inside}
 
 
 def _by_layer(
@@ -66,12 +66,12 @@ def _by_layer(
         yield "early drift", {(layer, None): -called.get(str(layer), np.inf) for layer in layers}
     vectors = (anatomy or {}).get("vectors")
     if vectors:
-        own = {each["layer"]: each["share"]["beyond"] for each in vectors["layers"] if each["method"] == "origin"}
-        yield "positional share beyond M", {(layer, None): own[layer] for layer in layers if layer in own}
+        beyond = {row["layer"]: row["share"]["beyond"] for row in vectors["layers"] if row["method"] == "origin"}
+        yield "positional share beyond M", {(layer, None): beyond[layer] for layer in layers if layer in beyond}
 
 
 def _drifting(run: Mapping[str, Any]) -> Mapping[str, int] | None:
     """Where layers begin to drift under Origin on the repeated word; None where that run did not judge it."""
     drift = run.get("drift")
-    found = drift["prompts"].get("repeated", {}) if isinstance(drift, Mapping) else {}
-    return next((each["layers"] for each in found.get("methods", ()) if each["method"] == "origin"), None)
+    judged = drift["prompts"].get("repeated", {}) if isinstance(drift, Mapping) else {}
+    return next((row["layers"] for row in judged.get("methods", ()) if row["method"] == "origin"), None)

@@ -8,6 +8,7 @@ docs/mechanism.md anew. With --draw it runs nothing and takes what is there.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import shutil
 import sys
@@ -20,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from mesa_lens.cli import main
 from probe.store.results import percent
+from research.mechanism.rankings import rankings
 from research.pictures import EXPORTS, ROOT, export
 
 METHODS = "--methods rerope,mesa,dynamic-ntk --samples 6"
@@ -67,8 +69,25 @@ def draw(runs: Path, docs: Path, results: Path) -> None:
     for stayed in export("mechanism", EXPORTS["mechanism"], runs, docs):
         print(stayed)
     summary = json.loads((runs / "mechanism/locate/summary.json").read_text(encoding="utf-8"))
+    add_rankings(summary, runs / "mechanism/anatomy/summary.json", results / "agreement.csv")
     page = docs / "mechanism.md"
     page.write_text(with_table(page.read_text(encoding="utf-8"), share_table(summary)), encoding="utf-8")
+
+
+def add_rankings(summary: Mapping[str, Any], anatomy: Path, table: Path) -> None:
+    """Appends the rank correlations of heads to the table of agreements, where attention was analysed."""
+    if not anatomy.is_file():
+        return
+    measured = json.loads(anatomy.read_text(encoding="utf-8"))
+    with table.open("r+", newline="", encoding="utf-8") as file:
+        columns = next(csv.reader(file))
+        file.seek(0, 2)
+        writer = csv.DictWriter(file, columns)
+        for gap in summary["gaps"]:
+            labels = {name: gap[name] for name in ("method", "length", "measure")}
+            effects = [row for row in summary["effects"] if labels.items() <= row.items()]
+            for row in rankings(effects, gap["length"], measured, None):
+                writer.writerow(labels | row)
 
 
 def with_table(page: str, lines: list[str]) -> str:
@@ -83,9 +102,9 @@ def share_table(summary: Mapping[str, Any]) -> list[str]:
     heads = [f"layer {layer}" if head is None else f"head {layer}.{head}" for layer, head in places]
     lines = [f"| length | method | gap, nats/token | {' | '.join(heads)} |", "|" + "---|" * (3 + len(heads))]
     alone = {
-        (each["length"], each["method"], each["layer"], each["head"]): each
-        for each in summary["effects"]
-        if (each["kind"], each["way"]) == ("weave", "only")
+        (row["length"], row["method"], row["layer"], row["head"]): row
+        for row in summary["effects"]
+        if (row["kind"], row["way"]) == ("weave", "only")
     }
     for gap in summary["gaps"]:
         here = gap["length"], gap["method"]
@@ -104,7 +123,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path)
     parser.add_argument("--draw", action="store_true", help="run nothing, draw what is there")
-    asked = parser.parse_args()
-    if not asked.draw:
-        run(asked.runs)
-    draw(asked.runs, ROOT / "docs", Path(__file__).parent / "results")
+    args = parser.parse_args()
+    if not args.draw:
+        run(args.runs)
+    draw(args.runs, ROOT / "docs", Path(__file__).parent / "results")

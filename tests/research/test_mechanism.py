@@ -1,9 +1,13 @@
 """Rank correlations of what is measured with what interventions restore."""
 
+import csv
+import json
+
 import pytest
 
 from probe.evaluation.intervals import rank_correlation
 from research.mechanism.rankings import rankings
+from research.mechanism.run import add_rankings
 
 HEADS = [(layer, head) for layer in range(3) for head in range(2)]
 
@@ -90,3 +94,17 @@ def test_the_correlation_is_of_mid_ranks():
     value, low, high = rank_correlation(range(30), [each + (each % 3) * 4 for each in range(30)])
     assert low < value < high < 1
     assert rank_correlation([1, 1, 1], [1, 2, 3]) == (None, None, None)
+
+
+def test_rankings_join_the_table_of_agreements(tmp_path):
+    columns = ("method", "length", "measure", "what", "with", "hook", "spearman", "low", "high", "places")
+    table, measured = tmp_path / "agreement.csv", tmp_path / "summary.json"
+    table.write_text(",".join(columns) + "\n", encoding="utf-8")
+    measured.write_text(json.dumps(anatomy([10, 20, 30, 40, 50, 60])), encoding="utf-8")
+    labels = {"method": "rerope", "length": 96, "measure": "nll"}
+    rows = [row | labels for row in effects([1, 2, 3, 4, 5, 6, 0, 0, 0, 1, 2, 0])]
+    add_rankings({"gaps": [labels], "effects": rows}, measured, table)
+    with table.open(encoding="utf-8") as file:
+        by_what = {row["what"]: row for row in csv.DictReader(file)}
+    assert by_what["unmet phases, by norms"]["method"] == "rerope"
+    assert float(by_what["unmet phases, by norms"]["spearman"]) == pytest.approx(1)
