@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 import shutil
 from dataclasses import replace
 
@@ -391,44 +390,28 @@ def test_cells_that_do_not_fit_are_left_out_and_told(asked, tmp_path, monkeypatc
     assert run(plan(replace(asked, lengths=(96, 150, 200))), tmp_path)["out_of_memory"] == []
 
 
-def test_a_run_of_which_nothing_fits_and_other_errors_end_it(asked, tmp_path, monkeypatch):
-    def failing(*_):
-        raise error
-
-    monkeypatch.setattr(finding, "retrieval_hits", failing)
-    error = torch.OutOfMemoryError()
-    with pytest.raises(RuntimeError, match="nothing fits in memory from 96 tokens on"):
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [(torch.OutOfMemoryError(), "nothing fits in memory from 96 tokens on"), (RuntimeError("other"), "other")],
+)
+def test_a_run_of_which_nothing_fits_and_other_errors_end_it(asked, tmp_path, monkeypatch, error, message):
+    monkeypatch.setattr(finding, "retrieval_hits", lambda *_: (_ for _ in ()).throw(error))
+    with pytest.raises(RuntimeError, match=message):
         run(plan(replace(asked, tasks=("passkey",))), tmp_path)
-    error = RuntimeError("something else")
-    with pytest.raises(RuntimeError, match="something else"):
-        run(plan(asked), tmp_path)
 
 
 def test_the_estimate_counts_cells_tokens_and_bytes(asked, tokenizer):
-    made = plan(replace(asked, tasks=("passkey", "nll-position")))
-    text = estimate(made)
+    text = estimate(plan(replace(asked, tasks=("passkey", "nll-position"))))
     assert "6 cells (2 tasks x 2 methods), 2 samples each" in text
     assert f"about {2 * 2 * (96 + 200 + 200):,} prompt tokens" in text
     states = 8 * 200 * 4 * (2 * 3 * 2 * 8 + 12 * 32)  # batch, tokens, bytes; keys and values of 2 heads, hidden states
     logits = 200 * len(tokenizer) * (4 + 2 * 4)
     assert f"at 200 tokens: about {(states + logits) / 2**20:,.0f} MiB" in text
-
-
-def test_the_estimate_counts_what_a_task_really_runs(asked):
-    many = replace(asked, tasks=("latency",), methods="origin", samples=100)
-    assert f"about {4 * (96 + 200):,} prompt tokens" in estimate(plan(many))
-    sliding = plan(replace(asked, tasks=("nll-sliding",), methods="origin"))
+    latency = replace(asked, tasks=("latency",), methods="origin", samples=100)
+    assert f"about {4 * (96 + 200):,} prompt tokens" in estimate(plan(latency))
     windows = {96: len(range(0, 400 - 96 + 1, 48)), 200: 3}
-    assert f"about {2 * (windows[96] * 96 + windows[200] * 200):,} prompt tokens" in estimate(sliding)
-
-
-def test_more_lines_than_names(tokenizer, monkeypatch):
-    monkeypatch.setattr(finding.retrieval, "ADJECTIVES", ("red", "blue"))
-    monkeypatch.setattr(finding.retrieval, "NOUNS", ("fox", "owl"))
-    prompt = finding.retrieval.lines(tokenizer, 1200, np.random.default_rng(0))
-    assert len(prompt.ids) == 1200
-    names = re.findall(r"\nline (\S+):", tokenizer.decode(prompt.ids))
-    assert len(names) == len(set(names)) > 8
+    sliding = replace(asked, tasks=("nll-sliding",), methods="origin")
+    assert f"about {2 * (windows[96] * 96 + windows[200] * 200):,} prompt tokens" in estimate(plan(sliding))
 
 
 def test_essays_are_strung_together_where_none_is_long_enough(tokenizer, setting):

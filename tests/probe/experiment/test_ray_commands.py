@@ -2,28 +2,19 @@
 
 import importlib.util
 import os
-import random
 import re
 import shlex
-import signal
-import subprocess
-import sys
-import time
 
 import headed
 import numpy as np
 import pytest
 import tiny
 import yaml
-from elsewhere import journal, same_evaluation, table
-from killing import killing, lines
+from elsewhere import journal, table
 from lm_tasks import write_tasks
 
 from mesa_lens.cli import main
-from probe.evaluation.plan import EvalRequest, plan
-from probe.evaluation.run import run
 from probe.experiment.ray_pool import Member, RayPool, RayWorker
-from probe.experiment.runner import Runner
 
 pytestmark = [
     pytest.mark.slow,
@@ -113,47 +104,6 @@ def test_a_command_on_two_workers_writes_what_the_local_one_does(here, name, cap
     assert local.keys() == ray.keys()
     differing = [path for path in local if local[path] != ray[path]]
     assert differing == []
-
-
-@pytest.fixture(scope="module")
-def evaluated(here):
-    """An evaluation's request, and the folder that the local runner filled."""
-    asked = EvalRequest(model="plain", methods="origin,mesa", lengths=(96, 150), samples=2, text="text.txt", load=LOAD)
-    run(plan(asked), here / "evaluated")
-    return asked, here / "evaluated"
-
-
-@pytest.mark.parametrize(("seed", "workers"), [(1, 2), (2, 4), (3, 2)])
-def test_killed_workers_change_nothing_of_an_evaluation(evaluated, tmp_path, seed, workers):
-    """Two at most, so that no cell can have been begun three times."""
-    asked, local = evaluated
-    with killing(random.Random(seed), most=2) as killed:
-        summary = run(plan(asked), tmp_path, runner=Runner("ray", workers=workers))
-    assert killed
-    assert summary["failed"] == []
-    same_evaluation(local, tmp_path)
-
-
-@pytest.mark.parametrize(("seed", "workers"), [(1, 2), (2, 4)])
-def test_a_killed_command_goes_on(cluster, evaluated, tmp_path, seed, workers):
-    """When it has journaled a drawn number of cells; the rest is run by the same command."""
-    asked, local = evaluated
-    words = f"--model plain --methods origin,mesa --lengths 96,150 --samples 2 --text text.txt --out {tmp_path}"
-    runner = f"--runner ray:{cluster.get_runtime_context().gcs_address} --workers {workers}"
-    driver = subprocess.Popen(
-        [sys.executable, "-m", "mesa_lens", "eval", *words.split(), *runner.split()],
-        stderr=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    enough = random.Random(seed).randint(2, 6)
-    while driver.poll() is None and lines(tmp_path / "cells.jsonl") < enough:
-        time.sleep(0.02)
-    driver.kill()
-    assert driver.wait() == -signal.SIGKILL
-    assert enough <= lines(tmp_path / "cells.jsonl") < lines(local / "cells.jsonl")
-    run(plan(asked), tmp_path, runner=Runner("ray", workers=2))
-    same_evaluation(local, tmp_path)
 
 
 def files(folder):

@@ -87,39 +87,29 @@ def test_one_an_idle_core_at_most_as_many_as_torch_has(allowed, load, paired, fi
     assert torch.get_num_threads() == 4
 
 
-def test_fewer_than_the_cores_are_told_with_the_remedy(machine, capsys):
+def test_a_line_names_the_remedy_where_cores_are_busy_and_none_is_written_otherwise(machine, capsys):
     machine(range(4), [100.0, 100.0, 100.0, 0.0], files={})
     with threads.computing():
         pass
-    said = capsys.readouterr().err
-    assert said == "mesa-lens: other processes keep cores busy; computing with 1 of 4 threads (--threads 4: all)\n"
-
-
-def test_all_cores_and_those_that_are_stated_are_no_news(machine, capsys):
+    error = capsys.readouterr().err
+    assert error == "mesa-lens: other processes keep cores busy; computing with 1 of 4 threads (--threads 4: all)\n"
+    with threads.computing(2):
+        assert torch.get_num_threads() == 2
     machine(range(4), IDLE)
     with threads.computing():
         pass
-    machine(range(4), BUSY)
-    with threads.computing(2):
-        assert torch.get_num_threads() == 2
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
-def test_what_the_environment_states_stays(name, machine, monkeypatch, capsys):
-    machine(range(4), BUSY)
-    monkeypatch.setenv(name, "3")
-    torch.set_num_threads(3)
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS", None])
+def test_threads_set_by_the_environment_or_to_one_stay(name, machine, monkeypatch):
+    machine(range(4), BUSY if name else IDLE)
+    count = 3 if name else 1
+    if name:
+        monkeypatch.setenv(name, "3")
+    torch.set_num_threads(count)
     with threads.computing() as chosen:
-        assert chosen == 3
-    assert capsys.readouterr().err == ""
-
-
-def test_torch_that_was_given_one_thread_keeps_it(machine):
-    machine(range(4), IDLE)
-    torch.set_num_threads(1)
-    with threads.computing() as chosen:
-        assert chosen == 1
+        assert chosen == count
 
 
 @pytest.mark.parametrize(("policy", "expected"), [(None, "1000"), ("active", None)])
@@ -137,19 +127,12 @@ COMPUTING = ("probe", "eval", "locate", "anatomy", "paper", "check", "verify")
 
 
 @pytest.mark.parametrize("command", COMPUTING)
-@pytest.mark.parametrize(
-    ("threads_", "reason"),
-    [("0", "0 is below 1"), ("-1", "-1 is below 1"), ("two", "'two' is no whole number"), ("1.5", "'1.5' is no whole"),
-     ("10001", "10001 is above 10000"), ("9", "9 is above 8, the CPUs that this process may use")],
-)  # fmt: skip
-def test_every_command_that_computes_refuses_what_is_no_number_of_threads(
-    command, threads_, reason, machine, capsys, tmp_path
-):
+def test_every_command_that_computes_refuses_more_threads_than_cpus(command, machine, capsys, tmp_path):
     machine(range(8), IDLE)
     out = [] if command in ("check", "verify") else ["--out", str(tmp_path / "out")]
-    assert main([command, *out, "--threads", threads_]) == 2
-    said = capsys.readouterr().err
-    assert re.fullmatch(rf"mesa-lens: --threads {reason}[^\n]*\n", said)
+    for threads_, reason in (("two", "'two' is no whole number"), ("9", "9 is above 8, the CPUs that this process")):
+        assert main([command, *out, "--threads", threads_]) == 2
+        assert re.fullmatch(rf"mesa-lens: --threads {reason}[^\n]*\n", capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
 
 
