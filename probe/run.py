@@ -21,11 +21,11 @@ from probe.experiment.pool import Pool
 from probe.experiment.run import run_tasks
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Task, TasksLost
-from probe.experiments import FailureByLength, HiddenStates, ProbeWorker, further_lengths, pass_tasks
 from probe.inputs import fingerprints, prepare, token_texts
 from probe.plan import ProbePlan, ProbeRequest, evaluation_plan, template
 from probe.plan import plan as make_plan
 from probe.report import remove_report, write_report
+from probe.stages import FailureByLength, HiddenStates, ProbeWorker, further_lengths, pass_tasks
 from probe.store import store
 from probe.store.location import url_recorded
 from probe.store.reader import STORE, partial_path, store_of
@@ -114,7 +114,7 @@ def _measure_and_capture(plan: ProbePlan, out: Path, overwrite: bool, runner: Ru
         store.create(path, **layout, force=plan.request.force)
     store.write_tokens(path, token_texts(plan, tokens))
     with _resumable(out, journal, overwrite):
-        _run_experiments(plan, evaluation, journal, out, pool)
+        _run_stages(plan, evaluation, journal, out, pool)
         remove_report(out)
         store.finish(path)
 
@@ -145,7 +145,7 @@ def check_fits(plan: ProbePlan) -> None:
         check_memory(plan.pass_bytes + plan.host_bytes, plan.length)
 
 
-def _run_experiments(
+def _run_stages(
     plan: ProbePlan, evaluation: EvalPlan, journal: Journal | None, out: Path, pool: Callable[[], Pool]
 ) -> None:
     """Measures and captures what is missing. Raises TasksLost, at the end, for what no worker could finish."""

@@ -38,7 +38,7 @@ FLOORS = """
     probe.inputs          <- mesa probe.options probe.tasks probe.capture probe.store probe.plan
     probe.verdict         <- probe.evaluation probe.store probe.thresholds
     probe.report          <- probe.files probe.store probe.thresholds probe.figures probe.locate_report probe.anatomy_report probe.verdict probe.glossary
-    probe.experiments     <- mesa probe.capture probe.experiment probe.evaluation probe.store probe.thresholds probe.plan probe.inputs
+    probe.stages          <- mesa probe.capture probe.experiment probe.evaluation probe.store probe.thresholds probe.plan probe.inputs
     probe.opened          <- probe.files probe.evaluation probe.store probe.thresholds probe.figures probe.interventions probe.attention probe.verdict probe.report
     probe.run             <- mesa probe
     probe                 <- mesa probe

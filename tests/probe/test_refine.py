@@ -7,8 +7,8 @@ import pytest
 
 from probe.evaluation.by_length import TASKS, scores
 from probe.experiment.journal import Journal
-from probe.experiments import FailureByLength, further_lengths
 from probe.plan import ProbeRequest, plan
+from probe.stages import FailureByLength, further_lengths
 from probe.thresholds.failure import measured_failure
 
 M, LENGTHS, FAILS_FROM = 256, (128, 256, 384, 512, 768), {"origin": 450, "mesa": 10**9}
@@ -42,7 +42,7 @@ def journal(tmp_path):
 @pytest.fixture
 def measured(made, journal, monkeypatch):
     """The scores after so many rounds, and what was measured for them."""
-    for module in ("experiments", "evaluation.run"):
+    for module in ("stages", "evaluation.run"):
         monkeypatch.setattr(f"probe.{module}.eval_tasks", lambda plan, keys: list(keys))
     made.cells = []
 

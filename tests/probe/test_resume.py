@@ -15,8 +15,8 @@ import xarray as xr
 from commands import main
 from synthetic import edit
 
-from probe import experiments, run
 from probe import plan as planning
+from probe import run, stages
 from probe.capture.spec import CaptureSpec
 from probe.evaluation.plan import EvalRequest
 from probe.evaluation.plan import plan as plan_evaluation
@@ -100,7 +100,7 @@ def test_measured_failure_is_the_evaluations_cells(model, uninterrupted, tmp_pat
 
 
 def test_an_interrupt_before_anything_is_kept_leaves_nothing(model, tmp_path, capsys, monkeypatch):
-    interrupt_at(monkeypatch, experiments, "capture", 1)
+    interrupt_at(monkeypatch, stages, "capture", 1)
     assert main(asked(model, tmp_path / "out", "--samples", "0")) == 1
     assert capsys.readouterr().err.endswith("mesa-lens: interrupted; nothing half-written was left\n")
     assert not (tmp_path / "out").exists()
@@ -108,7 +108,7 @@ def test_an_interrupt_before_anything_is_kept_leaves_nothing(model, tmp_path, ca
 
 @pytest.mark.parametrize(
     ("place", "name", "calls_before", "calls"),
-    [(experiments, "capture", 2, 3), (likelihood, "nll", 4, 5), (run, "write_report", 1, 2)],
+    [(stages, "capture", 2, 3), (likelihood, "nll", 4, 5), (run, "write_report", 1, 2)],
 )
 def test_an_interrupted_run_goes_on_to_the_same_bytes(
     model, uninterrupted, tmp_path, capsys, monkeypatch, place, name, calls_before, calls
@@ -162,7 +162,7 @@ def test_a_finished_run_loads_no_weights(model, uninterrupted, capsys, monkeypat
 
 def test_an_interrupt_before_a_run_goes_on_says_what_was_kept_before(model, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
-    interrupt_at(monkeypatch, experiments, "capture", 2)
+    interrupt_at(monkeypatch, stages, "capture", 2)
     assert main(asked(model, out)) == 1
     interrupt_at(monkeypatch, run, "prepare", 1)
     capsys.readouterr()
@@ -174,11 +174,11 @@ def test_an_interrupt_before_a_run_goes_on_says_what_was_kept_before(model, tmp_
 def test_a_killed_run_goes_on_to_the_same_bytes(model, uninterrupted, tmp_path, capsys, sent):
     out = tmp_path / "out"
     code = (
-        "import sys, time\nfrom mesa_lens.cli import main\nfrom probe import experiments\nfirst = experiments.capture\n"
-        "def slow(*args, **kwargs):\n    values = first(*args, **kwargs)\n    experiments.capture = hang\n"
+        "import sys, time\nfrom mesa_lens.cli import main\nfrom probe import stages\nfirst = stages.capture\n"
+        "def slow(*args, **kwargs):\n    values = first(*args, **kwargs)\n    stages.capture = hang\n"
         "    return values\n"
         "def hang(*args, **kwargs):\n    time.sleep(60)\n"
-        "experiments.capture = slow\nraise SystemExit(main(sys.argv[1:]))"
+        "stages.capture = slow\nraise SystemExit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, *asked(model, out)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -214,7 +214,7 @@ def test_measured_cells_of_other_sizes_are_refused(model, uninterrupted, tmp_pat
 
 def cut_short(monkeypatch, model, out, *more):
     with monkeypatch.context() as patch:
-        interrupt_at(patch, experiments, "capture", 2)
+        interrupt_at(patch, stages, "capture", 2)
         assert main(asked(model, out, *more)) == 1
 
 

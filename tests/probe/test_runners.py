@@ -46,7 +46,7 @@ def test_a_probe_run_is_the_same_and_goes_on_after_a_pass_was_lost(model, tmp_pa
 
 
 def test_a_probe_run_goes_on_after_a_length_between_was_lost_also_where_all_is_captured(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("probe.experiments._between", lambda *_: {"rerope": 120})
+    monkeypatch.setattr("probe.stages._between", lambda *_: {"rerope": 120})
     options = {"methods": "origin,rerope", "length": 300, "texts": 0, "samples": 1, "lengths": (80, 160), "refine": 1}
     request = ProbeRequest(model=model, spec=CaptureSpec(layers=((0, 2),)), **options)
     lost = [("nll", "rerope", 120), ("rerope", "repeated")]

@@ -1,4 +1,4 @@
-"""The two experiments of a probe run, failure by length and hidden states, and the worker of both."""
+"""The two stages of a probe run, failure by length and hidden states, and the worker of both."""
 
 from __future__ import annotations
 
