@@ -107,8 +107,8 @@ class Status:
             name = f"{row['command']}{', ' + row['section'] if 'section' in row else ''}"
             total = "unknown" if row["of"] is None else row["of"]
             counts = [f", {row[name]} {name}" for name in ("running", "failed", "left") if row[name]]
-            timed = row["left"] and row["seconds_left"] is not None
-            time = f", about {format_seconds(row['seconds_left'])}" if timed else ""
+            seconds = row["seconds_left"]
+            time = f", about {format_seconds(seconds)}" if row["left"] and seconds is not None else ""
             damaged = f"; damaged: line {', '.join(map(str, row['damaged_lines']))}" if "damaged_lines" in row else ""
             lines.append(f"  {name}: {row['done']} of {total} {row['what']} done{''.join(counts)}{time}{damaged}")
         if not self.parts:

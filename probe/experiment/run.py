@@ -47,8 +47,8 @@ class Experiment:
         """Whether a task is still to be run, after what was recorded so far."""
         return True
 
-    def record(self, journal: Journal, task: Task, value: Any) -> None:
-        """Stores what a task gave."""
+    def record(self, journal: Any, task: Task, value: Any) -> None:
+        """Stores what a task gave; journal: a `Journal`, None where the run has none."""
         journal.add(task.key, value)
 
     def skipped(self, task: Task) -> None:
