@@ -27,7 +27,7 @@ from mesa_lens.dashboard.runs import ROOT_VARIABLE
 from probe.report import write_report
 
 PAGES = ("overview", "thresholds", "heatmaps")
-RULES = (("margin", 2.0), ("margin", 2.5), ("smoothing", 64), ("burn_in", 1024), ("minimum_score", 8.0))
+RULES = (("margin", 2.0), ("margin", 2.5), ("smoothing", 64), ("warm_up", 1024), ("minimum_score", 8.0))
 
 
 def measure(page: str) -> None:

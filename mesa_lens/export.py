@@ -108,7 +108,7 @@ class CrossingOptions(StoreOptions):
 
     smoothing: Tokens | None = option(None, "tokens a value is the mean of", unset="M/64", group=_CROSSING)
     sustained: Tokens | None = option(None, "positions a crossing must hold for", unset="M/16", group=_CROSSING)
-    burn_in: Annotated[Whole, Field(ge=0, le=MAX_TOKENS)] | None = option(
+    warm_up: Annotated[Whole, Field(ge=0, le=MAX_TOKENS)] | None = option(
         None, "first position of the in-window reference", unset="M/4", group=_CROSSING
     )
     margin: Positive | None = option(

@@ -28,8 +28,7 @@ from probe.store import reader
 from probe.store.results import find_located, headline, read_anatomy, read_located, run_summary
 from probe.store.select import check_labels, hook_values, one_prompt
 from probe.thresholds.analysis import Analysis, analyse
-from probe.thresholds.calls import drift_calls
-from probe.thresholds.findings import ranges
+from probe.thresholds.calls import drift_calls, ranges
 from probe.thresholds.predict import best, crossing_texts
 from probe.verdict.cells import position
 from probe.verdict.shown import Verdict

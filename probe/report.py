@@ -42,7 +42,7 @@ from probe.store.location import Remote
 from probe.store.reader import Run, open_run, store_mark
 from probe.store.results import MARK, REPORTED, VERDICT, find_located
 from probe.thresholds.analysis import Analysis, analyse, summarize
-from probe.thresholds.calls import carriers
+from probe.thresholds.calls import top_dims
 from probe.thresholds.findings import findings
 from probe.thresholds.predict import LEAST, TOP
 from probe.thresholds.tables import difference_table, predicted_text, score_text, spread
@@ -237,7 +237,7 @@ def _drift(analysis: Analysis) -> list[Chart]:
         return []
     charts = [drift_chart(found, prompt=name) for name, found in analysis.drifts.items()]
     hidden, found = analysis.hidden.sel(prompt=analysis.prompt), analysis.drifts[analysis.prompt]
-    return charts + [drift_dim_chart(hidden, found, layer, dim) for layer, dim in carriers(found, _THRESHOLDS)]
+    return charts + [drift_dim_chart(hidden, found, layer, dim) for layer, dim in top_dims(found, _THRESHOLDS)]
 
 
 def _best(analysis: Analysis) -> list[tuple[int, int]]:

@@ -124,7 +124,7 @@ def test_no_label_is_an_internal_name():
     """Labels: of the dashboard's widgets, in the report, and in every command's help."""
     helps = [each.format_help() for each in parsers(parser()).values()]
     labels = [*thresholds._LABELS.values(), *helps, re.sub(r"{[{%].*?[}%]}", "", report_template())]
-    for name in ("burn_in", "held_out", "minimum_score"):
+    for name in ("warm_up", "held_out", "minimum_score"):
         assert not [label for label in labels if name in label or name.upper() in label], name
 
 

@@ -33,7 +33,7 @@ def drift_layers(drift: xr.Dataset) -> list[int]:
     at = drift.sel({"method": drift.attrs["reference"]})
     layers = drift["layer"].values.tolist()
     call = next(call for call in drift_calls(drift) if call.method == drift.attrs["reference"])
-    beyond = at["level"].where((at["run"] >= at.attrs["trained_length"]) & ~at["settling"], 0)
+    beyond = at["level"].where((at["run"] >= at.attrs["trained_length"]) & ~at["warm_up"], 0)
     strongest = int(beyond.max("run").fillna(0).values.argmax())
     return sorted({layers[0], layers[strongest] if call.layer is None else call.layer})
 
@@ -50,7 +50,7 @@ def drift_chart(
     reference, trained = drift.attrs["reference"], drift.attrs["trained_length"]
     displayed = drift if methods is None else drift.sel({"method": list(methods)})
     calls = drift_calls(displayed)
-    top = np.sqrt(displayed["level"].sel(layer=layers).where(~displayed["settling"]).max().fillna(0).item())
+    top = np.sqrt(displayed["level"].sel(layer=layers).where(~displayed["warm_up"]).max().fillna(0).item())
     panels = []
     for layer in layers:
         at = drift.sel(layer=layer)
@@ -82,7 +82,7 @@ def drift_dim_chart(hidden: xr.DataArray, drift: xr.Dataset, layer: int, dim: in
     values = hidden.sel(layer=layers, dim=dim).load()
     methods = values["method"].values.tolist()
     share = float(drift["share"].sel({"method": reference, "layer": layer, "dim": dim}))
-    y_ranges = same_span(central_ranges(values, drift.attrs["burn_in"], 0.002))
+    y_ranges = same_span(central_ranges(values, drift.attrs["warm_up"], 0.002))
     panels = []
     for shown_layer, y_range in zip(layers, y_ranges, strict=True):
         here = values.sel(layer=shown_layer)
@@ -121,7 +121,7 @@ def _line(at: xr.Dataset, call: Call) -> Line:
     """A method's distance; faint, with the reason, where it is not judged."""
     drift = at.sel({"method": call.method})
     label = f"{call.method}: excluded, {call.reason}" if call.reason else call.method
-    level = np.where(drift["settling"].values, np.nan, drift["level"].values)
+    level = np.where(drift["warm_up"].values, np.nan, drift["level"].values)
     look = style(call.method, at["method"].values)
     return Line(label, at["run"].values.astype(float), np.sqrt(level), *look, faint=bool(call.reason))
 
@@ -135,7 +135,7 @@ def _point(at: xr.Dataset, call: Call, layer: int) -> Point:
 
 
 def _map(at: xr.Dataset, call: Call, columns: np.ndarray) -> MethodDrift:
-    judged = at["trusted"].values[:, None] & ~at["settling"].values
+    judged = at["trusted"].values[:, None] & ~at["warm_up"].values
     distance = np.full((len(judged), int(columns[-1]) + 1), np.nan)
     for number, level in zip(columns, np.where(judged, np.sqrt(at["level"].values), np.nan).T, strict=True):
         distance[:, number] = np.fmax(distance[:, number], level)

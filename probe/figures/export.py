@@ -126,7 +126,7 @@ def drift_export(
     drift = drift if methods is None else drift.sel({"method": list(methods)})
     by_layer = ["limit", "first", "low", "high", "before", "false_alarms", "motion"]
     stem = f"drift-{drift.attrs['hook']}-{safe_name(prompt)}"
-    numbers = {"levels": ["level", "settling", *by_layer], "dims": ["centre", "range", "share"]}
+    numbers = {"levels": ["level", "warm_up", *by_layer], "dims": ["centre", "range", "share"]}
     figures: dict[str, Figure] = {stem: chart, f"{stem}-map": drift_map(drift, prompt)}
     return Export(figures, {f"{stem}-{name}": drift[names] for name, names in numbers.items()})
 

@@ -32,7 +32,7 @@ def threshold_chart(hidden: xr.DataArray, search: xr.Dataset, layer: int, dim: i
     values = smooth(hidden.sel(layer=layers, dim=dim).load(), smoothing)
     at = search.sel(layer=layer, dim=dim)
     threshold, limit = float(at["threshold"]), float(at["limit"])
-    ranges = central_ranges(values, search.attrs["burn_in"], 0.005)
+    ranges = central_ranges(values, search.attrs["warm_up"], 0.005)
     ranges[-1] = min(ranges[-1][0], limit), max(ranges[-1][1], limit)
     levels = (Rule(threshold, "", RED), *([Rule(limit, "", RED, dash="dot")] if limit != threshold else []))
     panels = []

@@ -17,7 +17,7 @@ from probe.evaluation.summary import differences, intervals
 from probe.store.cache import Cache, Derived, uncached
 from probe.store.reader import FORCED, Run
 from probe.store.select import hook_values, reference_method
-from probe.thresholds.calls import Call, carriers, drift_calls, saturated
+from probe.thresholds.calls import Call, drift_calls, high_variance, top_dims
 from probe.thresholds.control import as_many, false_predictions, negative_control
 from probe.thresholds.drift import DriftRule, find_drift, of_plans, resolution
 from probe.thresholds.failure import Failure, Measured, measured_failure
@@ -244,11 +244,11 @@ def _drift_rows(analysis: Analysis, drifts: dict[str, xr.Dataset]) -> dict[str, 
 def _drift_row(found: xr.Dataset) -> dict[str, Any]:
     at = found.sel({"method": found.attrs["reference"]})
     dims = []
-    for layer, dim in carriers(found, TOP):
+    for layer, dim in top_dims(found, TOP):
         one = at.sel(layer=layer, dim=dim)
         dims.append({"layer": layer, "dim": dim, **{n: float(one[n]) for n in ("share", "centre", "range")}})
     methods = [_in_words(call) for call in drift_calls(found)]
-    return {"methods": methods, "saturated": saturated(found), "dims": dims}
+    return {"methods": methods, "high_variance": high_variance(found), "dims": dims}
 
 
 def _in_words(made: Call | Prediction | Failure) -> dict[str, Any]:

@@ -1,16 +1,15 @@
-"""What `drift` says of each method: where its states first leave what they did inside the window, and how surely."""
+"""What `drift` says of a method: where its states first leave what they did inside the window, with an interval."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
 
 import numpy as np
 import xarray as xr
 
-from probe.thresholds.findings import ranges
-
-SATURATED = 10
+HIGH_VARIANCE = 10
 """Times the motion of the layers in which a break shows: a layer that moves so much inside its window hides it."""
 WITH_FACTOR = "with log n"
 
@@ -27,7 +26,7 @@ class Call:
     untrusted: layers with too many false alarms, which are not called. false_alarms: share of (layer, pretended window)
         pairs of the others in which the same rule calls a break where the model works, `alarms` of `tried`;
         any_false_alarm: share of the windows with one in any of them; None where none could be judged.
-    judged: captured positions from M on that are not settling, where a layer is trusted, of `beyond` from M to the
+    judged: captured positions from M on that are no warm-up, where a layer is trusted, of `beyond` from M to the
         captured length; the last of them before `until`. captured: up to which length.
     reason: why nothing was judged; else empty. descriptive: the reference's own, on which ranges are read: it comes
         after the stated M by construction and is no prediction to score.
@@ -62,97 +61,93 @@ class Call:
         """The call in words."""
         if self.reason:
             return f"not judged: {self.reason}"
-        if self.length is None:
-            left_out = f"; layer{'s' * (len(self.untrusted) > 1)} {ranges(self.untrusted)} not judged"
-            return f"{self._none}{left_out if self.untrusted else ''}"
-        notes = [note for note, is_so in ((WITH_FACTOR, self.follows), ("descriptive", self.descriptive)) if is_so]
-        return f"{self.length} ({', '.join(notes)})" if notes else str(self.length)
-
-    @property
-    def _none(self) -> str:
-        """That nothing was called, of what was judged."""
-        if self.judged >= self.beyond:
-            return f"none up to {self.captured}"
-        percent = min(99, max(1, round(100 * self.judged / self.beyond)))
-        return f"not called on the {percent}% judged, up to {self.until}"
+        if self.length is not None:
+            notes = [WITH_FACTOR] * self.follows + ["descriptive"] * self.descriptive
+            return f"{self.length} ({', '.join(notes)})" if notes else str(self.length)
+        text = f"none up to {self.captured}"
+        if self.judged < self.beyond:
+            percent = min(99, max(1, round(100 * self.judged / self.beyond)))
+            text = f"not called on the {percent}% judged, up to {self.until}"
+        layers = "layers" if len(self.untrusted) > 1 else "layer"
+        return f"{text}; {layers} {ranges(self.untrusted)} not judged" if self.untrusted else text
 
 
-def drift_calls(found: xr.Dataset) -> list[Call]:
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers as text, runs of them as ranges: '1-3, 7'."""
+    ordered = sorted(map(int, numbers))
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(ordered), lambda pair: pair[1] - pair[0])]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def drift_calls(drift: xr.Dataset) -> list[Call]:
     """One call a method, from `find_drift`."""
-    return [_call(found.sel({"method": name})) for name in found["method"].values.tolist()]
+    return [_call(drift.sel({"method": name})) for name in drift["method"].values.tolist()]
 
 
-def saturated(found: xr.Dataset) -> list[int]:
+def high_variance(drift: xr.Dataset) -> list[int]:
     """Layers in which the reference is not called though others are, and which move far more inside the window."""
-    at = found.sel({"method": found.attrs["reference"]})
+    at = drift.sel({"method": drift.attrs["reference"]})
     called = np.isfinite(at["first"].values)
     if not called.any():
         return []
-    hidden = ~called & (at["motion"].values >= SATURATED * np.median(at["motion"].values[called]))
+    hidden = ~called & (at["motion"].values >= HIGH_VARIANCE * np.median(at["motion"].values[called]))
     return at["layer"].values[hidden].tolist()
 
 
-def carriers(found: xr.Dataset, top: int) -> list[tuple[int, int]]:
+def top_dims(drift: xr.Dataset, top: int) -> list[tuple[int, int]]:
     """Up to `top` (layer, dim) that carry most of the reference's drift, best first; of each dim its best layer only.
 
     Ranked by the dim's share of its layer's drift, among the layers called no later than a run after the first.
     """
-    at = found.sel({"method": found.attrs["reference"]})
+    at = drift.sel({"method": drift.attrs["reference"]})
     first = at["first"].values
     if not np.isfinite(first).any():
         return []
-    early = first <= np.nanmin(first) + found.attrs["run"]
+    early = first <= np.nanmin(first) + drift.attrs["run"]
     share = np.where(early[:, None], at["share"].values, 0)
-    layers, dims = found["layer"].values, found["dim"].values
+    layers, dims = drift["layer"].values, drift["dim"].values
     best = share.argmax(0)
     order = np.argsort(-share.max(0), kind="stable")[:top]
     return [(int(layers[best[dim]]), int(dims[dim])) for dim in order if share[best[dim], dim] > 0]
 
 
 def _call(at: xr.Dataset) -> Call:
-    first, trusted = at["first"].values, at["trusted"].values
+    values = {str(name): at[name].values for name in at.data_vars}
+    method, layers, first, trusted = str(at["method"].item()), at["layer"].values, values["first"], values["trusted"]
     called = np.flatnonzero(np.isfinite(first))
-    length, trained_length = int(at.attrs["length"]), int(at.attrs["trained_length"])
-    runs = (at["run"].values >= trained_length) & ~at["settling"].values
-    judged = int(at["captured"].values[runs].sum())
-    until = min(length, int(at["run"].values[runs][-1]) + int(at.attrs["run"])) if judged else trained_length
     row = called[first[called].argmin()] if called.size else None
-    low, high = (None, None) if row is None else (_whole(at[name].values[row]) for name in ("low", "high"))
-    tried = np.isfinite(at["false_alarms"].values).any()
-    windows = at["windows"].values
-    alarms = np.nansum(at["false_alarms"].values * np.where(trusted, windows, 0))
-    reason = "" if trusted.any() else "false alarms" if tried else "false alarms could not be tried"
+    at_first = {} if row is None else {name: _whole(values[name][row]) for name in ("first", "low", "high")}
+    length, trained_length = int(at.attrs["length"]), int(at.attrs["trained_length"])
+    runs = (at["run"].values >= trained_length) & ~values["warm_up"]
+    judged = int(values["captured"][runs].sum())
+    until = min(length, int(at["run"].values[runs][-1]) + int(at.attrs["run"])) if judged else trained_length
+    rates, windows = values["false_alarms"][trusted], values["windows"][trusted]
+    began = values["before"][called]
+    began = began[np.isfinite(began)]
+    untried = "" if np.isfinite(values["false_alarms"]).any() else " could not be tried"
+    reason = "" if trusted.any() else f"false alarms{untried}"
     return Call(
-        method=str(at["method"].item()),
-        length=None if row is None else int(first[row]),
-        low=low,
-        high=high,
-        layer=None if row is None else int(at["layer"].values[row]),
-        layers={int(at["layer"].values[each]): int(first[each]) for each in called},
-        before=_earliest(at["before"].values[called]),
-        follows=bool(called.size and at["follows"].values[called].all()),
-        untrusted=tuple(at["layer"].values[~trusted].tolist()) if judged else (),
-        false_alarms=_number(at["false_alarms"].where(at["trusted"]).mean()) if trusted.any() else None,
-        alarms=round(float(alarms)),
-        tried=int(windows[trusted].sum()),
-        any_false_alarm=_number(at["any_false_alarm"]),
+        method=method,
+        length=at_first.get("first"),
+        low=at_first.get("low"),
+        high=at_first.get("high"),
+        layer=None if row is None else int(layers[row]),
+        layers={int(layers[number]): int(first[number]) for number in called},
+        before=int(began.min()) if began.size else None,
+        follows=bool(called.size and values["follows"][called].all()),
+        untrusted=tuple(layers[~trusted].tolist()) if judged else (),
+        false_alarms=float(np.nanmean(rates)) if np.isfinite(rates).any() else None,
+        alarms=round(float(np.nansum(rates * windows))),
+        tried=int(windows.sum()),
+        any_false_alarm=float(rate) if np.isfinite(rate := values["any_false_alarm"]) else None,
         judged=judged if trusted.any() else 0,
         beyond=length - trained_length,
         until=until,
         captured=length,
-        reason=reason if judged else "settling all the time",
-        descriptive=str(at["method"].item()) == at.attrs["reference"],
+        reason=reason if judged else "warm-up throughout",
+        descriptive=method == at.attrs["reference"],
     )
 
 
-def _earliest(positions: np.ndarray) -> int | None:
-    known = positions[np.isfinite(positions)]
-    return int(known.min()) if known.size else None
-
-
-def _whole(value: Any) -> int | None:
+def _whole(value: float) -> int | None:
     return int(value) if np.isfinite(value) else None
-
-
-def _number(value: xr.DataArray) -> float | None:
-    return float(value) if np.isfinite(value) else None

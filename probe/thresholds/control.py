@@ -28,9 +28,9 @@ def negative_control(
 ) -> xr.Dataset:
     """What the search finds, and `predict` predicts, at up to `count` places inside the window, where the model works.
 
-    At a place p the search takes p for M and sees [burn_in, p) as its window and positions up to M beyond, fewer if
+    At a place p the search takes p for M and sees [warm_up, p) as its window and positions up to M beyond, fewer if
     fewer were captured beyond M. That is less than it sees at M, so each place has a partner `matched`: M with as many
-    positions before and beyond. Places are spread evenly from 2 `sustained` behind burn_in to 2 `sustained` before M,
+    positions before and beyond. Places are spread evenly from 2 `sustained` behind warm_up to 2 `sustained` before M,
     both no less than the search needs. By `place`, and by prompt if there are several:
 
     - `first`, `last`, `matched_first`, `matched_last`: positions seen
@@ -83,17 +83,17 @@ def _pairs(
 ) -> list[tuple[SearchWindow, SearchWindow]]:
     """Of `count` places inside the window, those that can be searched, with their partners at M; ValueError if none."""
     margin = max(8, rule.smoothing, 2 * rule.sustained)
-    low, high = rule.burn_in + margin, trained - margin
+    low, high = rule.warm_up + margin, trained - margin
     if low > high:
         raise ValueError(
-            f"places inside the window lie {margin} positions behind the {rule.burn_in} left out at the start "
+            f"places inside the window lie {margin} positions behind the {rule.warm_up} left out at the start "
             f"and as many before {trained}; there is no room"
         )
     pairs, reason = [], ""
     for at in np.unique(np.linspace(low, high, count).round().astype(int)).tolist():
-        before, beyond = at - rule.burn_in, min(trained - at, int(position[-1]) - trained)
+        before, beyond = at - rule.warm_up, min(trained - at, int(position[-1]) - trained)
         pair = (
-            SearchWindow(at, rule.burn_in, at + beyond),
+            SearchWindow(at, rule.warm_up, at + beyond),
             SearchWindow(trained, trained - before, trained + beyond),
         )
         try:

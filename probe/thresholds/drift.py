@@ -24,6 +24,7 @@ _LEAST_RUNS = 8
 _DRAWS = 200
 _NEAR, _LEAST_STEPS = 8, 8  # what follows a growing factor: first measured in M/8, by so many pairs
 _SHORTEST = 4  # the shortest pretended window is this part of M
+_POSITIONS = ("first", "low", "high", "before")
 _RESOLUTION = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
@@ -31,8 +32,8 @@ _RESOLUTION = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 class DriftRule:
     """How the states of a layer are judged; lengths in tokens.
 
-    run: positions that are judged together. burn_in: positions below it, and as many after a method begins to count
-        positions anew, are settling: no part of the reference, and not called.
+    run: positions that are judged together. warm_up: positions below it, and as many after a method begins to count
+        positions anew: no part of the reference, and not called.
     held_out: positions before M that are no part of the reference: few training texts reached them, so that a break
         may begin there already.
     quantile: of |x - centre| inside the window: a dim's range. clip: the most ranges that one dim counts; more in wide
@@ -44,7 +45,7 @@ class DriftRule:
     """
 
     run: int
-    burn_in: int
+    warm_up: int
     held_out: int
     quantile: float = 0.99
     clip: float = 100.0
@@ -56,7 +57,7 @@ class DriftRule:
 
     def __post_init__(self) -> None:
         """ValueError for a value out of range."""
-        least = {"run": 1, "period": 1, "burn_in": 0, "held_out": 0, "clip": 1, "factor": 1, "pretended": 0}
+        least = {"run": 1, "period": 1, "warm_up": 0, "held_out": 0, "clip": 1, "factor": 1, "pretended": 0}
         for name, value in least.items():
             if not getattr(self, name) >= value:
                 raise ValueError(f"{name}={getattr(self, name)} is not at least {value}")
@@ -70,10 +71,10 @@ class DriftRule:
 
     @classmethod
     def scaled(cls, trained_length: int, resolution: float = 2.0**-20, period: int = 1) -> DriftRule:
-        """The default rule of a model with trained length M: runs of M/128, burn-in M/4, M/4 held out."""
+        """The default rule of a model with trained length M: runs of M/128, warm-up M/4, M/4 held out."""
         quarter = trained_length // 4
         return cls(
-            run=max(1, trained_length // 128), burn_in=quarter, held_out=quarter, resolution=resolution, period=period
+            run=max(1, trained_length // 128), warm_up=quarter, held_out=quarter, resolution=resolution, period=period
         )
 
 
@@ -93,7 +94,7 @@ def find_drift(
     positions like those held out, neither of which is judged. scales: by method, the factor on the query of every
     position from 0 on (`mesa.plan.query_scales`): log n scaling, from M on, moves states, which `follows` tells.
 
-    With I the positions in [burn_in, M - held_out) that are not settling, for each method, layer and dim:
+    With I the positions in [warm_up, M - held_out) that are no warm-up after a restart, for each method, layer and dim:
 
     - `centre` = median of x over I; two trends, of x with ln t and of x with t, by their slopes over I (median over
       pairs half of I apart)
@@ -102,9 +103,9 @@ def find_drift(
       on growing as before, as a power of t up to 1, is 0
     - `level` (method, layer, run) = mean of z^2 over the dims and positions of a run; `run` is its first position
     - `limit` (method, layer) = factor * max(1, largest level in I)
-    - `first` (method, layer): the first run from M on, not settling, whose level is above the limit; NaN: none, or not
+    - `first` (method, layer): the first run from M on, no warm-up, whose level is above the limit; NaN: none, or not
       trusted. `low`, `high`: its 95% interval over resampled dims (infinity: none), from where states were judged last.
-      `settling` (method, run): left out. `before` (method, layer): the same in the M - held_out .. M tokens, which says
+      `warm_up` (method, run): left out. `before` (method, layer): the same in the M - held_out .. M tokens, which says
       that a break called at M began earlier
     - `follows` (method, layer): called, but not once the span takes in what goes on following `scales` beyond it as in
       the first half of the way from where they grow, at least M/8 tokens (by three in four of the pairs half of
@@ -122,37 +123,28 @@ def find_drift(
     position = hidden["position"].values
     runs = _Runs.of(position, rule.run, trained_length, rule.period)
     _check(runs, rule, trained_length, position)
-    methods = hidden["method"].values.tolist()
+    methods, layers = hidden["method"].values.tolist(), hidden["layer"].values
     first = reference if reference in methods else methods[0]
-    layers = hidden["layer"].values
-    rows: dict[str, list[_Layer]] = {name: [] for name in methods}
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in methods}
     for number in range(len(layers)):
         widths = None
-        for name in sorted(methods, key=lambda each: each != first):
+        for name in sorted(methods, key=lambda method: method != first):
             states = _states(hidden.sel({"method": name}).isel(layer=number), runs)
             if not np.isfinite(states).all():
                 raise ValueError(f"the states of {name} in layer {layers[number]} are not finite; capture them again")
             grown = _grown((scales or {}).get(name), runs, trained_length)
-            begins = (restarts or {}).get(name, {})
-            judged = _Layer.of(states, runs, rule, trained_length, begins, widths, grown)
-            widths = judged.width if widths is None else widths
+            judged = _judge(states, runs, rule, trained_length, (restarts or {}).get(name, {}), widths, grown)
+            widths = judged["range"] if widths is None else widths
             rows[name].append(judged)
-    found = xr.Dataset(
-        {
-            "level": (("method", "layer", "run"), _stacked(rows, "level")),
-            "captured": ("run", runs.captured),
-            "settling": (("method", "run"), np.stack([each[0].settling for each in rows.values()])),
-            **{
-                name: (("method", "layer"), _stacked(rows, name))
-                for name in ("limit", "first", "low", "high", "before", "motion")
-            },
-            **{name: (("method", "layer"), _stacked(rows, name)) for name in ("trusted", "follows")},
-            **{name: (("method", "layer", "dim"), _stacked(rows, name)) for name in ("share", "centre")},
-            "range": (("method", "layer", "dim"), _stacked(rows, "width")),
-            "false_alarms": (("method", "layer"), np.stack([_rates(each) for each in rows.values()])),
-            "windows": (("method", "layer"), np.stack([_windows(each) for each in rows.values()])),
-            "any_false_alarm": ("method", np.array([_any_rate(each) for each in rows.values()])),
-        },
+    variables: dict[str, Any] = {"captured": ("run", runs.captured)}
+    for name in [name for name in rows[first][0] if name not in ("alarms", "warm_up")]:
+        values = np.stack([[judged[name] for judged in of_method] for of_method in rows.values()])
+        axes = ("run",) if name == "level" else ("dim",) if values.ndim == 3 else ()
+        variables[name] = (("method", "layer", *axes), values, {"units": "position"} if name in _POSITIONS else {})
+    variables["warm_up"] = (("method", "run"), np.stack([of_method[0]["warm_up"] for of_method in rows.values()]))
+    variables["any_false_alarm"] = ("method", np.array([_any_rate(of_method) for of_method in rows.values()]))
+    drift = xr.Dataset(
+        variables,
         {"method": methods, "layer": layers, "run": runs.begin, "dim": hidden["dim"].values},
         {
             **asdict(rule),
@@ -162,10 +154,9 @@ def find_drift(
             "hook": str(hidden.name),
         },
     )
-    for name in ("first", "low", "high", "before", "run"):
-        found[name].attrs["units"] = "position"
-    found["level"].attrs.update(long_name="mean square distance from the in-window range", units="ranges^2")
-    return found
+    drift["run"].attrs["units"] = "position"
+    drift["level"].attrs.update(long_name="mean square distance from the in-window range", units="ranges^2")
+    return drift
 
 
 def of_plans(plans: Mapping[str, Plan]) -> dict[str, Any]:
@@ -206,118 +197,122 @@ class _Runs:
         numbers, counts = np.unique(number, return_counts=True)
         whole = np.isin(number, numbers[2 * counts >= run])
         index = np.flatnonzero(whole & (place % _prime_to(run // _SAMPLES, period) == 0))
-        kept, start = np.unique(number[index], return_index=True)
-        return cls(index, position[index], start, kept * run + trained, counts[np.isin(numbers, kept)])
+        sampled, start = np.unique(number[index], return_index=True)
+        return cls(index, position[index], start, sampled * run + trained, counts[np.isin(numbers, sampled)])
 
     def mean(self, values: np.ndarray) -> np.ndarray:
         """Means by run of `values` (sampled position, ...)."""
         counts = np.diff(np.append(self.start, len(values)))
         return np.add.reduceat(values, self.start, axis=0) / counts.reshape(-1, *[1] * (values.ndim - 1))
 
-    def each(self, of_run: np.ndarray) -> np.ndarray:
-        """What is said of runs, for their sampled positions."""
+    def expand(self, of_run: np.ndarray) -> np.ndarray:
+        """A value a run, for their sampled positions."""
         return np.repeat(of_run, np.diff(np.append(self.start, len(self.position))))
 
-    def thinned(self, kept: np.ndarray, step: int, period: int) -> _Runs:
-        """Of the runs `kept`, about every `step`-th sampled position, of every phase; `index` is into this one's."""
+    def thinned(self, chosen: np.ndarray, step: int, period: int) -> _Runs:
+        """Of the runs `chosen`, about every `step`-th sampled position, of every phase; `index` is into this one's."""
         a_run = int(np.diff(np.append(self.start, len(self.position))).max())
-        index = np.flatnonzero(self.each(kept))[:: step if period == 1 else _prime_to(step, period * a_run)]
-        begin, start = np.unique(self.each(self.begin)[index], return_index=True)
+        index = np.flatnonzero(self.expand(chosen))[:: step if period == 1 else _prime_to(step, period * a_run)]
+        begin, start = np.unique(self.expand(self.begin)[index], return_index=True)
         return _Runs(index, self.position[index], start, begin, self.captured[np.isin(self.begin, begin)])
 
 
-@dataclass(frozen=True)
-class _Layer:
-    """The formulas of `find_drift` for one method and layer; `alarms`: by window that measures, NaN: not judged."""
+def _judge(
+    x: np.ndarray,
+    runs: _Runs,
+    rule: DriftRule,
+    trained: int,
+    restarts: Mapping[int, int],
+    widths: np.ndarray | None,
+    grown: np.ndarray | None,
+) -> dict[str, Any]:
+    """The values of `find_drift` for one method and layer, `x` (sampled position, dim).
 
-    level: np.ndarray
-    settling: np.ndarray
-    limit: float
-    first: float
-    low: float
-    high: float
-    before: float
-    follows: bool
-    share: np.ndarray
-    centre: np.ndarray
-    width: np.ndarray
-    trusted: bool
-    alarms: np.ndarray
+    widths: the least range of each dim. grown: see `_grown`. `alarms`: by window that measures, NaN: not judged.
+    """
+    known = trained - rule.held_out
+    warm_up = _warm_up(runs.begin, rule, restarts, trained)
+    usable = ~warm_up & (runs.begin + rule.run <= known)
+    if usable.sum() < _LEAST_RUNS:  # it begins anew too often to warm up
+        return _unjudged(x, runs)
+    squares, centre, width = _squares(x, runs, usable, rule, _REFERENCE, widths)
+    by_run = runs.mean(squares)
+    level = by_run.mean(1)
+    alarms = []
+    for part in range(rule.pretended):
+        window = int(trained / _SHORTEST + (known - trained / _SHORTEST) * part / rule.pretended)
+        most, limit = _pretended(x, runs, rule, window, trained, restarts, widths)
+        alarms.append(np.nan if np.isnan(most) else float(most > limit))
+    rate = np.array(alarms[1::2])
+    limit = rule.factor * max(1.0, float(level[usable].max()))
+    reliable = not rule.pretended or _rate(np.array(alarms[::2])) <= rule.alarm_rate  # not where none could be judged
+    trusted = reliable and limit < rule.most(x.shape[1]) ** 2
+    judged = trusted & (runs.begin >= trained) & ~warm_up
+    first, low, high, share = _first_break(by_run, level, judged, runs, rule.run, limit, trained)
+    follows = False
+    if grown is not None and np.isfinite(first):
+        near = (grown, ~runs.expand(warm_up), trained // _NEAR)
+        left = runs.mean(_squares(x, runs, usable, rule, _REFERENCE, widths, near)[0]).mean(1)
+        follows = not (judged & (left > limit)).any()
+    held_out = trusted & (runs.begin >= known) & (runs.begin < trained) & ~warm_up
+    return {
+        "level": level,
+        "warm_up": warm_up,
+        "limit": limit,
+        "first": first,
+        "low": low,
+        "high": high,
+        "before": _first_break(by_run, level, held_out, runs, rule.run, limit, known)[0],
+        "follows": follows,
+        "share": share,
+        "centre": centre,
+        "range": width,
+        "motion": _motion(width, centre),
+        "trusted": trusted,
+        "alarms": rate,
+        "false_alarms": _rate(rate),
+        "windows": np.isfinite(rate).sum(),
+    }
 
-    @property
-    def motion(self) -> float:
-        """Median over dims of range / |centre|."""
-        return float(np.median(self.width / np.maximum(np.abs(self.centre), np.finfo(np.float32).tiny)))
 
-    @classmethod
-    def of(
-        cls,
-        x: np.ndarray,
-        runs: _Runs,
-        rule: DriftRule,
-        trained: int,
-        restarts: Mapping[int, int],
-        widths: np.ndarray | None,
-        grown: np.ndarray | None = None,
-    ) -> _Layer:
-        """Judges `x` (sampled position, dim); `widths`: the least range of each dim; `grown`: see `_grown`."""
-        known = trained - rule.held_out
-        settling = _settling(runs.begin, rule, restarts, trained)
-        usable = ~settling & (runs.begin + rule.run <= known)
-        if usable.sum() < _LEAST_RUNS:  # it counts anew too often to settle
-            return cls.unjudged(x, runs)
-        squares, centre, width = _squares(x, runs, usable, rule, _REFERENCE, widths)
-        by_run = runs.mean(squares)
-        level = by_run.mean(1)
-        alarms = []
-        for part in range(rule.pretended):
-            window = int(trained / _SHORTEST + (known - trained / _SHORTEST) * part / rule.pretended)
-            most, limit = _pretended(x, runs, rule, window, trained, restarts, widths)
-            alarms.append(np.nan if np.isnan(most) else float(most > limit))
-        limit = rule.factor * max(1.0, float(level[usable].max()))
-        sure = not rule.pretended or _rate(alarms[::2]) <= rule.alarm_rate  # not where none could be judged
-        trusted = sure and limit < rule.most(x.shape[1]) ** 2
-        judged = trusted & (runs.begin >= trained) & ~settling
-        first, low, high, share = _called(by_run, level, judged, runs, rule.run, limit, trained)
-        follows = False
-        if grown is not None and np.isfinite(first):
-            near = (grown, ~runs.each(settling), trained // _NEAR)
-            left = runs.mean(_squares(x, runs, usable, rule, _REFERENCE, widths, near)[0]).mean(1)
-            follows = not (judged & (left > limit)).any()
-        held_out = trusted & (runs.begin >= known) & (runs.begin < trained) & ~settling
-        before = _called(by_run, level, held_out, runs, rule.run, limit, known)[0]
-        rate = np.array(alarms[1::2])
-        return cls(level, settling, limit, first, low, high, before, follows, share, centre, width, trusted, rate)
+def _unjudged(x: np.ndarray, runs: _Runs) -> dict[str, Any]:
+    """Of a method that is in warm-up throughout: nothing is called, nothing is known of false alarms."""
+    none, zeros = np.full(len(runs.begin), np.nan), np.zeros(x.shape[1])
+    return {
+        **dict.fromkeys((*_POSITIONS, "limit", "false_alarms"), np.nan),
+        **dict.fromkeys(("share", "centre", "range"), zeros),
+        **dict.fromkeys(("follows", "trusted"), False),
+        "level": none,
+        "warm_up": np.ones(len(runs.begin), bool),
+        "motion": _motion(zeros, zeros),
+        "alarms": np.array([]),
+        "windows": 0,
+    }
 
-    @classmethod
-    def unjudged(cls, x: np.ndarray, runs: _Runs) -> _Layer:
-        """Of a method that is settling all the time: nothing is called, nothing is known of false alarms."""
-        none, zeros = np.full(len(runs.begin), np.nan), np.zeros(x.shape[1])
-        everywhere = np.ones(len(runs.begin), bool)
-        return cls(
-            none, everywhere, np.nan, np.nan, np.nan, np.nan, np.nan, False, zeros, zeros, zeros, False, np.array([])
-        )
+
+def _motion(width: np.ndarray, centre: np.ndarray) -> float:
+    return float(np.median(width / np.maximum(np.abs(centre), np.finfo(np.float32).tiny)))
 
 
 def _states(values: xr.DataArray, runs: _Runs) -> np.ndarray:
     """The sampled positions of one method and layer, (position, dim), the mean over prompts if there are several."""
     prompts = [values.isel(prompt=i) for i in range(values.sizes["prompt"])] if "prompt" in values.dims else [values]
-    total = sum(each.load().transpose("position", "dim").values[runs.index].astype(np.float32) for each in prompts)
+    total = sum(one.load().transpose("position", "dim").values[runs.index].astype(np.float32) for one in prompts)
     return np.asarray(total, np.float32) / len(prompts)
 
 
-def _settling(begin: np.ndarray, rule: DriftRule, restarts: Mapping[int, int], trained: int) -> np.ndarray:
-    """The runs that are not judged: below burn_in, and after a restart what is settling or again held out.
+def _warm_up(begin: np.ndarray, rule: DriftRule, restarts: Mapping[int, int], trained: int) -> np.ndarray:
+    """The runs that are not judged: below `warm_up`, and after a restart the same again and what is held out again.
 
     And all after a restart within a word of several tokens: the tokens that are seen there are another mixture.
     """
-    left_out = begin < rule.burn_in
+    left_out = begin < rule.warm_up
     ends = [*restarts, np.inf][1:]
     for (at, reach), end in zip(restarts.items(), ends, strict=True):
         after = (begin + rule.run > at) & (begin < end)
         held_out = (begin - at + reach >= trained - rule.held_out) & (begin >= trained)
         within = (at - reach) % rule.period > 0
-        left_out = left_out | (after & ((begin < at + rule.burn_in) | held_out | within))
+        left_out = left_out | (after & ((begin < at + rule.warm_up) | held_out | within))
     return left_out
 
 
@@ -333,9 +328,9 @@ def _squares(
     """z^2 (sampled position, dim), centre and range (dim), with the runs `usable` as reference.
 
     follows: if what follows the queries' factor is to be 0, too: what that grew by (sampled position), where states are
-    not settling, and how many positions tell at least.
+    no warm-up, and how many positions tell at least.
     """
-    reference = np.flatnonzero(runs.each(usable))
+    reference = np.flatnonzero(runs.expand(usable))
     x = _without_phases(x, runs.position % rule.period, reference)
     reference = reference[:: max(1, len(reference) // samples)]
     inner = np.ascontiguousarray(x[reference].T)
@@ -392,8 +387,8 @@ def _following(x: np.ndarray, position: np.ndarray, grown: np.ndarray, settled: 
         steps = grown[near[apart:]] - grown[near[:-apart]]
         if len(steps) >= _LEAST_STEPS and steps.all():
             slopes = np.ascontiguousarray(((x[near[apart:]] - x[near[:-apart]]) / steps[:, None]).T, np.float32)
-            surely = np.maximum(_quantile(slopes, 0.25), 0) + np.minimum(_quantile(slopes, 0.75), 0)
-            moved[position >= after] = grown[position >= after, None] * surely
+            slope = np.maximum(_quantile(slopes, 0.25), 0) + np.minimum(_quantile(slopes, 0.75), 0)
+            moved[position >= after] = grown[position >= after, None] * slope
         span = span * 3 // 2 + 1
         after = start + 2 * span
     return moved
@@ -405,10 +400,10 @@ def _without_phases(x: np.ndarray, phase: np.ndarray, reference: np.ndarray) -> 
     if len(phases) == 1:
         return x
     levelled, centre = x.copy(), _quantile(np.ascontiguousarray(x[reference].T), 0.5)
-    for each in phases:
-        own = reference[phase[reference] == each]
-        if len(own):
-            levelled[phase == each] += centre - _quantile(np.ascontiguousarray(x[own].T), 0.5)
+    for number in phases:
+        in_phase = reference[phase[reference] == number]
+        if len(in_phase):
+            levelled[phase == number] += centre - _quantile(np.ascontiguousarray(x[in_phase].T), 0.5)
     return levelled
 
 
@@ -417,7 +412,7 @@ def _quantile(values: np.ndarray, share: float) -> np.ndarray:
     return np.sort(values, axis=1)[:, round(share * (values.shape[1] - 1))]
 
 
-def _called(
+def _first_break(
     squares: np.ndarray, level: np.ndarray, judged: np.ndarray, runs: _Runs, run: int, limit: float, known: int
 ) -> tuple[float, float, float, np.ndarray]:
     """First run among the `judged` whose level passes the limit, its interval, and the dims' shares.
@@ -451,17 +446,16 @@ def _pretended(
 ) -> tuple[float, float]:
     """Largest level from `window` on, were it the trained length, and the limit; NaN where it cannot be judged."""
     scale = window / trained
-    settling = _settling(runs.begin, replace(rule, burn_in=int(rule.burn_in * scale)), restarts, trained)
+    warm_up = _warm_up(runs.begin, replace(rule, warm_up=int(rule.warm_up * scale)), restarts, trained)
     known = window - int(rule.held_out * scale)
-    usable = ~settling & (runs.begin + rule.run <= known)
-    tested = ~settling & (runs.begin >= window) & (runs.begin + rule.run <= trained - rule.held_out)
+    usable = ~warm_up & (runs.begin + rule.run <= known)
+    tested = ~warm_up & (runs.begin >= window) & (runs.begin + rule.run <= trained - rule.held_out)
     if usable.sum() < _LEAST_RUNS or not tested.any():
         return np.nan, np.nan
-    kept = usable | tested
-    fewer = runs.thinned(kept, max(1, int(runs.each(usable).sum()) // _PRETENDED_REFERENCE), rule.period)
+    fewer = runs.thinned(usable | tested, max(1, int(runs.expand(usable).sum()) // _PRETENDED_REFERENCE), rule.period)
     inside = fewer.begin + rule.run <= known
     phase = fewer.position % rule.period
-    if set(phase) - set(phase[fewer.each(inside)]):
+    if set(phase) - set(phase[fewer.expand(inside)]):
         return np.nan, np.nan
     level = fewer.mean(_squares(x[fewer.index], fewer, inside, rule, _PRETENDED_REFERENCE, widths)[0].mean(1))
     return float(level[~inside].max()), rule.factor * max(1.0, float(level[inside].max()))
@@ -474,14 +468,14 @@ def _prime_to(most: int, other: int) -> int:
 
 def _check(runs: _Runs, rule: DriftRule, trained: int, position: np.ndarray) -> None:
     known = trained - rule.held_out
-    if (known - rule.burn_in) // rule.run < _LEAST_RUNS:
+    if (known - rule.warm_up) // rule.run < _LEAST_RUNS:
         raise ValueError(
             f"a trained window of {trained} leaves fewer than {_LEAST_RUNS} runs of {rule.run} positions in "
-            f"[{rule.burn_in}, {known}); drift cannot be judged there, take the rule paper, or a longer window"
+            f"[{rule.warm_up}, {known}); drift cannot be judged there, take the rule paper, or a longer window"
         )
-    inside = int(((runs.begin >= rule.burn_in) & (runs.begin + rule.run <= known)).sum())
+    inside = int(((runs.begin >= rule.warm_up) & (runs.begin + rule.run <= known)).sum())
     for count, least, where in (
-        (inside, _LEAST_RUNS, f"in [{rule.burn_in}, {known})"),
+        (inside, _LEAST_RUNS, f"in [{rule.warm_up}, {known})"),
         (int((runs.begin >= trained).sum()), 1, f"from {trained} on"),
     ):
         if count < least:
@@ -491,28 +485,14 @@ def _check(runs: _Runs, rule: DriftRule, trained: int, position: np.ndarray) -> 
             )
 
 
-def _stacked(rows: Mapping[str, Sequence[_Layer]], name: str) -> np.ndarray:
-    return np.stack([[getattr(layer, name) for layer in layers] for layers in rows.values()])
-
-
-def _rates(layers: Sequence[_Layer]) -> np.ndarray:
-    """Share of alarms by layer."""
-    return np.array([_rate(each.alarms) for each in layers])
-
-
-def _windows(layers: Sequence[_Layer]) -> np.ndarray:
-    """How many pretended windows those shares are of, by layer."""
-    return np.array([np.isfinite(each.alarms).sum() for each in layers])
-
-
-def _rate(alarms: Sequence[float] | np.ndarray) -> float:
+def _rate(alarms: np.ndarray) -> float:
     """Share of alarms among the windows that could be judged; NaN where none could."""
-    judged = [each for each in alarms if not np.isnan(each)]
-    return float(np.mean(judged)) if judged else np.nan
+    judged = alarms[np.isfinite(alarms)]
+    return float(judged.mean()) if judged.size else np.nan
 
 
-def _any_rate(layers: Sequence[_Layer]) -> float:
+def _any_rate(layers: Sequence[dict[str, Any]]) -> float:
     """Share of the pretended windows with an alarm in any trusted layer."""
-    alarms = [each.alarms for each in layers if each.trusted]
+    alarms = [layer["alarms"] for layer in layers if layer["trusted"]]
     judged = np.stack(alarms)[:, np.isfinite(alarms).all(0)] if alarms else np.array([])
     return float(judged.any(0).mean()) if judged.size else np.nan

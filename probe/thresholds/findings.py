@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from statistics import median
 from typing import Any
 
+from probe.thresholds.calls import ranges
 from probe.thresholds.control import ALPHA
 
 
@@ -46,8 +46,8 @@ def _drifts(prompt: str, found: dict[str, Any], reference: str) -> str:
     text += f", and in {len(call['layers'])} layers ({ranges(call['layers'])}) by {until}."
     if call["before"] is not None:
         text += f" It began before M, at {call['before']}, among positions that few training texts reach."
-    if found["saturated"]:
-        text += f" Cannot tell in layers {ranges(found['saturated'])}, whose states move as much inside the window."
+    if found["high_variance"]:
+        text += f" Cannot tell in layers {ranges(found['high_variance'])}, whose states move as much inside the window."
     text += untrusted
     dims = ", ".join(f"{each['layer']}:{each['dim']} ({each['share']:.0%})" for each in found["dims"][:3])
     return f"{text} Largest shares, by layer:dim: {dims}." if dims else text
@@ -60,17 +60,6 @@ def _position(call: dict[str, Any]) -> str:
         return f"{call['length']} (most resamples call nothing)"
     interval = "" if low == high == call["length"] else f" (95% interval {low} to {high or 'none'})"
     return f"{call['length']}{interval}"
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Numbers as text, runs of them as ranges."""
-    parts: list[list[int]] = []
-    for number in sorted(map(int, numbers)):
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
 def _thresholds(summary: dict[str, Any]) -> str:

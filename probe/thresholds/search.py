@@ -33,7 +33,7 @@ class CrossingRule:
 
     smoothing: a value at t is the mean over (t - smoothing, t], so that it never looks ahead.
     sustained: a crossing must hold for so many positions, the first of which is the crossing.
-    burn_in: positions below it (few tokens of context, the first token's huge values) are not part of the reference.
+    warm_up: positions below it (few tokens of context, the first token's huge values) are not part of the reference.
     margin: a value is beyond the threshold when it passes it by `margin` in-window spreads; 0 is the paper's rule,
         which calls the noise about a level a crossing.
     minimum_score: the least score of an observable dim; see `search`.
@@ -44,7 +44,7 @@ class CrossingRule:
 
     smoothing: int
     sustained: int
-    burn_in: int = 0
+    warm_up: int = 0
     margin: float = 3.0
     minimum_score: float = 6.0
     share: float = 0.95
@@ -52,7 +52,7 @@ class CrossingRule:
 
     def __post_init__(self) -> None:
         """ValueError for a value out of range."""
-        for name, least in (("smoothing", 1), ("sustained", 1), ("burn_in", 0), ("margin", 0), ("floor", 0)):
+        for name, least in (("smoothing", 1), ("sustained", 1), ("warm_up", 0), ("margin", 0), ("floor", 0)):
             if not least <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} is not at least {least}")
         if not 0 < self.share <= 1:
@@ -60,11 +60,11 @@ class CrossingRule:
 
     @classmethod
     def scaled(cls, trained_length: int) -> CrossingRule:
-        """The default rule of a model with trained length M: smoothing M/64, sustained M/16, burn-in M/4."""
+        """The default rule of a model with trained length M: smoothing M/64, sustained M/16, warm-up M/4."""
         return cls(
             smoothing=max(1, trained_length // 64),
             sustained=max(2, trained_length // 16),
-            burn_in=trained_length // 4,
+            warm_up=trained_length // 4,
         )
 
 
@@ -85,14 +85,14 @@ class _Layout:
     start: np.ndarray
     stop: np.ndarray
     trained: int  # index of position M
-    inside: slice  # in-window reference, burn-in left out
+    inside: slice  # in-window reference, warm-up left out
     beyond: slice  # from M on, to the last position seen
 
 
 def search(hidden: xr.DataArray, trained_length: int, rule: CrossingRule, reference: str = "origin") -> xr.Dataset:
     """Thresholds, scores and crossings for every layer and dim of `hidden` (method, [prompt,] layer, position, dim).
 
-    With x the smoothed value under `reference`, I its captured positions in [burn_in, M) and B those beyond M:
+    With x the smoothed value under `reference`, I its captured positions in [warm_up, M) and B those beyond M:
 
     - `threshold` = x(M); `side` = sign(median of x over B - threshold)
     - `spread` = (95% - 5% quantile of x over I) / 3.29, the standard deviation if x is Gaussian; at least `floor`
@@ -123,7 +123,7 @@ def searches(
     *,
     observable_only: bool = False,
 ) -> list[xr.Dataset]:
-    """`search` in each of the `windows`, in one reading of `hidden`; `rule.burn_in` is each window's `first`.
+    """`search` in each of the `windows`, in one reading of `hidden`; `rule.warm_up` is each window's `first`.
 
     observable_only: crossings and `inside` are read at observable pairs alone, and are NaN elsewhere.
     """
@@ -159,7 +159,7 @@ def searches(
     attrs = {"reference": reference, "searched": hidden.sizes["layer"] * hidden.sizes["dim"], "hook": str(hidden.name)}
     return [
         _labelled(hidden, several, [by_window[number] for by_window in layers]).assign_attrs(
-            asdict(replace(rule, burn_in=window.first))
+            asdict(replace(rule, warm_up=window.first))
             | {"trained_length": window.at, "length": int(layout.position[layout.beyond.stop - 1]) + 1}
             | {"inside_positions": layout.inside.stop - layout.inside.start}
             | attrs
@@ -188,7 +188,7 @@ def smooth(values: xr.DataArray, smoothing: int) -> xr.DataArray:
 
 def _whole(position: Sequence[int] | np.ndarray, trained_length: int, rule: CrossingRule) -> SearchWindow:
     """The window of `search`: all that was captured."""
-    return SearchWindow(trained_length, rule.burn_in, int(position[-1]))
+    return SearchWindow(trained_length, rule.warm_up, int(position[-1]))
 
 
 def _widened(values: np.ndarray) -> np.ndarray:
@@ -339,8 +339,8 @@ def _layout(position: np.ndarray, window: SearchWindow, rule: CrossingRule) -> _
     needed = max(8, rule.smoothing)
     if window.at - window.first < needed:
         raise ValueError(
-            f"a burn-in of {window.first} leaves {max(0, window.at - window.first)} of the trained window's "
-            f"{window.at} positions, and thresholds are read from {needed}; take a shorter burn-in or "
+            f"a warm-up of {window.first} leaves {max(0, window.at - window.first)} of the trained window's "
+            f"{window.at} positions, and thresholds are read from {needed}; take a shorter warm-up or "
             "smoothing, or a longer trained length"
         )
     end = int(np.searchsorted(position, window.last, "right"))

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probe.evaluation.intervals import wilson
+from probe.thresholds.calls import ranges
 from probe.thresholds.failure import LEAST_ACCURACY, NLL, PASSKEY
-from probe.thresholds.findings import ranges
 from probe.verdict.naming import NAMED, Rows, reference_of, several
 
 

@@ -87,11 +87,11 @@ def drift_panel() -> Panel:
     lines = []
     for name in DRAWN:
         own = [row for row in rows if row["method"] == name]
-        y = [np.nan if row["settling"] == "True" else math.sqrt(float(row["level"])) for row in own]
+        y = [np.nan if row["warm_up"] == "True" else math.sqrt(float(row["level"])) for row in own]
         lines.append(Line(name, np.array([float(row["run"]) for row in own]), np.array(y), *style(name)))
     (limit,) = {math.sqrt(float(row["limit"])) for row in rows if row["method"] == "origin"}
     return Panel(
-        title=f"drift of layer {LAYER}, one repeated word (gaps: settling)",
+        title=f"drift of layer {LAYER}, one repeated word (gaps: warm-up)",
         x_title="position (tokens), runs of 64",
         y_title="rms distance from in-window range (ranges)",
         lines=tuple(lines),

@@ -154,7 +154,7 @@ WRONG = {  # by the option's destination
     "top": [*WHOLE, "0"],
     "smoothing": [*WHOLE, "0", "1000"],
     "sustained": [*WHOLE, "0", "1000"],
-    "burn_in": [*WHOLE, "64", "1000"],
+    "warm_up": [*WHOLE, "64", "1000"],
     "margin": [*NUMBERS, "-1"],
     "minimum_score": [*NUMBERS, "-1"],
     "share": [*NUMBERS, "0", "-1", "1.5"],

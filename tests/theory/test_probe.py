@@ -11,7 +11,7 @@ from theory.parts import Shape
 
 M, N, LENGTH = 32, 2, 160
 RULES = {
-    "paper": CrossingRule(smoothing=1, sustained=8, burn_in=8, margin=0, minimum_score=-1e9, floor=0),
+    "paper": CrossingRule(smoothing=1, sustained=8, warm_up=8, margin=0, minimum_score=-1e9, floor=0),
     "default": CrossingRule.scaled(M),
 }
 LATE = {"paper": 0, "default": 1}
@@ -60,7 +60,7 @@ def test_nothing_is_singled_out_of_noise_or_where_all_is_smooth(kind):
         name="attn_out",
     )
     rule = RULES["default"]
-    inside = smooth(hidden[0], rule.smoothing).sel(position=slice(rule.burn_in, M - 1))
+    inside = smooth(hidden[0], rule.smoothing).sel(position=slice(rule.warm_up, M - 1))
     width = inside.quantile(0.95, "position") - inside.quantile(0.05, "position")
     assert (search(hidden, M, rule)["spread"] * 3.29 >= width * 0.999).all()
     planted = hidden.copy()

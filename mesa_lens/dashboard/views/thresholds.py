@@ -30,7 +30,7 @@ _LABELS = {
     "M": "M, the trained window (tokens)",
     "smoothing": "Smoothing (tokens)",
     "sustained": "A crossing lasts (tokens)",
-    "burn_in": "Left out at the start (tokens)",
+    "warm_up": "Left out at the start (tokens)",
     "margin": "Margin (spreads)",
     "minimum_score": "Least score (spreads)",
     "share": "Share that agrees",
@@ -83,7 +83,7 @@ def _rule(run: Run, name: str) -> tuple[int, CrossingRule]:
         ("M", 2, last, run.trained_length, "The trained window, in tokens"),
         ("smoothing", 1, 512, scaled.smoothing, "A value is the mean over so many positions"),
         ("sustained", 1, 4096, scaled.sustained, "A crossing lasts for so many positions"),
-        ("burn_in", 0, last, scaled.burn_in, "Positions before it are left out"),
+        ("warm_up", 0, last, scaled.warm_up, "Positions before it are left out"),
     )
     real = (
         ("margin", 50.0, scaled.margin, 0.5, "In-window spreads beyond the threshold; 0 is the paper's rule"),

@@ -28,8 +28,8 @@ def test_a_planted_break_is_red_where_it_is_and_nowhere_else(found):
     assert origin.first[0] in range(M, 80)
     assert rerope.first is None
     assert rerope.title == "rerope: none up to 320"
-    settling = figure.edges[:-1] < found.attrs["burn_in"]
-    assert np.isnan(origin.doublings[:, settling]).all()
+    warm_up = figure.edges[:-1] < found.attrs["warm_up"]
+    assert np.isnan(origin.doublings[:, warm_up]).all()
 
 
 def test_random_states_show_no_drift():
@@ -45,7 +45,7 @@ def test_many_runs_keep_their_largest_and_gaps_stay_empty(found):
     figure = drift_map(many)
     assert figure.maps[0].doublings.shape[1] <= COLUMNS
     assert np.nanmax(figure.maps[0].distance) == pytest.approx(
-        np.sqrt(many["level"].sel({"method": "origin"}).where(~many["settling"].sel({"method": "origin"})).max())
+        np.sqrt(many["level"].sel({"method": "origin"}).where(~many["warm_up"].sel({"method": "origin"})).max())
     )
     gap = drift_map(found.isel(run=[*range(100), *range(140, found.sizes["run"])]))
     empty = np.isnan(gap.maps[0].doublings).all(axis=0)

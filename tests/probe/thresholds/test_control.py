@@ -9,7 +9,7 @@ from probe.thresholds.predict import predict
 from probe.thresholds.search import CrossingRule, SearchWindow, search, searches
 
 M, LENGTH = 128, 320
-RULE = CrossingRule.scaled(M)  # smoothing 2, sustained 8, burn-in 32
+RULE = CrossingRule.scaled(M)  # smoothing 2, sustained 8, warm-up 32
 INSIDE = list(range(48, 113))  # where the search can be put
 
 
@@ -107,20 +107,20 @@ def test_what_was_not_captured_leaves_places_out():
     part = negative_control(states(140).sel(position=[*range(32, 70), *range(96, LENGTH)]), M, RULE)
     assert set(part["place"].values.tolist()) <= {*range(48, 70), *range(99, 113)}
     assert part.sizes["place"] < 16
-    one = negative_control(states(140), M, CrossingRule(smoothing=1, sustained=24, burn_in=32))
+    one = negative_control(states(140), M, CrossingRule(smoothing=1, sustained=24, warm_up=32))
     assert one["place"].values.tolist() == [80]  # the only one with room
     with pytest.raises(ValueError, match=r"position 48 .* was not captured, only"):
         negative_control(states(140).sel(position=slice(110, None)), M, RULE)
     with pytest.raises(
         ValueError, match=r"places inside the window lie 48 positions behind the 62 left out at the start .* no room"
     ):
-        negative_control(states(140), M, CrossingRule(smoothing=1, sustained=24, burn_in=32 + 30))
+        negative_control(states(140), M, CrossingRule(smoothing=1, sustained=24, warm_up=32 + 30))
 
 
 def test_a_search_put_at_several_places_is_each_one_by_itself():
     hidden = states(*range(40, 300, 5), *[None] * 8, methods=["origin", "mesa"])
     windows = [SearchWindow(60, 32, M), SearchWindow(100, 40, 200), SearchWindow(M, 32, LENGTH - 1)]
     for window, found in zip(windows, searches(hidden, windows, RULE), strict=True):
-        rule = CrossingRule(smoothing=RULE.smoothing, sustained=RULE.sustained, burn_in=window.first)
+        rule = CrossingRule(smoothing=RULE.smoothing, sustained=RULE.sustained, warm_up=window.first)
         alone = search(hidden.sel(position=slice(0, window.last)), window.at, rule)
         xr.testing.assert_identical(found, alone)

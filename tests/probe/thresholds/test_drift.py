@@ -7,7 +7,7 @@ import xarray as xr
 import mesa
 from mesa.plan import query_scales, restarts
 from probe.thresholds import drift
-from probe.thresholds.calls import carriers, drift_calls, saturated
+from probe.thresholds.calls import drift_calls, high_variance, top_dims
 from probe.thresholds.drift import DriftRule, find_drift, resolution
 
 M, LENGTH, LAYERS, DIMS = 512, 1536, 3, 40
@@ -42,7 +42,7 @@ def test_a_planted_break_is_called_in_its_layer_by_its_dims(shape, latest):
     assert list(call.layers) == [1]
     assert 700 - 4 < call.length <= latest
     assert 690 < call.low <= call.length <= call.high < LENGTH
-    pairs = carriers(found, 6)
+    pairs = top_dims(found, 6)
     assert {layer for layer, _ in pairs} == {1}
     assert {dim for _, dim in pairs} == set(range(5, 11))
     assert float(found["share"].sel(layer=1).sum()) == pytest.approx(1)
@@ -93,7 +93,7 @@ def test_growth_that_goes_on_as_before_is_no_break_but_a_step_on_top_is(growth, 
 
 
 SCALES = {"origin": query_scales(mesa.make("rerope", M).plan(LENGTH))}
-UNTRIED = DriftRule(run=4, burn_in=128, held_out=128, pretended=0)  # a slow wave alarms in short windows
+UNTRIED = DriftRule(run=4, warm_up=128, held_out=128, pretended=0)  # a slow wave alarms in short windows
 
 
 def following(hidden, size, scales=SCALES["origin"]):
@@ -229,7 +229,7 @@ def test_chunks_that_begin_within_a_word_are_not_judged():
         assert 0 < call.judged < call.beyond == LENGTH - M
         assert str(call) == f"not called on the {call.judged / call.beyond:.0%} judged, up to {call.until}"
     call = drift_calls(find_drift(states(), M, DriftRule.scaled(M, period=5), restarts=begins))[0]
-    assert (str(call), call.judged) == ("not judged: settling all the time", 0)
+    assert (str(call), call.judged) == ("not judged: warm-up throughout", 0)
 
 
 def test_what_is_not_judged_is_said_beside_no_call():
@@ -347,7 +347,7 @@ def test_the_first_layer_to_break_is_called_and_its_dims_alone_carry_it():
     late = find_drift(hidden.isel(layer=[1, 2]), M)
     call = drift_calls(late)[0]
     assert (call.layer, call.layers) == (1, {1: 700, 2: 1000})
-    assert {layer for layer, _ in carriers(late, 40)} == {1}
+    assert {layer for layer, _ in top_dims(late, 40)} == {1}
     hidden[0, 1, 480:, 7] += 3
     call = drift_calls(find_drift(hidden, M))[0]
     assert (call.layer, call.before) == (0, 440)  # layer 1 began at 480
@@ -362,10 +362,10 @@ def test_held_out_positions_are_no_part_of_the_reference():
     assert float(moved["level"].sel(run=384).min()) > 1000 > float(calm["level"].sel(run=384).max())
 
 
-def test_what_is_settling_written_out():
+def test_warm_up_written_out():
     """Below M / 4; M / 4 tokens after a restart; where what follows it comes to the positions held out, 384 and on."""
     found = find_drift(states(), M, restarts={"origin": {600: 100}})
-    left_out = found["run"].values[found["settling"].sel({"method": "origin"}).values]
+    left_out = found["run"].values[found["warm_up"].sel({"method": "origin"}).values]
     assert left_out.tolist() == [*range(0, 128, 4), *range(600, 728, 4), *range(884, LENGTH, 4)]
 
 
@@ -386,7 +386,7 @@ def test_one_dim_of_a_very_wide_model_can_be_called():
 def test_layers_in_which_nothing_could_be_called_are_not_trusted():
     hidden = states()
     hidden[0, 1, 300:302] += 30  # half a run at the clip: four times its level is beyond what any can have
-    rule = DriftRule(run=4, burn_in=128, held_out=128, pretended=0)
+    rule = DriftRule(run=4, warm_up=128, held_out=128, pretended=0)
     assert find_drift(hidden, M, rule)["trusted"].values.tolist() == [[True, False, True]]
 
 
@@ -427,11 +427,11 @@ def test_trust_and_the_rate_of_alarms_are_of_different_windows(alarming, trusted
     assert found["any_false_alarm"].item() == rate  # one layer is enough
 
 
-def test_saturated_layers_are_named():
+def test_high_variance_layers_are_named():
     hidden = states("step")
     hidden[0, 2] += np.random.default_rng(3).normal(0, 1, (LENGTH, DIMS))
-    assert saturated(find_drift(hidden, M)) == [2]
-    assert saturated(find_drift(states(), M)) == []
+    assert high_variance(find_drift(hidden, M)) == [2]
+    assert high_variance(find_drift(states(), M)) == []
 
 
 @pytest.mark.parametrize(
@@ -445,7 +445,7 @@ def test_saturated_layers_are_named():
 )
 def test_impossible_rules_are_refused(changes, complaint):
     with pytest.raises(ValueError, match=complaint):
-        DriftRule(**{"run": 4, "burn_in": 128, "held_out": 128, **changes})
+        DriftRule(**{"run": 4, "warm_up": 128, "held_out": 128, **changes})
 
 
 def test_too_few_positions_are_refused():

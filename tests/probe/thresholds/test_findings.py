@@ -17,7 +17,7 @@ def summary(seed):
     call |= {"layers": called, "before": None, "untrusted": untrusted, "reason": "", "captured": 512, "text": "300"}
     dims = [{"layer": layer, "dim": 1, "share": 0.1} for layer in called]
     predicted = {"judged": 2, "chosen": 7, "text": "cannot tell: 2 of 7 dims can be judged, 5 are needed"}
-    prompts = {"repeated": {"methods": [call], "saturated": [], "dims": dims}}
+    prompts = {"repeated": {"methods": [call], "high_variance": [], "dims": dims}}
     return {
         "drift": {"prompts": prompts},
         "reference": "origin",

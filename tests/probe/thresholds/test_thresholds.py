@@ -119,7 +119,7 @@ def test_what_comes_back_or_was_beyond_inside_is_not_observable():
     returns = changed((50, LENGTH, 10), (60, 70, -10))
     inside = changed((10, 20, 10), (60, LENGTH, 10))
     burnt_in = changed((0, 4, 10), (60, LENGTH, 10))
-    found = search(series(returns, inside, burnt_in, changed((60, LENGTH, 10))), M, replace(RULE, burn_in=4))
+    found = search(series(returns, inside, burnt_in, changed((60, LENGTH, 10))), M, replace(RULE, warm_up=4))
     assert found["observable"].values[0].tolist() == [False, False, True, True]
     assert found["rank"].values[0].tolist() == [0, 0, 1, 2]
     assert int(found["qualified"]) == 2
@@ -168,7 +168,7 @@ def test_missing_evidence_is_named():
 
 
 def test_scaled_rule():
-    assert CrossingRule.scaled(4096) == CrossingRule(smoothing=64, sustained=256, burn_in=1024)
+    assert CrossingRule.scaled(4096) == CrossingRule(smoothing=64, sustained=256, warm_up=1024)
 
 
 @settings(max_examples=60, deadline=None)
@@ -304,7 +304,7 @@ def test_search_agrees_with_plain_loops(seed, sustained):
     positions = np.union1d(positions, [M])
     steps = np.where(np.arange(LENGTH) > 70, rng.normal(0, 1, (40, 1)), 0) + rng.normal(0, 0.3, (40, LENGTH))
     hidden = series(*steps, positions=positions)
-    rule = CrossingRule(smoothing=4, sustained=sustained, burn_in=5, margin=1)
+    rule = CrossingRule(smoothing=4, sustained=sustained, warm_up=5, margin=1)
     found = search(hidden, M, rule)
     crossed = 0
     for dim in range(40):
@@ -339,7 +339,7 @@ def test_a_store_and_its_values_in_memory_are_searched_alike(tmp_path):
 
 def test_what_lies_before_the_reference_is_no_part_of_it():
     wild = changed((0, 7, 1e6))
-    rule = CrossingRule(smoothing=4, sustained=3, burn_in=10)
+    rule = CrossingRule(smoothing=4, sustained=3, warm_up=10)
     xr.testing.assert_identical(search(series(wild), M, rule), search(series(wobble()), M, rule))
     assert search(series(changed((0, 10, 1e6))), M, rule)["spread"] > 1e5  # reaches into the means at 10, 11, 12
 
@@ -349,7 +349,7 @@ def test_a_search_of_observable_pairs_alone_agrees_with_one_of_all():
     hidden = hidden.isel(position=np.r_[0:150, 170 : hidden.sizes["position"]]).astype(np.float16)
     rule = CrossingRule.scaled(64)
     every = search(hidden, 64, rule)
-    window = SearchWindow(64, rule.burn_in, int(hidden["position"][-1]))
+    window = SearchWindow(64, rule.warm_up, int(hidden["position"][-1]))
     (few,) = searches(hidden, [window], rule, observable_only=True)
     for name in every.data_vars:
         crossed = name in ("crossing", "earliest", "inside")

@@ -63,7 +63,7 @@ def random_call(rng, method):
         beyond=beyond,
         until=M + judged,
         captured=M + beyond,
-        reason="" if judged else "settling all the time",
+        reason="" if judged else "warm-up throughout",
     )
 
 
