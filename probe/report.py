@@ -43,9 +43,8 @@ from probe.store.reader import Run, open_run, store_mark
 from probe.store.results import MARK, REPORTED, VERDICT, find_located
 from probe.thresholds.analysis import Analysis, analyse, summarize
 from probe.thresholds.calls import top_dims
-from probe.thresholds.findings import findings
+from probe.thresholds.findings import difference_table, findings, predicted_text, score_text, spread
 from probe.thresholds.predict import LEAST, TOP
-from probe.thresholds.tables import difference_table, predicted_text, score_text, spread
 from probe.verdict.shown import html
 from probe.verdict.verdict import verdict
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -102,32 +102,29 @@ def analyse(
     predictions = {prompt: predict(found.sel(prompt=prompt)) for prompt in prompts}
     measured = None if run.evaluation is None else measured_failure(run.evaluation, trained, reference)
     unfit = "" if measured is None else measured.stated.unfit
-    control = unfit or work(f"{name}-{CONTROL}", lambda: _control(hidden, trained, rule, reference))
+    control = unfit or work(
+        f"{name}-{CONTROL}",
+        lambda: _or_reason(lambda: {CONTROL: negative_control(hidden, trained, rule, reference)}),
+    )
     drifted = unfit or judged_drifts(run, hidden, reference, work)
     by = "paper" if isinstance(drifted, str) else by
     control = control if isinstance(control, str) else control[CONTROL]
     return Analysis(run, hidden, reference, prompts[0], found, predictions, drifted, by, control, measured)
 
 
-def _control(hidden: xr.DataArray, trained: int, rule: CrossingRule, reference: str) -> Derived:
-    try:
-        return {CONTROL: negative_control(hidden, trained, rule, reference)}
-    except ValueError as error:
-        return str(error)
-
-
 def judged_drifts(
     run: Run, hidden: xr.DataArray, reference: str, work: Cache = uncached
 ) -> dict[str, xr.Dataset] | str:
     """`drifts`, or why drift could not be judged; `work`: as for `analyse`."""
+    return work(f"{hidden.name}-drift", lambda: _or_reason(lambda: drifts(run, hidden, reference)))
 
-    def make() -> Derived:
-        try:
-            return drifts(run, hidden, reference)
-        except ValueError as error:
-            return str(error)
 
-    return work(f"{hidden.name}-drift", make)
+def _or_reason(make: Callable[[], Derived]) -> Derived:
+    """What `make` returns, or the words of its ValueError."""
+    try:
+        return make()
+    except ValueError as error:
+        return str(error)
 
 
 def drifts(run: Run, hidden: xr.DataArray, reference: str, trained_length: int | None = None) -> dict[str, xr.Dataset]:
@@ -157,12 +154,12 @@ def _length(run: Run, hidden: xr.DataArray) -> int:
 
 def _methods(run: Run) -> dict[str, Method]:
     """The run's methods as it was made with, where it tells."""
-    found = {}
+    methods = {}
     for name, config in json.loads(run.hidden.attrs.get("method_configs", "{}")).items():
-        given: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in config.items()}
-        if {"name", "trained_length"} <= given.keys():
-            found[name] = make(given.pop("name"), given.pop("trained_length"), **given)
-    return found
+        options: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in config.items()}
+        if {"name", "trained_length"} <= options.keys():
+            methods[name] = make(options.pop("name"), options.pop("trained_length"), **options)
+    return methods
 
 
 def _following(analysis: Analysis) -> list[str]:
@@ -174,24 +171,24 @@ def _following(analysis: Analysis) -> list[str]:
 
 def summarize(analysis: Analysis) -> dict[str, Any]:
     """The analysis as plain numbers and texts, for summary.json."""
-    found, attrs = analysis.found, analysis.run.hidden.attrs
-    at_best = found.sel(prompt=analysis.prompt)
+    searched, attrs = analysis.found, analysis.run.hidden.attrs
+    at_best = searched.sel(prompt=analysis.prompt)
     return {
         "model": attrs.get("model"),
         "model_revision": attrs.get("model_revision"),
         "trained_length": analysis.trained_length,
-        "captured_length": found.attrs["length"],
-        "hook": found.attrs["hook"],
+        "captured_length": searched.attrs["length"],
+        "hook": searched.attrs["hook"],
         "prompt": analysis.prompt,
         "word": attrs.get("word"),
         "reference": analysis.reference,
-        "rule": {name: found.attrs[name] for name in CrossingRule.__dataclass_fields__},
+        "rule": {name: searched.attrs[name] for name in CrossingRule.__dataclass_fields__},
         "predicted_by": analysis.rule,
         "pass_length": _length(analysis.run, analysis.hidden),
         "follows_length": _following(analysis),
         "drift": analysis.drifts if isinstance(analysis.drifts, str) else _drift_rows(analysis, analysis.drifts),
-        "searched": found.attrs["searched"],
-        "qualified": {prompt: int(found["qualified"].sel(prompt=prompt)) for prompt in analysis.predictions},
+        "searched": searched.attrs["searched"],
+        "qualified": {prompt: int(searched["qualified"].sel(prompt=prompt)) for prompt in analysis.predictions},
         "best": [
             {
                 "layer": layer,
@@ -202,16 +199,23 @@ def summarize(analysis: Analysis) -> dict[str, Any]:
         ],
         "methods": [_method_row(analysis, name) for name in analysis.hidden["method"].values.tolist()],
         "control": _control_rows(analysis.control),
-        "failure_rule": None if analysis.measured is None else analysis.measured.rule,
-        "judged_by": [] if analysis.measured is None else list(analysis.measured.judged),
-        "at_chance": [] if analysis.measured is None else list(analysis.measured.chance),
-        "level": None if analysis.measured is None else _level(analysis.run, analysis.measured),
-        "stated_window": None if analysis.measured is None else record(analysis.measured.stated),
-        "measured_lengths": [] if analysis.measured is None else list(analysis.measured.lengths),
+        **_measured_rows(analysis.run, analysis.measured),
         "method_configs": json.loads(attrs.get("method_configs", "{}")),
         "versions": json.loads(attrs.get("versions", "{}")),
         **({FORCED: json.loads(attrs[FORCED])} if FORCED in attrs else {}),
         "created": attrs.get("created"),
+    }
+
+
+def _measured_rows(run: Run, measured: Measured | None) -> dict[str, Any]:
+    """What was measured by length, and against what failures are."""
+    return {
+        "failure_rule": None if measured is None else measured.rule,
+        "judged_by": list(measured.judged) if measured else [],
+        "at_chance": list(measured.chance) if measured else [],
+        "level": None if measured is None else _level(run, measured),
+        "stated_window": None if measured is None else record(measured.stated),
+        "measured_lengths": list(measured.lengths) if measured else [],
     }
 
 
@@ -224,13 +228,13 @@ def _level(run: Run, measured: Measured) -> dict[str, Any]:
     vocabulary = run.evaluation.attrs.get("vocabulary")
     prompts = {name: run.evaluation.sizes[name] for name in ("window", "sample") if name in run.evaluation.sizes}
     guess = None if vocabulary is None else math.log(vocabulary)
-    asked = run.evaluation.get("passkey")
+    passkeys = run.evaluation.get("passkey")
     at = {"method": measured.reference, "length": measured.level_length}
     return {
         "tail_nll": measured.level,
         "length": measured.level_length,
         "guess": guess,
-        "passkeys": None if asked is None else int(asked.sel(at).sum()),
+        "passkeys": None if passkeys is None else int(passkeys.sel(at).sum()),
         "prompts": prompts,
     }
 
@@ -238,38 +242,39 @@ def _level(run: Run, measured: Measured) -> dict[str, Any]:
 def _drift_rows(analysis: Analysis, drifts: dict[str, xr.Dataset]) -> dict[str, Any]:
     """The rule, and by prompt each method's call, the layers that hide theirs and the dims that carry it."""
     rule = {name: drifts[analysis.prompt].attrs[name] for name in DriftRule.__dataclass_fields__}
-    return {"rule": rule, "prompts": {name: _drift_row(found) for name, found in drifts.items()}}
+    return {"rule": rule, "prompts": {name: _drift_row(drift) for name, drift in drifts.items()}}
 
 
-def _drift_row(found: xr.Dataset) -> dict[str, Any]:
-    at = found.sel({"method": found.attrs["reference"]})
-    dims = []
-    for layer, dim in top_dims(found, TOP):
-        one = at.sel(layer=layer, dim=dim)
-        dims.append({"layer": layer, "dim": dim, **{n: float(one[n]) for n in ("share", "centre", "range")}})
-    methods = [_in_words(call) for call in drift_calls(found)]
-    return {"methods": methods, "high_variance": high_variance(found), "dims": dims}
+def _drift_row(drift: xr.Dataset) -> dict[str, Any]:
+    at = drift.sel({"method": drift.attrs["reference"]})
+    dims = [
+        {"layer": layer, "dim": dim}
+        | {name: float(at[name].sel(layer=layer, dim=dim)) for name in ("share", "centre", "range")}
+        for layer, dim in top_dims(drift, TOP)
+    ]
+    methods = [_in_words(call) for call in drift_calls(drift)]
+    return {"methods": methods, "high_variance": high_variance(drift), "dims": dims}
 
 
-def _in_words(made: Call | Prediction | Failure) -> dict[str, Any]:
+def _in_words(of_method: Call | Prediction | Failure) -> dict[str, Any]:
     """A prediction or failure with its words, as JSON gives it back."""
-    return json.loads(json.dumps({**asdict(made), "text": str(made)}))
+    return json.loads(json.dumps({**asdict(of_method), "text": str(of_method)}))
 
 
-def _predicted(made: Call | Prediction, unfit: bool) -> dict[str, Any]:
+def _predicted(prediction: Call | Prediction, unfit: bool) -> dict[str, Any]:
     """A prediction with its words; `unfit`: M is stated wrongly, and nothing is predicted from it."""
-    return _in_words(made) | ({"length": None, "earliest": None, "text": NOT_JUDGED} if unfit else {})
+    return _in_words(prediction) | ({"length": None, "earliest": None, "text": NOT_JUDGED} if unfit else {})
 
 
 def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
     """A method's predicted and measured failure lengths, its scores at the lengths of the table and the longest."""
     unfit = analysis.measured is not None and analysis.measured.stated.is_wrong
-    by_prompt = {prompt: _predicted(_of(each, method), unfit) for prompt, each in analysis.predictions.items()}
+    by_prompt = {prompt: _predicted(_of(rows, method), unfit) for prompt, rows in analysis.predictions.items()}
     row: dict[str, Any] = {
         "method": method,
         "predicted": _predicted(_of(analysis.headline, method), unfit),
         "predicted_by_thresholds": by_prompt[analysis.prompt],
-        "predicted_by_prompt": {prompt: each["text"] for prompt, each in by_prompt.items()},
+        "predicted_by_prompt": {prompt: prediction["text"] for prompt, prediction in by_prompt.items()},
         "measured": {"text": "not measured"},
         "scores": {},
         "longest": None,
@@ -318,8 +323,8 @@ def _less_others(at: xr.Dataset, method: str) -> dict[str, dict[str, float | Non
     if method not in methods:
         return {}
     scores = {name: nll.sel({"method": name}) for name in methods}
-    found = {name: differences(scores[method], scores[name]) for name in methods if name != method}
-    return {name: difference["tail_nll_difference"] for name, difference in found.items()}
+    less = {name: differences(scores[method], scores[name]) for name in methods if name != method}
+    return {name: difference["tail_nll_difference"] for name, difference in less.items()}
 
 
 def _to_crop(scores: xr.Dataset, evaluation: xr.Dataset, measured: Measured) -> dict[str, float | None]:
@@ -339,20 +344,16 @@ def _control_rows(control: xr.Dataset | str) -> dict[str, Any] | str:
 
 def _control_row(at: xr.Dataset) -> dict[str, Any]:
     methods = at["method"].values.tolist()
-    called = {name: [_whole(each) for each in at["called"].sel({"method": name}).values] for name in methods}
+    lengths = {name: at["called"].sel({"method": name}).values for name in methods}
     rates = dict(zip(methods, false_predictions(at).values.tolist(), strict=True))
     return {
         **{name: at[name].values.tolist() for name in ("qualified", "matched")},
         "as_many": float(as_many(at)),
-        "called": called,
+        "called": {name: [None if np.isnan(at) else int(at) for at in of] for name, of in lengths.items()},
         "false_predictions": rates,
     }
 
 
-def _whole(value: float) -> int | None:
-    return None if np.isnan(value) else int(value)
-
-
-def _of(each: Any, method: str) -> Any:
-    """The one of `each` that is about `method`."""
-    return next(one for one in each if one.method == method)
+def _of(of_methods: Any, method: str) -> Any:
+    """The prediction or failure of `method`."""
+    return next(row for row in of_methods if row.method == method)

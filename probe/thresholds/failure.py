@@ -132,24 +132,46 @@ def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str
     stated = stated_window(evaluation, trained_length, reference, guess=guess)
     if stated.is_wrong:
         judged = chance = ()
-    fails = _fails([each.mean(-1)[None] for each in scores], at, judged)
+    fails = _fails([values.mean(-1)[None] for values in scores], at, judged)
     rng = np.random.default_rng(0)
-    draws = np.any(_fails([_resampled(each, rng) for each in scores], at, judged), 0)
-    enough = all(each.shape[-1] > 1 for each, rule in zip(scores, RULES, strict=False) if rule in judged)
-    told = _told(scores, at, judged) if enough else None
-    failures = [
-        _failure(
-            method,
-            lengths[known := measured[row]],
-            [each[0, row, known] for each in fails],
-            None if told is None else (draws[:, row, known], *(each[row, known] for each in told)),
-            (judged, chance),
+    draws = np.any(_fails([_resampled(values, rng) for values in scores], at, judged), 0)
+    enough = all(values.shape[-1] > 1 for values, rule in zip(scores, RULES, strict=False) if rule in judged)
+    may, clearly = _bounds(scores, at, judged) if enough else (None, None)
+    failures = []
+    for row, method in enumerate(methods):
+        known = measured[row]
+        by_rule, of_lengths = [rule[0, row, known] for rule in fails], lengths[known]
+        length, (by_nll, by_passkey) = onset(np.any(by_rule, 0), of_lengths), _by_rule(by_rule, of_lengths)
+        low, high, share = length, length, None
+        if may is not None and clearly is not None:
+            low, high = onset(may[row, known], of_lengths), onset(clearly[row, known], of_lengths)
+            begins = of_lengths.tolist().index(length) if length else len(of_lengths)
+            share = float(_starts(draws[:, row, known], begins).mean())
+        failures.append(
+            Failure(
+                method=method,
+                by_nll=by_nll,
+                by_passkey=by_passkey,
+                length=length,
+                after=None if low is None else int(max(of_lengths[of_lengths < low], default=0)),
+                low=low,
+                high=high,
+                share=share,
+                dips=dipping(np.any(by_rule, 0), of_lengths),
+                before=max(of_lengths[of_lengths < (length or 0)].tolist(), default=None),
+                judged=judged,
+                chance=chance,
+                longest=int(of_lengths[-1]),
+            )
         )
-        for row, method in enumerate(methods)
-    ]
     return Measured(
         reference, level, int(lengths[at[1]]), judged, chance, tuple(lengths.tolist()), tuple(failures), stated
     )
+
+
+def _by_rule(fails: list[np.ndarray], lengths: np.ndarray) -> list[int | None]:
+    """The onset by tail NLL and by passkeys; None: none, or not measured."""
+    return [*(onset(rule, lengths) for rule in fails), None][:2]
 
 
 def _judged(level: float, hits: np.ndarray | None, vocabulary: int | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -171,8 +193,8 @@ def is_chance(level: float, vocabulary: int | None) -> bool:
 def _fails(means: list[np.ndarray], at: tuple[int, int], judged: tuple[str, ...]) -> list[np.ndarray]:
     """Whether the mean fails, by tail NLL against the draw's own level and by passkeys: (draw, method, length)."""
     nll = means[0]
-    rules = [nll > nll[:, at[0], at[1], None, None] + NATS_ABOVE, *(each < LEAST_ACCURACY for each in means[1:])]
-    return [each & (rule in judged) for rule, each in zip(RULES, rules, strict=False)]
+    rules = [nll > nll[:, at[0], at[1], None, None] + NATS_ABOVE, *(hits < LEAST_ACCURACY for hits in means[1:])]
+    return [fails & (name in judged) for name, fails in zip(RULES, rules, strict=False)]
 
 
 def _resampled(scores: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -182,48 +204,21 @@ def _resampled(scores: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return np.moveaxis(scores @ drawn.T / count, -1, 0)  # divided last: shares are exact
 
 
-def _told(scores: list[np.ndarray], at: tuple[int, int], judged: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Whether it may fail, and whether it surely does, (method, length): by 95% intervals of the prompts' scores.
+def _bounds(scores: list[np.ndarray], at: tuple[int, int], judged: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Whether it may fail, and whether it clearly does, (method, length): by 95% intervals of the prompts' scores.
 
     Student's of tail NLL less the level, window by window, and Wilson's of the passkeys found.
     """
-    found = np.zeros((2, *scores[0].shape[:2]), bool)
+    fails = np.zeros((2, *scores[0].shape[:2]), bool)
     if NLL in judged:
         above = np.moveaxis(scores[0] - scores[0][at], -1, 0)
         middle, half = above.mean(0), half_width(above)
-        found |= np.stack([middle + half, middle - half]) > NATS_ABOVE
+        fails |= np.stack([middle + half, middle - half]) > NATS_ABOVE
     if PASSKEY in judged:
         hits = scores[1]
         ends = np.stack(np.vectorize(wilson)(np.nan_to_num(hits.sum(-1)), hits.shape[-1]))
-        found |= (ends < LEAST_ACCURACY) & np.isfinite(hits).all(-1)  # what was not measured did not fail
-    return found[0], found[1]
-
-
-def _failure(
-    method: str,
-    lengths: np.ndarray,
-    rules: list[np.ndarray],
-    told: tuple[np.ndarray, np.ndarray, np.ndarray] | None,
-    known: tuple[tuple[str, ...], tuple[str, ...]],
-) -> Failure:
-    """One method's failure.
-
-    rules: by rule whether it fails, (length). told: by any of them, whether draws do, (draw, length), whether it may
-    and whether it surely does, (length).
-    """
-    by_nll, by_passkey = [*(onset(each, lengths) for each in rules), None][:2]
-    fails = np.any(rules, 0)
-    length = onset(fails, lengths)
-    dips = dipping(fails, lengths)
-    before = lengths[lengths < (length or 0)].tolist()
-    low, high, share = length, length, None
-    if told is not None:
-        draws, may, surely = told
-        low, high = onset(may, lengths), onset(surely, lengths)
-        share = float(_starts(draws, lengths.tolist().index(length) if length else len(lengths)).mean())
-    after = None if low is None else int(max(lengths[lengths < low], default=0))
-    ends = (after, low, high, share, dips, before[-1] if before else None)
-    return Failure(method, by_nll, by_passkey, length, *ends, *known, int(lengths[-1]))
+        fails |= (ends < LEAST_ACCURACY) & np.isfinite(hits).all(-1)  # what was not measured did not fail
+    return fails[0], fails[1]
 
 
 def _starts(draws: np.ndarray, first: int) -> np.ndarray:
@@ -233,8 +228,8 @@ def _starts(draws: np.ndarray, first: int) -> np.ndarray:
 
 def onset(fails: np.ndarray, lengths: np.ndarray) -> int | None:
     """The first of `lengths` from which on all fail; None if it holds at the last."""
-    held = np.flatnonzero(~fails)
-    first = held[-1] + 1 if held.size else 0
+    holds = np.flatnonzero(~fails)
+    first = holds[-1] + 1 if holds.size else 0
     return int(lengths[first]) if first < len(lengths) else None
 
 

@@ -1,12 +1,17 @@
-"""What the verdict rests on, in plain words computed from a run's summary."""
+"""A run's summary in words and tables: what the verdict rests on, scores by method, differences to the reference."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from probe.evaluation.intervals import shown
+from probe.evaluation.summary import Table, plain_table
 from probe.thresholds.calls import ranges
 from probe.thresholds.control import ALPHA
+
+_SCORES = {"NLL": "tail_nll", "passkey": "passkey"}
 
 
 def findings(summary: dict[str, Any]) -> list[tuple[str, str]]:
@@ -22,12 +27,12 @@ def _where(summary: dict[str, Any]) -> str:
     drift = summary["drift"]
     if isinstance(drift, str):
         return f"Drift could not be judged: {drift}."
-    return " ".join(_drifts(name, each, summary["reference"]) for name, each in drift["prompts"].items())
+    return " ".join(_drift(prompt, row, summary["reference"]) for prompt, row in drift["prompts"].items())
 
 
-def _drifts(prompt: str, found: dict[str, Any], reference: str) -> str:
+def _drift(prompt: str, drift: dict[str, Any], reference: str) -> str:
     """Where the reference's states leave their in-window range, on one prompt."""
-    call = next(each for each in found["methods"] if each["method"] == reference)
+    call = next(row for row in drift["methods"] if row["method"] == reference)
     on = f"On {prompt}, the states of {reference}"
     untrusted = ""
     if call["untrusted"]:
@@ -46,10 +51,10 @@ def _drifts(prompt: str, found: dict[str, Any], reference: str) -> str:
     text += f", and in {len(call['layers'])} layers ({ranges(call['layers'])}) by {until}."
     if call["before"] is not None:
         text += f" It began before M, at {call['before']}, among positions that few training texts reach."
-    if found["high_variance"]:
-        text += f" Cannot tell in layers {ranges(found['high_variance'])}, whose states move as much inside the window."
+    if drift["high_variance"]:
+        text += f" Cannot tell in layers {ranges(drift['high_variance'])}, whose states move as much inside the window."
     text += untrusted
-    dims = ", ".join(f"{each['layer']}:{each['dim']} ({each['share']:.0%})" for each in found["dims"][:3])
+    dims = ", ".join(f"{row['layer']}:{row['dim']} ({row['share']:.0%})" for row in drift["dims"][:3])
     return f"{text} Largest shares, by layer:dim: {dims}." if dims else text
 
 
@@ -89,17 +94,17 @@ def _unjudged(summary: dict[str, Any]) -> list[int]:
     if isinstance(summary["drift"], str):
         return []
     methods = summary["drift"]["prompts"][summary["prompt"]]["methods"]
-    return next(each["untrusted"] for each in methods if each["method"] == summary["reference"])
+    return next(row["untrusted"] for row in methods if row["method"] == summary["reference"])
 
 
 def _control(summary: dict[str, Any]) -> str:
     control = summary["control"]
     if isinstance(control, str):
         return f"The negative control could not be made: {control}."
-    found, places, searched = control["prompts"][summary["prompt"]], control["place"], control["searched"]
-    inside, matched = (sorted(count / searched for count in found[name]) for name in ("qualified", "matched"))
+    rows, places, searched = control["prompts"][summary["prompt"]], control["place"], control["searched"]
+    inside, matched = (sorted(count / searched for count in rows[name]) for name in ("qualified", "matched"))
     qualified = summary["qualified"][summary["prompt"]]
-    rates = ", ".join(f"{name} {share:.0%}" for name, share in found["false_predictions"].items())
+    rates = ", ".join(f"{name} {share:.0%}" for name, share in rows["false_predictions"].items())
     text = (
         f"Dim by dim, the same search put at {len(places)} positions from {places[0]} to {places[-1]}, where the model "
         f"works, calls {inside[0]:.1%} to {inside[-1]:.1%} of the pairs observable (median {median(inside):.1%}); at M "
@@ -109,8 +114,69 @@ def _control(summary: dict[str, Any]) -> str:
     )
     if not qualified:
         return f"{text} No threshold was found, so nothing is predicted."
-    if found["as_many"] > 0.5:
+    if rows["as_many"] > 0.5:
         return f"{text} That is no more than the control: the thresholds found here say nothing about M."
-    if found["as_many"] > ALPHA:
-        text += f" At {found['as_many']:.0%} of the positions no fewer are found than at M: M is not told from them."
+    if rows["as_many"] > ALPHA:
+        text += f" At {rows['as_many']:.0%} of the positions no fewer are found than at M: M is not told from them."
     return text
+
+
+def table(summary: dict[str, Any]) -> str:
+    """Plain text, one line a method: predicted failure and scores, then differences to the reference."""
+    head = ("method", "predicted", *_columns(summary))
+    rows = []
+    for row in summary["methods"]:
+        scores = (_number(row["scores"][length][name]) for name, length in _places(summary))
+        rows.append((row["method"], predicted_text(summary, row), *scores))
+    compared = difference_table(summary)
+    parts = [Table("", head, tuple(rows)), *([compared] if compared else [])]
+    return "\n\n".join(map(plain_table, parts))
+
+
+def difference_table(summary: dict[str, Any]) -> Table | None:
+    """Each method's scores less the reference's on the same prompts; None where nothing was compared."""
+    compared = [row for row in summary["methods"] if any(map(_differences, row["scores"].values()))]
+    if not compared:
+        return None
+    rows = []
+    for row in compared:
+        less = [row["scores"][length].get(f"{name}_difference") for name, length in _places(summary)]
+        cells = ("-" if mean is None else shown(mean["mean"], mean["low"], mean["high"], "+z.2f") for mean in less)
+        rows.append((row["method"], *cells))
+    title = f"difference to {summary['reference']} on the same prompts [95% interval, paired]"
+    return Table(title, ("method", *_columns(summary)), tuple(rows))
+
+
+def predicted_text(summary: dict[str, Any], row: dict[str, Any]) -> str:
+    """A method's prediction; of a method whose positions follow a pass's length, with the length they are of."""
+    text = row["predicted"]["text"]
+    follows = row["predicted"]["length"] is not None and row["method"] in summary.get("follows_length", ())
+    return f"{text} (in prompts of {summary['pass_length']})" if follows else text
+
+
+def score_text(scores: dict[str, Any], name: str) -> str:
+    """A score with its interval, where it has one; a dash where it was not measured."""
+    low, high = scores.get(f"{name}_interval", (None, None))
+    return "–" if scores[name] is None else shown(scores[name], low, high, "z.2f")
+
+
+def spread(counts: Sequence[int], searched: int) -> str:
+    """Counts as shares of `searched`: least, median, most, such as '0.0%, 0.3%, 2.1%'."""
+    return ", ".join(f"{count / searched:.1%}" for count in (min(counts), median(counts), max(counts)))
+
+
+def _differences(scores: dict[str, Any]) -> list[str]:
+    return [name for name in scores if name.endswith("_difference")]
+
+
+def _places(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """The scores' names and the lengths that they are of, in the columns' order."""
+    return [(name, length) for name in _SCORES.values() for length in summary["methods"][0]["scores"]]
+
+
+def _columns(summary: dict[str, Any]) -> list[str]:
+    return [f"{label} {length}" for label in _SCORES for length in summary["methods"][0]["scores"]]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:z.2f}"

@@ -7,7 +7,7 @@ multiple of M means anything.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -66,9 +66,8 @@ class StatedWindow:
     @property
     def unfit(self) -> str:
         """Why nothing that rests on M can be judged; empty where it can."""
-        return (
-            f"{self.reference} is already broken inside the stated window, M = {self.stated}" if self.is_wrong else ""
-        )
+        broken = f"{self.reference} is already broken inside the stated window, M = {self.stated}"
+        return broken if self.is_wrong else ""
 
     def __str__(self) -> str:
         """One or two sentences; empty where M fits."""
@@ -85,10 +84,9 @@ class StatedWindow:
     def _estimate(self) -> str:
         holds = [f"works at {self.works} tokens"] if self.works is not None else []
         fails = [f"not at {self.fails}"] if self.fails is not None else []
-        told = (
-            " and ".join([*holds, *fails]) if holds else f"fails at {self.fails} tokens, the shortest length measured,"
-        )
-        return f"{self.reference} {told} by the measured lengths; `mesa-lens estimate-window` estimates M."
+        shortest = f"fails at {self.fails} tokens, the shortest length measured,"
+        lengths = " and ".join([*holds, *fails]) if holds else shortest
+        return f"{self.reference} {lengths} by the measured lengths; `mesa-lens estimate-window` estimates M."
 
 
 def stated_window(evaluation: xr.Dataset, stated: int, reference: str, *, guess: float | None = None) -> StatedWindow:
@@ -104,12 +102,10 @@ def stated_window(evaluation: xr.Dataset, stated: int, reference: str, *, guess:
     at = evaluation.sel({"method": reference}).dropna("length", subset=["tail_nll"])
     lengths = at["length"].values.astype(int).tolist()
     inside = [length for length in lengths if length <= stated]
-    found = {length: tuple(_signs(evaluation, at, length, length <= stated)) for length in lengths}
-    bad = [bool(found[length]) for length in lengths]
-    count = bad.index(True) if True in bad else len(bad)
-    works = lengths[count - 1] if count else None
-    fails = lengths[count] if count < len(lengths) else None
-    signs = found[inside[-1]]
+    by_length = {length: tuple(_signs(evaluation, at, length, length <= stated)) for length in lengths}
+    fails = next((length for length in lengths if by_length[length]), None)
+    works = max((length for length in lengths if fails is None or length < fails), default=None)
+    signs = by_length[inside[-1]]
     outcome, reason = _outcome(at, inside, signs, works, stated, guess)
     return StatedWindow(reference, stated, outcome, signs, works, fails, reason)
 
@@ -134,7 +130,7 @@ def _outcome(
 def _signs(evaluation: xr.Dataset, at: xr.Dataset, length: int, is_inside: bool) -> Iterator[Sign]:
     """What speaks against the reference (`at`) at a length; other methods are asked inside the stated window alone."""
     nll = at["tail_nll"].sel(length=length).values
-    shorter = at.sel(length=[each for each in at["length"].values if each < length])
+    shorter = at.sel(length=at["length"].values[at["length"].values < length])
     if shorter.sizes["length"]:
         best = int(shorter["tail_nll"].mean("window").idxmin("length"))
         yield from _above(nll, shorter["tail_nll"].sel(length=best).values, length, f"at {best}")
@@ -162,19 +158,16 @@ def _lost(hits: np.ndarray, shorter: xr.DataArray, length: int) -> Iterator[Sign
     before = best.values
     if hits.mean() < LEAST_ACCURACY <= before.mean():
         sure = wilson(int(hits.sum()), len(hits))[1] < wilson(int(before.sum()), len(hits))[0]
-        counts = [f"{int(found.sum())} of {len(hits)}" for found in (hits, before)]
+        counts = [f"{int(answers.sum())} of {len(hits)}" for answers in (hits, before)]
         text = f"passkeys {counts[0]} at {length} tokens, {counts[1]} at {int(best['length'])}"
         yield Sign(length, text, sure)
 
 
-def record(found: StatedWindow | None) -> dict[str, Any] | None:
-    """The decision as plain numbers and a text, for summary.json; None where nothing was measured."""
-    if found is None:
-        return None
-    signs = [{"length": sign.length, "text": sign.text, "sure": sign.sure} for sign in found.signs]
-    names = ("stated", "outcome", "works", "fails")
-    plain = {name: getattr(found, name) for name in names}
-    return {**plain, "is_wrong": found.is_wrong, "is_doubtful": found.is_doubtful, "signs": signs, "text": str(found)}
+def record(window: StatedWindow) -> dict[str, Any]:
+    """The decision as plain numbers and a text, for summary.json."""
+    names = ("stated", "outcome", "works", "fails", "is_wrong", "is_doubtful")
+    signs = [asdict(sign) for sign in window.signs]
+    return {name: getattr(window, name) for name in names} | {"signs": signs, "text": str(window)}
 
 
 def times_of_m(summary: Mapping[str, Any], after: int, high: int) -> str:

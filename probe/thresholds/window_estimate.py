@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
 from probe.evaluation.intervals import shown, student
+from probe.thresholds.failure import onset
 
 SHORTEST = 64
 """Tokens of the first context tried."""
@@ -91,21 +93,15 @@ class WindowEstimate:
 
     def record(self) -> dict[str, Any]:
         """All of it as plain numbers."""
-        rows = [{name: getattr(each, name) for name in Compared.__dataclass_fields__} for each in self.compared]
-        return {
-            "works": self.works,
-            "fails": self.fails,
-            "reason": self.reason,
-            "texts": self.texts,
-            "text": str(self),
-        } | {"lengths": rows}
+        values = asdict(self)
+        return {**values, "lengths": list(values.pop("compared")), "text": str(self)}
 
     def table(self) -> str:
         """A line a length."""
         lines = [f"{'tokens':>8}  {'NLL':>6}  less the best shorter one's [95%]"]
-        for each in self.compared:
-            less = "" if each.best is None else f"{shown(each.difference, each.low, each.high, '+z.3f')} ({each.best})"
-            lines.append(f"{each.length:>8}  {each.nll:>z6.2f}  {less}".rstrip())
+        for at in self.compared:
+            less = "" if at.best is None else f"{shown(at.difference, at.low, at.high, '+z.3f')} ({at.best})"
+            lines.append(f"{at.length:>8}  {at.nll:>z6.2f}  {less}".rstrip())
         return "\n".join(lines)
 
 
@@ -131,9 +127,9 @@ def estimate_window(measure: Callable[[int], np.ndarray], longest: int, chance: 
 
     for length in doubled(longest):
         scores[length] = measure(length)
-        if len(scores) > 2 and all(each.is_worse for each in _compared(scores)[-2:]):
+        if len(scores) > 2 and all(at.is_worse for at in _compared(scores)[-2:]):
             break
-    if chance is not None and min(each.mean() for each in scores.values()) >= chance:
+    if chance is not None and min(values.mean() for values in scores.values()) >= chance:
         return estimate(None, None, "the model is at chance at every length")
     works, fails = _ends(_compared(scores))
     if fails == sorted(scores)[1]:
@@ -157,23 +153,18 @@ def _is_fine(works: int, fails: int) -> bool:
 
 
 def _compared(scores: dict[int, np.ndarray]) -> list[Compared]:
-    found: list[Compared] = []
+    compared: list[Compared] = []
     for length in sorted(scores):
-        best = min(found, key=lambda each: each.nll).length if found else None
+        best = min(compared, key=lambda at: at.nll).length if compared else None
         less = scores[length] - scores[length if best is None else best]
-        low, high = student(less.tolist())
-        found.append(Compared(length, float(scores[length].mean()), best, float(less.mean()), low, high))
-    return found
+        compared.append(
+            Compared(length, float(scores[length].mean()), best, float(less.mean()), *student(less.tolist()))
+        )
+    return compared
 
 
 def _ends(compared: list[Compared]) -> tuple[int | None, int | None]:
     """The longest length with none but clearly no worse ones below it, and the shortest from which on all are worse."""
-    bad = [each.is_worse for each in compared]
-    count = len(bad) - (bad[::-1].index(False) if False in bad else len(bad))
-    fails = compared[count].length if count < len(compared) else None
-    works = None
-    for each in compared[:count]:
-        if not each.is_no_worse:
-            break
-        works = each.length
-    return works, fails
+    fails = onset(np.array([at.is_worse for at in compared]), np.array([at.length for at in compared]))
+    fine = takewhile(lambda at: at.is_no_worse and at.length != fails, compared)
+    return max((at.length for at in fine), default=None), fails

@@ -11,7 +11,7 @@ import jinja2
 
 from probe.evaluation.summary import Table, plain_table
 from probe.store.results import VERDICT
-from probe.thresholds.tables import table as score_tables
+from probe.thresholds.findings import table as score_tables
 
 _WIDTH = 110
 

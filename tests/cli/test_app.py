@@ -106,7 +106,7 @@ def test_pages_open_with_what_the_report_kept(root, monkeypatch, tmp_path):
     def again(*given, **options):
         raise ValueError("it is worked out again")
 
-    for place in ("analysis.search", "analysis.find_drift", "analysis.negative_control", "search._statistics"):
+    for place in ("analysis.search", "analysis.find_drift", "analysis.negative_control", "search._score"):
         monkeypatch.setattr(f"probe.thresholds.{place}", again)
     for page, drawn in shown.items():
         app = run(tmp_path, monkeypatch, page)

@@ -12,8 +12,7 @@ from probe.report import render, whole_summary, write_report
 from probe.store.reader import open_run
 from probe.thresholds.analysis import analyse, summarize
 from probe.thresholds.failure import measured_failure
-from probe.thresholds.findings import findings
-from probe.thresholds.tables import table
+from probe.thresholds.findings import findings, table
 
 M = 64
 HOSTILE = "<script>alert(1)</script>"

@@ -22,9 +22,8 @@ from probe.store.reader import Run
 from probe.store.results import LOCATED, VERDICT, find_located, run_summary
 from probe.thresholds.calls import Call
 from probe.thresholds.failure import measured_failure
-from probe.thresholds.findings import findings
+from probe.thresholds.findings import difference_table, findings
 from probe.thresholds.predict import Prediction
-from probe.thresholds.tables import difference_table
 from probe.verdict.shown import html
 from probe.verdict.verdict import verdict
 

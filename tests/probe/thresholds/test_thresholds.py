@@ -273,50 +273,6 @@ def test_prediction_in_words():
     assert str(leaving(60)) == "60"
 
 
-def plain_smoothed(values, positions, smoothing):
-    """By a loop: the mean of the last `smoothing` values of consecutive positions."""
-    means = []
-    for end in range(len(values)):
-        first = end
-        while first > 0 and end - first < smoothing - 1 and positions[first - 1] == positions[first] - 1:
-            first -= 1
-        means.append(np.mean(values[first : end + 1], dtype=np.float64))
-    return np.array(means, dtype=np.float32)
-
-
-def plain_crossing(values, positions, at, rule):
-    """By a loop: the first of `sustained` consecutive positions, from M on, beyond the limit."""
-    side, limit = float(at["side"]), float(at["limit"])
-    for first in range(len(values)):
-        run = range(first, first + rule.sustained)
-        if positions[first] < M or run[-1] >= len(values) or positions[run[-1]] - positions[first] >= rule.sustained:
-            continue
-        if all(side * (values[i] - limit) > 0 for i in run):
-            return positions[first]
-    return np.nan
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("sustained", [1, 2, 3, 7])
-def test_search_agrees_with_plain_loops(seed, sustained):
-    rng = np.random.default_rng(seed)
-    positions = np.flatnonzero((rng.random(LENGTH) < 0.95) | (np.abs(np.arange(LENGTH) - 0.8 * LENGTH) < 20))
-    positions = np.union1d(positions, [M])
-    steps = np.where(np.arange(LENGTH) > 70, rng.normal(0, 1, (40, 1)), 0) + rng.normal(0, 0.3, (40, LENGTH))
-    hidden = series(*steps, positions=positions)
-    rule = CrossingRule(smoothing=4, sustained=sustained, warm_up=5, margin=1)
-    found = search(hidden, M, rule)
-    crossed = 0
-    for dim in range(40):
-        x = plain_smoothed(hidden.values[0, 0, :, dim], positions, 4)
-        here = at(found, dim)
-        assert here["threshold"] == x[positions.tolist().index(M)]
-        expected = plain_crossing(x, positions, here, rule)
-        np.testing.assert_equal(float(here["crossing"]), expected)
-        crossed += np.isfinite(expected)
-    assert 10 < crossed <= 40
-
-
 def test_a_value_at_the_limit_is_not_beyond_it():
     """Limits have more digits than the values: the nearest float32 on either side must be told apart."""
     near = np.float32(0.1)
