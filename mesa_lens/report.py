@@ -45,12 +45,12 @@ def run(args: argparse.Namespace) -> int:
     from probe.report import write_report
     from probe.store.location import Remote
     from probe.store.reader import open_run
-    from probe.verdict.shown import told
+    from probe.verdict.verdict import terminal_text
 
     folder = open_run(args.store).folder
     if isinstance(folder, Remote):
         raise ValueError(f"{folder} is a URL; give the folder that `mesa-lens probe` was given as --out")
     with owned(folder, option="RUN"):
         summary = write_report(args.store, args.rule)
-    print(json.dumps(summary, indent=1) if args.json else f"{told(summary)}\n\nwrote {folder / 'report.html'}")
+    print(json.dumps(summary, indent=1) if args.json else f"{terminal_text(summary)}\n\nwrote {folder / 'report.html'}")
     return 0

@@ -30,9 +30,8 @@ from probe.store.select import check_labels, hook_values, one_prompt
 from probe.thresholds.analysis import Analysis, analyse
 from probe.thresholds.calls import drift_calls, ranges
 from probe.thresholds.predict import best, crossing_texts
-from probe.verdict.cells import position
-from probe.verdict.shown import Verdict
-from probe.verdict.verdict import verdict
+from probe.verdict.table import position
+from probe.verdict.verdict import Verdict, verdict
 
 PLOTLY = "application/vnd.plotly.v1+json"
 """The MIME type of interactive figures in JupyterLab, VS Code and Colab."""

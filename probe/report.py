@@ -45,8 +45,7 @@ from probe.thresholds.analysis import Analysis, analyse, summarize
 from probe.thresholds.calls import top_dims
 from probe.thresholds.findings import difference_table, findings, predicted_text, score_text, spread
 from probe.thresholds.predict import LEAST, TOP
-from probe.verdict.shown import html
-from probe.verdict.verdict import verdict
+from probe.verdict.verdict import html, verdict
 
 _THRESHOLDS = 4  # charts, of the best dims
 _PROVENANCE = (

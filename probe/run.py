@@ -31,7 +31,7 @@ from probe.store.location import url_recorded
 from probe.store.reader import STORE, partial_path, store_of
 from probe.store.regions import whole_passes
 from probe.store.results import run_summary
-from probe.verdict.shown import told
+from probe.verdict.verdict import terminal_text
 
 
 def run_probe(
@@ -52,7 +52,7 @@ def run_probe(
     with owned(out), url_recorded(out, STORE, request.store):
         summary = _finished_summary(plan, out, overwrite, by, runner)
     heading = f"model {request.model}, trained length M = {plan.trained_length} tokens, captured {plan.length}\n\n"
-    return summary, f"{heading}{told(summary)}\n\nwrote {out / 'report.html'}"
+    return summary, f"{heading}{terminal_text(summary)}\n\nwrote {out / 'report.html'}"
 
 
 def is_whole(plan: ProbePlan, out: Path) -> bool:

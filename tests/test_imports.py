@@ -71,7 +71,7 @@ WITHOUT_TORCH = """
     probe.interventions probe.interventions.loss_gap probe.interventions.sentences
     probe.attention probe.attention.moments probe.attention.positional probe.attention.vectors
     probe.attention.sentences probe.locate_report probe.anatomy_report probe.report
-    probe.verdict probe.verdict.verdict probe.verdict.shown probe.opened
+    probe.verdict probe.verdict.verdict probe.opened
     probe.status mesa_lens.status
     mesa_lens.cli mesa_lens.export mesa_lens.report mesa_lens.fetching mesa_lens.paper.command
     mesa_lens.paper.words mesa_lens.paper.sections

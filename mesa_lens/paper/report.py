@@ -82,5 +82,5 @@ def _probe(summary: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     figures.append(heatmap_grid(pool(shown.load()), run.trained_length, layer_limits(shown)))
     verdict = summary[VERDICT]
     table = {"title": "Methods, ranked (lengths in tokens)", "head": verdict["head"], "rows": verdict["cells"]}
-    told = [f"{each['heading']}: {each['text']}" for each in verdict["told"]] + verdict["notes"]
+    told = [f"{each['heading']}: {each['text']}" for each in verdict["sentences"]] + verdict["notes"]
     return {"figures": [Markup(html_embed(figure)) for figure in figures], "tables": [table], "words": told}

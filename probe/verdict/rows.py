@@ -8,6 +8,7 @@ from typing import Any
 
 from probe.store.results import Located, Row, having, number
 
+Rows = Sequence[Mapping[str, Any]]
 RANKED = (
     "Ranked by the longest measured length that a method holds at, then by mean tail NLL at the longest length. A "
     "method shares the rank of those before it unless it is worse than one of them: the 95% interval of the "
@@ -51,6 +52,28 @@ def _is_same(located: Located, configs: Mapping[str, Any], name: str) -> bool:
     """Whether a method was located with the run's parameters, as far as both tell."""
     one, other = located["methods"].get(name, {}), configs.get(name, {})
     return all(one[key] == other[key] for key in one.keys() & other.keys())
+
+
+def reference_of(rows: Rows) -> Mapping[str, Any]:
+    """The row of the method that the others are compared with."""
+    return next(row for row in rows if row["is_reference"])
+
+
+def beats(row: Mapping[str, Any]) -> bool:
+    """Whether a method's tail NLL at the longest length is below crop's on the same texts, its interval too."""
+    less = to_crop(row)
+    return less is not None and less["high"] is not None and less["high"] < 0
+
+
+def is_worse(row: Mapping[str, Any]) -> bool:
+    """Whether a method's tail NLL at the longest length is above crop's on the same texts, its interval too."""
+    less = to_crop(row)
+    return less is not None and less["low"] is not None and less["low"] > 0
+
+
+def to_crop(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """A method's tail NLL at the longest length less crop's; None where it was not measured, or not beyond M."""
+    return (row["nll"] or {}).get("crop")
 
 
 def smallest_set(located: Located, method: str) -> dict[str, Any] | None:

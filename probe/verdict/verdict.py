@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from probe.store.results import Located
+import jinja2
+
+from probe.evaluation.summary import Table, plain_table
+from probe.store.results import VERDICT, Located
+from probe.thresholds.findings import table as score_tables
 from probe.thresholds.stated_window import FITS, TOO_SMALL
-from probe.verdict.baseline import about
-from probe.verdict.cells import table
-from probe.verdict.naming import listed, measured_on
 from probe.verdict.rows import RANKED, ranked, same_model
-from probe.verdict.trust import sure
-from probe.verdict.words import broke, mended, where
+from probe.verdict.sentences import about_crop, broke, listed, measured_on, mended, sure, where
+from probe.verdict.table import table
+
+_WIDTH = 110  # of the text in a terminal
 
 
 def verdict(summary: Mapping[str, Any], located: Located | None) -> dict[str, Any]:
@@ -33,11 +38,11 @@ def verdict(summary: Mapping[str, Any], located: Located | None) -> dict[str, An
     told = checked(told, summary.get("stated_window"), measured_on(summary))
     head, cells = table(summary, rows)
     return {
-        "told": [{"heading": heading, "text": text} for heading, text in told.items()],
+        "sentences": [{"heading": heading, "text": text} for heading, text in told.items()],
         "head": head,
         "cells": cells,
         "rows": rows,
-        "notes": [RANKED, _heads(located, own), *about(summary, rows), *_following(summary)],
+        "notes": [RANKED, _heads(located, own), *about_crop(summary, rows), *_following(summary)],
     }
 
 
@@ -81,3 +86,38 @@ def _heads(located: Located | None, own: Located | None) -> str:
     if located is not None:
         return f"Heads: those located in this folder are of {located['model']}, M = {located['trained_length']}."
     return "Heads: not located; mesa-lens locate with this folder as --out finds the smallest set that is enough."
+
+
+class Verdict(dict[str, Any]):
+    """A verdict that shows itself: a table in a notebook, a text in a terminal."""
+
+    def __repr__(self) -> str:
+        """Sentences, table and notes."""
+        return text(self)
+
+    def _repr_html_(self) -> str:
+        return html(self)
+
+
+def terminal_text(summary: Mapping[str, Any]) -> str:
+    """The verdict, then the scores it rests on, for a terminal."""
+    return f"{text(summary[VERDICT])}\n\n{score_tables(dict(summary))}"
+
+
+def text(verdict: Mapping[str, Any]) -> str:
+    """Sentences, table and notes, for a terminal."""
+    told = (_filled(f"{each['heading']}: {each['text']}") for each in verdict["sentences"])
+    table = plain_table(Table("", tuple(verdict["head"]), tuple(map(tuple, verdict["cells"]))))
+    notes = map(_filled, verdict["notes"])
+    return "\n\n".join(["\n".join(told), table, "\n".join(notes)])
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, _WIDTH, break_on_hyphens=False)  # methods' names have hyphens
+
+
+def html(verdict: Mapping[str, Any]) -> str:
+    """The same as a part of a page; every text escaped. On narrow screens the rows stand below each other."""
+    loader = jinja2.FileSystemLoader(Path(__file__).parents[1])
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    return environment.get_template("verdict.html").render(verdict=verdict)

@@ -41,7 +41,7 @@ def test_report_summary_terminal_and_dashboard_say_the_same(folder, capsys, monk
     verdict = json.loads((folder / "summary.json").read_text())["verdict"]
     assert sorted(row["method"] for row in verdict["rows"]) == sorted(METHODS)
     assert [row["method"] for row in verdict["rows"]] == [cells[1] for cells in verdict["cells"]]
-    words = [text for each in verdict["told"] for text in (each["heading"], each["text"])] + verdict["notes"]
+    words = [text for each in verdict["sentences"] for text in (each["heading"], each["text"])] + verdict["notes"]
     table = [verdict["head"], *verdict["cells"]]
 
     assert shown((folder / "report.html").read_text()) == (words, table)
@@ -55,7 +55,7 @@ def test_report_summary_terminal_and_dashboard_say_the_same(folder, capsys, monk
     assert shown(page) == (words, table)
 
     flowing = " ".join(terminal.split())
-    for each in verdict["told"]:
+    for each in verdict["sentences"]:
         assert f"{each['heading']}: {each['text']}" in flowing
     assert all(note in flowing for note in verdict["notes"])
     begin = next(row for row, line in enumerate(terminal.splitlines()) if line.startswith("rank "))

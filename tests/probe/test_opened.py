@@ -17,7 +17,7 @@ from probe.opened import PLOTLY
 from probe.report import write_report
 from probe.store.reader import open_run as open_store
 from probe.thresholds.calls import drift_calls
-from probe.verdict.shown import html, text
+from probe.verdict.verdict import html, text
 
 M = 64
 PNG = b"\x89PNG"

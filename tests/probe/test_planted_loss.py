@@ -53,7 +53,7 @@ def probed(model, out):
     options = f"{ASKED} --length 480 --lengths 80,160,320,480 --refine 4 --texts 0 --layers 0-1 --dims 0-3"
     assert main(["probe", "--model", model, *options.split(), "--out", str(out)]) == 0
     summary = json.loads((out / "summary.json").read_text())
-    said = {each["heading"]: each["text"] for each in summary["verdict"]["told"]}
+    said = {each["heading"]: each["text"] for each in summary["verdict"]["sentences"]}
     return {row["method"]: row for row in summary["methods"]}, said
 
 

@@ -83,7 +83,7 @@ def test_random_weights_are_at_chance_and_never_hold(finished):
     for row in summary["methods"]:
         assert row["measured"]["text"].startswith("not judged: at chance inside M")
         assert not row["measured"]["holds"]
-    told = {each["heading"]: each["text"] for each in summary["verdict"]["told"]}
+    told = {each["heading"]: each["text"] for each in summary["verdict"]["sentences"]}
     assert " hold" not in " ".join(told.values())
     assert "the model is at chance inside its window" in told["What broke"]
     assert "the model is at chance" in told["What mended it"]

@@ -24,8 +24,7 @@ from probe.thresholds.calls import Call
 from probe.thresholds.failure import measured_failure
 from probe.thresholds.findings import difference_table, findings
 from probe.thresholds.predict import Prediction
-from probe.verdict.shown import html
-from probe.verdict.verdict import verdict
+from probe.verdict.verdict import html, verdict
 
 
 def page(context: Context) -> None:

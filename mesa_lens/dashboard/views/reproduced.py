@@ -18,7 +18,7 @@ from mesa_lens.paper.sections import SECTIONS, Section
 from mesa_lens.paper.words import harness_table, words
 from probe.evaluation.summary import Table
 from probe.store.results import VERDICT
-from probe.verdict.shown import html
+from probe.verdict.verdict import html
 
 
 def page(context: Context, result: Result) -> None:

@@ -12,7 +12,7 @@ from probe.thresholds.analysis import _in_words, _level, _method_row
 from probe.thresholds.calls import Call
 from probe.thresholds.failure import NLL, PASSKEY, measured_failure
 from probe.thresholds.stated_window import record
-from probe.verdict.naming import NAMED
+from probe.verdict.sentences import NAMED
 from probe.verdict.verdict import verdict
 
 M, LENGTHS = 256, [128, 256, 512, 768, 1024]
@@ -107,7 +107,7 @@ def results(request):
     for seed in range(12 * request.param, 12 * request.param + 12):
         summary, scores, calls = random_summary(seed)
         made = verdict(summary, None)
-        said = {each["heading"]: each["text"] for each in made["told"]}
+        said = {each["heading"]: each["text"] for each in made["sentences"]}
         found.append(SimpleNamespace(said=said, verdict=made, summary=summary, scores=scores, calls=calls))
     return found
 

@@ -12,8 +12,7 @@ from probe.store.reader import open_run
 from probe.thresholds.analysis import analyse
 from probe.thresholds.findings import findings
 from probe.verdict.rows import ranked
-from probe.verdict.shown import html
-from probe.verdict.verdict import verdict
+from probe.verdict.verdict import html, verdict
 
 M = 64
 
@@ -33,12 +32,12 @@ def cells(found):
 
 
 def told(summary, where=None):
-    return {each["heading"]: each["text"] for each in verdict(summary, where)["told"]}
+    return {each["heading"]: each["text"] for each in verdict(summary, where)["sentences"]}
 
 
 def test_a_planted_break_is_told(planted):
     found = planted["verdict"]
-    said = {each["heading"]: each["text"] for each in found["told"]}
+    said = {each["heading"]: each["text"] for each in found["sentences"]}
     assert said["What broke"] == (
         "origin fails in (64, 128] tokens, 1 to 2 times M (6 texts and 20 passkeys). It fails by tail NLL from 128 on "
         "and by passkey accuracy from 192 on, at every length measured."
@@ -62,7 +61,7 @@ def test_a_planted_break_is_told(planted):
 
 def test_what_was_not_measured_says_how_it_is_had(tmp_path):
     found = summarized(write_run(tmp_path, hidden_states(windows=3)))["verdict"]
-    said = {each["heading"]: each["text"] for each in found["told"]}
+    said = {each["heading"]: each["text"] for each in found["sentences"]}
     assert said["What broke"].startswith("Nothing was measured by length (--samples 0); origin was trained on windows")
     assert said["Where"].startswith("On one repeated word")
     assert "failure by length (not measured)" in said["How sure"]
@@ -148,7 +147,7 @@ def test_what_speaks_against_the_stated_window_stands_beside_the_failure(planted
 
 def test_a_model_at_chance_is_said_to_be_at_chance(planted):
     summary = without_break(planted, ("tail NLL", "passkey"))
-    said, words = told(summary), json.dumps(verdict(summary, None)["told"])
+    said, words = told(summary), json.dumps(verdict(summary, None)["sentences"])
     assert said["What broke"] == (
         "Cannot tell: the model is at chance inside its window "
         "(a guess scores a tail NLL of 8.32; origin scores 8.30 (3 texts) and finds 0 of 3 passkeys at 64 tokens)."
@@ -262,7 +261,7 @@ def test_the_smallest_set_is_the_clearest_loss(planted):
     assert table["origin"]["smallest set of heads"] == "–"
     assert (
         " rerope in 3 heads alone restores 92% [80, 102] of the tail NLL lost at 512 tokens (n = 6)."
-        in found["told"][1]["text"]
+        in found["sentences"][1]["text"]
     )  # of 12 items the half that the set was not chosen on
 
 
@@ -284,7 +283,7 @@ def test_heads_of_a_method_with_other_parameters_are_not_shown(planted):
     configs = where["methods"] | {"rerope": where["methods"]["rerope"] | {"window": 7}}
     found = verdict(summary | {"method_configs": configs}, where)
     assert {row["method"]: row["heads"] for row in found["rows"]}["rerope"] is None
-    assert "rerope in" not in found["told"][1]["text"]
+    assert "rerope in" not in found["sentences"][1]["text"]
     configs = where["methods"] | {first: where["methods"][first] | {"window": 7}}
     found = verdict(summary | {"method_configs": configs}, where)
     assert "smallest set of heads" not in found["head"]
@@ -326,11 +325,11 @@ def test_crop_stands_beside_every_tail_nll(planted):
     table = cells(found)
     assert table["origin"]["NLL less crop's"].startswith("+0.8")
     assert table["mesa"]["NLL less crop's"].startswith(("+0.0", "-0.0"))
-    assert found["told"][2]["text"].count("No method clearly beats `crop`") == 1
+    assert found["sentences"][2]["text"].count("No method clearly beats `crop`") == 1
     assert found["notes"][-1].startswith("Crop: origin on the last 64 tokens alone, the first one of")
     without = summarized_without_length(planted)
     assert "NLL less crop's" not in verdict(without, None)["head"]
-    assert "crop" not in json.dumps(verdict(without, None)["told"])
+    assert "crop" not in json.dumps(verdict(without, None)["sentences"])
 
 
 def summarized_without_length(summary):
@@ -384,7 +383,7 @@ def test_a_window_that_is_stated_too_large_leaves_nothing_judged(tmp_path):
     )
     assert all(said[heading].startswith("Not judged: ") for heading in ("Where", "What mended it"))
     assert said["How sure"].startswith("Measured on 6 texts and 20 passkeys; ")
-    text = json.dumps(summary["verdict"]["told"]) + "".join(map(str, summary["verdict"]["cells"]))
+    text = json.dumps(summary["verdict"]["sentences"]) + "".join(map(str, summary["verdict"]["cells"]))
     assert "times M" not in text
     assert "chance" not in text
     assert " hold" not in text

@@ -1,19 +1,22 @@
-"""The verdict in one sentence each: what broke, where, what mended it."""
+"""The verdict's sentences: what broke, where, what mended it, how sure that is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probe.evaluation.intervals import shown
+from probe.evaluation.intervals import shown, wilson
 from probe.store.results import is_clear, percent
-from probe.thresholds.failure import NLL
+from probe.thresholds.calls import ranges
+from probe.thresholds.failure import LEAST_ACCURACY, NLL, PASSKEY
 from probe.thresholds.stated_window import times_of_m
-from probe.verdict.baseline import beats, beside_crop
-from probe.verdict.cells import position
-from probe.verdict.naming import NAMED, Rows, counted, listed, reference_of, several, verb
-from probe.verdict.trust import level
+from probe.verdict.rows import Rows, beats, is_worse, reference_of, to_crop
+from probe.verdict.table import difference_to_crop, position
 
+NAMED = 4
+"""More methods than these are counted."""
+_PROMPTS = (("window", "text", "tail NLL"), ("sample", "passkey", "passkey"))
 _AT_CHANCE = "Cannot tell: the model is at chance inside its window"
 
 
@@ -184,3 +187,160 @@ def _reasons(measured: Mapping[str, Any]) -> str:
 def _alone(measured: Mapping[str, Any]) -> str:
     """That one measure judges alone, the other being at chance or not clear."""
     return f", judged by {measured['judged'][0]} alone" if len(measured["judged"]) == 1 else ""
+
+
+def sure(summary: Mapping[str, Any], rows: Rows) -> str:
+    """False alarms of drift, what a guess scores, and what was not judged."""
+    reference = reference_of(rows)["method"]
+    told = [_false_alarms(rows), f"chance: {level(summary, reference)}" if summary["level"] else ""]
+    left = _unjudged(summary, rows)
+    told += [f"not judged: {', '.join(left)}" if left else "nothing was left unjudged"]
+    text = "; ".join(part for part in told if part)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _false_alarms(rows: Rows) -> str:
+    """Of the (layer, window) pairs tried inside the window, those falsely called: by the reference, and the most."""
+    tried = [row for row in rows if row["drift"] is not None and row["drift"]["tried"]]
+    if not tried:
+        return "false alarms inside the window: unknown"
+    alarms, pairs = (sum(row["drift"][name] for row in tried) for name in ("alarms", "tried"))
+    if not alarms:
+        judged = " in the layers judged" if any(row["drift"]["untrusted"] for row in rows if row["drift"]) else ""
+        of = f"0 of {pairs} (layer, window) pairs, under {several(tried)}"
+        return f"no false alarms inside the window{judged} ({of})"
+    worst = max(tried, key=lambda row: row["drift"]["alarms"] / row["drift"]["tried"])
+    rates = [f"{_rate(row)} under {row['method']}" for row in tried if row["is_reference"] or row is worst]
+    judged = ", in the layers judged" if any(row["drift"]["untrusted"] for row in rows if row["drift"]) else ""
+    return f"false alarms inside the window{judged}, of (layer, window) pairs: {', '.join(rates)}"
+
+
+def _rate(row: Mapping[str, Any]) -> str:
+    return f"{row['drift']['alarms']} of {row['drift']['tried']}"
+
+
+def level(summary: Mapping[str, Any], reference: str) -> str:
+    """What a guess scores, and the reference inside the window."""
+    level, prompts = summary["level"], summary["level"]["prompts"]
+    guess = "an unknown tail NLL" if level["guess"] is None else f"a tail NLL of {level['guess']:z.2f}"
+    texts = f"{prompts['window']} text{'s' * (prompts['window'] > 1)}"
+    found = "" if level.get("passkeys") is None else f" and finds {level['passkeys']} of {prompts['sample']} passkeys"
+    own = f"{reference} scores {level['tail_nll']:z.2f} ({texts}){found} at {level['length']} tokens"
+    return f"a guess scores {guess}; {own}"
+
+
+def _unmeasured(summary: Mapping[str, Any]) -> list[str]:
+    """What failure is not judged by, and why: none of few passkeys says little, and less than half is no measure."""
+    level, chance = summary["level"], summary["at_chance"]
+    if not level:
+        return ["failure by length (not measured)"]
+    left = [f"{NLL} (at chance inside M)"] if NLL in chance else []
+    found, asked = level.get("passkeys"), level["prompts"].get("sample", 0)
+    if PASSKEY in chance:
+        told = wilson(0, asked)[1] < LEAST_ACCURACY
+        why = "at chance inside M" if told else f"none of {asked} found inside M, too few to tell chance"
+        left.append(f"{PASSKEY} ({why})")
+    elif found is not None and PASSKEY not in summary["judged_by"]:
+        left.append(f"{PASSKEY} ({found} of {asked} found inside M, less than half)")
+    return left
+
+
+def _unjudged(summary: Mapping[str, Any], rows: Rows) -> list[str]:
+    left = _unmeasured(summary)
+    if isinstance(summary["drift"], str):
+        return [*left, "drift"]
+    reasons = dict.fromkeys(row["drift"]["reason"] for row in rows if row["drift"]["reason"])
+    for reason in reasons:
+        left.append(f"drift of {several([row for row in rows if row['drift']['reason'] == reason])} ({reason})")
+    layers = [row for row in rows if row["drift"]["untrusted"] and not row["drift"]["reason"]]
+    if len(layers) > NAMED:
+        left.append(f"drift of {len(layers)} methods in single layers (false alarms)")
+    else:
+        left += [f"drift of {row['method']} in {_layers(row['drift']['untrusted'])} (false alarms)" for row in layers]
+    return left
+
+
+def _layers(numbers: Sequence[int]) -> str:
+    return f"layer{'s' * (len(numbers) > 1)} {ranges(numbers)}"
+
+
+def beside_crop(rows: Rows, lasting: Rows | None = None) -> str:
+    """Which methods beat crop by tail NLL, and which of the `lasting` (None: of all) are worse, as a sentence.
+
+    Empty where none was compared.
+    """
+    compared = [row for row in rows if to_crop(row) is not None]
+    if not compared:
+        return ""
+    if all((to_crop(row) or {})["high"] is None for row in compared):
+        return "One text cannot tell a method from `crop`."
+    better = [row for row in compared if beats(row)]
+    worse = [row for row in (rows if lasting is None else lasting) if is_worse(row)]
+    text = f"{_named(better)} beat{verb(better)} `crop` by tail NLL" if better else ""
+    if not text:
+        one = f"{compared[0]['method']} does not clearly beat"
+        text = f"{one if len(compared) == 1 else 'No method clearly beats'} `crop` by tail NLL"
+    return f"{text}; {_named(worse)} {'is' if len(worse) == 1 else 'are'} worse than `crop`." if worse else f"{text}."
+
+
+def about_crop(summary: Mapping[str, Any], rows: Rows) -> list[str]:
+    """What crop is, where methods are compared with it."""
+    if not any(to_crop(row) for row in rows):
+        return []
+    reference, length = reference_of(rows)["method"], summary["level"]["length"]
+    return [
+        f"Crop: {reference} on the last {length} tokens alone, the first one of the tokenizer's own kept: its score at "
+        "that length, of the same texts. A tail NLL no better than that shows no use of what stands before them."
+    ]
+
+
+def _named(rows: Rows) -> str:
+    """The methods with their differences, counted where they are many."""
+    if len(rows) > NAMED:
+        return f"{len(rows)} methods"
+    return listed([f"{row['method']} ({difference_to_crop(row)} nats/token)" for row in rows])
+
+
+def several(rows: Rows, reference: Mapping[str, Any] | None = None) -> str:
+    """The methods, counted where they are many; with the doubt that they last longer than the reference."""
+    doubts = [_doubt(row, reference) if reference else "" for row in rows]
+    if len(rows) > NAMED:
+        doubted = sum(map(bool, doubts))
+        return f"{len(rows)} methods" + (f" ({doubted} not beyond doubt)" if doubted else "")
+    return listed([f"{row['method']}{doubt}" for row, doubt in zip(rows, doubts, strict=True)])
+
+
+def _doubt(row: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
+    """Said where the intervals of both failures meet, or there is none."""
+    ends, others = row["measured"], reference["measured"]
+    if ends["share"] is None:
+        return " (without an interval)"
+    after = math.inf if ends["after"] is None else ends["after"]
+    return " (not beyond doubt)" if after < (others["high"] or math.inf) else ""
+
+
+def counted(summary: Mapping[str, Any]) -> str:
+    """How many prompts each length was measured with, of what judges: '20 texts and 20 passkeys'."""
+    return _prompts(summary, summary["judged_by"])
+
+
+def measured_on(summary: Mapping[str, Any]) -> str:
+    """How many prompts each length was measured with, whatever judges; empty where nothing was measured."""
+    return _prompts(summary, [rule for _, _, rule in _PROMPTS]) if summary["level"] else ""
+
+
+def _prompts(summary: Mapping[str, Any], rules: Sequence[str]) -> str:
+    prompts = summary["level"]["prompts"]
+    known = [(prompts[key], name) for key, name, rule in _PROMPTS if key in prompts and rule in rules]
+    return listed([f"{count} {name}{'s' * (count > 1)}" for count, name in known])
+
+
+def verb(rows: Rows) -> str:
+    """The verb's ending."""
+    return "s" if len(rows) == 1 else ""
+
+
+def listed(names: Sequence[object]) -> str:
+    """Names as text, such as 'a, b and c'."""
+    *most, last = map(str, names)
+    return f"{', '.join(most)} and {last}" if most else last

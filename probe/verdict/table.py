@@ -8,7 +8,7 @@ from typing import Any
 from probe.evaluation.intervals import shown
 from probe.store.results import percent
 from probe.thresholds.calls import WITH_FACTOR
-from probe.verdict.baseline import cell, to_crop
+from probe.verdict.rows import to_crop
 
 _NAMED = 4  # heads
 _MISSING = "not measured"
@@ -23,7 +23,7 @@ def table(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> tupl
         "method": [row["method"] for row in rows],
         "measured failure": [row["measured"]["text"] for row in rows],
         f"NLL at {longest} (less {reference}'s)" if longest else "NLL": [_nll(row) for row in rows],
-        **({"NLL less crop's": [cell(row) for row in rows]} if any(map(to_crop, rows)) else {}),
+        **({"NLL less crop's": [_crop(row) for row in rows]} if any(map(to_crop, rows)) else {}),
         "drifts from": [_drift(row["drift"]) for row in rows],
     }
     if any(row["heads"] for row in rows):
@@ -64,3 +64,13 @@ def position(call: Mapping[str, Any]) -> str:
     if call["low"] == call["high"] == call["length"]:
         return f"{call['length']}{follows}"
     return f"{call['length']} [{call['low']}, {call['high'] or 'none'}]{follows}"
+
+
+def difference_to_crop(row: Mapping[str, Any]) -> str:
+    """The tail NLL less crop's, with its interval."""
+    less = to_crop(row) or {}
+    return shown(less["mean"], less["low"], less["high"], "+z.2f")
+
+
+def _crop(row: Mapping[str, Any]) -> str:
+    return "–" if to_crop(row) is None else difference_to_crop(row)
