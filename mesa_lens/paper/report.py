@@ -28,6 +28,7 @@ from probe.thresholds.analysis import analyse
 
 REPORTED = ("report.html", "results.json")
 _SHOWN_DIMS = 2
+_HEATMAP_METHODS = 4
 
 
 def write_report(config: PaperConfig, found: Mapping[str, Mapping[str, Any]], out: Path) -> Path:
@@ -76,11 +77,12 @@ def _probe(summary: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     if run.evaluation is not None and analysis.measured is not None:
         predictions = analysis.headline
         figures.append(curves_chart(run.evaluation, analysis.measured, analysis.trained_length, predictions))
-    shown = regions(
-        hidden.isel({"method": slice(0, 4)}), default_regions(hidden["position"].values, run.trained_length)
-    )
-    figures.append(heatmap_grid(pool(shown.load()), run.trained_length, layer_limits(shown)))
+    bounds = default_regions(hidden["position"].values, run.trained_length)
+    panel = regions(hidden.isel({"method": slice(_HEATMAP_METHODS)}), bounds)
+    figures.append(heatmap_grid(pool(panel.load()), run.trained_length, layer_limits(panel)))
     verdict = summary[VERDICT]
     table = {"title": "Methods, ranked (lengths in tokens)", "head": verdict["head"], "rows": verdict["cells"]}
-    told = [f"{each['heading']}: {each['text']}" for each in verdict["sentences"]] + verdict["notes"]
-    return {"figures": [Markup(html_embed(figure)) for figure in figures], "tables": [table], "words": told}
+    text = [f"{sentence['heading']}: {sentence['text']}" for sentence in verdict["sentences"]] + verdict["notes"]
+    if omitted := hidden["method"].values.tolist()[_HEATMAP_METHODS:]:
+        text.append(f"The heatmap shows the first {_HEATMAP_METHODS} methods, without {', '.join(omitted)}.")
+    return {"figures": [Markup(html_embed(figure)) for figure in figures], "tables": [table], "words": text}

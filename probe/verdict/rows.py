@@ -26,7 +26,7 @@ def ranked(summary: Mapping[str, Any], located: Located | None) -> list[dict[str
         if row["held"] is None:
             row["rank"] = None
             continue
-        if not sharing or row["held"] != sharing[0]["held"] or any(_is_worse(row, each) for each in sharing):
+        if not sharing or row["held"] != sharing[0]["held"] or any(_is_worse(row, other) for other in sharing):
             sharing = []
         row["rank"] = sharing[0]["rank"] if sharing else place
         sharing.append(row)
@@ -86,7 +86,7 @@ def smallest_set(located: Located, method: str) -> dict[str, Any] | None:
     sets = [(gap, row) for gap in gaps for row in _sets(located, gap) if row["heads"]]
     if not sets:
         return None
-    gap, row = max(sets, key=lambda each: (each[0]["measure"] == "nll", number(each[0]["low"])))
+    gap, row = max(sets, key=lambda pair: (pair[0]["measure"] == "nll", number(pair[0]["low"])))
     size = row["enough"] or len(row["heads"])
     at = {name: _finite(row[name][size - 1]) for name in ("share", "low", "high", "random")}
     labels = {"length": gap["length"], "measure": gap["measure"], "items": gap["items"] // 2}
@@ -154,6 +154,6 @@ def _key(row: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _is_worse(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether the tail NLL is above the other's, its interval too; without an interval nothing is told apart."""
+    """Whether the tail NLL is above the other's, its interval too; without an interval no two methods differ."""
     less = (row["nll"] or {}).get("less", {}).get(other["method"])
     return less is not None and less["low"] is not None and less["low"] > 0

@@ -59,7 +59,7 @@ def where(summary: Mapping[str, Any], rows: Rows) -> str:
     count = f"{len(heads['heads'])} head{'s' * (len(heads['heads']) > 1)}"
     share = percent(heads["share"], heads["low"], heads["high"])
     lost = f"the {'tail NLL' if heads['measure'] == 'nll' else heads['measure']} lost at {heads['length']} tokens"
-    return f"{text} {best['method']} in {count} alone restores {share} of {lost} (n = {heads['items']})."
+    return f"{text} {best['method']} in only {count} restores {share} of {lost} (n = {heads['items']})."
 
 
 def mended(summary: Mapping[str, Any], rows: Rows) -> str:
@@ -77,7 +77,7 @@ def mended(summary: Mapping[str, Any], rows: Rows) -> str:
         return " ".join([f"Nothing to mend: {_unfailing(reference)}.", *_failing(failing)])
     better = [row for row in others if row["held"] > reference["held"]]
     if not better:
-        return f"Nothing that was run: no method lasts longer than {name} ({counted(summary)})."
+        return f"No method lasts longer than {name} ({counted(summary)})."
     unsure = reference["measured"]["high"] is None and reference["measured"]["share"] is not None
     whole = [row for row in better if row["measured"]["length"] is None]
     part = [row for row in better if row["measured"]["length"] is not None]
@@ -103,11 +103,11 @@ def _drifts(summary: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
     if call["reason"]:
         return f"Cannot tell: the states of {name} are not judged {on} ({call['reason']})."
     if call["length"] is None:
-        return f"Not seen: drift of {name} {on}: {call['text']}."
+        return f"No drift of {name} is seen {on}: {call['text']}."
     before = "" if call["before"] is None else f"; the break begins before M, at {call['before']}"
     prompts = summary["drift"]["prompts"].items()
-    still = [prompt for prompt, found in prompts if _is_none(found, call["method"])]
-    others = f" (not called on {listed(still)})" if still else ""
+    without = [prompt for prompt, drift in prompts if _is_none(drift, call["method"])]
+    others = f" (not called on {listed(without)})" if without else ""
     at = f"at position {position(call)}{others}{before}"
     leave = "leave" if call["high"] is not None else "may leave"
     return f"O{on[1:]}, the states of {name} {leave} their in-window range first in layer {call['layer']}, {at}."
@@ -119,9 +119,9 @@ def _prompt(summary: Mapping[str, Any]) -> str:
     return f"one repeated word{word}" if summary["prompt"] == "repeated" else f"prompt {summary['prompt']}"
 
 
-def _is_none(found: Mapping[str, Any], method: str) -> bool:
+def _is_none(drift: Mapping[str, Any], method: str) -> bool:
     """Whether a method was judged on a prompt, and not called."""
-    call = next(call for call in found["methods"] if call["method"] == method)
+    call = next(call for call in drift["methods"] if call["method"] == method)
     return call["length"] is None and not call["reason"]
 
 
@@ -150,7 +150,7 @@ def _fails(rows: Rows) -> str:
     if len(rows) > NAMED:
         return f"fail by {rows[0]['measured']['longest']}"
     measured = [row["measured"] for row in rows]
-    ends = [f"in {_ends(each)}" if each["high"] else f"after {each['after']}, if at all" for each in measured]
+    ends = [f"in {_ends(one)}" if one["high"] else f"after {one['after']}, if at all" for one in measured]
     return f"fail{verb(rows)} {listed(ends)}"
 
 
@@ -160,7 +160,8 @@ def _lasting(rows: Rows, names: str) -> str:
     longest = f"up to {measured['longest']} tokens, the longest measured"
     fail = f"{names} {'does' if len(rows) == 1 else 'do'} not fail"
     if measured["chance"]:
-        return f"{fail} by {measured['judged'][0]} {longest} (by {measured['chance'][0]} nothing can be said)"
+        chance = "passkey accuracy" if measured["chance"][0] == PASSKEY else NLL
+        return f"{fail} by {measured['judged'][0]} {longest} ({chance} cannot be judged)"
     if measured["judged"] == [NLL] and not all(map(beats, rows)):
         return f"{fail} {longest}{_alone(measured)}"
     return f"{names} hold{verb(rows)} {longest}{_alone(measured)}"
@@ -181,7 +182,7 @@ def _reasons(measured: Mapping[str, Any]) -> str:
     """Which rule fails at every measured length from which on, of a method that does fail."""
     rules = [("tail NLL", measured["by_nll"]), ("passkey accuracy", measured["by_passkey"])]
     known = [f"{name} from {length} on" for name, length in rules if length is not None]
-    return " and by ".join(known) or "tail NLL or passkey accuracy, in turns"
+    return " and by ".join(known) or "tail NLL at some lengths and passkey accuracy at the others"
 
 
 def _alone(measured: Mapping[str, Any]) -> str:
@@ -192,10 +193,13 @@ def _alone(measured: Mapping[str, Any]) -> str:
 def sure(summary: Mapping[str, Any], rows: Rows) -> str:
     """False alarms of drift, what a guess scores, and what was not judged."""
     reference = reference_of(rows)["method"]
-    told = [_false_alarms(rows), f"chance: {level(summary, reference)}" if summary["level"] else ""]
-    left = _unjudged(summary, rows)
-    told += [f"not judged: {', '.join(left)}" if left else "nothing was left unjudged"]
-    text = "; ".join(part for part in told if part)
+    unjudged = _unjudged(summary, rows)
+    parts = [
+        _false_alarms(rows),
+        f"chance: {level(summary, reference)}" if summary["level"] else "",
+        f"not judged: {', '.join(unjudged)}" if unjudged else "everything was judged",
+    ]
+    text = "; ".join(part for part in parts if part)
     return f"{text[0].upper()}{text[1:]}."
 
 
@@ -224,9 +228,9 @@ def level(summary: Mapping[str, Any], reference: str) -> str:
     level, prompts = summary["level"], summary["level"]["prompts"]
     guess = "an unknown tail NLL" if level["guess"] is None else f"a tail NLL of {level['guess']:z.2f}"
     texts = f"{prompts['window']} text{'s' * (prompts['window'] > 1)}"
-    found = "" if level.get("passkeys") is None else f" and finds {level['passkeys']} of {prompts['sample']} passkeys"
-    own = f"{reference} scores {level['tail_nll']:z.2f} ({texts}){found} at {level['length']} tokens"
-    return f"a guess scores {guess}; {own}"
+    hits = "" if level.get("passkeys") is None else f" and finds {level['passkeys']} of {prompts['sample']} passkeys"
+    scores = f"{reference} scores {level['tail_nll']:z.2f} ({texts}){hits} at {level['length']} tokens"
+    return f"a guess scores {guess}; {scores}"
 
 
 def _unmeasured(summary: Mapping[str, Any]) -> list[str]:
@@ -235,13 +239,13 @@ def _unmeasured(summary: Mapping[str, Any]) -> list[str]:
     if not level:
         return ["failure by length (not measured)"]
     left = [f"{NLL} (at chance inside M)"] if NLL in chance else []
-    found, asked = level.get("passkeys"), level["prompts"].get("sample", 0)
+    hits, tries = level.get("passkeys"), level["prompts"].get("sample", 0)
     if PASSKEY in chance:
-        told = wilson(0, asked)[1] < LEAST_ACCURACY
-        why = "at chance inside M" if told else f"none of {asked} found inside M, too few to tell chance"
+        is_chance = wilson(0, tries)[1] < LEAST_ACCURACY
+        why = "at chance inside M" if is_chance else f"none of {tries} found inside M, too few to tell chance"
         left.append(f"{PASSKEY} ({why})")
-    elif found is not None and PASSKEY not in summary["judged_by"]:
-        left.append(f"{PASSKEY} ({found} of {asked} found inside M, less than half)")
+    elif hits is not None and PASSKEY not in summary["judged_by"]:
+        left.append(f"{PASSKEY} ({hits} of {tries} found inside M, less than half)")
     return left
 
 

@@ -31,15 +31,15 @@ def table(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> tupl
     return list(columns), [list(cells) for cells in zip(*columns.values(), strict=True)]
 
 
-def heads(found: Mapping[str, Any] | None) -> str:
+def heads(smallest: Mapping[str, Any] | None) -> str:
     """How many heads restore how much, such as '2 (1.3, 1.5): 92% [80, 104]'; a dash where none were searched."""
-    if found is None:
+    if smallest is None:
         return "–"
-    names = ", ".join(f"{layer}.{head}" for layer, head in found["heads"][:_NAMED])
-    more = ", …" if len(found["heads"]) > _NAMED else ""
-    share = percent(found["share"], found["low"], found["high"])
-    state = "" if found["is_enough"] else "not enough: " if found.get("finished", True) else "search not done: "
-    return f"{state}{len(found['heads'])} ({names}{more}): {share}"
+    names = ", ".join(f"{layer}.{head}" for layer, head in smallest["heads"][:_NAMED])
+    more = ", …" if len(smallest["heads"]) > _NAMED else ""
+    share = percent(smallest["share"], smallest["low"], smallest["high"])
+    state = "" if smallest["is_enough"] else "not enough: " if smallest.get("finished", True) else "search not done: "
+    return f"{state}{len(smallest['heads'])} ({names}{more}): {share}"
 
 
 def _nll(row: Mapping[str, Any]) -> str:

@@ -23,36 +23,35 @@ _WIDTH = 110  # of the text in a terminal
 def verdict(summary: Mapping[str, Any], located: Located | None) -> dict[str, Any]:
     """Of a run's summary, and of what `mesa-lens locate` wrote into its folder (None: nothing):
 
-    told: a heading and a sentence each for what broke, where, what mended it, how sure that is. rows: a method each,
-    ranked, in numbers. head, cells: the same as a table of texts. notes: how they came about, what is missing and how
-    to get it.
+    sentences: heading and text of what broke, where, what mended it, how sure that is. rows: the methods, ranked, in
+    numbers. head, cells: the same as a table of texts. notes: how they came about, what is missing and how to get it.
     """
-    own = same_model(summary, located)
-    rows = ranked(summary, own)
-    told = {
+    heads = same_model(summary, located)
+    rows = ranked(summary, heads)
+    sentences = {
         "What broke": broke(summary, rows),
         "Where": where(summary, rows),
         "What mended it": mended(summary, rows),
         "How sure": sure(summary, rows),
     }
-    told = checked(told, summary.get("stated_window"), measured_on(summary))
+    sentences = checked(sentences, summary.get("stated_window"), measured_on(summary))
     head, cells = table(summary, rows)
     return {
-        "sentences": [{"heading": heading, "text": text} for heading, text in told.items()],
+        "sentences": [{"heading": heading, "text": text} for heading, text in sentences.items()],
         "head": head,
         "cells": cells,
         "rows": rows,
-        "notes": [RANKED, _heads(located, own), *about_crop(summary, rows), *_following(summary)],
+        "notes": [RANKED, _heads(located, heads), *about_crop(summary, rows), *_following(summary)],
     }
 
 
-def checked(told: dict[str, str], stated: Mapping[str, Any] | None, prompts: str) -> dict[str, str]:
+def checked(sentences: dict[str, str], stated: Mapping[str, Any] | None, prompts: str) -> dict[str, str]:
     """The sentences with what the measured lengths say of the stated M; where it is wrong, nothing else is said.
 
     prompts: how many each length was measured with, such as '20 texts and 20 passkeys'.
     """
     if stated is None or stated["outcome"] == FITS:
-        return told
+        return sentences
     if stated["is_wrong"]:
         return {
             "What broke": stated["text"],
@@ -61,7 +60,7 @@ def checked(told: dict[str, str], stated: Mapping[str, Any] | None, prompts: str
             "How sure": f"Measured on {prompts}; differences are paired, text by text, with 95% intervals in brackets.",
         }
     place = "What broke" if stated["outcome"] == TOO_SMALL or stated["signs"] else "How sure"
-    return told | {place: f"{told[place]} {stated['text']}"}
+    return sentences | {place: f"{sentences[place]} {stated['text']}"}
 
 
 def _following(summary: Mapping[str, Any]) -> list[str]:
@@ -76,12 +75,12 @@ def _following(summary: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _heads(located: Located | None, own: Located | None) -> str:
-    if own is not None and not any(row["heads"] for row in own["smallest"]):
+def _heads(located: Located | None, heads: Located | None) -> str:
+    if heads is not None and not any(row["heads"] for row in heads["smallest"]):
         return "Heads: no smallest set was searched for in what was located in this folder."
-    if own is not None and not own["gaps"] and located is not None and located["gaps"]:
+    if heads is not None and not heads["gaps"] and located is not None and located["gaps"]:
         return "Heads: those located in this folder are of methods with other parameters."
-    if own is not None:
+    if heads is not None:
         return "Heads: the smallest set found that restores 90% of the loss, as layer.head, with its 95% interval."
     if located is not None:
         return f"Heads: those located in this folder are of {located['model']}, M = {located['trained_length']}."
@@ -106,10 +105,10 @@ def terminal_text(summary: Mapping[str, Any]) -> str:
 
 def text(verdict: Mapping[str, Any]) -> str:
     """Sentences, table and notes, for a terminal."""
-    told = (_filled(f"{each['heading']}: {each['text']}") for each in verdict["sentences"])
+    sentences = (_filled(f"{sentence['heading']}: {sentence['text']}") for sentence in verdict["sentences"])
     table = plain_table(Table("", tuple(verdict["head"]), tuple(map(tuple, verdict["cells"]))))
     notes = map(_filled, verdict["notes"])
-    return "\n\n".join(["\n".join(told), table, "\n".join(notes)])
+    return "\n\n".join(["\n".join(sentences), table, "\n".join(notes)])
 
 
 def _filled(text: str) -> str:

@@ -169,7 +169,7 @@ def test_what_is_judged_by_one_measure_alone_is_still_ranked(planted):
     rows = ranked(summary, None)
     assert [row["held"] for row in rows] == [320, 320, 320, 64]
     said = told(summary)["What mended it"]
-    assert "do not fail by tail NLL up to 320 tokens, the longest measured (by passkey nothing can be said)" in said
+    assert "do not fail by tail NLL up to 320 tokens, the longest measured (passkey accuracy cannot be judged)" in said
     assert " hold" not in said
 
 
@@ -260,7 +260,7 @@ def test_the_smallest_set_is_the_clearest_loss(planted):
     assert table["dynamic-ntk"]["smallest set of heads"].startswith("not enough: 7 (2.3, 2.5, 2.0, 0.1, …): ")
     assert table["origin"]["smallest set of heads"] == "–"
     assert (
-        " rerope in 3 heads alone restores 92% [80, 102] of the tail NLL lost at 512 tokens (n = 6)."
+        " rerope in only 3 heads restores 92% [80, 102] of the tail NLL lost at 512 tokens (n = 6)."
         in found["sentences"][1]["text"]
     )  # of 12 items the half that the set was not chosen on
 
