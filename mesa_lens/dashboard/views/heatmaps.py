@@ -16,10 +16,10 @@ from mesa_lens.dashboard.state import choose_states, drifted, follow, opened, st
 from probe.figures.drift import drift_layers
 from probe.figures.export import SIDE_BY_SIDE, Export, heatmap_export
 from probe.figures.heatmap import (
+    FIRST_METHODS,
     LIMIT,
     OPENING,
     SCREEN_CELLS,
-    SHOWN,
     block_size,
     default_regions,
     difference,
@@ -108,7 +108,7 @@ def _methods(names: list[str], reference: str) -> tuple[list[str], str | None]:
     first = options.index(reference)
     meaning = "Shows the difference to this method"
     minus = right.selectbox("Minus", options, first, key="minus", bind="query-params", help=meaning)
-    chosen = left.multiselect("Methods", names, names[:SHOWN], key="methods", bind="query-params")
+    chosen = left.multiselect("Methods", names, names[:FIRST_METHODS], key="methods", bind="query-params")
     base = None if minus == "nothing" else str(minus)
     return [name for name in chosen if name != base], base
 
