@@ -153,7 +153,7 @@ def test_the_overview_shows_where_inside(root, opened):
     scores, drift, located = titles(app)  # in this order
     assert scores.startswith("Measured by length")
     assert drift.startswith("Drift of resid_post by layer and position, prompt repeated")
-    assert located.startswith("rerope in one place alone")
+    assert located.startswith("rerope in one place only")
     assert "rerope in one layer alone restores: layer 2 82%" in plain_texts(app)
     assert f"mesa-lens locate --out {root / 'nested/second'}" in texts(opened("overview", run="nested/second"))
 
@@ -178,7 +178,7 @@ def test_where_inside_follows_its_selectors(opened):
     app.selectbox(key="locate_method").set_value("mesa")
     app.selectbox(key="locate_length").set_value(512)
     app.selectbox(key="locate_measure").set_value("passkey").run()
-    assert all("512 tokens (2 M), passkey answer" in title for title in titles(app))
+    assert all("512 tokens (2 x the trained length), passkey answer" in title for title in titles(app))
     assert "mesa in one layer alone restores: layer 2 70%" in plain_texts(app)
     for kind, title in (("patches", "written into"), ("smallest set", "Heads added"), ("clamps", "held in")):
         app.segmented_control(key="locate_figures").set_value(kind).run()
@@ -197,7 +197,7 @@ def test_anatomy_follows_its_selectors(opened):
     app.segmented_control(key="anatomy_figures").set_value("attention").run()
     app.selectbox(key="anatomy_statistic").set_value("entropy")
     app.selectbox(key="anatomy_length").set_value(256).run()
-    assert ["Entropy of attention" in titles(app)[0], "256 tokens (1 M)" in titles(app)[0]] == [True, True]
+    assert ["Entropy of attention" in titles(app)[0], "256 tokens (1 x the trained length)" in titles(app)[0]] == [True, True]
     app.selectbox(key="anatomy_statistic").set_value("keys beyond M").run()
     assert "not measured here" in plain_texts(app)
     app.selectbox(key="anatomy_statistic").set_value("keys within N").run()
@@ -381,7 +381,7 @@ def test_downloads_hold_what_is_shown(root):
     entry = entries(root / "first")[0]
     run, rule = state.opened(entry), CrossingRule.scaled(64)
     hidden = state.states(run, "resid_post", "repeated")
-    found = searches.searched(searches.asked(entry, "resid_post", "repeated", 64, rule, "origin"))
+    found = searches.searched(searches.search_request(entry, "resid_post", "repeated", 64, rule, "origin"))
     one = content(lambda: threshold_export(hidden, found, [(1, 3)]), "svg", several=False)
     assert b"dim 3, layer 1" in one
     with zipfile.ZipFile(io.BytesIO(content(lambda: threshold_export(hidden, found, [(1, 3)]), "csv", True))) as packed:
@@ -534,12 +534,13 @@ def test_names_from_stores_stay_text(opened):
 
 
 def titles_of(hidden):
+    from probe.figures.interactive import draw
     from probe.figures.thresholds import threshold_chart
     from probe.thresholds.search import CrossingRule, search
 
     one = hidden.isel(prompt=0)
     found = search(one, 64, CrossingRule.scaled(64))
-    return threshold_chart(one, found, 1, 3).title
+    return draw(threshold_chart(one, found, 1, 3)).layout.title.text
 
 
 def damaged(kind, root, target):
