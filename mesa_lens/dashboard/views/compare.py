@@ -20,6 +20,7 @@ from probe.figures.export import Export, curves_export, safe_name, threshold_exp
 from probe.figures.figure_data import Chart, log_ticks
 from probe.figures.thresholds import threshold_chart
 from probe.thresholds.analysis import Analysis, summarize
+from probe.thresholds.control import ALPHA
 
 _SETTINGS = "model model_revision source_dtype trained_length length samples seed word".split()
 # Told elsewhere, or sums.
@@ -105,6 +106,8 @@ def _figures(runs: Sequence[_Compared]) -> None:
     clear = [run for run in runs if run.analysis.best]
     for run, chart in zip(clear, _shared([_clearest(run.analysis) for run in clear]), strict=True):
         _head(run)
+        if doubt := _doubt(run.summary):
+            st.caption(plain(doubt))
         show(chart, chart.title, f"dim-{run.entry.name}")
         found, pair = run.analysis, run.analysis.best[:1]
         make = while_unchanged(run.entry, lambda found=found, pair=pair: threshold_export(*_of_prompt(found), pair))
@@ -145,6 +148,17 @@ def _head(run: _Compared) -> None:
     st.subheader(plain(run.entry.name), anchor=False)
     captured = f"M = {summary['trained_length']}, read up to {summary['captured_length']} tokens"
     st.caption(plain(f"{summary['model']}, {captured}"))
+
+
+def _doubt(summary: dict[str, Any]) -> str:
+    """Whether the negative control leaves the run's observable dims in doubt; empty where it does not."""
+    control = summary["control"]
+    if isinstance(control, str):
+        return f"Cannot tell whether this dim is above chance: no negative control ({control})."
+    share = control["prompts"][summary["prompt"]]["as_many"]
+    if share <= ALPHA:
+        return ""
+    return f"Cannot tell this dim from chance: {share:.0%} of the positions inside M have as many observable dims as M."
 
 
 def _of_prompt(analysis: Analysis) -> tuple[Any, Any]:
