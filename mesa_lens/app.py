@@ -50,7 +50,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Starts Streamlit and waits for it."""
-    from mesa_lens.dashboard.asked import ALLOWED_VARIABLE
+    from mesa_lens.dashboard.run_control import ALLOWED_VARIABLE
     from mesa_lens.dashboard.runs import ROOT_VARIABLE
 
     args.inputs = read_options(args, AppOptions).inputs

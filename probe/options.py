@@ -253,6 +253,11 @@ class Option:
         return self.key if self.positional else f"--{self.key.replace('_', '-')}"
 
     @property
+    def label(self) -> str:
+        """Its name in a form."""
+        return self.key.replace("_", " ").capitalize()
+
+    @property
     def default_text(self) -> str:
         """What holds where it is not given, as it would be written; empty where there is nothing to tell."""
         if self.default in (None, (), dataclasses.MISSING) or isinstance(self.default, bool):

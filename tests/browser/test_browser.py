@@ -433,14 +433,14 @@ def test_every_kind_of_result_is_drawn(visit, width, theme, kind):
 def test_a_new_run_is_started_watched_and_stopped(visit, width, theme):
     page = visit("new", width, theme)
     name = f"new-{width}"
-    for label, value in (("Name", name), ("Length read", "2048"), ("Lengths measured", "256,512")):
+    for label, value in (("Name", name), ("Length", "2048"), ("Lengths", "256,512")):
         page.get_by_label(label, exact=True).fill(value)
         page.get_by_label(label, exact=True).press("Enter")
         settle(page)
     page.get_by_role("button", name="Start", exact=True).click()
     main = page.get_by_test_id("stMain")  # Streamlit has a button Stop of its own
     main.get_by_role("button", name="Stop").wait_for(timeout=300_000)
-    page.get_by_text("?token/s").or_(page.get_by_text("token/s")).first.wait_for(timeout=300_000)
+    page.get_by_text("measured cells: ").first.wait_for(timeout=300_000)
     shoot(page, f"new-running-{theme}-{width}")
     main.get_by_role("button", name="Stop").click()
     page.get_by_role("button", name="Resume").wait_for(timeout=300_000)

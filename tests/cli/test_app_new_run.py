@@ -16,8 +16,8 @@ from pages import PATIENCE, unopened
 from synthetic import hidden_states, write_run
 
 from mesa_lens.cli import main
-from mesa_lens.dashboard import started
-from mesa_lens.dashboard.asked import arguments, inside, run_folder
+from mesa_lens.dashboard import run_control
+from mesa_lens.dashboard.run_control import arguments, inside, run_folder
 
 
 @pytest.fixture(scope="module")
@@ -70,17 +70,23 @@ def here(command, **_):
     return subprocess.CompletedProcess(command, code, out.getvalue(), error.getvalue())
 
 
-def test_what_a_process_refuses_is_shown(opened, tmp_path):
-    app = ask(opened, model="tiny", length="no length")
-    app.button(key="start").click().run()
-    assert "--length 'no length' is no whole number" in app.error[0].value.replace("\\", "")
+def test_what_an_option_does_not_take_is_refused_as_it_is_typed(opened, tmp_path):
+    for key, wrong, message in (
+        ("length", "no length", "--length 'no length' is no whole number"),
+        ("samples", "-1", "--samples -1 is below 0"),
+        ("lengths", "1k:2k", "is no FIRST:LAST:STEP"),
+    ):
+        app = ask(opened, **{"model": "tiny", key: wrong})
+        assert message in app.error[0].value.replace("\\", "")
+        assert not app.button
+        ask(opened, **{key: ""})
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
 def test_a_run_from_start_to_finish(opened, tmp_path, models):
     app = ask(opened, name="first", model="tiny", length="400", lengths="80,160,320", samples="6", texts="1")
-    app.text_area(key="ask_own").set_value("Every word of this is my own. " * 600).run()
+    app.text_area(key="ask_typed").set_value("Every word of this is my own. " * 600).run()
     (command,) = (element.value for element in app.code)
     assert command.startswith(f"mesa-lens probe --model={models / 'tiny'} --length=400 ")
     app.button(key="estimate").click().run()
@@ -90,13 +96,13 @@ def test_a_run_from_start_to_finish(opened, tmp_path, models):
     assert not app.error
     assert app.selectbox(key="started").value == "first"
     assert app.button(key="stop")
-    until(app, lambda _: (bar := started.progress(tmp_path / "first").bar) is not None and bar[1] > 0)
+    until(app, lambda _: run_control.progress(tmp_path / "first").share > 0)
     app.button(key="stop").click().run()
     until(app, lambda app: any(button.key == "resume" for button in app.button))
     assert "interrupted; what is done is kept: the same command goes on from" in texts(app)
     assert not (tmp_path / "first" / "store.zarr").exists()
     app.button(key="resume").click().run()
-    assert started.progress(tmp_path / "first").running
+    assert run_control.progress(tmp_path / "first").running
     until(app, lambda app: app.success)
     assert "The run is finished." in texts(app)
     assert app.selectbox(key="run").value == "first"
@@ -115,7 +121,7 @@ def test_a_run_from_start_to_finish(opened, tmp_path, models):
     ],
 )
 def test_bad_input_is_refused_in_the_commands_own_words(opened, tmp_path, monkeypatch, button, values, message):
-    monkeypatch.setattr(started.subprocess, "run", here)
+    monkeypatch.setattr(run_control.subprocess, "run", here)
     app = ask(opened, **{"model": "tiny", **values})
     app.button(key=button).click().run()
     assert message in app.error[0].value.replace("\\", "")
@@ -123,7 +129,7 @@ def test_bad_input_is_refused_in_the_commands_own_words(opened, tmp_path, monkey
 
 
 def test_methods_left_as_they_are_fit_the_model(opened, monkeypatch):
-    monkeypatch.setattr(started.subprocess, "run", here)
+    monkeypatch.setattr(run_control.subprocess, "run", here)
     monkeypatch.setattr("mesa_lens.probe.print_estimate", lambda args, text, *_: print(text))
     app = ask(opened, model="alibi")
     app.button(key="estimate").click().run()
@@ -149,14 +155,14 @@ OUTSIDE = [
     {"model": "./model"},
     {"model": "a/b/c"},
     {"model": "some.gguf"},
-    {"file": "/etc/passwd"},
-    {"file": "../../etc/passwd"},
-    {"file": "tiny/../../../../etc/passwd"},
+    {"text": "/etc/passwd"},
+    {"text": "../../etc/passwd"},
+    {"text": "tiny/../../../../etc/passwd"},
 ]
 
 
 def test_paths_outside_are_refused_on_the_page(opened, tmp_path):
-    inside = {"model": "tiny", "name": "inside", "file": ""}
+    inside = {"model": "tiny", "name": "inside", "text": ""}
     assert ask(opened, **inside).button
     for values in OUTSIDE:
         app = ask(opened, **{**inside, **values})
@@ -192,9 +198,9 @@ def test_a_log_that_links_out_is_not_written(tmp_path):
     (folder / "new-run.json").write_text(json.dumps({"options": {}, "pid": 1}))
     (tmp_path / "victim").write_text("untouched")
     (folder / "new-run.log").symlink_to(tmp_path / "victim")
-    assert started.started_runs(tmp_path / "root") == []
+    assert run_control.started_runs(tmp_path / "root") == []
     with pytest.raises(ValueError, match="holds links out of"):
-        started.resume(tmp_path / "root", folder, [tmp_path / "root"])
+        run_control.resume(tmp_path / "root", folder, [tmp_path / "root"])
     assert (tmp_path / "victim").read_text() == "untouched"
 
 
@@ -221,7 +227,7 @@ def test_no_run_goes_into_another(tmp_path):
     with pytest.raises(ValueError, match="is a run's own folder"):
         run_folder(tmp_path / "whole", "inner")
     with pytest.raises(ValueError, match="whole is already there"):
-        started.start(tmp_path, "whole", {}, "", [tmp_path])
+        run_control.start(tmp_path, "whole", {}, "", [tmp_path])
 
 
 def test_no_process_is_stopped_but_the_runs_own(tmp_path):
@@ -229,8 +235,8 @@ def test_no_process_is_stopped_but_the_runs_own(tmp_path):
     try:
         for pid in (other.pid, os.getpid(), 2**40, -1):
             (tmp_path / "new-run.json").write_text(json.dumps({"options": {}, "pid": pid}))
-            assert not started.progress(tmp_path).running
-            started.stop(tmp_path)
+            assert not run_control.progress(tmp_path).running
+            run_control.stop(tmp_path)
         assert other.poll() is None
     finally:
         other.send_signal(signal.SIGKILL)
@@ -241,16 +247,21 @@ def test_no_process_is_stopped_but_the_runs_own(tmp_path):
 def test_a_damaged_record_is_named(tmp_path, record):
     (tmp_path / "new-run.json").write_text(record)
     with pytest.raises(ValueError, match=r"new-run\.json is damaged"):
-        started.resume(tmp_path.parent, tmp_path, [tmp_path.parent])
+        run_control.resume(tmp_path.parent, tmp_path, [tmp_path.parent])
 
 
-def test_the_log_is_read_as_a_terminal_shows_it(tmp_path):
-    bar = "capturing:  25%|██   | 1/4 [00:01<00:03]\rcapturing:  50%|████ | 2/4 [00:02<00:02]"
-    (tmp_path / "new-run.log").write_text(f"$ mesa-lens probe\nmesa-lens: old\n$ mesa-lens probe --x\nhello\n{bar}")
-    found = started.progress(tmp_path)
-    assert found.lines[:2] == ("$ mesa-lens probe --x", "hello")
-    assert found.bar == ("capturing: 2/4 [00:02<00:02]", 0.5)
-    assert [found.running, found.done, found.said] == [False, False, ""]
+def test_progress_is_read_from_the_status_and_errors_from_the_log(tmp_path):
+    log = "$ mesa-lens probe\nmesa-lens: old\n$ mesa-lens probe --x\nhello\n"
+    (tmp_path / "new-run.log").write_text(log)
+    progress = run_control.progress(tmp_path)
+    assert progress.lines == ("$ mesa-lens probe --x", "hello")
+    assert (progress.running, progress.finished, progress.error, progress.text) == (False, False, "", "starting")
+    (tmp_path / "new-run.log").write_text(f"{log}mesa-lens: no luck\n")
+    assert run_control.progress(tmp_path).error == "no luck"
+    write_run(tmp_path / "whole", hidden_states(layers=2, dims=4))
+    partly = run_control.progress(tmp_path / "whole")
+    assert partly.text.startswith("captured passes: ")
+    assert 0 < partly.share <= 1
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""New run: a form that starts `mesa-lens probe` as a process of its own, its progress and log, stop and resume."""
+"""New run: a form that starts `mesa-lens probe` as a process, its progress and log, stop and resume."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pathlib import Path
 import streamlit as st
 
 from mesa.methods import registry
-from mesa_lens.dashboard.asked import NAMES, arguments, input_folders, run_folder
+from mesa_lens.dashboard import run_control
 from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.look import plain
+from mesa_lens.dashboard.run_control import OPTIONS
 from mesa_lens.dashboard.runs import name_of
-from mesa_lens.dashboard.started import estimate, progress, resume, shown, start, started_runs, stop
 from probe.request import METHODS
 
-_EVERY = 2  # seconds between two looks at a run
+_INTERVAL = 2  # seconds
 _LINES = 30  # of a log
-_CHOSEN = "started"
-_METHODS = "First: reference. Left as they are: less what the model cannot have."
+_STARTED = "started"
+_ROWS = (("model", "trained_length"), ("set",), ("length", "lengths"), ("samples", "texts"), ("prompt", "text"))
 
 
 def page(context: Context) -> None:
     """The runs that were started here, the newest first, and the form."""
-    inputs, root = input_folders(), Path(context.root)
+    inputs, root = run_control.input_folders(), Path(context.root)
     if inputs is None:
         st.info("Runs are started from here only where the dashboard was opened with \\-\\-allow-runs:")
         st.code(f"mesa-lens app --store {root} --allow-runs", language="bash")
@@ -33,43 +33,42 @@ def page(context: Context) -> None:
 
 
 def _started(context: Context, root: Path, inputs: tuple[Path, ...]) -> None:
-    """The chosen one of the runs started here, looked at again and again while it runs."""
-    found = {name_of(folder, root): folder for folder in started_runs(root)}
-    if not found:
+    """The chosen one of the runs started here, read again and again while it runs."""
+    runs = {name_of(folder, root): folder for folder in run_control.started_runs(root)}
+    if not runs:
         return
     st.subheader("Started here", anchor=False)
-    if st.session_state.get(_CHOSEN) not in found:
-        st.session_state[_CHOSEN] = next(iter(found))
-    name = st.selectbox("Started run", list(found), key=_CHOSEN, help="Newest first")
-    running = progress(found[name]).running
-    watched = partial(_watched, context, root, found[name], name, inputs, running)
-    st.fragment(watched, run_every=_EVERY if running else None)()
+    if st.session_state.get(_STARTED) not in runs:
+        st.session_state[_STARTED] = next(iter(runs))
+    name = st.selectbox("Started run", list(runs), key=_STARTED, help="Newest first")
+    running = run_control.progress(runs[name]).running
+    draw = partial(_progress, context, root, runs[name], name, inputs, running)
+    st.fragment(draw, run_every=_INTERVAL if running else None)()
 
 
-def _watched(context: Context, root: Path, folder: Path, name: str, inputs: tuple[Path, ...], running: bool) -> None:
+def _progress(context: Context, root: Path, folder: Path, name: str, inputs: tuple[Path, ...], running: bool) -> None:
     """Progress, log and what can be done; the whole page is drawn anew when the run begins or ends."""
-    now = progress(folder)
+    now = run_control.progress(folder)
     if now.running != running:
         st.rerun()
     if now.running:
-        text, share = now.bar or ("starting", 0.0)
-        st.progress(share, plain(text))
-        if st.button("Stop", key="stop", icon=":material/stop:", help="As Ctrl-C does; what is done is kept"):
-            stop(folder)
-            st.info("Stopping: what is done is kept.")
-    elif now.done:
+        st.progress(now.share, plain(now.text))
+        if st.button("Stop", key="stop", icon=":material/stop:", help="As Ctrl-C does; finished tasks are kept"):
+            run_control.stop(folder)
+            st.info("Stopping: finished tasks are kept.")
+    elif now.finished:
         st.success("The run is finished.")
         st.page_link(context.pages["overview"], label=f"Overview of {plain(name)}", query_params={"run": name})
     else:
-        st.warning(plain(now.said or "It ended without a word; see the log."))
-        if st.button("Resume", key="resume", icon=":material/play_arrow:", help="The same command goes on"):
-            _told(partial(resume, root, folder, inputs))
+        st.warning(plain(now.error or "It ended without an error; see the log."))
+        if st.button("Resume", key="resume", icon=":material/play_arrow:", help="The same command continues"):
+            _act(partial(run_control.resume, root, folder, inputs))
     with st.expander("Log", expanded=now.running):
         st.code("\n".join(now.lines[-_LINES:]) or "nothing yet", language=None, wrap_lines=True)
 
 
-def _told(act: partial) -> None:
-    """Does what changes a run and draws the page anew, or says why it could not be done."""
+def _act(act: partial) -> None:
+    """Does what changes a run and draws the page anew, or prints why it could not be done."""
     try:
         act()
     except (ValueError, OSError) as error:
@@ -81,74 +80,59 @@ def _told(act: partial) -> None:
 def _form(root: Path, inputs: tuple[Path, ...]) -> None:
     """What to run; its command line, estimate and start."""
     st.subheader("Start one", anchor=False)
-    name = st.text_input(
-        "Name", "mine", key="ask_name", help="Its folder below the folder of runs, e.g. mine or my/run"
-    )
-    asked, own = _asked(inputs)
+    name = st.text_input("Name", "mine", key="ask_name", help="Its folder below the folder of runs, e.g. my/run")
+    values, typed = _values(inputs)
     try:
-        options = arguments(asked, run_folder(root, name), inputs)
+        words = run_control.arguments(values, run_control.run_folder(root, name), inputs)
     except (ValueError, OSError) as error:
         st.error(plain(error))
         return
-    st.caption("The same in a terminal" + (", with the text in a file given by \\-\\-text" if own else ""))
-    st.code(shown(options), language="bash", wrap_lines=True)
-    wanted, begun = (place.empty() for place in (st.container(), st.container()))
+    st.caption("The same in a terminal" + (", with the text in a file named by \\-\\-text" if typed else ""))
+    st.code(run_control.command_line(words), language="bash", wrap_lines=True)
+    above, below = (place.empty() for place in (st.container(), st.container()))
     with st.container(horizontal=True):
         estimating = st.button("Estimate", key="estimate", icon=":material/straighten:")
         starting = st.button("Start", key="start", icon=":material/play_arrow:", type="primary")
     if estimating:
-        with wanted, st.spinner("Asking the command …"):
-            _estimated(root, name, asked, own, inputs)
+        with above, st.spinner("Estimating …"):
+            _print_estimate(root, name, values, typed, inputs)
     if starting:
-        with begun, st.spinner("Checking what is asked, then starting …"):
-            _told(partial(_begin, root, name, asked, own, inputs))
+        with below, st.spinner("Checking, then starting …"):
+            _act(partial(_begin, root, name, values, typed, inputs))
 
 
-def _asked(inputs: tuple[Path, ...]) -> tuple[dict[str, str], str]:
-    """The options by name as texts, and a text of the user's own."""
-    names, where = ", ".join(NAMES), ", ".join(map(str, inputs))
-    left, right = st.columns(2)
-    model = left.text_input(
-        "Model", "default", key="ask_model", help=f"{names}, a hub id, or a folder or .gguf file in {where}"
-    )
-    trained = right.text_input("Trained window M", key="ask_trained", placeholder="the config's", help="tokens")
-    methods = st.multiselect("Methods", list(registry()), METHODS.split(","), key="ask_methods", help=_METHODS)
-    settings = st.text_input("Settings of methods", key="ask_set", placeholder="e.g. rerope.window=64 mesa.window=32")
-    left, right = st.columns(2)
-    length = left.text_input("Length read", key="ask_length", placeholder="4 M", help="tokens")
-    lengths = right.text_input(
-        "Lengths measured", key="ask_lengths", placeholder="0.5 to 8 M", help="e.g. 256,512 or 1k:16k:1k"
-    )
-    left, right = st.columns(2)
-    samples = left.text_input("Prompts a length", "20", key="ask_samples", help="0: do not measure the real failure")
-    texts = right.text_input("Texts read beside the word", "2", key="ask_texts")
-    left, right = st.columns(2)
-    word = left.text_input("Repeated word", "hello", key="ask_word")
-    file = right.text_input("Text file", key="ask_file", placeholder="the shipped text", help=f"in {where}")
-    own = st.text_area("Or a text of your own", key="ask_own", placeholder="in place of a text file")
-    return {
-        "model": model,
-        "trained-length": trained,
-        "methods": "" if methods == METHODS.split(",") else ",".join(methods),
-        "set": settings,
-        "length": length,
-        "lengths": lengths,
-        "samples": samples,
-        "texts": texts,
-        "prompt": word,
-        "text": "" if own else file,
-    }, own
+def _values(inputs: tuple[Path, ...]) -> tuple[dict[str, str], str]:
+    """The options by key as texts, and a text that is typed."""
+    where = f"; paths are read from {', '.join(map(str, inputs))}"
+    default = METHODS.split(",")
+    values = {}
+    for row in _ROWS:
+        for key, column in zip(row, st.columns(len(row)), strict=True):
+            option = OPTIONS[key]
+            values[key] = column.text_input(
+                option.label,
+                "" if option.default in (None, ()) else option.default_text,
+                key=f"ask_{key}",
+                placeholder=option.unset or option.help,
+                help=f"{option.help}{where if key in ('model', 'text') else ''}",
+            )
+        if row[0] == "model":
+            help = f"{OPTIONS['methods'].help}; first: the reference"
+            methods = st.multiselect("Methods", list(registry()), default, key="ask_methods", help=help)
+            values["methods"] = "" if methods == default else ",".join(methods)
+    typed = st.text_area("Or type a text", key="ask_typed", placeholder="in place of a text file")
+    return {**values, "text": "" if typed else values["text"]}, typed
 
 
-def _estimated(root: Path, name: str, asked: dict[str, str], own: str, inputs: tuple[Path, ...]) -> None:
+def _print_estimate(root: Path, name: str, values: dict[str, str], typed: str, inputs: tuple[Path, ...]) -> None:
     try:
-        told = estimate(root, name, asked, own, inputs)
+        text = run_control.estimate(root, name, values, typed, inputs)
     except (ValueError, OSError) as error:
         st.error(plain(error))
     else:
-        st.code(told, language=None, wrap_lines=True)
+        st.code(text, language=None, wrap_lines=True)
 
 
-def _begin(root: Path, name: str, asked: dict[str, str], own: str, inputs: tuple[Path, ...]) -> None:
-    start(root, name, asked, own, inputs)
-    st.session_state.pop(_CHOSEN, None)  # the newest is shown
+def _begin(root: Path, name: str, values: dict[str, str], typed: str, inputs: tuple[Path, ...]) -> None:
+    run_control.start(root, name, values, typed, inputs)
+    st.session_state.pop(_STARTED, None)  # the newest is displayed
