@@ -41,11 +41,11 @@ def run(args: argparse.Namespace) -> int:
     if args.estimate:
         print_estimate(args, estimate(planned), [(planned.config, work(planned))], request)
         return 0
-    from probe.anatomy_report import write_anatomy_report
     from probe.attention.results import write
     from probe.attention.run import FOLDER, anatomy
     from probe.experiment.lock import owned
     from probe.files import json_text
+    from probe.mechanism_report import write_anatomy_report
     from probe.report import write_report
     from probe.store.reader import store_of
     from probe.store.results import find_anatomy

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from probe.interventions.results import write
     from probe.interventions.run import FOLDER, locate
     from probe.interventions.sentences import located_findings
-    from probe.locate_report import write_locate_report
+    from probe.mechanism_report import write_locate_report
     from probe.report import write_report
     from probe.store.reader import store_of
 

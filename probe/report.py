@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import xarray as xr
 from plotly.offline import get_plotlyjs
 from tqdm import tqdm
 
 from probe import glossary
-from probe.anatomy_report import anatomy_section
 from probe.figures.curves import curves_chart
 from probe.figures.drift import drift_chart, drift_dim_chart, drift_layers, drift_map
 from probe.figures.export import SIDE_BY_SIDE, safe_name
@@ -35,7 +33,7 @@ from probe.figures.render import html_embed, page, rendered
 from probe.figures.tables import npz_bytes
 from probe.figures.thresholds import threshold_chart
 from probe.files import write, write_json
-from probe.locate_report import located_section
+from probe.mechanism_report import anatomy_section, located_section, template
 from probe.store.cache import DERIVED, Derived, save
 from probe.store.integrity import seal_status
 from probe.store.location import Remote
@@ -107,9 +105,9 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> dict[str
     by: the rule that failures are predicted by, as for `analyse`. Returns the summary. Raises what `open_run` and
     `analyse` raise.
     """
-    run, made = open_run(run_dir), {}
+    run, derived = open_run(run_dir), {}
     with tqdm(total=1, desc="finding thresholds", unit="search") as bar:
-        analysis = analyse(run, by=by, work=lambda name, make: made.setdefault(name, make()))
+        analysis = analyse(run, by=by, work=lambda name, make: derived.setdefault(name, make()))
         bar.update()
     folder = run.folder
     if isinstance(folder, Remote):
@@ -118,8 +116,8 @@ def write_report(run_dir: str | os.PathLike[str], by: str = "drift") -> dict[str
         )
     summary = whole_summary(analysis)
     remove_report(folder)
-    for name, found in {**made, **_openings(analysis)}.items():
-        save(run, name, found)
+    for name, datasets in {**derived, **_openings(analysis)}.items():
+        save(run, name, datasets)
     maps = Maps.of(analysis)
     write_figures(analysis, folder / "figures", maps)
     write(folder / "report.html", render(analysis, summary, maps).encode())
@@ -137,12 +135,11 @@ def _openings(analysis: Analysis) -> dict[str, Derived]:
 def whole_summary(analysis: Analysis) -> dict[str, Any]:
     """The summary as summary.json has it: with the verdict, and the mark of the store that it is of."""
     summary, run = summarize(analysis), analysis.run
-    found = verdict(summary, find_located(run.folder))
-    return {VERDICT: found, **summary, MARK: store_mark(run.hidden.attrs)}
+    return {VERDICT: verdict(summary, find_located(run.folder)), **summary, MARK: store_mark(run.hidden.attrs)}
 
 
 def provenance(run: Run) -> dict[str, Any]:
-    """What a reader is told of where a store's numbers come from."""
+    """Where a store's numbers come from: model, prompt, seed, and whether its attributes are sealed."""
     attrs = run.hidden.attrs
     return {**{name: attrs[name] for name in _PROVENANCE if name in attrs}, "attributes": seal_status(attrs)}
 
@@ -155,12 +152,10 @@ def remove_report(folder: Path) -> None:
 
 
 def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None) -> str:
-    """The report's HTML: plotly.js inlined once, every text escaped. maps: made of the run if they are not given."""
+    """The report's HTML: plotly.js inlined once, every text escaped. maps: default those of the run."""
     maps = maps or Maps.of(analysis)
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
     words = [sentences for _, sentences in findings(summary)]
-    return environment.get_template("report.html").render(
+    return template("report.html").render(
         summary=summary,
         verdict=html(summary[VERDICT]),
         glossary=glossary,
@@ -194,7 +189,7 @@ def write_figures(analysis: Analysis, folder: Path, maps: Maps) -> None:
     trained, limits = analysis.trained_length, maps.limits
     write(folder / "plotly.min.js", get_plotlyjs().encode())
     with ThreadPoolExecutor(1) as beside:  # of the rest, which is Python's work
-        rasters = [beside.submit(_write_raster, maps, str(each["method"].item()), folder) for each in maps.single]
+        rasters = [beside.submit(_write_raster, maps, str(pooled["method"].item()), folder) for pooled in maps.single]
         for pooled in maps.single:
             stem = _stem(str(pooled["method"].item()))
             write(folder / f"{stem}.npz", npz_bytes(pooled.to_dataset(name=str(pooled.name))))
@@ -233,9 +228,9 @@ def _drift(analysis: Analysis) -> list[Chart]:
     """The layer where drift begins, by prompt; then the dims that carry it, of the headline prompt."""
     if isinstance(analysis.drifts, str):
         return []
-    charts = [drift_chart(found, prompt=name) for name, found in analysis.drifts.items()]
-    hidden, found = analysis.hidden.sel(prompt=analysis.prompt), analysis.drifts[analysis.prompt]
-    return charts + [drift_dim_chart(hidden, found, layer, dim) for layer, dim in top_dims(found, _THRESHOLDS)]
+    charts = [drift_chart(drift, prompt=name) for name, drift in analysis.drifts.items()]
+    hidden, drift = analysis.hidden.sel(prompt=analysis.prompt), analysis.drifts[analysis.prompt]
+    return charts + [drift_dim_chart(hidden, drift, layer, dim) for layer, dim in top_dims(drift, _THRESHOLDS)]
 
 
 def _best(analysis: Analysis) -> list[tuple[int, int]]:
@@ -243,8 +238,8 @@ def _best(analysis: Analysis) -> list[tuple[int, int]]:
 
 
 def _threshold(analysis: Analysis, layer: int, dim: int) -> Chart:
-    hidden, found = analysis.hidden.sel(prompt=analysis.prompt), analysis.found.sel(prompt=analysis.prompt)
-    return threshold_chart(hidden, found, layer, dim)
+    hidden, search = analysis.hidden.sel(prompt=analysis.prompt), analysis.found.sel(prompt=analysis.prompt)
+    return threshold_chart(hidden, search, layer, dim)
 
 
 def _drift_map(analysis: Analysis) -> list[DriftMap]:
@@ -260,9 +255,9 @@ def _differences(analysis: Analysis, maps: Maps) -> list[Grid]:
     layer = drift_layers(analysis.drifts[analysis.prompt])[-1]
     less = difference(maps.panel.sel(layer=[layer]).load(), analysis.reference)
     starts = range(0, len(methods), SIDE_BY_SIDE)
-    shown, limits = pool(less), layer_limits(less)
-    each = [shown.isel({"method": slice(start, start + SIDE_BY_SIDE)}) for start in starts]
-    return [heatmap_grid(group, analysis.trained_length, limits) for group in each]
+    pooled, limits = pool(less), layer_limits(less)
+    groups = [pooled.isel({"method": slice(start, start + SIDE_BY_SIDE)}) for start in starts]
+    return [heatmap_grid(group, analysis.trained_length, limits) for group in groups]
 
 
 def _html(figures: Iterable[Drawable]) -> list[str]:

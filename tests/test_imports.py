@@ -31,13 +31,12 @@ FLOORS = """
     probe.attention       <- mesa probe.options probe.files probe.request probe.tasks probe.capture probe.experiment probe.evaluation probe.store probe.thresholds
     probe.interventions   <- mesa probe.options probe.files probe.request probe.tasks probe.capture probe.experiment probe.evaluation probe.store probe.thresholds
     probe.status          <- probe.experiment probe.store
-    probe.locate_report   <- probe.files probe.store probe.figures probe.interventions
-    probe.anatomy_report  <- probe.files probe.store probe.figures probe.attention
+    probe.mechanism_report <- probe.files probe.store probe.figures probe.interventions probe.attention
     probe.glossary        <-
     probe.plan          <- mesa probe.options probe.request probe.tasks probe.capture probe.evaluation probe.thresholds
     probe.inputs          <- mesa probe.options probe.tasks probe.capture probe.store probe.plan
     probe.verdict         <- probe.evaluation probe.store probe.thresholds
-    probe.report          <- probe.files probe.store probe.thresholds probe.figures probe.locate_report probe.anatomy_report probe.verdict probe.glossary
+    probe.report          <- probe.files probe.store probe.thresholds probe.figures probe.mechanism_report probe.verdict probe.glossary
     probe.stages          <- mesa probe.capture probe.experiment probe.evaluation probe.store probe.thresholds probe.plan probe.inputs
     probe.opened          <- probe.files probe.evaluation probe.store probe.thresholds probe.figures probe.interventions probe.attention probe.verdict probe.report
     probe.run             <- mesa probe
@@ -70,7 +69,7 @@ WITHOUT_TORCH = """
     probe.figures.styles
     probe.interventions probe.interventions.loss_gap probe.interventions.sentences
     probe.attention probe.attention.moments probe.attention.positional probe.attention.vectors
-    probe.attention.sentences probe.locate_report probe.anatomy_report probe.report
+    probe.attention.sentences probe.mechanism_report probe.report
     probe.verdict probe.verdict.verdict probe.opened
     probe.status mesa_lens.status
     mesa_lens.cli mesa_lens.export mesa_lens.report mesa_lens.fetching mesa_lens.paper.command

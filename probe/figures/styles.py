@@ -42,7 +42,7 @@ _OTHERS = tuple(
 
 
 def style(method: str, methods: Iterable[str] = ()) -> Look:
-    """A method's colour, dash and symbol, which none of `methods`, those it is shown with, has too."""
+    """A method's colour, dash and symbol, unlike those of `methods`, drawn beside it."""
     return STYLES.get(method) or _others((*methods, method))[method]
 
 
@@ -70,9 +70,9 @@ def _installed() -> dict[str, Look]:
 
 def _apart(methods: Iterable[str], taken: Mapping[str, Look]) -> dict[str, Look]:
     """A look a method, the same on every machine where it is free; where it is not, the next that is."""
-    found: dict[str, Look] = {}
+    looks: dict[str, Look] = {}
     for name in dict.fromkeys(methods):
         first = zlib.crc32(name.encode()) % len(_OTHERS)
-        order, used = (*_OTHERS[first:], *_OTHERS[:first]), {*taken.values(), *found.values()}
-        found[name] = next((each for each in order if each not in used), order[0])
-    return found
+        order, used = (*_OTHERS[first:], *_OTHERS[:first]), {*taken.values(), *looks.values()}
+        looks[name] = next((look for look in order if look not in used), order[0])
+    return looks

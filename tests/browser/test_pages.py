@@ -11,9 +11,8 @@ from synthetic import evaluation, hidden_states, write_run
 
 from mesa_lens.paper.config import read
 from mesa_lens.paper.report import write_report as write_paper
-from probe.anatomy_report import write_anatomy_report
 from probe.figures.curves import write_curves
-from probe.locate_report import write_locate_report
+from probe.mechanism_report import write_anatomy_report, write_locate_report
 from probe.report import write_report
 from probe.store.results import read_anatomy, read_located
 from theory.claim import Reading

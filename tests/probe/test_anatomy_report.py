@@ -7,7 +7,7 @@ import pytest
 from plotly.offline import get_plotlyjs
 from synthetic import evaluation, hidden_states, write_run
 
-from probe.anatomy_report import anatomy_section, render_anatomy, write_anatomy_report
+from probe.mechanism_report import anatomy_section, render_anatomy, write_anatomy_report
 from probe.report import write_report
 from probe.store.results import Anatomy, read_anatomy
 

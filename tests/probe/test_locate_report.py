@@ -7,7 +7,7 @@ import pytest
 from plotly.offline import get_plotlyjs
 from synthetic import evaluation, hidden_states, write_run
 
-from probe.locate_report import located_section, write_locate_report
+from probe.mechanism_report import located_section, write_locate_report
 from probe.report import write_report
 from probe.store.results import read_located
 

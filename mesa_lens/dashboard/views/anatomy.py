@@ -11,12 +11,12 @@ from mesa_lens.dashboard.context import Context
 from mesa_lens.dashboard.downloads import FORMS, buttons, named
 from mesa_lens.dashboard.look import plain, sheet, show
 from mesa_lens.dashboard.runs import Entry
-from probe.anatomy_report import told_of_heads
 from probe.attention.sentences import anatomy_findings
 from probe.figures.anatomy import head_map, lens_chart, share_chart
 from probe.figures.export import Export
 from probe.figures.figure_data import Drawable
 from probe.figures.mechanism_export import anatomy_labels, anatomy_tables, head_rows, layer_figures
+from probe.mechanism_report import head_texts
 from probe.store.results import Anatomy, find_anatomy
 
 Made = dict[str, Drawable | None]
@@ -133,7 +133,6 @@ _KINDS: dict[str, tuple[tuple[str, ...], Callable[..., Made]]] = {
 
 def _heads(found: Anatomy, length: int) -> None:
     rows = [
-        {"method": row["method"], "queries": row["span"], **told_of_heads(row)}
-        for row in head_rows(found.summary, length)
+        {"method": row["method"], "queries": row["span"], **head_texts(row)} for row in head_rows(found.summary, length)
     ]
     sheet(rows, "Means over all heads with 95% intervals, by method and queries")

@@ -82,7 +82,7 @@ def kept(actors, monkeypatch):
 
     monkeypatch.setattr(Member, "start", start)
     monkeypatch.setattr(RayPool, "close", lambda pool: None)
-    for name in ("locate_report.write_locate_report", "anatomy_report.write_anatomy_report"):
+    for name in ("mechanism_report.write_locate_report", "mechanism_report.write_anatomy_report"):
         monkeypatch.setattr(f"probe.{name}", lambda *_: None)
 
 
