@@ -20,8 +20,7 @@ from probe.store.reader import FINGERPRINTS
 from probe.tasks import score, sources
 from probe.tasks.finding import PASSKEY
 from probe.tasks.likelihood import TAIL
-from probe.tasks.repeated import repeated_word
-from probe.tasks.retrieval import first_ids
+from probe.tasks.retrieval import first_ids, repeated_word
 
 _TRIED = 64  # tokens
 

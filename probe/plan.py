@@ -22,7 +22,7 @@ from probe.evaluation.plan import TASKS, EvalPlan, unfit_length
 from probe.request import EvalRequest, ProbeRequest, tell_left_out
 from probe.tasks.base import Setting
 from probe.tasks.finding import PASSKEY
-from probe.tasks.repeated import repeated_word, word_ids
+from probe.tasks.retrieval import repeated_word, word_ids
 from probe.thresholds.search import CrossingRule, check_positions
 
 REPEATED = "repeated"

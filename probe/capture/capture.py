@@ -40,8 +40,8 @@ def capture_states(
     values = capture(bridge, token_ids, method, spec.hooks, kept, executor=executor)
     return xr.Dataset(
         {
-            hook: (("layer", "position", "dim"), each, {"long_name": hook, "units": "activation"})
-            for hook, each in values.items()
+            hook: (("layer", "position", "dim"), array, {"long_name": hook, "units": "activation"})
+            for hook, array in values.items()
         },
         {"layer": kept.layers, "position": kept.positions, "dim": kept.dims, "method": method.name},
         {"trained_length": method.trained_length},
@@ -64,11 +64,11 @@ def capture(
     prompt of identical tokens, RuntimeError when the method's executor did not run once in every layer up to it.
     """
     values = {hook: np.empty((len(kept.layers), len(kept.positions), len(kept.dims)), np.float32) for hook in hooks}
-    places = _places(kept.positions, kept.dims)
+    index = _index(kept.positions, kept.dims)
 
     def keep(tensor: Tensor, hook: Any, *, name: str, row: int) -> None:
         flat = tensor[0].flatten(1)  # heads, where there are any, side by side
-        torch.from_numpy(values[name][row]).copy_(flat[places])
+        torch.from_numpy(values[name][row]).copy_(flat[index])
 
     hooked: list[Hooked] = [
         (HOOKS[hook].format(layer=layer), partial(keep, name=hook, row=row))
@@ -119,10 +119,10 @@ def check_distinct(ids: Sequence[int], what: str) -> None:
         )
 
 
-def _places(*kept: Sequence[int]) -> tuple[slice | Tensor, ...]:
-    """An index of the kept positions and dims; those without a gap as slices, which need no copy of their own."""
+def _index(*axes: Sequence[int]) -> tuple[slice | Tensor, ...]:
+    """An index of positions and dims; axes without a gap as slices, which need no copy."""
     parts: list[slice | Tensor] = [
-        slice(each[0], each[-1] + 1) if each[-1] - each[0] + 1 == len(each) else torch.tensor(each) for each in kept
+        slice(axis[0], axis[-1] + 1) if axis[-1] - axis[0] + 1 == len(axis) else torch.tensor(axis) for axis in axes
     ]
     rows, columns = parts
     return (rows[:, None], columns) if isinstance(rows, Tensor) and isinstance(columns, Tensor) else (rows, columns)

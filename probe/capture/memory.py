@@ -35,12 +35,12 @@ def pass_flops(config: Any, length: int) -> float:
     return 2.0 * config.num_hidden_layers * length * (weights + 2 * attention * length)
 
 
-def prompt_bytes(config: Any, tokens: int, each: int) -> int:
-    """Rough memory of a prompt, with `each` bytes a number: its key-value cache and one layer's states."""
+def prompt_bytes(config: Any, tokens: int, itemsize: int) -> int:
+    """Rough memory of a prompt, with `itemsize` bytes a number: its key-value cache and one layer's states."""
     hidden, heads = config.hidden_size, config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     width = getattr(config, "head_dim", None) or hidden // heads
-    return tokens * (2 * config.num_hidden_layers * key_heads * width + 12 * hidden) * each
+    return tokens * (2 * config.num_hidden_layers * key_heads * width + 12 * hidden) * itemsize
 
 
 def free_bytes(device: torch.device | str = "cpu") -> int:

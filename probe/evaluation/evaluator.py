@@ -16,7 +16,7 @@ from mesa.finite import states_checked
 from mesa.methods import Method, make
 from mesa.models import Loaded, config_of, load, tokenizer_of
 from mesa.support import check_method, trained_length
-from probe.tasks.longppl import Keyed, key_tokens, short_contexts
+from probe.tasks.likelihood import Keyed, key_tokens, short_contexts
 
 BY_DEFAULT = "rerope"
 """The method of the evaluator, where it reads more than its window or is the model itself."""

@@ -20,9 +20,8 @@ from probe.tasks import sources
 from probe.tasks.base import Setting, Task
 from probe.tasks.finding import FINDING
 from probe.tasks.latency import Latency
-from probe.tasks.likelihood import LIKELIHOOD
-from probe.tasks.longppl import LONGPPL
-from probe.tasks.recall import RULER, Recall
+from probe.tasks.likelihood import LIKELIHOOD, LONGPPL
+from probe.tasks.ruler import RULER, RulerTask
 from probe.tasks.score import SLICE, heldout_ids
 from probe.tasks.summaries import Summaries
 
@@ -110,14 +109,14 @@ def plan(request: EvalRequest) -> EvalPlan:
     tasks = [TASKS[name] for name in request.tasks]
     if request.lengths is None and tasks:
         setting = replace(setting, lengths=fitting_lengths(tasks, tokenizer, setting))
-    sized = [task for task in tasks if isinstance(task, Recall)]
+    sized = [task for task in tasks if isinstance(task, RulerTask)]
     plan = EvalPlan(
         request,
         methods,
         setting,
         config,
-        {task.name: task.told(tokenizer, setting) for task in sized},
-        bool(sized) and all(task.is_rulers(tokenizer, setting) for task in sized),
+        {task.name: task.describe(tokenizer, setting) for task in sized},
+        bool(sized) and all(task.has_ruler_size(tokenizer, setting) for task in sized),
         _evaluator(request, methods, setting, config, tokenizer),
     )
     for task in tasks:

@@ -23,7 +23,7 @@ from probe.experiment.run import Experiment, opened, run_tasks
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Task
 from probe.files import write_json
-from probe.tasks.recall import RULER
+from probe.tasks.ruler import RULER
 
 JOURNAL = "cells.jsonl"
 TABLES = ("samples.csv", "summary.json")

@@ -20,7 +20,7 @@ from probe.options import parse_ranges
 from probe.request import LocateRequest
 from probe.tasks import sources
 from probe.tasks.base import Setting
-from probe.tasks.repeated import word_ids
+from probe.tasks.retrieval import word_ids
 from probe.tasks.score import heldout_ids
 from probe.thresholds.search import CrossingRule, check_positions
 

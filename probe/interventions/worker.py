@@ -17,7 +17,7 @@ from probe.interventions.interventions import attribute
 from probe.interventions.passes import BASELINE, METHOD, RunPair, blocks
 from probe.interventions.request import ORIGIN, Group, LocatePlan
 from probe.interventions.tasks import ATTRIBUTION, CHOSEN, DIMS, SEARCH
-from probe.tasks.repeated import repeated_word
+from probe.tasks.retrieval import repeated_word
 
 Row = tuple[Key, dict[str, Any]]
 

@@ -1,4 +1,4 @@
-"""What is asked of a model: retrieval prompts, likelihood, summaries, latency; to measure where it really fails.
+"""Evaluation tasks: retrieval prompts, likelihood, summaries, latency.
 
 In: a loaded model or its tokenizer, a length, a seed. Out: prompts of exactly that length, and scores a sample.
 Open first: base.py (what a task is), then finding.py; retrieval.py builds prompts, score.py measures.

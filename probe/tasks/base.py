@@ -1,10 +1,11 @@
-"""What every evaluation task is: prompts of an exact length, and scores, one a sample and metric."""
+"""The interface of evaluation tasks: prompts of an exact length, and scores, one a sample and metric."""
 
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,16 +14,12 @@ import numpy as np
 if TYPE_CHECKING:
     from mesa.models import Loaded
 
-_SHORT, _MANY = 256, 100  # keys differ in tokens: up to so many tokens, so many prompts are tried
+_SHORT, _MANY = 256, 100  # keys differ in tokens: up to this length, so many prompts are tried
 
 
 @dataclass(frozen=True)
 class Metric:
-    """What a task scores.
-
-    binary: each sample is 0 or 1. of_prompts: it tells of prompts, the same for every method. most: where scores go
-    from 0 to a limit, that.
-    """
+    """A score. binary: 0 or 1 for each sample. of_prompts: the same for every method. most: the upper limit."""
 
     name: str
     unit: str
@@ -37,8 +34,7 @@ class Setting:
     """What the tasks of one evaluation share. Lengths in tokens.
 
     samples: prompts a length. documents: token ids of the texts that NLL and essay haystacks are taken from.
-    pairs: (document, summary). depth: the key's place, 0 to 1; None: uniform. batch: prompts decoded at
-    once.
+    pairs: (document, summary). depth: the key's place, 0 to 1; None: uniform. batch: prompts decoded at once.
     """
 
     trained_length: int
@@ -61,6 +57,19 @@ class Score:
     metric: str
     value: float
     seconds: float | None = None
+
+
+def in_batches(
+    samples: Sequence[Any], size: int, run: Callable[[Sequence[Any]], Sequence[Any]]
+) -> Iterator[tuple[int, Any, Any, float]]:
+    """Runs `size` samples at a time; number, sample, output and share of the batch's seconds, one sample at a time."""
+    for begin in range(0, len(samples), size):
+        batch = samples[begin : begin + size]
+        started = time.perf_counter()
+        outputs = run(batch)
+        seconds = (time.perf_counter() - started) / len(batch)
+        for offset, (sample, output) in enumerate(zip(batch, outputs, strict=True)):
+            yield begin + offset, sample, output, seconds
 
 
 class Task(ABC):
@@ -91,11 +100,11 @@ class Task(ABC):
         return length * setting.samples
 
     def count(self, samples: int) -> range:
-        """How many samples a cell has of those that are asked for; usually all."""
+        """How many samples a cell may have of those requested; usually all."""
         return range(samples, samples + 1)
 
     def logits(self, length: int, setting: Setting) -> int:
-        """Positions whose logits are held at once."""
+        """Positions whose logits are in memory at once."""
         return setting.batch if self.batched else 1
 
     def check(self, tokenizer: Any, length: int, setting: Setting) -> None:

@@ -31,13 +31,13 @@ def library() -> Path:
 def training_files() -> list[Path]:
     """The standard library's modules (docstrings and `pydoc` topics included), without tests and held-out files."""
     root = library()
-    found = (
+    paths = (
         path
         for path in root.rglob("*.py")
         if not _SKIPPED_FOLDERS & set(path.relative_to(root).parts[:-1])
         and not (path.parent == root and path.name in HELDOUT_FILES)
     )
-    return sorted(found)
+    return sorted(paths)
 
 
 def read(path: Path) -> str:

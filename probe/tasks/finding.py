@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,9 +10,8 @@ import numpy as np
 
 from mesa.models import Loaded
 from probe.tasks import retrieval
-from probe.tasks.base import Metric, Score, Setting, Task
-from probe.tasks.chat import passkey_chat
-from probe.tasks.retrieval import Prompt
+from probe.tasks.base import Metric, Score, Setting, Task, in_batches
+from probe.tasks.retrieval import Prompt, passkey_chat
 from probe.tasks.score import retrieval_hits, text_filler
 
 Build = Callable[[Any, int, np.random.Generator, Setting], Prompt]
@@ -22,7 +20,7 @@ Build = Callable[[Any, int, np.random.Generator, Setting], Prompt]
 
 @dataclass(frozen=True)
 class Finding(Task):
-    """A task whose answer is found in its prompt; 1 where greedy decoding begins with it."""
+    """A task whose answer stands in its prompt; scores 1 where greedy decoding begins with it."""
 
     name: str
     about: str
@@ -32,33 +30,28 @@ class Finding(Task):
 
     def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[Prompt]:
         """The prompts; the same for every method. Raises ValueError for a length that they cannot have."""
-        own = [len(self.name)] if self.name == "passkey" else self.name.encode()  # so every measured failure stays
-        rng = np.random.default_rng([setting.seed, length, *own])
-        made = [self.build(tokenizer, length, rng, setting) for _ in range(samples)]
-        for prompt in made:
+        key = [len(self.name)] if self.name == "passkey" else self.name.encode()  # so that measured failures stay
+        rng = np.random.default_rng([setting.seed, length, *key])
+        prompts = [self.build(tokenizer, length, rng, setting) for _ in range(samples)]
+        for prompt in prompts:
             if len(prompt.ids) != length:
                 raise ValueError(
                     f"{self.name}: this tokenizer cannot make a prompt of {length} tokens, it is off by "
                     f"{len(prompt.ids) - length:+d}; choose other --lengths"
                 )
-        return made
+        return prompts
 
     def measure(self, loaded: Loaded, length: int, prepared: Sequence[Prompt], setting: Setting) -> Iterator[Score]:
         """One score a prompt, `setting.batch` prompts at a time."""
-        for begin in range(0, len(prepared), setting.batch):
-            part = prepared[begin : begin + setting.batch]
-            started = time.perf_counter()
-            hits = retrieval_hits(loaded.model, loaded.tokenizer, part)
-            seconds = (time.perf_counter() - started) / len(part)
-            for offset, hit in enumerate(hits):
-                yield Score(length, begin + offset, "accuracy", float(hit), seconds)
+
+        def run(batch: Sequence[Prompt]) -> list[bool]:
+            return retrieval_hits(loaded.model, loaded.tokenizer, batch)
+
+        for number, _, hit, seconds in in_batches(prepared, setting.batch, run):
+            yield Score(length, number, "accuracy", float(hit), seconds)
 
 
-def _passkey(tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting) -> Prompt:
-    return retrieval.passkey(tokenizer, length, rng, depth=setting.depth)
-
-
-def _passkey_enhanced(prompt: str) -> Build:
+def _passkey(prompt: str | None = None) -> Build:
     def build(tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting) -> Prompt:
         return retrieval.passkey(tokenizer, length, rng, depth=setting.depth, enhanced=prompt)
 
@@ -85,12 +78,12 @@ def _lines(tokenizer: Any, length: int, rng: np.random.Generator, setting: Setti
     return retrieval.lines(tokenizer, length, rng)
 
 
-_ASKED = "passkey, enhanced: 'Q: what is the passkey in below text? ... A:'"
+_QUESTION = "passkey, enhanced: 'Q: what is the passkey in below text? ... A:'"
 
 FINDING = (
-    Finding("passkey", "the paper's passkey prompt", _passkey),
-    Finding("passkey-question", _ASKED, _passkey_enhanced("question")),
-    Finding("passkey-answer", "passkey, enhanced: 'Q: ... A: the passkey is'", _passkey_enhanced("answer")),
+    Finding("passkey", "the paper's passkey prompt", _passkey()),
+    Finding("passkey-question", _QUESTION, _passkey("question")),
+    Finding("passkey-answer", "passkey, enhanced: 'Q: ... A: the passkey is'", _passkey("answer")),
     Finding("passkey-chat", "passkey as a user's message in the tokenizer's chat template", _passkey_chat),
     Finding("niah-repeat", "RULER's single needle in repeated sentences", _niah("repeat")),
     Finding("niah-essay", "RULER's single needle in running text", _niah("essay")),

@@ -86,8 +86,8 @@ def _give_back() -> None:
 
 def devices(model: torch.nn.Module) -> tuple[torch.device, ...]:
     """Where a model lies: one device, or the several that a device map puts it on."""
-    found = dict.fromkeys(parameter.device for parameter in model.parameters())
-    return tuple(device for device in found if device.type != "meta")  # meta: kept elsewhere until needed
+    unique = dict.fromkeys(parameter.device for parameter in model.parameters())
+    return tuple(device for device in unique if device.type != "meta")  # meta: offloaded until needed
 
 
 def _now(places: Sequence[torch.device]) -> float:

@@ -1,4 +1,4 @@
-"""Retrieval prompts of an exact token length: the paper's passkey, RULER's single needle, LongEval's lines.
+"""Prompts of an exact token length: the paper's passkey and repeated word, RULER's single needle, LongEval's lines.
 
 Every builder takes `length`, the number of prompt tokens with the first special token included, and returns a
 `Prompt`. The pieces of a prompt are tokenized one by one, and only filler is cut, so the length is exact.
@@ -7,16 +7,31 @@ Every builder takes `length`, the number of prompt tokens with the first special
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probe.tasks.words import ADJECTIVES, NOUNS
-
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase as Tokenizer
+
+ADJECTIVES = (
+    "able brave bright calm clear cold crisp damp dear dry early fair fast fine flat fresh glad gray happy heavy "
+    "huge icy keen large lazy little lone lucky merry mild new noble old plain proud quick rapid ready ripe round "
+    "rusty safe shiny shy silly sleepy slow smart soft sour steep strong sweet tall tender tidy tough vast weak "
+    "wide wise young"
+).split()
+
+NOUNS = (
+    "acorn apple badge barn beach bear bench bird bone boot bowl bread bridge bucket button cactus camel canoe "
+    "carrot cat chair cherry clock coat comet cow crane crown deer dog dove drum eagle egg falcon feather field "
+    "fish flame flute fork frog gate giraffe goat grape harp hawk honey house jacket jewel key kite ladder lamp "
+    "lemon lizard marble melon monkey moth mouse nest ocean orange owl panda parrot pear pebble pepper pigeon "
+    "pine plum potato rabbit raven ring robin rope sail salt seal ship silver snail snow"
+).split()
+"""The words that keys and line names are made of."""
 
 PASSKEY_HEADER = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize it. "
@@ -234,28 +249,110 @@ def lines(tokenizer: Tokenizer, length: int, rng: np.random.Generator, *, digits
         if name in names and 2 * len(names) > len(ADJECTIVES) * len(NOUNS):  # names run out
             name = f"{name}-{len(names)}"
         line = encode_once(tokenizer, LINES_LINE.format(name=name, key=key))
-        asked = encode_once(tokenizer, LINES_QUESTION.format(name=name))
-        if used + len(line) + max(len(question), len(asked)) > room:
+        line_question = encode_once(tokenizer, LINES_QUESTION.format(name=name))
+        if used + len(line) + max(len(question), len(line_question)) > room:
             break
         if name in names:
             continue
         names[name] = key
         body.append(line)
         used += len(line)
-        question = max(question, asked, key=len)
+        question = max(question, line_question, key=len)
     if not body:
-        fixed = len(start) + len(line) + len(asked)
+        fixed = len(start) + len(line) + len(line_question)
         raise ValueError(
             f"length={length} is below the task's fixed text of {fixed} tokens; ask for at least {fixed} (--lengths)"
         )
     index = int(rng.integers(len(body)))
     name = list(names)[index]
-    asked = encode_once(tokenizer, LINES_QUESTION.format(name=name))
-    missing = room - used - len(asked)
+    line_question = encode_once(tokenizer, LINES_QUESTION.format(name=name))
+    missing = room - used - len(line_question)
     newline = encode(tokenizer, "\n")[-1:]
     return Prompt(
-        ids=(*start, *(newline * missing), *(token for line in body for token in line), *asked),
+        ids=(*start, *(newline * missing), *(token for line in body for token in line), *line_question),
         answer_ids=encode(tokenizer, names[name]),
         answer=names[name],
         key_position=len(start) + missing + sum(map(len, body[:index])),
     )
+
+
+_USER_TEXT = "USERTEXT"
+_CHAT_ANSWER = " The pass key is"
+
+
+def chat_frame(tokenizer: Tokenizer) -> tuple[str, str]:
+    """What the chat template puts before a user's message, and after it up to the assistant's answer.
+
+    Raises ValueError for a tokenizer without a template, and for a template that does not put the text as it is.
+    """
+    if not tokenizer.chat_template:
+        raise ValueError("passkey-chat: this tokenizer has no chat template; use the task passkey")
+    messages = [{"role": "user", "content": _USER_TEXT}]
+    before, *after = str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)).split(
+        _USER_TEXT
+    )
+    if len(after) != 1:
+        raise ValueError(
+            f"passkey-chat: this tokenizer's chat template has the user's text, as it is, {len(after)} times in place "
+            "of once; use the task passkey"
+        )
+    return before, after[0]
+
+
+def passkey_chat(tokenizer: Tokenizer, length: int, rng: np.random.Generator, *, depth: float | None = None) -> Prompt:
+    """The paper's passkey prompt of exactly `length` tokens, the template's included; the answer is begun.
+
+    Up to the question it is the user's message; "The pass key is" is the assistant's. What stands first is the
+    template's own, as in transformers' chats: the tokenizer adds nothing. Errors as for `passkey` and `chat_frame`.
+    """
+    before, after = chat_frame(tokenizer)
+    key = random_key(rng)
+    depth = float(rng.random()) if depth is None else depth
+    answer = _CHAT_ANSWER.lstrip() if after[-1:].isspace() else _CHAT_ANSWER
+    question = PASSKEY_QUESTION.removesuffix(_CHAT_ANSWER) + after + answer
+    return single_key(
+        tokenizer,
+        length,
+        before + PASSKEY_HEADER,
+        PASSKEY_KEY.format(key=key),
+        question,
+        key,
+        repeated_sentences(tokenizer),
+        depth,
+        first=(),
+    )
+
+
+def repeated_word(tokenizer: Any, word: str, length: int) -> tuple[list[int], str]:
+    """The paper's prompt for thresholds, `length` token ids: a first token that differs from the word, then the word.
+
+    With one token alone, all values are the same, attention returns them whatever its weights, and hidden states cannot
+    depend on position. The first token is the tokenizer's, else `first_token`, which is returned too, else "". Raises
+    ValueError for an empty word.
+    """
+    return repeated_ids(tokenizer, word_ids(tokenizer, word), length)
+
+
+def word_ids(tokenizer: Any, word: str) -> list[int]:
+    """The tokens of a word within a text; ValueError for an empty one."""
+    ids = list(encode(tokenizer, " " + word.strip())) if word.strip() else []
+    if not ids:
+        raise ValueError(f"--prompt {word!r} is empty; give a word to repeat")
+    return ids
+
+
+def repeated_ids(tokenizer: Any, repeated: Sequence[int], length: int) -> tuple[list[int], str]:
+    """As `repeated_word`, for a word's token ids."""
+    first, added = list(first_ids(tokenizer)), ""
+    if set(first) <= set(repeated):
+        first, added = [first_token(tokenizer, repeated)], "added"
+    room = length - len(first)
+    ids = first + (list(repeated) * math.ceil(room / len(repeated)))[:room]
+    return ids, tokenizer.convert_ids_to_tokens(first[0]) if added else ""
+
+
+def first_token(tokenizer: Any, others: Sequence[int]) -> int:
+    """The tokenizer's bos, else its eos, another special token or any token, that is none of `others`."""
+    special = [tokenizer.bos_token_id, tokenizer.eos_token_id, *tokenizer.all_special_ids]
+    taken = {*others, None}
+    return next(token for token in (*special, *range(len(tokenizer))) if token not in taken)

@@ -45,8 +45,8 @@ def _remembered(rules: _Rules, texts: tuple[str, ...]) -> list[np.ndarray]:
 
 
 def _ids(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
-    found = tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids
-    return [np.array(ids, np.int64) for ids in found]
+    batch = tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids
+    return [np.array(ids, np.int64) for ids in batch]
 
 
 def text_windows(documents: Sequence[np.ndarray], tokens: int, count: int, scored: int = 1) -> list[np.ndarray]:

@@ -23,24 +23,24 @@ def texts(source: str | None, column: str = "text") -> list[str]:
         return corpus.heldout()
     path = Path(source)
     if path.is_file() and path.suffix != ".jsonl":
-        found = [plain_text(path)]
+        documents = [plain_text(path)]
     else:
-        found = [str(_field(row, (column,), source, number)) for number, row in enumerate(_rows(source), 1)]
-    found = [text for text in found if text.strip()]
-    if not found:
+        documents = [str(_field(row, (column,), source, number)) for number, row in enumerate(_rows(source), 1)]
+    documents = [text for text in documents if text.strip()]
+    if not documents:
         raise ValueError(f"{source} holds no text; give a file or dataset that does")
-    return found
+    return documents
 
 
 def plain_text(path: Path) -> str:
     """A file's text; ValueError, naming it, for bytes that are no text in UTF-8."""
     try:
-        found = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no text in UTF-8 (byte {error.start}); convert it") from error
-    if "\0" in found:
+    if "\0" in text:
         raise ValueError(f"{path} is no text: it has a byte 0")
-    return found
+    return text
 
 
 def pairs(source: str) -> list[tuple[str, str]]:
@@ -48,13 +48,13 @@ def pairs(source: str) -> list[tuple[str, str]]:
 
     Errors as for `texts`.
     """
-    found = []
+    rows = []
     for number, row in enumerate(_rows(source), 1):
         names = next((names for names in _PAIRS if names[0] in row), _PAIRS[0])
-        found.append((str(_field(row, names[:1], source, number)), str(_field(row, names[1:], source, number))))
-    if not found:
+        rows.append((str(_field(row, names[:1], source, number)), str(_field(row, names[1:], source, number))))
+    if not rows:
         raise ValueError(f"{source} is empty; give lines with document and summary")
-    return found
+    return rows
 
 
 def _rows(source: str) -> Iterator[Mapping[str, Any]]:
@@ -79,7 +79,7 @@ def _rows(source: str) -> Iterator[Mapping[str, Any]]:
 def _dataset(source: str) -> Any:
     from datasets import load_dataset, logging  # transformer-lens brings it
 
-    told = logging.get_verbosity()
+    verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)  # what it says is in its error too
     try:
         splits = load_dataset(source)
@@ -87,7 +87,7 @@ def _dataset(source: str) -> Any:
         reason = str(error.__cause__ or error).partition("\n")[0]
         raise FileNotFoundError(f"{source} is no file, folder, or dataset that can be loaded: {reason}") from error
     finally:
-        logging.set_verbosity(told)
+        logging.set_verbosity(verbosity)
     return splits["test"] if "test" in splits else next(iter(splits.values()))
 
 

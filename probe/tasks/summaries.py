@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mesa.models import Loaded
-from probe.tasks.base import Metric, Score, Setting, Task
+from probe.tasks.base import Metric, Score, Setting, Task, in_batches
 from probe.tasks.retrieval import encode, first_ids
 from probe.tasks.score import greedy, until_end
 
@@ -58,35 +57,34 @@ class Summaries(Task):
         if room < 1:
             fixed = len(start) + len(end) + 1
             raise ValueError(f"summary: length={length} is below the fixed text of {fixed - 1} tokens; ask for {fixed}")
-        made, longest = [], 0
+        prompts, longest = [], 0
         for document, summary in setting.pairs:
             ids = tokenizer(document, add_special_tokens=False, verbose=False).input_ids
             longest = max(longest, len(ids))
             if len(ids) >= room:
-                made.append(SummaryPrompt((*start, *ids[:room], *end), summary))
-            if len(made) == samples:
-                return made
-        if not made:
+                prompts.append(SummaryPrompt((*start, *ids[:room], *end), summary))
+            if len(prompts) == samples:
+                return prompts
+        if not prompts:
             raise ValueError(f"summary: no document has {room} tokens, the longest has {longest}; ask for less")
-        return made
+        return prompts
 
     def measure(
         self, loaded: Loaded, length: int, prepared: Sequence[SummaryPrompt], setting: Setting
     ) -> Iterator[Score]:
         """Four scores a document; `setting.new_tokens` tokens are decoded, the text ends at an end token."""
         score_rouge, score_bleu = _scorers()
-        for begin in range(0, len(prepared), setting.batch):
-            part = prepared[begin : begin + setting.batch]
-            started = time.perf_counter()
-            output = greedy(loaded.model, [prompt.ids for prompt in part], setting.new_tokens)
-            seconds = (time.perf_counter() - started) / len(part)
-            for offset, (ids, prompt) in enumerate(zip(output.tolist(), part, strict=True)):
-                text = until_end(loaded, ids)
-                rouge = score_rouge(prompt.reference, text)
-                values = {name: rouge[name].fmeasure for name in ("rouge1", "rouge2", "rougeL")}
-                values["bleu"] = score_bleu(text, [prompt.reference]).score
-                for name, value in values.items():
-                    yield Score(length, begin + offset, name, float(value), seconds)
+
+        def run(batch: Sequence[SummaryPrompt]) -> list[list[int]]:
+            return greedy(loaded.model, [prompt.ids for prompt in batch], setting.new_tokens).tolist()
+
+        for number, prompt, ids, seconds in in_batches(prepared, setting.batch, run):
+            text = until_end(loaded, ids)
+            rouge = score_rouge(prompt.reference, text)
+            values = {name: rouge[name].fmeasure for name in ("rouge1", "rouge2", "rougeL")}
+            values["bleu"] = score_bleu(text, [prompt.reference]).score
+            for name, value in values.items():
+                yield Score(length, number, name, float(value), seconds)
 
 
 def _scorers() -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, MptConfig, MptForCausalLM, PreTrainedTokenizerFast
 
 from probe.tasks import retrieval
-from probe.tasks.words import ADJECTIVES, NOUNS
+from probe.tasks.retrieval import ADJECTIVES, NOUNS
 
 if TYPE_CHECKING:
     from research.shipped_models.train import TrainConfig

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from probe.tasks import retrieval
-from probe.tasks.words import NOUNS
+from probe.tasks.retrieval import NOUNS
 
 PAIRS_HEADER = "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n{\n"
 PAIRS_PAIR = ' "{name}": "{key}",\n'

@@ -14,8 +14,7 @@ from mesa.models import tokenizer_of
 from probe.tasks import score as texts_of
 from probe.tasks.base import Setting
 from probe.tasks.finding import PASSKEY
-from probe.tasks.repeated import repeated_ids
-from probe.tasks.retrieval import first_ids
+from probe.tasks.retrieval import first_ids, repeated_ids
 from research.thresholds_predict_failure.study import Study
 
 

@@ -27,7 +27,7 @@ from probe.interventions.passes import run as one_pass
 from probe.tasks import sources
 from probe.tasks.base import Setting
 from probe.tasks.likelihood import TAIL, tail_tokens
-from probe.tasks.repeated import repeated_word, word_ids
+from probe.tasks.retrieval import repeated_word, word_ids
 from probe.tasks.score import heldout_ids
 from probe.thresholds.search import CrossingRule, check_positions, search
 from research.script import Cell, Journal

@@ -27,7 +27,7 @@ from probe.experiment.task import TasksLost
 from probe.store.reader import open_run
 from probe.tasks import corpus
 from probe.tasks.likelihood import Likelihood
-from probe.tasks.recall import RULER
+from probe.tasks.ruler import RULER
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))

@@ -20,9 +20,9 @@ from probe.evaluation import evaluator
 from probe.evaluation.plan import EvalRequest, estimate, evaluator_passes, plan
 from probe.evaluation.run import run
 from probe.evaluation.summary import longppl_table, pooled_longppl, tables
-from probe.tasks import longppl
+from probe.tasks import likelihood
 from probe.tasks.base import Setting
-from probe.tasks.longppl import LONGPPL, Keyed, key_tokens
+from probe.tasks.likelihood import LONGPPL, Keyed, key_tokens
 
 M = 160  # the short context: 40 to 49 tokens; the tail: the last 40
 LENGTHS = (120, 240)
@@ -51,7 +51,7 @@ def copying(model, ids, last, reduction="none"):
 
 
 def test_key_tokens_are_those_that_only_the_whole_context_tells(monkeypatch):
-    monkeypatch.setattr(longppl, "nll", copying)
+    monkeypatch.setattr(likelihood, "nll", copying)
     ids = np.random.default_rng(0).permutation(1000)[:300]
     ids[[20, 60]] = 2000, 2001
     ids[262:268] = ids[100:106]  # from far: the first cannot be told
@@ -67,8 +67,8 @@ def test_key_tokens_are_those_that_only_the_whole_context_tells(monkeypatch):
 def test_the_short_context_slides_as_in_the_public_code(asked, monkeypatch):
     loaded = load(asked.model)
     ids = np.random.default_rng(1).integers(2, len(loaded.tokenizer), 200)
-    monkeypatch.setattr(longppl, "GAIN", 0.0)
-    monkeypatch.setattr(longppl, "LIKELY", 7.0)
+    monkeypatch.setattr(likelihood, "GAIN", 0.0)
+    monkeypatch.setattr(likelihood, "LIKELY", 7.0)
 
     def slow(begin, position):
         logits = loaded.model(torch.tensor(ids[None, begin:position])).logits[0, -1]
@@ -80,7 +80,7 @@ def test_the_short_context_slides_as_in_the_public_code(asked, monkeypatch):
 
 
 def test_only_key_tokens_are_scored_and_a_text_without_any_has_no_score(monkeypatch):
-    monkeypatch.setattr(longppl, "nll", lambda model, ids, last: torch.arange(last) + float(ids[0]))
+    monkeypatch.setattr(likelihood, "nll", lambda model, ids, last: torch.arange(last) + float(ids[0]))
     keys = np.zeros(40, bool)
     keys[[3, 5]] = True
     texts = [Keyed(np.array([10]), keys), Keyed(np.array([20]), np.zeros(40, bool))]
@@ -258,7 +258,7 @@ def test_the_estimate_counts_the_evaluators_passes(asked, monkeypatch):
         counted.append(len(ids))
         return torch.zeros(last)
 
-    monkeypatch.setattr(longppl, "nll", counting)
+    monkeypatch.setattr(likelihood, "nll", counting)
     for length in LENGTHS:
         for ids in LONGPPL.prepare(tokenizer_of(asked.model), length, made.setting, asked.samples):
             key_tokens(LOADED, ids, M)

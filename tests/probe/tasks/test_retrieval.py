@@ -7,7 +7,6 @@ import tiny
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from probe.tasks.chat import passkey_chat
 from probe.tasks.retrieval import (
     LINES_HEADER,
     PASSKEY_FILLER,
@@ -18,6 +17,7 @@ from probe.tasks.retrieval import (
     first_ids,
     lines,
     passkey,
+    passkey_chat,
 )
 from research.shipped_models.making import train_tokenizer
 

@@ -9,11 +9,11 @@ import pytest
 import spaced
 import torch
 
-from probe.tasks import counting, recall
+from probe.tasks import ruler, ruler_prompts
 from probe.tasks.base import Setting
-from probe.tasks.listed import Listed, TooShortError
-from probe.tasks.recall import RULER, string_match_all
 from probe.tasks.retrieval import encode, first_ids
+from probe.tasks.ruler import RULER, string_match_all
+from probe.tasks.ruler_prompts import ListPrompt, TooShortError
 from research.shipped_models.making import train_tokenizer
 
 TASKS = {task.name: task for task in RULER}
@@ -158,10 +158,10 @@ def test_frequent_words_come_in_the_order_of_their_counts(tokenizer, setting, le
 @pytest.mark.parametrize("tokenizer", ["byte-level"], indirect=True)
 def test_frequent_words_are_made_at_every_length_from_the_least(tokenizer):
     with pytest.raises(ValueError, match="ask for at least") as refused:
-        counting.frequent_words(tokenizer, 100, np.random.default_rng(0))
+        ruler_prompts.frequent_words(tokenizer, 100, np.random.default_rng(0))
     for length in range(refused.value.needed - 20, refused.value.needed + 100):
         try:
-            made = counting.frequent_words(tokenizer, length, np.random.default_rng(length))
+            made = ruler_prompts.frequent_words(tokenizer, length, np.random.default_rng(length))
         except TooShortError:
             continue
         assert len(made.ids) == length
@@ -170,7 +170,7 @@ def test_frequent_words_are_made_at_every_length_from_the_least(tokenizer):
 @pytest.mark.parametrize("tokenizer", ["byte-level"], indirect=True)
 def test_no_common_word_is_part_of_another(tokenizer):
     for seed in range(3):
-        made = counting.common_words(tokenizer, 12000, np.random.default_rng(seed), repeats=(6, 1), example=None)
+        made = ruler_prompts.common_words(tokenizer, 12000, np.random.default_rng(seed), repeats=(6, 1), example=None)
         listed = {*re.findall(r"\d+\. (\w+)", text_of(tokenizer, made).split("\nQuestion")[0])}
         assert len(listed) > 500
         assert not [(one, other) for one in made.expected for other in listed - {one} if one in other]
@@ -179,26 +179,26 @@ def test_no_common_word_is_part_of_another(tokenizer):
 @pytest.mark.parametrize("tokenizer", ["byte-level"], indirect=True)
 def test_what_copying_gives_is_the_mean_over_stretches_of_the_prompt(tokenizer, setting):
     ids = [encode(tokenizer, text) for text in (" tomato", " potato", " x" * 60)]
-    made = Listed((*ids[2], *ids[0], *ids[1]), (), "", 0, ("tomato", "potato", "melon"))
-    assert recall.copied(tokenizer, made, len(made.ids)) == pytest.approx(2 / 3)
-    assert 0 < recall.copied(tokenizer, made, len(ids[0]) + len(ids[1])) < 1 / 9
+    made = ListPrompt((*ids[2], *ids[0], *ids[1]), (), "", 0, ("tomato", "potato", "melon"))
+    assert ruler.copied(tokenizer, made, len(made.ids)) == pytest.approx(2 / 3)
+    assert 0 < ruler.copied(tokenizer, made, len(ids[0]) + len(ids[1])) < 1 / 9
     small = replace(setting, trained_length=600, lengths=(600, 2400))
     at = {length: prompts(tokenizer, small, "cwe", length, 1)[0] for length in small.lengths}
     tokens = TASKS["cwe"].answer_tokens(small)
-    short, long = (recall.copied(tokenizer, at[length], tokens) for length in small.lengths)
+    short, long = (ruler.copied(tokenizer, at[length], tokens) for length in small.lengths)
     assert short > 0.3  # of a short list, any stretch has many of the words
     assert long < short / 2
 
 
 def test_sizes_are_rulers_where_they_are_not_reduced(tokenizer, setting):
     windows = {window: replace(setting, trained_length=window) for window in (500, 3600, 20000)}
-    assert {at: TASKS["vt"].is_rulers(tokenizer, own) for at, own in windows.items()} == {
+    assert {at: TASKS["vt"].has_ruler_size(tokenizer, own) for at, own in windows.items()} == {
         500: False,
         3600: True,
         20000: True,
     }
-    assert TASKS["cwe"].is_rulers(tokenizer, windows[20000])
-    assert not TASKS["niah-multivalue"].is_rulers(tokenizer, windows[500])  # fewer tokens are generated
+    assert TASKS["cwe"].has_ruler_size(tokenizer, windows[20000])
+    assert not TASKS["niah-multivalue"].has_ruler_size(tokenizer, windows[500])  # fewer tokens are generated
 
 
 def test_a_size_is_chosen_by_the_window_and_is_the_same_at_every_length(tokenizer, setting):
@@ -234,7 +234,7 @@ def test_the_score_is_the_share_of_the_strings_found_before_the_end(tokenizer, s
     said.append((*encode(tokenizer, f" {made[1].expected[0]}"), tokenizer.eos_token_id, *made[1].answer_ids))
     padded = torch.tensor([[*ids, *[ids[-1]] * (99 - len(ids))] for ids in said])
     asked = []
-    monkeypatch.setattr(recall, "greedy", lambda model, ids, count: asked.append((len(ids), count)) or padded)
+    monkeypatch.setattr(ruler, "greedy", lambda model, ids, count: asked.append((len(ids), count)) or padded)
 
     class Loaded:
         class model:
@@ -246,5 +246,5 @@ def test_the_score_is_the_share_of_the_strings_found_before_the_end(tokenizer, s
     recalled = [(score.sample, score.value) for score in found if score.metric == "recall"]
     assert recalled == [(0, 0.4), (1, 0.2)]
     copies = {score.sample: score.value for score in found if score.metric == "copied"}
-    assert copies == {at: recall.copied(tokenizer, prompt, 99) for at, prompt in enumerate(made)}
+    assert copies == {at: ruler.copied(tokenizer, prompt, 99) for at, prompt in enumerate(made)}
     assert string_match_all("", ["a"]) == 0

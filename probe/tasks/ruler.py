@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,33 +10,33 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mesa.models import Loaded
-from probe.tasks import counting, needles, tracking
-from probe.tasks.base import Metric, Score, Setting, Task
-from probe.tasks.listed import Listed, TooShortError
+from probe.tasks import ruler_prompts
+from probe.tasks.base import Metric, Score, Setting, Task, in_batches
+from probe.tasks.ruler_prompts import ListPrompt, TooShortError
 from probe.tasks.score import greedy, text_filler, until_end
 
-Build = Callable[..., Listed]
+Build = Callable[..., ListPrompt]
 """Called with tokenizer, length, random generator, setting and a size's parameters."""
-_DRAWN = 8  # prompts that a size must fit; draws after which a prompt is given up
-_STRETCHES = 32  # of a prompt
+_DRAWS = 8  # prompts that a size must fit; attempts at one prompt
+_STRETCHES = 32  # of a prompt, to score copying
 _COPIED = Metric("copied", "share of them in a stretch of the prompt", of_prompts=True, most=1)
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large a task is: its words, parameters of its builder, and the lengths from which RULER takes it."""
+    """A size of a task: in words, as options of its builder, and the trained lengths from which RULER uses it."""
 
     about: str
-    given: tuple[tuple[str, Any], ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
     least: int = 0
 
 
 @dataclass(frozen=True)
-class Recall(Task):
+class RulerTask(Task):
     """A task of RULER. sizes: RULER's own first; generated: RULER's `tokens_to_generate`.
 
     A length counts the tokens to generate too, as RULER's does: that many, or M/6 where that is less. The size is the
-    first that fits in M, so it is the same at every length. Beside the score stands what copying would give.
+    first that fits in M, so it is the same at every length. `copied` is what copying the prompt would score.
     """
 
     name: str
@@ -49,68 +48,65 @@ class Recall(Task):
     batched: ClassVar[bool] = True
 
     def answer_tokens(self, setting: Setting) -> int:
-        """Tokens that are generated, the prompt is shorter by them."""
+        """Generated tokens; the prompt is shorter by as many."""
         return min(self.generated, max(1, setting.trained_length // 6))
 
     def size(self, tokenizer: Any, setting: Setting) -> Size:
         """The first size whose prompts fit in M; the smallest where none does."""
         return _size(self, tokenizer, setting.trained_length)
 
-    def told(self, tokenizer: Any, setting: Setting) -> str:
-        """Its size and how many tokens are generated, in words."""
+    def describe(self, tokenizer: Any, setting: Setting) -> str:
+        """Size and generated tokens, in words."""
         return f"{self.size(tokenizer, setting).about}; {self.answer_tokens(setting)} tokens generated"
 
-    def is_rulers(self, tokenizer: Any, setting: Setting) -> bool:
+    def has_ruler_size(self, tokenizer: Any, setting: Setting) -> bool:
         """Whether it is as large as RULER's, with as many tokens generated."""
         rulers = next(size for size in self.sizes if setting.trained_length >= size.least)
         return self.answer_tokens(setting) == self.generated and self.size(tokenizer, setting) == rulers
 
-    def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[Listed]:
+    def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[ListPrompt]:
         """The prompts; the same for every method. Raises ValueError for a length that they cannot have."""
         size, rng = self.size(tokenizer, setting), np.random.default_rng([setting.seed, length, *self.name.encode()])
-        return [self._drawn(tokenizer, length, rng, setting, size) for _ in range(samples)]
+        return [self._draw(tokenizer, length, rng, setting, size) for _ in range(samples)]
 
-    def measure(self, loaded: Loaded, length: int, prepared: Sequence[Listed], setting: Setting) -> Iterator[Score]:
+    def measure(self, loaded: Loaded, length: int, prepared: Sequence[ListPrompt], setting: Setting) -> Iterator[Score]:
         """Two scores a prompt, `setting.batch` prompts at a time."""
-        for begin in range(0, len(prepared), setting.batch):
-            part = prepared[begin : begin + setting.batch]
-            started = time.perf_counter()
-            output = greedy(loaded.model, [prompt.ids for prompt in part], self.answer_tokens(setting))
-            seconds = (time.perf_counter() - started) / len(part)
-            for offset, (ids, prompt) in enumerate(zip(output.tolist(), part, strict=True)):
-                value = string_match_all(until_end(loaded, ids), prompt.expected)
-                yield Score(length, begin + offset, "recall", value, seconds)
-                yield Score(length, begin + offset, _COPIED.name, copied(loaded.tokenizer, prompt, output.shape[1]))
 
-    def _drawn(self, tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting, size: Size) -> Listed:
-        """A prompt that fits; others are drawn where words came out too long."""
-        room, left = self.answer_tokens(setting), _DRAWN
-        made, needed = None, 0
-        while made is None:
-            left -= 1
+        def run(batch: Sequence[ListPrompt]) -> list[list[int]]:
+            return greedy(loaded.model, [prompt.ids for prompt in batch], self.answer_tokens(setting)).tolist()
+
+        for number, prompt, ids, seconds in in_batches(prepared, setting.batch, run):
+            value = string_match_all(until_end(loaded, ids), prompt.expected)
+            yield Score(length, number, "recall", value, seconds)
+            yield Score(length, number, _COPIED.name, copied(loaded.tokenizer, prompt, len(ids)))
+
+    def _draw(self, tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting, size: Size) -> ListPrompt:
+        """A prompt that fits; drawn again where its words have too many tokens."""
+        room, needed, refusal = self.answer_tokens(setting), 0, ""
+        for _ in range(_DRAWS):
             try:
-                made = self.build(tokenizer, max(0, length - room), rng, setting, **dict(size.given))
+                prompt = self.build(tokenizer, max(0, length - room), rng, setting, **dict(size.options))
             except TooShortError as error:
                 needed = max(needed, error.needed)
-                if not left:
-                    raise ValueError(
-                        f"{self.name}: length={length} is below its fixed text of {needed} tokens and the {room} "
-                        f"that are generated ({size.about}); ask for at least {needed + room}"
-                    ) from error
+                refusal = (
+                    f"length={length} is below its fixed text of {needed} tokens and the {room} that are generated "
+                    f"({size.about}); ask for at least {needed + room}"
+                )
                 continue
-            if len(made.answer_ids) > room and left:
-                made = None
-        if len(made.answer_ids) > room:
-            raise ValueError(
-                f"{self.name}: its answer of {len(made.answer_ids)} tokens is longer than the {room} that are "
-                f"generated at M = {setting.trained_length}; leave this task out"
+            if len(prompt.answer_ids) <= room:
+                break
+            refusal = (
+                f"its answer of {len(prompt.answer_ids)} tokens is longer than the {room} that are generated at M = "
+                f"{setting.trained_length}; leave this task out"
             )
-        if len(made.ids) != length - room:
+        else:
+            raise ValueError(f"{self.name}: {refusal}")
+        if len(prompt.ids) != length - room:
             raise ValueError(
                 f"{self.name}: this tokenizer cannot make a prompt of {length - room} tokens, it is off by "
-                f"{len(made.ids) - length + room:+d}; choose other --lengths"
+                f"{len(prompt.ids) - length + room:+d}; choose other --lengths"
             )
-        return made
+        return prompt
 
 
 def string_match_all(text: str, expected: Sequence[str]) -> float:
@@ -122,47 +118,51 @@ def string_match_all(text: str, expected: Sequence[str]) -> float:
     return float(np.mean([string.lower() in text.lower() for string in expected]))
 
 
-def copied(tokenizer: Any, prompt: Listed, tokens: int) -> float:
-    """The mean score of stretches of the prompt, `tokens` long: of who copies, and has understood nothing."""
+def copied(tokenizer: Any, prompt: ListPrompt, tokens: int) -> float:
+    """The mean score of stretches of the prompt, `tokens` long: what copying without understanding scores."""
     starts = np.linspace(0, max(0, len(prompt.ids) - tokens), _STRETCHES).astype(int)
     texts = tokenizer.batch_decode([prompt.ids[start : start + tokens] for start in starts.tolist()])
     return float(np.mean([string_match_all(text, prompt.expected) for text in texts]))
 
 
 @functools.lru_cache(maxsize=256)
-def _size(task: Recall, tokenizer: Any, trained_length: int) -> Size:
-    own = [size for size in task.sizes if trained_length >= size.least]
+def _size(task: RulerTask, tokenizer: Any, trained_length: int) -> Size:
+    sizes = [size for size in task.sizes if trained_length >= size.least]
     setting = Setting(trained_length, (trained_length,), documents=(np.arange(trained_length),))
     room = task.answer_tokens(setting)
-    for size in own:
+    for size in sizes:
         rng = np.random.default_rng(0)
         try:
-            made = [
-                task.build(tokenizer, trained_length - room, rng, setting, **dict(size.given)) for _ in range(_DRAWN)
+            prompts = [
+                task.build(tokenizer, trained_length - room, rng, setting, **dict(size.options)) for _ in range(_DRAWS)
             ]
         except TooShortError:
             continue
-        if max(len(prompt.answer_ids) for prompt in made) <= room:
+        if max(len(prompt.answer_ids) for prompt in prompts) <= room:
             return size
-    return own[-1]
+    return sizes[-1]
 
 
-def _niah(tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting, **size: Any) -> Listed:
-    return needles.niah(tokenizer, length, rng, filler=text_filler(setting.documents, rng), **size)
+def _niah(tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting, **size: Any) -> ListPrompt:
+    return ruler_prompts.niah(tokenizer, length, rng, filler=text_filler(setting.documents, rng), **size)
 
 
-def _niah_lines(tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting, **size: Any) -> Listed:
-    return needles.niah_lines(tokenizer, length, rng, depth=setting.depth, **size)
+def _niah_lines(tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting, **size: Any) -> ListPrompt:
+    return ruler_prompts.niah_lines(tokenizer, length, rng, depth=setting.depth, **size)
 
 
-def _without_setting(build: Callable[..., Listed]) -> Build:
-    def built(tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting, **size: Any) -> Listed:
+def _fixed(build: Callable[..., ListPrompt]) -> Build:
+    """The builder as one that ignores the setting."""
+
+    def build_with_setting(
+        tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting, **size: Any
+    ) -> ListPrompt:
         return build(tokenizer, length, rng, **size)
 
-    return built
+    return build_with_setting
 
 
-_FOUND = (Metric("recall", "share found", binary=True), _COPIED)
+_BINARY = (Metric("recall", "share found", binary=True), _COPIED)
 _CWE = tuple(
     Size(
         f"{common} common words {repeats[0]} times, others {repeats[1]}, {'an' if example else 'no'} example",
@@ -188,37 +188,37 @@ _VT = tuple(
 )
 
 RULER = (
-    Recall(
+    RulerTask(
         "niah-multikey-2",
         "RULER: one number among needles alone",
         _niah_lines,
         128,
-        metrics=_FOUND,
+        metrics=_BINARY,
     ),
-    Recall(
+    RulerTask(
         "niah-multikey-3",
         "RULER: one uuid among needles of uuids alone",
         _niah_lines,
         128,
         (Size("RULER's size", (("uuids", True),)),),
-        _FOUND,
+        _BINARY,
     ),
-    Recall(
+    RulerTask(
         "niah-multivalue",
         "RULER: several numbers of one name in running text",
         _niah,
         128,
         tuple(Size(f"{count} values", (("values", count),)) for count in (4, 3, 2)),
     ),
-    Recall(
+    RulerTask(
         "niah-multiquery",
         "RULER: the numbers of several names in running text",
         _niah,
         128,
         tuple(Size(f"{count} queries", (("keys", count),)) for count in (4, 3, 2)),
     ),
-    Recall("vt", "RULER: all variables of a chain of assignments", _without_setting(tracking.variables), 30, _VT),
-    Recall("cwe", "RULER: the commonest words of a list", _without_setting(counting.common_words), 120, _CWE),
-    Recall("fwe", "RULER: the three commonest coded words", _without_setting(counting.frequent_words), 50),
+    RulerTask("vt", "RULER: all variables of a chain of assignments", _fixed(ruler_prompts.variables), 30, _VT),
+    RulerTask("cwe", "RULER: the commonest words of a list", _fixed(ruler_prompts.common_words), 120, _CWE),
+    RulerTask("fwe", "RULER: the three commonest coded words", _fixed(ruler_prompts.frequent_words), 50),
 )
 """RULER's synthetic tasks beside its single needles (`finding.py`)."""
