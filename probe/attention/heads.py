@@ -130,14 +130,14 @@ def recorded_attention(
     `measure` is called once for every layer and group of its heads with a common schedule. Raises RuntimeError where a
     head was not measured exactly once.
     """
-    found: dict[tuple[int, int], dict[str, np.ndarray]] = {}
+    by_head: dict[tuple[int, int], dict[str, np.ndarray]] = {}
     seen: list[tuple[int, int]] = []
 
     def observer(layer: int, heads: Sequence[int], *arguments: Any) -> None:
         values = measure(*arguments)
         for row, head in enumerate(heads):
             seen.append((layer, head))
-            found[layer, head] = {name: value[row].cpu().numpy() for name, value in values.items()}
+            by_head[layer, head] = {name: value[row].cpu().numpy() for name, value in values.items()}
 
     with mesa.applied(model, method) as attachment:
         attachment.observer = observer
@@ -148,7 +148,7 @@ def recorded_attention(
         raise RuntimeError(
             f"{method.name}: seen were (layer, head) {sorted(seen)}, not each of {layers} x {heads} once"
         )
-    values = {name: np.stack([found[place][name] for place in expected]) for name in found[0, 0]}
+    values = {name: np.stack([by_head[place][name] for place in expected]) for name in by_head[0, 0]}
     return {name: value.reshape(layers, heads, *value.shape[1:]) for name, value in values.items()}
 
 

@@ -31,19 +31,25 @@ _DIMS = {
 
 
 def empty(
-    kept: Kept, trained_length: int, dtype: str = "float64", attrs: Mapping[str, Any] | None = None
+    indices: Kept, trained_length: int, dtype: str = "float64", attrs: Mapping[str, Any] | None = None
 ) -> xr.Dataset:
     """Moments of no text. dtype: of the stored means; sums are float64."""
-    sizes = {"half": 2, "layer": len(kept.layers), "position": len(kept.positions), "dim": len(kept.dims), "band": 2}
+    sizes = {
+        "half": 2,
+        "layer": len(indices.layers),
+        "position": len(indices.positions),
+        "dim": len(indices.dims),
+        "band": 2,
+    }
     types = {"half_mean": dtype, "half_squares_by_dim": "float64", "count": "int64"}
     values = {name: np.zeros([sizes[dim] for dim in dims], types[name]) for name, dims in _DIMS.items()}
-    labels = {"layer": kept.layers, "position": kept.positions, "dim": kept.dims}
+    labels = {"layer": indices.layers, "position": indices.positions, "dim": indices.dims}
     return _labelled(values, labels, {**(attrs or {}), "trained_length": trained_length})
 
 
-def moments_bytes(kept: Kept, dtype: str = "float64") -> int:
+def moments_bytes(indices: Kept, dtype: str = "float64") -> int:
     """Memory of the moments and of the mean of their halves."""
-    return 3 * kept.values * np.dtype(dtype).itemsize
+    return 3 * indices.values * np.dtype(dtype).itemsize
 
 
 def band(positions: np.ndarray, trained_length: int, name: str) -> np.ndarray:

@@ -69,14 +69,14 @@ class AnatomyPlan:
         return CaptureSpec(layers=parse_ranges(self.request.layers, "--layers"))
 
     @property
-    def kept(self) -> Kept:
+    def indices(self) -> Kept:
         """The same as indices."""
         return self.spec.resolve(self.config, self.lengths[-1])
 
     @property
     def dtype(self) -> str:
         """Of the stored means."""
-        return "float64" if 16 * self.kept.values <= _FLOAT64_BYTES else "float32"
+        return "float64" if 16 * self.indices.values <= _FLOAT64_BYTES else "float32"
 
     @property
     def keys(self) -> Iterator[Key]:
@@ -194,9 +194,11 @@ def needed_bytes(plan: AnatomyPlan) -> int:
     """Estimate of the memory beside the weights: one pass, and the vectors of all methods when they are read."""
     needed = [pass_bytes(plan, part, plan.lengths[-1]) for part in plan.parts]
     if "vectors" in plan.parts:
-        kept, number_bytes = plan.kept, bytes_a_number(plan.config, plan.request.load)
-        one_layer = 4 * 8 * len(kept.positions) * len(kept.dims)  # float64: states, their deviations, before and after
-        stored = moments_bytes(kept, plan.dtype) + states_bytes(plan) + one_layer
+        indices, number_bytes = plan.indices, bytes_a_number(plan.config, plan.request.load)
+        one_layer = (
+            4 * 8 * len(indices.positions) * len(indices.dims)
+        )  # float64: states, their deviations, before and after
+        stored = moments_bytes(indices, plan.dtype) + states_bytes(plan) + one_layer
         needed += [peak_bytes(plan.config, plan.lengths[-1], number_bytes, stored), reading_bytes(plan)]
     return max(needed)
 
@@ -210,12 +212,12 @@ def pass_bytes(plan: AnatomyPlan, part: str, length: int) -> int:
 
 def states_bytes(plan: AnatomyPlan) -> int:
     """Memory of the states of one text, in float32."""
-    return 4 * plan.kept.values
+    return 4 * plan.indices.values
 
 
 def reading_bytes(plan: AnatomyPlan) -> int:
     """Memory for the results on vectors, which take no model."""
-    return plan.kept.values * (5 * np.dtype(plan.dtype).itemsize + 12 * len(plan.methods))
+    return plan.indices.values * (5 * np.dtype(plan.dtype).itemsize + 12 * len(plan.methods))
 
 
 def work(plan: AnatomyPlan) -> dict[tuple[Method, int], float]:
@@ -237,7 +239,7 @@ def estimate(plan: AnatomyPlan) -> str:
     disk = 0
     if "vectors" in tokens:
         tokens["vectors"] = sum(map(len, plan.sliding)) * len(plan.methods)
-        disk = 2 * plan.kept.values * np.dtype(plan.dtype).itemsize * len(plan.methods)
+        disk = 2 * plan.indices.values * np.dtype(plan.dtype).itemsize * len(plan.methods)
     passes = sum(1 for _ in plan.keys) + len(plan.sliding) * len(plan.methods)
     return (
         f"{len(plan.methods)} methods, lengths {', '.join(map(str, plan.lengths))}: {passes:,} passes, "

@@ -116,9 +116,9 @@ def _add(
 
 def _by_head(plan: AnatomyPlan, labels: dict[str, Any], values: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
     """An entry a layer and head, of values (prompt, layer, head)."""
-    found = {name: intervals(value, _largest(name), counts="offset" in name) for name, value in values.items()}
+    columns = {name: intervals(value, _largest(name), counts="offset" in name) for name, value in values.items()}
     return [
-        {**labels, "layer": layer, "head": head, **{name: value[row][head] for name, value in found.items()}}
+        {**labels, "layer": layer, "head": head, **{name: value[row][head] for name, value in columns.items()}}
         for row, layer in enumerate(plan.layers)
         for head in range(plan.config.num_attention_heads)
     ]
@@ -157,7 +157,7 @@ def retrieval_heads(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     scores = {(row["method"], row["length"], row["layer"], row["head"]): row for row in summary["retrieval"]}
     lengths = sorted({row["length"] for row in summary["retrieval"] if row["method"] == reference})
     inside = [length for length in lengths if length <= trained][-1:]
-    found = []
+    heads = []
     for length in (length for length in lengths if length > trained and inside):
         for (name, at, layer, head), row in scores.items():
             if (name, [at]) != (reference, inside) or row["best"][0] < RETRIEVES:
@@ -172,8 +172,8 @@ def retrieval_heads(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
             keeps = base[1] is not None and base[1] >= half
             revived = [by for by, score in beyond.items() if dies and score[0] >= half and _is_above(score, base)]
             place = {"length": length, "layer": layer, "head": head, "offset": offset, "inside": row["best"]}
-            found.append({**place, "beyond": beyond, "dies": dies, "keeps": keeps, "revived": revived})
-    return found
+            heads.append({**place, "beyond": beyond, "dies": dies, "keeps": keeps, "revived": revived})
+    return heads
 
 
 def _is_above(first: Sequence[float | None], second: Sequence[float | None]) -> bool:
@@ -188,7 +188,7 @@ def lens_differences(plan: AnatomyPlan, journal: Journal) -> list[dict[str, Any]
     and has one sign at this and every layer above. `half_from_layer`: where at this and every layer above it is half or
     more of that after the last. `by_layer`: the differences, [mean, low, high], nats/token.
     """
-    found = []
+    differences = []
     places = [(length, name) for length in plan.lengths for name in plan.methods if name != plan.reference]
     for length, name in (place for place in places if place[0] > plan.trained_length):
         keys = [[("lens", of, length, n) for of in (plan.reference, name)] for n in range(plan.request.samples)]
@@ -203,7 +203,7 @@ def lens_differences(plan: AnatomyPlan, journal: Journal) -> list[dict[str, Any]
         is_half = [signs[-1] and mean / by_layer[-1][0] >= 0.5 for mean, _, _ in by_layer]
         half = next((row for row in range(len(signs)) if all(is_half[row:])), None)
         same = next((row for row in range(len(signs)) if signs[-1] and len({*signs[row:]}) == 1), None)
-        found.append(
+        differences.append(
             {
                 "method": name,
                 "length": length,
@@ -213,7 +213,7 @@ def lens_differences(plan: AnatomyPlan, journal: Journal) -> list[dict[str, Any]
                 "by_layer": [[round(value, 4) for value in values] for values in by_layer],
             }
         )
-    return found
+    return differences
 
 
 def _vectors(
@@ -225,8 +225,8 @@ def _vectors(
     if "vectors" not in plan.parts or plan.reference not in paths:
         return None, {}
     plans = {name: plan.methods[name].plan(length) for name in paths}
-    found, arrays = vector_results(paths, plan.stride, plan.trained_length, plans)
-    return {"length": length, **found}, {**arrays, "trained_length": np.array(plan.trained_length)}
+    results, arrays = vector_results(paths, plan.stride, plan.trained_length, plans)
+    return {"length": length, **results}, {**arrays, "trained_length": np.array(plan.trained_length)}
 
 
 def _has_settings_of(earlier: Mapping[str, Any], summary: Mapping[str, Any]) -> bool:

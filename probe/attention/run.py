@@ -78,19 +78,19 @@ def measure(plan: AnatomyPlan, bridge: TransformerBridge, task: Task) -> Any:
 
 
 def _states(plan: AnatomyPlan, bridge: TransformerBridge, name: str, ids: list[int]) -> list[np.ndarray]:
-    kept, states = plan.kept, list[np.ndarray]()
-    place = np.ix_(kept.positions, kept.dims)
+    indices, states = plan.indices, list[np.ndarray]()
+    place = np.ix_(indices.positions, indices.dims)
 
     def look(tensor: Tensor, hook: Any) -> None:
         states.append(tensor[0].flatten(1).float().cpu().numpy()[place])
         if not np.isfinite(states[-1]).all():
-            layer = kept.layers[len(states) - 1]
+            layer = indices.layers[len(states) - 1]
             raise RuntimeError(
                 f"the states of layer {layer} are not finite; run the model with a wider --dtype (float32, float64)"
             )
 
-    hooks: list[Hooked] = [(HOOKS[plan.spec.hooks[0]].format(layer=layer), look) for layer in kept.layers]
-    run_hooked(bridge, ids, plan.methods[name], hooks, max(kept.layers) + 1, executor=plan.request.executor)
+    hooks: list[Hooked] = [(HOOKS[plan.spec.hooks[0]].format(layer=layer), look) for layer in indices.layers]
+    run_hooked(bridge, ids, plan.methods[name], hooks, max(indices.layers) + 1, executor=plan.request.executor)
     return states
 
 
@@ -134,16 +134,16 @@ class AnatomyExperiment(Experiment):
         """The parts of prompts that the journal lacks, and the texts that moments lack."""
         plan, longest = self.plan, self.plan.lengths[-1]
         missing = [key for key in plan.keys if key not in rows]
-        found = [Task(LOOK, key, pass_bytes(plan, key[0], key[2]), weight=key[2]) for key in missing]
+        result = [Task(LOOK, key, pass_bytes(plan, key[0], key[2]), weight=key[2]) for key in missing]
         if "vectors" in plan.parts:
             states = states_bytes(plan)
             needed = pass_bytes(plan, "vectors", longest) + states
-            found += [
+            result += [
                 Task(TEXT, (TEXT, name, longest, number), needed, result_bytes=states, weight=longest)
                 for name in plan.methods
                 for number in range(self._texts.get(name, 0), len(plan.sliding))
             ]
-        return found
+        return result
 
     def remaining(self, rows: Rows) -> int:
         """The rows that the journal lacks."""
@@ -224,7 +224,7 @@ def _continued(plan: AnatomyPlan, out: Path, name: str) -> xr.Dataset:
     path = moments_path(out, name, plan.lengths[-1])
     path.parent.mkdir(parents=True, exist_ok=True)
     attrs = {"hook": plan.spec.hooks[0], "method": json.dumps(_config(plan, name), sort_keys=True)}
-    known = moments.load(path) if path.exists() else moments.empty(plan.kept, plan.trained_length, plan.dtype, attrs)
+    known = moments.load(path) if path.exists() else moments.empty(plan.indices, plan.trained_length, plan.dtype, attrs)
     if changed := _changed(known.attrs.get("settings", plan.settings), plan):
         known.attrs["forced"] = [*known.attrs.get("forced", []), changed]
     known.attrs.update(asked=len(plan.sliding) * len(plan.methods), settings=json.loads(json.dumps(plan.settings)))

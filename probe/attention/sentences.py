@@ -159,40 +159,40 @@ def _difference(row: Row | None) -> str:
 
 def _positions(summary: Mapping[str, Any]) -> Iterator[str]:
     """Whether text gives positional vectors, their share of the variance, and their thresholds and drift."""
-    found = summary.get("vectors")
-    if not found:
+    vectors = summary.get("vectors")
+    if not vectors:
         return
-    reference = next(iter(found["texts"]))
-    rows = having(found["layers"], method=reference)
+    reference = next(iter(vectors["texts"]))
+    rows = having(vectors["layers"], method=reference)
     least = {row["layer"]: min(number(value) for value in row["reliability"].values()) for row in rows}
     known = {layer: value for layer, value in least.items() if value == value}
-    good = [str(layer) for layer, value in known.items() if value >= found["reliable"]]
+    good = [str(layer) for layer, value in known.items() if value >= vectors["reliable"]]
     layers = f" ({', '.join(good)})" if good else ""
     between = f"{min(known.values()):z.2f} to {max(known.values()):z.2f} by layer" if known else "unknown"
     yield (
-        f"Positional vectors of {found['texts'][reference]} texts under {reference}: reliability {between}, at least "
-        f"{found['reliable']} in {len(good)} of {len(rows)} layers{layers}"
+        f"Positional vectors of {vectors['texts'][reference]} texts under {reference}: reliability {between}, at least "
+        f"{vectors['reliable']} in {len(good)} of {len(rows)} layers{layers}"
         f"{'; cannot tell in the others' if len(good) < len(rows) else ''}."
     )
     shares = [min(1.0, max(0.0, row["share"]["inside"])) for row in rows if row["share"]["inside"] is not None]
     if shares:
         yield f"Of the states' variance inside M, {min(shares):.1%} to {max(shares):.1%} is positional."
-    thresholds = found["thresholds"]
+    thresholds = vectors["thresholds"]
     yield (
         f"Threshold dims: {thresholds['observable']} of {thresholds['searched']}; in noise alone "
         f"{thresholds['by_chance']}."
     )
-    calls = "; ".join(f"{call['method']} {call['said']}" for call in found["drift"])
-    chance = ", ".join(call["method"] for call in found["drift"] if call["by_chance"] is not None)
+    calls = "; ".join(f"{call['method']} {call['said']}" for call in vectors["drift"])
+    chance = ", ".join(call["method"] for call in vectors["drift"] if call["by_chance"] is not None)
     yield f"Drift: {calls}; in noise alone {f'{chance} too' if chance else 'none'}."
 
 
 def _vector_table(summary: Mapping[str, Any]) -> str:
     """Positional vectors' reliability, similarity to in-window ones and slope in the first, middle and last layer."""
-    found = summary.get("vectors")
-    if not found:
+    vectors = summary.get("vectors")
+    if not vectors:
         return ""
-    layers = list(dict.fromkeys(row["layer"] for row in found["layers"]))
+    layers = list(dict.fromkeys(row["layer"] for row in vectors["layers"]))
     table = pd.DataFrame(
         {
             "method": row["method"],
@@ -201,7 +201,7 @@ def _vector_table(summary: Mapping[str, Any]) -> str:
             "cosine in/out": _pair(row["cosine"]),
             "slope": ranged(row["slope"], row["slope_low"], row["slope_high"]) if row["slope"] is not None else "-",
         }
-        for row in found["layers"]
+        for row in vectors["layers"]
         if row["layer"] in (layers[0], layers[len(layers) // 2], layers[-1])
     )
     return f"Positional vectors (slope: in-window tokens for one token beyond):\n{table.to_string(index=False)}"

@@ -42,7 +42,8 @@ def vector_results(
 
     plans: the methods', of the passes. Raises ValueError for moments of fewer than 4 texts.
     """
-    layers, figures, texts, packs = [], [], {}, []
+    layers, figures, texts = [], [], {}
+    vectors, noises = list[xr.DataArray](), list[xr.DataArray]()
     frame: Frame | None = None
     for name, path in paths.items():
         stored = moments.levelled(moments.load(path), stride)
@@ -51,9 +52,10 @@ def vector_results(
         layers += [{"method": name, **row} for row in rows]
         figures.append(arrays)
         texts[name] = int(stored["count"].sum())
-        packs.append([packed({name: stored}, chance=chance) for chance in (False, True)])
-    p, noise = (xr.concat(arrays, "method") for arrays in zip(*packs, strict=True))
-    del packs
+        vectors.append(packed({name: stored}))
+        noises.append(packed({name: stored}, chance=True))
+    p, noise = xr.concat(vectors, "method"), xr.concat(noises, "method")
+    del vectors, noises
     drift, by_chance = (find_drift(x, trained, reference=next(iter(paths)), **of_plans(plans)) for x in (p, noise))
     calls = zip(drift_calls(drift), drift_calls(by_chance), strict=True)
     summary = {
@@ -77,12 +79,12 @@ def vector_results(
 
 def _of_method(stored: xr.Dataset, frame: Frame) -> tuple[list[dict[str, Any]], xr.Dataset]:
     """One method's entry a layer, and the arrays of its figures."""
-    trained, (mean, own) = stored.attrs["trained_length"], _frame(stored)
+    trained, (mean, inside) = stored.attrs["trained_length"], _frame(stored)
     agreed, positional, step = reliability(stored), share(stored), max(1, trained // _POSITIONS)
     scores = components(moments.mean(stored), trained, k=_COMPONENTS)
     half = stored["half_mean"].isel(half=0)
     thin = half.isel(position=slice(None, None, -(-half.sizes["position"] // _POSITIONS)))
-    near = nearest(thin - mean, trained, among=own, begin=0, step=step)
+    near = nearest(thin - mean, trained, among=inside, begin=0, step=step)
     slopes = interpolation(nearest(half - frame[0], trained, among=frame[1], step=step))
     rows = [
         {

@@ -132,11 +132,11 @@ def _clamping(begin: int, dims: list[int], low: torch.Tensor, high: torch.Tensor
 
 def clamps(rules: Mapping[str, Sequence[LayerDims]], layers: Sequence[int]) -> Iterator[Clamp]:
     """Every clamp of each rule's dims and of their controls: in all layers that have any, also inside, and by layer."""
-    for rule, found in rules.items():
-        sets = {"observable": {layer: tuple(dims) for layer, dims, _ in found}}
+    for rule, by_layer in rules.items():
+        sets = {"observable": {layer: tuple(dims) for layer, dims, _ in by_layer}}
         for number in range(CONTROLS):
-            sets[f"random {number}"] = {layer: tuple(controls[number]) for layer, _, controls in found}
-        for way in WAYS if found else ():
+            sets[f"random {number}"] = {layer: tuple(controls[number]) for layer, _, controls in by_layer}
+        for way in WAYS if by_layer else ():
             for which, dims in sets.items():
                 every = tuple(dims.items())
                 yield Clamp(way, rule, which, None, every)

@@ -63,9 +63,14 @@ def summarize(plan: LocatePlan, journal: Journal) -> dict[str, Any]:
             if gap.judged:
                 effects = _effects(plan, rows, group, name)
                 attribution = _attribution(plan, rows, group, name)
-                found = (effects, attribution, _smallest(plan, rows, group, name), _agreement(effects, attribution))
-                for table, entries in zip(("effects", "attribution", "smallest", "agreement"), found, strict=True):
-                    summary[table] += [{**labels, **entry} for entry in entries]
+                entries = {
+                    "effects": effects,
+                    "attribution": attribution,
+                    "smallest": _smallest(plan, rows, group, name),
+                    "agreement": _agreement(effects, attribution),
+                }
+                for table, new in entries.items():
+                    summary[table] += [{**labels, **entry} for entry in new]
     return summary
 
 
@@ -85,8 +90,8 @@ def _effects(plan: LocatePlan, rows: Rows, group: Group, name: str) -> list[dict
         if is_effect and key[8] != "inside" and int(key[3]) < len(plan.items[group]):
             numbers_of.setdefault((key[2], *key[4:]), []).append(int(key[3]))
     effects, losses_of = [], dict[tuple[int, ...], PairedLosses]()
-    for (method, *parts), found in numbers_of.items():
-        numbers = tuple(sorted(found))
+    for (method, *parts), unordered in numbers_of.items():
+        numbers = tuple(sorted(unordered))
         if numbers not in losses_of:
             losses_of[numbers] = paired(plan, rows, group, name, numbers)
         entry: dict[str, Any] = dict(zip(_CLAMP if parts[0] == "clamp" else _EFFECT, parts, strict=True))
@@ -101,15 +106,15 @@ def _inside(plan: LocatePlan, rows: Rows, group: Group) -> list[dict[str, Any]]:
     """What clamping costs inside the window: loss less that of the plain run, nats/token, with its interval."""
     plain = [n for n in range(len(plan.items[group])) if (*group, ORIGIN, n, "run-inside") in rows]
     clamps = {key[4:] for key in rows if key[:3] == (*group, ORIGIN) and key[4] == "clamp" and key[8] == "inside"}
-    found = []
+    costs = []
     for parts in sorted(clamps):
         numbers = [number for number in plain if (*group, ORIGIN, number, *parts) in rows]
         without = [rows[(*group, ORIGIN, number, "run-inside")]["nll"] for number in numbers]
         cost = PairedLosses([rows[(*group, ORIGIN, number, *parts)]["nll"] for number in numbers], without).gap
         entry = {key: value for key, value in zip(_CLAMP, parts, strict=True) if key in ("way", "rule", "which")}
         labels = {"length": group[1], "measure": group[0]}
-        found.append({**labels, **entry, "cost": cost.size, "low": cost.low, "high": cost.high})
-    return found
+        costs.append({**labels, **entry, "cost": cost.size, "low": cost.low, "high": cost.high})
+    return costs
 
 
 def _attribution(plan: LocatePlan, rows: Rows, group: Group, name: str) -> list[dict[str, Any]]:
@@ -119,14 +124,14 @@ def _attribution(plan: LocatePlan, rows: Rows, group: Group, name: str) -> list[
         if key[:3] == (*group, name) and key[4] == "attribution" and int(key[3]) < len(plan.items[group]):
             for *place, fall in row["falls"]:
                 falls.setdefault(tuple(place), {})[int(key[3])] = fall
-    found = []
+    shares = []
     for (_, _, hook, _, layer, head), by_number in falls.items():
         losses = paired(plan, rows, group, name, sorted(by_number))
         means = PairedLosses(losses.baseline.mean(1, keepdims=True), losses.method.mean(1, keepdims=True))
         reduced = means.baseline - np.array([by_number[number] for number in sorted(by_number)])[:, None]
         place = {"hook": hook, "layer": layer, "head": None if head == -1 else head}
-        found.append({**place, **_share(means.share(reduced)), "items": len(by_number)})
-    return found
+        shares.append({**place, **_share(means.share(reduced.tolist())), "items": len(by_number)})
+    return shares
 
 
 def _smallest(plan: LocatePlan, rows: Rows, group: Group, name: str) -> list[dict[str, Any]]:
@@ -152,7 +157,7 @@ def _smallest(plan: LocatePlan, rows: Rows, group: Group, name: str) -> list[dic
     def losses(heads: Heads, numbers: Sequence[int]) -> list[list[float]]:
         return [rows[set_key(group, name, number, heads)]["nll"] for number in numbers]
 
-    found = []
+    searches = []
     for candidates_key, last in sizes.items():
         row = rows[(*group, name, -1, "chosen", candidates_key, last)]
         heads, candidates = ([(layer, head) for layer, head in row[key]] for key in ("heads", "candidates"))
@@ -163,7 +168,7 @@ def _smallest(plan: LocatePlan, rows: Rows, group: Group, name: str) -> list[dic
         ]
         ends = np.quantile(np.array(random), [0.025, 0.5, 0.975], axis=1).tolist()
         reached = float(np.mean(losses(by_layer(heads), choosing))) <= target
-        found.append(
+        searches.append(
             {
                 "heads": [list(head) for head in heads],
                 "candidates": len(candidates),
@@ -173,7 +178,7 @@ def _smallest(plan: LocatePlan, rows: Rows, group: Group, name: str) -> list[dic
                 "enough": last if reached and shares[-1].value >= ENOUGH else None,
             }
         )
-    return sorted(found, key=lambda entry: -entry["candidates"])
+    return sorted(searches, key=lambda entry: -entry["candidates"])
 
 
 def _agreement(effects: Sequence[dict[str, Any]], attribution: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -183,7 +188,7 @@ def _agreement(effects: Sequence[dict[str, Any]], attribution: Sequence[dict[str
         for row in effects
         if (row["kind"], row["way"], row["span"]) == ("patch", "mend", "all")
     }
-    found = []
+    correlations = []
     for hook in sorted({row["hook"] for row in attribution}):
         rows = [row for row in attribution if row["hook"] == hook]
         pairs = [(row["share"], patched.get((hook, row["layer"], row["head"]))) for row in rows]
@@ -191,8 +196,8 @@ def _agreement(effects: Sequence[dict[str, Any]], attribution: Sequence[dict[str
         if len(pairs) >= 3:
             value, low, high = rank_correlation(*zip(*pairs, strict=True))
             correlation = {"hook": hook, "spearman": value, "low": low, "high": high, "places": len(pairs)}
-            found.append({"what": "attribution", "with": "patch", **correlation})
-    return found
+            correlations.append({"what": "attribution", "with": "patch", **correlation})
+    return correlations
 
 
 def _share(share: Share) -> dict[str, float | None]:

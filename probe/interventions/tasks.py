@@ -28,9 +28,9 @@ def tasks(plan: LocatePlan, rows: Rows, *, batch: int = 1, free_bytes: float = m
     attributions follow, and the search for threshold dims; once these are there, clamps; then head searches, round by
     round. free_bytes: attributions that need more are left out.
     """
-    found = [task for group in _groups(plan) for task in _plain(plan, rows, group, batch)]
+    plain = [task for group in _groups(plan) for task in _plain(plan, rows, group, batch)]
     judged = {group: names for group in _groups(plan) if (names := judged_methods(plan, rows, group))}
-    return found + _following(plan, rows, judged, batch, free_bytes)
+    return plain + _following(plan, rows, judged, batch, free_bytes)
 
 
 def remaining(plan: LocatePlan, rows: Rows, free_bytes: float = math.inf) -> int:
@@ -99,31 +99,31 @@ def _following(
     plan: LocatePlan, rows: Rows, judged: dict[Group, list[str]], batch: int, free_bytes: float
 ) -> list[Task]:
     """What follows the plain runs, of the groups and methods that are judged."""
-    wanted, found = plan.request.kinds, list[Task]()
+    wanted, result = plan.request.kinds, list[Task]()
     sweep = "patch" if "patch" in wanted else "weave"
     places = [
         (group, name, number) for group in judged for number in range(len(plan.items[group])) for name in judged[group]
     ]
     for group, name, number in places:
-        found += _on_item(plan, rows, sweep, (*group, name, number), plan.swept, batch)
+        result += _on_item(plan, rows, sweep, (*group, name, number), plan.swept, batch)
     if "clamp" in wanted:
         for length in sorted({length for _, length in judged}):
             if not any(key[:2] == (DIMS, length) for key in rows):
                 needs = task_bytes(plan, "clamp", length)
                 key = (DIMS, length, plan.compared[0])
-                found.append(Task(DIMS, key, needs, inputs=(DIMS,), weight=2 * length))
+                result.append(Task(DIMS, key, needs, inputs=(DIMS,), weight=2 * length))
         for group in judged:
-            found += _clamped(plan, rows, group, batch)
+            result += _clamped(plan, rows, group, batch)
     if ATTRIBUTION in wanted:
         for group, name, number in places:
             needs, hooks = task_bytes(plan, ATTRIBUTION, group[1]), hooks_left(plan, rows, group, name, number)
             if hooks and needs <= free_bytes:
                 key = (*group, name, number, ATTRIBUTION)
-                found.append(Task(ATTRIBUTION, key, needs, inputs=hooks, weight=2 * group[1]))
+                result.append(Task(ATTRIBUTION, key, needs, inputs=hooks, weight=2 * group[1]))
     if SEARCH in wanted:
         for group, names in judged.items():
-            found += [task for name in names for task in _search(plan, rows, group, name)]
-    return found
+            result += [task for name in names for task in _search(plan, rows, group, name)]
+    return result
 
 
 def _clamped(plan: LocatePlan, rows: Rows, group: Group, batch: int) -> Iterator[Task]:
@@ -163,11 +163,11 @@ def _on_item(
     plan: LocatePlan, rows: Rows, kind: str, place: Key, interventions: Iterable[Any], batch: int
 ) -> Iterator[Task]:
     """Tasks of the missing interventions on one item: up to `batch` similar ones that follow each other in each."""
-    missing = [each for each in interventions if (*place, *each.key) not in rows]
+    missing = [tried for tried in interventions if (*place, *tried.key) not in rows]
     depth, length = plan.config.num_hidden_layers, int(place[1])
-    for _, group in groupby(missing, key=lambda each: (each.key[0], *each.key[2:3])):
+    for _, group in groupby(missing, key=lambda tried: (tried.key[0], *tried.key[2:3])):
         similar = list(group)
         for part in (tuple(similar[begin : begin + batch]) for begin in range(0, len(similar), batch)):
-            tokens = sum(round(length * (depth - (each.layer or 0)) / depth) for each in part)
+            tokens = sum(round(length * (depth - (tried.layer or 0)) / depth) for tried in part)
             key = (*place, *part[0].key)
             yield Task(kind, key, task_bytes(plan, kind, length), inputs=part, weight=tokens)

@@ -64,8 +64,8 @@ class RunCache:
             return [((*task.key, hook), {"falls": rows}) for hook, rows in by_hook.items()]
         is_search = task.kind == SEARCH
         return [
-            ((*task.key[:4], *each.key), {"nll": self._losses(group, name, number, each, is_search)})
-            for each in task.inputs
+            ((*task.key[:4], *tried.key), {"nll": self._losses(group, name, number, tried, is_search)})
+            for tried in task.inputs
         ]
 
     def _losses(self, group: Group, name: str, number: int, intervention: Any, is_search: bool) -> list[float]:

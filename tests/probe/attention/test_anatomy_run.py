@@ -1,4 +1,4 @@
-"""`mesa-lens anatomy` from the command line to its files, interrupted and gone on with; what it refuses."""
+"""`mesa-lens anatomy` from the command line to its files, resumed, on another runner, and what it refuses."""
 
 import json
 
@@ -11,7 +11,7 @@ from elsewhere import Elsewhere
 from mesa.fingerprints import identity
 from mesa.models import tokenizer_of
 from probe.attention import moments
-from probe.attention.request import AnatomyRequest, plan
+from probe.attention.request import AnatomyRequest, estimate, plan
 from probe.attention.results import intervals, retrieval_heads
 from probe.attention.run import anatomy, buckets
 from probe.status import has_results, status_of
@@ -26,17 +26,17 @@ LOAD = {"revision": None, "dtype": None, "device": "cpu", "device_map": None, "t
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return made(tmp_path_factory.mktemp("model"))
+    return model_folder(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
 def weightless(tmp_path_factory):
-    model = made(tmp_path_factory.mktemp("weightless"))
+    model = model_folder(tmp_path_factory.mktemp("weightless"))
     (model / "model.safetensors").write_bytes(b"")
     return model
 
 
-def made(path):
+def model_folder(path):
     """A tiny model's folder with a text in it, so that little is to be tokenized."""
     model = tiny.folder(path, trained=M)
     drawn = np.random.default_rng(0).choice(["a text", "of a few", "words,", "to make", "a", "tokenizer", "from"], 1500)
@@ -44,10 +44,10 @@ def made(path):
     return model
 
 
-def looked(folder, out, *more):
-    given = ("--methods", ",".join(METHODS), "--lengths", f"{M},{LENGTH}", "--samples", "2", "--texts", str(TEXTS))
+def run(folder, out, *options):
+    some = ("--methods", ",".join(METHODS), "--lengths", f"{M},{LENGTH}", "--samples", "2", "--texts", str(TEXTS))
     text = ("--text", str(folder / "text.txt"))
-    return main(["anatomy", "--model", str(folder), "--out", str(out), *given, *text, *more])
+    return main(["anatomy", "--model", str(folder), "--out", str(out), *some, *text, *options])
 
 
 def summary_of(out):
@@ -57,7 +57,7 @@ def summary_of(out):
 @pytest.fixture(scope="module")
 def whole(folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("whole")
-    assert looked(folder, out) == 0
+    assert run(folder, out) == 0
     return out
 
 
@@ -103,19 +103,19 @@ def test_the_vectors_are_judged_and_drawn(whole):
 
 
 @pytest.mark.slow
-def test_whoever_runs_its_cells_a_run_is_the_same_and_one_goes_on_with_what_another_lost(folder, whole, tmp_path):
+def test_other_runners_write_the_same_bytes_and_resume_what_was_lost(folder, whole, tmp_path):
     request = AnatomyRequest(
         model=str(folder), methods=",".join(METHODS), lengths=(M, LENGTH), samples=2, texts=TEXTS,
         text=str(folder / "text.txt"), load=LOAD,
     )  # fmt: skip
-    asked = plan(request)
+    planned = plan(request)
     lost = (("vectors", "origin", LENGTH, 2), ("lens", "rerope", M, 1))
-    journal, failed = anatomy(asked, tmp_path, runner=Elsewhere(seed=1, lost=lost))
+    journal, failed = anatomy(planned, tmp_path, runner=Elsewhere(seed=1, lost=lost))
     texts = [("vectors", "origin", LENGTH, number) for number in range(2, TEXTS)]  # sums are made in their order
-    assert [cell.key for cell in failed] == [("lens", "rerope", M, 1), *texts]
+    assert [task.key for task in failed] == [("lens", "rerope", M, 1), *texts]
     assert len(journal.rows) == 2 * 2 * 2 * 4 - 1
     assert [part.failed for part in status_of(tmp_path).parts] == [1, 1]
-    assert anatomy(asked, tmp_path, runner=Elsewhere(seed=2))[1] == []
+    assert anatomy(planned, tmp_path, runner=Elsewhere(seed=2))[1] == []
     one, other = (sorted((out / "anatomy" / "cells.jsonl").read_bytes().splitlines()) for out in (whole, tmp_path))
     assert one == other
     for name in METHODS:
@@ -124,53 +124,61 @@ def test_whoever_runs_its_cells_a_run_is_the_same_and_one_goes_on_with_what_anot
 
 
 @pytest.mark.slow
-def test_interrupted_and_resumed_is_one_go(folder, whole, tmp_path, capsys):
-    """Twice inside the cells, once inside the texts, which begin where they were."""
+def test_interrupted_and_resumed_equals_one_run(folder, whole, tmp_path, capsys):
+    """Twice inside the prompts, once inside the texts."""
     for _ in range(2):
-        assert looked(folder, tmp_path, "--minutes", "0.00001") == 0
+        assert run(folder, tmp_path, "--minutes", "0.00001") == 0
         assert "texts are left; the same command goes on" in capsys.readouterr().err
     assert summary_of(tmp_path)["cells_left"] == 2 * 2 * 2 * 4 - 2
-    assert looked(folder, tmp_path, "--parts", "heads,retrieval,frequencies,lens") == 0
-    assert looked(folder, tmp_path, "--minutes", "0.00001") == 0
+    assert run(folder, tmp_path, "--parts", "heads,retrieval,frequencies,lens") == 0
+    assert run(folder, tmp_path, "--minutes", "0.00001") == 0
     assert summary_of(tmp_path)["texts_left"] == 2 * TEXTS - 1
-    assert looked(folder, tmp_path, "--texts", "4") == 0
+    assert run(folder, tmp_path, "--texts", "4") == 0
     capsys.readouterr()
-    assert looked(folder, tmp_path, "--json") == 0
+    assert run(folder, tmp_path, "--json") == 0
     assert json.loads(capsys.readouterr().out) == summary_of(whole) == summary_of(tmp_path)
     for name in METHODS:
         one, other = (moments.load(out / "anatomy" / f"moments-{name}-{LENGTH}.npz") for out in (whole, tmp_path))
         assert one.drop_attrs().identical(other.drop_attrs())
+    assert run(folder, tmp_path, "--parts", "lens") == 0
+    assert {**summary_of(tmp_path), "parts": summary_of(whole)["parts"]} == summary_of(whole)
 
 
-def test_a_folder_of_moments_alone_is_something_to_go_on_from(folder, tmp_path):
-    assert looked(folder, tmp_path, "--parts", "vectors", "--minutes", "0.00001") == 0
+def test_moments_alone_are_resumed_checked_and_removed(folder, tmp_path):
+    some = ("--methods", "origin", "--samples", "1", "--texts", "4")
+    assert run(folder, tmp_path, *some, "--parts", "vectors", "--minutes", "0.00001") == 0
     assert has_results(tmp_path)
-    assert looked(folder, tmp_path, "--parts", "vectors", "--seed", "1") == 2
-    assert list((tmp_path / "anatomy").glob("moments-*"))
-    assert looked(folder, tmp_path, "--parts", "retrieval", "--seed", "1", "--overwrite", "--minutes", "0.00001") == 0
+    assert run(folder, tmp_path, *some, "--parts", "vectors", "--seed", "1") == 2
+    assert run(folder, tmp_path, *some, "--parts", "vectors") == 0
+    assert summary_of(tmp_path)["vectors"] is not None
+    stored = list((tmp_path / "anatomy").glob("moments-*"))
+    assert stored
+    for file in stored:
+        file.rename(file.with_suffix(".gone"))
+    assert run(folder, tmp_path, *some, "--parts", "retrieval", "--seed", "1") == 0
+    assert summary_of(tmp_path)["vectors"] is None  # those in the summary were of another seed
+    for file in stored:
+        file.with_suffix(".gone").rename(file)
+    assert run(folder, tmp_path, *some, "--parts", "retrieval", "--overwrite", "--minutes", "0.00001") == 0
     assert not list((tmp_path / "anatomy").glob("moments-*"))
     assert not (tmp_path / "anatomy" / "vectors.csv").exists()
-    assert summary_of(tmp_path)["vectors"] is None
 
 
 @pytest.mark.slow
-def test_other_versions_go_on_by_force_and_are_told(folder, tmp_path, capsys, monkeypatch):
-    """As journals do: cells and moments of a folder are of one run."""
+def test_other_versions_go_on_by_force_alone_and_are_recorded(folder, tmp_path, capsys, monkeypatch):
     some = ("--parts", "vectors", "--methods", "origin", "--texts", "4")
-    assert looked(folder, tmp_path, *some, "--minutes", "0.00001") == 0
-    monkeypatch.setattr("probe.attention.request.identity", lambda *known: identity(*known) | {"versions": "torch 99"})
-    assert looked(folder, tmp_path, *some) == 2
-    refused = capsys.readouterr().err
-    assert "another versions (" in refused
-    assert " there, torch 99 now); use --overwrite or another --out; --force goes on" in refused
-    assert looked(folder, tmp_path, *some, "--force") == 0
-    assert summary_of(tmp_path)["forced"] == [{"versions": "torch 99"}]
-    assert looked(folder, tmp_path, *some) == 0  # now of these versions
-    assert summary_of(tmp_path)["forced"] == [{"versions": "torch 99"}]
+    assert run(folder, tmp_path, *some, "--minutes", "0.00001") == 0
+    changed = lambda *known: identity(*known) | {"versions": "torch 99"}  # noqa: E731
+    monkeypatch.setattr("probe.attention.request.identity", changed)
+    assert run(folder, tmp_path, *some) == 2
+    assert " there, torch 99 now); use --overwrite or another --out; --force goes on" in capsys.readouterr().err
+    for force in ("--force",), ():  # afterwards they are its own
+        assert run(folder, tmp_path, *some, *force) == 0
+        assert summary_of(tmp_path)["forced"] == [{"versions": "torch 99"}]
 
 
 @pytest.mark.parametrize(
-    ("more", "named"),
+    ("options", "message"),
     [
         (("--seed", "1"), "a run with another seed (0 there, 1 now); use"),
         (("--samples", "3"), "a run with another samples"),
@@ -179,82 +187,58 @@ def test_other_versions_go_on_by_force_and_are_told(folder, tmp_path, capsys, mo
         (("--set", "rerope.window=9"), "holds rerope with other parameters"),
     ],
 )
-def test_other_settings_are_refused(folder, whole, capsys, more, named):
+def test_other_settings_are_refused(folder, whole, capsys, options, message):
     before = (whole / "anatomy" / "cells.jsonl").read_text()
-    assert looked(folder, whole, *more) == 2
-    assert named in capsys.readouterr().err
+    assert run(folder, whole, *options) == 2
+    assert message in capsys.readouterr().err
     assert (whole / "anatomy" / "cells.jsonl").read_text() == before
 
 
-@pytest.mark.slow
-def test_one_part_keeps_what_others_found(folder, whole, capsys):
-    before = summary_of(whole)
-    assert looked(folder, whole, "--parts", "lens") == 0
-    after = summary_of(whole)
-    assert {**after, "parts": before["parts"]} == before
-    said = capsys.readouterr().out
-    assert "Means over heads" in said
-    assert f"Positional vectors of {TEXTS} texts" in said
-
-
-def test_vectors_of_other_settings_are_not_taken_over(folder, tmp_path):
-    """Their moments, large files, were removed."""
-    some = ("--methods", "origin", "--samples", "1")
-    assert looked(folder, tmp_path, *some, "--parts", "vectors", "--texts", "4") == 0
-    for old in (tmp_path / "anatomy").glob("moments-*"):
-        old.unlink()
-    assert looked(folder, tmp_path, *some, "--parts", "retrieval", "--seed", "1") == 0
-    assert summary_of(tmp_path)["vectors"] is None
+def planned(folder, **options):
+    return plan(
+        AnatomyRequest(**{"model": str(folder), "lengths": (M, LENGTH), "samples": 2, "texts": TEXTS} | options)
+    )
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("options", "message"),
     [
-        (("--parts", "heads,hats"), "--parts 'hats' is not known; known: heads, retrieval"),
-        (("--samples", "0"), "--samples 0 is below 1"),
-        (("--texts", "3"), "--texts 3 is below 4"),
-        (("--layers", "0-3"), "layer 0-3 is out of range"),
-        (("--lengths", "160"), "--lengths 160 is not beyond the trained length 160"),
-        (("--lengths", "165"), "a crossing takes 10 consecutive positions beyond 160"),
-        (("--texts", "9999"), "give a longer text, fewer texts"),
-        (("--methods", "reropes"), "unknown method 'reropes'"),
-        (("--minutes", "0"), "--minutes 0 is not above 0"),
-        (("--text", "/no/such/file.txt"), "/no/such/file.txt is not a file or folder"),
+        ({"layers": "0-3"}, "layer 0-3 is out of range"),
+        ({"lengths": (160,)}, "--lengths 160 is not beyond the trained length 160"),
+        ({"lengths": (165,)}, "a crossing takes 10 consecutive positions beyond 160"),
+        ({"texts": 9999}, "give a longer text, fewer texts"),
+        ({"methods": "reropes"}, "unknown method 'reropes'"),
     ],
 )
-def test_bad_requests_are_refused_before_any_weights(weightless, tmp_path, capsys, more, message):
-    assert looked(weightless, tmp_path / "run", *more) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+def test_bad_requests_are_refused_before_any_weights(weightless, options, message):
+    with pytest.raises(ValueError, match=message):
+        planned(weightless, text=str(weightless / "text.txt"), **options)
 
 
-def test_the_estimate_needs_no_weights(weightless, tmp_path, capsys):
-    assert looked(weightless, tmp_path / "run", "--estimate") == 0
-    shown = capsys.readouterr().out
-    passes = 4 * 2 * 2 * 2 + 2 * TEXTS
-    assert f"{passes} passes, {4 * 2 * 2 * (M + LENGTH) + 2 * TEXTS * LENGTH:,} tokens" in shown
-    assert f"vectors {2 * TEXTS * LENGTH:,}" in shown
+def test_the_estimate_needs_no_weights(weightless):
+    text = estimate(planned(weightless))
+    passes = 4 * 4 * 2 * 2 + 4 * TEXTS
+    assert f"{passes} passes, {4 * 4 * 2 * (M + LENGTH) + 4 * TEXTS * LENGTH:,} tokens" in text
+    assert f"vectors {4 * TEXTS * LENGTH:,}" in text
 
 
-def test_unless_told_there_are_256_texts_or_what_the_text_has_room_for(weightless):
-    def texts(**more):
-        return len(plan(AnatomyRequest(model=str(weightless), parts=("vectors",), lengths=(LENGTH,), **more)).sliding)
+def test_by_default_there_are_256_texts_or_as_many_as_fit(weightless):
+    some = {"parts": ("vectors",), "lengths": (LENGTH,), "texts": None}
+    assert len(planned(weightless, **some).sliding) == 256
+    text = str(weightless / "text.txt")
+    length = sum(map(len, heldout_ids(tokenizer_of(str(weightless)), sources.texts(text))))
+    room = 2 * ((length // 2 - LENGTH + 1) // (M // 8) + 1)
+    assert len(planned(weightless, **some, text=text).sliding) == room
 
-    assert texts() == 256
-    length = sum(map(len, heldout_ids(tokenizer_of(str(weightless)), sources.texts(str(weightless / "text.txt")))))
-    assert texts(text=str(weightless / "text.txt")) == 2 * ((length // 2 - LENGTH + 1) // (M // 8) + 1)
 
-
-def test_answers_are_asked_for_within_the_length(weightless):
-    """A prompt of M tokens would have all but the first of them asked for beyond M."""
-    made = plan(AnatomyRequest(model=str(weightless), parts=("retrieval",), lengths=(M, LENGTH)))
-    for length, prompts in made.passkeys.items():
-        last = [len(prompt.ids) + len(prompt.answer_ids) - 2 for prompt in prompts]
-        assert max(last) == length - 1
+def test_answers_are_predicted_within_the_length(weightless):
+    """A prompt of M tokens would have all but the first of them predicted beyond M."""
+    for length, prompts in planned(weightless, parts=("retrieval",)).passkeys.items():
+        assert max(len(prompt.ids) + len(prompt.answer_ids) - 2 for prompt in prompts) == length - 1
         assert min(len(prompt.answer_ids) for prompt in prompts) > 1
 
 
-def test_a_head_dies_and_is_revived_where_its_score_says_so():
+def test_a_head_dies_and_is_revived_by_its_intervals():
     scores = {  # inside, beyond under origin, beyond under rerope
         0: ([0.9, 0.8, 1.0], [0.1, 0.0, 0.2], [0.8, 0.7, 0.9]),
         1: ([0.9, 0.8, 1.0], [0.1, 0.0, 0.2], [0.2, 0.1, 0.3]),
@@ -263,14 +247,14 @@ def test_a_head_dies_and_is_revived_where_its_score_says_so():
         4: ([0.2, 0.2, 0.2], [0.0, 0.0, 0.0], [0.2, 0.2, 0.2]),  # does not retrieve
     }
     rows = []
-    for head, each in scores.items():
-        for (method, length), score in zip((("origin", M), ("origin", 640), ("rerope", 640)), each, strict=True):
+    for head, values in scores.items():
+        for (method, length), score in zip((("origin", M), ("origin", 640), ("rerope", 640)), values, strict=True):
             place = {"method": method, "length": length, "layer": 0, "head": head}
             rows.append({**place, "best": score, "best_offset": 1, "offset_0": [0.0, 0.0, 0.0], "offset_1": score})
     found = retrieval_heads(
         {"trained_length": M, "reference": "origin", "methods": {"origin": {}, "rerope": {}}, "retrieval": rows}
     )
-    assert [(each["head"], each["dies"], each["keeps"], each["revived"]) for each in found] == [
+    assert [(row["head"], row["dies"], row["keeps"], row["revived"]) for row in found] == [
         (0, True, False, ["rerope"]),
         (1, True, False, []),
         (2, False, False, []),
