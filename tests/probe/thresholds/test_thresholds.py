@@ -73,11 +73,12 @@ def test_a_crossing_lasts_for_exactly_the_sustained_length():
     late = (100, LENGTH, 10)
     short = changed((60, 62, 10), late)
     enough = changed((60, 63, 10), late)
-    at_the_end = changed((LENGTH - 2, LENGTH, 10))
-    found = search(series(short, enough, at_the_end), M, RULE)
+    too_late, just_in_time = changed((LENGTH - 2, LENGTH, 10)), changed((LENGTH - 3, LENGTH, 10))
+    found = search(series(short, enough, too_late, just_in_time), M, RULE)
     assert at(found)["crossing"].values.tolist() == 100
     assert at(found, 1)["crossing"].values.tolist() == 60
     assert np.isnan(at(found, 2)["crossing"])
+    assert at(found, 3)["crossing"] == LENGTH - 3
 
 
 def test_margin_zero_is_the_bare_threshold():
