@@ -122,20 +122,29 @@ def test_what_goes_on_following_a_growing_factor_is_called_and_told(size, white)
     assert not find_drift(hidden, M, UNTRIED, scales=SCALES)["follows"].sel(layer=[0, 2]).any()
 
 
-@pytest.mark.parametrize("at", [M + 16, M + 32, M + 48, 700])
-@pytest.mark.parametrize("size", [0, 2.0])
-def test_a_step_beside_a_growing_factor_does_not_follow_it(at, size):
-    assert not called(following(states("step", at=at - 1, size=0.2, white=1e-4), size), SCALES).follows
+def step_beside_a_trend():
+    hidden = following(states(white=1e-4), 0)
+    hidden[0, 1, 2 * M :, CARRIED] += 0.4
+    return (hidden + 0.05 * np.log(hidden["position"] + 1)).transpose(*hidden.dims).rename(hidden.name)
 
 
-@pytest.mark.parametrize("seed", [3, 5])
-def test_noise_does_not_make_a_step_follow(seed):
-    assert not called(following(states("step", white=0.003, seed=seed), 0), SCALES).follows
+NOT_FOLLOWING = {
+    **{
+        f"step {size} at {at}": lambda at=at, size=size: following(states("step", at - 1, 0.2, white=1e-4), size)
+        for at in (M + 16, M + 32, M + 48, 700)
+        for size in (0, 2.0)
+    },
+    "step in noise": lambda: following(states("step"), 0),
+    "step in more noise": lambda: following(states("step", M + 16, 0.05, white=0.001), 0),
+    "slow, alone": lambda: following(states("slow", M - 1, 0.2, white=0.001), 0),
+    **{shape: lambda shape=shape: following(states(shape, size=0.2, white=1e-4), 2.0) for shape in ("bursts", "slow")},
+    "trend": step_beside_a_trend,
+}
 
 
-@pytest.mark.parametrize("shape", ["bursts", "slow"])
-def test_a_break_of_another_shape_beside_a_growing_factor_does_not_follow_it(shape):
-    call = called(following(states(shape, size=0.2, white=1e-4), 2.0), SCALES)
+@pytest.mark.parametrize("hidden", NOT_FOLLOWING)
+def test_a_break_of_another_shape_beside_a_growing_factor_does_not_follow_it(hidden):
+    call = called(NOT_FOLLOWING[hidden](), SCALES)
     assert (call.layer, call.follows) == (1, False)
 
 
@@ -146,13 +155,6 @@ def test_a_call_follows_if_all_its_layers_do():
     assert found["follows"].values.tolist() == [[False, True, False]]
     call = called(hidden, SCALES)
     assert (list(call.layers), call.follows) == ([1, 2], False)
-
-
-def test_a_trend_that_goes_on_does_not_hide_a_step_beside_a_growing_factor():
-    hidden = following(states(white=1e-4), 0)
-    hidden[0, 1, 2 * M :, CARRIED] += 0.05
-    trending = (hidden + 0.05 * np.log(hidden["position"] + 1)).transpose(*hidden.dims).rename(hidden.name)
-    assert not called(trending, SCALES).follows
 
 
 def test_a_factor_that_grows_from_elsewhere_or_by_steps():

@@ -130,10 +130,10 @@ def test_what_comes_back_or_was_beyond_inside_is_not_observable():
 def test_tiny_motions_of_a_still_dim_are_no_signal():
     still = np.where(np.arange(LENGTH) < 60, 1.0, 1.001)
     large = np.where(np.arange(LENGTH) < 60, 1.0, 1.1)
-    found = search(series(still, large, np.ones(LENGTH)), M, RULE)
-    assert found["spread"].values[0].tolist() == pytest.approx([0.01] * 3)
-    assert found["observable"].values[0].tolist() == [False, True, False]
-    assert found["side"].values[0].tolist() == [1, 1, 0]
+    found = search(series(still, large, np.ones(LENGTH), np.full(LENGTH, 5.0)), M, RULE)
+    assert found["spread"].values[0].tolist() == pytest.approx([0.01] * 4)  # of the layer's median size
+    assert found["observable"].values[0].tolist() == [False, True, False, False]
+    assert found["side"].values[0].tolist() == [1, 1, 0, 0]
 
 
 def test_positions_not_captured_bound_the_crossing():
