@@ -2,7 +2,6 @@
 
 import json
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import plotly.io as pio
@@ -108,16 +107,6 @@ def test_each_method_has_its_own_colour_everywhere():
     assert len({colour for colour, _, _ in looks}) == len(names)
     assert len({(dash, symbol) for _, dash, symbol in looks}) == len(names)  # told apart in grey
     assert style("another") == style("another")
-
-
-def test_methods_of_other_packages_take_no_style_twice(monkeypatch):
-    names = [f"theirs-{number}" for number in range(30)]  # many share a first choice
-    monkeypatch.setattr(styles, "entry_points", lambda group: [SimpleNamespace(name=name) for name in names])
-    styles._installed.cache_clear()
-    try:
-        assert len({style(name)[1:] for name in [*METHODS, *names]}) == len(METHODS) + len(names)
-    finally:
-        styles._installed.cache_clear()
 
 
 def test_both_renderers_know_every_dash_and_symbol():

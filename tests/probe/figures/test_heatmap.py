@@ -11,6 +11,7 @@ from synthetic import hidden_states
 from xarray.backends import BackendArray
 from xarray.core import indexing
 
+from probe.figures.export import heatmap_export
 from probe.figures.heatmap import (
     default_regions,
     describe,
@@ -209,3 +210,27 @@ def test_a_survey_of_a_difference_is_the_pooled_difference(dtype):
     xr.testing.assert_identical(pooled, expected.transpose(*pooled.dims))
     assert limits.equals(layer_limits(less, 0.9))
     assert pooled.size < less.size
+
+
+@pytest.fixture
+def small():
+    hidden = hidden_states(layers=2, dims=16)
+    return regions(hidden.isel(prompt=0) if "prompt" in hidden.dims else hidden, [(60, 100)]).load()
+
+
+def test_a_difference_of_halves_is_not_infinite(small):
+    signs = np.where(np.arange(small.sizes["method"]) % 2, 1, -1)[:, None, None, None]
+    halves = small.copy(data=np.broadcast_to(60000 * signs, small.shape).astype(np.float16))
+    found = difference(halves, "origin")
+    assert np.abs(found.values).max() == 2 * np.abs(halves.values[0].astype(float)).max()
+    others = [name for name in halves["method"].values.tolist() if name != "origin"]
+    pooled, limits = survey(halves, [others], minus="origin")
+    assert pooled.values.max() == found.values.max()
+    assert np.isfinite(limits).all()
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_not_exported(small, wrong):
+    small.values[0, 0, 3, 5] = wrong
+    with pytest.raises(ValueError, match=f"1 of {small.size} values of resid_post are not finite"):
+        heatmap_export(small, 64)
