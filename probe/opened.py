@@ -139,7 +139,7 @@ class Run(reader.Run):
         analysis = self.analysis(hook)
         hidden = one_prompt(analysis.hidden, prompt)
         name = str(hidden["prompt"].item())
-        search = analysis.found.sel(prompt=name)
+        search = analysis.crossings.sel(prompt=name)
         pairs = best(search, top) if pairs is None else list(pairs)
         if not pairs:
             text = f"no observable dim among {search.attrs['searched']} on prompt {name}"

@@ -238,7 +238,7 @@ def _best(analysis: Analysis) -> list[tuple[int, int]]:
 
 
 def _threshold(analysis: Analysis, layer: int, dim: int) -> Chart:
-    hidden, search = analysis.hidden.sel(prompt=analysis.prompt), analysis.found.sel(prompt=analysis.prompt)
+    hidden, search = analysis.hidden.sel(prompt=analysis.prompt), analysis.crossings.sel(prompt=analysis.prompt)
     return threshold_chart(hidden, search, layer, dim)
 
 

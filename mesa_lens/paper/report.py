@@ -72,7 +72,7 @@ def _shown(name: str, result: Mapping[str, Any], folder: Path) -> dict[str, Any]
 def _probe(summary: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     run = open_run(folder)
     analysis = analyse(run)
-    hidden, found = analysis.hidden.sel(prompt=analysis.prompt), analysis.found.sel(prompt=analysis.prompt)
+    hidden, found = analysis.hidden.sel(prompt=analysis.prompt), analysis.crossings.sel(prompt=analysis.prompt)
     figures: list[Drawable] = [threshold_chart(hidden, found, layer, dim) for layer, dim in analysis.best[:_SHOWN_DIMS]]
     if run.evaluation is not None and analysis.measured is not None:
         predictions = analysis.headline

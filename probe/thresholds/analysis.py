@@ -52,7 +52,7 @@ class Analysis:
     hidden: xr.DataArray
     reference: str
     prompt: str
-    found: xr.Dataset
+    crossings: xr.Dataset
     predictions: dict[str, list[Prediction]]
     drifts: dict[str, xr.Dataset] | str
     rule: str
@@ -74,7 +74,7 @@ class Analysis:
     @property
     def best(self) -> list[tuple[int, int]]:
         """The (layer, dim) pairs of the headline predictions, best first."""
-        return best(self.found.sel(prompt=self.prompt), TOP)
+        return best(self.crossings.sel(prompt=self.prompt), TOP)
 
 
 def analyse(
@@ -97,9 +97,9 @@ def analyse(
     reference = reference_method(hidden["method"].values.tolist())
     work, rule = (uncached if rule else work), rule or CrossingRule.scaled(trained)
     name = str(hidden.name)
-    found = work(f"{name}-{FOUND}", lambda: {FOUND: search(hidden, trained, rule, reference)})[FOUND]
+    crossings = work(f"{name}-{FOUND}", lambda: {FOUND: search(hidden, trained, rule, reference)})[FOUND]
     prompts = hidden["prompt"].values.tolist()
-    predictions = {prompt: predict(found.sel(prompt=prompt)) for prompt in prompts}
+    predictions = {prompt: predict(crossings.sel(prompt=prompt)) for prompt in prompts}
     measured = None if run.evaluation is None else measured_failure(run.evaluation, trained, reference)
     unfit = "" if measured is None else measured.stated.unfit
     control = unfit or work(
@@ -109,7 +109,7 @@ def analyse(
     drifted = unfit or judged_drifts(run, hidden, reference, work)
     by = "paper" if isinstance(drifted, str) else by
     control = control if isinstance(control, str) else control[CONTROL]
-    return Analysis(run, hidden, reference, prompts[0], found, predictions, drifted, by, control, measured)
+    return Analysis(run, hidden, reference, prompts[0], crossings, predictions, drifted, by, control, measured)
 
 
 def judged_drifts(
@@ -171,24 +171,24 @@ def _following(analysis: Analysis) -> list[str]:
 
 def summarize(analysis: Analysis) -> dict[str, Any]:
     """The analysis as plain numbers and texts, for summary.json."""
-    searched, attrs = analysis.found, analysis.run.hidden.attrs
-    at_best = searched.sel(prompt=analysis.prompt)
+    crossings, attrs = analysis.crossings, analysis.run.hidden.attrs
+    at_best = crossings.sel(prompt=analysis.prompt)
     return {
         "model": attrs.get("model"),
         "model_revision": attrs.get("model_revision"),
         "trained_length": analysis.trained_length,
-        "captured_length": searched.attrs["length"],
-        "hook": searched.attrs["hook"],
+        "captured_length": crossings.attrs["length"],
+        "hook": crossings.attrs["hook"],
         "prompt": analysis.prompt,
         "word": attrs.get("word"),
         "reference": analysis.reference,
-        "rule": {name: searched.attrs[name] for name in CrossingRule.__dataclass_fields__},
+        "rule": {name: crossings.attrs[name] for name in CrossingRule.__dataclass_fields__},
         "predicted_by": analysis.rule,
         "pass_length": _length(analysis.run, analysis.hidden),
         "follows_length": _following(analysis),
         "drift": analysis.drifts if isinstance(analysis.drifts, str) else _drift_rows(analysis, analysis.drifts),
-        "searched": searched.attrs["searched"],
-        "qualified": {prompt: int(searched["qualified"].sel(prompt=prompt)) for prompt in analysis.predictions},
+        "searched": crossings.attrs["searched"],
+        "qualified": {prompt: int(crossings["qualified"].sel(prompt=prompt)) for prompt in analysis.predictions},
         "best": [
             {
                 "layer": layer,

@@ -58,15 +58,17 @@ class Prediction:
         return f"{length} (descriptive)" if self.descriptive else length
 
 
-def best(found: xr.Dataset, top: int) -> list[tuple[int, int]]:
+def best(crossings: xr.Dataset, top: int) -> list[tuple[int, int]]:
     """Up to `top` observable (layer, dim) of one prompt's `search`, best first; of each dim its best layer only.
 
     The residual stream carries a dim's value from layer to layer: two layers of one dim are no two witnesses.
     """
-    if "prompt" in found.dims:
-        raise ValueError(f"choose one of the prompts {found['prompt'].values.tolist()}, e.g. found.isel(prompt=0)")
-    rank = found["rank"].transpose(*_PAIR).values
-    layers, dims = (found[name].values.tolist() for name in _PAIR)
+    if "prompt" in crossings.dims:
+        raise ValueError(
+            f"choose one of the prompts {crossings['prompt'].values.tolist()}, e.g. crossings.isel(prompt=0)"
+        )
+    rank = crossings["rank"].transpose(*_PAIR).values
+    layers, dims = (crossings[name].values.tolist() for name in _PAIR)
     ranked = sorted((int(rank[at]), *at) for at in zip(*np.nonzero(rank), strict=True))
     pairs: dict[int, tuple[int, int]] = {}
     for _, layer, dim in ranked:
@@ -74,40 +76,42 @@ def best(found: xr.Dataset, top: int) -> list[tuple[int, int]]:
     return list(pairs.values())[:top]
 
 
-def excluded(found: xr.Dataset) -> xr.DataArray:
+def excluded(crossings: xr.Dataset) -> xr.DataArray:
     """Where a method is beyond the line inside the window too often for its crossing to be counted."""
-    return found["inside"] > 1 - found.attrs["share"]
+    return crossings["inside"] > 1 - crossings.attrs["share"]
 
 
-def crossing_texts(found: xr.Dataset) -> xr.DataArray:
+def crossing_texts(crossings: xr.Dataset) -> xr.DataArray:
     """Where each method crosses the line: a position, 'never', or 'excluded'."""
     texts = [
         "excluded" if out else "never" if np.isnan(at) else f"{at:.0f}"
-        for at, out in zip(found["crossing"].values.flat, excluded(found).values.flat, strict=True)
+        for at, out in zip(crossings["crossing"].values.flat, excluded(crossings).values.flat, strict=True)
     ]
-    return found["crossing"].copy(data=np.reshape(np.array(texts, object), found["crossing"].shape))
+    return crossings["crossing"].copy(data=np.reshape(np.array(texts, object), crossings["crossing"].shape))
 
 
-def predict(found: xr.Dataset, top: int = TOP, least: int = LEAST) -> list[Prediction]:
+def predict(crossings: xr.Dataset, top: int = TOP, least: int = LEAST) -> list[Prediction]:
     """One prediction a method, from one prompt's `search` and its `best` dims (fewer than `top` if no more qualify).
 
     least: fewer judged dims than that, or than `top`, predict nothing.
     """
-    pairs = best(found, top)
-    layer, dim = (found.get_index(name).get_indexer([pair[part] for pair in pairs]) for part, name in enumerate(_PAIR))
+    pairs = best(crossings, top)
+    layer, dim = (
+        crossings.get_index(name).get_indexer([pair[part] for pair in pairs]) for part, name in enumerate(_PAIR)
+    )
     read = {
-        name: found[name].transpose("method", *_PAIR).values[:, layer, dim]
+        name: crossings[name].transpose("method", *_PAIR).values[:, layer, dim]
         for name in ("inside", "crossing", "earliest")
     }
     return [
-        _predict(found, method, {name: values[row] for name, values in read.items()}, min(top, least))
-        for row, method in enumerate(found["method"].values.tolist())
+        _predict(crossings, method, {name: values[row] for name, values in read.items()}, min(top, least))
+        for row, method in enumerate(crossings["method"].values.tolist())
     ]
 
 
-def _predict(found: xr.Dataset, method: str, at: dict[str, np.ndarray], least: int) -> Prediction:
+def _predict(crossings: xr.Dataset, method: str, at: dict[str, np.ndarray], least: int) -> Prediction:
     chosen = len(at["inside"])
-    safe = at["inside"] <= 1 - found.attrs["share"]
+    safe = at["inside"] <= 1 - crossings.attrs["share"]
     crossing, earliest = at["crossing"][safe], at["earliest"][safe]
     crossed = int(np.isfinite(crossing).sum())
     fails = 2 * crossed > len(crossing) and len(crossing) >= least
@@ -119,8 +123,8 @@ def _predict(found: xr.Dataset, method: str, at: dict[str, np.ndarray], least: i
         crossed=crossed,
         chosen=chosen,
         least=least,
-        captured=int(found.attrs["length"]),
-        descriptive=method == found.attrs["reference"],
+        captured=int(crossings.attrs["length"]),
+        descriptive=method == crossings.attrs["reference"],
     )
 
 

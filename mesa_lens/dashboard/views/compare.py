@@ -162,7 +162,7 @@ def _doubt(summary: dict[str, Any]) -> str:
 
 
 def _of_prompt(analysis: Analysis) -> tuple[Any, Any]:
-    return analysis.hidden.sel(prompt=analysis.prompt), analysis.found.sel(prompt=analysis.prompt)
+    return analysis.hidden.sel(prompt=analysis.prompt), analysis.crossings.sel(prompt=analysis.prompt)
 
 
 def _clearest(analysis: Analysis) -> Chart:

@@ -46,23 +46,23 @@ def page(context: Context) -> None:
     reference = reference_method(run.hidden["method"].values.tolist())
     trained, rule = _rule(run, entry.name)
     of = search_request(entry, hook, prompt, trained, rule, reference)
-    found = searched(of)
+    crossings = searched(of)
     hidden = states(run, hook, prompt)
-    qualified = int(found["qualified"])
+    qualified = int(crossings["qualified"])
     st.markdown(
-        f"**{qualified}** of {found.attrs['searched']} (layer, dim) pairs show an observable threshold at "
+        f"**{qualified}** of {crossings.attrs['searched']} (layer, dim) pairs show an observable threshold at "
         f"position {trained} under {plain(reference)}; the smoothed value at that position is the threshold."
     )
     st.caption(plain(f"{DIM} {OBSERVABLE}"))
-    pairs = _pairs(found)
+    pairs = _pairs(crossings)
     for layer, dim in pairs:
-        crossings = _crossings(found, layer, dim)
-        figure = threshold_chart(hidden, found, layer, dim)
+        crossings = _crossings(crossings, layer, dim)
+        figure = threshold_chart(hidden, crossings, layer, dim)
         show(figure, f"Layer {layer}, dim {dim} over position. {crossings}", f"layer{layer}-dim{dim}")
     if pairs:
         several = ("csv",) if len(pairs) == 1 else (*FORMS, "html")  # csv: thresholds, and values
         stem = named(entry.name, prompt, "thresholds", *(f"{layer}-{dim}" for layer, dim in pairs))
-        make = while_unchanged(entry, lambda: threshold_export(hidden, found, pairs))
+        make = while_unchanged(entry, lambda: threshold_export(hidden, crossings, pairs))
         buttons(make, stem, (*FORMS, "html"), several)
     below = st.segmented_control(
         "Below", [_RANKING, _PREDICTED, _CONTROL], default=_RANKING, required=True, key="below", bind="query-params"
@@ -70,9 +70,9 @@ def page(context: Context) -> None:
     if below == _CONTROL:  # many more searches, so only when asked for
         _negative_control(control(of), prompt)
     elif below == _PREDICTED:
-        _predictions(found)
+        _predictions(crossings)
     else:
-        _ranking(found)
+        _ranking(crossings)
 
 
 def _rule(run: Run, name: str) -> tuple[int, CrossingRule]:
@@ -91,7 +91,7 @@ def _rule(run: Run, name: str) -> tuple[int, CrossingRule]:
         ("share", 1.0, scaled.share, 0.01, "Of positions inside, and after the crossing, that must agree"),
         ("floor", 1.0, scaled.floor, 0.01, "Least spread, as a share of the layer's typical size"),
     )
-    defaults = {each[0]: each[3] for each in whole} | {each[0]: each[2] for each in real}
+    defaults = {name: value for name, _, _, value, _ in whole} | {name: value for name, _, value, _, _ in real}
     follow("rule", name, defaults)
     values: dict[str, Any] = {}
     place_of_note = st.container()
@@ -124,9 +124,9 @@ def _say_changed(values: dict[str, Any], defaults: dict[str, Any]) -> None:
         st.button("Back to the run's own rule", on_click=lambda: st.session_state.update(defaults))
 
 
-def _pairs(found: xr.Dataset) -> list[tuple[int, int]]:
+def _pairs(crossings: xr.Dataset) -> list[tuple[int, int]]:
     """The (layer, dim) pairs to draw: chosen, else the clearest."""
-    clearest = best(found, 1)
+    clearest = best(crossings, 1)
     options = [f"{layer}:{dim}" for layer, dim in clearest]
     typed = st.text_input(
         "Layer and dim to draw, as layer:dim, several with commas",
@@ -135,15 +135,15 @@ def _pairs(found: xr.Dataset) -> list[tuple[int, int]]:
         placeholder=f"the clearest ({options[0]})" if options else "none is observable; write e.g. 1:17",
         help="A dim is one coordinate of the hidden state. Ticked rows of the ranking below are written here",
     )
-    pairs = [pair for text in typed.split(",") if text.strip() and (pair := _pair(text.strip(), found)) is not None]
+    pairs = [pair for text in typed.split(",") if text.strip() and (pair := _pair(text.strip(), crossings)) is not None]
     pairs = list(dict.fromkeys(pairs)) or clearest[:1]
     if len(pairs) > _MOST:
         st.warning(plain(f"{len(pairs)} pairs are more than are drawn at once; the first {_MOST} are shown"))
     return pairs[:_MOST]
 
 
-def _pair(text: str, found: xr.Dataset) -> tuple[int, int] | None:
-    layers, dims = found["layer"].values, found["dim"].values
+def _pair(text: str, crossings: xr.Dataset) -> tuple[int, int] | None:
+    layers, dims = crossings["layer"].values, crossings["dim"].values
     layer, _, dim = text.partition(":")
     if layer.strip().isdigit() and dim.strip().isdigit() and int(layer) in layers and int(dim) in dims:
         return int(layer), int(dim)
@@ -152,36 +152,36 @@ def _pair(text: str, found: xr.Dataset) -> tuple[int, int] | None:
     return None
 
 
-def _crossings(found: xr.Dataset, layer: int, dim: int) -> str:
-    at = crossing_texts(found.sel(layer=layer, dim=dim))
+def _crossings(crossings: xr.Dataset, layer: int, dim: int) -> str:
+    at = crossing_texts(crossings.sel(layer=layer, dim=dim))
     values = zip(at["method"].values.tolist(), at.values, strict=True)
     return "; ".join(f"{name} {f'crosses at {text}' if text.isdigit() else text}" for name, text in values)
 
 
-def _ranking(found: xr.Dataset) -> None:
+def _ranking(crossings: xr.Dataset) -> None:
     """Every observable pair, or all of them, sortable and searchable; a ticked row is drawn above."""
     with st.container(horizontal=True):
         every = st.toggle("Also dims that are not observable", key="every", bind="query-params")
         listed = _ALL if st.toggle(f"List up to {_ALL}", key="long", bind="query-params") else _LISTED
     names = ["rank", "score", "threshold", "limit", "spread"]
-    table = found[[*names, "observable"]].to_dataframe().reset_index()
+    table = crossings[[*names, "observable"]].to_dataframe().reset_index()
     order = np.lexsort((-table["score"], ~table["observable"]))
     if not every:
-        order = order[: int(found["qualified"])]
+        order = order[: int(crossings["qualified"])]
     several = len(order)
     table = table.iloc[order := order[:listed]]
     rows = list(zip(table["layer"].tolist(), table["dim"].tolist(), strict=True))
     table["score"] = table["score"].round(1) + 0.0  # no -0.0
-    methods = {name: f"{name} crosses at" for name in found["method"].values.tolist()}
+    methods = {name: f"{name} crosses at" for name in crossings["method"].values.tolist()}
     at = {name: xr.DataArray(table[name].to_numpy(), dims="pair") for name in ("layer", "dim")}
-    crossing = crossing_texts(found.sel(at))
+    crossing = crossing_texts(crossings.sel(at))
     for method, column in methods.items():  # as wide as each other, so that they sort as numbers
         table[column] = [f"{text:>8}" for text in crossing.sel({"method": method}).values]
-    kept = ["layer", "dim", *names, *methods.values()]
+    columns = ["layer", "dim", *names, *methods.values()]
     pairs = [f"{layer}:{dim}" for layer, dim in rows]
     key = f"ranked-{hash(tuple(pairs))}"  # ticks are row numbers: other rows, other ticks
     sheet(
-        table[kept],
+        table[columns],
         "Dims by score, with threshold and crossing of each method",
         key=key,
         on_select=lambda: _draw(key, pairs),
@@ -201,15 +201,15 @@ def _draw(key: str, pairs: list[str]) -> None:
     st.session_state["pairs"] = ", ".join(pairs[row] for row in st.session_state[key].selection.rows[:_MOST])
 
 
-def _predictions(found: xr.Dataset) -> None:
+def _predictions(crossings: xr.Dataset) -> None:
     rows = [
         {
-            "method": each.method,
-            "predicted failure": str(each),
-            "dims judged": each.judged,
-            "of them cross": each.crossed,
+            "method": prediction.method,
+            "predicted failure": str(prediction),
+            "dims judged": prediction.judged,
+            "of them cross": prediction.crossed,
         }
-        for each in predict(found)
+        for prediction in predict(crossings)
     ]
     st.markdown(
         f"Predicted failure length: the median crossing over the ten clearest dims, each dim's best layer only, where "
@@ -218,22 +218,22 @@ def _predictions(found: xr.Dataset) -> None:
     sheet(rows, "Predicted failure length of each method")
 
 
-def _negative_control(found: xr.Dataset | str, prompt: str) -> None:
+def _negative_control(crossings: xr.Dataset | str, prompt: str) -> None:
     st.markdown(
         "**Negative control**: the same search put at positions inside the window, where the model works. Dims found "
         "there are found by drift alone, and what they predict is false; *at M* is the search at M with as many "
         "positions as the control has."
     )
-    if isinstance(found, str):
-        st.info(plain(f"The control could not be made: {found}."))
+    if isinstance(crossings, str):
+        st.info(plain(f"The control could not be made: {crossings}."))
         return
-    rates = false_predictions(found)
+    rates = false_predictions(crossings)
     methods = rates["method"].values.tolist()
     shares = ", ".join(f"{name} {float(rates.sel({'method': name})):.0%}" for name in methods)
     st.markdown(
         plain(
-            f"False predictions, of {found.attrs['least']} dims or more, at so many of the positions: {shares}. At "
-            f"{float(as_many(found)):.0%} of them no fewer dims are observable than at M."
+            f"False predictions, of {crossings.attrs['least']} dims or more, at so many of the positions: {shares}. At "
+            f"{float(as_many(crossings)):.0%} of them no fewer dims are observable than at M."
         )
     )
     rows = [
@@ -244,7 +244,7 @@ def _negative_control(found: xr.Dataset | str, prompt: str) -> None:
             "at M": int(row["matched"]),
             **{f"{name} falsely fails at": _whole(row["called"].sel({"method": name})) for name in methods},
         }
-        for row in (found.isel(place=index) for index in range(found.sizes["place"]))
+        for row in (crossings.isel(place=index) for index in range(crossings.sizes["place"]))
     ]
     sheet(rows, f"Observable dims inside the window and at M, prompt {prompt}")
 

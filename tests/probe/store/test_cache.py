@@ -33,7 +33,7 @@ def test_an_analysis_from_what_was_kept_has_the_same_numbers(run):
     analyse(run, work=partial(cached, run))
     assert len(list((run.path.parent / DERIVED).iterdir())) == 3
     again = analyse(run, work=lambda name, make: load(run, name))
-    for one, other in ((first.found, again.found), (first.control, again.control)):
+    for one, other in ((first.crossings, again.crossings), (first.control, again.control)):
         xr.testing.assert_identical(one, other)
     assert list(first.drifts) == list(again.drifts)
     for prompt, found in first.drifts.items():
