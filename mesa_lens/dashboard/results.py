@@ -37,11 +37,11 @@ class Result:
 
 def results(root: Path) -> list[Result]:
     """The results at most three folders below `root`, newest first; none of which a file is a link out of `root`."""
-    found = [
+    results = [
         Result(kind, name_of(folder, root), folder)
         for folder in folders(root)
         for kind, names in _ENDS.items()
         if not holds_run(folder) and all((folder / name).is_file() for name in names)
         if all(is_inside(folder / name, root) for name in names)
     ]
-    return sorted(found, key=lambda result: (-changed(result.file), result.label))
+    return sorted(results, key=lambda result: (-changed(result.file), result.label))

@@ -48,7 +48,7 @@ class Entry:
 
 
 def root_folder() -> Path:
-    """The folder whose runs are shown: `MESA_LENS_RUNS`, which may be a URL, or runs/."""
+    """The folder of runs: `MESA_LENS_RUNS`, which may be a URL, or runs/."""
     return as_path(os.environ.get(ROOT_VARIABLE, "runs"))
 
 
@@ -59,12 +59,12 @@ def entries(root: Path) -> list[Entry]:
     """
     if isinstance(root, Remote):
         return [Entry(place.name, place) for place in (as_path(root), *root.folders()) if (place / STORE).exists()]
-    found = [
+    runs = [
         Entry(name_of(path, root), path)
         for path in folders(root)
         if holds_run(path) and all(is_inside(path / part, root) for part in _READ)
     ]
-    return sorted(found, key=lambda entry: (-max(entry.stamp), entry.name))
+    return sorted(runs, key=lambda entry: (-max(entry.stamp), entry.name))
 
 
 def folders(root: Path) -> list[Path]:
@@ -102,8 +102,8 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
     yield folder
     if depth and not holds_run(folder):
         try:
-            inner = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+            inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
         except OSError:  # not there, or not ours to read
             return
-        for each in inner:
-            yield from _folders(each, depth - 1)
+        for path in inner:
+            yield from _folders(path, depth - 1)

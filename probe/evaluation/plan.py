@@ -239,11 +239,6 @@ def memory_bytes(config: Any, tasks: Sequence[str], setting: Setting, number_byt
     return states + config.vocab_size * (logits * number_bytes + min(logits, SLICE) * 2 * 4)
 
 
-def names(text: str) -> tuple[str, ...]:
-    """Names separated by commas, without doubles."""
-    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-
-
 def task_table() -> Sequence[tuple[str, str]]:
     """Name and description of every task."""
     return [(task.name, task.about) for task in TASKS.values()]

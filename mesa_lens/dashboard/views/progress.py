@@ -22,15 +22,17 @@ def overview(folder: Path) -> None:
         _table([status], [folder.name])
 
 
-def unfinished(root: Path) -> None:
+def unfinished_runs(root: Path) -> None:
     """The runs under `root` that are running or not finished; nothing where there are none."""
-    inside = [each for each in folders(root) if _is_own(each, root)]
-    found = [(name_of(each, root), status) for each in inside if (status := _status(each)) is not None]
-    known = {status.path for _, status in found if any(part.section for part in status.parts)}
-    shown = [each for each in found if each[1].state != "finished" and each[1].path.parent not in known]
-    if shown:
-        with st.expander(f"Not finished: {len(shown)}"):
-            _table([status for _, status in shown], [name for name, _ in shown])
+    inside = [folder for folder in folders(root) if _lies_in(folder, root)]
+    statuses = [(name_of(folder, root), status) for folder in inside if (status := _status(folder)) is not None]
+    papers = {status.path for _, status in statuses if any(part.section for part in status.parts)}
+    unfinished = [
+        (name, status) for name, status in statuses if status.state != "finished" and status.path.parent not in papers
+    ]
+    if unfinished:
+        with st.expander(f"Not finished: {len(unfinished)}"):
+            _table([status for _, status in unfinished], [name for name, _ in unfinished])
 
 
 def _table(statuses: list[Status], names: list[str]) -> None:
@@ -50,7 +52,7 @@ def _table(statuses: list[Status], names: list[str]) -> None:
 _COLUMNS = ("command", "section", "what", "done", "running", "failed", "left", "of")
 
 
-def _is_own(folder: Path, root: Path) -> bool:
+def _lies_in(folder: Path, root: Path) -> bool:
     """Whether what a status reads lies in `root`, its links followed; a store at a URL is not asked."""
     read = [
         folder / name for name in ("", LOCK, STATUS_FILE, STORE, partial_path(Path(STORE)), "locate", "anatomy")

@@ -18,7 +18,7 @@ def page(context: Context) -> None:
     """The chosen result, at first the newest; or the commands that make one."""
     root = as_path(context.root)
     found = {result.label: result for result in results(root)}
-    progress.unfinished(root)
+    progress.unfinished_runs(root)
     if not found:
         st.info(plain(f"There is no evaluation or paper run under {context.root}. Make one, e.g.:"))
         st.code(_HOW.format(context.root), language="bash")
