@@ -15,7 +15,7 @@ import numpy as np
 from mesa.methods import Method
 from mesa.models import bytes_a_number, chosen_dtype, origin, tokenizer_of
 from probe.capture.memory import check_prompts, pass_flops, peak_bytes, prompt_bytes
-from probe.capture.spec import Kept
+from probe.capture.spec import Selection
 from probe.evaluation import by_length
 from probe.evaluation.by_length import check_lengths, default_lengths
 from probe.evaluation.plan import TASKS, EvalPlan, unfit_length
@@ -47,7 +47,7 @@ class ProbePlan:
     trained_length: int
     length: int
     lengths: tuple[int, ...]
-    kept: Kept
+    kept: Selection
     config: Any
 
     @cached_property

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from probe.capture.spec import Kept
+from probe.capture.spec import Selection
 
 BANDS = ("inside", "beyond")
 _DIMS = {
@@ -31,7 +31,7 @@ _DIMS = {
 
 
 def empty(
-    indices: Kept, trained_length: int, dtype: str = "float64", attrs: Mapping[str, Any] | None = None
+    indices: Selection, trained_length: int, dtype: str = "float64", attrs: Mapping[str, Any] | None = None
 ) -> xr.Dataset:
     """Moments of no text. dtype: of the stored means; sums are float64."""
     sizes = {
@@ -47,7 +47,7 @@ def empty(
     return _labelled(values, labels, {**(attrs or {}), "trained_length": trained_length})
 
 
-def moments_bytes(indices: Kept, dtype: str = "float64") -> int:
+def moments_bytes(indices: Selection, dtype: str = "float64") -> int:
     """Memory of the moments and of the mean of their halves."""
     return 3 * indices.values * np.dtype(dtype).itemsize
 

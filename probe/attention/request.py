@@ -14,7 +14,7 @@ from mesa.models import bytes_a_number, tokenizer_of
 from mesa.support import no_phases
 from probe.attention.moments import moments_bytes, sliding_windows
 from probe.capture.memory import check_prompts, peak_bytes, prompt_bytes
-from probe.capture.spec import CaptureSpec, Kept
+from probe.capture.spec import CaptureSpec, Selection
 from probe.evaluation.plan import PROMPTS
 from probe.options import parse_ranges
 from probe.request import AnatomyRequest, tell_left_out
@@ -69,7 +69,7 @@ class AnatomyPlan:
         return CaptureSpec(layers=parse_ranges(self.request.layers, "--layers"))
 
     @property
-    def indices(self) -> Kept:
+    def indices(self) -> Selection:
         """The same as indices."""
         return self.spec.resolve(self.config, self.lengths[-1])
 

@@ -15,7 +15,7 @@ from transformer_lens.model_bridge.exceptions import StopAtLayerException
 
 import mesa
 from mesa.methods import Method
-from probe.capture.spec import HOOKS, CaptureSpec, Kept
+from probe.capture.spec import HOOKS, CaptureSpec, Selection
 
 Hooked = tuple[str, Callable[..., Any]]
 """TransformerLens' name of a hook, and what is called there with the tensor and the hook."""
@@ -36,14 +36,14 @@ def capture_states(
     what the model or the prompt does not have, and what `capture` raises.
     """
     spec, model = spec or CaptureSpec(), bridge.original_model
-    kept = spec.resolve(model.config, len(token_ids))
-    values = capture(bridge, token_ids, method, spec.hooks, kept, executor=executor)
+    selection = spec.resolve(model.config, len(token_ids))
+    values = capture(bridge, token_ids, method, spec.hooks, selection, executor=executor)
     return xr.Dataset(
         {
             hook: (("layer", "position", "dim"), array, {"long_name": hook, "units": "activation"})
             for hook, array in values.items()
         },
-        {"layer": kept.layers, "position": kept.positions, "dim": kept.dims, "method": method.name},
+        {"layer": selection.layers, "position": selection.positions, "dim": selection.dims, "method": method.name},
         {"trained_length": method.trained_length},
     )
 
@@ -53,18 +53,19 @@ def capture(
     token_ids: Sequence[int],
     method: Method,
     hooks: Sequence[str],
-    kept: Kept,
+    selection: Selection,
     *,
     executor: str = "fused",
 ) -> dict[str, np.ndarray]:
     """Hidden states by hook, each float32 (layer, position, dim), of one pass over `token_ids` under `method`.
 
-    Slices are copied inside the hook, once, so that memory is what is kept, not what is computed. The pass ends with
-    the last kept layer: there are no layers above, no logits, and no key-value cache. Raises ValueError for a
-    prompt of identical tokens, RuntimeError when the method's executor did not run once in every layer up to it.
+    Slices are copied inside the hook, once, so that memory is what is selected, not what is computed. The pass ends
+    with the last selected layer: no layers above, no logits, and no key-value cache. Raises ValueError for a prompt of
+    identical tokens, RuntimeError when the method's executor did not run once in every layer up to it.
     """
-    values = {hook: np.empty((len(kept.layers), len(kept.positions), len(kept.dims)), np.float32) for hook in hooks}
-    index = _index(kept.positions, kept.dims)
+    shape = len(selection.layers), len(selection.positions), len(selection.dims)
+    values = {hook: np.empty(shape, np.float32) for hook in hooks}
+    index = _index(selection.positions, selection.dims)
 
     def keep(tensor: Tensor, hook: Any, *, name: str, row: int) -> None:
         flat = tensor[0].flatten(1)  # heads, where there are any, side by side
@@ -73,9 +74,9 @@ def capture(
     hooked: list[Hooked] = [
         (HOOKS[hook].format(layer=layer), partial(keep, name=hook, row=row))
         for hook in hooks
-        for row, layer in enumerate(kept.layers)
+        for row, layer in enumerate(selection.layers)
     ]
-    run_hooked(bridge, token_ids, method, hooked, max(kept.layers) + 1, executor=executor)
+    run_hooked(bridge, token_ids, method, hooked, max(selection.layers) + 1, executor=executor)
     return values
 
 

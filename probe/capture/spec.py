@@ -57,15 +57,15 @@ class CaptureSpec:
         if self.dtype not in get_args(StoreDtype):
             raise ValueError(f"unknown store dtype {self.dtype!r}; known: {', '.join(get_args(StoreDtype))}")
 
-    def resolve(self, config: Any, length: int) -> Kept:
-        """The indices kept of a model with Hugging Face `config` reading `length` tokens; ValueError out of range."""
+    def resolve(self, config: Any, length: int) -> Selection:
+        """The indices in a model with Hugging Face `config` reading `length` tokens; ValueError out of range."""
         for hook in self.hooks:
             if hook == "resid_mid" and getattr(config, "use_parallel_residual", False):
                 raise ValueError("hook 'resid_mid' is not there: attention and MLP of this model run side by side")
         sizes = {_width(hook, config) for hook in self.hooks}
         if len(sizes) > 1:
             raise ValueError(f"hooks {', '.join(self.hooks)} differ in width {sorted(sizes)}; capture them in two runs")
-        return Kept(
+        return Selection(
             layers=_indices(self.layers, config.num_hidden_layers, "layer"),
             positions=_indices(self.positions, length, "position"),
             dims=_indices(self.dims, sizes.pop(), "dim"),
@@ -73,8 +73,8 @@ class CaptureSpec:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The layers, token positions and dims that are kept, in rising order."""
+class Selection:
+    """Layers, token positions and dims of a capture, in rising order."""
 
     layers: Sequence[int]
     positions: Sequence[int]
@@ -82,7 +82,7 @@ class Kept:
 
     @property
     def values(self) -> int:
-        """How many numbers one hook keeps of one pass."""
+        """Numbers that one hook stores of one pass."""
         return len(self.layers) * len(self.positions) * len(self.dims)
 
 

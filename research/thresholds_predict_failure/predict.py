@@ -18,7 +18,7 @@ from mesa.models import bytes_a_number, load
 from probe.capture.bridge import bridge_to
 from probe.capture.capture import capture
 from probe.capture.memory import check_memory, peak_bytes
-from probe.capture.spec import Kept
+from probe.capture.spec import Selection
 from probe.store.store import check_values
 from probe.thresholds.calls import drift_calls
 from probe.thresholds.control import false_predictions, negative_control
@@ -42,7 +42,7 @@ class States:
     A layer is read when it is needed, so that memory holds one captured pass alone.
     """
 
-    def __init__(self, kept: Kept, folder: Path, *, averaged: bool) -> None:
+    def __init__(self, kept: Selection, folder: Path, *, averaged: bool) -> None:
         self.kept = kept
         shape = (2, len(kept.layers), len(kept.positions), len(kept.dims))
         self._first = _zeros_on_disk(shape, np.float32, folder)

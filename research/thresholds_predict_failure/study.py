@@ -15,7 +15,7 @@ from mesa.plan import BASE, follows_length, reach
 from mesa.settings import fitting_methods, method_settings
 from mesa.support import check_config, check_method, is_rotary, trained_length
 from probe.attention.phases import first_unmet
-from probe.capture.spec import CaptureSpec, Kept
+from probe.capture.spec import CaptureSpec, Selection
 from probe.evaluation.by_length import check_lengths
 from probe.evaluation.plan import SCORED_PROMPTS
 from probe.thresholds.drift import DriftRule, resolution
@@ -61,7 +61,7 @@ class Study:
     samples: int
 
     @property
-    def kept(self) -> Kept:
+    def kept(self) -> Selection:
         """The states that are read: every layer, position and dim."""
         return CaptureSpec().resolve(self.config, self.length)
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from probe.attention import moments
-from probe.capture.spec import Kept
+from probe.capture.spec import Selection
 
 TRAINED, LENGTH, DIMS = 128, 384, 24
 
@@ -27,7 +27,7 @@ def planted(vectors, texts=32, noise=1.0, seed=0, trained=TRAINED):
     """Moments over `texts` texts of layers with `vectors` (layer, position, dim)."""
     rng = np.random.default_rng(seed)
     layers, length, dims = vectors.shape
-    found = moments.empty(Kept(range(layers), range(length), range(dims)), trained, attrs={"hook": "resid_post"})
+    found = moments.empty(Selection(range(layers), range(length), range(dims)), trained, attrs={"hook": "resid_post"})
     for _ in range(texts):
         moments.add(found, [vector + walks(rng, noise, length) for vector in vectors])
     return found

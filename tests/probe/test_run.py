@@ -13,7 +13,7 @@ import xarray as xr
 from commands import main
 
 from mesa.models import tokenizer_of
-from probe.capture.spec import CaptureSpec, Kept
+from probe.capture.spec import CaptureSpec, Selection
 from probe.evaluation.intervals import wilson
 from probe.experiment import model_spec as source
 from probe.plan import ProbeRequest, plan
@@ -209,7 +209,9 @@ def test_the_estimate_knows_what_is_measured_and_captured(model):
 
     assert needed(executor="dense").pass_bytes == needed().pass_bytes + 3 * 4 * 4 * 640**2  # 4 heads
     assert needed(samples=1, lengths=(160, 10**6)).pass_bytes > 100 * needed(samples=0).pass_bytes
-    large = replace(needed(methods="origin,rerope,mesa"), kept=Kept(range(30), range(16384), range(576)))  # SmolLM2
+    large = replace(
+        needed(methods="origin,rerope,mesa"), kept=Selection(range(30), range(16384), range(576))
+    )  # SmolLM2
     one = 30 * 16384 * 576 * 4
     assert one < large.host_bytes < one + 2**30
     both = replace(large.request, spec=CaptureSpec(hooks=("resid_post", "attn_out")))

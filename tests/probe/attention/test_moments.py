@@ -7,7 +7,7 @@ import xarray as xr
 from probe.attention import moments
 from probe.attention.moments import levelled, sliding_windows
 from probe.attention.positional import nearest, reliability, share
-from probe.capture.spec import Kept
+from probe.capture.spec import Selection
 
 TRAINED, LENGTH, DIMS, STRIDE, TEXTS = 32, 96, 12, 8, 64
 
@@ -15,7 +15,7 @@ TRAINED, LENGTH, DIMS, STRIDE, TEXTS = 32, 96, 12, 8, 64
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 1e-5)])
 def test_streaming_equals_numpy_over_all_texts(dtype, tolerance):
     states = np.random.default_rng(0).normal(1, 2, (5, 2, 20, 6))  # (text, layer, position, dim)
-    stored = moments.empty(Kept([1, 2], range(20, 40), range(6)), 24, dtype, {"hook": "resid_post"})
+    stored = moments.empty(Selection([1, 2], range(20, 40), range(6)), 24, dtype, {"hook": "resid_post"})
     for text in states:
         moments.add(stored, text)
     np.testing.assert_allclose(moments.mean(stored), states.mean(0), atol=tolerance)
@@ -30,7 +30,7 @@ def test_streaming_equals_numpy_over_all_texts(dtype, tolerance):
 
 
 def test_stored_moments_are_continued_as_in_one_go(tmp_path):
-    states, kept = np.random.default_rng(1).normal(0, 1, (5, 1, 8, 3)), Kept([0], range(8), range(3))
+    states, kept = np.random.default_rng(1).normal(0, 1, (5, 1, 8, 3)), Selection([0], range(8), range(3))
     whole, part = moments.empty(kept, 4), moments.empty(kept, 4)
     for text in states:
         moments.add(whole, text)
@@ -69,7 +69,7 @@ def read(windows, height):
     vectors = rng.normal(0, 1, (97, DIMS))
     angle = np.arange(LENGTH) * 2 * np.pi / LENGTH
     position = height * np.stack([np.cos(angle), np.sin(angle)], 1) @ np.eye(2, DIMS)
-    found = moments.empty(Kept([0], range(LENGTH), range(DIMS)), TRAINED, attrs={"hook": "resid_post"})
+    found = moments.empty(Selection([0], range(LENGTH), range(DIMS)), TRAINED, attrs={"hook": "resid_post"})
     for ids in windows:
         moments.add(found, [vectors[ids] + position])
     return found
@@ -100,7 +100,7 @@ def test_nothing_is_found_where_nothing_depends_on_position():
 
 def test_steps_of_a_stride_stay_as_they_were_and_the_moments_too():
     steps = np.repeat(np.random.default_rng(2).normal(size=(LENGTH // STRIDE, DIMS)), STRIDE, axis=0)
-    made = moments.empty(Kept([0], range(LENGTH), range(DIMS)), TRAINED, attrs={"hook": "resid_post"})
+    made = moments.empty(Selection([0], range(LENGTH), range(DIMS)), TRAINED, attrs={"hook": "resid_post"})
     for _ in range(2):
         moments.add(made, [steps + np.tile(np.arange(STRIDE), LENGTH // STRIDE)[:, None]])
     before = made.copy(deep=True)
@@ -112,6 +112,6 @@ def test_steps_of_a_stride_stay_as_they_were_and_the_moments_too():
 
 @pytest.mark.parametrize("positions", [range(20), [*range(30), *range(40, 60)]])
 def test_positions_that_cannot_be_levelled_are_named(positions):
-    made = moments.empty(Kept([0], positions, [0]), 10)
+    made = moments.empty(Selection([0], positions, [0]), 10)
     with pytest.raises(ValueError, match="do not hold two whole strides of 8 without a gap after the first"):
         levelled(made, 8)

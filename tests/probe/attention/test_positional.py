@@ -172,7 +172,7 @@ def test_chance_has_the_noise_of_the_mean():
 
 def test_too_few_texts_are_named():
     vectors = np.zeros((1, 8, 2)) + np.arange(8)[:, None]
-    few = moments.empty(positions.Kept([0], range(8), range(2)), 4)
+    few = moments.empty(positions.Selection([0], range(8), range(2)), 4)
     moments.add(few, vectors)
     with pytest.raises(ValueError, match="1 texts were read; noise takes one in each half"):
         packed({"origin": few}, chance=True)

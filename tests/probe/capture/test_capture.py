@@ -11,7 +11,7 @@ import mesa
 from mesa.models import load
 from probe.capture.bridge import bridge_to
 from probe.capture.capture import capture, capture_states
-from probe.capture.spec import CaptureSpec, Kept
+from probe.capture.spec import CaptureSpec, Selection
 from probe.options import parse_ranges
 
 
@@ -35,7 +35,7 @@ def test_bridge_equals_the_plugged_model(loaded, name):
     with torch.no_grad(), mesa.applied(fresh.model, cases.method(name)) as attachment:
         assert torch.equal(bridge(tokens), expected.logits)
     assert dict(attachment.calls) == {0: 1, 1: 1, 2: 1}
-    kept = Kept(layers=[0, 1], positions=[0, 5, 69], dims=[3, 31])
+    kept = Selection(layers=[0, 1], positions=[0, 5, 69], dims=[3, 31])
     states = capture(bridge, ids(), cases.method(name), ["resid_post"], kept)["resid_post"]
     for layer in (0, 1):  # hidden_states[i + 1] is block i's output, but for the last, which is normed
         hidden = expected.hidden_states[layer + 1][0].numpy()
@@ -51,7 +51,7 @@ def test_building_a_bridge_leaves_transformer_lens_as_it_was(loaded):
 def test_heads_are_side_by_side_and_other_hooks_fire(loaded):
     fresh = load(loaded.name)
     bridge = bridge_to(fresh.model, fresh.tokenizer)
-    kept = Kept(layers=[2], positions=range(70), dims=range(32))
+    kept = Selection(layers=[2], positions=range(70), dims=range(32))
     hooks = ["resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post", "q", "z"]
     states = capture(bridge, ids(), cases.method("mesa"), hooks, kept)
     np.testing.assert_allclose(states["resid_pre"] + states["attn_out"], states["resid_mid"], atol=1e-6)
@@ -79,7 +79,7 @@ def test_a_method_that_does_not_run_is_an_error(loaded, monkeypatch):
     bridge = bridge_to(fresh.model, fresh.tokenizer)
     monkeypatch.setattr("mesa.engine.plug.Attachment.attention", _uncounted)
     with pytest.raises(RuntimeError, match="mesa is attached, but layer 0 does not run it"):
-        capture(bridge, ids(), cases.method("mesa"), ["resid_post"], Kept([1], [0], [0]))
+        capture(bridge, ids(), cases.method("mesa"), ["resid_post"], Selection([1], [0], [0]))
 
 
 @pytest.mark.parametrize("name", ["origin", "mesa"])
@@ -93,12 +93,12 @@ def test_a_pass_ends_with_the_last_kept_layer_and_caches_nothing(loaded, name, m
     for part in (fresh.model.lm_head, fresh.model.model.norm, fresh.model.model.layers[2].mlp):
         part.register_forward_pre_hook(lambda *_: ran.append("above"))
     monkeypatch.setattr("transformers.cache_utils.Cache.update", lambda *_, **__: ran.append("cached"))
-    kept = Kept([1], range(70), range(32))
+    kept = Selection([1], range(70), range(32))
     np.testing.assert_array_equal(
         capture(bridge, ids(), cases.method(name), ["resid_post"], kept)["resid_post"][0], expected
     )
     assert ran == []
-    capture(bridge, ids(), cases.method(name), ["resid_post"], Kept([2], [0], [0]))
+    capture(bridge, ids(), cases.method(name), ["resid_post"], Selection([2], [0], [0]))
     assert ran == ["above"]  # the last layer's MLP; no norm, no logits
 
 
@@ -106,8 +106,8 @@ def test_a_pass_ends_with_the_last_kept_layer_and_caches_nothing(loaded, name, m
 @pytest.mark.parametrize("dims", [[7, 8], [0, 31]])
 def test_gaps_or_none_the_same_values_are_kept(loaded, positions, dims):
     bridge = bridge_to(load(loaded.name).model, loaded.tokenizer)
-    whole = capture(bridge, ids(), cases.method("origin"), ["q"], Kept([0], range(70), range(32)))["q"]
-    part = capture(bridge, ids(), cases.method("origin"), ["q"], Kept([0], positions, dims))["q"]
+    whole = capture(bridge, ids(), cases.method("origin"), ["q"], Selection([0], range(70), range(32)))["q"]
+    part = capture(bridge, ids(), cases.method("origin"), ["q"], Selection([0], positions, dims))["q"]
     np.testing.assert_array_equal(part, whole[:, positions][:, :, dims])
 
 
@@ -155,7 +155,7 @@ def test_captured_states_carry_their_labels(loaded):
     spec = CaptureSpec(
         hooks=("resid_pre", "resid_post"), layers=((1, 3),), positions=((5, 7), (60, 70)), dims=((4, 9),)
     )
-    kept = Kept(layers=[1, 2], positions=[5, 6, *range(60, 70)], dims=[4, 5, 6, 7, 8])
+    kept = Selection(layers=[1, 2], positions=[5, 6, *range(60, 70)], dims=[4, 5, 6, 7, 8])
     for method in (cases.method("origin"), cases.method("rerope")):
         states = capture_states(bridge, ids(), method, spec)
         expected = capture(bridge, ids(), method, spec.hooks, kept)
@@ -176,6 +176,6 @@ def test_captured_states_carry_their_labels(loaded):
 
 def test_identical_tokens_are_refused(loaded):
     fresh = load(loaded.name)
-    kept = Kept(layers=[0], positions=[0], dims=[0])
+    kept = Selection(layers=[0], positions=[0], dims=[0])
     with pytest.raises(ValueError, match=r"all 30 tokens of the prompt are the same \(id 7\)"):
         capture(bridge_to(fresh.model, fresh.tokenizer), [7] * 30, cases.method("origin"), ["resid_post"], kept)
