@@ -18,8 +18,8 @@ def states(*dims, methods=("origin",), seed=0, noise=0.1):
     rng = np.random.default_rng(seed)
     data = rng.normal(0, noise, (len(methods), 1, LENGTH, len(dims)))
     for dim, steps in enumerate(dims):
-        each = steps if isinstance(steps, tuple) else (steps,) * len(methods)
-        for row, at in enumerate(each):
+        one = steps if isinstance(steps, tuple) else (steps,) * len(methods)
+        for row, at in enumerate(one):
             data[row, 0, LENGTH if at is None else at :, dim] += 10
     coords = {"method": list(methods), "layer": [3], "position": np.arange(LENGTH), "dim": np.arange(len(dims))}
     return xr.DataArray(data, coords, ("method", "layer", "position", "dim"), name="resid_post")
@@ -85,10 +85,10 @@ def test_a_method_is_called_falsely_only_where_it_moves_too():
 def test_the_rate_on_noise_that_wanders_is_stated():
     """The rule knows white noise; noise that wanders it does not: the control must say so, and does."""
     white = [negative_control(states(*[None] * 64, seed=seed), M, RULE) for seed in range(4)]
-    assert sum(int(each["qualified"].sum()) for each in white) == 0
+    assert sum(int(one["qualified"].sum()) for one in white) == 0
     wandering = [negative_control(noise(seed), M, RULE) for seed in range(8)]
-    assert 0.01 < np.mean([false_predictions(each).item() for each in wandering]) < 0.15
-    assert all(float(as_many(each)) > ALPHA for each in wandering)  # M is told from no other place
+    assert 0.01 < np.mean([false_predictions(one).item() for one in wandering]) < 0.15
+    assert all(float(as_many(one)) > ALPHA for one in wandering)  # M is told from no other place
 
 
 def test_prompts_are_counted_one_by_one():
@@ -120,7 +120,7 @@ def test_what_was_not_captured_leaves_places_out():
 def test_a_search_put_at_several_places_is_each_one_by_itself():
     hidden = states(*range(40, 300, 5), *[None] * 8, methods=["origin", "mesa"])
     windows = [SearchWindow(60, 32, M), SearchWindow(100, 40, 200), SearchWindow(M, 32, LENGTH - 1)]
-    for window, found in zip(windows, searches(hidden, windows, RULE), strict=True):
+    for window, searched in zip(windows, searches(hidden, windows, RULE), strict=True):
         rule = CrossingRule(smoothing=RULE.smoothing, sustained=RULE.sustained, warm_up=window.first)
         alone = search(hidden.sel(position=slice(0, window.last)), window.at, rule)
-        xr.testing.assert_identical(found, alone)
+        xr.testing.assert_identical(searched, alone)

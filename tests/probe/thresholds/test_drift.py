@@ -36,16 +36,16 @@ def states(shape=None, at=700, size=0.05, seed=0, methods=("origin",), white=0.0
 
 @pytest.mark.parametrize(("shape", "latest"), [("step", 704), ("bursts", 776), ("slow", 1200)])
 def test_a_planted_break_is_called_in_its_layer_by_its_dims(shape, latest):
-    found = find_drift(states(shape), M)
-    (call,) = drift_calls(found)
+    result = find_drift(states(shape), M)
+    (call,) = drift_calls(result)
     assert call.layer == 1
     assert list(call.layers) == [1]
     assert 700 - 4 < call.length <= latest
     assert 690 < call.low <= call.length <= call.high < LENGTH
-    pairs = top_dims(found, 6)
+    pairs = top_dims(result, 6)
     assert {layer for layer, _ in pairs} == {1}
     assert {dim for _, dim in pairs} == set(range(5, 11))
-    assert float(found["share"].sel(layer=1).sum()) == pytest.approx(1)
+    assert float(result["share"].sel(layer=1).sum()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -106,7 +106,9 @@ def following(hidden, size, scales=SCALES["origin"]):
 
 def called(hidden, scales=None):
     """The call, which must be where it is without `scales`."""
-    call, plain = (drift_calls(find_drift(hidden, M, UNTRIED, scales=each))[0] for each in (scales, None))
+    call, plain = (
+        drift_calls(find_drift(hidden, M, UNTRIED, scales=phase_broken))[0] for phase_broken in (scales, None)
+    )
     assert (call.length, call.layers, plain.follows) == (plain.length, plain.layers, False)
     return call
 
@@ -151,8 +153,8 @@ def test_a_break_of_another_shape_beside_a_growing_factor_does_not_follow_it(hid
 def test_a_call_follows_if_all_its_layers_do():
     hidden = following(states(white=1e-4), 2.0)
     hidden[0, 2, 700:, CARRIED] += 0.2
-    found = find_drift(hidden, M, UNTRIED, scales=SCALES)
-    assert found["follows"].values.tolist() == [[False, True, False]]
+    result = find_drift(hidden, M, UNTRIED, scales=SCALES)
+    assert result["follows"].values.tolist() == [[False, True, False]]
     call = called(hidden, SCALES)
     assert (list(call.layers), call.follows) == ([1, 2], False)
 
@@ -215,11 +217,11 @@ def test_what_settles_again_after_a_restart_is_not_judged():
     for begin in begins:
         end = min(LENGTH, begin + 80)
         hidden[0, :, begin:end] += np.exp(-np.arange(end - begin) / 20)[:, None]
-    blind = drift_calls(find_drift(hidden, M))[0]
-    assert blind.length is not None
-    told = drift_calls(find_drift(hidden, M, restarts={"mesa": begins}))[0]
-    assert told.length is None
-    assert 0 < told.judged < blind.judged
+    unaware = drift_calls(find_drift(hidden, M))[0]
+    assert unaware.length is not None
+    aware = drift_calls(find_drift(hidden, M, restarts={"mesa": begins}))[0]
+    assert aware.length is None
+    assert 0 < aware.judged < unaware.judged
 
 
 def test_chunks_that_begin_within_a_word_are_not_judged():
@@ -257,9 +259,9 @@ def test_a_break_among_what_settles_may_have_begun_there():
 def test_a_layer_that_alarms_inside_the_window_is_not_called():
     hidden = states("step")
     hidden[0, 1, 300:384, CARRIED] += 0.05  # as large a step where the model works
-    found = find_drift(hidden, M)
-    assert found["false_alarms"].sel(layer=1).item() > 0.05
-    (call,) = drift_calls(found)
+    result = find_drift(hidden, M)
+    assert result["false_alarms"].sel(layer=1).item() > 0.05
+    (call,) = drift_calls(result)
     assert call.length is None
     assert call.untrusted == (1,)
     assert call.false_alarms == 0
@@ -311,15 +313,20 @@ def test_every_token_of_a_word_is_read(trained, period):
     x = rng.normal(0, 0.002, (1, 1, length, 8)) + rng.normal(0, 5, (period, 8))[phase]
     coords = {"method": ["origin"], "layer": [0], "position": range(length), "dim": range(8)}
     hidden, rule = xr.DataArray(x, coords, list(coords), name="x"), DriftRule.scaled(trained, period=period)
-    found = find_drift(hidden, trained, rule)
-    assert found["trusted"].all()
-    assert found["limit"].item() == pytest.approx(4, rel=0.5)
-    assert drift_calls(found)[0].length is None
-    for each in {0, 1, period - 1}:
-        broken = hidden + np.where((phase == each) & (np.arange(length) >= trained), 1.0, 0)[None, None, :, None]
+    result = find_drift(hidden, trained, rule)
+    assert result["trusted"].all()
+    assert result["limit"].item() == pytest.approx(4, rel=0.5)
+    assert drift_calls(result)[0].length is None
+    for phase_broken in {0, 1, period - 1}:
+        broken = (
+            hidden + np.where((phase == phase_broken) & (np.arange(length) >= trained), 1.0, 0)[None, None, :, None]
+        )
         call = drift_calls(find_drift(broken.rename("x"), trained, rule))[0]
         assert trained <= call.length < trained + 2 * period + rule.run
-        early = hidden + np.where((phase == each) & (np.arange(length) >= trained // 2), 1.0, 0)[None, None, :, None]
+        early = (
+            hidden
+            + np.where((phase == phase_broken) & (np.arange(length) >= trained // 2), 1.0, 0)[None, None, :, None]
+        )
         assert not find_drift(early.rename("x"), trained, rule)["trusted"].any()
 
 
@@ -366,8 +373,8 @@ def test_held_out_positions_are_no_part_of_the_reference():
 
 def test_warm_up_written_out():
     """Below M / 4; M / 4 tokens after a restart; where what follows it comes to the positions held out, 384 and on."""
-    found = find_drift(states(), M, restarts={"origin": {600: 100}})
-    left_out = found["run"].values[found["warm_up"].sel({"method": "origin"}).values]
+    result = find_drift(states(), M, restarts={"origin": {600: 100}})
+    left_out = result["run"].values[result["warm_up"].sel({"method": "origin"}).values]
     assert left_out.tolist() == [*range(0, 128, 4), *range(600, 728, 4), *range(884, LENGTH, 4)]
 
 
@@ -395,8 +402,8 @@ def test_layers_in_which_nothing_could_be_called_are_not_trusted():
 def test_the_centre_is_the_nearest_median():
     position = np.arange(LENGTH, dtype=np.float32)[None, None, :, None]
     coords = {"method": ["origin"], "layer": [0], "position": range(LENGTH), "dim": [0]}
-    found = find_drift(xr.DataArray(position, coords, list(coords), name="x"), M)
-    assert found["centre"].item() == 256  # of 128 .. 383, the 129th of 256: round(127.5) is even
+    result = find_drift(xr.DataArray(position, coords, list(coords), name="x"), M)
+    assert result["centre"].item() == 256  # of 128 .. 383, the 129th of 256: round(127.5) is even
 
 
 def test_the_interval_says_how_many_draws_call_nothing():
@@ -423,10 +430,10 @@ def test_trust_and_the_rate_of_alarms_are_of_different_windows(alarming, trusted
         return float(count <= 16 and (count - 1) % 2 == alarming), 0.5
 
     monkeypatch.setattr(drift, "_pretended", pretended)
-    found = find_drift(states(), M)
-    assert found["trusted"].values.tolist() == [[trusted, True, True]]
-    assert found["false_alarms"].values.tolist() == [[rate, 0, 0]]
-    assert found["any_false_alarm"].item() == rate  # one layer is enough
+    result = find_drift(states(), M)
+    assert result["trusted"].values.tolist() == [[trusted, True, True]]
+    assert result["false_alarms"].values.tolist() == [[rate, 0, 0]]
+    assert result["any_false_alarm"].item() == rate  # one layer is enough
 
 
 def test_high_variance_layers_are_named():

@@ -17,66 +17,66 @@ def scores(above=(), hits=None, windows=20, spread=0.0, level=2.5, vocabulary=40
     nll = np.full((2, len(LENGTHS), windows), level)
     nll[0, 1 : 1 + len(above)] += np.array(above)[:, None]
     nll += np.random.default_rng(0).normal(0, spread, windows)
-    found = np.zeros((2, len(LENGTHS), 20))
+    answers = np.zeros((2, len(LENGTHS), 20))
     for row, counts in enumerate(hits or ((20,) * 6, (20,) * 6)):
         for column, count in enumerate(counts):
-            found[row, column, :count] = 1
+            answers[row, column, :count] = 1
     names = {"method": list(METHODS), "length": list(LENGTHS)}
     dims = ("method", "length")
     return xr.Dataset(
-        {"tail_nll": ((*dims, "window"), nll), "passkey": ((*dims, "sample"), found)},
+        {"tail_nll": ((*dims, "window"), nll), "passkey": ((*dims, "sample"), answers)},
         names,
         {"vocabulary": vocabulary},
     )
 
 
 def of(evaluation, method="origin"):
-    return next(each for each in measured_failure(evaluation, M).failures if each.method == method)
+    return next(one for one in measured_failure(evaluation, M).failures if one.method == method)
 
 
 def test_a_coin_flip_is_told():
     at_512 = np.random.default_rng(1).normal(0, 0.3, 20)
     evaluation = scores(above=(0, 0, 0.51, 1.2, 1.8))
     evaluation["tail_nll"][0, 3] += at_512 - at_512.mean()
-    found = of(evaluation)
-    assert (found.length, found.low, found.high) == (512, 512, 768)
-    assert str(found) == "(384, 768]"
+    failure = of(evaluation)
+    assert (failure.length, failure.low, failure.high) == (512, 512, 768)
+    assert str(failure) == "(384, 768]"
     z = 0.01 / (at_512.std() / math.sqrt(20))
-    assert found.share == pytest.approx(0.5 * (1 + math.erf(z / math.sqrt(2))), abs=0.03)
+    assert failure.share == pytest.approx(0.5 * (1 + math.erf(z / math.sqrt(2))), abs=0.03)
 
 
 def test_prompts_are_resampled_the_same_for_all_lengths_and_methods():
-    found = of(scores(above=(0, 0, 0.6, 1.2, 1.8), spread=2.0))
-    assert (found.length, found.low, found.high, found.share) == (512, 512, 512, 1.0)
+    failure = of(scores(above=(0, 0, 0.6, 1.2, 1.8), spread=2.0))
+    assert (failure.length, failure.low, failure.high, failure.share) == (512, 512, 512, 1.0)
 
 
 def test_windows_and_passkeys_both_count():
-    found = of(scores(above=(0, 0, 0, 0, 1), hits=((20, 20, 20, 9, 0, 0), (20,) * 6)))
-    assert (found.length, found.by_nll, found.by_passkey) == (512, 1024, 512)
-    assert (found.low, found.high) == (512, 768)
-    assert found.share == pytest.approx(0.5914, abs=0.03)  # P(at most 9 of 20) where each is found with 0.45
+    failure = of(scores(above=(0, 0, 0, 0, 1), hits=((20, 20, 20, 9, 0, 0), (20,) * 6)))
+    assert (failure.length, failure.by_nll, failure.by_passkey) == (512, 1024, 512)
+    assert (failure.low, failure.high) == (512, 768)
+    assert failure.share == pytest.approx(0.5914, abs=0.03)  # P(at most 9 of 20) where each is found with 0.45
 
 
 def test_a_failure_that_does_not_last_is_a_dip():
-    found = of(scores(above=(0, 0.8, 0, 0.8, 0.8)))
-    assert (found.length, found.before, found.dips) == (768, 512, (384,))
-    assert str(found) == "(512, 768]; dips at 384"
-    found = of(scores(above=(0, 0.8, 0.8)))
-    assert found.length is None
-    assert found.holds
-    assert str(found) == "none up to 1024; dips at 384, 512"
+    failure = of(scores(above=(0, 0.8, 0, 0.8, 0.8)))
+    assert (failure.length, failure.before, failure.dips) == (768, 512, (384,))
+    assert str(failure) == "(512, 768]; dips at 384"
+    failure = of(scores(above=(0, 0.8, 0.8)))
+    assert failure.length is None
+    assert failure.holds
+    assert str(failure) == "none up to 1024; dips at 384, 512"
 
 
 def test_rules_may_fail_in_turns():
-    found = of(scores(above=(0, 0, 0.8, 0, 0.8), hits=((20, 20, 20, 20, 3, 20), (20,) * 6)))
-    assert (found.length, found.by_nll, found.by_passkey) == (512, 1024, None)
+    failure = of(scores(above=(0, 0, 0.8, 0, 0.8), hits=((20, 20, 20, 20, 3, 20), (20,) * 6)))
+    assert (failure.length, failure.by_nll, failure.by_passkey) == (512, 1024, None)
 
 
 def test_none_has_an_interval_too():
     evaluation = scores(hits=((20,) * 5 + (11,), (20,) * 6))
-    found = of(evaluation)
-    assert (found.length, found.low, found.high) == (None, 1024, None)
-    assert str(found) == "none up to 1024, or after 768"
+    failure = of(evaluation)
+    assert (failure.length, failure.low, failure.high) == (None, 1024, None)
+    assert str(failure) == "none up to 1024, or after 768"
 
 
 def test_few_answers_rule_out_little():
@@ -88,9 +88,9 @@ def test_few_answers_rule_out_little():
 def test_windows_that_agree_by_chance_are_not_sure():
     evaluation = scores(above=(0, 0, 0.6, 2, 2))
     evaluation["tail_nll"][0, 3, :3] += np.array([-0.05, 0, 0.05])
-    found = of(evaluation.isel(window=slice(3)))
-    assert str(found) == "(384, 768]"  # Student's: 0.6 - 4.3 * 0.05 / sqrt(3), below one half
-    assert found.share == 1.0  # however they are drawn, they fail
+    failure = of(evaluation.isel(window=slice(3)))
+    assert str(failure) == "(384, 768]"  # Student's: 0.6 - 4.3 * 0.05 / sqrt(3), below one half
+    assert failure.share == 1.0  # however they are drawn, they fail
 
 
 @pytest.mark.parametrize("count", [3, 8])
@@ -101,17 +101,17 @@ def test_the_interval_holds_the_length_from_which_answers_are_found_in_less_than
         evaluation = scores().isel(sample=slice(count))
         evaluation["passkey"][:] = rng.random((1, len(LENGTHS), count)) < shares[:, None]
         if PASSKEY in measured_failure(evaluation, M).judged:
-            found = of(evaluation)
-            held.append((found.low or np.inf) <= 512 <= (found.high or np.inf))
+            failure = of(evaluation)
+            held.append((failure.low or np.inf) <= 512 <= (failure.high or np.inf))
     assert len(held) > 30
     assert np.mean(held) > 0.9
 
 
 def test_one_prompt_has_no_interval():
     evaluation = scores(above=(0, 0, 0.8, 0.8, 0.8), windows=1)
-    found = of(evaluation)
-    assert (found.length, found.after, found.high, found.share) == (512, 384, 512, None)
-    assert str(found) == "(384, 512] on one prompt"
+    failure = of(evaluation)
+    assert (failure.length, failure.after, failure.high, failure.share) == (512, 384, 512, None)
+    assert str(failure) == "(384, 512] on one prompt"
     evaluation = scores(windows=1, level=math.log(4096), hits=((20, 20, 20, 3, 0, 0), (20,) * 6))
     assert str(of(evaluation)) == "(384, 512]"  # the one text says nothing, and is not asked
 
@@ -119,8 +119,8 @@ def test_one_prompt_has_no_interval():
 def test_passkeys_that_were_not_measured_did_not_fail():
     evaluation = scores()
     evaluation["passkey"][1, 5] = np.nan
-    found = of(evaluation, "mesa")
-    assert (found.length, found.low, found.high) == (None, None, None)
+    failure = of(evaluation, "mesa")
+    assert (failure.length, failure.low, failure.high) == (None, None, None)
 
 
 def test_lengths_that_one_method_lacks_do_not_count_for_it():
@@ -133,8 +133,8 @@ def test_lengths_that_one_method_lacks_do_not_count_for_it():
 def test_a_model_at_chance_never_holds():
     measured = measured_failure(scores(level=math.log(4096) - 0.05, hits=((0,) * 6,) * 2), M)
     assert (measured.judged, measured.chance) == ((), (NLL, PASSKEY))
-    assert [str(each) for each in measured.failures] == ["not judged: at chance inside M"] * 2
-    assert not any(each.holds for each in measured.failures)
+    assert [str(one) for one in measured.failures] == ["not judged: at chance inside M"] * 2
+    assert not any(one.holds for one in measured.failures)
     assert "not judged: that is chance" in measured.rule
 
 
@@ -158,9 +158,9 @@ def test_no_passkey_found_is_chance_however_few_were_asked(count):
     assert measured_failure(few, M).chance == (PASSKEY,)
 
 
-@pytest.mark.parametrize(("found", "chance"), [(0, (PASSKEY,)), (5, (PASSKEY,)), (6, ()), (9, ())])
-def test_few_passkeys_are_chance_where_wilsons_interval_ends_below_one_half(found, chance):
-    measured = measured_failure(scores(hits=((found, found, 0, 0, 0, 0), (20,) * 6)), M)
+@pytest.mark.parametrize(("answers", "chance"), [(0, (PASSKEY,)), (5, (PASSKEY,)), (6, ()), (9, ())])
+def test_few_passkeys_are_chance_where_wilsons_interval_ends_below_one_half(answers, chance):
+    measured = measured_failure(scores(hits=((answers, answers, 0, 0, 0, 0), (20,) * 6)), M)
     assert measured.chance == chance  # 5 of 20: up to 0.469; 6: 0.519
     assert measured.judged == (NLL,)
 

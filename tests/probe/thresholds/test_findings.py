@@ -34,15 +34,15 @@ def summary(seed):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_sentence_says_more_than_its_table(seed):
-    made = summary(seed)
-    (call,) = made["drift"]["prompts"]["repeated"]["methods"]
-    drift, thresholds, _ = (text for _, text in findings(made))
+    values = summary(seed)
+    (call,) = values["drift"]["prompts"]["repeated"]["methods"]
+    drift, thresholds, _ = (text for _, text in findings(values))
     assert ("inside the window and" in drift) == bool(call["untrusted"])
     assert ("in every layer" in drift) == (not call["untrusted"] and not call["layers"])
     if call["length"] is not None:
         assert ("most resamples call nothing" in drift) == (call["low"] is None)
         assert ("(95% interval 290 to none)" in drift) == (call["low"] == 290 and call["high"] is None)
         assert f"in {len(call['layers'])} layers" in drift
-    best = made["best"][0]["layer"]
+    best = values["best"][0]["layer"]
     assert (f"layer {best}, which drift cannot judge" in thresholds) == (best in call["untrusted"])
     assert "over the 2 judged of the best 7 dims: cannot tell: 2 of 7 dims can be judged" in thresholds

@@ -51,8 +51,8 @@ def test_a_window_stated_too_large_is_called_broken_and_nothing_is_judged_agains
     )
     assert "origin works at 512 tokens and not at 768 by the measured lengths; `mesa-lens estim" in str(measured.stated)
     assert (measured.judged, measured.chance) == ((), ())
-    assert {str(each) for each in measured.failures} == {"not judged: M"}
-    assert not any(each.holds for each in measured.failures)
+    assert {str(one) for one in measured.failures} == {"not judged: M"}
+    assert not any(one.holds for one in measured.failures)
     assert times_of_m({"stated_window": record(measured.stated)}, 1536, 2048) == ""
     json.dumps(record(measured.stated), allow_nan=False)
 
@@ -74,26 +74,26 @@ def test_a_window_that_fits_is_left_alone(stated):
     ],
 )
 def test_one_sign_is_enough(changes, sign):
-    found = measured_failure(scores(**changes), 1024).stated
-    assert found.outcome == TOO_LARGE
-    assert [sign in each.text for each in found.signs] == [True]
+    decision = measured_failure(scores(**changes), 1024).stated
+    assert decision.outcome == TOO_LARGE
+    assert [sign in one.text for one in decision.signs] == [True]
 
 
 def test_where_the_shortest_length_fails_already_no_length_is_said_to_work():
     far = scores().sel(length=[1024, 2048])
-    found = measured_failure(far, 2048).stated
-    assert (found.outcome, found.works, found.fails) == (TOO_LARGE, None, 1024) or found.works == 1024
+    decision = measured_failure(far, 2048).stated
+    assert (decision.outcome, decision.works, decision.fails) == (TOO_LARGE, None, 1024) or decision.works == 1024
     assert "origin fails at" in str(measured_failure(scores(origin=level(3.2)), 256).stated)
 
 
 def test_a_window_stated_too_small_is_doubted_only_where_positions_are_rotary():
     held = scores(origin=level(), passkeys=(20,) * 7)
-    found = stated_window(held, 128, "origin")
-    assert (found.outcome, found.works) == (TOO_SMALL, 2048)
-    assert str(found).startswith(
+    decision = stated_window(held, 128, "origin")
+    assert (decision.outcome, decision.works) == (TOO_SMALL, 2048)
+    assert str(decision).startswith(
         "M may be stated too small: check --trained-length 128. origin works at 2048 tokens by"
     )
-    assert times_of_m({"stated_window": record(found)}, 256, 512) == ""
+    assert times_of_m({"stated_window": record(decision)}, 256, 512) == ""
     assert stated_window(scores(), 128, "origin").outcome == TOO_SMALL  # it works at 512 and not at 768
     assert stated_window(scores(), 256, "origin").outcome == FITS
     alibi = held.assign_attrs(rotary=False)
@@ -110,17 +110,17 @@ def test_a_tail_nll_that_falls_with_context_and_passkeys_that_were_never_found_a
 def test_few_or_noisy_prompts_cannot_tell(windows, noise):
     few = scores(windows=windows, noise=noise, passkeys=(20,) * 7, others=ORIGIN)
     few["tail_nll"][0, 4] += 0.6 + few["tail_nll"][0, :4].mean("window").min() - few["tail_nll"][0, 4].mean("window")
-    found = measured_failure(few, 1024).stated
-    assert found.outcome == CANNOT_TELL
-    assert found.is_doubtful
-    assert str(found).endswith("on too few prompts to be sure.")
+    decision = measured_failure(few, 1024).stated
+    assert decision.outcome == CANNOT_TELL
+    assert decision.is_doubtful
+    assert str(decision).endswith("on too few prompts to be sure.")
 
 
 def test_one_passkey_of_one_cannot_tell():
     one = scores(origin=level(), others=level()).isel(sample=[0])
-    found = measured_failure(one, 1024).stated
-    assert (found.outcome, found.is_doubtful) == (CANNOT_TELL, True)
-    assert "passkeys 0 of 1 at 1024 tokens, 1 of 1 at 128, on too few" in str(found)
+    decision = measured_failure(one, 1024).stated
+    assert (decision.outcome, decision.is_doubtful) == (CANNOT_TELL, True)
+    assert "passkeys 0 of 1 at 1024 tokens, 1 of 1 at 128, on too few" in str(decision)
 
 
 def test_a_model_at_chance_and_a_window_alone_cannot_tell_and_are_not_doubted():
@@ -154,15 +154,17 @@ def test_committed_results_of_smollm2_are_not_doubted():
             for cell in cells:
                 if cell.get("cell", [""])[0] == "nll":
                     _, method, length = cell["cell"]
-                    rows[name, method, length] = [each["value"] for each in cell["scores"]]
+                    rows[name, method, length] = [one["value"] for one in cell["scores"]]
     for name in ("nll", "real"):
-        own = {key[1:]: value for key, value in rows.items() if key[0] == name}
-        methods, lengths = sorted({key[0] for key in own}), sorted({key[1] for key in own})
-        count = len(own["origin", 8192])
-        nll = np.array([[own.get((method, length), [math.nan] * count) for length in lengths] for method in methods])
+        of_name = {key[1:]: value for key, value in rows.items() if key[0] == name}
+        methods, lengths = sorted({key[0] for key in of_name}), sorted({key[1] for key in of_name})
+        count = len(of_name["origin", 8192])
+        nll = np.array(
+            [[of_name.get((method, length), [math.nan] * count) for length in lengths] for method in methods]
+        )
         evaluation = xr.Dataset(
             {"tail_nll": (("method", "length", "window"), nll)}, {"method": methods, "length": lengths}
         )
-        found = stated_window(evaluation, 8192, "origin")
-        assert found.outcome in (FITS, CANNOT_TELL)
-        assert not found.is_doubtful
+        decision = stated_window(evaluation, 8192, "origin")
+        assert decision.outcome in (FITS, CANNOT_TELL)
+        assert not decision.is_doubtful

@@ -37,8 +37,8 @@ def wobble():
 
 def series(*columns, methods=("origin",), positions=None):
     """One layer; column j of every method is dim j, given as one series, or as one for each method."""
-    each = [[column] * len(methods) if np.ndim(column) == 1 else column for column in columns]
-    data = np.array(each, dtype=float).transpose(1, 2, 0)[:, None]
+    one = [[column] * len(methods) if np.ndim(column) == 1 else column for column in columns]
+    data = np.array(one, dtype=float).transpose(1, 2, 0)[:, None]
     coords = {"method": list(methods), "layer": [7], "position": np.arange(LENGTH), "dim": np.arange(len(columns))}
     hidden = xr.DataArray(data, dims=("method", "layer", "position", "dim"), coords=coords, name="resid_post")
     return hidden if positions is None else hidden.sel(position=positions)
@@ -52,21 +52,21 @@ def changed(*pieces, base=None):
     return values
 
 
-def at(found, dim=0, method="origin"):
-    return found.sel({"method": method, "layer": 7, "dim": dim})
+def at(crossings, dim=0, method="origin"):
+    return crossings.sel({"method": method, "layer": 7, "dim": dim})
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_threshold_is_the_value_at_m_and_the_crossing_the_first_position_beyond(sign):
-    found = at(search(series(sign * changed((60, LENGTH, 10))), M, RULE))
-    assert found["threshold"] == pytest.approx(sign * 0.05)
-    assert found["side"] == sign
-    assert found["spread"] == pytest.approx(SPREAD, rel=1e-6)
-    assert found["limit"] == pytest.approx(sign * (0.05 + 3 * SPREAD))
-    assert (found["crossing"], found["earliest"]) == (60, 60)
-    assert found["observable"]
-    assert found["rank"] == 1
-    assert found["score"] == pytest.approx((10 - 0.05) / SPREAD, rel=0.02)
+    crossings = at(search(series(sign * changed((60, LENGTH, 10))), M, RULE))
+    assert crossings["threshold"] == pytest.approx(sign * 0.05)
+    assert crossings["side"] == sign
+    assert crossings["spread"] == pytest.approx(SPREAD, rel=1e-6)
+    assert crossings["limit"] == pytest.approx(sign * (0.05 + 3 * SPREAD))
+    assert (crossings["crossing"], crossings["earliest"]) == (60, 60)
+    assert crossings["observable"]
+    assert crossings["rank"] == 1
+    assert crossings["score"] == pytest.approx((10 - 0.05) / SPREAD, rel=0.02)
 
 
 def test_a_crossing_lasts_for_exactly_the_sustained_length():
@@ -74,11 +74,11 @@ def test_a_crossing_lasts_for_exactly_the_sustained_length():
     short = changed((60, 62, 10), late)
     enough = changed((60, 63, 10), late)
     too_late, just_in_time = changed((LENGTH - 2, LENGTH, 10)), changed((LENGTH - 3, LENGTH, 10))
-    found = search(series(short, enough, too_late, just_in_time), M, RULE)
-    assert at(found)["crossing"].values.tolist() == 100
-    assert at(found, 1)["crossing"].values.tolist() == 60
-    assert np.isnan(at(found, 2)["crossing"])
-    assert at(found, 3)["crossing"] == LENGTH - 3
+    crossings = search(series(short, enough, too_late, just_in_time), M, RULE)
+    assert at(crossings)["crossing"].values.tolist() == 100
+    assert at(crossings, 1)["crossing"].values.tolist() == 60
+    assert np.isnan(at(crossings, 2)["crossing"])
+    assert at(crossings, 3)["crossing"] == LENGTH - 3
 
 
 def test_margin_zero_is_the_bare_threshold():
@@ -97,53 +97,53 @@ def test_smoothing_looks_back_only():
 
 def test_methods_are_judged_by_origins_threshold():
     origin, flat, later = changed((50, LENGTH, 10)), wobble(), changed((90, LENGTH, 10))
-    found = search(series([flat, origin, later], methods=["mesa", "origin", "dynamic-ntk"]), M, RULE)
-    assert at(found, method="origin")["crossing"] == 50
-    assert at(found, method="dynamic-ntk")["crossing"] == 90
-    assert np.isnan(at(found, method="mesa")["crossing"])
+    crossings = search(series([flat, origin, later], methods=["mesa", "origin", "dynamic-ntk"]), M, RULE)
+    assert at(crossings, method="origin")["crossing"] == 50
+    assert at(crossings, method="dynamic-ntk")["crossing"] == 90
+    assert np.isnan(at(crossings, method="mesa")["crossing"])
     other = search(series([flat, origin, later], methods=["mesa", "origin", "dynamic-ntk"]), M, RULE, "mesa")
     assert not other["observable"].any()
 
 
 def test_a_trend_that_merely_goes_on_is_no_signal():
     trend = 0.05 * np.arange(LENGTH) + wobble()
-    found = search(series(trend, trend + changed((60, LENGTH, 40), base=np.zeros(LENGTH)), -trend), M, RULE)
-    scores = found["score"].values[0]
+    crossings = search(series(trend, trend + changed((60, LENGTH, 40), base=np.zeros(LENGTH)), -trend), M, RULE)
+    scores = crossings["score"].values[0]
     assert abs(scores[0]) < 0.2
     assert abs(scores[2]) < 0.2
     assert scores[1] > 20
-    assert found["observable"].values[0].tolist() == [False, True, False]
-    assert np.isfinite(found["crossing"].sel({"method": "origin", "dim": 0})).all()  # it does pass the limit
+    assert crossings["observable"].values[0].tolist() == [False, True, False]
+    assert np.isfinite(crossings["crossing"].sel({"method": "origin", "dim": 0})).all()  # it does pass the limit
 
 
 def test_what_comes_back_or_was_beyond_inside_is_not_observable():
     returns = changed((50, LENGTH, 10), (60, 70, -10))
     inside = changed((10, 20, 10), (60, LENGTH, 10))
     burnt_in = changed((0, 4, 10), (60, LENGTH, 10))
-    found = search(series(returns, inside, burnt_in, changed((60, LENGTH, 10))), M, replace(RULE, warm_up=4))
-    assert found["observable"].values[0].tolist() == [False, False, True, True]
-    assert found["rank"].values[0].tolist() == [0, 0, 1, 2]
-    assert int(found["qualified"]) == 2
-    assert found.attrs["searched"] == 4
+    crossings = search(series(returns, inside, burnt_in, changed((60, LENGTH, 10))), M, replace(RULE, warm_up=4))
+    assert crossings["observable"].values[0].tolist() == [False, False, True, True]
+    assert crossings["rank"].values[0].tolist() == [0, 0, 1, 2]
+    assert int(crossings["qualified"]) == 2
+    assert crossings.attrs["searched"] == 4
 
 
 def test_tiny_motions_of_a_still_dim_are_no_signal():
     still = np.where(np.arange(LENGTH) < 60, 1.0, 1.001)
     large = np.where(np.arange(LENGTH) < 60, 1.0, 1.1)
-    found = search(series(still, large, np.ones(LENGTH), np.full(LENGTH, 5.0)), M, RULE)
-    assert found["spread"].values[0].tolist() == pytest.approx([0.01] * 4)  # of the layer's median size
-    assert found["observable"].values[0].tolist() == [False, True, False, False]
-    assert found["side"].values[0].tolist() == [1, 1, 0, 0]
+    crossings = search(series(still, large, np.ones(LENGTH), np.full(LENGTH, 5.0)), M, RULE)
+    assert crossings["spread"].values[0].tolist() == pytest.approx([0.01] * 4)  # of the layer's median size
+    assert crossings["observable"].values[0].tolist() == [False, True, False, False]
+    assert crossings["side"].values[0].tolist() == [1, 1, 0, 0]
 
 
 def test_positions_not_captured_bound_the_crossing():
     positions = [*range(20, 60), *range(100, 140)]
-    found = at(search(series(changed((70, LENGTH, 10)), positions=positions), M, RULE))
-    assert (found["crossing"], found["earliest"]) == (100, 60)
+    crossings = at(search(series(changed((70, LENGTH, 10)), positions=positions), M, RULE))
+    assert (crossings["crossing"], crossings["earliest"]) == (100, 60)
     early = at(search(series(changed((58, LENGTH, 10)), positions=positions), M, RULE))
     assert early["crossing"] == 100  # 58 and 59 are too few to tell
-    kept = at(search(series(changed((104, LENGTH, 10)), positions=positions), M, RULE))
-    assert (kept["crossing"], kept["earliest"]) == (104, 104)
+    late = at(search(series(changed((104, LENGTH, 10)), positions=positions), M, RULE))
+    assert (late["crossing"], late["earliest"]) == (104, 104)
 
 
 def test_missing_evidence_is_named():
@@ -184,9 +184,9 @@ def test_crossings_agree_with_a_plain_loop(seed, smoothing, sustained, margin, g
     values = np.cumsum(np.random.default_rng(seed).normal(size=LENGTH))
     positions = [p for p in range(LENGTH) if not any(gap <= p < gap + 5 for gap in gaps)]
     rule = CrossingRule(smoothing=smoothing, sustained=sustained, margin=margin)
-    found = at(search(series(values, positions=positions), M, rule))
+    crossings = at(search(series(values, positions=positions), M, rule))
 
-    side, limit = float(found["side"]), float(found["limit"])
+    side, limit = float(crossings["side"]), float(crossings["limit"])
 
     def value(position):
         window = [position]
@@ -198,25 +198,25 @@ def test_crossings_agree_with_a_plain_loop(seed, smoothing, sustained, margin, g
         return position in positions and side * (np.float32(value(position)) - limit) > 0
 
     expected = [p for p in range(M, LENGTH) if all(beyond(p + step) for step in range(sustained))]
-    assert found["threshold"] == pytest.approx(value(M), abs=1e-5)
+    assert crossings["threshold"] == pytest.approx(value(M), abs=1e-5)
     if not expected:
-        assert np.isnan(found["crossing"])
+        assert np.isnan(crossings["crossing"])
         return
     first = expected[0]
     earliest = first if first == M else max(p for p in positions if p < first) + 1
-    assert (found["crossing"], found["earliest"]) == (first, earliest)
+    assert (crossings["crossing"], crossings["earliest"]) == (first, earliest)
 
 
 def test_known_breaks_are_found_for_each_prompt():
     hidden = hidden_states()
-    found = search(hidden, 64, CrossingRule.scaled(64))
-    calm = found.sel(prompt="repeated")
+    crossings = search(hidden, 64, CrossingRule.scaled(64))
+    calm = crossings.sel(prompt="repeated")
     assert int(calm["qualified"]) >= DRIFTING
     assert not calm["observable"].sel(layer=0).any()
     assert not calm["observable"].sel(dim=slice(DRIFTING, None)).any()
-    assert set(found["qualified"].dims) == {"prompt"}
-    assert int(found["qualified"].sel(prompt="text-0")) < int(calm["qualified"])
-    predictions = {each.method: each for each in predict(calm)}
+    assert set(crossings["qualified"].dims) == {"prompt"}
+    assert int(crossings["qualified"].sel(prompt="text-0")) < int(calm["qualified"])
+    predictions = {one.method: one for one in predict(calm)}
     assert 71 <= predictions["origin"].length <= 80  # leaves from 70.4 on, its limit a little later
     assert 192 <= predictions["dynamic-ntk"].length <= 202
     assert [str(predictions[name]) for name in ("rerope", "mesa")] == ["none up to 320"] * 2
@@ -226,12 +226,12 @@ def test_best_takes_each_dim_once():
     hidden = series(changed((60, LENGTH, 10)), changed((60, LENGTH, 30)), changed((60, LENGTH, 20)))
     deeper = (hidden * 1.5 + 0 * hidden).assign_coords(layer=[8])
     both = xr.concat([hidden, deeper.where(deeper["position"] < 60, deeper * 2)], dim="layer")
-    found = search(both, M, RULE)
-    assert int(found["qualified"]) == 6
-    assert best(found, 10) == [(8, 1), (8, 2), (8, 0)]
-    assert best(found, 2) == [(8, 1), (8, 2)]
+    crossings = search(both, M, RULE)
+    assert int(crossings["qualified"]) == 6
+    assert best(crossings, 10) == [(8, 1), (8, 2), (8, 0)]
+    assert best(crossings, 2) == [(8, 1), (8, 2)]
     with pytest.raises(ValueError, match="choose one of the prompts"):
-        best(found.expand_dims(prompt=["a"]), 1)
+        best(crossings.expand_dims(prompt=["a"]), 1)
 
 
 def leaving(*starts):
@@ -279,7 +279,7 @@ def test_a_value_at_the_limit_is_not_beyond_it():
     near = np.float32(0.1)
     limit = np.array([np.float64(near), np.float64(near) - 1e-12, np.float64(near) + 1e-12] * 2 + [0.0])
     side = np.array([1, 1, 1, -1, -1, -1, 0], dtype=np.int8)
-    x = np.array([np.nextafter(near, np.float32(each)) for each in (0, 0.1, 1)], dtype=np.float32)
+    x = np.array([np.nextafter(near, np.float32(one)) for one in (0, 0.1, 1)], dtype=np.float32)
     expected = side[:, None] * (x.astype(np.float64) - limit[:, None]) > 0
     np.testing.assert_array_equal(_beyond(np.tile(x, (7, 1)), side, limit), expected)
     assert expected.sum(axis=1).tolist() == [1, 2, 1, 1, 1, 2, 0]
@@ -288,10 +288,10 @@ def test_a_value_at_the_limit_is_not_beyond_it():
 def test_a_store_and_its_values_in_memory_are_searched_alike(tmp_path):
     hidden = hidden_states()
     stored = open_run(write_run(tmp_path, hidden)).hidden["resid_post"]
-    found = search(stored, 64, CrossingRule.scaled(64))
+    crossings = search(stored, 64, CrossingRule.scaled(64))
     turned = hidden.transpose("dim", "position", "prompt", "layer", "method")
-    xr.testing.assert_identical(found, search(turned, 64, CrossingRule.scaled(64)))
-    assert found["qualified"].values[0] > 5
+    xr.testing.assert_identical(crossings, search(turned, 64, CrossingRule.scaled(64)))
+    assert crossings["qualified"].values[0] > 5
 
 
 def test_what_lies_before_the_reference_is_no_part_of_it():
@@ -330,39 +330,39 @@ def test_medians_and_quantiles_are_numpys_to_the_bit(count, dtype):
 
 def test_what_is_read_of_a_dim_by_hand():
     """Of t^3, I = 0 .. 39 and B = 41 .. 159: the median over B, and over pairs 20 apart."""
-    found = at(search(series(np.arange(LENGTH) ** 3.0), M, RULE))
-    assert found["threshold"] == M**3
+    crossings = at(search(series(np.arange(LENGTH) ** 3.0), M, RULE))
+    assert crossings["threshold"] == M**3
     slope = 1241.5  # (t + 20)^3 - t^3 over 20, of t = 9 and 10
-    assert found["score"] * found["spread"] == pytest.approx(100**3 - M**3 - slope * 60)
+    assert crossings["score"] * crossings["spread"] == pytest.approx(100**3 - M**3 - slope * 60)
 
 
 def test_a_trend_away_from_the_jump_adds_nothing():
     values = changed((60, LENGTH, 40)) - 0.05 * np.arange(LENGTH)
-    found = at(search(series(values), M, RULE))
-    assert found["side"] == 1
-    assert found["score"] * found["spread"] == pytest.approx(np.median(values[M + 1 :]) - values[M])
+    crossings = at(search(series(values), M, RULE))
+    assert crossings["side"] == 1
+    assert crossings["score"] * crossings["spread"] == pytest.approx(np.median(values[M + 1 :]) - values[M])
 
 
 def test_what_is_beyond_on_half_of_the_window_is_not_observable():
     """However high its score: M happens to lie low."""
     saw = np.arange(LENGTH) % 10 / 10
     saw[M] = -0.3
-    found = at(search(series(changed((50, LENGTH, 10), base=saw)), M, RULE))
-    assert found["score"] > 6 * RULE.minimum_score
-    assert 0.3 < found["inside"] < 0.7
-    assert not found["observable"]
+    crossings = at(search(series(changed((50, LENGTH, 10), base=saw)), M, RULE))
+    assert crossings["score"] > 6 * RULE.minimum_score
+    assert 0.3 < crossings["inside"] < 0.7
+    assert not crossings["observable"]
 
 
 def test_dims_that_do_not_move_say_nothing_of_those_that_do():
     """One way only, where the others that move do not: found, however many lie still."""
     once = 1 / (1 + np.arange(LENGTH) / M)
-    found = search(series(once, wobble(), -wobble(), *[np.zeros(LENGTH)] * 4), M, RULE)
-    assert found["observable"].values[0].tolist() == [True, *[False] * 6]
+    crossings = search(series(once, wobble(), -wobble(), *[np.zeros(LENGTH)] * 4), M, RULE)
+    assert crossings["observable"].values[0].tolist() == [True, *[False] * 6]
 
 
 def test_a_crossing_at_m_is_no_earlier():
     """Though the positions just before M were not captured."""
     values = series([wobble(), changed((30, LENGTH, 10))], methods=["origin", "mesa"])
     values[0, 0, 60:] += 10
-    found = at(search(values.sel(position=[*range(36), *range(M, LENGTH)]), M, RULE), method="mesa")
-    assert (found["crossing"], found["earliest"]) == (M, M)
+    crossings = at(search(values.sel(position=[*range(36), *range(M, LENGTH)]), M, RULE), method="mesa")
+    assert (crossings["crossing"], crossings["earliest"]) == (M, M)

@@ -25,12 +25,12 @@ def planted(window, slope=0.004, texts=20, noise=0.03, gain=0.4, seed=0):
 @pytest.mark.parametrize("window", [200, 256, 1000, 4096])
 def test_a_planted_window_is_found(window, seed):
     measure, tried = planted(window, seed=seed)
-    found = estimate_window(measure, 4 * window)
-    assert window - window // 4 <= found.works <= window + window // 8 + 30
-    assert found.works < found.fails <= found.works + max(1, found.works // 16) + 64
+    estimate = estimate_window(measure, 4 * window)
+    assert window - window // 4 <= estimate.works <= window + window // 8 + 30
+    assert estimate.works < estimate.fails <= estimate.works + max(1, estimate.works // 16) + 64
     assert len(tried) <= 16
     assert tried == list(dict.fromkeys(tried))
-    assert f"M is at most about {found.works} tokens" in str(found)
+    assert f"M is at most about {estimate.works} tokens" in str(estimate)
 
 
 def test_two_worse_lengths_in_turn_end_the_search():
@@ -46,9 +46,9 @@ def test_lengths_are_doubled():
 
 
 def test_a_model_that_never_gets_worse_has_a_window_of_the_longest_or_more():
-    found = estimate_window(planted(2**20)[0], 2048)
-    assert (found.works, found.fails) == (2048, None)
-    assert "M is 2048 or more, or the positions extrapolate" in str(found)
+    estimate = estimate_window(planted(2**20)[0], 2048)
+    assert (estimate.works, estimate.fails) == (2048, None)
+    assert "M is 2048 or more, or the positions extrapolate" in str(estimate)
 
 
 def test_chance_noise_and_a_window_below_the_shortest_cannot_tell():
@@ -61,9 +61,9 @@ def test_chance_noise_and_a_window_below_the_shortest_cannot_tell():
     )
     short = estimate_window(planted(16, gain=0)[0], 1024)
     assert "128 tokens are worse than 64, the shortest context tried; M is below 128" in str(short)
-    for found in (flat, noisy, short):
-        json.dumps(found.record(), allow_nan=False)
-        assert len(found.table().splitlines()) == 1 + len(found.compared)
+    for estimate in (flat, noisy, short):
+        json.dumps(estimate.record(), allow_nan=False)
+        assert len(estimate.table().splitlines()) == 1 + len(estimate.compared)
 
 
 def test_what_the_texts_leave_open_is_not_said_to_bound_the_window():
@@ -73,11 +73,11 @@ def test_what_the_texts_leave_open_is_not_said_to_bound_the_window():
     def measure(length):
         return 2.0 + (2.0 if length >= 2000 else 0.0) + apart * (200 < length < 2000)
 
-    found = estimate_window(measure, 2048)
-    assert (found.works, found.fails, found.is_wide) == (128, 2048, True)
-    assert str(found).startswith("M is below 2048 tokens")
-    assert "What lies between cannot be told from 4 texts" in str(found)
-    assert "at most about" not in str(found)
+    estimate = estimate_window(measure, 2048)
+    assert (estimate.works, estimate.fails, estimate.is_wide) == (128, 2048, True)
+    assert str(estimate).startswith("M is below 2048 tokens")
+    assert "What lies between cannot be told from 4 texts" in str(estimate)
+    assert "at most about" not in str(estimate)
     beyond = estimate_window(measure, 1024)
     assert (beyond.works, beyond.fails) == (128, None)
     assert "What lies beyond, up to 1024, cannot be told." in str(beyond)
