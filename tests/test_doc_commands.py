@@ -47,7 +47,6 @@ NOT_RUN = {  # a part of a command: why it is only parsed
     "runs/plain-64": "tests/theory builds that model",
     "python research/": "takes hours: tests/research",
     "python benchmarks/": "takes hours, on an idle machine",
-    "python tests/": "runs the tests themselves",
 }
 SMALLER = {  # a subcommand: options in place of the page's, so that it runs within seconds; and MODEL
     "probe": {"--length": "640", "--trained-length": "160", "--layers": "0-2", "--dims": "0-31", "--samples": "1"},
