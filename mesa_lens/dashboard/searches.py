@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import astuple
 from typing import Any, NamedTuple
 
@@ -58,7 +57,7 @@ def searched(of: SearchRequest) -> xr.Dataset:
     if (of.trained, of.rule) != (of.run.trained_length, CrossingRule.scaled(of.trained)):
         return search(*of.inputs)
     report = load(of.run, f"{of.hook}-{FOUND}")
-    if isinstance(report, Mapping):
+    if report is not None and not isinstance(report, str):
         stored = report[FOUND]
         return stored.sel(prompt=of.prompt) if "prompt" in stored.dims else stored
     return cached(of.run, f"{of.hook}-{of.prompt}-{FOUND}", lambda: {FOUND: search(*of.inputs)})[FOUND]

@@ -116,7 +116,7 @@ def _call(at: xr.Dataset) -> Call:
     method, layers, first, trusted = str(at["method"].item()), at["layer"].values, values["first"], values["trusted"]
     called = np.flatnonzero(np.isfinite(first))
     row = called[first[called].argmin()] if called.size else None
-    at_first = {} if row is None else {name: _whole(values[name][row]) for name in ("first", "low", "high")}
+    at_first = {} if row is None else {name: _whole(float(values[name][row])) for name in ("first", "low", "high")}
     length, trained_length = int(at.attrs["length"]), int(at.attrs["trained_length"])
     runs = (at["run"].values >= trained_length) & ~values["warm_up"]
     judged = int(values["captured"][runs].sum())

@@ -56,9 +56,9 @@ def page(context: Context) -> None:
     st.caption(plain(f"{DIM} {OBSERVABLE}"))
     pairs = _pairs(crossings)
     for layer, dim in pairs:
-        crossings = _crossings(crossings, layer, dim)
+        text = _crossings(crossings, layer, dim)
         figure = threshold_chart(hidden, crossings, layer, dim)
-        show(figure, f"Layer {layer}, dim {dim} over position. {crossings}", f"layer{layer}-dim{dim}")
+        show(figure, f"Layer {layer}, dim {dim} over position. {text}", f"layer{layer}-dim{dim}")
     if pairs:
         several = ("csv",) if len(pairs) == 1 else (*FORMS, "html")  # csv: thresholds, and values
         stem = named(entry.name, prompt, "thresholds", *(f"{layer}-{dim}" for layer, dim in pairs))
