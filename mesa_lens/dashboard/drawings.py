@@ -1,4 +1,4 @@
-"""Pictures of the pages that read no run: the matrix of a method, and the theory's curves, as files."""
+"""Files of the pages that read no run: the matrix of a method and the theory's curves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DPI = 200
 
 @dataclass(frozen=True)
 class Drawing:
-    """One figure, drawn when asked for, and its numbers, under one name; `files` as in `probe.figures.export`."""
+    """One figure, drawn on demand, and its numbers under one name; `files` as in `probe.figures.export`."""
 
     name: str
     draw: Callable[[], Figure]
@@ -42,10 +42,10 @@ class Drawing:
 
 def matrix_drawing(name: str, method: Method, matrix: np.ndarray, trained: int, colours: list[list]) -> Drawing:
     """The relative positions (query, key) of a method, in the page's colours; masked pairs are left out."""
-    shown = np.where(matrix < 0, np.nan, matrix)
+    positions = np.where(matrix < 0, np.nan, matrix)
     labels = {"query": range(len(matrix)), "key": range(len(matrix))}
-    numbers = xr.Dataset({"relative_position": (("query", "key"), shown)}, labels)
-    return Drawing(name, lambda: _matrix(method, shown, trained, colours), numbers)
+    numbers = xr.Dataset({"relative_position": (("query", "key"), positions)}, labels)
+    return Drawing(name, lambda: _matrix(method, positions, trained, colours), numbers)
 
 
 def curves_drawing(name: str, values: xr.DataArray, level: float | None = None) -> Drawing:
@@ -54,16 +54,16 @@ def curves_drawing(name: str, values: xr.DataArray, level: float | None = None) 
     return Drawing(name, lambda: _curves(values, level), numbers)
 
 
-def _matrix(method: Method, shown: np.ndarray, trained: int, colours: list[list]) -> Figure:
+def _matrix(method: Method, positions: np.ndarray, trained: int, colours: list[list]) -> Figure:
     figure = Figure(figsize=(6, 5.4), layout="constrained")
     axes = figure.subplots()
     scale = LinearSegmentedColormap.from_list("window", [(float(at), colour) for at, colour in colours])
-    top = max(float(np.nanmax(shown)), trained)
-    bar = figure.colorbar(axes.imshow(shown, scale, vmin=0, vmax=top), ax=axes, shrink=0.8)
+    top = max(float(np.nanmax(positions)), trained)
+    bar = figure.colorbar(axes.imshow(positions, scale, vmin=0, vmax=top), ax=axes, shrink=0.8)
     bar.set_label(f"relative position; from M = {trained} on: never trained")
-    if len(shown) <= _NUMBERED:
-        for query, key in np.argwhere(np.isfinite(shown)):
-            axes.text(key, query, f"{shown[query, key]:.3g}", ha="center", va="center", fontsize=6)
+    if len(positions) <= _NUMBERED:
+        for query, key in np.argwhere(np.isfinite(positions)):
+            axes.text(key, query, f"{positions[query, key]:.3g}", ha="center", va="center", fontsize=6)
     axes.set(xlabel="key i", ylabel="query t", title=f"{method.name}: {method.formula}")
     axes.title.set(fontsize=9, wrap=True)
     return figure

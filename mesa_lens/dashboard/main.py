@@ -1,4 +1,4 @@
-"""The dashboard's frame: the choice of a run, the pages, and what is said where something is wrong."""
+"""The dashboard's frame: the choice of a run, the pages, and errors."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ import numpy as np
 import streamlit as st
 from PIL import Image
 
-from mesa_lens.dashboard.context import Context
-from mesa_lens.dashboard.look import plain
-from mesa_lens.dashboard.offered import offer
-from mesa_lens.dashboard.runs import Entry, entries, root_folder
-from mesa_lens.dashboard.state import NotWorkedOut, can_open
+from mesa_lens.dashboard.elements import plain, suggest, watch_width
+from mesa_lens.dashboard.runs import Context, Entry, entries, root_folder
+from mesa_lens.dashboard.state import NotComputed, can_open, offer
 from mesa_lens.dashboard.views import (
     anatomy,
     compare,
@@ -28,9 +26,8 @@ from mesa_lens.dashboard.views import (
     theory,
     thresholds,
 )
-from mesa_lens.dashboard.width import watch
 
-_WRITTEN = "run in the address"
+_IN_ADDRESS = "run in the address"
 _LOG = logging.getLogger(__name__)
 
 # Title, icon and function of each page, and whether it needs a run.
@@ -47,9 +44,7 @@ PAGES: dict[str, tuple[str, str, Callable[[Context], None], bool]] = {
     "new": ("New run", ":material/add_circle:", new_run.page, False),
 }
 
-MAKE_ONE = "make demo\n# or, on your own model\nmesa-lens probe --model <hub id or local path> --out runs/mine"
-
-
+_HOW = "make demo\n# or, on your own model\nmesa-lens probe --model <hub id or local path> --out runs/mine"
 _STYLE = """<style>
 .stMainBlockContainer {padding: 4.5rem clamp(1rem, 4vw, 4rem) 3rem}
 h1 {padding-top: 0}
@@ -73,69 +68,63 @@ if (!window.mesaLensBack) {  // a changed widget would replace the address, so t
 
 
 def main(start: str = "overview") -> None:
-    """Draws the page that the URL names, or `start` where it names none."""
+    """Draws the page in the address, or `start`."""
     st.set_page_config("Mesa Lens", _icon(), layout="wide")
     st.html(_STYLE)
     st.html(_BACK, unsafe_allow_javascript=True)
     root = root_folder()
-    found = tuple(entries(root))
+    runs = tuple(entries(root))
     pages: dict[str, Any] = {}
     header = st.container(horizontal=True, vertical_alignment="bottom")
     heading = header.empty()
-    context = Context(str(root), found, _chosen(found), pages)
+    context = Context(str(root), runs, _choose(runs), pages)
     for url, (title, icon, draw, needs_run) in PAGES.items():
         body = partial(_guarded, draw, context, title, needs_run)
         pages[url] = st.Page(body, title=title, icon=icon, url_path=url, default=url == start)
-    chosen = st.navigation(list(pages.values()), position="top")
-    heading.title(chosen.title, anchor=False)
-    if found and PAGES[chosen.url_path or start][3]:
-        names = [entry.name for entry in found]
-        header.selectbox("Run", names, key="run", width=260, help="Newest first", format_func=_told(found))
-    chosen.run()
-    _write_run(context.entry)
-    watch()
+    page = st.navigation(list(pages.values()), position="top")
+    heading.title(page.title, anchor=False)
+    if runs and PAGES[page.url_path or start][3]:
+        labels = {entry.name: entry.name if entry.finished else f"{entry.name} (unfinished)" for entry in runs}
+        header.selectbox("Run", list(labels), key="run", width=260, help="Newest first", format_func=labels.__getitem__)
+    page.run()
+    _write_address(context.entry)
+    watch_width()
 
 
-def _chosen(found: tuple[Entry, ...]) -> Entry | None:
-    """The chosen run: the URL's, else the newest that opens. It is in the URL in any case."""
-    if not found:
+def _choose(runs: tuple[Entry, ...]) -> Entry | None:
+    """The run in the address, else the newest that opens."""
+    if not runs:
         return None
-    names = [entry.name for entry in found]
-    first = st.session_state.get("run")
-    if first not in names:
-        first = next((entry.name for entry in found if can_open(entry)), names[0])
-    asked = st.query_params.get("run")
-    if asked is not None and asked != st.session_state.get(_WRITTEN):  # a link, or Back
-        st.session_state["run"] = asked if asked in names else first
-        if asked not in names:
-            st.warning(plain(f"There is no run {asked} under the folder of runs; shown is {first}."))
-    else:
-        st.session_state["run"] = first  # written anew each time, so that it outlives pages that draw no box for it
-    return found[names.index(st.session_state["run"])]
+    names = [entry.name for entry in runs]
+    default = st.session_state.get("run")
+    if default not in names:
+        default = next((entry.name for entry in runs if can_open(entry)), names[0])
+    name = st.query_params.get("run")
+    if name is None or name == st.session_state.get(_IN_ADDRESS):  # else a link, or Back
+        name = default
+    elif name not in names:
+        st.warning(plain(f"There is no run {name} under the folder of runs; {default} is displayed."))
+        name = default
+    st.session_state["run"] = name  # written each time, so that it outlives pages without the select box
+    return runs[names.index(name)]
 
 
-def _write_run(entry: Entry | None) -> None:
-    """Puts the run into the URL; `bind` would leave out the first one, which is another tomorrow."""
+def _write_address(entry: Entry | None) -> None:
+    """Puts the run into the address; `bind` would leave out the default, which is another run tomorrow."""
     if entry is not None and st.query_params.get("run") != entry.name:
         st.query_params["run"] = entry.name
-    st.session_state[_WRITTEN] = None if entry is None else entry.name
-
-
-def _told(found: tuple[Entry, ...]) -> Callable[[str], str]:
-    """A run's name, with what it lacks as the page is drawn."""
-    told = {entry.name: entry.name if entry.finished else f"{entry.name} (unfinished)" for entry in found}
-    return lambda name: told[name]
+    st.session_state[_IN_ADDRESS] = None if entry is None else entry.name
 
 
 def _guarded(draw: Callable[[Context], None], context: Context, title: str, needs_run: bool) -> None:
-    """Draws a page; what is wrong with a store is explained, never a traceback."""
+    """Draws a page; an error is a message, never a traceback."""
     try:
         if needs_run and context.entry is None:
-            _no_run(context)
+            suggest(f"There is no run under {context.root} yet. Make one, then reload this page:", _HOW)
         else:
             draw(context)
-    except NotWorkedOut as lacking:
-        offer(lacking)
+    except NotComputed as missing:
+        offer(missing)
     except (ValueError, OSError) as error:
         st.error(plain(error))
     except Exception as error:
@@ -145,17 +134,12 @@ def _guarded(draw: Callable[[Context], None], context: Context, title: str, need
 
 
 def _icon() -> Image.Image:
-    """Mesa's chunks, as an image: each with itself and the first, the last with all."""
+    """The mask of Mesa's chunks as an image: each sees itself and the first, the last sees all."""
     chunk = np.arange(32) // 8
-    seen = (chunk[:, None] == chunk[None]) | (chunk[None] == 0) | (chunk[:, None] == 3)
-    seen &= np.arange(32)[:, None] >= np.arange(32)[None]
-    return Image.fromarray(np.where(seen[..., None], (0, 114, 178), (222, 235, 247)).astype(np.uint8))
+    visible = (chunk[:, None] == chunk[None]) | (chunk[None] == 0) | (chunk[:, None] == 3)
+    visible &= np.arange(32)[:, None] >= np.arange(32)[None]
+    return Image.fromarray(np.where(visible[..., None], (0, 114, 178), (222, 235, 247)).astype(np.uint8))
 
 
-def _no_run(context: Context) -> None:
-    st.info(plain(f"There is no run under {context.root} yet. Make one, then reload this page:"))
-    st.code(MAKE_ONE, language="bash")
-
-
-if __name__ == "__main__":  # how `mesa-lens app` has Streamlit run it
+if __name__ == "__main__":  # run by Streamlit for `mesa-lens app`
     main()

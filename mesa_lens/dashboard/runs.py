@@ -1,11 +1,12 @@
-"""Which runs lie under the root folder. Nothing outside it is ever opened."""
+"""Runs and results under the root folder, and what a page gets. Nothing outside the root is ever opened."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from probe.store.cache import DERIVED
 from probe.store.location import POINTER, Remote, as_path, store_in
@@ -18,24 +19,31 @@ ROOT_VARIABLE = "MESA_LENS_RUNS"
 DEPTH = 3
 """Folders below the root that runs are looked for in."""
 STORE = "store.zarr"
+PAPER, HARNESS, EVALUATION = "paper", "lm-eval", "eval"
+REPORT = "report.html"
 _READ = ("", STORE, POINTER, partial_path(Path(STORE)), DERIVED, "summary.json", LOCATED, ANATOMY, VECTORS)
+_RESULT_FILES = {  # by kind; the first is read
+    PAPER: ("results.json", REPORT),
+    HARNESS: ("harness.json",),
+    EVALUATION: ("summary.json", "samples.csv"),
+}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A run's folder, by its name: the path from the root on."""
+    """A run. name: the path of its folder below the root."""
 
     name: str
     path: Path
 
     @property
     def stamp(self) -> tuple[float, float]:
-        """Changes when the store is written anew; its parts are 0 where there is none, or none unfinished.
+        """When the whole and the unfinished store were written; 0 where there is none.
 
-        A store at a URL that a folder names is whole once the folder has a summary, which it is finished with.
+        A store at a URL that the folder points to is whole once the folder has a summary, which is written last.
         """
-        if not isinstance(self.path, Remote) and (begun := changed(self.path / POINTER)):
-            return changed(self.path / "summary.json"), begun
+        if not isinstance(self.path, Remote) and (started := changed(self.path / POINTER)):
+            return changed(self.path / "summary.json"), started
         store = self.path / STORE
         if isinstance(store, Remote):
             return (changed(store / "zarr.json") if store_in(self.path, STORE).exists() else 0.0), 0.0
@@ -43,32 +51,79 @@ class Entry:
 
     @property
     def finished(self) -> bool:
-        """Whether there is a whole store to read."""
+        """Whether there is a whole store."""
         return self.stamp[0] > 0
 
 
+@dataclass(frozen=True)
+class Result:
+    """A finished `eval` or `paper` run. kind: of `PAPER`, `HARNESS`, `EVALUATION`. name: the path below the root."""
+
+    kind: str
+    name: str
+    path: Path
+
+    @property
+    def file(self) -> Path:
+        """The file that is read."""
+        return self.path / _RESULT_FILES[self.kind][0]
+
+    @property
+    def label(self) -> str:
+        """Name and kind, for a select box."""
+        return f"{self.name} ({self.kind})"
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a page gets. entry: the chosen run, None if there is none. pages: Streamlit's pages by their URL paths."""
+
+    root: str
+    entries: tuple[Entry, ...]
+    entry: Entry | None
+    pages: Mapping[str, Any]
+
+    @property
+    def run(self) -> Entry:
+        """The chosen run; ValueError if there is none."""
+        if self.entry is None:
+            raise ValueError(f"there is no run under {self.root}")
+        return self.entry
+
+
 def root_folder() -> Path:
-    """The folder of runs: `MESA_LENS_RUNS`, which may be a URL, or runs/."""
+    """The folder or URL in `MESA_LENS_RUNS`; default: runs/."""
     return as_path(os.environ.get(ROOT_VARIABLE, "runs"))
 
 
 def entries(root: Path) -> list[Entry]:
     """The runs at most three folders below `root`, finished or not, newest first.
 
-    A run of which the folder, the store or the summary is a link out of `root` is left out.
+    A run whose folder, store or results are a link out of `root` is left out.
     """
     if isinstance(root, Remote):
         return [Entry(place.name, place) for place in (as_path(root), *root.folders()) if (place / STORE).exists()]
     runs = [
-        Entry(name_of(path, root), path)
-        for path in folders(root)
-        if holds_run(path) and all(is_inside(path / part, root) for part in _READ)
+        Entry(name_of(folder, root), folder)
+        for folder in folders(root)
+        if holds_run(folder) and all(is_inside(folder / part, root) for part in _READ)
     ]
     return sorted(runs, key=lambda entry: (-max(entry.stamp), entry.name))
 
 
+def results(root: Path) -> list[Result]:
+    """The results at most three folders below `root`, newest first; none with a file that is a link out of `root`."""
+    finished = [
+        Result(kind, name_of(folder, root), folder)
+        for folder in folders(root)
+        for kind, names in _RESULT_FILES.items()
+        if not holds_run(folder) and all((folder / name).is_file() and is_inside(folder / name, root) for name in names)
+    ]
+    return sorted(finished, key=lambda result: (-changed(result.file), result.label))
+
+
 def folders(root: Path) -> list[Path]:
-    """The folders that runs and results may be in: `root`, and those at most three below it; none in a run's own."""
+    """`root` and its folders down to depth 3, except those inside a run's folder."""
     if isinstance(root, Remote):
         return []
     return list(_folders(root, DEPTH))
@@ -81,7 +136,7 @@ def holds_run(folder: Path) -> bool:
 
 
 def name_of(path: Path, root: Path) -> str:
-    """What a run or result in the folder `path` is called: the path from the root on."""
+    """The path below the root, which names a run or result; of the root its last part."""
     return root.resolve().name if path == root else path.relative_to(root).as_posix()
 
 
@@ -103,7 +158,7 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
     if depth and not holds_run(folder):
         try:
             inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-        except OSError:  # not there, or not ours to read
+        except OSError:  # missing or not readable
             return
         for path in inner:
             yield from _folders(path, depth - 1)

@@ -20,9 +20,8 @@ from synthetic import edit, evaluation, hidden_states, write_run
 
 from mesa.methods import make
 from mesa.plan import distances
-from mesa_lens.dashboard import drawings, searches, state
-from mesa_lens.dashboard.downloads import FORMS, content
-from mesa_lens.dashboard.look import on_both_themes, plain
+from mesa_lens.dashboard import drawings, state
+from mesa_lens.dashboard.elements import FORMS, content, on_both_themes, plain, unchanged
 from mesa_lens.dashboard.runs import entries
 from mesa_lens.dashboard.views.theory import closed_forms, first_failures
 from probe.figures.export import threshold_export
@@ -323,7 +322,7 @@ def test_the_control_stands_beside_the_search(opened):
     found = app.dataframe[0].value.set_index("position")
     assert len(found) == 16
     assert (found["observable"] < found["at M"]).mean() > 0.7
-    assert "at so many of the positions\\: origin 0%, rerope 0%" in app.markdown[-1].value
+    assert "as a share of the positions\\: origin 0%, rerope 0%" in app.markdown[-1].value
     app.segmented_control(key="below").set_value("predictions").run()
     predicted = app.dataframe[0].value.set_index("method")["predicted failure"]
     assert predicted["rerope"] == "none up to 320"
@@ -382,7 +381,7 @@ def test_downloads_hold_what_is_shown(root):
     entry = entries(root / "first")[0]
     run, rule = state.opened(entry), CrossingRule.scaled(64)
     hidden = state.states(run, "resid_post", "repeated")
-    found = searches.searched(searches.search_request(entry, "resid_post", "repeated", 64, rule, "origin"))
+    found = state.searched(entry, "resid_post", "repeated", 64, rule)
     one = content(lambda: threshold_export(hidden, found, [(1, 3)]), "svg", several=False)
     assert b"dim 3, layer 1" in one
     with zipfile.ZipFile(io.BytesIO(content(lambda: threshold_export(hidden, found, [(1, 3)]), "csv", True))) as packed:
@@ -703,7 +702,7 @@ def test_a_span_in_a_gap_says_what_was_captured(monkeypatch, tmp_path, key, span
 def test_a_download_does_not_mix_two_captures(root, tmp_path):
     shutil.copytree(root / "first", tmp_path / "run")
     entry = entries(tmp_path)[0]
-    make = state.while_unchanged(entry, lambda: "made")
+    make = unchanged(entry, lambda: "made")
     assert make() == "made"
     os.utime(tmp_path / "run" / "store.zarr" / "zarr.json", (1, 1))
     with pytest.raises(ValueError, match="run run was captured anew since this page was drawn; reload the page"):

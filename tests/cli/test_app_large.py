@@ -44,13 +44,13 @@ def old(root, tmp_path, monkeypatch):
 def test_what_takes_long_is_offered_and_then_kept(page, old, opened):
     (old / "run" / "summary.json").unlink()
     app = opened(page, old)
-    assert "was not worked out yet, or by another version" in shown_texts(app)
+    assert "was not computed yet, or by another version" in shown_texts(app)
     assert [len(app.error), len(app.get("plotly_chart"))] == [0, 0]
     assert app.code[0].value == f"mesa-lens report {old / 'run'}"
     app.button[0].click().run()
     assert not app.exception
     assert len(app.get("plotly_chart")) > 0
-    assert "was not worked out yet" not in shown_texts(app)
+    assert "was not computed yet" not in shown_texts(app)
     assert "resid_post-drift.npz" in {path.name for path in (old / "run" / "derived").iterdir()}
 
 
@@ -58,7 +58,7 @@ def test_the_verdict_is_shown_though_the_map_is_still_to_be_made(old, opened):
     app = opened("overview", old)
     assert any("verdict" in part.proto.body for part in app.get("html"))
     assert len(app.get("plotly_chart")) == 1  # the scores
-    assert "was not worked out yet" in shown_texts(app)
+    assert "was not computed yet" in shown_texts(app)
 
 
 def test_small_runs_are_read_without_being_asked(old, opened, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 from pages import unopened
 from results import evaluation, write_evaluation, write_harness, write_paper
 
-from mesa_lens.dashboard.results import results
+from mesa_lens.dashboard.runs import results
 from probe.evaluation.effective import effective_lengths
 from probe.evaluation.plan import TASKS
 from probe.evaluation.summary import summarize

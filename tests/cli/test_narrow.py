@@ -7,8 +7,8 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from mesa_lens.dashboard import look, width
-from mesa_lens.dashboard.views import evaluated
+from mesa_lens.dashboard import elements
+from mesa_lens.dashboard.views import results
 from probe.evaluation.summary import Table
 from probe.figures.figure_data import Chart, Line, Panel
 from probe.figures.mobile_layout import mobile_layout
@@ -48,18 +48,18 @@ def test_lengths_stand_apart_on_a_narrow_page(chart):
 @pytest.mark.parametrize(("narrow", "pixels"), [(True, 160), (False, 320)])
 def test_a_phones_table_shows_more_than_names(monkeypatch, narrow, pixels):
     shown = []
-    monkeypatch.setattr(evaluated, "is_narrow", lambda: narrow)
-    monkeypatch.setattr(evaluated, "sheet", lambda cells, alt, **options: shown.append(options["column_config"]))
-    evaluated.table(Table("", ("prompt", "score"), (("x" * 40, "0.50"),)))
+    monkeypatch.setattr(results, "is_narrow", lambda: narrow)
+    monkeypatch.setattr(results, "sheet", lambda cells, alt, **options: shown.append(options["column_config"]))
+    results.table(Table("", ("prompt", "score"), (("x" * 40, "0.50"),)))
     assert {name: each["width"] for name, each in shown[0].items()} == {"prompt": pixels}
 
 
 @pytest.mark.parametrize("stacked", [True, False])
 def test_a_narrow_page_gets_panels_below_each_other(chart, monkeypatch, stacked):
     drawn = []
-    monkeypatch.setattr(look, "_plot", lambda figure, alt, key: drawn.append(figure))
-    monkeypatch.setattr(look, "is_narrow", lambda: stacked)
-    look.show(chart, "three panels", "three")
+    monkeypatch.setattr(elements, "_plot", lambda figure, alt, key: drawn.append(figure))
+    monkeypatch.setattr(elements, "is_narrow", lambda: stacked)
+    elements.show(chart, "three panels", "three")
     assert isinstance(drawn[0], go.Figure)
     assert (drawn[0].layout.xaxis2.domain == (0, 1)) == stacked
 
@@ -68,6 +68,8 @@ def test_a_narrow_page_gets_panels_below_each_other(chart, monkeypatch, stacked)
     ("agent", "told", "narrow"), [("Mobile", None, True), ("X11", None, False), ("Mobile", False, False)]
 )
 def test_a_phone_is_known_before_its_width(monkeypatch, agent, told, narrow):
-    monkeypatch.setattr(width.st, "context", SimpleNamespace(headers={"User-Agent": f"Mozilla/5.0 ({agent})"}))
-    monkeypatch.setattr(width.st, "session_state", {} if told is None else {"page width": SimpleNamespace(narrow=told)})
-    assert width.is_narrow() == narrow
+    monkeypatch.setattr(elements.st, "context", SimpleNamespace(headers={"User-Agent": f"Mozilla/5.0 ({agent})"}))
+    monkeypatch.setattr(
+        elements.st, "session_state", {} if told is None else {"page width": SimpleNamespace(narrow=told)}
+    )
+    assert elements.is_narrow() == narrow

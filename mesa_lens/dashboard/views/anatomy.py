@@ -1,16 +1,23 @@
-"""Anatomy: what heads attend to, unmet phases, the logit lens and positional vectors under each method."""
+"""Anatomy: attention of heads, unmet phases, the logit lens and positional vectors under each method."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import streamlit as st
 
-from mesa_lens.dashboard.context import Context
-from mesa_lens.dashboard.downloads import FORMS, buttons, named
-from mesa_lens.dashboard.look import plain, sheet, show
-from mesa_lens.dashboard.runs import Entry
+from mesa_lens.dashboard.elements import (
+    FORMS,
+    buttons,
+    choose_labels,
+    choose_one,
+    file_stem,
+    plain,
+    sheet,
+    show,
+    suggest,
+)
+from mesa_lens.dashboard.runs import Context
 from probe.attention.sentences import anatomy_findings
 from probe.figures.anatomy import head_map, lens_chart, share_chart
 from probe.figures.export import Export
@@ -19,8 +26,7 @@ from probe.figures.mechanism_export import anatomy_labels, anatomy_tables, head_
 from probe.mechanism_report import head_texts
 from probe.store.results import Anatomy, find_anatomy
 
-Made = dict[str, Drawable | None]
-_ATTENTION = {
+_STATISTICS = {
     "keys beyond M": "beyond",
     "keys from N to M": "window",
     "keys within N": "near",
@@ -30,109 +36,80 @@ _ATTENTION = {
     "token 0": "sink",
 }
 _TABLE = "all heads"
-
-
-def page(context: Context) -> None:
-    """What was found in words; a kind of figure with its selectors; downloads of what is shown."""
-    found = find_anatomy(context.run.path)
-    if found is None:
-        say_how(context.run)
-        return
-    for paragraph in anatomy_findings(found.summary):
-        st.markdown(plain(paragraph))
-    kinds = [*_KINDS, _TABLE]
-    kind = st.segmented_control(
-        "Figures", kinds, default=kinds[0], required=True, key="anatomy_figures", bind="query-params"
-    )
-    if kind == _TABLE:
-        _heads(found, **_choose(found, "length"))
-        return
-    names, make = _KINDS[kind]
-    chosen = _choose(found, *names)
-    made = {name: figure for name, figure in make(found, **chosen).items() if figure is not None}
-    for name, figure in made.items():
-        show(figure, figure.title, f"anatomy-{name}")
-    if not made:
-        st.info("It was not measured here: see \\-\\-parts of `mesa-lens anatomy`.")
-        return
-    labels = {name: [value] for name, value in chosen.items() if name in anatomy_labels(found)}
-    figures = {f"anatomy-{name}": figure for name, figure in made.items()}
-    several = FORMS if len(figures) > 1 else ("csv",)
-    stem = named(context.run.name, "anatomy", kind, *chosen.values())
-    buttons(lambda: Export(figures, anatomy_tables(found, labels)), stem, FORMS, several)
-
-
-def overview(context: Context) -> None:
-    """The first finding and a link to the page; nothing where the inside was not looked at."""
-    try:
-        found = find_anatomy(context.run.path)
-    except ValueError as error:
-        st.warning(plain(error))
-        return
-    if found is None:
-        return
-    st.subheader("What does the inside look like?", anchor=False)
-    st.markdown(plain(next(iter(anatomy_findings(found.summary)), "")))
-    here = {"run": context.run.name}
-    st.page_link(context.pages["anatomy"], label="Heads, phases, logit lens, positional vectors", query_params=here)
-
-
-def say_how(entry: Entry) -> None:
-    """The command that makes what is missing."""
-    st.info("This run does not say what the inside looks like. Find out, then reload this page:")
-    st.code(f"mesa-lens anatomy --out {entry.path}", language="bash")
-
-
-def _choose(found: Anatomy, *names: str) -> dict[str, Any]:
-    """What each selector is set to: at first the last method, the longest length, the middle layer.
-
-    after_layer, which the logit lens is read after, is at first the last layer.
-    """
-    there = anatomy_labels(found)
-    values: Mapping[str, list[Any]] = {**there, "statistic": list(_ATTENTION), "after_layer": there["layer"]}
-    first = {"method": -1, "length": -1, "layer": len(there["layer"]) // 2, "statistic": 0, "after_layer": -1}
-    chosen = {}
-    for place, name in zip(st.columns(3), names, strict=False):
-        index = first[name] % len(values[name])
-        chosen[name] = place.selectbox(
-            name.replace("_", " ").capitalize(), values[name], index, key=f"anatomy_{name}", bind="query-params"
-        )
-    return chosen
-
-
-def _retrieval(found: Anatomy, method: str, length: int) -> Made:
-    return {"retrieval": head_map(found, "retrieval", method, length)}
-
-
-def _phases(found: Anatomy, method: str, length: int) -> Made:
-    return {"unmet": head_map(found, "unmet", method, length)}
-
-
-def _attention(found: Anatomy, method: str, length: int, statistic: str) -> Made:
-    name = _ATTENTION[statistic]
-    return {name: head_map(found, name, method, length)}
-
-
-def _lens(found: Anatomy, length: int, after_layer: int) -> Made:
-    return {"lens": lens_chart(found, length, anatomy_labels(found)["method"], after_layer)}
-
-
-def _positions(found: Anatomy, layer: int) -> Made:
-    methods = anatomy_labels(found)["method"]
-    return {**layer_figures(found, layer, methods), "shares": share_chart(found, methods)}
-
-
-_KINDS: dict[str, tuple[tuple[str, ...], Callable[..., Made]]] = {
-    "retrieval": (("method", "length"), _retrieval),
-    "unmet phases": (("method", "length"), _phases),
-    "attention": (("method", "length", "statistic"), _attention),
-    "logit lens": (("length", "after_layer"), _lens),
-    "positional vectors": (("layer",), _positions),
+_KINDS = {  # of figures, and what each is chosen by
+    "retrieval": ("method", "length"),
+    "unmet phases": ("method", "length"),
+    "attention": ("method", "length", "statistic"),
+    "logit lens": ("length", "after_layer"),
+    "positional vectors": ("layer",),
+    _TABLE: ("length",),
 }
 
 
-def _heads(found: Anatomy, length: int) -> None:
-    rows = [
-        {"method": row["method"], "queries": row["span"], **head_texts(row)} for row in head_rows(found.summary, length)
-    ]
-    sheet(rows, "Means over all heads with 95% intervals, by method and queries")
+def page(context: Context) -> None:
+    """Findings; one kind of figure with its select boxes; downloads of what is displayed."""
+    anatomy = find_anatomy(context.run.path)
+    if anatomy is None:
+        text = (
+            "Attention, phases and the logit lens of this run were not measured. Measure them, then reload this page:"
+        )
+        suggest(text, f"mesa-lens anatomy --out {context.run.path}")
+        return
+    for paragraph in anatomy_findings(anatomy.summary):
+        st.markdown(plain(paragraph))
+    kind = choose_one("Figures", list(_KINDS), "anatomy_figures")
+    chosen = _choose(anatomy, kind)
+    if kind == _TABLE:
+        rows = [
+            {"method": row["method"], "queries": row["span"], **head_texts(row)}
+            for row in head_rows(anatomy.summary, **chosen)
+        ]
+        sheet(rows, "Means over all heads with 95% intervals, by method and queries")
+        return
+    figures = {name: figure for name, figure in _figures(anatomy, kind, **chosen).items() if figure is not None}
+    for name, figure in figures.items():
+        show(figure, figure.title, name)
+    if not figures:
+        st.info("It was not measured here: see \\-\\-parts of `mesa-lens anatomy`.")
+        return
+    labels = {name: [value] for name, value in chosen.items() if name in anatomy_labels(anatomy)}
+    stem = file_stem(context.run.name, "anatomy", kind, *chosen.values())
+    several = FORMS if len(figures) > 1 else ("csv",)
+    buttons(lambda: Export(figures, anatomy_tables(anatomy, labels)), stem, FORMS, several)
+
+
+def overview(context: Context) -> None:
+    """The first finding and a link to the page; nothing where `mesa-lens anatomy` was not run."""
+    try:
+        anatomy = find_anatomy(context.run.path)
+    except ValueError as error:
+        st.warning(plain(error))
+        return
+    if anatomy is None:
+        return
+    st.subheader("What does the inside look like?", anchor=False)
+    st.markdown(plain(next(iter(anatomy_findings(anatomy.summary)), "")))
+    label, query = "Heads, phases, logit lens, positional vectors", {"run": context.run.name}
+    st.page_link(context.pages["anatomy"], label=label, query_params=query)
+
+
+def _choose(anatomy: Anatomy, kind: str) -> dict[str, Any]:
+    """The labels of a figure. Defaults: last method, longest length, middle layer; the logit lens after the last."""
+    known = anatomy_labels(anatomy)
+    known |= {"statistic": list(_STATISTICS), "after_layer": known["layer"]}
+    first = {name: values[-1] for name, values in known.items()}
+    first |= {"layer": known["layer"][len(known["layer"]) // 2], "statistic": next(iter(_STATISTICS))}
+    return choose_labels({name: known[name] for name in _KINDS[kind]}, first, "anatomy")
+
+
+def _figures(anatomy: Anatomy, kind: str, **chosen: Any) -> dict[str, Drawable | None]:
+    """The figures of a kind by name; None where it was not measured."""
+    methods = anatomy_labels(anatomy)["method"]
+    if kind == "logit lens":
+        return {"anatomy-lens": lens_chart(anatomy, chosen["length"], methods, chosen["after_layer"])}
+    if kind == "positional vectors":
+        figures = layer_figures(anatomy, chosen["layer"], methods) | {"shares": share_chart(anatomy, methods)}
+        return {f"anatomy-{name}": figure for name, figure in figures.items()}
+    heads = {"retrieval": "retrieval", "unmet phases": "unmet"}
+    name = heads[kind] if kind in heads else _STATISTICS[chosen["statistic"]]
+    return {f"anatomy-{name}": head_map(anatomy, name, chosen["method"], chosen["length"])}

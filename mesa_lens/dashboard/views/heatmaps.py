@@ -1,18 +1,17 @@
-"""Heatmaps: the paper's panels, layers x dims x positions, method against method or their difference."""
+"""Heatmaps: hidden states over layers, dims and positions, by method or as differences to one method."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import streamlit as st
 import xarray as xr
 
-from mesa_lens.dashboard.context import Context
-from mesa_lens.dashboard.downloads import FORMS, buttons, named
-from mesa_lens.dashboard.look import plain, show
-from mesa_lens.dashboard.runs import Entry
-from mesa_lens.dashboard.state import choose_states, drifted, follow, opened, states, while_unchanged
+from mesa_lens.dashboard.elements import FORMS, buttons, choose_one, file_stem, follow, plain, show
+from mesa_lens.dashboard.runs import Context, Entry
+from mesa_lens.dashboard.state import BY_STORE, choose_states, drifted, opened, reference_of, states
 from probe.figures.drift import drift_layers
 from probe.figures.export import SIDE_BY_SIDE, Export, heatmap_export
 from probe.figures.heatmap import (
@@ -34,23 +33,40 @@ from probe.figures.heatmap import (
 from probe.glossary import DIM
 from probe.store.cache import cached
 from probe.store.reader import Run
-from probe.store.select import captured_ranges, listed, reference_method
+from probe.store.select import captured_ranges, listed
 
 _AROUND, _ALL, _CHOSEN = "around M, and the end", "all", "choose"
 
+_NOTHING = "nothing"
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What is displayed. minus: a method or None. layers, dims: first and last. bounds: half-open position ranges."""
+
+    hook: str
+    prompt: str
+    methods: list[str]
+    minus: str | None
+    layers: tuple[int, int]
+    dims: tuple[int, int]
+    bounds: tuple[tuple[int, int], ...]
+    quantile: float
+
 
 def page(context: Context) -> None:
-    """Widgets and one figure on one colour scale a layer; zooming reads and pools anew."""
+    """Widgets and one figure, with one colour scale a layer; narrower spans are read and pooled anew."""
     entry = context.run
     run = opened(entry)
     hook, prompt = choose_states(run)
-    names = run.hidden["method"].values.tolist()
-    opening, raw = _opening(entry, run, hook, prompt)
+    first, raw = _defaults(entry, run, hook, prompt)
     place = st.container()
-    methods, minus = _methods(names, opening["minus"])
-    _way_to(place, minus, opening, raw)
+    methods, minus = _methods(run, first["minus"])
+    _switch_view(place, minus, first, raw)
     st.caption(plain(DIM))
-    layers, dims = _spans(run, opening.get("layers"))
+    left, right = st.columns(2)
+    layers = _span(left, "Layers", "layers", run.hidden["layer"].values, first.get("layers"))
+    dims = _span(right, "Dims", "dims", run.hidden["dim"].values)
     bounds = _bounds(run)
     quantile = st.slider(
         "Colour scale: share of values within it", 0.9, 1.0, LIMIT, 0.005, key="scale", bind="query-params",
@@ -59,146 +75,121 @@ def page(context: Context) -> None:
     if not methods:
         st.info("Choose a method.")
         return
-    choice = (methods, minus, layers, dims, bounds, quantile)
-    shown, limits = _panel(str(entry.path), entry.stamp, run, hook, prompt, choice)
-    figure = heatmap_grid(pool(shown), run.trained_length, limits)
+    choice = _Choice(hook, prompt, methods, minus, layers, dims, bounds, quantile)
+    panel, limits = _panel(entry, choice)
     against = f" minus {minus}" if minus else ""
-    show(
-        figure,
+    alt = (
         f"{hook} of prompt {prompt} under {', '.join(methods)}{against}: layers {layers[0]} to {layers[1]}, dims "
-        f"{dims[0]} to {dims[1]}; red above 0, blue below",
-        "heatmap",
+        f"{dims[0]} to {dims[1]}; red above 0, blue below"
     )
-    _scale(shown, limits)
-    _downloads(entry, run, hook, prompt, choice)
+    show(heatmap_grid(pool(panel), run.trained_length, limits), alt, "heatmap")
+    _scale(panel, limits)
+    _downloads(entry, run, choice)
 
 
-def _opening(entry: Entry, run: Run, hook: str, prompt: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is shown at first, the difference from the reference where its drift begins, and the raw view."""
-    names, layers = (run.hidden[name].values.tolist() for name in ("method", "layer"))
-    reference, whole = reference_method(names), (layers[0], layers[-1])
-    at = opening_layer(drifted(entry, hook), prompt)
-    several = len(layers) > 1  # else there is no slider
-    opening: dict[str, Any] = {"minus": reference if len(names) > 1 else "nothing"}
-    raw: dict[str, Any] = {"minus": "nothing"}
-    if several:
-        opening["layers"], raw["layers"] = whole if at is None else (at, at), whole
-    follow("heatmaps", entry.name, opening)
-    return opening, raw
+def _defaults(entry: Entry, run: Run, hook: str, prompt: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Widgets of the first view, the difference to the reference where its drift begins, and of the raw view."""
+    layers = run.hidden["layer"].values.tolist()
+    drifts = drifted(entry, hook)
+    first = {"minus": reference_of(run) if run.hidden.sizes["method"] > 1 else _NOTHING}
+    raw: dict[str, Any] = {"minus": _NOTHING}
+    if len(layers) > 1:  # else there is no slider
+        raw["layers"] = first["layers"] = (layers[0], layers[-1])
+        if not isinstance(drifts, str):
+            layer = drift_layers(drifts.get(prompt, next(iter(drifts.values()))))[-1]
+            first["layers"] = (layer, layer)
+    follow("heatmaps", entry.name, first)
+    return first, raw
 
 
-def _way_to(place: Any, minus: str | None, opening: dict[str, Any], raw: dict[str, Any]) -> None:
+def _switch_view(place: Any, minus: str | None, first: dict[str, Any], raw: dict[str, Any]) -> None:
     """The button to the other view; none where there is a single method."""
-    if opening["minus"] == raw["minus"]:
-        return
-    to, says = (opening, f"Show the difference from {opening['minus']}") if minus is None else (raw, "Show raw values")
-    place.button(says, on_click=lambda: st.session_state.update(to))
+    if first["minus"] != _NOTHING:
+        text = f"Show the difference from {first['minus']}" if minus is None else "Show raw values"
+        defaults = first if minus is None else raw
+        place.button(text, on_click=lambda: st.session_state.update(defaults))
 
 
-def opening_layer(found: dict[str, xr.Dataset] | str, prompt: str) -> int | None:
-    """The layer where the reference's drift begins on the prompt, or the first judged one; None: not judged."""
-    if isinstance(found, str):
-        return None
-    return drift_layers(found.get(prompt, next(iter(found.values()))))[-1]
-
-
-def _methods(names: list[str], reference: str) -> tuple[list[str], str | None]:
+def _methods(run: Run, first: str) -> tuple[list[str], str | None]:
+    """The methods, and the one that is subtracted."""
     left, right = st.columns(2)
-    options = ["nothing", *names]
-    first = options.index(reference)
-    meaning = "Shows the difference to this method"
-    minus = right.selectbox("Minus", options, first, key="minus", bind="query-params", help=meaning)
+    names = run.hidden["method"].values.tolist()
+    options, meaning = [_NOTHING, *names], "Shows the difference to this method"
+    minus = right.selectbox("Minus", options, options.index(first), key="minus", bind="query-params", help=meaning)
     chosen = left.multiselect("Methods", names, names[:FIRST_METHODS], key="methods", bind="query-params")
-    base = None if minus == "nothing" else str(minus)
-    return [name for name in chosen if name != base], base
-
-
-def _spans(run: Run, layers: tuple[int, int] | None) -> tuple[tuple[int, int], tuple[int, int]]:
-    """First and last layer and dim, from sliders; both ends included. layers: those shown at first."""
-    left, right = st.columns(2)
-    return _span(left, "Layers", "layers", run.hidden["layer"].values, layers), _span(
-        right, "Dims", "dims", run.hidden["dim"].values
-    )
+    return [name for name in chosen if name != minus], None if minus == _NOTHING else str(minus)
 
 
 def _span(
-    place: Any, label: str, key: str, values: np.ndarray, opening: tuple[int, int] | None = None
+    place: Any, label: str, key: str, values: np.ndarray, default: tuple[int, int] | None = None
 ) -> tuple[int, int]:
+    """First and last value, both included, from a slider; text where there is one value."""
     first, last = int(values[0]), int(values[-1])
     if first == last:
         place.markdown(f"{label}: {first}")
         return first, last
-    low, high = place.slider(label, first, last, opening or (first, last), key=key, bind="query-params")
+    low, high = place.slider(label, first, last, default or (first, last), key=key, bind="query-params")
     return int(low), int(high)
 
 
 def _bounds(run: Run) -> tuple[tuple[int, int], ...]:
-    """Half-open regions of positions, none across a gap in what was captured."""
+    """Half-open ranges of positions, none across a gap in what was captured."""
     position = run.hidden["position"].values
-    which = st.segmented_control(
-        "Positions", [_AROUND, _ALL, _CHOSEN], default=_AROUND, required=True, key="positions", bind="query-params"
-    )
+    which = choose_one("Positions", [_AROUND, _ALL, _CHOSEN], "positions")
     if which == _AROUND:
         return tuple(default_regions(position, run.trained_length))
     first, last = int(position[0]), int(position[-1])
     if which == _CHOSEN:
         first, last = _span(st, "First and last position", "zoom", position)
-    runs = [(max(begin, first), min(end, last) + 1) for begin, end in captured_ranges(position)]
-    return tuple((begin, end) for begin, end in runs if begin < end) or ((first, last + 1),)
+    ranges = [(max(begin, first), min(end, last) + 1) for begin, end in captured_ranges(position)]
+    return tuple((begin, end) for begin, end in ranges if begin < end) or ((first, last + 1),)
 
 
-def _chosen(run: Run, hook: str, prompt: str, choice: tuple[Any, ...]) -> xr.DataArray:
-    """The chosen values and those they are less, (method, layer, dim, position), none pooled, on disk."""
-    methods, minus, layers, dims, bounds, _ = choice
-    wanted = methods if minus is None else [*methods, minus]
-    hidden = states(run, hook, prompt).sel(layer=slice(*layers), dim=slice(*dims))
-    for name, span in (("layer", layers), ("dim", dims)):
+def _select(run: Run, choice: _Choice) -> xr.DataArray:
+    """The chosen states and those subtracted (method, layer, dim, position), not pooled, read when used."""
+    methods = choice.methods if choice.minus is None else [*choice.methods, choice.minus]
+    spans = {"layer": choice.layers, "dim": choice.dims}
+    hidden = states(run, choice.hook, choice.prompt).sel({name: slice(*span) for name, span in spans.items()})
+    for name, (first, last) in spans.items():
         if not hidden.sizes[name]:
             captured = listed(run.hidden[name].values)
-            raise ValueError(f"{name}s {span[0]} to {span[1]} were not captured; captured: {captured}")
-    return regions(hidden.sel({"method": wanted}), bounds)
+            raise ValueError(f"{name}s {first} to {last} were not captured; captured: {captured}")
+    return regions(hidden.sel({"method": methods}), choice.bounds)
 
 
-def _values(run: Run, hook: str, prompt: str, choice: tuple[Any, ...]) -> xr.DataArray:
-    """The chosen values, in memory."""
-    shown = _chosen(run, hook, prompt, choice).load()
-    return shown if choice[1] is None else difference(shown, choice[1])
-
-
-@st.cache_data(max_entries=8, show_spinner="Reading hidden states …")
-def _panel(
-    path: str, stamp: tuple[float, float], _run: Run, hook: str, prompt: str, choice: tuple[Any, ...]
-) -> tuple[xr.DataArray, xr.DataArray]:
+@st.cache_data(max_entries=8, show_spinner="Reading hidden states …", hash_funcs=BY_STORE)
+def _panel(entry: Entry, choice: _Choice) -> tuple[xr.DataArray, xr.DataArray]:
     """The pooled panel (method, layer, dim, position) and its limits by layer."""
-    panel, hidden = _chosen(_run, hook, prompt, choice), states(_run, hook, prompt)
-    first = opening_panel(hidden, _run.trained_length)
-    if choice[1] is None and choice[-1] == LIMIT and panel.coords.equals(first.coords):
-        name = f"{hook}-{prompt}-{OPENING}"
-        found = cached(_run, name, lambda: {OPENING: opening(hidden, _run.trained_length)})[OPENING]
-        return found["pooled"].rename(hook), found["limits"].reset_coords(drop=True)
-    pooled, limits = survey(panel, [choice[0]], SCREEN_CELLS, choice[-1], choice[1])
-    return pooled, limits
+    run = opened(entry)
+    panel, hidden = _select(run, choice), states(run, choice.hook, choice.prompt)
+    stored = opening_panel(hidden, run.trained_length)
+    if choice.minus is None and choice.quantile == LIMIT and panel.coords.equals(stored.coords):
+        name = f"{choice.hook}-{choice.prompt}-{OPENING}"
+        values = cached(run, name, lambda: {OPENING: opening(hidden, run.trained_length)})[OPENING]
+        return values["pooled"].rename(choice.hook), values["limits"].reset_coords(drop=True)
+    return survey(panel, [choice.methods], SCREEN_CELLS, choice.quantile, choice.minus)
 
 
-def _downloads(entry: Entry, run: Run, hook: str, prompt: str, choice: tuple[Any, ...]) -> None:
-    """The figure and its numbers, and pictures of one pixel a value."""
+def _downloads(entry: Entry, run: Run, choice: _Choice) -> None:
+    """The figure and its numbers, and images of one pixel a value."""
 
     def export(native: bool) -> Export:
-        values = _values(run, hook, prompt, choice)
-        return heatmap_export(values, run.trained_length, layer_limits(values, choice[-1]), native=native)
+        values = _select(run, choice).load()
+        values = values if choice.minus is None else difference(values, choice.minus)
+        return heatmap_export(values, run.trained_length, layer_limits(values, choice.quantile), native=native)
 
-    several = ("png", "svg", "pdf", "html") if len(choice[0]) > SIDE_BY_SIDE else ()
-    less = [] if choice[1] is None else ["minus", choice[1]]
-    stem = named(entry.name, prompt, "heatmap", hook, *less)
-    buttons(while_unchanged(entry, lambda: export(False)), stem, (*FORMS, "html", "npz"), several)
+    several = ("png", "svg", "pdf", "html") if len(choice.methods) > SIDE_BY_SIDE else ()
+    minus = [] if choice.minus is None else ["minus", choice.minus]
+    stem = file_stem(entry.name, choice.prompt, "heatmap", choice.hook, *minus)
+    buttons(lambda: export(False), stem, (*FORMS, "html", "npz"), several, entry)
     st.caption("As captured, one pixel a value and a picture a method:")
-    buttons(while_unchanged(entry, lambda: export(True)), f"{stem}-native", ("png", "npz"), ("png",))
+    buttons(lambda: export(True), f"{stem}-native", ("png", "npz"), ("png",), entry)
 
 
-def _scale(shown: xr.DataArray, limits: xr.DataArray) -> None:
-    blocks = [block_size(shown, name) for name in ("dim", "position")]
-    pooled = "Every value is drawn." if blocks == [1, 1] else (
-        f"Blocks of {blocks[0]} dims x {blocks[1]} positions are drawn as their value farthest from 0; narrow the "
+def _scale(panel: xr.DataArray, limits: xr.DataArray) -> None:
+    dims, positions = (block_size(panel, name) for name in ("dim", "position"))
+    pooled = "Every value is drawn." if dims == positions == 1 else (
+        f"Blocks of {dims} dims x {positions} positions are drawn as their value farthest from 0; narrow the "
         "spans to see more."
     )  # fmt: skip
     ends = ", ".join(

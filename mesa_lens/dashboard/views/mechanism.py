@@ -8,10 +8,19 @@ from typing import Any
 import numpy as np
 import streamlit as st
 
-from mesa_lens.dashboard.context import Context
-from mesa_lens.dashboard.downloads import FORMS, buttons, named
-from mesa_lens.dashboard.look import listed, plain, sheet, show
-from mesa_lens.dashboard.runs import Entry
+from mesa_lens.dashboard.elements import (
+    FORMS,
+    bullets,
+    buttons,
+    choose_labels,
+    choose_one,
+    file_stem,
+    plain,
+    sheet,
+    show,
+    suggest,
+)
+from mesa_lens.dashboard.runs import Context, Entry
 from probe.figures.export import Export
 from probe.figures.figure_data import Chart, TileMap
 from probe.figures.locate import MEASURES
@@ -19,43 +28,43 @@ from probe.figures.mechanism_export import common_figures, judged_labels, locate
 from probe.interventions.sentences import located_findings
 from probe.store.results import Located, find_located, having, headline
 
-_MAPS, _PATCHES, _SETS, _CLAMPS, _ATTRIBUTION = "maps", "patches", "smallest set", "clamps", "attribution"
-_SHOWN = {  # of the figures' names: how they begin
-    _MAPS: ("layers", "map"),
-    _PATCHES: ("patch",),
-    _SETS: ("smallest",),
-    _CLAMPS: ("clamp",),
-    _ATTRIBUTION: ("attribution",),
+_KINDS = {  # of figures, and how their names begin
+    "maps": ("layers", "map"),
+    "patches": ("patch",),
+    "smallest set": ("smallest",),
+    "clamps": ("clamp",),
+    "attribution": ("attribution",),
 }
-_FIRST = 3  # sentences of a finding on the Overview: what was lost, which layers restore it, which are needed
-_LISTED = ("layer", "head", "kind", "way", "hook", "span", "rule", "which", "share", "low", "high", "items")
+_FIRST = 3  # sentences on the Overview: what was lost, which layers restore it, which are needed
+_COLUMNS = ("layer", "head", "kind", "way", "hook", "span", "rule", "which", "share", "low", "high", "items")
 
 
 def page(context: Context) -> None:
-    """Method, length and measure; what was found in words; figures; the effects as a table; downloads."""
+    """Findings for a method, length and measure; figures; a table of all effects; downloads."""
     summary = find_located(context.run.path)
     if summary is None:
-        say_how(context.run)
+        _suggest_locate(context.run)
         return
     first = headline(summary)
     if first is None:
         st.info("No loss is clear at any length and measure, so nothing is located.")
-        sheet(summary["gaps"], "What was lost, by method, length and measure")
+        sheet(summary["gaps"], "Losses by method, length and measure")
         return
-    chosen = _choose(summary, first)
+    known = {name: list(dict.fromkeys(gap[name] for gap in summary["gaps"])) for name in first}
+    chosen = choose_labels(known, first, "locate", lambda value: MEASURES.get(value, str(value)))
     for heading, sentences in located_findings(summary, **chosen):
         st.subheader(plain(heading), anchor=False)
-        st.markdown(listed(sentences))
+        st.markdown(bullets(sentences))
     _figures(summary, chosen)
     _effects(summary, chosen)
-    asked = {f"{name}s": [value] for name, value in chosen.items()}
     if having(having(summary["gaps"], **chosen), judged=True):
-        stem = named(context.run.name, "locate", *chosen.values())
-        buttons(lambda: located_export(summary, **asked), stem, FORMS, FORMS)
+        labels = {f"{name}s": [value] for name, value in chosen.items()}
+        stem = file_stem(context.run.name, "locate", *chosen.values())
+        buttons(lambda: located_export(summary, **labels), stem, FORMS, FORMS)
 
 
 def overview(context: Context) -> None:
-    """The map of the clearest loss, or how to make one."""
+    """The map of the clearest loss, or the command that makes one."""
     st.subheader("Where inside does it arise?", anchor=False)
     try:
         summary = find_located(context.run.path)
@@ -63,61 +72,41 @@ def overview(context: Context) -> None:
         st.warning(plain(error))
         return
     if summary is None:
-        say_how(context.run)
+        _suggest_locate(context.run)
         return
     chosen = headline(summary)
     for _, sentences in located_findings(summary, **(chosen or {})):
-        st.markdown(listed(sentences[:_FIRST]))
+        st.markdown(bullets(sentences[:_FIRST]))
     figure = method_figures(summary, **chosen).get("map") if chosen else None
     if chosen is not None and figure is not None:
         show(figure, _alt(figure), "located")
         tables = located_tables(summary, {name: [value] for name, value in chosen.items()})
-        stem = named(context.run.name, "restoration-map", *chosen.values())
+        stem = file_stem(context.run.name, "restoration-map", *chosen.values())
         buttons(lambda: Export({"map": figure}, tables), stem, FORMS, ("csv",))
-    context_link = {"run": context.run.name}
-    st.page_link(context.pages["mechanism"], label="Patches, clamps, smallest sets", query_params=context_link)
+    query = {"run": context.run.name}
+    st.page_link(context.pages["mechanism"], label="Patches, clamps, smallest sets", query_params=query)
 
 
-def say_how(entry: Entry) -> None:
-    """The command that makes what is missing."""
-    st.info("This run does not say where inside the loss arises. Find out, then reload this page:")
-    st.code(f"mesa-lens locate --out {entry.path}", language="bash")
-
-
-def _choose(summary: Located, first: Mapping[str, Any]) -> dict[str, Any]:
-    known = {name: list(dict.fromkeys(gap[name] for gap in summary["gaps"])) for name in first}
-    chosen = {}
-    for place, (name, values) in zip(st.columns(3), known.items(), strict=True):
-        chosen[name] = place.selectbox(
-            name.capitalize(),
-            values,
-            values.index(first[name]),
-            key=f"locate_{name}",
-            bind="query-params",
-            format_func=lambda value: MEASURES.get(value, str(value)),
-        )
-    return chosen
+def _suggest_locate(entry: Entry) -> None:
+    text = "The layers and heads behind this run's loss were not measured. Measure them, then reload this page:"
+    suggest(text, f"mesa-lens locate --out {entry.path}")
 
 
 def _figures(summary: Located, chosen: Mapping[str, Any]) -> None:
-    """The chosen kind of figure; the methods together where they compare."""
-    length, measure = chosen["length"], chosen["measure"]
-    made = common_figures(summary, length, measure, judged_labels(summary)["method"]) | method_figures(
-        summary, **chosen
-    )
-    kinds = [kind for kind, begins in _SHOWN.items() if any(name.startswith(begins) for name in made)]
+    """The chosen kind of figure, of all methods or of the chosen one."""
+    methods = judged_labels(summary)["method"]
+    figures = common_figures(summary, chosen["length"], chosen["measure"], methods) | method_figures(summary, **chosen)
+    kinds = [kind for kind, begins in _KINDS.items() if any(name.startswith(begins) for name in figures)]
     if not kinds:
         return
-    kind = st.segmented_control(
-        "Figures", kinds, default=kinds[0], required=True, key="locate_figures", bind="query-params"
-    )
-    for name, figure in made.items():
-        if name.startswith(_SHOWN[kind]):
+    begins = _KINDS[choose_one("Figures", kinds, "locate_figures")]
+    for name, figure in figures.items():
+        if name.startswith(begins):
             show(figure, _alt(figure), f"locate-{name}")
 
 
 def _effects(summary: Located, chosen: Mapping[str, Any]) -> None:
-    rows = [{name: row.get(name) for name in _LISTED} for row in having(summary["effects"], **chosen)]
+    rows = [{name: row.get(name) for name in _COLUMNS} for row in having(summary["effects"], **chosen)]
     if rows:
         with st.expander(f"All {len(rows)} effects as a table"):
             formats = {name: st.column_config.NumberColumn(format="percent") for name in ("share", "low", "high")}
@@ -125,7 +114,7 @@ def _effects(summary: Located, chosen: Mapping[str, Any]) -> None:
 
 
 def _alt(figure: Chart | TileMap) -> str:
-    """The title, and of a table the largest share in it, if any is known."""
+    """The title; of a map also its largest share."""
     if isinstance(figure, Chart):
         return figure.title
     values = np.concatenate([block.values.ravel() for block in figure.blocks])

@@ -1,4 +1,4 @@
-"""Methods: the relative position that a method gives every query and key, drawn beside another's."""
+"""Methods: the relative positions of two methods side by side."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from mesa.methods import Method, make, registry
 from mesa.plan import distances
 from mesa.settings import drawing_sizes
 from mesa.support import cells
-from mesa_lens.dashboard.context import Context
-from mesa_lens.dashboard.downloads import buttons, named
 from mesa_lens.dashboard.drawings import matrix_drawing
-from mesa_lens.dashboard.look import plain, sheet, show
-from mesa_lens.dashboard.state import follow
+from mesa_lens.dashboard.elements import buttons, file_stem, follow, plain, sheet, show
+from mesa_lens.dashboard.runs import Context
 from probe.glossary import WEAVE
 
 _NUMBERED = 24  # tokens up to which numbers stand in the cells
 _GAPS = 64  # tokens up to which cells are parted
+_SIDES = {"a": "rerope", "b": "mesa"}  # and the methods drawn at first
 
 
 def page(context: Context) -> None:
@@ -29,22 +28,22 @@ def page(context: Context) -> None:
     left, right = st.columns(2)
     length = int(left.slider("Length (tokens)", 4, 256, 24, key="length", bind="query-params"))
     trained = int(right.slider("Trained window M (tokens)", 2, 256, 16, key="window", bind="query-params"))
-    choices = [_choose(place, *side, trained) for place, side in zip(st.columns(2), _SIDES, strict=True)]
-    for place, method in zip(st.columns(2), choices, strict=True):
+    methods = {
+        side: _choose(place, side, default, trained)
+        for place, (side, default) in zip(st.columns(2), _SIDES.items(), strict=True)
+    }
+    for place, method in zip(st.columns(2), methods.values(), strict=True):
         if method is not None:
             place.markdown(f"`{method.formula}`  \n{plain(method.source)}")
-    for place, (side, _), method in zip(st.columns(2), _SIDES, choices, strict=True):
+    for place, (side, method) in zip(st.columns(2), methods.items(), strict=True):
         if method is not None:
             with place:
                 _draw(method, f"{method.name}-{side}", length, trained)
     _support()
 
 
-_SIDES = (("a", "rerope"), ("b", "mesa"))
-
-
 def _choose(place: Any, side: str, default: str, trained: int) -> Method | None:
-    """A method with its sizes from widgets, small ones that show its shape by default; None where it refuses them."""
+    """A method with its sizes, from widgets; None, with a warning, where it refuses the sizes."""
     names = list(registry())
     name = str(place.selectbox(f"Method {side}", names, names.index(default), key=side, bind="query-params"))
     sizes = drawing_sizes(name, trained)
@@ -60,7 +59,7 @@ def _choose(place: Any, side: str, default: str, trained: int) -> Method | None:
 
 
 def _draw(method: Method, key: str, length: int, trained: int) -> None:
-    """The matrix, and what it says in numbers."""
+    """The matrix, its largest position, and how many pairs were never trained or are masked."""
     plan = method.plan(length)
     matrix = distances(plan)
     masked = int((matrix < 0).sum()) - length * (length - 1) // 2
@@ -72,7 +71,7 @@ def _draw(method: Method, key: str, length: int, trained: int) -> None:
     st.markdown(f"**{plain(method.name)}**")  # on narrow pages both figures stand below both formulas
     show(matrix_figure(matrix, trained), f"Relative positions of {method.name} for {length} tokens. {facts}", key)
     st.markdown(plain(facts))
-    stem = named("methods", key, length, "M", trained)
+    stem = file_stem("methods", key, length, "M", trained)
     top = max(float(matrix.max()), trained)
     buttons(lambda: matrix_drawing(stem, method, matrix, trained, _scale(trained / top)), stem)
     if plan.frequency_scale is not None:
@@ -82,7 +81,6 @@ def _draw(method: Method, key: str, length: int, trained: int) -> None:
 def matrix_figure(matrix: np.ndarray, trained: int) -> go.Figure:
     """The matrix (query, key) of relative positions, blue below M and orange from M on; masked pairs are blank."""
     length = len(matrix)
-    shown = np.where(matrix < 0, np.nan, matrix)
     numbers = {}
     if length <= _NUMBERED:
         texts = [["" if value < 0 else f"{value:.3g}" for value in row] for row in matrix]
@@ -90,7 +88,7 @@ def matrix_figure(matrix: np.ndarray, trained: int) -> go.Figure:
     top, gap = max(float(matrix.max()), trained), int(length <= _GAPS)
     figure = go.Figure(
         go.Heatmap(
-            z=shown,
+            z=np.where(matrix < 0, np.nan, matrix),
             zmin=0,
             zmax=top,
             colorscale=_scale(trained / top),
@@ -117,7 +115,7 @@ def _scale(window: float) -> list[list[Any]]:
 def _support() -> None:
     """The support table, methods down and families across."""
     st.subheader("Which model families take which methods")
-    found, reasons = cells()
-    rows = [{"method": name, **{kind: row[name] for kind, row in found.items()}} for name in registry()]
+    support, reasons = cells()
+    rows = [{"method": name, **{family: row[name] for family, row in support.items()}} for name in registry()]
     sheet(rows, "Support of each method by model family", height="content")
     st.caption(plain("; ".join(f"({number}) {reason}" for number, reason in enumerate(reasons, 1)) + "."))

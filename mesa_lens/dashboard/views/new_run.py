@@ -9,10 +9,9 @@ import streamlit as st
 
 from mesa.methods import registry
 from mesa_lens.dashboard import run_control
-from mesa_lens.dashboard.context import Context
-from mesa_lens.dashboard.look import plain
+from mesa_lens.dashboard.elements import plain
 from mesa_lens.dashboard.run_control import OPTIONS
-from mesa_lens.dashboard.runs import name_of
+from mesa_lens.dashboard.runs import Context, name_of
 from probe.request import METHODS
 
 _INTERVAL = 2  # seconds

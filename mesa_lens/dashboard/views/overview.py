@@ -1,4 +1,4 @@
-"""Overview: what broke, where, what mended it, how sure that is; then what it rests on."""
+"""Overview: the verdict, then the measurements behind it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import Any
 
 import streamlit as st
 
-from mesa_lens.dashboard.context import Context
-from mesa_lens.dashboard.downloads import FORMS, buttons, named
-from mesa_lens.dashboard.look import plain, sheet, show
-from mesa_lens.dashboard.runs import Entry, changed
-from mesa_lens.dashboard.state import analysed, opened, while_unchanged
-from mesa_lens.dashboard.views import anatomy, drift, mechanism, progress
+from mesa_lens.dashboard.elements import FORMS, buttons, download, file_stem, plain, sheet, show
+from mesa_lens.dashboard.runs import Context, Entry, changed
+from mesa_lens.dashboard.state import NotComputed, analysed, drifted, offer, opened
+from mesa_lens.dashboard.views import anatomy, mechanism, progress
 from probe.figures.curves import curves_chart
-from probe.figures.export import curves_export
+from probe.figures.drift import drift_map
+from probe.figures.export import Export, curves_export, drift_export
 from probe.report import provenance, whole_summary
 from probe.store.reader import Run
 from probe.store.results import LOCATED, VERDICT, find_located, run_summary
@@ -26,9 +25,15 @@ from probe.thresholds.findings import difference_table, findings
 from probe.thresholds.predict import Prediction
 from probe.verdict.verdict import html, verdict
 
+_SCORES = ("NLL", "passkey")
+_PREDICTED = (
+    "Failure length in tokens, read from hidden states alone: where the states of the first layer leave their range "
+    "inside the window. Descriptive: of the reference, whose range it is; it follows the stated M by construction"
+)
+
 
 def page(context: Context) -> None:
-    """The verdict, curves over length, the map of what was located, words, links and provenance."""
+    """The verdict, scores over length, where drift and loss arise, findings, links and provenance."""
     progress.overview(context.run.path)
     run = opened(context.run)
     summary = run_summary(context.run.path, run) or whole_summary(analysed(context.run))
@@ -40,7 +45,7 @@ def page(context: Context) -> None:
     st.html(html(_verdict(context.run, summary)))
     _scores(summary)
     _curves(context.run, run, summary)
-    drift.overview(context)
+    _drift(context.run)
     mechanism.overview(context)
     anatomy.overview(context)
     for heading, text in findings(summary):
@@ -51,7 +56,7 @@ def page(context: Context) -> None:
 
 
 def _verdict(entry: Entry, summary: dict[str, Any]) -> dict[str, Any]:
-    """The verdict with what was located since the summary was written; what is damaged of that is told further down."""
+    """The verdict, with what was located since; damage is reported further down."""
     if changed(entry.path / LOCATED) > changed(entry.path / "summary.json"):
         with suppress(ValueError):
             return verdict(summary, find_located(entry.path))
@@ -59,34 +64,21 @@ def _verdict(entry: Entry, summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def _scores(summary: dict[str, Any]) -> None:
-    """Every method's scores by length, and those less the reference's."""
-    rows = [_row(row) for row in summary["methods"]]
+    """Every method's scores by length, and their differences to the reference."""
+    rows = []
+    for row in summary["methods"]:
+        scores = {f"NLL {length}": at["tail_nll"] for length, at in row["scores"].items()}
+        scores |= {f"passkey {length}": at["passkey"] for length, at in row["scores"].items()}
+        rows.append({"method": row["method"], "predicted": row["predicted"]["text"], **scores})
+    formats = {name: st.column_config.NumberColumn(format="%.2f") for name in rows[0] if name.startswith(_SCORES)}
+    formats["predicted"] = st.column_config.TextColumn(help=_PREDICTED)
     with st.expander("Scores by length"):
         alt = "Predicted failure length and scores of each method"
-        sheet(rows, alt, column_config=_formats(rows[0]), height="content")
+        sheet(rows, alt, column_config=formats, height="content")
         if compared := difference_table(summary):
             st.markdown(plain(f"{compared.title[0].upper()}{compared.title[1:]}"))
             rows = [dict(zip(compared.head, row, strict=True)) for row in compared.rows]
-            alt = "Differences to the reference with their intervals"
-            sheet(rows, alt, height="content")
-
-
-def _row(row: dict[str, Any]) -> dict[str, Any]:
-    """One method's line of the table."""
-    scores = {f"NLL {name}": each["tail_nll"] for name, each in row["scores"].items()}
-    scores |= {f"passkey {name}": each["passkey"] for name, each in row["scores"].items()}
-    return {"method": row["method"], "predicted": row["predicted"]["text"], **scores}
-
-
-def _formats(row: dict[str, Any]) -> dict[str, Any]:
-    """Two decimals, and what the columns mean."""
-    predicted = (
-        "Failure length in tokens, read from hidden states alone: where the states of the first layer leave what they "
-        "did inside the window. Descriptive: the reference's own, which follows the stated M by construction"
-    )
-    named = {"predicted": st.column_config.TextColumn(help=predicted)}
-    scores = [name for name in row if name.startswith(("NLL", "passkey"))]
-    return named | {name: st.column_config.NumberColumn(format="%.2f") for name in scores}
+            sheet(rows, "Differences to the reference with their intervals", height="content")
 
 
 def _curves(entry: Entry, run: Run, summary: dict[str, Any]) -> None:
@@ -94,29 +86,46 @@ def _curves(entry: Entry, run: Run, summary: dict[str, Any]) -> None:
         st.info("Nothing was measured by length: the run was made with \\-\\-samples 0.")
         return
     kind = Call if summary.get("predicted_by") == "drift" else Prediction
-    known = [field.name for field in fields(kind)]
-    predictions = [kind(**{name: row["predicted"][name] for name in known}) for row in summary["methods"]]
+    names = [field.name for field in fields(kind)]
+    predictions = [kind(**{name: row["predicted"][name] for name in names}) for row in summary["methods"]]
     measured = measured_failure(run.evaluation, run.trained_length, summary["reference"])
-    failing = ", ".join(f"{each.method} {each}" for each in measured.failures)
-    shown = (run.evaluation, measured, run.trained_length, predictions)
+    failing = ", ".join(f"{failure.method} {failure}" for failure in measured.failures)
+    inputs = (run.evaluation, measured, run.trained_length, predictions)
     alt = f"Tail NLL and passkey accuracy over length by method. Measured failure: {failing}"
-    show(curves_chart(*shown), alt, "curves")
-    make = while_unchanged(entry, lambda: curves_export(*shown))
-    buttons(make, named(entry.name, "curves"), FORMS, ("csv",))
+    show(curves_chart(*inputs), alt, "curves")
+    buttons(lambda: curves_export(*inputs), file_stem(entry.name, "curves"), FORMS, ("csv",), entry)
+
+
+def _drift(entry: Entry) -> None:
+    """The map of the first prompt's drift by layer and position, or why there is none."""
+    st.subheader("Where inside does it show?", anchor=False)
+    try:
+        drifts = drifted(entry)
+    except NotComputed as missing:
+        offer(missing)
+        return
+    if isinstance(drifts, str):
+        st.info(plain(f"Drift could not be judged: {drifts}."))
+        return
+    prompt, drift = next(iter(drifts.items()))
+    figure = drift_map(drift, prompt)
+    show(figure, "; ".join(panel.title for panel in figure.maps), "drift-map")
+    stem = file_stem(entry.name, prompt, "drift-map")
+    buttons(lambda: Export({"drift-map": figure}, drift_export(drift, prompt).numbers), stem, FORMS, ("csv",), entry)
 
 
 def _links(context: Context, summary: dict[str, Any]) -> None:
-    """Links to the other pages, with the run and the clearest dim in the URL."""
+    """Links to other pages, with the run, the prompt and the clearest dim in the address."""
     st.subheader("Look closer")
-    here = {"run": context.run.name, "prompt": summary["prompt"]}
-    best = summary["best"]
-    clearest = {"pairs": f"{best[0]['layer']}:{best[0]['dim']}"} if best else {}
-    places = (
-        ("thresholds", "The clearest dim over position", here | clearest),
-        ("heatmaps", "Hidden states, method by method", here),
-        ("compare", "Beside another run", {"run": context.run.name}),
+    run = {"run": context.run.name}
+    prompt, best = run | {"prompt": summary["prompt"]}, summary["best"]
+    pairs = {"pairs": f"{best[0]['layer']}:{best[0]['dim']}"} if best else {}
+    links = (
+        ("thresholds", "The clearest dim over position", prompt | pairs),
+        ("heatmaps", "Hidden states, method by method", prompt),
+        ("compare", "Beside another run", run),
     )
-    for column, (url, label, query) in zip(st.columns(len(places)), places, strict=True):
+    for column, (url, label, query) in zip(st.columns(len(links)), links, strict=True):
         column.page_link(context.pages[url], label=label, query_params=query)
 
 
@@ -125,11 +134,4 @@ def _provenance(run: Run, summary: dict[str, Any]) -> None:
         st.json(provenance(run) | {"versions": summary["versions"]})
         st.markdown("Methods, as they were run, and the rule that thresholds were read by:")
         st.json({"methods": summary["method_configs"], "rule": summary["rule"]}, expanded=False)
-    st.download_button(
-        "Summary (JSON)",
-        json.dumps(summary, indent=1),
-        "summary.json",
-        "application/json",
-        on_click="ignore",
-        icon=":material/download:",
-    )
+    download("Summary (JSON)", json.dumps(summary, indent=1), "summary.json")

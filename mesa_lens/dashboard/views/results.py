@@ -1,30 +1,140 @@
-"""Results: what `mesa-lens eval` and `paper` found, differences to the reference first."""
+"""Results: scores of `mesa-lens eval` and `paper`, differences to the reference first."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
 import streamlit as st
 
-from mesa_lens.dashboard.context import Context
-from mesa_lens.dashboard.look import plain
-from mesa_lens.dashboard.results import EVALUATION, HARNESS, PAPER, results
-from mesa_lens.dashboard.views import evaluated, progress, reproduced
+from mesa_lens.dashboard.elements import FORMS, buttons, download, file_stem, is_narrow, plain, sheet, show, suggest
+from mesa_lens.dashboard.runs import EVALUATION, HARNESS, PAPER, REPORT, Context, Result, results
+from mesa_lens.dashboard.views import progress
+from mesa_lens.paper.sections import SECTIONS, Section
+from mesa_lens.paper.words import harness_table, words
+from probe.evaluation.effective import effective_table
+from probe.evaluation.summary import Table, difference_tables, longppl_table, mean_tables
+from probe.figures.curves import evaluation_charts, evaluation_numbers
+from probe.figures.export import Export
 from probe.store.location import as_path
+from probe.store.results import VERDICT, find_summary
+from probe.verdict.verdict import html
 
-_PAGES = {PAPER: reproduced.page, HARNESS: evaluated.harness_page, EVALUATION: evaluated.page}
+_KEYS = {  # by kind: the command, and what its file must hold
+    PAPER: ("paper", ("model", "sections")),
+    HARNESS: ("eval", ("model", "max_length", "results")),
+    EVALUATION: ("eval", ("model", "trained_length", "out_of_memory", "cells_left", "cells")),
+}
 _HOW = "mesa-lens eval --out {0}/eval\nmesa-lens paper --out {0}/paper"
+_CHARACTER, _LONG = 8, 20  # pixels; characters that fit where columns share the page's width
 
 
 def page(context: Context) -> None:
-    """The chosen result, at first the newest; or the commands that make one."""
+    """The chosen result, by default the newest; or the commands that make one."""
     root = as_path(context.root)
-    found = {result.label: result for result in results(root)}
-    progress.unfinished_runs(root)
-    if not found:
-        st.info(plain(f"There is no evaluation or paper run under {context.root}. Make one, e.g.:"))
-        st.code(_HOW.format(context.root), language="bash")
+    known = {result.label: result for result in results(root)}
+    progress.unfinished(root)
+    if not known:
+        suggest(f"There is no evaluation or paper run under {root}. Make one, e.g.:", _HOW.format(root))
         return
-    asked = st.query_params.get("result")
-    if asked is not None and asked not in found:
-        st.warning(plain(f"There is no result {asked} under the folder of runs."))
-    chosen = found[st.selectbox("Result", list(found), key="result", bind="query-params", help="Newest first")]
-    _PAGES[chosen.kind](context, chosen)
+    name = st.query_params.get("result")
+    if name is not None and name not in known:
+        st.warning(plain(f"There is no result {name} under the folder of runs."))
+    result = known[st.selectbox("Result", list(known), key="result", bind="query-params", help="Newest first")]
+    summary = _read(result)
+    model = f"Model **{plain(summary['model'])}**"
+    if result.kind == HARNESS:
+        st.markdown(f"{model}, prompts of at most {plain(summary['max_length'])} tokens.")
+        table(harness_table(summary))
+    elif result.kind == EVALUATION:
+        st.markdown(f"{model}, trained window **M = {plain(summary['trained_length'])}** tokens.")
+        _evaluation(summary, result.name)
+    else:
+        st.markdown(f"{model}. The paper's numbers are of its models, not of this one.")
+        _paper(context, result, summary)
+
+
+def _read(result: Result) -> Mapping[str, Any]:
+    """The result's file; ValueError, naming the command that writes it, for one that is damaged."""
+    command, keys = _KEYS[result.kind]
+    summary = find_summary(result.path, result.file.relative_to(result.path), keys, command)
+    if summary is None:
+        raise ValueError(f"{result.file} has gone; reload this page")
+    return summary
+
+
+def _evaluation(summary: Mapping[str, Any], stem: str) -> None:
+    """Effective lengths, LongPPL, differences to the reference, curves with downloads, and all means in a fold."""
+    for sentence in words(summary):
+        st.markdown(plain(sentence))
+    tables = {
+        "Effective length": effective_table(summary.get("effective", ())),
+        "LongPPL": longppl_table(summary.get("longppl", ())),
+    }
+    for heading, values in tables.items():
+        if values:
+            st.subheader(heading, anchor=False)
+            table(values)
+    differences = list(difference_tables(summary["cells"]))
+    if differences:
+        st.subheader("Differences to the reference", anchor=False)
+        for values in differences:
+            table(values)
+        st.subheader("Scores over length", anchor=False)
+    numbers = evaluation_numbers(summary)
+    for task, chart in evaluation_charts(summary).items():
+        key = file_stem(stem, task)
+        show(chart, chart.title, key)
+        export = Export({task: chart}, {name: data for name, data in numbers.items() if data.attrs["task"] == task})
+        buttons(lambda export=export: export, key, FORMS, ("csv",) if len(export.numbers) > 1 else ())
+    with st.expander("All scores"):
+        for values in mean_tables(summary["cells"]):
+            table(values)
+
+
+def _paper(context: Context, result: Result, summary: Mapping[str, Any]) -> None:
+    """The sections in the report's order, each beside what the paper prints; the report as a download."""
+    printed = json.loads(files("mesa_lens.paper").joinpath("printed.json").read_text(encoding="utf-8"))
+    download("Report (HTML)", (result.path / REPORT).read_bytes, f"{file_stem(result.name)}.html")
+    for name, measured in summary["sections"].items():
+        section = SECTIONS.get(name)
+        if section is None:
+            st.warning(plain(f"Section {name} is not known to this version."))
+            continue
+        st.header(plain(section.title), anchor=False, divider="gray")
+        st.caption(plain(f"{section.place}. The paper: {section.paper}"))
+        _section(context, result, section, measured)
+        for key in section.printed:
+            with st.expander(plain(f"Printed in the paper: {printed[key]['title']}")):
+                table(Table("", tuple(printed[key]["head"]), tuple(map(tuple, printed[key]["rows"]))))
+
+
+def _section(context: Context, result: Result, section: Section, measured: Mapping[str, Any]) -> None:
+    """The numbers of a section, or why it was left out."""
+    if "left_out" in measured:
+        st.info(plain(f"Not run: {measured['left_out']}."))
+    elif "results" in measured:
+        table(harness_table(measured))
+    elif VERDICT in measured:
+        st.html(html(measured[VERDICT]))
+        run = f"{result.name}/{section.name}"
+        if any(entry.name == run for entry in context.entries):
+            st.page_link(context.pages["overview"], label="Look closer at this run", query_params={"run": run})
+    else:
+        _evaluation(measured, file_stem(result.name, section.name))
+
+
+def table(values: Table) -> None:
+    """A table under its title; on a narrow page, columns of long names are cut so that numbers are visible."""
+    st.markdown(plain(values.title))
+    columns = {name: [row[index] for row in values.rows] for index, name in enumerate(values.head)}
+    longest = {name: max(map(len, (name, *column))) for name, column in columns.items()}
+    most = _LONG if is_narrow() else max(longest.values(), default=0)
+    wide = {
+        name: st.column_config.TextColumn(width=_CHARACTER * min(length, most))
+        for name, length in longest.items()
+        if length > _LONG
+    }
+    sheet(columns, values.title, height="content", column_config=wide)

@@ -10,11 +10,9 @@ import numpy as np
 import streamlit as st
 import xarray as xr
 
-from mesa_lens.dashboard.context import Context
-from mesa_lens.dashboard.downloads import buttons, named
 from mesa_lens.dashboard.drawings import curves_drawing
-from mesa_lens.dashboard.look import plain, sheet, show
-from mesa_lens.dashboard.runs import is_inside
+from mesa_lens.dashboard.elements import buttons, file_stem, plain, sheet, show
+from mesa_lens.dashboard.runs import Context, is_inside
 from probe.glossary import WEAVE
 from theory.bounds import (
     LONGEST,
@@ -91,7 +89,7 @@ def first_failures(M: int, N: int, E: int) -> str:
 def _downloads(values: xr.DataArray, level: float | None = None) -> None:
     """The figure and its numbers, named by what is drawn and the sliders."""
     sliders = (f"{name}{values.attrs[name]:g}" for name in ("M", "N", "E", "H"))
-    stem = named("theory", values.name, *sliders)
+    stem = file_stem("theory", values.name, *sliders)
     buttons(lambda: curves_drawing(stem, values, level), stem)
 
 

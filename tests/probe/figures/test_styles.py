@@ -8,7 +8,7 @@ import pytest
 from synthetic import evaluation, hidden_states
 
 from mesa.methods import METHODS
-from mesa_lens.dashboard.look import on_both_themes
+from mesa_lens.dashboard.elements import on_both_themes
 from probe.figures import styles
 from probe.figures.curves import curves_chart
 from probe.figures.drift import drift_chart, drift_dim_chart

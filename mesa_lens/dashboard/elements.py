@@ -1,0 +1,249 @@
+"""Elements of pages: text that stays text, figures, tables, widgets bound to the address, downloads."""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import plotly.graph_objects as go
+import streamlit as st
+from streamlit.components.v2 import component
+
+from mesa_lens.dashboard.runs import Entry
+from probe.figures.export import safe_name
+from probe.figures.figure_data import Drawable
+from probe.figures.mobile_layout import LEAST, NARROW, least_width, mobile_layout
+from probe.figures.render import untitled
+from probe.figures.styles import BLACK, GREY, RED
+
+_BOTH_THEMES = {  # at least 3:1 on white and on Streamlit's dark background
+    BLACK: "#808080",
+    GREY: "#8a8a8a",
+    RED: "#e04848",
+    "black": "#808080",
+    "#999999": "#8a8a8a",
+    "rgba(255, 255, 255, 0.8)": "rgba(0, 0, 0, 0)",
+}
+_EMPTY = "–"
+T = TypeVar("T")
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|<>$~:&])")
+_WIDTH_KEY = "page width"
+_WIDTH = component(
+    "mesa_lens_width",
+    js=f"""export default function({{ data, setStateValue }}) {{
+  const query = matchMedia("(max-width: {NARROW}px)");
+  const send = () => {{ if (query.matches !== data.narrow) setStateValue("narrow", query.matches); }};
+  query.addEventListener("change", send);
+  send();
+  return () => query.removeEventListener("change", send);
+}}""",
+)
+
+FORMS = ("png", "svg", "pdf", "csv")
+"""The file formats of every figure."""
+_MIMES = {
+    "png": "image/png",
+    "svg": "image/svg+xml",
+    "html": "text/html",
+    "pdf": "application/pdf",
+    "csv": "text/csv",
+    "json": "application/json",
+    "npz": "application/octet-stream",
+    "zip": "application/zip",
+}
+
+
+class Exported(Protocol):
+    """Anything with files, such as `probe.figures.export.Export`."""
+
+    def files(self, form: str) -> Iterator[tuple[str, bytes]]:
+        """Names and contents of the files in format `form`."""
+        ...
+
+
+# Text
+
+
+def plain(text: object) -> str:
+    """`text` with all Markdown escaped."""
+    return _MARKDOWN.sub(r"\\\1", " ".join(str(text).split()))
+
+
+def bullets(sentences: Iterable[str]) -> str:
+    """The sentences as a Markdown list."""
+    return "\n".join(f"- {plain(sentence)}" for sentence in sentences)
+
+
+def suggest(text: str, command: str) -> None:
+    """What is missing, and the command that makes it."""
+    st.info(plain(text))
+    st.code(command, language="bash")
+
+
+# Figures and tables
+
+
+def is_narrow() -> bool:
+    """Whether the page is as narrow as a phone: from the browser's width, before that from its user agent."""
+    narrow = getattr(st.session_state.get(_WIDTH_KEY), "narrow", None)
+    return "Mobi" in st.context.headers.get("User-Agent", "") if narrow is None else narrow
+
+
+def watch_width() -> None:
+    """Draws the page again when the browser's width passes that of a phone."""
+    _WIDTH(key=_WIDTH_KEY, data={"narrow": is_narrow()}, on_narrow_change=lambda: None, height=1)
+
+
+def on_both_themes(figure: go.Figure) -> go.Figure:
+    """The figure in colours that read on light and dark; text and background are left to the theme."""
+    parts = figure.to_dict()
+    layout = parts.get("layout", {})
+    layout.pop("template", None)
+    layout.get("font", {}).pop("color", None)
+    return go.Figure(_recoloured(parts), skip_invalid=False)
+
+
+def _recoloured(part: Any) -> Any:
+    if isinstance(part, dict):
+        return {key: _recoloured(value) for key, value in part.items()}
+    if isinstance(part, (list, tuple)):
+        return [_recoloured(value) for value in part]
+    return _BOTH_THEMES.get(part, part) if isinstance(part, str) else part
+
+
+def show(figure: Drawable | go.Figure, alt: str, key: str) -> None:
+    """Draws a figure over the page's width, its title above it as text; `alt` describes it to screen readers.
+
+    On a narrow page panels stand below each other.
+    """
+    if isinstance(figure, go.Figure):
+        _plot(figure, alt, key)
+        return
+    st.markdown(f"**{plain(figure.title)}**")
+    drawn, width = untitled(figure), least_width(figure)
+    if is_narrow():
+        drawn.plotly_relayout(mobile_layout(figure, drawn))
+        width = LEAST
+    with _scrolling(key, width):
+        _plot(drawn, alt, key)
+
+
+@contextmanager
+def _scrolling(key: str, width: int) -> Iterator[None]:
+    """A container whose content is at least `width` pixels wide; a narrower page scrolls it sideways."""
+    name = f"room-{safe_name(key)}"
+    with st.container(key=name):
+        st.html(f"<style>.st-key-{name} {{overflow-x: auto}} .st-key-{name} > * {{min-width: {width}px}}</style>")
+        yield
+
+
+def _plot(figure: go.Figure, alt: str, key: str) -> None:
+    config = {"displaylogo": False, "toImageButtonOptions": {"format": "svg", "filename": key}}
+    st.plotly_chart(on_both_themes(figure), key=key, alt=alt, config=config)
+
+
+def sheet(cells: Any, alt: str, **options: Any) -> None:
+    """A table from rows as dicts, or from anything that `st.dataframe` takes; an empty cell is a dash."""
+    if isinstance(cells, list):
+        names = list(dict.fromkeys(name for row in cells for name in row))
+        cells = {name: [row.get(name) for row in cells] for name in names}
+    st.dataframe(cells, hide_index=True, alt=alt or None, placeholder=_EMPTY, **options)
+
+
+# Widgets
+
+
+def choose_one(label: str, options: Sequence[str], key: str) -> str:
+    """A row of buttons, bound to the address; the first option is the default."""
+    return st.segmented_control(label, options, default=options[0], required=True, key=key, bind="query-params")
+
+
+def choose_labels(
+    labels: Mapping[str, Sequence[Any]], first: Mapping[str, Any], prefix: str, text: Callable[[Any], str] = str
+) -> dict[str, Any]:
+    """Up to three select boxes in a row, bound to the address as PREFIX_NAME; `first`: the default values."""
+    return {
+        name: column.selectbox(
+            name.replace("_", " ").capitalize(),
+            values,
+            values.index(first[name]),
+            key=f"{prefix}_{name}",
+            bind="query-params",
+            format_func=text,
+        )
+        for column, (name, values) in zip(st.columns(3), labels.items(), strict=False)
+    }
+
+
+def follow(name: str, value: object, defaults: Mapping[str, Any]) -> None:
+    """Resets widgets to `defaults` (by key) when `value` changes, on which the defaults depend.
+
+    Streamlit keeps a widget's value when its default changes. Nothing is reset the first time, so that values from the
+    address stay.
+    """
+    key = f"followed {name}"
+    if st.session_state.get(key, value) != value:
+        st.session_state.update(defaults)
+    st.session_state[key] = value
+
+
+# Downloads
+
+
+def file_stem(*parts: object) -> str:
+    """The name of a download without suffix: run, prompt and view."""
+    return "-".join(safe_name(str(part)) for part in parts)
+
+
+def download(label: str, data: str | Callable[[], bytes], name: str, key: str | None = None) -> None:
+    """A download button for one file; the suffix of `name` is its format."""
+    st.download_button(
+        label, data, name, _MIMES[name.rpartition(".")[2]], key=key, on_click="ignore", icon=":material/download:"
+    )
+
+
+def buttons(
+    make: Callable[[], Exported],
+    stem: str,
+    forms: Sequence[str] = FORMS,
+    several: Sequence[str] = (),
+    entry: Entry | None = None,
+) -> None:
+    """A download button for each format; those in `several` have more than one file and come as a zip.
+
+    entry: the run behind the files; a download fails where it was captured anew since the page was drawn.
+    """
+    make = make if entry is None else unchanged(entry, make)
+    with st.container(horizontal=True):
+        for form in forms:
+            name = f"{stem}-{form}.zip" if form in several else f"{stem}.{form}"
+            download(form.upper(), partial(content, make, form, form in several), name, f"{stem}.{form}")
+
+
+def content(make: Callable[[], Exported], form: str, several: bool) -> bytes:
+    """The one file of a format, or a zip of all its files."""
+    files = list(make().files(form))
+    if not several:
+        return files[0][1]
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files:
+            archive.writestr(name, data)
+    return packed.getvalue()
+
+
+def unchanged(entry: Entry, make: Callable[[], T]) -> Callable[[], T]:
+    """`make`, for later; it raises ValueError if the run was captured anew in between."""
+    stamp = entry.stamp
+
+    def make_unchanged() -> T:
+        if entry.stamp != stamp:
+            raise ValueError(f"run {entry.name} was captured anew since this page was drawn; reload the page")
+        return make()
+
+    return make_unchanged
