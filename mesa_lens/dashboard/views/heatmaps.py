@@ -91,7 +91,7 @@ def _defaults(entry: Entry, run: Run, hook: str, prompt: str) -> tuple[dict[str,
     """Widgets of the first view, the difference to the reference where its drift begins, and of the raw view."""
     layers = run.hidden["layer"].values.tolist()
     drifts = drifted(entry, hook)
-    first = {"minus": reference_of(run) if run.hidden.sizes["method"] > 1 else _NOTHING}
+    first: dict[str, Any] = {"minus": reference_of(run) if run.hidden.sizes["method"] > 1 else _NOTHING}
     raw: dict[str, Any] = {"minus": _NOTHING}
     if len(layers) > 1:  # else there is no slider
         raw["layers"] = first["layers"] = (layers[0], layers[-1])
@@ -167,7 +167,8 @@ def _panel(entry: Entry, choice: _Choice) -> tuple[xr.DataArray, xr.DataArray]:
         name = f"{choice.hook}-{choice.prompt}-{OPENING}"
         values = cached(run, name, lambda: {OPENING: opening(hidden, run.trained_length)})[OPENING]
         return values["pooled"].rename(choice.hook), values["limits"].reset_coords(drop=True)
-    return survey(panel, [choice.methods], SCREEN_CELLS, choice.quantile, choice.minus)
+    pooled, limits = survey(panel, [choice.methods], SCREEN_CELLS, choice.quantile, choice.minus)
+    return pooled, limits
 
 
 def _downloads(entry: Entry, run: Run, choice: _Choice) -> None:
