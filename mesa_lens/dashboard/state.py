@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -114,7 +114,7 @@ def searched(entry: Entry, hook: str, prompt: str, trained: int, rule: CrossingR
     if (trained, rule) != (run.trained_length, CrossingRule.scaled(trained)):
         return compute()
     stored = load(run, f"{hook}-{FOUND}")
-    if isinstance(stored, Mapping):
+    if stored is not None and not isinstance(stored, str):
         thresholds = stored[FOUND]
         return thresholds.sel(prompt=prompt) if "prompt" in thresholds.dims else thresholds
     return cached(run, f"{hook}-{prompt}-{FOUND}", lambda: {FOUND: compute()})[FOUND]
