@@ -252,8 +252,8 @@ def measured_at(rows: list[dict[str, Any]]) -> str:
 
 def _revision() -> str:
     """The commit measured, marked where files differ from it."""
-    asked = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(asked, cwd=FOLDER, capture_output=True, text=True, check=True).stdout.strip()
+    command = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _too_large(name: str, length: int) -> bool:

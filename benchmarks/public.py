@@ -28,11 +28,11 @@ def prefills(name: str, sizes: dict[str, Any], weights: Path, code: Path) -> dic
     for layer in stock.model.layers:
         layer.self_attn.forward = MethodType(sdpa, layer.self_attn)
     stock.model._prepare_decoder_attention_mask = lambda *_: None
-    found = {"stock": partial(decoded, stock)}
+    runs = {"stock": partial(decoded, stock)}
     if name != "stock":
         sys.path.insert(0, str(code / CHECKOUTS[name]))
-        found["own"] = PREPARED[name](sizes, weights)
-    return found
+        runs["own"] = PREPARED[name](sizes, weights)
+    return runs
 
 
 def built(sizes: dict[str, Any], weights: Path) -> Any:

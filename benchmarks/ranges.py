@@ -70,15 +70,16 @@ def rows(powers: list[int]) -> Iterator[dict[str, Any]]:
 
 def beyond(powers: list[int]) -> str:
     """What became of all M <= 10^4, N <= M / 2, and of float64 on a geometric grid of M up to 10^6."""
-    found = [undecided(N, max(3, 2 * N), COMPARED, powers) for N in range(1, len(powers) + 1)]
+    open_entries = [undecided(N, max(3, 2 * N), COMPARED, powers) for N in range(1, len(powers) + 1)]
     entries = sum(COMPARED + 1 - max(3, 2 * N) for N in range(1, len(powers) + 1))
     worst = 0.0
     for M in sorted({round(10 ** (step / 20)) for step in range(10, 121)}):
         for N in range(1, min(M // 2, 690) + 1):
             worst = max(worst, abs(extended_length(M, N) / (enclosed(M, N, tuple(powers))[0] / 2**BITS) - 1))
     return (
-        f"{entries:,} entries (M <= {COMPARED}, N <= M / 2): floor(T*) open at {sum(count for count, _ in found)}, "
-        f"nearest to a whole number by {min(room for _, room in found):.1e}; "
+        f"{entries:,} entries (M <= {COMPARED}, N <= M / 2): floor(T*) open at "
+        f"{sum(count for count, _ in open_entries)}, "
+        f"nearest to a whole number by {min(room for _, room in open_entries):.1e}; "
         f"float64's T* off by {worst:.1e} at most, relative"
     )
 

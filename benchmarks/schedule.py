@@ -65,10 +65,10 @@ def main() -> None:
         command.add_argument(f"--{name}", type=int, default=value)
     command.add_argument("--failures", type=float, default=0.01)
     command.add_argument("journals", nargs="*", type=Path)
-    asked = command.parse_args()
-    known = measured(asked.journals or JOURNALS)
+    args = command.parse_args()
+    known = measured(args.journals or JOURNALS)
     print(
-        f"{asked.cells} cells over {asked.workers} workers, {asked.draws} draws from {len(known)} measured cells of "
+        f"{args.cells} cells over {args.workers} workers, {args.draws} draws from {len(known)} measured cells of "
         f"{known.min():.0f} to {known.max():.0f} s (median {np.median(known):.0f} s)\n"
     )
     head = (
@@ -76,14 +76,14 @@ def main() -> None:
     )
     print(f"| {head} |\n|{'---|' * (head.count('|') + 1)}")
     for order in ("as planned", "longest first"):
-        for chance, again in ((0.0, "never"), (asked.failures, "last"), (asked.failures, "next")):
-            rng, rows = np.random.default_rng(asked.seed), []
-            for _ in range(asked.draws):
-                drawn = rng.choice(known, asked.cells)
+        for chance, again in ((0.0, "never"), (args.failures, "last"), (args.failures, "next")):
+            rng, rows = np.random.default_rng(args.seed), []
+            for _ in range(args.draws):
+                drawn = rng.choice(known, args.cells)
                 cells = np.sort(drawn)[::-1] if order == "longest first" else drawn
-                found, *more, vain = makespan(cells.tolist(), asked.workers, chance, again, rng)
-                bound = max(drawn.sum() / asked.workers, drawn.max())
-                rows.append((found / 3600, bound / 3600, found / bound - 1, *more, vain / drawn.sum()))
+                seconds, *more, vain = makespan(cells.tolist(), args.workers, chance, again, rng)
+                bound = max(drawn.sum() / args.workers, drawn.max())
+                rows.append((seconds / 3600, bound / 3600, seconds / bound - 1, *more, vain / drawn.sum()))
             hours, least, above, failed, out, vain = np.mean(rows, axis=0)
             worst = max(row[2] for row in rows)
             print(

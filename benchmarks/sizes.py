@@ -38,14 +38,14 @@ def planned(folder, shape, **more):
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(folder)
     spec = CaptureSpec(dtype="float16", **more)
-    asked = ProbeRequest(model=str(folder), load={"dtype": "float16"}, methods=METHODS, length=length, spec=spec)
-    return plan(asked)
+    request = ProbeRequest(model=str(folder), load={"dtype": "float16"}, methods=METHODS, length=length, spec=spec)
+    return plan(request)
 
 
-def operations(made, parameters):
+def operations(planned_run, parameters):
     """Floating-point operations of all passes: the weights', and the causal attention's."""
-    config, total = made.config, 0.0
-    for (_, length), many in pass_counts(made).items():
+    config, total = planned_run.config, 0.0
+    for (_, length), many in pass_counts(planned_run).items():
         attention = 2 * config.num_hidden_layers * length**2 * config.hidden_size
         total += many * (2 * parameters * length + attention)
     return total
@@ -57,22 +57,22 @@ def main() -> None:
     rows: dict[str, list[str]] = {}
     for shape in SHAPES.values():
         with tempfile.TemporaryDirectory() as place:
-            made = planned(Path(place), shape)
+            planned_run = planned(Path(place), shape)
             some = planned(Path(place), shape, dims=((0, 640),), layers=((0, 11),))
         with torch.device("meta"):
-            parameters = sum(each.numel() for each in AutoModelForCausalLM.from_config(made.config).parameters())
-        kept, hidden = made.kept, made.config.hidden_size
+            parameters = sum(each.numel() for each in AutoModelForCausalLM.from_config(planned_run.config).parameters())
+        kept, hidden = planned_run.kept, planned_run.config.hidden_size
         region = len(kept.positions) * hidden * 2
         chunk, _ = layout(len(kept.positions), hidden, 2)
-        regions = made.kept_bytes // region
-        hours = operations(made, parameters) / RATE / 3600
-        tokens = sum(count * length for (_, length), count in pass_counts(made).items())
+        regions = planned_run.kept_bytes // region
+        hours = operations(planned_run, parameters) / RATE / 3600
+        tokens = sum(count * length for (_, length), count in pass_counts(planned_run).items())
         for name, value in {
             "weights in float16": f"{2 * parameters / GIB:,.0f} GiB",
-            "a captured pass, beside the weights": f"{made.pass_bytes / GIB:,.1f} GiB",
-            "captured values of a pass, in the host's memory": f"{made.host_bytes / GIB:,.0f} GiB",
-            "store: all layers, positions and dims, 4 methods x 3 prompts": f"{made.kept_bytes / GIB:,.0f} GiB",
-            "the same, a method and prompt more": f"{made.kept_bytes / 12 / GIB:,.0f} GiB",
+            "a captured pass, beside the weights": f"{planned_run.pass_bytes / GIB:,.1f} GiB",
+            "captured values of a pass, in the host's memory": f"{planned_run.host_bytes / GIB:,.0f} GiB",
+            "store: all layers, positions and dims, 4 methods x 3 prompts": f"{planned_run.kept_bytes / GIB:,.0f} GiB",
+            "the same, a method and prompt more": f"{planned_run.kept_bytes / 12 / GIB:,.0f} GiB",
             "store: layers 0-10, dims 0-639, all positions": f"{some.kept_bytes / GIB:,.1f} GiB",
             "captured values of a pass, of these alone": f"{some.host_bytes / GIB:,.1f} GiB",
             "files of the store, and chunks in each": f"{regions} of {region / 2**20:,.0f} MiB, "

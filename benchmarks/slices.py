@@ -32,7 +32,7 @@ def _opening(hidden, trained):
     return opening_panel(hidden.sel({"layer": [0]}), trained)
 
 
-def made(folder: Path, layers: int, positions: int, dims: int, trained: int) -> float:
+def write_store(folder: Path, layers: int, positions: int, dims: int, trained: int) -> float:
     """Writes the store; returns the seconds that its one region took."""
     path = folder / "store.zarr"
     labels = {"methods": ["origin"], "prompts": ["repeated"], "layers": range(layers)}
@@ -62,14 +62,14 @@ def made(folder: Path, layers: int, positions: int, dims: int, trained: int) -> 
 def timed(folder: Path, trained: int, times: int = 3) -> dict[str, np.ndarray]:
     """Seconds of each panel, on the clock and of CPU, each the least of some."""
     hidden = open_run(folder).hidden["resid_post"].sel({"method": ["origin"], "prompt": "repeated"})
-    found = {}
+    fastest = {}
     for name, panel in PANELS.items():
         for _ in range(times):
             began, used = time.perf_counter(), time.process_time()
             panel(hidden, trained)
             took = np.array([time.perf_counter() - began, time.process_time() - used])
-            found[name] = np.minimum(took, found.get(name, took))
-    return found
+            fastest[name] = np.minimum(took, fastest.get(name, took))
+    return fastest
 
 
 def main() -> None:
@@ -78,22 +78,22 @@ def main() -> None:
     for name, value in {"layers": 80, "positions": 32768, "dims": 8192, "trained": 4096}.items():
         command.add_argument(f"--{name}", type=int, default=value)
     command.add_argument("--few", type=int, default=2, help="layers of the store with one chunk a region")
-    asked = command.parse_args()
-    size, scale = (asked.positions, asked.dims), asked.layers / asked.few
+    args = command.parse_args()
+    size, scale = (args.positions, args.dims), args.layers / args.few
     with tempfile.TemporaryDirectory() as place:
-        cut = made(Path(place, "cut"), asked.layers, *size, asked.trained)
-        cuts = timed(Path(place, "cut"), asked.trained)
+        cut = write_store(Path(place, "cut"), args.layers, *size, args.trained)
+        cuts = timed(Path(place, "cut"), args.trained)
         regions.WHOLE = 2**62
-        whole = made(Path(place, "whole"), asked.few, *size, asked.trained)
-        wholes = timed(Path(place, "whole"), asked.trained, 1)
-    print(f"{asked.layers} layers x {size[0]} positions x {size[1]} dims in float16: seconds (of CPU)\n")
+        whole = write_store(Path(place, "whole"), args.few, *size, args.trained)
+        wholes = timed(Path(place, "whole"), args.trained, 1)
+    print(f"{args.layers} layers x {size[0]} positions x {size[1]} dims in float16: seconds (of CPU)\n")
     print("| panel | many chunks a region | one chunk a region |\n|---|---|---|")
     print(f"| writing a region | {cut:.1f} | {whole:.1f} |")
     for name in PANELS:
         times, note = (scale, "*") if "all layers" in name else (1, "")
         wall, cpu = times * wholes[name]
         print(f"| {name} | {cuts[name][0]:.2f} ({cuts[name][1]:.2f}) | {wall:.1f} ({cpu:.1f}){note} |")
-    print(f"\n*: of {asked.few} layers, times {scale:g}")
+    print(f"\n*: of {args.few} layers, times {scale:g}")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def checked(family: str, folder: Path, methods: str = "all") -> tuple[str, Repor
 
 def cells(reports: Iterable[tuple[str, Report]], refused: Sequence[str] = tuple(REFUSED)) -> dict[str, dict[str, str]]:
     """By model type and method: why not, or empty where all that was run on models of this type passed."""
-    found: dict[str, dict[str, str]] = {}
+    cells_by_type: dict[str, dict[str, str]] = {}
     for kind, report in reports:
         whole = [row for row in report.rows if not row.method and row.result == FAILED]
         for name, method in registry().items():
@@ -39,9 +39,10 @@ def cells(reports: Iterable[tuple[str, Report]], refused: Sequence[str] = tuple(
             failed = [row for row in (*whole, *rows) if row.result == FAILED]
             passed = any(row.result == PASSED for row in rows)
             why = missing(kind, method) or (f"{failed[0].check} failed" if failed else "" if passed else "not run")
-            row = found.setdefault(kind, {})
+            row = cells_by_type.setdefault(kind, {})
             row[name] = row.get(name) or why
-    return found | {kind: {name: missing(kind, method) for name, method in registry().items()} for kind in refused}
+    without = {kind: {name: missing(kind, method) for name, method in registry().items()} for kind in refused}
+    return cells_by_type | without
 
 
 if __name__ == "__main__":

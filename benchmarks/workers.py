@@ -91,13 +91,13 @@ def main() -> None:
     command.add_argument("--times", type=int, default=2)
     for name, value in {"task": "passkey,nll", "methods": "origin,mesa", "lengths": "512,1k", "samples": "4"}.items():
         command.add_argument(f"--{name}", default=value)
-    asked = command.parse_args()
-    words = [word for name in ("task", "methods", "lengths", "samples") for word in (f"--{name}", getattr(asked, name))]
+    args = command.parse_args()
+    words = [word for name in ("task", "methods", "lengths", "samples") for word in (f"--{name}", getattr(args, name))]
     print(f"`mesa-lens eval {' '.join(words)}`\n")
     print("| who | cells | before the first (s) | cells (s) | cells an hour | CPU, all processes (s) | load |")
     print("|---|---|---|---|---|---|---|")
     paces: dict[str, list[float]] = {name: [] for name in WAYS}
-    for _ in range(asked.times):
+    for _ in range(args.times):
         for name, way in WAYS.items():
             load, run = os.getloadavg()[0], timed(words, *way)
             paces[name].append(run.pace)

@@ -51,23 +51,23 @@ def cells(section: str) -> Iterator[tuple[str, int, list[dict[str, Any]]]]:
 
 def by_position() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """By method: the last positions of the buckets, in tokens, and NLL (text, bucket), nats/token."""
-    found = {}
+    by_method = {}
     for name, _, scores in cells("nll-position"):
         values = {(score["sample"], score["length"]): score["value"] for score in scores}
         texts, ends = (sorted({key[place] for key in values}) for place in (0, 1))
-        found[name] = np.array(ends), np.array([[values[text, end] for end in ends] for text in texts])
-    return found
+        by_method[name] = np.array(ends), np.array([[values[text, end] for end in ends] for text in texts])
+    return by_method
 
 
-def nll_panel(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> Panel:
+def nll_panel(by_method: dict[str, tuple[np.ndarray, np.ndarray]]) -> Panel:
     """Mean NLL over position under each method."""
     lines = []
-    for name in (name for name in DRAWN if name in found):
-        ends, nll = found[name]
+    for name in (name for name in DRAWN if name in by_method):
+        ends, nll = by_method[name]
         kept = ends > FIRST
         lines.append(Line(name, ends[kept], nll.mean(0)[kept], *style(name)))
     top = 1.05 * max(float(line.y.max()) for line in lines)
-    texts = len(next(iter(found.values()))[1])
+    texts = len(next(iter(by_method.values()))[1])
     return Panel(
         title=f"NLL of the next token, {texts} texts",
         x_title="position (tokens), buckets of 512",
@@ -102,12 +102,12 @@ def drift_panel() -> Panel:
     )
 
 
-def table(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> Iterator[str]:
+def table(by_method: dict[str, tuple[np.ndarray, np.ndarray]]) -> Iterator[str]:
     """Lines of Markdown: mean NLL in the bucket that ends at each position, less the reference's by text."""
     yield f"| method | {' | '.join(map(str, AT))} |"
     yield "|---" * (len(AT) + 1) + "|"
-    ends, base = found[REFERENCE]
-    for name, (_, nll) in found.items():
+    ends, base = by_method[REFERENCE]
+    for name, (_, nll) in by_method.items():
         cells = []
         for at in AT:
             bucket = int(np.flatnonzero(ends == at)[0])
@@ -119,26 +119,26 @@ def table(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> Iterator[str]:
 
 def by_length(positions: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, dict[int, np.ndarray]]:
     """By method and prompt length: NLL of the last 2048 tokens (text,), nats/token; at 16384 by position."""
-    found: dict[str, dict[int, np.ndarray]] = {}
+    by_method: dict[str, dict[int, np.ndarray]] = {}
     for name, length, scores in cells("nll"):
-        found.setdefault(name, {})[length] = np.array([score["value"] for score in scores])
+        by_method.setdefault(name, {})[length] = np.array([score["value"] for score in scores])
     for name, (ends, nll) in positions.items():
-        found.setdefault(name, {}).setdefault(max(LENGTHS), nll[:, ends > max(LENGTHS) - TAIL].mean(1))
-    return found
+        by_method.setdefault(name, {}).setdefault(max(LENGTHS), nll[:, ends > max(LENGTHS) - TAIL].mean(1))
+    return by_method
 
 
-def length_table(found: dict[str, dict[int, np.ndarray]]) -> Iterator[str]:
+def length_table(by_method: dict[str, dict[int, np.ndarray]]) -> Iterator[str]:
     """Lines of Markdown: tail NLL at each length, less Origin's by text: on the same prompt, beyond M on that of M."""
     yield f"| method | {' | '.join(map(str, LENGTHS))} |"
     yield "|---" * (len(LENGTHS) + 1) + "|"
-    for name, row in found.items():
+    for name, row in by_method.items():
         cells = []
         for length in LENGTHS:
-            less = row[length] - found["origin"][min(length, M)] if length in row else np.zeros(0)
-            told = f"{row[length].mean():z.2f}" if length in row else ""
+            less = row[length] - by_method["origin"][min(length, M)] if length in row else np.zeros(0)
+            text = f"{row[length].mean():z.2f}" if length in row else ""
             if (abs(less) >= 0.005).any():
-                told += f" ({shown(float(less.mean()), *student(less.tolist()), '+z.2f')})"
-            cells.append(told)
+                text += f" ({shown(float(less.mean()), *student(less.tolist()), '+z.2f')})"
+            cells.append(text)
         yield f"| `{name}` | {' | '.join(cells)} |"
 
 
@@ -158,44 +158,44 @@ COSTS: dict[str, Column] = {
 
 def metric_table(section: str, columns: Mapping[str, Column]) -> Iterator[str]:
     """Lines of Markdown: by metric of a section and length, what `columns` makes of the samples, under its title."""
-    found: dict[str, dict[tuple[str, int], list[float]]] = {}
+    by_method: dict[str, dict[tuple[str, int], list[float]]] = {}
     for name, length, scores in cells(section):
         for score in scores:
-            found.setdefault(name, {}).setdefault((score["metric"], length), []).append(score["value"])
-    if not found:
+            by_method.setdefault(name, {}).setdefault((score["metric"], length), []).append(score["value"])
+    if not by_method:
         yield "*Not run yet.*"
         return
-    lengths = sorted({at for row in found.values() for _, at in row})
+    lengths = sorted({at for row in by_method.values() for _, at in row})
     places = [(metric, at) for metric in columns for at in lengths]
     yield f"| method | {' | '.join(f'{columns[metric][0]} at {at}' for metric, at in places)} |"
     yield "|---" * (len(places) + 1) + "|"
-    for name, row in found.items():
-        told = [columns[metric][1](row[metric, at]) if (metric, at) in row else "" for metric, at in places]
-        yield f"| `{name}` | {' | '.join(told)} |"
+    for name, row in by_method.items():
+        text = [columns[metric][1](row[metric, at]) if (metric, at) in row else "" for metric, at in places]
+        yield f"| `{name}` | {' | '.join(text)} |"
 
 
 def written(page: str, name: str, lines: Iterable[str]) -> str:
     """A page with the table `name` in its place, between `<!-- name -->` and `<!-- end -->`."""
-    found = re.subn(
+    replaced = re.subn(
         f"(<!-- {name} -->\n).*?(<!-- end -->)",
         lambda part: part[1] + "\n".join([*lines, part[2]]),
         page,
         flags=re.S,
     )
-    if found[1] != 1:
-        raise ValueError(f"{PAGE} names the table {name!r} {found[1]} times, not once")
-    return found[0]
+    if replaced[1] != 1:
+        raise ValueError(f"{PAGE} names the table {name!r} {replaced[1]} times, not once")
+    return replaced[0]
 
 
 def main() -> None:
     """Writes the picture and the tables."""
-    found = by_position()
-    chart = Chart("SmolLM2-135M-Instruct, trained on 8192 tokens", (drift_panel(), nll_panel(found)))
+    by_method = by_position()
+    chart = Chart("SmolLM2-135M-Instruct, trained on 8192 tokens", (drift_panel(), nll_panel(by_method)))
     PICTURE.write_bytes(rendered(chart, "png"))
     page = PAGE.read_text(encoding="utf-8")
     for name, lines in (
-        ("by length", length_table(by_length(found))),
-        ("by position", table(found)),
+        ("by length", length_table(by_length(by_method))),
+        ("by position", table(by_method)),
         ("passkeys", metric_table("passkey", PASSKEYS)),
         ("costs", metric_table("latency", COSTS)),
     ):

@@ -18,7 +18,7 @@ from probe.tasks import corpus, score
 from probe.tasks.base import Setting, Task
 from probe.tasks.finding import FINDING
 from probe.tasks.likelihood import TAIL, tail_tokens
-from research.shipped_models.asked import KEY_VALUE, TRACKING
+from research.shipped_models.key_values import KEY_VALUE, TRACKING
 from research.shipped_models.mixture import SHARES
 
 METHODS = ("origin", "rerope", "dynamic-ntk", "lm-infinite", "stair", "mesa")

@@ -83,11 +83,11 @@ def needle(room: int, rng: np.random.Generator) -> Quiz:
     """RULER's needle, one to four of them."""
     keys = {retrieval.random_name(rng): retrieval.random_key(rng) for _ in range(int(rng.integers(1, 5)))}
     question = retrieval.NEEDLE_QUESTION if rng.random() < 0.5 else " The special magic number for {name} is"
-    asked = rng.permutation(list(keys))[: int(rng.integers(1, 4))]
+    questions = rng.permutation(list(keys))[: int(rng.integers(1, 4))]
     return Quiz(
         retrieval.NEEDLE_HEADER if rng.random() < 0.4 else "",
         [retrieval.NEEDLE_KEY.format(name=name, key=key) for name, key in keys.items()],
-        [(question.format(name=name), f" {keys[name]}") for name in asked],
+        [(question.format(name=name), f" {keys[name]}") for name in questions],
     )
 
 
@@ -97,12 +97,12 @@ def lines(room: int, rng: np.random.Generator) -> Quiz:
     question, ask = (
         (retrieval.LINES_QUESTION, 50) if rng.random() < 0.5 else ("\nline {name}: REGISTER_CONTENT is <", 19)
     )
-    names, asked = _names(room - (90 if header else 0), 18, ask, retrieval.random_name, rng)
+    names, questions = _names(room - (90 if header else 0), 18, ask, retrieval.random_name, rng)
     keys = {name: retrieval.random_key(rng) for name in names}
     return Quiz(
         header,
         [retrieval.LINES_LINE.format(name=name, key=key) for name, key in keys.items()],
-        [(question.format(name=name), f"{keys[name]}>") for name in asked],
+        [(question.format(name=name), f"{keys[name]}>") for name in questions],
     )
 
 
@@ -119,12 +119,12 @@ def pairs(room: int, rng: np.random.Generator) -> Quiz:
     statement, question, answer = (
         (PAIRS_PAIR, PAIRS_QUESTION, PAIRS_ANSWER) if asks_json else LOOKUPS[int(rng.integers(len(LOOKUPS)))]
     )
-    names, asked = _names(room - (50 if asks_json else 0), 17, 17, draw, rng)
+    names, questions = _names(room - (50 if asks_json else 0), 17, 17, draw, rng)
     keys = {name: retrieval.random_key(rng, digits) if digits else str(rng.choice(NOUNS)) for name in names}
     return Quiz(
         PAIRS_HEADER if asks_json else "",
         [statement.format(name=name, key=key) for name, key in keys.items()],
-        [(question.format(name=name), answer.format(key=keys[name])) for name in asked[: 1 if asks_json else None]],
+        [(question.format(name=name), answer.format(key=keys[name])) for name in questions[: 1 if asks_json else None]],
     )
 
 
@@ -146,8 +146,8 @@ def tracking(room: int, rng: np.random.Generator) -> Quiz:
         chain.append(name)
     which = int(rng.integers(len(chains)))
     question = TRACK_QUESTION if long else TRACK_SHORT
-    asked = question.format(key=values[which], count=len(chains[which]))
-    return Quiz(header, sentences, [(asked, f" {' '.join(chains[which])}\n")], divisible=False)
+    text = question.format(key=values[which], count=len(chains[which]))
+    return Quiz(header, sentences, [(text, f" {' '.join(chains[which])}\n")], divisible=False)
 
 
 KINDS = {each.__name__: each for each in (passkey, needle, lines, pairs, tracking)}
@@ -161,7 +161,7 @@ def _names(
     room: int, each: int, ask: int, draw: Callable[[np.random.Generator], str], rng: np.random.Generator
 ) -> tuple[list[str], list[str]]:
     """Names for as many statements as are drawn, and those of them that are asked for: what `room` tokens may hold."""
-    asked = int(rng.integers(1, max(2, min(8, room // (each + ask) + 1))))
-    count = int(rng.integers(asked, max(asked, (room - asked * ask) // each) + 1))
+    questions = int(rng.integers(1, max(2, min(8, room // (each + ask) + 1))))
+    count = int(rng.integers(questions, max(questions, (room - questions * ask) // each) + 1))
     names = list(dict.fromkeys(draw(rng) for _ in range(count)))
-    return names, rng.permutation(names)[:asked].tolist()
+    return names, rng.permutation(names)[:questions].tolist()

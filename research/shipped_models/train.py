@@ -245,10 +245,10 @@ def _checkpoint(config: TrainConfig, out: Path, training: Training, mixture: Mix
     if training.step >= config.steps:
         training.model.half()
     with tempfile.TemporaryDirectory(dir=out) as name:
-        made = Path(name)
-        training.model.save_pretrained(made)
-        mixture.tokenizer.save_pretrained(made)
-        (made / "training.json").write_text(json.dumps(record, indent=1) + "\n")
-        (made / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in training.log))
-        for file in sorted(made.iterdir(), key=lambda file: file.name == "config.json"):  # last: it makes a model
+        target = Path(name)
+        training.model.save_pretrained(target)
+        mixture.tokenizer.save_pretrained(target)
+        (target / "training.json").write_text(json.dumps(record, indent=1) + "\n")
+        (target / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in training.log))
+        for file in sorted(target.iterdir(), key=lambda file: file.name == "config.json"):  # last: it makes a model
             os.replace(file, out / file.name)

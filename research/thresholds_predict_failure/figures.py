@@ -54,10 +54,10 @@ def lengths_figure(results: xr.Dataset) -> Figure:
 def dims_figure(results: xr.Dataset) -> Figure:
     """Rank correlation over the number of dims, for every prompt and rule that calls anything."""
     figure = Figure(figsize=(7.5, 4), dpi=110, layout="constrained")
-    axes, found = figure.subplots(), scores_by_top(results)
-    prompts = list(dict.fromkeys(prompt for prompt, _ in found))
-    for number, ((prompt, rule), scores) in enumerate(found.items()):
-        x = np.array(list(scores), dtype=float) * 1.05 ** (number - len(found) / 2)
+    axes, by_kind = figure.subplots(), scores_by_top(results)
+    prompts = list(dict.fromkeys(prompt for prompt, _ in by_kind))
+    for number, ((prompt, rule), scores) in enumerate(by_kind.items()):
+        x = np.array(list(scores), dtype=float) * 1.05 ** (number - len(by_kind) / 2)
         value = np.array([one.correlation.value for one in scores.values()])
         ends = np.array([(one.correlation.low, one.correlation.high) for one in scores.values()]).T
         colour, _, symbol = nth(prompts.index(prompt))

@@ -26,14 +26,14 @@ from research.thresholds_predict_failure.study import MEASURED_SEEDS, Study
 
 def measurements_left(study: Study, journal: Journal) -> list[tuple[str, str, int, int]]:
     """The missing cells (task, config, seed, length), Origin's at M first; where that is chance, no others."""
-    found = []
+    missing = []
     for seed, name, task in product(study.seeds, study.methods, study.measure):
         if _at_chance(study, journal, task, seed):
             continue
         first = [study.trained_length] if name == REFERENCE else []
         cells = [(task, name, seed, length) for length in dict.fromkeys([*first, *study.lengths])]
-        found += [cell for cell in cells if cell not in journal.rows]
-    return found
+        missing += [cell for cell in cells if cell not in journal.rows]
+    return missing
 
 
 def measure(study: Study, inputs: Inputs, journal: Journal, over: Callable[[], bool]) -> None:

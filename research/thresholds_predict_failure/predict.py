@@ -106,12 +106,12 @@ def predict(study: Study, inputs: Inputs, journal: Journal, over: Callable[[], b
         if current != (prompt, seed):
             states.fill(bridge, ids, study.methods[REFERENCE], 0)
             current = (prompt, seed)
-        found = []
+        readings = []
         for length in study.passes(name):
             if name != REFERENCE:
                 states.fill(bridge, [window[:length] for window in ids], study.methods[name], 1)
-            found.append(_predicted(study, states, prompt, name, seed, length, averaged=len(ids) > 1))
-        journal.add(cell, {"lengths": _merged(found, study.passes(name))})
+            readings.append(_predicted(study, states, prompt, name, seed, length, averaged=len(ids) > 1))
+        journal.add(cell, {"lengths": _merged(readings, study.passes(name))})
 
 
 def _predicted(
@@ -123,17 +123,17 @@ def _predicted(
     """
     trained, plan = study.trained_length, study.methods[name].plan(length)
     controlled = length == study.length and (name == REFERENCE or seed == study.seeds.start)
-    found: dict[str, Any] = {}
+    readings: dict[str, Any] = {}
     for kind in (prompt, f"{prompt}-mean") if averaged else (prompt,):
         hidden = states.hidden(mean=kind != prompt, both=name != REFERENCE, length=length)
-        found[kind] = {}
+        readings[kind] = {}
         for rule, crossing in study.rules.items():
             lengths, count = threshold_lengths(hidden, trained, crossing, study.tops)
             control = control_row(hidden, trained, crossing) if controlled else None
-            found[kind][rule] = {"lengths": lengths, "qualified": count, "control": control}
+            readings[kind][rule] = {"lengths": lengths, "qualified": count, "control": control}
         predicted, call = drift_length(hidden, trained, study.drift, plan)
-        found[kind][DRIFT] = {"lengths": [predicted] * len(study.tops), "qualified": None, "call": call}
-    return found
+        readings[kind][DRIFT] = {"lengths": [predicted] * len(study.tops), "qualified": None, "call": call}
+    return readings
 
 
 def threshold_lengths(
@@ -143,13 +143,13 @@ def threshold_lengths(
 
     A method that fails nowhere up to L has L + 1; None: too few dims qualify, or can be judged.
     """
-    found = search(hidden, trained, rule)
+    readings = search(hidden, trained, rule)
     lengths: list[int | None] = []
     for top in tops:
-        (prediction,) = predict_failure(found.isel(method=[-1]), top)
+        (prediction,) = predict_failure(readings.isel(method=[-1]), top)
         nowhere = prediction.captured + 1 if prediction.known else None
         lengths.append(nowhere if prediction.length is None else prediction.length)
-    return lengths, len(best(found, hidden.sizes["dim"]))
+    return lengths, len(best(readings, hidden.sizes["dim"]))
 
 
 def drift_length(hidden: xr.DataArray, trained: int, rule: DriftRule, plan: Any) -> tuple[int | None, dict[str, Any]]:
@@ -167,25 +167,25 @@ def control_row(hidden: xr.DataArray, trained: int, rule: CrossingRule) -> dict[
     With the last method's share of false predictions; None where it cannot be made.
     """
     try:
-        found = negative_control(hidden, trained, rule)
+        readings = negative_control(hidden, trained, rule)
     except ValueError:
         return None
-    counts = {name: found[name].values.tolist() for name in ("place", "qualified", "matched")}
-    return {**counts, "searched": found.attrs["searched"], "false": float(false_predictions(found)[-1])}
+    counts = {name: readings[name].values.tolist() for name in ("place", "qualified", "matched")}
+    return {**counts, "searched": readings.attrs["searched"], "false": float(false_predictions(readings)[-1])}
 
 
-def _merged(found: Sequence[dict[str, Any]], passes: Sequence[int]) -> dict[str, Any]:
+def _merged(readings: Sequence[dict[str, Any]], passes: Sequence[int]) -> dict[str, Any]:
     """What is predicted of the longest pass or, of several, by prompt length, with each pass's lengths beside."""
-    if len(found) > 1:
-        for kind, rules in found[-1].items():
+    if len(readings) > 1:
+        for kind, rules in readings[-1].items():
             for rule, row in rules.items():
-                by_pass = [one[kind][rule]["lengths"] for one in found]
+                by_pass = [one[kind][rule]["lengths"] for one in readings]
                 row["by_pass"] = dict(zip(map(str, passes), by_pass, strict=True))
                 row["lengths"] = [
                     length_by_prompt(dict(zip(passes, lengths, strict=True)), passes[-1] + 1)
                     for lengths in zip(*by_pass, strict=True)
                 ]
-    return found[-1]
+    return readings[-1]
 
 
 def length_by_prompt(by_length: Mapping[int, int | None], none: int) -> int | None:

@@ -82,8 +82,8 @@ def scores_by_top(results: xr.Dataset) -> dict[tuple[str, str], dict[int, Score]
     """Scores by number of dims, for every (prompt, rule) that has such a number and calls anything."""
     tops = results["top"].values.tolist()
     kinds = [kind for kind in _kinds(results) if kind["rule"] != DRIFT]
-    found = {(kind["prompt"], kind["rule"]): {t: scored(results, top=t, **kind) for t in tops} for kind in kinds}
-    return {kind: scores for kind, scores in found.items() if any(one.called for one in scores.values())}
+    result = {(kind["prompt"], kind["rule"]): {t: scored(results, top=t, **kind) for t in tops} for kind in kinds}
+    return {kind: scores for kind, scores in result.items() if any(one.called for one in scores.values())}
 
 
 def late(predicted: np.ndarray, measured: np.ndarray) -> Estimate:
@@ -139,10 +139,10 @@ def _leading_rows(results: xr.Dataset) -> list[Row]:
     rows: list[Row] = [head.split(", ")]
     for label, case in cases:
         predicted, measured = lengths(**case)
-        found = score(predicted, measured, ())
-        estimates = (found.correlation, *advantage(predicted, arithmetic(results), measured))
+        result = score(predicted, measured, ())
+        estimates = (result.correlation, *advantage(predicted, arithmetic(results), measured))
         top = "" if case["rule"] == DRIFT else str(case["top"])
-        named = (label, case["prompt"], case["rule"], top, case["criterion"], f"{found.called:z.2f}")
+        named = (label, case["prompt"], case["rule"], top, case["criterion"], f"{result.called:z.2f}")
         rows.append((*named, *map(str, estimates)))
     return rows
 
@@ -154,11 +154,11 @@ def _correlation_rows(results: xr.Dataset) -> list[Row]:
         predicted, qualified = predicted_lengths(results, **kind), results["qualified"].sel(kind).values
         too_few = np.broadcast_to(qualified < LEAST, predicted.shape)
         inside = np.isnan(predicted) & ~too_few
-        found = scored(results, **kind)
-        estimates = (found.correlation, *advantage(predicted, arithmetic(results), measured_lengths(results)))
+        result = scored(results, **kind)
+        estimates = (result.correlation, *advantage(predicted, arithmetic(results), measured_lengths(results)))
         dims = (f"{np.median(qualified):.0f}", f"{too_few.mean():z.2f}", f"{inside.mean():z.2f}")
         dims = ("", "", "") if kind["rule"] == DRIFT else dims
-        rows.append((*kind.values(), *dims, f"{found.called:z.2f}", *map(str, estimates)))
+        rows.append((*kind.values(), *dims, f"{result.called:z.2f}", *map(str, estimates)))
     for bound in _bounds(results):
         plain = score(arithmetic(results, bound), measured_lengths(results), ())
         rows.append((f"arithmetic, {bound}", "", "", "", "", "1.00", str(plain.correlation), "", ""))
@@ -171,9 +171,9 @@ def _call_rows(results: xr.Dataset) -> list[Row]:
     for bound in _bounds(results):
         scores.append(((f"arithmetic, {bound}", ""), score(arithmetic(results, bound), measured_lengths(results), at)))
     rows: list[Row] = [("prompt", "rule", "fails by", "right", "always-yes", "always-no", "over the better")]
-    for names, found in scores:
-        for threshold, right in found.right.items() if found.called else ():
-            yes, gain = found.yes[threshold], str(found.gain[threshold])
+    for names, result in scores:
+        for threshold, right in result.right.items() if result.called else ():
+            yes, gain = result.yes[threshold], str(result.gain[threshold])
             rows.append((*names, f"{threshold / trained:g} M", str(right), f"{yes:z.2f}", f"{1 - yes:z.2f}", gain))
     return rows
 
@@ -196,11 +196,11 @@ def _criterion_rows(results: xr.Dataset) -> list[Row]:
     for name, lengths, where in cases:
         predicted = np.where(where, predicted_lengths(results), np.nan)
         by_drift = np.where(where, predicted_lengths(results, rule=DRIFT), np.nan)
-        found = [score(predicted, lengths, (), drawn).correlation for drawn in (None, _method_resamples(results))]
-        found.append(score(by_drift, lengths, ()).correlation)
+        result = [score(predicted, lengths, (), drawn).correlation for drawn in (None, _method_resamples(results))]
+        result.append(score(by_drift, lengths, ()).correlation)
         for bound in _bounds(results):
-            found.extend(advantage(predicted, arithmetic(results, bound), lengths))
-        rows.append((name, *map(str, found)))
+            result.extend(advantage(predicted, arithmetic(results, bound), lengths))
+        rows.append((name, *map(str, result)))
     return rows
 
 

@@ -34,8 +34,8 @@ from research.script import Cell, Journal
 from research.trained_counterpart.first_key import first_key
 from research.trained_counterpart.reading import TINY, chosen_queries, read_heads, shortest
 
-FOUND, NEAREST, EVERY = "found", "nearest", "every"
-SETS = (FOUND, NEAREST, EVERY)
+COUNTERPARTS, NEAREST, EVERY = "found", "nearest", "every"
+SETS = (COUNTERPARTS, NEAREST, EVERY)
 """Sets of heads that are held: those that play the part, those that follow the position best, and all of the model."""
 CROSSED = ("attn_out", "resid_post")
 """Hooks whose dims' crossings are counted."""
@@ -84,9 +84,9 @@ class Counterpart:
     @property
     def cells(self) -> list[Cell]:
         """What is journaled, in the order in which it is run."""
-        found: list[Cell] = [("find", number) for number in self.numbers[::2]]
+        collected: list[Cell] = [("find", number) for number in self.numbers[::2]]
         held: list[Cell] = [("hold", length, number) for length in sorted(self.items) for number in self.numbers[1::2]]
-        return found if self.find_only else [*found, *held, ("crossed", self.longest)]
+        return collected if self.find_only else [*collected, *held, ("crossed", self.longest)]
 
 
 def plan(
@@ -161,8 +161,8 @@ def _row(plan: Counterpart, bridge: Any, tokenizer: Any, journal: Journal, cell:
     kind, *numbers = cell
     if kind == "find":
         ids = plan.items[plan.longest][int(numbers[0])].ids
-        found = first_key(bridge, ids, plan.origin, chosen_queries(len(ids), plan.trained_length))
-        return {name: _short(values) for name, values in found.items()}
+        collected = first_key(bridge, ids, plan.origin, chosen_queries(len(ids), plan.trained_length))
+        return {name: _short(values) for name, values in collected.items()}
     sets = held_sets(plan, heads_of(plan, journal))
     if kind == "crossed":
         return {"crossing": _crossings(plan, bridge, tokenizer, sets)}
@@ -174,11 +174,11 @@ def _losses(plan: Counterpart, bridge: Any, sets: Mapping[str, list[Edit]], item
     """Losses by block of one item as trained, under the method, and with each set held."""
     runs = {plan.origin.name: (plan.origin, []), plan.method.name: (plan.method, [])}
     runs |= {name: (plan.origin, edits) for name, edits in sets.items()}
-    found = {}
+    collected = {}
     for name, (method, edits) in runs.items():
         losses = one_pass(bridge, item, method, edits, executor="dense").losses.double().cpu().numpy()
-        found[name] = [float(part.mean()) for part in np.array_split(losses, min(BLOCKS, len(losses)))]
-    return found
+        collected[name] = [float(part.mean()) for part in np.array_split(losses, min(BLOCKS, len(losses)))]
+    return collected
 
 
 def _crossings(
@@ -192,15 +192,15 @@ def _crossings(
         name: one_pass(bridge, item, plan.origin, edits, record=keep, executor="dense").activations
         for name, edits in {plan.origin.name: [], **sets}.items()
     }
-    found = {}
+    collected = {}
     for hook in CROSSED:
         values = [[kept[hook, layer].double().cpu().numpy() for layer in range(depth)] for kept in states.values()]
         coords = {"method": list(states), "layer": range(depth), "position": range(plan.longest)}
         hidden = xr.DataArray(np.array(values, np.float32), coords, (*coords, "dim"), hook)
         read = search(hidden, plan.trained_length, CrossingRule.scaled(plan.trained_length), plan.origin.name)
         crosses = read["crossing"].notnull() & read["observable"]
-        found[hook] = {name: int(crosses.sel({"method": name}).sum()) for name in states}
-    return found
+        collected[hook] = {name: int(crosses.sel({"method": name}).sum()) for name in states}
+    return collected
 
 
 def heads_of(plan: Counterpart, journal: Journal) -> list[dict[str, Any]]:
@@ -217,20 +217,20 @@ def heads_of(plan: Counterpart, journal: Journal) -> list[dict[str, Any]]:
 def chosen_sets(plan: Counterpart, heads: Sequence[Mapping[str, Any]]) -> dict[str, list[Head]]:
     """The sets that are held, by name; `found` may be empty."""
     best = sorted(heads, key=lambda row: -row["monotone"][0])[: plan.nearest]
-    rows = {FOUND: [row for row in heads if row["part"]], NEAREST: best, EVERY: heads}
+    rows = {COUNTERPARTS: [row for row in heads if row["part"]], NEAREST: best, EVERY: heads}
     return {name: sorted((row["layer"], row["head"]) for row in rows[name]) for name in SETS}
 
 
 def held_sets(plan: Counterpart, heads: Sequence[Mapping[str, Any]]) -> dict[str, list[Edit]]:
     """Edits by name: of each set that has heads, and of its random ones."""
-    found = {}
+    collected = {}
     for name, chosen in chosen_sets(plan, heads).items():
         if chosen:
-            found[name] = hold(chosen, plan.trained_length)
+            collected[name] = hold(chosen, plan.trained_length)
             for draw in range(plan.draws) if name != EVERY else ():
                 if drawn := random_heads(chosen, plan.config.num_attention_heads, draw):
-                    found[f"{name} random {draw}"] = hold(drawn, plan.trained_length)
-    return found
+                    collected[f"{name} random {draw}"] = hold(drawn, plan.trained_length)
+    return collected
 
 
 def hold(heads: Sequence[Head], trained: int) -> list[Edit]:
@@ -263,13 +263,13 @@ def held(pattern: Tensor, heads: Sequence[int], trained: int) -> Tensor:
 
 def random_heads(heads: Sequence[Head], count: int, draw: int) -> list[Head]:
     """As many other heads of the same layers, of `count` each, at random; fewer where a layer has no more. Seeded."""
-    rng, found = np.random.default_rng(draw), []
+    rng, collected = np.random.default_rng(draw), []
     for layer in sorted({layer for layer, _ in heads}):
         taken = [head for at, head in heads if at == layer]
         others = [head for head in range(count) if head not in taken]
         chosen = rng.choice(others, min(len(taken), len(others)), replace=False) if others else []
-        found += sorted((layer, int(head)) for head in chosen)
-    return found
+        collected += sorted((layer, int(head)) for head in chosen)
+    return collected
 
 
 def summarize(plan: Counterpart, journal: Journal) -> dict[str, Any]:
@@ -294,7 +294,7 @@ def summarize(plan: Counterpart, journal: Journal) -> dict[str, Any]:
         "cells_left": sum(cell not in journal.rows for cell in plan.cells),
         "heads": heads,
         "sets": sets,
-        "curves": _curves(plan, journal, sorted({*sets[FOUND], *sets[NEAREST]})) if heads else {},
+        "curves": _curves(plan, journal, sorted({*sets[COUNTERPARTS], *sets[NEAREST]})) if heads else {},
         "held": [row for length in sorted(plan.items) for row in _held(plan, journal, length)],
         "crossed": _crossed(plan, journal),
     }
@@ -316,7 +316,7 @@ def _held(plan: Counterpart, journal: Journal, length: int) -> list[dict[str, An
     losses = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     origin = losses[plan.origin.name]
     judge = PairedLosses(origin, losses[plan.method.name])
-    gap, found = judge.gap, []
+    gap, collected = judge.gap, []
     for name in (name for name in SETS if name in losses):
         gained = origin - losses[name]
         random = np.array([origin - values for other, values in losses.items() if other.startswith(f"{name} random ")])
@@ -332,24 +332,24 @@ def _held(plan: Counterpart, journal: Journal, length: int) -> list[dict[str, An
         if len(random):
             entry["beyond_random"] = _mean(gained - random.mean(0))
             entry["random"] = [float(f(random.mean((1, 2)))) for f in (np.mean, np.min, np.max)]
-        found.append({key: _without_nan(value) for key, value in entry.items()})
-    return found
+        collected.append({key: _without_nan(value) for key, value in entry.items()})
+    return collected
 
 
 def _crossed(plan: Counterpart, journal: Journal) -> dict[str, Any]:
     """By hook, how many dims cross."""
     row = journal.rows.get(("crossed", plan.longest), {"crossing": {}})
-    found = {}
+    collected = {}
     for hook, counts in row["crossing"].items():
         random = {
             name: [count for other, count in counts.items() if other.startswith(f"{name} random ")] for name in SETS
         }
-        found[hook] = {
+        collected[hook] = {
             "as_trained": counts[plan.origin.name],
             **{name: counts[name] for name in SETS if name in counts},
             "random": {name: drawn for name, drawn in random.items() if drawn},
         }
-    return found
+    return collected
 
 
 def _mean(values: np.ndarray) -> list[float | None]:

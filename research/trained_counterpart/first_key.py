@@ -35,7 +35,7 @@ def first_key(
     chosen = torch.tensor(list(queries))
     attention = np.full((depth, count, len(queries)), np.nan)
     values: dict[int, Tensor] = {}
-    found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    by_layer: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     seen: list[tuple[int, int]] = []
 
     def observer(
@@ -53,7 +53,8 @@ def first_key(
 
     def compare(layer: int) -> Any:
         def look(tensor: Tensor, hook: Any) -> None:
-            found[layer] = _output_and_apart(tensor[0].reshape(tensor.shape[1], count, -1), values.pop(layer), chosen)
+            states = tensor[0].reshape(tensor.shape[1], count, -1)
+            by_layer[layer] = _output_and_apart(states, values.pop(layer), chosen)
 
         return look
 
@@ -64,7 +65,7 @@ def first_key(
         model(torch.tensor([list(ids)], device=model.device), use_cache=False, logits_to_keep=1)
     if sorted(seen) != [(layer, head) for layer in range(depth) for head in range(count)]:
         raise RuntimeError(f"{method.name}: seen were (layer, head) {sorted(seen)}, not all of {depth} x {count} once")
-    output, apart = (np.stack(each) for each in zip(*(found[layer] for layer in range(depth)), strict=True))
+    output, apart = (np.stack(each) for each in zip(*(by_layer[layer] for layer in range(depth)), strict=True))
     return {"attention": attention, "output": output, "apart": apart}
 
 

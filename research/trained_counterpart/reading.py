@@ -61,24 +61,24 @@ def read_heads(
         raise ValueError(f"trained_length={trained} leaves {inside.sum()} positions inside to read; take 8 or more")
     level = -np.log(np.maximum(attention, TINY))
     target = np.broadcast_to(position[inside].astype(float), (len(attention), int(inside.sum())))
-    found = []
+    rows = []
     for layer, head in np.ndindex(*attention.shape[1:3]):
-        a_1, told, log_d = (each[:, layer, head] for each in (attention, output, level))
+        a_1, first_output, log_d = (each[:, layer, head] for each in (attention, output, level))
         own = a_1[:, inside]
         row: dict[str, Any] = {
             "layer": layer,
             "head": head,
             "linear": _with_ends(explained(1 / np.maximum(own, TINY), target)),
             "monotone": _with_ends(_ranked(log_d[:, inside], target)),
-            "carried": _with_ends(explained(told[:, inside], own)),
+            "carried": _with_ends(explained(first_output[:, inside], own)),
             "weight": float((own * (position[inside] + 1)).mean()),
             "apart": float(apart[:, layer, head].mean()),
             "crossing": crossing(log_d, position, trained, trained, int(position[-1]) + 1),
             "near": _is_near(log_d, position, trained, trained),
             "pretended": float(np.mean([_is_near(log_d, position, trained, share * trained) for share in PRETENDED])),
         }
-        found.append({**row, "part": _part(row)})
-    return found
+        rows.append({**row, "part": _part(row)})
+    return rows
 
 
 def explained(given: np.ndarray, wanted: np.ndarray) -> np.ndarray:

@@ -28,8 +28,8 @@ def key_value(tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> Pr
     while True:
         name, key = random_name(rng), random_key(rng)
         pair = encode_once(tokenizer, quizzes.PAIRS_PAIR.format(name=name, key=key))
-        asked = encode_once(tokenizer, quizzes.PAIRS_QUESTION.format(name=name))
-        if len(start) + sum(map(len, body)) + len(pair) + len(asked) > length:
+        question = encode_once(tokenizer, quizzes.PAIRS_QUESTION.format(name=name))
+        if len(start) + sum(map(len, body)) + len(pair) + len(question) > length:
             break
         if name not in pairs:
             pairs[name] = key
@@ -38,12 +38,12 @@ def key_value(tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> Pr
         raise ValueError(f"length={length} is too short for one pair; ask for more")
     index = int(rng.integers(len(body)))
     name = list(pairs)[index]
-    asked = encode_once(tokenizer, quizzes.PAIRS_QUESTION.format(name=name))
-    missing = max(0, length - len(start) - sum(map(len, body)) - len(asked))
+    question = encode_once(tokenizer, quizzes.PAIRS_QUESTION.format(name=name))
+    missing = max(0, length - len(start) - sum(map(len, body)) - len(question))
     space = encode(tokenizer, "\n")[-1:] * missing
     answer = quizzes.PAIRS_ANSWER.format(key=pairs[name])
     return Prompt(
-        ids=(*first, *space, *start[len(first) :], *(token for pair in body for token in pair), *asked),
+        ids=(*first, *space, *start[len(first) :], *(token for pair in body for token in pair), *question),
         answer_ids=encode_once(tokenizer, answer),
         answer=answer.strip(),
         key_position=missing + len(start) + sum(map(len, body[:index])),
@@ -57,8 +57,8 @@ def tracking(tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> Pro
     after = [quizzes.TRACK_NEXT.format(name=b, before=a) for a, b in pairwise(names)]
     middle = [encode_once(tokenizer, text) for text in (first, *after)]
     start = first_ids(tokenizer) + encode(tokenizer, quizzes.TRACK_HEADER)
-    asked = encode_once(tokenizer, quizzes.TRACK_QUESTION.format(key=key, count=len(names)))
-    room = length - len(start) - sum(map(len, middle)) - len(asked)
+    question = encode_once(tokenizer, quizzes.TRACK_QUESTION.format(key=key, count=len(names)))
+    room = length - len(start) - sum(map(len, middle)) - len(question)
     if room < 0:
         raise ValueError(f"length={length} is below the task's fixed text of {length - room} tokens")
     filler = [encode(tokenizer, sentence) for sentence in PASSKEY_FILLER]
@@ -70,7 +70,7 @@ def tracking(tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> Pro
     for index, (place, statement) in enumerate(zip(places, middle, strict=True)):
         parts.insert(int(place) + index, statement)
     return Prompt(
-        ids=(*start, *(token for part in parts for token in part), *asked),
+        ids=(*start, *(token for part in parts for token in part), *question),
         answer_ids=encode_once(tokenizer, f" {' '.join(names)}"),
         answer=" ".join(names),
         key_position=len(start),
