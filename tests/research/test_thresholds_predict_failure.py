@@ -205,7 +205,7 @@ def test_readme_and_findings_state_the_published_numbers():
     assert f"rank correlation {nll.correlation}" in findings
     assert f"agreement is {value}" in findings
     at = 4 * settings(published())["trained_length"]
-    assert f"called right in {either.right[at].value:.0%}" in findings
+    assert f"accuracy is {either.right[at].value:.0%}" in findings
 
 
 def lengths(configs=24, seeds=5, noise=0.0, seed=0):
