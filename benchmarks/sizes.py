@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from mesa.models import tokenizer_of
 from probe.capture.spec import CaptureSpec
 from probe.plan import ProbeRequest, pass_counts, plan
 from probe.store.regions import layout
@@ -37,6 +38,7 @@ def planned(folder, shape, **more):
     )
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(folder)
+    tokenizer_of("default").save_pretrained(folder)  # a plan reads one; its sizes do not depend on which
     spec = CaptureSpec(dtype="float16", **more)
     request = ProbeRequest(model=str(folder), load={"dtype": "float16"}, methods=METHODS, length=length, spec=spec)
     return plan(request)

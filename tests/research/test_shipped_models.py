@@ -14,7 +14,7 @@ from mesa.models import load
 from mesa.support import trained_length
 from probe.tasks import corpus
 from probe.tasks.base import Setting
-from research.shipped_models import asked, card, making, quizzes, train
+from research.shipped_models import card, key_values, making, quizzes, train
 from research.shipped_models.mixture import ANSWER, PROMPT, SHARES, Mixture
 from research.shipped_models.run import main, parser
 
@@ -157,14 +157,14 @@ def test_every_answer_stands_in_the_sentences_anywhere_before_its_question(kind,
     assert np.std(places) > 15
 
 
-@pytest.mark.parametrize("task", [asked.KEY_VALUE, asked.TRACKING], ids=lambda task: task.name)
+@pytest.mark.parametrize("task", [key_values.KEY_VALUE, key_values.TRACKING], ids=lambda task: task.name)
 def test_prompts_that_measure_are_exactly_as_long_as_wanted(task, mixture):
     setting = Setting(trained_length=400, lengths=(400,))
     for prompt in task.prepare(mixture.tokenizer, 400, setting, 5):
         text = mixture.tokenizer.decode(prompt.ids)
         assert (len(prompt.ids), prompt.ids[0]) == (400, 0)
         assert mixture.tokenizer.decode(prompt.answer_ids).strip() == prompt.answer
-        if task is asked.TRACKING:
+        if task is key_values.TRACKING:
             assert [text.count(name) for name in prompt.answer.split()] == [2, 2, 2, 2, 1]
         else:
             name = text.rsplit('Key: "', 1)[1].split('"')[0]
