@@ -14,7 +14,7 @@ from pathlib import Path
 import anatomized
 import located
 import pytest
-from pages import unopened
+from pages import shown_texts, unopened
 from results import write_evaluation
 from synthetic import edit, evaluation, hidden_states, write_run
 
@@ -25,13 +25,16 @@ from mesa_lens.dashboard.elements import FORMS, content, on_both_themes, plain, 
 from mesa_lens.dashboard.runs import entries
 from mesa_lens.dashboard.views.theory import closed_forms, first_failures
 from probe.figures.export import threshold_export
+from probe.figures.interactive import draw
+from probe.figures.thresholds import threshold_chart
 from probe.report import write_report
 from probe.store.results import LOCATED
-from probe.thresholds.search import CrossingRule
+from probe.thresholds.search import CrossingRule, search
 from theory.bounds import first_failure
 
 ROOT = Path(__file__).parents[2]
-PAGES = "overview mechanism anatomy thresholds heatmaps compare results methods theory new".split()
+RUN_PAGES = "overview mechanism anatomy thresholds heatmaps compare".split()
+PAGES = [*RUN_PAGES, *"results methods theory new".split()]
 HOSTILE = "<script>alert(1)</script> **bold** :red[x] $y$"
 
 
@@ -63,17 +66,16 @@ def run(root, monkeypatch, page, **query):
     return app
 
 
-def texts(app):
-    kinds = (app.markdown, app.error, app.warning, app.info, app.caption, app.subheader, app.code)
-    return "\n".join(element.value for kind in kinds for element in kind)
-
-
 def verdict_of(app):
     return next(part.proto.body for part in app.get("html") if 'class="verdict"' in part.proto.body)
 
 
 def figures(app):
     return [json.loads(chart.proto.spec) for chart in app.get("plotly_chart")]
+
+
+def downloads(app):
+    return [str(element.key) for element in app.get("download_button")]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -84,26 +86,33 @@ def test_every_page_opens_on_every_run(opened, page):
         bare = page in ("methods", "new") or (page in ("mechanism", "anatomy") and name != "first")
         assert bare or len(figures(app)) + len(app.dataframe) > 0
         assert app.query_params["run"] in (name, [name])
+        assert ("run" in [box.key for box in app.selectbox]) == (page in RUN_PAGES)
 
 
-def test_the_overview_says_what_the_report_says(opened):
+def test_the_overview_shows_the_verdict_the_curves_and_where_inside(root, opened):
     app = opened("overview", run="first")
     table = app.dataframe[0].value.set_index("method")
     assert "(64, 128]" in verdict_of(app)
     assert "origin fails in (64, 128] tokens" in verdict_of(app)
     assert 64 <= int(table.loc["origin", "predicted"].removesuffix(" (descriptive)")) <= 80  # it leaves at 1.1 M
-    assert "On repeated, the states of origin leave their in\\-window range" in texts(app)
-    names = {trace["name"] for trace in figures(app)[0]["data"]}
-    assert {"origin", "rerope", "dynamic-ntk", "mesa"} <= names
+    assert "On repeated, the states of origin leave their in-window range" in shown_texts(app)
+    assert {"origin", "rerope", "dynamic-ntk", "mesa"} <= {trace["name"] for trace in figures(app)[0]["data"]}
+    scores, drift, located = titles(app)  # in this order
+    assert scores.startswith("Measured by length")
+    assert drift.startswith("Drift of resid_post by layer and position, prompt repeated")
+    assert located.startswith("rerope in one place only")
+    assert "rerope in one layer alone restores: layer 2 82%" in shown_texts(app)
+    assert any("first-repeated-drift-map.csv" in key for key in downloads(app))
+    assert f"mesa-lens locate --out {root / 'nested/second'}" in shown_texts(opened("overview", run="nested/second"))
 
 
-def test_pages_open_with_what_the_report_kept(root, monkeypatch, tmp_path):
+def test_pages_open_with_what_the_report_stored(root, monkeypatch, tmp_path):
     shutil.copytree(root / "first", tmp_path / "run")
     pages = ("overview", "thresholds", "heatmaps")
     shown = {page: figures(run(root, monkeypatch, page, run="first")) for page in pages}
 
-    def again(*given, **options):
-        raise ValueError("it is worked out again")
+    def again(*args, **options):
+        raise ValueError("it is computed again")
 
     for place in ("analysis.search", "analysis.find_drift", "analysis.negative_control", "search._score"):
         monkeypatch.setattr(f"probe.thresholds.{place}", again)
@@ -113,24 +122,24 @@ def test_pages_open_with_what_the_report_kept(root, monkeypatch, tmp_path):
         assert len(figures(app)) == len(drawn) > 0
     shutil.rmtree(tmp_path / "run" / "derived")
     shutil.copytree(tmp_path / "run", tmp_path / "bare")
-    assert "worked out again" in run(tmp_path, monkeypatch, "thresholds", run="bare").error[0].value
+    assert "computed again" in run(tmp_path, monkeypatch, "thresholds", run="bare").error[0].value
 
 
 @pytest.mark.slow
-def test_what_was_lacking_is_kept(root, monkeypatch, tmp_path):
+def test_what_a_page_computes_is_stored(root, monkeypatch, tmp_path):
     shutil.copytree(root / "first", tmp_path / "run")
-    kept = tmp_path / "run" / "derived"
-    names = {path.name for path in kept.iterdir()} | {"resid_post-repeated-thresholds.npz"}  # of the reference alone
-    shutil.rmtree(kept)
+    stored = tmp_path / "run" / "derived"
+    names = {path.name for path in stored.iterdir()} | {"resid_post-repeated-thresholds.npz"}  # of the reference alone
+    shutil.rmtree(stored)
     for page in ("overview", "thresholds", "heatmaps", "compare"):
         run(tmp_path, monkeypatch, page)
     app = run(tmp_path, monkeypatch, "heatmaps")
     app.button[0].click().run()
-    assert {path.name for path in kept.iterdir()} <= names
-    assert "resid_post-drift.npz" in {path.name for path in kept.iterdir()}
+    assert {path.name for path in stored.iterdir()} <= names
+    assert "resid_post-drift.npz" in {path.name for path in stored.iterdir()}
 
 
-def test_a_summary_of_another_store_is_not_believed(root, monkeypatch, tmp_path):
+def test_a_summary_of_another_store_is_not_used(root, monkeypatch, tmp_path):
     shutil.copytree(root / "first", tmp_path / "run")
     path = tmp_path / "run" / "summary.json"
     summary = json.loads(path.read_text())
@@ -147,16 +156,6 @@ def titles(app):
     return [text[2:-2] for text in bold if text.endswith("**")]
 
 
-def test_the_overview_shows_where_inside(root, opened):
-    app = opened("overview", run="first")
-    scores, drift, located = titles(app)  # in this order
-    assert scores.startswith("Measured by length")
-    assert drift.startswith("Drift of resid_post by layer and position, prompt repeated")
-    assert located.startswith("rerope in one place only")
-    assert "rerope in one layer alone restores: layer 2 82%" in plain_texts(app)
-    assert f"mesa-lens locate --out {root / 'nested/second'}" in texts(opened("overview", run="nested/second"))
-
-
 def test_what_is_located_after_the_report_is_in_the_verdict(tmp_path, monkeypatch, undrawn):
     write_run(tmp_path / "run", hidden_states(layers=2), evaluation())
     write_report(tmp_path / "run")
@@ -167,10 +166,6 @@ def test_what_is_located_after_the_report_is_in_the_verdict(tmp_path, monkeypatc
     assert "not located" not in verdict_of(run(tmp_path, monkeypatch, "overview"))
 
 
-def plain_texts(app):
-    return texts(app).replace("\\", "")
-
-
 def test_where_inside_follows_its_selectors(opened):
     app = opened("mechanism", run="first")
     assert ["One layer at a time" in titles(app)[0], len(titles(app))] == [True, 3]
@@ -178,19 +173,19 @@ def test_where_inside_follows_its_selectors(opened):
     app.selectbox(key="locate_length").set_value(512)
     app.selectbox(key="locate_measure").set_value("passkey").run()
     assert all("512 tokens (2 x the trained length), passkey answer" in title for title in titles(app))
-    assert "mesa in one layer alone restores: layer 2 70%" in plain_texts(app)
+    assert "mesa in one layer alone restores: layer 2 70%" in shown_texts(app)
     for kind, title in (("patches", "written into"), ("smallest set", "Heads added"), ("clamps", "held in")):
         app.segmented_control(key="locate_figures").set_value(kind).run()
         assert not app.exception
         assert title in titles(app)[0]
     app.selectbox(key="locate_method").set_value("dynamic-ntk").run()
-    assert "is not significant" in plain_texts(app)
+    assert "is not significant" in shown_texts(app)
     assert not [title for title in titles(app) if "held in" in title]
 
 
 def test_anatomy_follows_its_selectors(opened):
     app = opened("anatomy", run="first")
-    assert re.search(r"At 1024 tokens \(4 prompts; .*\): lost 1: 2\.3", plain_texts(app))
+    assert re.search(r"At 1024 tokens \(4 prompts; .*\): lost 1: 2\.3", shown_texts(app))
     assert ["Retrieval score" in titles(app)[0], len(titles(app))] == [True, 1]
     app.selectbox(key="anatomy_method").set_value("rerope")
     app.segmented_control(key="anatomy_figures").set_value("attention").run()
@@ -199,7 +194,7 @@ def test_anatomy_follows_its_selectors(opened):
     assert "Entropy of attention" in titles(app)[0]
     assert "256 tokens (1 x the trained length)" in titles(app)[0]
     app.selectbox(key="anatomy_statistic").set_value("keys beyond M").run()
-    assert "not measured here" in plain_texts(app)
+    assert "not measured here" in shown_texts(app)
     app.selectbox(key="anatomy_statistic").set_value("keys within N").run()
     assert "Attention to keys at most N tokens away" in titles(app)[0]
     for kind, title in (("unmet phases", "Unmet phases"), ("logit lens", "Logit lens")):
@@ -217,19 +212,15 @@ def test_anatomy_follows_its_selectors(opened):
     assert not app.exception
 
 
-def test_anatomy_names_the_command_or_the_damage(root, monkeypatch, tmp_path, opened):
-    assert "mesa-lens anatomy --out" in texts(opened("anatomy", run="nested/second"))
+def test_pages_of_the_inside_name_the_command_or_the_damage(root, monkeypatch, tmp_path, opened):
+    assert "mesa-lens anatomy --out" in shown_texts(opened("anatomy", run="nested/second"))
     shutil.copytree(root / "first", tmp_path / "run")
     (tmp_path / "run" / "anatomy" / "vectors.npz").unlink()
-    assert "is damaged" in run(tmp_path, monkeypatch, "anatomy").error[0].value
-
-
-def test_where_inside_explains_a_damaged_summary(root, monkeypatch, tmp_path):
-    shutil.copytree(root / "first", tmp_path / "run")
     (tmp_path / "run" / "locate" / "summary.json").write_text("{")
-    assert "is damaged" in run(tmp_path, monkeypatch, "mechanism").error[0].value
+    for page in ("anatomy", "mechanism"):
+        assert "is damaged" in run(tmp_path, monkeypatch, page).error[0].value
     app = run(tmp_path, monkeypatch, "overview")
-    assert ["is damaged" in app.warning[0].value, len(app.error), len(figures(app))] == [True, 0, 2]
+    assert [len(app.warning), len(app.error), len(figures(app))] == [2, 0, 2]
 
 
 @pytest.mark.parametrize("name", ["locate/summary.json", "anatomy/summary.json", "anatomy/vectors.npz"])
@@ -241,15 +232,42 @@ def test_what_links_out_of_the_root_is_not_read(root, tmp_path, name):
     assert entries(tmp_path / "inside") == []
 
 
-def test_thresholds_follow_the_rule(opened):
+def test_thresholds_follow_the_rule_which_can_be_reset(opened):
     app = opened("thresholds", run="first")
     assert app.markdown[0].value.startswith("**16** of 96")  # of 20 drifting ones
+    assert not app.warning
     app.number_input(key="minimum_score").set_value(1000.0).run()
     assert app.markdown[0].value.startswith("**0** of 96")
-    assert not app.exception
-    app.number_input(key="minimum_score").set_value(6.0)
+    assert "Least score (spreads) is 1000 (6)" in app.warning[0].value.replace("\\", "")
+    app.button[0].click().run()
+    assert [app.number_input(key="minimum_score").value, len(app.warning)] == [6, 0]
     app.number_input(key="M").set_value(130).run()  # Origin has left long ago: nothing crosses there
     assert app.markdown[0].value.startswith("**0** of 96")
+    assert not app.exception
+
+
+def test_the_ranking_gives_way_to_the_control_and_the_predictions(opened):
+    app = opened("thresholds", run="first")
+    app.segmented_control(key="below").set_value("negative control").run()
+    places = app.dataframe[0].value.set_index("position")
+    assert len(places) == 16
+    assert (places["observable"] < places["at M"]).mean() > 0.7
+    assert "as a share of the positions\\: origin 0%, rerope 0%" in app.markdown[-1].value
+    app.segmented_control(key="below").set_value("predictions").run()
+    predicted = app.dataframe[0].value.set_index("method")["predicted failure"]
+    assert predicted["rerope"] == "none up to 320"
+
+
+def test_dims_that_are_typed_are_drawn(opened):
+    app = opened("thresholds", run="first", pairs="1:3")
+    assert "dim 3, layer 1," in titles(app)[0]
+    assert any("first-repeated-thresholds-1-3.svg" in key for key in downloads(app))
+    app.text_input(key="pairs").set_value("1:10, 2:20,7:1, abc, 01: 10").run()
+    first, second = titles(app)
+    assert "dim 10, layer 1" in first
+    assert "dim 20, layer 2" in second
+    assert len(app.warning) == 2
+    assert "layers 0 to 2" in app.warning[0].value
 
 
 def test_the_ranking_names_what_is_excluded_and_what_never_crosses(tmp_path, monkeypatch):
@@ -264,25 +282,7 @@ def test_the_ranking_names_what_is_excluded_and_what_never_crosses(tmp_path, mon
     assert by_text == sorted(by_text)
 
 
-def test_a_changed_rule_says_so_and_can_be_put_back(opened):
-    app = opened("thresholds", run="first")
-    assert not app.warning
-    own = app.number_input(key="margin").value
-    app.number_input(key="margin").set_value(own + 1).run()
-    assert f"Margin (spreads) is {own + 1:g} ({own:g})" in app.warning[0].value.replace("\\", "")
-    app.button[0].click().run()
-    assert [app.number_input(key="margin").value, len(app.warning)] == [own, 0]
-
-
-@pytest.mark.parametrize("typed", ["1:1", "2:2", "1:10"])
-def test_what_is_typed_is_drawn(opened, typed):
-    app = opened("thresholds", run="first", pairs=typed)
-    layer, dim = typed.split(":")
-    (shown,) = titles(app)
-    assert f"dim {dim}, layer {layer}," in shown
-
-
-def test_the_run_stands_in_the_address_and_an_unknown_one_is_said(opened):
+def test_the_run_stands_in_the_address_and_an_unknown_one_is_reported(opened):
     app = opened("overview")
     assert app.query_params["run"] == "nested/second"
     app.selectbox(key="run").set_value("first").run()
@@ -304,51 +304,18 @@ def test_an_unfinished_capture_takes_no_landing_page(root, monkeypatch, tmp_path
     assert not app.error
 
 
-def test_downloads_are_named_by_run_prompt_and_view(opened):
-    expected = {
-        "overview": "first-repeated-drift-map.csv",
-        "thresholds": "first-repeated-thresholds-1-3.svg",
-        "heatmaps": "first-repeated-heatmap-resid_post-minus-origin.csv",
-    }
-    for page, name in expected.items():
-        app = opened(page, run="first", **({"pairs": "1:3"} if page == "thresholds" else {}))
-        keys = [element.key for element in app.get("download_button")]
-        assert any(name in str(key) for key in keys), keys
-
-
-def test_the_control_stands_beside_the_search(opened):
-    app = opened("thresholds", run="first")
-    app.segmented_control(key="below").set_value("negative control").run()
-    found = app.dataframe[0].value.set_index("position")
-    assert len(found) == 16
-    assert (found["observable"] < found["at M"]).mean() > 0.7
-    assert "as a share of the positions\\: origin 0%, rerope 0%" in app.markdown[-1].value
-    app.segmented_control(key="below").set_value("predictions").run()
-    predicted = app.dataframe[0].value.set_index("method")["predicted failure"]
-    assert predicted["rerope"] == "none up to 320"
-
-
-def test_dims_are_chosen_by_name(opened):
-    app = opened("thresholds", run="first")
-    app.text_input(key="pairs").set_value("1:3, 2:20,7:1, abc, 01: 3").run()
-    shown = titles(app)
-    assert ["dim 3, layer 1" in shown[0], "dim 20, layer 2" in shown[1], len(shown)] == [True, True, 2]
-    assert len(app.warning) == 2
-    assert "layers 0 to 2" in app.warning[0].value
-
-
 @pytest.mark.parametrize(
-    ("page", "query", "shown"),
+    ("page", "query", "text"),
     [
-        ("thresholds", {"pairs": "1:3", "prompt": "text-0"}, "prompt text\\-0"),
+        ("thresholds", {"pairs": "1:3", "prompt": "text-0"}, "prompt text-0"),
         ("thresholds", {"M": "100"}, "position 100"),
         ("heatmaps", {"minus": "rerope", "layers": ["0", "1"]}, "minus rerope"),
         ("theory", {"theory_M": "20", "N": "2"}, "M = 20"),
     ],
 )
-def test_a_link_reproduces_the_view(opened, page, query, shown):
+def test_a_link_reproduces_the_view(opened, page, query, text):
     app = opened(page, run="first", **query)
-    assert shown in texts(app) + json.dumps(figures(app))
+    assert text in shown_texts(app) + json.dumps(figures(app))
     for name, value in query.items():
         assert app.query_params[name] == (value[0] if len(value) == 1 and isinstance(value, list) else value)
 
@@ -358,7 +325,9 @@ def test_heatmaps_open_with_the_difference_where_drift_begins(opened):
     assert app.selectbox(key="minus").value == "origin"
     at = app.slider(key="layers").value
     assert at in ((1, 1), (2, 2))  # the first layer never drifts
-    assert len(figures(app)[0]["data"]) == 6  # three methods, two regions
+    assert [trace["type"] for trace in figures(app)[0]["data"]] == ["heatmap"] * 6  # three methods, two regions
+    assert "resid_post minus origin" in titles(app)[0]
+    assert any("first-repeated-heatmap-resid_post-minus-origin.csv" in key for key in downloads(app))
     app.button[0].click().run()  # the raw view is one click away
     assert [app.selectbox(key="minus").value, app.slider(key="layers").value] == ["nothing", (0, 2)]
     assert app.query_params["minus"] == "nothing"
@@ -368,13 +337,15 @@ def test_heatmaps_open_with_the_difference_where_drift_begins(opened):
     assert [app.selectbox(key="minus").value, app.slider(key="layers").value] == ["origin", at]
 
 
-def test_differences_are_differences(opened):
-    app = opened("heatmaps", run="first", minus="origin")
+def test_zooming_reads_more_and_another_run_keeps_only_what_it_has(opened):
+    app = opened("heatmaps", run="first", positions="choose")
+    app.slider(key="zoom").set_value((60, 69)).run()
+    app.slider(key="dims").set_value((0, 3)).run()
+    assert "Every value is drawn" in shown_texts(app)
+    assert figures(app)[0]["data"][0]["z"]["shape"] == "4, 10"
     app.slider(key="layers").set_value((2, 2)).run()
-    figure = figures(app)[0]
-    assert {trace["type"] for trace in figure["data"]} == {"heatmap"}
-    assert len(figure["data"]) == 6  # three methods, two regions; the one subtracted is left out
-    assert "resid_post minus origin" in titles(app)[0]
+    app.selectbox(key="run").set_value("nested/second").run()
+    assert [len(app.error), len(app.exception), len(figures(app))] == [0, 0, 1]
 
 
 def test_downloads_hold_what_is_shown(root):
@@ -391,24 +362,17 @@ def test_downloads_hold_what_is_shown(root):
     assert float(row["crossing"]) == crossing
 
 
-def test_zooming_reads_more(opened):
-    app = opened("heatmaps", run="first", positions="choose")
-    app.slider(key="zoom").set_value((60, 69)).run()
-    app.slider(key="dims").set_value((0, 3)).run()
-    assert "Every value is drawn" in texts(app)
-    assert figures(app)[0]["data"][0]["z"]["shape"] == "4, 10"
-
-
 def test_methods_are_drawn_side_by_side(opened):
     app = opened("methods", a="stair", b="mesa")
     assert len(figures(app)) == 2
+    assert {f"methods-stair-a-24-M-16.{form}" for form in FORMS} <= set(downloads(app))
     app.selectbox(key="a").set_value("origin").run()
-    said = texts(app).replace("\\", "")
+    text = shown_texts(app)
     assert (
-        "The largest relative position is 23, at or beyond M = 16; pairs at M or beyond, where the model was " in said
+        "The largest relative position is 23, at or beyond M = 16; pairs at M or beyond, where the model was " in text
     )
-    assert "never trained: 36; causal pairs masked: 0." in said  # 1 + ... + 8
-    assert re.search(r"The largest relative position is \d+, inside M = 16; pairs at M or beyond.*: 0; ", said)
+    assert "never trained: 36; causal pairs masked: 0." in text  # 1 + ... + 8
+    assert re.search(r"The largest relative position is \d+, inside M = 16; pairs at M or beyond.*: 0; ", text)
     app.number_input(key="b.mesa.window").set_value(16).run()
     assert "window=16" in app.warning[0].value.replace("\\", "")
     table = app.dataframe[0].value.set_index("method")
@@ -426,43 +390,19 @@ def test_the_sizes_of_a_method_follow_m(opened):
     assert linked.number_input(key="a.rerope.window").value == 9
 
 
-@pytest.mark.parametrize(("page", "query", "stem"), [
-    ("methods", {"a": "stair"}, "methods-stair-a-24-M-16"),
-    ("theory", {"theory_tab": "Head output o_t", "N": "2"}, "theory-output-M16-N2-E3-H0.5"),
-    ("theory", {"theory_tab": "Recovered position"}, "theory-position-M16-N3-E3-H0.5"),
-    ("theory", {"theory_tab": "Attention on <bos>"}, "theory-attention-M16-N3-E3-H0.5"),
-])  # fmt: skip
-def test_pages_without_a_run_have_downloads_too(opened, page, query, stem):
-    keys = {str(element.key) for element in opened(page, **query).get("download_button")}
-    assert {f"{stem}.{form}" for form in FORMS} <= keys
-
-
-@pytest.mark.parametrize(
-    ("form", "begins"),
-    [
-        ("png", b"\x89PNG"),
-        ("svg", b"<?xml"),
-        pytest.param("pdf", b"%PDF", marks=pytest.mark.slow),
-    ],
-)
-def test_drawings_hold_what_the_pages_show(form, begins):
+def test_drawings_hold_what_the_pages_show():
     method = make("stair", 4, window=2, width=2)
-    matrix = drawings.matrix_drawing("a", method, distances(method.plan(6)), 4, [[0, "#deebf7"], [1, "#6baed6"]])
-    assert content(lambda: matrix, form, several=False).startswith(begins)
+    positions = distances(method.plan(6))
+    matrix = drawings.matrix_drawing("a", method, positions, 4, [[0, "#deebf7"], [1, "#6baed6"]])
+    for form, begins in {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}.items():
+        assert content(lambda: matrix, form, several=False).startswith(begins)
     rows = content(lambda: matrix, "csv", several=False).decode().splitlines()
     assert rows[0] == "query,key,relative_position"
-    assert sorted(row.rpartition(",")[2] for row in rows[1:] if not row.endswith(",")) == sorted(
-        f"{value:.1f}" for value in distances(method.plan(6)).ravel() if value >= 0
-    )
+    values = sorted(row.rpartition(",")[2] for row in rows[1:] if not row.endswith(","))
+    assert values == sorted(f"{value:.1f}" for value in positions.ravel() if value >= 0)
     data = closed_forms(16, 0.5, 3, 3)
     curves = drawings.curves_drawing("c", data["position"].assign_attrs(data.attrs))
-    assert content(lambda: curves, form, several=False).startswith(begins)
-
-
-def test_theory_draws_the_threshold(opened):
-    figure = figures(opened("theory", H="1.5"))[0]
-    assert 1.5 in [shape["y0"] for shape in figure["layout"]["shapes"]]
-    assert figure["layout"]["yaxis"]["title"]["text"] == "head output o_t (above 5.5: not drawn)"
+    assert content(lambda: curves, "png", several=False).startswith(b"\x89PNG")
 
 
 def test_theory_shows_what_the_closed_forms_say(opened):
@@ -471,20 +411,26 @@ def test_theory_shows_what_the_closed_forms_say(opened):
         excess = data["excess"].sel(construction=construction)
         beyond = excess.where((excess["t"] > 16) & (excess <= 0), drop=True)
         assert int(beyond["t"][0]) == first_failure(16, 3, E)
-    assert "the weave first fails at t = 181,369 (certified" in texts(opened("theory", theory_M="64", N="8")).replace(
-        "\\", ""
-    )
+    app = opened("theory", theory_M="64", N="8")
+    assert "the weave first fails at t = 181,369 (certified" in shown_texts(app)
+    assert "2 claims checked: 1 holds, 1 BROKEN (3.2)." in shown_texts(app)
     app = opened("theory", theory_M="4")
     app.slider(key="N").set_value(8).run()
     assert "N=8 is not below M=4" in app.warning[0].value.replace("\\", "")
-    assert "2 claims checked: 1 holds, 1 BROKEN (3.2)." in texts(opened("theory")).replace("\\", "")
 
 
-def test_theory_says_where_its_curves_stop(opened):
-    for N in (3, 11):
-        app = opened("theory", theory_M="16", N=str(N))
-        notes = " ".join(note["text"] for note in figures(app)[0]["layout"]["annotations"]).replace("<br>", " ")
-        assert ("Curves stop at t = 4,000, the most that is computed" in notes) == (N == 11)
+@pytest.mark.parametrize(("N", "tab", "name"), [
+    (3, "Head output o_t", "output"), (11, "Recovered position", "position"), (11, "Attention on <bos>", "attention")
+])  # fmt: skip
+def test_theory_draws_the_threshold_says_where_curves_stop_and_has_files(opened, N, tab, name):
+    app = opened("theory", H="1.5", N=str(N), theory_tab=tab)
+    layout = figures(app)[0]["layout"]
+    assert 1.5 in [shape["y0"] for shape in layout["shapes"]]
+    notes = " ".join(note["text"] for note in layout["annotations"]).replace("<br>", " ")
+    assert ("Curves stop at t = 4,000, the most that is computed" in notes) == (N == 11)
+    if N == 3:
+        assert layout["yaxis"]["title"]["text"] == "head output o_t (above 5.5: not drawn)"
+    assert {f"theory-{name}-M16-N{N}-E3-H1.5.{form}" for form in FORMS} <= set(downloads(app))
 
 
 def test_what_is_certified_says_so():
@@ -526,21 +472,13 @@ def test_all_settings_of_three_runs_are_compared(root, monkeypatch, tmp_path):
 
 
 def test_names_from_stores_stay_text(opened):
-    shown = texts(opened("overview", run="first"))
-    assert plain(HOSTILE) in shown
-    assert "<script>" not in shown.replace("\\<", "")
-    hostile = hidden_states(prompts=("<b>loud</b>", "text-0"))
-    assert "&lt;b&gt;loud" in json.dumps(titles_of(hostile))
-
-
-def titles_of(hidden):
-    from probe.figures.interactive import draw
-    from probe.figures.thresholds import threshold_chart
-    from probe.thresholds.search import CrossingRule, search
-
-    one = hidden.isel(prompt=0)
-    found = search(one, 64, CrossingRule.scaled(64))
-    return draw(threshold_chart(one, found, 1, 3)).layout.title.text
+    app = opened("overview", run="first")
+    text = "\n".join(element.value for element in app.markdown)
+    assert plain(HOSTILE) in text
+    assert "<script>" not in text.replace("\\<", "")
+    hidden = hidden_states(prompts=("<b>loud</b>", "text-0")).isel(prompt=0)
+    chart = threshold_chart(hidden, search(hidden, 64, CrossingRule.scaled(64)), 1, 3)
+    assert "&lt;b&gt;loud" in draw(chart).layout.title.text
 
 
 def damaged(kind, root, target):
@@ -559,8 +497,17 @@ def damaged(kind, root, target):
         (store / "zarr.json").write_text(text.replace('"trained_length": 64', '"trained_length": "many"'))
 
 
-@pytest.mark.parametrize("kind", ["unfinished", "no metadata", "garbage", "missing region", "wrong attributes"])
-@pytest.mark.parametrize("page", ["overview", "thresholds", "heatmaps"])
+@pytest.mark.parametrize(
+    ("kind", "page"),
+    [
+        ("unfinished", "overview"),
+        ("unfinished", "thresholds"),
+        ("no metadata", "heatmaps"),
+        ("garbage", "overview"),
+        ("missing region", "thresholds"),
+        ("wrong attributes", "heatmaps"),
+    ],
+)
 def test_a_bad_store_is_explained(root, monkeypatch, tmp_path, kind, page):
     damaged(kind, root, tmp_path / "bad")
     app = run(tmp_path, monkeypatch, page)
@@ -585,19 +532,11 @@ def test_a_damaged_run_is_not_preselected(root, monkeypatch, tmp_path):
     assert "newest is left out:" in app.warning[0].value.replace("\\", "")
 
 
-@pytest.mark.parametrize(
-    ("page", "offers"), [("heatmaps", True), ("methods", False), ("theory", False), ("new", False)]
-)
-def test_only_pages_of_a_run_offer_runs(opened, page, offers):
-    assert ("run" in [box.key for box in opened(page).selectbox]) == offers
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_without_a_run_it_says_how_to_make_one(monkeypatch, tmp_path, page):
     app = run(tmp_path / "nothing", monkeypatch, page)
     assert not app.error
-    if page in ("overview", "mechanism", "anatomy", "thresholds", "heatmaps", "compare"):
-        assert "make demo" in texts(app)
+    assert ("make demo" in shown_texts(app)) == (page in RUN_PAGES)
 
 
 def test_only_runs_under_the_root_are_listed(root, tmp_path, opened):
@@ -643,7 +582,7 @@ for page in {PAGES!r}:
     assert done.returncode == 0, done.stderr
 
 
-def test_another_run_brings_its_own_rule(root, monkeypatch, tmp_path):
+def test_another_run_brings_its_default_rule(root, monkeypatch, tmp_path):
     for name, trained in (("a", 64), ("b", 32)):
         write_run(
             tmp_path / name, hidden_states(trained, windows=320 // trained), evaluation(trained), trained_length=trained
@@ -654,7 +593,7 @@ def test_another_run_brings_its_own_rule(root, monkeypatch, tmp_path):
     fresh = run(tmp_path, monkeypatch, "thresholds", run="b")
     assert app.markdown[0].value == fresh.markdown[0].value
     assert "position 32" in app.markdown[0].value
-    assert [each.value for each in app.number_input] == [each.value for each in fresh.number_input]
+    assert [widget.value for widget in app.number_input] == [widget.value for widget in fresh.number_input]
     linked = run(tmp_path, monkeypatch, "thresholds", run="b", M="40")
     assert "position 40" in linked.markdown[0].value
 
@@ -671,8 +610,8 @@ def test_runs_with_one_layer_are_compared(monkeypatch, tmp_path):
 def with_gaps(folder):
     """A run with layers 0 and 2, dims 0-5 and 18-23, positions 16-127 and 256-319."""
     whole = hidden_states(layers=3)
-    kept = {"layer": [0, 2], "dim": [*range(6), *range(18, 24)], "position": [*range(16, 128), *range(256, 320)]}
-    write_run(folder, whole.sel(kept), evaluation())
+    stored = {"layer": [0, 2], "dim": [*range(6), *range(18, 24)], "position": [*range(16, 128), *range(256, 320)]}
+    write_run(folder, whole.sel(stored), evaluation())
 
 
 def test_no_region_spans_a_gap_in_what_was_captured(monkeypatch, tmp_path):
@@ -707,12 +646,3 @@ def test_a_download_does_not_mix_two_captures(root, tmp_path):
     os.utime(tmp_path / "run" / "store.zarr" / "zarr.json", (1, 1))
     with pytest.raises(ValueError, match="run run was captured anew since this page was drawn; reload the page"):
         make()
-
-
-def test_changing_the_run_keeps_only_what_the_other_run_has(opened):
-    app = opened("heatmaps", run="first")
-    app.slider(key="layers").set_value((2, 2)).run()
-    app.selectbox(key="run").set_value("nested/second").run()
-    assert not app.error
-    assert not app.exception
-    assert len(figures(app)) == 1

@@ -1,4 +1,4 @@
-"""The dashboard on stores that take long to read: what is offered first."""
+"""The dashboard on stores that take long to read: a button before the analysis."""
 
 import shutil
 
@@ -32,7 +32,7 @@ def opened(monkeypatch):
 
 @pytest.fixture
 def old(root, tmp_path, monkeypatch):
-    """A large run as an older version left it: nothing is kept, and its summary has no verdict."""
+    """A large run as an older version left it: nothing is stored, and its summary has no verdict."""
     shutil.copytree(root / "run", tmp_path / "old" / "run")
     shutil.rmtree(tmp_path / "old" / "run" / "derived")
     monkeypatch.setattr(state, "_LARGE", 0)
@@ -41,7 +41,7 @@ def old(root, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["overview", "heatmaps"])
-def test_what_takes_long_is_offered_and_then_kept(page, old, opened):
+def test_what_takes_long_is_offered_and_then_stored(page, old, opened):
     (old / "run" / "summary.json").unlink()
     app = opened(page, old)
     assert "was not computed yet, or by another version" in shown_texts(app)
@@ -54,13 +54,13 @@ def test_what_takes_long_is_offered_and_then_kept(page, old, opened):
     assert "resid_post-drift.npz" in {path.name for path in (old / "run" / "derived").iterdir()}
 
 
-def test_the_verdict_is_shown_though_the_map_is_still_to_be_made(old, opened):
+def test_the_verdict_is_drawn_before_the_map_is_computed(old, opened):
     app = opened("overview", old)
     assert any("verdict" in part.proto.body for part in app.get("html"))
     assert len(app.get("plotly_chart")) == 1  # the scores
     assert "was not computed yet" in shown_texts(app)
 
 
-def test_small_runs_are_read_without_being_asked(old, opened, monkeypatch):
+def test_small_runs_are_read_at_once(old, opened, monkeypatch):
     monkeypatch.setattr(state, "_LARGE", 2**28)
     assert len(opened("overview", old).get("plotly_chart")) == 2

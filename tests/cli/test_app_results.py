@@ -1,10 +1,10 @@
-"""The dashboard's page of evaluations, studies and paper runs: what it shows, what it finds, what it leaves alone."""
+"""The dashboard's page of evaluations and paper runs."""
 
 import json
 import os
 
 import pytest
-from pages import unopened
+from pages import shown_texts, unopened
 from results import evaluation, write_evaluation, write_harness, write_paper
 
 from mesa_lens.dashboard.runs import results
@@ -29,18 +29,13 @@ def opened(monkeypatch, tmp_path):
     return open_page
 
 
-def texts(app):
-    kinds = (app.markdown, app.error, app.warning, app.info, app.caption, app.subheader, app.header, app.code)
-    return "\n".join(element.value for kind in kinds for element in kind).replace("\\", "")
-
-
 def test_without_results_it_says_how_to_make_one(opened, tmp_path):
     app = opened()
-    assert f"mesa-lens eval --out {tmp_path}/eval" in texts(app)
+    assert f"mesa-lens eval --out {tmp_path}/eval" in shown_texts(app)
     assert not app.error
 
 
-def test_results_are_found_by_their_files_the_newest_first(tmp_path):
+def test_results_are_listed_by_their_files_newest_first(tmp_path):
     for age, (name, write) in enumerate(KINDS.items()):
         folder = write(tmp_path / "deep" / name)
         for file in folder.iterdir():
@@ -49,7 +44,7 @@ def test_results_are_found_by_their_files_the_newest_first(tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "summary.json").write_text("{}")
     labels = ["deep/eval (eval)", "deep/lm-eval (lm-eval)", "deep/paper (paper)"]
-    assert [each.label for each in results(tmp_path)] == labels
+    assert [result.label for result in results(tmp_path)] == labels
 
 
 @pytest.mark.parametrize("name", ["summary.json", "samples.csv", ""])
@@ -74,32 +69,32 @@ def test_an_evaluation_begins_with_its_differences(opened, tmp_path):
     assert difference.loc["rerope", "512"].startswith("+0.800 [+0.")
     assert difference.loc["rerope", "256"].startswith("+0.000 [-")
     assert means.loc["origin", "512"].startswith("0.20 [")
-    assert "passkey, accuracy at 512 tokens (2 M): origin 0.20, rerope 1.00." in texts(app)
-    assert "Cells that are not run yet: 3." in texts(app)
+    assert "passkey, accuracy at 512 tokens (2 M): origin 0.20, rerope 1.00." in shown_texts(app)
+    assert "Cells that are not run yet: 3." in shown_texts(app)
     (chart,) = app.get("plotly_chart")
     assert {trace["name"] for trace in json.loads(chart.proto.spec)["data"]} >= {"origin", "rerope"}
     keys = [str(element.key) for element in app.get("download_button")]
     assert any("mine-passkey.csv" in key for key in keys)
 
 
-def test_effective_lengths_and_longppl_stand_first_and_what_tells_of_prompts_in_no_table(opened, tmp_path):
-    made = evaluation()
+def test_effective_lengths_and_longppl_come_first_and_scores_of_prompts_are_in_no_table(opened, tmp_path):
+    summary = evaluation()
     scores = {"recall": 0.9, "copied": 0.2}
     rows = [
         {"task": "vt", "metric": metric, "method": "origin", "length": 256, "sample": sample, "score": score}
         for sample in range(5)
         for metric, score in scores.items()
     ]
-    made["cells"] += summarize(rows, TASKS)
-    made["effective"] = effective_lengths(rows, ["vt"], 256)
-    made["longppl"] = [{"method": "origin", "length": 256, "longppl": 3.217, "keys": 40, "texts": 5}]
-    made["sizes"] = {"vt": "4 hops, no example; 30 tokens generated"}
-    (write_evaluation(tmp_path / "mine") / "summary.json").write_text(json.dumps(made))
+    summary["cells"] += summarize(rows, TASKS)
+    summary["effective"] = effective_lengths(rows, ["vt"], 256)
+    summary["longppl"] = [{"method": "origin", "length": 256, "longppl": 3.217, "keys": 40, "texts": 5}]
+    summary["sizes"] = {"vt": "4 hops, no example; 30 tokens generated"}
+    (write_evaluation(tmp_path / "mine") / "summary.json").write_text(json.dumps(summary))
     app = opened()
     effective, longppl, *others = (element.value.set_index("method") for element in app.dataframe)
     assert effective["vt"].tolist() == ["0.90 [0.46, 0.99]; copying 0.20", "at least 256 [256, 256]"]
     assert longppl.loc["origin", "256"] == "3.22"
-    assert "vt: 4 hops, no example; 30 tokens generated." in texts(app)
+    assert "vt: 4 hops, no example; 30 tokens generated." in shown_texts(app)
     assert len(others) == 3  # passkey's difference and means, vt's means
     assert len(app.get("plotly_chart")) == 2
 
@@ -111,12 +106,12 @@ def test_a_paper_run_shows_every_section(opened, tmp_path):
         "Passkey retrieval",
         "Summaries of GovReport",
     ]
-    assert "Not run: no documents were given." in texts(app)
+    assert "Not run: no documents were given." in shown_texts(app)
     assert app.dataframe[0].value["512"][0].startswith("+0.8")
     assert any("ROUGE" in element.label for element in app.expander)
 
 
-def test_what_lm_eval_gave_is_a_table(opened, tmp_path):
+def test_scores_of_lm_eval_are_a_table(opened, tmp_path):
     write_harness(tmp_path / "mine")
     assert opened().dataframe[0].value.iloc[0].tolist() == ["rerope", "niah", "acc,none 0.5, acc_stderr,none 0.1"]
 
@@ -131,12 +126,12 @@ def test_a_damaged_result_is_named_with_the_command(opened, tmp_path, kind, file
 
 
 @pytest.mark.slow
-def test_the_choice_is_in_the_address_and_an_unknown_one_is_said(opened, tmp_path):
+def test_the_choice_is_in_the_address_and_an_unknown_one_is_reported(opened, tmp_path):
     write_evaluation(tmp_path / "first")
     write_paper(tmp_path / "second")
     for name in ("first (eval)", "second (paper)"):
         assert opened(result=name).selectbox(key="result").value == name
-    assert "There is no result gone" in texts(opened(result="gone"))
+    assert "There is no result gone" in shown_texts(opened(result="gone"))
 
 
 def test_names_in_results_stay_text(opened, tmp_path):
@@ -144,15 +139,15 @@ def test_names_in_results_stay_text(opened, tmp_path):
     assert "\\<script\\>" in "".join(element.value for element in opened().markdown)
 
 
-def test_runs_that_are_not_finished_are_told_as_by_the_command(opened, tmp_path):
+def test_runs_that_are_not_finished_are_listed_as_by_the_command(opened, tmp_path):
     for name, done in {"grid": 2, "whole": 3}.items():
         journal = Journal(tmp_path / name / "cells.jsonl", {"model": "tiny"})
         journal.expect(3)
         for number in range(done):
             journal.add(("nll", "origin", number), {"config": {"name": "origin"}, "scores": [1.0]})
     app = opened()
-    (shown,) = [each for each in app.expander if each.label.startswith("Not finished")]
-    assert shown.label == "Not finished: 1"
-    (row,) = shown.dataframe[0].value.to_dict("records")
+    (fold,) = [part for part in app.expander if part.label.startswith("Not finished")]
+    assert fold.label == "Not finished: 1"
+    (row,) = fold.dataframe[0].value.to_dict("records")
     assert [row[key] for key in ("run", "state", "done", "left", "of")] == ["grid", "unfinished", 2, 1, 3]
     assert {"section", "seconds_left", "time left"}.isdisjoint(row)  # of no paper run, and of no known pace

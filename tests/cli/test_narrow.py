@@ -65,11 +65,11 @@ def test_a_narrow_page_gets_panels_below_each_other(chart, monkeypatch, stacked)
 
 
 @pytest.mark.parametrize(
-    ("agent", "told", "narrow"), [("Mobile", None, True), ("X11", None, False), ("Mobile", False, False)]
+    ("agent", "width", "narrow"), [("Mobile", None, True), ("X11", None, False), ("Mobile", False, False)]
 )
-def test_a_phone_is_known_before_its_width(monkeypatch, agent, told, narrow):
+def test_a_phone_is_known_before_its_width(monkeypatch, agent, width, narrow):
     monkeypatch.setattr(elements.st, "context", SimpleNamespace(headers={"User-Agent": f"Mozilla/5.0 ({agent})"}))
     monkeypatch.setattr(
-        elements.st, "session_state", {} if told is None else {"page width": SimpleNamespace(narrow=told)}
+        elements.st, "session_state", {} if width is None else {"page width": SimpleNamespace(narrow=width)}
     )
     assert elements.is_narrow() == narrow

@@ -23,5 +23,5 @@ def drawn(page: str) -> AppTest:
 
 def shown_texts(app: AppTest) -> str:
     """What a page says, its Markdown unescaped."""
-    kinds = (app.markdown, app.error, app.warning, app.info, app.caption, app.subheader, app.code)
+    kinds = (app.markdown, app.error, app.warning, app.info, app.caption, app.header, app.subheader, app.code)
     return "\n".join(element.value for kind in kinds for element in kind).replace("\\", "")
