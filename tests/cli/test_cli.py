@@ -1,14 +1,72 @@
+"""The command as a whole: help, signals, failures, and the commands that need no run."""
+
 import errno
 import json
+import re
+import shlex
 import signal
 from pathlib import Path
 
 import pytest
-import tiny
-from commands import main
+from commands import main, parsers
 
 from mesa.engine.attention import EXECUTORS
 from mesa_lens import cli
+
+PARSERS = parsers(cli.parser())
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_help_begins_with_one_example_that_the_parser_takes(name, capsys):
+    with pytest.raises(SystemExit):
+        main([*name.split()[1:], "--help"])
+    first, blank, *rest = capsys.readouterr().out.splitlines()
+    assert (first[:9], blank) == ("example: ", "")
+    assert not any(line.startswith("example:") for line in rest)
+    command, *arguments = shlex.split(first.removeprefix("example: "))
+    assert command == "mesa-lens"
+    assert callable(cli.parser().parse_args(arguments).run)
+    assert arguments[: len(name.split()) - 1] == name.split()[1:] or len(name.split()) == 1
+
+
+ESTIMATES = {  # options, and what the estimate says of them
+    "probe": ("--length 400 --texts 0 --samples 0", "captured length 400 tokens"),
+    "eval": (
+        "--task passkey,nll --methods origin,mesa --lengths 96,200 --samples 2",
+        "8 cells (2 tasks x 2 methods), 2 samples each",
+    ),
+    "locate": ("--lengths 320 --samples 1 --try weave", ""),
+    "anatomy": ("--lengths 160,320 --samples 1 --parts lens", ""),
+    "estimate-window": ("--longest 256 --samples 2", "contexts of up to 256 tokens, 2 texts each"),
+}
+
+
+@pytest.mark.parametrize("command", ESTIMATES)
+def test_an_estimate_tells_the_time_loads_no_weights_and_writes_nothing(command, model, tmp_path, capsys, monkeypatch):
+    for loader in ("mesa.models.load", "probe.experiment.model_spec.load"):
+        monkeypatch.setattr(loader, lambda *_, **__: pytest.fail("weights were loaded"))
+    options, sizes = ESTIMATES[command]
+    out = [] if command == "estimate-window" else ["--out", str(tmp_path / "out")]
+    assert main([command, "--model", model, *options.split(), "--estimate", *out]) == 0
+    printed = capsys.readouterr().out
+    assert sizes in printed
+    assert re.fullmatch(
+        r"time: (less than 10 s|about [\d.]+ (to [\d.]+ )?(s|min|h)) for the passes, if this machine stays as busy as "
+        r"it is now \(\d+ threads?; .*\)",
+        printed.splitlines()[-1],
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_command_that_can_estimate_is_among_those_tested():
+    can = {name.split()[-1] for name, parser in PARSERS.items() if "--estimate" in parser._option_string_actions}
+    assert can == {*ESTIMATES, "paper"}
+
+
+@pytest.mark.slow
+def test_the_papers_estimate_tells_the_time(capsys):
+    assert main(["paper", "--sections", "probe", "--estimate"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("time: ")
 
 
 def test_methods_are_listed_with_parameters_and_formula(capsys):
@@ -16,19 +74,17 @@ def test_methods_are_listed_with_parameters_and_formula(capsys):
     text = capsys.readouterr().out
     assert "R = min(r, N)" in text
     assert "window=32, width=50, first=6, last=32" in text
-
-
-def test_methods_as_json(capsys):
     assert main(["methods", "--json"]) == 0
     records = {record["name"]: record for record in json.loads(capsys.readouterr().out)}
     assert records["mesa"]["window"] == 512
     assert records["rerope"]["formula"] == "R = min(r, N)"
+    assert main(["methods", "--table"]) == 0
+    assert capsys.readouterr().out.strip() in (Path(__file__).parents[2] / "README.md").read_text()
 
 
 def test_explain_draws_the_matrix(capsys):
     assert main(["methods", "explain", "lm-infinite", "--length", "6", "--set", "lm-infinite.window=3"]) == 0
-    drawn = capsys.readouterr().out.splitlines()[-6:]
-    assert drawn == [
+    assert capsys.readouterr().out.splitlines()[-6:] == [
         "0 | 0",
         "1 | 1 0",
         "2 | 2 1 0",
@@ -38,75 +94,60 @@ def test_explain_draws_the_matrix(capsys):
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["app", "--store", "README.md"], "mesa-lens: --store README.md is not a folder"),
-        (["app", "--port", "0"], "mesa-lens: --port 0 is below 1"),
-        (["methods", "explain", "rope"], "mesa-lens: unknown method 'rope'; known: origin, nope, rerope,"),
-        (["methods", "explain", "rerope", "--set", "window=3"], "--set 'window=3' is not METHOD.PARAMETER=VALUE"),
-        (["methods", "explain", "rerope", "--length", "0"], "--length 0 is below 1"),
-        (["methods", "explain", "rerope", "--length", "99"], "--length 99 is too wide to draw; use at most 48"),
-        (["methods", "--trained-length", "1"], "--trained-length 1 is below 2"),
-    ],
-)
-def test_misuse_is_one_line_and_exit_code_2(arguments, message, capsys):
-    assert main(arguments) == 2
-    errors = capsys.readouterr().err
-    assert message in errors
-    assert errors.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "module", "remedy"),
-    [
-        (["eval"], "eval", "mend its permissions or choose another --out"),
-        (["fetch"], "fetch", "mend its permissions or choose another --cache"),
-        (["status", "runs"], "status", "mend its permissions"),
-    ],
-)
-def test_the_remedy_for_a_read_only_folder_names_an_option_of_the_command(
-    arguments, module, remedy, monkeypatch, capsys
-):
-    def refused(args):
-        raise PermissionError(errno.EACCES, "Permission denied", "/there")
-
-    monkeypatch.setattr(f"mesa_lens.{module}.run", refused)
-    assert main(arguments) == 1
-    assert capsys.readouterr().err == f"mesa-lens: /there: Permission denied; {remedy}\n"
-
-
-def test_a_folder_that_may_not_be_looked_at_is_told(capsys):
-    assert main(["eval", "--out", "x" * 999]) == 2
-    assert "(File name too long); name another; see" in capsys.readouterr().err
-
-
-def test_the_readme_has_the_support_table(capsys):
-    assert main(["methods", "--table"]) == 0
-    assert capsys.readouterr().out.strip() in (Path(__file__).parents[2] / "README.md").read_text()
-
-
-def test_check_prints_a_table_and_fails_where_a_row_does(tmp_path, capsys, monkeypatch):
-    model = str(tiny.folder(tmp_path))
-    line = ["check", "--model", model, "--methods", "rerope", "--pretended", "24", "--trained-length", "99"]
-    assert main(line) == 0
+def test_check_prints_a_table_and_fails_where_a_row_does(model, capsys, monkeypatch):
+    words = ["check", "--model", model, "--methods", "rerope", "--pretended", "24", "--trained-length", "99"]
+    assert main(words) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"{model}: 10 passed, 0 failed, 0 not run\n")
     assert "M = 99 is stated" in text
-    monkeypatch.setitem(EXECUTORS, "fused", lambda *given: (given[3].repeat_interleave(2, 1) * 0, None))
-    assert main([*line, "--json"]) == 1
+    monkeypatch.setitem(EXECUTORS, "fused", lambda *args: (args[3].repeat_interleave(2, 1) * 0, None))
+    assert main([*words, "--json"]) == 1
     record = json.loads(capsys.readouterr().out)
     failed = {row["check"] for row in record["rows"] if row["result"] == "failed"}
     assert record["failed"] == len(failed) >= 3
-    assert main([*line, "--methods", "rope"]) == 2
+    assert main([*words, "--methods", "rope"]) == 2
     assert "unknown method 'rope'" in capsys.readouterr().err
 
 
+def test_random_weights_give_no_window(model, capsys):
+    assert main(["estimate-window", "--model", model, "--longest", "256", "--samples", "3", "--json"]) == 0
+    window = json.loads(capsys.readouterr().out)
+    assert window["works"] is None
+    assert window["text"] == "Cannot tell M: the model is at chance at every length (3 texts)."
+    assert [row["length"] for row in window["lengths"]] == [64, 128, 256]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "window"), [("default", (256, 400)), ("nope", (224, 350)), ("alibi", (1024, 1024))])
+def test_the_shipped_models_windows(capsys, model, window):
+    assert main(["estimate-window", "--model", model, "--json"]) == 0
+    estimate = json.loads(capsys.readouterr().out)
+    assert window[0] <= estimate["works"] <= window[1]
+    assert (estimate["fails"] is None) == (model == "alibi")
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["eval"], "mend its permissions or choose another --out"),
+        (["fetch"], "mend its permissions or choose another --cache"),
+        (["status", "runs"], "mend its permissions"),
+    ],
+)
+def test_the_remedy_for_a_read_only_folder_names_an_option_of_the_command(words, remedy, monkeypatch, capsys):
+    def refused(args):
+        raise PermissionError(errno.EACCES, "Permission denied", "/there")
+
+    monkeypatch.setattr(f"mesa_lens.{words[0]}.run", refused)
+    assert main(words) == 1
+    assert capsys.readouterr().err == f"mesa-lens: /there: Permission denied; {remedy}\n"
+
+
 def test_a_signal_while_the_commands_are_imported_ends_in_one_line(monkeypatch, capsys):
-    def refused(*_):
+    def ended(*_):
         raise AssertionError("the process would have ended here, without a word")
 
-    former = signal.signal(signal.SIGTERM, refused)
+    former = signal.signal(signal.SIGTERM, ended)
     try:
         monkeypatch.setattr(cli, "parser", lambda: signal.raise_signal(signal.SIGTERM))
         assert main([]) == 1
