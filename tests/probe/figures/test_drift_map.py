@@ -32,14 +32,6 @@ def test_a_planted_break_is_red_where_it_is_and_nowhere_else(found):
     assert np.isnan(origin.doublings[:, warm_up]).all()
 
 
-def test_random_states_show_no_drift():
-    noise = hidden_states(M, windows=5, seed=3)
-    noise.values[:] = np.random.default_rng(3).normal(0, 1, noise.shape)
-    figure = drift_map(find_drift(noise.sel(prompt="repeated"), M))
-    assert [one.first for one in figure.maps] == [None] * 4
-    assert not any((one.doublings > 0).any() for one in figure.maps)
-
-
 def test_many_runs_keep_their_largest_and_gaps_stay_empty(found):
     many = find_drift(hidden_states(M, windows=3 * COLUMNS // 32, layers=2, dims=12).isel(prompt=0), M)
     figure = drift_map(many)

@@ -1,18 +1,15 @@
 """Figures: their data, texts and colours; both renderers draw the same"""
 
-import json
 import re
 
 import numpy as np
-import plotly.io as pio
 import pytest
 from synthetic import evaluation, hidden_states
 
 from mesa.methods import METHODS
 from probe.figures import interactive, static, styles
 from probe.figures.curves import curves_chart
-from probe.figures.heatmap import block_size, heatmap_grid, layer_limits, merged, pool, regions
-from probe.figures.render import html_embed
+from probe.figures.heatmap import heatmap_grid, layer_limits, pool, regions
 from probe.figures.static import DPI, draw
 from probe.figures.styles import style
 from probe.figures.thresholds import threshold_chart
@@ -80,10 +77,6 @@ def test_every_legend_lists_methods_in_one_order(hidden, found):
     assert traces == ["origin", "rerope", "dynamic-ntk", "mesa"]
     labels = [label.split(":")[0] for axis in draw(chart).axes for label in axis.get_legend_handles_labels()[1]]
     assert labels[:4] == ["origin", "rerope", "dynamic-ntk", "mesa"]
-
-
-def test_one_layer_is_one_panel(hidden, found):
-    assert len(threshold_chart(hidden, found, 0, 3).panels) == 1
 
 
 def test_curve_marks():
@@ -154,15 +147,6 @@ def test_plotly_draws_the_marks(hidden, found):
     assert list(curved.layout.xaxis.tickvals) == [32, 64, 128, 192, 256, 320]
 
 
-def test_a_figure_holds_no_more_of_a_template_than_it_uses(hidden, found):
-    chart = threshold_chart(hidden, found, 1, 3)
-    template = interactive.draw(chart).layout.template.to_plotly_json()
-    assert len(json.dumps(template)) < 1000  # plotly_white: 7151
-    white = pio.templates["plotly_white"].to_plotly_json()["layout"]
-    assert {name: white[name] for name in template["layout"]} == template["layout"]
-    assert "scatterpolar" not in html_embed(chart)
-
-
 def test_heatmap_traces(hidden):
     panel = regions(hidden, [(32, 96), (256, 320)])
     figure = interactive.draw(heatmap_grid(panel, M))
@@ -218,13 +202,6 @@ def test_dims_beside_a_gap_stand_under_their_own_labels(hidden):
     assert interactive.draw(heatmap_grid(panel, M)).layout.yaxis.type == "category"
 
 
-def test_a_block_across_a_gap_does_not_count_it(hidden):
-    panel = regions(hidden.sel(dim=[*range(6), *range(18, 24)]), [(32, 96)])
-    assert block_size(merged(panel, 4, 7), "dim") == 4
-    assert block_size(merged(panel, 4, 7), "position") == 7
-    assert block_size(panel, "dim") == 1
-
-
 def test_spikes_survive_where_there_are_more_values_than_pixels(hidden):
     many = hidden.isel({"method": [0], "layer": [0], "dim": np.arange(4000) % 32}) * 0
     many = many.assign_coords(dim=np.arange(4000))
@@ -234,20 +211,6 @@ def test_spikes_survive_where_there_are_more_values_than_pixels(hidden):
     shown = figure.axes[0].images[0].get_array()
     assert shown.shape[0] < DPI * figure.get_figheight()
     assert shown.min() == -5 / grid.limits[0]
-
-
-@pytest.mark.slow
-def test_the_borders_place_every_panel_where_the_whole_layout_would(hidden):
-    grid = heatmap_grid(regions(hidden.isel(layer=[0, 1, 2, 1, 0]), [(0, 96), (256, 320)]), M)
-    by_borders, whole = draw(grid), draw(grid)
-    for axis in whole.axes:
-        axis.set_in_layout(True)
-    whole.set_layout_engine("constrained")
-    for figure in (by_borders, whole):
-        figure.draw_without_rendering()
-    places = [[axis.get_position().bounds for axis in figure.axes] for figure in (by_borders, whole)]
-    assert len(places[0]) == 5 * 8 + 1
-    np.testing.assert_allclose(*places, atol=1e-9)
 
 
 def test_a_dim_without_an_observable_threshold_says_so(hidden, found):
