@@ -3,7 +3,6 @@
 import contextlib
 import importlib.util
 import itertools
-import json
 
 import numpy as np
 import objects
@@ -49,6 +48,10 @@ def hidden():
     return synthetic.hidden_states(layers=2, dims=4).isel(method=[0, 3], position=slice(0, 100))
 
 
+LABELS = {f"{name}s": hidden()[name].values.tolist() for name in ("method", "prompt", "layer", "position", "dim")}
+LABELS |= {"hooks": ["resid_post"], "attrs": {"trained_length": 64, "model": "tiny"}}
+
+
 def written(url, **more):
     values = hidden()
     synthetic.write_run(as_path(url), values, synthetic.evaluation(), tokens=synthetic.tokens_of(values), **more)
@@ -83,23 +86,21 @@ def test_a_store_comes_back_from_a_url_as_from_a_folder(url, tmp_path):
 
 def test_it_is_begun_gone_on_with_and_whole_only_in_the_end(url):
     path = store_in(as_path(url), "store.zarr")
-    labels = {f"{name}s": hidden()[name].values.tolist() for name in ("method", "prompt", "layer", "position", "dim")}
-    given = {**labels, "hooks": ["resid_post"], "attrs": {"trained_length": 64, "model": "tiny"}}
-    for method in labels["methods"]:
-        store.create(path, **given)  # as a run that is gone on with does
-        assert len(whole_passes(partial_path(path))) == 2 * labels["methods"].index(method)
+    for done, method in enumerate(LABELS["methods"]):
+        store.create(path, **LABELS)  # as a run that goes on does
+        assert len(whole_passes(partial_path(path))) == 2 * done
         with pytest.raises(ValueError, match=r"is incomplete: \d+ region"):
             open_run(url)
-        for prompt in labels["prompts"]:
-            for layer in labels["layers"]:
+        for prompt in LABELS["prompts"]:
+            for layer in LABELS["layers"]:
                 values = hidden().sel({"method": method, "prompt": prompt, "layer": layer}).values
                 store.write(path, "resid_post", method, prompt, layer, values)
     store.finish(path)
     assert open_run(url).hidden.sizes["method"] == 2
     with pytest.raises(FileExistsError, match="already holds a run with the same config; use --overwrite"):
-        store.create(path, **given)
+        store.create(path, **LABELS)
     with pytest.raises(FileExistsError, match=r"another config: model .tiny there, other now. differs"):
-        store.create(path, **{**given, "attrs": {"trained_length": 64, "model": "other"}})
+        store.create(path, **{**LABELS, "attrs": {"trained_length": 64, "model": "other"}})
     store.discard(path)
     assert open_run(url).path == path
     store.remove(path)
@@ -117,12 +118,6 @@ def test_damage_is_found_as_in_a_folder(url):
         values.sel({"method": "mesa", "prompt": "text-0", "layer": 1}).load()
     change(chunk, content[:-1])
     with pytest.raises(ValueError, match=r"1 region.*'mesa', prompt 'text-0', layer 1"):
-        open_run(url)
-    change(chunk, content)
-    described = json.loads(change("zarr.json"))
-    described["attributes"]["trained_length"] = 65
-    change("zarr.json", json.dumps(described).encode())
-    with pytest.raises(ValueError, match="its attributes are not those that were sealed"):
         open_run(url)
 
 
@@ -192,13 +187,11 @@ def test_a_run_goes_on_at_its_own_url_and_no_other_run_writes_there(url, tmp_pat
         assert store_in(one, "store.zarr") == store_in(as_path(url), "store.zarr")
 
 
-@pytest.mark.parametrize("made", range(1, 18, 4))
+@pytest.mark.parametrize("made", [1, 9, 17])
 def test_a_run_that_is_cut_short_while_its_template_is_made_goes_on(made, monkeypatch):
     """After so many objects, of about 20."""
     fsspec.filesystem("memory").store.clear()
     path = store_in(as_path("memory://bucket/run"), "store.zarr")
-    labels = {f"{name}s": hidden()[name].values.tolist() for name in ("method", "prompt", "layer", "position", "dim")}
-    given = {**labels, "hooks": ["resid_post"], "attrs": {"trained_length": 64, "model": "tiny"}}
     put, count = FsspecStore.set, itertools.count()
 
     async def cut(self, *args, **more):
@@ -207,31 +200,18 @@ def test_a_run_that_is_cut_short_while_its_template_is_made_goes_on(made, monkey
 
     monkeypatch.setattr(FsspecStore, "set", cut)
     with contextlib.suppress(Exception):  # it misses what is not there any more
-        store.create(path, **given)
+        store.create(path, **LABELS)
     monkeypatch.undo()
-    store.create(path, **given)
+    store.create(path, **LABELS)
     assert regions.missing_regions(partial_path(path))[0].startswith("resid_post of method")
     assert not reader.is_half(partial_path(path), ["resid_post"])
-
-
-@has_client
-def test_a_url_that_cannot_be_reached_is_not_kept(server, tmp_path, monkeypatch):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
-    with (
-        pytest.raises(OSError, match="cannot be reached"),
-        location.url_recorded(tmp_path, "store.zarr", "s3://typo/run"),
-    ):
-        pass
-    assert not (tmp_path / POINTER).exists()
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
         ("ftp://host/run", "is no URL of an object store; they begin with s3, "),
-        ("s3://", "is no URL of an object store"),
         ("s3://bucket/../run", "has a '..' in it"),
-        ("file:///etc", "is no URL of an object store"),
     ],
 )
 def test_what_is_no_url_of_a_store_is_refused(given, says, tmp_path, capsys):
@@ -242,7 +222,7 @@ def test_what_is_no_url_of_a_store_is_refused(given, says, tmp_path, capsys):
         open_run(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe\x00", b"\x80" * 9])
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00"])
 def test_a_file_that_names_no_url_is_told_by_its_name(content, tmp_path, capsys):
     (tmp_path / POINTER).write_bytes(content)
     for command in (["export", "drift", str(tmp_path)], ["report", str(tmp_path)], ["status", str(tmp_path)]):
@@ -273,8 +253,10 @@ def test_an_address_that_is_not_there_and_a_wrong_key_are_told_in_a_line(server,
     assert "cannot be reached" in line
 
 
-@pytest.mark.parametrize("raised", [TimeoutError, type("GenericError", (Exception,), {})])
-@pytest.mark.parametrize("lost", ["layer/zarr.json", "evaluation/zarr.json"])
+@pytest.mark.parametrize(
+    ("lost", "raised"),
+    [("layer/zarr.json", TimeoutError), ("evaluation/zarr.json", type("GenericError", (Exception,), {}))],
+)
 def test_an_object_store_that_fails_is_not_a_damaged_store(lost, raised, monkeypatch):
     fsspec.filesystem("memory").store.clear()
     url = written("memory://bucket/run")
@@ -290,9 +272,8 @@ def test_an_object_store_that_fails_is_not_a_damaged_store(lost, raised, monkeyp
     with pytest.raises(OSError, match=r"connection reset.*(try again|credentials)") as told:
         open_run(url)
     assert "--overwrite" not in str(told.value)
-    labels = {f"{name}s": hidden()[name].values.tolist() for name in ("method", "prompt", "layer", "position", "dim")}
     with pytest.raises(OSError, match="connection reset") as told:
-        store.find_store(kept, **labels, hooks=["resid_post"], attrs={"trained_length": 64})
+        store.find_store(kept, **LABELS)
     assert "--overwrite" not in str(told.value)
 
 
@@ -310,13 +291,12 @@ def test_a_missing_package_is_named(monkeypatch, capsys):
     assert "pip install 'mesa-lens[remote]'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("page", ["overview", "heatmaps"])
-def test_the_dashboard_opens_a_run_at_a_url(page, url, monkeypatch):
+def test_the_dashboard_opens_a_run_at_a_url(url, monkeypatch):
     pages = pytest.importorskip("pages")
     values = synthetic.hidden_states(layers=2, dims=8)
     synthetic.write_run(as_path(url), values, synthetic.evaluation())
     monkeypatch.setenv("MESA_LENS_RUNS", url.removesuffix("/run"))
-    app = pages.unopened(page).run()
+    app = pages.unopened("heatmaps").run()
     assert not app.exception
     assert not app.error
     assert app.selectbox(key="run").value == "run"

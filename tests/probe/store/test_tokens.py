@@ -1,8 +1,5 @@
 """The tokens of each prompt: kept in the store, and told under the cursor; stores without them open as before."""
 
-import json
-import shutil
-
 import pytest
 from synthetic import hidden_states, tokens_of, write_run
 
@@ -13,7 +10,6 @@ from probe.figures.interactive import draw
 from probe.figures.thresholds import threshold_chart
 from probe.store.reader import open_run
 from probe.store.select import hook_values, one_prompt
-from probe.thresholds.analysis import analyse
 from probe.thresholds.drift import find_drift
 from probe.thresholds.search import CrossingRule, search
 
@@ -34,20 +30,6 @@ def hidden(folder):
 def test_the_store_gives_back_the_token_at_each_position(hidden):
     at = hidden["token"].sel(prompt="text-0", position=[0, 1, 70])
     assert at.values.tolist() == [" hello", " w1", " w70"]
-
-
-def test_a_store_of_old_has_no_tokens_and_is_judged_the_same(folder, hidden, tmp_path):
-    shutil.copytree(folder, tmp_path / "old")
-    shutil.rmtree(tmp_path / "old" / "store.zarr" / "tokens")
-    meta = tmp_path / "old" / "store.zarr" / "zarr.json"
-    known = json.loads(meta.read_text())
-    inner = known["consolidated_metadata"]["metadata"]
-    known["consolidated_metadata"]["metadata"] = {k: v for k, v in inner.items() if not k.startswith("tokens")}
-    meta.write_text(json.dumps(known))
-    old = open_run(tmp_path / "old")
-    assert "token" not in old.hidden.coords
-    for one, other in zip(analyse(old).predictions, analyse(open_run(folder)).predictions, strict=True):
-        assert str(one) == str(other)
 
 
 def test_tokens_of_another_prompt_are_told_as_damage(tmp_path):

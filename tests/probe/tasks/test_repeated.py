@@ -22,7 +22,6 @@ def tokenizer(**special):
     [
         ({"bos_token": "<|start|>", "eos_token": "<|end|>"}, "<|start|>"),
         ({"eos_token": "<|end|>"}, "<|end|>"),
-        ({"pad_token": "big"}, "big"),
         ({}, "<unk>"),
         ({"bos_token": "hello", "eos_token": "<|end|>"}, "<|end|>"),
     ],
@@ -50,10 +49,9 @@ def test_the_first_token_is_none_of_the_words():
     assert first_token(tokenizer(), range(5)) == 5
 
 
-@pytest.mark.parametrize("word", ["", "  "])
-def test_an_empty_word_is_refused(word):
+def test_an_empty_word_is_refused():
     with pytest.raises(ValueError, match="is empty; give a word to repeat"):
-        repeated_word(tokenizer(), word, 4)
+        repeated_word(tokenizer(), "  ", 4)
 
 
 def test_identical_tokens_are_refused_with_the_reason():

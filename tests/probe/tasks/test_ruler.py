@@ -13,7 +13,7 @@ from probe.tasks import ruler, ruler_prompts
 from probe.tasks.base import Setting
 from probe.tasks.retrieval import encode, first_ids
 from probe.tasks.ruler import RULER, string_match_all
-from probe.tasks.ruler_prompts import ListPrompt, TooShortError
+from probe.tasks.ruler_prompts import ListPrompt
 from research.shipped_models.making import train_tokenizer
 
 TASKS = {task.name: task for task in RULER}
@@ -137,15 +137,6 @@ def test_common_words_are_the_most_common(tokenizer, setting):
             assert len(counted) >= 20
 
 
-@pytest.mark.slow
-def test_common_words_from_4096_tokens_on_are_repeated_as_in_ruler(tokenizer, setting):
-    long = replace(setting, trained_length=20000, lengths=(20000,))
-    (prompt,) = prompts(tokenizer, long, "cwe", 20000, 1)
-    counted = Counter(re.findall(r"\d+\. (\w+)", text_of(tokenizer, prompt).split("Below")[-1].split("\nQuestion")[0]))
-    assert {*counted.values()} == {30, 3}
-    assert {word for word in counted if counted[word] == 30} == {*prompt.expected}
-
-
 @pytest.mark.parametrize("length", [700, 4 * M])
 def test_frequent_words_come_in_the_order_of_their_counts(tokenizer, setting, length):
     for prompt in prompts(tokenizer, replace(setting, trained_length=700), "fwe", length):
@@ -153,18 +144,6 @@ def test_frequent_words_come_in_the_order_of_their_counts(tokenizer, setting, le
         counted = Counter(text.split()).most_common(5)
         assert tuple(word for word, _ in counted[:4]) == ("...", *prompt.expected)
         assert counted[3][1] > (counted[4][1] if len(counted) > 4 else 0)
-
-
-@pytest.mark.parametrize("tokenizer", ["byte-level"], indirect=True)
-def test_frequent_words_are_made_at_every_length_from_the_least(tokenizer):
-    with pytest.raises(ValueError, match="ask for at least") as refused:
-        ruler_prompts.frequent_words(tokenizer, 100, np.random.default_rng(0))
-    for length in range(refused.value.needed - 20, refused.value.needed + 100):
-        try:
-            made = ruler_prompts.frequent_words(tokenizer, length, np.random.default_rng(length))
-        except TooShortError:
-            continue
-        assert len(made.ids) == length
 
 
 @pytest.mark.parametrize("tokenizer", ["byte-level"], indirect=True)

