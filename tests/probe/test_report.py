@@ -28,20 +28,6 @@ def summary(folder):
     return write_report(folder)
 
 
-def test_measured_failures():
-    measured = measured_failure(evaluation(), M)
-    assert measured.level == pytest.approx(3, abs=0.05)
-    assert measured.level_length == M
-    lengths = {failure.method: (failure.by_nll, failure.by_passkey, failure.length) for failure in measured.failures}
-    assert lengths == {
-        "origin": (128, 192, 128),
-        "rerope": (None, None, None),
-        "dynamic-ntk": (320, None, 320),  # 11 of 20 found: still 0.55
-        "mesa": (None, None, None),
-    }
-    assert measured.rule.startswith("tail NLL more than 0.5 nats/token above 3.0")
-
-
 def test_what_follows_the_prompts_length_is_said_to(tmp_path, monkeypatch):
     """Dynamic-NTK's states are those of prompts as long as the pass, wherever a prediction of it is read."""
     configs = {name: {"name": name, "trained_length": M} for name in ("origin", "rerope", "dynamic-ntk", "mesa")}
@@ -71,17 +57,6 @@ def test_the_rules_are_strict():
     scores["tail_nll"][0, 3:] = 3.51
     scores["passkey"][1, 4:, 10] = 0
     assert [failure.length for failure in measured_failure(scores, M).failures] == [192, 256, None, None]
-
-
-def test_passkeys_a_model_never_finds_are_not_judged():
-    scores = evaluation()
-    scores["passkey"][:] = 0
-    measured = measured_failure(scores, M)
-    assert [failure.by_passkey for failure in measured.failures] == [None] * 4
-    assert (measured.judged, measured.chance) == (("tail NLL",), ("passkey",))
-    assert f"not judged: origin itself is below it at {M}" in measured.rule
-    with pytest.raises(ValueError, match=r"no length within the trained window 16 was measured, only \[32, 64"):
-        measured_failure(scores, 16)
 
 
 def test_summary(summary, folder):

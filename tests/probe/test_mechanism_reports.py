@@ -1,0 +1,121 @@
+"""What locate and anatomy found as HTML: a report of its own, and a section in the probe run's report."""
+
+import re
+
+import anatomized
+import located
+import pytest
+from plotly.offline import get_plotlyjs
+from synthetic import evaluation, hidden_states, write_run
+
+from probe.mechanism_report import (
+    anatomy_section,
+    located_section,
+    render_anatomy,
+    write_anatomy_report,
+    write_locate_report,
+)
+from probe.report import write_report
+from probe.store.results import Anatomy, read_anatomy, read_located
+
+HOSTILE = "<script>alert(1)</script>"
+SENTENCES = {
+    "locate": "rerope in one layer alone restores: layer 2 82% [54, 110]",
+    "anatomy": "lost 1: 2.3 (0.75 to 0.10).",
+}
+HEADINGS = {"locate": "Where inside", "anatomy": "Anatomy"}
+TABLES = {
+    "locate": ("gaps", "effects", "smallest", "attribution", "agreement"),
+    "anatomy": ("heads", "all_heads", "retrieval", "unmet", "lens", "vectors", "positions", "retrieval_heads"),
+}
+
+
+def figures_in(text):
+    return text.count('class="plotly-graph-div"')
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run whose summaries bear a hostile name."""
+    folder = write_run(tmp_path_factory.mktemp("run"), hidden_states(), evaluation())
+    located.write(folder, model=HOSTILE)
+    return anatomized.write(folder, model=HOSTILE)
+
+
+@pytest.fixture(scope="module")
+def pages(folder):
+    return {
+        "locate": write_locate_report(read_located(folder), folder).read_text(),
+        "anatomy": write_anatomy_report(read_anatomy(folder), folder).read_text(),
+    }
+
+
+@pytest.mark.parametrize("command", SENTENCES)
+def test_the_report_holds_sentences_and_tables_opens_offline_and_is_escaped(command, folder, pages):
+    page = pages[command]
+    assert SENTENCES[command] in page
+    assert HOSTILE not in page
+    assert not re.search(r"(?:src|href)=.https?://", page.replace(get_plotlyjs(), ""))
+    for name in TABLES[command]:
+        assert f'href="{name}.csv"' in page
+        assert (folder / command / f"{name}.csv").stat().st_size > 100
+
+
+def test_the_report_of_locate_has_a_figure_for_every_method_length_and_measure(pages):
+    page = pages["locate"]
+    assert "is not significant (" in page
+    assert re.search(r"<td>rerope</td><td>1024</td><td>tail NLL</td><td>12</td>\s*<td>\d", page)
+    assert "built-in method" not in page
+    assert page.count("<h2>") == 4 + 3 + 1  # two lengths by two measures; lost, made, tables, provenance
+    by_method, common = 3 * 4 - 2, 2 * 4  # methods by length and measure, less those not judged
+    assert figures_in(page) == 1 + by_method * 8 + common
+
+
+def test_the_report_of_anatomy_has_a_map_for_every_method_and_length(pages):
+    page = pages["anatomy"]
+    assert re.findall(r"<h2>(.*?)</h2>", page)[0] == "All heads"
+    assert page.count("<h2>") == 1 + 2 + 1 + 3  # heads; lengths; vectors; made, tables, provenance
+    maps = 3 * (8 + 9)  # methods by length; inside M no key is M away
+    assert figures_in(page) == maps + 2 + 1 + 3 * 2  # lens, shares, layers
+    assert "<td>0.40 [0.36, 0.44]</td>" in page
+
+
+def test_parts_of_anatomy_that_were_not_run_are_left_out():
+    parts = {name: [] for name in ("heads", "all_heads", "unmet", "frequencies", "lens", "lens_differs")}
+    text = render_anatomy(Anatomy(anatomized.summary() | parts | {"vectors": None}, None))
+    assert SENTENCES["anatomy"] in text
+    assert figures_in(text) == 3 * 2  # retrieval alone
+    assert "All heads" not in text
+    assert "Positional vectors" not in text.replace(get_plotlyjs(), "")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_probes_report_has_a_section_for_each(folder, pages):
+    write_report(folder)
+    text = (folder / "report.html").read_text()
+    assert HOSTILE not in text
+    order = [text.index(f"<h2>{heading}</h2>") for heading in ("Where inside drift shows", *HEADINGS.values(), "Drift")]
+    assert order == sorted(order)
+    for begin, end, command in zip(order[1:], order[2:], HEADINGS, strict=False):
+        section = text[begin:end]
+        assert SENTENCES[command] in section
+        assert figures_in(section) == 1
+        assert f'href="{command}/report.html"' in section
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_run_without_locate_and_anatomy_has_no_such_sections(tmp_path):
+    assert located_section(tmp_path) is None
+    assert anatomy_section(tmp_path) is None
+    folder = write_run(tmp_path / "run", hidden_states(layers=2), evaluation())
+    write_report(folder)
+    assert not any(f"<h2>{heading}</h2>" in (folder / "report.html").read_text() for heading in HEADINGS.values())
+
+
+def test_where_nothing_is_judged_the_section_says_so(tmp_path):
+    summary = located.summary()
+    for gap in summary["gaps"]:
+        gap |= {"judged": False, "low": -1.0}
+    text = write_locate_report(summary | {"effects": [], "smallest": [], "attribution": []}, tmp_path).read_text()
+    assert "No loss is clear at any length and measure, so nothing is located." in text
+    assert figures_in(text) == 0
