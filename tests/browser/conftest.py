@@ -17,10 +17,10 @@ FLAGS = [
 @pytest.fixture(scope="module")
 def browser():
     sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
-    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if found is None:
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
         pytest.fail("no Chromium on the path; `make test-browser` installs Debian's")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
         yield browser
         browser.close()

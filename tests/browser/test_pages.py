@@ -40,10 +40,10 @@ def site(tmp_path_factory, unpainted):
     anatomized.write(run, trained=M)
     write_locate_report(read_located(run), run)
     write_anatomy_report(read_anatomy(run), run)
-    found = {"probe": write_report(run), "passkey": results.evaluation() | {"effective": {}, "longppl": {}}}
+    sections = {"probe": write_report(run), "passkey": results.evaluation() | {"effective": {}, "longppl": {}}}
     (root / "paper").mkdir()
     (root / "paper" / "probe").symlink_to(run)
-    write_paper(read(ROOT / "configs" / "default.yaml"), found, root / "paper")
+    write_paper(read(ROOT / "configs" / "default.yaml"), sections, root / "paper")
     (root / "eval").mkdir()
     write_curves(results.evaluation(), root / "eval")
     return root
