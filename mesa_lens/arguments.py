@@ -90,6 +90,26 @@ RUN_OPTIONS = (OutputOptions, JsonOptions, MinutesOptions, WorkerOptions)
 """The options of a run that can be continued."""
 
 
+def add_command(
+    commands: Any,
+    name: str,
+    run: Callable[..., int],
+    *option_classes: type,
+    example: str,
+    help: str,
+    description: str | None = None,
+    **defaults: Any,
+) -> argparse.ArgumentParser:
+    """Adds a subcommand with a flag for every option; returns its parser.
+
+    `cli.main` calls `run` with one instance of each option class, in their order. defaults: as in `add_options`.
+    """
+    command = commands.add_parser(name, example=example, help=help, description=description)
+    add_options(command, *option_classes, **defaults)
+    command.set_defaults(run=lambda args: run(*(read_options(args, cls) for cls in option_classes)))
+    return command
+
+
 def add_options(parser: argparse.ArgumentParser, *classes: type, **defaults: Any) -> None:
     """Adds a flag for every option of the dataclasses, by group. defaults: in place of those declared."""
     declared = [item for cls in classes for item in options(cls)]
@@ -138,47 +158,47 @@ def read_options(args: argparse.Namespace, cls: Callable[..., T]) -> T:
     return from_values(cls, values)
 
 
-def runner_of(args: argparse.Namespace, load: Mapping[str, Any]) -> Any:
-    """The `Runner` of `WorkerOptions`. load: options of `mesa.load`. Raises ValueError for one that cannot be."""
+def runner_of(workers: WorkerOptions, load: Mapping[str, Any]) -> Any:
+    """The `Runner` of these options. load: options of `mesa.load`. Raises ValueError for one that cannot be."""
     from probe.experiment.runner import Runner
 
-    kind, _, address = args.runner.partition(":")
-    runner = Runner(kind, address or None, args.workers, args.gpus_per_worker, args.verbose, args.threads)
+    kind, _, address = workers.runner.partition(":")
+    runner = Runner(kind, address or None, workers.workers, workers.gpus_per_worker, workers.verbose, workers.threads)
     runner.check(load)
     return runner
 
 
-def print_remaining(args: argparse.Namespace, remaining: str) -> None:
-    """Says on stderr what remains of a run, because --minutes are over, and how it continues."""
-    over = f"{args.minutes:g} minutes are over, " if args.minutes else ""
-    print(f"mesa-lens: {over}{remaining}; {how_to_resume(args.out, args.overwrite)}", file=sys.stderr)
+def print_remaining(output: OutputOptions, time_limit: MinutesOptions, remaining: str) -> None:
+    """Prints on stderr what remains of a run, because --minutes are over, and how it continues."""
+    over = f"{time_limit.minutes:g} minutes are over, " if time_limit.minutes else ""
+    print(f"mesa-lens: {over}{remaining}; {how_to_resume(output.out, output.overwrite)}", file=sys.stderr)
 
 
-def print_failed(args: argparse.Namespace, failed: str) -> None:
-    """Says on stderr what no worker could finish, and how the run continues."""
-    print(f"mesa-lens: {failed} failed; {how_to_resume(args.out, args.overwrite)}", file=sys.stderr)
+def print_failed(output: OutputOptions, failed: str) -> None:
+    """Prints on stderr what no worker could finish, and how the run continues."""
+    print(f"mesa-lens: {failed} failed; {how_to_resume(output.out, output.overwrite)}", file=sys.stderr)
 
 
-def print_estimate(args: argparse.Namespace, text: str, models: Any, request: Any) -> None:
+def print_estimate(cpu: ThreadOptions, text: str, models: Any, request: Any) -> None:
     """Prints an estimate, and the time that passes take on this machine.
 
-    models: configs, item with the work of its model, passes by method and length.
+    models: pairs of a config and its passes by method and length.
     """
     from probe.experiment.estimate import time_of
     from probe.experiment.threads import computing
 
-    with computing(args.threads):
+    with computing(cpu.threads):
         print(f"{text}\n{time_of(models, request.load, getattr(request, 'executor', 'fused'))}")
 
 
 @contextmanager
-def resumable(args: argparse.Namespace) -> Iterator[None]:
-    """An interrupt says that the same command continues from --out, where there is something to continue."""
+def resumable(output: OutputOptions) -> Iterator[None]:
+    """An interrupt names the command that continues, where --out holds something to continue."""
     try:
         yield
     except KeyboardInterrupt as error:
         from probe.status import has_results
 
-        if has_results(args.out) and not hasattr(error, "__notes__"):
-            error.add_note(how_to_resume(args.out, args.overwrite))
+        if has_results(output.out) and not hasattr(error, "__notes__"):
+            error.add_note(how_to_resume(output.out, output.overwrite))
         raise

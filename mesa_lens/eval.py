@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,11 +9,14 @@ from typing import Any
 
 from mesa_lens.arguments import (
     RUN_OPTIONS,
-    add_options,
+    JsonOptions,
+    MinutesOptions,
+    OutputOptions,
+    WorkerOptions,
+    add_command,
     print_estimate,
     print_failed,
     print_remaining,
-    read_options,
     resumable,
     runner_of,
 )
@@ -36,41 +38,60 @@ class HarnessOptions:
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
-    command = commands.add_parser(
+    add_command(
+        commands,
         "eval",
+        run,
+        EvalRequest,
+        HarnessOptions,
+        *RUN_OPTIONS,
         example="mesa-lens eval --task passkey,nll --samples 10 --out runs/eval",
         help="run passkey, RULER, LongEval, NLL, LongPPL, summaries, latency or lm-eval tasks under each method",
         description=__doc__,
+        out="runs/eval",
     )
-    add_options(command, EvalRequest, HarnessOptions, *RUN_OPTIONS, out="runs/eval")
-    command.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(
+    request: EvalRequest,
+    harness: HarnessOptions,
+    output: OutputOptions,
+    printing: JsonOptions,
+    time_limit: MinutesOptions,
+    workers: WorkerOptions,
+) -> int:
     """Checks everything that can be checked, then runs."""
     from probe.evaluation.plan import task_table
 
-    if args.list_tasks:
+    if harness.list_tasks:
         print("\n".join(f"{name:18s} {about}" for name, about in task_table()))
         return 0
-    request = read_options(args, EvalRequest)
-    runner = runner_of(args, request.load)
-    with resumable(args):
-        return _harness(args, request, runner) if args.harness else _tasks(args, request, runner)
+    with resumable(output):
+        if harness.harness:
+            return _run_harness(request, harness, output, printing, time_limit, workers)
+        return _run_tasks(request, harness, output, printing, time_limit, workers)
 
 
-def _tasks(args: argparse.Namespace, request: Any, runner: Any) -> int:
+def _run_tasks(
+    request: EvalRequest,
+    harness: HarnessOptions,
+    output: OutputOptions,
+    printing: JsonOptions,
+    time_limit: MinutesOptions,
+    workers: WorkerOptions,
+) -> int:
     from probe.evaluation.plan import estimate, evaluator_passes, pass_counts, plan
 
-    for name in ("limit", "include_path"):
-        if getattr(args, name) is not None:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} is for --harness, which is not given")
+    runner = runner_of(workers, request.load)
+    for flag, value in (("limit", harness.limit), ("include-path", harness.include_path)):
+        if value is not None:
+            raise ValueError(f"--{flag} {value} is for --harness, which is not given")
     planned = plan(request)
-    if args.estimate:
+    if output.estimate:
         models = [(planned.config, pass_counts(planned))]
         if planned.evaluator:
             models.append((planned.evaluator.config, evaluator_passes(planned)))
-        print_estimate(args, estimate(planned), models, request)
+        print_estimate(workers, estimate(planned), models, request)
         return 0
     from probe.evaluation.run import run as run_cells
     from probe.experiment.lock import owned
@@ -78,18 +99,18 @@ def _tasks(args: argparse.Namespace, request: Any, runner: Any) -> int:
     from probe.figures.curves import write_curves
     from probe.files import json_text
 
-    until = deadline(args.minutes)
-    with owned(args.out):
-        summary = run_cells(planned, args.out, overwrite=args.overwrite, until=until, runner=runner)
-        written = write_curves(summary, args.out)
+    until = deadline(time_limit.minutes)
+    with owned(output.out):
+        summary = run_cells(planned, output.out, overwrite=output.overwrite, until=until, runner=runner)
+        written = write_curves(summary, output.out)
     if summary["cells_left"]:
-        print_remaining(args, f"{summary['cells_left']} of {len(planned.cells)} cells are left")
+        print_remaining(output, time_limit, f"{summary['cells_left']} of {len(planned.cells)} cells are left")
     if failed := summary["failed"]:
-        print_failed(args, f"{len(failed)} cells")
-    if args.json:
+        print_failed(output, f"{len(failed)} cells")
+    if printing.json:
         print(json_text(summary))
     elif summary["cells"]:
-        _print(summary, args.out, written)
+        _print(summary, output.out, written)
     return 1 if failed else 0
 
 
@@ -114,32 +135,38 @@ def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
         yield "\n".join(sentences)
 
 
-def _harness(args: argparse.Namespace, request: Any, runner: Any) -> int:
+def _run_harness(
+    request: EvalRequest,
+    harness: HarnessOptions,
+    output: OutputOptions,
+    printing: JsonOptions,
+    time_limit: MinutesOptions,
+    workers: WorkerOptions,
+) -> int:
     from probe.evaluation.harness import RESULTS, run_harness
     from probe.evaluation.plan import plan
     from probe.files import json_text
 
+    runner = runner_of(workers, request.load)
     for name in ("text", "data", "depth", "evaluator", "evaluator_method"):
-        if getattr(args, name) is not None:
-            option = name.replace("_", "-")
-            raise ValueError(f"--{option} {getattr(args, name)} is for --task; lm-eval's tasks have their own")
-    if args.estimate:
+        if (value := getattr(request, name)) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} {value} is for --task; lm-eval's tasks have their own")
+    if output.estimate:
         raise ValueError("--estimate is for --task; lm-eval's prompts are known only as they run")
-    if args.minutes is not None:
+    if time_limit.minutes is not None:
         raise ValueError("--minutes is for --task; lm-eval's tasks are run whole")
-    planned = plan(replace(request, tasks=()))
     written = run_harness(
-        planned,
-        args.harness,
-        args.out,
-        include_path=args.include_path,
-        limit=args.limit,
-        overwrite=args.overwrite,
+        plan(replace(request, tasks=())),
+        harness.harness or (),
+        output.out,
+        include_path=harness.include_path,
+        limit=harness.limit,
+        overwrite=output.overwrite,
         runner=runner,
     )
     if failed := written["failed"]:
-        print_failed(args, f"{len(failed)} cells")
-    if args.json:
+        print_failed(output, f"{len(failed)} cells")
+    if printing.json:
         print(json_text(written))
         return 1 if failed else 0
     for method, results in written["results"].items():
@@ -148,5 +175,5 @@ def _harness(args: argparse.Namespace, request: Any, runner: Any) -> int:
                 f"{name} {value:.4g}" for name, value in scores.items() if "," in name and "_stderr" not in name
             )
             print(f"{method:14s} {task}: {text}")
-    print(f"\nwrote {args.out / RESULTS}")
+    print(f"\nwrote {output.out / RESULTS}")
     return 1 if failed else 0

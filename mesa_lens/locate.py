@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 from mesa_lens.arguments import (
     RUN_OPTIONS,
-    add_options,
+    JsonOptions,
+    MinutesOptions,
+    OutputOptions,
+    WorkerOptions,
+    add_command,
     print_estimate,
     print_failed,
     print_remaining,
-    read_options,
     resumable,
     runner_of,
 )
@@ -20,26 +22,34 @@ from probe.request import LocateRequest
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
-    command = commands.add_parser(
+    add_command(
+        commands,
         "locate",
+        run,
+        LocateRequest,
+        *RUN_OPTIONS,
         example="mesa-lens locate --out runs/demo",
         help="intervene layer by layer and head by head: where does length break the model, what mends it?",
         description=__doc__,
+        out="runs/locate",
     )
-    add_options(command, LocateRequest, *RUN_OPTIONS, out="runs/locate")
-    command.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(
+    request: LocateRequest,
+    output: OutputOptions,
+    printing: JsonOptions,
+    time_limit: MinutesOptions,
+    workers: WorkerOptions,
+) -> int:
     """Checks everything that can be checked, then runs."""
     from probe.experiment.progress import deadline
     from probe.interventions.request import estimate, plan, work
 
-    request = read_options(args, LocateRequest)
-    runner, until = runner_of(args, request.load), deadline(args.minutes)
+    runner, until = runner_of(workers, request.load), deadline(time_limit.minutes)
     planned = plan(request)
-    if args.estimate:
-        print_estimate(args, estimate(planned), [(planned.config, work(planned))], request)
+    if output.estimate:
+        print_estimate(workers, estimate(planned), [(planned.config, work(planned))], request)
         return 0
     from probe.experiment.lock import owned
     from probe.files import json_text
@@ -50,23 +60,23 @@ def run(args: argparse.Namespace) -> int:
     from probe.report import write_report
     from probe.store.reader import store_of
 
-    with owned(args.out):
-        with resumable(args):
-            journal, failed = locate(planned, args.out, overwrite=args.overwrite, until=until, runner=runner)
-        summary = write(planned, journal, args.out)
+    with owned(output.out):
+        with resumable(output):
+            journal, failed = locate(planned, output.out, overwrite=output.overwrite, until=until, runner=runner)
+        summary = write(planned, journal, output.out)
         if journal.rows:
-            write_locate_report(summary, args.out)
-            if store_of(args.out).exists():
-                write_report(args.out)
+            write_locate_report(summary, output.out)
+            if store_of(output.out).exists():
+                write_report(output.out)
     if failed:
-        print_failed(args, f"{len(failed)} cells")
-    elif summary["cells_left"] and args.minutes:
-        print_remaining(args, f"{summary['cells_left']} cells are left")
-    if args.json:
+        print_failed(output, f"{len(failed)} cells")
+    elif summary["cells_left"] and time_limit.minutes:
+        print_remaining(output, time_limit, f"{summary['cells_left']} cells are left")
+    if printing.json:
         print(json_text(summary))
         return 1 if failed else 0
     for heading, sentences in located_findings(summary):
         print("\n  ".join([heading, *sentences]) + "\n")
     if journal.rows:
-        print(f"wrote {args.out / FOLDER}: report.html, summary.json, tables")
+        print(f"wrote {output.out / FOLDER}: report.html, summary.json, tables")
     return 1 if failed else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from typing import Any
 
@@ -10,9 +9,8 @@ from mesa_lens.arguments import (
     JsonOptions,
     OutputOptions,
     WorkerOptions,
-    add_options,
+    add_command,
     print_estimate,
-    read_options,
     resumable,
     runner_of,
 )
@@ -22,31 +20,38 @@ from probe.request import ProbeRequest
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
-    command = commands.add_parser(
+    add_command(
+        commands,
         "probe",
+        run,
+        ProbeRequest,
+        RuleOptions,
+        OutputOptions,
+        JsonOptions,
+        WorkerOptions,
         example="mesa-lens probe --length 2048 --out runs/demo",
         help="capture hidden states under each method, find thresholds, measure the real failure",
         description=__doc__,
+        out="runs/probe",
     )
-    add_options(command, ProbeRequest, RuleOptions, OutputOptions, JsonOptions, WorkerOptions, out="runs/probe")
-    command.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(
+    request: ProbeRequest, rule: RuleOptions, output: OutputOptions, printing: JsonOptions, workers: WorkerOptions
+) -> int:
     """Checks everything that can be checked, then runs."""
     from probe.plan import estimate, pass_counts, plan
     from probe.run import run_probe
 
-    request = read_options(args, ProbeRequest)
     _check_store(request.store)
-    runner = runner_of(args, request.load)
-    if args.estimate:
+    runner = runner_of(workers, request.load)
+    if output.estimate:
         planned = plan(request)
-        print_estimate(args, estimate(planned), [(planned.config, pass_counts(planned))], request)
+        print_estimate(workers, estimate(planned), [(planned.config, pass_counts(planned))], request)
         return 0
-    with resumable(args):
-        summary, table = run_probe(request, args.out, overwrite=args.overwrite, by=args.rule, runner=runner)
-    print(json.dumps(summary, indent=1) if args.json else table)
+    with resumable(output):
+        summary, table = run_probe(request, output.out, overwrite=output.overwrite, by=rule.rule, runner=runner)
+    print(json.dumps(summary, indent=1) if printing.json else table)
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +10,7 @@ from mesa_lens.arguments import (
     MinutesOptions,
     OutputOptions,
     WorkerOptions,
-    add_options,
+    add_command,
     print_estimate,
     print_remaining,
     resumable,
@@ -34,60 +33,65 @@ class PaperOptions:
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
-    command = commands.add_parser(
+    add_command(
+        commands,
         "paper",
+        run,
+        PaperOptions,
+        OutputOptions,
+        MinutesOptions,
+        WorkerOptions,
         example="mesa-lens paper --minutes 10",
         help="run the paper's experiments from a config, into one report",
         description=__doc__,
+        out="runs/paper",
     )
-    add_options(command, PaperOptions, OutputOptions, MinutesOptions, WorkerOptions, out="runs/paper")
-    command.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(choice: PaperOptions, output: OutputOptions, time_limit: MinutesOptions, workers: WorkerOptions) -> int:
     """Checks every section, runs what is missing, writes the report."""
     from mesa_lens.paper.config import check, estimate, model_of, work
 
-    config = _config(args)
-    runner = runner_of(args, config.load)
+    config = _config(choice)
+    runner = runner_of(workers, config.load)
     try:
-        if args.estimate:
-            print_estimate(args, estimate(config), [(model_of(config), work(config))], config)
+        if output.estimate:
+            print_estimate(workers, estimate(config), [(model_of(config), work(config))], config)
             return 0
         plans = check(config)
     except ValueError as error:
-        raise ValueError(f"{args.config}: {error}") from error
+        raise ValueError(f"{choice.config}: {error}") from error
     from mesa_lens.paper.report import write_report
     from mesa_lens.paper.runner import left, run_sections
     from probe.experiment.lock import owned
     from probe.experiment.progress import deadline
 
-    until = deadline(args.minutes)
-    begun = [folder for folder in (args.out / name for name in plans) if folder.exists()]
-    with owned(args.out, *begun):
-        with resumable(args):
-            found = run_sections(config, plans, args.out, overwrite=args.overwrite, until=until, runner=runner)
-        path = write_report(config, found, args.out)
-    for name, result in found.items():
+    until = deadline(time_limit.minutes)
+    begun = [folder for folder in (output.out / name for name in plans) if folder.exists()]
+    with owned(output.out, *begun):
+        with resumable(output):
+            results = run_sections(config, plans, output.out, overwrite=output.overwrite, until=until, runner=runner)
+        path = write_report(config, results, output.out)
+    for name, result in results.items():
         if "left_out" in result:
             print(f"{name}: left out, {result['left_out']}")
     print(f"wrote {path}")
-    if remaining := left(found):
-        print_remaining(args, f"left: {', '.join(remaining)}")
-    failed = [f"{name} ({len(cells)} cells)" for name, result in found.items() if (cells := result.get("failed"))]
+    if remaining := left(results):
+        print_remaining(output, time_limit, f"left: {', '.join(remaining)}")
+    failed = [f"{name} ({len(cells)} cells)" for name, result in results.items() if (cells := result.get("failed"))]
     if failed:
-        print(f"mesa-lens: failed: {', '.join(failed)}; {how_to_resume(args.out, args.overwrite)}", file=sys.stderr)
+        print(f"mesa-lens: failed: {', '.join(failed)}; {how_to_resume(output.out, output.overwrite)}", file=sys.stderr)
     return 1 if failed else 0
 
 
-def _config(args: argparse.Namespace) -> Any:
-    """The config, with the sections alone that are asked for."""
+def _config(choice: PaperOptions) -> Any:
+    """The config, with only the sections of --sections."""
     from mesa_lens.paper.config import read
 
-    config = replace(read(args.config), force=args.force)
-    if not args.sections:
+    config = replace(read(choice.config), force=choice.force)
+    if not choice.sections:
         return config
-    unknown = [name for name in args.sections if name not in config.sections]
+    unknown = [name for name in choice.sections if name not in config.sections]
     if unknown:
-        raise ValueError(f"--sections {unknown[0]!r} is not in {args.config}; there: {', '.join(config.sections)}")
-    return replace(config, sections={name: config.sections[name] for name in args.sections})
+        raise ValueError(f"--sections {unknown[0]!r} is not in {choice.config}; there: {', '.join(config.sections)}")
+    return replace(config, sections={name: config.sections[name] for name in choice.sections})
