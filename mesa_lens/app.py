@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
@@ -15,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from mesa_lens.arguments import add_options, read_options
+from mesa_lens.arguments import add_command
 from probe.options import InputPath, Place, Text, Whole, option
 
 FEW_ARENAS = {"MALLOC_ARENA_MAX": "2"}
@@ -38,38 +37,35 @@ class AppOptions:
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
-    command = commands.add_parser(
+    add_command(
+        commands,
         "app",
+        run,
+        AppOptions,
         example="mesa-lens app --store runs",
         help="open the dashboard over a folder of runs",
         description=__doc__,
     )
-    add_options(command, AppOptions)
-    command.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(options: AppOptions) -> int:
     """Starts Streamlit and waits for it."""
     from mesa_lens.dashboard.run_control import ALLOWED_VARIABLE
     from mesa_lens.dashboard.runs import ROOT_VARIABLE
 
-    args.inputs = read_options(args, AppOptions).inputs
     if importlib.util.find_spec("streamlit") is None:
         raise ValueError("the dashboard needs Streamlit; pip install 'mesa-lens[app]'")
-    if isinstance(args.store, str):
-        args.store = _remote(args)
-    elif args.store.exists() and not args.store.is_dir():
-        raise NotADirectoryError(f"--store {args.store} is not a folder; give the folder that holds the runs")
-    roots = _roots(args)
+    store = _store(options)
+    inputs = _input_folders(options)
     try:
-        socket.getaddrinfo(args.host, args.port)
+        socket.getaddrinfo(options.host, options.port)
     except (OSError, UnicodeError) as error:
-        raise ValueError(f"--host {args.host!r} is no address of this machine ({error})") from error
+        raise ValueError(f"--host {options.host!r} is no address of this machine ({error})") from error
     script = Path(__file__).parent / "dashboard" / "main.py"
-    options = {
-        "server.address": args.host,
-        "server.port": args.port,
-        "server.headless": str(args.no_browser).lower(),
+    settings = {
+        "server.address": options.host,
+        "server.port": options.port,
+        "server.headless": str(options.no_browser).lower(),
         "server.fileWatcherType": "none",
         "browser.gatherUsageStats": "false",
         "client.toolbarMode": "viewer",
@@ -79,31 +75,33 @@ def run(args: argparse.Namespace) -> int:
         "theme.light.primaryColor": "#0072B2",
         "theme.dark.primaryColor": "#56B4E9",
     }
-    flags = [f"--{name}={value}" for name, value in options.items()]
-    environment = {**FEW_ARENAS, **os.environ, ROOT_VARIABLE: str(args.store.resolve())}
+    flags = [f"--{name}={value}" for name, value in settings.items()]
+    environment = {**FEW_ARENAS, **os.environ, ROOT_VARIABLE: str(store.resolve())}
     environment.pop(ALLOWED_VARIABLE, None)
-    if args.allow_runs:
-        environment[ALLOWED_VARIABLE] = json.dumps(roots)
+    if options.allow_runs:
+        environment[ALLOWED_VARIABLE] = json.dumps([str(store.resolve()), *inputs])
     try:
         return subprocess.call([sys.executable, "-m", "streamlit", "run", str(script), *flags], env=environment)
     except KeyboardInterrupt:
         return 0
 
 
-def _remote(args: argparse.Namespace) -> Path:
-    """What --store names at a URL."""
+def _store(options: AppOptions) -> Path:
+    """The folder or URL that --store names."""
     from probe.store.location import as_path
 
-    if args.allow_runs:
-        raise ValueError(f"--allow-runs starts runs in a folder; --store {args.store} is a URL")
-    return as_path(args.store)
+    if isinstance(options.store, str) and options.allow_runs:
+        raise ValueError(f"--allow-runs starts runs in a folder; --store {options.store} is a URL")
+    if isinstance(options.store, Path) and options.store.exists() and not options.store.is_dir():
+        raise NotADirectoryError(f"--store {options.store} is not a folder; give the folder that holds the runs")
+    return as_path(options.store)
 
 
-def _roots(args: argparse.Namespace) -> list[str]:
-    """The folders that a new run may read models and texts from."""
-    if args.inputs and not args.allow_runs:
-        raise ValueError(f"--inputs {args.inputs[0]} is for --allow-runs, which is not given")
-    for folder in args.inputs:
+def _input_folders(options: AppOptions) -> list[str]:
+    """The folders beside the store that a new run may read models and texts from."""
+    if options.inputs and not options.allow_runs:
+        raise ValueError(f"--inputs {options.inputs[0]} is for --allow-runs, which is not given")
+    for folder in options.inputs:
         if not folder.is_dir():
             raise NotADirectoryError(f"--inputs {folder} is not a folder; give one that holds models or texts")
-    return [str(folder.resolve()) for folder in (args.store, *args.inputs)]
+    return [str(folder.resolve()) for folder in options.inputs]

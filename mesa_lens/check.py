@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from mesa_lens.arguments import JsonOptions, MinutesOptions, ThreadOptions, add_options, read_options
+from mesa_lens.arguments import JsonOptions, MinutesOptions, ThreadOptions, add_command
 from probe.options import JoinedNames, Whole, option
 from probe.request import ModelOptions
 
@@ -26,38 +25,41 @@ class CheckRequest(ModelOptions):
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
-    command = commands.add_parser(
+    add_command(
+        commands,
         "check",
+        run,
+        CheckRequest,
+        MinutesOptions,
+        JsonOptions,
+        ThreadOptions,
         example="mesa-lens check --model default",
         help="whether the methods are computed rightly on your own checkpoint",
         description=__doc__,
     )
-    add_options(command, CheckRequest, MinutesOptions, JsonOptions, ThreadOptions)
-    command.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(request: CheckRequest, time_limit: MinutesOptions, printing: JsonOptions, cpu: ThreadOptions) -> int:
     """Prints the table; 1 where a row failed."""
     from mesa.models import load
     from mesa.settings import make_methods
     from probe.experiment.threads import check_threads, computing
 
-    check_threads(args.threads)
-    request = read_options(args, CheckRequest)
+    check_threads(cpu.threads)
     make_methods(request.methods, request.pretended)
     request.checked_model()
     loaded = load(request.model, **request.load)
     from mesa.checking.check import check
 
-    with computing(args.threads):
+    with computing(cpu.threads):
         report = check(
             loaded.model,
             loaded.tokenizer,
             methods=request.methods,
             trained_length=request.trained_length,
             pretended=request.pretended,
-            minutes=args.minutes,
+            minutes=time_limit.minutes,
             name=request.model,
         )
-    print(json.dumps(report.record(), indent=1) if args.json else report)
+    print(json.dumps(report.record(), indent=1) if printing.json else report)
     return int(bool(report.failed))

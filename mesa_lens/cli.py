@@ -20,9 +20,9 @@ class _Once(argparse._StoreAction):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """Raises ArgumentError for the second value."""
-        if option_string and self.dest in parser.given:
+        if option_string and self.dest in parser.seen:
             raise argparse.ArgumentError(None, f"{option_string} is given twice; give one value")
-        parser.given.add(self.dest)
+        parser.seen.add(self.dest)
         super().__call__(parser, namespace, values, option_string)
 
 
@@ -32,12 +32,12 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, example: str = "", **options: Any) -> None:
         super().__init__(*args, **options)
         self.example = example
-        self.given: set[str] = set()
+        self.seen: set[str] = set()
         self.register("action", None, _Once)
 
     def parse_known_args(self, *args: Any, **options: Any) -> Any:  # argparse's types differ between versions
-        """As argparse does; what was given to an earlier line is forgotten."""
-        self.given.clear()
+        """As argparse does; options of an earlier line are forgotten."""
+        self.seen.clear()
         return super().parse_known_args(*args, **options)
 
     def format_help(self) -> str:
@@ -46,10 +46,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raises ValueError, naming the option as it is written."""
-        option, colon, said = message.removeprefix("argument ").partition(": ")
-        if message.startswith("argument ") and not said[:1].islower():  # it begins with the value, see `probe.options`
+        option, colon, text = message.removeprefix("argument ").partition(": ")
+        if message.startswith("argument ") and not text[:1].islower():  # it begins with the value, see `probe.options`
             colon = " "
-        raise ValueError(f"{option}{colon}{said}; see `{self.prog} --help`")
+        raise ValueError(f"{option}{colon}{text}; see `{self.prog} --help`")
 
 
 def parser() -> Parser:
@@ -105,8 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (MemoryError, RuntimeError) as error:
         return _complain(error, 1)
     except KeyboardInterrupt as error:
-        *_, kept = ["nothing half-written was left", *getattr(error, "__notes__", [])]
-        print(f"\nmesa-lens: interrupted; {kept}", file=sys.stderr)
+        *_, note = ["nothing half-written was left", *getattr(error, "__notes__", [])]
+        print(f"\nmesa-lens: interrupted; {note}", file=sys.stderr)
         return 1
 
 
@@ -131,9 +131,11 @@ def _with_remedy(error: OSError, args: argparse.Namespace) -> OSError:
     if error.errno not in remedies or "--out" in str(error):
         return error
     elsewhere = next((f" or choose another --{name}" for name in ("out", "cache") if name in args), "")
-    made = OSError(f"{error.filename or 'a file of this run'}: {error.strerror}; {remedies[error.errno]}{elsewhere}")
-    made.__notes__ = getattr(error, "__notes__", [])
-    return made
+    described = OSError(
+        f"{error.filename or 'a file of this run'}: {error.strerror}; {remedies[error.errno]}{elsewhere}"
+    )
+    described.__notes__ = getattr(error, "__notes__", [])
+    return described
 
 
 def _complain(error: BaseException, code: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from dataclasses import dataclass
@@ -10,11 +9,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from mesa_lens.arguments import JsonOptions, ThreadOptions, add_options, print_estimate, read_options
+from mesa_lens.arguments import JsonOptions, ThreadOptions, add_command, print_estimate
 from probe.options import MAX_COUNT, MAX_TOKENS, InputPath, Whole, option
 from probe.request import ModelOptions
 
-_TIMES = 4  # of the stated M: the longest context, unless it is given
+_TIMES = 4  # of the stated M: the longest context, by default
 _TAIL = 32  # tokens that are scored
 
 
@@ -32,17 +31,20 @@ class WindowRequest(ModelOptions):
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
-    command = commands.add_parser(
+    add_command(
+        commands,
         "estimate-window",
+        run,
+        WindowRequest,
+        JsonOptions,
+        ThreadOptions,
         example="mesa-lens estimate-window --model default",
         help="estimate the trained length M: up to which length a longer context does not make the model worse",
         description=__doc__,
     )
-    add_options(command, WindowRequest, JsonOptions, ThreadOptions)
-    command.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(request: WindowRequest, printing: JsonOptions, cpu: ThreadOptions) -> int:
     """Prints the estimate, whatever it is."""
     from mesa.models import bytes_a_number, tokenizer_of
     from mesa.support import trained_length
@@ -51,8 +53,7 @@ def run(args: argparse.Namespace) -> int:
     from probe.tasks import score, sources
     from probe.thresholds.window_estimate import SHORTEST
 
-    check_threads(args.threads)
-    request = read_options(args, WindowRequest)
+    check_threads(cpu.threads)
     config = request.checked_config()
     longest = request.longest
     if longest is None:
@@ -67,17 +68,15 @@ def run(args: argparse.Namespace) -> int:
     windows = score.text_windows(score.heldout_ids(tokenizer, texts), longest, request.samples, _TAIL)
     if len(windows) < 2:
         raise ValueError(f"--longest {longest}: the text has {len(windows)} run of so many tokens, 2 are needed")
-    if args.estimate:
-        return _print_time(args, request, config, longest, needed, len(windows))
-    with computing(args.threads):
+    if request.estimate:
+        return _print_time(cpu, request, config, longest, needed, len(windows))
+    with computing(cpu.threads):
         estimate = _measured(request, config, longest, windows)
-    print(json.dumps(estimate.record(), indent=1) if args.json else f"{estimate}\n\n{estimate.table()}")
+    print(json.dumps(estimate.record(), indent=1) if printing.json else f"{estimate}\n\n{estimate.table()}")
     return 0
 
 
-def _print_time(
-    args: argparse.Namespace, request: WindowRequest, config: Any, longest: int, needed: int, texts: int
-) -> int:
+def _print_time(cpu: ThreadOptions, request: WindowRequest, config: Any, longest: int, needed: int, texts: int) -> int:
     """Prints the time of the lengths tried first, and of four more."""
     from mesa.methods import make
     from probe.thresholds.window_estimate import doubled
@@ -89,7 +88,7 @@ def _print_time(
         f"model {request.model}, contexts of up to {longest} tokens, {texts} texts each\n"
         f"memory for one pass, beside the weights: about {needed / 2**20:.0f} MiB"
     )
-    print_estimate(args, text, [(config, work)], request)
+    print_estimate(cpu, text, [(config, work)], request)
     return 0
 
 

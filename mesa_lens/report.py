@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mesa_lens.arguments import JsonOptions, add_options
+from mesa_lens.arguments import JsonOptions, add_command
 from probe.options import REQUIRED, Place, option
 
 
@@ -29,17 +28,20 @@ class RunOptions:
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
-    command = commands.add_parser(
+    add_command(
+        commands,
         "report",
+        run,
+        RunOptions,
+        RuleOptions,
+        JsonOptions,
         example="mesa-lens report runs/demo",
         help="write a captured run's report, summary and figures anew",
         description=__doc__,
     )
-    add_options(command, RunOptions, RuleOptions, JsonOptions)
-    command.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(captured: RunOptions, rule: RuleOptions, printing: JsonOptions) -> int:
     """Checks that the store is whole, then writes beside it."""
     from probe.experiment.lock import owned
     from probe.report import write_report
@@ -47,10 +49,14 @@ def run(args: argparse.Namespace) -> int:
     from probe.store.reader import open_run
     from probe.verdict.verdict import terminal_text
 
-    folder = open_run(args.store).folder
+    folder = open_run(captured.store).folder
     if isinstance(folder, Remote):
         raise ValueError(f"{folder} is a URL; give the folder that `mesa-lens probe` was given as --out")
     with owned(folder, option="RUN"):
-        summary = write_report(args.store, args.rule)
-    print(json.dumps(summary, indent=1) if args.json else f"{terminal_text(summary)}\n\nwrote {folder / 'report.html'}")
+        summary = write_report(captured.store, rule.rule)
+    print(
+        json.dumps(summary, indent=1)
+        if printing.json
+        else f"{terminal_text(summary)}\n\nwrote {folder / 'report.html'}"
+    )
     return 0

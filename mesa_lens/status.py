@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import dataclass
 from typing import Any
 
-from mesa_lens.arguments import JsonOptions, add_options
+from mesa_lens.arguments import JsonOptions, add_command
 from probe.options import REQUIRED, InputPath, option
 
 
@@ -22,20 +21,22 @@ class StatusOptions:
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
-    command = commands.add_parser(
+    add_command(
+        commands,
         "status",
+        run,
+        StatusOptions,
+        JsonOptions,
         example="mesa-lens status runs/demo",
         help="tell how far a run is: done, running, failed, left",
         description=__doc__,
     )
-    add_options(command, StatusOptions, JsonOptions)
-    command.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(options: StatusOptions, printing: JsonOptions) -> int:
     """Reads journals, stores and locks; a damaged line makes it 1."""
     from probe.status import status_of
 
-    status = status_of(args.run_folder)
-    print(json.dumps(status.as_dict(), indent=1) if args.json else status.text())
+    status = status_of(options.run_folder)
+    print(json.dumps(status.as_dict(), indent=1) if printing.json else status.text())
     return int(any(part.damaged for part in status.parts))

@@ -35,9 +35,9 @@ _SEE = "see configs/default.yaml"
 
 @dataclass(frozen=True)
 class PaperConfig(MethodsRequest):
-    """A config, its keys checked. architecture: the model's config, for estimates where its own is not at hand.
+    """A config, its keys checked. architecture: the model's config, for estimates where the model is not at hand.
 
-    sections: the values of each, by key.
+    sections: values by section and key.
     """
 
     trained_length: int = 0
@@ -236,10 +236,10 @@ def probe_request(config: PaperConfig, model: Any) -> ProbeRequest:
 
 
 def check(config: PaperConfig) -> dict[str, Any]:
-    """The plans of all sections that can run, by name; everything that can be wrong is found here."""
+    """The plans of all sections that can run, by name; everything that can be wrong is checked here."""
     plans: dict[str, Any] = {}
     model, _ = config.checked_model()
-    _tell_left_out(config, model)
+    _print_left_out(config, model)
     for name, values in config.sections.items():
         if reason_left_out(SECTIONS[name], values):
             continue
@@ -265,7 +265,7 @@ def estimate(config: PaperConfig) -> str:
     """Cells, tokens and memory of every section as text, from `architecture` where the config has one. No weights."""
     model = model_of(config)
     check_config(model)
-    _tell_left_out(config, model)
+    _print_left_out(config, model)
     width = bytes_a_number(model, config.load)
     lines = [f"{config.title}: weights about {_weights(model) * width / 2**30:z.1f} GiB"]
     for name, values in config.sections.items():
@@ -286,23 +286,23 @@ def model_of(config: PaperConfig) -> Any:
 
 def work(config: PaperConfig) -> dict[tuple[Method, int], float]:
     """Passes of all sections that can run, but lm-eval's, by method and length."""
-    found: dict[tuple[Method, int], float] = {}
+    counts: dict[tuple[Method, int], float] = {}
     model = model_of(config)
     for name, values in config.sections.items():
         if name == "longbench" or reason_left_out(SECTIONS[name], values):
             continue
         for method in _judged(config, name, model).values():
             for length, many in _passes(config, name, model).items():
-                found[method, length] = found.get((method, length), 0.0) + many
+                counts[method, length] = counts.get((method, length), 0.0) + many
         if name != "probe":
             for length, many in _choosing(config, name).items():
                 method = make(BY_DEFAULT, config.trained_length)
-                found[method, length] = found.get((method, length), 0.0) + many
-    return found
+                counts[method, length] = counts.get((method, length), 0.0) + many
+    return counts
 
 
-def _tell_left_out(config: PaperConfig, model: Any) -> None:
-    """Says on stderr, once, which methods are left out of sections that name none."""
+def _print_left_out(config: PaperConfig, model: Any) -> None:
+    """Prints on stderr, once, which methods are left out of sections that name none."""
     parts = [section_methods(config, name, model)[1] for name in config.sections]
     tell_left_out({name: reason for part in parts for name, reason in part.items()})
 
@@ -317,11 +317,13 @@ def _judged(config: PaperConfig, name: str, model: Any) -> dict[str, Method]:
 def _choosing(config: PaperConfig, name: str) -> dict[int, int]:
     """Passes of a section's evaluator, which chooses key tokens, by length."""
     setting = _setting(config, request := eval_request(config, name))
-    found: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     for task in request.tasks:
         for length in TASKS[task].passes(setting) if TASKS[task].keyed else ():
-            found.update({own: many * setting.samples for own, many in passes(length, setting.trained_length).items()})
-    return found
+            counts.update(
+                {tokens: many * setting.samples for tokens, many in passes(length, setting.trained_length).items()}
+            )
+    return counts
 
 
 def _passes(config: PaperConfig, name: str, model: Any) -> dict[int, float]:
@@ -330,15 +332,15 @@ def _passes(config: PaperConfig, name: str, model: Any) -> dict[int, float]:
         request = probe_request(config, model)
         length = request.length or 0
         lengths = request.lengths or tuple(default_lengths(config.trained_length, length))
-        found = dict.fromkeys(lengths, 2.0 * request.samples)
-        found[length] = found.get(length, 0.0) + 1 + request.texts
-        return found
+        counts = dict.fromkeys(lengths, 2.0 * request.samples)
+        counts[length] = counts.get(length, 0.0) + 1 + request.texts
+        return counts
     setting = _setting(config, request := eval_request(config, name))
-    found = {}
+    counts = {}
     for task in request.tasks:
         for length in TASKS[task].passes(setting):
-            found[length] = found.get(length, 0.0) + TASKS[task].tokens(length, setting) / length
-    return found
+            counts[length] = counts.get(length, 0.0) + TASKS[task].tokens(length, setting) / length
+    return counts
 
 
 def _setting(config: PaperConfig, request: EvalRequest) -> Setting:
@@ -349,8 +351,8 @@ def _setting(config: PaperConfig, request: EvalRequest) -> Setting:
 def _section_estimate(config: PaperConfig, name: str, model: Any, methods: int, width: int) -> str:
     if name == "probe":
         request = probe_request(config, model)
-        kept = request.spec.resolve(model, request.length or 0)
-        numbers = kept.values * methods * (1 + request.texts)
+        captured = request.spec.resolve(model, request.length or 0)
+        numbers = captured.values * methods * (1 + request.texts)
         size = numbers * (2 if request.spec.dtype == "float16" else 4) / 2**20
         passes = methods * (1 + request.texts)
         lengths = request.lengths or default_lengths(config.trained_length, request.length or 0)
@@ -366,10 +368,10 @@ def _section_estimate(config: PaperConfig, name: str, model: Any, methods: int, 
     tokens, count = methods * sum(many for many, _ in read), methods * sum(many // length for many, length in read)
     chosen = _choosing(config, name)
     tokens, count = tokens + sum(length * many for length, many in chosen.items()), count + sum(chosen.values())
-    held = memory_bytes(model, request.tasks, setting, width) / 2**30
+    memory = memory_bytes(model, request.tasks, setting, width) / 2**30
     return (
         f"{methods * len(cells)} cells, {count:,} passes, about {tokens:,} prompt tokens, "
-        f"memory beside the weights {held:z,.1f} GiB"
+        f"memory beside the weights {memory:z,.1f} GiB"
     )
 
 

@@ -1,4 +1,4 @@
-"""One HTML file with a section for every figure and table of the paper that was asked for; opens offline."""
+"""One HTML file with a section for every figure and table of the paper that was run; opens offline."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SHOWN_DIMS = 2
 _HEATMAP_METHODS = 4
 
 
-def write_report(config: PaperConfig, found: Mapping[str, Mapping[str, Any]], out: Path) -> Path:
+def write_report(config: PaperConfig, results: Mapping[str, Mapping[str, Any]], out: Path) -> Path:
     """Writes report.html and results.json into `out`; returns the report's path."""
     printed = json.loads(files("mesa_lens.paper").joinpath("printed.json").read_text(encoding="utf-8"))
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
@@ -42,17 +42,17 @@ def write_report(config: PaperConfig, found: Mapping[str, Mapping[str, Any]], ou
             "section": SECTIONS[name],
             "left_out": result.get("left_out"),
             "printed": [printed[table] for table in SECTIONS[name].printed],
-            **_shown(name, result, out / name),
+            **_content(name, result, out / name),
         }
-        for name, result in found.items()
+        for name, result in results.items()
     ]
     page = template.render(config=config, sections=sections, plotly_js=Markup(get_plotlyjs()))
     write(out / "report.html", page.encode())
-    write_json(out / "results.json", {"model": config.model, "sections": found})
+    write_json(out / "results.json", {"model": config.model, "sections": results})
     return out / "report.html"
 
 
-def _shown(name: str, result: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _content(name: str, result: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Figures (HTML), tables and sentences of a section."""
     empty: dict[str, Any] = {"figures": [], "tables": [], "words": []}
     if "left_out" in result:
@@ -72,8 +72,10 @@ def _shown(name: str, result: Mapping[str, Any], folder: Path) -> dict[str, Any]
 def _probe(summary: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     run = open_run(folder)
     analysis = analyse(run)
-    hidden, found = analysis.hidden.sel(prompt=analysis.prompt), analysis.crossings.sel(prompt=analysis.prompt)
-    figures: list[Drawable] = [threshold_chart(hidden, found, layer, dim) for layer, dim in analysis.best[:_SHOWN_DIMS]]
+    hidden, crossings = analysis.hidden.sel(prompt=analysis.prompt), analysis.crossings.sel(prompt=analysis.prompt)
+    figures: list[Drawable] = [
+        threshold_chart(hidden, crossings, layer, dim) for layer, dim in analysis.best[:_SHOWN_DIMS]
+    ]
     if run.evaluation is not None and analysis.measured is not None:
         predictions = analysis.headline
         figures.append(curves_chart(run.evaluation, analysis.measured, analysis.trained_length, predictions))

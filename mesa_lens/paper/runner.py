@@ -1,4 +1,4 @@
-"""Runs the sections one after another, each in a folder of its own, and goes on where it was interrupted."""
+"""Runs the sections one after another, one folder a section, and continues where it was interrupted."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run_sections(
     until: float | None = None,
     runner: Runner = LOCAL,
 ) -> dict[str, dict[str, Any]]:
-    """What each section of the config gave: a summary, or 'left_out' with the reason; in the report's order.
+    """By section of the config: a summary, or 'left_out' with the reason; in the report's order.
 
     They run in the config's order; nothing begins after the `deadline` `until`. What no worker could finish is in a
     section's 'failed', and the others go on. Raises FileExistsError, before anything runs, for folders of another run,

@@ -11,32 +11,32 @@ from probe.evaluation.summary import Table, key_words, longppl_table, measure, o
 
 def words(result: Mapping[str, Any]) -> list[str]:
     """What the numbers say at the longest length, task by task, for the first metric."""
-    told = []
+    sentences = []
     cells = of_methods(result["cells"])
     for task in dict.fromkeys(cell["task"] for cell in cells):
-        own = [cell for cell in cells if cell["task"] == task]
-        longest = max(cell["length"] for cell in own)
-        last = [cell for cell in own if cell["length"] == longest]
+        of_task = [cell for cell in cells if cell["task"] == task]
+        longest = max(cell["length"] for cell in of_task)
+        last = [cell for cell in of_task if cell["length"] == longest]
         last = [cell for cell in last if cell["metric"] == last[0]["metric"]]
         means = ", ".join(f"{cell['method']} {cell['mean']:z.{places(last)}f}" for cell in last)
         ratio = longest / result["trained_length"]
-        told.append(f"{measure(last[0])} at {longest} tokens ({ratio:.3g} M): {means}.")
-    told += [f"{task}: {size}." for task, size in result.get("sizes", {}).items()]
-    told += key_words(result)
+        sentences.append(f"{measure(last[0])} at {longest} tokens ({ratio:.3g} M): {means}.")
+    sentences += [f"{task}: {size}." for task, size in result.get("sizes", {}).items()]
+    sentences += key_words(result)
     left_out = [f"{task} under {method} at {length}" for task, method, length in result["out_of_memory"]]
     if left_out:
-        told.append(f"Did not fit in memory: {', '.join(left_out)}.")
+        sentences.append(f"Did not fit in memory: {', '.join(left_out)}.")
     if failed := result.get("failed"):
-        told.append(f"Cells that no worker could finish: {len(failed)}.")
+        sentences.append(f"Cells that no worker could finish: {len(failed)}.")
     if result["cells_left"]:
-        told.append(f"Cells that are not run yet: {result['cells_left']}.")
-    return told
+        sentences.append(f"Cells that are not run yet: {result['cells_left']}.")
+    return sentences
 
 
 def summed_up(result: Mapping[str, Any]) -> list[Table]:
     """The tables of effective lengths and of LongPPL, where the tasks were run."""
-    found = (effective_table(result["effective"]), longppl_table(result["longppl"]))
-    return [table for table in found if table]
+    tables = (effective_table(result["effective"]), longppl_table(result["longppl"]))
+    return [table for table in tables if table]
 
 
 def harness_table(result: Mapping[str, Any]) -> Table:

@@ -135,7 +135,7 @@ def test_the_shipped_models_windows(capsys, model, window):
     ],
 )
 def test_the_remedy_for_a_read_only_folder_names_an_option_of_the_command(words, remedy, monkeypatch, capsys):
-    def refused(args):
+    def refused(*_):
         raise PermissionError(errno.EACCES, "Permission denied", "/there")
 
     monkeypatch.setattr(f"mesa_lens.{words[0]}.run", refused)

@@ -190,7 +190,7 @@ def test_a_folder_that_cannot_be_replaced_stays(made, cache, monkeypatch, capsys
     original = Path.rename
 
     def refused(self, target):
-        if self.name == "made":
+        if self.name == "converted":
             raise OSError("no luck")
         return original(self, target)
 
