@@ -71,7 +71,7 @@ def evaluation_numbers(summary: Mapping[str, Any]) -> dict[str, xr.Dataset]:
     for task, metric in dict.fromkeys(zip(frame["task"], frame["metric"], strict=True)):
         rows = frame[(frame["task"] == task) & (frame["metric"] == metric)]
         values = rows.set_index(["method", "length"])[["mean", "low", "high", "n"]].astype(float).to_xarray()
-        labels = {name: pd.unique(rows[name]) for name in ("method", "length")}
+        labels = {name: list(dict.fromkeys(rows[name])) for name in ("method", "length")}
         numbers[f"{task}-{metric}"] = values.reindex(labels).assign_attrs(task=task)
     return numbers
 
