@@ -216,7 +216,7 @@ def main() -> None:
     names += [] if args.again else [LINEAR, "stock eager", STOCK]
     jobs = [(name, length) for length in lengths for name in names if not _too_large(name, length)]
     known = json.loads(results.read_text()) if args.again else []
-    found, revision = {(row["name"], row["length"]): row for row in known}, _revision()
+    measured_rows, revision = {(row["name"], row["length"]): row for row in known}, _revision()
     for name, length in tqdm(jobs, unit="configuration"):
         row: dict[str, Any] = {"name": name, "length": length, "revision": revision}
         for what in ("peak",) if name == STOCK else ("time", "peak"):
@@ -226,11 +226,11 @@ def main() -> None:
             done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
             row |= json.loads(done.stdout.splitlines()[-1])
         if name == STOCK:
-            beside = [other for other in found.values() if other["length"] == length]
+            beside = [other for other in measured_rows.values() if other["length"] == length]
             row |= {key: min(other[f"stock_{key}"] for other in beside) for key in ("prefill", "decode")}
             row["linear_prefill"] = min(other["linear_prefill"] for other in beside)
-        found[name, length] = row
-    rows = list(found.values())
+        measured_rows[name, length] = row
+    rows = list(measured_rows.values())
     args.out.mkdir(parents=True, exist_ok=True)
     results.write_text(json.dumps(rows, indent=1) + "\n")
     text = f"{table(rows, sorted({row['length'] for row in rows}))}\n\n{measured_at(rows)}"

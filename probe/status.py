@@ -293,7 +293,7 @@ def _moments_part(folder: Path) -> Iterator[Part]:
         try:
             with path.open("rb") as opened, np.load(opened) as file:
                 done += int(file["count"].sum())
-                total = json.loads(str(file["attrs"])).get("asked", total)
+                total = json.loads(str(file["attrs"])).get("total", total)
         except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             raise ValueError(f"{path} is damaged ({error})") from error
     summary = _summary(max(paths, key=lambda path: path.stat().st_mtime), folder / "summary.json")

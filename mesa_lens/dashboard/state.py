@@ -16,7 +16,7 @@ from probe.store.cache import Derived, cached, load
 from probe.store.reader import Run, open_run, partial_path, store_of
 from probe.store.regions import list_missing, missing_regions
 from probe.store.select import hook_values, hooks_of, reference_method
-from probe.thresholds.analysis import FOUND, Analysis, analyse, judged_drifts
+from probe.thresholds.analysis import CROSSINGS, Analysis, analyse, judged_drifts
 from probe.thresholds.control import negative_control
 from probe.thresholds.search import CrossingRule, search
 
@@ -113,11 +113,11 @@ def searched(entry: Entry, hook: str, prompt: str, trained: int, rule: CrossingR
 
     if (trained, rule) != (run.trained_length, CrossingRule.scaled(trained)):
         return compute()
-    stored = load(run, f"{hook}-{FOUND}")
+    stored = load(run, f"{hook}-{CROSSINGS}")
     if stored is not None and not isinstance(stored, str):
-        thresholds = stored[FOUND]
+        thresholds = stored[CROSSINGS]
         return thresholds.sel(prompt=prompt) if "prompt" in thresholds.dims else thresholds
-    return cached(run, f"{hook}-{prompt}-{FOUND}", lambda: {FOUND: compute()})[FOUND]
+    return cached(run, f"{hook}-{prompt}-{CROSSINGS}", lambda: {CROSSINGS: compute()})[CROSSINGS]
 
 
 @_cache(max_entries=24, show_spinner="Computing the negative control …")

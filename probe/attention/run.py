@@ -227,7 +227,7 @@ def _continued(plan: AnatomyPlan, out: Path, name: str) -> xr.Dataset:
     known = moments.load(path) if path.exists() else moments.empty(plan.indices, plan.trained_length, plan.dtype, attrs)
     if changed := _changed(known.attrs.get("settings", plan.settings), plan):
         known.attrs["forced"] = [*known.attrs.get("forced", []), changed]
-    known.attrs.update(asked=len(plan.sliding) * len(plan.methods), settings=json.loads(json.dumps(plan.settings)))
+    known.attrs.update(total=len(plan.sliding) * len(plan.methods), settings=json.loads(json.dumps(plan.settings)))
     return known
 
 

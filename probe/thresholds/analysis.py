@@ -31,7 +31,7 @@ _SEEN = ("first", "last", "matched_first", "matched_last")
 RULES = ("drift", "paper")
 """What a failure is predicted by: a layer's joint drift, or thresholds dim by dim, as the paper reads them."""
 
-FOUND, CONTROL = "thresholds", "control"
+CROSSINGS, CONTROL = "thresholds", "control"
 """What searches are known by."""
 
 MEAN = "text-mean"
@@ -97,7 +97,7 @@ def analyse(
     reference = reference_method(hidden["method"].values.tolist())
     work, rule = (uncached if rule else work), rule or CrossingRule.scaled(trained)
     name = str(hidden.name)
-    crossings = work(f"{name}-{FOUND}", lambda: {FOUND: search(hidden, trained, rule, reference)})[FOUND]
+    crossings = work(f"{name}-{CROSSINGS}", lambda: {CROSSINGS: search(hidden, trained, rule, reference)})[CROSSINGS]
     prompts = hidden["prompt"].values.tolist()
     predictions = {prompt: predict(crossings.sel(prompt=prompt)) for prompt in prompts}
     measured = None if run.evaluation is None else measured_failure(run.evaluation, trained, reference)
