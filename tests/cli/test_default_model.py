@@ -21,25 +21,25 @@ def loaded():
     return load()
 
 
-def check(scores: dict, lengths: list[int], trained: int, slack: float = 0.0) -> None:
-    """What the model must show; `slack` allows for the noise of fewer prompts."""
+def check(scores: dict, lengths: list[int], trained: int) -> None:
+    """What the model must show."""
 
     def at(method, key, multiple):
         return scores[method][key][lengths.index(multiple * trained)]
 
     in_window = at("origin", "tail_nll", 1)
-    assert at("origin", "passkey", 1) >= 0.95 - slack
-    assert at("origin", "needle", 1) >= 0.95 - slack
-    assert at("origin", "passkey-question", 1) >= 0.95 - slack
-    assert at("origin", "lines", 1) >= 0.8 - slack
-    assert at("origin", "key-value", 1) >= 0.8 - slack
-    assert at("origin", "tracking", 1) >= 0.5 - slack
-    assert at("origin", "passkey", 4) <= 0.3 + slack
+    assert at("origin", "passkey", 1) >= 0.95
+    assert at("origin", "needle", 1) >= 0.95
+    assert at("origin", "passkey-question", 1) >= 0.95
+    assert at("origin", "lines", 1) >= 0.8
+    assert at("origin", "key-value", 1) >= 0.8
+    assert at("origin", "tracking", 1) >= 0.5
+    assert at("origin", "passkey", 4) <= 0.3
     assert at("origin", "tail_nll", 4) >= in_window + 0.5
     for method in ("rerope", "stair", "mesa"):
         for multiple in (4, 8):
-            assert at(method, "passkey", multiple) >= 0.9 - slack, (method, multiple)
-            assert at(method, "tail_nll", multiple) <= in_window + 0.2 + slack, (method, multiple)
+            assert at(method, "passkey", multiple) >= 0.9, (method, multiple)
+            assert at(method, "tail_nll", multiple) <= in_window + 0.2, (method, multiple)
     for method in ("dynamic-ntk", "lm-infinite"):
         assert at("origin", "passkey", 4) < at(method, "passkey", 4) <= at("mesa", "passkey", 4)
 
@@ -68,8 +68,8 @@ def test_the_cards_scores_are_this_models(loaded):
         with mesa.applied(loaded.model, mesa.make(name, 256)):
             nll, hits = (
                 [
-                    each.value
-                    for each in task.measure(
+                    sample.value
+                    for sample in task.measure(
                         loaded, length, task.prepare(loaded.tokenizer, length, setting, count), setting
                     )
                 ]
@@ -92,14 +92,8 @@ def test_siblings_retrieve_inside_the_window_and_under_mesa_beyond(name):
     documents = tuple(score.heldout_ids(loaded.tokenizer))
     setting = Setting(256, tuple(measured["lengths"]), seed=measured["seed"], documents=documents)
     windows = TAIL.prepare(loaded.tokenizer, 256, setting, measured["windows"])
-    nll = np.mean([each.value for each in TAIL.measure(loaded, 256, windows, setting)])
+    nll = np.mean([sample.value for sample in TAIL.measure(loaded, 256, windows, setting)])
     assert nll == pytest.approx(scores["origin"]["tail_nll"][column(256)], abs=2e-3)  # the card is these weights'
     for task in ("passkey", "needle"):
         assert scores["origin"][task][column(256)] >= 0.95
         assert scores["mesa"][task][column(512)] >= 0.8
-
-
-@pytest.mark.slow
-def test_all_scores_again_with_other_prompts(loaded):
-    measured = card.measure(loaded, prompts=50, seed=77)
-    check(measured["scores"], measured["lengths"], 256, slack=0.06)

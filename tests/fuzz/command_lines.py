@@ -49,39 +49,16 @@ WHOLE = [*NUMBERS, "1.5", "1e3", "9" * 20, "9" * 5000, "-1"]
 NAMES = ["", " ", ",", "no such", "nonsense,nonsense", "origin,,rerope", "\udcff", "-", "None"]
 RANGES = ["", " ", "1-", "-1", "2-1", "x", "1,,2", "0-99999999999", "9" * 20, "²", "1:2"]
 LENGTHS = [
-    f"{2**31}",
-    "4:16:4:4",
-    "",
-    ",",
-    "x",
-    "0",
-    "-5",
-    "1k:2k",
-    "2k:1k:1",
-    "1:9999999999:1",
-    "1.5k",
-    "256,,512",
-    "9" * 20,
-    "1k:2k:0",
-]
+    f"{2**31}", "4:16:4:4", "", ",", "x", "0", "-5", "1k:2k", "2k:1k:1", "1:9999999999:1", "1.5k", "256,,512",
+    "9" * 20, "1k:2k:0",
+]  # fmt: skip
 FILES = ["", " ", "/nonexistent/x.txt"]
 FOLDERS = ["", " ", "{file}"]
 OUTPUTS = [*FOLDERS, "/", "{model}"]
 SETS = [
-    "",
-    "window",
-    "rerope",
-    "rerope.=3",
-    "origin.trained_length=5",
-    "rerope.window=x",
-    "rerope.nonsense=1",
-    "rerope.name=5",
-    "rerope.plan=5",
-    "rerope.layers=[0,0]",
-    f"rerope.window={2**63}",
-    "=",
-    ".",
-]
+    "", "window", "rerope", "rerope.=3", "origin.trained_length=5", "rerope.window=x", "rerope.nonsense=1",
+    "rerope.name=5", "rerope.plan=5", "rerope.layers=[0,0]", f"rerope.window={2**63}", "=", ".",
+]  # fmt: skip
 MODELS = ["", "./nowhere", "/nonexistent/x", "{file}", "no such.gguf"]
 WRONG = {  # by the option's destination
     "model": MODELS,
@@ -155,7 +132,7 @@ WRONG = {  # by the option's destination
     "M": [*NUMBERS, "0", "-1", "1.5"],
     "N": [*NUMBERS, "0", "-1", "1.5"],
     "E": [*NUMBERS, "0", "-1", "1.5"],
-    "H": [each for each in NUMBERS if each != "nan"] + ["nan"],
+    "H": NUMBERS,
     "recovery": ["", "nonsense"],
     "html": ["/nonexistent/x/y.html"],
     "wheel": FILES,
@@ -199,19 +176,19 @@ class Line:
 
 
 def commands() -> dict[str, list[argparse.Action]]:
-    """Every command's actions, by its words; those without actions of their own are left out."""
-    found: dict[str, list[argparse.Action]] = {}
+    """Every command's actions, by its words; those without options are left out."""
+    actions: dict[str, list[argparse.Action]] = {}
 
     def visit(at: argparse.ArgumentParser, words: tuple[str, ...]) -> None:
         inner = [action for action in at._actions if isinstance(action, argparse._SubParsersAction)]
-        own = [action for action in at._actions if action not in inner and action.dest != "help"]
-        if words and (own and not any(action.required for action in inner)):
-            found[" ".join(words)] = own
+        options = [action for action in at._actions if action not in inner and action.dest != "help"]
+        if words and options and not any(action.required for action in inner):
+            actions[" ".join(words)] = options
         for name, below in (item for action in inner for item in action.choices.items()):
             visit(below, (*words, name))
 
     visit(parser(), ())
-    return found
+    return actions
 
 
 def wrong_values(command: str, action: argparse.Action) -> list[str]:
@@ -223,22 +200,22 @@ def wrong_values(command: str, action: argparse.Action) -> list[str]:
 
 def all_lines(world: dict[str, str], seed: int = 0) -> list[Line]:
     """All wrong lines of this world, in a seeded order."""
-    draw, found = random.Random(seed), dict[tuple[str, ...], Line]()
+    draw, lines = random.Random(seed), dict[tuple[str, ...], Line]()
     for command, actions in commands().items():
         base = BASES[command].format(**world).split()
         head = command.split()
         for line in [*_misspelt(head, base, actions, draw), *_mistaken(command, head, base, actions, world)]:
-            found[line.words] = line
+            lines[line.words] = line
     for name in (*CONFIGS, *WEIGHTS):
         for command in ("check", "probe", "locate", "anatomy", "eval"):
             words = [world[name] if word == world["model"] else word for word in BASES[command].format(**world).split()]
             if name in WEIGHTS or name == "model-vocabulary-small":
                 words = [word for word in words if word != "--estimate"]
             line = Line((command, *words), (world[name], Path(world[name]).name, *_changed(name)))
-            found[line.words] = line
-    lines = list(found.values())
-    draw.shuffle(lines)
-    return lines
+            lines[line.words] = line
+    shuffled = list(lines.values())
+    draw.shuffle(shuffled)
+    return shuffled
 
 
 def _changed(name: str) -> list[str]:
@@ -309,23 +286,20 @@ def complaint(line: Line) -> str:
             code = main(line.words)
     except BaseException:
         return "ended with " + " ".join(traceback.format_exc().splitlines()[-3:])[-300:]
-    said, seconds = err.getvalue().strip(), time.monotonic() - started
+    error, seconds = err.getvalue().strip(), time.monotonic() - started
     if code not in (1, 2):
         return f"was accepted ({code})"
-    if len(said.splitlines()) != 1:
-        return f"said {len(said.splitlines())} lines: {said[:400]!r}"
-    if not any(name in said for name in line.named):
-        return f"names none of {line.named}: {said[:300]}"
+    if len(error.splitlines()) != 1:
+        return f"said {len(error.splitlines())} lines: {error[:400]!r}"
+    if not any(name in error for name in line.named):
+        return f"names none of {line.named}: {error[:300]}"
     return f"took {seconds:.0f} s" if seconds > SECONDS else ""
 
 
 def failures(lines: list[Line]) -> list[str]:
     """The lines that do not end as they must, with what is wrong."""
-    found = []
-    for line in lines:
-        if wrong := complaint(line):
-            found.append(f"{' '.join(map(repr, line.words))}\n    {wrong}")
-    return found
+    pairs = ((line, complaint(line)) for line in lines)
+    return [f"{' '.join(map(repr, line.words))}\n    {wrong}" for line, wrong in pairs if wrong]
 
 
 if __name__ == "__main__":
@@ -333,6 +307,6 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
         tried = all_lines(worlds.build(Path(place)), seed=int(sys.argv[2]) if len(sys.argv) > 2 else 0)[:count]
         begun = time.monotonic()
-        found = failures(tried)
-    print("\n".join([*found, f"{len(tried)} lines in {time.monotonic() - begun:.0f} s, {len(found)} failed"]))
-    sys.exit(bool(found))
+        failed = failures(tried)
+    print("\n".join([*failed, f"{len(tried)} lines in {time.monotonic() - begun:.0f} s, {len(failed)} failed"]))
+    sys.exit(bool(failed))

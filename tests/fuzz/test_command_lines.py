@@ -20,8 +20,8 @@ def lines(world):
 @pytest.mark.filterwarnings("default")  # of libraries, about what is damaged
 @pytest.mark.parametrize("part", range(3))
 def test_wrong_command_lines_end_in_one_line_that_names_what_is_wrong(lines, part):
-    found = command_lines.failures(lines[part * TRIED // 3 : (part + 1) * TRIED // 3])
-    assert not found, "\n".join(found)
+    failed = command_lines.failures(lines[part * TRIED // 3 : (part + 1) * TRIED // 3])
+    assert not failed, "\n".join(failed)
 
 
 def test_there_are_lines_enough_and_every_option_has_wrong_values(lines):
@@ -33,7 +33,7 @@ def test_there_are_lines_enough_and_every_option_has_wrong_values(lines):
 
 @pytest.mark.parametrize(
     "command",
-    ["eval", "methods explain", *(pytest.param(each, marks=pytest.mark.slow) for each in ("probe", "paper"))],
+    ["eval", "methods explain", *(pytest.param(name, marks=pytest.mark.slow) for name in ("probe", "paper"))],
 )
 def test_what_is_right_is_not_called_wrong(world, command):
     words = (*command.split(), *command_lines.BASES[command].format(**world).split())
