@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field
+from tqdm import tqdm
 
 from mesa.settings import ALL
-from mesa_lens.arguments import JsonOptions, add_options
+from mesa_lens.arguments import JsonOptions, add_command
 from mesa_lens.report import RuleOptions
 from probe.options import (
     MAX_TOKENS,
@@ -31,6 +31,7 @@ from probe.options import (
     Whole,
     Window,
     option,
+    parse_ranges,
 )
 
 if TYPE_CHECKING:
@@ -50,7 +51,9 @@ def _pairs(text: Any) -> tuple[tuple[int, int], ...]:
 
 Pairs = Annotated[tuple[tuple[int, int], ...], BeforeValidator(_pairs)]
 Positive = Annotated[Number, Field(ge=0)]
-_CROSSING = "what counts as a crossing"
+TokensOrZero = Annotated[Whole, Field(ge=0, le=MAX_TOKENS)]
+Share = Annotated[Number, Field(gt=0, le=1)]
+_RULE = "what counts as a crossing"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +80,51 @@ class StoreOptions(ExportOptions):
     prompt: Text | None = option(None, "e.g. text-0", unset="the first captured")
     trained_length: Window | None = option(None, "trained window M in tokens", unset="the run's")
 
+    @cached_property
+    def run(self) -> Run:
+        """The captured run."""
+        from probe.store.reader import open_run
+
+        return open_run(self.store)
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder; the working directory for a URL."""
+        from probe.store.location import Remote
+
+        return Path() if isinstance(self.run.folder, Remote) else self.run.folder
+
+    @property
+    def window(self) -> int:
+        """M in tokens."""
+        return self.run.trained_length if self.trained_length is None else self.trained_length
+
+    def hidden(self) -> xr.DataArray:
+        """The hidden states of --hook on --prompt."""
+        from probe.store.select import hook_values, one_prompt
+
+        return one_prompt(hook_values(self.run, self.hook), self.prompt)
+
+    def drift(self) -> tuple[str, xr.Dataset]:
+        """The prompt, --prompt or the first, and its `find_drift`."""
+        from probe.store.select import hook_values, reference_method
+        from probe.thresholds.analysis import drifts
+
+        hidden = hook_values(self.run, self.hook)
+        by_prompt = drifts(self.run, hidden, reference_method(hidden["method"].values.tolist()), self.window)
+        name = next(iter(by_prompt)) if self.prompt is None else self.prompt
+        if name not in by_prompt:
+            raise ValueError(f"drift of prompt {name!r} is not judged; judged: {', '.join(by_prompt)}")
+        return name, by_prompt[name]
+
+    def method_order(self, values: xr.DataArray | xr.Dataset) -> list[str]:
+        """The methods of --methods, where 'all' stands for all others. Raises ValueError for one not captured."""
+        from probe.store.select import check_labels
+
+        check_labels(values, "method", [name for name in self.methods if name != ALL])
+        others = [name for name in values["method"].values.tolist() if name not in self.methods]
+        return [method for name in self.methods for method in (others if name == ALL else [name])]
+
 
 @dataclass(frozen=True)
 class HeatmapOptions(StoreOptions):
@@ -94,6 +142,30 @@ class HeatmapOptions(StoreOptions):
     pool: Tokens = option(300_000, "most values in a figure", metavar="VALUES")
     native: bool = option(False, "a png a method, one pixel a value; npz, csv unpooled")
 
+    def export(self) -> Export:
+        """The panels of all methods, or their differences to one."""
+        import xarray as xr
+
+        from probe.figures.export import heatmap_export
+        from probe.figures.heatmap import default_regions, less, side_by_side
+        from probe.figures.tables import check_rows
+        from probe.store.select import captured_ranges, in_ranges
+
+        hidden = in_ranges(in_ranges(self.hidden(), "layer", self.layers), "dim", self.dims)
+        position = hidden["position"].values
+        if self.positions is None:
+            bounds = default_regions(position, self.window)
+        else:
+            ranges = parse_ranges(self.positions)
+            in_ranges(hidden, "position", ranges)
+            bounds = ranges or [(first, last + 1) for first, last in captured_ranges(position)]
+        panel = side_by_side(hidden, bounds, self.method_order(hidden), self.minus)
+        if "csv" in self.format:
+            check_rows(panel.size if self.native else min(panel.size, self.pool))
+        panel = less(panel, self.minus)
+        limits = None if self.limit is None else xr.full_like(panel["layer"], self.limit, dtype=float)
+        return heatmap_export(panel, self.window, limits, self.pool, self.native)
+
 
 @dataclass(frozen=True)
 class DriftOptions(StoreOptions):
@@ -101,26 +173,51 @@ class DriftOptions(StoreOptions):
 
     layers: RangeText | None = option(None, "e.g. 3,7", unset="the first, and where drift begins")
 
+    def export(self) -> Export:
+        """The drift of one prompt."""
+        from probe.figures.export import drift_export
+        from probe.store.select import in_ranges
+
+        ranges = None if self.layers is None else parse_ranges(self.layers)
+        prompt, drift = self.drift()
+        layers = None if ranges is None else in_ranges(drift["layer"], "layer", ranges).values.tolist()
+        return drift_export(drift, prompt, layers, self.method_order(drift))
+
 
 @dataclass(frozen=True)
 class CrossingOptions(StoreOptions):
     """Those of `probe.thresholds.CrossingRule`, which stays unloaded until the command runs."""
 
-    smoothing: Tokens | None = option(None, "tokens a value is the mean of", unset="M/64", group=_CROSSING)
-    sustained: Tokens | None = option(None, "positions a crossing must hold for", unset="M/16", group=_CROSSING)
-    warm_up: Annotated[Whole, Field(ge=0, le=MAX_TOKENS)] | None = option(
-        None, "first position of the in-window reference", unset="M/4", group=_CROSSING
-    )
+    smoothing: Tokens | None = option(None, "tokens a value is the mean of", unset="M/64", group=_RULE)
+    sustained: Tokens | None = option(None, "positions a crossing must hold for", unset="M/16", group=_RULE)
+    warm_up: TokensOrZero | None = option(None, "first position of the in-window reference", unset="M/4", group=_RULE)
     margin: Positive | None = option(
-        None, "spreads beyond the threshold that count as passed; 0: the paper's rule", unset="3", group=_CROSSING
+        None, "spreads beyond the threshold that count as passed; 0: the paper's rule", unset="3", group=_RULE
     )
-    minimum_score: Positive | None = option(None, "least score of a threshold dim", unset="6", group=_CROSSING)
-    share: Annotated[Number, Field(gt=0, le=1)] | None = option(
-        None, "of positions a threshold dim keeps its side", unset="0.95", group=_CROSSING
-    )
-    floor: Positive | None = option(
-        None, "least in-window spread, of the layer's magnitude", unset="0.01", group=_CROSSING
-    )
+    minimum_score: Positive | None = option(None, "least score of a threshold dim", unset="6", group=_RULE)
+    share: Share | None = option(None, "of positions a threshold dim keeps its side", unset="0.95", group=_RULE)
+    floor: Positive | None = option(None, "least in-window spread, of the layer's magnitude", unset="0.01", group=_RULE)
+
+    @property
+    def rule_changes(self) -> dict[str, Any]:
+        """The fields of the crossing rule that are stated."""
+        from probe.thresholds.search import CrossingRule
+
+        names = [field.name for field in fields(CrossingRule)]
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def crossings(self, hidden: xr.DataArray) -> xr.Dataset:
+        """The `search` for thresholds and crossings in hidden states."""
+        from probe.store.select import reference_method
+        from probe.thresholds.search import CrossingRule, check_positions, search
+
+        reference = reference_method(hidden["method"].values.tolist())
+        rule = replace(CrossingRule.scaled(self.window), **self.rule_changes)
+        check_positions(hidden["position"].values.tolist(), self.window, rule)
+        with tqdm(total=1, desc="finding thresholds", unit="search") as bar:
+            crossings = search(hidden, self.window, rule, reference)
+            bar.update()
+        return crossings
 
 
 @dataclass(frozen=True)
@@ -130,10 +227,46 @@ class ThresholdOptions(CrossingOptions):
     pairs: Pairs | None = option(None, "e.g. 1:234,2:17", unset="the best", metavar="LAYER:DIM,...")
     top: Tokens = option(4, "how many of the best threshold dims")
 
+    def export(self) -> Export:
+        """The pairs of --pairs, or the best."""
+        from probe.figures.export import threshold_export
+        from probe.store.select import check_pairs
+        from probe.thresholds.predict import best
+
+        hidden = self.hidden()
+        methods = self.method_order(hidden)
+        check_pairs(hidden, self.pairs or ())
+        crossings = self.crossings(hidden)
+        pairs = self.pairs or best(crossings, self.top)
+        if not pairs:
+            where = f"prompt {hidden['prompt'].item()!r} at M = {crossings.attrs['trained_length']}"
+            raise ValueError(f"no observable dim on {where}; name some with --pairs, or lower --minimum-score")
+        return threshold_export(hidden.sel({"method": methods}), crossings.sel({"method": methods}), pairs)
+
 
 @dataclass(frozen=True)
 class CurveOptions(CrossingOptions, RuleOptions):
     """Tail NLL and passkey accuracy by length, with predicted failures."""
+
+    def export(self) -> Export:
+        """The scores, with failures predicted from the states of one prompt."""
+        from probe.figures.export import curves_export
+        from probe.store.select import reference_method
+        from probe.thresholds.analysis import TOP
+        from probe.thresholds.calls import drift_calls
+        from probe.thresholds.failure import measured_failure
+        from probe.thresholds.predict import predict
+
+        scores = self.run.evaluation
+        if scores is None:
+            raise ValueError(f"{self.run.path} holds no scores by length; probe with --samples above 0")
+        measured = measured_failure(scores, self.window, reference_method(scores["method"].values.tolist()))
+        methods = self.method_order(scores)
+        if self.rule == "drift" and not self.rule_changes:
+            predictions = drift_calls(self.drift()[1])
+        else:
+            predictions = predict(self.crossings(self.hidden()), TOP)
+        return curves_export(scores.sel({"method": methods}), measured, self.window, predictions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,12 +278,30 @@ class FolderOptions(ExportOptions):
     )
     lengths: Lengths | None = option(None, "in tokens, e.g. 512,1024", unset="all")
 
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.store
+
+    @property
+    def selection(self) -> tuple[list[str] | None, list[int] | None]:
+        """Methods and lengths; None for all."""
+        methods = None if ALL in self.methods else list(self.methods)
+        return methods, None if self.lengths is None else list(self.lengths)
+
 
 @dataclass(frozen=True)
 class LocateOptions(FolderOptions):
     """What methods, patches and clamps in one place restore, by layer and head."""
 
     measures: Names | None = option(None, "nll, passkey", unset="all")
+
+    def export(self) -> Export:
+        """What `mesa-lens locate` measured."""
+        from probe.figures.mechanism_export import located_export
+        from probe.store.results import read_located
+
+        return located_export(read_located(self.store), *self.selection, self.measures)
 
 
 @dataclass(frozen=True)
@@ -160,6 +311,17 @@ class AnatomyOptions(FolderOptions):
     layers: RangeText | None = option(
         None, "e.g. 0-3, ends included", unset="all; of positional vectors the first, middle and last"
     )
+
+    def export(self) -> Export:
+        """What `mesa-lens anatomy` measured."""
+        from probe.figures.mechanism_export import anatomy_export
+        from probe.store.results import read_anatomy
+
+        stored, layers = read_anatomy(self.store), None
+        if self.layers is not None:
+            ranges = parse_ranges(self.layers)
+            layers = stored.summary["layers"] if ranges is None else [i for span in ranges for i in range(*span)]
+        return anatomy_export(stored, *self.selection, layers)
 
 
 KINDS = {
@@ -178,207 +340,28 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "export", example=KINDS["drift"][1], help="write a run's figures and numbers as files", description=__doc__
     )
-    kinds = command.add_subparsers(title="kinds", required=True, metavar="KIND", dest="kind")
-    for name, (declared, example) in KINDS.items():
-        about = str(declared.__doc__)
-        kind = kinds.add_parser(name, example=example, help=about, description=about)
-        add_options(kind, declared, JsonOptions)
-        kind.set_defaults(run=run)
+    kinds = command.add_subparsers(title="kinds", required=True, metavar="KIND")
+    for name, (cls, example) in KINDS.items():
+        about = str(cls.__doc__)
+        add_command(kinds, name, partial(run, name), cls, JsonOptions, example=example, help=about, description=about)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(kind: str, options: StoreOptions | FolderOptions, printing: JsonOptions) -> int:
     """Checks, exports, and prints the path of every file written."""
-    from tqdm import tqdm
-
     from probe.figures.export import check_format
     from probe.figures.render import check_renderer
     from probe.files import write
 
-    for form in args.format:
-        check_format(args.kind, form, getattr(args, "native", False))
-    check_renderer(args.renderer)
-    beside, make = {"locate": _located, "anatomy": _anatomy}.get(args.kind, _stored)(args)
-    into = beside / "exports" if args.out is None else args.out
-    export = make()
-    into.mkdir(parents=True, exist_ok=True)
+    for form in options.format:
+        check_format(kind, form, isinstance(options, HeatmapOptions) and options.native)
+    check_renderer(options.renderer)
+    export = options.export()
+    folder = options.folder / "exports" if options.out is None else options.out
+    folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for form in tqdm(args.format, desc="writing files", unit="format"):
-        for name, content in export.files(form, args.renderer):
-            write(into / name, content)
-            written.append(str(into / name))
-    print(json.dumps(written, indent=1) if args.json else "\n".join(written))
+    for form in tqdm(options.format, desc="writing files", unit="format"):
+        for name, content in export.files(form, options.renderer):
+            write(folder / name, content)
+            written.append(str(folder / name))
+    print(json.dumps(written, indent=1) if printing.json else "\n".join(written))
     return 0
-
-
-def _stored(args: argparse.Namespace) -> tuple[Path, Callable[[], Export]]:
-    """The folder of a run's store, and what makes its export."""
-    from probe.store.location import Remote
-    from probe.store.reader import open_run
-
-    opened = open_run(args.store)
-    made = {"heatmap": _heatmap, "drift": _drift, "thresholds": _thresholds, "curves": _curves}[args.kind]
-    beside = Path() if isinstance(opened.folder, Remote) else opened.folder
-    return beside, lambda: made(args, opened)
-
-
-def _located(args: argparse.Namespace) -> tuple[Path, Callable[[], Export]]:
-    """The folder that `mesa-lens locate` wrote to, and what makes its export."""
-    from probe.figures.mechanism_export import located_export
-    from probe.store.results import read_located
-
-    summary = read_located(args.store)
-    methods, lengths = _methods_and_lengths(args)
-    return args.store, lambda: located_export(summary, methods, lengths, args.measures)
-
-
-def _anatomy(args: argparse.Namespace) -> tuple[Path, Callable[[], Export]]:
-    """The folder that `mesa-lens anatomy` wrote to, and what makes its export."""
-    from probe.figures.mechanism_export import anatomy_export
-    from probe.options import parse_ranges
-    from probe.store.results import read_anatomy
-
-    stored = read_anatomy(args.store)
-    layers = None
-    if args.layers is not None:
-        ranges = parse_ranges(args.layers)
-        every = stored.summary["layers"]
-        layers = every if ranges is None else [layer for start, stop in ranges for layer in range(start, stop)]
-    methods, lengths = _methods_and_lengths(args)
-    return args.store, lambda: anatomy_export(stored, methods, lengths, layers)
-
-
-def _methods_and_lengths(args: argparse.Namespace) -> tuple[list[str] | None, list[int] | None]:
-    """What --methods and --lengths name; None for all."""
-    methods = None if ALL in args.methods else list(args.methods)
-    return methods, None if args.lengths is None else list(args.lengths)
-
-
-def _heatmap(args: argparse.Namespace, opened: Run) -> Export:
-    import xarray as xr
-
-    from probe.figures.export import heatmap_export
-    from probe.figures.heatmap import default_regions, less, side_by_side
-    from probe.figures.tables import check_rows
-    from probe.options import parse_ranges
-    from probe.store.select import captured_ranges, in_ranges
-
-    hidden, trained = _hidden(args, opened), _trained_length(args, opened)
-    for dim in ("layer", "dim"):
-        hidden = in_ranges(hidden, dim, getattr(args, f"{dim}s"))
-    position = hidden["position"].values
-    if args.positions is None:
-        bounds = default_regions(position, trained)
-    else:
-        bounds = parse_ranges(args.positions)
-        in_ranges(hidden, "position", bounds)
-        bounds = bounds or [(first, last + 1) for first, last in captured_ranges(position)]
-    panel = side_by_side(hidden, bounds, _methods(args, hidden), args.minus)
-    if "csv" in args.format:
-        check_rows(panel.size if args.native else min(panel.size, args.pool))
-    panel = less(panel, args.minus)
-    limits = None if args.limit is None else xr.full_like(panel["layer"], args.limit, dtype=float)
-    return heatmap_export(panel, trained, limits, args.pool, args.native)
-
-
-def _drift(args: argparse.Namespace, opened: Run) -> Export:
-    from probe.figures.export import drift_export
-    from probe.options import parse_ranges
-    from probe.store.select import in_ranges
-
-    layers = None if args.layers is None else parse_ranges(args.layers)
-    name, found = _drifted(args, opened)
-    shown = None if layers is None else in_ranges(found["layer"], "layer", layers).values.tolist()
-    return drift_export(found, name, shown, _methods(args, found))
-
-
-def _drifted(args: argparse.Namespace, opened: Run) -> tuple[str, xr.Dataset]:
-    """The prompt asked for, or the first, and its `find_drift`."""
-    from probe.store.select import hook_values, reference_method
-    from probe.thresholds.analysis import drifts
-
-    hidden = hook_values(opened, args.hook)
-    reference = reference_method(hidden["method"].values.tolist())
-    found = drifts(opened, hidden, reference, _trained_length(args, opened))
-    name = next(iter(found)) if args.prompt is None else args.prompt
-    if name not in found:
-        raise ValueError(f"drift of prompt {name!r} is not judged; judged: {', '.join(found)}")
-    return name, found[name]
-
-
-def _thresholds(args: argparse.Namespace, opened: Run) -> Export:
-    from probe.figures.export import threshold_export
-    from probe.store.select import check_pairs
-    from probe.thresholds.predict import best
-
-    pairs = list(args.pairs or ())
-    hidden = _hidden(args, opened)
-    methods = _methods(args, hidden)
-    check_pairs(hidden, pairs)
-    found = _searched(args, opened, hidden)
-    pairs = pairs or best(found, args.top)
-    if not pairs:
-        where = f"prompt {hidden['prompt'].item()!r} at M = {found.attrs['trained_length']}"
-        raise ValueError(f"no observable dim on {where}; name some with --pairs, or lower --minimum-score")
-    return threshold_export(hidden.sel({"method": methods}), found.sel({"method": methods}), pairs)
-
-
-def _curves(args: argparse.Namespace, opened: Run) -> Export:
-    from probe.figures.export import curves_export
-    from probe.store.select import reference_method
-    from probe.thresholds.analysis import TOP
-    from probe.thresholds.calls import drift_calls
-    from probe.thresholds.failure import measured_failure
-    from probe.thresholds.predict import predict
-
-    scores, trained = opened.evaluation, _trained_length(args, opened)
-    if scores is None:
-        raise ValueError(f"{opened.path} holds no scores by length; probe with --samples above 0")
-    measured = measured_failure(scores, trained, reference_method(scores["method"].values.tolist()))
-    methods = _methods(args, scores)
-    if args.rule == "drift" and not _rule_changes(args):
-        predictions = drift_calls(_drifted(args, opened)[1])
-    else:
-        predictions = predict(_searched(args, opened, _hidden(args, opened)), TOP)
-    return curves_export(scores.sel({"method": methods}), measured, trained, predictions)
-
-
-def _hidden(args: argparse.Namespace, opened: Run) -> xr.DataArray:
-    from probe.store.select import hook_values, one_prompt
-
-    return one_prompt(hook_values(opened, args.hook), args.prompt)
-
-
-def _searched(args: argparse.Namespace, opened: Run, hidden: xr.DataArray) -> xr.Dataset:
-    from tqdm import tqdm
-
-    from probe.store.select import reference_method
-    from probe.thresholds.search import CrossingRule, check_positions, search
-
-    trained, reference = _trained_length(args, opened), reference_method(hidden["method"].values.tolist())
-    rule = replace(CrossingRule.scaled(trained), **_rule_changes(args))
-    check_positions(hidden["position"].values.tolist(), trained, rule)
-    with tqdm(total=1, desc="finding thresholds", unit="search") as bar:
-        found = search(hidden, trained, rule, reference)
-        bar.update()
-    return found
-
-
-def _rule_changes(args: argparse.Namespace) -> dict[str, Any]:
-    """What of the rule is stated."""
-    from probe.thresholds.search import CrossingRule
-
-    values = {field.name: getattr(args, field.name) for field in fields(CrossingRule)}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _methods(args: argparse.Namespace, values: xr.DataArray | xr.Dataset) -> list[str]:
-    from probe.store.select import check_labels
-
-    stored = values["method"].values.tolist()
-    check_labels(values, "method", [name for name in args.methods if name != ALL])
-    others = [name for name in stored if name not in args.methods]
-    return [method for name in args.methods for method in (others if name == ALL else [name])]
-
-
-def _trained_length(args: argparse.Namespace, opened: Run) -> int:
-    return opened.trained_length if args.trained_length is None else args.trained_length
