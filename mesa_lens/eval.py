@@ -66,26 +66,28 @@ def run(
     if harness.list_tasks:
         print("\n".join(f"{name:18s} {about}" for name, about in task_table()))
         return 0
+    runner = runner_of(workers, request.load)
+    if harness.harness:
+        _check_no_task_options(request, output, time_limit)
+        with resumable(output):
+            return _run_harness(request, harness, output, printing, runner)
+    for flag, value in (("limit", harness.limit), ("include-path", harness.include_path)):
+        if value is not None:
+            raise ValueError(f"--{flag} {value} is for --harness, which is not given")
     with resumable(output):
-        if harness.harness:
-            return _run_harness(request, harness, output, printing, time_limit, workers)
-        return _run_tasks(request, harness, output, printing, time_limit, workers)
+        return _run_tasks(request, output, printing, time_limit, workers, runner)
 
 
 def _run_tasks(
     request: EvalRequest,
-    harness: HarnessOptions,
     output: OutputOptions,
     printing: JsonOptions,
     time_limit: MinutesOptions,
     workers: WorkerOptions,
+    runner: Any,
 ) -> int:
     from probe.evaluation.plan import estimate, evaluator_passes, pass_counts, plan
 
-    runner = runner_of(workers, request.load)
-    for flag, value in (("limit", harness.limit), ("include-path", harness.include_path)):
-        if value is not None:
-            raise ValueError(f"--{flag} {value} is for --harness, which is not given")
     planned = plan(request)
     if output.estimate:
         models = [(planned.config, pass_counts(planned))]
@@ -135,19 +137,7 @@ def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
         yield "\n".join(sentences)
 
 
-def _run_harness(
-    request: EvalRequest,
-    harness: HarnessOptions,
-    output: OutputOptions,
-    printing: JsonOptions,
-    time_limit: MinutesOptions,
-    workers: WorkerOptions,
-) -> int:
-    from probe.evaluation.harness import RESULTS, run_harness
-    from probe.evaluation.plan import plan
-    from probe.files import json_text
-
-    runner = runner_of(workers, request.load)
+def _check_no_task_options(request: EvalRequest, output: OutputOptions, time_limit: MinutesOptions) -> None:
     for name in ("text", "data", "depth", "evaluator", "evaluator_method"):
         if (value := getattr(request, name)) is not None:
             raise ValueError(f"--{name.replace('_', '-')} {value} is for --task; lm-eval's tasks have their own")
@@ -155,6 +145,15 @@ def _run_harness(
         raise ValueError("--estimate is for --task; lm-eval's prompts are known only as they run")
     if time_limit.minutes is not None:
         raise ValueError("--minutes is for --task; lm-eval's tasks are run whole")
+
+
+def _run_harness(
+    request: EvalRequest, harness: HarnessOptions, output: OutputOptions, printing: JsonOptions, runner: Any
+) -> int:
+    from probe.evaluation.harness import RESULTS, run_harness
+    from probe.evaluation.plan import plan
+    from probe.files import json_text
+
     written = run_harness(
         plan(replace(request, tasks=())),
         harness.harness or (),

@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Checks what is asked for; 1 where something fails that must hold."""
+    """Checks the claims; returns 1 where one fails that must hold."""
     from probe.experiment.threads import computing
 
     with computing(args.threads):
