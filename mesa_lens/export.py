@@ -65,6 +65,10 @@ class ExportOptions:
     renderer: Text = option("matplotlib", "of png, svg, pdf: matplotlib or kaleido (Chrome)")
     methods: Names = option(("all",), "names, separated by commas, or all")
 
+    def export(self) -> Export:
+        """The figures and their numbers."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, kw_only=True)
 class StoreOptions(ExportOptions):
