@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from mesa.settings import fitting_methods
-from mesa_lens.cli import main
 from probe.attention import request as anatomy
 from probe.evaluation import plan as evaluation
 from probe.evaluation.plan import unfit_length
@@ -27,51 +26,40 @@ BASED = {"dynamic-ntk", "ntk-mixed"}
 
 @pytest.mark.parametrize("command", PLANS)
 def test_default_methods_are_those_that_the_model_can_have(command, capsys):
-    planned, request = PLANS[command]
-    asked = request(model="alibi", samples=2)
-    made = planned(asked)
-    names = {method.name for method in getattr(made, "methods", {}).values()}
+    make_plan, request_type = PLANS[command]
+    request = request_type(model="alibi", samples=2)
+    planned = make_plan(request)
+    names = {method.name for method in getattr(planned, "methods", {}).values()}
     assert not names & BASED
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     default = request.default_methods
     for name in BASED:
         line = f"left out: {name} cannot be attached to model type 'mpt': it changes rotary frequencies"
-        assert said.count(line) == (default == "all" or name in default)
+        assert output.count(line) == (default == "all" or name in default)
     with pytest.raises(ValueError, match="dynamic-ntk cannot be attached to model type 'mpt'"):
-        planned(replace(asked, methods="origin,dynamic-ntk"))
+        make_plan(replace(request, methods="origin,dynamic-ntk"))
 
 
 def test_what_scales_its_frequencies_already_has_no_yarn(capsys):
-    made = evaluation.plan(evaluation.EvalRequest(model="nope", samples=2))
-    assert "yarn" not in made.methods
+    planned = evaluation.plan(evaluation.EvalRequest(model="nope", samples=2))
+    assert "yarn" not in planned.methods
     assert "left out: yarn cannot be attached to model type 'llama': its config scales" in capsys.readouterr().err
 
 
 def test_a_run_records_what_its_default_left_out():
-    made = plan(ProbeRequest(model="alibi"))
-    assert list(made.methods) == ["origin", "rerope", "mesa"]
-    assert provenance(made)["left_out"].startswith("dynamic-ntk cannot be attached")
+    planned = plan(ProbeRequest(model="alibi"))
+    assert list(planned.methods) == ["origin", "rerope", "mesa"]
+    assert provenance(planned)["left_out"].startswith("dynamic-ntk cannot be attached")
     assert "left_out" not in provenance(plan(ProbeRequest(model="alibi", methods="origin,mesa")))
     assert "left_out" not in provenance(plan(ProbeRequest()))
 
 
 def test_a_window_too_small_for_a_methods_default_sizes_leaves_it_out():
-    kept, left_out = fitting_methods("all", 3)
-    assert {"origin", "rerope", "mesa"} <= {*kept}
+    methods, left_out = fitting_methods("all", 3)
+    assert {"origin", "rerope", "mesa"} <= {*methods}
     assert left_out == {"streaming-llm": "streaming-llm: first=4 is not below the trained length 3"}
     with pytest.raises(ValueError, match="first=5 is not below the trained length 3"):
         fitting_methods("all", 3, ["streaming-llm.first=5"])
-
-
-@pytest.mark.parametrize("asked", [[], ["--methods", "origin,dynamic-ntk"]])
-def test_the_command_tells_a_default_from_a_name(asked, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("mesa_lens.probe.print_estimate", lambda args, text, *_: print(text))
-    code = main(["probe", "--model", "alibi", "--out", str(tmp_path / "run"), "--estimate", *asked])
-    said = capsys.readouterr()
-    assert "dynamic-ntk cannot be attached to model type 'mpt'" in said.err
-    assert said.err.startswith("mesa-lens: " if asked else "left out: ")
-    assert (code, "3 method(s)" in said.out) == ((2, False) if asked else (0, True))
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("trained", [2, 64, 100, 128, 100_000])
@@ -87,11 +75,11 @@ def test_default_lengths_fit_the_trained_window_or_the_error_names_the_option(co
 
 
 def test_lengths_too_short_for_a_prompt_are_left_out_of_a_default_alone(capsys):
-    made = plan(ProbeRequest(trained_length=128))
-    assert made.lengths == (128, 192, 256, 384, 512)
+    planned = plan(ProbeRequest(trained_length=128))
+    assert planned.lengths == (128, 192, 256, 384, 512)
     line = "left out: --lengths 64: length=64 is below the task's fixed text of 66 tokens"
     assert line in capsys.readouterr().err
-    prepare(made)
+    prepare(planned)
     with pytest.raises(ValueError, match=r"64 is below the task's fixed text .*\(--lengths\)"):
         prepare(plan(ProbeRequest(trained_length=128, lengths=(64, 128))))
     assert plan(ProbeRequest(trained_length=128, samples=0)).lengths[0] == 64
@@ -110,12 +98,12 @@ def test_every_key_of_a_short_prompt_is_tried(monkeypatch):
 
 
 def test_anatomy_leaves_out_parts_that_the_window_is_too_small_for(capsys):
-    asked = anatomy.AnatomyRequest(trained_length=6, samples=2)
-    assert anatomy.plan(asked).parts == ["heads", "frequencies", "lens"]
-    said = capsys.readouterr().err
-    assert "left out: retrieval: length=" in said
-    assert "left out: vectors: " in said
+    request = anatomy.AnatomyRequest(trained_length=6, samples=2)
+    assert anatomy.plan(request).parts == ["heads", "frequencies", "lens"]
+    output = capsys.readouterr().err
+    assert "left out: retrieval: length=" in output
+    assert "left out: vectors: " in output
     with pytest.raises(ValueError, match="fixed text"):
-        anatomy.plan(replace(asked, lengths=(6, 24)))
+        anatomy.plan(replace(request, lengths=(6, 24)))
     with pytest.raises(ValueError, match="fixed text"):
-        anatomy.plan(replace(asked, parts=("retrieval",)))
+        anatomy.plan(replace(request, parts=("retrieval",)))

@@ -12,12 +12,10 @@ from probe.interventions.loss_gap import LossGap
 
 COMMANDS = {
     "probe": ("--methods origin,rerope --length 400 --texts 0 --samples 1 --lengths 160,320", "summary.json"),
-    "eval": ("--task nll --methods origin,rerope --lengths 160,320 --samples 1 --text {text}", "summary.json"),
     "locate": (
         "--methods nope --lengths 320 --samples 1 --measure nll --text {text} --try weave --heads 0",
         "locate/summary.json",
     ),
-    "anatomy": ("--lengths 160,320 --samples 1 --parts lens --text {text}", "anatomy/summary.json"),
     "paper": ("--config {config}", "passkey/summary.json"),
 }
 
@@ -42,7 +40,7 @@ def weigh(model, seed):
 
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
-    "command", [pytest.param(each, marks=[] if each == "probe" else pytest.mark.slow) for each in COMMANDS]
+    "command", [pytest.param(command, marks=[] if command == "probe" else pytest.mark.slow) for command in COMMANDS]
 )
 def test_a_cut_run_goes_on_with_other_weights_by_force_alone(command, world, tmp_path, monkeypatch, capsys):
     options, written = COMMANDS[command]
@@ -50,8 +48,8 @@ def test_a_cut_run_goes_on_with_other_weights_by_force_alone(command, world, tmp
     line += [] if command == "paper" else ["--model", str(world["model"])]
     add = Journal.add
 
-    def cut(self, *given):
-        add(self, *given)
+    def cut(self, *arguments):
+        add(self, *arguments)
         raise KeyboardInterrupt
 
     weigh(world["model"], 0)
@@ -67,4 +65,4 @@ def test_a_cut_run_goes_on_with_other_weights_by_force_alone(command, world, tmp
     assert "; --force goes on and records it" in refused
     assert main([*line, "--force"]) == 0
     summary = json.loads((tmp_path / written).read_text())
-    assert [list(each) for each in summary["forced"]] == [["weights"]]
+    assert [list(command) for command in summary["forced"]] == [["weights"]]

@@ -90,7 +90,7 @@ def test_parts_of_anatomy_that_were_not_run_are_left_out():
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_the_probes_report_has_a_section_for_each(folder, pages):
+def test_the_report_of_probe_has_sections_for_locate_and_anatomy(folder, pages):
     write_report(folder)
     text = (folder / "report.html").read_text()
     assert HOSTILE not in text
@@ -112,7 +112,7 @@ def test_a_run_without_locate_and_anatomy_has_no_such_sections(tmp_path):
     assert not any(f"<h2>{heading}</h2>" in (folder / "report.html").read_text() for heading in HEADINGS.values())
 
 
-def test_where_nothing_is_judged_the_section_says_so(tmp_path):
+def test_where_nothing_is_judged_the_report_states_it(tmp_path):
     summary = located.summary()
     for gap in summary["gaps"]:
         gap |= {"judged": False, "low": -1.0}

@@ -1,7 +1,6 @@
 """A run in a notebook says what its report says, in labelled data that shows itself; nothing needs torch."""
 
 import json
-import shutil
 import subprocess
 import sys
 
@@ -56,13 +55,6 @@ def test_without_a_report_the_verdict_is_worked_out(tmp_path, folder):
     assert probe.open_run(bare).verdict() == json.loads((folder / "summary.json").read_text())["verdict"]
 
 
-def test_what_is_located_after_the_report_is_in_the_verdict(tmp_path, folder):
-    later = shutil.copytree(folder, tmp_path / "later")
-    assert "smallest set of heads" not in probe.open_run(later).verdict()["head"]
-    located.write(later, model="tiny", trained=M)
-    assert "smallest set of heads" in probe.open_run(later).verdict()["head"]
-
-
 def test_a_folder_and_its_store_open_alike(run, folder):
     assert probe.open_run(folder / "store.zarr").folder == run.folder == folder
     assert isinstance(run, type(open_store(folder)))
@@ -70,71 +62,71 @@ def test_a_folder_and_its_store_open_alike(run, folder):
     assert "verdict(), drift()" in repr(run)
 
 
-def test_drift_is_the_analysis_own(run):
-    shown = run.drift()
-    assert shown.data.identical(run.analysis().drifts["repeated"])
-    call = drift_calls(shown.data)[0]
-    lines = {line.split()[0]: line for line in repr(shown).splitlines() if line}
+def test_drift_is_that_of_the_analysis(run):
+    view = run.drift()
+    assert view.data.identical(run.analysis().drifts["repeated"])
+    call = drift_calls(view.data)[0]
+    lines = {line.split()[0]: line for line in repr(view).splitlines() if line}
     assert lines["origin"].split()[1] == str(call.length)
     assert lines["mesa"].split()[1:5] == ["none", "up", "to", "320"]
-    assert shown.names == ["drift-resid_post-repeated", "drift-resid_post-repeated-map"]
+    assert view.names == ["drift-resid_post-repeated", "drift-resid_post-repeated-map"]
     assert run.drift("text-0", layers=[2]).names[0] == "drift-resid_post-text-0"
 
 
 def test_thresholds_name_pairs_and_crossings(run):
-    shown = run.thresholds(top=2)
+    view = run.thresholds(top=2)
     (layer, dim), _ = run.analysis().best[:2]
-    assert shown.names[0] == f"threshold-resid_post-repeated-layer{layer}-dim{dim}"
-    crossing = shown.data["crossing"].sel(layer=layer, dim=dim).values
-    row = next(line for line in repr(shown).splitlines() if line.startswith(f"{layer}:{dim} "))
-    assert row.split()[3:] == ["never" if np.isnan(each) else f"{each:.0f}" for each in crossing]
+    assert view.names[0] == f"threshold-resid_post-repeated-layer{layer}-dim{dim}"
+    crossing = view.data["crossing"].sel(layer=layer, dim=dim).values
+    row = next(line for line in repr(view).splitlines() if line.startswith(f"{layer}:{dim} "))
+    assert row.split()[3:] == ["never" if np.isnan(item) else f"{item:.0f}" for item in crossing]
     assert run.thresholds([(2, 5)]).names == ["threshold-resid_post-repeated-layer2-dim5"]
 
 
 def test_a_heatmap_less_the_reference(run):
-    shown = run.heatmap(minus="origin", layers=[1], positions=[(60, 80)], dims=range(4))
+    view = run.heatmap(minus="origin", layers=[1], positions=[(60, 80)], dims=range(4))
     hidden = run.hidden["resid_post"].sel(prompt="repeated", layer=[1], position=slice(60, 79), dim=slice(0, 3))
     expected = hidden.sel({"method": "mesa"}) - hidden.sel({"method": "origin"})
-    assert dict(shown.data.sizes) == {"method": 3, "layer": 1, "position": 20, "dim": 4}
-    np.testing.assert_array_equal(shown.data.sel({"method": "mesa"}), expected)
+    assert dict(view.data.sizes) == {"method": 3, "layer": 1, "position": 20, "dim": 4}
+    np.testing.assert_array_equal(view.data.sel({"method": "mesa"}), expected)
     assert abs(expected).max() > 1  # else any panel would do
-    assert repr(shown).startswith("resid_post minus origin, repeated, layers 1-1, dims 0-3, positions 60-79; methods")
+    assert repr(view).startswith("resid_post minus origin, repeated, layers 1-1, dims 0-3, positions 60-79; methods")
     assert run.heatmap().data.sizes["method"] == 4
 
 
-def test_of_a_large_heatmap_blocks_are_kept(run, monkeypatch):
+def test_large_heatmaps_are_pooled_to_blocks(run, monkeypatch):
     whole = run.heatmap(minus="origin", dims=range(8))
     monkeypatch.setattr(opened, "_WHOLE", whole.data.size - 1)
     monkeypatch.setattr(opened, "_CELLS", 400)
     few = run.heatmap(minus="origin", dims=range(8))
     assert few.data.size <= 400
     assert few.data["method"].values.tolist() == whole.data["method"].values.tolist()
-    ends = [each.data.sel({"method": "mesa"}).values for each in (few, whole)]
+    ends = [item.data.sel({"method": "mesa"}).values for item in (few, whole)]
     assert np.abs(ends[0]).max() == np.abs(ends[1]).max() > 1
     assert "each value is the farthest from 0 of" in repr(few)
 
 
-def test_curves_tell_measured_and_predicted_failures(run):
-    shown = run.curves()
-    assert shown.data.identical(run.evaluation)
-    origin = next(line for line in repr(shown).splitlines() if line.startswith("origin"))
+def test_curves_list_measured_and_predicted_failures(run):
+    view = run.curves()
+    assert view.data.identical(run.evaluation)
+    origin = next(line for line in repr(view).splitlines() if line.startswith("origin"))
     assert "(64, 128]" in origin
 
 
 @pytest.mark.parametrize("part", ["drift", "thresholds", "heatmap", "curves"])
-def test_each_shows_a_figure_that_small_pages_and_notebooks_take(run, part):
-    shown = getattr(run, part)()
-    bundle = shown._repr_mimebundle_()
+def test_every_view_has_a_png_a_text_and_a_plotly_figure(run, part):
+    view = getattr(run, part)()
+    bundle = view._repr_mimebundle_()
     assert bundle["image/png"].startswith(PNG)
-    assert bundle["text/plain"] == repr(shown)
+    assert bundle["text/plain"] == repr(view)
     assert json.loads(json.dumps(bundle[PLOTLY]))["data"]
-    assert len(shown.figure().data) == len(bundle[PLOTLY]["data"])
+    assert len(view.figure().data) == len(bundle[PLOTLY]["data"])
 
 
 def test_figures_and_numbers_are_saved(run, tmp_path):
-    made = run.thresholds([(1, 3)]).save(tmp_path / "new", "svg,csv")
-    assert sorted(path.suffix for path in made) == [".csv", ".csv", ".svg"]
-    assert all(path.stat().st_size > 100 for path in made)
+    paths = run.thresholds([(1, 3)]).save(tmp_path / "new", "svg,csv")
+    assert sorted(path.suffix for path in paths) == [".csv", ".csv", ".svg"]
+    assert all(path.stat().st_size > 100 for path in paths)
     with pytest.raises(ValueError, match="format 'gif'"):
         run.curves().save(tmp_path, "gif")
 
@@ -159,7 +151,7 @@ def test_what_was_not_run_names_its_command(run, part, folder):
         getattr(run, part)()
 
 
-def test_where_nothing_breaks_nothing_is_said_to(still):
+def test_where_nothing_breaks_no_break_is_reported(still):
     assert "no observable dim among 32 on prompt repeated" in repr(still.thresholds())
     assert set(still.thresholds()._repr_mimebundle_()) == {"text/plain"}
     with pytest.raises(ValueError, match="there is no figure"):
@@ -179,7 +171,7 @@ def test_where_nothing_breaks_nothing_is_said_to(still):
         (lambda run: run.curves().figure("map"), "figure 'map' is not there; known: curves"),
     ],
 )
-def test_what_is_not_there_is_told_with_what_is(run, ask, says):
+def test_missing_labels_are_refused_with_those_that_exist(run, ask, says):
     with pytest.raises(ValueError, match=says):
         ask(run)
 

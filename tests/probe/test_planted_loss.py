@@ -30,21 +30,21 @@ def plant(monkeypatch, position):
 
     def planted(module, args, kwargs, output):
         ids = args[0] if args else kwargs["input_ids"]
-        following, kept = ids.roll(-1, 1), output.logits.shape[1]
-        places = torch.arange(ids.shape[1] - kept, ids.shape[1])
-        sure = 6 + 0.5 * torch.randn(kept, generator=torch.Generator().manual_seed(int(ids.sum())))
+        following, last = ids.roll(-1, 1), output.logits.shape[1]
+        positions = torch.arange(ids.shape[1] - last, ids.shape[1])
+        sure = 6 + 0.5 * torch.randn(last, generator=torch.Generator().manual_seed(int(ids.sum())))
         attached = attachment_of(module)
         if attached is None or attached.method.name == "origin":
-            sure[places >= position] = 0.0
+            sure[positions >= position] = 0.0
         output.logits = torch.zeros_like(output.logits).scatter_(
-            -1, following[:, -kept:, None], sure.expand(len(ids), kept)[..., None]
+            -1, following[:, -last:, None], sure.expand(len(ids), last)[..., None]
         )
         return output
 
     def loaded(*args, **options):
-        found = load(*args, **options)
-        found.model.register_forward_hook(planted, with_kwargs=True)
-        return found
+        loaded_model = load(*args, **options)
+        loaded_model.model.register_forward_hook(planted, with_kwargs=True)
+        return loaded_model
 
     monkeypatch.setattr("probe.experiment.model_spec.load", loaded)
 
@@ -53,34 +53,34 @@ def probed(model, out):
     options = f"{ASKED} --length 480 --lengths 80,160,320,480 --refine 4 --texts 0 --layers 0-1 --dims 0-3"
     assert main(["probe", "--model", model, *options.split(), "--out", str(out)]) == 0
     summary = json.loads((out / "summary.json").read_text())
-    said = {each["heading"]: each["text"] for each in summary["verdict"]["sentences"]}
-    return {row["method"]: row for row in summary["methods"]}, said
+    sentences = {sentence["heading"]: sentence["text"] for sentence in summary["verdict"]["sentences"]}
+    return {row["method"]: row for row in summary["methods"]}, sentences
 
 
 def test_probe_finds_where_the_loss_breaks_and_what_mends_it_is_compared_with_crop(model, tmp_path, monkeypatch):
     plant(monkeypatch, BREAK)
-    rows, said = probed(model, tmp_path)
-    found = rows["origin"]["measured"]
-    assert (found["length"], found["before"], found["text"]) == (260, 250, "(250, 260]")
-    assert found["length"] - BREAK <= M // 16
+    rows, sentences = probed(model, tmp_path)
+    loaded_model = rows["origin"]["measured"]
+    assert (loaded_model["length"], loaded_model["before"], loaded_model["text"]) == (260, 250, "(250, 260]")
+    assert loaded_model["length"] - BREAK <= M // 16
     assert rows["rerope"]["measured"]["length"] is None
-    assert said["What broke"].startswith("origin fails in (250, 260] tokens, 1.6 times M (")
-    assert said["What mended it"].startswith("rerope does not fail by tail NLL up to 480 tokens")
-    assert "rerope does not clearly beat `crop` by tail NLL" in said["What mended it"]
-    assert " hold" not in said["What mended it"]
+    assert sentences["What broke"].startswith("origin fails in (250, 260] tokens, 1.6 times M (")
+    assert sentences["What mended it"].startswith("rerope does not fail by tail NLL up to 480 tokens")
+    assert "rerope does not clearly beat `crop` by tail NLL" in sentences["What mended it"]
+    assert " hold" not in sentences["What mended it"]
 
 
 def test_probe_finds_nothing_where_nothing_breaks(model, tmp_path, monkeypatch):
     plant(monkeypatch, NEVER)
-    rows, said = probed(model, tmp_path)
+    rows, sentences = probed(model, tmp_path)
     assert {row["measured"]["length"] for row in rows.values()} == {None}
-    assert said["What broke"].startswith("Nothing")
+    assert sentences["What broke"].startswith("Nothing")
 
 
 def test_eval_finds_the_break_between_the_same_lengths(model, tmp_path, monkeypatch):
     plant(monkeypatch, BREAK)
-    asked = f"{ASKED} --task nll,nll-position --lengths 240,260,320"
-    assert main(["eval", "--model", model, *asked.split(), "--out", str(tmp_path)]) == 0
+    options = f"{ASKED} --task nll,nll-position --lengths 240,260,320"
+    assert main(["eval", "--model", model, *options.split(), "--out", str(tmp_path)]) == 0
     cells = json.loads((tmp_path / "summary.json").read_text())["cells"]
     means = {(cell["task"], cell["method"], cell["length"]): cell["mean"] for cell in cells}
     vocabulary = load(model).model.config.vocab_size

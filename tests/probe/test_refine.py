@@ -15,7 +15,7 @@ M, LENGTHS, FAILS_FROM = 256, (128, 256, 384, 512, 768), {"origin": 450, "mesa":
 
 
 @pytest.fixture
-def made():
+def planned():
     setting = SimpleNamespace(lengths=LENGTHS, trained_length=M, seed=0)
     return SimpleNamespace(
         methods=dict.fromkeys(FAILS_FROM), setting=setting, config=SimpleNamespace(vocab_size=4096, model_type="llama")
@@ -34,24 +34,24 @@ def fill(journal, cells):
 
 @pytest.fixture
 def journal(tmp_path):
-    found = Journal(tmp_path / "measured.jsonl", {})
-    fill(found, [(task, method, length) for task in TASKS for method in FAILS_FROM for length in LENGTHS])
-    return found
+    journal = Journal(tmp_path / "measured.jsonl", {})
+    fill(journal, [(task, method, length) for task in TASKS for method in FAILS_FROM for length in LENGTHS])
+    return journal
 
 
 @pytest.fixture
-def measured(made, journal, monkeypatch):
+def measured(planned, journal, monkeypatch):
     """The scores after so many rounds, and what was measured for them."""
     for module in ("stages", "evaluation.run"):
         monkeypatch.setattr(f"probe.{module}.eval_tasks", lambda plan, keys: list(keys))
-    made.cells = []
+    planned.cells = []
 
     def measure(rounds):
-        experiment, keys = FailureByLength(made, rounds), []
+        experiment, keys = FailureByLength(planned, rounds), []
         while tasks := experiment.tasks(journal.rows):
             keys += tasks
             fill(journal, tasks)
-        return scores(made, journal.rows, further_lengths(made, journal.rows, rounds)), keys
+        return scores(planned, journal.rows, further_lengths(planned, journal.rows, rounds)), keys
 
     return measure
 

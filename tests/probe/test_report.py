@@ -28,18 +28,18 @@ def summary(folder):
     return write_report(folder)
 
 
-def test_what_follows_the_prompts_length_is_said_to(tmp_path, monkeypatch):
+def test_methods_that_follow_the_prompts_length_are_marked(tmp_path, monkeypatch):
     """Dynamic-NTK's states are those of prompts as long as the pass, wherever a prediction of it is read."""
     configs = {name: {"name": name, "trained_length": M} for name in ("origin", "rerope", "dynamic-ntk", "mesa")}
     forced = [{"weights": "sha256 a"}]
-    given = {"method_configs": json.dumps(configs), "length": 5 * M, "forced": json.dumps(forced)}
-    run = write_run(tmp_path, hidden_states(), evaluation(), **given)
+    attrs = {"method_configs": json.dumps(configs), "length": 5 * M, "forced": json.dumps(forced)}
+    run = write_run(tmp_path, hidden_states(), evaluation(), **attrs)
     monkeypatch.setattr("probe.report.write_figures", lambda *_: None)
     summary = write_report(run)
     assert (summary["follows_length"], summary["pass_length"], summary["forced"]) == (["dynamic-ntk"], 320, forced)
     rows = table(summary).splitlines()
-    (told,) = [row for row in rows if row.startswith("dynamic-ntk") and "(in prompts of 320)" in row]
-    assert not any("in prompts of" in row for row in rows if row != told)
+    (text,) = [row for row in rows if row.startswith("dynamic-ntk") and "(in prompts of 320)" in row]
+    assert not any("in prompts of" in row for row in rows if row != text)
     note = "The positions or frequencies of dynamic-ntk follow the prompt's length: "
     assert summary["verdict"]["notes"][-1].startswith(note)
     html = (run / "report.html").read_text()
@@ -67,10 +67,6 @@ def test_summary(summary, folder):
     assert 70 <= rows["origin"]["predicted"]["length"] <= 80
     assert rows["origin"]["predicted"]["layer"] in (1, 2)
     assert [row["predicted"]["text"].endswith("(descriptive)") for row in rows.values()] == [True, *[False] * 3]
-    assert [row["predicted_by_prompt"]["repeated"].endswith("(descriptive)") for row in rows.values()] == [
-        True,
-        *[False] * 3,
-    ]
     assert rows["rerope"]["predicted"]["text"] == "none up to 320"
     assert 192 <= rows["dynamic-ntk"]["predicted"]["length"] <= 202
     drifts = summary["drift"]["prompts"]
@@ -108,23 +104,23 @@ def test_table(summary):
     assert re.fullmatch(r"mesa .*-0\.8\d \[-0\.8\d, -0\.7\d\].* \+1\.00 \[\+0\.7[34], \+1\.00\]", lines[10])
 
 
-def test_findings_say_what_the_numbers_say(summary):
-    told = dict(findings(summary))
-    assert "On repeated, the states of origin leave their in-window range first at" in told["Drift, prompt by prompt"]
-    assert "show an observable threshold" in told["Thresholds, dim by dim"]
-    control = told["Negative control"]
+def test_findings_agree_with_the_numbers(summary):
+    text = dict(findings(summary))
+    assert "On repeated, the states of origin leave their in-window range first at" in text["Drift, prompt by prompt"]
+    assert "show an observable threshold" in text["Thresholds, dim by dim"]
+    control = text["Negative control"]
     assert "put at 16 positions from 24 to 56, where the model works, calls 0.0% to" in control
     assert control.endswith("false prediction: origin 0%, rerope 0%, dynamic-ntk 0%, mesa 0%.")
     assert "say nothing about M" in controlled(summary, as_many=0.6)
-    told = "At 25% of the positions no fewer are found than at M: M is not told from them."
-    assert told in controlled(summary, as_many=0.25)
+    text = "At 25% of the positions no fewer are found than at M: M is not told from them."
+    assert text in controlled(summary, as_many=0.25)
     none = dict(findings({**summary, "qualified": {"repeated": 0}}))["Negative control"]
     assert none.endswith("No threshold was found, so nothing is predicted.")
 
 
 def controlled(summary, **changed):
     control = summary["control"]
-    prompts = {name: {**found, **changed} for name, found in control["prompts"].items()}
+    prompts = {name: {**counts, **changed} for name, counts in control["prompts"].items()}
     return dict(findings({**summary, "control": {**control, "prompts": prompts}}))["Negative control"]
 
 

@@ -12,13 +12,18 @@ import pytest
 import tiny
 import xarray as xr
 from commands import main
+from elsewhere import Elsewhere
 
 from probe import plan as planning
 from probe import run, stages
+from probe.capture.spec import CaptureSpec
 from probe.evaluation.plan import EvalRequest
 from probe.evaluation.plan import plan as plan_evaluation
 from probe.evaluation.run import run as run_evaluation
 from probe.experiment import model_spec as source
+from probe.experiment.task import TasksLost
+from probe.plan import ProbeRequest
+from probe.run import run_probe
 from probe.store.regions import whole_passes
 from probe.tasks import likelihood
 
@@ -44,7 +49,7 @@ def interrupt_at(monkeypatch, place, name, count):
     return calls
 
 
-def asked(model, out, *more):
+def command_line(model, out, *more):
     options = "--length 300 --texts 0 --samples 1 --methods origin,rerope --lengths 80:160:80 --layers 0-1"
     return ["probe", "--model", model, "--out", str(out), *options.split(), *more]
 
@@ -52,7 +57,7 @@ def asked(model, out, *more):
 @pytest.fixture(scope="module")
 def uninterrupted(model, tmp_path_factory, undrawn):
     out = tmp_path_factory.mktemp("uninterrupted") / "run"
-    assert main(asked(model, out)) == 0
+    assert main(command_line(model, out)) == 0
     return out
 
 
@@ -75,16 +80,16 @@ def untimed(summary):
 def same(out, other):
     assert scored(out) == scored(other)
     assert files(out / "store.zarr") == files(other / "store.zarr")
-    first, second = (untimed(json.loads((each / "summary.json").read_text())) for each in (out, other))
+    first, second = (untimed(json.loads((folder / "summary.json").read_text())) for folder in (out, other))
     assert first == second
     assert {path.name for path in out.iterdir()} == {path.name for path in other.iterdir()}
 
 
 def test_measured_failure_is_the_evaluations_cells(model, uninterrupted, tmp_path):
-    made = plan_evaluation(
+    planned = plan_evaluation(
         EvalRequest(model=model, methods="origin,rerope", samples=1, lengths=(80, 160), tasks=("nll", "passkey"))
     )
-    run_evaluation(made, tmp_path)
+    run_evaluation(planned, tmp_path)
     rows = map(json.loads, (tmp_path / "cells.jsonl").read_text().splitlines()[1:])
     cells = {tuple(row["cell"]): [score["value"] for score in row["scores"]] for row in rows}
     assert cells == scored(uninterrupted)
@@ -94,9 +99,9 @@ def test_measured_failure_is_the_evaluations_cells(model, uninterrupted, tmp_pat
         assert at.values.tolist() == values
 
 
-def test_an_interrupt_before_anything_is_kept_leaves_nothing(model, tmp_path, capsys, monkeypatch):
+def test_an_early_interrupt_leaves_nothing(model, tmp_path, capsys, monkeypatch):
     interrupt_at(monkeypatch, stages, "capture", 1)
-    assert main(asked(model, tmp_path / "out", "--samples", "0")) == 1
+    assert main(command_line(model, tmp_path / "out", "--samples", "0")) == 1
     assert capsys.readouterr().err.endswith("mesa-lens: interrupted; nothing half-written was left\n")
     assert not (tmp_path / "out").exists()
 
@@ -109,38 +114,17 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
     model, uninterrupted, tmp_path, capsys, monkeypatch, place, name, calls_before, calls
 ):
     out = tmp_path / "out"
-    made = interrupt_at(monkeypatch, place, name, calls_before)
-    assert main(asked(model, out)) == 1
+    calls_seen = interrupt_at(monkeypatch, place, name, calls_before)
+    assert main(command_line(model, out)) == 1
     assert f"interrupted; what is done is kept: the same command goes on from {out}\n" in capsys.readouterr().err
-    assert main(asked(model, out)) == 0
-    assert len(made) == calls  # nothing but the interrupted call is repeated
+    assert main(command_line(model, out)) == 0
+    assert len(calls_seen) == calls  # nothing but the interrupted call is repeated
     same(out, uninterrupted)
-
-
-def test_an_unfinished_run_of_other_settings_is_refused_before_the_weights_are_loaded(
-    model, tmp_path, capsys, monkeypatch
-):
-    out = tmp_path / "out"
-    cut_short(monkeypatch, model, out, "--overwrite")
-    assert "kept: without --overwrite, the same command goes on" in capsys.readouterr().err
-    with monkeypatch.context() as patch:
-        patch.setattr(source, "load", None)
-        for option, value, message in [
-            ("--prompt", "world", "word (hello there, world now)"),
-            ("--texts", "1", "prompt (['repeated'] there, ['repeated', 'text-0'] now)"),
-            ("--seed", "1", "seed (0 there, 1 now)"),
-        ]:
-            assert main(asked(model, out, option, value)) == 2
-            error = capsys.readouterr().err
-            assert f"an unfinished run with another config: {message} differs; use --overwrite" in error
-            assert "goes on" not in error
-    assert main(asked(model, out, "--prompt", "world", "--overwrite")) == 0
-    assert xr.open_zarr(out / "store.zarr").attrs["word"] == "world"
 
 
 def test_a_finished_run_loads_no_weights(model, uninterrupted, capsys, monkeypatch):
     monkeypatch.setattr(source, "load", None)
-    assert main(asked(model, uninterrupted)) == 0
+    assert main(command_line(model, uninterrupted)) == 0
     printed = capsys.readouterr()
     assert f"finished already: {uninterrupted}; --overwrite begins anew" in printed.err
     assert f"wrote {uninterrupted / 'report.html'}" in printed.out
@@ -155,7 +139,7 @@ def test_a_terminated_run_goes_on_to_the_same_bytes(model, uninterrupted, tmp_pa
         "def hang(*args, **kwargs):\n    time.sleep(60)\n"
         "stages.capture = slow\nraise SystemExit(main(sys.argv[1:]))"
     )
-    command = [sys.executable, "-c", code, *asked(model, out)]
+    command = [sys.executable, "-c", code, *command_line(model, out)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         partial = out / "store.zarr.partial"
         while not partial.exists() or not whole_passes(partial):
@@ -166,7 +150,7 @@ def test_a_terminated_run_goes_on_to_the_same_bytes(model, uninterrupted, tmp_pa
     assert process.returncode == 1
     assert error.endswith(f"mesa-lens: interrupted; what is done is kept: the same command goes on from {out}\n")
     assert whole_passes(partial) == {("origin", "repeated")}
-    assert main(asked(model, out)) == 0
+    assert main(command_line(model, out)) == 0
     same(out, uninterrupted)
 
 
@@ -174,7 +158,7 @@ def test_measured_cells_of_other_sizes_are_refused(model, uninterrupted, tmp_pat
     out = tmp_path / "out"
     out.mkdir()
     shutil.copy(uninterrupted / "measured.jsonl", out)
-    assert main(asked(model, out, "--set", "rerope.window=2")) == 2
+    assert main(command_line(model, out, "--set", "rerope.window=2")) == 2
     assert "measured.jsonl holds nll of rerope at 80 with other parameters; use --overwrite" in capsys.readouterr().err
     assert [path.name for path in out.iterdir()] == ["measured.jsonl"]
 
@@ -182,18 +166,18 @@ def test_measured_cells_of_other_sizes_are_refused(model, uninterrupted, tmp_pat
 def cut_short(monkeypatch, model, out, *more):
     with monkeypatch.context() as patch:
         interrupt_at(patch, stages, "capture", 2)
-        assert main(asked(model, out, *more)) == 1
+        assert main(command_line(model, out, *more)) == 1
 
 
 def test_an_unfinished_run_does_not_go_on_with_other_texts_weights_or_libraries(tmp_path, capsys, monkeypatch):
     folder, out, text = tmp_path / "model", tmp_path / "out", tmp_path / "held.txt"
     tiny.folder(folder)
     text.write_text(written := " ".join(f"Sentence {number} says nothing." for number in range(400)))
-    given = (str(folder), out, "--text", str(text), "--texts", "1")
-    cut_short(monkeypatch, *given)
+    arguments = (str(folder), out, "--text", str(text), "--texts", "1")
+    cut_short(monkeypatch, *arguments)
     capsys.readouterr()
     text.write_text(written.replace("says", "said"))
-    assert main(asked(*given)) == 2
+    assert main(command_line(*arguments)) == 2
     assert (
         "an unfinished run with another config: inputs (the texts and prompts, as token ids) differs; use"
         in capsys.readouterr().err
@@ -201,14 +185,14 @@ def test_an_unfinished_run_does_not_go_on_with_other_texts_weights_or_libraries(
     text.write_text(written)
     with monkeypatch.context() as patch:
         patch.setattr(planning, "version", lambda name: "0.0" if name == "torch" else importlib.metadata.version(name))
-        assert main(asked(*given)) == 2
+        assert main(command_line(*arguments)) == 2
     assert "with another config: the version of torch differs; use --overwrite" in capsys.readouterr().err
     weights = folder / "model.safetensors"
     weights.write_bytes((before := weights.read_bytes())[:-4] + b"\0\0\0\1")
-    assert main(asked(*given)) == 2
+    assert main(command_line(*arguments)) == 2
     assert "with another config: weights differs; use --overwrite" in capsys.readouterr().err
     weights.write_bytes(before)
-    assert main(asked(*given)) == 0
+    assert main(command_line(*arguments)) == 0
 
 
 def test_overwriting_removes_nothing_for_a_run_that_cannot_be(model, tmp_path, capsys, monkeypatch):
@@ -225,20 +209,36 @@ def test_overwriting_removes_nothing_for_a_run_that_cannot_be(model, tmp_path, c
     ):
         with monkeypatch.context() as patch:
             patch.setattr(place, name, instead)
-            assert main(asked(model, out, "--overwrite", "--dims", "0-31", "--hooks", "resid_post,attn_out")) == 1
+            assert (
+                main(command_line(model, out, "--overwrite", "--dims", "0-31", "--hooks", "resid_post,attn_out")) == 1
+            )
         assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before, name
     capsys.readouterr()
-    assert main(asked(model, out)) == 0
+    assert main(command_line(model, out)) == 0
 
 
-def test_another_rule_writes_the_report_anew_and_captures_nothing(model, uninterrupted, tmp_path, capsys, monkeypatch):
+def test_another_rule_rewrites_the_report_and_captures_nothing(model, uninterrupted, tmp_path, capsys, monkeypatch):
     out = shutil.copytree(uninterrupted, tmp_path / "out")
     monkeypatch.setattr(source, "load", None)
     stored = json.loads((out / "summary.json").read_text())
     (out / "summary.json").write_text(json.dumps({**stored, "predicted_by": "drift", "drift": []}))
-    assert main(asked(model, out, "--rule", "paper")) == 0
+    assert main(command_line(model, out, "--rule", "paper")) == 0
     assert json.loads((out / "summary.json").read_text())["predicted_by"] == "paper"
     assert files(out / "store.zarr") == files(uninterrupted / "store.zarr")
     capsys.readouterr()
-    assert main(asked(model, out, "--rule", "paper")) == 0
+    assert main(command_line(model, out, "--rule", "paper")) == 0
     assert f"finished already: {out}" in capsys.readouterr().err
+
+
+def test_a_probe_run_goes_on_after_a_length_between_was_lost_also_where_all_is_captured(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("probe.stages._between", lambda *_: {"rerope": 120})
+    options = {"methods": "origin,rerope", "length": 300, "texts": 0, "samples": 1, "lengths": (80, 160), "refine": 1}
+    request = ProbeRequest(model=model, spec=CaptureSpec(layers=((0, 2),)), **options)
+    lost = [("nll", "rerope", 120), ("rerope", "repeated")]
+    with pytest.raises(TasksLost, match=r"finish nll under rerope at 120 .*; no worker could capture rerope") as error:
+        run_probe(request, tmp_path, runner=Elsewhere(lost=tuple(lost)))
+    assert error.value.keys == lost
+    with pytest.raises(TasksLost, match="finish nll under rerope at 120 tokens"):
+        run_probe(request, tmp_path, runner=Elsewhere(lost=tuple(lost[:1])))
+    run_probe(request, tmp_path)
+    assert 120 in xr.open_zarr(tmp_path / "store.zarr", group="evaluation")["length"]

@@ -28,13 +28,13 @@ def model(tmp_path_factory):
     return str(tiny.folder(tmp_path_factory.mktemp("model")))
 
 
-def evaluated(path, done, asked=None, **settings):
+def evaluated(path, done, expected=None, **settings):
     """A journal of `done` cells, each of two samples that took a second."""
     journal = Journal(path, {"model": "tiny", **settings})
-    if asked:
-        journal.expect(asked)
+    if expected:
+        journal.expect(expected)
     for number in range(len(journal.rows), done):
-        scores = [{"length": 8, "sample": each, "metric": "nll", "value": 1.0, "seconds": 1.0} for each in range(2)]
+        scores = [{"length": 8, "sample": sample, "metric": "nll", "value": 1.0, "seconds": 1.0} for sample in range(2)]
         journal.add(("nll", "origin", number), {"config": {"name": "origin"}, "scores": scores})
     return path
 
@@ -49,19 +49,19 @@ def files(folder):
 
 @pytest.mark.slow
 def test_status_of_locate_and_anatomy_cut_short_and_finished(model, tmp_path):
-    given = ["--model", model, "--lengths", "320", "--samples", "1", "--out", str(tmp_path)]
+    arguments = ["--model", model, "--lengths", "320", "--samples", "1", "--out", str(tmp_path)]
     commands = {
         "locate": ["--try", "weave", "--heads", "none"],
         "anatomy": ["--parts", "lens,vectors", "--methods", "origin,rerope", "--texts", "4"],
     }
     for command, options in commands.items():
-        assert main([command, *given, *options, "--minutes", "0.00001"]) == 0
+        assert main([command, *arguments, *options, "--minutes", "0.00001"]) == 0
         before, status = files(tmp_path), status_of(tmp_path)
         assert status.state == "unfinished"
         done, left = zip(*((part.done, part.left) for part in status.parts if part.command == command), strict=True)
         assert (sum(done), min(left)) >= (1, 1), command
         assert files(tmp_path) == before
-    assert main(["anatomy", *given, *commands["anatomy"]]) == 0
+    assert main(["anatomy", *arguments, *commands["anatomy"]]) == 0
     assert {("anatomy", "cells", 2, 2), ("anatomy", "texts", 8, 8)} <= {*counts(tmp_path)}
 
 
@@ -83,7 +83,7 @@ def test_the_journal_holds_the_number_of_cells(tmp_path, capsys):
     assert "eval: 2 of unknown cells done" in status_of(other.parent).text()
 
 
-def test_what_is_under_way_is_told_while_somebody_holds_the_folder(tmp_path):
+def test_running_tasks_are_listed_while_the_folder_is_locked(tmp_path):
     evaluated(tmp_path / "cells.jsonl", 2, 9)
     with owned(tmp_path):
         board = StatusFile(tmp_path)
@@ -99,7 +99,7 @@ def test_what_is_under_way_is_told_while_somebody_holds_the_folder(tmp_path):
     assert status_of(tmp_path).as_dict()["running"] == 0
 
 
-def test_a_summary_that_is_not_older_says_what_failed_and_one_that_is_does_not_count(tmp_path):
+def test_only_a_summary_newer_than_the_journal_counts(tmp_path):
     path = evaluated(tmp_path / "cells.jsonl", 2)
     (tmp_path / "summary.json").write_text(json.dumps({"cells_left": 3, "out_of_memory": [["nll", "mesa", 9]]}))
     (part,) = status_of(tmp_path).parts
@@ -127,8 +127,8 @@ def test_a_probe_run_is_counted_by_passes_and_measured_cells(tmp_path):
 def test_a_paper_run_knows_the_sections_that_are_not_begun(model, tmp_path, capsys):
     config, out = tmp_path / "paper.yaml", tmp_path / "out"
     sections = {"nll": {"lengths": "200", "samples": 1}, "passkey": {"lengths": "200", "samples": 1}}
-    asked = {"model": model, "trained_length": 160, "methods": ["origin", "mesa"], "sections": sections}
-    config.write_text(yaml.safe_dump(asked, sort_keys=False))
+    settings = {"model": model, "trained_length": 160, "methods": ["origin", "mesa"], "sections": sections}
+    config.write_text(yaml.safe_dump(settings, sort_keys=False))
     assert main(["paper", "--config", str(config), "--out", str(out), "--minutes", "0.0000001"]) == 0
     lines = [(row["section"], row["done"], row["of"]) for row in status_of(out).rows()]
     assert lines == [("nll", 0, 2), ("passkey", 0, 2)]
@@ -139,7 +139,7 @@ def test_a_paper_run_knows_the_sections_that_are_not_begun(model, tmp_path, caps
     ]
 
 
-def test_a_line_cut_short_is_not_counted_and_a_damaged_one_is_told(tmp_path, capsys):
+def test_a_line_cut_short_is_not_counted_and_a_damaged_one_is_named(tmp_path, capsys):
     path = evaluated(tmp_path / "cells.jsonl", 4, 6)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]) + lines[-1][:20])
@@ -149,18 +149,18 @@ def test_a_line_cut_short_is_not_counted_and_a_damaged_one_is_told(tmp_path, cap
     assert "eval: 3 of 6 cells done, 3 left, about 6 s; damaged: line 3" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("made", ["nothing", "file", "foreign", "missing"])
-def test_what_is_no_run_is_refused_by_name(tmp_path, made, capsys):
+@pytest.mark.parametrize("kind", ["nothing", "file", "foreign", "missing"])
+def test_what_is_no_run_is_refused_by_name(tmp_path, kind, capsys):
     folder = tmp_path / "here"
-    if made == "file":
+    if kind == "file":
         folder.write_text("")
-    elif made != "missing":
+    elif kind != "missing":
         folder.mkdir()
-        (folder / "notes.txt" if made == "foreign" else folder / ".hidden").write_text("")
+        (folder / "notes.txt" if kind == "foreign" else folder / ".hidden").write_text("")
     assert main(["status", str(folder)]) == 2
-    said = capsys.readouterr().err
-    assert str(folder) in said
-    assert "--out" in said
+    error = capsys.readouterr().err
+    assert str(folder) in error
+    assert "--out" in error
     (tmp_path / "cells.jsonl").write_text("no journal\n")
     assert main(["status", str(tmp_path)]) == 2
     assert "cells.jsonl is no journal of a run" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import pytest
 from synthetic import evaluation, hidden_states
 
 from mesa.methods import METHODS
-from probe.figures import interactive, static, styles
+from probe.figures import interactive, styles
 from probe.figures.curves import curves_chart
 from probe.figures.heatmap import heatmap_grid, layer_limits, pool, regions
 from probe.figures.static import DPI, draw
@@ -26,7 +26,7 @@ def hidden():
 
 
 @pytest.fixture(scope="module")
-def found(hidden):
+def crossings(hidden):
     return search(hidden, M, CrossingRule.scaled(M))
 
 
@@ -36,14 +36,14 @@ def curves():
     return scores, measured_failure(scores, M), M, predictions
 
 
-def test_threshold_marks(hidden, found):
-    layer, dim = best(found, 1)[0]
-    chart = threshold_chart(hidden, found, layer, dim)
+def test_threshold_marks(hidden, crossings):
+    layer, dim = best(crossings, 1)[0]
+    chart = threshold_chart(hidden, crossings, layer, dim)
     first, observing = chart.panels
     assert [first.title[:8], observing.title[:8]] == ["layer 0,", f"layer {layer},"]
     assert observing.y_title == "resid_post (activation)"
     assert [rule.at for rule in first.rules] == [M]
-    at = found.sel(layer=layer, dim=dim)
+    at = crossings.sel(layer=layer, dim=dim)
     assert [rule.at for rule in observing.rules] == [M, float(at["threshold"]), float(at["limit"])]
     assert [rule.colour for rule in observing.rules] == [styles.BLACK, styles.RED, styles.RED]
     crossing = {method: float(at["crossing"].sel({"method": method})) for method in ("origin", "dynamic-ntk")}
@@ -57,8 +57,8 @@ def test_threshold_marks(hidden, found):
 
 def test_lines_are_parted_where_nothing_was_captured(hidden):
     parts = hidden.sel(position=[*range(40, 80), *range(250, 300)])
-    found = search(parts, M, CrossingRule.scaled(M))
-    chart = threshold_chart(parts, found, *best(found, 1)[0])
+    crossings = search(parts, M, CrossingRule.scaled(M))
+    chart = threshold_chart(parts, crossings, *best(crossings, 1)[0])
     line = chart.panels[1].lines[2]
     assert np.flatnonzero(np.isnan(line.y)).tolist() == [40]
     assert (line.x[39], line.x[41]) == (79, 250)
@@ -66,9 +66,9 @@ def test_lines_are_parted_where_nothing_was_captured(hidden):
     assert chart.panels[1].lines[1].label == "rerope: no crossing up to 300"
 
 
-def test_every_legend_lists_methods_in_one_order(hidden, found):
+def test_every_legend_lists_methods_in_one_order(hidden, crossings):
     order = [3, 1, 2, 0]
-    chart = threshold_chart(hidden.isel({"method": order}), found, 2, 5)
+    chart = threshold_chart(hidden.isel({"method": order}), crossings, 2, 5)
     traces = [
         trace.name.split(":")[0]
         for trace in interactive.draw(chart).data
@@ -94,17 +94,12 @@ def test_curve_marks():
     assert origin.y == pytest.approx((1 - between) * nll.lines[0].y[1] + between * nll.lines[0].y[2])
 
 
-def test_each_method_has_its_own_colour_everywhere():
+def test_no_two_methods_share_a_colour():
     names = [*METHODS, "another", "a-third", "their-method"]
-    looks = [style(name) for name in names]
-    assert len({colour for colour, _, _ in looks}) == len(names)
-    assert len({(dash, symbol) for _, dash, symbol in looks}) == len(names)  # told apart in grey
+    line_styles = [style(name) for name in names]
+    assert len({colour for colour, _, _ in line_styles}) == len(names)
+    assert len({(dash, symbol) for _, dash, symbol in line_styles}) == len(names)  # told apart in grey
     assert style("another") == style("another")
-
-
-def test_both_renderers_know_every_dash_and_symbol():
-    assert {dash for _, dash, _ in (*styles.STYLES.values(), *styles._OTHERS)} <= static._DASHES.keys()
-    assert {symbol for _, _, symbol in (*styles.STYLES.values(), *styles._OTHERS)} <= static.MARKERS.keys()
 
 
 def test_a_method_beyond_the_line_inside_the_window_is_drawn_as_excluded(hidden):
@@ -112,33 +107,35 @@ def test_a_method_beyond_the_line_inside_the_window_is_drawn_as_excluded(hidden)
     early.loc[{"method": "dynamic-ntk", "layer": 1, "dim": 3}] = hidden.sel(
         {"method": "origin", "layer": 1, "dim": 3}
     ).values[-1]
-    found = search(early, M, CrossingRule.scaled(M))
-    chart = threshold_chart(early, found, 1, 3)
+    crossings = search(early, M, CrossingRule.scaled(M))
+    chart = threshold_chart(early, crossings, 1, 3)
     out = [line for line in chart.panels[1].lines if line.faint]
     assert [line.label for line in out] == ["dynamic-ntk: excluded, beyond the threshold on 100% of positions inside M"]
     assert not any(point.text.startswith("dynamic-ntk") for point in chart.panels[1].points)
-    at = found.sel(layer=1, dim=3)
-    told = crossing_texts(at).to_series().to_dict()
-    assert told.pop("origin") == f"{at['crossing'].sel({'method': 'origin'}):.0f}"
-    assert told == {"dynamic-ntk": "excluded", "rerope": "never", "mesa": "never"}
+    at = crossings.sel(layer=1, dim=3)
+    hover_text = crossing_texts(at).to_series().to_dict()
+    assert hover_text.pop("origin") == f"{at['crossing'].sel({'method': 'origin'}):.0f}"
+    assert hover_text == {"dynamic-ntk": "excluded", "rerope": "never", "mesa": "never"}
     assert [
         trace.opacity for trace in interactive.draw(chart).data if trace.name.replace("<br>", " ") == out[0].label
     ] == [0.35] * 2
 
 
-def test_hovering_names_method_layer_dim_and_unit(hidden, found):
-    figure = interactive.draw(threshold_chart(hidden, found, 1, 3))
-    told = figure.data[0].hovertemplate
-    assert all(part in told for part in ("layer 0, dim 3", "origin", "position (tokens)", "resid_post (activation)"))
+def test_hovering_names_method_layer_dim_and_unit(hidden, crossings):
+    figure = interactive.draw(threshold_chart(hidden, crossings, 1, 3))
+    hover_text = figure.data[0].hovertemplate
+    assert all(
+        part in hover_text for part in ("layer 0, dim 3", "origin", "position (tokens)", "resid_post (activation)")
+    )
     panel = interactive.draw(heatmap_grid(regions(hidden, [(32, 96)]), M)).data[1].hovertemplate
     assert panel.startswith("rerope<br>layer 0<br>dim %{y}<br>position %{x}<br>value %{z:.4g} activation")
 
 
-def test_plotly_draws_the_marks(hidden, found):
-    layer, dim = best(found, 1)[0]
-    figure = interactive.draw(threshold_chart(hidden, found, layer, dim))
-    shown = [trace.name for trace in figure.data if trace.showlegend]
-    assert shown == [line.label for line in threshold_chart(hidden, found, layer, dim).panels[0].lines]
+def test_plotly_draws_the_marks(hidden, crossings):
+    layer, dim = best(crossings, 1)[0]
+    figure = interactive.draw(threshold_chart(hidden, crossings, layer, dim))
+    displayed = [trace.name for trace in figure.data if trace.showlegend]
+    assert displayed == [line.label for line in threshold_chart(hidden, crossings, layer, dim).panels[0].lines]
     assert {shape.x0 for shape in figure.layout.shapes if shape.x0 == shape.x1} == {M}
     curved = interactive.draw(curves_chart(*curves()))
     label = next(note for note in curved.layout.annotations if note.text == f"M = {M}")
@@ -167,32 +164,32 @@ def test_heatmap_traces(hidden):
     assert figure.layout.yaxis.autorange == "reversed"
 
 
-def test_large_heatmaps_are_pooled_and_say_so(hidden):
+def test_large_heatmaps_are_pooled_and_labelled_so(hidden):
     panel = regions(hidden.isel(dim=np.arange(3200) % 32).assign_coords(dim=np.arange(3200)), [(0, 320)])
     figure = interactive.draw(heatmap_grid(pool(panel), M))
     assert sum(trace.z.size for trace in figure.data) <= 300_000
     assert re.search(r">\d+ dims from %\{y\}<br>\d+ positions from %\{x\}<", figure.data[0].hovertemplate)
 
 
-def test_static_figures_draw_the_same(hidden, found):
-    layer, dim = best(found, 1)[0]
-    chart = threshold_chart(hidden, found, layer, dim)
+def test_static_figures_draw_the_same(hidden, crossings):
+    layer, dim = best(crossings, 1)[0]
+    chart = threshold_chart(hidden, crossings, layer, dim)
     axes = draw(chart).axes
     assert [axis.get_title() for axis in axes] == [panel.title for panel in chart.panels]
     np.testing.assert_array_equal(axes[1].lines[0].get_ydata(), chart.panels[1].lines[0].y)
-    looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in axes[1].lines[:4]}
-    assert {(colour, marker) for colour, marker, _ in looks} == {
+    line_styles = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in axes[1].lines[:4]}
+    assert {(colour, marker) for colour, marker, _ in line_styles} == {
         (style(method)[0], marker) for method, marker in zip(hidden["method"].values, "os^D", strict=True)
     }
     assert draw(curves_chart(*curves())).axes[0].get_xscale() == "log"
     panel = regions(hidden, [(32, 96), (256, 320)])
-    for shown in (panel, pool(panel, 1000)):
-        image = draw(heatmap_grid(shown, M)).axes[1].images[0]
+    for displayed in (panel, pool(panel, 1000)):
+        image = draw(heatmap_grid(displayed, M)).axes[1].images[0]
         assert tuple(image.get_extent()) == (255.5, 319.5, 31.5, -0.5)
-        assert image.get_array().shape == (shown.sizes["dim"], (shown["region"] == 1).sum())
+        assert image.get_array().shape == (displayed.sizes["dim"], (displayed["region"] == 1).sum())
 
 
-def test_dims_beside_a_gap_stand_under_their_own_labels(hidden):
+def test_dims_beside_a_gap_have_the_right_labels(hidden):
     panel = regions(hidden.sel(dim=[*range(6), *range(18, 24)]), [(32, 96)])
     figure = draw(heatmap_grid(panel, M))
     axis = figure.axes[0]
@@ -208,16 +205,9 @@ def test_spikes_survive_where_there_are_more_values_than_pixels(hidden):
     many[0, 0, 200, 1717] = -5
     grid = heatmap_grid(regions(many, [(0, 320)]), M)
     figure = draw(grid)
-    shown = figure.axes[0].images[0].get_array()
-    assert shown.shape[0] < DPI * figure.get_figheight()
-    assert shown.min() == -5 / grid.limits[0]
-
-
-def test_a_dim_without_an_observable_threshold_says_so(hidden, found):
-    assert not found["observable"].sel(layer=1, dim=31)
-    assert threshold_chart(hidden, found, 1, 31).title.endswith(", not observable")
-    layer, dim = best(found, 1)[0]
-    assert "observable" not in threshold_chart(hidden, found, layer, dim).title
+    displayed = figure.axes[0].images[0].get_array()
+    assert displayed.shape[0] < DPI * figure.get_figheight()
+    assert displayed.min() == -5 / grid.limits[0]
 
 
 def test_curves_are_drawn_where_some_scores_are_infinite():

@@ -46,17 +46,6 @@ def test_default_regions_lie_around_m_and_at_the_end():
     assert default_regions(np.r_[4000:5001, 7000:8001], 4096) == [(4000, 5001), (7000, 8001)]
 
 
-def test_pooling_keeps_the_farthest_value_with_its_sign():
-    values = [[[1, 2, -9, 3, 4, 5], [0, 0, 1, 0, 0, -6], [7, 0, 0, 0, 0, 0], [0, 0, 0, 8, 0, 0]]]
-    pooled = pool(panel(values, [10, 11, 12, 13, 20, 21], [(0, 14), (20, 30)]), cells=6)
-    assert pooled.values.tolist() == [[[2, -9, -6], [7, 8, 0]]]
-    assert pooled["position"].values.tolist() == [10, 12, 20]
-    assert pooled["position_last"].values.tolist() == [11, 13, 21]
-    assert pooled["region"].values.tolist() == [0, 0, 1]
-    assert pooled["dim"].values.tolist() == [0, 2]
-    assert pooled["dim_last"].values.tolist() == [1, 3]
-
-
 @settings(max_examples=50, deadline=None)
 @given(
     st.integers(1, 9), st.integers(1, 30), st.integers(1, 30), st.integers(1, 3), st.integers(4, 90), st.integers(0, 99)
@@ -99,7 +88,7 @@ def test_images_have_one_pixel_a_cell_red_above_zero(tmp_path):
     assert image[3, 1, 0] > image[3, 1, 2]  # 1: pale red
 
 
-def test_differences_say_what_they_are():
+def test_differences_are_labelled():
     hidden = hidden_states(windows=2).sel(prompt="repeated")
     less = difference(regions(hidden, [(0, 128)]), "rerope")
     assert less["method"].values.tolist() == ["origin", "dynamic-ntk", "mesa"]
@@ -114,15 +103,15 @@ class Disk(BackendArray):
     """Values as a store hands them out; keeps the shapes it was asked for."""
 
     def __init__(self, values):
-        self.values, self.shape, self.dtype, self.asked = values, values.shape, values.dtype, []
+        self.values, self.shape, self.dtype, self.reads = values, values.shape, values.dtype, []
 
     def __getitem__(self, key):
         return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER_1VECTOR, self._get)
 
     def _get(self, key):
-        found = self.values[key]
-        self.asked.append(found.shape)
-        return found
+        result = self.values[key]
+        self.reads.append(result.shape)
+        return result
 
 
 def on_disk(hidden):
@@ -136,7 +125,7 @@ def test_a_survey_is_pools_and_limits_with_every_layer_read_once():
     bounds, methods = [(8, 40), (100, 128)], hidden["method"].values.tolist()
     disk, lazy = on_disk(hidden)
     *pooled, limits = survey(regions(lazy, bounds), [methods, ["mesa", "origin"]], cells=500)
-    assert disk.asked == [(60, 32)] * 4 * 3
+    assert disk.reads == [(60, 32)] * 4 * 3
     plain = regions(hidden, bounds)
     xr.testing.assert_identical(pooled[0], pool(plain, 500))
     xr.testing.assert_identical(pooled[1], pool(plain.sel({"method": ["mesa", "origin"]}), 500))
@@ -149,28 +138,28 @@ def test_a_survey_is_pools_and_limits_with_every_layer_read_once():
 def test_pictures_and_pools_hold_one_layer_of_one_method(tmp_path):
     hidden = hidden_states(windows=4).sel(prompt="repeated")
     disk, lazy = on_disk(hidden)
-    shown = regions(lazy, [(0, 64)])
-    xr.testing.assert_identical(pool(shown, 500), pool(regions(hidden, [(0, 64)]), 500))
-    write_png(shown.sel({"method": "mesa"}), tmp_path / "lazy.png", layer_limits(regions(hidden, [(0, 64)])))
-    assert disk.asked == [(64, 32)] * (4 * 3 + 3)
+    selected = regions(lazy, [(0, 64)])
+    xr.testing.assert_identical(pool(selected, 500), pool(regions(hidden, [(0, 64)]), 500))
+    write_png(selected.sel({"method": "mesa"}), tmp_path / "lazy.png", layer_limits(regions(hidden, [(0, 64)])))
+    assert disk.reads == [(64, 32)] * (4 * 3 + 3)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("size", [1, 2, 250_001])
 def test_an_upper_quantile_is_the_quantile(dtype, size):
     values = np.abs(np.random.default_rng(size).normal(size=size)).astype(dtype)
-    for each in (values, np.sort(values), np.zeros_like(values), values.round()):
+    for array in (values, np.sort(values), np.zeros_like(values), values.round()):
         for quantile in (0, 0.5, 0.99, 1):
-            expected = np.quantile(each.astype(np.result_type(dtype, np.float32)), quantile)
-            assert upper_quantile(each, quantile) == expected
+            expected = np.quantile(array.astype(np.result_type(dtype, np.float32)), quantile)
+            assert upper_quantile(array, quantile) == expected
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_survey_of_a_difference_is_the_pooled_difference(dtype):
     hidden = hidden_states(layers=2, prompts=("repeated",)).isel(prompt=0).astype(dtype)
-    shown = regions(hidden, [(10, 60), (200, 320)])
-    pooled, limits = survey(shown, [["mesa", "rerope", "dynamic-ntk"]], 900, 0.9, "origin")
-    less = difference(shown, "origin").sel({"method": ["mesa", "rerope", "dynamic-ntk"]})
+    selected = regions(hidden, [(10, 60), (200, 320)])
+    pooled, limits = survey(selected, [["mesa", "rerope", "dynamic-ntk"]], 900, 0.9, "origin")
+    less = difference(selected, "origin").sel({"method": ["mesa", "rerope", "dynamic-ntk"]})
     expected = pool(less, 900)
     xr.testing.assert_identical(pooled, expected.transpose(*pooled.dims))
     assert limits.equals(layer_limits(less, 0.9))
@@ -186,11 +175,11 @@ def small():
 def test_a_difference_of_halves_is_not_infinite(small):
     signs = np.where(np.arange(small.sizes["method"]) % 2, 1, -1)[:, None, None, None]
     halves = small.copy(data=np.broadcast_to(60000 * signs, small.shape).astype(np.float16))
-    found = difference(halves, "origin")
-    assert np.abs(found.values).max() == 2 * np.abs(halves.values[0].astype(float)).max()
+    result = difference(halves, "origin")
+    assert np.abs(result.values).max() == 2 * np.abs(halves.values[0].astype(float)).max()
     others = [name for name in halves["method"].values.tolist() if name != "origin"]
     pooled, limits = survey(halves, [others], minus="origin")
-    assert pooled.values.max() == found.values.max()
+    assert pooled.values.max() == result.values.max()
     assert np.isfinite(limits).all()
 
 

@@ -5,6 +5,7 @@ import io
 import json
 import re
 
+import anatomized
 import located
 import numpy as np
 import pytest
@@ -164,15 +165,6 @@ def test_both_renderers_draw_the_cells(summary):
         assert axis.images[0].get_clim() == (-1, 1)
 
 
-def test_bands_and_markers_are_drawn(summary):
-    chart = smallest_chart(summary, 1024, "nll", ["rerope"])
-    assert len(static.draw(chart).axes[0].collections) == 2
-    areas = [trace for trace in interactive.draw(chart).data if trace.fill == "toself"]
-    assert [len(area.x) for area in areas] == [12, 14]  # there and back; the last of the first has no interval
-    line = interactive.draw(clamp_chart(summary, *AT, rule="paper")).data[0]
-    assert line.mode == "markers"
-
-
 def test_a_hostile_name_stays_text():
     figure = restoration_map(located.summary(model=HOSTILE), *AT)
     assert HOSTILE not in interactive.draw(figure).to_json().replace("\\u003c", "<").replace("\\u003e", ">")
@@ -181,8 +173,8 @@ def test_a_hostile_name_stays_text():
 
 def test_the_command_writes_figures_and_tables(tmp_path, capsys):
     folder = located.write(tmp_path / "run")
-    asked = ["--methods", "rerope", "--lengths", "1024", "--measures", "nll", "--format", "svg,csv"]
-    assert main(["export", "locate", str(folder), *asked]) == 0
+    options = ["--methods", "rerope", "--lengths", "1024", "--measures", "nll", "--format", "svg,csv"]
+    assert main(["export", "locate", str(folder), *options]) == 0
     names = {path.name for path in (folder / "exports").iterdir()}
     assert {"locate-map-rerope-1024-nll.svg", "locate-smallest-1024-nll.svg", "effects.csv", "gaps.csv"} <= names
     assert not [name for name in names if "mesa" in name or "512" in name]
@@ -194,15 +186,18 @@ def test_the_command_writes_figures_and_tables(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("command", "options", "message"),
     [
-        (["--methods", "stair"], "method 'stair' was not located; known: rerope, mesa, dynamic-ntk"),
-        (["--methods", "dynamic-ntk", "--lengths", "512"], "baseline and method do not differ, or it was not run"),
+        ("locate", ["--methods", "stair"], "method 'stair' was not located; known: rerope, mesa, dynamic-ntk"),
+        ("locate", ["--methods", "dynamic-ntk", "--lengths", "512"], "do not differ, or it was not run"),
+        ("anatomy", ["--methods", "stair"], "method 'stair' was not measured; known: origin, rerope, mesa"),
+        ("anatomy", ["--lengths", "3"], "length 3 was not measured; known: 256, 1024"),
+        ("anatomy", ["--layers", "4"], "layer 4 was not measured; known: 0, 1, 2, 3"),
     ],
 )
-def test_what_cannot_be_had_is_said(tmp_path, capsys, asked, message):
-    folder = located.write(tmp_path / "run")
-    assert main(["export", "locate", str(folder), *asked]) == 2
+def test_bad_options_of_the_export_are_one_line(tmp_path, capsys, command, options, message):
+    folder = {"locate": located, "anatomy": anatomized}[command].write(tmp_path / "run")
+    assert main(["export", command, str(folder), *options]) == 2
     assert message in capsys.readouterr().err
     assert not (folder / "exports").exists()
 

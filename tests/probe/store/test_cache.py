@@ -28,7 +28,7 @@ def number():
     return {"all": xr.Dataset({"number": ("method", np.arange(2))}, {"method": np.array(["a", "b"], object)})}
 
 
-def test_an_analysis_from_what_was_kept_has_the_same_numbers(run):
+def test_an_analysis_from_the_cache_has_the_same_numbers(run):
     first = analyse(run)
     analyse(run, work=partial(cached, run))
     assert len(list((run.path.parent / DERIVED).iterdir())) == 3
@@ -36,18 +36,18 @@ def test_an_analysis_from_what_was_kept_has_the_same_numbers(run):
     for one, other in ((first.crossings, again.crossings), (first.control, again.control)):
         xr.testing.assert_identical(one, other)
     assert list(first.drifts) == list(again.drifts)
-    for prompt, found in first.drifts.items():
-        xr.testing.assert_identical(found, again.drifts[prompt])
+    for prompt, drift in first.drifts.items():
+        xr.testing.assert_identical(drift, again.drifts[prompt])
     assert summarize(first) == summarize(again)
 
 
-def test_why_there_is_nothing_is_kept_too(run):
+def test_a_reason_for_no_result_is_cached(run):
     save(run, "drift", "too short")
     assert load(run, "drift") == "too short"
     assert load(run, "control") is None
 
 
-def test_what_was_kept_of_other_values_is_not_taken(run, number, tmp_path):
+def test_the_cache_of_other_values_is_not_used(run, number, tmp_path):
     save(run, "a/name", number)
     xr.testing.assert_identical(load(run, "a/name")["all"], number["all"])
     again = open_run(write_run(tmp_path / "again", halves(), dtype="float16"))
@@ -58,7 +58,7 @@ def test_what_was_kept_of_other_values_is_not_taken(run, number, tmp_path):
         (copy.path.parent / DERIVED).rename(run.path.parent / DERIVED)
 
 
-def test_damaged_or_linked_it_is_made_anew(run, number):
+def test_a_damaged_or_linked_cache_is_recomputed(run, number):
     save(run, "one", number)
     path = run.path.parent / DERIVED / "one.npz"
     whole = path.read_bytes()
@@ -74,6 +74,6 @@ def test_damaged_or_linked_it_is_made_anew(run, number):
     assert load(run, "one") is None
 
 
-def test_where_it_cannot_be_written_it_is_made_all_the_same(run, number):
+def test_a_cache_that_cannot_be_written_is_no_error(run, number):
     (run.path.parent / DERIVED).write_text("a file")
     assert cached(run, "one", lambda: number) is number

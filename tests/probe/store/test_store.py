@@ -91,13 +91,6 @@ def test_nothing_stands_under_the_name_before_the_end(path):
     assert not path.exists()
 
 
-def test_discard_drops_the_unfinished_one_only(whole):
-    begin(whole, overwrite=True)
-    store.discard(whole)
-    assert [entry.name for entry in whole.parent.iterdir()] == ["store.zarr"]
-    assert open_run(whole).hidden.sizes["dim"] == 2
-
-
 def test_damage_after_the_end_shows(whole):
     chunk = whole / "resid_post" / "c" / "1" / "0" / "1" / "0" / "0"
     content = chunk.read_bytes()
@@ -119,7 +112,7 @@ def flip(chunk, place):
     chunk.write_bytes(content)
 
 
-def test_a_flipped_bit_is_found_when_it_is_read(whole):
+def test_a_flipped_bit_is_detected_on_reading(whole):
     flip(whole / "resid_post" / "c" / "1" / "0" / "1" / "0" / "0", 5)
     hidden = open_run(whole).hidden["resid_post"]
     assert float(hidden.sel({"method": "origin", "layer": 3}).max()) == 321
@@ -128,14 +121,14 @@ def test_a_flipped_bit_is_found_when_it_is_read(whole):
 
 
 @pytest.mark.parametrize("label", ["layer", "method"])
-def test_a_flipped_bit_of_a_label_is_found_when_it_is_opened(whole, label):
+def test_a_flipped_bit_of_a_label_is_detected_on_opening(whole, label):
     flip(whole / label / "c" / "0", 1)
     with pytest.raises(ValueError, match=r"store\.zarr is damaged"):
         open_run(whole)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_values_that_are_no_numbers_are_found_when_they_are_read(whole, value):
+def test_values_that_are_not_finite_are_detected_on_reading(whole, value):
     zarr.open_group(whole, mode="r+", use_consolidated=False)["resid_post"][1, 0, 1, 2, 0] = value
     with pytest.raises(ValueError, match=r"resid_post is damaged \(not all values are finite\); capture it again"):
         open_run(whole).hidden["resid_post"].load()
@@ -175,7 +168,7 @@ def edited(file, change):
         ("evaluation", lambda meta: meta["attributes"].pop("complete"), "its evaluation's attributes are not"),
     ],
 )
-def test_an_edited_attribute_is_found(scored, file, change, says):
+def test_an_edited_attribute_is_detected(scored, file, change, says):
     assert open_run(scored).evaluation.attrs == {"vocabulary": 97}
     edited(scored / file / "zarr.json", change)
     with pytest.raises(ValueError, match=f"is damaged .{says}.*; capture it again"):
@@ -188,7 +181,7 @@ def test_scores_that_are_gone_as_a_whole_are_missed(scored):
         open_run(scored)
 
 
-def test_a_store_without_seal_opens_and_says_so(scored):
+def test_a_store_without_seal_opens_with_a_notice(scored):
     assert seal_status(open_run(scored).hidden.attrs) == "sealed"
     edited(scored / "zarr.json", lambda meta: meta["attributes"].update(complete=True, trained_length=8))
     edited(scored / "evaluation" / "zarr.json", lambda meta: meta["attributes"].pop("complete"))
@@ -200,7 +193,7 @@ def test_a_store_without_seal_opens_and_says_so(scored):
     assert open_run(scored).evaluation.attrs == {"vocabulary": 11}
 
 
-def test_a_store_is_gone_on_with_under_other_weights_only_by_force_and_says_so(path):
+def test_a_store_goes_on_with_other_weights_only_by_force_and_records_it(path):
     begin(path, attrs={**ATTRS, "weights": "a", "versions": '{"torch": "1"}'})
     fill(path, skip=[("mesa", 3)])
     changed = {**ATTRS, "weights": "b", "versions": '{"torch": "2"}'}
@@ -221,16 +214,9 @@ def test_paths_that_are_no_run(tmp_path):
         open_run(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"not a store: it has no zarr\.json"):
         open_run(tmp_path)
-    xr.Dataset({"x": ("a", [1])}).to_zarr(tmp_path / "other", zarr_format=3, consolidated=False)
-    zarr.open_group(tmp_path / "other").attrs["complete"] = True
-    with (
-        pytest.raises(ValueError, match="not a store of hidden states: it has no trained_length"),
-        pytest.warns(RuntimeWarning),
-    ):
-        open_run(tmp_path / "other")
 
 
-def test_an_existing_run_is_kept_unless_told(whole):
+def test_an_existing_run_stays_without_overwrite(whole):
     with pytest.raises(FileExistsError, match=r"the same config; use --overwrite or another --out"):
         begin(whole)
     with pytest.raises(FileExistsError, match=r"another config: model .* differs"):
@@ -269,14 +255,13 @@ def test_wrong_labels_and_shapes_are_named(path):
     for changes, message in [
         ({"dims": []}, "no dim is chosen"),
         ({"layers": [0, 0]}, "repeat one"),
-        ({"dtype": "bfloat16"}, "use float32 or float16"),
         ({"attrs": {}}, "no trained_length"),
     ]:
         with pytest.raises(ValueError, match=message):
             begin(path, **changes)
 
 
-def test_too_small_a_disk_is_told_beforehand(path, monkeypatch):
+def test_too_small_a_disk_is_refused_beforehand(path, monkeypatch):
     path.parent.mkdir()
     needed = 2 * 1 * 2 * 3 * 2 * 4
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100, 100, needed - 1))
@@ -301,7 +286,7 @@ def test_a_disk_that_fills_up_loses_nothing_that_was_written(path, monkeypatch):
     assert len(missing_regions(partial_path(path))) == 1
 
 
-def test_a_store_that_was_cut_short_is_gone_on_with(path):
+def test_a_store_that_was_cut_short_goes_on(path):
     begin(path)
     fill(path, skip=[("mesa", 3)])
     chunk = partial_path(path) / "resid_post" / "c" / "0" / "0" / "1" / "0" / "0"
@@ -327,7 +312,7 @@ def test_a_store_that_was_cut_short_is_gone_on_with(path):
         ({"dtype": "float16"}, "dtype"),
     ],
 )
-def test_an_unfinished_store_of_another_config_is_kept_unless_told(path, changes, key):
+def test_an_unfinished_store_of_another_config_stays_without_overwrite(path, changes, key):
     begin(path)
     fill(path, skip=[("mesa", 3)])
     with pytest.raises(FileExistsError, match=f"an unfinished run with another config: {key} differs; use --overwrite"):
@@ -400,13 +385,9 @@ def test_large_regions_are_many_chunks_in_one_file_and_small_ones_one(path, monk
             np.testing.assert_array_equal(got, wanted)
     chunk = path / "resid_post" / "c" / "1" / "0" / "1" / "0" / "0"
     assert chunk.stat().st_size == 4 * (2 * 2 + 4 + 16) + 4
-    content = chunk.read_bytes()
-    chunk.write_bytes(content[:1] + bytes([content[1] ^ 4]) + content[2:])
+    flip(chunk, 1)
     with pytest.raises(ValueError, match=r"resid_post is damaged"):
         open_run(path).hidden["resid_post"].sel({"method": "mesa", "layer": 3}).load()
-    chunk.write_bytes(content[:-1])
-    with pytest.raises(ValueError, match=r"1 region.*'mesa'.*layer 3"):
-        open_run(path)
 
 
 def test_captured_positions_are_read_as_runs():

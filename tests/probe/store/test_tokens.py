@@ -32,14 +32,14 @@ def test_the_store_gives_back_the_token_at_each_position(hidden):
     assert at.values.tolist() == [" hello", " w1", " w70"]
 
 
-def test_tokens_of_another_prompt_are_told_as_damage(tmp_path):
+def test_tokens_of_other_positions_are_damage(tmp_path):
     hidden = hidden_states(layers=1, dims=2)
     write_run(tmp_path, hidden, tokens=tokens_of(hidden.isel(position=slice(9))))
     with pytest.raises(ValueError, match=r"damaged \(its tokens are of another position\); capture it again"):
         open_run(tmp_path)
 
 
-def test_hovering_a_text_prompt_tells_the_token(hidden):
+def test_hovering_a_text_prompt_shows_the_token(hidden):
     text = one_prompt(hidden, "text-0")
     figure = draw(threshold_chart(text, search(text, M, CrossingRule.scaled(M)), 1, 3))
     trace = figure.data[0]
@@ -49,7 +49,7 @@ def test_hovering_a_text_prompt_tells_the_token(hidden):
     assert carrier.customdata[70] == "token ' w70'"
 
 
-def test_hovering_a_heatmap_tells_the_token_while_positions_are_not_pooled(hidden):
+def test_hovering_a_heatmap_shows_the_token_unless_positions_are_pooled(hidden):
     panel = regions(one_prompt(hidden, "text-0"), [(60, 70)])
     trace = draw(heatmap_grid(panel, M)).data[0]
     assert trace.customdata[5][4] == "token ' w64'"
@@ -57,7 +57,7 @@ def test_hovering_a_heatmap_tells_the_token_while_positions_are_not_pooled(hidde
     assert draw(heatmap_grid(pool(panel, 100), M)).data[0].customdata is None
 
 
-def test_a_repeated_word_is_not_told_at_every_position(hidden):
+def test_a_repeated_word_is_not_shown_at_every_position(hidden):
     panel = regions(one_prompt(hidden, "repeated"), [(60, 70)])
     trace = draw(heatmap_grid(panel, M)).data[0]
     assert (trace.customdata, "customdata" in trace.hovertemplate) == (None, False)
@@ -72,8 +72,8 @@ def test_a_token_in_a_store_is_no_markup(hidden):
 
 def test_exports_carry_the_token(hidden):
     text = one_prompt(hidden, "text-0")
-    found = search(text, M, CrossingRule.scaled(M))
-    export = threshold_export(text, found, [(1, 3), (1, 4)])
+    crossings = search(text, M, CrossingRule.scaled(M))
+    export = threshold_export(text, crossings, [(1, 3), (1, 4)])
     values = dict(export.files("csv"))["threshold-resid_post-text-0-values.csv"].decode().splitlines()
     assert "token" in values[0].split(",")
     assert any(" w70" in line for line in values)

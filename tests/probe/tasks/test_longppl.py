@@ -28,7 +28,7 @@ LOADED = SimpleNamespace(model=None)
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory):
+def eval_request(tmp_path_factory):
     folder = tmp_path_factory.mktemp("asked")
     text = folder / "text.txt"
     text.write_text(" ".join(f"Sentence {number} says {number**2}." for number in range(200)))
@@ -40,14 +40,14 @@ def asked(tmp_path_factory):
 
 def copying(model, ids, last, reduction="none"):
     """NLL by a reader that copies what followed a token before: 0.1, 2.5 of tokens above 1000; 5 for anything new."""
-    found, followed = [], {}
+    scores, followed = [], {}
     for before, token in zip(ids[:-1].tolist(), ids[1:].tolist(), strict=True):
-        found.append((2.5 if token > 1000 else 0.1) if followed.get(before) == token else 5.0)
+        scores.append((2.5 if token > 1000 else 0.1) if followed.get(before) == token else 5.0)
         followed[before] = token
-    return torch.tensor(found[-last:])
+    return torch.tensor(scores[-last:])
 
 
-def test_key_tokens_are_those_that_only_the_whole_context_tells(monkeypatch):
+def test_key_tokens_are_those_that_need_the_whole_context(monkeypatch):
     monkeypatch.setattr(likelihood, "nll", copying)
     ids = np.random.default_rng(0).permutation(1000)[:300]
     ids[[20, 60]] = 2000, 2001
@@ -55,14 +55,14 @@ def test_key_tokens_are_those_that_only_the_whole_context_tells(monkeypatch):
     ids[272:278] = ids[232:238]  # from near
     ids[282:284] = ids[19:21]  # from far, but not likely
     ids[290:294], ids[296:299] = ids[245:249], ids[251:254]  # 45 tokens before: out of the short context, and in it
-    found = np.flatnonzero(key_tokens(LOADED, ids, M)) + 260
-    assert found.tolist() == [263, 264, 265, 266, 267, 291, 292, 293]
+    scores = np.flatnonzero(key_tokens(LOADED, ids, M)) + 260
+    assert scores.tolist() == [263, 264, 265, 266, 267, 291, 292, 293]
     assert key_tokens(LOADED, ids[-60:], M)[-5:].tolist() == [False] * 5  # where the source is not in the prompt
 
 
 @torch.no_grad()
-def test_the_short_context_slides_as_in_the_public_code(asked, monkeypatch):
-    loaded = load(asked.model)
+def test_the_short_context_slides_as_in_the_public_code(eval_request, monkeypatch):
+    loaded = load(eval_request.model)
     ids = np.random.default_rng(1).integers(2, len(loaded.tokenizer), 200)
     monkeypatch.setattr(likelihood, "GAIN", 0.0)
     monkeypatch.setattr(likelihood, "LIKELY", 7.0)
@@ -82,24 +82,24 @@ def test_only_key_tokens_are_scored_and_a_text_without_any_has_no_score(monkeypa
     keys[[3, 5]] = True
     texts = [Keyed(np.array([10]), keys), Keyed(np.array([20]), np.zeros(40, bool))]
 
-    found = list(LONGPPL.measure(LOADED, 240, texts, Setting(M, LENGTHS)))
-    assert [(score.sample, score.metric, score.value) for score in found] == [
+    scores = list(LONGPPL.measure(LOADED, 240, texts, Setting(M, LENGTHS)))
+    assert [(score.sample, score.metric, score.value) for score in scores] == [
         (0, "key_nll", 14.0),
         (0, "keys", 2.0),
         (1, "keys", 0.0),
     ]
 
 
-def test_on_random_weights_there_are_none_and_that_is_said(asked, tmp_path):
-    summary = run(plan(asked), tmp_path / "out")
-    own = [cell for cell in summary["cells"] if cell["task"] == "longppl"]
-    assert {(cell["metric"], cell["mean"]) for cell in own} == {("keys", 0.0)}
+def test_random_weights_have_no_key_tokens_and_the_report_states_it(eval_request, tmp_path):
+    summary = run(plan(eval_request), tmp_path / "out")
+    other_request = [cell for cell in summary["cells"] if cell["task"] == "longppl"]
+    assert {(cell["metric"], cell["mean"]) for cell in other_request} == {("keys", 0.0)}
     assert "LongPPL is not judged at 120, 240 tokens: there are no key tokens." in words(summary)
     assert (summary["longppl"], longppl_table(summary["longppl"])) == ([], None)
     assert "longppl" not in tables(summary["cells"])
 
 
-def test_key_tokens_are_chosen_once_a_length_and_under_the_evaluators_method(asked, tmp_path, monkeypatch):
+def test_key_tokens_are_chosen_once_a_length_and_under_the_evaluators_method(eval_request, tmp_path, monkeypatch):
     calls = []
 
     def chosen(loaded, ids, trained_length):
@@ -107,8 +107,8 @@ def test_key_tokens_are_chosen_once_a_length_and_under_the_evaluators_method(ask
         return np.arange(trained_length // 4) % 10 == len(calls) % 10
 
     monkeypatch.setattr(evaluator, "key_tokens", chosen)
-    summary = run(plan(asked), tmp_path / "out")
-    assert calls == [(length, "rerope") for length in LENGTHS for _ in range(asked.samples)]
+    summary = run(plan(eval_request), tmp_path / "out")
+    assert calls == [(length, "rerope") for length in LENGTHS for _ in range(eval_request.samples)]
     by = {(cell["method"], cell["length"]): cell for cell in summary["cells"] if cell["metric"] == "key_nll"}
     assert {at: cell["n"] for at, cell in by.items()} == {
         (name, at): 2 for name in ("origin", "mesa") for at in LENGTHS
@@ -120,34 +120,34 @@ def test_key_tokens_are_chosen_once_a_length_and_under_the_evaluators_method(ask
     )
 
 
-def other_weights(asked, folder, change=1.0):
+def other_weights(eval_request, folder, change=1.0):
     """A model of the same tokenizer with other weights."""
-    made = load(str(shutil.copytree(asked.model, folder))).model
+    planned = load(str(shutil.copytree(eval_request.model, folder))).model
     with torch.no_grad():
-        made.model.norm.weight.mul_(0.5 * change)
-    made.save_pretrained(folder)
+        planned.model.norm.weight.mul_(0.5 * change)
+    planned.save_pretrained(folder)
     return folder
 
 
-def test_a_run_does_not_go_on_with_another_evaluator(asked, tmp_path):
-    out, asked = tmp_path / "out", replace(asked, tasks=("longppl",), lengths=LENGTHS[:1])
-    own = replace(asked, evaluator=str(other_weights(asked, tmp_path / "other")))
-    run(plan(own), out)
+def test_a_run_does_not_go_on_with_another_evaluator(eval_request, tmp_path):
+    out, eval_request = tmp_path / "out", replace(eval_request, tasks=("longppl",), lengths=LENGTHS[:1])
+    other_request = replace(eval_request, evaluator=str(other_weights(eval_request, tmp_path / "other")))
+    run(plan(other_request), out)
     with pytest.raises(FileExistsError, match="another evaluator"):
-        run(plan(asked), out)
-    other_weights(asked, tmp_path / "later", 0.5)
-    shutil.rmtree(own.evaluator)
-    shutil.move(tmp_path / "later", own.evaluator)
+        run(plan(eval_request), out)
+    other_weights(eval_request, tmp_path / "later", 0.5)
+    shutil.rmtree(other_request.evaluator)
+    shutil.move(tmp_path / "later", other_request.evaluator)
     with pytest.raises(FileExistsError, match="another evaluator_weights"):
-        run(plan(own), out)
+        run(plan(other_request), out)
 
 
 def test_longppl_is_of_all_key_tokens_of_all_texts():
     scores = {0: (1.0, 30), 1: (4.0, 10), 2: (None, 0)}
     rows = [
         {"task": "longppl", "method": "mesa", "length": 240, "sample": sample, "metric": metric, "score": score}
-        for sample, found in scores.items()
-        for metric, score in zip(("key_nll", "keys"), found, strict=True)
+        for sample, pair in scores.items()
+        for metric, score in zip(("key_nll", "keys"), pair, strict=True)
         if score is not None
     ]
     (entry,) = pooled_longppl(rows)
@@ -158,18 +158,18 @@ def test_longppl_is_of_all_key_tokens_of_all_texts():
     assert longppl_table([]) is None
 
 
-def test_the_method_that_chooses_is_not_tested_on_the_same_model(asked, tmp_path, capsys):
-    made = plan(replace(asked, methods="origin,rerope"))
-    assert {cell[:2] for cell in made.cells if cell[0] == "longppl"} == {("longppl", "origin")}
-    assert ("nll", "rerope", 240) in made.cells
+def test_the_method_that_chooses_is_not_tested_on_the_same_model(eval_request, tmp_path, capsys):
+    planned = plan(replace(eval_request, methods="origin,rerope"))
+    assert {cell[:2] for cell in planned.cells if cell[0] == "longppl"} == {("longppl", "origin")}
+    assert ("nll", "rerope", 240) in planned.cells
     assert "left out: longppl under rerope, which chooses its key tokens" in capsys.readouterr().err
-    copied = shutil.copytree(asked.model, tmp_path / "copied")
-    assert plan(replace(asked, evaluator=str(copied))).evaluator.itself
-    other = other_weights(asked, tmp_path / "other")
-    made = plan(replace(asked, methods="origin,rerope", evaluator=str(other)))
-    assert (made.evaluator.itself, made.evaluator.method.name) == (False, "rerope")
-    assert ("longppl", "rerope", 240) in made.cells
-    assert plan(replace(asked, lengths=LENGTHS[:1], evaluator=str(other))).evaluator.method.name == "origin"
+    copied = shutil.copytree(eval_request.model, tmp_path / "copied")
+    assert plan(replace(eval_request, evaluator=str(copied))).evaluator.itself
+    other = other_weights(eval_request, tmp_path / "other")
+    planned = plan(replace(eval_request, methods="origin,rerope", evaluator=str(other)))
+    assert (planned.evaluator.itself, planned.evaluator.method.name) == (False, "rerope")
+    assert ("longppl", "rerope", 240) in planned.cells
+    assert plan(replace(eval_request, lengths=LENGTHS[:1], evaluator=str(other))).evaluator.method.name == "origin"
 
 
 @pytest.mark.parametrize(
@@ -182,9 +182,9 @@ def test_the_method_that_chooses_is_not_tested_on_the_same_model(asked, tmp_path
         ({"lengths": (50,)}, "length=50 is below 80 tokens"),
     ],
 )
-def test_evaluators_that_cannot_choose_are_refused(asked, changes, message):
+def test_evaluators_that_cannot_choose_are_refused(eval_request, changes, message):
     with pytest.raises(ValueError, match=message):
-        plan(replace(asked, **changes))
+        plan(replace(eval_request, **changes))
 
 
 def spoilt(head, args, logits):
@@ -192,8 +192,8 @@ def spoilt(head, args, logits):
     return logits.index_fill(-1, torch.tensor([0]), torch.nan)
 
 
-def test_an_evaluator_whose_logits_are_no_numbers_is_refused_and_nothing_of_it_kept(asked, tmp_path, monkeypatch):
-    asked, real = replace(asked, tasks=("longppl",)), evaluator.key_tokens
+def test_an_evaluator_with_logits_that_are_not_finite_leaves_nothing(eval_request, tmp_path, monkeypatch):
+    eval_request, real = replace(eval_request, tasks=("longppl",)), evaluator.key_tokens
 
     def chosen(loaded, ids, trained_length):
         head = loaded.model.get_output_embeddings()
@@ -205,14 +205,14 @@ def test_an_evaluator_whose_logits_are_no_numbers_is_refused_and_nothing_of_it_k
 
     monkeypatch.setattr(evaluator, "key_tokens", chosen)
     with pytest.raises(RuntimeError, match="longppl's evaluator, the model itself under rerope: the logits are not"):
-        run(plan(asked), tmp_path / "out")
+        run(plan(eval_request), tmp_path / "out")
     assert [*(tmp_path / "out").glob("*.*")] == []
     monkeypatch.undo()
-    assert run(plan(asked), tmp_path / "out")["cells_left"] == 0
+    assert run(plan(eval_request), tmp_path / "out")["cells_left"] == 0
 
 
-def test_the_estimate_counts_the_evaluators_passes(asked, monkeypatch):
-    made = plan(asked)
+def test_the_estimate_counts_the_evaluators_passes(eval_request, monkeypatch):
+    planned = plan(eval_request)
     counted = []
 
     def counting(model, ids, last, reduction="none"):
@@ -221,10 +221,10 @@ def test_the_estimate_counts_the_evaluators_passes(asked, monkeypatch):
 
     monkeypatch.setattr(likelihood, "nll", counting)
     for length in LENGTHS:
-        for ids in LONGPPL.prepare(tokenizer_of(asked.model), length, made.setting, asked.samples):
+        for ids in LONGPPL.prepare(tokenizer_of(eval_request.model), length, planned.setting, eval_request.samples):
             key_tokens(LOADED, ids, M)
-    own = {length: many for (_, length), many in evaluator_passes(made).items()}
-    assert own == Counter(counted)
-    assert f", and {sum(counted):,} by which the model itself under rerope chooses key tokens" in estimate(made)
-    assert evaluator_passes(plan(replace(asked, tasks=("nll",)))) == {}
-    assert "chooses key tokens" not in estimate(plan(replace(asked, tasks=("nll",))))
+    other_request = {length: many for (_, length), many in evaluator_passes(planned).items()}
+    assert other_request == Counter(counted)
+    assert f", and {sum(counted):,} by which the model itself under rerope chooses key tokens" in estimate(planned)
+    assert evaluator_passes(plan(replace(eval_request, tasks=("nll",)))) == {}
+    assert "chooses key tokens" not in estimate(plan(replace(eval_request, tasks=("nll",))))

@@ -33,7 +33,7 @@ def test_where_the_tokenizer_puts_nothing_first_a_special_token_is_put(special, 
     check_distinct(ids, "it")
 
 
-def test_the_shipped_tokenizers_own_first_token_is_kept():
+def test_the_shipped_tokenizers_first_token_stays():
     ids, added = repeated_word(tokenizer_of("default"), "hello", 6)
     assert added == ""
     assert ids[0] == 0

@@ -93,7 +93,7 @@ def test_templates_that_do_not_put_the_text_once_as_it_is_are_refused(tokenizer,
         passkey_chat(tokenizer, 400, np.random.default_rng(0))
 
 
-def test_lines_stand_on_lines_of_their_own(tokenizer):
+def test_every_record_is_a_line(tokenizer):
     text = text_of(tokenizer, lines(tokenizer, 700, np.random.default_rng(0)))
     assert text.startswith(LINES_HEADER)
     assert " \n" not in text

@@ -49,20 +49,20 @@ def needles(text):
 def chain_from(text, value):
     """All variables that have a value, by following assignments until nothing changes."""
     given = dict(re.findall(r"VAR (\w+) = (?:VAR )?(\w+)", text))
-    found = {value}
-    while more := {name for name, held in given.items() if held in found} - found:
-        found |= more
-    return found - {value}
+    scores = {value}
+    while more := {name for name, held in given.items() if held in scores} - scores:
+        scores |= more
+    return scores - {value}
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_prompts_have_the_length_without_what_is_generated_and_are_drawn_from_the_seed(tokenizer, setting, name):
-    made, task = prompts(tokenizer, setting, name), TASKS[name]
-    assert {len(prompt.ids) for prompt in made} == {4 * M - min(task.generated, 3 * M // 6)}
-    assert made[0].ids != made[1].ids
-    assert prompts(tokenizer, setting, name) == made
-    assert prompts(tokenizer, replace(setting, seed=1), name)[0].expected != made[0].expected
-    for prompt in made:
+    drawn, task = prompts(tokenizer, setting, name), TASKS[name]
+    assert {len(prompt.ids) for prompt in drawn} == {4 * M - min(task.generated, 3 * M // 6)}
+    assert drawn[0].ids != drawn[1].ids
+    assert prompts(tokenizer, setting, name) == drawn
+    assert prompts(tokenizer, replace(setting, seed=1), name)[0].expected != drawn[0].expected
+    for prompt in drawn:
         assert len(prompt.answer_ids) <= task.answer_tokens(setting)
         assert string_match_all(tokenizer.decode(prompt.answer_ids), prompt.expected) == 1
         assert tokenizer.decode(prompt.ids[-2:]).rstrip() == tokenizer.decode(prompt.ids[-2:])
@@ -73,16 +73,16 @@ def test_one_needle_among_needles(tokenizer, setting, name, kind):
     places = set()
     for prompt in prompts(tokenizer, setting, name, samples=6):
         text = text_of(tokenizer, prompt)
-        asked = re.search(r"What is the special magic (?:number|uuid) for (\S+) mentioned", text)[1]
-        assert [value for key, value in needles(text) if key == asked] == [*prompt.expected]
+        question = re.search(r"What is the special magic (?:number|uuid) for (\S+) mentioned", text)[1]
+        assert [value for key, value in needles(text) if key == question] == [*prompt.expected]
         assert len(needles(text)) > 10
         assert re.fullmatch(kind, prompt.answer)
         assert text.startswith("A special magic ")
-        assert text.endswith(f"for {asked} mentioned in the provided text is")
+        assert text.endswith(f"for {question} mentioned in the provided text is")
         line = tokenizer.decode(prompt.ids[prompt.key_position :]).lstrip()
         assert line.startswith("One of the special magic")
-        assert needles(line)[0] == (asked, prompt.answer)
-        places.add([key for key, _ in needles(text)].index(asked))
+        assert needles(line)[0] == (question, prompt.answer)
+        places.add([key for key, _ in needles(text)].index(question))
     assert len(places) > 3
     first, last = (prompts(tokenizer, replace(setting, depth=depth), name)[0] for depth in (0.0, 1.0))
     assert needles(text_of(tokenizer, first))[0][1] == first.answer
@@ -93,8 +93,8 @@ def test_one_needle_among_needles(tokenizer, setting, name, kind):
 def test_several_needles_in_running_text(tokenizer, setting, name, keys):
     for prompt in prompts(tokenizer, setting, name):
         text = text_of(tokenizer, prompt)
-        asked = re.search(r"magic numbers for ([^.]*) mentioned in the provided text\?", text)[1]
-        names = re.split(r", and |, ", asked)
+        question = re.search(r"magic numbers for ([^.]*) mentioned in the provided text\?", text)[1]
+        names = re.split(r", and |, ", question)
         assert len(names) == keys
         assert {key for key, _ in needles(text)} == {*names}
         assert sorted(value for _, value in needles(text)) == sorted(prompt.expected)
@@ -108,24 +108,24 @@ def test_several_needles_in_running_text(tokenizer, setting, name, keys):
 def test_a_chain_of_variables_is_all_there_and_in_order(tokenizer, setting):
     for prompt in prompts(tokenizer, setting, "vt"):
         text = text_of(tokenizer, prompt)
-        example, asked = text.split("Memorize")[1:]
-        value = re.search(r"assigned the value (\d+) in", asked)[1]
-        assert chain_from(asked, value) == {*prompt.expected}
+        example, question = text.split("Memorize")[1:]
+        value = re.search(r"assigned the value (\d+) in", question)[1]
+        assert chain_from(question, value) == {*prompt.expected}
         assert len(prompt.expected) == 5
-        assert [asked.index(f"VAR {name} =") for name in prompt.expected] == sorted(
-            asked.index(f"VAR {name} =") for name in prompt.expected
+        assert [question.index(f"VAR {name} =") for name in prompt.expected] == sorted(
+            question.index(f"VAR {name} =") for name in prompt.expected
         )
-        shown = re.search(r"assigned the value (\d+) in", example)[1]
-        assert chain_from(example, shown) == {*example.split("they are:")[1].split()}
+        value_shown = re.search(r"assigned the value (\d+) in", example)[1]
+        assert chain_from(example, value_shown) == {*example.split("they are:")[1].split()}
         assert example.count("The grass is green.") == 10
         assert text.endswith(f"5 variables are assigned the value {value}, they are:")
 
 
 def test_common_words_are_the_most_common(tokenizer, setting):
     for prompt in prompts(tokenizer, setting, "cwe"):
-        example, asked = text_of(tokenizer, prompt).split("Below is a numbered list")[1:]
+        example, question = text_of(tokenizer, prompt).split("Below is a numbered list")[1:]
         for text, answer, repeats in (
-            (asked, prompt.expected, (6, 1)),
+            (question, prompt.expected, (6, 1)),
             (example, re.findall(r"\d+\. (\w+)", example.split("are:")[1]), (3, 1)),
         ):
             listed = re.findall(r"(\d+)\. (\w+)", text.split("\nQuestion")[0])
@@ -149,18 +149,18 @@ def test_frequent_words_come_in_the_order_of_their_counts(tokenizer, setting, le
 @pytest.mark.parametrize("tokenizer", ["byte-level"], indirect=True)
 def test_no_common_word_is_part_of_another(tokenizer):
     for seed in range(3):
-        made = ruler_prompts.common_words(tokenizer, 12000, np.random.default_rng(seed), repeats=(6, 1), example=None)
-        listed = {*re.findall(r"\d+\. (\w+)", text_of(tokenizer, made).split("\nQuestion")[0])}
+        drawn = ruler_prompts.common_words(tokenizer, 12000, np.random.default_rng(seed), repeats=(6, 1), example=None)
+        listed = {*re.findall(r"\d+\. (\w+)", text_of(tokenizer, drawn).split("\nQuestion")[0])}
         assert len(listed) > 500
-        assert not [(one, other) for one in made.expected for other in listed - {one} if one in other]
+        assert not [(one, other) for one in drawn.expected for other in listed - {one} if one in other]
 
 
 @pytest.mark.parametrize("tokenizer", ["byte-level"], indirect=True)
 def test_what_copying_gives_is_the_mean_over_stretches_of_the_prompt(tokenizer, setting):
     ids = [encode(tokenizer, text) for text in (" tomato", " potato", " x" * 60)]
-    made = ListPrompt((*ids[2], *ids[0], *ids[1]), (), "", 0, ("tomato", "potato", "melon"))
-    assert ruler.copied(tokenizer, made, len(made.ids)) == pytest.approx(2 / 3)
-    assert 0 < ruler.copied(tokenizer, made, len(ids[0]) + len(ids[1])) < 1 / 9
+    drawn = ListPrompt((*ids[2], *ids[0], *ids[1]), (), "", 0, ("tomato", "potato", "melon"))
+    assert ruler.copied(tokenizer, drawn, len(drawn.ids)) == pytest.approx(2 / 3)
+    assert 0 < ruler.copied(tokenizer, drawn, len(ids[0]) + len(ids[1])) < 1 / 9
     small = replace(setting, trained_length=600, lengths=(600, 2400))
     at = {length: prompts(tokenizer, small, "cwe", length, 1)[0] for length in small.lengths}
     tokens = TASKS["cwe"].answer_tokens(small)
@@ -171,23 +171,13 @@ def test_what_copying_gives_is_the_mean_over_stretches_of_the_prompt(tokenizer, 
 
 def test_sizes_are_rulers_where_they_are_not_reduced(tokenizer, setting):
     windows = {window: replace(setting, trained_length=window) for window in (500, 3600, 20000)}
-    assert {at: TASKS["vt"].has_ruler_size(tokenizer, own) for at, own in windows.items()} == {
+    assert {at: TASKS["vt"].has_ruler_size(tokenizer, sizes) for at, sizes in windows.items()} == {
         500: False,
         3600: True,
         20000: True,
     }
     assert TASKS["cwe"].has_ruler_size(tokenizer, windows[20000])
     assert not TASKS["niah-multivalue"].has_ruler_size(tokenizer, windows[500])  # fewer tokens are generated
-
-
-def test_a_size_is_chosen_by_the_window_and_is_the_same_at_every_length(tokenizer, setting):
-    own = {window: TASKS["vt"].size(tokenizer, replace(setting, trained_length=window)).about for window in (500, 3600)}
-    assert own[3600] == "4 hops, an example with 10 rounds of noise"
-    assert own[500] != own[3600]
-    small = replace(setting, trained_length=500)
-    for length in (500, 3600):
-        (prompt,) = prompts(tokenizer, small, "vt", length, 1)
-        assert len(prompt.expected) == int(own[500][0]) + 1
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -206,24 +196,24 @@ def test_an_answer_longer_than_what_is_generated_is_refused(tokenizer, setting):
 
 
 @pytest.mark.parametrize("tokenizer", ["byte-level"], indirect=True)
-def test_the_score_is_the_share_of_the_strings_found_before_the_end(tokenizer, setting, monkeypatch):
-    made = prompts(tokenizer, setting, "vt")
+def test_the_score_is_the_share_of_the_strings_before_the_end_token(tokenizer, setting, monkeypatch):
+    drawn = prompts(tokenizer, setting, "vt")
     room = TASKS["vt"].answer_tokens(setting)
-    said = [encode(tokenizer, " " + " ".join(made[0].expected[:2]).lower())]
-    said.append((*encode(tokenizer, f" {made[1].expected[0]}"), tokenizer.eos_token_id, *made[1].answer_ids))
-    padded = torch.tensor([[*ids, *[ids[-1]] * (99 - len(ids))] for ids in said])
-    asked = []
-    monkeypatch.setattr(ruler, "greedy", lambda model, ids, count: asked.append((len(ids), count)) or padded)
+    replies = [encode(tokenizer, " " + " ".join(drawn[0].expected[:2]).lower())]
+    replies.append((*encode(tokenizer, f" {drawn[1].expected[0]}"), tokenizer.eos_token_id, *drawn[1].answer_ids))
+    padded = torch.tensor([[*ids, *[ids[-1]] * (99 - len(ids))] for ids in replies])
+    question = []
+    monkeypatch.setattr(ruler, "greedy", lambda model, ids, count: question.append((len(ids), count)) or padded)
 
     class Loaded:
         class model:
             generation_config = None
 
     Loaded.tokenizer = tokenizer
-    found = list(TASKS["vt"].measure(Loaded, 4 * M, made, replace(setting, batch=2)))
-    assert asked == [(2, room)]
-    recalled = [(score.sample, score.value) for score in found if score.metric == "recall"]
+    scores = list(TASKS["vt"].measure(Loaded, 4 * M, drawn, replace(setting, batch=2)))
+    assert question == [(2, room)]
+    recalled = [(score.sample, score.value) for score in scores if score.metric == "recall"]
     assert recalled == [(0, 0.4), (1, 0.2)]
-    copies = {score.sample: score.value for score in found if score.metric == "copied"}
-    assert copies == {at: ruler.copied(tokenizer, prompt, 99) for at, prompt in enumerate(made)}
+    copies = {score.sample: score.value for score in scores if score.metric == "copied"}
+    assert copies == {at: ruler.copied(tokenizer, prompt, 99) for at, prompt in enumerate(drawn)}
     assert string_match_all("", ["a"]) == 0

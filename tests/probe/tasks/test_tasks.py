@@ -57,13 +57,15 @@ def test_tail_nll_is_a_hand_written_cross_entropy(loaded, setting, method):
     window = text_windows(setting.documents, longest, 3)[0]
     for length in setting.lengths:
         with mesa.applied(loaded.model, mesa.make(method, M)):
-            found = scores(loaded, "nll", length, setting)
-        assert [(score.length, score.sample, score.metric) for score in found] == [(length, n, "nll") for n in range(3)]
-        assert all(score.seconds > 0 for score in found)
+            result = scores(loaded, "nll", length, setting)
+        assert [(score.length, score.sample, score.metric) for score in result] == [
+            (length, n, "nll") for n in range(3)
+        ]
+        assert all(score.seconds > 0 for score in result)
     if method == "origin":
         ids = np.concatenate([[0], window[1:]])
         expected = np.mean([slow_nll(loaded, ids, position) for position in range(longest - M // 4, longest)])
-        assert found[0].value == pytest.approx(expected, abs=1e-5)
+        assert result[0].value == pytest.approx(expected, abs=1e-5)
 
 
 def test_no_token_is_scored_twice_of_a_short_or_repeated_text():
@@ -87,20 +89,20 @@ def test_tail_nll_is_of_the_same_tokens_at_every_length(loaded, setting):
 
 def test_nll_by_position_averages_to_the_whole(loaded, setting):
     assert TASKS["nll-position"].passes(setting) == (240,)
-    found = scores(loaded, "nll-position", 240, setting)
+    result = scores(loaded, "nll-position", 240, setting)
     (ids, *_) = TASKS["nll-position"].prepare(loaded.tokenizer, 240, setting, 3)
-    assert [score.length for score in found] == [100, 160, 240] * 3
-    assert {score.sample for score in found} == {0, 1, 2}
+    assert [score.length for score in result] == [100, 160, 240] * 3
+    assert {score.sample for score in result} == {0, 1, 2}
     losses = [slow_nll(loaded, ids, position) for position in range(1, 240)]
     buckets = [np.mean(losses[:99]), np.mean(losses[99:159]), np.mean(losses[159:])]
-    assert [score.value for score in found[:3]] == pytest.approx(buckets, abs=1e-5)
-    weighted = np.dot([99, 60, 80], [score.value for score in found[:3]]) / 239
+    assert [score.value for score in result[:3]] == pytest.approx(buckets, abs=1e-5)
+    weighted = np.dot([99, 60, 80], [score.value for score in result[:3]]) / 239
     assert weighted == pytest.approx(float(nll(loaded.model, ids, 239).mean()), abs=1e-5)
 
 
 @pytest.mark.parametrize("length", [40, 41, 240])
 def test_sliding_nll_is_a_slow_loop_over_windows(loaded, setting, length):
-    found = scores(loaded, "nll-sliding", length, replace(setting, samples=1))
+    result = scores(loaded, "nll-sliding", length, replace(setting, samples=1))
     (ids,) = TASKS["nll-sliding"].prepare(loaded.tokenizer, length, setting, 1)
     assert len(ids) == 2 * 240
     half, begin, losses = length // 2, 0, []
@@ -108,7 +110,7 @@ def test_sliding_nll_is_a_slow_loop_over_windows(loaded, setting, length):
         window = ids[begin : begin + length]
         losses.append(np.mean([slow_nll(loaded, window, position) for position in range(half, length)]))
         begin += half
-    assert [score.value for score in found] == pytest.approx([np.mean(losses)], abs=1e-5)
+    assert [score.value for score in result] == pytest.approx([np.mean(losses)], abs=1e-5)
 
 
 def test_summary_prompts_are_exactly_long(loaded, summary_setting):
@@ -121,7 +123,7 @@ def test_summary_prompts_are_exactly_long(loaded, summary_setting):
     assert len(TASKS["summary"].prepare(loaded.tokenizer, 100, summary_setting, 1)) == 1
 
 
-def test_summaries_that_cannot_be_asked_for_say_so(loaded, summary_setting):
+def test_lengths_without_a_summary_prompt_are_refused(loaded, summary_setting):
     task = TASKS["summary"]
     with pytest.raises(ValueError, match=r"no document has \d+ tokens, the longest has \d+; ask for less"):
         task.prepare(loaded.tokenizer, 5000, summary_setting, 1)
@@ -138,8 +140,8 @@ def test_a_perfect_summary_scores_all_and_an_empty_one_nothing(loaded, summary_s
     answers = [[*tokenizer.encode("A text of a few words.", add_special_tokens=False), end, 5, 6], [end, 5, 6]]
     left = iter(answers)
     monkeypatch.setattr(summaries, "greedy", lambda model, prompts, count: torch.tensor([next(left)]))
-    found = scores(loaded, "summary", 100, summary_setting)
-    values = [{score.metric: score.value for score in found if score.sample == sample} for sample in (0, 1)]
+    result = scores(loaded, "summary", 100, summary_setting)
+    values = [{score.metric: score.value for score in result if score.sample == sample} for sample in (0, 1)]
     assert values[0] == pytest.approx({"rouge1": 1, "rouge2": 1, "rougeL": 1, "bleu": 100})
     assert values[1] == {"rouge1": 0, "rouge2": 0, "rougeL": 0, "bleu": 0}
 
@@ -222,10 +224,10 @@ def test_a_missing_path_is_not_looked_for_on_the_hub(source, monkeypatch):
 
 @pytest.mark.parametrize("source", ["wikitext", "someone/set-2.1"])
 def test_other_names_are_datasets_of_the_hub(source, monkeypatch):
-    asked = []
-    monkeypatch.setattr("datasets.load_dataset", lambda name: asked.append(name) or {"train": [{"text": "one"}]})
+    names = []
+    monkeypatch.setattr("datasets.load_dataset", lambda name: names.append(name) or {"train": [{"text": "one"}]})
     assert sources.texts(source) == ["one"]
-    assert asked == [source]
+    assert names == [source]
 
 
 def test_latency_of_states_that_are_no_numbers_is_none(loaded, setting):
@@ -238,12 +240,12 @@ def test_latency_of_states_that_are_no_numbers_is_none(loaded, setting):
 
 
 def test_latency_has_three_positive_metrics_a_run(loaded, setting):
-    found = scores(loaded, "latency", 100, replace(setting, samples=7))
-    assert [(score.sample, score.metric) for score in found] == [
+    result = scores(loaded, "latency", 100, replace(setting, samples=7))
+    assert [(score.sample, score.metric) for score in result] == [
         (sample, metric) for sample in range(3) for metric in ("prefill", "decode", "peak_memory")
     ]
-    assert all(score.value > 0 for score in found if score.metric != "peak_memory")
-    assert all(score.value >= 0 for score in found)
+    assert all(score.value > 0 for score in result if score.metric != "peak_memory")
+    assert all(score.value >= 0 for score in result)
 
 
 def test_the_peak_sees_memory_that_is_given_back_at_once():
@@ -279,23 +281,23 @@ def _wait_for(peak, size):
 )
 def test_only_an_open_question_may_be_answered_in_a_sentence(loaded, monkeypatch, enhanced, reply, hit):
     prompt = retrieval.passkey(loaded.tokenizer, 600, np.random.default_rng(0), enhanced=enhanced)
-    asked = []
-    monkeypatch.setattr(scoring, "greedy", lambda model, prompts, count: asked.append(count))
+    names = []
+    monkeypatch.setattr(scoring, "greedy", lambda model, prompts, count: names.append(count))
     monkeypatch.setattr(
         type(loaded.tokenizer),
         "batch_decode",
         lambda *_: [reply.format(key=prompt.answer, end=loaded.tokenizer.eos_token)],
     )
     assert scoring.retrieval_hits(loaded.model, loaded.tokenizer, [prompt]) == [hit]
-    assert asked == [len(prompt.answer_ids) + (retrieval.SENTENCE if enhanced == "question" else 0)]
+    assert names == [len(prompt.answer_ids) + (retrieval.SENTENCE if enhanced == "question" else 0)]
 
 
-def test_ids_of_held_out_text_are_kept_by_what_a_tokenizer_does(tmp_path):
+def test_ids_of_held_out_text_are_cached_by_tokenizer_behaviour(tmp_path):
     first, same, other = (tiny.tokenizer(tmp_path / str(number), number < 2) for number in range(3))
     texts = ["hello w1 w2", "w3"]
-    found = heldout_ids(first, texts)
-    assert [ids.tolist() for ids in found] == [[2, 4, 5], [6]]
-    found[0][:] = 0
+    result = heldout_ids(first, texts)
+    assert [ids.tolist() for ids in result] == [[2, 4, 5], [6]]
+    result[0][:] = 0
     other.add_tokens(["w1 w2"])
     for tokenizer, wanted in ((same, [2, 4, 5]), (other, [2, 97]), (first, [2, 4, 5])):
         assert heldout_ids(tokenizer, texts)[0].tolist() == wanted

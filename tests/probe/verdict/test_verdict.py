@@ -27,30 +27,32 @@ def planted(tmp_path_factory):
     return summarized(write_run(tmp_path_factory.mktemp("run"), hidden_states(), evaluation()))
 
 
-def cells(found):
-    return {row[1]: dict(zip(found["head"], row, strict=True)) for row in found["cells"]}
+def cells(result):
+    return {row[1]: dict(zip(result["head"], row, strict=True)) for row in result["cells"]}
 
 
-def told(summary, where=None):
-    return {each["heading"]: each["text"] for each in verdict(summary, where)["sentences"]}
+def texts_of(summary, where=None):
+    return {item["heading"]: item["text"] for item in verdict(summary, where)["sentences"]}
 
 
-def test_a_planted_break_is_told(planted):
-    found = planted["verdict"]
-    said = {each["heading"]: each["text"] for each in found["sentences"]}
-    assert said["What broke"] == (
+def test_a_planted_break_is_in_the_verdict(planted):
+    result = planted["verdict"]
+    texts = {item["heading"]: item["text"] for item in result["sentences"]}
+    assert texts["What broke"] == (
         "origin fails in (64, 128] tokens, 1 to 2 times M (6 texts and 20 passkeys). It fails by tail NLL from 128 on "
         "and by passkey accuracy from 192 on, at every length measured."
     )
-    assert said["Where"].startswith("On one repeated word, the states of origin leave their in-window range first in ")
-    assert said["What mended it"] == (
+    assert texts["Where"].startswith("On one repeated word, the states of origin leave their in-window range first in ")
+    assert texts["What mended it"] == (
         "mesa and rerope hold up to 320 tokens, the longest measured (6 texts and 20 passkeys); mesa has the lowest "
         "mean tail NLL (not clearly below rerope), -0.82 [-0.83, -0.80] nats/token to origin. dynamic-ntk lasts longer "
         "than origin and fails in (256, 320]. No method clearly beats `crop` by tail NLL."
     )
-    assert said["How sure"].startswith("No false alarms inside the window (0 of 96 (layer, window) pairs, under mesa, ")
-    assert "a guess scores an unknown tail NLL; origin scores 3.00 (6 texts) and finds 20 of 20" in said["How sure"]
-    rows = {row["method"]: row for row in found["rows"]}
+    assert texts["How sure"].startswith(
+        "No false alarms inside the window (0 of 96 (layer, window) pairs, under mesa, "
+    )
+    assert "a guess scores an unknown tail NLL; origin scores 3.00 (6 texts) and finds 20 of 20" in texts["How sure"]
+    rows = {row["method"]: row for row in result["rows"]}
     assert list(rows) == ["mesa", "rerope", "dynamic-ntk", "origin"]
     assert [row["held"] for row in rows.values()] == [320, 320, 256, 64]
     assert (rows["origin"]["measured"]["after"], rows["origin"]["measured"]["high"]) == (64, 128)
@@ -59,15 +61,15 @@ def test_a_planted_break_is_told(planted):
     assert rows["mesa"]["drift"]["length"] is None
 
 
-def test_what_was_not_measured_says_how_it_is_had(tmp_path):
-    found = summarized(write_run(tmp_path, hidden_states(windows=3)))["verdict"]
-    said = {each["heading"]: each["text"] for each in found["sentences"]}
-    assert said["What broke"].startswith("Nothing was measured by length (--samples 0); origin was trained on windows")
-    assert said["Where"].startswith("On one repeated word")
-    assert "failure by length (not measured)" in said["How sure"]
-    assert [row["rank"] for row in found["rows"]] == [None] * 4
-    assert cells(found)["mesa"]["measured failure"] == "not measured"
-    assert "mesa-lens locate" in found["notes"][1]
+def test_what_was_not_measured_names_the_command(tmp_path):
+    result = summarized(write_run(tmp_path, hidden_states(windows=3)))["verdict"]
+    texts = {item["heading"]: item["text"] for item in result["sentences"]}
+    assert texts["What broke"].startswith("Nothing was measured by length (--samples 0); origin was trained on windows")
+    assert texts["Where"].startswith("On one repeated word")
+    assert "failure by length (not measured)" in texts["How sure"]
+    assert [row["rank"] for row in result["rows"]] == [None] * 4
+    assert cells(result)["mesa"]["measured failure"] == "not measured"
+    assert "mesa-lens locate" in result["notes"][1]
 
 
 def without_break(summary, chance=()):
@@ -90,30 +92,30 @@ def without_break(summary, chance=()):
 
 
 def test_where_nothing_breaks_nothing_is_mended(planted):
-    said = told(without_break(planted))
-    assert said["What broke"] == (
+    texts = texts_of(without_break(planted))
+    assert texts["What broke"] == (
         "Nothing: origin holds up to 320 tokens, the longest measured (3 texts and 3 passkeys)."
     )
-    assert said["Where"] == "Nothing to locate: origin does not fail up to 320 tokens."
-    assert said["What mended it"] == "Nothing to mend: origin does not fail up to 320 tokens."
+    assert texts["Where"] == "Nothing to locate: origin does not fail up to 320 tokens."
+    assert texts["What mended it"] == "Nothing to mend: origin does not fail up to 320 tokens."
 
 
-def test_a_failure_that_prompts_do_not_rule_out_is_said_wherever_none_is_seen(planted):
+def test_a_failure_that_is_not_ruled_out_is_stated_wherever_none_is_seen(planted):
     summary = without_break(planted)
     summary["methods"][0]["measured"] |= {"after": 64, "low": 128}
-    said = told(summary)
+    texts = texts_of(summary)
     for heading in ("What broke", "Where", "What mended it"):
-        assert "; a failure after 64 is not ruled out." in said[heading]
+        assert "; a failure after 64 is not ruled out." in texts[heading]
     summary["methods"][0]["measured"] |= {"after": None, "low": None, "share": None}
-    said = told(summary)
+    texts = texts_of(summary)
     for heading in ("What broke", "Where", "What mended it"):
-        assert "; one prompt rules no failure out." in said[heading]
+        assert "; one prompt rules no failure out." in texts[heading]
 
 
-def test_nothing_is_said_to_be_mended_where_it_may_not_be_broken(planted):
+def test_nothing_is_mended_where_it_may_not_be_broken(planted):
     summary = copy.deepcopy(planted)
     summary["methods"][0]["measured"]["high"] = None
-    assert told(summary)["What mended it"].startswith(
+    assert texts_of(summary)["What mended it"].startswith(
         "Cannot tell whether origin fails, so whether there is anything to mend. mesa and rerope hold"
     )
 
@@ -123,7 +125,7 @@ def test_drift_that_some_resamples_do_not_call_may_be_none(planted):
     summary["methods"][0]["measured"] |= {"length": 128}
     for call in summary["drift"]["prompts"][summary["prompt"]]["methods"]:
         call["high"] = None
-    assert "the states of origin may leave their in-window range" in told(summary)["Where"]
+    assert "the states of origin may leave their in-window range" in texts_of(summary)["Where"]
     assert "the states of origin may leave" in dict(findings(summary))["Drift, prompt by prompt"]
 
 
@@ -131,7 +133,7 @@ def test_layers_with_false_alarms_are_not_hidden_behind_those_without(planted):
     summary = copy.deepcopy(planted)
     for call in summary["drift"]["prompts"][summary["prompt"]]["methods"]:
         call["untrusted"] = [0]
-    assert told(summary)["How sure"].startswith("No false alarms inside the window in the layers judged (0 of ")
+    assert texts_of(summary)["How sure"].startswith("No false alarms inside the window in the layers judged (0 of ")
 
 
 def test_what_speaks_against_the_stated_window_stands_beside_the_failure(planted):
@@ -140,40 +142,46 @@ def test_what_speaks_against_the_stated_window_stands_beside_the_failure(planted
         "signs": [{"length": 64, "text": "a sign", "sure": False}],
         "text": "Whether M = 64 is right cannot be told.",
     }
-    said = told(planted | {"stated_window": stated})
-    assert said["What broke"].endswith("Whether M = 64 is right cannot be told.")
-    assert "Whether M" not in said["How sure"]
+    texts = texts_of(planted | {"stated_window": stated})
+    assert texts["What broke"].endswith("Whether M = 64 is right cannot be told.")
+    assert "Whether M" not in texts["How sure"]
 
 
-def test_a_model_at_chance_is_said_to_be_at_chance(planted):
+def test_a_model_at_chance_is_named_so(planted):
     summary = without_break(planted, ("tail NLL", "passkey"))
-    said, words = told(summary), json.dumps(verdict(summary, None)["sentences"])
-    assert said["What broke"] == (
+    texts, words = texts_of(summary), json.dumps(verdict(summary, None)["sentences"])
+    assert texts["What broke"] == (
         "Cannot tell: the model is at chance inside its window "
         "(a guess scores a tail NLL of 8.32; origin scores 8.30 (3 texts) and finds 0 of 3 passkeys at 64 tokens)."
     )
-    assert "at chance" in said["What mended it"]
+    assert "at chance" in texts["What mended it"]
     assert " hold" not in words
-    assert "not judged: tail NLL (at chance inside M), passkey (none of 3 found inside M, too few" in said["How sure"]
+    assert "not judged: tail NLL (at chance inside M), passkey (none of 3 found inside M, too few" in texts["How sure"]
     summary["level"]["prompts"]["sample"] = 4
-    assert "not judged: tail NLL (at chance inside M), passkey (at chance inside M)" in told(summary)["How sure"]
+    assert "not judged: tail NLL (at chance inside M), passkey (at chance inside M)" in texts_of(summary)["How sure"]
     summary |= {"judged_by": ["tail NLL"], "at_chance": []}
     summary["level"]["passkeys"] = 1
-    assert "not judged: passkey (1 of 4 found inside M, less than half)" in told(summary)["How sure"]
+    assert "not judged: passkey (1 of 4 found inside M, less than half)" in texts_of(summary)["How sure"]
     assert [row["rank"] for row in ranked(summary, None)] == [None] * 4
 
 
 def test_what_is_judged_by_one_measure_alone_is_still_ranked(planted):
     summary = without_break(planted, ("passkey",))
+    texts = texts_of(summary)
+    assert texts["What broke"].startswith(
+        "Nothing that can be judged: origin does not fail by tail NLL up to 320 tokens"
+    )
+    assert texts["What mended it"] == "Nothing to mend: origin does not fail up to 320 tokens, by what can be judged."
+    assert not any(" hold" in text for text in texts.values())
     summary["methods"][0]["measured"] |= {"length": 128, "after": 64, "low": 128, "high": 128, "before": 64}
     rows = ranked(summary, None)
     assert [row["held"] for row in rows] == [320, 320, 320, 64]
-    said = told(summary)["What mended it"]
-    assert "do not fail by tail NLL up to 320 tokens, the longest measured (passkey accuracy cannot be judged)" in said
-    assert " hold" not in said
+    texts = texts_of(summary)["What mended it"]
+    assert "do not fail by tail NLL up to 320 tokens, the longest measured (passkey accuracy cannot be judged)" in texts
+    assert " hold" not in texts
 
 
-def test_methods_share_a_rank_only_where_the_paired_texts_do_not_tell_them_apart(planted):
+def test_methods_share_a_rank_unless_the_paired_texts_separate_them(planted):
     summary = copy.deepcopy(planted)
     by = {row["method"]: row["longest"] for row in summary["methods"]}
 
@@ -218,22 +226,22 @@ def test_a_method_worse_than_one_of_a_rank_does_not_share_it():
 def test_a_longer_length_is_doubted_where_the_intervals_meet(planted):
     summary = copy.deepcopy(planted)
     summary["methods"][0]["measured"]["high"] = 320
-    said = told(summary)["What mended it"]
-    assert "dynamic-ntk (not beyond doubt) lasts longer than origin and fails in (256, 320]" in said
-    assert said.startswith("mesa and rerope hold up to 320")
+    texts = texts_of(summary)["What mended it"]
+    assert "dynamic-ntk (not beyond doubt) lasts longer than origin and fails in (256, 320]" in texts
+    assert texts.startswith("mesa and rerope hold up to 320")
     summary["methods"][2]["measured"] |= {"low": None, "high": None, "share": None}
-    assert "dynamic-ntk (without an interval) lasts longer" in told(summary)["What mended it"]
+    assert "dynamic-ntk (without an interval) lasts longer" in texts_of(summary)["What mended it"]
 
 
-def test_a_method_worse_than_crop_is_said_to_be(planted):
+def test_a_method_worse_than_crop_is_named_so(planted):
     summary = copy.deepcopy(planted)
     by = {row["method"]: row["longest"] for row in summary["methods"]}
     by["rerope"]["tail_nll_to_crop"] = {"mean": 0.24, "low": 0.12, "high": 0.36}
-    assert told(summary)["What mended it"].endswith(
+    assert texts_of(summary)["What mended it"].endswith(
         " No method clearly beats `crop` by tail NLL; rerope (+0.24 [+0.12, +0.36] nats/token) is worse than `crop`."
     )
     by["mesa"]["tail_nll_to_crop"] = {"mean": -0.2, "low": -0.3, "high": -0.1}
-    assert told(summary)["What mended it"].endswith(
+    assert texts_of(summary)["What mended it"].endswith(
         " mesa (-0.20 [-0.30, -0.10] nats/token) beats `crop` by tail NLL; rerope (+0.24 [+0.12, +0.36] nats/token) is "
         "worse than `crop`."
     )
@@ -241,18 +249,18 @@ def test_a_method_worse_than_crop_is_said_to_be(planted):
 
 def test_the_smallest_set_is_the_clearest_loss(planted):
     summary = planted | {"model": "default", "trained_length": 256}
-    found = verdict(summary, located.summary())
-    rows = {row["method"]: row["heads"] for row in found["rows"]}
+    result = verdict(summary, located.summary())
+    rows = {row["method"]: row["heads"] for row in result["rows"]}
     assert rows["rerope"] | {"share": 0} == rows["rerope"] | {"share": 0, "is_enough": True, "measure": "nll"}
     assert len(rows["rerope"]["heads"]) == 3
     assert (rows["dynamic-ntk"]["is_enough"], rows["origin"]) == (False, None)
-    table = cells(found)
+    table = cells(result)
     assert table["rerope"]["smallest set of heads"] == "3 (2.3, 2.5, 2.0): 92% [80, 102]"
     assert table["dynamic-ntk"]["smallest set of heads"].startswith("not enough: 7 (2.3, 2.5, 2.0, 0.1, …): ")
     assert table["origin"]["smallest set of heads"] == "–"
     assert (
         " rerope in only 3 heads restores 92% [80, 102] of the tail NLL lost at 512 tokens (n = 6)."
-        in found["sentences"][1]["text"]
+        in result["sentences"][1]["text"]
     )  # of 12 items the half that the set was not chosen on
 
 
@@ -264,29 +272,29 @@ def test_heads_of_a_method_with_other_parameters_are_not_shown(planted):
     for method in where["methods"].values():
         method |= {"window": 32}
     configs = where["methods"] | {"rerope": where["methods"]["rerope"] | {"window": 7}}
-    found = verdict(summary | {"method_configs": configs}, where)
-    assert {row["method"]: row["heads"] for row in found["rows"]}["rerope"] is None
-    assert "rerope in" not in found["sentences"][1]["text"]
+    result = verdict(summary | {"method_configs": configs}, where)
+    assert {row["method"]: row["heads"] for row in result["rows"]}["rerope"] is None
+    assert "rerope in" not in result["sentences"][1]["text"]
     configs = where["methods"] | {first: where["methods"][first] | {"window": 7}}
-    found = verdict(summary | {"method_configs": configs}, where)
-    assert "smallest set of heads" not in found["head"]
-    assert found["notes"][1] == "Heads: those located in this folder are of methods with other parameters."
+    result = verdict(summary | {"method_configs": configs}, where)
+    assert "smallest set of heads" not in result["head"]
+    assert result["notes"][1] == "Heads: those located in this folder are of methods with other parameters."
 
 
 def test_a_search_cut_short_with_an_unknown_share_is_not_called_a_failure(planted):
     where = located.summary()
     for row in where["smallest"]:
         row |= {"enough": None, "finished": False, "share": [float("nan")] * 7, "random": [None] * 7}
-    found = verdict(planted | {"model": "default", "trained_length": 256}, where)
-    json.dumps(found, allow_nan=False)
-    assert cells(found)["rerope"]["smallest set of heads"].startswith("search not done: 7 (")
-    assert cells(found)["mesa"]["smallest set of heads"].endswith(": unknown")
+    result = verdict(planted | {"model": "default", "trained_length": 256}, where)
+    json.dumps(result, allow_nan=False)
+    assert cells(result)["rerope"]["smallest set of heads"].startswith("search not done: 7 (")
+    assert cells(result)["mesa"]["smallest set of heads"].endswith(": unknown")
 
 
 def test_what_was_located_on_another_model_is_not_believed(planted):
-    found = verdict(planted, located.summary(model="other"))
-    assert "smallest set of heads" not in found["head"]
-    assert found["notes"][1] == "Heads: those located in this folder are of other, M = 256."
+    result = verdict(planted, located.summary(model="other"))
+    assert "smallest set of heads" not in result["head"]
+    assert result["notes"][1] == "Heads: those located in this folder are of other, M = 256."
 
 
 def test_texts_are_escaped(planted):
@@ -305,43 +313,43 @@ def by_nll_alone(summary, to_crop):
 
 
 def test_crop_stands_beside_every_tail_nll(planted):
-    found = planted["verdict"]
-    table = cells(found)
+    result = planted["verdict"]
+    table = cells(result)
     assert table["origin"]["NLL less crop's"].startswith("+0.8")
     assert table["mesa"]["NLL less crop's"].startswith(("+0.0", "-0.0"))
-    assert found["sentences"][2]["text"].count("No method clearly beats `crop`") == 1
-    assert found["notes"][-1].startswith("Crop: origin on the last 64 tokens alone, the first one of")
+    assert result["sentences"][2]["text"].count("No method clearly beats `crop`") == 1
+    assert result["notes"][-1].startswith("Crop: origin on the last 64 tokens alone, the first one of")
 
 
 def test_no_method_extends_by_a_tail_nll_that_crop_has_too(planted):
     level = dict.fromkeys(("origin", "rerope", "dynamic-ntk", "mesa"), (0.01, -0.2, 0.22))
-    said = told(by_nll_alone(planted, level))["What mended it"]
-    assert said.startswith(
+    texts = texts_of(by_nll_alone(planted, level))["What mended it"]
+    assert texts.startswith(
         "mesa and rerope do not fail up to 320 tokens, the longest measured, judged by tail NLL alone"
     )
-    assert "(6 texts);" in said
-    assert "No method clearly beats `crop` by tail NLL; dynamic-ntk" not in said
-    assert " hold" not in said
+    assert "(6 texts);" in texts
+    assert "No method clearly beats `crop` by tail NLL; dynamic-ntk" not in texts
+    assert " hold" not in texts
     better = level | {"mesa": (-0.3, -0.4, -0.2)}
-    said = told(by_nll_alone(planted, better))["What mended it"]
-    assert " hold" not in said
-    assert "mesa (-0.30 [-0.40, -0.20] nats/token) beats `crop` by tail NLL." in said
-    said = told(by_nll_alone(planted, better | {"rerope": (-0.2, -0.3, -0.1)}))["What mended it"]
-    assert said.startswith("mesa and rerope hold up to 320 tokens")
+    texts = texts_of(by_nll_alone(planted, better))["What mended it"]
+    assert " hold" not in texts
+    assert "mesa (-0.30 [-0.40, -0.20] nats/token) beats `crop` by tail NLL." in texts
+    texts = texts_of(by_nll_alone(planted, better | {"rerope": (-0.2, -0.3, -0.1)}))["What mended it"]
+    assert texts.startswith("mesa and rerope hold up to 320 tokens")
 
 
 def test_one_text_does_not_call_a_method_no_better_than_crop(planted):
     alone = dict.fromkeys(("origin", "rerope", "dynamic-ntk", "mesa"), (-3.0, None, None))
-    said = told(by_nll_alone(planted, alone))["What mended it"]
-    assert said.startswith("mesa and rerope do not fail up to 320 tokens")
-    assert "One text cannot tell a method from `crop`." in said
-    assert "beat" not in said
+    texts = texts_of(by_nll_alone(planted, alone))["What mended it"]
+    assert texts.startswith("mesa and rerope do not fail up to 320 tokens")
+    assert "One text cannot tell a method from `crop`." in texts
+    assert "beat" not in texts
 
 
-def test_a_failure_that_may_be_none_is_not_said_to_be_one(planted):
+def test_a_failure_that_may_be_none_is_hedged(planted):
     summary = copy.deepcopy(planted)
     summary["methods"][0]["measured"] |= {"length": 320, "after": 64, "low": 128, "high": None, "before": 256}
-    assert told(summary)["What broke"].startswith(
+    assert texts_of(summary)["What broke"].startswith(
         "origin may fail after 64 tokens, or not at all up to 320: 6 texts and 20 passkeys cannot tell. Their means"
     )
 
@@ -350,12 +358,12 @@ def test_a_window_that_is_stated_too_large_leaves_nothing_judged(tmp_path):
     scores = evaluation()
     scores["tail_nll"][0, 1:] += 1.5  # from 64 on, which is the stated M
     summary = summarized(write_run(tmp_path, hidden_states(windows=5), scores))
-    said = told(summary)
-    assert said["What broke"].startswith(
+    texts = texts_of(summary)
+    assert texts["What broke"].startswith(
         "origin is already broken inside the stated window: check --trained-length 64 ("
     )
-    assert all(said[heading].startswith("Not judged: ") for heading in ("Where", "What mended it"))
-    assert said["How sure"].startswith("Measured on 6 texts and 20 passkeys; ")
+    assert all(texts[heading].startswith("Not judged: ") for heading in ("Where", "What mended it"))
+    assert texts["How sure"].startswith("Measured on 6 texts and 20 passkeys; ")
     text = json.dumps(summary["verdict"]["sentences"]) + "".join(map(str, summary["verdict"]["cells"]))
     assert "times M" not in text
     assert "chance" not in text
