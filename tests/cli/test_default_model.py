@@ -58,26 +58,24 @@ def test_the_cards_scores_show_what_they_must():
     check(measured["scores"], measured["lengths"], 256)
 
 
-@pytest.mark.slow
-def test_the_cards_scores_are_this_models(loaded):
-    """A few of the card's very prompts and windows again."""
-    measured = json.loads((shipped_folder() / "scores.json").read_text())
+def mean_score(loaded, task, length, count, measured):
+    """The mean over the card's first prompts or windows."""
     documents = tuple(score.heldout_ids(loaded.tokenizer))
     setting = Setting(256, tuple(measured["lengths"]), seed=measured["seed"], documents=documents)
+    prompts = task.prepare(loaded.tokenizer, length, setting, count)
+    return np.mean([sample.value for sample in task.measure(loaded, length, prompts, setting)])
+
+
+@pytest.mark.slow
+def test_the_cards_scores_are_this_models(loaded):
+    measured = json.loads((shipped_folder() / "scores.json").read_text())
     for name, length in (("origin", 256), ("mesa", 1024)):
         with mesa.applied(loaded.model, mesa.make(name, 256)):
-            nll, hits = (
-                [
-                    sample.value
-                    for sample in task.measure(
-                        loaded, length, task.prepare(loaded.tokenizer, length, setting, count), setting
-                    )
-                ]
-                for task, count in ((TAIL, measured["windows"]), (PASSKEY, 8))
-            )
+            nll = mean_score(loaded, TAIL, length, measured["windows"], measured)
+            hits = mean_score(loaded, PASSKEY, length, 8, measured)
         column = measured["lengths"].index(length)
-        assert np.mean(nll) == pytest.approx(measured["scores"][name]["tail_nll"][column], abs=2e-3)
-        assert np.mean(hits) == pytest.approx(measured["scores"][name]["passkey"][column], abs=0.3)
+        assert nll == pytest.approx(measured["scores"][name]["tail_nll"][column], abs=2e-3)
+        assert hits == pytest.approx(measured["scores"][name]["passkey"][column], abs=0.3)
 
 
 @pytest.mark.slow
@@ -89,10 +87,7 @@ def test_siblings_retrieve_inside_the_window_and_under_mesa_beyond(name):
     assert sum(path.stat().st_size for path in folder.rglob("*")) <= 8e6
     loaded = load(name)
     assert trained_length(loaded.model.config) == 256
-    documents = tuple(score.heldout_ids(loaded.tokenizer))
-    setting = Setting(256, tuple(measured["lengths"]), seed=measured["seed"], documents=documents)
-    windows = TAIL.prepare(loaded.tokenizer, 256, setting, measured["windows"])
-    nll = np.mean([sample.value for sample in TAIL.measure(loaded, 256, windows, setting)])
+    nll = mean_score(loaded, TAIL, 256, measured["windows"], measured)
     assert nll == pytest.approx(scores["origin"]["tail_nll"][column(256)], abs=2e-3)  # the card is these weights'
     for task in ("passkey", "needle"):
         assert scores["origin"][task][column(256)] >= 0.95

@@ -4,7 +4,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
 
 from mesa_lens.dashboard import elements
@@ -22,19 +21,6 @@ def chart():
     return Chart("three", tuple(panels))
 
 
-def test_panels_below_each_other_do_not_overlap(chart):
-    drawn = untitled(chart)
-    height = drawn.layout.height
-    drawn.plotly_relayout(mobile_layout(chart, drawn))
-    layout = drawn.layout
-    assert [layout[f"xaxis{n}"].domain for n in ("", 2, 3)] == [(0, 1)] * 3
-    ends = [end for n in ("", 2, 3) for end in reversed(layout[f"yaxis{n}"].domain)]
-    assert ends == sorted(ends, reverse=True)
-    assert [ends[0], ends[-1]] == pytest.approx([1, 0])
-    assert [each.y for each in layout.annotations] == pytest.approx(ends[::2])  # titles above their panels
-    assert layout.height > height
-
-
 def test_lengths_stand_apart_on_a_narrow_page(chart):
     lengths = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
     panels = tuple(replace(panel, x_ticks=lengths, x_range=(64, 2048), log_x=True) for panel in chart.panels)
@@ -47,21 +33,27 @@ def test_lengths_stand_apart_on_a_narrow_page(chart):
 
 @pytest.mark.parametrize(("narrow", "pixels"), [(True, 160), (False, 320)])
 def test_a_phones_table_shows_more_than_names(monkeypatch, narrow, pixels):
-    shown = []
+    columns = []
     monkeypatch.setattr(results, "is_narrow", lambda: narrow)
-    monkeypatch.setattr(results, "sheet", lambda cells, alt, **options: shown.append(options["column_config"]))
+    monkeypatch.setattr(results, "sheet", lambda cells, alt, **options: columns.append(options["column_config"]))
     results.table(Table("", ("prompt", "score"), (("x" * 40, "0.50"),)))
-    assert {name: each["width"] for name, each in shown[0].items()} == {"prompt": pixels}
+    assert {name: column["width"] for name, column in columns[0].items()} == {"prompt": pixels}
 
 
-@pytest.mark.parametrize("stacked", [True, False])
-def test_a_narrow_page_gets_panels_below_each_other(chart, monkeypatch, stacked):
-    drawn = []
-    monkeypatch.setattr(elements, "_plot", lambda figure, alt, key: drawn.append(figure))
-    monkeypatch.setattr(elements, "is_narrow", lambda: stacked)
+@pytest.mark.parametrize("narrow", [True, False])
+def test_a_narrow_page_gets_panels_below_each_other(chart, monkeypatch, narrow):
+    figures = []
+    monkeypatch.setattr(elements, "_plot", lambda figure, alt, key: figures.append(figure))
+    monkeypatch.setattr(elements, "is_narrow", lambda: narrow)
     elements.show(chart, "three panels", "three")
-    assert isinstance(drawn[0], go.Figure)
-    assert (drawn[0].layout.xaxis2.domain == (0, 1)) == stacked
+    layout = figures[0].layout
+    assert [layout[f"xaxis{n}"].domain == (0, 1) for n in ("", 2, 3)] == [narrow] * 3
+    if narrow:
+        ends = [end for n in ("", 2, 3) for end in reversed(layout[f"yaxis{n}"].domain)]
+        assert ends == sorted(ends, reverse=True)
+        assert [ends[0], ends[-1]] == pytest.approx([1, 0])
+        assert [title.y for title in layout.annotations] == pytest.approx(ends[::2])  # above their panels
+        assert layout.height > untitled(chart).layout.height
 
 
 @pytest.mark.parametrize(

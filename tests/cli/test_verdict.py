@@ -35,13 +35,15 @@ def plain(part):
 
 @pytest.mark.slow
 def test_report_summary_terminal_and_dashboard_say_the_same(folder, capsys, monkeypatch):
-    monkeypatch.setattr(report, "write_figures", lambda *given: None)  # they take a minute
+    monkeypatch.setattr(report, "write_figures", lambda *_: None)  # they take a minute
     assert main(["report", str(folder)]) == 0
     terminal = capsys.readouterr().out
     verdict = json.loads((folder / "summary.json").read_text())["verdict"]
     assert sorted(row["method"] for row in verdict["rows"]) == sorted(METHODS)
     assert [row["method"] for row in verdict["rows"]] == [cells[1] for cells in verdict["cells"]]
-    words = [text for each in verdict["sentences"] for text in (each["heading"], each["text"])] + verdict["notes"]
+    words = [text for sentence in verdict["sentences"] for text in (sentence["heading"], sentence["text"])] + verdict[
+        "notes"
+    ]
     table = [verdict["head"], *verdict["cells"]]
 
     assert shown((folder / "report.html").read_text()) == (words, table)
@@ -55,8 +57,8 @@ def test_report_summary_terminal_and_dashboard_say_the_same(folder, capsys, monk
     assert shown(page) == (words, table)
 
     flowing = " ".join(terminal.split())
-    for each in verdict["sentences"]:
-        assert f"{each['heading']}: {each['text']}" in flowing
+    for sentence in verdict["sentences"]:
+        assert f"{sentence['heading']}: {sentence['text']}" in flowing
     assert all(note in flowing for note in verdict["notes"])
     begin = next(row for row, line in enumerate(terminal.splitlines()) if line.startswith("rank "))
     lines = terminal.splitlines()[begin : begin + 18]
