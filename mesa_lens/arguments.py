@@ -75,7 +75,7 @@ class WorkerOptions(ThreadOptions):
 
     runner: Annotated[Text, AfterValidator(_runner)] = option(
         "local",
-        "this process, or workers on Ray: a new one, or the cluster at ADDRESS (auto: of this job)",
+        "this process, or workers on Ray: of its own, or of the cluster at ADDRESS (auto: of this job)",
         group=_WORKERS,
         metavar="local|ray[:ADDRESS]",
     )
