@@ -1,4 +1,4 @@
-"""Outputs of the public implementations (tests/golden/params.json names them), matched to 1e-4.
+"""Outputs of the public implementations (tests/mesa/golden/params.json names them), matched to 1e-4.
 
 The nearest wrong formula (a window off by one, no log-n, floor for ceil) is off by 0.1 to 1 in logits.
 """
