@@ -143,7 +143,7 @@ def test_every_page_is_drawn(visit, width, theme):
 def test_every_row_of_the_verdict_is_visible(visit, run, width, methods):
     page = visit(f"?run={run}", width)
     cells = page.locator(".verdict tbody tr:nth-child(1) td")
-    assert cells.count() == page.locator(".verdict th").count() == 9
+    assert cells.count() == page.locator(".verdict th").count() == 7
     boxes = [row.bounding_box() for row in page.locator(".verdict tbody tr").all()]
     assert len(boxes) == methods
     assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes)
@@ -316,7 +316,7 @@ def test_the_report_fits_a_phone(browser, tmp_path):
 def test_charts_have_a_text_for_screen_readers(visit):
     page = visit("?run=demo")
     labels = page.locator("[data-testid=stPlotlyChart]").evaluate_all("all => all.map(e => e.outerHTML)")
-    assert "Measured failure: origin 512" in "".join(labels)
+    assert "Measured failure: origin (256, 512]" in "".join(labels)
 
 
 def test_the_summary_is_downloaded(visit, tmp_path):
