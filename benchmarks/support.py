@@ -17,7 +17,7 @@ import tiny  # noqa: E402
 import mesa  # noqa: E402
 from mesa.checking.rows import FAILED, PASSED, Report  # noqa: E402
 from mesa.methods import registry  # noqa: E402
-from mesa.support import REFUSED, missing, written  # noqa: E402
+from mesa.support import ALIBI, REFUSED, ROTARY, missing, written  # noqa: E402
 
 PRETENDED = 32
 
@@ -40,9 +40,13 @@ def cells(reports: Iterable[tuple[str, Report]], refused: Sequence[str] = tuple(
             passed = any(row.result == PASSED for row in rows)
             why = missing(kind, method) or (f"{failed[0].check} failed" if failed else "" if passed else "not run")
             row = cells_by_type.setdefault(kind, {})
-            row[name] = row.get(name) or why
-    without = {kind: {name: missing(kind, method) for name, method in registry().items()} for kind in refused}
-    return cells_by_type | without
+            if failed or name not in row:
+                row[name] = why
+            elif not row[name].endswith("failed"):
+                row[name] = row[name] and why  # one config of a type that passed is enough
+    refused_rows = {kind: {name: missing(kind, method) for name, method in registry().items()} for kind in refused}
+    order = [*ROTARY, *ALIBI, *refused]
+    return dict(sorted((cells_by_type | refused_rows).items(), key=lambda row: order.index(row[0])))
 
 
 if __name__ == "__main__":
