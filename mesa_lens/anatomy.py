@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from mesa_lens.arguments import (
-    RUN_OPTIONS,
     JsonOptions,
     MinutesOptions,
     OutputOptions,
@@ -26,8 +25,6 @@ def add(commands: Any) -> None:
         commands,
         "anatomy",
         run,
-        AnatomyRequest,
-        *RUN_OPTIONS,
         example="mesa-lens anatomy --out runs/demo",
         help="measure heads, frequencies, logit lens and positional vectors under each method",
         description=__doc__,

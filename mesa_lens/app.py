@@ -41,7 +41,6 @@ def add(commands: Any) -> None:
         commands,
         "app",
         run,
-        AppOptions,
         example="mesa-lens app --store runs",
         help="open the dashboard over a folder of runs",
         description=__doc__,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import AfterValidator, Field
 
@@ -86,15 +86,12 @@ class WorkerOptions(ThreadOptions):
     verbose: bool = option(False, "a line a worker and a finished task, and what Ray says", group=_WORKERS)
 
 
-RUN_OPTIONS = (OutputOptions, JsonOptions, MinutesOptions, WorkerOptions)
-"""The options of a run that can be continued."""
-
-
 def add_command(
     commands: Any,
     name: str,
     run: Callable[..., int],
-    *option_classes: type,
+    *,
+    option_classes: Sequence[type] = (),
     example: str,
     help: str,
     description: str | None = None,
@@ -102,8 +99,11 @@ def add_command(
 ) -> argparse.ArgumentParser:
     """Adds a subcommand with a flag for every option; returns its parser.
 
-    `cli.main` calls `run` with one instance of each option class, in their order. defaults: as in `add_options`.
+    `cli.main` calls `run` with an instance of the class of each parameter. option_classes: these classes, where they
+    are not the annotations of `run`. defaults: as in `add_options`.
     """
+    if not option_classes:
+        option_classes = [cls for name, cls in get_type_hints(run).items() if name != "return"]
     command = commands.add_parser(name, example=example, help=help, description=description)
     add_options(command, *option_classes, **defaults)
     command.set_defaults(run=lambda args: run(*(read_options(args, cls) for cls in option_classes)))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from mesa_lens.arguments import (
-    RUN_OPTIONS,
     JsonOptions,
     MinutesOptions,
     OutputOptions,
@@ -42,9 +41,6 @@ def add(commands: Any) -> None:
         commands,
         "eval",
         run,
-        EvalRequest,
-        HarnessOptions,
-        *RUN_OPTIONS,
         example="mesa-lens eval --task passkey,nll --samples 10 --out runs/eval",
         help="run passkey, RULER, LongEval, NLL, LongPPL, summaries, latency or lm-eval tasks under each method",
         description=__doc__,

@@ -347,7 +347,15 @@ def add(commands: Any) -> None:
     kinds = command.add_subparsers(title="kinds", required=True, metavar="KIND")
     for name, (cls, example) in KINDS.items():
         about = str(cls.__doc__)
-        add_command(kinds, name, partial(run, name), cls, JsonOptions, example=example, help=about, description=about)
+        add_command(
+            kinds,
+            name,
+            partial(run, name),
+            option_classes=(cls, JsonOptions),
+            example=example,
+            help=about,
+            description=about,
+        )
 
 
 def run(kind: str, options: StoreOptions | FolderOptions, printing: JsonOptions) -> int:

@@ -27,7 +27,6 @@ def add(commands: Any) -> None:
         commands,
         "fetch",
         run,
-        FetchOptions,
         example="mesa-lens fetch smollm2",
         help="fetch a real model once, for --model",
         description=__doc__,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from mesa_lens.arguments import (
-    RUN_OPTIONS,
     JsonOptions,
     MinutesOptions,
     OutputOptions,
@@ -26,8 +25,6 @@ def add(commands: Any) -> None:
         commands,
         "locate",
         run,
-        LocateRequest,
-        *RUN_OPTIONS,
         example="mesa-lens locate --out runs/demo",
         help="intervene layer by layer and head by head: where does length break the model, what mends it?",
         description=__doc__,

@@ -44,8 +44,6 @@ def add(commands: Any) -> None:
         commands,
         "methods",
         run_list,
-        ListOptions,
-        JsonOptions,
         example="mesa-lens methods --trained-length 8192",
         help="list the methods, or explain one",
         description=__doc__,
@@ -54,8 +52,6 @@ def add(commands: Any) -> None:
         command.add_subparsers(metavar="explain"),
         "explain",
         run_explain,
-        ExplainOptions,
-        JsonOptions,
         example="mesa-lens methods explain rerope --length 12",
         help="draw a method's relative-position matrix",
     )

@@ -25,8 +25,6 @@ def add(commands: Any) -> None:
         commands,
         "status",
         run,
-        StatusOptions,
-        JsonOptions,
         example="mesa-lens status runs/demo",
         help="tell how far a run is: done, running, failed, left",
         description=__doc__,

@@ -352,12 +352,14 @@ def test_downloads_hold_what_is_shown(root):
     entry = entries(root / "first")[0]
     run, rule = state.opened(entry), CrossingRule.scaled(64)
     hidden = state.states(run, "resid_post", "repeated")
-    found = state.searched(entry, "resid_post", "repeated", 64, rule)
-    one = content(lambda: threshold_export(hidden, found, [(1, 3)]), "svg", several=False)
+    crossings = state.searched(entry, "resid_post", "repeated", 64, rule)
+    one = content(lambda: threshold_export(hidden, crossings, [(1, 3)]), "svg", several=False)
     assert b"dim 3, layer 1" in one
-    with zipfile.ZipFile(io.BytesIO(content(lambda: threshold_export(hidden, found, [(1, 3)]), "csv", True))) as packed:
+    with zipfile.ZipFile(
+        io.BytesIO(content(lambda: threshold_export(hidden, crossings, [(1, 3)]), "csv", True))
+    ) as packed:
         table = packed.read("thresholds-resid_post-repeated.csv").decode().splitlines()
-    crossing = float(found["crossing"].sel({"method": "origin", "layer": 1, "dim": 3}))
+    crossing = float(crossings["crossing"].sel({"method": "origin", "layer": 1, "dim": 3}))
     row = next(dict(zip(table[0].split(","), line.split(","), strict=True)) for line in table[1:] if "origin" in line)
     assert float(row["crossing"]) == crossing
 

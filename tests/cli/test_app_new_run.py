@@ -207,8 +207,8 @@ def test_only_the_forms_options_are_set(tmp_path):
     for name in ("out", "overwrite", "trust-remote-code", "device"):
         with pytest.raises(ValueError, match=f"--{name} cannot be set here"):
             arguments({name: "x"}, tmp_path, [tmp_path])
-    made = arguments({"prompt": "--out=/etc; rm -rf $HOME", "model": "org/name"}, tmp_path / "run", [tmp_path])
-    assert made == ["--prompt=--out=/etc; rm -rf $HOME", "--model=org/name", f"--out={tmp_path / 'run'}"]
+    line = arguments({"prompt": "--out=/etc; rm -rf $HOME", "model": "org/name"}, tmp_path / "run", [tmp_path])
+    assert line == ["--prompt=--out=/etc; rm -rf $HOME", "--model=org/name", f"--out={tmp_path / 'run'}"]
 
 
 def test_a_name_that_is_a_folder_here_is_not_taken_for_the_hubs(tmp_path, monkeypatch):

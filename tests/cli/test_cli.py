@@ -1,6 +1,8 @@
 """The command as a whole: help, signals, failures, and the commands that need no run."""
 
 import errno
+import functools
+import importlib
 import json
 import re
 import shlex
@@ -135,6 +137,9 @@ def test_the_shipped_models_windows(capsys, model, window):
     ],
 )
 def test_the_remedy_for_a_read_only_folder_names_an_option_of_the_command(words, remedy, monkeypatch, capsys):
+    run = importlib.import_module(f"mesa_lens.{words[0]}").run
+
+    @functools.wraps(run)
     def refused(*_):
         raise PermissionError(errno.EACCES, "Permission denied", "/there")
 

@@ -56,8 +56,8 @@ def test_each_measure_is_held_against_its_own_places():
             }
         }
     }
-    found = rankings(effects([1, 2, 3, 4, 5, 6, 0, 0, 0, 1, 2, 0]), 96, anatomy([10, 20, 30, 40, 50, 60]), run)
-    by = {row["what"]: row for row in found}
+    ranked = rankings(effects([1, 2, 3, 4, 5, 6, 0, 0, 0, 1, 2, 0]), 96, anatomy([10, 20, 30, 40, 50, 60]), run)
+    by = {row["what"]: row for row in ranked}
     assert by["unmet phases, by norms"]["spearman"] == pytest.approx(1)
     assert by["retrieval score inside M"]["spearman"] == pytest.approx(-1)
     assert by["early drift"]["spearman"] == pytest.approx(1)
@@ -80,8 +80,8 @@ def test_a_run_that_says_nothing_of_origins_drift_ranks_nothing(drift):
 
 
 def test_places_without_a_share_are_left_out():
-    found = rankings(effects([None, *range(11)]), 96, anatomy([10, 20, 30, 40, 50, 60]), None)
-    assert {row["places"] for row in found} == {5}
+    ranked = rankings(effects([None, *range(11)]), 96, anatomy([10, 20, 30, 40, 50, 60]), None)
+    assert {row["places"] for row in ranked} == {5}
 
 
 def test_four_places_have_no_interval():

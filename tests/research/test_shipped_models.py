@@ -28,7 +28,7 @@ TINY = train.TrainConfig(
 def read():
     """A corpus of one file."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus, "training_files", lambda found=corpus.training_files: found()[:1])
+        patch.setattr(corpus, "training_files", lambda files=corpus.training_files: files()[:1])
         return train.read_corpus(TINY)
 
 

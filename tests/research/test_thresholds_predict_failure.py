@@ -89,8 +89,8 @@ def test_an_interrupted_study_continues_and_ends_the_same(finished, model, tmp_p
 
 
 def test_dynamic_ntk_is_predicted_by_prompt_length(model):
-    made = plan(model, configs="dynamic-ntk,rerope,nope", lengths=(160, 200, 240, 320))
-    assert {name: made.passes(name) for name in ("dynamic-ntk", "rerope")} == {
+    study_plan = plan(model, configs="dynamic-ntk,rerope,nope", lengths=(160, 200, 240, 320))
+    assert {name: study_plan.passes(name) for name in ("dynamic-ntk", "rerope")} == {
         "dynamic-ntk": (200, 240, 320),
         "rerope": (320,),
     }
@@ -132,9 +132,9 @@ def test_configs_fail_early_late_and_never_by_arithmetic():
 
 def test_named_configs_have_their_parameters():
     config = LlamaConfig(num_hidden_layers=4)
-    found = named_configs("rerope layers=[0,1],  leaky-rerope  k=1.25", 256, config)
-    assert list(found) == ["origin", "rerope layers=[0,1]", "leaky-rerope k=1.25"]
-    assert (found["rerope layers=[0,1]"].layers, found["leaky-rerope k=1.25"].k) == ((0, 1), 1.25)
+    result = named_configs("rerope layers=[0,1],  leaky-rerope  k=1.25", 256, config)
+    assert list(result) == ["origin", "rerope layers=[0,1]", "leaky-rerope k=1.25"]
+    assert (result["rerope layers=[0,1]"].layers, result["leaky-rerope k=1.25"].k) == ((0, 1), 1.25)
     with pytest.raises(ValueError, match="dynamic-ntk cannot be attached to model type 'bloom'"):
         named_configs("dynamic-ntk", 256, BloomConfig())
 
@@ -163,16 +163,16 @@ def test_a_dip_is_no_failure_and_tasks_may_take_turns():
         for task, failing in zip(scores, by_task, strict=True):
             for length in (100, 150, 200, 250):
                 rows[task, config, 0, length] = {"scores": [scores[task][length in failing]]}
-    made = {"trained_length": 100, "lengths": [100, 150, 200, 250], "length": 250, "seeds": 1}
-    made |= {"measure": ["nll", "passkey"], "rules": ["standard", "drift"], "tops": [10], "prompts": ["text"]}
-    found = gather(rows, made, {name: {"M or more": 100} for name in fails})
-    assert found["measured"].isel(seed=0).values.tolist() == [
+    design = {"trained_length": 100, "lengths": [100, 150, 200, 250], "length": 250, "seeds": 1}
+    design |= {"measure": ["nll", "passkey"], "rules": ["standard", "drift"], "tops": [10], "prompts": ["text"]}
+    result = gather(rows, design, {name: {"M or more": 100} for name in fails})
+    assert result["measured"].isel(seed=0).values.tolist() == [
         [251, 200, 251, 150],  # either
         [251, 200, 251, 250],
         [251, 251, 251, 251],
     ]
-    assert found["dips"].isel(seed=0).values.tolist() == [[0, 0, 1, 0], [0, 0, 1, 1], [0, 0, 0, 1]]
-    text = tables(found)
+    assert result["dips"].isel(seed=0).values.tolist() == [[0, 0, 1, 0], [0, 0, 1, 1], [0, 0, 0, 1]]
+    text = tables(result)
     assert "| 25.0% (25.0% to 25.0%) | 50.0% (50.0% to 50.0%) | 0.00 | 0.00 | 0.00 (0.00) | 0.00 |" in text
     assert "| dips | none | none | none | none | 100 | 1 of 1 seeds |" in text
 
@@ -218,14 +218,14 @@ def lengths(configs=24, seeds=5, noise=0.0, seed=0):
 
 def test_a_perfect_prediction_scores_one_and_an_unrelated_one_cannot_be_told_from_zero():
     _, measured = lengths()
-    found = score(measured, measured, (512, 1024, 2048))
-    assert (found.correlation.value, found.correlation.low, found.correlation.high) == pytest.approx((1, 1, 1))
-    assert [right.value for right in found.right.values()] == [1, 1, 1]
+    result = score(measured, measured, (512, 1024, 2048))
+    assert (result.correlation.value, result.correlation.low, result.correlation.high) == pytest.approx((1, 1, 1))
+    assert [right.value for right in result.right.values()] == [1, 1, 1]
     assert score(-measured, measured, ()).correlation.value == pytest.approx(-1)
     other, _ = lengths(seed=1)
-    found = score(other, measured, (1024,))
-    assert found.correlation.low < 0 < found.correlation.high
-    assert found.gain[1024].low < 0
+    result = score(other, measured, (1024,))
+    assert result.correlation.low < 0 < result.correlation.high
+    assert result.gain[1024].low < 0
 
 
 def loop_spearman(x, y):
@@ -264,9 +264,9 @@ def test_censored_lengths_are_ties_and_pairs_without_a_call_are_left_out():
     predicted, measured = lengths(noise=0.3)
     some = predicted.copy()
     some[::2] = np.nan
-    found = score(some, measured, (1024,))
-    assert found.called == 0.5
-    assert found.correlation.value == pytest.approx(score(predicted[1::2], measured[1::2], ()).correlation.value)
+    result = score(some, measured, (1024,))
+    assert result.called == 0.5
+    assert result.correlation.value == pytest.approx(score(predicted[1::2], measured[1::2], ()).correlation.value)
     rival, _ = lengths(noise=2.0)
     rival[0] = np.nan
     assert advantage(predicted, rival, measured)[0].value == pytest.approx(score(rival, measured, ()).correlation.value)

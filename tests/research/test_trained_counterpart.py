@@ -41,8 +41,8 @@ def read(model, folder, samples=4):
     bridge, rng = bridge_to(model, AutoTokenizer.from_pretrained(folder)), np.random.default_rng(0)
     queries = chosen_queries(LENGTH, M)
     texts = [[0, *rng.integers(1, model.config.vocab_size, LENGTH - 1).tolist()] for _ in range(samples)]
-    found = [first_key(bridge, ids, ORIGIN, queries) for ids in texts]
-    attention, output, apart = (np.stack([each[name] for each in found]) for name in ("attention", "output", "apart"))
+    by_text = [first_key(bridge, ids, ORIGIN, queries) for ids in texts]
+    attention, output, apart = (np.stack([each[name] for each in by_text]) for name in ("attention", "output", "apart"))
     return read_heads(attention, output, apart, queries, M)
 
 

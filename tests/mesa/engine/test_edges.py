@@ -59,11 +59,11 @@ class TestALiBi:
         assert torch.isfinite(logits(model.eval(), tokens(), method)).all()
 
     def test_blooms_other_dropout_is_the_models_own(self):
-        model, found = build("bloom", hidden_dropout=0.5).train(), []
+        model, outputs = build("bloom", hidden_dropout=0.5).train(), []
         for method in (None, cases.method("origin")):
             torch.manual_seed(0)
-            found.append(logits(model, tokens(), method))
-        torch.testing.assert_close(found[1], found[0], atol=5e-6, rtol=0)
+            outputs.append(logits(model, tokens(), method))
+        torch.testing.assert_close(outputs[1], outputs[0], atol=5e-6, rtol=0)
 
     @pytest.mark.parametrize("family", ["bloom", "mpt"])
     def test_a_forward_on_a_module_is_refused_and_kept(self, family):

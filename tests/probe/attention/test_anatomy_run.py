@@ -62,38 +62,38 @@ def whole(folder, tmp_path_factory):
 
 
 def test_every_part_is_in_the_summary(whole):
-    found = summary_of(whole)
-    spans = {(row["length"], row["span"]) for row in found["heads"]}
+    result = summary_of(whole)
+    spans = {(row["length"], row["span"]) for row in result["heads"]}
     assert spans == {(M, "inside M"), (LENGTH, "inside M"), (LENGTH, "beyond M")}
-    assert len(found["heads"]) == len(found["frequencies"]) == 2 * 3 * 3 * 4  # methods, spans, layers, heads
-    assert len(found["retrieval"]) == 2 * 2 * 3 * 4
-    for row in found["heads"]:
+    assert len(result["heads"]) == len(result["frequencies"]) == 2 * 3 * 3 * 4  # methods, spans, layers, heads
+    assert len(result["retrieval"]) == 2 * 2 * 3 * 4
+    for row in result["heads"]:
         masses = {part: row[f"mass_{part}"][0] for part in ("first", "near", "window", "beyond")}
         assert sum(masses.values()) == pytest.approx(1, abs=1e-5)
         assert (masses["beyond"] > 0) == (row["span"] == "beyond M")
         assert row["sink"][1] <= row["sink"][0] <= row["sink"][2]
-    for row in found["retrieval"]:
+    for row in result["retrieval"]:
         assert row["best"] == row[f"offset_{row['best_offset']}"]
         assert row["best"][0] == max(row["offset_0"][0], row["offset_1"][0])
-    firsts = {(row["method"], row["length"]): row["first_unmet"] for row in found["unmet"]}
+    firsts = {(row["method"], row["length"]): row["first_unmet"] for row in result["unmet"]}
     assert firsts["origin", LENGTH] == M
     assert firsts["origin", M] is firsts["rerope", LENGTH] is None
-    ends = [(row["begin"], row["end"]) for row in found["lens"][:3]]
+    ends = [(row["begin"], row["end"]) for row in result["lens"][:3]]
     assert ends == [(1, M // 2), (M // 2, M), (1, M // 2)]
-    assert (found["cells_left"], found["texts_left"]) == (0, 0)
+    assert (result["cells_left"], result["texts_left"]) == (0, 0)
 
 
 def test_the_vectors_are_judged_and_drawn(whole):
-    found = summary_of(whole)["vectors"]
-    assert found["texts"] == dict.fromkeys(METHODS, TEXTS)
-    assert (found["length"], found["stride"]) == (LENGTH, M // 8)
-    assert [(row["method"], row["layer"]) for row in found["layers"]] == [(m, n) for m in METHODS for n in range(3)]
-    for row in found["layers"]:
+    result = summary_of(whole)["vectors"]
+    assert result["texts"] == dict.fromkeys(METHODS, TEXTS)
+    assert (result["length"], result["stride"]) == (LENGTH, M // 8)
+    assert [(row["method"], row["layer"]) for row in result["layers"]] == [(m, n) for m in METHODS for n in range(3)]
+    for row in result["layers"]:
         assert (row["slope"] is None) == (row["slope_reason"] is not None)
         assert row["slope"] is None  # six texts are far too few
         assert "below 0.8; read more --texts" in row["slope_reason"] or "resemble none inside" in row["slope_reason"]
     assert "<h2>Positional vectors</h2>" in (whole / "anatomy" / "report.html").read_text()
-    assert len((whole / "anatomy" / "vectors.csv").read_text().splitlines()) == 1 + len(found["layers"])
+    assert len((whole / "anatomy" / "vectors.csv").read_text().splitlines()) == 1 + len(result["layers"])
     with np.load(whole / "anatomy" / "vectors.npz") as arrays:
         assert arrays["method"].tolist() == list(METHODS)
         assert arrays["score"].shape == (2, 3, 3, LENGTH)
@@ -251,10 +251,10 @@ def test_a_head_dies_and_is_revived_by_its_intervals():
         for (method, length), score in zip((("origin", M), ("origin", 640), ("rerope", 640)), values, strict=True):
             place = {"method": method, "length": length, "layer": 0, "head": head}
             rows.append({**place, "best": score, "best_offset": 1, "offset_0": [0.0, 0.0, 0.0], "offset_1": score})
-    found = retrieval_heads(
+    result = retrieval_heads(
         {"trained_length": M, "reference": "origin", "methods": {"origin": {}, "rerope": {}}, "retrieval": rows}
     )
-    assert [(row["head"], row["dies"], row["keeps"], row["revived"]) for row in found] == [
+    assert [(row["head"], row["dies"], row["keeps"], row["revived"]) for row in result] == [
         (0, True, False, ["rerope"]),
         (1, True, False, []),
         (2, False, False, []),

@@ -102,14 +102,14 @@ def test_no_sentence_says_more_than_its_table(seed):
     _check_retrieval([text for text in findings if text.startswith("Retrieval")], summary)
 
 
-def _check_retrieval(found, summary):
+def _check_retrieval(texts, summary):
     origin = having(summary["retrieval"], method="origin")
     inside, beyond = (having(origin, length=length) for length in (256, 1024))
-    assert len(found) == bool(beyond)
+    assert len(texts) == bool(beyond)
     if not (inside and beyond):
-        assert all("cannot tell" in text for text in found)
+        assert all("cannot tell" in text for text in texts)
         return
-    (text,) = found
+    (text,) = texts
     good = [row for row in inside if row["best"][0] >= RETRIEVES]
     assert f"Retrieval: {len(good)} of {len(inside)} head" in text
     assert f"{inside[0]['n']} prompt" in text

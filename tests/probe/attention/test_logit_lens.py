@@ -43,15 +43,15 @@ def test_after_the_last_layer_it_is_what_the_model_says(family, tokenizer):
     model = TABLE.build(family)
     with mesa.applied(model, METHOD):
         expected = [nll(model, np.array(ids), len(ids) - 1) for ids in prompts()]
-    found = logit_lens(bridge_to(model, tokenizer), prompts(), METHOD, [20, 24, 60])
+    nlls = logit_lens(bridge_to(model, tokenizer), prompts(), METHOD, [20, 24, 60])
     exact = model.config.model_type not in ("phi3", "mpt", "bloom")  # TransformerLens computes their MLPs anew
     for row, losses in enumerate(expected):
         parts = [losses[:19], losses[19:23], losses[23:]]
         by_hand = [float(part.double().mean()) for part in parts]
-        np.testing.assert_allclose(found[row, -1], by_hand, rtol=0, atol=1e-12 if exact else 1e-6)
-        assert np.abs(found[row, 0] - by_hand).max() > 1e-4
-    assert found["begin"].values.tolist() == [1, 20, 24]
-    assert found.dims == ("prompt", "layer", "bucket")
+        np.testing.assert_allclose(nlls[row, -1], by_hand, rtol=0, atol=1e-12 if exact else 1e-6)
+        assert np.abs(nlls[row, 0] - by_hand).max() > 1e-4
+    assert nlls["begin"].values.tolist() == [1, 20, 24]
+    assert nlls.dims == ("prompt", "layer", "bucket")
 
 
 @pytest.mark.parametrize("last", [0, 1])
@@ -61,11 +61,11 @@ def test_layers_that_do_nothing_change_nothing(last, tokenizer):
         for layer in model.model.layers[last + 1 :]:
             layer.self_attn.o_proj.weight.zero_()
             layer.mlp.down_proj.weight.zero_()
-    found = logit_lens(bridge_to(model, tokenizer), prompts(), METHOD, [60])
+    losses = logit_lens(bridge_to(model, tokenizer), prompts(), METHOD, [60])
     for later in range(last + 1, 3):
-        np.testing.assert_array_equal(found.sel(layer=later), found.sel(layer=last))
+        np.testing.assert_array_equal(losses.sel(layer=later), losses.sel(layer=last))
     if last:
-        assert np.abs(found.sel(layer=0) - found.sel(layer=1)).min() > 1e-3
+        assert np.abs(losses.sel(layer=0) - losses.sel(layer=1)).min() > 1e-3
 
 
 def test_a_planted_answer_is_read_from_the_layer_that_writes_it(tokenizer):
@@ -79,9 +79,9 @@ def test_a_planted_answer_is_read_from_the_layer_that_writes_it(tokenizer):
         model.model.embed_tokens.weight[:10] = torch.eye(32)[:10]
         model.lm_head.weight[(torch.arange(10) + 1) % 10] = 3 * torch.eye(32)[:10]
     cycle = [each % 10 for each in range(40)]
-    found = logit_lens(bridge_to(model, tokenizer), [cycle, cycle[::-1]], METHOD, [40])
-    assert (found.sel(prompt=0) < 0.01).all()
-    assert (found.sel(prompt=1) > 10).all()
+    losses = logit_lens(bridge_to(model, tokenizer), [cycle, cycle[::-1]], METHOD, [40])
+    assert (losses.sel(prompt=0) < 0.01).all()
+    assert (losses.sel(prompt=1) > 10).all()
 
 
 def test_slices_samples_and_layers_read_the_same_tokens(tokenizer, monkeypatch):

@@ -69,10 +69,10 @@ def read(windows, height):
     vectors = rng.normal(0, 1, (97, DIMS))
     angle = np.arange(LENGTH) * 2 * np.pi / LENGTH
     position = height * np.stack([np.cos(angle), np.sin(angle)], 1) @ np.eye(2, DIMS)
-    found = moments.empty(Selection([0], range(LENGTH), range(DIMS)), TRAINED, attrs={"hook": "resid_post"})
+    means = moments.empty(Selection([0], range(LENGTH), range(DIMS)), TRAINED, attrs={"hook": "resid_post"})
     for ids in windows:
-        moments.add(found, [vectors[ids] + position])
-    return found
+        moments.add(means, [vectors[ids] + position])
+    return means
 
 
 def text():
@@ -88,8 +88,8 @@ def test_the_same_texts_say_more_where_they_slide():
     assert reliability(apart).sel(band="beyond").item() < 0.4
     assert reliability(slid).sel(band="beyond").item() < 0.6
     true = 0.2**2 * (1 - abs(np.exp(2j * np.pi * np.arange(TRAINED, LENGTH) / LENGTH).mean()) ** 2)
-    found = share(levelled(slid, STRIDE)).sel(band="beyond").item()
-    assert found == pytest.approx(true / (true + DIMS), rel=0.4)
+    means = share(levelled(slid, STRIDE)).sel(band="beyond").item()
+    assert means == pytest.approx(true / (true + DIMS), rel=0.4)
 
 
 def test_nothing_is_found_where_nothing_depends_on_position():
@@ -100,18 +100,18 @@ def test_nothing_is_found_where_nothing_depends_on_position():
 
 def test_steps_of_a_stride_stay_as_they_were_and_the_moments_too():
     steps = np.repeat(np.random.default_rng(2).normal(size=(LENGTH // STRIDE, DIMS)), STRIDE, axis=0)
-    made = moments.empty(Selection([0], range(LENGTH), range(DIMS)), TRAINED, attrs={"hook": "resid_post"})
+    sums = moments.empty(Selection([0], range(LENGTH), range(DIMS)), TRAINED, attrs={"hook": "resid_post"})
     for _ in range(2):
-        moments.add(made, [steps + np.tile(np.arange(STRIDE), LENGTH // STRIDE)[:, None]])
-    before = made.copy(deep=True)
-    found = moments.mean(levelled(made, STRIDE)).isel(layer=0)
-    np.testing.assert_allclose(found, steps + np.arange(STRIDE).mean(), atol=1e-12)
-    xr.testing.assert_identical(made, before)
-    assert nearest(found.expand_dims("layer").assign_coords(layer=[0]), TRAINED)["cosine"].max() <= 1.0001
+        moments.add(sums, [steps + np.tile(np.arange(STRIDE), LENGTH // STRIDE)[:, None]])
+    before = sums.copy(deep=True)
+    means = moments.mean(levelled(sums, STRIDE)).isel(layer=0)
+    np.testing.assert_allclose(means, steps + np.arange(STRIDE).mean(), atol=1e-12)
+    xr.testing.assert_identical(sums, before)
+    assert nearest(means.expand_dims("layer").assign_coords(layer=[0]), TRAINED)["cosine"].max() <= 1.0001
 
 
 @pytest.mark.parametrize("positions", [range(20), [*range(30), *range(40, 60)]])
 def test_positions_that_cannot_be_levelled_are_named(positions):
-    made = moments.empty(Selection([0], positions, [0]), 10)
+    sums = moments.empty(Selection([0], positions, [0]), 10)
     with pytest.raises(ValueError, match="do not hold two whole strides of 8 without a gap after the first"):
-        levelled(made, 8)
+        levelled(sums, 8)

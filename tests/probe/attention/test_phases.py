@@ -42,9 +42,9 @@ def method(name, **parameters):
 def unmet(frequency, relative, name="origin", own=None):
     """Whether pair 1 is new at these relative positions; pair 0 has gone round."""
     frequency, own = np.array(frequency), np.array(own or frequency)
-    found = Phases.of(method(name).plan(16), frequency, own, TRAINED)
-    assert found.open_pairs.tolist() == [1]
-    return found.unmet(np.array(relative), 1).tolist()
+    phases = Phases.of(method(name).plan(16), frequency, own, TRAINED)
+    assert phases.open_pairs.tolist() == [1]
+    return phases.unmet(np.array(relative), 1).tolist()
 
 
 def test_phases_by_hand():

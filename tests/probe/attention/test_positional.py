@@ -32,17 +32,17 @@ def ramp(height):
 
 def test_the_share_that_is_positional_is_recovered():
     """Variance 4^2 / 2 along one direction against 24 dims of 1. Uncorrected noise would add 0.03 to nothing."""
-    found = share(planted(np.stack([ramp(4.0), ramp(0.0)]), texts=32))
-    assert found.sel(layer=0).values == pytest.approx(8 / (8 + DIMS), abs=0.02)
-    assert found.sel(layer=1).values == pytest.approx(0, abs=0.006)
-    assert found["band"].values.tolist() == ["inside", "beyond"]
+    result = share(planted(np.stack([ramp(4.0), ramp(0.0)]), texts=32))
+    assert result.sel(layer=0).values == pytest.approx(8 / (8 + DIMS), abs=0.02)
+    assert result.sel(layer=1).values == pytest.approx(0, abs=0.006)
+    assert result["band"].values.tolist() == ["inside", "beyond"]
 
 
 def test_bands_have_shares_of_their_own():
     vectors = ramp(4.0) * (T >= TRAINED)[:, None]
-    found = share(planted(vectors[None], texts=16)).isel(layer=0)
-    assert abs(float(found.sel(band="inside"))) < 0.02
-    assert float(found.sel(band="beyond")) == pytest.approx(0.25, abs=0.03)
+    result = share(planted(vectors[None], texts=16)).isel(layer=0)
+    assert abs(float(result.sel(band="inside"))) < 0.02
+    assert float(result.sel(band="beyond")) == pytest.approx(0.25, abs=0.03)
 
 
 def test_reliability_is_power_over_power_and_noise():
@@ -63,11 +63,11 @@ def test_a_step_at_the_window_is_no_agreement_inside_it():
 def test_the_first_component_is_the_planted_direction():
     axis = ramp(1.0)[0] / np.linalg.norm(ramp(1.0)[0])
     p = moments.mean(planted((T[:, None] / TRAINED * 20 * axis)[None], texts=16))
-    found = components(p, TRAINED)
+    result = components(p, TRAINED)
     along = (p - p.sel(position=slice(1, TRAINED - 1)).mean("position")).isel(layer=0).values @ axis
-    np.testing.assert_allclose(found["score"].sel(layer=0, component=1), along, atol=0.5)
+    np.testing.assert_allclose(result["score"].sel(layer=0, component=1), along, atol=0.5)
     # in-window variance 20^2 / 12 of it, 24 / 16 of noise at most
-    assert found["share"].sel(layer=0, component=1) == pytest.approx(1 / (1 + 12 / 400 * DIMS / 16), abs=0.02)
+    assert result["share"].sel(layer=0, component=1) == pytest.approx(1 / (1 + 12 / 400 * DIMS / 16), abs=0.02)
     with pytest.raises(ValueError, match=r"1 positions in \[1, 2\) were collected; 2 components take more"):
         components(p, 2)
 
@@ -108,16 +108,16 @@ def test_the_interpolation_ratio_is_recovered(slowed):
     slow = planted(waves(T / slowed)[None], texts=16, noise=0.5, seed=1)
     u = mean_vector(moments.mean(trained), upto=TRAINED)
     near = nearest(moments.mean(slow) - u, TRAINED, among=moments.mean(trained) - u, begin=2)
-    found = interpolation(near.sel(position=slice(None, TRAINED * min(slowed, 3) - 1))).isel(layer=0)
-    assert found["low"] <= 1 / slowed <= found["high"]
-    assert found["high"] - found["low"] < 0.05
-    assert found["slope"] == pytest.approx(1 / slowed, abs=0.02)
+    result = interpolation(near.sel(position=slice(None, TRAINED * min(slowed, 3) - 1))).isel(layer=0)
+    assert result["low"] <= 1 / slowed <= result["high"]
+    assert result["high"] - result["low"] < 0.05
+    assert result["slope"] == pytest.approx(1 / slowed, abs=0.02)
 
 
 def test_noise_has_no_slope():
     p = moments.mean(planted(np.zeros((1, LENGTH, DIMS)), texts=8))
-    found = interpolation(nearest(p - mean_vector(p), TRAINED + 32, begin=TRAINED + 32)).isel(layer=0)
-    assert found["low"] < 0 < found["high"]
+    result = interpolation(nearest(p - mean_vector(p), TRAINED + 32, begin=TRAINED + 32)).isel(layer=0)
+    assert result["low"] < 0 < result["high"]
     with pytest.raises(ValueError, match="3 positions are too few for a slope; give at least 4"):
         interpolation(nearest(p, LENGTH - 3))
 
@@ -132,12 +132,12 @@ def broken(texts):
 
 def test_thresholds_are_found_on_the_mean_and_not_by_chance_or_inside():
     by_method = broken(64)
-    found = search(packed(by_method), TRAINED, RULE)
-    assert int(found["qualified"]) == 12
-    assert found["observable"].isel(layer=0).values[:12].all()
-    crossing = found["crossing"].sel({"method": "origin"}).isel(layer=0).values[:12]
+    result = search(packed(by_method), TRAINED, RULE)
+    assert int(result["qualified"]) == 12
+    assert result["observable"].isel(layer=0).values[:12].all()
+    crossing = result["crossing"].sel({"method": "origin"}).isel(layer=0).values[:12]
     assert ((crossing >= 1.5 * TRAINED - 2) & (crossing <= 1.5 * TRAINED + 8)).all()
-    assert np.isnan(found["crossing"].sel({"method": "mended"}).isel(layer=0)[:12]).mean() > 0.8
+    assert np.isnan(result["crossing"].sel({"method": "mended"}).isel(layer=0)[:12]).mean() > 0.8
     assert int(search(packed(by_method, chance=True), TRAINED, RULE)["qualified"]) == 0
     control = negative_control(packed(by_method), TRAINED, RULE)
     assert (control["qualified"] <= 1).all()
@@ -153,17 +153,17 @@ def test_one_text_does_not_give_what_the_mean_gives():
 
 def test_drift_is_found_on_the_mean_and_not_by_chance():
     by_method = broken(64)
-    found = find_drift(packed(by_method), TRAINED).isel(layer=0)
-    assert abs(float(found["first"].sel({"method": "origin"})) - 1.5 * TRAINED) <= 2
-    assert np.isnan(found["first"].sel({"method": "mended"}))
+    result = find_drift(packed(by_method), TRAINED).isel(layer=0)
+    assert abs(float(result["first"].sel({"method": "origin"})) - 1.5 * TRAINED) <= 2
+    assert np.isnan(result["first"].sel({"method": "mended"}))
     assert np.isnan(find_drift(packed(by_method, chance=True), TRAINED)["first"]).all()
 
 
 def test_chance_has_the_noise_of_the_mean():
     """Its variance over positions and dims is that of p about the vectors: 1 / texts, for halves of 3 and 2 as well."""
     for texts in (5, 16):
-        made = planted(np.zeros((1, LENGTH, DIMS)), texts=texts)
-        noise, p = packed({"origin": made}, chance=True), packed({"origin": made})
+        sums = planted(np.zeros((1, LENGTH, DIMS)), texts=texts)
+        noise, p = packed({"origin": sums}, chance=True), packed({"origin": sums})
         assert float(noise.var()) == pytest.approx(1 / texts, rel=0.25)
         assert float(p.var()) == pytest.approx(1 / texts, rel=0.25)
         assert noise.dims == p.dims == ("method", "layer", "position", "dim")

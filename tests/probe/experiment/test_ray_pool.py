@@ -28,7 +28,7 @@ class Here:
     exceptions = SimpleNamespace(RayTaskError=type("TaskError", (Exception,), {}), RayError=Dead)
 
     def __init__(self, dying):
-        self.dying, self.made, self.deaths = dying, 0, []
+        self.dying, self.count, self.deaths = dying, 0, []
 
     def put(self, work):
         return work
@@ -37,7 +37,7 @@ class Here:
         return SimpleNamespace(options=lambda **share: SimpleNamespace(remote=self.actor))
 
     def actor(self):
-        number, worker, self.made = self.made, RayWorker(), self.made + 1
+        number, worker, self.count = self.count, RayWorker(), self.count + 1
 
         def load(*args):
             if number in self.dying:

@@ -55,9 +55,9 @@ def test_the_command_finds_the_planted_head(checkpoint, tmp_path, capsys):
 @pytest.mark.slow
 def test_other_runners_write_the_same_bytes(checkpoint, tmp_path):
     kinds = ("weave", "patch", "clamp", "attribution", "smallest")
-    made = planned(checkpoint, *kinds, layers="1", heads="1", hooks=("attn_out", "z"))
+    locate_plan = planned(checkpoint, *kinds, layers="1", heads="1", hooks=("attn_out", "z"))
     for name, runner in {"local": LOCAL, "other": Elsewhere(seed=1)}.items():
-        assert locate(made, tmp_path / name, runner=runner)[1] == []
+        assert locate(locate_plan, tmp_path / name, runner=runner)[1] == []
     one, other = ((tmp_path / name / "locate" / "cells.jsonl").read_bytes() for name in ("local", "other"))
     assert one == other
     for kind in ("weave", "patch", "dims", "attribution", "chosen"):
@@ -65,31 +65,31 @@ def test_other_runners_write_the_same_bytes(checkpoint, tmp_path):
 
 
 def test_a_run_resumes_with_what_another_runner_lost(checkpoint, tmp_path):
-    made = planned(checkpoint, "weave", heads="none")
+    locate_plan = planned(checkpoint, "weave", heads="none")
     lost = ("nll", 320, "rerope", 1, "weave", "only", "", "all", 0, -1)
-    journal, failed = locate(made, tmp_path, runner=Elsewhere(seed=2, lost=(lost,)))
+    journal, failed = locate(locate_plan, tmp_path, runner=Elsewhere(seed=2, lost=(lost,)))
     assert [task.key for task in failed] == [lost]
     assert [intervention.layer for intervention in failed[0].inputs] == [0, 1, 2, 0, 1, 2]  # alone, and left out
     assert (*lost[:3], 2, *lost[4:]) in journal.rows
-    assert summarize(made, journal)["cells_left"] == 6
+    assert summarize(locate_plan, journal)["cells_left"] == 6
     (part,) = status_of(tmp_path).parts
     assert (part.failed, part.left, part.running) == (6, 0, 0)
-    journal, failed = locate(made, tmp_path)
+    journal, failed = locate(locate_plan, tmp_path)
     assert failed == []
     assert status_of(tmp_path).parts[0].failed == 0
-    assert summarize(made, journal)["cells_left"] == 0
+    assert summarize(locate_plan, journal)["cells_left"] == 0
 
 
 def test_lost_plain_runs_and_head_sets_hold_up_what_follows_from_them(checkpoint, tmp_path):
-    made, lost = planned(checkpoint, "smallest", heads="1"), ("nll", 320, "rerope", 0, "run")
-    journal, failed = locate(made, tmp_path, runner=Elsewhere(lost=(lost,)))
+    locate_plan, lost = planned(checkpoint, "smallest", heads="1"), ("nll", 320, "rerope", 0, "run")
+    journal, failed = locate(locate_plan, tmp_path, runner=Elsewhere(lost=(lost,)))
     assert [task.key for task in failed] == [lost]
     assert len(journal.rows) == 2 * 4 - 1
     first = ("nll", 320, "rerope", 0, "set", "1:0")
-    journal, failed = locate(made, tmp_path, runner=Elsewhere(lost=(first,)))
+    journal, failed = locate(locate_plan, tmp_path, runner=Elsewhere(lost=(first,)))
     assert [task.key for task in failed] == [first]
     assert not any("chosen" in key for key in journal.rows)
-    assert locate(made, tmp_path)[1] == []
+    assert locate(locate_plan, tmp_path)[1] == []
     lines = [json.loads(line) for line in (tmp_path / "locate" / "cells.jsonl").read_text().splitlines()]
     done, expected, unfinished = 0, 0, []
     for line in lines:  # wherever the file is cut, it expects more rows than it has

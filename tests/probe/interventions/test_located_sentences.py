@@ -173,10 +173,10 @@ def _check_best(sentences, cells):
 def _check_layers(sentences, effects):
     for way, begin in (("only", "alone restores: "), ("without", "loses again: ")):
         rows = [row for row in having(effects, kind="weave", way=way, head=None) if row["share"] is not None]
-        found = [sentence for sentence in sentences if begin in sentence]
-        assert len(found) == bool(rows)
+        matching = [sentence for sentence in sentences if begin in sentence]
+        assert len(matching) == bool(rows)
         unclear = sum(row["low"] is None or row["low"] <= 0 <= row["high"] for row in rows)
-        for sentence in found:
+        for sentence in matching:
             count = re.search(r"(\d+) of (\d+) layers not significant", sentence)
             assert (tuple(map(int, count.groups())) if count else (0, len(rows))) == (unclear, len(rows))
             largest = max(rows, key=lambda row: row["share"])

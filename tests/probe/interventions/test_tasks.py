@@ -24,59 +24,64 @@ def planned(folder, *kinds, samples=4, **options):
     return plan(LocateRequest(model=str(folder), kinds=kinds, lengths=(320,), samples=samples, **options))
 
 
-def with_plain_runs(made, path, baseline=(3.0,) * 4):
+def with_plain_runs(locate_plan, path, baseline=(3.0,) * 4):
     """A journal with the plain runs, whose blocks are all equal."""
-    journal = Journal(path / "cells.jsonl", made.settings)
+    journal = Journal(path / "cells.jsonl", locate_plan.settings)
     for name, losses in (("origin", baseline), ("rerope", (2.0,) * 4)):
         for number, loss in enumerate(losses):
-            add(journal, made, (*GROUP, name, number, "run"), nll=[loss] * 8)
+            add(journal, locate_plan, (*GROUP, name, number, "run"), nll=[loss] * 8)
     return journal
 
 
-def add(journal, made, key, **row):
-    journal.add(key, {"config": config_of(made.methods[key[2]]), **row})
+def add(journal, locate_plan, key, **row):
+    journal.add(key, {"config": config_of(locate_plan.methods[key[2]]), **row})
 
 
 def test_plain_runs_come_first_and_what_follows_is_foreseen(folder):
-    made = planned(folder, "weave", "clamp", "attribution", "smallest")
-    assert {task.kind for task in tasks(made, {})} == {"run"}
-    assert len(tasks(made, {})) == 2 * 4
+    locate_plan = planned(folder, "weave", "clamp", "attribution", "smallest")
+    assert {task.kind for task in tasks(locate_plan, {})} == {"run"}
+    assert len(tasks(locate_plan, {})) == 2 * 4
     weaves, attributions = 2 * (3 + 12) * 4, 4 * 4
-    assert remaining(made, {}) == 2 * 4 + weaves + attributions + 2 + 1  # dims, and a search
+    assert remaining(locate_plan, {}) == 2 * 4 + weaves + attributions + 2 + 1  # dims, and a search
 
 
 @pytest.mark.parametrize(("kind", "count"), [("clamp", 2), ("attribution", 4 * 4), ("smallest", 12 * 2 + 1)])
 def test_what_was_not_run_remains(folder, tmp_path, kind, count):
-    made = planned(folder, kind)
-    assert remaining(made, with_plain_runs(made, tmp_path).rows) == count
+    locate_plan = planned(folder, kind)
+    assert remaining(locate_plan, with_plain_runs(locate_plan, tmp_path).rows) == count
 
 
 def test_a_method_without_a_gap_is_not_tried(folder, tmp_path):
-    made = planned(folder, "weave", "clamp", "attribution", "smallest")
-    assert tasks(made, with_plain_runs(made, tmp_path, baseline=[2.0] * 4).rows) == []
+    locate_plan = planned(folder, "weave", "clamp", "attribution", "smallest")
+    assert tasks(locate_plan, with_plain_runs(locate_plan, tmp_path, baseline=[2.0] * 4).rows) == []
 
 
 def test_clamps_remain_until_they_are_run(folder, tmp_path):
-    made = planned(folder, "clamp")
-    journal = with_plain_runs(made, tmp_path)
-    assert [task.key for task in tasks(made, journal.rows)] == [("dims", 320, "rerope")]
-    add(journal, made, ("dims", 320, "rerope"), rules={"drift": [[1, [3], [[4], [5], [6], [7], [8]]]], "paper": []})
-    keys = [clamp.key for clamp in known_clamps(made, journal.rows, GROUP)] + [("run-inside",)]
-    assert remaining(made, journal.rows) == len(tasks(made, journal.rows)) == 4 * len(keys)
+    locate_plan = planned(folder, "clamp")
+    journal = with_plain_runs(locate_plan, tmp_path)
+    assert [task.key for task in tasks(locate_plan, journal.rows)] == [("dims", 320, "rerope")]
+    add(
+        journal,
+        locate_plan,
+        ("dims", 320, "rerope"),
+        rules={"drift": [[1, [3], [[4], [5], [6], [7], [8]]]], "paper": []},
+    )
+    keys = [clamp.key for clamp in known_clamps(locate_plan, journal.rows, GROUP)] + [("run-inside",)]
+    assert remaining(locate_plan, journal.rows) == len(tasks(locate_plan, journal.rows)) == 4 * len(keys)
     for number in range(4):
         for key in keys:
-            add(journal, made, (*GROUP, "origin", number, *key), nll=[3.0] * 8)
-    assert tasks(made, journal.rows) == []
+            add(journal, locate_plan, (*GROUP, "origin", number, *key), nll=[3.0] * 8)
+    assert tasks(locate_plan, journal.rows) == []
 
 
 def test_clamps_of_one_key_hold_the_same_dims(folder, tmp_path):
     """Whatever layers and methods the folder was begun with."""
-    made = planned(folder, "clamp")
-    journal = with_plain_runs(made, tmp_path)
+    locate_plan = planned(folder, "clamp")
+    journal = with_plain_runs(locate_plan, tmp_path)
     sets = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
     rules = {"drift": [[1, [30, 31], sets], [2, [20, 21], sets]], "paper": []}
-    add(journal, made, ("dims", 320, "rerope"), rules=rules)
-    every = {clamp.key: clamp.dims for clamp in known_clamps(made, journal.rows, GROUP)}
+    add(journal, locate_plan, ("dims", 320, "rerope"), rules=rules)
+    every = {clamp.key: clamp.dims for clamp in known_clamps(locate_plan, journal.rows, GROUP)}
     other = planned(folder, "clamp", layers="2", methods="mesa")
     some = {clamp.key: clamp.dims for clamp in known_clamps(other, journal.rows, GROUP)}
     assert some.items() < every.items()
@@ -84,22 +89,22 @@ def test_clamps_of_one_key_hold_the_same_dims(folder, tmp_path):
 
 
 def test_attributions_are_journaled_by_hook(folder, tmp_path):
-    made = planned(folder, "attribution", hooks=("attn_out", "mlp_out"))
-    journal = with_plain_runs(made, tmp_path)
+    locate_plan = planned(folder, "attribution", hooks=("attn_out", "mlp_out"))
+    journal = with_plain_runs(locate_plan, tmp_path)
     for number, hook, fall in ((0, "attn_out", 0.5), (1, "mlp_out", 0.25)):
         falls = [["patch", "mend", hook, "all", layer, -1, fall] for layer in range(3)]
-        add(journal, made, (*GROUP, "rerope", number, "attribution", hook), falls=falls)
-    left = [hooks_left(made, journal.rows, GROUP, "rerope", number) for number in range(3)]
+        add(journal, locate_plan, (*GROUP, "rerope", number, "attribution", hook), falls=falls)
+    left = [hooks_left(locate_plan, journal.rows, GROUP, "rerope", number) for number in range(3)]
     assert left == [("mlp_out",), ("attn_out",), ("attn_out", "mlp_out")]
-    assert remaining(made, journal.rows) == 6
-    assert tasks(made, journal.rows, free_bytes=0) == []
-    found = {(row["hook"], row["layer"]): row for row in summarize(made, journal)["attribution"]}
+    assert remaining(locate_plan, journal.rows) == 6
+    assert tasks(locate_plan, journal.rows, free_bytes=0) == []
+    by_place = {(row["hook"], row["layer"]): row for row in summarize(locate_plan, journal)["attribution"]}
     for hook, share in (("attn_out", 0.5), ("mlp_out", 0.25)):
-        assert [found[hook, layer]["share"] for layer in range(3)] == pytest.approx([share] * 3)
-        assert (found[hook, 0]["items"], found[hook, 0]["low"]) == (1, None)
+        assert [by_place[hook, layer]["share"] for layer in range(3)] == pytest.approx([share] * 3)
+        assert (by_place[hook, 0]["items"], by_place[hook, 0]["low"]) == (1, None)
 
 
-def searched(made, journal, losses, journaled=3):
+def searched(locate_plan, journal, losses, journaled=3):
     """A head search that chose `ORDER`; losses: by size, of the choosing and the scoring half.
 
     journaled: up to which size its choice is in the journal.
@@ -109,14 +114,14 @@ def searched(made, journal, losses, journaled=3):
         for head in (head for head in HEADS if head not in chosen):
             for number in (0, 2):
                 key = set_key(GROUP, "rerope", number, by_layer([*chosen, head]))
-                add(journal, made, key, nll=[choosing if head == ORDER[size - 1] else 3.0] * 8)
+                add(journal, locate_plan, key, nll=[choosing if head == ORDER[size - 1] else 3.0] * 8)
         scored = [(heads, 2.9) for heads in random_sets(HEADS, size)] + [(by_layer(ORDER[:size]), scoring)]
         for heads, loss in scored:
             for number in (1, 3):
-                add(journal, made, set_key(GROUP, "rerope", number, heads), nll=[loss] * 8)
+                add(journal, locate_plan, set_key(GROUP, "rerope", number, heads), nll=[loss] * 8)
         if size <= journaled:
             key = Round((), (), HEADS, ORDER[:size]).chosen_key(GROUP, "rerope")
-            add(journal, made, key, heads=ORDER[:size], candidates=HEADS)
+            add(journal, locate_plan, key, heads=ORDER[:size], candidates=HEADS)
 
 
 ORDER = [(1, 2), (0, 3), (2, 1)]
@@ -124,14 +129,14 @@ ORDER = [(1, 2), (0, 3), (2, 1)]
 
 def test_the_size_of_the_smallest_set_is_not_chosen_on_the_scoring_half(folder, tmp_path):
     """Two heads restore 90% of the scoring half by luck; by the choosing half it takes three, which do not."""
-    made = planned(folder, "smallest")
-    journal = with_plain_runs(made, tmp_path)
-    searched(made, journal, [(2.5, 2.5), (2.3, 2.05), (2.05, 2.2)])
-    (row,) = summarize(made, journal)["smallest"]
+    locate_plan = planned(folder, "smallest")
+    journal = with_plain_runs(locate_plan, tmp_path)
+    searched(locate_plan, journal, [(2.5, 2.5), (2.3, 2.05), (2.05, 2.2)])
+    (row,) = summarize(locate_plan, journal)["smallest"]
     assert row["share"] == pytest.approx([0.5, 0.95, 0.8])
     assert row["finished"]
     assert row["enough"] is None
-    assert remaining(made, journal.rows) == 0
+    assert remaining(locate_plan, journal.rows) == 0
 
 
 @pytest.mark.parametrize(
@@ -139,30 +144,30 @@ def test_the_size_of_the_smallest_set_is_not_chosen_on_the_scoring_half(folder, 
     [([(2.5, 2.5), (2.3, 2.05)], {"smallest"}), ([(2.5, 2.5), (2.3, 2.05), (2.05, 2.2)], {"chosen"})],
 )
 def test_a_search_that_was_cut_short_is_unfinished(folder, tmp_path, losses, kinds):
-    made = planned(folder, "smallest")
-    journal = with_plain_runs(made, tmp_path)
-    searched(made, journal, losses, journaled=2)
-    summary = summarize(made, journal)
+    locate_plan = planned(folder, "smallest")
+    journal = with_plain_runs(locate_plan, tmp_path)
+    searched(locate_plan, journal, losses, journaled=2)
+    summary = summarize(locate_plan, journal)
     (row,) = summary["smallest"]
     assert (len(row["heads"]), row["finished"], row["enough"]) == (2, False, None)
-    assert {task.kind for task in tasks(made, journal.rows)} == kinds
+    assert {task.kind for task in tasks(locate_plan, journal.rows)} == kinds
     assert summary["cells_left"] > 0
 
 
 def test_no_set_is_searched_for_where_a_half_has_no_gap(folder, tmp_path):
-    made = planned(folder, "smallest")
-    journal = with_plain_runs(made, tmp_path, baseline=[2.03, 2.009, 2.03, 2.009])
-    summary = summarize(made, journal)
+    locate_plan = planned(folder, "smallest")
+    journal = with_plain_runs(locate_plan, tmp_path, baseline=[2.03, 2.009, 2.03, 2.009])
+    summary = summarize(locate_plan, journal)
     assert summary["gaps"][0]["judged"]
     assert summary["smallest"][0]["heads"] == []
-    assert remaining(made, journal.rows) == 0
+    assert remaining(locate_plan, journal.rows) == 0
 
 
 def test_one_text_has_a_summary(folder, tmp_path):
-    made = planned(folder, "weave", samples=1)
-    journal = with_plain_runs(made, tmp_path)
-    add(journal, made, (*GROUP, "rerope", 0, "weave", "only", "", "all", 1, -1), nll=[2.5] * 8)
-    summary = summarize(made, journal)
+    locate_plan = planned(folder, "weave", samples=1)
+    journal = with_plain_runs(locate_plan, tmp_path)
+    add(journal, locate_plan, (*GROUP, "rerope", 0, "weave", "only", "", "all", 1, -1), nll=[2.5] * 8)
+    summary = summarize(locate_plan, journal)
     assert summary["gaps"][0]["judged"]
     assert [row["share"] for row in summary["effects"]] == [0.5]
 
