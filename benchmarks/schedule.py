@@ -21,7 +21,7 @@ from probe.experiment.journal import read_journal
 from probe.status import cell_seconds
 
 ROOT = Path(__file__).parents[1] / "research" / "real_model" / "results"
-JOURNALS = [ROOT / name / "cells.jsonl" for name in ("nll", "nll-position")] + [ROOT / "real" / "measured.jsonl"]
+JOURNALS = [ROOT / name / "journal.jsonl" for name in ("nll", "nll-position")] + [ROOT / "real" / "measured.jsonl"]
 TRIES = 3
 
 

@@ -71,7 +71,7 @@ def timed(words: Sequence[str], workers: int, threads: str, runner: Sequence[str
 
 
 def _rows(out: Path) -> int:
-    path = out / "cells.jsonl"
+    path = out / "journal.jsonl"
     return path.read_bytes().count(b'"cell"') if path.exists() else 0
 
 

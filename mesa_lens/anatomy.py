@@ -68,8 +68,8 @@ def run(
                 write_report(output.out)
     if failed:
         print_failed(output, f"{len(failed)} cells")
-    elif summary["cells_left"] or summary["texts_left"]:
-        print_remaining(output, time_limit, f"{summary['cells_left']} cells and {summary['texts_left']} texts are left")
+    elif summary["tasks_left"] or summary["texts_left"]:
+        print_remaining(output, time_limit, f"{summary['tasks_left']} cells and {summary['texts_left']} texts are left")
     if printing.json:
         print(json_text(summary))
         return 1 if failed else 0

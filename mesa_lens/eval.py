@@ -101,8 +101,8 @@ def _run_tasks(
     with owned(output.out):
         summary = run_cells(planned, output.out, overwrite=output.overwrite, until=until, runner=runner)
         written = write_curves(summary, output.out)
-    if summary["cells_left"]:
-        print_remaining(output, time_limit, f"{summary['cells_left']} of {len(planned.cells)} cells are left")
+    if summary["tasks_left"]:
+        print_remaining(output, time_limit, f"{summary['tasks_left']} of {len(planned.cells)} tasks are left")
     if failed := summary["failed"]:
         print_failed(output, f"{len(failed)} cells")
     if printing.json:

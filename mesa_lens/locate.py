@@ -67,8 +67,8 @@ def run(
                 write_report(output.out)
     if failed:
         print_failed(output, f"{len(failed)} cells")
-    elif summary["cells_left"] and time_limit.minutes:
-        print_remaining(output, time_limit, f"{summary['cells_left']} cells are left")
+    elif summary["tasks_left"] and time_limit.minutes:
+        print_remaining(output, time_limit, f"{summary['tasks_left']} tasks are left")
     if printing.json:
         print(json_text(summary))
         return 1 if failed else 0

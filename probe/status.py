@@ -233,7 +233,7 @@ def _folder_parts(folder: Path) -> Iterator[Part]:
 
 
 def _journaled_parts(folder: Path) -> Iterator[Part]:
-    if (path := folder / "cells.jsonl").exists():
+    if (path := folder / "journal.jsonl").exists():
         journal, summary = read_journal(path), _summary(path, folder / "summary.json")
         failed = len(summary.get("out_of_memory", ())) + len(summary.get("failed", ()))
         yield _journal_part("eval", "cells", path, journal, _total(journal, summary, failed), failed)
@@ -242,7 +242,7 @@ def _journaled_parts(folder: Path) -> Iterator[Part]:
         yield _journal_part("eval", "lm-eval tasks", path, journal, journal.expected)
     yield from _probe_parts(folder)
     for command in ("locate", "anatomy"):
-        if (path := folder / command / "cells.jsonl").exists():
+        if (path := folder / command / "journal.jsonl").exists():
             journal, summary = read_journal(path), _summary(path, folder / command / "summary.json")
             yield _journal_part(command, "cells", path, journal, _total(journal, summary))
     yield from _moments_part(folder / "anatomy")
@@ -258,7 +258,7 @@ def _journal_part(
 
 def _total(journal: JournalFile, summary: dict[str, Any], failed: int = 0) -> int | None:
     """Cells in all: by the summary of a run that ended, else by the journal."""
-    return len(journal.rows) + failed + summary["cells_left"] if "cells_left" in summary else journal.expected
+    return len(journal.rows) + failed + summary["tasks_left"] if "tasks_left" in summary else journal.expected
 
 
 def _probe_parts(folder: Path) -> Iterator[Part]:

@@ -26,7 +26,7 @@ from probe.run import check_fits, is_whole, remove_run, run_probe
 from probe.status import SECTIONS as PLANNED
 from probe.store.results import run_summary
 
-_TIME_OVER = "the time was over; the same command goes on"
+_TIME_OVER = "the time was over; the same command continues"
 
 
 def check_folders(config: PaperConfig, plans: Mapping[str, Any], out: Path) -> None:
@@ -121,7 +121,7 @@ class _Loading:
 
 def left(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The sections left when the time was over, with the number of missing cells of those begun."""
-    cells = {name: result.get("cells_left", 0) for name, result in results.items()}
+    cells = {name: result.get("tasks_left", 0) for name, result in results.items()}
     begun = [f"{name} ({count} cells)" for name, count in cells.items() if count]
     return [*begun, *(name for name, result in results.items() if result.get("left_out") == _TIME_OVER)]
 
@@ -139,7 +139,7 @@ def _section(
         tasks, options = config.sections[name]["tasks"], _harness_options(config)
         return run_harness(plans[name], tasks, folder, **options, runner=runner)
     summary = run_cells(plans[name], folder, until=until, runner=runner)
-    return summary if summary["cells"] or not summary["cells_left"] else {"left_out": _TIME_OVER}
+    return summary if summary["cells"] or not summary["tasks_left"] else {"left_out": _TIME_OVER}
 
 
 def _probe(plan: ProbePlan, folder: Path, until: float | None, runner: Runner) -> dict[str, Any]:

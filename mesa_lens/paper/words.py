@@ -28,8 +28,8 @@ def words(result: Mapping[str, Any]) -> list[str]:
         sentences.append(f"Did not fit in memory: {', '.join(left_out)}.")
     if failed := result.get("failed"):
         sentences.append(f"Cells that no worker could finish: {len(failed)}.")
-    if result["cells_left"]:
-        sentences.append(f"Cells that are not run yet: {result['cells_left']}.")
+    if result["tasks_left"]:
+        sentences.append(f"Cells that are not run yet: {result['tasks_left']}.")
     return sentences
 
 

@@ -63,7 +63,7 @@ def summarize(plan: AnatomyPlan, journal: Journal) -> dict[str, Any]:
         "layers": plan.layers,
         "reference": plan.reference,
         "methods": {name: method.describe() for name, method in plan.methods.items()},
-        "cells_left": sum(key not in journal.rows for key in plan.keys),
+        "tasks_left": sum(key not in journal.rows for key in plan.keys),
         **{name: [] for name in ("heads", "all_heads", "retrieval", "unmet", "frequencies", "lens")},
     }
     for part in ("heads", "frequencies", "retrieval", "lens"):

@@ -32,7 +32,7 @@ from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Measure, Task
 from probe.store.results import ANATOMY, VECTORS
 
-FOLDER, JOURNAL = "anatomy", "cells.jsonl"
+FOLDER, JOURNAL = "anatomy", "journal.jsonl"
 """The folder of the results below --out, and the journal in it; moments lie beside it."""
 LOOK, TEXT = "look", "vectors"
 """Kinds of tasks: a part of one prompt, and the states of one text that slides."""

@@ -42,7 +42,7 @@ def anatomy_findings(summary: Mapping[str, Any]) -> list[str]:
     paragraphs = [" ".join(part(summary)) for part in (_retrieval, _previous, _lens, _positions)]
     absent = ", ".join(name for name, table in _PARTS.items() if not summary.get(table))
     paragraphs.append(f"Not measured: {absent} (--parts)." if absent else "")
-    paragraphs.append(f"{summary['cells_left']} cells are left to run." if summary["cells_left"] else "")
+    paragraphs.append(f"{summary['tasks_left']} tasks are left to run." if summary["tasks_left"] else "")
     return [paragraph for paragraph in paragraphs if paragraph]
 
 

@@ -25,7 +25,7 @@ from probe.experiment.task import Task
 from probe.files import write_json
 from probe.tasks.ruler import RULER
 
-JOURNAL = "cells.jsonl"
+JOURNAL = "journal.jsonl"
 TABLES = ("samples.csv", "summary.json")
 COLUMNS = ("task", "method", "length", "seed", "sample", "metric", "score", "seconds", "peak_mib")
 _PACKAGES = ("mesa-lens", "torch", "transformers")
@@ -116,8 +116,8 @@ def run(
 ) -> dict[str, Any]:
     """Runs what is missing in the folder `out`; writes samples.csv and summary.json; returns the summary.
 
-    A (task, method, length) is whole in cells.jsonl or absent, so an interrupted run goes on from there. None begins
-    after the `deadline` `until`; the summary's `cells_left` counts those not run. Those that do not fit in memory are
+    A (task, method, length) is whole in journal.jsonl or absent, so an interrupted run continues from there. None begins
+    after the `deadline` `until`; the summary's `tasks_left` counts those not run. Those that do not fit in memory are
     left out, named on stderr and in `out_of_memory`; those that no worker of the `runner` could finish are in `failed`.
     Raises FileExistsError for a folder that holds another evaluation, RuntimeError where nothing fits or a layer's
     states are not finite, and what `opened` and `Runner.check` raise.
@@ -150,7 +150,7 @@ def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: 
         "out_of_memory": too_large,
         "failed": failed,
         **journal.provenance,
-        "cells_left": len(experiment.tasks(journal.rows)) - len(too_large) - len(failed),
+        "tasks_left": len(experiment.tasks(journal.rows)) - len(too_large) - len(failed),
         "effective": effective_lengths(
             rows, [task.name for task in RULER], plan.setting.trained_length, are_rulers=plan.are_rulers
         ),

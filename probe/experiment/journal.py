@@ -1,4 +1,4 @@
-"""Finished tasks of a run, a row each on disk, so that an interrupted run goes on where it was."""
+"""Finished tasks of a run, a row each on disk, so that an interrupted run continues where it was."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def read_journal(path: Path) -> JournalFile:
 def other_run(path: Path, keys: Sequence[str], stored: Mapping[str, Any], now: Mapping[str, Any]) -> FileExistsError:
     """The error for a file of a run whose `stored` settings differ by these keys."""
     differing = ", ".join(difference(key, stored.get(key), now.get(key)) for key in keys)
-    forced = "; --force goes on and records it" if {*keys} <= {*IDENTITY} else ""
+    forced = "; --force continues and records it" if {*keys} <= {*IDENTITY} else ""
     return FileExistsError(f"{path} holds a run with another {differing}; use --overwrite or another --out{forced}")
 
 

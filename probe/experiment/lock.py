@@ -25,7 +25,7 @@ except ImportError:  # Windows
 LOCK = ".mesa-lens.lock"
 """The file in a folder that is locked while a run writes there, and that says who does."""
 RUNS = (
-    *("*.zarr", "*.zarr.*", "store.*", "cells.jsonl", "measured.jsonl", "harness.json*", "sections.json", "new-run.*"),
+    *("*.zarr", "*.zarr.*", "store.*", "journal.jsonl", "measured.jsonl", "harness.json*", "sections.json", "new-run.*"),
     *("locate", "anatomy"),
 )
 """What a folder of ours holds, one of these at least: patterns of names."""
@@ -171,4 +171,4 @@ def tell_finished(out: Path) -> None:
 
 def how_to_resume(out: Path, overwrite: bool) -> str:
     """How the unfinished run in the folder `out` goes on."""
-    return f"{'without --overwrite, the' if overwrite else 'the'} same command goes on from {out}"
+    return f"{'without --overwrite, the' if overwrite else 'the'} same command continues from {out}"

@@ -12,7 +12,7 @@ from typing import Any
 from probe.experiment.task import Key, Task
 from probe.files import write
 
-STATUS_FILE = ".mesa-lens.cells"
+STATUS_FILE = ".mesa-lens.tasks"
 """Its name. The file exists while tasks run, and after that as long as some are lost."""
 Counts = Mapping[tuple[str, Key], int]
 """Rows of the journal by a task's kind and key."""

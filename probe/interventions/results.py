@@ -50,7 +50,7 @@ def summarize(plan: LocatePlan, journal: Journal) -> dict[str, Any]:
         "heads": plan.config.num_attention_heads,
         "methods": {name: method.describe() for name, method in plan.methods.items()},
         **journal.provenance,
-        "cells_left": remaining(plan, rows),
+        "tasks_left": remaining(plan, rows),
         **{name: [] for name in tables},
     }
     for group in sorted(plan.items, key=lambda group: group[1]):

@@ -23,7 +23,7 @@ from probe.interventions.tasks import ATTRIBUTION, BATCH, judged_methods, kinds,
 from probe.interventions.worker import LocateWorker
 from probe.store.results import LOCATED
 
-FOLDER, JOURNAL = "locate", "cells.jsonl"
+FOLDER, JOURNAL = "locate", "journal.jsonl"
 """The folder of the results below --out, and the journal in it."""
 
 

@@ -51,7 +51,7 @@ def _sentences(summary: Located, gap: Row) -> list[str]:
         _best(outputs, f"layer outputs patched from {method} restores"),
         _clamps(effects, having(summary.get("inside", ()), length=gap["length"], measure=gap["measure"])),
         f"Some shares are over {fewer} item{'s' * (fewer > 1)}." if fewer < gap["items"] else "",
-        f"{summary['cells_left']} cells are left to run." if summary.get("cells_left") else "",
+        f"{summary['tasks_left']} tasks are left to run." if summary.get("tasks_left") else "",
     ]
     return [sentence for sentence in sentences if sentence]
 

@@ -167,7 +167,7 @@ def _matching(path: Path, wanted: Template, force: bool) -> Path | None:
         if differing is None:
             return store
         refusal = f"{path} already holds {kind} with another config: {differing} differs; {_REMEDY}"
-        refusal += "; --force goes on and records it" if would_resume else ""
+        refusal += "; --force continues and records it" if would_resume else ""
     if refusal:
         raise FileExistsError(refusal)
     return None

@@ -41,7 +41,7 @@ Column = tuple[str, Callable[[Sequence[float]], str]]
 
 def cells(section: str) -> Iterator[tuple[str, int, list[dict[str, Any]]]]:
     """Method, prompt length (tokens) and scores of every finished cell of a section; none where there is no journal."""
-    journal = RESULTS / section / "cells.jsonl"
+    journal = RESULTS / section / "journal.jsonl"
     for line in journal.read_text(encoding="utf-8").splitlines() if journal.is_file() else ():
         row = json.loads(line)
         if "cell" in row:

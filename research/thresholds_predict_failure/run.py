@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> None:
     over = deadline(args.minutes)
     inputs = read_inputs(study)
     settings = study.settings(inputs.fingerprints)
-    journal = Journal(args.out / "cells.jsonl", settings, overwrite=args.overwrite)
+    journal = Journal(args.out / "journal.jsonl", settings, overwrite=args.overwrite)
     if predict.predictions_left(study, journal):
         predict.predict(study, inputs, journal, over)
     if measure.measurements_left(study, journal) and not over():

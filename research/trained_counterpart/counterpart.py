@@ -291,7 +291,7 @@ def summarize(plan: Counterpart, journal: Journal) -> dict[str, Any]:
         "lengths": sorted(plan.items),
         "method": plan.method.describe(),
         "texts": {"found_on": len(plan.numbers[::2]), "judged": 0 if plan.find_only else len(plan.numbers[1::2])},
-        "cells_left": sum(cell not in journal.rows for cell in plan.cells),
+        "tasks_left": sum(cell not in journal.rows for cell in plan.cells),
         "heads": heads,
         "sets": sets,
         "curves": _curves(plan, journal, sorted({*sets[COUNTERPARTS], *sets[NEAREST]})) if heads else {},

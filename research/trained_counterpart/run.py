@@ -122,15 +122,15 @@ def main(args: argparse.Namespace) -> None:
         args.seed,
         find_only=args.find_only,
     )
-    journal = Journal(args.out / "cells.jsonl", plan.settings, overwrite=args.overwrite)
+    journal = Journal(args.out / "journal.jsonl", plan.settings, overwrite=args.overwrite)
     counterpart.run(plan, journal, deadline(args.minutes))
     summary = counterpart.summarize(plan, journal)
     (args.out / "summary.json").write_text(json.dumps(summary) + "\n", encoding="utf-8")
     print("\n".join([*head_table(summary), "", *held_table(summary)]))
     for hook, counts in summary["crossed"].items():
         print(f"dims of {hook} that cross: {json.dumps(counts)}")
-    if summary["cells_left"]:
-        print(f"{summary['cells_left']} cells are left; the same command continues")
+    if summary["tasks_left"]:
+        print(f"{summary['tasks_left']} tasks are left; the same command continues")
     elif args.draw:
         draw(summary)
 

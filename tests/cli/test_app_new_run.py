@@ -99,7 +99,7 @@ def test_a_run_from_start_to_finish(opened, tmp_path, models):
     until(app, lambda _: run_control.progress(tmp_path / "first").share > 0)
     app.button(key="stop").click().run()
     until(app, lambda app: any(button.key == "resume" for button in app.button))
-    assert "interrupted; what is done is kept: the same command goes on from" in texts(app)
+    assert "interrupted; what is done is kept: the same command continues from" in texts(app)
     assert not (tmp_path / "first" / "store.zarr").exists()
     app.button(key="resume").click().run()
     assert run_control.progress(tmp_path / "first").running

@@ -62,7 +62,7 @@ def test_a_result_that_links_out_of_the_root_is_left_out(tmp_path, name):
 
 
 def test_an_evaluation_begins_with_its_differences(opened, tmp_path):
-    write_evaluation(tmp_path / "mine", cells_left=3)
+    write_evaluation(tmp_path / "mine", tasks_left=3)
     app = opened()
     difference, means = (element.value.set_index("method") for element in app.dataframe)
     assert difference.index.tolist() == ["rerope"]
@@ -141,7 +141,7 @@ def test_names_in_results_stay_text(opened, tmp_path):
 
 def test_runs_that_are_not_finished_are_listed_as_by_the_command(opened, tmp_path):
     for name, done in {"grid": 2, "whole": 3}.items():
-        journal = Journal(tmp_path / name / "cells.jsonl", {"model": "tiny"})
+        journal = Journal(tmp_path / name / "journal.jsonl", {"model": "tiny"})
         journal.expect(3)
         for number in range(done):
             journal.add(("nll", "origin", number), {"config": {"name": "origin"}, "scores": [1.0]})

@@ -39,7 +39,7 @@ def test_a_run_writes_tables_and_curves_and_prints_the_summary(words, tmp_path, 
     assert "nll (nats/token); mean of 2 [95% interval]" in first.out
     assert "evaluating" in first.err  # progress
     assert {path.name for path in tmp_path.iterdir()} == {
-        "cells.jsonl", "samples.csv", "summary.json", "passkey.png", "passkey.html", "nll.png", "nll.html",
+        "journal.jsonl", "samples.csv", "summary.json", "passkey.png", "passkey.html", "nll.png", "nll.html",
     }  # fmt: skip
     header, *rows = (tmp_path / "samples.csv").read_text().splitlines()
     assert header == "task,method,length,seed,sample,metric,score,seconds,peak_mib"
@@ -72,7 +72,7 @@ def test_an_interrupt_says_how_to_go_on(words, tmp_path, capsys, monkeypatch, ov
     cells = 1
     assert main([*words, str(tmp_path), *overwrite]) == 1
     start = "interrupted; without --overwrite, the same" if overwrite else "interrupted; the same"
-    assert f"{start} command goes on from {tmp_path}" in capsys.readouterr().err
+    assert f"{start} command continues from {tmp_path}" in capsys.readouterr().err
 
 
 def test_after_its_minutes_a_run_ends_and_the_same_command_goes_on(words, tmp_path, capsys, monkeypatch):
@@ -82,14 +82,14 @@ def test_after_its_minutes_a_run_ends_and_the_same_command_goes_on(words, tmp_pa
         patch.setattr(running, "is_over", lambda until: until is not None)
         assert main([*words, str(cut), "--minutes", "5"]) == 0
     printed = capsys.readouterr()
-    assert "5 minutes are over, 8 of 8 cells are left; the same command goes on from" in printed.err
+    assert "5 minutes are over, 8 of 8 tasks are left; the same command continues from" in printed.err
     assert printed.out == ""
     assert not cut.exists()
     for left in (7, 6):
         assert main([*words, str(cut), "--minutes", "5"]) == 0
         printed = capsys.readouterr()
-        assert f"5 minutes are over, {left} of 8 cells are left; the same command goes on from" in printed.err
-        assert summary(cut)["cells_left"] == left
+        assert f"5 minutes are over, {left} of 8 tasks are left; the same command continues from" in printed.err
+        assert summary(cut)["tasks_left"] == left
         assert "samples.csv, summary.json" in printed.out
     assert main([*words, str(cut)]) == 0
     assert "minutes are over" not in capsys.readouterr().err
@@ -112,14 +112,14 @@ def test_ctrl_c_in_the_middle_leaves_a_run_that_goes_on(tmp_path):
     words = ["eval", "--task", "passkey", "--methods", "origin,mesa", "--lengths", "256,1k", "--samples", "8", "--out"]
     command = [sys.executable, "-m", "mesa_lens", *words, str(cut)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        journal = cut / "cells.jsonl"
+        journal = cut / "journal.jsonl"
         while not journal.exists() or len(journal.read_text().splitlines()) < 2:
             assert process.poll() is None
             time.sleep(0.02)
         os.kill(process.pid, signal.SIGINT)
         _, error = process.communicate()
     assert process.returncode == 1
-    assert "interrupted; the same command goes on" in error
+    assert "interrupted; the same command continues" in error
     assert 2 <= len(journal.read_text().splitlines()) < 5
     assert (cut / "samples.csv").exists()
     assert not (cut / "summary.json").exists()

@@ -146,7 +146,7 @@ def test_a_link_in_a_run_that_leads_out_of_it_is_not_followed(capsys, model, tmp
     elsewhere.mkdir()
     (elsewhere / "heatmap-mine.png").write_text("mine")
     out.mkdir()
-    (out / "cells.jsonl").touch()
+    (out / "journal.jsonl").touch()
     (out / "figures").symlink_to(elsewhere)
     line = refused(capsys, *PROBE.split(), "--model", model, "--out", out, "--overwrite")
     assert f"{out / 'figures'} is a link to {elsewhere}" in line

@@ -236,7 +236,7 @@ def test_a_section_that_no_worker_could_finish_is_named_and_the_others_go_on(pap
     assert paper.run() == 1
     printed = capsys.readouterr()
     assert "probe: left out, no worker could capture mesa, repeated (1 of 2 passes failed)\n" in printed.out
-    assert "failed: probe (1 cells); the same command goes on" in printed.err
+    assert "failed: probe (1 cells); the same command continues" in printed.err
     assert len(paper.results["passkey"]["cells"]) == 2
 
 
@@ -258,7 +258,7 @@ def test_an_interrupted_run_goes_on(paper, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.setattr(runner, "run_cells", interrupted)
         assert paper.run() == 1
-    assert "goes on from" in capsys.readouterr().err
+    assert "continues from" in capsys.readouterr().err
     monkeypatch.setattr(runner, "run_probe", none_runs)
     assert paper.run() == 0
 
@@ -272,7 +272,7 @@ def test_after_its_minutes_a_run_ends_and_the_same_command_goes_on(paper, monkey
             patch.setattr(module, "is_over", lambda until: until is not None and next(checks) > 0)
         assert paper.run("--minutes", "5") == 0
     error = capsys.readouterr().err
-    assert "minutes are over, left: nll (3 cells), probe, passkey; the same command goes on from" in error
+    assert "minutes are over, left: nll (3 cells), probe, passkey; the same command continues from" in error
     assert "Cells that are not run yet: 3." in paper.html
     assert paper.html.count("Not run: the time was over") == 2
     assert [(cell["method"], cell["length"]) for cell in paper.results["nll"]["cells"]] == [("origin", 200)]
@@ -297,7 +297,7 @@ def test_overwriting_removes_nothing_unless_the_model_loads_and_then_leaves_noth
     assert not any(
         (finished.out / "probe" / name).exists() for name in ("store.zarr", "summary.json", "measured.jsonl")
     )
-    assert not list(finished.out.glob("*/cells.jsonl"))
+    assert not list(finished.out.glob("*/journal.jsonl"))
     monkeypatch.setattr(runner, "run_cells", interrupted)
     assert finished.run("--sections", "passkey") == 1
     assert capsys.readouterr().err.endswith("interrupted; nothing half-written was left\n")

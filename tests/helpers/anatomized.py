@@ -52,7 +52,7 @@ def summary(layers=4, heads=8, seed=0, model="default", trained=256):
         "layers": list(range(layers)),
         "reference": "origin",
         "methods": {name: {"name": name} for name in METHODS},
-        "cells_left": 0,
+        "tasks_left": 0,
         **made,
         "retrieval_heads": [dead | {"beyond": scores, "dies": True, "keeps": False, "revived": ["rerope"]}],
         "lens_differs": [{"method": "rerope", **apart, "by_layer": by_layer}],

@@ -20,7 +20,7 @@ from probe.experiment.task import Task
 from probe.files import write
 
 TASKS = [Task("drawn", ("crossed", number), result_bytes=2**18) for number in range(12)]
-JOURNAL = "cells.jsonl"
+JOURNAL = "journal.jsonl"
 
 
 @dataclass(frozen=True)

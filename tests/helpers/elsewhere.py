@@ -71,6 +71,6 @@ def table(path: Path) -> list:
 
 def same_evaluation(one: Path, other: Path) -> None:
     """Asserts that two evaluations gave the same, in the same order."""
-    assert journal(one / "cells.jsonl") == journal(other / "cells.jsonl")
+    assert journal(one / "journal.jsonl") == journal(other / "journal.jsonl")
     assert table(one / "samples.csv") == table(other / "samples.csv")
     assert (one / "summary.json").read_bytes() == (other / "summary.json").read_bytes()

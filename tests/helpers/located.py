@@ -37,7 +37,7 @@ def summary(layers=4, heads=8, headed=None, seed=0, model="default", trained=256
         "seed": seed,
         "executor": "fused",
         "versions": {"torch": "2.13.0"},
-        "cells_left": 0,
+        "tasks_left": 0,
         "layers": list(range(layers)),
         "heads": heads,
         "methods": {name: {"name": name} for name in ("origin", *METHODS)},

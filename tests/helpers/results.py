@@ -8,7 +8,7 @@ from probe.evaluation.summary import summarize
 LOST = 0.8  # of accuracy, by Origin at 512 tokens
 
 
-def evaluation(model="tiny", cells_left=0):
+def evaluation(model="tiny", tasks_left=0):
     """A summary in which rerope finds all passkeys at 512 tokens, Origin a fifth; both all at 256."""
     rows = [
         {"task": "passkey", "metric": "accuracy", "method": method, "length": length, "sample": sample, "score": score}
@@ -18,7 +18,7 @@ def evaluation(model="tiny", cells_left=0):
         for score in [float(method == "rerope" or length == 256 or sample >= LOST * 20)]
     ]
     cells = summarize(rows, TASKS)
-    return {"model": model, "trained_length": 256, "out_of_memory": [], "cells_left": cells_left, "cells": cells}
+    return {"model": model, "trained_length": 256, "out_of_memory": [], "tasks_left": tasks_left, "cells": cells}
 
 
 def write_evaluation(folder, **made):

@@ -62,7 +62,7 @@ def test_a_cut_run_goes_on_with_other_weights_by_force_alone(command, world, tmp
     assert main(line) == 2
     refused = capsys.readouterr().err
     assert "weights" in refused
-    assert "; --force goes on and records it" in refused
+    assert "; --force continues and records it" in refused
     assert main([*line, "--force"]) == 0
     summary = json.loads((tmp_path / written).read_text())
     assert [list(command) for command in summary["forced"]] == [["weights"]]

@@ -90,7 +90,7 @@ def test_measured_failure_is_the_evaluations_cells(model, uninterrupted, tmp_pat
         EvalRequest(model=model, methods="origin,rerope", samples=1, lengths=(80, 160), tasks=("nll", "passkey"))
     )
     run_evaluation(planned, tmp_path)
-    rows = map(json.loads, (tmp_path / "cells.jsonl").read_text().splitlines()[1:])
+    rows = map(json.loads, (tmp_path / "journal.jsonl").read_text().splitlines()[1:])
     cells = {tuple(row["cell"]): [score["value"] for score in row["scores"]] for row in rows}
     assert cells == scored(uninterrupted)
     stored = xr.open_zarr(uninterrupted / "store.zarr", group="evaluation")
@@ -116,7 +116,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
     out = tmp_path / "out"
     calls_seen = interrupt_at(monkeypatch, place, name, calls_before)
     assert main(command_line(model, out)) == 1
-    assert f"interrupted; what is done is kept: the same command goes on from {out}\n" in capsys.readouterr().err
+    assert f"interrupted; what is done is kept: the same command continues from {out}\n" in capsys.readouterr().err
     assert main(command_line(model, out)) == 0
     assert len(calls_seen) == calls  # nothing but the interrupted call is repeated
     same(out, uninterrupted)
@@ -148,7 +148,7 @@ def test_a_terminated_run_goes_on_to_the_same_bytes(model, uninterrupted, tmp_pa
         process.terminate()
         _, error = process.communicate()
     assert process.returncode == 1
-    assert error.endswith(f"mesa-lens: interrupted; what is done is kept: the same command goes on from {out}\n")
+    assert error.endswith(f"mesa-lens: interrupted; what is done is kept: the same command continues from {out}\n")
     assert whole_passes(partial) == {("origin", "repeated")}
     assert main(command_line(model, out)) == 0
     same(out, uninterrupted)

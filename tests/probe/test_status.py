@@ -66,7 +66,7 @@ def test_status_of_locate_and_anatomy_cut_short_and_finished(model, tmp_path):
 
 
 def test_the_journal_holds_the_number_of_cells(tmp_path, capsys):
-    path = evaluated(tmp_path / "new" / "cells.jsonl", 2, 5)
+    path = evaluated(tmp_path / "new" / "journal.jsonl", 2, 5)
     assert counts(path.parent) == [("eval", "cells", 2, 5)]
     assert status_of(path.parent).seconds == (6.0,)
     assert "eval: 2 of 5 cells done, 3 left, about 6 s" in status_of(path.parent).text()
@@ -79,12 +79,12 @@ def test_the_journal_holds_the_number_of_cells(tmp_path, capsys):
     assert main(["status", str(path.parent), "--json"]) == 0
     status = json.loads(capsys.readouterr().out)
     assert [status[key] for key in ("state", "done", "left", "failed", "of")] == ["unfinished", 4, 3, 0, 7]
-    other = evaluated(tmp_path / "other" / "cells.jsonl", 2)
+    other = evaluated(tmp_path / "other" / "journal.jsonl", 2)
     assert "eval: 2 of unknown cells done" in status_of(other.parent).text()
 
 
 def test_running_tasks_are_listed_while_the_folder_is_locked(tmp_path):
-    evaluated(tmp_path / "cells.jsonl", 2, 9)
+    evaluated(tmp_path / "journal.jsonl", 2, 9)
     with owned(tmp_path):
         board = StatusFile(tmp_path)
         for number in (2, 3):
@@ -100,8 +100,8 @@ def test_running_tasks_are_listed_while_the_folder_is_locked(tmp_path):
 
 
 def test_only_a_summary_newer_than_the_journal_counts(tmp_path):
-    path = evaluated(tmp_path / "cells.jsonl", 2)
-    (tmp_path / "summary.json").write_text(json.dumps({"cells_left": 3, "out_of_memory": [["nll", "mesa", 9]]}))
+    path = evaluated(tmp_path / "journal.jsonl", 2)
+    (tmp_path / "summary.json").write_text(json.dumps({"tasks_left": 3, "out_of_memory": [["nll", "mesa", 9]]}))
     (part,) = status_of(tmp_path).parts
     assert (part.cells, part.failed, part.left) == (6, 1, 3)
     os.utime(path, ns=(0, (tmp_path / "summary.json").stat().st_mtime_ns + 10**9))
@@ -132,7 +132,7 @@ def test_a_paper_run_knows_the_sections_that_are_not_begun(model, tmp_path, caps
     assert main(["paper", "--config", str(config), "--out", str(out), "--minutes", "0.0000001"]) == 0
     lines = [(row["section"], row["done"], row["of"]) for row in status_of(out).rows()]
     assert lines == [("nll", 0, 2), ("passkey", 0, 2)]
-    evaluated(out / "nll" / "cells.jsonl", 1, 2)
+    evaluated(out / "nll" / "journal.jsonl", 1, 2)
     assert [(row["section"], row["done"], row["left"]) for row in status_of(out).rows()] == [
         ("nll", 1, 1),
         ("passkey", 0, 2),
@@ -140,7 +140,7 @@ def test_a_paper_run_knows_the_sections_that_are_not_begun(model, tmp_path, caps
 
 
 def test_a_line_cut_short_is_not_counted_and_a_damaged_one_is_named(tmp_path, capsys):
-    path = evaluated(tmp_path / "cells.jsonl", 4, 6)
+    path = evaluated(tmp_path / "journal.jsonl", 4, 6)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]) + lines[-1][:20])
     assert counts(tmp_path) == [("eval", "cells", 3, 6)]
@@ -161,9 +161,9 @@ def test_what_is_no_run_is_refused_by_name(tmp_path, kind, capsys):
     error = capsys.readouterr().err
     assert str(folder) in error
     assert "--out" in error
-    (tmp_path / "cells.jsonl").write_text("no journal\n")
+    (tmp_path / "journal.jsonl").write_text("no journal\n")
     assert main(["status", str(tmp_path)]) == 2
-    assert "cells.jsonl is no journal of a run" in capsys.readouterr().err
+    assert "journal.jsonl is no journal of a run" in capsys.readouterr().err
 
 
 def test_moments_that_cannot_be_read_are_named(tmp_path, capsys):
@@ -185,7 +185,7 @@ with owned(Path(sys.argv[1])):
 
 
 def test_the_pace_of_a_running_process_is_that_of_its_new_rows(tmp_path):
-    path = evaluated(tmp_path / "cells.jsonl", 3, 12)
+    path = evaluated(tmp_path / "journal.jsonl", 3, 12)
     path.write_bytes(path.read_bytes()[:-5])  # it drops what an interrupt cut
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT

@@ -76,8 +76,8 @@ def test_results_are_labelled_and_whole(finished):
 def test_an_interrupted_study_continues_and_ends_the_same(finished, model, tmp_path, capsys, monkeypatch):
     out, measured, real = tmp_path / "again", [], measure.scores
     shutil.copytree(finished, out)
-    lines = (out / "cells.jsonl").read_text().splitlines(keepends=True)
-    (out / "cells.jsonl").write_text("".join([*lines[:4], *lines[7:-2], lines[-1][:30]]))
+    lines = (out / "journal.jsonl").read_text().splitlines(keepends=True)
+    (out / "journal.jsonl").write_text("".join([*lines[:4], *lines[7:-2], lines[-1][:30]]))
     monkeypatch.setattr(measure, "scores", lambda *given: measured.append(given[1]) or real(*given))
     study(model, out, OPTIONS, "--minutes", "0")
     assert "3 predictions and 2 scores are left; the same command continues" in capsys.readouterr().out

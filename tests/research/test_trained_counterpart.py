@@ -129,10 +129,10 @@ def request(built, words, **changed):
 def test_the_built_head_is_found_and_holding_it_takes_its_crossing_away(built, words, tmp_path, monkeypatch):
     """Layer 2's D is t; layer 1 tells positions by the same key, but as e^t."""
     plan = request(built, words)
-    journal = Journal(tmp_path / "cells.jsonl", plan.settings)
+    journal = Journal(tmp_path / "journal.jsonl", plan.settings)
     counterpart.run(plan, journal, iter([False, False, True]).__next__)
-    assert counterpart.summarize(plan, journal)["cells_left"] == 3
-    journal = Journal(tmp_path / "cells.jsonl", plan.settings)
+    assert counterpart.summarize(plan, journal)["tasks_left"] == 3
+    journal = Journal(tmp_path / "journal.jsonl", plan.settings)
     monkeypatch.setattr(counterpart, "first_key", None)  # no head is read again
     counterpart.run(plan, journal, lambda: False)
     summary = counterpart.summarize(plan, journal)
@@ -146,7 +146,7 @@ def test_the_built_head_is_found_and_holding_it_takes_its_crossing_away(built, w
     assert summary["sets"]["found"] == [(0, 0), (1, 0)]
     assert [row["set"] for row in summary["held"]] == ["found", "nearest", "every"]
     with pytest.raises(ValueError, match="holds a run with another draws"):
-        Journal(tmp_path / "cells.jsonl", request(built, words, draws=3).settings)
+        Journal(tmp_path / "journal.jsonl", request(built, words, draws=3).settings)
 
 
 def test_the_script_writes_heads_and_tables(built, words, tmp_path, capsys):

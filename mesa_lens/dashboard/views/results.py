@@ -25,7 +25,7 @@ from probe.verdict.verdict import html
 _KEYS = {  # by kind: the command, and what its file must hold
     PAPER: ("paper", ("model", "sections")),
     HARNESS: ("eval", ("model", "max_length", "results")),
-    EVALUATION: ("eval", ("model", "trained_length", "out_of_memory", "cells_left", "cells")),
+    EVALUATION: ("eval", ("model", "trained_length", "out_of_memory", "tasks_left", "cells")),
 }
 _HOW = "mesa-lens eval --out {0}/eval\nmesa-lens paper --out {0}/paper"
 _CHARACTER, _LONG = 8, 20  # pixels; characters that fit where columns share the page's width

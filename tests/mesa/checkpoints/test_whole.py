@@ -104,7 +104,7 @@ def test_states_that_are_no_numbers_end_the_run_with_the_layer_s_name(good, tmp_
     asked = ["eval", "--model", folder, "--task", "passkey", "--methods", "origin", "--lengths", "96", "--samples", "1"]
     assert main([*asked, "--out", str(tmp_path / "out")]) == 1
     assert "the states of layer 1 are not finite; run the model with --dtype float64" in capsys.readouterr().err
-    assert not (tmp_path / "out" / "cells.jsonl").exists()
+    assert not (tmp_path / "out" / "journal.jsonl").exists()
 
 
 def test_logits_that_are_no_numbers_end_an_evaluation(good, tmp_path, capsys):
@@ -116,7 +116,7 @@ def test_logits_that_are_no_numbers_end_an_evaluation(good, tmp_path, capsys):
     asked = ["eval", "--model", folder, "--task", "passkey", "--methods", "origin", "--lengths", "96", "--samples", "1"]
     assert main([*asked, "--out", str(tmp_path / "out")]) == 1
     assert "the logits are not finite; run the model with --dtype float64" in capsys.readouterr().err
-    assert not (tmp_path / "out" / "cells.jsonl").exists()
+    assert not (tmp_path / "out" / "journal.jsonl").exists()
 
 
 def test_the_check_leaves_no_hooks(good):

@@ -80,7 +80,7 @@ def test_every_part_is_in_the_summary(whole):
     assert firsts["origin", M] is firsts["rerope", LENGTH] is None
     ends = [(row["begin"], row["end"]) for row in result["lens"][:3]]
     assert ends == [(1, M // 2), (M // 2, M), (1, M // 2)]
-    assert (result["cells_left"], result["texts_left"]) == (0, 0)
+    assert (result["tasks_left"], result["texts_left"]) == (0, 0)
 
 
 def test_the_vectors_are_judged_and_drawn(whole):
@@ -116,7 +116,7 @@ def test_other_runners_write_the_same_bytes_and_resume_what_was_lost(folder, who
     assert len(journal.rows) == 2 * 2 * 2 * 4 - 1
     assert [part.failed for part in status_of(tmp_path).parts] == [1, 1]
     assert anatomy(planned, tmp_path, runner=Elsewhere(seed=2))[1] == []
-    one, other = (sorted((out / "anatomy" / "cells.jsonl").read_bytes().splitlines()) for out in (whole, tmp_path))
+    one, other = (sorted((out / "anatomy" / "journal.jsonl").read_bytes().splitlines()) for out in (whole, tmp_path))
     assert one == other
     for name in METHODS:
         one, other = ((out / "anatomy" / f"moments-{name}-{LENGTH}.npz").read_bytes() for out in (whole, tmp_path))
@@ -128,8 +128,8 @@ def test_interrupted_and_resumed_equals_one_run(folder, whole, tmp_path, capsys)
     """Twice inside the prompts, once inside the texts."""
     for _ in range(2):
         assert run(folder, tmp_path, "--minutes", "0.00001") == 0
-        assert "texts are left; the same command goes on" in capsys.readouterr().err
-    assert summary_of(tmp_path)["cells_left"] == 2 * 2 * 2 * 4 - 2
+        assert "texts are left; the same command continues" in capsys.readouterr().err
+    assert summary_of(tmp_path)["tasks_left"] == 2 * 2 * 2 * 4 - 2
     assert run(folder, tmp_path, "--parts", "heads,retrieval,frequencies,lens") == 0
     assert run(folder, tmp_path, "--minutes", "0.00001") == 0
     assert summary_of(tmp_path)["texts_left"] == 2 * TEXTS - 1
@@ -188,10 +188,10 @@ def test_other_versions_go_on_by_force_alone_and_are_recorded(folder, tmp_path, 
     ],
 )
 def test_other_settings_are_refused(folder, whole, capsys, options, message):
-    before = (whole / "anatomy" / "cells.jsonl").read_text()
+    before = (whole / "anatomy" / "journal.jsonl").read_text()
     assert run(folder, whole, *options) == 2
     assert message in capsys.readouterr().err
-    assert (whole / "anatomy" / "cells.jsonl").read_text() == before
+    assert (whole / "anatomy" / "journal.jsonl").read_text() == before
 
 
 def planned(folder, **options):

@@ -219,7 +219,7 @@ def test_an_interrupted_run_goes_on_to_the_same_table(asked, finished, tmp_path,
         run(plan(asked), tmp_path)
     assert len(rows(tmp_path)) == 12  # all of passkey, two cells of nll
     assert not (tmp_path / "summary.json").exists()
-    path = tmp_path / "cells.jsonl"
+    path = tmp_path / "journal.jsonl"
     path.write_text(path.read_text()[:-40])  # and its last line is cut
     run(plan(asked), tmp_path)
     assert len(calls) == 5
@@ -229,7 +229,7 @@ def test_an_interrupted_run_goes_on_to_the_same_table(asked, finished, tmp_path,
 
 def test_a_finished_run_loads_no_model(asked, finished, monkeypatch):
     monkeypatch.setattr(source, "load", None)
-    assert run(plan(asked), finished)["cells_left"] == 0
+    assert run(plan(asked), finished)["tasks_left"] == 0
 
 
 def test_another_evaluation_in_the_folder_is_refused_naming_what_differs(asked, finished):
@@ -303,7 +303,7 @@ def test_a_folder_of_something_else_is_left_alone(asked, tmp_path, overwrite):
 
 def test_a_journal_of_other_prompts_is_refused_naming_them(asked, tmp_path):
     run(plan(asked), tmp_path)
-    path = tmp_path / "cells.jsonl"
+    path = tmp_path / "journal.jsonl"
     assert '"prompts": 3' in path.read_text()
     path.write_text(path.read_text().replace('"prompts": 3', '"prompts": 1', 1))
     with pytest.raises(FileExistsError, match=r"another prompts \(1 there, 3 now\); use --overwrite"):
@@ -328,7 +328,7 @@ def test_a_run_does_not_go_on_with_other_texts_or_weights(asked, tmp_path):
     changed.save_pretrained(folder)
     with pytest.raises(
         FileExistsError,
-        match=r"holds a run with another .*weights; use --overwrite or another --out; --force goes on and records it",
+        match=r"holds a run with another .*weights; use --overwrite or another --out; --force continues and records it",
     ):
         run(plan(here), out)
 

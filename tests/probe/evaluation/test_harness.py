@@ -134,7 +134,7 @@ def test_a_task_that_no_worker_can_finish_is_told_left_out_and_run_by_the_same_c
         assert main(given) == 1
     told = capsys.readouterr().err
     assert "failed: say, origin, 300: its process died" in told
-    assert "mesa-lens: 1 cells failed; the same command goes on" in told
+    assert "mesa-lens: 1 cells failed; the same command continues" in told
     written = json.loads((tmp_path / harness.RESULTS).read_text())
     assert written["failed"] == [["say", "origin", 300]]
     assert {name: [*each] for name, each in written["results"].items()} == {

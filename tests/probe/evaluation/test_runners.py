@@ -48,7 +48,7 @@ def test_what_no_worker_can_finish_is_left_out_told_and_run_by_the_same_command(
 ):  # fmt: skip
     summary = run(plan(asked), tmp_path, runner=Elsewhere(lost=(("nll", "mesa", 96),)))
     assert summary["failed"] == [("nll", "mesa", 96)]
-    assert (summary["cells_left"], summary["out_of_memory"]) == (0, [])
+    assert (summary["tasks_left"], summary["out_of_memory"]) == (0, [])
     assert "failed: nll, mesa, 96: its process died" in capsys.readouterr().err
     assert {("nll", "mesa", 150), ("passkey", "mesa", 96)} <= {
         (cell["task"], cell["method"], cell["length"]) for cell in summary["cells"]
@@ -68,7 +68,7 @@ def test_a_command_with_failed_cells_prints_what_there_is_and_ends_in_1(asked, t
     assert main(["eval", *words.split(), "--out", str(tmp_path / "out"), "--json"]) == 1
     printed = capsys.readouterr()
     assert [cell["method"] for cell in json.loads(printed.out)["cells"]] == ["origin"]
-    assert "mesa-lens: 1 cells failed; the same command goes on from" in printed.err
+    assert "mesa-lens: 1 cells failed; the same command continues from" in printed.err
 
 
 def test_what_does_not_fit_is_left_out_alike_also_where_longer_ones_were_begun(asked, tmp_path, monkeypatch, capsys):
@@ -101,7 +101,7 @@ def test_an_error_of_a_cell_ends_the_run_with_what_came_before_it_in_the_journal
     for name, runner in {"local": Runner(), "elsewhere": Elsewhere()}.items():
         with pytest.raises(RuntimeError, match="not finite"):
             run(made, tmp_path / name, runner=runner)
-    lines = [(tmp_path / name / "cells.jsonl").read_text().count("\n") for name in ("local", "elsewhere")]
+    lines = [(tmp_path / name / "journal.jsonl").read_text().count("\n") for name in ("local", "elsewhere")]
     assert lines == [5, 5]  # the settings, both tasks of both methods at 96
 
 

@@ -203,7 +203,7 @@ def test_tables_are_rounded_as_they_are_read():
     means, compared = score_tables(summarize(rows, TASKS))
     assert [row[0] + row[2][:5] for row in means.rows] == ["origin1.60 ", "mesa1.60 "]
     assert compared.rows == (("mesa", *["+0.000 [+0.000, +0.000]"] * 2, "+0.008 [+0.008, +0.008]"),)
-    assert words({"cells": summarize(rows, TASKS), "trained_length": 2, "out_of_memory": (), "cells_left": 0}) == [
+    assert words({"cells": summarize(rows, TASKS), "trained_length": 2, "out_of_memory": (), "tasks_left": 0}) == [
         "nll at 4 tokens (2 M): origin 1.53, mesa 1.54."
     ]
 

@@ -15,7 +15,7 @@ KEY, ROW = ("nll", "origin", 64), {"config": {"name": "origin"}, "nll": [0.5, 1.
 
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / "run" / "cells.jsonl"
+    return tmp_path / "run" / "journal.jsonl"
 
 
 def with_line(path: Path, content) -> Path:
@@ -35,7 +35,7 @@ def test_rows_are_read_again_and_the_file_appears_with_the_first(path):
 
 @pytest.mark.parametrize("cell", [None, 5, "x", [], [None], [["nll"]], ["nll", 64.5]], ids=str)
 def test_a_line_without_a_key_is_damaged(path, cell):
-    with pytest.raises(ValueError, match=r"cells\.jsonl, line 2 is damaged: its cell"):
+    with pytest.raises(ValueError, match=r"journal\.jsonl, line 2 is damaged: its cell"):
         Journal(with_line(path, {"cell": cell, **ROW}), SETTINGS)
     assert read_journal(path).rows == {}
 
@@ -73,7 +73,7 @@ def test_a_line_that_an_interrupt_cut_is_dropped(path):
 def test_a_file_that_is_no_journal_is_refused(path, text):
     path.parent.mkdir()
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"cells\.jsonl is no journal of a run; use --overwrite"):
+    with pytest.raises(ValueError, match=r"journal\.jsonl is no journal of a run; use --overwrite"):
         Journal(path, {})
 
 
@@ -86,7 +86,7 @@ def test_a_flipped_bit_is_named_by_its_line_wherever_it_is(path, bit):
     begin, end = content.index(b"\n") + 1, content.rindex(b"\n", 0, -1)
     for place in range(begin, end):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
-        with pytest.raises(ValueError, match=r"cells\.jsonl, line 2 is damaged: .*; remove it, use --overwrite"):
+        with pytest.raises(ValueError, match=r"journal\.jsonl, line 2 is damaged: .*; remove it, use --overwrite"):
             Journal(path, SETTINGS)
 
 
@@ -94,7 +94,7 @@ def test_other_settings_are_refused_and_other_weights_recorded_by_force(path):
     began = {"seed": 1, "weights": "a", "versions": "torch 1"}
     Journal(path, began).add(KEY, ROW)
     now = began | {"weights": "b"}
-    with pytest.raises(FileExistsError, match=r"with another weights .*; --force goes on and records it"):
+    with pytest.raises(FileExistsError, match=r"with another weights .*; --force continues and records it"):
         Journal(path, now)
     with pytest.raises(FileExistsError, match=r"another seed \(1 there, 2 now\); use --overwrite or another --out$"):
         Journal(path, now | {"seed": 2}, force=True)

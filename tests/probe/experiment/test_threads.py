@@ -145,10 +145,10 @@ def test_the_option_reaches_torch_and_is_no_part_of_a_run(machine, tmp_path, cap
     model, out = str(tiny.folder(tmp_path / "model")), tmp_path / "out"
     command = [*EVAL.split(), "--model", model, "--out", str(out)]
     assert main([*command, "--threads", "2"]) == 0
-    (row,) = (out / "cells.jsonl").read_text().splitlines()[1:]
+    (row,) = (out / "journal.jsonl").read_text().splitlines()[1:]
     assert main([*(word.replace("nll", "nll,passkey") for word in command), "--threads", "3"]) == 0
     assert seen == [2, 4, 3, 4]
-    assert (out / "cells.jsonl").read_text().count(row) == 1
+    assert (out / "journal.jsonl").read_text().count(row) == 1
 
 
 @pytest.mark.parametrize(

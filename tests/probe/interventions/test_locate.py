@@ -34,11 +34,11 @@ def test_the_command_finds_the_planted_head(checkpoint, tmp_path, capsys):
     """Interrupted, resumed, and called again."""
     kinds = ("--try", "weave,patch,clamp,attribution,smallest")
     assert located(checkpoint, tmp_path, *kinds, "--minutes", "0.0001") == 0
-    assert "cells are left; the same command goes on" in capsys.readouterr().err
+    assert "tasks are left; the same command continues" in capsys.readouterr().err
     assert located(checkpoint, tmp_path, *kinds, "--json") == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary == json.loads((tmp_path / "locate" / "summary.json").read_text())
-    assert summary["cells_left"] == 0
+    assert summary["tasks_left"] == 0
     weaves = [row for row in summary["effects"] if (row["kind"], row["way"]) == ("weave", "only")]
     alone = {(row["layer"], row["head"]): row["share"] for row in weaves}
     assert max(alone, key=alone.get) in (HEAD, (1, None))
@@ -47,9 +47,9 @@ def test_the_command_finds_the_planted_head(checkpoint, tmp_path, capsys):
     assert (summary["smallest"][0]["heads"], summary["smallest"][0]["enough"]) == ([list(HEAD)], 1)
     shares = {(row["layer"], row["head"]): row["share"] for row in summary["attribution"] if row["hook"] == "z"}
     assert max(shares, key=shares.get) == HEAD
-    rows = (tmp_path / "locate" / "cells.jsonl").read_text()
+    rows = (tmp_path / "locate" / "journal.jsonl").read_text()
     assert located(checkpoint, tmp_path, *kinds) == 0
-    assert (tmp_path / "locate" / "cells.jsonl").read_text() == rows
+    assert (tmp_path / "locate" / "journal.jsonl").read_text() == rows
 
 
 @pytest.mark.slow
@@ -58,7 +58,7 @@ def test_other_runners_write_the_same_bytes(checkpoint, tmp_path):
     locate_plan = planned(checkpoint, *kinds, layers="1", heads="1", hooks=("attn_out", "z"))
     for name, runner in {"local": LOCAL, "other": Elsewhere(seed=1)}.items():
         assert locate(locate_plan, tmp_path / name, runner=runner)[1] == []
-    one, other = ((tmp_path / name / "locate" / "cells.jsonl").read_bytes() for name in ("local", "other"))
+    one, other = ((tmp_path / name / "locate" / "journal.jsonl").read_bytes() for name in ("local", "other"))
     assert one == other
     for kind in ("weave", "patch", "dims", "attribution", "chosen"):
         assert f'"{kind}"'.encode() in one
@@ -71,13 +71,13 @@ def test_a_run_resumes_with_what_another_runner_lost(checkpoint, tmp_path):
     assert [task.key for task in failed] == [lost]
     assert [intervention.layer for intervention in failed[0].inputs] == [0, 1, 2, 0, 1, 2]  # alone, and left out
     assert (*lost[:3], 2, *lost[4:]) in journal.rows
-    assert summarize(locate_plan, journal)["cells_left"] == 6
+    assert summarize(locate_plan, journal)["tasks_left"] == 6
     (part,) = status_of(tmp_path).parts
     assert (part.failed, part.left, part.running) == (6, 0, 0)
     journal, failed = locate(locate_plan, tmp_path)
     assert failed == []
     assert status_of(tmp_path).parts[0].failed == 0
-    assert summarize(locate_plan, journal)["cells_left"] == 0
+    assert summarize(locate_plan, journal)["tasks_left"] == 0
 
 
 def test_lost_plain_runs_and_head_sets_hold_up_what_follows_from_them(checkpoint, tmp_path):
@@ -90,7 +90,7 @@ def test_lost_plain_runs_and_head_sets_hold_up_what_follows_from_them(checkpoint
     assert [task.key for task in failed] == [first]
     assert not any("chosen" in key for key in journal.rows)
     assert locate(locate_plan, tmp_path)[1] == []
-    lines = [json.loads(line) for line in (tmp_path / "locate" / "cells.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "locate" / "journal.jsonl").read_text().splitlines()]
     done, expected, unfinished = 0, 0, []
     for line in lines:  # wherever the file is cut, it expects more rows than it has
         done, expected = done + ("cell" in line), line.get("cells", expected)

@@ -73,8 +73,8 @@ LOST = {"broken": 3.0, "mended": 3.5, "low": -0.7, "high": -0.3, "judged": False
         ),
         (changed("gaps", {"items": 1}), "(1 item, so the interval covers that text alone)"),
         (
-            located.summary() | {"effects": [], "smallest": [], "cells_left": 3},
-            "nats/token (12 items). 3 cells are left to run.",
+            located.summary() | {"effects": [], "smallest": [], "tasks_left": 3},
+            "nats/token (12 items). 3 tasks are left to run.",
         ),
         (
             located.summary()

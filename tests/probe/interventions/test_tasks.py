@@ -26,7 +26,7 @@ def planned(folder, *kinds, samples=4, **options):
 
 def with_plain_runs(locate_plan, path, baseline=(3.0,) * 4):
     """A journal with the plain runs, whose blocks are all equal."""
-    journal = Journal(path / "cells.jsonl", locate_plan.settings)
+    journal = Journal(path / "journal.jsonl", locate_plan.settings)
     for name, losses in (("origin", baseline), ("rerope", (2.0,) * 4)):
         for number, loss in enumerate(losses):
             add(journal, locate_plan, (*GROUP, name, number, "run"), nll=[loss] * 8)
@@ -151,7 +151,7 @@ def test_a_search_that_was_cut_short_is_unfinished(folder, tmp_path, losses, kin
     (row,) = summary["smallest"]
     assert (len(row["heads"]), row["finished"], row["enough"]) == (2, False, None)
     assert {task.kind for task in tasks(locate_plan, journal.rows)} == kinds
-    assert summary["cells_left"] > 0
+    assert summary["tasks_left"] > 0
 
 
 def test_no_set_is_searched_for_where_a_half_has_no_gap(folder, tmp_path):

@@ -208,7 +208,7 @@ def test_an_evaluator_with_logits_that_are_not_finite_leaves_nothing(eval_reques
         run(plan(eval_request), tmp_path / "out")
     assert [*(tmp_path / "out").glob("*.*")] == []
     monkeypatch.undo()
-    assert run(plan(eval_request), tmp_path / "out")["cells_left"] == 0
+    assert run(plan(eval_request), tmp_path / "out")["tasks_left"] == 0
 
 
 def test_the_estimate_counts_the_evaluators_passes(eval_request, monkeypatch):
