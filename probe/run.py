@@ -43,7 +43,7 @@ def run_probe(
     failures are predicted by (of `probe.thresholds.analysis.RULES`).
 
     Everything that can be checked is checked before the weights are loaded. The store appears under its name only when
-    it is whole; an interrupted run continues where it was; of a finished one, another rule rewrites the report, else the
+    it is whole; an interrupted run continues; of a finished one, another rule rewrites the report, else the
     summary is returned as it is. Raises FileExistsError for a folder that holds another run, unless `overwrite`, which
     removes nothing before the weights of the new run are loaded; also what `Runner.check` and `owned` raise.
     """

@@ -116,7 +116,7 @@ def run(
 ) -> dict[str, Any]:
     """Runs what is missing in the folder `out`; writes samples.csv and summary.json; returns the summary.
 
-    A (task, method, length) is whole in journal.jsonl or absent, so an interrupted run continues from there. None begins
+    A (task, method, length) is whole in journal.jsonl or absent, so an interrupted run continues there. None begins
     after the `deadline` `until`; the summary's `tasks_left` counts those not run. Those that do not fit in memory are
     left out, named on stderr and in `out_of_memory`; those that no worker of the `runner` could finish are in `failed`.
     Raises FileExistsError for a folder that holds another evaluation, RuntimeError where nothing fits or a layer's

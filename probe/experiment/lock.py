@@ -25,8 +25,8 @@ except ImportError:  # Windows
 LOCK = ".mesa-lens.lock"
 """The file in a folder that is locked while a run writes there, and that says who does."""
 RUNS = (
-    *("*.zarr", "*.zarr.*", "store.*", "journal.jsonl", "measured.jsonl", "harness.json*", "sections.json", "new-run.*"),
-    *("locate", "anatomy"),
+    *("*.zarr", "*.zarr.*", "store.*", "journal.jsonl", "measured.jsonl", "harness.json*", "sections.json"),
+    *("new-run.*", "locate", "anatomy"),
 )
 """What a folder of ours holds, one of these at least: patterns of names."""
 _LISTED = 3  # names of what else it holds

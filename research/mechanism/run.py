@@ -1,6 +1,6 @@
 """`make mechanism`: what docs/mechanism.md shows of the shipped model, from the runs to its pictures and tables.
 
-`python research/mechanism/run.py RUNS` runs `RUNNING` into RUNS; interrupted, the same command continues. Then it copies
+`python research/mechanism/run.py RUNS` runs `RUNNING` into RUNS; interrupted, it continues. Then it copies
 their tables to research/mechanism/results, draws docs/mechanism-*.png and writes the table of shares in
 docs/mechanism.md anew. With --draw it runs nothing and takes what is there.
 """
