@@ -23,7 +23,7 @@ CONSTRUCTED = "constructed"
 """The model type of the theorems' transformers (mesa/constructed.py), with ALiBi of one slope."""
 
 CONSTRUCTED_LLAMA = "constructed_llama"
-"""The model type of their rotary ones (mesa/constructed_llama.py)."""
+"""The model type of their rotary ones (mesa/constructed.py)."""
 
 _COUNTS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 

@@ -12,10 +12,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = """
-    mesa.plan mesa.weave  <-
-    mesa.methods          <- mesa.plan mesa.weave
+    mesa.plan             <-
+    mesa.methods          <- mesa.plan
     mesa.checkpoints      <-
-    mesa                  <- mesa.plan mesa.weave mesa.methods mesa.checkpoints
+    mesa                  <- mesa.plan mesa.methods mesa.checkpoints
     mesa.engine           <- mesa
     mesa.checking         <- mesa mesa.engine
     probe.options         <-
@@ -56,7 +56,7 @@ A name on the left is the folder's own files, one on the right all of them that 
 """
 PACKAGES = ("mesa", "probe", "theory", "mesa_lens")
 WITHOUT_TORCH = """
-    mesa mesa.methods mesa.plan mesa.settings mesa.support mesa.weave
+    mesa mesa.methods mesa.plan mesa.settings mesa.support
     mesa.fingerprints probe.options probe.request probe.experiment.lock probe.experiment.status_file
     mesa.checkpoints mesa.checkpoints.fetched mesa.checkpoints.gguf_header mesa.checkpoints.place
     probe probe.experiment.journal probe.evaluation.intervals probe.evaluation.summary
@@ -74,7 +74,7 @@ WITHOUT_TORCH = """
     probe.status mesa_lens.status
     mesa_lens.cli mesa_lens.export mesa_lens.report mesa_lens.fetching mesa_lens.paper.command
     mesa_lens.paper.words mesa_lens.paper.sections
-    theory theory.bounds theory.claim theory.cli theory.figures
+    theory theory.bounds theory.weave theory.claim theory.cli theory.figures
 """.split()
 
 

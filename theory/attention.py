@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
-from mesa.constructed_llama import inverse_frequencies
+from mesa.constructed import inverse_frequencies
 from mesa.plan import Plan, distances
 from theory.parts import POSITION, Head
 
@@ -47,7 +47,7 @@ def turned_scores(q: Tensor, k: Tensor, distance: Tensor, angles: Tensor) -> Ten
 
 
 Weave = Callable[[Any], Any]
-"""Maps distances to effective distances; see mesa.weave."""
+"""Maps distances to effective distances; see theory.weave."""
 
 Distances = Callable[[int], Tensor]
 """Effective distances (query, key) of so many tokens, below 0 where a key is not seen."""

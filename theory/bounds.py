@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mesa.weave import rerope, stair
+from theory.weave import rerope, stair
 
 
 def check_whole(name: str, value: Any, least: int) -> None:

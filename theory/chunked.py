@@ -29,10 +29,10 @@ import numpy as np
 from scipy.special import logsumexp
 
 from mesa.methods.chunked import MesaExtrapolation
-from mesa.weave import stair
 from theory.bounds import check_window, denominator
 from theory.recovery import log_steps, sharpness
 from theory.rotary import Rotary
+from theory.weave import stair
 
 Bias = Callable[[np.ndarray], np.ndarray]
 

@@ -13,7 +13,7 @@ from typing import Any, TypedDict, Unpack
 import torch
 from transformers import PreTrainedModel
 
-from mesa import weave
+from theory import weave
 from theory.attention import Distances, Encoding, Weave, planned
 from theory.bounds import check_whole, check_window
 from theory.chunked import mesa_method

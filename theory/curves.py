@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from mesa.weave import rerope
 from theory.bounds import extended_length, first_failure
 from theory.claims.corollary import exact_stair_model
 from theory.claims.settings import Settings
@@ -20,6 +19,7 @@ from theory.figures import IDEAL, NOPE, PE, STAIR, WEAVE, curve_data
 from theory.model import Construction
 from theory.parts import Shape
 from theory.recovery import KINDS, worst_error
+from theory.weave import rerope
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,12 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from mesa.constructed import ConstructedConfig, ConstructedForCausalLM
-from mesa.constructed_llama import ConstructedLlamaConfig, ConstructedLlamaForCausalLM
+from mesa.constructed import (
+    ConstructedConfig,
+    ConstructedForCausalLM,
+    ConstructedLlamaConfig,
+    ConstructedLlamaForCausalLM,
+)
 from theory.attention import Attention
 from theory.model import MLP, Construction
 from theory.parts import CONST, FREE

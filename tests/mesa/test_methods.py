@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import BloomConfig, LlamaConfig, MptConfig
 
 import mesa
-from mesa import methods, weave
+from mesa import methods
 from mesa.methods.chunked import MIDDLES, WEAVES
 from mesa.plan import distances, reach, restarts, rotary_base
 from mesa.settings import make_methods
@@ -435,20 +435,6 @@ def test_two_methods_of_one_name_are_an_error(install):
     install(SimpleNamespace(load=lambda: SimpleNamespace(name="rerope"), value="my_package:Other"))
     with pytest.raises(ValueError, match="my_package:Other is called 'rerope', as another method is; rename it"):
         mesa.make("rerope", 64)
-
-
-@pytest.mark.parametrize(
-    ("method", "woven"),
-    [
-        (mesa.ReRoPE(trained_length=64, window=5), lambda r: weave.rerope(r, 5)),
-        (mesa.LeakyReRoPE(trained_length=64, window=5, k=4), lambda r: weave.leaky_rerope(r, 5, 4)),
-        (mesa.StairPE(trained_length=64, window=5, width=3), lambda r: weave.stair(r, 5, 3)),
-    ],
-)
-def test_plans_weave_as_the_weave_functions_do(method, woven):
-    matrix = distances(method.plan(60))
-    query, key = np.tril_indices(60)
-    np.testing.assert_allclose(matrix[query, key], woven(query - key))
 
 
 @pytest.mark.parametrize("name", list(mesa.METHODS))

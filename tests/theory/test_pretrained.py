@@ -9,10 +9,10 @@ import torch
 
 import mesa
 import theory
-from mesa import weave
 from mesa.models import load
 from probe.capture.capture import capture_states
 from probe.capture.spec import HOOKS, CaptureSpec
+from theory import weave
 from theory.parts import FREE, POSITION, Shape
 from theory.rotary import READS, Rotary, yarn_scale
 from theory.rotary_model import FREE as ROTARY_FREE

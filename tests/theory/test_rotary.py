@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import theory
-from mesa import weave
+from theory import weave
 from theory.rotary import READS, Rotary, fails_from, most, ntk_factor, woven_reach
 
 

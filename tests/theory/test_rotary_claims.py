@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mesa.constructed_llama import ConstructedRotaryEmbedding
+from mesa.constructed import ConstructedRotaryEmbedding
 from theory import attention, rotary, rotary_model
 from theory.claims import CLAIMS, Settings, rotary_mesa, rotary_reach
 from theory.parts import BOS, CONST, POSITION

@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 
-from mesa.weave import stair
 from theory.bounds import denominator, extended_length, first_failure, ideal_position, stair_is_recovered
 from theory.claim import CORRECTED, HOLDS, NOTHING, PRINTED, Outcome, Reading, claim, deviation, grid
 from theory.claims.settings import Settings
 from theory.claims.theorem3 import ONE_HEAD, woven_head_output
 from theory.constructions import plain_model, stair_model
 from theory.model import Construction
+from theory.weave import stair
 
 
 def exact_stair_model(M: int, N: int, E: int, length: int, settings: Settings) -> Construction:

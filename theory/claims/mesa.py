@@ -10,7 +10,6 @@ import numpy as np
 
 from mesa.methods.chunked import MIDDLES
 from mesa.plan import distances
-from mesa.weave import stair
 from theory.bounds import extended_length, first_failure
 from theory.chunked import (
     fails_from,
@@ -28,6 +27,7 @@ from theory.claims.settings import Settings
 from theory.claims.theorem3 import ONE_HEAD
 from theory.constructions import mesa_model
 from theory.model import Construction
+from theory.weave import stair
 
 Size = tuple[int, int, int, int, int, int]
 """M, N, E, F, L and split_threshold."""

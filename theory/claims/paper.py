@@ -11,13 +11,13 @@ from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 import mesa
 from mesa.plan import distances
-from mesa.weave import self_extend, stair
 from theory.bounds import extended_length
 from theory.claim import CORRECTED, HOLDS, NOTHING, PRINTED, Outcome, Reading, claim, deviation, grid
 from theory.claims.settings import Settings
 from theory.claims.theorem3 import ONE_HEAD, ideal_denominator
 from theory.constructions import nope_model, plain_model, woven_model
 from theory.parts import POSITION
+from theory.weave import self_extend, stair
 
 
 def _alibi_slope(heads: int) -> float:

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mesa import weave
-from mesa.constructed_llama import inverse_frequencies
+from mesa.constructed import inverse_frequencies
 from mesa.engine.apply import applied
 from mesa.methods import DynamicNTK, Origin, ReRoPE, StairPE, YaRN
 from mesa.methods.base import Method
+from theory import weave
 from theory.bounds import last_recovered
 from theory.claim import HOLDS, NOTHING, PRINTED, Outcome, Reading, claim, crossing, deviation, grid
 from theory.claims.settings import Settings

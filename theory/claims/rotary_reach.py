@@ -7,8 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from mesa import weave
 from mesa.methods import PI, DynamicNTK, LeakyReRoPE, Method, YaRN
+from theory import weave
 from theory.claim import HOLDS, NOTHING, Outcome, Reading, claim, grid
 from theory.claims.rotary import (
     LONGEST,
