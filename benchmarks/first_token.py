@@ -11,7 +11,7 @@ import numpy as np
 
 import mesa
 from mesa.checkpoints.place import SHIPPED
-from probe.evaluation.intervals import shown, student
+from probe.statistics import shown, student
 from probe.tasks.score import heldout_ids, nll, text_windows
 
 TOKENS, JUDGED, WINDOWS = 255, 128, 16

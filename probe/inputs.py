@@ -18,9 +18,9 @@ from probe.plan import ProbePlan, evaluation_plan
 from probe.store import store
 from probe.store.reader import FINGERPRINTS
 from probe.tasks import score, sources
-from probe.tasks.finding import PASSKEY
 from probe.tasks.likelihood import TAIL
 from probe.tasks.retrieval import first_ids, repeated_word
+from probe.tasks.retrieval_tasks import PASSKEY
 
 _TRIED = 64  # tokens
 

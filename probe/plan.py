@@ -21,8 +21,8 @@ from probe.evaluation.by_length import check_lengths, default_lengths
 from probe.evaluation.plan import TASKS, EvalPlan, unfit_length
 from probe.request import EvalRequest, ProbeRequest, tell_left_out
 from probe.tasks.base import Setting
-from probe.tasks.finding import PASSKEY
 from probe.tasks.retrieval import repeated_word, word_ids
+from probe.tasks.retrieval_tasks import PASSKEY
 from probe.thresholds.search import CrossingRule, check_positions
 
 REPEATED = "repeated"

@@ -19,23 +19,24 @@ FLOORS = """
     mesa.engine           <- mesa
     mesa.checking         <- mesa mesa.engine
     probe.options         <-
+    probe.statistics      <-
     probe.capture         <- mesa probe.options
     probe.request         <- mesa probe.options probe.capture
     probe.tasks           <- mesa
     probe.files           <-
     probe.experiment      <- mesa probe.files probe.capture
-    probe.evaluation      <- mesa probe.options probe.request probe.tasks probe.capture probe.files probe.experiment
+    probe.evaluation      <- mesa probe.statistics probe.options probe.request probe.tasks probe.capture probe.files probe.experiment
     probe.store           <- probe.files probe.options
-    probe.thresholds      <- mesa probe.tasks probe.capture probe.evaluation probe.store
+    probe.thresholds      <- mesa probe.statistics probe.tasks probe.capture probe.evaluation probe.store
     probe.figures         <- mesa probe.files probe.capture probe.store probe.thresholds
-    probe.attention       <- mesa probe.options probe.files probe.request probe.tasks probe.capture probe.experiment probe.evaluation probe.store probe.thresholds
-    probe.interventions   <- mesa probe.options probe.files probe.request probe.tasks probe.capture probe.experiment probe.evaluation probe.store probe.thresholds
+    probe.attention       <- mesa probe.statistics probe.options probe.files probe.request probe.tasks probe.capture probe.experiment probe.evaluation probe.store probe.thresholds
+    probe.interventions   <- mesa probe.statistics probe.options probe.files probe.request probe.tasks probe.capture probe.experiment probe.evaluation probe.store probe.thresholds
     probe.status          <- probe.experiment probe.store
     probe.mechanism_report <- probe.files probe.store probe.figures probe.interventions probe.attention
     probe.glossary        <-
     probe.plan          <- mesa probe.options probe.request probe.tasks probe.capture probe.evaluation probe.thresholds
     probe.inputs          <- mesa probe.options probe.tasks probe.capture probe.store probe.plan
-    probe.verdict         <- probe.evaluation probe.store probe.thresholds
+    probe.verdict         <- probe.statistics probe.evaluation probe.store probe.thresholds
     probe.report          <- probe.files probe.store probe.thresholds probe.figures probe.mechanism_report probe.verdict probe.glossary
     probe.stages          <- mesa probe.capture probe.experiment probe.evaluation probe.store probe.thresholds probe.plan probe.inputs
     probe.opened          <- probe.files probe.evaluation probe.store probe.thresholds probe.figures probe.interventions probe.attention probe.verdict probe.report
@@ -59,7 +60,7 @@ WITHOUT_TORCH = """
     mesa mesa.methods mesa.plan mesa.settings mesa.support
     mesa.fingerprints probe.options probe.request probe.experiment.lock probe.experiment.status_file
     mesa.checkpoints mesa.checkpoints.fetched mesa.checkpoints.gguf_header mesa.checkpoints.place
-    probe probe.experiment.journal probe.evaluation.intervals probe.evaluation.summary
+    probe probe.experiment.journal probe.statistics probe.evaluation.summary
     probe.tasks.sources
     probe.store.store probe.store.reader probe.store.results probe.store.select probe.store.cache
     probe.thresholds.search probe.thresholds.predict probe.thresholds.analysis probe.thresholds.findings

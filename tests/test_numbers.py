@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from probe.evaluation.intervals import shown
+from probe.statistics import shown
 from probe.store.results import ranged
 
 ROOT = Path(__file__).parents[1]

@@ -20,9 +20,9 @@ from probe.options import parse_ranges
 from probe.request import AnatomyRequest, tell_left_out
 from probe.tasks import sources
 from probe.tasks.base import Setting
-from probe.tasks.finding import PASSKEY
 from probe.tasks.likelihood import TAIL
 from probe.tasks.retrieval import Prompt, first_ids
+from probe.tasks.retrieval_tasks import PASSKEY
 from probe.tasks.score import heldout_ids
 from probe.thresholds.search import CrossingRule, check_positions
 

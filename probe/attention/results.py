@@ -17,9 +17,9 @@ from probe.attention.request import LEAST_TEXTS, AnatomyPlan
 from probe.attention.run import moments_path, texts_read
 from probe.attention.sentences import LEAST, RETRIEVES, text_of
 from probe.attention.vectors import vector_results
-from probe.evaluation.intervals import half_width, student, wilson
 from probe.experiment.journal import Journal
 from probe.files import write_json
+from probe.statistics import half_width, student, wilson
 from probe.store.results import ANATOMY, VECTORS
 
 _OFFSETS = (0, 1)

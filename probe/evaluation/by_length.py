@@ -10,8 +10,8 @@ import xarray as xr
 from mesa.support import is_rotary
 from probe.evaluation.plan import EvalPlan
 from probe.experiment.journal import Rows
-from probe.tasks.finding import PASSKEY
 from probe.tasks.likelihood import TAIL, tail_tokens
+from probe.tasks.retrieval_tasks import PASSKEY
 
 JOURNAL = "measured.jsonl"
 TASKS = (TAIL.name, PASSKEY.name)

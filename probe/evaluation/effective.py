@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from probe.evaluation.intervals import Estimate, combined, interval, student
-from probe.evaluation.summary import Table
+from probe.evaluation.summary import Table, interval
+from probe.statistics import Estimate, combined, student
 from probe.tasks.base import Metric
 
 SHARE = 0.85

@@ -18,14 +18,16 @@ from probe.evaluation.evaluator import Evaluator, evaluator_of, passes
 from probe.request import EvalRequest, tell_left_out
 from probe.tasks import sources
 from probe.tasks.base import Setting, Task
-from probe.tasks.finding import FINDING
 from probe.tasks.latency import Latency
 from probe.tasks.likelihood import LIKELIHOOD, LONGPPL
+from probe.tasks.retrieval_tasks import RETRIEVAL
 from probe.tasks.ruler import RULER, RulerTask
 from probe.tasks.score import SLICE, heldout_ids
 from probe.tasks.summaries import Summaries
 
-TASKS: dict[str, Task] = {task.name: task for task in (*FINDING, *RULER, *LIKELIHOOD, LONGPPL, Summaries(), Latency())}
+TASKS: dict[str, Task] = {
+    task.name: task for task in (*RETRIEVAL, *RULER, *LIKELIHOOD, LONGPPL, Summaries(), Latency())
+}
 """Every task by its name."""
 PROMPTS = 2
 """Version of how prompts are drawn; raised with every change that makes other prompts of the same settings."""

@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from probe.evaluation.intervals import Ends, fieller, student
+from probe.statistics import Ends, fieller, student
 
 LEAST = 0.01
 """Nats/token; a smaller gap counts as none."""

@@ -22,8 +22,8 @@ from mesa.decoder import layers_of
 from mesa.methods import Method
 from probe.capture.spec import HOOKS
 from probe.tasks.base import Setting
-from probe.tasks.finding import PASSKEY
 from probe.tasks.likelihood import TAIL, tail_tokens
+from probe.tasks.retrieval_tasks import PASSKEY
 
 HookPoint = tuple[str, int]
 """A hook of `HOOK_NAMES`, and a layer."""

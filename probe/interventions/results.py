@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from probe.evaluation.intervals import rank_correlation
 from probe.experiment.journal import Journal, Rows
 from probe.files import write_json
 from probe.interventions.head_search import (
@@ -27,6 +26,7 @@ from probe.interventions.interventions import Heads, by_layer
 from probe.interventions.loss_gap import PairedLosses, Share
 from probe.interventions.request import ORIGIN, Group, LocatePlan
 from probe.interventions.tasks import remaining
+from probe.statistics import rank_correlation
 from probe.store.results import LOCATED
 
 _EFFECT = ("kind", "way", "hook", "span", "layer", "head")

@@ -221,4 +221,4 @@ RULER = (
     RulerTask("cwe", "RULER: the commonest words of a list", _fixed(ruler_prompts.common_words), 120, _CWE),
     RulerTask("fwe", "RULER: the three commonest coded words", _fixed(ruler_prompts.frequent_words), 50),
 )
-"""RULER's synthetic tasks beside its single needles (`finding.py`)."""
+"""RULER's synthetic tasks beside its single needles (`retrieval_tasks.py`)."""

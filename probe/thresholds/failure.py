@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 
-from probe.evaluation.intervals import half_width, wilson
+from probe.statistics import half_width, wilson
 from probe.thresholds.stated_window import LEAST_ACCURACY, NATS_ABOVE, NOT_JUDGED, StatedWindow, stated_window
 
 CHANCE_NATS = 0.1

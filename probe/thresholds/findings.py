@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from probe.evaluation.intervals import shown
 from probe.evaluation.summary import Table, plain_table
+from probe.statistics import shown
 from probe.thresholds.calls import ranges
 from probe.thresholds.control import ALPHA
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from probe.evaluation.intervals import shown, student, wilson
+from probe.statistics import shown, student, wilson
 
 NATS_ABOVE = 0.5
 LEAST_ACCURACY = 0.5

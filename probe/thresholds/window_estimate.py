@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from probe.evaluation.intervals import shown, student
+from probe.statistics import shown, student
 from probe.thresholds.failure import onset
 
 SHORTEST = 64

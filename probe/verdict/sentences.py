@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probe.evaluation.intervals import shown, wilson
+from probe.statistics import shown, wilson
 from probe.store.results import is_clear, percent
 from probe.thresholds.calls import ranges
 from probe.thresholds.failure import LEAST_ACCURACY, NLL, PASSKEY

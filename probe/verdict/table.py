@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probe.evaluation.intervals import shown
+from probe.statistics import shown
 from probe.store.results import percent
 from probe.thresholds.calls import WITH_FACTOR
 from probe.verdict.rows import to_crop

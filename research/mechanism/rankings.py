@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from probe.evaluation.intervals import LEAST_RANKED, rank_correlation
+from probe.statistics import LEAST_RANKED, rank_correlation
 
 _BY_HEAD = (
     ("frequencies", "norms", "beyond M", "unmet phases, by norms"),

@@ -20,10 +20,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from probe.evaluation.intervals import shown, student, wilson
 from probe.figures.figure_data import Chart, Line, Panel, Rule, trained_rule
 from probe.figures.render import rendered
 from probe.figures.styles import RED, style
+from probe.statistics import shown, student, wilson
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

@@ -16,14 +16,14 @@ from mesa.methods import Method, registry
 from mesa.models import Loaded
 from probe.tasks import corpus, score
 from probe.tasks.base import Setting, Task
-from probe.tasks.finding import FINDING
 from probe.tasks.likelihood import TAIL, tail_tokens
+from probe.tasks.retrieval_tasks import RETRIEVAL
 from research.shipped_models.key_values import KEY_VALUE, TRACKING
 from research.shipped_models.mixture import SHARES
 
 METHODS = ("origin", "rerope", "dynamic-ntk", "lm-infinite", "stair", "mesa")
 MULTIPLES = (0.5, 1, 2, 4, 8)
-_FINDING = {task.name: task for task in FINDING}
+_FINDING = {task.name: task for task in RETRIEVAL}
 TASKS: dict[str, Task] = {
     "tail_nll": TAIL,
     "passkey": _FINDING["passkey"],

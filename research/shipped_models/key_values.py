@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from probe.tasks.base import Setting
-from probe.tasks.finding import Finding
 from probe.tasks.retrieval import PASSKEY_FILLER, Prompt, encode, encode_once, first_ids, random_key, random_name
+from probe.tasks.retrieval_tasks import RetrievalTask
 from research.shipped_models import quizzes
 
 if TYPE_CHECKING:
@@ -85,5 +85,5 @@ def _tracking(tokenizer: Any, length: int, rng: np.random.Generator, setting: Se
     return tracking(tokenizer, length, rng)
 
 
-KEY_VALUE = Finding("key-value", "a value of a JSON object, by its key", _key_value)
-TRACKING = Finding("tracking", "RULER's variable tracking, all variables in their order", _tracking)
+KEY_VALUE = RetrievalTask("key-value", "a value of a JSON object, by its key", _key_value)
+TRACKING = RetrievalTask("tracking", "RULER's variable tracking, all variables in their order", _tracking)

@@ -13,8 +13,8 @@ from mesa.fingerprints import identity, ids_fingerprint
 from mesa.models import tokenizer_of
 from probe.tasks import score as texts_of
 from probe.tasks.base import Setting
-from probe.tasks.finding import PASSKEY
 from probe.tasks.retrieval import first_ids, repeated_ids
+from probe.tasks.retrieval_tasks import PASSKEY
 from research.thresholds_predict_failure.study import Study
 
 

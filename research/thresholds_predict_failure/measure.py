@@ -15,9 +15,9 @@ from mesa.finite import states_checked
 from mesa.methods import Method
 from mesa.models import load
 from probe.tasks.base import Setting
-from probe.tasks.finding import PASSKEY
 from probe.tasks.likelihood import TAIL, tail_prompts
 from probe.tasks.retrieval import first_ids
+from probe.tasks.retrieval_tasks import PASSKEY
 from research.script import Journal
 from research.thresholds_predict_failure.inputs import Inputs
 from research.thresholds_predict_failure.results import REFERENCE, judges

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from probe.evaluation.intervals import correlations
+from probe.statistics import correlations
 
 LEVEL = 0.95
 

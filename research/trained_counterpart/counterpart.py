@@ -20,10 +20,10 @@ from mesa.models import bytes_a_number, check_placement, config_of, load, tokeni
 from mesa.support import check_config, check_method, trained_length
 from probe.capture.bridge import bridge_to
 from probe.capture.memory import check_memory, peak_bytes
-from probe.evaluation.intervals import student
 from probe.interventions.loss_gap import PairedLosses
 from probe.interventions.passes import Edit, Item
 from probe.interventions.passes import run as one_pass
+from probe.statistics import student
 from probe.tasks import sources
 from probe.tasks.base import Setting
 from probe.tasks.likelihood import TAIL, tail_tokens

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata
 
-from probe.evaluation.intervals import half_width
+from probe.statistics import half_width
 
 LINEAR, MONOTONE, CARRIED = 0.8, 0.7, 0.5
 """The least low ends of the intervals by which a head reads positions, follows them, and hands them on."""

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from probe.evaluation.intervals import shown
 from probe.options import parse_lengths
+from probe.statistics import shown
 from research.script import Journal, deadline, load_options, make_parser, run
 from theory.figures import SERIES, save
 

@@ -11,8 +11,8 @@ from mesa.models import load
 from mesa.support import trained_length
 from probe.tasks import score
 from probe.tasks.base import Setting
-from probe.tasks.finding import PASSKEY
 from probe.tasks.likelihood import TAIL
+from probe.tasks.retrieval_tasks import PASSKEY
 from research.shipped_models import card
 
 

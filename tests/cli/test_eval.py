@@ -11,7 +11,7 @@ import pytest
 from commands import main
 
 from probe.evaluation import run as running
-from probe.tasks.finding import Finding
+from probe.tasks.retrieval_tasks import RetrievalTask
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def test_an_interrupt_says_how_to_go_on(words, tmp_path, capsys, monkeypatch, ov
         cells -= 1
         return original(self, *arguments)
 
-    original, cells = Finding.measure, 0
-    monkeypatch.setattr(Finding, "measure", interrupted)
+    original, cells = RetrievalTask.measure, 0
+    monkeypatch.setattr(RetrievalTask, "measure", interrupted)
     assert main([*words, str(tmp_path), *overwrite]) == 1
     assert capsys.readouterr().err.endswith("mesa-lens: interrupted; nothing half-written was left\n")
     cells = 1
@@ -101,7 +101,7 @@ def test_a_failure_ends_with_1(words, tmp_path, capsys, monkeypatch):
     def failing(*_):
         raise RuntimeError("no luck")
 
-    monkeypatch.setattr(Finding, "measure", failing)
+    monkeypatch.setattr(RetrievalTask, "measure", failing)
     assert main([*words, str(tmp_path)]) == 1
     assert capsys.readouterr().err.endswith("mesa-lens: no luck\n")
 

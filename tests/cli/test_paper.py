@@ -19,10 +19,10 @@ from mesa_lens.paper.config import check, estimate, model_of, plan_section, prob
 from mesa_lens.paper.sections import SECTIONS
 from probe.evaluation import evaluator
 from probe.evaluation import run as running
-from probe.evaluation.intervals import shown
 from probe.experiment import model_spec
 from probe.experiment import run as experiment
 from probe.experiment.task import TasksLost
+from probe.statistics import shown
 from probe.store.reader import open_run
 from probe.tasks import corpus
 from probe.tasks.likelihood import Likelihood

@@ -13,7 +13,7 @@ from probe.inputs import prepare
 from probe.interventions import request as locating
 from probe.plan import ProbeRequest, plan, provenance
 from probe.tasks.base import Setting
-from probe.tasks.finding import PASSKEY
+from probe.tasks.retrieval_tasks import PASSKEY
 
 PLANS = {
     "probe": (plan, ProbeRequest),

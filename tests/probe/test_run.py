@@ -14,9 +14,9 @@ from commands import main
 
 from mesa.models import tokenizer_of
 from probe.capture.spec import CaptureSpec, Selection
-from probe.evaluation.intervals import wilson
 from probe.experiment import model_spec as source
 from probe.plan import ProbeRequest, plan
+from probe.statistics import wilson
 from probe.store.reader import open_run
 from probe.tasks import likelihood
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from probe.evaluation.intervals import rank_correlation
+from probe.statistics import rank_correlation
 from research.mechanism.rankings import rankings
 from research.mechanism.run import add_rankings
 

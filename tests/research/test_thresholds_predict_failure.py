@@ -12,7 +12,7 @@ from transformers import BloomConfig, LlamaConfig
 from mesa.models import load
 from mesa.plan import follows_length, reach
 from mesa.settings import fitting_methods
-from probe.evaluation.intervals import correlations
+from probe.statistics import correlations
 from probe.tasks import corpus
 from research.thresholds_predict_failure import measure, predict
 from research.thresholds_predict_failure.figures import lengths_figure

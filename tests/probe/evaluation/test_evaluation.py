@@ -16,10 +16,10 @@ from probe.evaluation.plan import TASKS, EvalRequest, estimate, plan
 from probe.evaluation.run import run
 from probe.experiment import model_spec as source
 from probe.options import parse_lengths
-from probe.tasks import finding
-from probe.tasks.finding import FINDING
+from probe.tasks import retrieval_tasks
 from probe.tasks.likelihood import Likelihood
 from probe.tasks.retrieval import PASSKEY_ENHANCED
+from probe.tasks.retrieval_tasks import RETRIEVAL
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +111,8 @@ def test_missing_and_empty_files_are_named(asked, tmp_path):
 
 
 def test_a_tokenizer_that_cannot_give_the_length_says_by_how_much(asked, monkeypatch):
-    original = finding.retrieval.encode
-    monkeypatch.setattr(finding.retrieval, "encode", lambda t, text: () if text == "\n" else original(t, text))
+    original = retrieval_tasks.retrieval.encode
+    monkeypatch.setattr(retrieval_tasks.retrieval, "encode", lambda t, text: () if text == "\n" else original(t, text))
     with pytest.raises(ValueError, match=r"lines: this tokenizer cannot make a prompt of 250 tokens, it is off by -\d"):
         plan(replace(asked, tasks=("lines",), lengths=(250,)))
 
@@ -130,7 +130,7 @@ def test_methods_a_model_cannot_have_are_refused_by_name_and_left_out_of_all(ask
     assert "left out: ntk-mixed cannot be attached" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("task", FINDING, ids=lambda task: task.name)
+@pytest.mark.parametrize("task", RETRIEVAL, ids=lambda task: task.name)
 @pytest.mark.parametrize("length", [160, 333])
 def test_prompts_are_seeded_exactly_long_and_hold_their_answer(tokenizer, setting, task, length):
     prompts = task.prepare(tokenizer, length, setting, 5)
@@ -145,11 +145,11 @@ def test_prompts_are_seeded_exactly_long_and_hold_their_answer(tokenizer, settin
 
 
 def test_tasks_share_no_random_stream_and_passkeys_are_those_they_were(tokenizer, setting):
-    drawn = {task.name: [each.answer for each in task.prepare(tokenizer, 333, setting, 5)] for task in FINDING}
+    drawn = {task.name: [each.answer for each in task.prepare(tokenizer, 333, setting, 5)] for task in RETRIEVAL}
     for name in ("niah-essay", "niah-noise", "passkey-chat", "passkey-question", "passkey-answer", "niah-repeat"):
         assert not any(set(drawn[name]) & set(drawn[other]) for other in drawn if other != name)
     rng = np.random.default_rng([setting.seed, 333, 7])
-    assert drawn["passkey"] == [finding.retrieval.passkey(tokenizer, 333, rng).answer for _ in range(5)]
+    assert drawn["passkey"] == [retrieval_tasks.retrieval.passkey(tokenizer, 333, rng).answer for _ in range(5)]
 
 
 @pytest.mark.parametrize("prompt", ["question", "answer"])
@@ -178,8 +178,8 @@ def test_every_method_is_given_the_same_prompts(asked, tmp_path, monkeypatch):
         given.setdefault((self.name, length), []).append([tuple(prompt.ids) for prompt in prepared])
         return original(self, loaded, length, prepared, setting)
 
-    original = finding.Finding.measure
-    monkeypatch.setattr(finding.Finding, "measure", watched)
+    original = retrieval_tasks.RetrievalTask.measure
+    monkeypatch.setattr(retrieval_tasks.RetrievalTask, "measure", watched)
     run(plan(replace(asked, tasks=("passkey", "niah-noise"))), tmp_path / "out")
     assert len(given) == 4
     assert all(first == second for first, second in given.values())
@@ -358,8 +358,8 @@ def test_batches_are_halved_where_memory_runs_out(tmp_path, monkeypatch, error):
 
     asked = EvalRequest(tasks=("passkey",), methods="origin", lengths=(608,), samples=6, batch=8)
     run(plan(asked), tmp_path / "whole")
-    original = finding.retrieval_hits
-    monkeypatch.setattr(finding, "retrieval_hits", small)
+    original = retrieval_tasks.retrieval_hits
+    monkeypatch.setattr(retrieval_tasks, "retrieval_hits", small)
     run(plan(asked), tmp_path / "halved")
     assert sizes == [6, 3, *[1] * 6]
     assert rows(tmp_path / "halved") == rows(tmp_path / "whole")
@@ -395,7 +395,7 @@ def test_cells_that_do_not_fit_are_left_out_and_told(asked, tmp_path, monkeypatc
     [(torch.OutOfMemoryError(), "nothing fits in memory from 96 tokens on"), (RuntimeError("other"), "other")],
 )
 def test_a_run_of_which_nothing_fits_and_other_errors_end_it(asked, tmp_path, monkeypatch, error, message):
-    monkeypatch.setattr(finding, "retrieval_hits", lambda *_: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(retrieval_tasks, "retrieval_hits", lambda *_: (_ for _ in ()).throw(error))
     with pytest.raises(RuntimeError, match=message):
         run(plan(replace(asked, tasks=("passkey",))), tmp_path)
 

@@ -7,10 +7,10 @@ import pytest
 from scipy.stats import multinomial
 
 from mesa_lens.paper.words import words
-from probe.evaluation.intervals import bonett_price, interval, paired, shown, student, wilson
 from probe.evaluation.plan import TASKS
-from probe.evaluation.summary import places, score_tables, summarize, tables
+from probe.evaluation.summary import interval, paired, places, score_tables, summarize, tables
 from probe.figures.curves import evaluation_charts, write_curves
+from probe.statistics import bonett_price, shown, student, wilson
 from probe.tasks.base import Metric
 
 FOUND, LOSS = Metric("accuracy", "share", binary=True), Metric("nll", "nats")

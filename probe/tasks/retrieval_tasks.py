@@ -19,7 +19,7 @@ Build = Callable[[Any, int, np.random.Generator, Setting], Prompt]
 
 
 @dataclass(frozen=True)
-class Finding(Task):
+class RetrievalTask(Task):
     """A task whose answer stands in its prompt; scores 1 where greedy decoding begins with it."""
 
     name: str
@@ -80,15 +80,15 @@ def _lines(tokenizer: Any, length: int, rng: np.random.Generator, setting: Setti
 
 _QUESTION = "passkey, enhanced: 'Q: what is the passkey in below text? ... A:'"
 
-FINDING = (
-    Finding("passkey", "the paper's passkey prompt", _passkey()),
-    Finding("passkey-question", _QUESTION, _passkey("question")),
-    Finding("passkey-answer", "passkey, enhanced: 'Q: ... A: the passkey is'", _passkey("answer")),
-    Finding("passkey-chat", "passkey as a user's message in the tokenizer's chat template", _passkey_chat),
-    Finding("niah-repeat", "RULER's single needle in repeated sentences", _niah("repeat")),
-    Finding("niah-essay", "RULER's single needle in running text", _niah("essay")),
-    Finding("niah-noise", "RULER's single needle in random words", _niah("noise")),
-    Finding("lines", "LongEval's lines", _lines),
+RETRIEVAL = (
+    RetrievalTask("passkey", "the paper's passkey prompt", _passkey()),
+    RetrievalTask("passkey-question", _QUESTION, _passkey("question")),
+    RetrievalTask("passkey-answer", "passkey, enhanced: 'Q: ... A: the passkey is'", _passkey("answer")),
+    RetrievalTask("passkey-chat", "passkey as a user's message in the tokenizer's chat template", _passkey_chat),
+    RetrievalTask("niah-repeat", "RULER's single needle in repeated sentences", _niah("repeat")),
+    RetrievalTask("niah-essay", "RULER's single needle in running text", _niah("essay")),
+    RetrievalTask("niah-noise", "RULER's single needle in random words", _niah("noise")),
+    RetrievalTask("lines", "LongEval's lines", _lines),
 )
-PASSKEY = FINDING[0]
+PASSKEY = RETRIEVAL[0]
 """The task of every measured failure."""
