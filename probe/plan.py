@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import version
@@ -19,7 +19,7 @@ from probe.capture.spec import Selection
 from probe.evaluation import by_length
 from probe.evaluation.by_length import check_lengths, default_lengths
 from probe.evaluation.plan import TASKS, EvalPlan, unfit_length
-from probe.request import EvalRequest, ProbeRequest, tell_left_out
+from probe.request import EvalRequest, MethodsRequest, ProbeRequest, tell_left_out
 from probe.tasks.base import Setting
 from probe.tasks.retrieval import repeated_word, word_ids
 from probe.tasks.retrieval_tasks import PASSKEY
@@ -169,16 +169,13 @@ def evaluation_plan(plan: ProbePlan, documents: Sequence[np.ndarray]) -> EvalPla
     """The evaluation that measures failure; the scores depend on its settings."""
     request = plan.request
     setting = Setting(plan.trained_length, plan.lengths, request.samples, request.seed, tuple(documents))
+    shared = {field.name: getattr(request, field.name) for field in fields(MethodsRequest)}
     eval_request = EvalRequest(
+        **{**shared, "trained_length": plan.trained_length},
         tasks=by_length.TASKS,
-        model=request.model,
-        load=request.load,
-        trained_length=plan.trained_length,
         lengths=plan.lengths,
         samples=request.samples,
-        seed=request.seed,
         text=None if request.text is None else str(request.text),
-        executor=request.executor,
     )
     return EvalPlan(eval_request, plan.methods, setting, plan.config)
 
@@ -203,24 +200,20 @@ def provenance(plan: ProbePlan) -> dict[str, Any]:
     request = plan.request
     _, left_out = request.fitting_methods(plan.config, plan.trained_length, request.settings)
     return {
+        **request.identity,
         "trained_length": plan.trained_length,
         "length": plan.length,
-        "model": request.model,
         "model_type": plan.config.model_type,
         **origin(request.model, plan.config, request.load.get("revision")),
         "source_dtype": chosen_dtype(plan.config, request.load),
         "method_configs": json.dumps({name: method.describe() for name, method in plan.methods.items()}),
         **({"left_out": "; ".join(left_out.values())} if left_out else {}),
-        "executor": request.executor,
         "spec": json.dumps(asdict(request.spec)),
-        "word": request.word,
         **({"first_token": plan.first_token} if plan.first_token else {}),
         **({"period": plan.period} if plan.period > 1 else {}),
         "text": str(request.text or "shipped held-out text"),
         "lengths": json.dumps(plan.lengths if request.samples else []),
-        "samples": request.samples,
-        **({"refine": plan.refine} if plan.refine else {}),
-        "seed": request.seed,
+        "refine": plan.refine,
         "versions": json.dumps({package: version(package) for package in _PACKAGES}),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }

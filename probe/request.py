@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -40,6 +40,8 @@ METHODS = "origin,rerope,dynamic-ntk,mesa"
 """The methods that a probe compares by default."""
 _MODEL, _METHODS, _DATA = "model", "methods", "data"
 _LENGTHS = "tokens, e.g. 256,512 or 1k:16k:1k"
+_STORED = ("methods", "settings", "lengths", "force")
+"""Results are stored by method and length, with each method's parameters and with what was forced."""
 _TEXT = "text for NLL and essays: a file, folder or hub dataset"
 
 Kind = Literal["weave", "patch", "clamp", "attribution", "smallest"]
@@ -124,6 +126,14 @@ class ModelRequest(ModelOptions):
         group="output",
     )
     default_methods: ClassVar[str] = "all"
+    not_compared: ClassVar[tuple[str, ...]] = ()
+    """Fields that a resumed run may change: no result depends on them, or what is stored names their values."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """By name every field but `not_compared`, those of `load` one by one: a resumed run must have the same."""
+        fields = {name: value for name, value in asdict(self).items() if name not in (*self.not_compared, "load")}
+        return {**fields, **{name: value for name, value in self.load.items() if value is not None}}
 
     def fitting_methods(
         self, config: Any, trained_length: int, settings: Sequence[str] = ()
@@ -166,6 +176,7 @@ class ProbeRequest(MethodsRequest):
     """
 
     default_methods: ClassVar[str] = METHODS
+    not_compared: ClassVar[tuple[str, ...]] = ("methods", "settings", "force", "texts", "store")
     length: Tokens | None = option(None, "tokens captured", unset="4 M")
     word: Text = option("hello", "the word that is repeated", key="prompt")
     text: InputPath | None = option(None, "a text or .jsonl file for text prompts", unset="the shipped text")
@@ -194,6 +205,7 @@ class ProbeRequest(MethodsRequest):
 class EvalRequest(MethodsRequest):
     """What an evaluation runs; lengths in tokens. The rest as in `probe.tasks.base.Setting`."""
 
+    not_compared: ClassVar[tuple[str, ...]] = (*_STORED, "tasks", "batch")
     tasks: Names = option(("passkey", "nll"), "names, separated by commas; --list-tasks explains them", key="task")
     lengths: Lengths | None = option(None, _LENGTHS, unset="1, 2, 4, 8 M, less what holds no prompt")
     samples: Count = option(100, "prompts a length and method")
@@ -228,6 +240,10 @@ class LocateRequest(MethodsRequest):
     """
 
     default_methods: ClassVar[str] = "rerope"
+    not_compared: ClassVar[tuple[str, ...]] = (
+        *_STORED,
+        *("kinds", "measures", "layers", "heads", "hooks", "spans", "ways", "candidates"),
+    )
     kinds: Annotated[tuple[Kind, ...], Split] = option(("weave", "patch", "clamp"), "what to try", key="try")
     measures: Annotated[tuple[Measure, ...], Split] = option(("nll",), "of nll, passkey", key="measure")
     lengths: Lengths | None = option(None, _LENGTHS, unset="4 M")
@@ -259,6 +275,7 @@ class AnatomyRequest(MethodsRequest):
     """
 
     default_methods: ClassVar[str] = METHODS
+    not_compared: ClassVar[tuple[str, ...]] = (*_STORED, "parts", "texts")
     parts: Annotated[tuple[Part, ...], Split] = option(("all",), "what to measure")
     lengths: Lengths | None = option(
         None, f"{_LENGTHS}; positional vectors are taken at the longest", unset="M and 4 M"

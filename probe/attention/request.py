@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -90,10 +90,8 @@ class AnatomyPlan:
     @property
     def settings(self) -> dict[str, Any]:
         """Everything that a row depends on beside its key and its method, ready for JSON."""
-        options = asdict(self.request)
         return {
-            **{name: options[name] for name in ("model", "seed", "samples", "executor", "text", "layers")},
-            **{key: value for key, value in self.request.load.items() if value is not None},
+            **self.request.identity,
             "trained_length": self.trained_length,
             "longest": self.lengths[-1],
             "prompts": PROMPTS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -66,10 +66,8 @@ class EvalPlan:
     @property
     def settings(self) -> dict[str, Any]:
         """Everything that scores depend on, ready for JSON. Tasks, methods and lengths may be added to a run."""
-        free = ("tasks", "methods", "settings", "lengths", "batch", "load", "force")
         return {
-            **{name: value for name, value in asdict(self.request).items() if name not in free},
-            **{key: value for key, value in self.request.load.items() if value is not None},
+            **self.request.identity,
             "trained_length": self.setting.trained_length,
             "longest": max(self.setting.lengths),
             "prompts": SCORED_PROMPTS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -56,10 +56,8 @@ class LocatePlan:
     @property
     def settings(self) -> dict[str, Any]:
         """Everything that the losses of a task depend on beside its key and its method, ready for JSON."""
-        options = asdict(self.request)
         return {
-            **{name: options[name] for name in ("model", "seed", "samples", "executor", "text", "word", "dims")},
-            **{key: value for key, value in self.request.load.items() if value is not None},
+            **self.request.identity,
             "trained_length": self.trained_length,
             "longest": max(length for _, length in self.items),
             "prompts": PROMPTS,

@@ -1,0 +1,40 @@
+"""A field of a request is compared as a run is resumed, unless the request's class names it in `not_compared`."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from probe.attention.request import plan as plan_anatomy
+from probe.evaluation.plan import plan as plan_evaluation
+from probe.interventions.request import plan as plan_locate
+from probe.plan import evaluation_plan, plan, provenance
+from probe.request import AnatomyRequest, EvalRequest, LocateRequest, MethodsRequest, ProbeRequest
+
+REQUESTS = ProbeRequest, EvalRequest, LocateRequest, AnatomyRequest
+_OTHER: Any = {"load": {"device": "cuda"}}
+
+
+@pytest.mark.parametrize("cls", REQUESTS)
+def test_a_changed_field_changes_the_identity_unless_it_is_excepted(cls):
+    request = cls()
+    names = {field.name for field in fields(cls)}
+    changed = {name: replace(request, **{name: _OTHER.get(name, "another")}) for name in names}
+    assert {name for name in names if changed[name].identity == request.identity} == {*cls.not_compared}
+
+
+def test_a_plan_compares_the_identity_of_its_request():
+    few: Any = {"samples": 1, "seed": 7}
+    probe = plan(ProbeRequest(**few, lengths=(256,)))
+    assert provenance(probe).keys() >= probe.request.identity.keys()
+    evaluation = evaluation_plan(probe, ())
+    compared = {field.name for field in fields(MethodsRequest)} - {*EvalRequest.not_compared, "load", "trained_length"}
+    for name in compared:
+        assert evaluation.settings[name] == getattr(probe.request, name)
+    others = (
+        plan_evaluation(EvalRequest(**few, lengths=(256,))),
+        plan_locate(LocateRequest(**few, lengths=(512,))),
+        plan_anatomy(AnatomyRequest(**few, parts=("heads",), lengths=(256,))),
+    )
+    for other in others:
+        assert other.settings.keys() >= other.request.identity.keys()
