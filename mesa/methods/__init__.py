@@ -17,9 +17,8 @@ from mesa.methods.base import Method
 from mesa.methods.chunked import MesaExtrapolation
 from mesa.methods.dual_chunk import DCA
 from mesa.methods.interpolated import PI, YaRN
-from mesa.methods.mapped import LaMPE
+from mesa.methods.mapped import STRING, LaMPE
 from mesa.methods.plain import DynamicNTK, NoPE, NTKMixed, Origin
-from mesa.methods.shifted import STRING
 from mesa.methods.windowed import Crop, LMInfinite, StreamingLLM
 from mesa.methods.woven import LeakyReRoPE, ReRoPE, SelfExtend, StairPE
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
-from mesa.methods.heads import read_heads
 from mesa.plan import LARGEST, LogN, Plan, Position, Product, Region, Scale, token_index
 
 _KINDS: dict[str, tuple[Any, str]] = {  # by annotation: what is allowed, in words
@@ -18,6 +18,10 @@ _KINDS: dict[str, tuple[Any, str]] = {  # by annotation: what is allowed, in wor
     "str": (str, "a text"),
 }
 SCALED: Any = None  # the default of a size that follows from trained_length
+Heads = tuple[tuple[int, tuple[int, ...]], ...]
+"""(layer, its heads), ..., both in rising order."""
+_HEADS = "{1: (5,), 2: (0, 3)} or '1:5;2:0,3'"
+_SPAN = re.compile(r"\s*([0-9]{1,4})(?:-([0-9]{1,4}))?\s*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,15 +66,18 @@ class Method(ABC):
                 self._require(isinstance(value, str) or abs(value) <= LARGEST, field.name, f"exceeds {LARGEST}")
         self._require(self.trained_length >= 2, "trained_length", "is below 2 tokens")
         if self.layers is not None:
-            whole = isinstance(self.layers, Sequence) and all(isinstance(layer, Integral) for layer in self.layers)
-            self._require(whole, "layers", "is no sequence of layers, such as (0, 1)")
-            object.__setattr__(self, "layers", tuple(self.layers))
-            self._require(len(self.layers) > 0 and min(self.layers) >= 0, "layers", "is empty or has a negative layer")
-            self._require(max(self.layers) <= LARGEST, "layers", f"has a layer above {LARGEST}")
-            self._require(len(set(self.layers)) == len(self.layers), "layers", "names a layer twice")
+            layers = tuple(self.layers) if isinstance(self.layers, Sequence) else ()
+            self._require(_are_indices(layers), "layers", "is no sequence of different layers, such as (0, 1)")
+            object.__setattr__(self, "layers", layers)
         if self.heads is not None:
             self._require(self.layers is None, "heads", f"and layers={self.layers} are both given; give one")
-            object.__setattr__(self, "heads", read_heads(self.heads, f"{self.name}: heads={self.heads}"))
+            heads = read_heads(self.heads)
+            self._require(heads is not None, "heads", "names no different heads by layer; write it as " + _HEADS)
+            object.__setattr__(self, "heads", heads)
+        self._check()
+
+    def _check(self) -> None:
+        """Fills and checks the sizes that a method has of its own; see `_fill`, `_below_trained_length`, `_require`."""
 
     @abstractmethod
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
@@ -110,3 +117,35 @@ class Method(ABC):
 
     def _causal(self, length: int, **changes: Any) -> Region:
         return Region((0, length), (0, length), **{"query_scale": self._scale(), **changes})
+
+
+def read_heads(value: Any) -> Heads | None:
+    """Heads by layer from {layer: heads}, (layer, heads) pairs or a text as '2:0,3;1:5' ('0-3': ends included).
+
+    None for layers or heads that are missing, negative, doubled or not whole.
+    """
+    given = [part.partition(":")[::2] for part in value.split(";")] if isinstance(value, str) else value
+    try:
+        pairs = given.items() if isinstance(given, Mapping) else given
+        read = [(*_indices(layer), _indices(heads)) for layer, heads in pairs]
+        if not all(map(_are_indices, ([layer for layer, _ in read], *(heads for _, heads in read)))):
+            return None
+    except (TypeError, ValueError):
+        return None
+    return tuple(sorted((int(layer), tuple(sorted(map(int, heads)))) for layer, heads in read))
+
+
+def _indices(value: Any) -> tuple[Any, ...]:
+    """One number, several, or those of a text as '0-2,5'."""
+    if not isinstance(value, str):
+        return tuple(value) if isinstance(value, Iterable) else (value,)
+    spans = [match.groups() for match in map(_SPAN.fullmatch, value.split(",")) if match]
+    if len(spans) <= value.count(","):
+        raise ValueError(value)
+    return tuple(index for first, last in spans for index in range(int(first), int(last or first) + 1))
+
+
+def _are_indices(values: Sequence[Any]) -> bool:
+    """Whether there are some, and all are whole numbers from 0 on that differ."""
+    whole = all(isinstance(value, Integral) and 0 <= int(value) <= LARGEST for value in values)
+    return bool(values) and whole and len({*values}) == len(values)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mesa.methods.base import SCALED, Method
 from mesa.methods.woven import leaky, rerope, stair
-from mesa.plan import Constant, Plan, Position, Region, Slowed, Stepped, token_index
+from mesa.plan import Constant, Plan, Position, Region, Scale, Slowed, Stepped, token_index
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,9 +17,8 @@ class MesaExtrapolation(Method):
     """Chunked triangular attention, Stair PE in the last chunk and in decoding (paper section 4, algorithm 1).
 
     first, last: lengths F and L of the first and the least last chunk; split_threshold: M_max of DynamicSplit.
-    variant: 'exact' (every query of the last chunk follows Stair), 'aligned' (the paper: its last query does, the
-    others use differences of those positions) or 'reference' (the authors' code, with `headroom` tokens kept for
-    the answer; it ignores `window`).
+    variant: 'exact' (every query of the last chunk follows Stair) or 'reference' (the authors' code, with `headroom`
+    tokens kept for the answer; it ignores `window`).
     weave: 'stair', or for the paper's ablation 'rerope' or 'leaky-rerope' (slowed by `width`) in Stair PE's place.
     middle: 'local' (the paper: each middle chunk follows the first one directly, so positions begin anew), or 'woven'
     (the same, but it sees no key of the first chunk nearer than `weave` puts it, so positions go on; docs/theory.md).
@@ -39,9 +38,7 @@ class MesaExtrapolation(Method):
     headroom: int = 50
     log_n: bool = True
 
-    def __post_init__(self) -> None:
-        """See Method."""
-        super().__post_init__()
+    def _check(self) -> None:
         ratio = self.trained_length / 4096
         for field, paper in {"window": 512, "first": 100, "last": 512, "split_threshold": 200}.items():
             self._fill(field, paper * ratio)
@@ -55,11 +52,11 @@ class MesaExtrapolation(Method):
         self._require(self.headroom >= 0, "headroom", "is below 0")
         roomy = self.variant != "reference" or 2 * self.first < self.trained_length
         self._require(roomy, "first", f"is not below half of the trained length {self.trained_length}")
-        for field, known in (("variant", _VARIANTS), ("weave", WEAVES), ("middle", MIDDLES)):
+        for field, known in (("variant", ("exact", "reference")), ("weave", WEAVES), ("middle", MIDDLES)):
             self._require(getattr(self, field) in known, field, f"is not {', '.join(known)}")
-        self._require((self.variant, self.weave) in _TABLE, "weave", f"goes with variant exact, not {self.variant}")
-        exact = self.variant == "exact" or self.middle == "local"
-        self._require(exact, "middle", f"goes with variant exact, not {self.variant}")
+        exact = self.variant == "exact"
+        self._require(exact or self.weave == "stair", "weave", f"goes with variant exact, not {self.variant}")
+        self._require(exact or self.middle == "local", "middle", f"goes with variant exact, not {self.variant}")
 
     def describe(self) -> dict[str, Any]:
         """See Method; `middle` where it is not the paper's, so that older records stay equal."""
@@ -68,18 +65,14 @@ class MesaExtrapolation(Method):
             del settings["middle"]
         return settings
 
-    @property
-    def _row(self) -> _Row:
-        return _TABLE[self.variant, self.weave]
-
     def chunks(self, prompt_length: int) -> list[int]:
         """Where the chunks of a prompt begin and end: [0, F, ..., begin of the last chunk, prompt_length]."""
-        return self._row.chunks(self, prompt_length)
+        return (_split if self.variant == "exact" else _reference_split)(self, prompt_length)
 
     @property
     def cached_position(self) -> Position:
         """The far keys' in decoding; the reference variant moves them with every token."""
-        return self._row.cached(self)
+        return _WEAVES[self.weave].cached(self.width) if self.variant == "exact" else token_index
 
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
         """First chunk, middle chunks with the first chunk before each, last chunk and decoded tokens with Stair."""
@@ -100,8 +93,8 @@ class MesaExtrapolation(Method):
         local = Region((begin, end), (0, first), key_position=Stepped(1, shift))
         if self.middle == "local":
             return (local,)
-        until = self._row.until(self, shift)
-        woven = [replace(region, keys=(0, first), query_scale=None) for region in self._row.last(self, begin, end, end)]
+        until = _WEAVES[self.weave].until(self.window, self.width, shift)
+        woven = [replace(region, keys=(0, first), query_scale=None) for region in self._last(begin, end, end)]
         parts = [region if region.farthest is not None else replace(region, farthest=until) for region in woven]
         if until is not None:
             parts.append(replace(local, nearest=until + 1))
@@ -111,7 +104,14 @@ class MesaExtrapolation(Method):
 
     def _last(self, begin: int, prompt: int, length: int) -> tuple[Region, ...]:
         """The regions of the queries from `begin` on, which see all keys."""
-        return self._row.last(self, begin, prompt, length) if begin < length else ()
+        if begin >= length:
+            return ()
+        if self.variant == "exact":
+            weave = _WEAVES[self.weave]
+            return weave.regions((begin, length), length, self.window, self.width, self._scale())
+        width = _reference_width(self, prompt)
+        position = _reference_position(max(length, prompt), self.trained_length, width, self.width)
+        return (Region((begin, length), (0, length), position, position, query_scale=self._scale()),)
 
 
 def _split(method: MesaExtrapolation, prompt: int) -> list[int]:
@@ -142,47 +142,6 @@ def _reference_width(method: MesaExtrapolation, prompt: int) -> int:
     return room if rest < method.split_threshold else (room * count + rest) // (count + 1)
 
 
-def _stair(method: MesaExtrapolation, begin: int, prompt: int, length: int) -> tuple[Region, ...]:
-    """Every query follows Stair PE."""
-    return stair((begin, length), length, method.window, method.width, method._scale())
-
-
-def _rerope(method: MesaExtrapolation, begin: int, prompt: int, length: int) -> tuple[Region, ...]:
-    """Every query follows ReRoPE."""
-    return rerope((begin, length), length, method.window, method._scale())
-
-
-def _leaky(method: MesaExtrapolation, begin: int, prompt: int, length: int) -> tuple[Region, ...]:
-    """Every query follows Leaky-ReRoPE."""
-    return leaky((begin, length), length, method.window, method.width, method._scale())
-
-
-def _aligned(method: MesaExtrapolation, begin: int, prompt: int, length: int) -> tuple[Region, ...]:
-    """The prompt's last query, and every decoded one, follow Stair PE; the others use differences of its positions."""
-    position = _aligned_position(prompt - 1, method.window, method.width)
-    end = min(prompt, length)
-    aligned = Region((begin, end), (0, prompt), position, position, query_scale=method._scale())
-    return (aligned, *_stair(method, end, prompt, length))
-
-
-def _reference(method: MesaExtrapolation, begin: int, prompt: int, length: int) -> tuple[Region, ...]:
-    """The authors' positions, which all tokens change with the length."""
-    chunk = _reference_width(method, prompt)
-    position = _reference_position(max(length, prompt), method.trained_length, chunk, method.width)
-    return (Region((begin, length), (0, length), position, position, query_scale=method._scale()),)
-
-
-def _aligned_position(last: int, window: int, width: int) -> Callable[[Any], Any]:
-    """Positions for which token `last` sees every other one at its Stair distance."""
-
-    def position(index: Any) -> Any:
-        distance = last - index
-        stair = window + (distance - window + width - 1) // width
-        return last - ((distance <= window) * distance + (distance > window) * stair)
-
-    return position
-
-
 def _reference_position(length: int, trained_length: int, chunk: int, width: int) -> Callable[[Any], Any]:
     """The authors' stair(n): own index from one boundary on, width-fold slower below it."""
     if length <= trained_length:
@@ -196,45 +155,35 @@ def _reference_position(length: int, trained_length: int, chunk: int, width: int
     return position
 
 
-def _stair_until(method: MesaExtrapolation, shift: int) -> int | None:
+def _stair_until(window: int, width: int, shift: int) -> int | None:
     """r - W(r) = floor((r - N) (E - 1) / E) for Stair PE beyond N."""
-    steeper = method.width - 1
-    return method.window + (method.width * (shift + 1) - 1) // steeper if steeper else None
+    return window + (width * (shift + 1) - 1) // (width - 1) if width > 1 else None
 
 
-def _rerope_until(method: MesaExtrapolation, shift: int) -> int:
-    """r - W(r) = r - N for ReRoPE beyond N."""
-    return method.window + shift
-
-
-def _leaky_until(method: MesaExtrapolation, shift: int) -> int | None:
+def _leaky_until(window: int, width: int, shift: int) -> int | None:
     """r - W(r) = (r - N) (k - 1) / k for Leaky-ReRoPE beyond N."""
-    steeper = method.width - 1
-    return method.window + method.width * shift // steeper if steeper else None
+    return window + width * shift // (width - 1) if width > 1 else None
 
 
-class _Row(NamedTuple):
-    """What one variant and weave do."""
+class _Weave(NamedTuple):
+    """What a weave W gives to queries that see all keys."""
 
-    chunks: Callable[[MesaExtrapolation, int], list[int]]
-    """Chunk borders of a prompt of that length."""
-    last: Callable[[MesaExtrapolation, int, int, int], tuple[Region, ...]]
-    """Regions of the last chunk and of decoded tokens; by its begin, the prompt's length and the length."""
-    cached: Callable[[MesaExtrapolation], Position]
-    """Position of a key when it is cached."""
-    until: Callable[[MesaExtrapolation, int], int | None]
-    """The largest distance r that the weave W brings no more than so many tokens nearer, r - W(r); None: all."""
+    regions: Callable[[tuple[int, int], int, int, int, Scale | None], tuple[Region, ...]]
+    """By queries, length, window, width and factor on queries."""
+    cached: Callable[[int], Position]
+    """Position of a key when it is cached, by width."""
+    until: Callable[[int, int, int], int | None]
+    """The largest r that W brings no more than `shift` tokens nearer, r - W(r); None: all. By window, width, shift."""
 
 
-_TABLE: dict[tuple[str, str], _Row] = {
-    ("exact", "stair"): _Row(_split, _stair, lambda method: Stepped(method.width), _stair_until),
-    ("exact", "rerope"): _Row(_split, _rerope, lambda method: Constant(0), _rerope_until),
-    ("exact", "leaky-rerope"): _Row(_split, _leaky, lambda method: Slowed(method.width), _leaky_until),
-    ("aligned", "stair"): _Row(_split, _aligned, lambda method: Stepped(method.width), _stair_until),
-    ("reference", "stair"): _Row(_reference_split, _reference, lambda method: token_index, _stair_until),
+_WEAVES = {
+    "stair": _Weave(stair, Stepped, _stair_until),
+    "rerope": _Weave(
+        lambda queries, length, window, width, scale: rerope(queries, length, window, scale),
+        lambda width: Constant(0),
+        lambda window, width, shift: window + shift,
+    ),
+    "leaky-rerope": _Weave(leaky, Slowed, _leaky_until),
 }
-"""By variant and weave."""
-
-_VARIANTS = tuple(dict.fromkeys(variant for variant, _ in _TABLE))
 MIDDLES = ("local", "woven")
-WEAVES = tuple(dict.fromkeys(weave for _, weave in _TABLE))
+WEAVES = tuple(_WEAVES)

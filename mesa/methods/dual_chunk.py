@@ -44,25 +44,21 @@ class StepScale(Bounded):
 class DCA(Method):
     """Own distances inside a chunk of `chunk` tokens; to the chunk before, distances up to `most`; beyond, from `most`.
 
-    sizes: `chunk` and `most` left out are the 'public' code's (5M/8, 3M/4) or the 'paper's (3M/4, M - 1).
+    `chunk` and `most` left out are the public code's (5M/8, 3M/4); the paper's are 3M/4 and M - 1.
     mscale: queries and keys grow with the tokens at their own step, as in the public code and not in the paper.
     """
 
     name = "dca"
     formula = "R = r in a chunk of s; min(t % s + s, c) - i % s to the one before; min(2s - 1, c) - i % s beyond"
     source = "An et al. 2024, github.com/HKUNLP/ChunkLlama"
-    sizes: str = "public"
     chunk: int = SCALED
     most: int = SCALED
     mscale: bool = False
 
-    def __post_init__(self) -> None:
-        """See Method."""
-        super().__post_init__()
+    def _check(self) -> None:
         trained = self.trained_length
-        self._require(self.sizes in _SIZES, "sizes", f"is not {', '.join(_SIZES)}")
-        for field, size in zip(("chunk", "most"), _SIZES[self.sizes](trained), strict=True):
-            self._fill(field, size)
+        self._fill("chunk", 3 * trained // 4 - trained // 8)
+        self._fill("most", 3 * trained // 4)
         self._below_trained_length("chunk")
         self._below_trained_length("most")
         self._require(self.most >= self.chunk, "most", f"is below chunk={self.chunk}")
@@ -89,10 +85,3 @@ class DCA(Method):
                 far = Constant(min(2 * size - 1, self.most))
                 regions.append(Region(queries, (0, begin - size), far, key, **scales))
         return Plan(length, tuple(regions), by_prompt=self.mscale)
-
-
-_SIZES = {
-    "public": lambda trained: (3 * trained // 4 - trained // 8, 3 * trained // 4),
-    "paper": lambda trained: (3 * trained // 4, trained - 1),
-}
-"""Tokens a chunk, and the largest distance, by M."""

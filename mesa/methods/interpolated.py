@@ -19,9 +19,7 @@ class PI(Method):
     source = "Chen et al. 2023; transformers, rope_type='linear'"
     factor: float = 4.0
 
-    def __post_init__(self) -> None:
-        """See Method."""
-        super().__post_init__()
+    def _check(self) -> None:
         self._require(self.factor is None or self.factor >= 1, "factor", "is below 1")
 
     @property
@@ -43,10 +41,7 @@ BETA_FAST, BETA_SLOW = 32.0, 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class YaRN(Method):
-    """Slow frequencies are divided by `factor`, fast ones kept, those between mixed; scores grow a little.
-
-    ramp: between them by 'number' (transformers, the authors' code) or by 'rotations' in M tokens (the paper's text).
-    """
+    """Slow frequencies are divided by `factor`, fast ones kept, those between mixed by number; scores grow a little."""
 
     name = "yarn"
     formula = (
@@ -56,13 +51,9 @@ class YaRN(Method):
     needs_rotary = True
     needs_base = True
     factor: float = 4.0
-    ramp: str = "number"
 
-    def __post_init__(self) -> None:
-        """See Method."""
-        super().__post_init__()
+    def _check(self) -> None:
         self._require(self.factor is not None and self.factor >= 1, "factor", "is not a number from 1 on")
-        self._require(self.ramp in RAMPS, "ramp", f"is not {', '.join(RAMPS)}")
 
     @property
     def cached_position(self) -> Position:
@@ -74,13 +65,13 @@ class YaRN(Method):
         grown = Constant((0.1 * math.log(self.factor) + 1) ** 2)
 
         def scale(number: Any, dims: int, base: float) -> Any:
-            ramp = RAMPS[self.ramp](number, dims, base, self.trained_length)
+            ramp = _ramp(number, dims, base, self.trained_length)
             return 1 - ramp + ramp / self.factor
 
         return Plan(length, (self._causal(length, query_scale=self._scale(grown)),), scale)
 
 
-def _by_number(number: Any, dims: int, base: float, trained_length: int) -> Any:
+def _ramp(number: Any, dims: int, base: float, trained_length: int) -> Any:
     """0 up to the pair of 32 rotations, 1 from that of one on, straight between them."""
     low, high = (
         dims * math.log(trained_length / (2 * math.pi * rotations)) / (2 * math.log(base))
@@ -88,13 +79,3 @@ def _by_number(number: Any, dims: int, base: float, trained_length: int) -> Any:
     )
     first, last = max(math.floor(low), 0), min(math.ceil(high), dims - 1)
     return ((number - first) / max(last - first, 0.001)).clip(0, 1)
-
-
-def _by_rotations(number: Any, dims: int, base: float, trained_length: int) -> Any:
-    """0 for pairs of 32 rotations and more, 1 for those of one and fewer, straight in rotations between them."""
-    rotations = trained_length / (2 * math.pi) * base ** (-2 * number / dims)
-    return ((BETA_FAST - rotations) / (BETA_FAST - BETA_SLOW)).clip(0, 1)
-
-
-RAMPS = {"number": _by_number, "rotations": _by_rotations}
-"""By name: (frequency numbers, rotary dims, base, M) to the share of interpolation."""

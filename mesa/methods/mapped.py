@@ -1,35 +1,44 @@
-"""LaMPE: a prompt's far positions are mapped to a length that follows from the prompt's own."""
+"""Methods that move far pairs to distances that training met often, and sharpen scores a little."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from mesa.methods.base import SCALED, Method
-from mesa.methods.shifted import SHARPER
-from mesa.plan import Bounded, Plan, Stepped
+from mesa.plan import Bounded, Constant, Plan, Stepped
+
+SHARPER = Constant((0.1 * math.log(2) + 1) ** 2)
+"""The factor on scores, at every length."""
 
 
-class Curve(NamedTuple):
-    """The mapped length by the prompt's, as the authors fitted it to a model with the window `trained`."""
+@dataclass(frozen=True, kw_only=True)
+class STRING(Method):
+    """Distances from `window` on begin anew at `local`; for texts about as long as M, whose far part is seldom trained.
 
-    trained: int
-    rise: float
-    offset: float
-    most: float
+    Distances stay below M only up to M + window - local tokens.
+    """
 
-    def mapped(self, prompt: float) -> int:
-        """Of a prompt in this model's tokens."""
-        if prompt < 8192:
-            return 1536
-        return int(self.most / (1 + math.exp(-(self.rise * prompt + self.offset))))
+    name = "string"
+    formula = "R = r if r < S else r - S + W; scores * (0.1 ln 2 + 1)^2"
+    source = "An et al. 2024, github.com/HKUNLP/STRING"
+    window: int = SCALED
+    local: int = SCALED
 
+    def _check(self) -> None:
+        self._fill("window", self.trained_length / 3)
+        self._fill("local", self.trained_length / 1024)
+        self._below_trained_length("window")
+        self._require(self.local >= 0, "local", "is below 0")
+        self._require(self.local <= self.window, "local", f"exceeds window={self.window}")
 
-CURVES = {
-    "llama2": Curve(4096, 8.673006440952035e-05, -0.648012322406978, 2489.1055552214357),
-    "llama3": Curve(8192, 0.00010493097327094324, -2.466638011138158, 6204.409324666837),
-}
+    def plan(self, length: int, prompt_length: int | None = None) -> Plan:
+        """Near band with own distances, far part moved nearer."""
+        scale = self._scale(SHARPER)
+        near = self._causal(length, farthest=self.window - 1, query_scale=scale)
+        moved = Stepped(1, self.local - self.window)
+        return Plan(length, (near, self._causal(length, query_position=moved, nearest=self.window, query_scale=scale)))
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,7 @@ class Mapped(Bounded):
 class LaMPE(Method):
     """Own distances near a query, mapped ones in the middle, own ones less a constant to the first keys.
 
-    The prompt is mapped to `mapped` positions; None: by its length, as `curve` has it, scaled from that model's window.
+    The prompt is mapped to `mapped` positions; None: by its length, as the authors fitted it to Llama-2, scaled to M.
     Prompts of fewer than 2 `window` tokens keep their distances. Where the public code fails, more than `window`
     decoded tokens on, we go on by the same formula, distances below 0 made 0.
     """
@@ -65,17 +74,13 @@ class LaMPE(Method):
     window: int = SCALED
     tail: int = SCALED
     mapped: int = SCALED
-    curve: str = "llama2"
 
-    def __post_init__(self) -> None:
-        """See Method."""
-        super().__post_init__()
+    def _check(self) -> None:
         self._fill("window", self.trained_length / 8)
         self._fill("tail", self.trained_length * 200 // 4096)
         self._below_trained_length("window")
         self._below_trained_length("tail")
         self._require(self.tail <= self.window, "tail", f"exceeds window={self.window}")
-        self._require(self.curve in CURVES, "curve", f"is not {', '.join(CURVES)}")
         if self.mapped is not None:
             self._below_trained_length("mapped", smallest=2)
 
@@ -83,8 +88,11 @@ class LaMPE(Method):
         """U: the positions that a prompt of so many tokens is mapped to."""
         if self.mapped is not None:
             return self.mapped
-        curve = CURVES[self.curve]
-        return max(2, curve.mapped(prompt * curve.trained / self.trained_length) * self.trained_length // curve.trained)
+        as_llama2 = prompt * 4096 / self.trained_length
+        mapped = 1536
+        if as_llama2 >= 8192:
+            mapped = int(2489.1055552214357 / (1 + math.exp(-(8.673006440952035e-05 * as_llama2 - 0.648012322406978))))
+        return max(2, mapped * self.trained_length // 4096)
 
     def plan(self, length: int, prompt_length: int | None = None) -> Plan:
         """Near band, middle, and the pairs of the greatest distances."""

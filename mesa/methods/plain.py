@@ -54,9 +54,7 @@ class DynamicNTK(Method):
     needs_rotary = True
     factor: float = 4.0
 
-    def __post_init__(self) -> None:
-        """See Method."""
-        super().__post_init__()
+    def _check(self) -> None:
         self._require(self.factor >= 1, "factor", "is below 1")
 
     @property
@@ -84,9 +82,7 @@ class NTKMixed(Method):
     k: float = 12.0
     log_n: bool = True
 
-    def __post_init__(self) -> None:
-        """See Method."""
-        super().__post_init__()
+    def _check(self) -> None:
         self._require(self.k >= 1, "k", "is below 1")
 
     @property

@@ -18,9 +18,7 @@ class LMInfinite(Method):
     first: int = SCALED
     window: int = SCALED
 
-    def __post_init__(self) -> None:
-        """See Method."""
-        super().__post_init__()
+    def _check(self) -> None:
         self._fill("first", self.trained_length * 100 / 4096)
         self._fill("window", self.trained_length)
         self._below_trained_length("first")
@@ -77,9 +75,7 @@ class StreamingLLM(Method):
     first: int = 4
     window: int = SCALED
 
-    def __post_init__(self) -> None:
-        """See Method."""
-        super().__post_init__()
+    def _check(self) -> None:
         self._fill("window", self.trained_length - self.first)
         self._below_trained_length("first", smallest=0)
         self._require(self.window >= 1, "window", "is below 1")

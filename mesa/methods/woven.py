@@ -49,9 +49,7 @@ class ReRoPE(Method):
     window: int = SCALED
     log_n: bool = True
 
-    def __post_init__(self) -> None:
-        """See Method."""
-        super().__post_init__()
+    def _check(self) -> None:
         self._fill("window", self.trained_length / 8)
         self._below_trained_length("window")
 
@@ -76,9 +74,7 @@ class LeakyReRoPE(Method):
     k: float = 16.0
     log_n: bool = True
 
-    def __post_init__(self) -> None:
-        """See Method."""
-        super().__post_init__()
+    def _check(self) -> None:
         self._fill("window", self.trained_length / 8)
         self._below_trained_length("window")
         self._require(self.k >= 1, "k", "is below 1")
@@ -103,9 +99,7 @@ class SelfExtend(Method):
     window: int = SCALED
     group: int = 8
 
-    def __post_init__(self) -> None:
-        """See Method."""
-        super().__post_init__()
+    def _check(self) -> None:
         self._fill("window", self.trained_length / 4)
         self._below_trained_length("window")
         self._require(self.group >= 1, "group", "is below 1")
@@ -139,9 +133,7 @@ class StairPE(Method):
     width: int = 50
     log_n: bool = True
 
-    def __post_init__(self) -> None:
-        """See Method."""
-        super().__post_init__()
+    def _check(self) -> None:
         self._fill("window", self.trained_length / 8)
         self._below_trained_length("window")
         self._require(self.width >= 1, "width", "is below 1")

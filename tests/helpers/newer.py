@@ -16,22 +16,18 @@ def yarn(t, i, trained, prompt, **_):
     return t - i
 
 
-def yarn_frequencies(dim, trained, base, factor=4.0, ramp="number"):
-    found = []
+def yarn_frequencies(dim, trained, base, factor=4.0):
+    result = []
     for m in range(dim // 2):
         own = base ** (-2 * m / dim)
-        if ramp == "number":
-            low, high = (dim * math.log(trained / (b * 2 * math.pi)) / (2 * math.log(base)) for b in (32, 1))
-            low, high = max(math.floor(low), 0), min(math.ceil(high), dim - 1)
-            share = (m - low) / (high - low if high > low else 0.001)
-        else:
-            share = 1 - (trained * own / (2 * math.pi) - 1) / 31
-        share = min(max(share, 0), 1)
-        found.append(own * (1 - share) + own / factor * share)
-    return found
+        low, high = (dim * math.log(trained / (b * 2 * math.pi)) / (2 * math.log(base)) for b in (32, 1))
+        low, high = max(math.floor(low), 0), min(math.ceil(high), dim - 1)
+        share = min(max((m - low) / (high - low if high > low else 0.001), 0), 1)
+        result.append(own * (1 - share) + own / factor * share)
+    return result
 
 
-def yarn_factor(t, i, trained, prompt, factor=4.0, ramp="number"):
+def yarn_factor(t, i, trained, prompt, factor=4.0):
     return (0.1 * math.log(factor) + 1) ** 2
 
 

@@ -111,10 +111,9 @@ MISTAKES = {
     "yarn: no factor on scores": ("yarn", Scaled(method=METHODS["yarn"], factor=1.0), 0.2),
     "yarn: a for a^2": ("yarn", Scaled(method=METHODS["yarn"], factor=0.1 * math.log(4) + 1), 0.1),
     "yarn: floor for ceil": ("yarn", Floored(trained_length=128), 0.3),
-    "yarn: the paper's ramp": ("yarn", mesa.YaRN(trained_length=128, ramp="rotations"), 0.7),
     "dca: a chunk off by one": ("dca", mesa.DCA(trained_length=128, chunk=81), 0.3),
     "dca: the largest distance off by one": ("dca", mesa.DCA(trained_length=128, most=97), 0.3),
-    "dca: the paper's sizes": ("dca", mesa.DCA(trained_length=128, sizes="paper"), 0.7),
+    "dca: the paper's sizes": ("dca", mesa.DCA(trained_length=128, chunk=96, most=127), 0.7),
     "dca: no mscale": ("dca_mscale", METHODS["dca"], 0.01),
     "dca: decoding with the prompt's mscale": (
         "dca_mscale",

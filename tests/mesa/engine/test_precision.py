@@ -11,7 +11,7 @@ from mesa.engine.attention import EXECUTORS
 from mesa.engine.kernels import attend_plainly
 from mesa.engine.rows import rows
 from mesa.engine.schedule import Schedule
-from mesa.methods.shifted import SHARPER
+from mesa.methods.mapped import SHARPER
 from mesa.models import load
 from mesa.plan import Plan, Region, token_index
 
