@@ -2,31 +2,83 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
-from mesa_lens.arguments import ThreadOptions, add_options, reader
-from probe.options import OutputFolder
-from theory.cli import add_arguments
-from theory.cli import run as verify
+from tqdm import tqdm
+
+from mesa_lens.arguments import JsonOptions, ThreadOptions, add_command
+from probe.options import Number, Seed, Text, Whole, option
+
+
+@dataclass(frozen=True)
+class ClaimOptions:
+    """What is checked, and with what."""
+
+    claim: Text | None = option(None, "check this claim only, with those named NAME-...", metavar="NAME")
+    M: Whole | None = option(None, "the window, in tokens", unset="each claim's own grid")
+    N: Whole | None = option(None, "the weave's window, in tokens", unset="each claim's own grid")
+    E: Whole | None = option(None, "the stair's width, in tokens", unset="each claim's own grid")
+    H: Number = option(0.5, "the threshold")
+    dtype: Literal["float32", "float64"] = option("float64", "precision of the constructions")
+    seed: Seed = option(0, "of the free weights")
+    quick: bool = option(False, "shorter inputs: under 20 seconds")
+    full: bool = option(False, "the longest inputs, too: of docs/theory.md's numbers")
+    html: Path | None = option(
+        None, "write the report there too (.html is added), and the claims beside it (.json)", metavar="PATH"
+    )
 
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
-    command = commands.add_parser(
+    add_command(
+        commands,
         "verify",
+        run,
         example="mesa-lens verify --claim 3.3 --M 64 --N 4",
         help="check the theorems on constructed models",
         description=__doc__,
     )
-    add_arguments(command, reader(OutputFolder))
-    add_options(command, ThreadOptions)
-    command.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Checks the claims; returns 1 where one fails that must hold."""
+def run(options: ClaimOptions, printing: JsonOptions, cpu: ThreadOptions) -> int:
+    """Checks the claims and prints them; returns 1 where one fails that must hold."""
     from probe.experiment.threads import computing
+    from theory.claim import summary
+    from theory.claims import Settings, selected
 
-    with computing(args.threads):
-        return verify(args)
+    settings = Settings(
+        options.M, options.N, options.E, options.H, options.dtype, options.seed, options.quick, options.full
+    )
+    checks = selected(options.claim)
+    unsuited = settings.unsuited(checks)
+    checks = {name: check for name, check in checks.items() if name not in unsuited}
+    if not checks or options.claim in unsuited:
+        raise ValueError(next(iter(unsuited.values())))
+    path = options.html
+    if path is not None and path.suffix != ".html":
+        path = path.with_name(path.name + ".html")
+    if path is not None and not path.parent.is_dir():
+        raise ValueError(f"--html {path}: there is no directory {path.parent}; make it first")
+    with computing(cpu.threads):
+        bar = tqdm(checks.values(), unit=" claims", file=sys.stderr, delay=2, leave=False)
+        claims = [check(settings) for check in bar]
+        for name, reason in unsuited.items():
+            sys.stderr.write(f"[not checked] {name}: {reason}\n")
+        as_json = json.dumps([claim.as_dict() for claim in claims], indent=2) + "\n"
+        as_text = (
+            "".join(f"{claim.line()}\n" for claim in claims)
+            + summary([(claim.name, claim.verdict) for claim in claims])
+            + "\n"
+        )
+        sys.stdout.write(as_json if printing.json else as_text)
+        if path is not None:
+            from theory.report import write_report
+
+            write_report(claims, settings, path)
+            path.with_suffix(".json").write_text(as_json)
+            sys.stderr.write(f"report: {path}, its claims: {path.with_suffix('.json')}\n")
+    return 0 if all(claim.ok for claim in claims) else 1

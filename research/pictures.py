@@ -13,8 +13,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mesa_lens.cli import main
+from mesa_lens.dashboard.drawings import curves_drawing
 from research.thresholds_predict_failure.figures import write_study
 from research.thresholds_predict_failure.results import read_results
+from theory.report import Example, curves
 
 ROOT = Path(__file__).parents[1]
 STUDIES = ROOT / "research" / "thresholds_predict_failure" / "results"
@@ -66,9 +68,18 @@ def draw(runs: Path, docs: Path) -> list[str]:
             )
             for name, drawn in names.items():
                 shutil.copyfile(Path(scratch) / f"{name}.png", docs / f"{drawn}.png")
-    for task in ("plots", "table"):
-        main(["verify", task, "--out", str(docs)])
+    draw_theory(docs)
     return stayed
+
+
+def draw_theory(docs: Path) -> None:
+    """Draws the constructions' curves over the position."""
+    data = curves(Example())
+    excess = data.excess.clip(max=4).assign_attrs(long_name="o_t - H (cut at 4)")
+    for name, values, level in (("crossing", excess, 0.0), ("position", data.position, None)):
+        drawing = curves_drawing(f"theory_{name}", values.assign_attrs(data.attrs), level)
+        for file, content in drawing.files("png"):
+            (docs / file).write_bytes(content)
 
 
 def export(run: str, exports: Exports, runs: Path, docs: Path) -> list[str]:

@@ -18,7 +18,6 @@ import tiny_gguf
 from commands import parsers
 
 from mesa_lens.cli import main, parser
-from theory.cli import add_arguments
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -63,7 +62,7 @@ SMALLER = {  # a subcommand: options in place of the page's, so that it runs wit
     "check": {"--methods": "rerope"},
 }
 QUICK = ("mesa-lens methods", "mesa-lens status", "mesa-lens export drift runs/demo --f")
-_PROGRAM = r"(?:mesa-lens|python -m theory|python (?:benchmarks|research|tests)/[\w/]+\.py)"
+_PROGRAM = r"(?:mesa-lens|python (?:benchmarks|research|tests)/[\w/]+\.py)"
 _BLOCKS = re.compile(r"^```.*?^```|^ {4}[^\n]*", re.MULTILINE | re.DOTALL)
 
 
@@ -100,10 +99,6 @@ def parse(command: str) -> None:
     program, *rest = arguments(command)
     if program == "mesa-lens":
         _parser().parse_args(rest)
-    elif rest[0] == "-m":
-        top = type(parser())(prog="python -m theory")
-        add_arguments(top)
-        top.parse_args(rest[2:])
     elif rest[0].startswith("research/"):
         script = runpy.run_path(str(ROOT / rest[0]))
         if "parser" in script:

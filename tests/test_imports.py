@@ -44,7 +44,7 @@ FLOORS = """
     probe                 <- mesa probe
     theory                <- mesa
     theory.claims         <- mesa theory
-    theory.curves theory.cli theory.__main__  <- mesa theory
+    theory.report         <- mesa theory
     mesa_lens.arguments   <- mesa probe
     mesa_lens.paper       <- mesa probe mesa_lens.arguments
     mesa_lens.dashboard   <- mesa probe theory mesa_lens.paper
@@ -75,7 +75,7 @@ WITHOUT_TORCH = """
     probe.status mesa_lens.status
     mesa_lens.cli mesa_lens.export mesa_lens.report mesa_lens.fetching mesa_lens.paper.command
     mesa_lens.paper.words mesa_lens.paper.sections
-    theory theory.bounds theory.weave theory.claim theory.cli theory.figures
+    theory theory.bounds theory.weave theory.claim theory.figures
 """.split()
 
 
@@ -169,7 +169,7 @@ def test_imports_run_down_only():
         ("mesa/new.py", "from . import engine\n", 1),
         ("mesa/checkpoints/new.py", "from mesa import models\n", 1),
         ("theory/parts.py", "from theory.claims import Claim\n", 1),
-        ("theory/bounds.py", "from theory import curves\n", 1),
+        ("theory/bounds.py", "from theory import report\n", 1),
         ("mesa_lens/dashboard/views/new.py", "from mesa_lens.methods import run_list\n", 1),
     ],
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from theory.bounds import denominator, extended_length, first_failure
 
 if TYPE_CHECKING:
-    from theory.constructions import build, construction, mesa_model, nope_model, plain_model, stair_model, woven_model
+    from theory.constructions import build, construction
     from theory.model import Construction
     from theory.pretrained import save
 
@@ -20,28 +20,10 @@ _LAZY = {
     "Construction": "theory.model",
     "build": "theory.constructions",
     "construction": "theory.constructions",
-    "mesa_model": "theory.constructions",
-    "nope_model": "theory.constructions",
-    "plain_model": "theory.constructions",
     "save": "theory.pretrained",
-    "stair_model": "theory.constructions",
-    "woven_model": "theory.constructions",
 }
 
-__all__ = [
-    "Construction",
-    "build",
-    "construction",
-    "denominator",
-    "extended_length",
-    "first_failure",
-    "mesa_model",
-    "nope_model",
-    "plain_model",
-    "save",
-    "stair_model",
-    "woven_model",
-]
+__all__ = ["Construction", "build", "construction", "denominator", "extended_length", "first_failure", "save"]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,24 +7,12 @@ weave of theorem 3.3), H the threshold, all of the paper; `slope` is the additiv
 
 from __future__ import annotations
 
-import csv
 import math
-from functools import cache
-from numbers import Integral
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from theory.weave import rerope, stair
-
-
-def check_whole(name: str, value: Any, least: int) -> None:
-    """Raises ValueError, naming the value and the remedy, for what is no whole number from `least` on."""
-    if not isinstance(value, Integral):
-        raise ValueError(f"{name}={value!r} is not a whole number; take e.g. {max(least, 16)}")
-    if value < least:
-        raise ValueError(f"{name}={value} is below {least}; take {name} >= {least}")
 
 
 def check_window(M: int, N: int, E: int | None = None) -> None:
@@ -33,9 +21,6 @@ def check_window(M: int, N: int, E: int | None = None) -> None:
     Theorem 3.3 holds for 1 <= N <= M - 1 and M >= 3; the corollary for N <= M - 2 and E >= 2 (E = 1 is the plain
     encoding). The paper asks for N << M only.
     """
-    for name, size in (("M", M), ("N", N), ("E", 2 if E is None else E)):
-        if not isinstance(size, Integral):
-            raise ValueError(f"{name}={size!r} is not a whole number of tokens")
     if M < 3:
         raise ValueError(f"M={M} is below 3: the weave has nothing to extend; take M >= 3")
     if N < 1:
@@ -56,12 +41,6 @@ def partial_sum(terms: Any, slope: float = 1.0) -> Any:
 def bos_denominator(positions: Any, slope: float = 1.0) -> Any:
     """A_t = sum of e^(slope * j) over j < t: layer 1 of theorem 3.2 gives <bos> the attention x_t = 1 / A_t."""
     return np.expm1(slope * np.asarray(positions)) / math.expm1(slope)
-
-
-def woven_bos_denominator(positions: Any, N: int, slope: float = 1.0) -> Any:
-    """1 / x_t under theorem 3.3's weave: A_t for t <= N + 1, then A_(N+1) + (t - N - 1): one a token, for ever."""
-    positions = np.asarray(positions)
-    return bos_denominator(np.minimum(positions, N + 1), slope) + np.maximum(positions - N - 1, 0)
 
 
 def last_recovered(N: int, slope: float = 1.0) -> int:
@@ -193,37 +172,3 @@ def first_failure(M: int, N: int, E: int | None = None, slope: float = 1.0) -> i
     while denominator(t, N, E, slope) < M:
         t += 1
     return t
-
-
-TABLE = Path(__file__).with_name("ranges.csv")
-BITS = 64
-LONGEST = 2**53
-"""Lengths from here on are told by their power of ten: float64 has no whole numbers there."""
-MOST = 10**6
-"""The largest M that all entries of the table were checked for."""
-
-
-@cache
-def exponentials() -> tuple[int, ...]:
-    """floor(e^N 2^64) for N = 1, 2, ..., as the table has them."""
-    with TABLE.open(newline="") as file:
-        return tuple(int(row["floor(e^N 2^64)"]) for row in csv.DictReader(file))
-
-
-def enclosed(M: int, N: int, powers: tuple[int, ...]) -> tuple[int, int]:
-    """Whole numbers below and above T* 2^64, by floor(e^n 2^64) for n = 1 .. N."""
-    low = (2 * N << BITS) + M * powers[N - 1] - 2 * sum(powers[:N]) - 2 * N
-    return low, low + M + 2 * N
-
-
-def certified_failure(M: int, N: int) -> int | None:
-    """The first t > M at which the weave fails, floor(T*) + 1; None where the table does not tell.
-
-    It tells wherever T* < 2^53 and M <= 10^6. Raises ValueError for what `check_window` refuses.
-    """
-    check_window(M, N)
-    powers = exponentials()
-    if len(powers) < N or M > MOST:
-        return None
-    low, high = (bound >> BITS for bound in enclosed(M, N, powers))
-    return low + 1 if low == high < LONGEST else None

@@ -6,9 +6,9 @@ that begin after b tokens, and a last chunk. With the corollary's bias, layer 1 
     p_i = i                       in the first chunk,
         = F + i - b               in a middle chunk, if it is 'local' (the paper's),
         = max(F + i - b, W(i-1) + 1) there, if it is 'woven' (but up to 0.353 less at its very first token),
-        = W(i-1) + 1              in the last chunk and in decoding,
+        = W(i-1) + 1              in the last chunk,
 
-and layer 2, at a t of the last chunk or in decoding, D(t) = sum over keys i of e^(W(t-1) + 1 - p_i - W(t-i)). The first
+and layer 2, at the prompt's end t = T, D(t) = sum over keys i of e^(W(t-1) + 1 - p_i - W(t-i)). The first
 token of a local middle chunk alone adds e^(W(t-1) - F - W(t-1-b)), about e^(b/E - F): whatever N is, D(t) exceeds M
 where the last middle chunk begins beyond about E (F + ln M).
 
@@ -74,16 +74,18 @@ def rounded(log_a: np.ndarray) -> np.ndarray:
     return np.where(begun > 0, begun + np.clip(share, 0, 1), 1.0)
 
 
-def chunk_log_denominators(bias: Bias, method: MesaExtrapolation, length: int, prompt: int) -> np.ndarray:
-    """log of 1 / x_t at t = 1 .. `length` of a prompt of `prompt` tokens and what is decoded after it.
+def chunk_log_denominators(bias: Bias, method: MesaExtrapolation, prompt: int) -> np.ndarray:
+    """log of 1 / x_t at t = 1 .. `prompt` of so long a prompt; ValueError for one that is not cut.
 
     bias: layer 1's scores by effective distance.
     """
-    borders, index = method.chunks(prompt), np.arange(length)
+    if prompt <= method.trained_length:
+        raise ValueError(f"prompt={prompt} is not cut into chunks; take more than M={method.trained_length} tokens")
+    borders, index = method.chunks(prompt), np.arange(prompt)
     plain, log_a = (
         np.logaddexp.accumulate(scores) - scores for scores in map(bias, (index, woven_distance(method, index)))
     )
-    first, begin_last = borders[1], borders[-2] if len(borders) > 2 else method.trained_length
+    first, begin_last = borders[1], borders[-2]
     log_a[:begin_last] = plain[:begin_last]
     for begin, end in pairwise(borders[1:-1]):
         log_a[begin:end] = plain[first : first + end - begin]
@@ -95,30 +97,21 @@ def chunk_log_denominators(bias: Bias, method: MesaExtrapolation, length: int, p
     return log_a
 
 
-def mesa_position(method: MesaExtrapolation, length: int, prompt: int) -> np.ndarray:
-    """What layer 1 recovers at t = 1 .. `length` of a prompt of `prompt` tokens and what is decoded after it."""
-    return rounded(chunk_log_denominators(lambda distance: -1.0 * distance, method, length, prompt))
+def mesa_position(method: MesaExtrapolation, prompt: int) -> np.ndarray:
+    """What layer 1 recovers at t = 1 .. `prompt`."""
+    return rounded(chunk_log_denominators(lambda distance: -1.0 * distance, method, prompt))
 
 
-def mesa_exponents(method: MesaExtrapolation, t: int, prompt: int | None = None) -> np.ndarray:
-    """The exponents of D(t): W(t-1) + 1 - p_i - W(t-i) for the keys i = 1 .. t. ValueError for a t that sees not all.
-
-    prompt: the prompt's length (default: t, the prompt's last token).
-    """
-    prompt = t if prompt is None else prompt
-    borders = method.chunks(prompt)
-    if len(borders) == 2 and t <= method.trained_length:
-        raise ValueError(f"t={t} is inside the window M={method.trained_length}, where attention is plain")
-    if len(borders) > 2 and t <= borders[-2]:
-        raise ValueError(f"t={t} is before the last chunk, which begins after {borders[-2]} tokens")
-    woven = woven_distance(method, np.arange(t))
-    return woven[-1] + 1 - mesa_position(method, t, prompt) - woven[::-1]
+def mesa_exponents(method: MesaExtrapolation, prompt: int) -> np.ndarray:
+    """The exponents of D(T) at the end of a prompt of T tokens: W(T-1) + 1 - p_i - W(T-i) for the keys i = 1 .. T."""
+    woven = woven_distance(method, np.arange(prompt))
+    return woven[-1] + 1 - mesa_position(method, prompt) - woven[::-1]
 
 
-def mesa_denominator(method: MesaExtrapolation, t: int, prompt: int | None = None) -> float:
-    """D(t), t as in `mesa_exponents`; infinite beyond float64."""
+def mesa_denominator(method: MesaExtrapolation, prompt: int) -> float:
+    """D(T) at the end of a prompt of T tokens; infinite beyond float64."""
     with np.errstate(over="ignore"):
-        return float(np.exp(mesa_exponents(method, t, prompt)).sum())
+        return float(np.exp(mesa_exponents(method, prompt)).sum())
 
 
 def woven_bound(method: MesaExtrapolation, t: int) -> float:
@@ -162,14 +155,12 @@ def fails_from(method: MesaExtrapolation) -> int:
 
 def chunk_position(sizes: Rotary, method: MesaExtrapolation, prompt: int) -> np.ndarray:
     """What layer 1 of a rotary construction recovers at t = 1 .. `prompt`."""
-    return sizes.written(chunk_log_denominators(sizes.bias, method, prompt, prompt))[0]
+    return sizes.written(chunk_log_denominators(sizes.bias, method, prompt))[0]
 
 
 def chunk_denominator(sizes: Rotary, method: MesaExtrapolation, prompt: int) -> float:
     """D(T) at the end of a prompt of T = `prompt` tokens. ValueError for a prompt that is not cut."""
-    if prompt <= method.trained_length:
-        raise ValueError(f"prompt={prompt} is not cut into chunks; take more than M={method.trained_length} tokens")
-    w = sizes.written(chunk_log_denominators(sizes.bias, method, prompt, prompt))[1]
+    w = sizes.written(chunk_log_denominators(sizes.bias, method, prompt))[1]
     turned = np.exp(1j * sizes.theta * woven_distance(method, np.arange(prompt)))
     score = -sizes.amplitude * (w * w[-1].conj() * turned[::-1]).imag
     return float(np.exp(score - score[0]).sum())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass
 from enum import StrEnum
 from functools import partial
 from types import ModuleType
@@ -35,7 +35,7 @@ _PLURAL = {
 }
 
 
-def summary(verdicts: Iterable[tuple[str, str]]) -> str:
+def summary(verdicts: Sequence[tuple[str, str]]) -> str:
     """How many of the claims, pairs of name and verdict, have which verdict: one sentence that names the broken ones.
 
     Raises ValueError for an unknown verdict.
@@ -43,11 +43,10 @@ def summary(verdicts: Iterable[tuple[str, str]]) -> str:
     names: dict[Verdict, list[str]] = {verdict: [] for verdict in Verdict}
     for name, verdict in verdicts:
         names[Verdict(verdict)].append(name)
-    total = sum(map(len, names.values()))
     counts = [f"{len(of)} {verdict if len(of) == 1 else _PLURAL[verdict]}" for verdict, of in names.items() if of]
     broken = names[Verdict.BROKEN]
-    tail = f" ({', '.join(broken)})" if broken else "; every verdict is the expected one" * (total > 0)
-    return f"{total} claim{'s' * (total != 1)} checked: {', '.join(counts) or 'none'}{tail}."
+    tail = f" ({', '.join(broken)})" if broken else "; every verdict is the expected one"
+    return f"{len(verdicts)} claim{'s' * (len(verdicts) != 1)} checked: {', '.join(counts)}{tail}."
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,6 @@ class Outcome:
     unit: str = "o"
     correction: str = ""
     counterexample: str = ""
-    details: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,23 +1,22 @@
-"""Theorems 3.2 and 3.3 and the corollary: one set of weights under a plain, a woven and a stair encoding.
+"""Theorems 3.1 to 3.3 and the corollary as models: one set of weights under a plain, a woven and a stair encoding.
 
-The builders differ in the weave function, or in the plan, alone; the same arguments give the same weights.
+The builders of two layers differ in the encoding alone; the same arguments give the same weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from inspect import Parameter, signature
 from typing import Any, TypedDict, Unpack
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from theory import weave
-from theory.attention import Distances, Encoding, Weave, planned
-from theory.bounds import check_whole, check_window
+from theory.bounds import check_window
 from theory.chunked import mesa_method
-from theory.model import Construction, Layer, LogSteps, float_name
+from theory.model import Construction, Encoding, Layer, LogSteps, float_name, planned
 from theory.parts import (
     Shape,
     averaging_head,
@@ -26,7 +25,6 @@ from theory.parts import (
     crossing_head,
     embedding,
     free_head,
-    generator,
     printed_crossing_head,
 )
 from theory.pretrained import VOCABULARY, pretrained
@@ -35,7 +33,7 @@ from theory.rotary_model import rotary_model, rotary_nope_model
 
 
 class Options(TypedDict, total=False):
-    """Options of every builder here.
+    """Options of every builder of two layers.
 
     recovers: K, how many positions the MLP tells apart; at least M - 1, and for `woven_model`, which does with them,
         N + 1 (default: M, but not below 64).
@@ -44,7 +42,7 @@ class Options(TypedDict, total=False):
     shape, seed, dtype: sizes, the free weights' random seed, and the precision that all is computed in.
     """
 
-    recovers: int
+    recovers: int | None
     recovery: str
     slope: float
     printed: bool
@@ -62,9 +60,9 @@ def plain_model(M: int, H: float = 0.5, **options: Unpack[Options]) -> Construct
     """Theorem 3.2: o_t > H for t < M and o_t < H for t > M, with scores q.k - (t - i).
 
     Layer 1 turns its attention on <bos>, 1 / A_t, into t; layer 2 uses t to cancel the position term, which leaves
-    theorem 3.1's average. Raises ValueError for M < 2, H not finite, or more positions than the dtype can recover.
+    theorem 3.1's average. Raises ValueError for M < 2, H without digits, or more positions than the dtype can recover.
     """
-    return _two_layers(identity, M, H, options)
+    return _two_layers(M, H, M - 1, **options)
 
 
 def woven_model(M: int, N: int, H: float = 0.5, **options: Unpack[Options]) -> Construction:
@@ -75,7 +73,7 @@ def woven_model(M: int, N: int, H: float = 0.5, **options: Unpack[Options]) -> C
     Raises ValueError as `plain_model`, and for N >= M.
     """
     check_window(M, N)
-    return _two_layers(partial(weave.rerope, window=N), M, H, options, N + 1)
+    return _two_layers(M, H, N + 1, **options).under(weave=partial(weave.rerope, window=N))
 
 
 def stair_model(M: int, N: int, E: int, H: float = 0.5, **options: Unpack[Options]) -> Construction:
@@ -85,7 +83,7 @@ def stair_model(M: int, N: int, E: int, H: float = 0.5, **options: Unpack[Option
     Raises ValueError as `plain_model`, and for N > M - 2 or E < 2.
     """
     check_window(M, N, E)
-    return _two_layers(partial(weave.stair, window=N, width=E), M, H, options)
+    return _two_layers(M, H, M - 1, **options).under(weave=partial(weave.stair, window=N, width=E))
 
 
 def mesa_model(
@@ -98,48 +96,44 @@ def mesa_model(
     last: int,
     split_threshold: int = 1,
     middle: str = "local",
-    prompt: int | None = None,
     **options: Unpack[Options],
 ) -> Construction:
     """The corollary for Mesa-Extrapolation itself: the weights of `plain_model` under its plan, chunks and all.
 
     o_t > H at the last token only while the last middle chunk begins before about E (first + ln M), if `middle` is
-    'local' (the paper's); about as far as Stair PE if it is 'woven'. See theory.chunked. prompt: the prompt's length;
-    what comes after it is decoded (default: all that is given). Raises ValueError as `stair_model` and the method.
+    'local' (the paper's); about as far as Stair PE if it is 'woven'. See theory.chunked. All tokens given are the
+    prompt. Raises ValueError as `stair_model` and the method.
     """
     method = mesa_method(M, N, E, first, last, split_threshold, middle)
-    return _two_layers(None, M, H, options, distances=planned(partial(method.plan, prompt_length=prompt)))
+    return _two_layers(M, H, M - 1, **options).under(distances=planned(method.plan))
 
 
 def _two_layers(
-    function: Weave | None,
     M: int,
     H: float,
-    options: Options,
-    least: int | None = None,
-    distances: Distances | None = None,
+    least: int,
+    *,
+    recovers: int | None = None,
+    recovery: str = "steps",
+    slope: float = 1.0,
+    printed: bool = False,
+    shape: Shape | None = None,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
 ) -> Construction:
-    """The weights of theorem 3.2 under what `function` weaves, or under distances; `least`: positions needed, M - 1."""
-    slope, shape = options.get("slope", 1.0), options.get("shape") or Shape()
-    recovery, recovers = options.get("recovery", "steps"), options.get("recovers")
-    dtype = options.get("dtype", torch.float64)
-    precision = float_name(dtype)
-    check_numbers(M, H, slope, precision)
-    recovers, least = max(M, 64) if recovers is None else recovers, M - 1 if least is None else least
-    check_whole("recovers", recovers, 1)
+    """Theorem 3.2's model; `least`: the positions that must be recovered."""
+    shape, rng, precision = shape or Shape(), np.random.default_rng(seed), float_name(dtype)
+    check_numbers(M, H, precision)
+    recovers = max(M, 64) if recovers is None else recovers
     if recovers < least:
         raise ValueError(f"recovers={recovers} positions are too few for M={M}; take recovers >= {least}")
     check_range(recovery, precision, recovers, slope)
-    rng = generator(options.get("seed", 0))
     W_E = embedding(shape, rng)
     mlp = LogSteps(recovers, slope) if recovery == "log" else KINDS[recovery](shape, recovers, slope)
     others = [[free_head(shape, rng) for _ in range(shape.heads - 1)] for _ in range(2)]
-    if options.get("printed", False):
-        second = printed_crossing_head(shape, rng, M, H)
-    else:
-        second = crossing_head(shape, rng, M, H, slope)
+    second = printed_crossing_head(shape, rng, M, H) if printed else crossing_head(shape, rng, M, H, slope)
     layers = [Layer([bos_head(shape, rng), *others[0]], mlp), Layer([second, *others[1]])]
-    return Construction(W_E, layers, Encoding(function, distances, slope), dtype)
+    return Construction(W_E, layers, Encoding(identity, slope=slope), dtype)
 
 
 def nope_model(
@@ -148,10 +142,10 @@ def nope_model(
     """One layer whose head output is o_t = M / t - 1 + H, without positions; W_Q and the free rows are random.
 
     So o_t > H for t < M and o_t < H for t > M. At t = M both are equal: nothing is claimed there. The paper's o_T is
-    the output at position T, not at the last token (T + 1). Raises ValueError for M < 2 and H not finite.
+    the output at position T, not at the last token (T + 1). Raises ValueError for M < 2 and H without digits.
     """
-    check_numbers(M, H, precision=float_name(dtype))
-    shape, rng = shape or Shape(), generator(seed)
+    check_numbers(M, H, float_name(dtype))
+    shape, rng = shape or Shape(), np.random.default_rng(seed)
     W_E = embedding(shape, rng)
     heads = [averaging_head(shape, rng, M, H), *(free_head(shape, rng) for _ in range(shape.heads - 1))]
     return Construction(W_E, [Layer(heads)], Encoding(), dtype)
@@ -175,12 +169,8 @@ def build(name: str, **parameters: Any) -> PreTrainedModel:
     method's, `mesa.applied(model, mesa.ReRoPE(trained_length=M, window=N, log_n=False))`, or `mesa.StairPE`. Its
     vocabulary is <bos> and the bytes (`theory.save` puts their tokenizer beside it) and its residual stream has 24
     dims, unless `shape` says otherwise. 'rotary' and 'rotary_nope' are Llamas. Raises ValueError as `construction`,
-    for recovery 'log' and for what 'rotary' weaves or turns otherwise.
+    and for recovery 'log'.
     """
-    _check(name, parameters)
-    for parameter in ("weave", "distances", "factors", "grown"):
-        if parameter in parameters:
-            raise ValueError(f"{name}: {parameter} is no part of a model's weights; attach a method by mesa.applied")
     parameters = {"shape": Shape(model=24, vocabulary=VOCABULARY), **parameters}
     return pretrained(construction(name, **parameters), int(parameters["M"]))
 
@@ -189,27 +179,9 @@ def construction(name: str, **parameters: Any) -> Construction:
     """The construction called `name` (theorem 3.1 'nope', 3.2 'plain', 3.3 'woven', the corollary 'stair' and 'mesa').
 
     'rotary' and 'rotary_nope' are theorems 3.2 and 3.1 under rotary embedding. Parameters are the builder's:
-    `theory.construction("woven", M=64, N=8)` is `theory.woven_model(64, 8)`. Raises ValueError for an unknown name, an
-    unknown parameter and a missing one, and what the builder raises.
+    `theory.construction("woven", M=64, N=8)` is `woven_model(64, 8)`. Raises ValueError for an unknown name and what
+    the builder raises.
     """
-    _check(name, parameters)
-    return BUILDERS[name](**parameters)
-
-
-def _check(name: str, parameters: dict[str, Any]) -> None:
     if name not in BUILDERS:
         raise ValueError(f"unknown construction {name!r}; known: {', '.join(BUILDERS)}")
-    stated = signature(BUILDERS[name]).parameters.values()
-    known = {
-        parameter.name: parameter.default is Parameter.empty
-        for parameter in stated
-        if parameter.kind is not Parameter.VAR_KEYWORD
-    }
-    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in stated):
-        known |= dict.fromkeys(Options.__annotations__, False)
-    for parameter in parameters:
-        if parameter not in known:
-            raise ValueError(f"{name}: unknown parameter {parameter!r}; known: {', '.join(known)}")
-    missing = [parameter for parameter, needed in known.items() if needed and parameter not in parameters]
-    if missing:
-        raise ValueError(f"{name}: {', '.join(missing)} must be given")
+    return BUILDERS[name](**parameters)

@@ -1,17 +1,17 @@
 """Decoder-only transformers with given matrices: the slow oracle of what `theory.build` gives to the engine.
 
-No layer norm, as in the proofs. The hook points (p: batch, t: position, d: model size):
-`hook_embed`; per layer L `blocks.L.hook_in`, `blocks.L.attn.hook_q/k/v/z` (p, t, head, head size),
-`blocks.L.attn.hook_attn_scores` and `hook_pattern` (p, head, query, key), `blocks.L.attn.hook_result` (p, t, head, d),
-`blocks.L.attn.hook_out` (p, t, d; the heads' sum: its dimension POSITION is the theorems' o_t),
-`blocks.L.hook_resid_mid`, `blocks.L.mlp.hook_pre`, `hook_post`, `hook_out`, and `blocks.L.hook_out`.
+No layer norm, as in the proofs. The hook points (p: batch, t: position, d: model size): per layer L
+`blocks.L.attn.hook_q/k/v/z` (p, t, head, head size), `blocks.L.attn.hook_attn_scores` and `hook_pattern` (p, head,
+query, key), `blocks.L.attn.hook_out` (p, t, d; the heads' sum: its dimension POSITION is the theorems' o_t), and
+`blocks.L.hook_out` (p, t, d).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,168 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.HookedRootModule import HookedRootModule
 
-from theory.attention import Attention, Encoding, parted
+from mesa.constructed import inverse_frequencies
+from mesa.plan import Plan, distances
 from theory.parts import POSITION, Head
 from theory.recovery import Weights, log_steps, sharpness
+
+Weave = Callable[[Any], Any]
+"""Maps distances to effective distances; see theory.weave."""
+
+Distances = Callable[[int], Tensor]
+"""Effective distances (query, key) of so many tokens, below 0 where a key is not seen."""
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A position encoding: scores are q.k - slope * W(t - i); `weave` None drops the position term (NoPE).
+
+    distances: take W's place where they are no function of t - i alone, or a key is not seen.
+    base: of rotary embedding, which takes the place of the bias unless 0. factors, grown: a method's, on each pair's
+    angle and on scores.
+    """
+
+    weave: Weave | None = None
+    distances: Distances | None = None
+    slope: float = 1.0
+    base: float = 0.0
+    factors: tuple[float, ...] | None = None
+    grown: float = 1.0
+
+    def turned(self, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
+        """Rotary scores (batch, head, query, key); arguments as for `turned_scores`."""
+        angles = inverse_frequencies(self.base, q.shape[-1] // 2)
+        angles = angles if self.factors is None else angles * np.array(self.factors)
+        return self.grown * turned_scores(q, k, distance, torch.from_numpy(angles))
+
+
+def turned_scores(q: Tensor, k: Tensor, distance: Tensor, angles: Tensor) -> Tensor:
+    """q.R(angle * distance)k / sqrt(head size), (batch, head, query, key): every distance's rotation by itself.
+
+    q, k: (batch, token, head, head size), whose halves hold the pairs' two coordinates. distance: (query, key).
+    angles: a token's, by pair.
+    """
+    half = q.shape[-1] // 2
+    turn = distance.to(angles.dtype)[..., None] * angles
+    q1, q2, k1, k2 = q[..., :half], q[..., half:], k[..., :half], k[..., half:]
+    along = torch.einsum("ptnh,pknh->pntkh", q1, k1) + torch.einsum("ptnh,pknh->pntkh", q2, k2)
+    across = torch.einsum("ptnh,pknh->pntkh", q1, k2) - torch.einsum("ptnh,pknh->pntkh", q2, k1)
+    return (along * turn.cos() + across * turn.sin()).sum(-1).to(q.dtype) / q.shape[-1] ** 0.5
+
+
+ROWS = 128
+"""Queries whose scores are made at a time unless hooks look at them: fresh memory for all costs more than the sums."""
+
+
+def planned(plan: Callable[[int], Plan]) -> Distances:
+    """Distances by the plan that `plan` makes for so many tokens; both layers ask for the same ones."""
+    return lru_cache(maxsize=1)(lambda length: torch.from_numpy(distances(plan(length))))
+
+
+class Attention(nn.Module):
+    """Heads under a position encoding, written out.
+
+    logarithm: puts out the logarithm of what head 0 gives POSITION: the same pattern, values and W_O, evaluated where
+    float64 would underflow.
+    """
+
+    W_Q: Tensor
+    W_K: Tensor
+    W_V: Tensor
+    W_O: Tensor
+
+    def __init__(self, heads: Sequence[Head], logarithm: bool) -> None:
+        super().__init__()
+        for name in ("W_Q", "W_K", "W_V", "W_O"):
+            stacked = np.stack([getattr(head, name) for head in heads])
+            self.register_buffer(name, torch.from_numpy(stacked))
+        self.logarithm = logarithm
+        self.hook_q, self.hook_k, self.hook_v, self.hook_z = (HookPoint() for _ in range(4))
+        self.hook_attn_scores, self.hook_pattern, self.hook_out = HookPoint(), HookPoint(), HookPoint()
+
+    def forward(self, resid: Tensor, encoding: Encoding) -> Tensor:
+        """The heads' sum (batch, position, model size) for the residual stream, of the same shape."""
+        q = self.hook_q(torch.einsum("ptd,nhd->ptnh", resid, self.W_Q))
+        k = self.hook_k(torch.einsum("ptd,nhd->ptnh", resid, self.W_K))
+        v = self.hook_v(torch.einsum("ptd,nhd->ptnh", resid, self.W_V))
+        length = resid.shape[1]
+        rows = length if self.hook_attn_scores.has_hooks() or self.hook_pattern.has_hooks() else ROWS
+        parts = [self._rows(q, k, v, encoding, begin, min(begin + rows, length)) for begin in range(0, length, rows)]
+        z = self.hook_z(torch.cat([part for part, _ in parts], 1))
+        result = torch.einsum("ptnh,ndh->ptnd", z, self.W_O)
+        if self.logarithm:
+            result[:, :, 0, POSITION] = torch.cat([logs for _, logs in parts], 1)
+        return self.hook_out(result.sum(2))
+
+    def _rows(self, q: Tensor, k: Tensor, v: Tensor, encoding: Encoding, begin: int, end: int) -> tuple[Tensor, Tensor]:
+        """What the queries from `begin` to `end` read (batch, query, head, head size), and `_log_output` if asked."""
+        table = None if encoding.distances is None else encoding.distances(q.shape[1])[begin:end, :end]
+        q, k, v = q[:, begin:end], k[:, :end], v[:, :end]
+        scores = self.hook_attn_scores(_scores(q, k, encoding, table))
+        pattern = self.hook_pattern(scores.softmax(-1))
+        z = torch.einsum("pnqk,pknh->pqnh", pattern, v)
+        return z, self._log_output(scores[:, 0], pattern[:, 0], v[:, :, 0]) if self.logarithm else z
+
+    def _log_output(self, scores: Tensor, pattern: Tensor, v: Tensor) -> Tensor:
+        """log of the sum of what each key's value adds to POSITION, times its weight (batch, position), by head 0.
+
+        Weights are taken in logarithms where they are what softmax makes of the scores, so that none underflows.
+        """
+        logs = scores.log_softmax(-1)
+        logs = torch.where(pattern == scores.softmax(-1), logs, pattern.log())
+        return (logs + (v @ self.W_O[0, POSITION]).log()[:, None]).logsumexp(-1)
+
+
+def _scores(q: Tensor, k: Tensor, encoding: Encoding, table: Tensor | None) -> Tensor:
+    """Scores (batch, head, query, key) of the last queries, -inf where a key is not seen; table: distances."""
+    index = torch.arange(k.shape[1])
+    distance = index[len(index) - q.shape[1] :, None] - index
+    effective = table
+    if table is None and encoding.weave is not None:
+        effective = encoding.weave(index.to(q.dtype))[distance.clamp(min=0)]
+    if encoding.base:
+        scores = encoding.turned(q, k, distance if effective is None else effective)
+    else:
+        scores = torch.einsum("pqnh,pknh->pnqk", q, k)
+        if effective is not None:
+            scores = scores - encoding.slope * effective.to(scores.dtype)
+    unseen = distance < 0 if effective is None else (distance < 0) | (effective < 0)
+    return scores.masked_fill(unseen, -torch.inf)
+
+
+class MLP(nn.Module):
+    """FF(h) = W_2 relu(W_1^T h), both matrices (model size, hidden units) as in the paper."""
+
+    W_1: Tensor
+    W_2: Tensor
+
+    def __init__(self, weights: Weights) -> None:
+        super().__init__()
+        for name, matrix in zip(("W_1", "W_2"), weights, strict=True):
+            self.register_buffer(name, torch.from_numpy(matrix))
+
+    def forward(self, resid: Tensor) -> Tensor:
+        """What is added to the residual stream (batch, position, model size)."""
+        return (resid @ self.W_1).relu() @ self.W_2.T
+
+
+class LogSteps(nn.Module):
+    """The step MLP where POSITION holds log x: z_k = -b expm1(log x - log c_k), no weight overflows."""
+
+    log_c: Tensor
+
+    def __init__(self, positions: int, slope: float = 1.0) -> None:
+        super().__init__()
+        self.register_buffer("log_c", torch.from_numpy(log_steps(positions, slope)))
+        self.b = sharpness(slope)
+
+    def forward(self, resid: Tensor) -> Tensor:
+        """Adds t - log x to POSITION, nothing elsewhere."""
+        log_x = resid[..., POSITION, None]
+        steps = (-self.b * torch.expm1(log_x - self.log_c)).clamp(0, 1)
+        out = torch.zeros_like(resid)
+        out[..., POSITION] = 1 + steps.sum(-1) - log_x[..., 0]
+        return out
 
 
 @dataclass(frozen=True)
@@ -31,6 +190,23 @@ class Layer:
 
     heads: Sequence[Head]
     mlp: Weights | LogSteps | None = None
+
+
+class Block(nn.Module):
+    """Attention, then the MLP, both added to the residual stream."""
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self.attn = Attention(layer.heads, logarithm=isinstance(layer.mlp, LogSteps))
+        self.mlp = MLP(layer.mlp) if isinstance(layer.mlp, tuple) else layer.mlp
+        self.hook_out = HookPoint()
+
+    def forward(self, resid: Tensor, encoding: Encoding) -> Tensor:
+        """The residual stream after this layer (batch, position, model size)."""
+        resid = resid + self.attn(resid, encoding)
+        if self.mlp is not None:
+            resid = resid + torch.cat([self.mlp(part) for part in resid.split(ROWS, 1)], 1)
+        return self.hook_out(resid)
 
 
 def float_name(dtype: torch.dtype) -> str:
@@ -48,63 +224,6 @@ def random_tokens(vocabulary: int, length: int, seed: int = 0) -> Tensor:
     return tokens
 
 
-class MLP(nn.Module):
-    """FF(h) = W_2 relu(W_1^T h), both matrices (model size, hidden units) as in the paper."""
-
-    W_1: Tensor
-    W_2: Tensor
-
-    def __init__(self, weights: Weights) -> None:
-        super().__init__()
-        for name, matrix in zip(("W_1", "W_2"), weights, strict=True):
-            self.register_buffer(name, torch.from_numpy(matrix))
-        self.hook_pre, self.hook_post, self.hook_out = HookPoint(), HookPoint(), HookPoint()
-
-    def forward(self, resid: Tensor) -> Tensor:
-        """What is added to the residual stream (batch, position, model size)."""
-        hidden = self.hook_post(self.hook_pre(resid @ self.W_1).relu())
-        return self.hook_out(hidden @ self.W_2.T)
-
-
-class LogSteps(nn.Module):
-    """The step MLP where POSITION holds log x: z_k = -b expm1(log x - log c_k), no weight overflows."""
-
-    log_c: Tensor
-
-    def __init__(self, positions: int, slope: float = 1.0) -> None:
-        super().__init__()
-        self.register_buffer("log_c", torch.from_numpy(log_steps(positions, slope)))
-        self.b = sharpness(slope)
-        self.hook_pre, self.hook_post, self.hook_out = HookPoint(), HookPoint(), HookPoint()
-
-    def forward(self, resid: Tensor) -> Tensor:
-        """Adds t - log x to POSITION, nothing elsewhere."""
-        log_x = resid[..., POSITION, None]
-        steps = self.hook_post(self.hook_pre(-self.b * torch.expm1(log_x - self.log_c)).clamp(0, 1))
-        out = torch.zeros_like(resid)
-        out[..., POSITION] = 1 + steps.sum(-1) - log_x[..., 0]
-        return self.hook_out(out)
-
-
-class Block(nn.Module):
-    """Attention, then the MLP, both added to the residual stream."""
-
-    def __init__(self, layer: Layer, encoding: Encoding) -> None:
-        super().__init__()
-        self.attn = Attention(layer.heads, encoding, logarithm=isinstance(layer.mlp, LogSteps))
-        self.mlp = MLP(layer.mlp) if isinstance(layer.mlp, tuple) else layer.mlp
-        self.hook_in, self.hook_resid_mid, self.hook_out = HookPoint(), HookPoint(), HookPoint()
-
-    def forward(self, resid: Tensor) -> Tensor:
-        """The residual stream after this layer (batch, position, model size)."""
-        resid = self.hook_in(resid)
-        resid = self.hook_resid_mid(resid + self.attn(resid))
-        if self.mlp is None:
-            return self.hook_out(resid)
-        rows = parted(resid.shape[1], self.mlp.hook_pre, self.mlp.hook_post, self.mlp.hook_out)
-        return self.hook_out(resid + torch.cat([self.mlp(part) for part in resid.split(rows, 1)], 1))
-
-
 class Construction(HookedRootModule):
     """A constructed transformer. Token 0 is <bos>; `tokens` start with it.
 
@@ -118,32 +237,31 @@ class Construction(HookedRootModule):
         self, W_E: np.ndarray, layers: Sequence[Layer], encoding: Encoding, dtype: torch.dtype = torch.float64
     ) -> None:
         super().__init__()
-        float_name(dtype)
         self.register_buffer("W_E", torch.from_numpy(W_E))
         self.encoding = encoding
-        self.hook_embed = HookPoint()
-        self.blocks = nn.ModuleList(Block(layer, encoding) for layer in layers)
+        self.blocks = nn.ModuleList(Block(layer) for layer in layers)
         self.to(dtype)
         self.setup()
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The last residual stream (batch, position, model size) for token ids (batch, position)."""
-        resid = self.hook_embed(self.W_E.T[tokens])
+        resid = self.W_E.T[tokens]
         for block in self.blocks:
-            resid = block(resid)
+            resid = block(resid, self.encoding)
         return resid
+
+    def under(self, **changes: Any) -> Construction:
+        """A copy with the same weights whose encoding is changed in these fields of `Encoding`."""
+        other = copy.deepcopy(self)
+        other.encoding = replace(self.encoding, **changes)
+        return other
 
     def with_distances(self, distances: np.ndarray) -> Construction:
         """A copy whose attention has these effective distances (query, key), below 0 where a key is not seen.
 
         So weaves that are no function of t - i alone, such as Mesa's chunks; for inputs of just this many tokens.
         """
-        other = copy.deepcopy(self)
-        other.encoding = replace(self.encoding, distances=lambda _: torch.as_tensor(distances))
-        blocks: Any = other.blocks
-        for block in blocks:
-            block.attn.encoding = other.encoding
-        return other
+        return self.under(distances=lambda _: torch.as_tensor(distances))
 
     @property
     def output_hook(self) -> str:
@@ -181,4 +299,5 @@ class Construction(HookedRootModule):
 
     def recovered_position(self, length: int, seed: int = 0) -> np.ndarray:
         """The position that layer 1 has written at t = 1 .. length (float64); a two-layer construction's."""
-        return self.blocks[0](self.W_E.T[self.tokens(length, seed)])[0, :, POSITION].double().numpy()
+        resid = self.blocks[0](self.W_E.T[self.tokens(length, seed)], self.encoding)
+        return resid[0, :, POSITION].double().numpy()

@@ -20,8 +20,7 @@ from mesa.constructed import (
     ConstructedLlamaConfig,
     ConstructedLlamaForCausalLM,
 )
-from theory.attention import Attention
-from theory.model import MLP, Construction
+from theory.model import MLP, Attention, Construction
 from theory.parts import CONST, FREE
 from theory.rotary_model import FREE as ROTARY_FREE
 
@@ -31,13 +30,13 @@ def pretrained(construction: Construction, M: int) -> PreTrainedModel:
 
     Rotary ones are Llamas, the others MPTs. Logits are the free directions of the residual stream, read by the
     embedding: the theorems have none. A layer without an MLP has one of zeros. Raises ValueError for the log-domain
-    steps, which are no matrices, and for sizes that Llama's config refuses.
+    steps, which are no matrices.
     """
     blocks: list[Any] = list(construction.blocks)
     if any(block.mlp is not None and not isinstance(block.mlp, MLP) for block in blocks):
         raise ValueError("recovery='log' is a function, no matrices; take recovery 'steps', 'interpolating' or 'naive'")
     units = max([1, *(block.mlp.W_1.shape[1] for block in blocks if block.mlp is not None)])
-    rotary = construction.encoding.turns is not None
+    rotary = construction.encoding.base > 0
     model: Any = _llama(construction, M, units) if rotary else _mpt(construction, M, units)
     model.to(construction.W_E.dtype).eval().requires_grad_(False)
     read = construction.W_E.T.clone()
@@ -92,10 +91,7 @@ def _mpt_matrices(attn: Attention, W_1: Tensor, W_2: Tensor) -> dict[str, Tensor
 
 
 def _llama(construction: Construction, M: int, units: int) -> PreTrainedModel:
-    assert construction.encoding.turns is not None
     model, heads = len(construction.W_E), len(construction.get_buffer("blocks.0.attn.W_Q"))
-    if model % heads:
-        raise ValueError(f"model={model} is no multiple of heads={heads}, as Llama's config asks; take another size")
     config = ConstructedLlamaConfig(
         hidden_size=model,
         num_hidden_layers=len(construction.blocks),
@@ -103,7 +99,7 @@ def _llama(construction: Construction, M: int, units: int) -> PreTrainedModel:
         num_key_value_heads=heads,
         hidden_act="relu",
         max_position_embeddings=M,
-        rope_parameters={"rope_type": "default", "rope_theta": construction.encoding.turns.base},
+        rope_parameters={"rope_type": "default", "rope_theta": construction.encoding.base},
         eos_token_id=None,
         tie_word_embeddings=False,
         **_shared_config(construction, units),

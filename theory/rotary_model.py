@@ -12,8 +12,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from theory.attention import Distances, Encoding, Turns, Weave
-from theory.model import Construction, Layer, float_name
+from theory.model import Construction, Encoding, Layer, float_name
 from theory.parts import (
     BOS,
     CONST,
@@ -25,7 +24,6 @@ from theory.parts import (
     check_numbers,
     embedding,
     free_head,
-    generator,
     with_signal,
 )
 from theory.recovery import EXACT, Weights, written_error
@@ -89,10 +87,6 @@ def rotary_model(
     quarter: int = 0,
     slope: float = 1.0,
     pair: int = -1,
-    weave: Weave | None = None,
-    distances: Distances | None = None,
-    factors: tuple[float, ...] | None = None,
-    grown: float = 1.0,
     shape: Shape | None = None,
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
@@ -100,36 +94,32 @@ def rotary_model(
     """Theorem 3.2 under rotary embedding: o_t > H for t < M and o_t < H for every t > M.
 
     It holds for ever, though scores are periodic: the keys 1 .. K, K >= M, all get the score of <bos>, so D(t) > M.
-    reads .. pair: as for theory.rotary.Rotary. weave, distances: effective distances, as for `Construction`; factors:
-    a method's on each pair's angle; grown: on scores. Raises ValueError as Rotary, for H not finite, and for more
+    reads .. pair: as for theory.rotary.Rotary. Raises ValueError as Rotary, for H without digits, and for more
     positions than the dtype tells apart.
     """
     shape = _checked(shape)
-    precision = float_name(dtype)
-    check_numbers(M, H, precision=precision)
-    half = shape.head // 2
+    rng, precision, half = np.random.default_rng(seed), float_name(dtype), shape.head // 2
+    check_numbers(M, H, precision)
     sizes = Rotary(M=M, reads=reads, recovers=recovers, quarter=quarter, slope=slope, pairs=half, pair=pair)
     mlp = _checked_steps(shape, sizes, precision)
-    rng = generator(seed)
     W_E = embedding(shape, rng, FREE)
     others = [[free_head(shape, rng, FREE) for _ in range(shape.heads - 1)] for _ in range(2)]
     first, second = reading_head(shape, sizes), turning_head(shape, sizes, H)
     layers = [Layer([first, *others[0]], mlp), Layer([second, *others[1]])]
-    encoding = Encoding(weave, distances, turns=Turns(sizes.base, factors, grown))
-    return Construction(W_E, layers, encoding, dtype)
+    return Construction(W_E, layers, Encoding(base=sizes.base), dtype)
 
 
 def rotary_nope_model(
     M: int, H: float = 0.5, *, shape: Shape | None = None, seed: int = 0, dtype: torch.dtype = torch.float64
 ) -> Construction:
     """Theorem 3.1 under rotary embedding: keys of 0 stay 0 turned, so o_t = M / t - 1 + H under every method."""
-    shape, rng = _checked(shape), generator(seed)
-    check_numbers(M, H, precision=float_name(dtype))
+    shape, rng = _checked(shape), np.random.default_rng(seed)
+    check_numbers(M, H, float_name(dtype))
     W_E = embedding(shape, rng, FREE)
     head = averaging_head(shape, rng, M, H)
     head = replace(head, W_K=0 * head.W_K)
     heads = [head, *(free_head(shape, rng, FREE) for _ in range(shape.heads - 1))]
-    return Construction(W_E, [Layer(heads)], Encoding(turns=Turns(10000.0)), dtype)
+    return Construction(W_E, [Layer(heads)], Encoding(base=10000.0), dtype)
 
 
 def _checked_steps(shape: Shape, sizes: Rotary, dtype: str) -> Weights:

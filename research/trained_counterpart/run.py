@@ -16,12 +16,19 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from probe.options import parse_lengths
 from probe.statistics import shown
 from research.script import Journal, deadline, load_options, make_parser, run
-from theory.figures import SERIES, save
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 HEADS, HELD = "| head |", "| length | heads held |"
 """What the tables in docs/theory.md begin with."""
 _SHOWN = 6
+_LINES = (
+    ("#000000", "-"),
+    ("#0072B2", "--"),
+    ("#C47F00", "-."),
+    ("#A8326E", (0, (5, 2, 1, 2, 1, 2))),
+    ("#009E73", ":"),
+)
+"""Colour and dash of a head's curve; told apart in grey too."""
 
 
 def head_table(summary: Mapping[str, Any]) -> list[str]:
@@ -63,9 +70,8 @@ def picture(summary: Mapping[str, Any]) -> Figure:
     position = summary["curves"]["position"]
     panel.plot(position, [at + 1 for at in position], color="#888888", lw=3, label="constructed: D(t) = t")
     parts = {f"{row['layer']}.{row['head']}": row["part"] for row in summary["heads"]}
-    for style, (name, values) in zip(SERIES, summary["curves"]["D"].items(), strict=False):
-        line = {key: style[key] for key in ("color", "ls")}
-        panel.plot(position, values, lw=1.4, label=f"head {name} {parts[name]}", **line)
+    for (color, ls), (name, values) in zip(_LINES, summary["curves"]["D"].items(), strict=False):
+        panel.plot(position, values, color=color, ls=ls, lw=1.4, label=f"head {name} {parts[name]}")
     panel.axvline(summary["trained_length"], color="#D55E00", ls=":", lw=1.2)
     panel.text(summary["trained_length"] * 1.03, 1.1, f"M = {summary['trained_length']}", color="#D55E00", fontsize=8)
     panel.set(xscale="log", yscale="log", xlabel="position t (tokens)", ylabel="D(t) = 1 / attention on the first key")
@@ -78,7 +84,7 @@ def picture(summary: Mapping[str, Any]) -> Figure:
 def draw(summary: Mapping[str, Any]) -> None:
     """Stores the summary, draws the picture and writes the tables."""
     (HERE / "results" / "default.json").write_text(json.dumps(summary) + "\n", encoding="utf-8")
-    save(picture(summary), ROOT / "docs" / "theory_counterpart.png")
+    picture(summary).savefig(ROOT / "docs" / "theory_counterpart.png", metadata={"Software": None})
     page = ROOT / "docs" / "theory.md"
     text = page.read_text(encoding="utf-8")
     for lines, begins in ((head_table(summary), HEADS), (held_table(summary), HELD)):

@@ -17,7 +17,7 @@ from probe.report import write_report
 from probe.store.results import read_anatomy, read_located
 from theory.claim import Reading
 from theory.claims import Claim, Settings, Verdict
-from theory.cli import write_report as write_theory
+from theory.report import write_report as write_theory
 
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]

@@ -414,7 +414,7 @@ def test_theory_shows_what_the_closed_forms_say(opened):
         beyond = excess.where((excess["t"] > 16) & (excess <= 0), drop=True)
         assert int(beyond["t"][0]) == first_failure(16, 3, E)
     app = opened("theory", theory_M="64", N="8")
-    assert "the weave first fails at t = 181,369 (certified" in shown_texts(app)
+    assert "the weave first fails at t = 181,369;" in shown_texts(app)
     assert "2 claims checked: 1 holds, 1 BROKEN (3.2)." in shown_texts(app)
     app = opened("theory", theory_M="4")
     app.slider(key="N").set_value(8).run()
@@ -435,12 +435,9 @@ def test_theory_draws_the_threshold_says_where_curves_stop_and_has_files(opened,
     assert {f"theory-{name}-M16-N{N}-E3-H1.5.{form}" for form in FORMS} <= set(downloads(app))
 
 
-def test_what_is_certified_says_so():
-    assert first_failures(133, 29, 2).startswith(
-        "With positions recovered ideally, the weave first fails at t = 510,428,902,950,223 (certified"
-    )
-    assert first_failures(16, 3, 3).endswith("Stair PE first fails at t = 92 (not certified: by float64).")
-    assert "the weave first fails beyond 2^53, at about 10^19.156 " in first_failures(64, 40, 2)
+def test_first_failures_beyond_float64s_precision_are_told_by_their_power_of_ten():
+    assert first_failures(16, 3, 3).endswith("; Stair PE first fails at t = 92.")
+    assert "the weave first fails beyond 10^12, at about 10^19.156;" in first_failures(64, 40, 2)
 
 
 def test_two_runs_side_by_side(opened):

@@ -159,7 +159,6 @@ OTHERWISE = {  # where an option of this name means something else
     ("export locate", "measures"): None,
     ("export locate", "renderer"): ["", "nonsense"],
     ("verify", "dtype"): ["", "int8"],
-    ("verify", "out"): OUTPUTS,
 }
 AT_WORK = {"text": "probe", "config": "paper", "data": ""}
 """Options whose value is looked at only as a run begins: --estimate is left out, for this command or where it fails."""

@@ -13,7 +13,6 @@ from mesa.engine.attention import EXECUTORS
 from mesa.engine.schedule import Schedule
 from mesa.methods.chunked import MIDDLES
 from mesa.plan import distances, token_index
-from theory import mesa_model
 from theory.bounds import denominator, stair_is_recovered
 from theory.chunked import (
     chunk_denominator,
@@ -25,13 +24,13 @@ from theory.chunked import (
     hopeless,
     last_middle_chunk,
     mesa_denominator,
-    mesa_exponents,
     mesa_method,
     mesa_position,
     rounded,
     woven_bound,
 )
 from theory.claims.mesa import PAPER, SIZES, woven_first_failure
+from theory.constructions import mesa_model
 from theory.rotary import READS, Rotary
 
 
@@ -49,8 +48,8 @@ def stepped(log_a):
     return 1 + sum(min(max(step, 0), 1) for step in steps)
 
 
-def pairs_denominator(size, middle, prompt, t):
-    """D(t): both layers, pair by pair."""
+def pairs_denominator(size, middle, prompt):
+    """D at the prompt's end: both layers, pair by pair."""
 
     def seen(query):
         R = {i: distance(size, middle, prompt, query, i) for i in range(1, query + 1)}
@@ -60,37 +59,28 @@ def pairs_denominator(size, middle, prompt, t):
         R = seen(query)
         return stepped(math.log(sum(math.exp(R[1] - r) for r in R.values())))
 
-    R = seen(t)
+    R = seen(prompt)
     return sum(math.exp(position(1) - position(i) + R[1] - r) for i, r in R.items())
 
 
 @pytest.mark.parametrize("middle", MIDDLES)
-@pytest.mark.parametrize(("size", "prompt", "t"), [(SIZES[1], 47, 47), (SIZES[3], 41, 44), (SIZES[5], 70, 70)])
-def test_closed_form_is_the_sum_over_pairs(size, prompt, t, middle):
-    value = mesa_denominator(mesa_method(*size, middle), t, prompt)
-    assert value == pytest.approx(pairs_denominator(size, middle, prompt, t), rel=1e-10)
+@pytest.mark.parametrize(("size", "prompt"), [(SIZES[1], 47), (SIZES[3], 41), (SIZES[5], 70)])
+def test_closed_form_is_the_sum_over_pairs(size, prompt, middle):
+    value = mesa_denominator(mesa_method(*size, middle), prompt)
+    assert value == pytest.approx(pairs_denominator(size, middle, prompt), rel=1e-10)
     other = MIDDLES[MIDDLES[0] == middle]
-    assert abs(value / mesa_denominator(mesa_method(*size, other), t, prompt) - 1) > 0.1
-
-
-def test_what_is_decoded_after_a_prompt_inside_the_window():
-    for t in (17, 30):
-        value = mesa_denominator(mesa_method(*SIZES[1]), t, 10)
-        assert value == pytest.approx(pairs_denominator(SIZES[1], "local", 10, t), rel=1e-10)
+    assert abs(value / mesa_denominator(mesa_method(*size, other), prompt) - 1) > 0.1
 
 
 @pytest.mark.parametrize("middle", MIDDLES)
 @pytest.mark.parametrize("size", SIZES)
-def test_models_do_what_the_closed_form_says_in_prompts_and_decoding(size, middle):
+def test_models_do_what_the_closed_form_says(size, middle):
     M, N, E, first, last, split = size
-    prompt, length = 2 * M + 3, 2 * M + 7
-    parts = {"first": first, "last": last, "split_threshold": split, "middle": middle}
-    model = mesa_model(M, N, E, 0.5, **parts, prompt=prompt, recovers=max(64, 2 * M), seed=3)
+    prompt, parts = 2 * M + 3, {"first": first, "last": last, "split_threshold": split, "middle": middle}
+    model = mesa_model(M, N, E, 0.5, **parts, recovers=max(64, 2 * M), seed=3)
     method = mesa_method(*size, middle)
-    np.testing.assert_allclose(model.recovered_position(length), mesa_position(method, length, prompt), atol=1e-9)
-    begin = method.chunks(prompt)[-2]
-    D = [mesa_denominator(method, t, prompt) for t in range(begin + 1, length + 1)]
-    np.testing.assert_allclose(model.head_output(length)[begin:], M / np.array(D) - 0.5, atol=1e-9)
+    np.testing.assert_allclose(model.recovered_position(prompt), mesa_position(method, prompt), atol=1e-9)
+    assert model.head_output(prompt)[-1] == pytest.approx(M / mesa_denominator(method, prompt) - 0.5, abs=1e-9)
 
 
 @pytest.mark.parametrize("middle", MIDDLES)
@@ -143,20 +133,13 @@ def test_bounds_anywhere(data):
         assert woven_bound(woven, T) <= 1.43 * denominator(T, N, E)
 
 
-@pytest.mark.parametrize(
-    ("t", "prompt", "message"),
-    [
-        (64, None, "t=64 is inside the window M=64, where attention is plain"),
-        (72, 80, "t=72 is before the last chunk, which begins after 72 tokens"),
-    ],
-)
-def test_what_sees_not_all_is_refused(t, prompt, message):
-    method = mesa_method(*SIZES[0])
-    with pytest.raises(ValueError, match=message):
-        mesa_exponents(method, t, prompt)
-    assert len(mesa_exponents(method, t + 1, prompt)) == t + 1
-    with pytest.raises(ValueError, match="prompt=16 is not cut into chunks; take more than M=16 tokens"):
-        chunk_denominator(*rotary_case("16", "count"), 16)
+def test_a_prompt_inside_the_window_is_refused():
+    for case in (
+        lambda: mesa_denominator(mesa_method(*SIZES[1]), 16),
+        lambda: chunk_denominator(*rotary_case("16", "count"), 16),
+    ):
+        with pytest.raises(ValueError, match="prompt=16 is not cut into chunks; take more than M=16 tokens"):
+            case()
 
 
 def test_rounding_is_each_positions_own():

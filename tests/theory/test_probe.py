@@ -22,7 +22,10 @@ LATE = {"paper": 0, "default": 1}
 def crossings(request):
     rule, seed = request.param
     shared = {"shape": Shape(model=16, heads=3), "recovers": 200, "seed": seed}
-    models = {"origin": theory.plain_model(M, 0.5, **shared), "rerope": theory.woven_model(M, N, 0.5, **shared)}
+    models = {
+        "origin": theory.construction("plain", M=M, **shared),
+        "rerope": theory.construction("woven", M=M, N=N, **shared),
+    }
     outputs = [model.captured(LENGTH, "blocks.1.attn.hook_out")["blocks.1.attn.hook_out"] for model in models.values()]
     hidden = xr.DataArray(
         np.stack([np.asarray(output)[None] for output in outputs]),

@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+import theory.model
 from mesa.constructed import ConstructedRotaryEmbedding
-from theory import attention, rotary, rotary_model
+from theory import rotary, rotary_model
 from theory.claims import CLAIMS, Settings, rotary_mesa, rotary_reach
 from theory.parts import BOS, CONST, POSITION
 from theory.rotary import Rotary
@@ -28,7 +29,7 @@ WEIGHTS = [  # the part of the model, its matrix, what of it is scaled, by which
 ]
 ANGLES, EARLIER, CHUNKED = ConstructedRotaryEmbedding, rotary_mesa.chunks_fail_from, rotary_mesa.method_of
 DEFAULT, TURNED, THETA, WRITTEN = (
-    ANGLES.compute_default_rope_parameters, attention.turned_scores, Rotary.theta.fget, Rotary.written
+    ANGLES.compute_default_rope_parameters, theory.model.turned_scores, Rotary.theta.fget, Rotary.written
 )  # fmt: skip
 
 
@@ -44,7 +45,7 @@ def without_chords(self, log_a):
 
 FORMULAS = {  # what is patched, by what, and the claim that notices
     "angles off by 1%": (ANGLES, "compute_default_rope_parameters", staticmethod(scaled_angles), "rotary-oracle"),
-    "no turns": (attention, "turned_scores", lambda q, k, d, angles: TURNED(q, k, 0 * d, angles), "rotary-oracle"),
+    "no turns": (theory.model, "turned_scores", lambda q, k, d, angles: TURNED(q, k, 0 * d, angles), "rotary-oracle"),
     "keys": (rotary_model, "replace", lambda head, W_K: dataclasses.replace(head, W_K=W_K + 0.1), "rotary-nope"),
     "theta": (Rotary, "theta", property(lambda self: 1.01 * THETA(self)), "rotary"),
     "chords taken for arcs": (Rotary, "written", without_chords, "rotary-weave"),

@@ -101,7 +101,7 @@ def closed_form(settings: Settings) -> Outcome:
         for middle, other in (MIDDLES, MIDDLES[::-1]):
             model = exact_mesa_model(size, middle, prompt, settings)
             position, D = model.recovered_position(prompt), 1 / model.bos_attention(prompt)[-1]
-            expected, wrong = (mesa_position(methods[kind], prompt, prompt) for kind in (middle, other))
+            expected, wrong = (mesa_position(methods[kind], prompt) for kind in (middle, other))
             value, mistake = (np.log(mesa_denominator(methods[kind], prompt)) for kind in (middle, other))
             reading &= Reading(deviation(position, wrong), deviation(position, expected))
             reading &= Reading(deviation(np.log(D), mistake), deviation(np.log(D), value))

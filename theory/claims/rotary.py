@@ -180,7 +180,7 @@ def agreement(settings: Settings) -> Outcome:
         }
         model = llama(size, reads, settings)
         slow = {
-            name: oracle(size, reads, seed=settings.seed, H=settings.H, **options).head_output(length)
+            name: oracle(size, reads, seed=settings.seed, H=settings.H).under(**options).head_output(length)
             for name, (_, options) in methods.items()
         }
         for name, (method, _) in methods.items():
@@ -233,13 +233,11 @@ def precise_denominators(
 
     distance: the effective ones of r = 0, 1, ...; factor: on the used pair's angle; grown: on scores.
     """
-    turns = model.encoding.turns
-    assert turns is not None
     matrices = {name: buffer.double().numpy().astype(object) for name, buffer in model.named_buffers()}
     size, length = matrices["blocks.1.attn.W_K"].shape[1], max(positions)
     pair = int(np.flatnonzero(model.get_buffer("blocks.1.attn.W_K")[0].any(1))[0])
     rows = [pair, pair + size // 2]
-    theta = mpmath.mpf(float(inverse_frequencies(turns.base, size // 2)[pair])) * factor
+    theta = mpmath.mpf(float(inverse_frequencies(model.encoding.base, size // 2)[pair])) * factor
     cos, sin = (function(theta * distance[:length].astype(object))[::-1] for function in (_cos, _sin))
 
     def scores(layer: int, stream: np.ndarray) -> np.ndarray:

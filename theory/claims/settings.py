@@ -12,9 +12,7 @@ import torch
 from theory.bounds import check_window
 from theory.claim import SAFETY
 from theory.parts import check_numbers
-from theory.recovery import EXACT, KINDS, longest
-
-MOST_SEED = 2**32 - 1
+from theory.recovery import EXACT, longest
 
 
 @dataclass(frozen=True)
@@ -30,21 +28,17 @@ class Settings:
     H: float = 0.5
     dtype: str = "float64"
     seed: int = 0
-    recovery: str = "steps"
     quick: bool = False
     full: bool = False
 
     def __post_init__(self) -> None:
         """Checks what does not depend on a claim."""
         M = 4096 if self.M is None else self.M
-        check_numbers(M, self.H, precision=self.dtype)
-        if not 0 <= self.seed <= MOST_SEED:
-            raise ValueError(f"seed={self.seed} is not within 0 and {MOST_SEED}; take e.g. 0")
+        check_numbers(M, self.H, self.dtype)
         if self.M is not None and self.most_positions < M:
-            other = "" if self.recovery == "log" else " or --recovery log (M <= 4096)"
             raise ValueError(
-                f"M={M} exceeds the {self.most_positions} positions that the {self.recovery} MLP recovers in "
-                f"{self.dtype}; take M <= {self.most_positions}{other}"
+                f"M={M} exceeds the {self.most_positions} positions that the steps MLP recovers in {self.dtype}; "
+                f"take M <= {self.most_positions}"
             )
         if self.N is not None:
             check_window(max(3, self.N + 1) if self.M is None else M, self.N)
@@ -58,16 +52,9 @@ class Settings:
 
     @property
     def most_positions(self) -> int:
-        """How many positions can be recovered under these settings (4096 for `log`: the attention matrix's memory).
-
-        Recovered so closely that what a processor's order of summing adds, some hundred times as much in the naive sum,
-        leaves the claims their margins, the smallest of which is 1 / M.
-        """
-        if self.recovery in KINDS:
-            return longest(self.recovery, self.dtype, exact=EXACT / 100)
-        if self.recovery != "log":
-            raise ValueError(f"unknown position MLP {self.recovery!r}; known: {', '.join(KINDS)}, log")
-        return 4096
+        """How many positions the step MLP recovers: so closely that the order in which a processor sums leaves the
+        claims their margins, the smallest of which is 1 / M."""
+        return longest("steps", self.dtype, exact=EXACT / 100)
 
     @property
     def longest_run(self) -> int:
@@ -112,13 +99,12 @@ class Settings:
         return {"dtype": self.torch_dtype, "seed": self.seed, **more}
 
     def chosen_mlp(self, M: int, **more: Any) -> dict[str, Any]:
-        """`options` with the user's position MLP, for K = max(M, 64) positions or as many as it can recover."""
-        positions = max(M, min(64, self.most_positions))
-        return self.options(recovery=self.recovery, recovers=positions, **more)
+        """`options` with K = max(M, 64) positions, or as many as the step MLP recovers."""
+        return self.options(recovers=max(M, min(64, self.most_positions)), **more)
 
     def wide_mlp(self, K: int, **more: Any) -> dict[str, Any]:
         """`options` with an MLP for K positions; log steps where matrices overflow."""
-        fits = self.recovery != "log" and longest("steps", self.dtype) >= K
+        fits = longest("steps", self.dtype) >= K
         return self.options(recovery="steps" if fits else "log", recovers=K, **more)
 
     @property

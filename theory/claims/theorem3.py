@@ -52,12 +52,11 @@ def weave_extends(settings: Settings) -> Outcome:
         failing = t[(t > M) & (o <= settings.H)]
         measured[f"N={N}, M={M}"] = {"T*": reach, "first failure": int(failing[0]) if failing.size else None}
     return Outcome(
-        {"(M, N)": grid(pairs), "H": settings.H, "MLP": settings.recovery, "dtype": settings.dtype},
+        {"(M, N)": grid(pairs), "H": settings.H, "MLP": "steps", "dtype": settings.dtype},
         f"M < t < T* (real MLP), and up to max(3 T*, 1500) with ideal recovery, t <= {settings.longest_run}; "
         "measured first failures: " + ", ".join(f"{key}: {row['first failure']}" for key, row in measured.items()),
         reading,
         correction="for M < t < T* and N <= M - 1, M >= 3, not for all T > M",
-        details={"measured": measured},
     )
 
 

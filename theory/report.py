@@ -1,0 +1,91 @@
+"""The report of the verification: its claims, and curves measured on the constructions beside the closed forms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+
+import jinja2
+import numpy as np
+import xarray as xr
+from markupsafe import Markup
+
+from theory.bounds import extended_length
+from theory.claim import SAFETY, Claim, summary
+from theory.claims.corollary import exact_stair_model
+from theory.claims.settings import Settings
+from theory.claims.theorem3 import ONE_HEAD, ideal_denominator
+from theory.constructions import nope_model, plain_model, woven_model
+from theory.figures import (
+    IDEAL,
+    NOPE,
+    PE,
+    STAIR,
+    WEAVE,
+    attention_figure,
+    curve_data,
+    excess_figure,
+    position_figure,
+)
+from theory.model import Construction
+from theory.weave import rerope
+
+
+@dataclass(frozen=True)
+class Example:
+    """The parameters that figures are drawn for."""
+
+    M: int = 16
+    N: int = 3
+    E: int = 3
+    settings: Settings = field(default_factory=Settings)
+
+    @classmethod
+    def of(cls, settings: Settings) -> Example:
+        """The user's parameters, or the default example."""
+        if settings.M is None and settings.N is None and settings.E is None:
+            return cls(settings=settings)
+        return cls(*settings.triples()[0], settings=settings)
+
+    @property
+    def length(self) -> int:
+        """Tokens: beyond T* where that is within reach."""
+        return int(min(2.5 * extended_length(self.M, self.N), 2000))
+
+
+def curves(example: Example) -> xr.Dataset:
+    """o_t - H, the recovered position and the attention on <bos>, over (construction, t); T* in attrs."""
+    M, N, E, settings, length = example.M, example.N, example.E, example.settings, example.length
+    models: dict[str, Construction] = {
+        NOPE: nope_model(M, settings.H, **settings.options(shape=ONE_HEAD)),
+        PE: plain_model(M, settings.H, **settings.wide_mlp(length, shape=ONE_HEAD)),
+        WEAVE: woven_model(M, N, settings.H, **settings.chosen_mlp(M, shape=ONE_HEAD)),
+        STAIR: exact_stair_model(M, N, E, length, settings),
+    }
+    rows = {
+        name: (
+            model.head_output(length) - settings.H,
+            np.full(length, np.nan) if name == NOPE else model.recovered_position(length),
+            model.bos_attention(length),
+        )
+        for name, model in models.items()
+    }
+    ideal = 1 / ideal_denominator(N, length, settings)
+    rows[IDEAL] = (M * ideal - 1, rerope(np.arange(length), N) + 1.0, ideal)
+    return curve_data({name: rows[name] for name in (NOPE, PE, WEAVE, IDEAL, STAIR)}, M, N, E, settings.H)
+
+
+def write_report(claims: Sequence[Claim], settings: Settings, path: Path) -> None:
+    """Writes the HTML report, plotly.js included (about 5 MB). Raises OSError where `path` cannot be written."""
+    example = Example.of(settings)
+    data = curves(example)
+    figures = [
+        Markup(draw(data).to_html(full_html=False, include_plotlyjs=place == 0))
+        for place, draw in enumerate((excess_figure, position_figure, attention_figure))
+    ]
+    template = jinja2.Environment(autoescape=True).from_string(files("theory").joinpath("report.html").read_text())
+    sentence = summary([(claim.name, claim.verdict) for claim in claims])
+    values = {"claims": claims, "summary": sentence, "settings": settings, "example": example}
+    path.write_text(template.render(**values, figures=figures, safety=SAFETY))
