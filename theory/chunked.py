@@ -85,8 +85,8 @@ def chunk_log_denominators(bias: Bias, method: MesaExtrapolation, prompt: int) -
     plain, log_a = (
         np.logaddexp.accumulate(scores) - scores for scores in map(bias, (index, woven_distance(method, index)))
     )
-    first, begin_last = borders[1], borders[-2]
-    log_a[:begin_last] = plain[:begin_last]
+    first = borders[1]
+    log_a[:first] = plain[:first]
     for begin, end in pairwise(borders[1:-1]):
         log_a[begin:end] = plain[first : first + end - begin]
         if method.middle == "woven":
