@@ -36,12 +36,12 @@ from mesa.plan import Plan, distances
 
 if TYPE_CHECKING:
     from mesa.checking.check import check
-    from mesa.engine.apply import applied
     from mesa.engine.bridge import bridge
+    from mesa.engine.plug import applied
     from mesa.models import load
 
 _LAZY = {
-    "applied": "mesa.engine.apply",
+    "applied": "mesa.engine.plug",
     "bridge": "mesa.engine.bridge",
     "check": "mesa.checking.check",
     "load": "mesa.models",

@@ -15,7 +15,7 @@ from mesa.checking import model_checks
 from mesa.checking.method_checks import CHECKS, method_rows
 from mesa.checking.rows import FAILED, NOT_RUN, Report, Row
 from mesa.checking.subject import Subject
-from mesa.engine.apply import check_free
+from mesa.engine.plug import check_free
 from mesa.methods import Method, ReRoPE
 from mesa.settings import make_methods
 from mesa.support import check_config, unfit

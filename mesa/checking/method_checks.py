@@ -16,8 +16,7 @@ from mesa.checking.recorded_attention import AttentionCall, Calls, before_rotati
 from mesa.checking.rounding import ALLOWED, perturbed, rounding_perturbed
 from mesa.checking.rows import Comparison, Row, worst_row
 from mesa.checking.subject import Setting, Subject, array, max_difference, run
-from mesa.engine.apply import applied
-from mesa.engine.plug import Attachment
+from mesa.engine.plug import Attachment, applied
 from mesa.methods import Method, NoPE
 from mesa.plan import Plan, rotary_base, turn_alike
 

@@ -15,8 +15,8 @@ from mesa.checking.oracle import rotated
 from mesa.checking.rounding import ALLOWED, perturbed
 from mesa.checking.rows import FAILED, NOT_RUN, NOTE, PASSED, Comparison, Row, worst_row
 from mesa.checking.subject import Setting, Subject, array, max_difference, run
-from mesa.engine.apply import applied
 from mesa.engine.bridge import bridge
+from mesa.engine.plug import applied
 from mesa.methods import Method, NoPE, Origin
 from mesa.support import trained_length
 

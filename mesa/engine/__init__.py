@@ -1,6 +1,6 @@
 """What puts a plan on a model.
 
 In: a plan, and a model's queries, keys and values. Out: attention as planned, in prefill and while decoding.
-Open first: apply.py (`applied`) and plug.py, then attention.py, which follows a plan; kernels.py computes its parts,
+Open first: plug.py (`applied`), then attention.py, which follows a plan; kernels.py computes its parts,
 rope.py rotates queries and keys, alibi.py biases them, families.py knows the architectures.
 """

@@ -11,14 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mesa.engine.alibi import biased, with_bias
-from mesa.engine.kernels import Mask, attend
-from mesa.engine.merged import Merged
+from mesa.engine.kernels import Mask, Merged, attend
 from mesa.engine.schedule import Schedule, calls
 from mesa.engine.stairs import FEW, Stair, stairs
 from mesa.plan import Region
@@ -45,6 +44,61 @@ def dense(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: 
     scores = scored(schedule, query, key, scale)
     weights = scores.softmax(-1, dtype=torch.promote_types(query.dtype, torch.float32)).to(query.dtype)
     return weights @ value.repeat_interleave(query.shape[1] // value.shape[1], 1), weights
+
+
+def rows(schedule: Schedule, query: Tensor, key: Tensor, scale: float, chosen: Sequence[int]) -> Tensor:
+    """Weights (batch, head, chosen, key) of the tokens `chosen` as queries; arguments as an executor's.
+
+    Keys are those from `schedule.first_key` on. Raises ValueError for a token whose query is not there.
+    """
+    start, length, first_key = schedule.start, schedule.plan.length, schedule.first_key
+    for token in chosen:
+        if not start <= token < length:
+            raise ValueError(f"no query of token {token} is in this pass; it has those of {start} to {length - 1}")
+    groups = query.shape[1] // key.shape[1]
+    scores = query.new_full((*query.shape[:2], len(chosen), key.shape[2]), -math.inf)
+    for region in schedule.plan.regions:
+        mine = [row for row, token in enumerate(chosen) if region.queries[0] <= token < region.queries[1]]
+        low, high = max(region.keys[0], first_key), min(region.keys[1], length)
+        if not mine or low >= high:
+            continue
+        tokens = [chosen[row] for row in mine]
+        parts = [schedule.query(query[:, :, token - start, None], region, token, token + 1) for token in tokens]
+        keys = schedule.key(key[:, :, low - first_key : high - first_key], region, low, high)
+        part = torch.cat(parts, 2) @ keys.repeat_interleave(groups, 1).transpose(-1, -2) * scale
+        queries = torch.tensor(tokens, device=query.device)[:, None]
+        index = torch.arange(low, high, device=query.device)[None, :]
+        if schedule.slopes is not None:
+            part = biased(part, schedule.slopes, region, queries, index)
+            scores = scores.to(part.dtype)
+        columns = slice(low - first_key, high - first_key)
+        scores[:, :, mine, columns] = torch.where(region.contains(queries, index), part, scores[:, :, mine, columns])
+    return scores.softmax(-1, dtype=torch.promote_types(query.dtype, torch.float32)).to(query.dtype)
+
+
+class ScoreHooks(NamedTuple):
+    """What is called with (batch, head, query, key) and gives it back, edited or not.
+
+    scores: before the softmax; masked pairs hold the dtype's lowest number. pattern: after it.
+    """
+
+    scores: Callable[[Tensor], Tensor]
+    pattern: Callable[[Tensor], Tensor]
+
+
+def scores_only(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Nothing of use in the output's place, and scores in the weights'; arguments as an executor's."""
+    return query, scored(schedule, query, key, scale)
+
+
+def hooked_attention(hooks: ScoreHooks, scores: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention output and weights from scores (-inf: masked), through the hooks; zeros for queries without keys."""
+    masked = scores.isneginf()
+    fully_masked = masked.all(-1, keepdim=True)
+    scores = hooks.scores(scores.masked_fill(masked, torch.finfo(scores.dtype).min))
+    weights = scores.softmax(-1, dtype=torch.promote_types(value.dtype, torch.float32)).to(value.dtype)
+    weights = hooks.pattern(weights.masked_fill(fully_masked, 0.0))
+    return weights @ value.repeat_interleave(weights.shape[1] // value.shape[1], 1), weights
 
 
 def fused(schedule: Schedule, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, None]:
@@ -144,12 +198,8 @@ def _at_once(
 EXECUTORS = {"dense": dense, "fused": fused}
 
 
-Execute = Callable[[Sequence[int], Schedule, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor | None]]
-"""An executor, told which query heads it is given."""
-
-
 def by_head(
-    execute: Execute,
+    execute: Callable[..., tuple[Tensor, Tensor | None]],
     woven: Schedule,
     as_trained: Schedule,
     chosen: Sequence[int],
@@ -160,7 +210,7 @@ def by_head(
 ) -> tuple[Tensor, Tensor | None]:
     """What `execute` returns, by `woven` in the `chosen` query heads and by `as_trained` in the others.
 
-    Shapes as in the executors; heads are those of `query`.
+    execute: an executor that is given the query heads before its other arguments. Shapes as in the executors.
     """
     group = query.shape[1] // key.shape[1]
     others = [head for head in range(query.shape[1]) if head not in chosen]

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformer_lens.ActivationCache import ActivationCache
 from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
@@ -23,13 +21,18 @@ from transformer_lens.model_bridge.generalized_components import AttentionBridge
 from transformer_lens.utilities.tokenize_utils import get_attention_mask
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from mesa.engine.apply import attachment_of, check_free
+from mesa.engine.attention import ScoreHooks
 from mesa.engine.passes import Pass
-from mesa.engine.score_hooks import ScoreHooks
+from mesa.engine.plug import attachment_of, check_free
 from mesa.support import CONSTRUCTED, CONSTRUCTED_LLAMA, check_config
 
 _INSIDE = ("hook_attn_scores", "hook_pattern")
 """Hooks that only the dense executor reaches."""
+
+_DENSE = (
+    "only mesa.applied(bridge.original_model, method, executor='dense') holds the whole matrix; method=mesa.Origin is "
+    "the model as trained"
+)
 
 _NEVER = tuple(f"hook_{name}" for name in ("hidden_states", "result", "attn_in", "rot_q", "rot_k"))
 _NEVER += tuple(f"hook_{part}_input" for part in "qkv")
@@ -83,7 +86,10 @@ class MethodAttention(AttentionBridge):
         for name in _unreached("dense" if dense else None):
             point = getattr(self, name, None)
             if point is not None and point.has_hooks(dir="both"):
-                raise ValueError(f"{point.name} does not fire: {_why(name)}")
+                remedy = (
+                    _DENSE if name in _INSIDE else "hook hook_q, hook_k, hook_v or hook_z of the module's own attention"
+                )
+                raise ValueError(f"{point.name} does not fire: {remedy}")
         return super().forward(*args, **kwargs)
 
     def _fire_post_hoc_hook(self, hook: HookPoint, tensor: Tensor, hook_label: str) -> Tensor:
@@ -94,29 +100,6 @@ class MethodAttention(AttentionBridge):
 def _unreached(executor: str | None) -> tuple[str, ...]:
     """The hooks of attention that a pass under `executor` (None: no method) does not reach."""
     return _NEVER if executor == "dense" else (*_INSIDE, *_NEVER)
-
-
-def _why(name: str) -> str:
-    """Why a hook of attention is not reached, and what to do."""
-    if name in _NEVER:
-        return "attention is the Hugging Face module's own, hooked at hook_q, hook_k, hook_v and hook_z"
-    return (
-        "only mesa.applied(bridge.original_model, method, executor='dense') holds the whole matrix; method=mesa.Origin "
-        "is the model as trained"
-    )
-
-
-class MethodCache(ActivationCache):
-    """An ActivationCache whose KeyErrors say why a hook is not in it, and what to do."""
-
-    absence: Callable[[str], str]
-
-    def __getitem__(self, key: Any) -> Tensor:
-        """As TransformerLens has it."""
-        try:
-            return super().__getitem__(key)
-        except KeyError as error:
-            raise KeyError(self.absence(error.args[0])) from None
 
 
 class MethodBridge(TransformerBridge):
@@ -157,11 +140,7 @@ class MethodBridge(TransformerBridge):
         executor = self._executor()
         run: Any = super().run_with_cache
         with torch.no_grad() if executor == "fused" and not kwargs.get("incl_bwd") else nullcontext():
-            output, cache = run(input, return_cache_object, remove_batch_dim, names_filter, *args, **kwargs)
-        if isinstance(cache, ActivationCache):
-            cache = MethodCache(cache.cache_dict, self, cache.has_batch_dim)
-            cache.absence = partial(self._absence, executor)
-        return output, cache
+            return run(input, return_cache_object, remove_batch_dim, names_filter, *args, **kwargs)
 
     def run_with_hooks(self, input: Any, fwd_hooks: Any = (), bwd_hooks: Any = (), *args: Any, **kwargs: Any) -> Any:
         """As TransformerLens has it."""
@@ -170,22 +149,6 @@ class MethodBridge(TransformerBridge):
             for hooks in (fwd_hooks, bwd_hooks)
         )
         return super().run_with_hooks(input, forward, backward, *args, **kwargs)
-
-    def _absence(self, executor: str | None, name: str) -> str:
-        """Why a cache from a pass under `executor` lacks the hook `name`."""
-        point = self.hook_dict.get(name)
-        if point is None:
-            of_layers = any(known.endswith(f".{name}") for known in self.hook_dict)
-            layers = " and a layer, as in cache['resid_post', 0]" if of_layers else ""
-            return f"{name} is no hook of this model; give one of bridge.hook_dict{layers}"
-        full = point.name or name
-        if full.startswith("rotary_emb.") and executor is not None:
-            return f"{name} does not fire: positions are the attached method's"
-        if reason := self._gated_hook_reason(full):
-            return f"{name} does not fire while {reason} is False; call set_{reason}(True) first"
-        if ".attn." in full and full.endswith(_unreached(executor)):
-            return f"{name} does not fire: {_why(full.rpartition('.')[2])}"
-        return f"{name} is not in this cache; names_filter or stop_at_layer left it out"
 
     def _executor(self) -> str | None:
         model: Any = self.original_model
@@ -204,13 +167,6 @@ class MethodBridge(TransformerBridge):
         never = ".attn." in name and name.endswith(_unreached(executor))
         replaced = name.startswith("rotary_emb.") and executor is not None
         return not never and not replaced and self._gated_hook_reason(name) is None
-
-    def _check_hook_fireable(self, *names: str) -> None:
-        """ValueError for the hooks of a rotary module that is not used while a method is attached."""
-        super()._check_hook_fireable(*names)
-        for name in names:
-            if name.startswith("rotary_emb.") and self._executor() is not None:
-                raise ValueError(f"{name} does not fire: positions are the attached method's")
 
 
 def delegating_adapter(base: type[Any], by_head: bool) -> type[Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from threading import local
-from typing import Any, NoReturn
+from typing import Any
 
 from transformers import DynamicCache
 
@@ -24,10 +24,6 @@ class Block:
     def __deepcopy__(self, memo: Any) -> Block:
         """Itself: the copies of a cache were filled in the same block."""
         return self
-
-    def __reduce__(self) -> NoReturn:
-        """Raises RuntimeError: another process has no such block."""
-        raise RuntimeError(f"a cache filled under {self.method} cannot be pickled; its keys serve only in its block")
 
 
 class MethodCache(DynamicCache):
@@ -64,14 +60,6 @@ class Prompt(local):
     length: int | None = None
 
 
-def check_cache_is_used(model: Any, config: Any, kwargs: Mapping[str, Any]) -> None:
-    """ValueError where `generate` is given a cache and not to use one: every step would add all tokens to it again."""
-    default = model.generation_config.use_cache
-    stated = default if config is None or config.use_cache is None else config.use_cache
-    if kwargs.get("past_key_values") is not None and kwargs.get("use_cache", stated) is False:
-        raise ValueError("generate is given past_key_values, but use_cache is False; pass use_cache=True")
-
-
 @contextmanager
 def prompt_noted(model: Any, prompt: Prompt) -> Iterator[None]:
     """`model.generate` writes its prompt's length into `prompt` while it runs, for as long as this lasts."""
@@ -79,7 +67,6 @@ def prompt_noted(model: Any, prompt: Prompt) -> Iterator[None]:
 
     @wraps(generate)
     def noting(inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-        check_cache_is_used(model, args[0] if args else kwargs.get("generation_config"), kwargs)
         prompts = (kwargs.get("inputs_embeds"), kwargs.get("input_ids"), inputs)
         before = prompt.length
         prompt.length = next((tokens.shape[1] for tokens in prompts if tokens is not None), 1)

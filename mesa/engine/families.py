@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from accelerate.hooks import remove_hook_from_module
@@ -48,34 +48,9 @@ def settle(frozen: Any, length: int) -> None:
         frozen.rope_type = "default"
 
 
-class Attached(Protocol):
-    """What an attachment offers to its family."""
-
-    decoder: Any
-
-    def cos_sin(self, states: Tensor, kind: Kind = None) -> tuple[Tensor, Tensor]:
-        """Rotary's cos and sin for the running pass."""
-        ...
-
-    def attention(
-        self,
-        module: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Any,
-        scaling: float,
-        *,
-        dropout: float,
-        score_hooks: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attention output (batch, query, head, dim) and weights."""
-        ...
-
-
 @contextmanager
-def rotary_replaced(attachment: Attached) -> Iterator[None]:
-    """The decoder's rotary module is the attachment's for as long as this lasts."""
+def rotary_replaced(attachment: Any) -> Iterator[None]:
+    """The decoder's rotary module is that of a `plug.Attachment` for as long as this lasts."""
     decoder = attachment.decoder
     original = decoder.rotary_emb
     decoder.rotary_emb = CachedRotary(attachment.cos_sin)
@@ -86,8 +61,8 @@ def rotary_replaced(attachment: Attached) -> Iterator[None]:
 
 
 @contextmanager
-def forwards_replaced(attachment: Attached) -> Iterator[None]:
-    """Every ALiBi attention module calls the attachment for as long as this lasts."""
+def forwards_replaced(attachment: Any) -> Iterator[None]:
+    """Every ALiBi attention module calls a `plug.Attachment` for as long as this lasts."""
     places = [(module, _place(module)) for module in alibi_modules(attachment.decoder)]
     before = [(module, place, module.__dict__.get(place)) for module, place in places]
     try:
@@ -152,7 +127,7 @@ def slopes(decoder: Any) -> Tensor:
 
 
 def _mpt_forward(
-    attachment: Attached,
+    attachment: Any,
     module: Any,
     hidden_states: Tensor,
     position_bias: Tensor | None = None,
@@ -182,7 +157,7 @@ def _mpt_forward(
 
 
 def _bloom_forward(
-    attachment: Attached,
+    attachment: Any,
     module: Any,
     hidden_states: Tensor,
     residual: Tensor,

@@ -1,4 +1,4 @@
-"""Attaches a method to a Hugging Face causal language model.
+"""`applied`: attaches a method to a Hugging Face causal language model for the length of a `with` block.
 
 How: while attached, the model's rotary module gives every token the method's `cached_position` in place of its own, so
 that its attention caches keys there and hands them to our attention function, which turns them on as the plan says.
@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from threading import Lock, get_ident, local
-from typing import Any, NoReturn
+from threading import Lock, local
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,17 +23,15 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from mesa.decoder import layers_of
 from mesa.engine import families
-from mesa.engine.attention import EXECUTORS, Execute, by_head
+from mesa.engine.attention import EXECUTORS, ScoreHooks, by_head, hooked_attention, scores_only
 from mesa.engine.caches import Block, Prompt, fill, prompt_length_of, prompt_noted
 from mesa.engine.families import Kind
-from mesa.engine.input_checks import check_positions, check_prompt, check_unpacked, real_tokens
-from mesa.engine.passes import Bypassed, Group, Pass, taken
+from mesa.engine.passes import Bypassed, Group, Pass, check_positions, check_prompt, real_tokens, taken
 from mesa.engine.rope import Rotary, Rotation, positions
 from mesa.engine.schedule import Schedule
-from mesa.engine.score_hooks import ScoreHooks, hooked_attention, scores_only
 from mesa.methods import METHODS, Method, Origin
 from mesa.plan import check_plan
-from mesa.support import is_rotary
+from mesa.support import check_method, is_rotary
 
 NAME = "mesa_lens_"
 """What the name of every attention function that we register begins with."""
@@ -69,7 +67,6 @@ class Attachment:
         self._origin = Origin(trained_length=method.trained_length)
         self._block, self._prompt = Block(method.name), Prompt()
         self._running = local()
-        self._threads: set[int] = set()
         self._lock = Lock()
 
     @property
@@ -102,13 +99,11 @@ class Attachment:
         prompt_length = known or self.prompt_length or self._prompt.length or new
         if cache is not None:
             fill(cache, self._block, prompt_length)
-        check_unpacked(kwargs)
         real = real_tokens(kwargs.get("attention_mask"), batch, past + new, prompt_length)
         index = torch.where(real, real.cumsum(1) - 1, -1)[:, past:]
         check_prompt(real, past, prompt_length)
         check_positions(kwargs.get("position_ids"), real, index)
         self._running.now = self._laid_out(real, index, prompt_length)
-        self._threads.add(get_ident())
 
     def _laid_out(self, real: Tensor, index: Tensor, prompt_length: int) -> Pass:
         """The pass of the last tokens, with an index among those of their row; -1: padding. real: all tokens so far."""
@@ -176,13 +171,6 @@ class Attachment:
         if self.running is not None and layer not in self.running.ran:
             raise Bypassed(self.why(layer))
 
-    def __reduce__(self) -> NoReturn:
-        """Raises RuntimeError: a copy of the model would go on with what is attached to this one."""
-        raise RuntimeError(
-            f"{self.method.name} is attached to this model, which can be copied or pickled only before or after the "
-            "`with` block; save_pretrained works inside it"
-        )
-
     def why(self, layer: int | None = None) -> str:
         """Why another attention than the method's is computed, and what to do."""
         name = self.method.name
@@ -201,7 +189,6 @@ class Attachment:
     def after_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Ends the pass; remembers the prompt's length for a cache that the model made by itself."""
         self._running.now = None
-        self._threads.discard(get_ident())
         cache = getattr(output, "past_key_values", None)
         if cache is not None and prompt_length_of(cache, self._block) is None:
             fill(cache, self._block, self.prompt_length or self._prompt.length or int(cache.get_seq_length()))
@@ -234,88 +221,40 @@ class Attachment:
         running = attention_mask
         if running.owner is not self:  # a layer of an earlier block, computed anew by gradient checkpointing
             raise Bypassed(running.owner.why())
-        kind = None if self.rotary.keys() <= {None} else module.layer_type
+        layer, kind = module.layer_idx, None if self.rotary.keys() <= {None} else module.layer_type
         if self.rotary:
             self.rotary[kind].learn(module)
         with self._lock:
-            self.calls[module.layer_idx] += 1
-        execute = partial(self._execute, module.layer_idx, scores_only if score_hooks else EXECUTORS[self.executor])
-        by_plan = partial(self._by_plan, module.layer_idx, execute, kind, kwargs.get("sliding_window"))
+            self.calls[layer] += 1
+        executor: Callable[..., Any] = scores_only if score_hooks else EXECUTORS[self.executor]
+        every, heads = tuple(range(query.shape[1])), self.method.heads_in(layer)
+        self.woven[layer] = chosen = every if heads is None else heads
+
+        def execute(heads: Sequence[int], schedule: Schedule, *given: Any) -> tuple[Tensor, Tensor | None]:
+            """What the executor returns for these query heads; the observer, if any, is shown what it is given."""
+            if self.observer is not None:
+                self.observer(layer, heads, schedule, given[0], given[1], given[3])
+            return executor(schedule, *given)
+
+        def by_plan(
+            group: Group, first_key: int, query: Tensor, key: Tensor, value: Tensor
+        ) -> tuple[Tensor, Tensor | None]:
+            """A group's attention output and weights: by the method's plan in the chosen heads, else as trained."""
+            schedule = partial(group.schedule, kind=kind, window=kwargs.get("sliding_window"), first_key=first_key)
+            if chosen in (every, ()):
+                return execute(every, schedule(chosen == every), query, key, value, scaling)
+            return by_head(execute, schedule(True), schedule(False), chosen, query, key, value, scaling)
+
         first_key = running.total - key.shape[2]  # above 0 where a sliding layer's cache has dropped keys
         if not running.padded:
-            output, weights = by_plan(running.groups[0], first_key, query, key, value, scaling)
+            output, weights = by_plan(running.groups[0], first_key, query, key, value)
         else:
             unseen = -math.inf if score_hooks else 0.0
-            output, weights = self._padded(by_plan, running, unseen, first_key, query, key, value, scaling)
+            output, weights = _padded(by_plan, running.groups, unseen, first_key, query, key, value)
         if score_hooks and weights is not None:
             output, weights = hooked_attention(score_hooks, weights, value)
-        running.ran.add(module.layer_idx)
+        running.ran.add(layer)
         return output.transpose(1, 2).contiguous(), weights
-
-    def _padded(
-        self,
-        by_plan: Callable[..., tuple[Tensor, Tensor | None]],
-        running: Pass,
-        unseen: float,
-        first_key: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attention output and weights of a padded batch, group by group; zeros and `unseen` at padding."""
-        output, weights = torch.zeros_like(query), None
-        for group in running.groups:
-            rows, (queries, keys, first) = group.rows[:, None], group.places(first_key, query.shape[2])
-            if not len(queries):
-                continue
-            parts = [taken(query, group.rows, queries), *(taken(states, group.rows, keys) for states in (key, value))]
-            row_output, row_weights = by_plan(group, first, *parts, scale)
-            output[rows, :, queries] = row_output.transpose(1, 2)
-            if row_weights is not None:
-                if weights is None:
-                    weights = row_weights.new_full((*query.shape[:3], key.shape[2]), unseen)
-                weights[rows[:, None], :, queries[:, None], keys] = row_weights.permute(0, 2, 3, 1)
-        return output, weights
-
-    def _by_plan(
-        self,
-        layer: int,
-        execute: Execute,
-        kind: Kind,
-        window: int | None,
-        group: Group,
-        first_key: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-    ) -> tuple[Tensor, Tensor | None]:
-        """A group's attention output and weights: by the method's plan in its heads of the layer, else as trained."""
-        every = tuple(range(query.shape[1]))
-        chosen = self.method.heads_in(layer)
-        chosen = every if chosen is None else chosen
-        self.woven[layer] = chosen
-        if chosen in (every, ()):
-            return execute(every, group.schedule(chosen == every, kind, window, first_key), query, key, value, scale)
-        woven, as_trained = (group.schedule(weave, kind, window, first_key) for weave in (True, False))
-        return by_head(execute, woven, as_trained, chosen, query, key, value, scale)
-
-    def _execute(
-        self,
-        layer: int,
-        executor: Callable[[Schedule, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor | None]],
-        heads: Sequence[int],
-        schedule: Schedule,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-    ) -> tuple[Tensor, Tensor | None]:
-        """What the executor returns for these query heads; the observer, if any, is shown what it is given."""
-        if self.observer is not None:
-            self.observer(layer, heads, schedule, query, key, scale)
-        return executor(schedule, query, key, value, scale)
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -342,7 +281,74 @@ class Attachment:
             AttentionInterface._global_mapping.pop(self.name)
             AttentionMaskInterface._global_mapping.pop(self.name)
             self._block.open = False
-        if self._threads - {get_ident()}:
-            raise Bypassed(
-                f"the `with` block of {self.method.name} has ended while another thread runs the model; join it first"
-            )
+
+
+def _padded(
+    by_plan: Callable[..., tuple[Tensor, Tensor | None]],
+    groups: Sequence[Group],
+    unseen: float,
+    first_key: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention output and weights of a padded batch, group by group; zeros and `unseen` at padding."""
+    output, weights = torch.zeros_like(query), None
+    for group in groups:
+        rows, (queries, keys, first) = group.rows[:, None], group.places(first_key, query.shape[2])
+        if not len(queries):
+            continue
+        parts = [taken(query, group.rows, queries), *(taken(states, group.rows, keys) for states in (key, value))]
+        row_output, row_weights = by_plan(group, first, *parts)
+        output[rows, :, queries] = row_output.transpose(1, 2)
+        if row_weights is not None:
+            if weights is None:
+                weights = row_weights.new_full((*query.shape[:3], key.shape[2]), unseen)
+            weights[rows[:, None], :, queries[:, None], keys] = row_weights.permute(0, 2, 3, 1)
+    return output, weights
+
+
+def check_executor(executor: str) -> None:
+    """ValueError for an unknown executor."""
+    if executor not in EXECUTORS:
+        raise ValueError(f"unknown executor {executor!r}; known: {', '.join(EXECUTORS)}")
+
+
+def attachment_of(model: PreTrainedModel) -> Attachment | None:
+    """What is attached to the model, if anything is."""
+    function = AttentionInterface._global_mapping.get(str(model.config._attn_implementation))
+    owner = getattr(function, "__self__", None)
+    return owner if isinstance(owner, Attachment) else None
+
+
+def check_free(model: PreTrainedModel) -> None:
+    """ValueError when a method is attached to the model already."""
+    if str(model.config._attn_implementation).startswith(NAME):
+        raise ValueError("a method is already attached to this model; leave its `with` block first")
+
+
+@contextmanager
+def applied(
+    model: PreTrainedModel, method: Method, *, executor: str = "fused", prompt_length: int | None = None
+) -> Iterator[Attachment]:
+    """Attaches `method` for the length of a `with` block; the model is restored after it, also by an error.
+
+    executor: 'fused' (O(T) memory, no gradients) or 'dense' (O(T^2) memory, gradients, attention weights).
+    prompt_length: tokens of the whole prompt (padding included) where it is given in several calls; Mesa's chunks
+    follow from it. By default it is what `generate` is given, and elsewhere what the first call with an empty cache is:
+    a loop of your own that goes without a cache needs it stated.
+    Batches may be padded on either side; `generate` needs it on the left, as it does without a method. A KV cache
+    filled inside the block serves only inside it. Threads may share the block; passes, and backward() under gradient
+    checkpointing, must end in it.
+    Raises ValueError for an unsupported model or an unknown executor. A pass in which a layer's attention is not the
+    method's is a RuntimeError.
+
+    >>> with mesa.applied(model, mesa.ReRoPE(trained_length=4096)):
+    ...     model.generate(**inputs)
+    """
+    check_executor(executor)
+    check_method(model.config, method)
+    check_free(model)
+    attachment = Attachment(model, method, executor, prompt_length)
+    with attachment.on():
+        yield attachment

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mesa.engine.kernels import Mask, attend
-from mesa.engine.merged import Merged
+from mesa.engine.kernels import Mask, Merged, attend
 from mesa.plan import Carry, Region, Stepped
 
 GROUP = 192

@@ -76,7 +76,7 @@ class Method(ABC):
             object.__setattr__(self, "heads", heads)
         self._check()
 
-    def _check(self) -> None:
+    def _check(self) -> None:  # noqa: B027, most methods have sizes of their own
         """Fills and checks the sizes that a method has of its own; see `_fill`, `_below_trained_length`, `_require`."""
 
     @abstractmethod

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 import mesa
-from mesa.engine.rows import rows
+from mesa.engine.attention import rows
 from mesa.engine.schedule import Schedule
 from mesa.methods import Method
 from probe.tasks.retrieval import Prompt

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from mesa.engine import families
-from mesa.engine.rows import rows
+from mesa.engine.attention import rows
 from mesa.engine.schedule import Schedule
 from mesa.methods import Method
 from mesa.plan import Plan, relative_positions, rotary_base

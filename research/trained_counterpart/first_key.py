@@ -11,7 +11,7 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 import mesa
-from mesa.engine.rows import rows
+from mesa.engine.attention import rows
 from mesa.engine.schedule import Schedule
 from mesa.methods import Method
 from probe.capture.spec import HOOKS

@@ -11,7 +11,7 @@ import tiny
 import torch
 from commands import main
 
-from mesa.engine.apply import attachment_of
+from mesa.engine.plug import attachment_of
 from mesa.models import load
 
 M, BREAK, NEVER = 160, 250, 10**9

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mesa.constructed import inverse_frequencies
-from mesa.engine.apply import applied
+from mesa.engine.plug import applied
 from mesa.methods import DynamicNTK, Origin, ReRoPE, StairPE, YaRN
 from mesa.methods.base import Method
 from theory import weave

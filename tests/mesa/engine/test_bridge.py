@@ -134,12 +134,6 @@ def test_sweeps_leave_out_what_does_not_fire(model, tokenizer):
     assert name("z", 2).replace("hook_z", "o.hook_in") in fired
 
 
-def test_a_rotary_hook_is_an_error_while_a_method_is_attached(model, tokenizer):
-    bridge = mesa.bridge(model, tokenizer)
-    with mesa.applied(model, cases.method("rerope")), pytest.raises(ValueError, match="positions are the attached"):
-        bridge.run_with_cache(tokens(), names_filter="rotary_emb.hook_cos")
-
-
 TEXTS = ("import os\n" * 30, "def f(x):\n    return x", "for")
 METHODS = (None, "dynamic-ntk", "mesa")
 
@@ -203,25 +197,3 @@ def test_a_batch_of_texts_is_its_rows(wide, tokenizer, name, side):
         for row, each in zip(rows, ids, strict=True)
     ]
     torch.testing.assert_close(by_token, torch.cat(losses).mean(), atol=1e-5, rtol=1e-5)
-
-
-def test_what_a_cache_lacks_is_explained(model, tokenizer):
-    bridge, method = mesa.bridge(model, tokenizer), cases.method("rerope")
-    fused, dense = cached(bridge, method, executor="fused")[1], cached(bridge, method, stop_at_layer=2)[1]
-    with torch.no_grad():
-        plain = bridge.run_with_cache(tokens())[1]
-    for lacking in (fused, plain, fused.to("cpu"), fused.remove_batch_dim()):
-        for key in (("pattern", 1), ("attn_scores", -1), name("pattern")):
-            with pytest.raises(KeyError, match=r"hook_.* does not fire: .*executor='dense'"):
-                lacking[key]
-    for cache, key, reason in (
-        (fused, ("rot_q", 0), "hooked at hook_q"),
-        (fused, ("result", 0, "attn"), r"call set_use_attn_result\(True\)"),
-        (fused, "rotary_emb.hook_cos", "positions are the attached method's"),
-        (fused, "pattern", "give one of bridge.hook_dict and a layer"),
-        (fused, ("resid_post", 9), "no hook of this model"),
-        (dense, ("pattern", 2), "names_filter or stop_at_layer left it out"),
-    ):
-        with pytest.raises(KeyError, match=reason):
-            cache[key]
-    assert dense["pattern", 1].shape == (1, 4, 40, 40)

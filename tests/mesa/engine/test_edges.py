@@ -1,7 +1,5 @@
 """What is neither an ordinary model nor an ordinary call: done right, or refused with the way round."""
 
-import copy
-import io
 from dataclasses import dataclass, replace
 
 import cases
@@ -147,17 +145,6 @@ class TestRotary:
         for row, pad in enumerate((24, 0, 3)):
             alone = logits(model, ids[row : row + 1, pad:], method)
             torch.testing.assert_close(batch[row, pad:], alone[0], atol=2e-5, rtol=0)
-
-
-@pytest.mark.parametrize("family", ["llama", "bloom"])
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: torch.save(model, io.BytesIO())])
-@pytest.mark.parametrize("part", [lambda model: model, lambda model: model.get_decoder()])
-def test_an_attached_model_is_not_copied(family, copied, part):
-    model = build(family)
-    message = "rerope is attached to this model, which can be copied or pickled only before or after the `with` block"
-    with mesa.applied(model, cases.method("rerope")), pytest.raises(RuntimeError, match=message):
-        copied(part(model))
-    copied(part(model))
 
 
 def test_an_attached_model_can_be_saved(tmp_path):

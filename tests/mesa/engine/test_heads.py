@@ -4,18 +4,17 @@ from itertools import combinations
 
 import cases
 import numpy as np
-import oracle
 import pytest
 import tiny
 import torch
-from transformers import DynamicCache
+from attended import DIM, PROMPT, STEPS, attended, by_formula, tokens
 
 import mesa
 from mesa.engine.attention import EXECUTORS, by_head
 from mesa.engine.schedule import Schedule
 from mesa.plan import token_index
 
-PROMPT, STEPS, PAD, DIM = 58, 2, 9, 8
+PAD = 9
 
 
 @pytest.fixture(scope="module")
@@ -23,45 +22,9 @@ def model():
     return tiny.model().double()
 
 
-def tokens(batch, length):
-    return torch.randint(2, 97, (batch, length), generator=torch.Generator().manual_seed(0))
-
-
 def logits(model, ids):
     with torch.no_grad():
         return model(ids).logits
-
-
-def seen(model, method, executor):
-    """What enters and leaves attention in layer 0, (row, head, token, dim), in a padded prompt and as it goes on."""
-    attention, found = model.model.layers[0].self_attn, {name: [] for name in "qkvo"}
-    hooks = [
-        getattr(attention, f"{name}_proj").register_forward_hook(
-            lambda _, args, out, name=name: found[name].append(out)
-        )
-        for name in "qkv"
-    ]
-    hooks.append(attention.o_proj.register_forward_pre_hook(lambda _, args: found["o"].append(args[0])))
-    ids, mask, cache = tokens(2, PROMPT + STEPS), torch.ones(2, PROMPT + STEPS, dtype=torch.long), DynamicCache()
-    mask[1, :PAD] = 0
-    try:
-        with torch.no_grad(), mesa.applied(model, method, executor=executor) as attachment:
-            for begin, end in ((0, PROMPT), *((PROMPT + n, PROMPT + n + 1) for n in range(STEPS))):
-                model(ids[:, begin:end], attention_mask=mask[:, :end], past_key_values=cache)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    assert attachment.woven == {layer: method.heads_in(layer) for layer in range(3)}
-    return {name: torch.cat(parts, 1).unflatten(-1, (-1, DIM)).transpose(1, 2).numpy() for name, parts in found.items()}
-
-
-def by_formula(name, states, prompt):
-    """The oracle's output for a head, a decoded token at a time: some methods follow the length so far."""
-    log_n = cases.method(name).log_n
-    options = {"trained": cases.TRAINED, "prompt": prompt, "log_n": log_n, **cases.oracle_parameters(name)}
-    ends = [prompt, *range(prompt + 1, prompt + STEPS + 1)]
-    parts = [oracle.attention(name, *(each[:end] for each in states), **options) for end in ends]
-    return np.concatenate([parts[0], *(part[-1:] for part in parts[1:])])
 
 
 @pytest.mark.parametrize("name", list(cases.CASES))
@@ -69,12 +32,14 @@ def by_formula(name, states, prompt):
 def test_each_head_equals_the_formula_of_its_own_method(model, name, chosen):
     method = cases.method(name, heads={0: chosen, 2: (3,)})
     expected: dict = {}
+    mask = torch.ones(2, PROMPT + STEPS, dtype=torch.long)
+    mask[1, :PAD] = 0
     for executor in ("dense", "fused"):
-        found = seen(model, method, executor)
+        found = attended(model, method, executor, mask)
         for row, pad in ((0, 0), (1, PAD)):
             for head in range(4):
                 own = name if head in chosen else "origin"
-                states = [found["q"][row, head, pad:], *(found[each][row, head // 2, pad:] for each in "kv")]
+                states = [found["q"][row, head, pad:], *(found[part][row, head // 2, pad:] for part in "kv")]
                 if (row, head) not in expected:
                     expected[row, head] = by_formula(own, states, PROMPT - pad)
                 error = f"{executor}, row {row}, head {head}"

@@ -2,15 +2,15 @@
 
 import cases
 import numpy as np
-import oracle
 import pytest
 import tiny
 import torch
-from transformers import DynamicCache, MistralConfig, MistralForCausalLM, StaticCache
+from attended import PROMPT, STEPS, attended, by_formula, tokens
+from families import build
+from transformers import DynamicCache, StaticCache
 
 import mesa
 
-PROMPT, STEPS, DIM = 58, 2, 8
 PADS = {0: (), 1: (*range(49, 58),), 2: (*range(5), *range(40, 43), 57)}
 """Slots of padding in each row of a prompt."""
 
@@ -18,10 +18,6 @@ PADS = {0: (), 1: (*range(49, 58),), 2: (*range(5), *range(40, 43), 57)}
 @pytest.fixture(scope="module")
 def model():
     return tiny.model()
-
-
-def tokens(batch, length, seed=0):
-    return torch.randint(2, 97, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
 def masked(length=PROMPT):
@@ -36,53 +32,19 @@ def logits(model, ids, **kwargs):
         return model(ids, **kwargs).logits
 
 
-def seen(model, method, executor):
-    """What enters and leaves attention in layer 0, (row, head, token, dim), in a padded prompt and as it goes on."""
-    attention, found = model.model.layers[0].self_attn, {name: [] for name in "qkvo"}
-    hooks = [
-        getattr(attention, f"{name}_proj").register_forward_hook(
-            lambda _, args, out, name=name: found[name].append(out)
-        )
-        for name in "qkv"
-    ]
-    hooks.append(attention.o_proj.register_forward_pre_hook(lambda _, args: found["o"].append(args[0])))
-    ids, mask, cache = tokens(3, PROMPT + STEPS), masked(PROMPT + STEPS), DynamicCache()
-    try:
-        with torch.no_grad(), mesa.applied(model, method, executor=executor):
-            for begin, end in ((0, PROMPT), *((PROMPT + n, PROMPT + n + 1) for n in range(STEPS))):
-                model(ids[:, begin:end], attention_mask=mask[:, :end], past_key_values=cache)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return {name: torch.cat(parts, 1).unflatten(-1, (-1, DIM)).transpose(1, 2).numpy() for name, parts in found.items()}
-
-
-def by_formula(name, states, prompt):
-    """The oracle's output, a decoded token at a time: some methods follow the length so far."""
-    options = {
-        "trained": cases.TRAINED,
-        "prompt": prompt,
-        "log_n": cases.method(name).log_n,
-        **cases.oracle_parameters(name),
-    }
-    ends = [prompt, *range(prompt + 1, prompt + STEPS + 1)]
-    parts = [oracle.attention(name, *(each[:end] for each in states), **options) for end in ends]
-    return np.concatenate([parts[0], *(part[-1:] for part in parts[1:])])
-
-
 @pytest.mark.parametrize("name", list(cases.CASES))
 def test_every_row_equals_the_formula(name):
     model, expected = tiny.model().double(), {}
     for executor in ("dense", "fused"):
-        found = seen(model, cases.method(name), executor)
+        states = attended(model, cases.method(name), executor, masked(PROMPT + STEPS))
         for row, pads in PADS.items():
             real = [slot for slot in range(PROMPT + STEPS) if slot not in pads]
-            states = [found["q"][row, 1][real], *(found[each][row, 0][real] for each in "kv")]
             if row not in expected:
-                expected[row] = by_formula(name, states, PROMPT - len(pads))
+                alone = [states["q"][row, 1][real], *(states[part][row, 0][real] for part in "kv")]
+                expected[row] = by_formula(name, alone, PROMPT - len(pads))
             error = f"{executor}, row {row}"
-            np.testing.assert_allclose(found["o"][row, 1][real], expected[row], atol=5e-5, rtol=5e-5, err_msg=error)
-            assert (found["o"][row][:, list(pads)] == 0).all()
+            np.testing.assert_allclose(states["o"][row, 1][real], expected[row], atol=5e-5, rtol=5e-5, err_msg=error)
+            assert (states["o"][row][:, list(pads)] == 0).all()
 
 
 @pytest.mark.parametrize("executor", ["dense", "fused"])
@@ -180,12 +142,7 @@ class TestSliding:
 
     @pytest.fixture
     def model(self):
-        torch.manual_seed(0)
-        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
-        config = MistralConfig(
-            vocab_size=97, **sizes, num_key_value_heads=2, sliding_window=17, bos_token_id=0, eos_token_id=None
-        )
-        return MistralForCausalLM(config).eval()
+        return build("mistral sliding")
 
     @pytest.mark.parametrize("executor", ["dense", "fused"])
     def test_prompts_are_what_they_are_alone(self, model, executor):
@@ -221,68 +178,40 @@ class TestSliding:
         torch.testing.assert_close(after[1, 0], alone[0, -1], atol=2e-5, rtol=0)
 
 
-class TestRefused:
-    """Each with the way round."""
+PACKED = torch.ones(1, 20, dtype=torch.long)
+PACKED[:, 12:] = 2
+EMPTY = torch.ones(2, 20, dtype=torch.long)
+EMPTY[1] = 0
+REFUSED = {
+    "a mask of pairs": (
+        2, 20, {"attention_mask": torch.ones(2, 1, 20, 20).tril()},
+        r"attention_mask has shape \(2, 1, 20, 20\): .*the method's plan; give .*\(2, 20\).*rows of their own"),
+    "masks by layer": (2, 20, {"attention_mask": {"full_attention": None}}, "is a dict: .*the method's plan"),
+    "a mask for another batch": (2, 20, {"attention_mask": torch.ones(1, 20).long()}, r"shape \(1, 20\); needed"),
+    "a mask that numbers packed texts": (
+        1, 20, {"attention_mask": PACKED}, "attention_mask holds 2, neither 0 nor 1.*rows of their own"),
+    "a row of padding": (2, 20, {"attention_mask": EMPTY}, "row 1 of attention_mask is all padding"),
+    "packed texts": (
+        1, 20, {"position_ids": torch.cat([torch.arange(12), torch.arange(8)])[None]},
+        "position_ids begin anew at token 12 of row 0: .* packed .* rows of their own, padded"),
+    "packed texts of one token": (
+        1, 2, {"position_ids": torch.zeros(1, 2).long()}, "position_ids begin anew at token 1 of row 0"),
+    "a first position": (1, 1, {"position_ids": torch.tensor([[3]])}, "position_ids differ from the tokens' places"),
+}  # fmt: skip
+"""By what is given: rows and tokens, arguments, message."""
 
-    def refuse(self, model, message, ids=None, **kwargs):
-        ids = tokens(2, 20) if ids is None else ids
-        with mesa.applied(model, cases.method("rerope")), pytest.raises(ValueError, match=message):
-            logits(model, ids, **kwargs)
 
-    def test_masks_of_pairs(self, model):
-        causal = torch.ones(2, 1, 20, 20).tril()
-        message = r"attention_mask has shape \(2, 1, 20, 20\): .*the method's plan; give .*\(2, 20\).*rows of their own"
-        self.refuse(model, message, attention_mask=causal)
+@pytest.mark.parametrize("case", list(REFUSED))
+def test_what_no_plan_is_for_is_refused_with_the_way_round(model, case):
+    rows, length, given, message = REFUSED[case]
+    with mesa.applied(model, cases.method("rerope")), pytest.raises(ValueError, match=message):
+        logits(model, tokens(rows, length), **given)
 
-    def test_masks_by_layer(self, model):
-        self.refuse(model, "attention_mask is a dict: .*the method's plan", attention_mask={"full_attention": None})
 
-    def test_a_mask_for_another_batch(self, model):
-        self.refuse(model, r"attention_mask has shape \(1, 20\); needed", attention_mask=torch.ones(1, 20).long())
-
-    def test_a_mask_for_another_length(self, model):
-        self.refuse(model, r"attention_mask has shape \(2, 19\); needed", attention_mask=torch.ones(2, 19).long())
-
-    def test_masks_that_number_packed_texts(self, model):
-        mask = torch.ones(2, 20, dtype=torch.long)
-        mask[0, 12:] = 2
-        self.refuse(model, "attention_mask holds 2, neither 0 nor 1.*rows of their own", attention_mask=mask)
-
-    def test_a_row_of_padding(self, model):
-        mask = torch.ones(2, 20, dtype=torch.long)
-        mask[1] = 0
-        self.refuse(model, "row 1 of attention_mask is all padding", attention_mask=mask)
-
-    def test_packed_texts(self, model):
-        positions = torch.cat([torch.arange(12), torch.arange(8)])[None]
-        message = "position_ids begin anew at token 12 of row 0: .* packed .* rows of their own, padded"
-        self.refuse(model, message, tokens(1, 20), position_ids=positions)
-        padded = torch.cat([torch.zeros(4), torch.arange(8), torch.arange(8)])[None].long()
-        mask = torch.ones(1, 20, dtype=torch.long)
-        mask[:, :4] = 0
-        message = "position_ids begin anew at token 12 of row 0"
-        self.refuse(model, message, tokens(1, 20), position_ids=padded, attention_mask=mask)
-
-    def test_packed_texts_of_one_token(self, model):
-        positions = torch.zeros(1, 2, dtype=torch.long)
-        message = "position_ids begin anew at token 1 of row 0"
-        self.refuse(model, message, tokens(1, 2), position_ids=positions)
-
-    def test_a_first_position_of_ones_own(self, model):
-        message = "position_ids differ from the tokens' places"
-        self.refuse(model, message, tokens(1, 1), position_ids=torch.tensor([[3]]))
-
-    @pytest.mark.parametrize("name", ["cu_seq_lens_q", "cu_seq_lens_k", "seq_idx"])
-    def test_packed_texts_by_their_ends(self, model, name):
-        ends = torch.tensor([0, 12, 20], dtype=torch.int32)
-        self.refuse(model, f"{name} says that texts are packed .* rows of their own", tokens(1, 20), **{name: ends})
-
-    def test_static_caches(self, model):
-        cache = StaticCache(config=model.config, max_cache_len=20)
-        self.refuse(model, "a StaticCache is not supported; pass a DynamicCache", past_key_values=cache)
-        message = "a StaticCache .*DynamicCache.*cache_implementation='dynamic'"
-        with mesa.applied(model, cases.method("rerope")), pytest.raises(ValueError, match=message):
-            model.generate(tokens(1, 20), max_new_tokens=2, cache_implementation="static")
-        with mesa.applied(model, cases.method("rerope")):
-            made = model.generate(tokens(1, 20), max_new_tokens=2, cache_implementation="dynamic")
-        assert made.shape == (1, 22)
+def test_static_caches_are_refused(model):
+    cache = StaticCache(config=model.config, max_cache_len=20)
+    with mesa.applied(model, cases.method("rerope")):
+        with pytest.raises(ValueError, match="a StaticCache is not supported; pass a DynamicCache, or cache_impl"):
+            logits(model, tokens(2, 20), past_key_values=cache)
+        output = model.generate(tokens(1, 20), max_new_tokens=2, cache_implementation="dynamic")
+    assert output.shape == (1, 22)

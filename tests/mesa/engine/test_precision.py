@@ -7,9 +7,8 @@ from families import build
 from transformers import DynamicCache
 
 import mesa
-from mesa.engine.attention import EXECUTORS
+from mesa.engine.attention import EXECUTORS, rows
 from mesa.engine.kernels import attend_plainly
-from mesa.engine.rows import rows
 from mesa.engine.schedule import Schedule
 from mesa.methods.mapped import SHARPER
 from mesa.models import load

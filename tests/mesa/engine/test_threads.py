@@ -2,13 +2,14 @@
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event, Thread
+from threading import Thread
 
 import cases
 import pytest
 import tiny
 import torch
-from transformers import DynamicCache, Phi3Config, Phi3ForCausalLM, TextIteratorStreamer
+from families import build
+from transformers import DynamicCache, TextIteratorStreamer
 
 import mesa
 from mesa.models import load
@@ -29,17 +30,6 @@ def tokens(length, batch=1):
     return torch.randint(2, 97, (batch, length), generator=torch.Generator().manual_seed(length))
 
 
-def long_rope():
-    torch.manual_seed(0)
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "partial_rotary_factor": 1.0}
-    rope |= {"short_factor": [1.0] * 4, "long_factor": [2.0, 3.0, 4.0, 5.0]}
-    config = tiny.model().config.to_dict() | {"rope_parameters": rope, "max_position_embeddings": 96}
-    kept = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    kept += ("vocab_size", "max_position_embeddings", "rope_parameters", "pad_token_id", "bos_token_id")
-    config = Phi3Config(**{name: config[name] for name in kept}, original_max_position_embeddings=24, eos_token_id=None)
-    return Phi3ForCausalLM(config).eval()
-
-
 @torch.no_grad()
 def passes(model, lengths):
     """Logits of prompts, each with a padded row, and of two tokens that follow."""
@@ -56,11 +46,11 @@ def passes(model, lengths):
 
 
 @pytest.mark.parametrize(
-    ("build", "name"),
-    [(tiny.model, "rerope"), (tiny.model, "dynamic-ntk"), (tiny.model, "mesa"), (long_rope, "rerope")],
+    ("family", "name"),
+    [("llama", "rerope"), ("llama", "dynamic-ntk"), ("llama", "mesa"), ("phi3 longrope", "rerope")],
 )
-def test_threads_do_not_see_each_other(build, name):
-    model, orders = build(), [LENGTHS, LENGTHS[::-1], LENGTHS[2:] + LENGTHS[:2]]
+def test_threads_do_not_see_each_other(family, name):
+    model, orders = build(family), [LENGTHS, LENGTHS[::-1], LENGTHS[2:] + LENGTHS[:2]]
     with mesa.applied(model, cases.method(name)) as attachment:
         alone = [passes(model, order) for order in orders]
         with ThreadPoolExecutor(len(orders)) as pool:
@@ -94,36 +84,6 @@ def test_a_cache_does_not_go_on_after_the_block():
             model(tokens(40), past_key_values=cache)
         with pytest.raises(RuntimeError, match=r"this cache of 40 tokens was filled has ended"):
             model(tokens(1), past_key_values=cache)
-
-
-def test_leaving_the_block_while_a_thread_runs_is_an_error():
-    model, inside, go_on, raised = tiny.model(), Event(), Event(), []
-
-    def wait(*_):
-        inside.set()
-        assert go_on.wait(20)
-
-    def run():
-        try:
-            with torch.no_grad():
-                model(tokens(40))
-        except RuntimeError as error:
-            raised.append(str(error))
-
-    hook, thread = model.model.layers[1].register_forward_pre_hook(wait), Thread(target=run)
-
-    def leave():
-        with mesa.applied(model, cases.method("rerope")):
-            thread.start()
-            assert inside.wait(20)
-
-    with pytest.raises(RuntimeError, match="while another thread runs the model"):
-        leave()
-    go_on.set()
-    thread.join()
-    hook.remove()
-    assert len(raised) == 1
-    assert "the `with` block of rerope has ended, but a pass from inside it goes on" in raised[0]
 
 
 def gradients(model):

@@ -14,7 +14,7 @@ import torch
 from transformers import Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, MptConfig
 
 import mesa
-from mesa.engine.rows import rows
+from mesa.engine.attention import rows
 from probe.attention.heads import recorded_attention
 from probe.attention.phases import Phases, first_unmet, frequencies, unmet_by_position, unmet_share
 

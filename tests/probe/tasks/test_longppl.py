@@ -10,7 +10,7 @@ import pytest
 import tiny
 import torch
 
-from mesa.engine.apply import attachment_of
+from mesa.engine.plug import attachment_of
 from mesa.models import load, tokenizer_of
 from mesa_lens.paper.words import words
 from probe.evaluation import evaluator

@@ -1,0 +1,49 @@
+"""Attention in layer 0 of a tiny Llama, as a method computes it and as the oracle's formula says."""
+
+import cases
+import numpy as np
+import oracle
+import torch
+from transformers import DynamicCache
+
+import mesa
+
+PROMPT, STEPS, DIM = 58, 2, 8
+
+
+def tokens(batch, length, seed=0):
+    return torch.randint(2, 97, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def attended(model, method, executor, mask):
+    """What enters (q, k, v) and leaves (o) attention, (row, head, token, dim), in a prompt and as it goes on."""
+    attention, states = model.model.layers[0].self_attn, {name: [] for name in "qkvo"}
+    hooks = [
+        getattr(attention, f"{name}_proj").register_forward_hook(
+            lambda _, args, out, name=name: states[name].append(out)
+        )
+        for name in "qkv"
+    ]
+    hooks.append(attention.o_proj.register_forward_pre_hook(lambda _, args: states["o"].append(args[0])))
+    ids, cache = tokens(len(mask), PROMPT + STEPS), DynamicCache()
+    try:
+        with torch.no_grad(), mesa.applied(model, method, executor=executor) as attachment:
+            for begin, end in ((0, PROMPT), *((PROMPT + n, PROMPT + n + 1) for n in range(STEPS))):
+                model(ids[:, begin:end], attention_mask=mask[:, :end], past_key_values=cache)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    heads = {layer: method.heads_in(layer) for layer in range(3)}
+    assert attachment.woven == {layer: (0, 1, 2, 3) if some is None else some for layer, some in heads.items()}
+    return {
+        name: torch.cat(parts, 1).unflatten(-1, (-1, DIM)).transpose(1, 2).numpy() for name, parts in states.items()
+    }
+
+
+def by_formula(name, states, prompt):
+    """The oracle's output for a head, a decoded token at a time: some methods follow the length so far."""
+    log_n = cases.method(name).log_n
+    options = {"trained": cases.TRAINED, "prompt": prompt, "log_n": log_n, **cases.oracle_parameters(name)}
+    ends = [prompt, *range(prompt + 1, prompt + STEPS + 1)]
+    parts = [oracle.attention(name, *(part[:end] for part in states), **options) for end in ends]
+    return np.concatenate([parts[0], *(part[-1:] for part in parts[1:])])
