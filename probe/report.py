@@ -59,7 +59,6 @@ _PROVENANCE = (
     "first_token",
     "text",
     "seed",
-    "forced",
 )
 
 _WRITTEN = (

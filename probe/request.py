@@ -40,8 +40,8 @@ METHODS = "origin,rerope,dynamic-ntk,mesa"
 """The methods that a probe compares by default."""
 _MODEL, _METHODS, _DATA = "model", "methods", "data"
 _LENGTHS = "tokens, e.g. 256,512 or 1k:16k:1k"
-_STORED = ("methods", "settings", "lengths", "force")
-"""Results are stored by method and length, with each method's parameters and with what was forced."""
+_STORED = ("methods", "settings", "lengths")
+"""Results are stored by method and length, with each method's parameters."""
 _TEXT = "text for NLL and essays: a file, folder or hub dataset"
 
 Kind = Literal["weave", "patch", "clamp", "attribution", "smallest"]
@@ -109,21 +109,13 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class ModelRequest(ModelOptions):
-    """A model and methods by name; methods: None: those of `default_methods` that the model can have.
-
-    force: continue what other weights, tokenizer, config or versions began; the record says so.
-    """
+    """A model and methods by name; methods: None: those of `default_methods` that the model can have."""
 
     methods: JoinedNames | None = option(
         None,
         "names, separated by commas, or all",
         group=_METHODS,
         unset="{default_methods}, less what the model cannot have",
-    )
-    force: bool = option(
-        False,
-        "continue what other weights, tokenizer, config or versions began, and record it",
-        group="output",
     )
     default_methods: ClassVar[str] = "all"
     not_compared: ClassVar[tuple[str, ...]] = ()
@@ -176,7 +168,7 @@ class ProbeRequest(MethodsRequest):
     """
 
     default_methods: ClassVar[str] = METHODS
-    not_compared: ClassVar[tuple[str, ...]] = ("methods", "settings", "force", "texts", "store")
+    not_compared: ClassVar[tuple[str, ...]] = ("methods", "settings", "texts", "store")
     length: Tokens | None = option(None, "tokens captured", unset="4 M")
     word: Text = option("hello", "the word that is repeated", key="prompt")
     text: InputPath | None = option(None, "a text or .jsonl file for text prompts", unset="the shipped text")

@@ -13,7 +13,6 @@ from typing import Any
 from probe.capture.memory import check_memory
 from probe.evaluation import by_length
 from probe.evaluation.plan import EvalPlan
-from probe.evaluation.run import checked_journal
 from probe.evaluation.worker import eval_tasks
 from probe.experiment.journal import Journal
 from probe.experiment.lock import how_to_resume, owned, tell_finished
@@ -82,10 +81,10 @@ def _finished_summary(plan: ProbePlan, out: Path, overwrite: bool, by: str, runn
 
 def _store_of_run(plan: ProbePlan, out: Path) -> Path | None:
     """The folder's store of this very run, partial or whole; fingerprints are taken only where there may be one."""
-    path, force = store_of(out), plan.request.force
-    if store.find_store(path, **template(plan), force=force) is None:
+    path = store_of(out)
+    if store.find_store(path, **template(plan)) is None:
         return None
-    return store.find_store(path, **template(plan, fingerprints(plan, *prepare(plan))), force=force)
+    return store.find_store(path, **template(plan, fingerprints(plan, *prepare(plan))))
 
 
 def _measure_and_capture(plan: ProbePlan, out: Path, overwrite: bool, runner: Runner, stack: ExitStack) -> None:
@@ -109,9 +108,9 @@ def _measure_and_capture(plan: ProbePlan, out: Path, overwrite: bool, runner: Ru
         (out / by_length.JOURNAL).unlink(missing_ok=True)
     journal = None
     if plan.request.samples:
-        journal = checked_journal(out / by_length.JOURNAL, evaluation.settings, plan.methods, plan.request.force)
+        journal = Journal(out / by_length.JOURNAL, evaluation.settings, plan.methods)
     if not overwrite:
-        store.create(path, **layout, force=plan.request.force)
+        store.create(path, **layout)
     store.write_tokens(path, token_texts(plan, tokens))
     with _resumable(out, journal, overwrite):
         _run_stages(plan, evaluation, journal, out, pool)

@@ -26,9 +26,6 @@ class PaperOptions:
 
     config: Text = option("default", "a YAML file, or the name of one of configs/")
     sections: Names | None = option(None, "only these, separated by commas", unset="all of the config")
-    force: bool = option(
-        False, "continue what other weights, tokenizer, config or versions began, and record it", group="output"
-    )
 
 
 def add(commands: Any) -> None:
@@ -84,7 +81,7 @@ def _config(choice: PaperOptions) -> Any:
     """The config, with only the sections of --sections."""
     from mesa_lens.paper.config import read
 
-    config = replace(read(choice.config), force=choice.force)
+    config = read(choice.config)
     if not choice.sections:
         return config
     unknown = [name for name in choice.sections if name not in config.sections]

@@ -181,7 +181,7 @@ def reason_left_out(section: Section, values: Mapping[str, Any]) -> str:
 
 def _common(config: PaperConfig, name: str) -> dict[str, Any]:
     """What the requests of all sections share."""
-    names = ("model", "load", "settings", "trained_length", "force", "seed")
+    names = ("model", "load", "settings", "trained_length", "seed")
     methods = config.sections[name].get("methods") or config.methods
     return {**{field: getattr(config, field) for field in names}, "methods": methods}
 

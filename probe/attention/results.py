@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from probe.attention import moments
 from probe.attention.heads import PARTS as MASS_PARTS
 from probe.attention.phases import first_unmet
 from probe.attention.request import LEAST_TEXTS, AnatomyPlan
@@ -32,10 +31,6 @@ def write(plan: AnatomyPlan, journal: Journal, out: Path) -> tuple[dict[str, Any
     summary["vectors"], arrays = _vectors(plan, out, texts)
     wanted = plan.methods if "vectors" in plan.parts else {}
     summary["texts_left"] = sum(max(0, len(plan.sliding) - texts[name]) for name in wanted)
-    stored = [moments.attrs_of(moments_path(out, name, plan.lengths[-1])) for name in plan.methods]
-    forced = [*journal.forced, *(change for attrs in stored for change in attrs.get("forced", []))]
-    if forced:
-        summary["forced"] = [change for at, change in enumerate(forced) if change not in forced[:at]]
     if "vectors" not in plan.parts and (out / ANATOMY).exists():
         earlier = json.loads((out / ANATOMY).read_text(encoding="utf-8"))
         summary["vectors"] = earlier.get("vectors") if _has_settings_of(earlier, summary) else None

@@ -15,7 +15,6 @@ import xarray as xr
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
-from mesa.fingerprints import IDENTITY
 from probe.attention import moments
 from probe.attention.heads import by_span, head_statistics, retrieval_scores
 from probe.attention.logit_lens import logit_lens
@@ -25,7 +24,7 @@ from probe.capture.bridge import bridge_to
 from probe.capture.capture import Hooked, run_hooked
 from probe.capture.memory import check_beside
 from probe.capture.spec import HOOKS
-from probe.experiment.journal import Journal, Rows, other_run
+from probe.experiment.journal import Journal, Rows, check_methods, check_settings
 from probe.experiment.model_spec import ModelSpec
 from probe.experiment.run import Experiment, run
 from probe.experiment.runner import LOCAL, Runner
@@ -186,17 +185,11 @@ class AnatomyExperiment(Experiment):
             for old in (path, *stored, *results):
                 old.unlink(missing_ok=True)
             stored = []
-        journal = Journal(path, plan.settings, force=plan.request.force)
-        for key, row in journal.rows.items():
-            _check_method(plan, str(key[1]), row["config"], path)
+        journal = Journal(path, plan.settings, plan.methods)
         for file in stored:
             attrs = moments.attrs_of(file)
-            changed = _changed(attrs["settings"], plan)
-            refused = [key for key in changed if not (plan.request.force and key in IDENTITY)]
-            if refused:
-                raise other_run(file, refused, attrs["settings"], changed)
-            config = json.loads(attrs["method"])
-            _check_method(plan, config["name"], config, file)
+            check_settings(file, attrs["settings"], plan.settings)
+            check_methods(file, [json.loads(attrs["method"])], plan.methods)
         self._texts = texts_read(plan, out)
         return journal
 
@@ -220,13 +213,11 @@ def anatomy(
 
 
 def _continued(plan: AnatomyPlan, out: Path, name: str) -> xr.Dataset:
-    """A method's moments so far, with the plan's settings and, under `forced`, what changed on the way."""
+    """A method's moments so far, with the plan's settings."""
     path = moments_path(out, name, plan.lengths[-1])
     path.parent.mkdir(parents=True, exist_ok=True)
     attrs = {"hook": plan.spec.hooks[0], "method": json.dumps(_config(plan, name), sort_keys=True)}
     known = moments.load(path) if path.exists() else moments.empty(plan.indices, plan.trained_length, plan.dtype, attrs)
-    if changed := _changed(known.attrs.get("settings", plan.settings), plan):
-        known.attrs["forced"] = [*known.attrs.get("forced", []), changed]
     known.attrs.update(total=len(plan.sliding) * len(plan.methods), settings=json.loads(json.dumps(plan.settings)))
     return known
 
@@ -241,17 +232,6 @@ def texts_read(plan: AnatomyPlan, out: Path) -> dict[str, int]:
     return {name: moments.texts_in(moments_path(out, name, plan.lengths[-1])) for name in plan.methods}
 
 
-def _changed(stored: Mapping[str, Any], plan: AnatomyPlan) -> dict[str, Any]:
-    """The plan's settings that differ from those stored with moments."""
-    wanted = json.loads(json.dumps(plan.settings))
-    return {key: wanted.get(key) for key in sorted({*stored, *wanted}) if stored.get(key) != wanted.get(key)}
-
-
 def _config(plan: AnatomyPlan, name: str) -> Any:
     """A method's description, as a journal gives it back."""
     return json.loads(json.dumps(plan.methods[name].describe()))
-
-
-def _check_method(plan: AnatomyPlan, name: str, config: Any, path: Path) -> None:
-    if name in plan.methods and config != _config(plan, name):
-        raise FileExistsError(f"{path} holds {name} with other parameters; use --overwrite or another --out")

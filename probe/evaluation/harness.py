@@ -17,7 +17,6 @@ from mesa.finite import states_checked
 from mesa.models import Loaded, bytes_a_number, tokenizer_of
 from probe.capture.memory import prompt_bytes
 from probe.evaluation.plan import EvalPlan
-from probe.evaluation.run import checked_journal
 from probe.experiment.journal import Journal, Rows
 from probe.experiment.model_spec import ModelSpec
 from probe.experiment.run import Experiment, run
@@ -57,7 +56,6 @@ def run_harness(
         "max_length": max(plan.setting.lengths),
         "limit": limit,
         "failed": [task.key for task in lost],
-        **journal.provenance,
         "results": results,
     }
     write_json(out / RESULTS, summary)
@@ -70,7 +68,7 @@ def open_harness(plan: EvalPlan, out: Path, *, include_path: Path | None, limit:
     settings["lengths"] = plan.setting.lengths
     settings |= {key: value for key, value in plan.request.load.items() if value is not None}
     settings |= {"include_path": None if include_path is None else str(include_path), "limit": limit}
-    return checked_journal(out / JOURNAL, settings, plan.methods, plan.request.force)
+    return Journal(out / JOURNAL, settings, plan.methods)
 
 
 def remove_results(out: Path) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from mesa.methods import Method
 from probe.evaluation.effective import effective_lengths
 from probe.evaluation.plan import TASKS, EvalPlan
 from probe.evaluation.summary import pooled_longppl, summarize
@@ -50,7 +48,7 @@ class Evaluation(Experiment):
         if overwrite:
             for name in (JOURNAL, *TABLES, *(f"{task}.{form}" for task in TASKS for form in ("png", "html"))):
                 (out / name).unlink(missing_ok=True)
-        return checked_journal(out / JOURNAL, self.plan.settings, self.plan.methods, self.plan.request.force)
+        return Journal(out / JOURNAL, self.plan.settings, self.plan.methods)
 
     def tasks(self, rows: Rows) -> Sequence[Task]:
         """Those without a row, or with scores of other lengths than the plan's."""
@@ -97,20 +95,6 @@ def check_owner(out: Path) -> None:
         raise FileExistsError(f"{out / foreign[0]} is no evaluation's; choose another --out")
 
 
-def checked_journal(
-    path: Path, settings: Mapping[str, Any], methods: Mapping[str, Method], force: bool = False
-) -> Journal:
-    """The journal at `path`. Raises FileExistsError for other settings, or other parameters of a method."""
-    journal = Journal(path, settings, force=force)
-    for key, row in journal.rows.items():
-        task, name, length = key
-        if name in methods and row["config"] != json.loads(json.dumps(methods[str(name)].describe())):
-            raise FileExistsError(
-                f"{path} holds {task} of {name} at {length} with other parameters; use --overwrite or another --out"
-            )
-    return journal
-
-
 def run(
     plan: EvalPlan, out: Path, *, overwrite: bool = False, until: float | None = None, runner: Runner = LOCAL
 ) -> dict[str, Any]:
@@ -149,7 +133,6 @@ def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: 
         "evaluator": plan.evaluator and plan.evaluator.about,
         "out_of_memory": too_large,
         "failed": failed,
-        **journal.provenance,
         "tasks_left": len(experiment.tasks(journal.rows)) - len(too_large) - len(failed),
         "effective": effective_lengths(
             rows, [task.name for task in RULER], plan.setting.trained_length, are_rulers=plan.are_rulers

@@ -6,12 +6,12 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mesa.fingerprints import IDENTITY
+from mesa.methods import Method
 from probe.experiment.task import Key
 from probe.files import difference
 
@@ -21,23 +21,22 @@ Rows = Mapping[Key, dict[str, Any]]
 _BEGIN = '{"settings": '
 _MEASURED = ("scores", "nll", "score")
 """Values of a row that must be finite; others may have NaN, such as an entropy over no tokens."""
-_CHECKSUM, _FORCED, _EXPECTED = "crc32", "forced", "cells"
+_CHECKSUM, _EXPECTED = "crc32", "cells"
 
 
 @dataclass
 class JournalFile:
     """What a journal's file holds. settings: None for a file cut short in its first line.
 
-    expected: rows of the finished run; None: unknown. whole: bytes of its whole lines. damaged: by the
-    number of a line that cannot be trusted, why; `rows` leaves these out.
+    expected: rows of the finished run; None: unknown. whole: bytes of its whole lines. damaged: numbers of lines that
+    are not what was written; `rows` leaves these out.
     """
 
     settings: dict[str, Any] | None
     rows: dict[Key, dict[str, Any]] = field(default_factory=dict)
-    forced: list[dict[str, Any]] = field(default_factory=list)
     expected: int | None = None
     whole: int = 0
-    damaged: dict[int, str] = field(default_factory=dict)
+    damaged: list[int] = field(default_factory=list)
 
 
 def has_rows(path: Path) -> bool:
@@ -68,11 +67,7 @@ def read_journal(path: Path) -> JournalFile:
         row = _parsed(line)
         checksum = row.pop(_CHECKSUM, None) if isinstance(row, dict) else None
         if checksum is None or checksum != _checksum(row):
-            journal.damaged[number] = "it is not what was written"
-        elif problem := _line_problem(row):
-            journal.damaged[number] = problem
-        elif _FORCED in row:
-            journal.forced.append(row[_FORCED])
+            journal.damaged.append(number)
         elif "cell" in row:
             journal.rows[tuple(row.pop("cell"))] = row
         else:
@@ -80,11 +75,23 @@ def read_journal(path: Path) -> JournalFile:
     return journal
 
 
-def other_run(path: Path, keys: Sequence[str], stored: Mapping[str, Any], now: Mapping[str, Any]) -> FileExistsError:
-    """The error for a file of a run whose `stored` settings differ by these keys."""
-    differing = ", ".join(difference(key, stored.get(key), now.get(key)) for key in keys)
-    forced = "; --force continues and records it" if {*keys} <= {*IDENTITY} else ""
-    return FileExistsError(f"{path} holds a run with another {differing}; use --overwrite or another --out{forced}")
+def check_settings(path: Path, stored: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Raises FileExistsError, naming what differs, for a file of a run with other settings than the stored ones."""
+    now = json.loads(json.dumps(settings))
+    keys = [key for key in sorted({*stored, *now}) if stored.get(key) != now.get(key)]
+    if keys:
+        differing = ", ".join(difference(key, stored.get(key), now.get(key)) for key in keys)
+        raise FileExistsError(f"{path} holds a run with another {differing}; use --overwrite or another --out")
+
+
+def check_methods(path: Path, configs: Iterable[Mapping[str, Any]], methods: Mapping[str, Method]) -> None:
+    """Raises FileExistsError for a file whose method `configs` have other parameters than `methods`, by name."""
+    wanted = {name: json.loads(json.dumps(method.describe())) for name, method in methods.items()}
+    for config in configs:
+        if config != wanted.get(config["name"], config):
+            raise FileExistsError(
+                f"{path} holds {config['name']} with other parameters; use --overwrite or another --out"
+            )
 
 
 class Journal:
@@ -92,18 +99,17 @@ class Journal:
 
     The file appears with the first row. Every later line ends with its checksum. A line that an interrupt cut short is
     dropped; a journal without rows binds to nothing. Raises FileExistsError, naming what differs, for the journal of a
-    run with other settings, and ValueError for a file that is no journal or has a damaged line. With `force` what
-    `IDENTITY` names may differ; the file and `forced` record it.
+    run with other settings, or with other parameters of one of `methods`; ValueError for a file that is no journal or
+    has a damaged line.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Any], *, force: bool = False) -> None:
-        self.path, self.settings, self.force = path, dict(settings), force
-        self.forced: list[dict[str, Any]] = []
+    def __init__(self, path: Path, settings: Mapping[str, Any], methods: Mapping[str, Method] | None = None) -> None:
+        self.path, self.settings = path, dict(settings)
         self.rows: dict[Key, dict[str, Any]] = {}
         self._expected: int | None = None
         self._written: int | None = None
         if path.exists() and path.stat().st_size:
-            self._read(json.loads(json.dumps(settings)))
+            self._read(methods or {})
 
     def expect(self, rows: int) -> None:
         """How many rows the finished run has; written with the next row."""
@@ -125,33 +131,21 @@ class Journal:
         self._append({"cell": key, **row})
         self.rows[key] = dict(row)
 
-    @property
-    def provenance(self) -> dict[str, Any]:
-        """What a summary records of the journal: `forced`, where anything was."""
-        return {_FORCED: self.forced} if self.forced else {}
-
-    def _read(self, settings: Mapping[str, Any]) -> None:
+    def _read(self, methods: Mapping[str, Method]) -> None:
         file = read_journal(self.path)
         if file.settings is None:
             return
         if file.damaged:
-            number, problem = next(iter(file.damaged.items()))
             raise ValueError(
-                f"{self.path}, line {number} is damaged: {problem}; remove it, use --overwrite or another --out"
+                f"{self.path}, line {file.damaged[0]} is damaged: it is not what was written; remove it, use "
+                "--overwrite or another --out"
             )
-        self.rows, self.forced, self._written = file.rows, file.forced, file.expected
-        stored = file.settings
-        for changed in self.forced:
-            stored |= changed
-        differing = sorted(key for key in {*settings, *stored} if settings.get(key) != stored.get(key))
-        refused = [key for key in differing if not (self.force and key in IDENTITY)]
-        if refused and self.rows:
-            raise other_run(self.path, refused, stored, settings)
+        if file.rows:
+            check_settings(self.path, file.settings, self.settings)
+            check_methods(self.path, (row["config"] for row in file.rows.values() if "config" in row), methods)
+        self.rows, self._written = file.rows, file.expected
         if file.whole < self.path.stat().st_size:
             os.truncate(self.path, file.whole)
-        if differing and self.rows:
-            self._append({_FORCED: {key: settings[key] for key in differing}})
-            self.forced.append({key: settings[key] for key in differing})
 
     def _append(self, row: Row) -> None:
         self._write("a", {**row, _CHECKSUM: _checksum(row)})
@@ -159,17 +153,6 @@ class Journal:
     def _write(self, mode: str, row: Row) -> None:
         with self.path.open(mode, encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-
-
-def _line_problem(row: dict[str, Any]) -> str:
-    """What is wrong with a line whose checksum holds; empty for nothing."""
-    if _FORCED in row:
-        return "" if isinstance(row[_FORCED], dict) else f"{_FORCED!r} holds no settings"
-    if "cell" not in row:
-        return "" if isinstance(row.get(_EXPECTED), int) else f"it holds neither 'cell' nor {_EXPECTED!r}"
-    key = row["cell"]
-    is_key = isinstance(key, list) and bool(key) and all(isinstance(part, int | str) for part in key)
-    return "" if is_key else f"its cell {key!r} is no list of names and numbers"
 
 
 def _is_finite(value: Any) -> bool:

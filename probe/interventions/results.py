@@ -49,7 +49,6 @@ def summarize(plan: LocatePlan, journal: Journal) -> dict[str, Any]:
         "layers": plan.layers,
         "heads": plan.config.num_attention_heads,
         "methods": {name: method.describe() for name, method in plan.methods.items()},
-        **journal.provenance,
         "tasks_left": remaining(plan, rows),
         **{name: [] for name in tables},
     }

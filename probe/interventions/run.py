@@ -59,12 +59,7 @@ class Locate(Experiment):
         if overwrite:
             for old in (path, out / LOCATED, (out / LOCATED).with_name("report.html")):
                 old.unlink(missing_ok=True)
-        journal = Journal(path, plan.settings, force=plan.request.force)
-        for key, row in journal.rows.items():
-            name = str(key[2])
-            if name in plan.methods and row["config"] != config_of(plan.methods[name]):
-                raise FileExistsError(f"{path} holds {name} with other parameters; use --overwrite or another --out")
-        return journal
+        return Journal(path, plan.settings, plan.methods)
 
     def record(self, journal: Journal, task: Task, value: Any) -> None:
         """Journals a task's rows."""

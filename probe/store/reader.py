@@ -28,8 +28,6 @@ MEASURED = "measured"
 """Attribute of a score: how many of its values are finite."""
 FINGERPRINTS = ("inputs", "weights", "config", "tokenizer")
 """Attributes that identify texts, prompts and the model."""
-FORCED = "forced"
-"""Attribute with what changed before an unfinished store was resumed with --force."""
 _DAMAGE = (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)  # of the decompressor
 _LABEL_SLASHES = 2  # in the names of label chunks; those of regions have more
 

@@ -33,14 +33,13 @@ from zarr.codecs import Crc32cCodec
 from probe.files import difference
 from probe.store.integrity import seal_of
 from probe.store.location import SEAL, Remote, as_store, zarr_store
-from probe.store.reader import EVALUATION, FINGERPRINTS, FORCED, MEASURED, TOKENS, is_half, open_run, partial_path
+from probe.store.reader import EVALUATION, FINGERPRINTS, MEASURED, TOKENS, is_half, open_run, partial_path
 from probe.store.regions import DIMS, layout, list_missing, missing_regions, stored_array, stored_labels
 
 _CODECS = (Crc32cCodec(),)
 _REMEDY = "use --overwrite or another --out"
-_FORCEABLE = ("weights", "config", "tokenizer", "versions")
 _COMPARED_LAST = ("first_token", "period")  # they follow from the word and the model
-_NOT_COMPARED = ("created", "versions", SEAL, FORCED, "left_out")  # may differ between runs with the same numbers
+_NOT_COMPARED = ("created", "versions", SEAL, "left_out")  # may differ between runs with the same numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,23 +86,21 @@ class Template:
         return math.prod(self.shape[3:]) * np.dtype(self.dtype).itemsize
 
 
-def create(path: str | os.PathLike[str], *, overwrite: bool = False, force: bool = False, **template: Any) -> None:
+def create(path: str | os.PathLike[str], *, overwrite: bool = False, **template: Any) -> None:
     """Writes an empty store at `<path>.partial`; `write` fills it, `finish` gives it its name. template: `Template`'s.
 
-    A partial store of the same config, labels, model and library versions is kept, to resume; with `force` model and
-    versions may differ, which the attribute `forced` records. With `overwrite` it is dropped, once there is room for
-    the new one. A whole store stays until `finish` and is an error without `overwrite`.
+    A partial store of the same config, labels, model and library versions is kept, to resume. With `overwrite` it is
+    dropped, once there is room for the new one. A whole store stays until `finish` and is an error without `overwrite`.
     Raises what `find_store` raises, and OSError where the disk has too little room.
     """
     path, wanted = as_store(path), Template(**template)
-    partial, existing = partial_path(path), None if overwrite else _matching(path, wanted, force)
+    partial, existing = partial_path(path), None if overwrite else _matching(path, wanted)
     if existing == path:
         raise FileExistsError(f"{path} already holds a run with the same config; {_REMEDY}")
     if existing == partial:
         if not isinstance(partial, Remote):
             for cut_short in partial.rglob("*.partial"):  # zarr's, of an interrupted write
                 cut_short.unlink()
-        _record_forced(partial, wanted.attrs)
         _check_disk(path, len(missing_regions(partial)) * wanted.region_bytes)
         return
     if isinstance(path, Remote):
@@ -139,16 +136,16 @@ def _write_template(path: Path, wanted: Template) -> None:
             )
 
 
-def find_store(path: str | os.PathLike[str], *, force: bool = False, **template: Any) -> Path | None:
+def find_store(path: str | os.PathLike[str], **template: Any) -> Path | None:
     """The store at `path` with this `Template`: the partial one, else the whole one, else None.
 
     A partial one has these library versions and fingerprints too; a whole one is compared by the fingerprints it has.
     Raises FileExistsError, naming what differs, where there is only another.
     """
-    return _matching(as_store(path), Template(**template), force)
+    return _matching(as_store(path), Template(**template))
 
 
-def _matching(path: Path, wanted: Template, force: bool) -> Path | None:
+def _matching(path: Path, wanted: Template) -> Path | None:
     refusal = None
     for store, kind in ((partial_path(path), "an unfinished run"), (path, "a run")):
         is_partial = store != path
@@ -157,8 +154,7 @@ def _matching(path: Path, wanted: Template, force: bool) -> Path | None:
         try:
             if not is_partial:
                 open_run(path)
-            differing = _differing(store, wanted, is_partial, force)
-            would_resume = is_partial and not _differing(store, wanted, is_partial, force=True)
+            differing = _differing(store, wanted, is_partial)
         except (OSError, ValueError, KeyError) as error:
             if isinstance(store, Remote) and isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
                 raise  # the object store failed: nothing is known of this one
@@ -167,18 +163,15 @@ def _matching(path: Path, wanted: Template, force: bool) -> Path | None:
         if differing is None:
             return store
         refusal = f"{path} already holds {kind} with another config: {differing} differs; {_REMEDY}"
-        refusal += "; --force continues and records it" if would_resume else ""
     if refusal:
         raise FileExistsError(refusal)
     return None
 
 
-def _differing(store: Path, wanted: Template, is_partial: bool, force: bool) -> str | None:
+def _differing(store: Path, wanted: Template, is_partial: bool) -> str | None:
     """The first key, label or array in which a store differs from the template, in words."""
     group = zarr.open_group(zarr_store(store, read_only=True), mode="r", use_consolidated=False)
     stored, attrs = dict(group.attrs), wanted.attrs
-    if force and is_partial:
-        stored |= _forceable(stored, attrs)
     if key := differing_key(stored, attrs):
         return difference(key, stored.get(key), attrs.get(key))
     if is_partial:
@@ -204,20 +197,6 @@ def differing_key(stored: Mapping[str, Any], attrs: Mapping[str, Any]) -> str | 
         if key not in both or stored[key] != json.loads(json.dumps(attrs[key])):
             return key
     return None
-
-
-def _forceable(stored: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """The new values of what differs and --force passes over: model and library versions."""
-    return {key: attrs[key] for key in _FORCEABLE if key in attrs and stored.get(key) != attrs[key]}
-
-
-def _record_forced(partial: Path, attrs: Mapping[str, Any]) -> None:
-    """Writes what `_forceable` returns into the store, and the former values into `forced`."""
-    group = zarr.open_group(zarr_store(partial), mode="r+", use_consolidated=False)
-    stored = dict(group.attrs)
-    if changed := _forceable(stored, attrs):
-        former = {key: stored.get(key) for key in changed}
-        group.attrs.update({**changed, FORCED: json.dumps([*json.loads(str(stored.get(FORCED, "[]"))), former])})
 
 
 def write(path: str | os.PathLike[str], hook: str, method: str, prompt: str, layer: int, values: np.ndarray) -> None:

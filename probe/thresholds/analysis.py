@@ -15,7 +15,7 @@ from mesa.methods import Method, make
 from mesa.plan import follows_length
 from probe.evaluation.summary import differences, intervals
 from probe.store.cache import Cache, Derived, uncached
-from probe.store.reader import FORCED, Run
+from probe.store.reader import Run
 from probe.store.select import hook_values, reference_method
 from probe.thresholds.calls import Call, drift_calls, high_variance, top_dims
 from probe.thresholds.control import as_many, false_predictions, negative_control
@@ -202,7 +202,6 @@ def summarize(analysis: Analysis) -> dict[str, Any]:
         **_measured_rows(analysis.run, analysis.measured),
         "method_configs": json.loads(attrs.get("method_configs", "{}")),
         "versions": json.loads(attrs.get("versions", "{}")),
-        **({FORCED: json.loads(attrs[FORCED])} if FORCED in attrs else {}),
         "created": attrs.get("created"),
     }
 

@@ -31,12 +31,11 @@ def summary(folder):
 def test_methods_that_follow_the_prompts_length_are_marked(tmp_path, monkeypatch):
     """Dynamic-NTK's states are those of prompts as long as the pass, wherever a prediction of it is read."""
     configs = {name: {"name": name, "trained_length": M} for name in ("origin", "rerope", "dynamic-ntk", "mesa")}
-    forced = [{"weights": "sha256 a"}]
-    attrs = {"method_configs": json.dumps(configs), "length": 5 * M, "forced": json.dumps(forced)}
+    attrs = {"method_configs": json.dumps(configs), "length": 5 * M}
     run = write_run(tmp_path, hidden_states(), evaluation(), **attrs)
     monkeypatch.setattr("probe.report.write_figures", lambda *_: None)
     summary = write_report(run)
-    assert (summary["follows_length"], summary["pass_length"], summary["forced"]) == (["dynamic-ntk"], 320, forced)
+    assert (summary["follows_length"], summary["pass_length"]) == (["dynamic-ntk"], 320)
     rows = table(summary).splitlines()
     (text,) = [row for row in rows if row.startswith("dynamic-ntk") and "(in prompts of 320)" in row]
     assert not any("in prompts of" in row for row in rows if row != text)

@@ -159,7 +159,7 @@ def test_measured_cells_of_other_sizes_are_refused(model, uninterrupted, tmp_pat
     out.mkdir()
     shutil.copy(uninterrupted / "measured.jsonl", out)
     assert main(command_line(model, out, "--set", "rerope.window=2")) == 2
-    assert "measured.jsonl holds nll of rerope at 80 with other parameters; use --overwrite" in capsys.readouterr().err
+    assert "measured.jsonl holds rerope with other parameters; use --overwrite" in capsys.readouterr().err
     assert [path.name for path in out.iterdir()] == ["measured.jsonl"]
 
 

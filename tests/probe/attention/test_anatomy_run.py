@@ -8,7 +8,6 @@ import tiny
 from commands import main
 from elsewhere import Elsewhere
 
-from mesa.fingerprints import identity
 from mesa.models import tokenizer_of
 from probe.attention import moments
 from probe.attention.request import AnatomyRequest, estimate, plan
@@ -162,19 +161,6 @@ def test_moments_alone_are_resumed_checked_and_removed(folder, tmp_path):
     assert run(folder, tmp_path, *some, "--parts", "retrieval", "--overwrite", "--minutes", "0.00001") == 0
     assert not list((tmp_path / "anatomy").glob("moments-*"))
     assert not (tmp_path / "anatomy" / "vectors.csv").exists()
-
-
-@pytest.mark.slow
-def test_other_versions_go_on_by_force_alone_and_are_recorded(folder, tmp_path, capsys, monkeypatch):
-    some = ("--parts", "vectors", "--methods", "origin", "--texts", "4")
-    assert run(folder, tmp_path, *some, "--minutes", "0.00001") == 0
-    changed = lambda *known: identity(*known) | {"versions": "torch 99"}  # noqa: E731
-    monkeypatch.setattr("probe.attention.request.identity", changed)
-    assert run(folder, tmp_path, *some) == 2
-    assert " there, torch 99 now); use --overwrite or another --out; --force goes on" in capsys.readouterr().err
-    for force in ("--force",), ():  # afterwards they are its own
-        assert run(folder, tmp_path, *some, *force) == 0
-        assert summary_of(tmp_path)["forced"] == [{"versions": "torch 99"}]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 import tiny
 import torch
 
-from mesa import fingerprints
 from mesa.models import tokenizer_of
 from probe.evaluation.plan import TASKS, EvalRequest, estimate, plan
 from probe.evaluation.run import run
@@ -243,7 +242,7 @@ def test_another_evaluation_in_the_folder_is_refused_naming_what_differs(asked, 
         with pytest.raises(FileExistsError, match=rf"another {message}; use --overwrite"):
             run(plan(replace(asked, **changes)), finished)
     for settings in ("mesa.width=7", "mesa.heads=0:1,3;2:0-2"):
-        with pytest.raises(FileExistsError, match="of mesa at 96 with other parameters"):
+        with pytest.raises(FileExistsError, match="holds mesa with other parameters"):
             run(plan(replace(asked, settings=(settings,))), finished)
 
 
@@ -328,20 +327,9 @@ def test_a_run_does_not_go_on_with_other_texts_or_weights(asked, tmp_path):
     changed.save_pretrained(folder)
     with pytest.raises(
         FileExistsError,
-        match=r"holds a run with another .*weights; use --overwrite or another --out; --force continues and records it",
+        match=r"holds a run with another .*weights; use --overwrite or another --out",
     ):
         run(plan(here), out)
-
-
-def test_a_run_goes_on_with_other_versions_only_by_force_and_says_so(asked, tmp_path, monkeypatch):
-    run(plan(replace(asked, tasks=("nll",), methods="origin", lengths=(160,))), tmp_path)
-    monkeypatch.setattr(fingerprints, "version", lambda package: "99")
-    now = replace(asked, tasks=("nll",), methods="origin,rerope", lengths=(160,))
-    with pytest.raises(FileExistsError, match=r"with another versions \(.* there, .* now\); "):
-        run(plan(now), tmp_path)
-    summary = run(plan(replace(now, force=True)), tmp_path)
-    assert summary["forced"] == [{"versions": "mesa-lens 99, torch 99, transformers 99"}]
-    assert {cell["method"] for cell in summary["cells"]} == {"origin", "rerope"}
 
 
 @pytest.mark.parametrize(

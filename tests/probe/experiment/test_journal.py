@@ -2,12 +2,11 @@
 
 import json
 import math
-import zlib
-from pathlib import Path
 
 import pytest
 
-from probe.experiment.journal import Journal, has_rows, read_journal
+from mesa.methods import Origin
+from probe.experiment.journal import Journal, has_rows
 
 SETTINGS = {"model": "m", "seed": 1}
 KEY, ROW = ("nll", "origin", 64), {"config": {"name": "origin"}, "nll": [0.5, 1.5], "entropy": [None]}
@@ -18,26 +17,11 @@ def path(tmp_path):
     return tmp_path / "run" / "journal.jsonl"
 
 
-def with_line(path: Path, content) -> Path:
-    """A journal with a line whose checksum holds, whatever it says."""
-    row = {**content, "crc32": f"{zlib.crc32(json.dumps(content).encode()):08x}"}
-    path.parent.mkdir(parents=True)
-    path.write_text(f"{json.dumps({'settings': SETTINGS, 'crc32': True})}\n{json.dumps(row)}\n")
-    return path
-
-
 def test_rows_are_read_again_and_the_file_appears_with_the_first(path):
     journal = Journal(path, SETTINGS)
     assert not path.parent.exists()
     journal.add(KEY, ROW)
     assert Journal(path, SETTINGS).rows == {KEY: ROW}
-
-
-@pytest.mark.parametrize("cell", [None, 5, "x", [], [None], [["nll"]], ["nll", 64.5]], ids=str)
-def test_a_line_without_a_key_is_damaged(path, cell):
-    with pytest.raises(ValueError, match=r"journal\.jsonl, line 2 is damaged: its cell"):
-        Journal(with_line(path, {"cell": cell, **ROW}), SETTINGS)
-    assert read_journal(path).rows == {}
 
 
 @pytest.mark.parametrize("header", [{"settings": SETTINGS}, {"settings": SETTINGS, "crc32": False}])
@@ -90,21 +74,14 @@ def test_a_flipped_bit_is_named_by_its_line_wherever_it_is(path, bit):
             Journal(path, SETTINGS)
 
 
-def test_other_settings_are_refused_and_other_weights_recorded_by_force(path):
-    began = {"seed": 1, "weights": "a", "versions": "torch 1"}
-    Journal(path, began).add(KEY, ROW)
-    now = began | {"weights": "b"}
-    with pytest.raises(FileExistsError, match=r"with another weights .*; --force continues and records it"):
-        Journal(path, now)
+def test_other_settings_and_other_parameters_of_a_method_are_refused(path):
+    origin = Origin(trained_length=64)
+    Journal(path, {"seed": 1, "model": "m"}).add(KEY, {**ROW, "config": origin.describe()})
     with pytest.raises(FileExistsError, match=r"another seed \(1 there, 2 now\); use --overwrite or another --out$"):
-        Journal(path, now | {"seed": 2}, force=True)
-    journal = Journal(path, now, force=True)
-    assert journal.forced == [{"weights": "b"}]
-    journal.add(("nll", "mesa", 64), ROW)
-    again = Journal(path, now)
-    assert (set(again.rows), again.forced) == ({KEY, ("nll", "mesa", 64)}, [{"weights": "b"}])
-    with pytest.raises(FileExistsError, match="with another weights"):
-        Journal(path, began)
+        Journal(path, {"seed": 2, "model": "m"})
+    assert set(Journal(path, {"seed": 1, "model": "m"}, {"origin": origin}).rows) == {KEY}
+    with pytest.raises(FileExistsError, match="holds origin with other parameters; use --overwrite"):
+        Journal(path, {"seed": 1, "model": "m"}, {"origin": Origin(trained_length=96)})
 
 
 def test_a_journal_without_rows_binds_to_nothing(path):

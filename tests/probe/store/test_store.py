@@ -193,22 +193,6 @@ def test_a_store_without_seal_opens_with_a_notice(scored):
     assert open_run(scored).evaluation.attrs == {"vocabulary": 11}
 
 
-def test_a_store_goes_on_with_other_weights_only_by_force_and_records_it(path):
-    begin(path, attrs={**ATTRS, "weights": "a", "versions": '{"torch": "1"}'})
-    fill(path, skip=[("mesa", 3)])
-    changed = {**ATTRS, "weights": "b", "versions": '{"torch": "2"}'}
-    with pytest.raises(FileExistsError, match=r"with another config: weights .a there, b now. differs"):
-        begin(path, attrs=changed)
-    with pytest.raises(FileExistsError, match=r"with another config: model .* differs"):
-        begin(path, attrs={**changed, "model": "other"}, force=True)
-    begin(path, attrs=changed, force=True)
-    store.write(path, "resid_post", "mesa", "repeated", 3, region("mesa", 3))
-    store.finish(path)
-    attrs = open_run(path).hidden.attrs
-    assert attrs["weights"] == "b"
-    assert json.loads(attrs["forced"]) == [{"weights": "a", "versions": '{"torch": "1"}'}]
-
-
 def test_paths_that_are_no_run(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no run at .*nowhere"):
         open_run(tmp_path / "nowhere")
