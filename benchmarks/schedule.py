@@ -14,11 +14,11 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from probe.experiment.journal import read_journal
-from probe.status import cell_seconds
+from probe.experiment.journal import JournalFile, read_journal
 
 ROOT = Path(__file__).parents[1] / "research" / "real_model" / "results"
 JOURNALS = [ROOT / name / "journal.jsonl" for name in ("nll", "nll-position")] + [ROOT / "real" / "measured.jsonl"]
@@ -28,6 +28,18 @@ TRIES = 3
 def measured(paths: Sequence[Path]) -> np.ndarray:
     """Seconds of every cell in the journals."""
     return np.array([seconds for path in paths for seconds in cell_seconds(read_journal(path))])
+
+
+def cell_seconds(journal: JournalFile) -> list[float]:
+    """Seconds of the passes of each cell with timed scores; scores of one sample may share a pass."""
+    seconds = []
+    for row in journal.rows.values():
+        samples: dict[Any, float] = {}
+        for score in row.get("scores", ()):
+            if isinstance(score, dict) and score.get("seconds") is not None:
+                samples[score["sample"]] = max(score["seconds"], samples.get(score["sample"], 0.0))
+        seconds += [sum(samples.values())] if samples else []
+    return seconds
 
 
 def makespan(

@@ -1,8 +1,7 @@
 """Cells an hour of an evaluation by two workers of one thread each, beside one process of two threads.
 
-Both run the demo's tasks on the shipped model, in turn, as often as asked. The clock begins when all workers are at a
-cell, counts the cells that end from then on, and ends with the last; what it took before is told beside it. What others
-were at when the last of them began is not counted: part of it was done before.
+Both run the demo's tasks on the shipped model, in turn, as often as asked. The clock begins when as many cells have
+ended as there are workers, counts the cells that end from then on, and ends with the last; what it took before is told.
 
     python benchmarks/workers.py
     python benchmarks/workers.py --times 1 --lengths 512 --methods origin
@@ -21,8 +20,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
-
-from probe.experiment.status_file import read_status
 
 WAYS = {
     "one process of 2 threads": (1, "2", ()),
@@ -51,7 +48,7 @@ def timed(words: Sequence[str], workers: int, threads: str, runner: Sequence[str
         out, used = Path(folder, "out"), dict[int, float]()
         out.mkdir()
         command = [sys.executable, "-m", "mesa_lens", "eval", *words, "--out", str(out), *runner]
-        began, first, last, done = time.monotonic(), 0.0, 0.0, 0
+        began, first, last, done, ended = time.monotonic(), 0.0, 0.0, 0, 0
         process = psutil.Popen(
             command,
             env={**os.environ, "OMP_NUM_THREADS": threads},
@@ -60,10 +57,10 @@ def timed(words: Sequence[str], workers: int, threads: str, runner: Sequence[str
         )
         while process.poll() is None:
             _note(process, used)
-            running = len(read_status(out).running)
-            if not first and running == workers:
-                first, done = time.monotonic(), _rows(out) + workers - 1
-            last = time.monotonic() if running else last
+            rows = _rows(out)
+            if not first and rows >= workers:
+                first, done = time.monotonic(), rows
+            last, ended = (time.monotonic(), rows) if rows > ended else (last, ended)
             time.sleep(0.1)
         if process.returncode or not first:
             raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")

@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
         "status",
         run,
         example="mesa-lens status runs/demo",
-        help="tell how far a run is: done, running, failed, left",
+        help="tell how far a run is: done, failed, left",
         description=__doc__,
     )
 

@@ -153,7 +153,7 @@ def _run_stages(
     if journal is not None:  # before the capture: the bridge wraps the model
         unmeasured = run_tasks(failure, journal, pool)
     if passes:
-        uncaptured = run_tasks(states, None, pool, folder=out)
+        uncaptured = run_tasks(states, None, pool)
     messages = []
     if unmeasured:
         task, name, length = unmeasured[0].key

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -14,9 +13,8 @@ from zipfile import BadZipFile
 import numpy as np
 import zarr
 
-from probe.experiment.journal import JournalFile, has_rows, read_journal
-from probe.experiment.lock import LOCK, lock_state
-from probe.experiment.status_file import read_status
+from probe.experiment.journal import JournalFile, read_journal
+from probe.experiment.lock import LOCK, journal_lines, lock_state
 from probe.store.location import zarr_store
 from probe.store.reader import is_half, partial_path, store_of
 from probe.store.regions import stored_array, whole_passes
@@ -24,23 +22,13 @@ from probe.store.results import REPORTED
 
 SECTIONS = "sections.json"
 """Written by a paper run as it begins: how many cells each section has."""
-_TASK_KINDS = {
-    ("eval", "cells"): "measure",
-    ("eval", "lm-eval tasks"): "harness",
-    ("probe", "measured cells"): "measure",
-    ("probe", "captured passes"): "capture",
-    ("anatomy", "cells"): "look",
-    ("anatomy", "texts"): "vectors",
-}
-"""The kind of tasks that a part counts; of a locate run all."""
 
 
 @dataclass(frozen=True)
 class Part:
     """One kind of work in a folder. cells: how many in all, None where that is unknown. failed: left out for good.
 
-    running: of those left. file: its journal. seconds: mean time of a cell, where it was measured. damaged: numbers of
-    lines.
+    file: its journal. damaged: numbers of lines. seconds: the time left; None: unknown, or nothing is running.
     """
 
     command: str
@@ -49,10 +37,9 @@ class Part:
     cells: int | None
     failed: int = 0
     file: Path | None = None
-    seconds: float | None = None
     section: str = ""
     damaged: tuple[int, ...] = ()
-    running: int = 0
+    seconds: float | None = None
 
     @property
     def left(self) -> int | None:
@@ -64,14 +51,13 @@ class Part:
 class Status:
     """state: running, finished or unfinished. holder: what the process that writes, or died, wrote of itself.
 
-    seconds: by part, the time left; None: unknown. lacking: what is not written yet, of a run with all its cells.
+    lacking: what is not written yet, of a run with all its cells.
     """
 
     path: Path
     state: str
     parts: tuple[Part, ...]
     holder: dict[str, Any]
-    seconds: tuple[float | None, ...]
     lacking: str = ""
 
     def rows(self) -> list[dict[str, Any]]:
@@ -82,20 +68,19 @@ class Status:
                 **({"section": part.section} if part.section else {}),
                 "what": part.what,
                 "done": part.done,
-                "running": part.running,
                 "failed": part.failed,
                 "left": part.left,
                 "of": part.cells,
-                "seconds_left": None if seconds is None else round(seconds, 1),
+                "seconds_left": None if part.seconds is None else round(part.seconds, 1),
                 **({"damaged_lines": list(part.damaged)} if part.damaged else {}),
             }
-            for part, seconds in zip(self.parts, self.seconds, strict=True)
+            for part in self.parts
         ]
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, ready for JSON."""
         rows, holder = self.rows(), {key: value for key, value in self.holder.items() if key != "journals"}
-        names = ("done", "running", "failed", "left", "of", "seconds_left")
+        names = ("done", "failed", "left", "of", "seconds_left")
         columns = {name: [row[name] for row in rows] for name in names}
         sums = {name: None if None in values else sum(values) for name, values in columns.items()}
         return {"run": str(self.path), "state": self.state, "holder": holder or None, **sums, "parts": rows}
@@ -106,7 +91,7 @@ class Status:
         for row in self.rows():
             name = f"{row['command']}{', ' + row['section'] if 'section' in row else ''}"
             total = "unknown" if row["of"] is None else row["of"]
-            counts = [f", {row[name]} {name}" for name in ("running", "failed", "left") if row[name]]
+            counts = [f", {row[name]} {name}" for name in ("failed", "left") if row[name]]
             seconds = row["seconds_left"]
             time = f", about {format_seconds(seconds)}" if row["left"] and seconds is not None else ""
             damaged = f"; damaged: line {', '.join(map(str, row['damaged_lines']))}" if "damaged_lines" in row else ""
@@ -131,17 +116,17 @@ def status_of(folder: Path) -> Status:
         raise ValueError(f"{folder} is a file; name the folder that a run writes to (its --out)")
     running, holder = lock_state(folder)
     try:
-        timed = [_with_time(part, inner) for part, inner in _parts(folder)]
+        parts = tuple(_with_time(part, inner) for part, inner in _parts(folder))
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{folder} is damaged ({error!r}): its journal is not as a command writes it") from error
-    if not timed and not running:
+    if not parts and not running:
         raise ValueError(
             f"{folder} holds no run: no journal, no store; name the folder that a run writes to (its --out)"
         )
-    parts, lacking = tuple(part for part, _ in timed), _lacking(folder)
+    lacking = _lacking(folder)
     whole = all(part.left == 0 and not part.damaged for part in parts) and not lacking
     state = "running" if running else "finished" if whole else "unfinished"
-    return Status(folder, state, parts, holder, tuple(seconds for _, seconds in timed), lacking)
+    return Status(folder, state, parts, holder, lacking)
 
 
 def format_seconds(seconds: float) -> str:
@@ -152,15 +137,11 @@ def format_seconds(seconds: float) -> str:
 
 
 def has_results(out: Path) -> bool:
-    """Whether the folder, or one in it, holds anything to go on from: a row, a captured pass, a store, moments."""
-
-    def holds(folder: Path) -> bool:
-        store = store_of(folder)
-        captured = partial_path(store).exists() and whole_passes(partial_path(store))
-        rows = any(map(has_rows, folder.glob("*.jsonl")))
-        return bool(captured) or store.exists() or rows or any(folder.glob("moments-*.npz"))
-
-    return any(map(holds, [out, *(path for path in out.glob("*") if path.is_dir())]))
+    """Whether the folder holds anything to go on from."""
+    try:
+        return any(part.done for part in status_of(out).parts)
+    except (ValueError, OSError):
+        return False
 
 
 def _parts(folder: Path) -> Iterator[tuple[Part, Path]]:
@@ -196,43 +177,23 @@ def _lacking(folder: Path) -> str:
     return ""
 
 
-def _with_time(part: Part, folder: Path) -> tuple[Part, float | None]:
-    """The part, and its seconds left: at the pace since the holder began, else at that of the finished cells."""
+def _with_time(part: Part, folder: Path) -> Part:
+    """The part with its seconds left: at the pace of its journal since the run that is writing began."""
     running, holder = lock_state(folder)
-    if not running:
-        part = replace(part, running=0)
-    if part.left is None:
-        return part, None
-    if running and part.file is not None and part.file.exists() and (rows := _new_rows(part.file, folder, holder)):
-        try:
-            since = datetime.fromisoformat(holder["since"])
-        except (KeyError, TypeError, ValueError):
-            return part, None
-        return part, part.left * (datetime.now(UTC) - since).total_seconds() / rows
-    return part, None if part.seconds is None else part.left * part.seconds
-
-
-def _new_rows(file: Path, folder: Path, holder: dict[str, Any]) -> int:
-    """Lines that the holder has added to a journal, beside the first."""
-    content = file.read_bytes()
-    size, checksum = holder.get("journals", {}).get(file.relative_to(folder).as_posix(), (0, 0))
-    known = size if size and zlib.crc32(content[:size]) == checksum else 0
-    return content[known:].count(b"\n") - (not known)
+    if not running or part.left is None or part.file is None:
+        return part
+    name = part.file.relative_to(folder).as_posix()
+    try:
+        began = datetime.fromisoformat(holder["since"])
+        rows = journal_lines(folder)[name] - holder["journals"].get(name, 1)  # beside the settings
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return part
+    seconds = part.left * (datetime.now(UTC) - began).total_seconds() / rows if rows > 0 else None
+    return replace(part, seconds=seconds)
 
 
 def _folder_parts(folder: Path) -> Iterator[Part]:
-    """The parts in the folder itself, with what its status file lists. Raises ValueError for an unreadable file."""
-    for part in _journaled_parts(folder):
-        tasks = read_status(folder / part.command if part.command in ("locate", "anatomy") else folder)
-        kind = _TASK_KINDS.get((part.command, part.what))
-        running, lost = (
-            sum(count for (name, _), count in counts.items() if kind in (None, name))
-            for counts in (tasks.running, tasks.lost)
-        )
-        yield replace(part, running=running, failed=part.failed or lost)
-
-
-def _journaled_parts(folder: Path) -> Iterator[Part]:
+    """The parts in the folder itself. Raises ValueError for an unreadable file."""
     if (path := folder / "journal.jsonl").exists():
         journal, summary = read_journal(path), _summary(path, folder / "summary.json")
         failed = len(summary.get("out_of_memory", ())) + len(summary.get("failed", ()))
@@ -251,9 +212,7 @@ def _journaled_parts(folder: Path) -> Iterator[Part]:
 def _journal_part(
     command: str, what: str, path: Path, journal: JournalFile, total: int | None, failed: int = 0
 ) -> Part:
-    seconds = cell_seconds(journal)
-    mean = float(np.mean(seconds)) if seconds else None
-    return Part(command, what, len(journal.rows), total, failed, path, mean, damaged=tuple(journal.damaged))
+    return Part(command, what, len(journal.rows), total, failed, path, damaged=tuple(journal.damaged))
 
 
 def _total(journal: JournalFile, summary: dict[str, Any], failed: int = 0) -> int | None:
@@ -309,15 +268,3 @@ def _summary(path: Path, summary: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def cell_seconds(journal: JournalFile) -> list[float]:
-    """Seconds of the passes of each cell with timed scores; scores of one sample may share a pass."""
-    seconds = []
-    for row in journal.rows.values():
-        samples: dict[Any, float] = {}
-        for score in row.get("scores", ()):
-            if isinstance(score, dict) and score.get("seconds") is not None:
-                samples[score["sample"]] = max(score["seconds"], samples.get(score["sample"], 0.0))
-        seconds += [sum(samples.values())] if samples else []
-    return seconds

@@ -58,7 +58,7 @@ A name on the left is the folder's own files, one on the right all of them that 
 PACKAGES = ("mesa", "probe", "theory", "mesa_lens")
 WITHOUT_TORCH = """
     mesa mesa.methods mesa.plan mesa.settings mesa.support
-    mesa.fingerprints probe.options probe.request probe.experiment.lock probe.experiment.status_file
+    mesa.fingerprints probe.options probe.request probe.experiment.lock
     mesa.checkpoints mesa.checkpoints.fetched mesa.checkpoints.gguf_header mesa.checkpoints.place
     probe probe.experiment.journal probe.statistics probe.evaluation.summary
     probe.tasks.sources

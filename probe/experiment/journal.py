@@ -39,13 +39,6 @@ class JournalFile:
     damaged: list[int] = field(default_factory=list)
 
 
-def has_rows(path: Path) -> bool:
-    """Whether a file is a journal with a row."""
-    with path.open("rb") as file:
-        header, row = file.readline(), file.readline()
-    return header.startswith(_BEGIN.encode()) and row.endswith(b"\n")
-
-
 def read_journal(path: Path) -> JournalFile:
     """What a journal's file holds; changes nothing. Raises ValueError for a file that is no journal."""
     text = path.read_bytes()

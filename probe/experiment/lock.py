@@ -7,11 +7,9 @@ import os
 import platform
 import shlex
 import sys
-import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +22,6 @@ except ImportError:  # Windows
 
 LOCK = ".mesa-lens.lock"
 """The file in a folder that is locked while a run writes there, and that says who does."""
-RUNS = (
-    *("*.zarr", "*.zarr.*", "store.*", "journal.jsonl", "measured.jsonl", "harness.json*", "sections.json"),
-    *("new-run.*", "locate", "anatomy"),
-)
-"""What a folder of ours holds, one of these at least: patterns of names."""
-_LISTED = 3  # names of what else it holds
 _PATIENCE = 0.2  # seconds: another's file may just have been removed
 
 
@@ -39,8 +31,7 @@ def owned(*folders: Path, option: str = "--out") -> Iterator[None]:
 
     The lock is the operating system's: a process that died blocks nobody. The same thread may lock a folder several
     times. option: what the command calls the folder. Raises FileExistsError, naming the holder, for a folder that
-    another run writes to, or an --out that holds other things than runs do; NotADirectoryError for a file; ValueError
-    for a folder with a link that leads out of it.
+    another run writes to, NotADirectoryError for a file.
     """
     with ExitStack() as stack:
         for folder in folders:
@@ -50,9 +41,6 @@ def owned(*folders: Path, option: str = "--out") -> Iterator[None]:
 
 @contextmanager
 def _owned(folder: Path, option: str) -> Iterator[None]:
-    if option == "--out":
-        check_run_folder(folder)
-    _check_links(folder, option)
     created = _create(folder, option)
     path = folder.resolve() / LOCK
     lock = FileLock(path, timeout=_PATIENCE, is_singleton=True)
@@ -76,28 +64,6 @@ def _owned(folder: Path, option: str) -> Iterator[None]:
         for created_folder in created:
             with suppress(OSError):  # it holds something now
                 created_folder.rmdir()
-
-
-def check_run_folder(folder: Path) -> None:
-    """Raises FileExistsError for a folder with files, none of them a run's; hidden files do not count."""
-    try:
-        names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    except OSError:  # missing, no folder, or unreadable: reported when it is written to
-        return
-    if names and not any(fnmatch(name, pattern) for name in names for pattern in RUNS):
-        listed = ", ".join([*names[:_LISTED], *(["..."] if len(names) > _LISTED else [])])
-        raise FileExistsError(f"--out {folder} holds other things than a run ({listed}); name a new or empty folder")
-
-
-def _check_links(folder: Path, option: str) -> None:
-    """Raises ValueError for a link in the folder, at any depth, that leads out of it."""
-    root = folder.resolve()
-    for place, folders, files in os.walk(folder):
-        for path in (Path(place, name) for name in (*folders, *files)):
-            if path.is_symlink() and not path.resolve().is_relative_to(root):
-                raise ValueError(
-                    f"{option} {folder}: {path} is a link to {path.resolve()}, outside; put a folder there"
-                )
 
 
 def _create(folder: Path, option: str) -> list[Path]:
@@ -138,16 +104,16 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
+def journal_lines(folder: Path) -> dict[str, int]:
+    """The number of lines of each journal in the folder, by name."""
+    paths = [*folder.glob("*.jsonl"), *folder.glob("*/*.jsonl")]
+    return {path.relative_to(folder).as_posix(): path.read_bytes().count(b"\n") for path in paths if path.is_file()}
+
+
 def _this_process(folder: Path) -> dict[str, Any]:
-    """Who writes, since when; and the bytes and checksum of the whole lines of each journal, by name."""
-    journals = {}
-    for path in sorted([*folder.glob("*.jsonl"), *folder.glob("*/*.jsonl")]):
-        with suppress(OSError):  # a folder, or unreadable
-            text = path.read_bytes()
-            whole = text[: text.rfind(b"\n") + 1]
-            journals[path.relative_to(folder).as_posix()] = [len(whole), zlib.crc32(whole)]
+    """Who writes, since when, and what the journals held then."""
     return {
-        "journals": journals,
+        "journals": journal_lines(folder),
         "pid": os.getpid(),
         "host": platform.node(),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),

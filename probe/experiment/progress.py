@@ -6,31 +6,27 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from tqdm import tqdm
 
-from probe.experiment.status_file import StatusFile
 from probe.experiment.task import Task
 
 
 class Progress:
-    """Moves a bar by a task's weight when it ends; lines go to stderr. status: the file that lists running tasks."""
+    """Moves a bar by a task's weight when it ends; lines go to stderr."""
 
-    def __init__(self, bar: tqdm, *, verbose: bool = False, status: StatusFile | None = None) -> None:
-        self.bar, self.verbose, self._status = bar, verbose, status or StatusFile(None)
+    def __init__(self, bar: tqdm, *, verbose: bool = False) -> None:
+        self.bar, self.verbose = bar, verbose
         self._begun: dict[Task, tuple[int, float]] = {}
         self._ended: set[Task] = set()
 
     def expect(self, tasks: Sequence[Task]) -> None:
         """These tasks come next."""
         self.bar.total = self.bar.n + sum(task.weight for task in tasks)
-        self._status.expect(tasks)
 
     def began(self, task: Task, worker: int = 1) -> None:
         """A worker has begun a task."""
         self._begun[task] = worker, time.monotonic()
-        self._status.began(task)
         self.bar.set_postfix_str(str(task))
 
     def ended(self, task: Task) -> None:
@@ -38,16 +34,10 @@ class Progress:
         if task in self._ended:
             return
         self._ended.add(task)
-        self._status.ended(task)
         self.bar.update(task.weight)
         if self.verbose and task in self._begun:
             worker, since = self._begun[task]
             self.write(f"worker {worker}: {task} in {time.monotonic() - since:.1f} s")
-
-    def lost(self, task: Task, reason: str) -> None:
-        """No worker could finish a task."""
-        self._status.ended(task, lost=True)
-        self.write(f"failed: {task}: {reason}")
 
     def write(self, text: str) -> None:
         """Writes a line above the bar."""
@@ -55,16 +45,10 @@ class Progress:
 
 
 @contextmanager
-def showing_progress(
-    title: str, unit: str = "cell", *, verbose: bool = False, folder: Path | None = None
-) -> Iterator[Progress]:
-    """The progress of a run. title: the bar's; unit: of a task's weight; folder: of the status file."""
-    status = StatusFile(folder)
+def showing_progress(title: str, unit: str = "cell", *, verbose: bool = False) -> Iterator[Progress]:
+    """The progress of a run. title: the bar's; unit: of a task's weight."""
     with tqdm(desc=title, unit=unit, unit_scale=unit == "token", smoothing=0.05) as bar:
-        try:
-            yield Progress(bar, verbose=verbose, status=status)
-        finally:
-            status.close()
+        yield Progress(bar, verbose=verbose)
 
 
 def deadline(minutes: float | None) -> float | None:

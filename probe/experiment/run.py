@@ -89,22 +89,19 @@ def run_tasks(
     pool: Callable[[], Pool],
     *,
     until: float | None = None,
-    folder: Path | None = None,
 ) -> list[Task]:
     """Runs the experiment's tasks, round after round; returns those that no worker could finish.
 
     Results are recorded in the tasks' order. No task but the first begins after the `deadline` `until`. pool: starts
-    the workers, if there is a task. journal: None where `record` writes elsewhere. folder: of the status file; None:
-    the journal's.
+    the workers, if there is a task. journal: None where `record` writes elsewhere.
     """
     rows: Rows = {} if journal is None else journal.rows
-    folder = journal.path.parent if folder is None and journal is not None else folder
     stop, attempted, lost = partial(is_over, until), set[Task](), list[Task]()
     tasks = list(experiment.tasks(rows))
     if not tasks:
         return lost
     workers = pool()  # what is wrong with the model is said before a bar begins
-    with showing_progress(experiment.title, experiment.unit, verbose=workers.verbose, folder=folder) as progress:
+    with showing_progress(experiment.title, experiment.unit, verbose=workers.verbose) as progress:
         while tasks:
             attempted |= set(tasks)
             if journal is not None and (remaining := experiment.remaining(rows)) is not None:
@@ -115,7 +112,7 @@ def run_tasks(
                     experiment.skipped(task)
                 elif outcome.lost:
                     lost.append(task)
-                    progress.lost(task, outcome.lost)
+                    progress.write(f"failed: {task}: {outcome.lost}")
                     experiment.lost(task)
                 else:
                     experiment.record(journal, task, outcome.value)

@@ -9,14 +9,13 @@ import streamlit as st
 from mesa_lens.dashboard.elements import plain, sheet
 from mesa_lens.dashboard.runs import STORE, folders, is_inside, name_of
 from probe.experiment.lock import LOCK
-from probe.experiment.status_file import STATUS_FILE
 from probe.status import Status, format_seconds, status_of
 from probe.store.location import POINTER, Remote
 from probe.store.reader import partial_path
 
-_COLUMNS = ("command", "section", "what", "done", "running", "failed", "left", "of")
-_READ = ("", LOCK, STATUS_FILE, STORE, partial_path(Path(STORE)), "locate", "anatomy")
-_PATTERNS = ("*.json*", "*/*.json*", f"*/{STATUS_FILE}")
+_COLUMNS = ("command", "section", "what", "done", "failed", "left", "of")
+_READ = ("", LOCK, STORE, partial_path(Path(STORE)), "locate", "anatomy")
+_PATTERNS = ("*.json*", "*/*.json*")
 
 
 def overview(folder: Path) -> None:
