@@ -65,7 +65,7 @@ class ThreadOptions:
         None,
         "CPU threads, of a worker with --runner ray",
         group=_WORKERS,
-        unset="OMP_NUM_THREADS, else one an idle core; one a CPU of Ray",
+        unset="OMP_NUM_THREADS, else one a core; one a CPU of Ray",
     )
 
 

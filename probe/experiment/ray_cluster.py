@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -116,36 +117,31 @@ def nodes_of(ray: Any) -> list[Node]:
 def memory_budgets(nodes: Sequence[Node], share: Share, workers: int, tasks: Sequence[Task]) -> list[int]:
     """Bytes beside the weights for each worker, the largest first; fewer than `workers` where no more can be placed.
 
-    A machine is shared equally among its workers, of which there are only as many as leaves each the memory of the
-    smallest task. Where the largest task fits in no share, one worker on the largest machine has its memory. No worker
-    has more than the largest `best_bytes`. Raises MemoryError where not one worker can be placed.
+    A machine is shared equally among its workers, each of which can hold the largest task. Where no machine can, one
+    worker has all of the largest machine. No worker has more than the largest `best_bytes`. Raises MemoryError where
+    that does not hold the smallest task.
     """
     smallest, largest = min(task.memory_bytes for task in tasks), max(task.memory_bytes for task in tasks)
+    counts = _placed(nodes, share, workers, largest) or _placed(nodes, share, 1, smallest)
+    if not counts:
+        raise MemoryError(_why_no_worker(nodes, share, smallest))
     most = max(largest, *(task.best_bytes for task in tasks))
-    counts = [0] * len(nodes)
+    budgets = [
+        min(most, nodes[at].memory // count - share.weights) for at, count in counts.items() for _ in range(count)
+    ]
+    return sorted(budgets, reverse=True)
+
+
+def _placed(nodes: Sequence[Node], share: Share, workers: int, needed: int) -> Counter[int]:
+    """How many workers each machine has, by its index, where each takes `needed` bytes beside the weights."""
+    counts: Counter[int] = Counter()
     for _ in range(workers):
-        left = [node.memory // (count + 1) - share.weights for node, count in zip(nodes, counts, strict=True)]
-        free = [at for at, node in enumerate(nodes) if counts[at] < share.slots(node) and left[at] >= smallest]
+        left = [node.memory // (counts[at] + 1) - share.weights for at, node in enumerate(nodes)]
+        free = [at for at, node in enumerate(nodes) if counts[at] < share.slots(node) and left[at] >= needed]
         if not free:
             break
         counts[max(free, key=left.__getitem__)] += 1
-    if not any(counts):
-        raise MemoryError(_why_no_worker(nodes, share, smallest))
-    budgets = {
-        at: [min(most, nodes[at].memory // count - share.weights)] * count for at, count in enumerate(counts) if count
-    }
-    if max(budget[0] for budget in budgets.values()) < largest:
-        at = max(budgets, key=lambda at: nodes[at].memory)
-        budgets[at] = _with_largest(nodes[at], share, counts[at], smallest, largest)
-    return sorted((bytes_ for budget in budgets.values() for bytes_ in budget), reverse=True)
-
-
-def _with_largest(node: Node, share: Share, count: int, smallest: int, largest: int) -> list[int]:
-    """One worker with the memory of the largest task, or all there is; the others, where they fit, share the rest."""
-    first = min(largest, node.memory - share.weights)
-    rest = node.memory - share.weights - first
-    others = next((n for n in range(count - 1, 0, -1) if rest // n - share.weights >= smallest), 0)
-    return [first, *([rest // others - share.weights] * others if others else [])]
+    return counts
 
 
 def _why_no_worker(nodes: Sequence[Node], share: Share, smallest: int) -> str:

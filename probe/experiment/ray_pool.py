@@ -26,12 +26,6 @@ TRIES = 3
 _AHEAD = 16  # tasks a worker that may run or wait for their turn
 _AHEAD_SHARE = 4  # their results take up to the free memory divided by this
 _PATIENCE = 30.0  # seconds
-_REASONS = {
-    "the machine ran out of memory": ("low on memory", "OUT_OF_MEMORY", "OutOfMemory"),
-    "its machine was lost": ("node has died", "node was terminated", "node failure", "NodeDied"),
-    "it cannot be reached": ("ActorUnavailable", "is temporarily unavailable"),  # also of a machine just lost
-}
-"""Why a worker died, by words of Ray's errors, of whatever type these are."""
 
 
 @contextmanager
@@ -101,7 +95,7 @@ class RayPool:
                     continue
                 tries[task] += 1
                 if outcome.lost and tries[task] < TRIES:
-                    progress.write(f"worker {member.number} is lost, {outcome.lost}; begun again: {task.key}")
+                    progress.write(f"worker {member.number}: {outcome.lost}; begun again: {task.key}")
                     again.append(task)
                 else:
                     yield task, outcome
@@ -206,9 +200,7 @@ class Member:
             self.start()
         else:
             self._pool.drop(self, _last_line(error))
-        text = f"{type(error).__name__}: {error}"
-        reasons = (reason for reason, words in _REASONS.items() if any(word in text for word in words))
-        return Outcome(lost=next(reasons, "its process died"))
+        return Outcome(lost=f"its worker died ({_last_line(error)})")
 
 
 class WorkerInfo(NamedTuple):

@@ -1,4 +1,4 @@
-"""Threads: as many as cores are idle, fewer with others beside, never more than a container gives; or those stated."""
+"""Threads: as many as torch has, never more than a container gives; or those stated."""
 
 import os
 import re
@@ -32,84 +32,26 @@ def stated(monkeypatch):
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Pretends a machine: CPUs that this process may use, two a core with `paired`, their load in %, and quotas."""
+    """Pretends a machine: how many CPUs this process may use, and the container's quota."""
 
-    def pretend(allowed, load, *, paired=False, files=None):
-        pairs = {f"cpu{cpu}/topology/thread_siblings_list": f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}" for cpu in range(8)}
-        given = {f"sys/devices/system/cpu/{name}": text for name, text in pairs.items()} if paired else {}
-        for name, text in {**given, **(files or {})}.items():
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(text)
-        monkeypatch.setattr(threads, "_ROOT", tmp_path)
-        monkeypatch.setattr(threads, "_affinity", lambda: set(allowed))
-        monkeypatch.setattr(threads.psutil, "cpu_count", lambda logical: 4 if paired else 8)
-        monkeypatch.setattr(threads.psutil, "cpu_percent", lambda interval, percpu: load)
+    def pretend(count, quota=None):
+        if quota:
+            (tmp_path / "cpu.max").write_text(quota)
+        monkeypatch.setattr(threads, "_CPU_MAX", tmp_path / "cpu.max")
+        monkeypatch.setattr(threads, "_affinity", lambda: {*range(count)})
 
     return pretend
 
 
-IDLE, BUSY = [0.0] * 8, [100.0] * 8
-
-
 @pytest.mark.parametrize(
-    ("allowed", "load", "paired", "files", "expected"),
-    [
-        (range(4), IDLE, False, {}, 4),
-        (range(4), [100.0, 90.0, 0.0, 0.0, *BUSY[:4]], False, {}, 2),  # what is busy elsewhere does not count
-        (range(4), BUSY, False, {}, 1),
-        (range(8), IDLE, True, {}, 4),
-        (range(2), IDLE, True, {}, 1),  # both CPUs of one core
-        (range(8), [100.0, *IDLE[1:]], True, {}, 3),
-        (range(8), IDLE, False, {"sys/fs/cgroup/cpu.max": "250000 100000\n"}, 2),
-        (range(8), IDLE, False, {"sys/fs/cgroup/cpu.max": "max 100000\n"}, 4),
-        (range(8), IDLE, False, {"sys/fs/cgroup/cpu.max": "50000 100000\n"}, 1),
-        (range(8), IDLE, False, {"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "300000 100000"}, 3),
-        (
-            range(8),
-            IDLE,
-            False,
-            {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"},
-            2,
-        ),
-        (
-            range(8),
-            IDLE,
-            False,
-            {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"},
-            4,
-        ),
-    ],
+    ("count", "quota", "expected"),
+    [(8, None, 4), (2, None, 2), (8, "250000 100000\n", 2), (8, "max 100000\n", 4), (8, "50000 100000\n", 1)],
 )
-def test_one_an_idle_core_at_most_as_many_as_torch_has(allowed, load, paired, files, expected, machine):
-    machine(allowed, load, paired=paired, files=files)
+def test_one_a_cpu_at_most_as_many_as_torch_has(count, quota, expected, machine):
+    machine(count, quota)
     with threads.computing() as chosen:
         assert chosen == torch.get_num_threads() == expected
     assert torch.get_num_threads() == 4
-
-
-def test_a_line_names_the_remedy_where_cores_are_busy_and_none_is_written_otherwise(machine, capsys):
-    machine(range(4), [100.0, 100.0, 100.0, 0.0], files={})
-    with threads.computing():
-        pass
-    error = capsys.readouterr().err
-    assert error == "mesa-lens: other processes keep cores busy; computing with 1 of 4 threads (--threads 4: all)\n"
-    with threads.computing(2):
-        assert torch.get_num_threads() == 2
-    machine(range(4), IDLE)
-    with threads.computing():
-        pass
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS", None])
-def test_threads_set_by_the_environment_or_to_one_stay(name, machine, monkeypatch):
-    machine(range(4), BUSY if name else IDLE)
-    count = 3 if name else 1
-    if name:
-        monkeypatch.setenv(name, "3")
-    torch.set_num_threads(count)
-    with threads.computing() as chosen:
-        assert chosen == count
 
 
 @pytest.mark.parametrize(("policy", "expected"), [(None, "1000"), ("active", None)])
@@ -128,7 +70,7 @@ COMPUTING = ("probe", "eval", "locate", "anatomy", "paper", "check", "verify")
 
 @pytest.mark.parametrize("command", COMPUTING)
 def test_every_command_that_computes_refuses_more_threads_than_cpus(command, machine, capsys, tmp_path):
-    machine(range(8), IDLE)
+    machine(8)
     out = [] if command in ("check", "verify") else ["--out", str(tmp_path / "out")]
     for threads_, reason in (("two", "'two' is no whole number"), ("9", "9 is above 8, the CPUs that this process")):
         assert main([command, *out, "--threads", threads_]) == 2
@@ -137,7 +79,7 @@ def test_every_command_that_computes_refuses_more_threads_than_cpus(command, mac
 
 
 def test_the_option_reaches_torch_and_is_no_part_of_a_run(machine, tmp_path, capsys, monkeypatch):
-    machine(range(4), IDLE)
+    machine(4)
     seen = []
     monkeypatch.setattr(
         torch, "set_num_threads", lambda count, real=torch.set_num_threads: (seen.append(count), real(count))
@@ -156,7 +98,7 @@ def test_the_option_reaches_torch_and_is_no_part_of_a_run(machine, tmp_path, cap
     [(2, 3, "", 3), (2, None, "", 4), (2, 3, "1", 3), (2, None, "1", 1), (None, 4, "", 4), (None, None, "", 1)],
 )
 def test_workers_ray_pool_are_given_theirs(workers, asked, environment, each, machine, monkeypatch):
-    machine(range(8), BUSY)
+    machine(8)
     monkeypatch.setenv("OMP_NUM_THREADS", environment)
     given = []
 
