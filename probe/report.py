@@ -35,7 +35,6 @@ from probe.figures.thresholds import threshold_chart
 from probe.files import write, write_json
 from probe.mechanism_report import anatomy_section, located_section, template
 from probe.store.cache import DERIVED, Derived, save
-from probe.store.integrity import seal_status
 from probe.store.location import Remote
 from probe.store.reader import Run, open_run, store_mark
 from probe.store.results import MARK, REPORTED, VERDICT, find_located
@@ -138,9 +137,9 @@ def whole_summary(analysis: Analysis) -> dict[str, Any]:
 
 
 def provenance(run: Run) -> dict[str, Any]:
-    """Where a store's numbers come from: model, prompt, seed, and whether its attributes are sealed."""
+    """Where a store's numbers come from: model, prompt, seed."""
     attrs = run.hidden.attrs
-    return {**{name: attrs[name] for name in _PROVENANCE if name in attrs}, "attributes": seal_status(attrs)}
+    return {name: attrs[name] for name in _PROVENANCE if name in attrs}
 
 
 def remove_report(folder: Path) -> None:

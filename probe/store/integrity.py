@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,11 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from probe.store.location import SEAL, Remote, zarr_store
+from probe.store.regions import DIMS
 
 AGAIN = "capture it again with --overwrite"
 _SLICES = 16
 """Runs of consecutive indices that are read one by one; of more, all between the first and the last."""
-_UNSEALED = "an older version wrote this store: a change of its attributes cannot be found"
 
 
 def seal_of(group: Path) -> str:
@@ -32,28 +31,27 @@ def seal_of(group: Path) -> str:
 
 
 def check_seals(store: Path, groups: tuple[str, ...]) -> None:
-    """ValueError where a sealed store, or one of its groups, has other attributes than when it was sealed."""
-    metadata = _metadata(store)
-    is_sealed, listed = isinstance(metadata["attributes"].get(SEAL), str), _consolidated(metadata)
-    present = [name for name in groups if (store / name).exists()]
+    """ValueError where a store, or one of its groups, has other attributes than when it was sealed, or lacks a file."""
+    listed = _consolidated(_metadata(store))
     for name in groups:
-        if is_sealed and name in listed and name not in present:
+        if name in listed and not (store / name).exists():
             raise ValueError(f"{name} is missing")
-    for group in (store, *(store / name for name in present)):
-        metadata = _metadata(group)
-        seal = metadata["attributes"].get(SEAL)
-        if isinstance(seal, str) or is_sealed:
-            whose = "its" if group == store else f"its {group.name}'s"
-            if seal != seal_of(group):
-                raise ValueError(f"{whose} attributes are not those that were sealed")
-            copies = _consolidated(metadata)
-            if any(copies.get(name) != array for name, array in _array_metadata(group).items()):
-                raise ValueError(f"{whose} consolidated metadata is not that of the arrays")
+    for group in (store, *(store / name for name in groups if name in listed)):
+        whose, metadata = "its" if group == store else f"its {group.name}'s", _metadata(group)
+        if metadata["attributes"].get(SEAL) != seal_of(group):
+            raise ValueError(f"{whose} attributes are not those that were sealed")
+        copies = _consolidated(metadata)
+        if any(copies.get(name) != array for name, array in _array_metadata(group).items()):
+            raise ValueError(f"{whose} consolidated metadata is not that of the arrays")
 
 
-def seal_status(attrs: Mapping[Any, Any]) -> str:
-    """Whether the store with these attributes is sealed, in words."""
-    return "sealed" if isinstance(attrs.get(SEAL), str) else f"not sealed: {_UNSEALED}"
+def check_chunks(store: Path, groups: tuple[str, ...]) -> None:
+    """ValueError where a chunk is missing of labels, or of an array in one of the groups: zarr would fill it in."""
+    for place in (store, *(store / name for name in groups)):
+        group = zarr.open_group(zarr_store(place, read_only=True), mode="r", use_consolidated=False)
+        for name, array in sorted(group.arrays()):
+            if (place != store or name in DIMS) and array.nchunks_initialized < array.nchunks:
+                raise ValueError(f"a chunk of {name} is missing")
 
 
 def _consolidated(metadata: dict[str, Any]) -> dict[str, Any]:

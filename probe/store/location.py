@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,20 +13,12 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any, cast
-from uuid import uuid4
 
 SEAL = "complete"
-"""The attribute that holds a store's seal. Unsealed stores have True there, unfinished ones False."""
+"""The attribute that holds a store's seal; unfinished ones have False there."""
 POINTER = "store.url"
-"""The file in a run's folder that names the URL of its store, and the run's id."""
-OWNER = "owner.json"
-"""The object beside a store that names the run that writes it."""
-_PACKAGES = {
-    **dict.fromkeys(("s3", "s3a"), "s3fs"),
-    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
-    **dict.fromkeys(("abfs", "abfss", "az"), "adlfs"),
-}
-PROTOCOLS = (*_PACKAGES, "memory")
+"""The file in a run's folder that names the URL of its store."""
+PROTOCOLS = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory")
 """Object stores, and the memory of this process."""
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
 _RETRIES = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
@@ -50,7 +41,7 @@ def store_in(folder: Path, name: str) -> Path:
     """The store `name` of a run's folder, which may be a URL or name one. Raises as `as_path`."""
     if isinstance(folder, Remote):
         return as_store(folder / name)
-    url, _ = _pointer(folder)
+    url = _pointer(folder)
     return folder / name if url is None else as_store(f"{url}/{name}")
 
 
@@ -58,64 +49,40 @@ def store_in(folder: Path, name: str) -> Path:
 def url_recorded(folder: Path, name: str, url: str | None) -> Iterator[None]:
     """While open, the folder names `url` as the place of its store `name`; it still does after if a store is begun.
 
-    None: the store is in the folder. Raises FileExistsError for a folder whose store is elsewhere and for a URL that
-    another run owns, OSError for one that cannot be reached, and as `checked_url`.
+    None: the store is in the folder. Raises FileExistsError for a folder whose store is elsewhere, OSError for a URL
+    that cannot be reached, and as `checked_url`.
     """
     if url is None:
         yield
         return
     url = checked_url(url)
     local = [path for path in (folder / name, folder / f"{name}.partial") if path.exists()]
-    recorded, run = _pointer(folder)
+    recorded = _pointer(folder)
     if local or recorded not in (None, url):
         raise FileExistsError(f"{folder} has its store at {local[0] if local else recorded}; choose another --out")
-    remote, run, pointer = Remote(url), run or uuid4().hex, folder / POINTER
-    _check_owner(remote, run)  # an unreachable URL is not recorded
-    pointer.write_text(f"{url}\n{run}\n", encoding="utf-8")
-    try:
-        owner = {"run": run, "folder": str(folder.resolve()), "host": platform.node()}
-        (remote / OWNER).write_bytes(json.dumps(owner).encode())
-        _check_owner(remote, run)  # another may have begun at the same time
-    except OSError:
-        if recorded is None:
-            pointer.unlink()
-        raise
+    root, pointer = Remote(url) / name / "zarr.json", folder / POINTER
+    with suppress(FileNotFoundError):
+        root.read_bytes()  # an unreachable URL is not recorded
+    pointer.write_text(f"{url}\n", encoding="utf-8")
     try:
         yield
     finally:
         with suppress(OSError):
-            if not (remote / name / "zarr.json").exists():
-                (remote / OWNER).unlink()
+            if not root.exists():
                 pointer.unlink()
 
 
-def _pointer(folder: Path) -> tuple[str | None, str | None]:
-    """URL and run id that a folder records; None for what is missing. Raises ValueError, naming the file."""
+def _pointer(folder: Path) -> str | None:
+    """The URL that a folder records; None: none. Raises ValueError, naming the file."""
     path = folder / POINTER
     try:
-        url, run, *_ = [*path.read_text(encoding="utf-8", errors="replace").splitlines(), "", ""]
+        url = path.read_text(encoding="utf-8", errors="replace").strip()
     except (FileNotFoundError, NotADirectoryError):
-        return None, None
+        return None
     try:
-        return checked_url(url.strip()), run or None
+        return checked_url(url)
     except ValueError as error:
-        raise ValueError(f"{path} has to name the URL of this run's store in its first line: {error}") from error
-
-
-def _check_owner(remote: Remote, run: str) -> None:
-    """Raises FileExistsError where another run owns the URL."""
-    try:
-        owner = json.loads((remote / OWNER).read_bytes())
-        if owner["run"] == run:
-            return
-        name = f"{owner['folder']} on {owner['host']}"
-    except FileNotFoundError:
-        return
-    except (ValueError, KeyError, TypeError):
-        name = "another run"
-    raise FileExistsError(
-        f"{remote} is the store of {name}; choose another --store or, if that run is gone, remove {remote / OWNER}"
-    )
+        raise ValueError(f"{path} has to name the URL of this run's store: {error}") from error
 
 
 @contextmanager
@@ -262,11 +229,9 @@ def root_client(root: str) -> Any:
 
 
 def options(protocol: str) -> dict[str, Any]:
-    """Options of the protocol's file system: no cached listings, as other clients write too; short retries."""
+    """Options of the protocol's file system: short retries."""
     if protocol == "memory":
         return {}
-    if importlib.util.find_spec(_PACKAGES[protocol]):
-        return {"use_listings_cache": False}
     import obstore.fsspec  # pyright: ignore[reportMissingImports]
 
     obstore.fsspec.register(protocol)
@@ -298,7 +263,6 @@ def checked_url(url: str) -> str:
 
 
 def _check_package(url: str) -> None:
-    protocol = url.partition("://")[0]
-    served = protocol == "memory" or any(map(importlib.util.find_spec, (_PACKAGES[protocol], "obstore")))
-    if importlib.util.find_spec("fsspec") is None or not served:
+    needed = ("fsspec",) if url.startswith("memory://") else ("fsspec", "obstore")
+    if not all(map(importlib.util.find_spec, needed)):
         raise ValueError(f"{url} needs a package for object stores; pip install 'mesa-lens[remote]'")

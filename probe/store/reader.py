@@ -5,16 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import xarray as xr
 
-from probe.store.integrity import AGAIN, check_seals, with_checks
+from probe.store.integrity import AGAIN, check_chunks, check_seals, with_checks
 from probe.store.location import SEAL, Remote, RemoteStore, as_path, as_store, store_in, zarr_store
 from probe.store.regions import DIMS, list_missing, missing_regions
 
@@ -24,8 +23,6 @@ EVALUATION = "evaluation"
 """The group with the scores by length."""
 TOKENS = "tokens"
 """The group with the tokens of the prompts."""
-MEASURED = "measured"
-"""Attribute of a score: how many of its values are finite."""
 FINGERPRINTS = ("inputs", "weights", "config", "tokenizer")
 """Attributes that identify texts, prompts and the model."""
 _DAMAGE = (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)  # of the decompressor
@@ -79,13 +76,14 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         raise ValueError(f"{path} is not a store: it has no zarr.json; give the folder that `mesa-lens probe` wrote")
     with _one_line_errors(path):
         place = zarr_store(path, read_only=True)
+        groups = tuple(name for name in (EVALUATION, TOKENS) if (path / name).exists())
+        check_chunks(path, groups)
         hidden = xr.open_zarr(place)
         evaluation, tokens = (
-            xr.open_zarr(place, group=name).load() if (path / name).exists() else None for name in (EVALUATION, TOKENS)
+            xr.open_zarr(place, group=name).load() if name in groups else None for name in (EVALUATION, TOKENS)
         )
-        if damage := next(_damage(hidden, evaluation, tokens), None):
-            raise ValueError(damage)
-        check_seals(path, (EVALUATION, TOKENS))
+        if hidden.attrs.get(SEAL):
+            check_seals(path, (EVALUATION, TOKENS))
     lacking = [name for name in (SEAL, "trained_length") if name not in hidden.attrs]
     if lacking := [*lacking, *(dim for dim in DIMS if dim not in hidden)]:
         raise ValueError(f"{path} is not a store of hidden states: it has no {lacking[0]}")
@@ -101,27 +99,6 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         evaluation = _object_labels(evaluation)
         evaluation.attrs.pop(SEAL, None)
     return Run(path, hidden, evaluation, beside)
-
-
-def _damage(hidden: xr.Dataset, evaluation: xr.Dataset | None, tokens: xr.Dataset | None) -> Iterator[str]:
-    """What contradicts itself in a store, as where a file of it is gone."""
-    for name in (dim for dim in DIMS if dim in hidden.coords):
-        labels = hidden[name].values
-        if len(set(labels.tolist())) < len(labels) or (labels.dtype.kind in "iu" and (np.diff(labels) < 0).any()):
-            yield f"the {name} labels repeat or do not rise"
-    for hook in json.loads(hidden.attrs.get("spec", "{}")).get("hooks", ()):
-        if hook not in hidden:
-            yield f"{hook} is missing"
-    for name, scores in ({} if evaluation is None else evaluation.data_vars).items():
-        if np.isfinite(scores.values).sum() < scores.attrs.get(MEASURED, scores.size):
-            yield f"{name} of the evaluation is not finite where it was measured"
-    if tokens is not None:
-        for name in ("prompt", "position"):
-            if tokens.get(name, xr.DataArray()).values.tolist() != hidden[name].values.tolist():
-                yield f"its tokens are of another {name}"
-    trained = hidden.attrs.get("trained_length", 0)
-    if not isinstance(trained, int):
-        yield f"trained_length is {trained!r}"
 
 
 @contextmanager
@@ -156,21 +133,12 @@ def store_mark(attrs: Mapping[Any, Any]) -> str:
     return hashlib.sha256(json.dumps(compared, default=str).encode()).hexdigest()
 
 
-def is_half(store: Path, hooks: Sequence[str] = ()) -> bool:
-    """Whether a store at a URL was cut short while its template was written: it can be neither resumed nor compared.
+def is_half(store: Path) -> bool:
+    """Whether a store at a URL has no region yet: its template may have been cut short, so it is written anew.
 
-    hooks: those it is to have, where it does not say. In a folder a template appears whole.
+    In a folder a template appears whole.
     """
-    if not isinstance(store, Remote):
-        return False
-    stored = store.sizes()
-    try:
-        attrs = json.loads((store / "zarr.json").read_bytes())["attributes"]
-        hooks = json.loads(attrs.get("spec", "{}")).get("hooks", hooks)
-    except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError):
-        return False  # nothing, or damaged
-    needed = {*(f"{name}/zarr.json" for name in (*DIMS, *hooks)), *(f"{name}/c/0" for name in DIMS)}
-    return not needed <= stored.keys() and not any(name.count("/") > _LABEL_SLASHES for name in stored)
+    return isinstance(store, Remote) and not any(name.count("/") > _LABEL_SLASHES for name in store.sizes())
 
 
 def _object_labels(dataset: xr.Dataset) -> xr.Dataset:

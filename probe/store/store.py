@@ -33,7 +33,7 @@ from zarr.codecs import Crc32cCodec
 from probe.files import difference
 from probe.store.integrity import seal_of
 from probe.store.location import SEAL, Remote, as_store, zarr_store
-from probe.store.reader import EVALUATION, FINGERPRINTS, MEASURED, TOKENS, is_half, open_run, partial_path
+from probe.store.reader import EVALUATION, FINGERPRINTS, TOKENS, is_half, open_run, partial_path
 from probe.store.regions import DIMS, layout, list_missing, missing_regions, stored_array, stored_labels
 
 _CODECS = (Crc32cCodec(),)
@@ -149,7 +149,7 @@ def _matching(path: Path, wanted: Template) -> Path | None:
     refusal = None
     for store, kind in ((partial_path(path), "an unfinished run"), (path, "a run")):
         is_partial = store != path
-        if not store.exists() or (is_partial and is_half(store, wanted.hooks)):
+        if not store.exists() or (is_partial and is_half(store)):
             continue
         try:
             if not is_partial:
@@ -236,13 +236,9 @@ def check_values(values: np.ndarray, dtype: np.dtype, name: str) -> None:
 def write_evaluation(path: str | os.PathLike[str], dataset: xr.Dataset) -> None:
     """Writes the scores by length as group `evaluation`: into the partial store, else into the finished one.
 
-    The group appears under its name only when all of it is written; a former one is replaced. Each score's attribute
-    `measured` says how many of its values are finite: a length that a method lacks has NaN.
+    The group appears under its name only when all of it is written; a former one is replaced.
     """
-    counted = dataset.copy()
-    for scores in counted.data_vars.values():
-        scores.attrs = {**scores.attrs, MEASURED: int(np.isfinite(scores.values).sum())}
-    _write_group(as_store(path), EVALUATION, counted)
+    _write_group(as_store(path), EVALUATION, dataset)
 
 
 def write_tokens(path: str | os.PathLike[str], dataset: xr.Dataset) -> None:
@@ -310,7 +306,7 @@ def _remove(path: Path) -> None:
 
 def _to_zarr(dataset: xr.Dataset, path: Path) -> None:
     encoding: Any = {name: {"compressors": _CODECS} for name in dataset.variables}
-    dataset.to_zarr(zarr_store(path), zarr_format=3, consolidated=False, encoding=encoding)
+    dataset.to_zarr(zarr_store(path), zarr_format=3, consolidated=False, encoding=encoding, write_empty_chunks=True)
 
 
 def _seal(path: Path) -> None:

@@ -10,7 +10,6 @@ import xarray as xr
 import zarr
 
 from probe.store import integrity, regions, store
-from probe.store.integrity import seal_status
 from probe.store.reader import open_run, partial_path
 from probe.store.regions import missing_regions, whole_passes
 from probe.store.select import captured_ranges, run_bounds
@@ -179,18 +178,6 @@ def test_scores_that_are_gone_as_a_whole_are_missed(scored):
     shutil.rmtree(scored / "evaluation")
     with pytest.raises(ValueError, match=r"is damaged .evaluation is missing"):
         open_run(scored)
-
-
-def test_a_store_without_seal_opens_with_a_notice(scored):
-    assert seal_status(open_run(scored).hidden.attrs) == "sealed"
-    edited(scored / "zarr.json", lambda meta: meta["attributes"].update(complete=True, trained_length=8))
-    edited(scored / "evaluation" / "zarr.json", lambda meta: meta["attributes"].pop("complete"))
-    run = open_run(scored)
-    assert run.trained_length == 8
-    assert seal_status(run.hidden.attrs).startswith("not sealed: an older version")
-    scores = run.evaluation.assign_attrs(vocabulary=11)
-    store.write_evaluation(scored, scores)
-    assert open_run(scored).evaluation.attrs == {"vocabulary": 11}
 
 
 def test_paths_that_are_no_run(tmp_path):

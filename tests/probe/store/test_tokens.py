@@ -32,13 +32,6 @@ def test_the_store_gives_back_the_token_at_each_position(hidden):
     assert at.values.tolist() == [" hello", " w1", " w70"]
 
 
-def test_tokens_of_other_positions_are_damage(tmp_path):
-    hidden = hidden_states(layers=1, dims=2)
-    write_run(tmp_path, hidden, tokens=tokens_of(hidden.isel(position=slice(9))))
-    with pytest.raises(ValueError, match=r"damaged \(its tokens are of another position\); capture it again"):
-        open_run(tmp_path)
-
-
 def test_hovering_a_text_prompt_shows_the_token(hidden):
     text = one_prompt(hidden, "text-0")
     figure = draw(threshold_chart(text, search(text, M, CrossingRule.scaled(M)), 1, 3))
