@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from mesa_lens.arguments import (
@@ -57,45 +56,49 @@ def run(
     workers: WorkerOptions,
 ) -> int:
     """Checks everything that can be checked, then runs."""
-    from probe.evaluation.plan import task_table
+    from probe.evaluation.plan import TASKS
+    from probe.files import json_text
 
     if harness.list_tasks:
-        print("\n".join(f"{name:18s} {about}" for name, about in task_table()))
+        print("\n".join(f"{task.name:18s} {task.about}" for task in TASKS.values()))
         return 0
     runner = runner_of(workers, request.load)
-    if harness.harness:
-        _check_no_task_options(request, output, time_limit)
-        with resumable(output):
-            return _run_harness(request, harness, output, printing, runner)
-    for flag, value in (("limit", harness.limit), ("include-path", harness.include_path)):
-        if value is not None:
-            raise ValueError(f"--{flag} {value} is for --harness, which is not given")
+    for flag in ("limit", "include_path"):
+        if not harness.harness and getattr(harness, flag) is not None:
+            raise ValueError(
+                f"--{flag.replace('_', '-')} {getattr(harness, flag)} is for --harness, which is not given"
+            )
     with resumable(output):
-        return _run_tasks(request, output, printing, time_limit, workers, runner)
+        if harness.harness:
+            _check_no_task_options(request, output, time_limit)
+            summary, printed = _run_harness(request, harness, output, runner)
+        else:
+            summary, printed = _run_tasks(request, output, time_limit, workers, runner)
+    if failed := summary.get("failed"):
+        print_failed(output, f"{len(failed)} cells")
+    if printing.json and summary:
+        print(json_text(summary))
+    elif printed:
+        print(printed)
+    return 1 if failed else 0
 
 
 def _run_tasks(
-    request: EvalRequest,
-    output: OutputOptions,
-    printing: JsonOptions,
-    time_limit: MinutesOptions,
-    workers: WorkerOptions,
-    runner: Any,
-) -> int:
-    from probe.evaluation.plan import estimate, evaluator_passes, pass_counts, plan
+    request: EvalRequest, output: OutputOptions, time_limit: MinutesOptions, workers: WorkerOptions, runner: Any
+) -> tuple[Mapping[str, Any], str]:
+    """The summary, and what is printed of it."""
+    from probe.evaluation.plan import estimate, pass_counts, plan
 
     planned = plan(request)
     if output.estimate:
-        models = [(planned.config, pass_counts(planned))]
-        if planned.evaluator:
-            models.append((planned.evaluator.config, evaluator_passes(planned)))
-        print_estimate(workers, estimate(planned), models, request)
-        return 0
+        print_estimate(workers, estimate(planned), [(planned.config, pass_counts(planned))], request)
+        return {}, ""
     from probe.evaluation.run import run as run_cells
+    from probe.evaluation.summary import plain_table, tables
+    from probe.evaluation.text import notes, summary_tables
     from probe.experiment.lock import owned
     from probe.experiment.progress import deadline
     from probe.figures.curves import write_curves
-    from probe.files import json_text
 
     until = deadline(time_limit.minutes)
     with owned(output.out):
@@ -103,54 +106,31 @@ def _run_tasks(
         written = write_curves(summary, output.out)
     if summary["tasks_left"]:
         print_remaining(output, time_limit, f"{summary['tasks_left']} of {len(planned.cells)} tasks are left")
-    if failed := summary["failed"]:
-        print_failed(output, f"{len(failed)} cells")
-    if printing.json:
-        print(json_text(summary))
-    elif summary["cells"]:
-        _print(summary, output.out, written)
-    return 1 if failed else 0
-
-
-def _print(summary: Mapping[str, Any], out: Path, written: Sequence[Path]) -> None:
-    from probe.evaluation.summary import tables
-
+    if not summary["cells"]:
+        return summary, ""
     files = ", ".join(["samples.csv", "summary.json", *(path.name for path in written)])
-    print("\n\n".join([tables(summary["cells"]), *_notes(summary), f"wrote {out}: {files}"]))
-
-
-def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
-    """What stands below the tables of scores: sizes, effective lengths, who chose key tokens."""
-    from probe.evaluation.effective import effective_table
-    from probe.evaluation.summary import key_words, longppl_table, plain_table
-
-    if summary["sizes"]:
-        yield "\n".join(f"{task}: {size}" for task, size in summary["sizes"].items())
-    for table in (effective_table(summary["effective"]), longppl_table(summary["longppl"])):
-        if table:
-            yield plain_table(table)
-    if sentences := key_words(summary):
-        yield "\n".join(sentences)
+    paragraphs = [tables(summary["cells"]), *map(plain_table, summary_tables(summary)), "\n".join(notes(summary))]
+    return summary, "\n\n".join([*filter(None, paragraphs), f"wrote {output.out}: {files}"])
 
 
 def _check_no_task_options(request: EvalRequest, output: OutputOptions, time_limit: MinutesOptions) -> None:
-    for name in ("text", "data", "depth", "evaluator", "evaluator_method"):
-        if (value := getattr(request, name)) is not None:
-            raise ValueError(f"--{name.replace('_', '-')} {value} is for --task; lm-eval's tasks have their own")
-    if output.estimate:
-        raise ValueError("--estimate is for --task; lm-eval's prompts are known only as they run")
-    if time_limit.minutes is not None:
-        raise ValueError("--minutes is for --task; lm-eval's tasks are run whole")
+    given = {name: getattr(request, name) for name in ("text", "data", "depth", "evaluator_method")}
+    given |= {"estimate": output.estimate or None, "minutes": time_limit.minutes}
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"--{name.replace('_', '-')} is for --task; lm-eval's tasks have their own prompts")
 
 
 def _run_harness(
-    request: EvalRequest, harness: HarnessOptions, output: OutputOptions, printing: JsonOptions, runner: Any
-) -> int:
+    request: EvalRequest, harness: HarnessOptions, output: OutputOptions, runner: Any
+) -> tuple[Mapping[str, Any], str]:
+    """lm-eval's results, and what is printed of them."""
     from probe.evaluation.harness import RESULTS, run_harness
     from probe.evaluation.plan import plan
-    from probe.files import json_text
+    from probe.evaluation.summary import plain_table
+    from probe.evaluation.text import harness_table
 
-    written = run_harness(
+    summary = run_harness(
         plan(replace(request, tasks=())),
         harness.harness or (),
         output.out,
@@ -159,16 +139,4 @@ def _run_harness(
         overwrite=output.overwrite,
         runner=runner,
     )
-    if failed := written["failed"]:
-        print_failed(output, f"{len(failed)} cells")
-    if printing.json:
-        print(json_text(written))
-        return 1 if failed else 0
-    for method, results in written["results"].items():
-        for task, scores in results.items():
-            text = ", ".join(
-                f"{name} {value:.4g}" for name, value in scores.items() if "," in name and "_stderr" not in name
-            )
-            print(f"{method:14s} {task}: {text}")
-    print(f"\nwrote {output.out / RESULTS}")
-    return 1 if failed else 0
+    return summary, f"{plain_table(harness_table(summary))}\n\nwrote {output.out / RESULTS}"

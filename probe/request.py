@@ -208,17 +208,8 @@ class EvalRequest(MethodsRequest):
     )
     new_tokens: Tokens = option(128, "tokens of a summary", group=_DATA)
     batch: Count = option(8, "prompts decoded at once; halved where memory runs out")
-    evaluator: Text | None = option(
-        None,
-        "the model that chooses them, with the same tokenizer",
-        group="longppl's key tokens",
-        unset="the model itself",
-    )
     evaluator_method: Text | None = option(
-        None,
-        "its method, which is not tested on it",
-        group="longppl's key tokens",
-        unset="rerope; origin in its window",
+        None, "under which the model chooses longppl's key tokens; it is not tested itself", unset="rerope"
     )
 
 

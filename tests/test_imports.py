@@ -60,7 +60,7 @@ WITHOUT_TORCH = """
     mesa mesa.methods mesa.plan mesa.settings mesa.support
     mesa.fingerprints probe.options probe.request probe.experiment.lock
     mesa.checkpoints mesa.checkpoints.fetched mesa.checkpoints.gguf_header mesa.checkpoints.place
-    probe probe.experiment.journal probe.statistics probe.evaluation.summary
+    probe probe.experiment.journal probe.statistics probe.evaluation.summary probe.evaluation.text
     probe.tasks.sources
     probe.store.store probe.store.reader probe.store.results probe.store.select probe.store.cache
     probe.thresholds.search probe.thresholds.predict probe.thresholds.analysis probe.thresholds.findings
@@ -74,7 +74,7 @@ WITHOUT_TORCH = """
     probe.verdict probe.verdict.verdict probe.opened
     probe.status mesa_lens.status
     mesa_lens.cli mesa_lens.export mesa_lens.report mesa_lens.fetching mesa_lens.paper.command
-    mesa_lens.paper.words mesa_lens.paper.sections
+    mesa_lens.paper.sections
     theory theory.bounds theory.weave theory.claim theory.figures
 """.split()
 

@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from synthetic import evaluation, hidden_states, write_run
 
 import probe
-from probe.tasks import corpus
+from probe.tasks import sources
 
 M = 256
 TEXT = notebook.TUTORIAL.read_text(encoding="utf-8")
@@ -63,8 +63,8 @@ def test_an_extra_installs_what_opens_it():
 
 def test_its_pieces_run(tmp_path, monkeypatch):
     """All cells, with two texts and a made-up run in place of the capture."""
-    texts = corpus.heldout()[:2]
-    monkeypatch.setattr(corpus, "heldout", lambda: texts)
+    texts = sources.heldout()[:2]
+    monkeypatch.setattr(sources, "heldout", lambda: texts)
     asked = []
 
     def captured(request, out, overwrite):

@@ -43,13 +43,13 @@ def add(commands: Any) -> None:
 
 def run(choice: PaperOptions, output: OutputOptions, time_limit: MinutesOptions, workers: WorkerOptions) -> int:
     """Checks every section, runs what is missing, writes the report."""
-    from mesa_lens.paper.config import check, estimate, model_of, work
+    from mesa_lens.paper.config import check, estimate
 
     config = _config(choice)
     runner = runner_of(workers, config.load)
     try:
         if output.estimate:
-            print_estimate(workers, estimate(config), [(model_of(config), work(config))], config)
+            print_estimate(workers, *estimate(config), config)
             return 0
         plans = check(config)
     except ValueError as error:

@@ -14,8 +14,8 @@ from plotly.offline import get_plotlyjs
 
 from mesa_lens.paper.config import PaperConfig
 from mesa_lens.paper.sections import SECTIONS
-from mesa_lens.paper.words import harness_table, summed_up, words
 from probe.evaluation.summary import score_tables
+from probe.evaluation.text import harness_table, sentences, summary_tables
 from probe.figures.curves import curves_chart, evaluation_charts
 from probe.figures.figure_data import Drawable
 from probe.figures.heatmap import default_regions, heatmap_grid, layer_limits, pool, regions
@@ -64,8 +64,8 @@ def _content(name: str, result: Mapping[str, Any], folder: Path) -> dict[str, An
     charts = evaluation_charts(result)
     return {
         "figures": [Markup(html_embed(chart)) for chart in charts.values()],
-        "tables": [*summed_up(result), *score_tables(result["cells"])],
-        "words": words(result),
+        "tables": [*summary_tables(result), *score_tables(result["cells"])],
+        "words": sentences(result),
     }
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +11,19 @@ from mesa_lens.paper.config import PaperConfig, reason_left_out
 from mesa_lens.paper.report import REPORTED
 from mesa_lens.paper.sections import SECTIONS
 from probe.evaluation.harness import JOURNAL as HARNESS_JOURNAL
-from probe.evaluation.harness import open_harness, remove_results, run_harness
-from probe.evaluation.run import JOURNAL, Evaluation, check_owner
+from probe.evaluation.harness import Harness, checked_tasks, remove_results, run_harness
+from probe.evaluation.run import JOURNAL, Evaluation
 from probe.evaluation.run import run as run_cells
-from probe.experiment.model_spec import ModelSpec
 from probe.experiment.progress import is_over
 from probe.experiment.runner import LOCAL, Runner
-from probe.experiment.task import Measure, Task, TasksLost
+from probe.experiment.task import TasksLost
 from probe.files import write
 from probe.plan import ProbePlan
-from probe.run import check_fits, is_whole, remove_run, run_probe
+from probe.run import is_whole, remove_run, run_probe
 from probe.status import SECTIONS as PLANNED
 from probe.store.results import run_summary
 
 _TIME_OVER = "the time was over; the same command continues"
-
-
-def check_folders(config: PaperConfig, plans: Mapping[str, Any], out: Path) -> None:
-    """Raises FileExistsError, naming what differs, for a section's folder that holds another run."""
-    for name, plan in plans.items():
-        if name == "probe":
-            is_whole(plan, out / name)
-        elif name == "longbench" and (out / name / HARNESS_JOURNAL).exists():
-            open_harness(plan, out / name, **_harness_options(config))
-        elif name != "longbench" and (out / name / JOURNAL).exists():
-            Evaluation(plan).open_journal(out / name)
 
 
 def run_sections(
@@ -53,29 +39,41 @@ def run_sections(
 
     They run in the config's order; nothing begins after the `deadline` `until`. What no worker could finish is in a
     section's 'failed', and the others go on. Raises FileExistsError, before anything runs, for folders of another run,
-    unless `overwrite`, which removes what they hold once the model was loaded; also what `Runner.check` raises.
+    unless `overwrite`, which removes what they hold; also what `Runner.check` raises.
     """
     runner.check(config.load)
+    if "longbench" in plans:
+        values = config.sections["longbench"]
+        checked_tasks(plans["longbench"], values["tasks"], values.get("include_path"))
+    for name, plan in plans.items():
+        (_remove if overwrite else _check_folder)(config, name, plan, out / name)
     if overwrite:
-        _remove(config, plans, out, runner)
-    else:
-        check_folders(config, plans, out)
-    with _planned(config, plans, out):
-        results = {name: _section(config, plans, name, out / name, until, runner) for name in config.sections}
+        for name in REPORTED:
+            (out / name).unlink(missing_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
+    write(out / PLANNED, (json.dumps({name: _cells(config, name, plans[name]) for name in plans}) + "\n").encode())
+    results = {name: _section(config, plans, name, out / name, until, runner) for name in config.sections}
     return {name: results[name] for name in SECTIONS if name in results}
 
 
-@contextmanager
-def _planned(config: PaperConfig, plans: Mapping[str, Any], out: Path) -> Iterator[None]:
-    """Writes how many cells each section has; removes that again if an error comes before any has begun."""
-    out.mkdir(parents=True, exist_ok=True)
-    write(out / PLANNED, (json.dumps({name: _cells(config, name, plans[name]) for name in plans}) + "\n").encode())
-    try:
-        yield
-    except BaseException:
-        if not any((out / name).exists() for name in plans):
-            (out / PLANNED).unlink(missing_ok=True)
-        raise
+def _check_folder(config: PaperConfig, name: str, plan: Any, folder: Path) -> None:
+    """Raises FileExistsError, naming what differs, for a section's folder that holds another run."""
+    if name == "probe":
+        is_whole(plan, folder)
+    elif name == "longbench" and (folder / HARNESS_JOURNAL).exists():
+        Harness(plan, **_harness_options(config)).open_journal(folder)
+    elif name != "longbench" and (folder / JOURNAL).exists():
+        Evaluation(plan).open_journal(folder)
+
+
+def _remove(config: PaperConfig, name: str, plan: Any, folder: Path) -> None:
+    """Removes what a section's folder holds."""
+    if name == "probe":
+        remove_run(folder)
+    elif name == "longbench":
+        remove_results(folder)
+    else:
+        Evaluation(plan).open_journal(folder, overwrite=True)
 
 
 def _cells(config: PaperConfig, name: str, plan: Any) -> int:
@@ -83,40 +81,6 @@ def _cells(config: PaperConfig, name: str, plan: Any) -> int:
     if name == "probe":
         return len(plan.methods) * (len(plan.prompts) + 2 * len(plan.lengths) * bool(plan.request.samples))
     return len(plan.methods) * len(config.sections[name]["tasks"]) if name == "longbench" else len(plan.cells)
-
-
-def _remove(config: PaperConfig, plans: Mapping[str, Any], out: Path, runner: Runner) -> None:
-    """Removes what the sections and the report hold, once everything that may fail has been tried."""
-    for name, plan in plans.items():
-        if name == "probe" and runner.is_local:
-            check_fits(plan)
-        elif name not in ("probe", "longbench"):
-            check_owner(out / name)
-    if any((out / name).exists() for name in plans):
-        worker = _Loading(ModelSpec(config.model, config.load))
-        with replace(runner, workers=None if runner.is_local else 1).pool(worker, [Task("load", ())]):
-            pass
-    for name, plan in plans.items():
-        if name == "probe":
-            remove_run(out / name)
-        elif name == "longbench":
-            remove_results(out / name)
-        else:
-            Evaluation(plan).open_journal(out / name, overwrite=True)
-    for name in REPORTED:
-        (out / name).unlink(missing_ok=True)
-
-
-@dataclass(frozen=True)
-class _Loading:
-    """Loads the model, to see whether it can be."""
-
-    source: ModelSpec
-
-    def start(self, memory_bytes: int | None = None) -> Measure:
-        """Loads the model."""
-        self.source.loaded()
-        return id
 
 
 def left(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -129,15 +93,14 @@ def left(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def _section(
     config: PaperConfig, plans: Mapping[str, Any], name: str, folder: Path, until: float | None, runner: Runner
 ) -> dict[str, Any]:
-    if reason := reason_left_out(SECTIONS[name], config.sections[name]):
+    if reason := reason_left_out(name, config.sections[name]):
         return {"left_out": reason}
     if name == "probe":
         return _probe(plans[name], folder, until, runner)
     if name == "longbench":
         if is_over(until):
             return {"left_out": _TIME_OVER}
-        tasks, options = config.sections[name]["tasks"], _harness_options(config)
-        return run_harness(plans[name], tasks, folder, **options, runner=runner)
+        return run_harness(plans[name], out=folder, **_harness_options(config), runner=runner)
     summary = run_cells(plans[name], folder, until=until, runner=runner)
     return summary if summary["cells"] or not summary["tasks_left"] else {"left_out": _TIME_OVER}
 
@@ -156,4 +119,4 @@ def _probe(plan: ProbePlan, folder: Path, until: float | None, runner: Runner) -
 
 def _harness_options(config: PaperConfig) -> dict[str, Any]:
     values = config.sections["longbench"]
-    return {"include_path": values.get("include_path"), "limit": values.get("limit")}
+    return {"names": values["tasks"], "include_path": values.get("include_path"), "limit": values.get("limit")}

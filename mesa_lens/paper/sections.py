@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from mesa.methods.chunked import WEAVES
 from probe.options import InputPath, JoinedNames, Names, Tokens, option
 from probe.request import EvalRequest, ProbeRequest
-
-_EVALUATED = ("lengths", "samples", "methods", "batch")
 
 
 @dataclass(frozen=True)
@@ -28,10 +23,8 @@ class HarnessSection:
 class Section:
     """One experiment.
 
-    tasks: of `mesa-lens eval`, of which a config may name some; none: `probe` or lm-eval. keys: what it may set, of
-    `options`.
-    variants: methods in place of the config's, as (label, method, parameters).
-    printed: the table in printed.json that the paper has of it.
+    tasks: of `mesa-lens eval`, of which a config may name some; none: `probe` or lm-eval. options: what it may set.
+    methods: in place of the config's. printed: the tables in printed.json that the paper has of it.
     """
 
     name: str
@@ -39,9 +32,8 @@ class Section:
     title: str
     paper: str
     tasks: tuple[str, ...] = ()
-    keys: tuple[str, ...] = _EVALUATED
     options: type = EvalRequest
-    variants: tuple[tuple[str, str, Mapping[str, Any]], ...] = ()
+    methods: str = ""
     printed: tuple[str, ...] = ()
 
 
@@ -55,10 +47,6 @@ SECTIONS = {
             "Under Origin, values at some dims pass the value they have at M, just beyond M; under ReRoPE and Mesa "
             "they do not, and under Dynamic-NTK later. Chosen and read by eye, in two models.",
             options=ProbeRequest,
-            keys=(
-                "length", "lengths", "samples", "methods", "prompt", "texts", "layers", "dims", "positions",
-                "store_dtype",
-            ),
         ),
         Section(
             "passkey",
@@ -74,7 +62,6 @@ SECTIONS = {
             "Language modelling",
             "Origin's NLL rises beyond M; the others' stays low, Dynamic-NTK's rises slightly.",
             tasks=("nll",),
-            keys=(*_EVALUATED, "text"),
         ),
         Section(
             "nll-position",
@@ -84,7 +71,6 @@ SECTIONS = {
             "chunked methods weave the last chunk alone, so tokens in their early buckets see their own chunk and the "
             "first.",
             tasks=("nll-position",),
-            keys=(*_EVALUATED, "text"),
         ),
         Section(
             "summary",
@@ -93,7 +79,6 @@ SECTIONS = {
             "LLaMA2-7B-Chat, 8 samples a length: Origin and StreamingLLM give nothing beyond M; Dynamic-NTK is best up "
             "to 11k, the woven methods are close.",
             tasks=("summary",),
-            keys=(*_EVALUATED, "data", "new_tokens"),
             printed=("rouge", "bleu"),
         ),
         Section(
@@ -117,7 +102,6 @@ SECTIONS = {
             "LongBench",
             "LLaMA2-7B-Chat: Mesa is best on most tasks, Dynamic-NTK on code.",
             options=HarnessSection,
-            keys=("tasks", "limit", "methods", "max_length", "include_path"),
             printed=("longbench",),
         ),
         Section(
@@ -126,7 +110,7 @@ SECTIONS = {
             "Enhanced prompts",
             "Under Mesa, stating the goal before or after the sample raises accuracy.",
             tasks=("passkey", "passkey-question", "passkey-answer"),
-            variants=(("mesa", "mesa", {}),),
+            methods="mesa",
         ),
         Section(
             "ablation",
@@ -135,7 +119,7 @@ SECTIONS = {
             "On the same chunked triangular attention, Stair PE is compared with ReRoPE and Leaky-ReRoPE on the last "
             "chunk.",
             tasks=("passkey", "nll"),
-            variants=tuple((f"mesa, {weave}", "mesa", {"weave": weave}) for weave in WEAVES),
+            methods="mesa",
         ),
         Section(
             "niah",
@@ -143,7 +127,6 @@ SECTIONS = {
             "Needle in a haystack",
             "Phi-3-mini-128k: Mesa keeps finding the needle beyond 128k, Origin does not.",
             tasks=("niah-repeat", "niah-essay", "niah-noise"),
-            keys=(*_EVALUATED, "text"),
         ),
         Section(
             "ruler",
@@ -152,7 +135,6 @@ SECTIONS = {
             "A single needle is all that is sought. Here are several, variables to track and words to count, and from "
             "them how long prompts may get.",
             tasks=("niah-multikey-2", "niah-multikey-3", "niah-multivalue", "niah-multiquery", "vt", "cwe", "fwe"),
-            keys=(*_EVALUATED, "text", "tasks"),
         ),
         Section(
             "longppl",
@@ -161,8 +143,7 @@ SECTIONS = {
             "NLL is of all tokens. Here it is of those alone that need what stands further back, as ReRoPE chose them, "
             "which is not judged; a baseline that reads the last M tokens alone (crop) does badly by it.",
             tasks=("longppl",),
-            keys=(*_EVALUATED, "text"),
         ),
     )
-}  # fmt: skip
+}
 """By name, in the report's order."""

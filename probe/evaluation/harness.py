@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
+import atexit
+import functools
 import importlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ JOURNAL, RESULTS = "harness.jsonl", "harness.json"
 
 def run_harness(
     plan: EvalPlan,
-    tasks: Sequence[str],
+    names: Sequence[str],
     out: Path,
     *,
     include_path: Path | None = None,
@@ -37,16 +37,15 @@ def run_harness(
     overwrite: bool = False,
     runner: Runner = LOCAL,
 ) -> dict[str, Any]:
-    """Runs what is missing in the folder `out`, task by task; writes and returns harness.json.
+    """Runs what is missing of the tasks `names` in the folder `out`; writes and returns harness.json.
 
     lm-eval cuts prompts to the plan's longest length, on the left; tasks that build their prompts take all its lengths.
     A batch is one prompt, because methods whose structure follows the length would take padding for prompt. What no
-    worker of the `runner` could finish is in `failed`. Raises what `check_tasks` and `probe.evaluation.run.run` raise.
+    worker could finish is in `failed`. Raises what `checked_tasks` and `probe.evaluation.run.run` raise.
     """
     runner.check(plan.request.load)
-    with ExitStack() as stack:
-        experiment = Harness(plan, tasks, include_path, limit, stack)
-        journal, lost = run(experiment, out, overwrite=overwrite, runner=runner)
+    experiment = Harness(plan, names, include_path, limit)
+    journal, lost = run(experiment, out, overwrite=overwrite, runner=runner)
     results: dict[str, dict[str, Any]] = {name: {} for name in plan.methods}
     for key in experiment.keys:
         if key in journal.rows:
@@ -62,15 +61,6 @@ def run_harness(
     return summary
 
 
-def open_harness(plan: EvalPlan, out: Path, *, include_path: Path | None, limit: int | None) -> Journal:
-    """The folder's journal. Raises FileExistsError for other settings, or other parameters of a method."""
-    settings = {name: plan.settings[name] for name in ("model", *IDENTITY, "trained_length", "executor")}
-    settings["lengths"] = plan.setting.lengths
-    settings |= {key: value for key, value in plan.request.load.items() if value is not None}
-    settings |= {"include_path": None if include_path is None else str(include_path), "limit": limit}
-    return Journal(out / JOURNAL, settings, plan.methods)
-
-
 def remove_results(out: Path) -> None:
     """Removes what `run_harness` writes into the folder `out`."""
     for name in (JOURNAL, RESULTS):
@@ -78,14 +68,12 @@ def remove_results(out: Path) -> None:
 
 
 class Harness(Experiment):
-    """Every (lm-eval task, method, longest length). stack: in which the tasks, once checked, stay readable."""
+    """Every (lm-eval task, method, longest length). include_path: folder of further tasks; limit: documents a task."""
 
     title = "running lm-eval"
 
-    def __init__(
-        self, plan: EvalPlan, names: Sequence[str], include_path: Path | None, limit: int | None, stack: ExitStack
-    ) -> None:
-        self.plan, self.names, self.include_path, self.limit, self._stack = plan, names, include_path, limit, stack
+    def __init__(self, plan: EvalPlan, names: Sequence[str], include_path: Path | None, limit: int | None) -> None:
+        self.plan, self.names, self.include_path, self.limit = plan, names, include_path, limit
         longest = max(plan.setting.lengths)
         self.keys = [(name, method, longest) for method in plan.methods for name in names]
 
@@ -93,15 +81,20 @@ class Harness(Experiment):
     def worker(self) -> HarnessWorker:
         """What measures the tasks, which are checked first."""
         request = self.plan.request
-        manager = self._stack.enter_context(checked_tasks(self.plan, self.names, self.include_path))
+        checked_tasks(self.plan, self.names, self.include_path)
         source = ModelSpec.of(request.model, request.load, self.plan.config)
-        return HarnessWorker(replace(self.plan, config=None), self.include_path, self.limit, source, manager)
+        return HarnessWorker(replace(self.plan, config=None), self.include_path, self.limit, source)
 
-    def open_journal(self, out: Path, *, overwrite: bool) -> Journal:
-        """The folder's journal."""
+    def open_journal(self, out: Path, *, overwrite: bool = False) -> Journal:
+        """The folder's journal. Raises FileExistsError for other settings, or other parameters of a method."""
         if overwrite:
             remove_results(out)
-        return open_harness(self.plan, out, include_path=self.include_path, limit=self.limit)
+        plan = self.plan
+        settings = {name: plan.settings[name] for name in ("model", *IDENTITY, "trained_length", "executor")}
+        settings["lengths"] = plan.setting.lengths
+        settings |= {key: value for key, value in plan.request.load.items() if value is not None}
+        settings |= {"include_path": self.include_path and str(self.include_path), "limit": self.limit}
+        return Journal(out / JOURNAL, settings, plan.methods)
 
     def tasks(self, rows: Rows) -> Sequence[Task]:
         """Those without a row, with the memory of one prompt and the logits of all its tokens."""
@@ -113,43 +106,36 @@ class Harness(Experiment):
 
 @dataclass(frozen=True)
 class HarnessWorker:
-    """A plan, the folder of further tasks, documents a task, and the model.
-
-    manager: lm-eval's, in the process that checked the tasks; other workers make their own.
-    """
+    """A plan, the folder of further tasks, documents a task, and the model."""
 
     plan: EvalPlan
     include_path: Path | None
     limit: int | None
     source: ModelSpec
-    manager: Any = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the manager, which stays in its process."""
-        return {**self.__dict__, "manager": None}
 
     def start(self, memory_bytes: int | None = None) -> Measure:
         """Loads the model; a task gives its journal row."""
         loaded = self.source.loaded()
 
         def row(task: Task) -> dict[str, Any]:
-            name, method, longest = str(task.key[0]), str(task.key[1]), int(task.key[2])
-            with ExitStack() as stack:
-                manager = self.manager or stack.enter_context(checked_tasks(self.plan, [name], self.include_path))
-                return {
-                    "config": self.plan.methods[method].describe(),
-                    "results": self._scores(loaded, manager, name, method, longest),
-                }
+            name, method = str(task.key[0]), str(task.key[1])
+            scores = self._scores(loaded, name, method)
+            return {"config": self.plan.methods[method].describe(), "results": scores}
 
         return row
 
-    def _scores(self, loaded: Loaded, manager: Any, name: str, method: str, longest: int) -> dict[str, dict[str, Any]]:
+    def _scores(self, loaded: Loaded, name: str, method: str) -> dict[str, dict[str, Any]]:
         """lm-eval's numbers, by part of the task."""
         model, executor = loaded.model, self.plan.request.executor
+        manager = checked_tasks(self.plan, [name], self.include_path)
         models = importlib.import_module("lm_eval.models.huggingface")
         with mesa.applied(model, self.plan.methods[method], executor=executor), states_checked(model):
             wrapped = models.HFLM(
-                pretrained=model, tokenizer=loaded.tokenizer, batch_size=1, max_length=longest, backend="causal"
+                pretrained=model,
+                tokenizer=loaded.tokenizer,
+                batch_size=1,
+                max_length=max(self.plan.setting.lengths),
+                backend="causal",
             )
             evaluated = harness().simple_evaluate(
                 model=wrapped,
@@ -173,24 +159,22 @@ def harness() -> Any:
         raise ValueError(f"--harness needs lm-evaluation-harness ({error}); pip install 'mesa-lens[eval]'") from error
 
 
-def check_tasks(tasks: Sequence[str], include_path: Path | None, metadata: Mapping[str, Any]) -> Any:
+def checked_tasks(plan: EvalPlan, tasks: Sequence[str], include_path: Path | None) -> Any:
     """lm-eval's task manager, with which all `tasks` can be built; they fetch or make their data here.
 
     Raises ValueError for a task that lm-eval does not know or that lacks a package, FileNotFoundError without the
-    folder. `metadata` is for tasks that make their own prompts, as RULER's.
+    folder.
     """
     harness()
     if include_path is not None and not include_path.is_dir():
         raise FileNotFoundError(f"--include-path {include_path} is not a folder")
-    manager = importlib.import_module("lm_eval.tasks").TaskManager(
-        include_path=None if include_path is None else str(include_path), metadata=dict(metadata)
-    )
-    unknown = [task for task in tasks if not manager.match_tasks([task])]
-    if unknown:
-        raise ValueError(
-            f"lm-eval knows no task {unknown[0]!r}; `lm-eval ls tasks` lists them, --include-path adds yours"
-        )
+    request = plan.request
+    manager = _manager(include_path, request.model, tuple(request.source.items()), plan.setting.lengths)
     for task in tasks:
+        if not manager.match_tasks([task]):
+            raise ValueError(
+                f"lm-eval knows no task {task!r}; `lm-eval ls tasks` lists them, --include-path adds yours"
+            )
         try:
             manager.load([task])
         except ImportError as error:
@@ -199,9 +183,16 @@ def check_tasks(tasks: Sequence[str], include_path: Path | None, metadata: Mappi
     return manager
 
 
-@contextlib.contextmanager
-def checked_tasks(plan: EvalPlan, tasks: Sequence[str], include_path: Path | None) -> Iterator[Any]:
-    """`check_tasks` for a plan's tokenizer and lengths; the manager serves inside the context."""
-    with tempfile.TemporaryDirectory() as folder:  # lm-eval would load a tokenizer by name, with remote code
-        tokenizer_of(plan.request.model, **plan.request.source).save_pretrained(folder)
-        yield check_tasks(tasks, include_path, {"tokenizer": folder, "max_seq_lengths": list(plan.setting.lengths)})
+@functools.cache  # it takes seconds
+def _manager(include_path: Path | None, model: str, source: tuple[tuple[str, Any], ...], lengths: Sequence[int]) -> Any:
+    """lm-eval's task manager. lengths: of tasks that make their own prompts, as RULER's.
+
+    The tokenizer is a copy: lm-eval would load one by name, with remote code.
+    """
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    tokenizer_of(model, **dict(source)).save_pretrained(folder.name)
+    return importlib.import_module("lm_eval.tasks").TaskManager(
+        include_path=include_path and str(include_path),
+        metadata={"tokenizer": folder.name, "max_seq_lengths": list(lengths)},
+    )

@@ -8,39 +8,37 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from mesa.fingerprints import identity, ids_fingerprint
-from mesa.methods import Method
+from mesa.methods import Method, make
 from mesa.models import bytes_a_number, tokenizer_of
+from mesa.support import check_method
 from probe.capture.memory import check_prompts, prompt_bytes
-from probe.evaluation.evaluator import Evaluator, evaluator_of, passes
 from probe.request import EvalRequest, tell_left_out
 from probe.tasks import sources
 from probe.tasks.base import Setting, Task
 from probe.tasks.latency import Latency
-from probe.tasks.likelihood import LIKELIHOOD, LONGPPL
+from probe.tasks.likelihood import LIKELIHOOD, short_contexts
 from probe.tasks.retrieval_tasks import RETRIEVAL
 from probe.tasks.ruler import RULER, RulerTask
 from probe.tasks.score import SLICE, heldout_ids
 from probe.tasks.summaries import Summaries
 
-TASKS: dict[str, Task] = {
-    task.name: task for task in (*RETRIEVAL, *RULER, *LIKELIHOOD, LONGPPL, Summaries(), Latency())
-}
+TASKS: dict[str, Task] = {task.name: task for task in (*RETRIEVAL, *RULER, *LIKELIHOOD, Summaries(), Latency())}
 """Every task by its name."""
 PROMPTS = 2
 """Version of how prompts are drawn; raised with every change that makes other prompts of the same settings."""
 SCORED_PROMPTS = 3
 """Version of prompts and how answers are scored."""
+EVALUATOR = "rerope"
+"""The method under which key tokens are chosen, unless another is stated."""
 
 
 @dataclass(frozen=True)
 class EvalPlan:
     """A request, checked: methods, shared setting, and the cells (task, method, length).
 
-    sizes: by task, how large it is, where that depends on the trained window. are_rulers: whether they are as large as
-    RULER's. evaluator: chooses the key tokens of `keyed` tasks, which are not run under its own method and model.
+    sizes: by task, how large it is, where that depends on the trained window. evaluator: the method under which the
+    model itself chooses the key tokens of `keyed` tasks, which are not run under it.
     """
 
     request: EvalRequest
@@ -48,8 +46,7 @@ class EvalPlan:
     setting: Setting
     config: Any
     sizes: Mapping[str, str] = field(default_factory=dict)
-    are_rulers: bool = False
-    evaluator: Evaluator | None = None
+    evaluator: Method | None = None
 
     @property
     def cells(self) -> list[tuple[str, str, int]]:
@@ -59,20 +56,20 @@ class EvalPlan:
             for task in self.request.tasks
             for method in self.methods
             for length in TASKS[task].passes(self.setting)
-            if not (TASKS[task].keyed and self.evaluator and self.evaluator.is_tested(self.methods[method]))
+            if not (TASKS[task].keyed and self.evaluator and self.evaluator.name == self.methods[method].name)
         ]
         return sorted(cells, key=lambda cell: cell[2])
 
     @property
     def settings(self) -> dict[str, Any]:
         """Everything that scores depend on, ready for JSON. Tasks, methods and lengths may be added to a run."""
+        pairs = [[*"\0".join(pair).encode()] for pair in self.setting.pairs]
         return {
             **self.request.identity,
             "trained_length": self.setting.trained_length,
             "longest": max(self.setting.lengths),
             "prompts": SCORED_PROMPTS,
-            **({"evaluator_weights": self.evaluator.weights} if self.evaluator and not self.evaluator.itself else {}),
-            "documents": ids_fingerprint([*self.setting.documents, *map(_letters, self.setting.pairs)]),
+            "documents": ids_fingerprint([*self.setting.documents, *pairs]),
             **identity(self.request.model, self.config),
         }
 
@@ -100,8 +97,9 @@ def plan(request: EvalRequest) -> EvalPlan:
         lengths,
         request.samples,
         request.seed,
-        _documents(tokenizer, request),
-        _pairs(request),
+        # also where no task reads texts yet: tasks may be added to a run, and its texts are to stay
+        tuple(heldout_ids(tokenizer, sources.texts(request.text))) if request.tasks else (),
+        tuple(sources.pairs(request.data)) if request.tasks and request.data is not None else (),
         request.depth,
         request.new_tokens,
         request.batch,
@@ -109,16 +107,8 @@ def plan(request: EvalRequest) -> EvalPlan:
     tasks = [TASKS[name] for name in request.tasks]
     if request.lengths is None and tasks:
         setting = replace(setting, lengths=fitting_lengths(tasks, tokenizer, setting))
-    sized = [task for task in tasks if isinstance(task, RulerTask)]
-    plan = EvalPlan(
-        request,
-        methods,
-        setting,
-        config,
-        {task.name: task.describe(tokenizer, setting) for task in sized},
-        bool(sized) and all(task.has_ruler_size(tokenizer, setting) for task in sized),
-        _evaluator(request, methods, setting, config, tokenizer),
-    )
+    sizes = {task.name: task.describe(tokenizer, setting) for task in tasks if isinstance(task, RulerTask)}
+    plan = EvalPlan(request, methods, setting, config, sizes, _evaluator(request, methods, setting, config))
     for task in tasks:
         for length in task.passes(setting):
             task.check(tokenizer, length, setting)
@@ -158,41 +148,32 @@ def fitting_lengths(tasks: Iterable[Task], tokenizer: Any, setting: Setting) -> 
     return fitting
 
 
-def _evaluator(
-    request: EvalRequest, methods: Mapping[str, Method], setting: Setting, config: Any, tokenizer: Any
-) -> Evaluator | None:
+def _evaluator(request: EvalRequest, methods: Mapping[str, Method], setting: Setting, config: Any) -> Method | None:
     """What chooses key tokens; None where no task needs it. stderr names the method that is left out for it."""
-    keyed = [name for name in request.tasks if TASKS[name].keyed]
-    if not keyed:
-        for name in ("evaluator", "evaluator_method"):
-            if getattr(request, name) is not None and request.tasks:
-                option = name.replace("_", "-")
-                raise ValueError(f"--{option} {getattr(request, name)} is for longppl, which --task does not name")
+    name, window = request.evaluator_method or EVALUATOR, setting.trained_length
+    if not any(TASKS[task].keyed for task in request.tasks):
+        if request.evaluator_method is not None and request.tasks:
+            raise ValueError(f"--evaluator-method {name} is for longppl, which --task does not name")
         return None
-    tested = request.model, config, tokenizer, setting.trained_length
-    evaluator = evaluator_of(request.evaluator, request.evaluator_method, tested, max(setting.lengths), request.source)
-    left_out = [name for name, method in methods.items() if evaluator.is_tested(method)]
+    if name == "origin" and max(setting.lengths) > window:
+        raise ValueError(
+            f"--evaluator-method origin does not reach {max(setting.lengths)} tokens, its window is {window}; "
+            f"use {EVALUATOR}"
+        )
+    evaluator = make(name, window)
+    try:
+        check_method(config, evaluator)
+    except ValueError as error:
+        raise ValueError(f"longppl's evaluator: {error}; give --evaluator-method") from error
+    left_out = [label for label, method in methods.items() if method.name == name]
+    if left_out and len(methods) == len(left_out):
+        raise ValueError(
+            f"longppl: {name} chooses the key tokens and is the one method under test; add --methods, or give another "
+            "--evaluator-method"
+        )
     if left_out:
-        if len(methods) == len(left_out):
-            raise ValueError(
-                f"{keyed[0]}: {evaluator.about} chooses the key tokens and is the one method under test; add "
-                "--methods, or give another --evaluator or --evaluator-method"
-            )
-        sys.stderr.write(f"left out: {keyed[0]} under {', '.join(left_out)}, which chooses its key tokens\n")
+        sys.stderr.write(f"left out: longppl under {', '.join(left_out)}, which chooses its key tokens\n")
     return evaluator
-
-
-def _documents(tokenizer: Any, request: EvalRequest) -> tuple[np.ndarray, ...]:
-    """The texts, also where no task reads them yet: tasks may be added to a run, and its texts are to stay."""
-    return tuple(heldout_ids(tokenizer, sources.texts(request.text))) if request.tasks else ()
-
-
-def _pairs(request: EvalRequest) -> tuple[tuple[str, str], ...]:
-    return tuple(sources.pairs(request.data)) if request.tasks and request.data is not None else ()
-
-
-def _letters(pair: tuple[str, str]) -> list[int]:
-    return [*"\0".join(pair).encode()]
 
 
 def estimate(plan: EvalPlan) -> str:
@@ -201,7 +182,7 @@ def estimate(plan: EvalPlan) -> str:
     tokens = sum(TASKS[task].tokens(length, setting) for task, _, length in cells)
     needed = memory_bytes(plan.config, plan.request.tasks, setting, bytes_a_number(plan.config, plan.request.load))
     read = sum(length * count for (_, length), count in evaluator_passes(plan).items())
-    choosing = f", and {read:,.0f} by which {plan.evaluator.about} chooses key tokens" if plan.evaluator else ""
+    choosing = f", and {read:,.0f} by which {plan.evaluator.name} chooses key tokens" if plan.evaluator else ""
     return (
         f"{len(cells)} cells ({len(plan.request.tasks)} tasks x {len(plan.methods)} methods), "
         f"{setting.samples} samples each: about {tokens:,} prompt tokens{choosing}\n"
@@ -210,20 +191,23 @@ def estimate(plan: EvalPlan) -> str:
 
 
 def pass_counts(plan: EvalPlan) -> dict[tuple[Method, int], float]:
-    """Passes of a run by method and length."""
+    """Passes of a run by method and length, those that choose key tokens included."""
     counts: dict[tuple[Method, int], float] = defaultdict(float)
     for task, name, length in plan.cells:
         counts[plan.methods[name], length] += TASKS[task].tokens(length, plan.setting) / length
+    for key, count in evaluator_passes(plan).items():
+        counts[key] += count
     return dict(counts)
 
 
 def evaluator_passes(plan: EvalPlan) -> dict[tuple[Method, int], float]:
-    """Passes of what chooses key tokens, by its method and length: once a length for all methods."""
+    """Passes that choose key tokens, by their method and length: once a length for all methods."""
     counts: dict[tuple[Method, int], float] = defaultdict(float)
     if plan.evaluator:
         for length in {length for task, _, length in plan.cells if TASKS[task].keyed}:
-            for tokens, count in passes(length, plan.setting.trained_length).items():
-                counts[plan.evaluator.method, tokens] += count * plan.setting.samples
+            contexts = short_contexts(length, plan.setting.trained_length)
+            for tokens in (length, *(end - begin for begin, _, end in contexts)):
+                counts[plan.evaluator, tokens] += plan.setting.samples
     return dict(counts)
 
 
@@ -237,8 +221,3 @@ def memory_bytes(config: Any, tasks: Sequence[str], setting: Setting, number_byt
     states = batch * prompt_bytes(config, longest, number_bytes)
     logits = max((TASKS[task].logits(longest, setting) for task in tasks), default=0)
     return states + config.vocab_size * (logits * number_bytes + min(logits, SLICE) * 2 * 4)
-
-
-def task_table() -> Sequence[tuple[str, str]]:
-    """Name and description of every task."""
-    return [(task.name, task.about) for task in TASKS.values()]

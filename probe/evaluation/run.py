@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from tqdm import tqdm
 
 from probe.evaluation.effective import effective_lengths
@@ -25,7 +25,7 @@ from probe.tasks.ruler import RULER
 
 JOURNAL = "journal.jsonl"
 TABLES = ("samples.csv", "summary.json")
-COLUMNS = ("task", "method", "length", "seed", "sample", "metric", "score", "seconds", "peak_mib")
+COLUMNS = ["task", "method", "length", "seed", "sample", "metric", "score", "seconds", "peak_mib"]
 _PACKAGES = ("mesa-lens", "torch", "transformers")
 
 
@@ -114,13 +114,14 @@ def run(
                 lost = run_tasks(experiment, journal, pool, until=until)
         finally:  # what is done is readable, also after an interrupt
             if journal.rows:
-                _write_samples(journal, plan.setting.seed, out / "samples.csv")
+                samples = pd.DataFrame(_samples(journal.rows)).assign(seed=plan.setting.seed)
+                samples.to_csv(out / "samples.csv", columns=COLUMNS, index=False, float_format="%.6g")
         return _write_summary(experiment, journal, out, [_eval_key(task) for task in lost])
 
 
 def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: Sequence[EvalKey]) -> dict[str, Any]:
     plan, too_large = experiment.plan, experiment.too_large
-    rows = _samples(journal, plan)
+    rows = _samples({key: row for key, row in journal.rows.items() if key in set(plan.cells)})
     if not rows and too_large:
         raise RuntimeError(f"nothing fits in memory from {min(length for *_, length in too_large)} tokens on")
     summary = {
@@ -130,13 +131,11 @@ def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: 
         "methods": {name: method.describe() for name, method in plan.methods.items()},
         "versions": {package: version(package) for package in _PACKAGES},
         "sizes": dict(plan.sizes),
-        "evaluator": plan.evaluator and plan.evaluator.about,
+        "evaluator": plan.evaluator and plan.evaluator.name,
         "out_of_memory": too_large,
         "failed": failed,
         "tasks_left": len(experiment.tasks(journal.rows)) - len(too_large) - len(failed),
-        "effective": effective_lengths(
-            rows, [task.name for task in RULER], plan.setting.trained_length, are_rulers=plan.are_rulers
-        ),
+        "effective": effective_lengths(rows, [task.name for task in RULER], plan.setting.trained_length),
         "longppl": pooled_longppl(rows),
         "cells": summarize(rows, TASKS),
     }
@@ -145,9 +144,8 @@ def _write_summary(experiment: Evaluation, journal: Journal, out: Path, failed: 
     return summary
 
 
-def _samples(journal: Journal, plan: EvalPlan | None = None) -> list[dict[str, Any]]:
-    """One row a sample and metric, in `COLUMNS` without the seed; of all rows, or of a plan's."""
-    wanted = None if plan is None else set(plan.cells)
+def _samples(rows: Rows) -> list[dict[str, Any]]:
+    """One row a sample and metric, in `COLUMNS` without the seed."""
     return [
         {
             "task": task,
@@ -159,20 +157,6 @@ def _samples(journal: Journal, plan: EvalPlan | None = None) -> list[dict[str, A
             "seconds": score["seconds"],
             "peak_mib": row["peak_mib"],
         }
-        for (task, method, length), row in journal.rows.items()
-        if wanted is None or (task, method, length) in wanted
+        for (task, method, length), row in rows.items()
         for score in row["scores"]
     ]
-
-
-def _write_samples(journal: Journal, seed: int, path: Path) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        for row in _samples(journal):
-            writer.writerow({name: _six_digits({**row, "seed": seed}[name]) for name in COLUMNS})
-
-
-def _six_digits(value: Any) -> Any:
-    """A measured number to six digits; the journal has all."""
-    return float(f"{value:.6g}") if isinstance(value, float) else value

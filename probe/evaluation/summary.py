@@ -202,11 +202,8 @@ def _difference(values: Any, others: Any, metric: Metric) -> dict[str, float | N
 
 
 def _table(title: str, cells: Sequence[Mapping[str, Any]], form: str) -> Table:
-    lengths = sorted({cell["length"] for cell in cells})
     texts = {(cell["method"], cell["length"]): shown(cell["mean"], cell["low"], cell["high"], form) for cell in cells}
-    methods = dict.fromkeys(cell["method"] for cell in cells)
-    rows = [(method, *(texts.get((method, length), "-") for length in lengths)) for method in methods]
-    return Table(title, ("method", *map(str, lengths)), tuple(rows))
+    return cross_table(title, texts, sorted({cell["length"] for cell in cells}))
 
 
 def _title(cells: Sequence[Mapping[str, Any]]) -> str:
@@ -248,25 +245,13 @@ def pooled_longppl(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def longppl_table(entries: Sequence[Mapping[str, Any]]) -> Table | None:
     """LongPPL, a row a method, a column a length; None: there is none."""
-    if not entries:
-        return None
-    methods, lengths = (list(dict.fromkeys(entry[name] for entry in entries)) for name in ("method", "length"))
     texts = {(entry["method"], entry["length"]): f"{entry['longppl']:.3g}" for entry in entries}
-    rows = [(method, *(texts.get((method, length), "-") for length in lengths)) for method in methods]
-    head = ("method", *map(str, lengths))
-    return Table("LongPPL: e to the mean NLL over all key tokens of all texts", head, tuple(rows))
+    columns = list(dict.fromkeys(entry["length"] for entry in entries))
+    return cross_table("LongPPL: e to the mean NLL over all key tokens of all texts", texts, columns) if texts else None
 
 
-def key_words(summary: Mapping[str, Any]) -> list[str]:
-    """Who chose LongPPL's key tokens and how many there are, as sentences; none where it was not run."""
-    cells = {cell["length"]: cell for cell in summary["cells"] if (cell["task"], cell["metric"]) == (LONGPPL, "keys")}
-    if not cells:
-        return []
-    counts = {length: round(cell["mean"] * cell["n"]) for length, cell in sorted(cells.items())}
-    listed = ", ".join(
-        f"{count} in {cells[length]['n']} texts at {length}" for length, count in counts.items() if count
-    )
-    sentences = [f"LongPPL's key tokens were chosen by {summary['evaluator']}: {listed or 'none'}."]
-    if without := [str(length) for length, count in counts.items() if not count]:
-        sentences.append(f"LongPPL is not judged at {', '.join(without)} tokens: there are no key tokens.")
-    return sentences
+def cross_table(title: str, texts: Mapping[tuple[str, Any], str], columns: Sequence[Any]) -> Table:
+    """Texts by method and column, a row a method; '-' where there is none."""
+    methods = dict.fromkeys(method for method, _ in texts)
+    rows = tuple((method, *(texts.get((method, column), "-") for column in columns)) for method in methods)
+    return Table(title, ("method", *map(str, columns)), rows)

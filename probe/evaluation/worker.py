@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -11,13 +12,14 @@ import torch
 
 import mesa
 from mesa.finite import states_checked
+from mesa.methods import Method
 from mesa.models import Loaded, bytes_a_number
 from probe.capture.memory import free_bytes, prompt_bytes
-from probe.evaluation.evaluator import KeyChooser
 from probe.evaluation.plan import TASKS, EvalPlan, memory_bytes
 from probe.experiment.model_spec import ModelSpec
 from probe.experiment.task import Measure, Task
 from probe.tasks.latency import Peak, devices
+from probe.tasks.likelihood import Keyed, key_tokens
 
 EvalKey = tuple[str, str, int]
 """Task, method and length."""
@@ -46,11 +48,7 @@ class EvalWorker:
     @classmethod
     def of(cls, plan: EvalPlan) -> EvalWorker:
         """The worker of a plan."""
-        request, evaluator = plan.request, plan.evaluator
-        others = ()
-        if evaluator and not evaluator.itself:
-            others = (ModelSpec(evaluator.model, request.load, {"weights": evaluator.weights}),)
-        return cls(replace(plan, config=None), ModelSpec.of(request.model, request.load, plan.config, others))
+        return cls(replace(plan, config=None), ModelSpec.of(plan.request.model, plan.request.load, plan.config))
 
     def start(self, memory_bytes: int | None = None) -> Measure:
         """Loads the model; a task gives its journal row, None where it does not fit in memory."""
@@ -59,30 +57,42 @@ class EvalWorker:
 
 def measure_with(plan: EvalPlan, loaded: Loaded, memory_bytes: int | None = None) -> Measure:
     """The function that measures a plan's tasks on a loaded model."""
-    request = plan.request
-    chooser = plan.evaluator and KeyChooser(plan.evaluator, plan.setting.trained_length, request.executor, request.load)
+
+    @functools.cache
+    def keyed(name: str, length: int, evaluator: Method) -> list[Keyed]:
+        """The samples of a keyed task with their key tokens, chosen once for all methods."""
+        prepared = TASKS[name].prepare(loaded.tokenizer, length, plan.setting, plan.setting.samples)
+        about = f"{name}'s evaluator, {evaluator.name}"
+        with mesa.applied(loaded.model, evaluator, executor=plan.request.executor), states_checked(loaded.model, about):
+            return [Keyed(ids, key_tokens(loaded, ids, plan.setting.trained_length)) for ids in prepared]
 
     def row(task: Task) -> dict[str, Any] | None:
-        name, method, length = task.key
-        return _row(plan, loaded, str(name), str(method), int(length), chooser, memory_bytes)
+        name, method, length = str(task.key[0]), str(task.key[1]), int(task.key[2])
+        try:
+            if plan.evaluator and TASKS[name].keyed:
+                prepared = keyed(name, length, plan.evaluator)
+            else:
+                prepared = TASKS[name].prepare(loaded.tokenizer, length, plan.setting, plan.setting.samples)
+        except RuntimeError as error:
+            if _is_out_of_memory(error):
+                return None
+            raise
+        return _row(plan, loaded, name, method, length, prepared, memory_bytes)
 
     return row
 
 
 def _row(
-    plan: EvalPlan, loaded: Loaded, name: str, method_name: str, length: int, chooser: KeyChooser | None,
+    plan: EvalPlan,
+    loaded: Loaded,
+    name: str,
+    method_name: str,
+    length: int,
+    prepared: Sequence[Any],
     memory: int | None,
-) -> dict[str, Any] | None:  # fmt: skip
+) -> dict[str, Any] | None:
     """A task's journal row; None where it does not fit in memory, even prompt by prompt."""
     task, method, setting = TASKS[name], plan.methods[method_name], plan.setting
-    prepared = task.prepare(loaded.tokenizer, length, setting, setting.samples)
-    if chooser and task.keyed:
-        try:
-            prepared = chooser.keyed(loaded, prepared, length)
-        except RuntimeError as error:
-            if not _is_out_of_memory(error):
-                raise
-            return None
     batch = min(_batch(loaded.model, length, setting.batch, memory), len(prepared)) if task.batched else 1
     is_timed = name == "latency"  # it has its own peak, and checks would cost time
     measured = contextlib.nullcontext() if is_timed else Peak(devices(loaded.model))

@@ -1,4 +1,4 @@
-"""NLL of text: of the same last tokens by length, by position, over a sliding window, and of key tokens (LongPPL)."""
+"""NLL of text: of the same last tokens by length, by position, and of key tokens (LongPPL)."""
 
 from __future__ import annotations
 
@@ -23,70 +23,71 @@ LIKELY = 2.0
 
 @dataclass(frozen=True)
 class Likelihood(Task):
-    """Mean negative log-likelihood of text. kind: tail, position or sliding, as `about` says."""
+    """Mean negative log-likelihood of the last M/4 tokens of a text, the same tokens at every length."""
 
-    name: str
-    about: str
-    kind: str
+    name: str = "nll"
+    about: str = "NLL of the same last M/4 tokens, by how many tokens they see"
     metrics: tuple[Metric, ...] = (NLL,)
-
-    def passes(self, setting: Setting) -> tuple[int, ...]:
-        """All lengths; by position, the longest alone."""
-        return (max(setting.lengths),) if self.kind == "position" else setting.lengths
-
-    def scored(self, length: int, setting: Setting) -> tuple[int, ...]:
-        """That length; by position, every length ends a bucket."""
-        return setting.lengths if self.kind == "position" else (length,)
-
-    def tokens(self, length: int, setting: Setting) -> int:
-        """As for Task; a window slides over a text of twice the longest length."""
-        windows = (2 * max(setting.lengths) - length) // (length // 2) + 1 if self.kind == "sliding" else 1
-        return windows * length * setting.samples
 
     def logits(self, length: int, setting: Setting) -> int:
         """As for Task: those of the scored tokens."""
-        return {"tail": tail_tokens(setting.trained_length), "position": length, "sliding": length - length // 2}[
-            self.kind
-        ]
+        return tail_tokens(setting.trained_length)
 
     def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[np.ndarray]:
         """Token ids of runs of text, the same for every length and method; the first special token included."""
-        first = np.array(first_ids(tokenizer), np.int64)
-        longest = max(setting.lengths)
-        least = 2 * tail_tokens(setting.trained_length) if self.kind == "tail" else 8
-        shortest = min(self.scored(length, setting))
-        if shortest < least:
-            raise ValueError(f"{self.name}: length={shortest} is below {least} tokens; ask for at least {least}")
-        if self.kind == "tail":
-            tail = tail_tokens(setting.trained_length)
-            return tail_prompts(text_windows(setting.documents, longest, samples, tail), first, length)
-        room = (2 if self.kind == "sliding" else 1) * longest - len(first)
-        return [np.concatenate([first, window]) for window in text_windows(setting.documents, room, samples)]
+        tail = tail_tokens(setting.trained_length)
+        self._check_least(length, 2 * tail)
+        windows = text_windows(setting.documents, max(setting.lengths), samples, tail)
+        return tail_prompts(windows, first_ids(tokenizer), length)
 
-    def measure(self, loaded: Loaded, length: int, prepared: Sequence[np.ndarray], setting: Setting) -> Iterator[Score]:
-        """One score a run of text (and bucket of positions); text and method decide it, nothing is drawn."""
+    def measure(self, loaded: Loaded, length: int, prepared: Sequence[Any], setting: Setting) -> Iterator[Score]:
+        """One score a run of text; text and method decide it, nothing is drawn."""
+        tail = tail_tokens(setting.trained_length)
         for sample, ids in enumerate(prepared):
             started = time.perf_counter()
-            if self.kind == "sliding":
-                parts = [(length, self._sliding(loaded, ids, length))]
-            elif self.kind == "position":
-                losses = nll(loaded.model, ids, len(ids) - 1).numpy()
-                ends = sorted(setting.lengths)
-                spans = zip([1, *ends[:-1]], ends, strict=True)
-                parts = [(end, float(losses[begin - 1 : end - 1].mean())) for begin, end in spans]
-            else:
-                tail = tail_tokens(setting.trained_length)
-                parts = [(length, float(nll(loaded.model, ids, tail, reduction="mean")))]
-            seconds = time.perf_counter() - started
-            for at, value in parts:
-                yield Score(at, sample, "nll", value, seconds)
+            value = float(nll(loaded.model, ids, tail, reduction="mean"))
+            yield Score(length, sample, "nll", value, time.perf_counter() - started)
 
-    def _sliding(self, loaded: Loaded, ids: np.ndarray, length: int) -> float:
-        """Mean over all tokens from `length`/2 on, each seeing between `length`/2 and `length` tokens."""
-        half = length // 2
-        starts = range(0, len(ids) - length + 1, half)
-        runs = (ids[start : start + length] for start in starts)
-        return float(np.mean([nll(loaded.model, run, length - half).numpy().mean() for run in runs]))
+    def _check_least(self, length: int, least: int) -> None:
+        if length < least:
+            raise ValueError(f"{self.name}: length={length} is below {least} tokens; ask for at least {least}")
+
+
+@dataclass(frozen=True)
+class PositionLikelihood(Likelihood):
+    """The same by position: of the tokens from each length to the next, in one pass over the longest."""
+
+    name: str = "nll-position"
+    about: str = "NLL by position in one pass: from the length before up to each length"
+
+    def passes(self, setting: Setting) -> tuple[int, ...]:
+        """The longest length alone."""
+        return (max(setting.lengths),)
+
+    def scored(self, length: int, setting: Setting) -> tuple[int, ...]:
+        """Every length: it ends a bucket."""
+        return setting.lengths
+
+    def logits(self, length: int, setting: Setting) -> int:
+        """As for Task: of all tokens."""
+        return length
+
+    def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[np.ndarray]:
+        """As for `Likelihood`, of the longest length."""
+        self._check_least(min(setting.lengths), 8)
+        first = np.array(first_ids(tokenizer), np.int64)
+        windows = text_windows(setting.documents, max(setting.lengths) - len(first), samples)
+        return [np.concatenate([first, window]) for window in windows]
+
+    def measure(self, loaded: Loaded, length: int, prepared: Sequence[Any], setting: Setting) -> Iterator[Score]:
+        """One score a run of text and bucket of positions."""
+        ends = sorted(setting.lengths)
+        for sample, ids in enumerate(prepared):
+            started = time.perf_counter()
+            losses = nll(loaded.model, ids, len(ids) - 1).numpy()
+            seconds = time.perf_counter() - started
+            for begin, end in zip([1, *ends[:-1]], ends, strict=True):
+                yield Score(end, sample, "nll", float(losses[begin - 1 : end - 1].mean()), seconds)
 
 
 def tail_tokens(trained_length: int) -> int:
@@ -99,12 +100,7 @@ def tail_prompts(windows: Sequence[np.ndarray], first: Sequence[int] | np.ndarra
     return [np.array([*first, *window[len(window) - (length - len(first)) :]]) for window in windows]
 
 
-LIKELIHOOD = (
-    Likelihood("nll", "NLL of the same last M/4 tokens, by how many tokens they see", "tail"),
-    Likelihood("nll-position", "NLL by position in one pass: from the length before up to each length", "position"),
-    Likelihood("nll-sliding", "NLL over a window of that length, sliding by half of it", "sliding"),
-)
-TAIL = LIKELIHOOD[0]
+TAIL = Likelihood()
 """The task of every measured failure."""
 
 
@@ -117,7 +113,7 @@ class Keyed:
 
 
 @dataclass(frozen=True)
-class LongPPL(Task):
+class LongPPL(Likelihood):
     """NLL of key tokens, of the tokens that `nll` scores. One evaluator chooses them, the same for every method."""
 
     name: str = "longppl"
@@ -128,15 +124,7 @@ class LongPPL(Task):
     )
     keyed: ClassVar[bool] = True
 
-    def logits(self, length: int, setting: Setting) -> int:
-        """As for Task: those of the scored tokens."""
-        return tail_tokens(setting.trained_length)
-
-    def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[np.ndarray]:
-        """The runs of text of `nll`, with nothing chosen in them yet."""
-        return TAIL.prepare(tokenizer, length, setting, samples)
-
-    def measure(self, loaded: Loaded, length: int, prepared: Sequence[Keyed], setting: Setting) -> Iterator[Score]:
+    def measure(self, loaded: Loaded, length: int, prepared: Sequence[Any], setting: Setting) -> Iterator[Score]:
         """Mean NLL of each text's key tokens, then how many each has; a text without any has no NLL."""
         for sample, text in enumerate(prepared):
             if text.keys.any():
@@ -147,16 +135,11 @@ class LongPPL(Task):
             yield Score(length, sample, "keys", float(text.keys.sum()))
 
 
-def short_context(trained_length: int) -> int:
-    """Tokens of the short context: M/4; a quarter of it, or more, shares one, as in the public code."""
-    return tail_tokens(trained_length)
-
-
 def key_tokens(loaded: Loaded, ids: np.ndarray, trained_length: int) -> np.ndarray:
     """Which of the last M/4 tokens of `ids` are key tokens, under whatever method is attached to the evaluator.
 
     Those whose NLL falls by more than `GAIN` from the short context to all of `ids`, and is below `LIKELY` then. The
-    short context slides: of the tokens that share one, each sees at least `short_context` tokens.
+    short context, M/4 tokens, slides: of the tokens that share one, each sees at least so many.
     """
     full = nll(loaded.model, ids, tail_tokens(trained_length)).numpy()
     contexts = short_contexts(len(ids), trained_length)
@@ -166,10 +149,10 @@ def key_tokens(loaded: Loaded, ids: np.ndarray, trained_length: int) -> np.ndarr
 
 def short_contexts(length: int, trained_length: int) -> list[tuple[int, int, int]]:
     """Where each short context begins, where those tokens begin that share it, and where they end."""
-    short = short_context(trained_length)
-    slide = max(1, short // 4)
-    starts = range(length - tail_tokens(trained_length), length, slide)
+    short = tail_tokens(trained_length)
+    slide = max(1, short // 4)  # so many tokens share one, as in the public code
+    starts = range(length - short, length, slide)
     return [(max(0, at - short), at, min(at + slide, length)) for at in starts]
 
 
-LONGPPL = LongPPL()
+LIKELIHOOD = (TAIL, PositionLikelihood(), LongPPL())

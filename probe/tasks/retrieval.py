@@ -120,9 +120,9 @@ def first_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     return tuple(whole[: next(n for n in range(len(whole)) if whole[n : n + len(plain)] == plain)])
 
 
-def repeated_sentences(tokenizer: Tokenizer, sentences: Sequence[str] = PASSKEY_FILLER) -> Filler:
-    """Filler that repeats `sentences` in order (the paper's haystack)."""
-    encoded = [encode(tokenizer, sentence) for sentence in sentences]
+def repeated_sentences(tokenizer: Tokenizer) -> Filler:
+    """Filler that repeats `PASSKEY_FILLER` in order (the paper's haystack)."""
+    encoded = [encode(tokenizer, sentence) for sentence in PASSKEY_FILLER]
     round_tokens = sum(map(len, encoded))
     return lambda tokens: encoded * (tokens // round_tokens + 1)
 
@@ -138,6 +138,25 @@ def random_sentences(tokenizer: Tokenizer, rng: np.random.Generator) -> Filler:
             sentences.append(encode_once(tokenizer, f" {' '.join(words)}."))
             left -= len(sentences[-1])
         return sentences
+
+    return fill
+
+
+def text_filler(documents: Sequence[np.ndarray], rng: np.random.Generator) -> Filler:
+    """Filler of running text from a random place, in sentences of 16 tokens.
+
+    Where no document is long enough they are strung together, again and again if need be.
+    """
+
+    def fill(tokens: int) -> list[Sequence[int]]:
+        long_enough = [ids for ids in documents if len(ids) >= tokens]
+        if not long_enough:
+            strung = np.concatenate(documents)
+            long_enough = [np.tile(strung, -(-tokens // len(strung)))]
+        document = long_enough[int(rng.integers(len(long_enough)))]
+        begin = int(rng.integers(len(document) - tokens + 1))
+        ids = document[begin : begin + tokens].tolist()
+        return [ids[place : place + 16] for place in range(0, tokens, 16)]
 
     return fill
 
@@ -166,18 +185,10 @@ def _haystack(filler: Filler, tokens: int, depth: float) -> tuple[list[int], lis
 
 
 def single_key(
-    tokenizer: Tokenizer,
-    length: int,
-    header: str,
-    sentence: str,
-    question: str,
-    key: str,
-    filler: Filler,
-    depth: float,
-    first: tuple[int, ...] | None = None,
+    tokenizer: Tokenizer, length: int, header: str, sentence: str, question: str, key: str, filler: Filler, depth: float
 ) -> Prompt:
-    """A prompt with `sentence` in filler, exactly `length` tokens. first: what stands first; None: `first_ids`."""
-    start = (first_ids(tokenizer) if first is None else first) + encode(tokenizer, header)
+    """A prompt with `sentence` in filler, exactly `length` tokens."""
+    start = first_ids(tokenizer) + encode(tokenizer, header)
     middle, end = encode(tokenizer, sentence), encode(tokenizer, question)
     fixed = len(start) + len(middle) + len(end)
     if length < fixed:
@@ -200,8 +211,6 @@ def passkey(
     rng: np.random.Generator,
     *,
     depth: float | None = None,
-    digits: int = 5,
-    filler: Filler | None = None,
     enhanced: str | None = None,
 ) -> Prompt:
     """The paper's passkey prompt (appendix "Passkey Retrieval Dataset") of exactly `length` tokens.
@@ -210,33 +219,28 @@ def passkey(
     one of `PASSKEY_ENHANCED`.
     Raises ValueError when `length` cannot hold the fixed text.
     """
-    key = random_key(rng, digits)
+    key = random_key(rng)
     depth = float(rng.random()) if depth is None else depth
-    filler = filler or repeated_sentences(tokenizer)
     sentence = PASSKEY_KEY.format(key=key)
     before, question = PASSKEY_ENHANCED[enhanced] if enhanced else ("", PASSKEY_QUESTION)
-    prompt = single_key(tokenizer, length, before + PASSKEY_HEADER, sentence, question, key, filler, depth)
+    prompt = single_key(
+        tokenizer, length, before + PASSKEY_HEADER, sentence, question, key, repeated_sentences(tokenizer), depth
+    )
     return replace(prompt, before=SENTENCE) if question.endswith("A:") else prompt
 
 
 def needle(
-    tokenizer: Tokenizer,
-    length: int,
-    rng: np.random.Generator,
-    *,
-    filler: Filler,
-    depth: float | None = None,
-    digits: int = 5,
+    tokenizer: Tokenizer, length: int, rng: np.random.Generator, *, filler: Filler, depth: float | None = None
 ) -> Prompt:
     """RULER's single needle (niah_single) in `filler`, exactly `length` tokens; arguments as for `passkey`."""
-    name, key = random_name(rng), random_key(rng, digits)
+    name, key = random_name(rng), random_key(rng)
     depth = float(rng.random()) if depth is None else depth
     sentence = NEEDLE_KEY.format(name=name, key=key)
     question = NEEDLE_QUESTION.format(name=name)
     return single_key(tokenizer, length, NEEDLE_HEADER, sentence, question, key, filler, depth)
 
 
-def lines(tokenizer: Tokenizer, length: int, rng: np.random.Generator, *, digits: int = 5) -> Prompt:
+def lines(tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> Prompt:
     """LongEval's line retrieval: as many lines as fit, one asked for; the rest is filled with line breaks."""
     start = first_ids(tokenizer) + encode(tokenizer, LINES_HEADER)
     names: dict[str, str] = {}
@@ -245,7 +249,7 @@ def lines(tokenizer: Tokenizer, length: int, rng: np.random.Generator, *, digits
     room = length - len(start)
     used = 0
     while True:
-        name, key = random_name(rng), random_key(rng, digits)
+        name, key = random_name(rng), random_key(rng)
         if name in names and 2 * len(names) > len(ADJECTIVES) * len(NOUNS):  # names run out
             name = f"{name}-{len(names)}"
         line = encode_once(tokenizer, LINES_LINE.format(name=name, key=key))
@@ -273,53 +277,6 @@ def lines(tokenizer: Tokenizer, length: int, rng: np.random.Generator, *, digits
         answer_ids=encode(tokenizer, names[name]),
         answer=names[name],
         key_position=len(start) + missing + sum(map(len, body[:index])),
-    )
-
-
-_USER_TEXT = "USERTEXT"
-_CHAT_ANSWER = " The pass key is"
-
-
-def chat_frame(tokenizer: Tokenizer) -> tuple[str, str]:
-    """What the chat template puts before a user's message, and after it up to the assistant's answer.
-
-    Raises ValueError for a tokenizer without a template, and for a template that does not put the text as it is.
-    """
-    if not tokenizer.chat_template:
-        raise ValueError("passkey-chat: this tokenizer has no chat template; use the task passkey")
-    messages = [{"role": "user", "content": _USER_TEXT}]
-    before, *after = str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)).split(
-        _USER_TEXT
-    )
-    if len(after) != 1:
-        raise ValueError(
-            f"passkey-chat: this tokenizer's chat template has the user's text, as it is, {len(after)} times in place "
-            "of once; use the task passkey"
-        )
-    return before, after[0]
-
-
-def passkey_chat(tokenizer: Tokenizer, length: int, rng: np.random.Generator, *, depth: float | None = None) -> Prompt:
-    """The paper's passkey prompt of exactly `length` tokens, the template's included; the answer is begun.
-
-    Up to the question it is the user's message; "The pass key is" is the assistant's. What stands first is the
-    template's own, as in transformers' chats: the tokenizer adds nothing. Errors as for `passkey` and `chat_frame`.
-    """
-    before, after = chat_frame(tokenizer)
-    key = random_key(rng)
-    depth = float(rng.random()) if depth is None else depth
-    answer = _CHAT_ANSWER.lstrip() if after[-1:].isspace() else _CHAT_ANSWER
-    question = PASSKEY_QUESTION.removesuffix(_CHAT_ANSWER) + after + answer
-    return single_key(
-        tokenizer,
-        length,
-        before + PASSKEY_HEADER,
-        PASSKEY_KEY.format(key=key),
-        question,
-        key,
-        repeated_sentences(tokenizer),
-        depth,
-        first=(),
     )
 
 

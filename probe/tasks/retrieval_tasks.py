@@ -1,4 +1,4 @@
-"""Retrieval tasks: passkey (four prompts), RULER's single needle (three haystacks), LongEval's lines."""
+"""Retrieval tasks: passkey (three prompts), RULER's single needle (three haystacks), LongEval's lines."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 from mesa.models import Loaded
 from probe.tasks import retrieval
 from probe.tasks.base import Metric, Score, Setting, Task, in_batches
-from probe.tasks.retrieval import Prompt, passkey_chat
-from probe.tasks.score import retrieval_hits, text_filler
+from probe.tasks.retrieval import Prompt
+from probe.tasks.score import retrieval_hits
 
 Build = Callable[[Any, int, np.random.Generator, Setting], Prompt]
 """Called with tokenizer, length, random generator and setting."""
@@ -58,15 +58,11 @@ def _passkey(prompt: str | None = None) -> Build:
     return build
 
 
-def _passkey_chat(tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting) -> Prompt:
-    return passkey_chat(tokenizer, length, rng, depth=setting.depth)
-
-
 def _niah(haystack: str) -> Build:
     def build(tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting) -> Prompt:
         fillers = {
             "repeat": lambda: retrieval.repeated_sentences(tokenizer),
-            "essay": lambda: text_filler(setting.documents, rng),
+            "essay": lambda: retrieval.text_filler(setting.documents, rng),
             "noise": lambda: retrieval.random_sentences(tokenizer, rng),
         }
         return retrieval.needle(tokenizer, length, rng, filler=fillers[haystack](), depth=setting.depth)
@@ -84,7 +80,6 @@ RETRIEVAL = (
     RetrievalTask("passkey", "the paper's passkey prompt", _passkey()),
     RetrievalTask("passkey-question", _QUESTION, _passkey("question")),
     RetrievalTask("passkey-answer", "passkey, enhanced: 'Q: ... A: the passkey is'", _passkey("answer")),
-    RetrievalTask("passkey-chat", "passkey as a user's message in the tokenizer's chat template", _passkey_chat),
     RetrievalTask("niah-repeat", "RULER's single needle in repeated sentences", _niah("repeat")),
     RetrievalTask("niah-essay", "RULER's single needle in running text", _niah("essay")),
     RetrievalTask("niah-noise", "RULER's single needle in random words", _niah("noise")),

@@ -13,7 +13,7 @@ from mesa.models import Loaded
 from probe.tasks import ruler_prompts
 from probe.tasks.base import Metric, Score, Setting, Task, in_batches
 from probe.tasks.ruler_prompts import ListPrompt, TooShortError
-from probe.tasks.score import greedy, text_filler, until_end
+from probe.tasks.score import greedy, until_end
 
 Build = Callable[..., ListPrompt]
 """Called with tokenizer, length, random generator, setting and a size's parameters."""
@@ -58,11 +58,6 @@ class RulerTask(Task):
     def describe(self, tokenizer: Any, setting: Setting) -> str:
         """Size and generated tokens, in words."""
         return f"{self.size(tokenizer, setting).about}; {self.answer_tokens(setting)} tokens generated"
-
-    def has_ruler_size(self, tokenizer: Any, setting: Setting) -> bool:
-        """Whether it is as large as RULER's, with as many tokens generated."""
-        rulers = next(size for size in self.sizes if setting.trained_length >= size.least)
-        return self.answer_tokens(setting) == self.generated and self.size(tokenizer, setting) == rulers
 
     def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[ListPrompt]:
         """The prompts; the same for every method. Raises ValueError for a length that they cannot have."""
@@ -143,25 +138,6 @@ def _size(task: RulerTask, tokenizer: Any, trained_length: int) -> Size:
     return sizes[-1]
 
 
-def _niah(tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting, **size: Any) -> ListPrompt:
-    return ruler_prompts.niah(tokenizer, length, rng, filler=text_filler(setting.documents, rng), **size)
-
-
-def _niah_lines(tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting, **size: Any) -> ListPrompt:
-    return ruler_prompts.niah_lines(tokenizer, length, rng, depth=setting.depth, **size)
-
-
-def _fixed(build: Callable[..., ListPrompt]) -> Build:
-    """The builder as one that ignores the setting."""
-
-    def build_with_setting(
-        tokenizer: Any, length: int, rng: np.random.Generator, setting: Setting, **size: Any
-    ) -> ListPrompt:
-        return build(tokenizer, length, rng, **size)
-
-    return build_with_setting
-
-
 _BINARY = (Metric("recall", "share found", binary=True), _COPIED)
 _CWE = tuple(
     Size(
@@ -191,14 +167,14 @@ RULER = (
     RulerTask(
         "niah-multikey-2",
         "RULER: one number among needles alone",
-        _niah_lines,
+        ruler_prompts.niah_lines,
         128,
         metrics=_BINARY,
     ),
     RulerTask(
         "niah-multikey-3",
         "RULER: one uuid among needles of uuids alone",
-        _niah_lines,
+        ruler_prompts.niah_lines,
         128,
         (Size("RULER's size", (("uuids", True),)),),
         _BINARY,
@@ -206,19 +182,19 @@ RULER = (
     RulerTask(
         "niah-multivalue",
         "RULER: several numbers of one name in running text",
-        _niah,
+        ruler_prompts.niah,
         128,
         tuple(Size(f"{count} values", (("values", count),)) for count in (4, 3, 2)),
     ),
     RulerTask(
         "niah-multiquery",
         "RULER: the numbers of several names in running text",
-        _niah,
+        ruler_prompts.niah,
         128,
         tuple(Size(f"{count} queries", (("keys", count),)) for count in (4, 3, 2)),
     ),
-    RulerTask("vt", "RULER: all variables of a chain of assignments", _fixed(ruler_prompts.variables), 30, _VT),
-    RulerTask("cwe", "RULER: the commonest words of a list", _fixed(ruler_prompts.common_words), 120, _CWE),
-    RulerTask("fwe", "RULER: the three commonest coded words", _fixed(ruler_prompts.frequent_words), 50),
+    RulerTask("vt", "RULER: all variables of a chain of assignments", ruler_prompts.variables, 30, _VT),
+    RulerTask("cwe", "RULER: the commonest words of a list", ruler_prompts.common_words, 120, _CWE),
+    RulerTask("fwe", "RULER: the three commonest coded words", ruler_prompts.frequent_words, 50),
 )
 """RULER's synthetic tasks beside its single needles (`retrieval_tasks.py`)."""

@@ -19,21 +19,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from probe.tasks.base import Setting
 from probe.tasks.retrieval import (
     PASSKEY_FILLER,
-    Filler,
     Prompt,
     encode,
     encode_once,
     first_ids,
     random_key,
     random_name,
+    text_filler,
 )
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase as Tokenizer
 
 Ids = tuple[int, ...]
+Random = np.random.Generator
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
 
 
@@ -57,7 +59,7 @@ class ListPrompt(Prompt):
     expected: tuple[str, ...]
 
 
-def insert_pieces(filler: Sequence[Ids], needles: Sequence[Ids], rng: np.random.Generator) -> list[Ids]:
+def insert_pieces(filler: Sequence[Ids], needles: Sequence[Ids], rng: Random) -> list[Ids]:
     """The needles, in order, between pieces of filler; no two side by side where there is filler enough."""
     gaps = len(filler) + 1
     drawn = np.sort(rng.choice(gaps, len(needles), replace=gaps < len(needles)))
@@ -119,18 +121,13 @@ NIAH_QUESTION = (
 
 
 def niah(
-    tokenizer: Tokenizer,
-    length: int,
-    rng: np.random.Generator,
-    *,
-    keys: int = 1,
-    values: int = 1,
-    filler: Filler,
+    tokenizer: Tokenizer, length: int, rng: Random, setting: Setting, *, keys: int = 1, values: int = 1
 ) -> ListPrompt:
-    """RULER's niah_multivalue (`values`) and niah_multiquery (`keys`, all asked for), in `filler`.
+    """RULER's niah_multivalue (`values`) and niah_multiquery (`keys`, all asked for), in running text.
 
     Raises TooShortError when `length` cannot hold the fixed text.
     """
+    filler = text_filler(setting.documents, rng)
     names = draw_distinct(lambda: random_name(rng), keys)
     numbers = draw_distinct(lambda: random_key(rng, 7), keys * values)
     pairs = [(names[at // values], number) for at, number in enumerate(numbers)]
@@ -150,9 +147,7 @@ def niah(
     return assemble(tokenizer, header, insert_pieces(sentences, needles, rng), end, length, numbers, ", ".join(numbers))
 
 
-def niah_lines(
-    tokenizer: Tokenizer, length: int, rng: np.random.Generator, *, uuids: bool = False, depth: float | None = None
-) -> ListPrompt:
+def niah_lines(tokenizer: Tokenizer, length: int, rng: Random, setting: Setting, *, uuids: bool = False) -> ListPrompt:
     """RULER's niah_multikey_2 (_3 with `uuids`): as many needles as fit, one asked for; line breaks fill the rest."""
     kind = "uuids" if uuids else "numbers"
     draw_name = (lambda: _uuid(rng)) if uuids else (lambda: random_name(rng))
@@ -173,7 +168,7 @@ def niah_lines(
         body.append(following)
         room -= len(following)
         following = other()
-    at = round((float(rng.random()) if depth is None else depth) * len(body))
+    at = round((float(rng.random()) if setting.depth is None else setting.depth) * len(body))
     return assemble(tokenizer, header, [*body[:at], needle, *body[at:]], end, length, [value], value, at)
 
 
@@ -189,7 +184,7 @@ def _niah_frame(tokenizer: Tokenizer, names: Sequence[str], kind: str, count: in
     return first_ids(tokenizer) + encode(tokenizer, header), encode_once(tokenizer, question)
 
 
-def _uuid(rng: np.random.Generator) -> str:
+def _uuid(rng: Random) -> str:
     return str(uuid.UUID(bytes=rng.bytes(16), version=4))
 
 
@@ -203,7 +198,7 @@ VT_QUESTION = (
 
 
 def variables(
-    tokenizer: Tokenizer, length: int, rng: np.random.Generator, *, hops: int = 4, example: int | None = 10
+    tokenizer: Tokenizer, length: int, rng: Random, setting: Setting, *, hops: int = 4, example: int | None = 10
 ) -> ListPrompt:
     """RULER's variable tracking, one chain in repeated sentences. example: its rounds of them; None: no example."""
     start = first_ids(tokenizer)
@@ -219,7 +214,7 @@ def variables(
     return assemble(tokenizer, start, insert_pieces(rounds, chain, rng), end, length, names, " ".join(names))
 
 
-def _chain(tokenizer: Tokenizer, rng: np.random.Generator, hops: int, letters: int) -> tuple[list[str], list[Ids], Ids]:
+def _chain(tokenizer: Tokenizer, rng: Random, hops: int, letters: int) -> tuple[list[str], list[Ids], Ids]:
     """Names, assignments and the question of a chain of variables."""
     names = draw_distinct(lambda: "".join(rng.choice(LETTERS, letters)).upper(), hops + 1)
     value = random_key(rng)
@@ -253,7 +248,8 @@ _SYLLABLES = [consonant + vowel for consonant in "bcdfghjklmnprstvwz" for vowel 
 def common_words(
     tokenizer: Tokenizer,
     length: int,
-    rng: np.random.Generator,
+    rng: Random,
+    setting: Setting,
     *,
     common: int = 10,
     repeats: tuple[int, int] = (30, 3),
@@ -288,7 +284,7 @@ def common_words(
     return assemble(tokenizer, start, body, end, length, words[:common], _numbered_answer(words[:common]))
 
 
-def frequent_words(tokenizer: Tokenizer, length: int, rng: np.random.Generator) -> ListPrompt:
+def frequent_words(tokenizer: Tokenizer, length: int, rng: Random, setting: Setting) -> ListPrompt:
     """RULER's frequent words: coded words by Zipf's law with alpha 2, the commonest of them dots; three are asked for.
 
     RULER's vocabulary of `length`/50, at least five; so many words that the fourth and the fifth differ in number.
@@ -321,7 +317,7 @@ def _number(tokenizer: Tokenizer, at: int) -> Ids:
 
 
 def _numbered(
-    tokenizer: Tokenizer, words: Sequence[Ids], common: int, repeats: tuple[int, int], rng: np.random.Generator
+    tokenizer: Tokenizer, words: Sequence[Ids], common: int, repeats: tuple[int, int], rng: Random
 ) -> list[Ids]:
     """Numbers and words in turn, the first `common` words and the others so many times, shuffled."""
     sequence = [*words[:common]] * repeats[0] + [*words[common:]] * repeats[1]
@@ -332,7 +328,7 @@ def _numbered_answer(words: Sequence[str]) -> str:
     return " ".join(f"{at}. {word}" for at, word in enumerate(words, 1))
 
 
-def _syllable_words(rng: np.random.Generator, count: int) -> list[str]:
+def _syllable_words(rng: Random, count: int) -> list[str]:
     """Distinct words of two syllables, or of three where many are asked for; none is part of another."""
     syllables = 2 if 2 * count <= len(_SYLLABLES) ** 2 else 3
     return draw_distinct(lambda: "".join(_SYLLABLES[at] for at in rng.integers(0, len(_SYLLABLES), syllables)), count)

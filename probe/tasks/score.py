@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,38 +11,16 @@ import torch
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from mesa.models import Loaded
-from probe.tasks import corpus
-from probe.tasks.retrieval import Filler, Prompt
+from probe.tasks import sources
+from probe.tasks.retrieval import Prompt
 
 SLICE = 1024
 """Tokens whose logits are copied at once."""
-_LONGEST, _LARGEST = 2**20, 2**16  # characters; tokens: up to these, ids are kept for the next run of this process
 
 
 def heldout_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str] | None = None) -> list[np.ndarray]:
     """Token ids of held-out texts (the shipped ones by default), without special tokens."""
-    texts = tuple(corpus.heldout() if texts is None else texts)
-    inner = getattr(tokenizer, "backend_tokenizer", None)
-    if inner is None or sum(map(len, texts)) > _LONGEST or tokenizer.vocab_size > _LARGEST:
-        return _ids(tokenizer, texts)
-    return [ids.copy() for ids in _remembered(_Rules(type(tokenizer), inner.to_str(), tokenizer), texts)]
-
-
-@dataclass(frozen=True)
-class _Rules:
-    """What a tokenizer does; two that do the same are equal."""
-
-    kind: type
-    serialised: str
-    tokenizer: Any = field(compare=False)
-
-
-@lru_cache(maxsize=4)
-def _remembered(rules: _Rules, texts: tuple[str, ...]) -> list[np.ndarray]:
-    return _ids(rules.tokenizer, texts)
-
-
-def _ids(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
+    texts = sources.heldout() if texts is None else texts
     batch = tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids
     return [np.array(ids, np.int64) for ids in batch]
 
@@ -120,22 +96,3 @@ def until_end(loaded: Loaded, ids: list[int]) -> str:
     ends = [tokenizer.eos_token_id, *(stated if isinstance(stated, list) else [stated])]
     length = next((place for place, token in enumerate(ids) if token in ends), len(ids))
     return tokenizer.decode(ids[:length], skip_special_tokens=True).strip()
-
-
-def text_filler(documents: Sequence[np.ndarray], rng: np.random.Generator) -> Filler:
-    """Filler of running text from a random place, in sentences of 16 tokens.
-
-    Where no document is long enough they are strung together, again and again if need be.
-    """
-
-    def fill(tokens: int) -> list[Sequence[int]]:
-        long_enough = [ids for ids in documents if len(ids) >= tokens]
-        if not long_enough:
-            strung = np.concatenate(documents)
-            long_enough = [np.tile(strung, -(-tokens // len(strung)))]
-        document = long_enough[int(rng.integers(len(long_enough)))]
-        begin = int(rng.integers(len(document) - tokens + 1))
-        ids = document[begin : begin + tokens].tolist()
-        return [ids[place : place + 16] for place in range(0, tokens, 16)]
-
-    return fill

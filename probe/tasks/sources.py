@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from probe.tasks import corpus
-
+HELDOUT_FILES = tuple(
+    f"{name}.py" for name in "argparse configparser difflib fractions heapq mailbox statistics textwrap".split()
+)
+"""Files of Python's standard library that the shipped models have not seen, shipped beside their checkpoints."""
 _SUFFIXES = (".txt", ".md", ".json", ".jsonl")
 _PAIRS = (("document", "summary"), ("report", "summary"))
 
 
-def texts(source: str | None, column: str = "text") -> list[str]:
+def heldout() -> list[str]:
+    """The shipped held-out texts, in the order of `HELDOUT_FILES`."""
+    folder = resources.files("mesa") / "shipped" / "heldout"
+    return [(folder / f"{name}.txt").read_text(encoding="utf-8") for name in HELDOUT_FILES]
+
+
+def texts(source: str | None) -> list[str]:
     """Texts of `source`: None for the shipped held-out text, a .txt or .jsonl file, a dataset folder or hub name.
 
-    Of datasets the column `column` of the split 'test' (or the first there is) is taken. Raises FileNotFoundError for
+    Of datasets the column `text` of the split 'test' (or the first there is) is taken. Raises FileNotFoundError for
     what is neither here nor on the hub, ValueError for an empty source or a missing column.
     """
     if source is None:
-        return corpus.heldout()
+        return heldout()
     path = Path(source)
     if path.is_file() and path.suffix != ".jsonl":
         documents = [plain_text(path)]
     else:
-        documents = [str(_field(row, (column,), source, number)) for number, row in enumerate(_rows(source), 1)]
+        documents = [str(_field(row, "text", source, number)) for number, row in enumerate(_rows(source), 1)]
     documents = [text for text in documents if text.strip()]
     if not documents:
         raise ValueError(f"{source} holds no text; give a file or dataset that does")
@@ -51,7 +60,7 @@ def pairs(source: str) -> list[tuple[str, str]]:
     rows = []
     for number, row in enumerate(_rows(source), 1):
         names = next((names for names in _PAIRS if names[0] in row), _PAIRS[0])
-        rows.append((str(_field(row, names[:1], source, number)), str(_field(row, names[1:], source, number))))
+        rows.append((str(_field(row, names[0], source, number)), str(_field(row, names[1], source, number))))
     if not rows:
         raise ValueError(f"{source} is empty; give lines with document and summary")
     return rows
@@ -91,8 +100,7 @@ def _dataset(source: str) -> Any:
     return splits["test"] if "test" in splits else next(iter(splits.values()))
 
 
-def _field(row: Mapping[str, Any], names: tuple[str, ...], source: str, number: int) -> Any:
-    for name in names:
-        if name in row:
-            return row[name]
-    raise ValueError(f"{source}, row {number} has no field {names[0]!r}; it has {', '.join(map(str, row))}")
+def _field(row: Mapping[str, Any], name: str, source: str, number: int) -> Any:
+    if name not in row:
+        raise ValueError(f"{source}, row {number} has no field {name!r}; it has {', '.join(map(str, row))}")
+    return row[name]

@@ -14,7 +14,7 @@ import mesa
 from mesa import support
 from mesa.methods import Method, registry
 from mesa.models import Loaded
-from probe.tasks import corpus, score
+from probe.tasks import score, sources
 from probe.tasks.base import Setting, Task
 from probe.tasks.likelihood import TAIL, tail_tokens
 from probe.tasks.retrieval_tasks import RETRIEVAL
@@ -116,7 +116,7 @@ def write_card(folder: Path, measured: dict[str, Any]) -> None:
             architecture=architecture.format(**config),
             shares=", ".join(f"{share:.0%} {kind}" for kind, share in SHARES.items()),
             tables="\n\n".join(tables),
-            heldout=", ".join(corpus.HELDOUT_FILES),
+            heldout=", ".join(sources.HELDOUT_FILES),
         )
     )
 

@@ -1,6 +1,6 @@
 """Trains the default model: a small model that retrieves inside its window and breaks beyond it.
 
-Seeded and offline: the text is the running interpreter's standard library (`probe.tasks.corpus`), the rest is drawn by
+Seeded and offline: the text is the running interpreter's standard library (`training_files`), the rest is drawn by
 `research.shipped_models.mixture`. Lengths grow from 48 tokens to the trained window over the first 40% of the tokens;
 without that the model finds nothing but positional shortcuts.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,11 +22,12 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from probe.tasks import corpus
+from probe.tasks import sources
 from research.shipped_models import quizzes
 from research.shipped_models.making import make_model, make_optimizers, train_tokenizer
 from research.shipped_models.mixture import BASICS, SHARES, Mixture
 
+_SKIPPED_FOLDERS = {"__pycache__", "encodings", "idlelib", "lib2to3", "site-packages", "test", "tests", "turtledemo"}
 LENGTHS = (48, 64, 96, 128, 192, 256)
 """Lengths of the curriculum (tokens), the last one the trained window M."""
 ARCHITECTURES = ("llama", "nope", "alibi")
@@ -151,9 +153,21 @@ def loss_of(model: Any, ids: torch.Tensor, weights: torch.Tensor, draws: torch.T
     return (losses * scale).sum() / scale.sum()
 
 
+def training_files() -> list[Path]:
+    """The standard library's modules (docstrings and `pydoc` topics included), without tests and held-out files."""
+    root = Path(sysconfig.get_path("stdlib"))
+    paths = (
+        path
+        for path in root.rglob("*.py")
+        if not _SKIPPED_FOLDERS & set(path.relative_to(root).parts[:-1])
+        and not (path.parent == root and path.name in sources.HELDOUT_FILES)
+    )
+    return sorted(paths)
+
+
 def read_corpus(config: TrainConfig) -> tuple[Mixture, dict[str, int]]:
     """What is read while training, and what `training.json` says of it."""
-    texts = [corpus.read(path) for path in corpus.training_files()]
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in training_files()]
     tokenizer = train_tokenizer(texts, config.vocabulary, quizzes.PROMPTS)
     encoded = [np.array(ids, np.int64) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
     text = np.concatenate(encoded)

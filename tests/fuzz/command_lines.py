@@ -100,7 +100,6 @@ WRONG = {  # by the option's destination
     "data": [*FILES, "{text}"],
     "depth": [*NUMBERS, "-0.1", "1.1"],
     "new_tokens": [*WHOLE, "0"],
-    "evaluator": MODELS,
     "evaluator_method": NAMES,
     "harness": ["", ",", "a,,b"],
     "include_path": ["", "/nonexistent"],

@@ -93,7 +93,7 @@ def test_every_key_of_a_short_prompt_is_tried(monkeypatch):
     tokenizer, setting = evaluation.tokenizer_of("default"), Setting(128, (80,), samples=20)
     assert not unfit_length([PASSKEY], tokenizer, 80, setting)
     keys = iter(["12345"] * 7 + ["12345" * 9] * 13)
-    monkeypatch.setattr("probe.tasks.retrieval.random_key", lambda rng, digits: next(keys))
+    monkeypatch.setattr("probe.tasks.retrieval.random_key", lambda rng: next(keys))
     assert "--lengths 80: length=80 is below the task's" in unfit_length([PASSKEY], tokenizer, 80, setting)
 
 

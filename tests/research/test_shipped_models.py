@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM
 import mesa
 from mesa.models import load
 from mesa.support import trained_length
-from probe.tasks import corpus
 from probe.tasks.base import Setting
 from research.shipped_models import card, key_values, making, quizzes, train
 from research.shipped_models.mixture import ANSWER, PROMPT, SHARES, Mixture
@@ -28,7 +27,7 @@ TINY = train.TrainConfig(
 def read():
     """A corpus of one file."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus, "training_files", lambda files=corpus.training_files: files()[:1])
+        patch.setattr(train, "training_files", lambda files=train.training_files: files()[:1])
         return train.read_corpus(TINY)
 
 

@@ -13,7 +13,7 @@ from mesa.models import load
 from mesa.plan import follows_length, reach
 from mesa.settings import fitting_methods
 from probe.statistics import correlations
-from probe.tasks import corpus
+from probe.tasks import sources
 from research.thresholds_predict_failure import measure, predict
 from research.thresholds_predict_failure.figures import lengths_figure
 from research.thresholds_predict_failure.inputs import seeded_windows, study_prompts
@@ -41,10 +41,10 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module", autouse=True)
 def little():
     """The shortest of the held-out texts alone, few places for the control; random weights count as above chance."""
-    text = min(corpus.heldout(), key=len)
+    text = min(sources.heldout(), key=len)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(predict, "negative_control", partial(predict.negative_control, count=3))
-        patch.setattr(corpus, "heldout", lambda: [text])
+        patch.setattr(sources, "heldout", lambda: [text])
         patch.setattr("research.thresholds_predict_failure.results.is_chance", lambda *_: False)
         patch.setattr("research.thresholds_predict_failure.results.LEAST_ACCURACY", 0)
         yield

@@ -13,9 +13,9 @@ from mesa_lens.dashboard.elements import FORMS, buttons, download, file_stem, is
 from mesa_lens.dashboard.runs import EVALUATION, HARNESS, PAPER, REPORT, Context, Result, results
 from mesa_lens.dashboard.views import progress
 from mesa_lens.paper.sections import SECTIONS, Section
-from mesa_lens.paper.words import harness_table, words
 from probe.evaluation.effective import effective_table
 from probe.evaluation.summary import Table, difference_tables, longppl_table, mean_tables
+from probe.evaluation.text import harness_table, sentences
 from probe.figures.curves import evaluation_charts, evaluation_numbers
 from probe.figures.export import Export
 from probe.store.location import as_path
@@ -67,7 +67,7 @@ def _read(result: Result) -> Mapping[str, Any]:
 
 def _evaluation(summary: Mapping[str, Any], stem: str) -> None:
     """Effective lengths, LongPPL, differences to the reference, curves with downloads, and all means in a fold."""
-    for sentence in words(summary):
+    for sentence in sentences(summary):
         st.markdown(plain(sentence))
     tables = {
         "Effective length": effective_table(summary.get("effective", ())),

@@ -29,11 +29,7 @@ def by_method(rows, tasks=("vt", "cwe")):
 def test_the_longest_length_with_085_of_the_references_score_at_the_shortest():
     entries = by_method(rows(origin=(0.8, 0.67, 0.1, 0), mesa=(0.7, 0.7, 0.68, 0.69), late=(0.5, 0.5, 0.9, 0.5)))
     assert {entry["base"] for entry in entries.values()} == {0.8}
-    assert [(entries["vt", name]["length"], entries["vt", name]["dips"]) for name in ("origin", "mesa", "late")] == [
-        (256, []),  # 0.85 * 0.8 = 0.68
-        (2048, []),
-        (1024, [256, 512]),
-    ]
+    assert [entries["vt", name]["length"] for name in ("origin", "mesa", "late")] == [256, 2048, 1024]  # 0.85 * 0.8
     entries = by_method(rows(origin=(0.8, 0.68, 0.679, 0)))
     assert entries["vt", "origin"]["length"] == 512
     assert ("mean", "origin") not in entries
@@ -110,8 +106,9 @@ def test_what_copying_the_prompt_gives_is_chance():
     for row in copies:
         row["score"] = {256: 0.3, 512: 0.7}.get(row["length"], 0.55)
     entries = by_method([*scores, *copies])
-    assert (entries["vt", "origin"]["length"], entries["vt", "origin"]["dips"]) == (2048, [512])
-    assert (entries["vt", "mesa"]["length"], entries["vt", "mesa"]["dips"]) == (2048, [])
+    assert [entries["vt", method]["length"] for method in ("origin", "mesa")] == [2048, 2048]
+    entries = by_method([*(row for row in scores if row["length"] <= 512), *copies])
+    assert [entries["vt", method]["length"] for method in ("origin", "mesa")] == [256, 512]  # at 512 copying has 0.7
 
 
 def test_a_base_beyond_the_window_judges_nothing():
@@ -121,22 +118,10 @@ def test_a_base_beyond_the_window_judges_nothing():
     assert effective_table([*entries.values()]).rows[1] == ("mesa", "not judged: no length within M = 256")
 
 
-def test_the_mean_is_over_tasks_and_rulers_threshold_needs_all_of_them():
+def test_the_mean_is_over_tasks_that_a_method_has_all_of():
     scores = [*rows(origin=(1, 1, 0.5, 0)), *rows("cwe", origin=(0.9, 0.8, 0.8, 0), mesa=(0.9, 0.9, 0.9, 0.9))]
     entries = by_method(scores)
     assert entries["mean", "origin"]["base"] == pytest.approx(0.95)
     assert entries["mean", "origin"]["length"] == 512  # (1 + 0.8) / 2 = 0.9 >= 0.8075 > 0.65
     assert ("mean", "mesa") not in entries
-    rulers = effective_lengths(scores, ("vt", "cwe"), M, are_rulers=True)
-    assert [entry["ruler"]["length"] for entry in rulers if entry["task"] == "mean"] == [512]
-    assert effective_table(rulers).head[-1] == "mean of 0.856 (RULER's)"
-    other = (
-        effective_lengths(scores, ("vt", "cwe", "fwe"), M, are_rulers=True),
-        effective_lengths(scores, ("vt", "cwe"), M),
-    )
-    assert [entry["ruler"] for each in other for entry in each if entry["task"] == "mean"] == [None, None]
-
-
-def test_without_rulers_tasks_there_is_nothing_to_show():
     assert effective_lengths(rows("passkey", origin=(1, 1)), ("vt",), M) == []
-    assert effective_table([]) is None

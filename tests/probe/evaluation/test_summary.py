@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.stats import multinomial
 
-from mesa_lens.paper.words import words
 from probe.evaluation.plan import TASKS
 from probe.evaluation.summary import interval, paired, places, score_tables, summarize, tables
+from probe.evaluation.text import sentences
 from probe.figures.curves import evaluation_charts, write_curves
 from probe.statistics import bonett_price, shown, student, wilson
 from probe.tasks.base import Metric
@@ -203,7 +203,7 @@ def test_tables_are_rounded_as_they_are_read():
     means, compared = score_tables(summarize(rows, TASKS))
     assert [row[0] + row[2][:5] for row in means.rows] == ["origin1.60 ", "mesa1.60 "]
     assert compared.rows == (("mesa", *["+0.000 [+0.000, +0.000]"] * 2, "+0.008 [+0.008, +0.008]"),)
-    assert words({"cells": summarize(rows, TASKS), "trained_length": 2, "out_of_memory": (), "tasks_left": 0}) == [
+    assert sentences({"cells": summarize(rows, TASKS), "trained_length": 2, "out_of_memory": (), "tasks_left": 0}) == [
         "nll at 4 tokens (2 M): origin 1.53, mesa 1.54."
     ]
 

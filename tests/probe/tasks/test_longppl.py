@@ -1,6 +1,5 @@
 """LongPPL's key tokens are those that were planted, chosen once and never by the method under test."""
 
-import shutil
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,14 +11,14 @@ import torch
 
 from mesa.engine.plug import attachment_of
 from mesa.models import load, tokenizer_of
-from mesa_lens.paper.words import words
-from probe.evaluation import evaluator
+from probe.evaluation import worker
 from probe.evaluation.plan import EvalRequest, estimate, evaluator_passes, plan
 from probe.evaluation.run import run
-from probe.evaluation.summary import longppl_table, pooled_longppl, tables
+from probe.evaluation.summary import longppl_table, pooled_longppl
+from probe.evaluation.text import sentences
 from probe.tasks import likelihood
 from probe.tasks.base import Setting
-from probe.tasks.likelihood import LONGPPL, Keyed, key_tokens
+from probe.tasks.likelihood import Keyed, LongPPL, key_tokens
 
 M = 160  # the short context: 40 to 49 tokens; the tail: the last 40
 LENGTHS = (120, 240)
@@ -82,21 +81,12 @@ def test_only_key_tokens_are_scored_and_a_text_without_any_has_no_score(monkeypa
     keys[[3, 5]] = True
     texts = [Keyed(np.array([10]), keys), Keyed(np.array([20]), np.zeros(40, bool))]
 
-    scores = list(LONGPPL.measure(LOADED, 240, texts, Setting(M, LENGTHS)))
+    scores = list(LongPPL().measure(LOADED, 240, texts, Setting(M, LENGTHS)))
     assert [(score.sample, score.metric, score.value) for score in scores] == [
         (0, "key_nll", 14.0),
         (0, "keys", 2.0),
         (1, "keys", 0.0),
     ]
-
-
-def test_random_weights_have_no_key_tokens_and_the_report_states_it(eval_request, tmp_path):
-    summary = run(plan(eval_request), tmp_path / "out")
-    other_request = [cell for cell in summary["cells"] if cell["task"] == "longppl"]
-    assert {(cell["metric"], cell["mean"]) for cell in other_request} == {("keys", 0.0)}
-    assert "LongPPL is not judged at 120, 240 tokens: there are no key tokens." in words(summary)
-    assert (summary["longppl"], longppl_table(summary["longppl"])) == ([], None)
-    assert "longppl" not in tables(summary["cells"])
 
 
 def test_key_tokens_are_chosen_once_a_length_and_under_the_evaluators_method(eval_request, tmp_path, monkeypatch):
@@ -106,7 +96,7 @@ def test_key_tokens_are_chosen_once_a_length_and_under_the_evaluators_method(eva
         calls.append((len(ids), attachment_of(loaded.model).method.name))
         return np.arange(trained_length // 4) % 10 == len(calls) % 10
 
-    monkeypatch.setattr(evaluator, "key_tokens", chosen)
+    monkeypatch.setattr(worker, "key_tokens", chosen)
     summary = run(plan(eval_request), tmp_path / "out")
     assert calls == [(length, "rerope") for length in LENGTHS for _ in range(eval_request.samples)]
     by = {(cell["method"], cell["length"]): cell for cell in summary["cells"] if cell["metric"] == "key_nll"}
@@ -114,32 +104,10 @@ def test_key_tokens_are_chosen_once_a_length_and_under_the_evaluators_method(eva
         (name, at): 2 for name in ("origin", "mesa") for at in LENGTHS
     }
     assert by["mesa", 120]["difference"]["n"] == 2
-    assert summary["evaluator"] == "the model itself under rerope"
-    assert words(summary)[-1] == (
-        "LongPPL's key tokens were chosen by the model itself under rerope: 8 in 2 texts at 120, 8 in 2 texts at 240."
+    assert summary["evaluator"] == "rerope"
+    assert sentences(summary)[-1] == (
+        "LongPPL's key tokens were chosen by the model under rerope: 8 in 2 texts at 120, 8 in 2 texts at 240."
     )
-
-
-def other_weights(eval_request, folder, change=1.0):
-    """A model of the same tokenizer with other weights."""
-    planned = load(str(shutil.copytree(eval_request.model, folder))).model
-    with torch.no_grad():
-        planned.model.norm.weight.mul_(0.5 * change)
-    planned.save_pretrained(folder)
-    return folder
-
-
-def test_a_run_does_not_go_on_with_another_evaluator(eval_request, tmp_path):
-    out, eval_request = tmp_path / "out", replace(eval_request, tasks=("longppl",), lengths=LENGTHS[:1])
-    other_request = replace(eval_request, evaluator=str(other_weights(eval_request, tmp_path / "other")))
-    run(plan(other_request), out)
-    with pytest.raises(FileExistsError, match="another evaluator"):
-        run(plan(eval_request), out)
-    other_weights(eval_request, tmp_path / "later", 0.5)
-    shutil.rmtree(other_request.evaluator)
-    shutil.move(tmp_path / "later", other_request.evaluator)
-    with pytest.raises(FileExistsError, match="another evaluator_weights"):
-        run(plan(other_request), out)
 
 
 def test_longppl_is_of_all_key_tokens_of_all_texts():
@@ -158,18 +126,14 @@ def test_longppl_is_of_all_key_tokens_of_all_texts():
     assert longppl_table([]) is None
 
 
-def test_the_method_that_chooses_is_not_tested_on_the_same_model(eval_request, tmp_path, capsys):
+def test_the_method_that_chooses_is_not_tested(eval_request, capsys):
     planned = plan(replace(eval_request, methods="origin,rerope"))
     assert {cell[:2] for cell in planned.cells if cell[0] == "longppl"} == {("longppl", "origin")}
     assert ("nll", "rerope", 240) in planned.cells
     assert "left out: longppl under rerope, which chooses its key tokens" in capsys.readouterr().err
-    copied = shutil.copytree(eval_request.model, tmp_path / "copied")
-    assert plan(replace(eval_request, evaluator=str(copied))).evaluator.itself
-    other = other_weights(eval_request, tmp_path / "other")
-    planned = plan(replace(eval_request, methods="origin,rerope", evaluator=str(other)))
-    assert (planned.evaluator.itself, planned.evaluator.method.name) == (False, "rerope")
+    planned = plan(replace(eval_request, methods="origin,rerope", evaluator_method="mesa"))
+    assert planned.evaluator.name == "mesa"
     assert ("longppl", "rerope", 240) in planned.cells
-    assert plan(replace(eval_request, lengths=LENGTHS[:1], evaluator=str(other))).evaluator.method.name == "origin"
 
 
 @pytest.mark.parametrize(
@@ -177,8 +141,10 @@ def test_the_method_that_chooses_is_not_tested_on_the_same_model(eval_request, t
     [
         ({"methods": "rerope"}, "chooses the key tokens and is the one method under test; add --methods"),
         ({"evaluator_method": "origin"}, "--evaluator-method origin does not reach 240 tokens, its window is 160"),
-        ({"tasks": ("nll",), "evaluator": "default"}, "--evaluator default is for longppl, which --task does not name"),
-        ({"evaluator": "default"}, "--evaluator default reads other tokens than .*; give one with the same tokenizer"),
+        (
+            {"tasks": ("nll",), "evaluator_method": "mesa"},
+            "--evaluator-method mesa is for longppl, which",
+        ),
         ({"lengths": (50,)}, "length=50 is below 80 tokens"),
     ],
 )
@@ -193,7 +159,7 @@ def spoilt(head, args, logits):
 
 
 def test_an_evaluator_with_logits_that_are_not_finite_leaves_nothing(eval_request, tmp_path, monkeypatch):
-    eval_request, real = replace(eval_request, tasks=("longppl",)), evaluator.key_tokens
+    eval_request, real = replace(eval_request, tasks=("longppl",)), worker.key_tokens
 
     def chosen(loaded, ids, trained_length):
         head = loaded.model.get_output_embeddings()
@@ -203,8 +169,8 @@ def test_an_evaluator_with_logits_that_are_not_finite_leaves_nothing(eval_reques
         finally:
             handle.remove()
 
-    monkeypatch.setattr(evaluator, "key_tokens", chosen)
-    with pytest.raises(RuntimeError, match="longppl's evaluator, the model itself under rerope: the logits are not"):
+    monkeypatch.setattr(worker, "key_tokens", chosen)
+    with pytest.raises(RuntimeError, match="longppl's evaluator, rerope: the logits are not"):
         run(plan(eval_request), tmp_path / "out")
     assert [*(tmp_path / "out").glob("*.*")] == []
     monkeypatch.undo()
@@ -221,10 +187,10 @@ def test_the_estimate_counts_the_evaluators_passes(eval_request, monkeypatch):
 
     monkeypatch.setattr(likelihood, "nll", counting)
     for length in LENGTHS:
-        for ids in LONGPPL.prepare(tokenizer_of(eval_request.model), length, planned.setting, eval_request.samples):
+        for ids in LongPPL().prepare(tokenizer_of(eval_request.model), length, planned.setting, eval_request.samples):
             key_tokens(LOADED, ids, M)
     other_request = {length: many for (_, length), many in evaluator_passes(planned).items()}
     assert other_request == Counter(counted)
-    assert f", and {sum(counted):,} by which the model itself under rerope chooses key tokens" in estimate(planned)
+    assert f", and {sum(counted):,} by which rerope chooses key tokens" in estimate(planned)
     assert evaluator_passes(plan(replace(eval_request, tasks=("nll",)))) == {}
     assert "chooses key tokens" not in estimate(plan(replace(eval_request, tasks=("nll",))))

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import spaced
-import tiny
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -17,7 +16,6 @@ from probe.tasks.retrieval import (
     first_ids,
     lines,
     passkey,
-    passkey_chat,
 )
 from research.shipped_models.making import train_tokenizer
 
@@ -51,46 +49,6 @@ def test_the_passkey_prompt_reads_as_the_papers(tokenizer):
         assert "  " not in text
         assert " \n" not in text
         assert tokenizer.decode(prompt.answer_ids).strip() == prompt.answer
-
-
-@pytest.mark.parametrize("ending", ["", "Answer:"])
-def test_a_chat_is_the_templates_with_the_passkey_text_as_the_users_message(tokenizer, ending, monkeypatch):
-    monkeypatch.setattr(tokenizer, "chat_template", tiny.CHAT + ending)
-    for length in (400, 401, 433):
-        prompt = passkey_chat(tokenizer, length, np.random.default_rng(0), depth=0.5)
-        assert len(prompt.ids) == length
-        assert prompt.ids.count(tokenizer.bos_token_id) == 1
-        text = tokenizer.decode(prompt.ids[1:])
-        assert text.startswith(f"[user]\n{PASSKEY_HEADER}{''.join(PASSKEY_FILLER)} The grass")
-        assert PASSKEY_KEY.format(key=prompt.answer) in text
-        begun = f"{ending} The pass key is" if ending else "The pass key is"
-        assert text.endswith(f"\nWhat is the pass key?\n[assistant]\n{begun}")
-        assert tokenizer.decode(prompt.answer_ids).strip() == prompt.answer
-        same = passkey(tokenizer, length, np.random.default_rng(0), depth=0.5)
-        assert prompt.answer == same.answer
-
-
-def test_a_chat_is_tokenized_as_transformers_does(tokenizer, monkeypatch):
-    monkeypatch.setattr(tokenizer, "chat_template", tiny.CHAT)
-    prompt = passkey_chat(tokenizer, 400, np.random.default_rng(0))
-    text = tokenizer.decode(prompt.ids[1:]).removeprefix("[user]\n").removesuffix("\n[assistant]\nThe pass key is")
-    chat = [{"role": "user", "content": text}, {"role": "assistant", "content": "The pass key is"}]
-    whole = tokenizer.apply_chat_template(chat, continue_final_message=True, return_dict=False)
-    assert whole == list(prompt.ids)
-
-
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        (None, "this tokenizer has no chat template; use the task passkey"),
-        (tiny.CHAT.replace("['content']", "['content'] | lower"), "has the user's text, as it is, 0 times"),
-        (tiny.CHAT * 2, "has the user's text, as it is, 2 times in place of once; use the task passkey"),
-    ],
-)
-def test_templates_that_do_not_put_the_text_once_as_it_is_are_refused(tokenizer, template, message, monkeypatch):
-    monkeypatch.setattr(tokenizer, "chat_template", template)
-    with pytest.raises(ValueError, match=message):
-        passkey_chat(tokenizer, 400, np.random.default_rng(0))
 
 
 def test_every_record_is_a_line(tokenizer):

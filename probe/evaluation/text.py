@@ -1,4 +1,4 @@
-"""What a section's numbers say, as sentences, and lm-eval's as a table; no torch."""
+"""What a summary's numbers say, as sentences and tables, and lm-eval's as a table; no torch."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from probe.evaluation.effective import effective_table
-from probe.evaluation.summary import Table, key_words, longppl_table, measure, of_methods, places
+from probe.evaluation.summary import LONGPPL, Table, longppl_table, measure, of_methods, places
 
 
-def words(result: Mapping[str, Any]) -> list[str]:
+def sentences(result: Mapping[str, Any]) -> list[str]:
     """What the numbers say at the longest length, task by task, for the first metric."""
-    sentences = []
+    text = []
     cells = of_methods(result["cells"])
     for task in dict.fromkeys(cell["task"] for cell in cells):
         of_task = [cell for cell in cells if cell["task"] == task]
@@ -20,22 +20,32 @@ def words(result: Mapping[str, Any]) -> list[str]:
         last = [cell for cell in last if cell["metric"] == last[0]["metric"]]
         means = ", ".join(f"{cell['method']} {cell['mean']:z.{places(last)}f}" for cell in last)
         ratio = longest / result["trained_length"]
-        sentences.append(f"{measure(last[0])} at {longest} tokens ({ratio:.3g} M): {means}.")
-    sentences += [f"{task}: {size}." for task, size in result.get("sizes", {}).items()]
-    sentences += key_words(result)
+        text.append(f"{measure(last[0])} at {longest} tokens ({ratio:.3g} M): {means}.")
+    text += notes(result)
     left_out = [f"{task} under {method} at {length}" for task, method, length in result["out_of_memory"]]
     if left_out:
-        sentences.append(f"Did not fit in memory: {', '.join(left_out)}.")
+        text.append(f"Did not fit in memory: {', '.join(left_out)}.")
     if failed := result.get("failed"):
-        sentences.append(f"Cells that no worker could finish: {len(failed)}.")
+        text.append(f"Cells that no worker could finish: {len(failed)}.")
     if result["tasks_left"]:
-        sentences.append(f"Cells that are not run yet: {result['tasks_left']}.")
-    return sentences
+        text.append(f"Cells that are not run yet: {result['tasks_left']}.")
+    return text
 
 
-def summed_up(result: Mapping[str, Any]) -> list[Table]:
+def notes(summary: Mapping[str, Any]) -> list[str]:
+    """The sizes of tasks, who chose LongPPL's key tokens and how many there are, as sentences."""
+    sentences = [f"{task}: {size}." for task, size in summary.get("sizes", {}).items()]
+    cells = [cell for cell in summary["cells"] if (cell["task"], cell["metric"]) == (LONGPPL, "keys")]
+    if not cells:
+        return sentences
+    counts = {cell["length"]: (round(cell["mean"] * cell["n"]), cell["n"]) for cell in cells}
+    listed = ", ".join(f"{count} in {texts} texts at {length}" for length, (count, texts) in sorted(counts.items()))
+    return [*sentences, f"LongPPL's key tokens were chosen by the model under {summary['evaluator']}: {listed}."]
+
+
+def summary_tables(result: Mapping[str, Any]) -> list[Table]:
     """The tables of effective lengths and of LongPPL, where the tasks were run."""
-    tables = (effective_table(result["effective"]), longppl_table(result["longppl"]))
+    tables = (effective_table(result.get("effective", ())), longppl_table(result.get("longppl", ())))
     return [table for table in tables if table]
 
 
