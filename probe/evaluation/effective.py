@@ -145,7 +145,7 @@ def _entry(
 def _longest(by_length: Mapping[int, Scores], base: Scores, chance: Mapping[int, float]) -> list[int | None]:
     """The longest length with `SHARE` of the base and above chance: by the means, their lower and upper bounds."""
     means = {length: _mean(values) for length, values in by_length.items()}
-    margins = {length: _above(values, base, SHARE) for length, values in by_length.items()}
+    margins = {length: _above(values, base) for length, values in by_length.items()}
 
     def reaches(length: int, bound: int) -> bool:
         mean, margin = means[length][bound], margins[length][bound]
@@ -169,9 +169,9 @@ def _mean(scores: Scores) -> Estimate:
     return _over_tasks(map(_task_mean, scores))
 
 
-def _above(scores: Scores, base: Scores, share: float) -> Estimate:
-    """The mean of scores less a share of the base's, paired by prompt."""
-    return _over_tasks(_difference(values, other, share) for values, other in zip(scores, base, strict=True))
+def _above(scores: Scores, base: Scores) -> Estimate:
+    """The mean of scores less `SHARE` of the base's, paired by prompt."""
+    return _over_tasks(_difference(values, other) for values, other in zip(scores, base, strict=True))
 
 
 def _over_tasks(estimates: Iterable[Estimate]) -> Estimate:
@@ -185,15 +185,15 @@ def _task_mean(scores: np.ndarray) -> Estimate:
     return fmean(scores.tolist()), low, high
 
 
-def _difference(scores: np.ndarray, base: np.ndarray, share: float) -> Estimate:
+def _difference(scores: np.ndarray, base: np.ndarray) -> Estimate:
     """Of one task: by Student's interval; from the intervals of both where they are hits or differ by a constant."""
     if scores is base:
-        return combined([_task_mean(base)], [1 - share])
-    differences = (scores - share * base).tolist()
+        return combined([_task_mean(base)], [1 - SHARE])
+    differences = (scores - SHARE * base).tolist()
     if max(differences) - min(differences) > _EXACT and not (_are_hits(scores) and _are_hits(base)):
         low, high = student(differences)
         return fmean(differences), low, high
-    return combined([_task_mean(scores), _task_mean(base)], [1, -share], _correlation(scores, base))
+    return combined([_task_mean(scores), _task_mean(base)], [1, -SHARE], _correlation(scores, base))
 
 
 def _are_hits(scores: np.ndarray) -> bool:

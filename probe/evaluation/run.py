@@ -44,7 +44,6 @@ class Evaluation(Experiment):
 
     def open_journal(self, out: Path, *, overwrite: bool = False) -> Journal:
         """The folder's journal; `overwrite` removes what an evaluation writes and nothing else."""
-        check_owner(out)
         if overwrite:
             for name in (JOURNAL, *TABLES, *(f"{task}.{form}" for task in TASKS for form in ("png", "html"))):
                 (out / name).unlink(missing_ok=True)
@@ -88,11 +87,6 @@ def _eval_key(task: Task) -> EvalKey:
     return str(name), str(method), int(length)
 
 
-def check_owner(out: Path) -> None:
-    """Raises FileExistsError for a folder whose samples or summary are no evaluation's."""
-    foreign = [name for name in TABLES if (out / name).exists()]
-    if foreign and not (out / JOURNAL).exists():
-        raise FileExistsError(f"{out / foreign[0]} is no evaluation's; choose another --out")
 
 
 def run(

@@ -15,20 +15,16 @@ from mesa.models import Loaded, bytes_a_number, config_of, load
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model's name, the options of `mesa.load`, and its fingerprints on the machine that started the run.
-
-    others: further models that a worker loads.
-    """
+    """A model's name, the options of `mesa.load`, and its fingerprints on the machine that started the run."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     fingerprints: Mapping[str, str] = field(default_factory=dict)
-    others: tuple[ModelSpec, ...] = ()
 
     @classmethod
-    def of(cls, name: str, options: Mapping[str, Any], config: Any, others: tuple[ModelSpec, ...] = ()) -> ModelSpec:
+    def of(cls, name: str, options: Mapping[str, Any], config: Any) -> ModelSpec:
         """The model with this config, with the fingerprints of this machine."""
-        return cls(name, options, identity(name, config), others)
+        return cls(name, options, identity(name, config))
 
     def loaded(self) -> Loaded:
         """Loads the model."""
@@ -43,8 +39,6 @@ class ModelSpec:
                 f"a worker has other {', '.join(differing)} of {self.name} than this machine: "
                 f"{local[differing[0]]} in place of {self.fingerprints[differing[0]]}; give all machines the same"
             )
-        for other in self.others:
-            other.check()
 
     @property
     def on_gpu(self) -> bool:
@@ -58,7 +52,7 @@ class ModelSpec:
             trusted = bool(self.options.get("trust_remote_code"))
             model = AutoModelForCausalLM.from_config(self._config, trust_remote_code=trusted)
         count = sum(parameter.numel() for parameter in model.parameters())
-        return count * bytes_a_number(self._config, self.options) + sum(other.weights_bytes for other in self.others)
+        return count * bytes_a_number(self._config, self.options)
 
     @property
     def _config(self) -> Any:

@@ -231,7 +231,6 @@ class RayWorker:
                 import torch
 
                 memory_bytes = sum(torch.cuda.mem_get_info(device)[0] for device in range(torch.cuda.device_count()))
-                memory_bytes -= sum(other.weights_bytes for other in worker.source.others)  # loaded when needed
             return Outcome(WorkerInfo(os.getpid(), platform.node(), memory_bytes))
         except Exception as error:
             return Outcome(error=_portable(error))

@@ -24,7 +24,6 @@ class Metric:
     name: str
     unit: str
     binary: bool = False
-    higher_is_better: bool = True
     of_prompts: bool = False
     most: float = math.inf
 
@@ -98,10 +97,6 @@ class Task(ABC):
     def tokens(self, length: int, setting: Setting) -> int:
         """Prompt tokens that a cell reads, roughly."""
         return length * setting.samples
-
-    def count(self, samples: int) -> range:
-        """How many samples a cell may have of those requested; usually all."""
-        return range(samples, samples + 1)
 
     def logits(self, length: int, setting: Setting) -> int:
         """Positions whose logits are in memory at once."""

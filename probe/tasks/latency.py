@@ -30,9 +30,9 @@ class Latency(Task):
     name: str = "latency"
     about: str = "seconds of a prefill and of a decoded token, peak memory above the model"
     metrics: tuple[Metric, ...] = (
-        Metric("prefill", "s", higher_is_better=False),
-        Metric("decode", "s/token", higher_is_better=False),
-        Metric("peak_memory", "MiB", higher_is_better=False),
+        Metric("prefill", "s"),
+        Metric("decode", "s/token"),
+        Metric("peak_memory", "MiB"),
     )
     decoded: int = 8
     most: int = 3
@@ -41,10 +41,6 @@ class Latency(Task):
     def tokens(self, length: int, setting: Setting) -> int:
         """As for Task, with the run that is not counted."""
         return length * (min(setting.samples, self.most) + 1)
-
-    def count(self, samples: int) -> range:
-        """As for Task, no more than `most`."""
-        return super().count(min(samples, self.most))
 
     def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[np.ndarray]:
         """Random token ids."""

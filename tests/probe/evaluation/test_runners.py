@@ -1,17 +1,14 @@
 """An evaluation gives the same whoever runs its cells; what no worker can finish is told, left out, and tried again."""
 
 import json
-import re
 from dataclasses import replace
 
 import pytest
-import tiny
-import torch
 from commands import main
 from elsewhere import Elsewhere, same_evaluation
 
 from probe.evaluation import run as running
-from probe.evaluation.plan import EvalRequest, plan
+from probe.evaluation.plan import plan
 from probe.evaluation.run import run
 from probe.evaluation.worker import EvalWorker, eval_tasks
 from probe.experiment.runner import Runner
@@ -19,34 +16,27 @@ from probe.tasks.likelihood import Likelihood
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("asked")
-    text = folder / "text.txt"
-    text.write_text(" ".join(f"Sentence {number} says {number**2}." for number in range(200)))
-    model = tiny.folder(folder / "model")
-    return EvalRequest(
-        model=str(model), tasks=("passkey", "nll", "longppl"), methods="origin,mesa", lengths=(96, 150), samples=2,
-        text=str(text),
-    )  # fmt: skip
+def eval_request(eval_request):
+    return replace(eval_request, tasks=("passkey", "nll", "longppl"), lengths=(96, 150))
 
 
 @pytest.fixture(scope="module")
-def local(asked, tmp_path_factory):
+def local(eval_request, tmp_path_factory):
     out = tmp_path_factory.mktemp("local")
-    run(plan(asked), out)
+    run(plan(eval_request), out)
     return out
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_the_order_in_which_cells_end_changes_nothing(asked, local, tmp_path, seed):
-    run(plan(asked), tmp_path, runner=Elsewhere(seed=seed))
+def test_the_order_in_which_cells_end_changes_nothing(eval_request, local, tmp_path, seed):
+    run(plan(eval_request), tmp_path, runner=Elsewhere(seed=seed))
     same_evaluation(local, tmp_path)
 
 
 def test_what_no_worker_can_finish_is_left_out_told_and_run_by_the_same_command(
-    asked, local, tmp_path, capsys
+    eval_request, local, tmp_path, capsys
 ):  # fmt: skip
-    summary = run(plan(asked), tmp_path, runner=Elsewhere(lost=(("nll", "mesa", 96),)))
+    summary = run(plan(eval_request), tmp_path, runner=Elsewhere(lost=(("nll", "mesa", 96),)))
     assert summary["failed"] == [("nll", "mesa", 96)]
     assert (summary["tasks_left"], summary["out_of_memory"]) == (0, [])
     assert "failed: nll, mesa, 96: its process died" in capsys.readouterr().err
@@ -54,42 +44,24 @@ def test_what_no_worker_can_finish_is_left_out_told_and_run_by_the_same_command(
         (cell["task"], cell["method"], cell["length"]) for cell in summary["cells"]
     }
     whole = json.loads((local / "summary.json").read_text())["cells"]
-    assert sorted(map(str, run(plan(asked), tmp_path)["cells"])) == sorted(map(str, whole))
+    assert sorted(map(str, run(plan(eval_request), tmp_path)["cells"])) == sorted(map(str, whole))
 
 
-def test_a_command_with_failed_cells_prints_what_there_is_and_ends_in_1(asked, tmp_path, capsys, monkeypatch):
+def test_a_command_with_failed_cells_prints_what_there_is_and_ends_in_1(eval_request, tmp_path, capsys, monkeypatch):
     real = running.run
     monkeypatch.setattr(
         running,
         "run",
         lambda *args, **options: real(*args, **{**options, "runner": Elsewhere(lost=(("nll", "mesa", 96),))}),
     )
-    words = f"--model {asked.model} --task nll --methods origin,mesa --lengths 96 --samples 1 --text {asked.text}"
-    assert main(["eval", *words.split(), "--out", str(tmp_path / "out"), "--json"]) == 1
+    words = f"--model {eval_request.model} --text {eval_request.text} --task nll --methods origin,mesa --lengths 96"
+    assert main(["eval", *words.split(), "--samples", "1", "--out", str(tmp_path / "out"), "--json"]) == 1
     printed = capsys.readouterr()
     assert [cell["method"] for cell in json.loads(printed.out)["cells"]] == ["origin"]
     assert "mesa-lens: 1 cells failed; the same command continues from" in printed.err
 
 
-def test_what_does_not_fit_is_left_out_alike_also_where_longer_ones_were_begun(asked, tmp_path, monkeypatch, capsys):
-    def small(self, loaded, length, *rest):
-        if length > 100 and self.name == "nll":
-            raise torch.OutOfMemoryError
-        return original(self, loaded, length, *rest)
-
-    original = Likelihood.measure
-    monkeypatch.setattr(Likelihood, "measure", small)
-    three = plan(replace(asked, tasks=("nll", "passkey"), lengths=(96, 150, 200, 250)))
-    told = []
-    for name, runner in {"local": Runner(), "elsewhere": Elsewhere()}.items():
-        run(three, tmp_path / name, runner=runner)
-        told.append(re.findall("left out: .*", capsys.readouterr().err))
-    assert len(told[0]) == 6
-    assert told[0] == told[1]
-    same_evaluation(tmp_path / "local", tmp_path / "elsewhere")
-
-
-def test_an_error_of_a_cell_ends_the_run_with_what_came_before_it_in_the_journal(asked, tmp_path, monkeypatch):
+def test_an_error_of_a_cell_ends_the_run_with_what_came_before_it_in_the_journal(eval_request, tmp_path, monkeypatch):
     def failing(self, loaded, length, *rest):
         if length > 100:
             raise RuntimeError("the states are not finite")
@@ -97,16 +69,16 @@ def test_an_error_of_a_cell_ends_the_run_with_what_came_before_it_in_the_journal
 
     original = Likelihood.measure
     monkeypatch.setattr(Likelihood, "measure", failing)
-    made = plan(replace(asked, tasks=("nll", "passkey")))
+    planned = plan(replace(eval_request, tasks=("nll", "passkey")))
     for name, runner in {"local": Runner(), "elsewhere": Elsewhere()}.items():
         with pytest.raises(RuntimeError, match="not finite"):
-            run(made, tmp_path / name, runner=runner)
+            run(planned, tmp_path / name, runner=runner)
     lines = [(tmp_path / name / "journal.jsonl").read_text().count("\n") for name in ("local", "elsewhere")]
     assert lines == [5, 5]  # the settings, both tasks of both methods at 96
 
 
-def test_a_worker_with_another_model_is_refused_naming_what_differs(asked):
-    source = EvalWorker.of(plan(asked)).source
+def test_a_worker_with_another_model_is_refused_naming_what_differs(eval_request):
+    source = EvalWorker.of(plan(eval_request)).source
     source.check()
     for what in ("weights", "tokenizer", "versions"):
         changed = replace(source, fingerprints={**source.fingerprints, what: "another"})
@@ -114,9 +86,9 @@ def test_a_worker_with_another_model_is_refused_naming_what_differs(asked):
             changed.check()
 
 
-def test_tasks_say_what_memory_they_take(asked):
-    made = plan(replace(asked, tasks=("passkey", "nll"), methods="origin", batch=4))
-    tasks = {(task.key[0], task.key[2]): task for task in eval_tasks(made, made.cells)}
+def test_tasks_say_what_memory_they_take(eval_request):
+    planned = plan(replace(eval_request, tasks=("passkey", "nll"), methods="origin", batch=4))
+    tasks = {(task.key[0], task.key[2]): task for task in eval_tasks(planned, planned.cells)}
     one = 96 * 4 * (2 * 3 * 2 * 8 + 12 * 32)  # tokens, bytes; keys and values of 2 heads, hidden states
     passkey, nll = tasks["passkey", 96], tasks["nll", 96]
     assert one < passkey.memory_bytes < tasks["passkey", 150].memory_bytes
@@ -125,7 +97,7 @@ def test_tasks_say_what_memory_they_take(asked):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("--workers 2", "--workers 2 is for --runner ray"),
         ("--gpus-per-worker 1", "--gpus-per-worker 1.0 is for --runner ray"),
@@ -135,10 +107,10 @@ def test_tasks_say_what_memory_they_take(asked):
         ("--runner ray --device cuda:1", "--device cuda:1 with --runner ray: a worker sees its own GPUs alone"),
     ],
 )
-def test_runners_that_cannot_be_are_refused(words, told, capsys, monkeypatch):
+def test_runners_that_cannot_be_are_refused(words, message, capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "ray")
     assert main(["eval", *words.split(), "--estimate"]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_without_ray_its_extra_is_named(capsys, monkeypatch):

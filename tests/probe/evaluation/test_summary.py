@@ -43,12 +43,6 @@ def test_means_have_students_interval_and_none_of_one_value():
     assert (shown(2.5178, *student([2.5178])), shown(5.48, 4.9016, 6.0584)) == ("2.52", "5.48 [4.9, 6.06]")
 
 
-def test_the_interval_of_three_samples_covers_the_mean():
-    draws = np.random.default_rng(5).normal(2, 0.5, (2000, 3))
-    covered = [low < 2 < high for low, high in map(student, draws)]
-    assert np.mean(covered) == pytest.approx(0.95, abs=0.015)  # the bootstrap's percentiles: 0.7
-
-
 def test_the_interval_of_paired_shares_has_its_published_form():
     share, lost = (59 + 1) / (160 + 2), (6 + 1) / (160 + 2)
     half = 1.959964 * math.sqrt((share + lost - (share - lost) ** 2) / (160 + 2))
@@ -107,45 +101,6 @@ def test_differences_are_of_the_same_prompts():
     assert paired([1, 1, 0, 1], [0, 0, 1, 1], FOUND) == bonett_price(2, 1, 4)
 
 
-def test_cells_are_summed_up_by_task_metric_method_and_length(cells):
-    assert [(cell["task"], cell["method"], cell["length"], cell["mean"], cell["n"]) for cell in cells] == [
-        ("passkey", "mesa", 128, 1.0, 1),
-        ("nll", "origin", 128, 1.5, 2),
-        ("nll", "mesa", 128, 2.05, 2),
-        ("passkey", "origin", 256, 0.5, 2),
-        ("passkey", "mesa", 256, 1.0, 2),
-    ]
-    assert cells[1]["unit"] == "nats/token"
-    assert (cells[3]["low"], cells[3]["high"]) == wilson(1, 2)
-    assert (cells[1]["low"], cells[1]["high"]) == student([1, 2])
-    assert [cell["difference"] is None for cell in cells] == [True, True, False, True, False]
-    found = cells[2]["difference"]
-    assert (found["reference"], found["n"], found["mean"]) == ("origin", 2, pytest.approx(0.55))
-    assert (found["low"], found["high"]) == student([0.5, 0.6000000000000001])
-
-
-def test_without_origin_the_first_method_is_the_reference():
-    rows = [row(method, 256, 1.0, sample=sample) for method in ("rerope", "mesa") for sample in range(2)]
-    assert [cell["difference"] and cell["difference"]["reference"] for cell in summarize(rows, TASKS)] == [
-        None,
-        "rerope",
-    ]
-
-
-def test_one_sample_has_no_interval_and_two_do_not_hide_the_curve(tmp_path):
-    def summary(count):
-        rows = [row("origin", n, n / 128 + k, "nll", "nll", k) for n in (128, 256) for k in range(count)]
-        return {"cells": summarize(rows, TASKS), "trained_length": 200, "model": "tiny"}
-
-    one, two = (evaluation_charts(summary(count))["nll"].panels[0] for count in (1, 2))
-    assert [(cell["low"], cell["high"]) for cell in summary(1)["cells"]] == [(None, None)] * 2
-    assert tables(summary(1)["cells"]).splitlines()[-1] == "origin  1.00  2.00"
-    assert np.isnan(one.lines[0].interval).all()
-    assert np.isfinite(one.y_range).all()
-    assert two.y_range == pytest.approx((-0.8, 5.1), abs=0.05)  # the intervals' ends: -4.9 and 8.9
-    assert len(write_curves(summary(1), tmp_path)) == 2
-
-
 def test_tables_have_methods_down_and_lengths_across(cells):
     assert tables(cells).splitlines() == [
         "passkey, accuracy (share found); mean of 1 to 2 [95% interval]",
@@ -166,13 +121,6 @@ def test_tables_have_methods_down_and_lengths_across(cells):
         "method  128",
         "mesa    +0.550 [-0.085, +1.185]",
     ]
-
-
-def test_labels_of_many_lengths_do_not_touch():
-    rows = [row("origin", 1024 * number, 1.0) for number in range(1, 17)]
-    summary = {"cells": summarize(rows, TASKS), "trained_length": 1024, "model": "default"}
-    (panel,) = evaluation_charts(summary)["passkey"].panels
-    assert [tick // 1024 for tick in panel.x_ticks] == [1, 2, 3, 4, 6, 8, 10, 13, 16]
 
 
 def test_curves_show_means_intervals_and_the_trained_length(cells, tmp_path):
