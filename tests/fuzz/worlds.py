@@ -28,7 +28,6 @@ PAPER = {  # a line of the config in place of the good one
     "text-seed": "seed: x",
     "list-seed": "seed: [1]",
     "zero-window": "trained_length: 0",
-    "null-model": "model: null",
     "number-set": "set: 5",
     "bad-set": "set: [rerope.nonsense=1]",
     "unknown-key": "nonsense: 1",
@@ -46,16 +45,12 @@ PAPER = {  # a line of the config in place of the good one
     "number-tasks": "sections: {longbench: {tasks: 5}}",
     "list-lengths": "sections: {passkey: {lengths: [1, [2]]}}",
     "number-section": "sections: {passkey: 5}",
-    "null-prompt": "sections: {probe: {prompt: null}}",
     "bad-ranges": "sections: {probe: {layers: 1-}}",
     "negative-texts": "sections: {probe: {texts: -1}}",
     "bad-load": "load: {nonsense: 1}",
     "text-load": "load: cpu",
     "number-dtype": "load: {dtype: 5}",
-    "architecture-type": "architecture: {model_type: nonsense}",
-    "architecture-heads": "architecture: {model_type: llama, hidden_size: -5}",
     "not-yaml": "a: [",
-    "architecture-large": "architecture: {model_type: llama, num_hidden_layers: 1000000000}",
 }
 GOOD = "model: {model}\ntrained_length: 160\nmethods: origin\nsections: {{passkey: {{samples: 1}}}}\n"
 
