@@ -127,7 +127,6 @@ class HarnessWorker:
     def _scores(self, loaded: Loaded, name: str, method: str) -> dict[str, dict[str, Any]]:
         """lm-eval's numbers, by part of the task."""
         model, executor = loaded.model, self.plan.request.executor
-        manager = checked_tasks(self.plan, [name], self.include_path)
         models = importlib.import_module("lm_eval.models.huggingface")
         with mesa.applied(model, self.plan.methods[method], executor=executor), states_checked(model):
             wrapped = models.HFLM(
@@ -140,7 +139,7 @@ class HarnessWorker:
             evaluated = harness().simple_evaluate(
                 model=wrapped,
                 tasks=[name],
-                task_manager=manager,
+                task_manager=_manager_of(self.plan, self.include_path),
                 limit=self.limit,
                 log_samples=False,
                 verbosity="ERROR",
@@ -168,8 +167,7 @@ def checked_tasks(plan: EvalPlan, tasks: Sequence[str], include_path: Path | Non
     harness()
     if include_path is not None and not include_path.is_dir():
         raise FileNotFoundError(f"--include-path {include_path} is not a folder")
-    request = plan.request
-    manager = _manager(include_path, request.model, tuple(request.source.items()), plan.setting.lengths)
+    manager = _manager_of(plan, include_path)
     for task in tasks:
         if not manager.match_tasks([task]):
             raise ValueError(
@@ -181,6 +179,11 @@ def checked_tasks(plan: EvalPlan, tasks: Sequence[str], include_path: Path | Non
             reason = str(error).partition("\n")[0]
             raise ValueError(f"lm-eval's {task} lacks a package: {reason}; pip install 'mesa-lens[eval]'") from error
     return manager
+
+
+def _manager_of(plan: EvalPlan, include_path: Path | None) -> Any:
+    request = plan.request
+    return _manager(include_path, request.model, tuple(request.source.items()), plan.setting.lengths)
 
 
 @functools.cache  # it takes seconds
