@@ -81,7 +81,7 @@ def read(name: str | Path) -> PaperConfig:
 def _section_values(sections: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
     """The values of a section."""
     section = SECTIONS[name]
-    known = [key for key in _keys(section.options) if key not in ("model", "trained_length", "set", "seed", "force")]
+    known = [key for key in _keys(section.options) if key not in ("model", "trained_length", "set", "seed")]
     if section.methods:
         known.remove("methods")
     values = _read_keys(section.options, _mapping(sections, name, where), known, where)

@@ -87,8 +87,6 @@ def _eval_key(task: Task) -> EvalKey:
     return str(name), str(method), int(length)
 
 
-
-
 def run(
     plan: EvalPlan, out: Path, *, overwrite: bool = False, until: float | None = None, runner: Runner = LOCAL
 ) -> dict[str, Any]:
