@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from probe.store.select import hook_values
     from probe.thresholds.analysis import analyse, summarize
     from probe.thresholds.calls import drift_calls
-    from probe.thresholds.control import negative_control
     from probe.thresholds.drift import DriftRule, find_drift
     from probe.thresholds.failure import measured_failure
-    from probe.thresholds.predict import predict
+    from probe.thresholds.predict import negative_control, predict
     from probe.thresholds.search import CrossingRule, search
 
 _LAZY = {
@@ -48,7 +47,7 @@ _LAZY = {
     "heatmap_export": "probe.figures.export",
     "hook_values": "probe.store.select",
     "measured_failure": "probe.thresholds.failure",
-    "negative_control": "probe.thresholds.control",
+    "negative_control": "probe.thresholds.predict",
     "open_run": "probe.opened",
     "plan_evaluation": "probe.evaluation.plan:plan",
     "predict": "probe.thresholds.predict",

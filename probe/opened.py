@@ -28,9 +28,9 @@ from probe.store import reader
 from probe.store.results import find_located, headline, read_anatomy, read_located, run_summary
 from probe.store.select import check_labels, hook_values, one_prompt
 from probe.thresholds.analysis import Analysis, analyse
-from probe.thresholds.calls import drift_calls, ranges
+from probe.thresholds.calls import drift_calls
 from probe.thresholds.predict import best, crossing_texts
-from probe.verdict.table import position
+from probe.verdict.tables import drift_table
 from probe.verdict.verdict import Verdict, verdict
 
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -38,7 +38,6 @@ PLOTLY = "application/vnd.plotly.v1+json"
 _DPI = 110  # of the picture where a figure cannot be interactive
 _CELLS = 100_000  # values of a heatmap in a notebook
 _WHOLE = 25_000_000  # values of hidden states in memory at once
-_NONE = "–"
 
 
 @dataclass(frozen=True, repr=False)
@@ -126,7 +125,8 @@ class Run(reader.Run):
         name = next(iter(drifts)) if prompt is None else prompt
         if name not in drifts:
             raise ValueError(f"drift of prompt {name!r} is not judged; judged: {', '.join(drifts)}")
-        return Result(drifts[name], _drift_text(drifts[name], name), drift_export(drifts[name], name, layers))
+        calls = [asdict(call) | {"text": str(call)} for call in drift_calls(drifts[name])]
+        return Result(drifts[name], plain_table(drift_table(calls, name)), drift_export(drifts[name], name, layers))
 
     def thresholds(
         self,
@@ -227,17 +227,6 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     """The run in a folder, or of a store; raises what `probe.store.reader.open_run` raises."""
     run = reader.open_run(path)
     return Run(run.path, run.hidden, run.evaluation, run.beside)
-
-
-def _drift_text(drift: xr.Dataset, prompt: str) -> str:
-    rows = []
-    for call in drift_calls(drift):
-        first = str(call) if call.length is None else position(asdict(call))
-        alarms = _NONE if call.false_alarms is None else f"{call.false_alarms:.1%}"
-        before = _NONE if call.before is None else str(call.before)
-        rows.append((call.method, first, ranges(call.layers) or _NONE, before, alarms, ranges(call.untrusted) or _NONE))
-    head = ("method", "drifts from", "in layers", "begins before M", "false alarms", "layers not judged")
-    return plain_table(Table(f"drift of {drift.attrs['hook']} on prompt {prompt}, in tokens", head, tuple(rows)))
 
 
 def _pair_table(search: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> str:

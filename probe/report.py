@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import xarray as xr
@@ -40,8 +41,8 @@ from probe.store.reader import Run, open_run, store_mark
 from probe.store.results import MARK, REPORTED, VERDICT, find_located
 from probe.thresholds.analysis import Analysis, analyse, summarize
 from probe.thresholds.calls import top_dims
-from probe.thresholds.findings import difference_table, findings, predicted_text, score_text, spread
 from probe.thresholds.predict import LEAST, TOP
+from probe.verdict.tables import difference_table, drift_table, score_text, threshold_doubt
 from probe.verdict.verdict import html, verdict
 
 _THRESHOLDS = 4  # charts, of the best dims
@@ -152,16 +153,15 @@ def remove_report(folder: Path) -> None:
 def render(analysis: Analysis, summary: dict[str, Any], maps: Maps | None = None) -> str:
     """The report's HTML: plotly.js inlined once, every text escaped. maps: default those of the run."""
     maps = maps or Maps.of(analysis)
-    words = [sentences for _, sentences in findings(summary)]
     return template("report.html").render(
         summary=summary,
         verdict=html(summary[VERDICT]),
         glossary=glossary,
-        words=dict(zip(("drift", "thresholds", "control"), words, strict=True)),
+        drift_table=drift_table,
+        threshold_doubt=threshold_doubt(summary),
         differences=difference_table(summary),
         score_text=score_text,
-        predicted_text=predicted_text,
-        spread=spread,
+        median=median,
         top=TOP,
         least=LEAST,
         curves=_html(_curves(analysis)),

@@ -63,7 +63,7 @@ WITHOUT_TORCH = """
     probe probe.experiment.journal probe.statistics probe.evaluation.summary probe.evaluation.text
     probe.tasks.sources
     probe.store.store probe.store.reader probe.store.results probe.store.select probe.store.cache
-    probe.thresholds.search probe.thresholds.predict probe.thresholds.analysis probe.thresholds.findings
+    probe.thresholds.search probe.thresholds.predict probe.thresholds.analysis probe.verdict.tables
     probe.figures.figure_data probe.figures.heatmap probe.figures.interactive probe.figures.static probe.figures.render
     probe.figures.tables probe.figures.export probe.figures.curves probe.figures.drift probe.figures.thresholds
     probe.figures.locate probe.figures.anatomy probe.figures.mechanism_export probe.figures.mobile_layout

@@ -17,7 +17,7 @@ from probe.store.reader import Run, open_run, partial_path, store_of
 from probe.store.regions import list_missing, missing_regions
 from probe.store.select import hook_values, hooks_of, reference_method
 from probe.thresholds.analysis import CROSSINGS, Analysis, analyse, judged_drifts
-from probe.thresholds.control import negative_control
+from probe.thresholds.predict import negative_control
 from probe.thresholds.search import CrossingRule, search
 
 _STEPS = 3  # of an analysis: thresholds, their control, drift

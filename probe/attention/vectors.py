@@ -18,9 +18,8 @@ from mesa.plan import Plan
 from probe.attention import moments
 from probe.attention.positional import components, interpolation, mean_vector, nearest, packed, reliability, share
 from probe.thresholds.calls import drift_calls
-from probe.thresholds.control import negative_control
-from probe.thresholds.drift import find_drift, of_plans
-from probe.thresholds.predict import predict
+from probe.thresholds.drift import find_drift
+from probe.thresholds.predict import negative_control, predict
 from probe.thresholds.search import CrossingRule, search
 
 RELIABLE = 0.8
@@ -56,7 +55,7 @@ def vector_results(
         noises.append(packed({name: stored}, chance=True))
     p, noise = xr.concat(vectors, "method"), xr.concat(noises, "method")
     del vectors, noises
-    drift, by_chance = (find_drift(x, trained, reference=next(iter(paths)), **of_plans(plans)) for x in (p, noise))
+    drift, by_chance = (find_drift(x, trained, plans=plans, reference=next(iter(paths))) for x in (p, noise))
     calls = zip(drift_calls(drift), drift_calls(by_chance), strict=True)
     summary = {
         "texts": texts,

@@ -30,7 +30,7 @@ SIDE_BY_SIDE = 4
 """Methods in one heatmap figure."""
 
 _NUMBERS = {"npz": npz_bytes, "csv": csv_bytes}
-_JUDGED = ("threshold", "limit", "side", "spread", "score", "observable", "rank", "crossing", "earliest", "inside")
+_JUDGED = ("threshold", "limit", "side", "spread", "score", "observable", "rank", "crossing", "inside")
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def drift_export(
         check_labels(drift, "layer", [layer])
     chart = drift_chart(drift, None if layers is None else list(layers), prompt, methods)
     drift = drift if methods is None else drift.sel({"method": list(methods)})
-    by_layer = ["limit", "first", "low", "high", "before", "false_alarms", "motion"]
+    by_layer = ["limit", "first", "low", "high", "before", "false_alarms"]
     stem = f"drift-{drift.attrs['hook']}-{safe_name(prompt)}"
     numbers = {"levels": ["level", "warm_up", *by_layer], "dims": ["centre", "range", "share"]}
     figures: dict[str, Figure] = {stem: chart, f"{stem}-map": drift_map(drift, prompt)}
@@ -162,10 +162,7 @@ def _failures(methods: list[str], measured: Measured, predictions: Sequence[Call
     """Predicted and measured failure lengths by method, with the interval of the measured; NaN for none."""
     failures = {failure.method: failure for failure in measured.failures}
     predicted = {prediction.method: prediction for prediction in predictions}
-    columns = {
-        name: [getattr(predicted.get(method), field, None) for method in methods]
-        for name, field in {"predicted": "length", "predicted_earliest": "earliest"}.items()
-    }
+    columns = {"predicted": [getattr(predicted.get(method), "length", None) for method in methods]}
     fields = {"": "length", "_after": "after", "_high": "high", "_by_nll": "by_nll", "_by_passkey": "by_passkey"}
     for name, field in fields.items():
         columns[f"measured{name}"] = [getattr(failures[method], field) for method in methods]

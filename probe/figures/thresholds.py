@@ -95,8 +95,7 @@ def _label(at: xr.Dataset, method: str) -> str:
     if _is_excluded(at, method):
         share = float(at["inside"].sel({"method": method}))
         return f"{method}: excluded, beyond the threshold on {share:.0%} of positions inside M"
-    crossing, earliest = (float(at[name].sel({"method": method})) for name in ("crossing", "earliest"))
+    crossing = float(at["crossing"].sel({"method": method}))
     if np.isnan(crossing):
         return f"{method}: no crossing up to {at.attrs['length']}"
-    where = f"at {crossing:.0f}" if earliest == crossing else f"between {earliest:.0f} and {crossing:.0f}"
-    return f"{method}: crosses {where}"
+    return f"{method}: crosses at {crossing:.0f}"

@@ -14,7 +14,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from mesa.methods import Method
 from probe.capture.capture import capture_states
 from probe.interventions.passes import BASELINE, Edit, Outcome, RunPair
-from probe.thresholds.drift import DriftRule, find_drift, of_plans, resolution
+from probe.thresholds.drift import DriftRule, find_drift, resolution
 from probe.thresholds.search import CrossingRule, search
 
 WAYS = ("at-M", "range")
@@ -41,8 +41,8 @@ def threshold_dims(
     hidden = xr.concat(passes, "method")
     trained = methods[0].trained_length
     rule = DriftRule.scaled(trained, resolution(str(bridge.original_model.dtype).removeprefix("torch.")))
-    plans = of_plans({method.name: method.plan(len(ids)) for method in methods})
-    drift = find_drift(hidden, trained, rule, reference=methods[0].name, **plans).sel({"method": methods[0].name})
+    plans = {method.name: method.plan(len(ids)) for method in methods}
+    drift = find_drift(hidden, trained, rule, plans=plans, reference=methods[0].name).sel({"method": methods[0].name})
     rank = search(hidden, trained, CrossingRule.scaled(trained), methods[0].name)["rank"].values
     variance = hidden[0, :, trained // 4 : trained].var("position").values
     share = np.where(np.isfinite(drift["first"].values)[:, None], drift["share"].values, 0.0)

@@ -17,16 +17,14 @@ from probe.evaluation.summary import differences, intervals
 from probe.store.cache import Cache, Derived, uncached
 from probe.store.reader import Run
 from probe.store.select import hook_values, reference_method
-from probe.thresholds.calls import Call, drift_calls, high_variance, top_dims
-from probe.thresholds.control import as_many, false_predictions, negative_control
-from probe.thresholds.drift import DriftRule, find_drift, of_plans, resolution
+from probe.thresholds.calls import Call, drift_calls, top_dims
+from probe.thresholds.drift import DriftRule, find_drift, resolution
 from probe.thresholds.failure import Failure, Measured, measured_failure
-from probe.thresholds.predict import TOP, Prediction, best, predict
+from probe.thresholds.predict import TOP, Prediction, as_many, best, false_predictions, negative_control, predict
 from probe.thresholds.search import CrossingRule, search
 from probe.thresholds.stated_window import NOT_JUDGED, record
 
 _MULTIPLES = (2, 4)
-_SEEN = ("first", "last", "matched_first", "matched_last")
 
 RULES = ("drift", "paper")
 """What a failure is predicted by: a layer's joint drift, or thresholds dim by dim, as the paper reads them."""
@@ -143,8 +141,10 @@ def drifts(run: Run, hidden: xr.DataArray, reference: str, trained_length: int |
     rules = {name: DriftRule.scaled(trained, resolved, 1 if name in (MEAN, *texts) else period) for name in judged}
     length = _length(run, hidden)
     plans = {name: method.plan(length) for name, method in _methods(run).items()}
-    options = {"reference": reference, **of_plans(plans)}
-    return {name: find_drift(values, trained, rules[name], **options) for name, values in judged.items()}
+    return {
+        name: find_drift(values, trained, rules[name], plans=plans, reference=reference)
+        for name, values in judged.items()
+    }
 
 
 def _length(run: Run, hidden: xr.DataArray) -> int:
@@ -210,7 +210,7 @@ def _measured_rows(run: Run, measured: Measured | None) -> dict[str, Any]:
     """What was measured by length, and against what failures are."""
     return {
         "failure_rule": None if measured is None else measured.rule,
-        "judged_by": list(measured.judged) if measured else [],
+        "judged_by": list(measured.judged_by) if measured else [],
         "at_chance": list(measured.chance) if measured else [],
         "level": None if measured is None else _level(run, measured),
         "stated_window": None if measured is None else record(measured.stated),
@@ -239,7 +239,7 @@ def _level(run: Run, measured: Measured) -> dict[str, Any]:
 
 
 def _drift_rows(analysis: Analysis, drifts: dict[str, xr.Dataset]) -> dict[str, Any]:
-    """The rule, and by prompt each method's call, the layers that hide theirs and the dims that carry it."""
+    """The rule, and by prompt each method's call and the dims that carry the reference's drift."""
     rule = {name: drifts[analysis.prompt].attrs[name] for name in DriftRule.__dataclass_fields__}
     return {"rule": rule, "prompts": {name: _drift_row(drift) for name, drift in drifts.items()}}
 
@@ -252,7 +252,7 @@ def _drift_row(drift: xr.Dataset) -> dict[str, Any]:
         for layer, dim in top_dims(drift, TOP)
     ]
     methods = [_in_words(call) for call in drift_calls(drift)]
-    return {"methods": methods, "high_variance": high_variance(drift), "dims": dims}
+    return {"methods": methods, "dims": dims}
 
 
 def _in_words(of_method: Call | Prediction | Failure) -> dict[str, Any]:
@@ -262,7 +262,7 @@ def _in_words(of_method: Call | Prediction | Failure) -> dict[str, Any]:
 
 def _predicted(prediction: Call | Prediction, unfit: bool) -> dict[str, Any]:
     """A prediction with its words; `unfit`: M is stated wrongly, and nothing is predicted from it."""
-    return _in_words(prediction) | ({"length": None, "earliest": None, "text": NOT_JUDGED} if unfit else {})
+    return _in_words(prediction) | ({"length": None, "text": NOT_JUDGED} if unfit else {})
 
 
 def _method_row(analysis: Analysis, method: str) -> dict[str, Any]:
@@ -333,12 +333,14 @@ def _to_crop(scores: xr.Dataset, evaluation: xr.Dataset, measured: Measured) -> 
 
 
 def _control_rows(control: xr.Dataset | str) -> dict[str, Any] | str:
-    """The settings, places and positions seen, and by prompt what was found and falsely predicted there."""
+    """The settings and places, and by prompt what was found and falsely predicted there."""
     if isinstance(control, str):
         return control
-    seen = {name: control[name].values.tolist() for name in ("place", *_SEEN)}
-    prompts = {name: _control_row(control.sel(prompt=name)) for name in control["prompt"].values.tolist()}
-    return {**{name: control.attrs[name] for name in ("searched", "top", "least")}, **seen, "prompts": prompts}
+    return {
+        **{name: control.attrs[name] for name in ("searched", "top", "least")},
+        "place": control["place"].values.tolist(),
+        "prompts": {name: _control_row(control.sel(prompt=name)) for name in control["prompt"].values.tolist()},
+    }
 
 
 def _control_row(at: xr.Dataset) -> dict[str, Any]:

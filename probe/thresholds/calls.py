@@ -9,10 +9,6 @@ from itertools import groupby
 import numpy as np
 import xarray as xr
 
-HIGH_VARIANCE = 10
-"""Times the motion of the layers in which a break shows: a layer that moves so much inside its window hides it."""
-WITH_FACTOR = "with log n"
-
 
 @dataclass(frozen=True)
 class Call:
@@ -21,8 +17,7 @@ class Call:
     length: the first run in which any layer is beyond its limit; None: none is. layer: that layer, the lowest of
         several. low, high: the 95% interval of `length` over resampled dims; None where most draws call nothing.
     layers: the first run by layer, of those that are called. before: the first run among the held-out positions before
-        M in which one of these layers is beyond its limit: the break began there; None: it did not. follows: all of
-        these layers go evenly with the growing factor on the queries (log n scaling), which may be all there is.
+        M in which one of these layers is beyond its limit: the break began there; None: it did not.
     untrusted: layers with too many false alarms, which are not called. false_alarms: share of (layer, pretended window)
         pairs of the others in which the same rule calls a break where the model works, `alarms` of `tried`;
         any_false_alarm: share of the windows with one in any of them; None where none could be judged.
@@ -39,7 +34,6 @@ class Call:
     layer: int | None
     layers: dict[int, int]
     before: int | None
-    follows: bool
     untrusted: tuple[int, ...]
     false_alarms: float | None
     alarms: int
@@ -52,18 +46,12 @@ class Call:
     reason: str
     descriptive: bool = False
 
-    @property
-    def earliest(self) -> int | None:
-        """The lower end of the interval."""
-        return self.low
-
     def __str__(self) -> str:
         """The call in words."""
         if self.reason:
             return f"not judged: {self.reason}"
         if self.length is not None:
-            notes = [WITH_FACTOR] * self.follows + ["descriptive"] * self.descriptive
-            return f"{self.length} ({', '.join(notes)})" if notes else str(self.length)
+            return f"{self.length} (descriptive)" if self.descriptive else str(self.length)
         text = f"none up to {self.captured}"
         if self.judged < self.beyond:
             percent = min(99, max(1, round(100 * self.judged / self.beyond)))
@@ -82,16 +70,6 @@ def ranges(numbers: Iterable[int]) -> str:
 def drift_calls(drift: xr.Dataset) -> list[Call]:
     """One call a method, from `find_drift`."""
     return [_call(drift.sel({"method": name})) for name in drift["method"].values.tolist()]
-
-
-def high_variance(drift: xr.Dataset) -> list[int]:
-    """Layers in which the reference is not called though others are, and which move far more inside the window."""
-    at = drift.sel({"method": drift.attrs["reference"]})
-    called = np.isfinite(at["first"].values)
-    if not called.any():
-        return []
-    hidden = ~called & (at["motion"].values >= HIGH_VARIANCE * np.median(at["motion"].values[called]))
-    return at["layer"].values[hidden].tolist()
 
 
 def top_dims(drift: xr.Dataset, top: int) -> list[tuple[int, int]]:
@@ -134,7 +112,6 @@ def _call(at: xr.Dataset) -> Call:
         layer=None if row is None else int(layers[row]),
         layers={int(layers[number]): int(first[number]) for number in called},
         before=int(began.min()) if began.size else None,
-        follows=bool(called.size and values["follows"][called].all()),
         untrusted=tuple(layers[~trusted].tolist()) if judged else (),
         false_alarms=float(np.nanmean(rates)) if np.isfinite(rates).any() else None,
         alarms=round(float(np.nansum(rates * windows))),

@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from mesa.plan import Plan, query_scales, restarts
+from mesa.plan import Plan, restarts
 
 _SAMPLES = 16  # positions of a run that are read
 _REFERENCE, _PRETENDED_REFERENCE = 512, 128  # positions of a reference that are read
 _LEAST_RUNS = 8
 _DRAWS = 200
-_NEAR, _LEAST_STEPS = 8, 8  # what follows a growing factor: first measured in M/8, by so many pairs
 _SHORTEST = 4  # the shortest pretended window is this part of M
 _POSITIONS = ("first", "low", "high", "before")
 _RESOLUTION = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
@@ -55,16 +54,6 @@ class DriftRule:
     alarm_rate: float = 0.05
     resolution: float = 2.0**-20
 
-    def __post_init__(self) -> None:
-        """ValueError for a value out of range."""
-        least = {"run": 1, "period": 1, "warm_up": 0, "held_out": 0, "clip": 1, "factor": 1, "pretended": 0}
-        for name, value in least.items():
-            if not getattr(self, name) >= value:
-                raise ValueError(f"{name}={getattr(self, name)} is not at least {value}")
-        for name in ("quantile", "resolution"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)} is not in (0, 1]")
-
     def most(self, dims: int) -> float:
         """The ranges that one of `dims` counts at most: enough that one dim alone can pass the least limit."""
         return max(self.clip, 2 * math.sqrt(self.factor * dims))
@@ -83,16 +72,14 @@ def find_drift(
     trained_length: int,
     rule: DriftRule | None = None,
     *,
-    restarts: Mapping[str, Mapping[int, int]] | None = None,
-    scales: Mapping[str, np.ndarray] | None = None,
+    plans: Mapping[str, Plan] | None = None,
     reference: str = "origin",
 ) -> xr.Dataset:
     """Where each layer of `hidden` (method, [prompt,] layer, position, dim) leaves what it did inside the window M.
 
-    Of several prompts the mean is judged: with many texts, the positional vector. restarts: by method, where it begins
-    to count positions anew and from which on (`mesa.plan.restarts`): states settle again there, and come again into
-    positions like those held out, neither of which is judged. scales: by method, the factor on the query of every
-    position from 0 on (`mesa.plan.query_scales`): log n scaling, from M on, moves states, which `follows` tells.
+    Of several prompts the mean is judged: with many texts, the positional vector. plans: by method, its plan of the
+    pass. Where it begins to count positions anew (`mesa.plan.restarts`) states settle again, and come again into
+    positions like those held out, neither of which is judged.
 
     With I the positions in [warm_up, M - held_out) that are no warm-up after a restart, for each method, layer and dim:
 
@@ -107,15 +94,11 @@ def find_drift(
       trusted. `low`, `high`: its 95% interval over resampled dims (infinity: none), from where states were judged last.
       `warm_up` (method, run): left out. `before` (method, layer): the same in the M - held_out .. M tokens, which says
       that a break called at M began earlier
-    - `follows` (method, layer): called, but not once the span takes in what goes on following `scales` beyond it as in
-      the first half of the way from where they grow, at least M/8 tokens (by three in four of the pairs half of
-      them apart): the factor alone may have moved it so, if evenly, as may a slow break. A step or burst does not
     - `share` (method, layer, dim): the dim's part of the levels above the limit; 0 where there are none
     - `trusted` (method, layer): of every second of `pretended` windows from M/4 to M - held_out, the same rule calls a
       break between window and M - held_out in at most `alarm_rate`; and a level can pass the limit at all.
       `false_alarms`: in what share of the other windows it does; NaN where none could be judged, which is not trusted.
       `windows` (method, layer): how many those are. `any_false_alarm` (method): the share with one in any trusted layer
-    - `motion` (method, layer) = median over dims of range / |centre|
 
     Raises ValueError where too few positions were captured on either side of M, and for values that are not finite.
     """
@@ -132,8 +115,8 @@ def find_drift(
             states = _states(hidden.sel({"method": name}).isel(layer=number), runs)
             if not np.isfinite(states).all():
                 raise ValueError(f"the states of {name} in layer {layers[number]} are not finite; capture them again")
-            grown = _grown((scales or {}).get(name), runs, trained_length)
-            judged = _judge(states, runs, rule, trained_length, (restarts or {}).get(name, {}), widths, grown)
+            begins = restarts(plans[name]) if plans and name in plans else {}
+            judged = _judge(states, runs, rule, trained_length, begins, widths)
             widths = judged["range"] if widths is None else widths
             rows[name].append(judged)
     variables: dict[str, Any] = {"captured": ("run", runs.captured)}
@@ -157,14 +140,6 @@ def find_drift(
     drift["run"].attrs["units"] = "position"
     drift["level"].attrs.update(long_name="mean square distance from the in-window range", units="ranges^2")
     return drift
-
-
-def of_plans(plans: Mapping[str, Plan]) -> dict[str, Any]:
-    """`restarts` and `scales` of `find_drift`, by the method whose plan it is."""
-    return {
-        "restarts": {name: restarts(plan) for name, plan in plans.items()},
-        "scales": {name: query_scales(plan) for name, plan in plans.items()},
-    }
 
 
 def resolution(*dtypes: str | None) -> float:
@@ -224,11 +199,10 @@ def _judge(
     trained: int,
     restarts: Mapping[int, int],
     widths: np.ndarray | None,
-    grown: np.ndarray | None,
 ) -> dict[str, Any]:
     """The values of `find_drift` for one method and layer, `x` (sampled position, dim).
 
-    widths: the least range of each dim. grown: see `_grown`. `alarms`: by window that measures, NaN: not judged.
+    widths: the least range of each dim. `alarms`: by window that measures, NaN: not judged.
     """
     known = trained - rule.held_out
     warm_up = _warm_up(runs.begin, rule, restarts, trained)
@@ -245,15 +219,10 @@ def _judge(
         alarms.append(np.nan if np.isnan(most) else float(most > limit))
     rate = np.array(alarms[1::2])
     limit = rule.factor * max(1.0, float(level[usable].max()))
-    reliable = not rule.pretended or _rate(np.array(alarms[::2])) <= rule.alarm_rate  # not where none could be judged
+    reliable = _rate(np.array(alarms[::2])) <= rule.alarm_rate  # not where none could be judged
     trusted = reliable and limit < rule.most(x.shape[1]) ** 2
     judged = trusted & (runs.begin >= trained) & ~warm_up
     first, low, high, share = _first_break(by_run, level, judged, runs, rule.run, limit, trained)
-    follows = False
-    if grown is not None and np.isfinite(first):
-        near = (grown, ~runs.expand(warm_up), trained // _NEAR)
-        left = runs.mean(_squares(x, runs, usable, rule, _REFERENCE, widths, near)[0]).mean(1)
-        follows = not (judged & (left > limit)).any()
     held_out = trusted & (runs.begin >= known) & (runs.begin < trained) & ~warm_up
     return {
         "level": level,
@@ -263,11 +232,9 @@ def _judge(
         "low": low,
         "high": high,
         "before": _first_break(by_run, level, held_out, runs, rule.run, limit, known)[0],
-        "follows": follows,
         "share": share,
         "centre": centre,
         "range": width,
-        "motion": _motion(width, centre),
         "trusted": trusted,
         "alarms": rate,
         "false_alarms": _rate(rate),
@@ -281,17 +248,12 @@ def _unjudged(x: np.ndarray, runs: _Runs) -> dict[str, Any]:
     return {
         **dict.fromkeys((*_POSITIONS, "limit", "false_alarms"), np.nan),
         **dict.fromkeys(("share", "centre", "range"), zeros),
-        **dict.fromkeys(("follows", "trusted"), False),
+        "trusted": False,
         "level": none,
         "warm_up": np.ones(len(runs.begin), bool),
-        "motion": _motion(zeros, zeros),
         "alarms": np.array([]),
         "windows": 0,
     }
-
-
-def _motion(width: np.ndarray, centre: np.ndarray) -> float:
-    return float(np.median(width / np.maximum(np.abs(centre), np.finfo(np.float32).tiny)))
 
 
 def _states(values: xr.DataArray, runs: _Runs) -> np.ndarray:
@@ -323,13 +285,8 @@ def _squares(
     rule: DriftRule,
     samples: int,
     widths: np.ndarray | None,
-    follows: tuple[np.ndarray, np.ndarray, int] | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """z^2 (sampled position, dim), centre and range (dim), with the runs `usable` as reference.
-
-    follows: if what follows the queries' factor is to be 0, too: what that grew by (sampled position), where states are
-    no warm-up, and how many positions tell at least.
-    """
+    """z^2 (sampled position, dim), centre and range (dim), with the runs `usable` as reference."""
     reference = np.flatnonzero(runs.expand(usable))
     x = _without_phases(x, runs.position % rule.period, reference)
     reference = reference[:: max(1, len(reference) // samples)]
@@ -344,9 +301,6 @@ def _squares(
     for clock in (np.log(runs.position + 1.0), runs.position):
         trend = _trend(inner, np.asarray(clock, np.float32), reference)
         low, high = np.minimum(trend, low), np.maximum(trend, high)
-    if follows is not None:
-        moved = _following(x, runs.position, *follows)
-        low, high = low + np.minimum(moved, 0), high + np.maximum(moved, 0)
     z = np.maximum(x - high, low - x) / width
     np.clip(z, 0, rule.most(z.shape[1]), out=z)
     return np.square(z, out=z), centre, width
@@ -359,39 +313,6 @@ def _trend(inner: np.ndarray, time: np.ndarray, reference: np.ndarray) -> np.nda
     slope = _quantile((inner[:, half : 2 * half] - inner[:, :half]) / passed, 0.5)
     offset = _quantile(inner - slope[:, None] * within, 0.5)
     return offset + time[:, None] * slope
-
-
-def _grown(scales: np.ndarray | None, runs: _Runs, trained: int) -> np.ndarray | None:
-    """What the factor grew by since M, at the sampled positions; None where it does not."""
-    if scales is None:
-        return None
-    if len(scales) <= runs.position[-1] or not np.isfinite(scales).all():
-        raise ValueError(
-            f"scales are not {runs.position[-1] + 1} finite factors; give one for every position from 0 on"
-        )
-    grown = np.maximum(0, scales - scales[:trained].max())[runs.position]
-    return grown if grown.any() else None
-
-
-def _following(x: np.ndarray, position: np.ndarray, grown: np.ndarray, settled: np.ndarray, span: int) -> np.ndarray:
-    """How far each dim of `x` has moved if it goes on following the factor as it did in the first half of the way.
-
-    By the quartile nearer to 0 of its slopes there, 0 if they lie on either side: noise widens nothing.
-    """
-    moved = np.zeros_like(x)
-    start = after = position[grown > 0][0]
-    while after <= position[-1]:
-        near = np.flatnonzero(settled & (position >= start) & (position < start + span))
-        near = near[:: max(1, len(near) // _REFERENCE)]
-        apart = max(1, len(near) // 2)
-        steps = grown[near[apart:]] - grown[near[:-apart]]
-        if len(steps) >= _LEAST_STEPS and steps.all():
-            slopes = np.ascontiguousarray(((x[near[apart:]] - x[near[:-apart]]) / steps[:, None]).T, np.float32)
-            slope = np.maximum(_quantile(slopes, 0.25), 0) + np.minimum(_quantile(slopes, 0.75), 0)
-            moved[position >= after] = grown[position >= after, None] * slope
-        span = span * 3 // 2 + 1
-        after = start + 2 * span
-    return moved
 
 
 def _without_phases(x: np.ndarray, phase: np.ndarray, reference: np.ndarray) -> np.ndarray:

@@ -15,7 +15,6 @@ CHANCE_NATS = 0.1
 """A tail NLL inside the window no further than this below ln(vocabulary) is chance."""
 NLL, PASSKEY = RULES = ("tail NLL", "passkey")
 """What can fail."""
-_RESAMPLED = 2000
 
 
 @dataclass(frozen=True)
@@ -26,11 +25,10 @@ class Failure:
     by_passkey: its passkey accuracy is below `LEAST_ACCURACY`. length: one or the other.
     after, high: the failure lies after `after` and at most at `high`, of what lies between measured lengths and of the
     prompts (95%): `low` is the first measured length from which on it may fail, `after` the one before it (0: none),
-    `high` the first from which on it clearly fails at every one. None: none up to the longest length. share: of
-    resampled prompts, the draws that give exactly `length`; None: too few prompts for an interval; then `after` and
-    `high` are of the measured lengths alone.
+    `high` the first from which on it clearly fails at every one. None: none up to the longest length. sampled:
+    whether that is over prompts; else there are too few, and `after` and `high` are of the measured lengths alone.
     dips: shorter lengths at which it fails though it does not at a longer one. before: the measured length before.
-    judged, chance: what of `RULES` failure is judged by, and what cannot judge since it is at chance inside the window.
+    judged_by, chance: those of `RULES` that failure is judged by, and those that are at chance inside the window.
     longest: the longest length it was measured at.
     """
 
@@ -41,17 +39,17 @@ class Failure:
     after: int | None
     low: int | None
     high: int | None
-    share: float | None
+    sampled: bool
     dips: tuple[int, ...]
     before: int | None
-    judged: tuple[str, ...]
+    judged_by: tuple[str, ...]
     chance: tuple[str, ...]
     longest: int
 
     @property
     def holds(self) -> bool:
         """Whether it does not fail, of a model that is not at chance and whose M is not stated wrongly."""
-        return self.length is None and bool(self.judged) and not self.chance
+        return self.length is None and bool(self.judged_by) and not self.chance
 
     def __str__(self) -> str:
         """The interval in tokens, such as '(512, 768]', or 'none up to 2048'; where prompts leave both open, both."""
@@ -60,15 +58,15 @@ class Failure:
             text = none if self.after is None else f"{none}, or after {self.after}"
         else:
             text = f"({self.after}, {self.high}]" if self.high else f"after {self.after}, or {none}"
-            text += "" if self.share is not None else " on one prompt"
+            text += "" if self.sampled else " on one prompt"
         if self.dips:
             text += f"; dips at {', '.join(map(str, self.dips))}"
-        if not self.judged and not self.chance:
+        if not self.judged_by and not self.chance:
             return NOT_JUDGED
         if self.length is not None or not self.chance:
             return text
-        if self.judged:
-            return f"not judged by {' and '.join(self.chance)}; {text} by {self.judged[0]}"
+        if self.judged_by:
+            return f"not judged by {' and '.join(self.chance)}; {text} by {self.judged_by[0]}"
         return "not judged: at chance inside M"
 
 
@@ -77,8 +75,8 @@ class Measured:
     """Failures by method and what they are measured against.
 
     level: the reference method's tail NLL at `level_length`, the longest measured length within the window.
-    judged: those of `RULES` that say something about length: not a tail NLL that is chance there, nor passkeys that the
-        reference finds in less than half of the prompts there.
+    judged_by: those of `RULES` that say something about length: not a tail NLL that is chance there, nor passkeys that
+        the reference finds in less than half of the prompts there.
     chance: those of `RULES` by which the reference is at chance there: tail NLL within `CHANCE_NATS` of
         ln(vocabulary), passkeys found in no prompt, or so few that Wilson's interval ends below `LEAST_ACCURACY`.
     stated: whether the stated M fits; where it is too large nothing is judged, and nothing said to be at chance.
@@ -87,7 +85,7 @@ class Measured:
     reference: str
     level: float
     level_length: int
-    judged: tuple[str, ...]
+    judged_by: tuple[str, ...]
     chance: tuple[str, ...]
     lengths: tuple[int, ...]
     failures: tuple[Failure, ...]
@@ -98,10 +96,10 @@ class Measured:
         """What is called a failure, in words."""
         level = f"{self.level:z.2f} ({self.reference} at {self.level_length})"
         nll = f"tail NLL more than {NATS_ABOVE:g} nats/token above {level}"
-        if NLL not in self.judged:
+        if NLL not in self.judged_by:
             nll += " (not judged: that is chance)"
         passkey = f"passkey accuracy below {LEAST_ACCURACY:g}"
-        if PASSKEY not in self.judged:
+        if PASSKEY not in self.judged_by:
             passkey += f" (not judged: {self.reference} itself is below it at {self.level_length})"
         return f"{nll}, or {passkey}, there and at every longer length measured"
 
@@ -109,10 +107,9 @@ class Measured:
 def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str = "origin") -> Measured:
     """Failure lengths from `tail_nll` (method, length, window) and, if there, `passkey` (method, length, sample).
 
-    Methods and lengths share windows and samples: intervals are of differences window by window, and these are
-    resampled for all of them at once. NaN: a length that a method was not measured at. The attribute `vocabulary`, in
-    tokens, tells what chance is; without it no tail NLL is called so. Raises ValueError if nothing was measured within
-    the trained window, or not the reference method.
+    Methods and lengths share windows and samples: intervals are of differences window by window. NaN: a length that a
+    method was not measured at. The attribute `vocabulary`, in tokens, tells what chance is; without it no tail NLL is
+    called so. Raises ValueError if nothing was measured within the trained window, or not the reference method.
     """
     evaluation = evaluation.sortby("length")
     lengths = evaluation["length"].values.astype(int)
@@ -127,26 +124,22 @@ def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str
     at = (methods.index(reference), int(within[-1]))
     level = float(scores[0][at].mean())
     vocabulary = evaluation.attrs.get("vocabulary")
-    judged, chance = _judged(level, scores[1][at] if len(scores) > 1 else None, vocabulary)
+    judged_by, chance = _judged(level, scores[1][at] if len(scores) > 1 else None, vocabulary)
     guess = None if vocabulary is None else math.log(vocabulary) - CHANCE_NATS
     stated = stated_window(evaluation, trained_length, reference, guess=guess)
     if stated.is_wrong:
-        judged = chance = ()
-    fails = _fails([values.mean(-1)[None] for values in scores], at, judged)
-    rng = np.random.default_rng(0)
-    draws = np.any(_fails([_resampled(values, rng) for values in scores], at, judged), 0)
-    enough = all(values.shape[-1] > 1 for values, rule in zip(scores, RULES, strict=False) if rule in judged)
-    may, clearly = _bounds(scores, at, judged) if enough else (None, None)
+        judged_by = chance = ()
+    fails = _fails([values.mean(-1) for values in scores], at, judged_by)
+    sampled = all(values.shape[-1] > 1 for values, rule in zip(scores, RULES, strict=False) if rule in judged_by)
+    may, clearly = _bounds(scores, at, judged_by) if sampled else [np.any(fails, 0)] * 2
     failures = []
     for row, method in enumerate(methods):
         known = measured[row]
-        by_rule, of_lengths = [rule[0, row, known] for rule in fails], lengths[known]
-        length, (by_nll, by_passkey) = onset(np.any(by_rule, 0), of_lengths), _by_rule(by_rule, of_lengths)
-        low, high, share = length, length, None
-        if may is not None and clearly is not None:
-            low, high = onset(may[row, known], of_lengths), onset(clearly[row, known], of_lengths)
-            begins = of_lengths.tolist().index(length) if length else len(of_lengths)
-            share = float(_starts(draws[:, row, known], begins).mean())
+        by_rule, of_lengths = [rule[row, known] for rule in fails], lengths[known]
+        by_nll, by_passkey = [*(onset(rule, of_lengths) for rule in by_rule), None][:2]  # None: not measured
+        length, low, high = (
+            onset(rule, of_lengths) for rule in (np.any(by_rule, 0), may[row, known], clearly[row, known])
+        )
         failures.append(
             Failure(
                 method=method,
@@ -156,33 +149,28 @@ def measured_failure(evaluation: xr.Dataset, trained_length: int, reference: str
                 after=None if low is None else int(max(of_lengths[of_lengths < low], default=0)),
                 low=low,
                 high=high,
-                share=share,
+                sampled=sampled,
                 dips=dipping(np.any(by_rule, 0), of_lengths),
                 before=max(of_lengths[of_lengths < (length or 0)].tolist(), default=None),
-                judged=judged,
+                judged_by=judged_by,
                 chance=chance,
                 longest=int(of_lengths[-1]),
             )
         )
     return Measured(
-        reference, level, int(lengths[at[1]]), judged, chance, tuple(lengths.tolist()), tuple(failures), stated
+        reference, level, int(lengths[at[1]]), judged_by, chance, tuple(lengths.tolist()), tuple(failures), stated
     )
-
-
-def _by_rule(fails: list[np.ndarray], lengths: np.ndarray) -> list[int | None]:
-    """The onset by tail NLL and by passkeys; None: none, or not measured."""
-    return [*(onset(rule, lengths) for rule in fails), None][:2]
 
 
 def _judged(level: float, hits: np.ndarray | None, vocabulary: int | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What can be judged, and what is at chance, of the reference's scores inside the window."""
-    judged, chance = [], []
-    (chance if is_chance(level, vocabulary) else judged).append(NLL)
+    judged_by, chance = [], []
+    (chance if is_chance(level, vocabulary) else judged_by).append(NLL)
     if hits is not None and hits.mean() >= LEAST_ACCURACY:
-        judged.append(PASSKEY)
+        judged_by.append(PASSKEY)
     elif hits is not None and (not hits.any() or wilson(int(hits.sum()), len(hits))[1] < LEAST_ACCURACY):
         chance.append(PASSKEY)
-    return tuple(judged), tuple(chance)
+    return tuple(judged_by), tuple(chance)
 
 
 def is_chance(level: float, vocabulary: int | None) -> bool:
@@ -190,40 +178,27 @@ def is_chance(level: float, vocabulary: int | None) -> bool:
     return vocabulary is not None and level >= math.log(vocabulary) - CHANCE_NATS
 
 
-def _fails(means: list[np.ndarray], at: tuple[int, int], judged: tuple[str, ...]) -> list[np.ndarray]:
-    """Whether the mean fails, by tail NLL against the draw's own level and by passkeys: (draw, method, length)."""
-    nll = means[0]
-    rules = [nll > nll[:, at[0], at[1], None, None] + NATS_ABOVE, *(hits < LEAST_ACCURACY for hits in means[1:])]
-    return [fails & (name in judged) for name, fails in zip(RULES, rules, strict=False)]
+def _fails(means: list[np.ndarray], at: tuple[int, int], judged_by: tuple[str, ...]) -> list[np.ndarray]:
+    """Whether the mean fails, by tail NLL against the level and by passkeys: (method, length)."""
+    rules = [means[0] > means[0][at] + NATS_ABOVE, *(hits < LEAST_ACCURACY for hits in means[1:])]
+    return [fails & (name in judged_by) for name, fails in zip(RULES, rules, strict=False)]
 
 
-def _resampled(scores: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Means (draw, method, length) over prompts drawn with replacement, the same for all methods and lengths."""
-    count = scores.shape[-1]
-    drawn = rng.multinomial(count, np.full(count, 1 / count), _RESAMPLED)
-    return np.moveaxis(scores @ drawn.T / count, -1, 0)  # divided last: shares are exact
-
-
-def _bounds(scores: list[np.ndarray], at: tuple[int, int], judged: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+def _bounds(scores: list[np.ndarray], at: tuple[int, int], judged_by: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Whether it may fail, and whether it clearly does, (method, length): by 95% intervals of the prompts' scores.
 
     Student's of tail NLL less the level, window by window, and Wilson's of the passkeys found.
     """
     fails = np.zeros((2, *scores[0].shape[:2]), bool)
-    if NLL in judged:
+    if NLL in judged_by:
         above = np.moveaxis(scores[0] - scores[0][at], -1, 0)
         middle, half = above.mean(0), half_width(above)
         fails |= np.stack([middle + half, middle - half]) > NATS_ABOVE
-    if PASSKEY in judged:
+    if PASSKEY in judged_by:
         hits = scores[1]
         ends = np.stack(np.vectorize(wilson)(np.nan_to_num(hits.sum(-1)), hits.shape[-1]))
         fails |= (ends < LEAST_ACCURACY) & np.isfinite(hits).all(-1)  # what was not measured did not fail
     return fails[0], fails[1]
-
-
-def _starts(draws: np.ndarray, first: int) -> np.ndarray:
-    """Whether a draw fails from the length numbered `first` on, at every one, and not at the one before."""
-    return np.asarray(draws[:, first:].all(1) & ~draws[:, max(0, first - 1) : first].any(1))
 
 
 def onset(fails: np.ndarray, lengths: np.ndarray) -> int | None:

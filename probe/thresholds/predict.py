@@ -1,16 +1,26 @@
-"""What observed thresholds say: a predicted failure length for each method."""
+"""What thresholds say: a failure length for each method; and a control, what they say inside the window.
+
+The negative control of the rule `paper` is the same search and prediction at places inside the window, and at M.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import xarray as xr
+
+from probe.thresholds.search import CrossingRule, SearchWindow, layout_of, searches
 
 TOP = 10
 """Dims that a prediction is the median of."""
 LEAST = 5
 """Fewer judged dims predict nothing."""
+PLACES = 16
+"""Positions inside the window at which the search is put."""
+ALPHA = 0.05
+"""With more of the places like M than this, M is not told from them."""
 _PAIR = ("layer", "dim")
 
 
@@ -19,8 +29,6 @@ class Prediction:
     """A method's predicted failure length, in tokens: what its crossings at the best dims say.
 
     length: median crossing over the judged dims; None if not more than half of them cross, or if it is not `known`.
-    earliest: the same median of the first positions the crossings may really be at; below `length` where positions
-        just before were not captured.
     judged: best dims at which the method keeps to the safe side inside the window, as Origin does; others are left out.
     crossed: how many of the judged cross. chosen: how many best dims there were.
     captured: up to which length. descriptive: the reference's own: dims are chosen on it, so its length follows the
@@ -29,7 +37,6 @@ class Prediction:
 
     method: str
     length: int | None
-    earliest: int | None
     judged: int
     crossed: int
     chosen: int
@@ -52,10 +59,9 @@ class Prediction:
             return "beyond the thresholds already inside the window"
         if not self.known:
             return f"cannot tell: {self.judged} of {self.chosen} dims can be judged, {self.least} are needed"
-        if self.length is None or self.earliest is None:
+        if self.length is None:
             return f"none up to {self.captured}"
-        length = str(self.length) if self.earliest == self.length else f"between {self.earliest} and {self.length}"
-        return f"{length} (descriptive)" if self.descriptive else length
+        return f"{self.length} (descriptive)" if self.descriptive else str(self.length)
 
 
 def best(crossings: xr.Dataset, top: int) -> list[tuple[int, int]]:
@@ -99,35 +105,123 @@ def predict(crossings: xr.Dataset, top: int = TOP, least: int = LEAST) -> list[P
     layer, dim = (
         crossings.get_index(name).get_indexer([pair[part] for pair in pairs]) for part, name in enumerate(_PAIR)
     )
-    read = {
-        name: crossings[name].transpose("method", *_PAIR).values[:, layer, dim]
-        for name in ("inside", "crossing", "earliest")
-    }
-    return [
-        _predict(crossings, method, {name: values[row] for name, values in read.items()}, min(top, least))
-        for row, method in enumerate(crossings["method"].values.tolist())
-    ]
+    inside, crossing = (
+        crossings[name].transpose("method", *_PAIR).values[:, layer, dim] for name in ("inside", "crossing")
+    )
+    methods = crossings["method"].values.tolist()
+    return [_predict(crossings, *row, min(top, least)) for row in zip(methods, inside, crossing, strict=True)]
 
 
-def _predict(crossings: xr.Dataset, method: str, at: dict[str, np.ndarray], least: int) -> Prediction:
-    chosen = len(at["inside"])
-    safe = at["inside"] <= 1 - crossings.attrs["share"]
-    crossing, earliest = at["crossing"][safe], at["earliest"][safe]
-    crossed = int(np.isfinite(crossing).sum())
-    fails = 2 * crossed > len(crossing) and len(crossing) >= least
+def _predict(crossings: xr.Dataset, method: str, inside: np.ndarray, crossing: np.ndarray, least: int) -> Prediction:
+    judged = crossing[inside <= 1 - crossings.attrs["share"]]
+    crossed = int(np.isfinite(judged).sum())
+    fails = 2 * crossed > len(judged) and len(judged) >= least
     return Prediction(
         method=method,
-        length=_median(crossing) if fails else None,
-        earliest=_median(earliest) if fails else None,
-        judged=len(crossing),
+        length=int(np.median(np.where(np.isnan(judged), np.inf, judged))) if fails else None,
+        judged=len(judged),
         crossed=crossed,
-        chosen=chosen,
+        chosen=len(inside),
         least=least,
         captured=int(crossings.attrs["length"]),
         descriptive=method == crossings.attrs["reference"],
     )
 
 
-def _median(positions: np.ndarray) -> int:
-    """The median position, where NaN stands for beyond all others."""
-    return int(np.median(np.where(np.isnan(positions), np.inf, positions)))
+def negative_control(
+    hidden: xr.DataArray,
+    trained_length: int,
+    rule: CrossingRule,
+    reference: str = "origin",
+    *,
+    count: int = PLACES,
+    top: int = TOP,
+    least: int = LEAST,
+) -> xr.Dataset:
+    """What the search finds, and `predict` predicts, at up to `count` places inside the window, where the model works.
+
+    At a place p the search takes p for M and sees [warm_up, p) as its window and positions up to M beyond, fewer if
+    fewer were captured beyond M. That is less than it sees at M, so each place has a partner `matched`: M with as many
+    positions before and beyond. Places are spread evenly from 2 `sustained` behind warm_up to 2 `sustained` before M,
+    both no less than the search needs. By `place`, and by prompt if there are several:
+
+    - `first`, `last`, `matched_first`, `matched_last`: positions seen
+    - `qualified`, `matched`: observable (layer, dim) pairs at the place, and at M; of the attribute `searched`
+    - `called` (method): the failure length that `predict` gives there, by `top` and `least` dims; NaN: none. Every one
+      is false, since it lies inside the window. The reference's says that dims qualify, and no more: they are chosen
+      on it
+
+    Raises ValueError when nowhere the positions it needs were captured.
+    """
+    pairs = _pairs(hidden["position"].values, trained_length, rule, count)
+    windows, partners = zip(*pairs, strict=True)
+    searched = searches(hidden, [*windows, *partners], rule, reference, observable_only=True)
+    several = ["prompt"] if "prompt" in hidden.dims else []
+    variables: dict[str, Any] = {}
+    for name, part in (("qualified", searched[: len(pairs)]), ("matched", searched[len(pairs) :])):
+        variables[name] = (["place", *several], np.stack([at["qualified"].values for at in part]))
+    lengths = np.array([_lengths(at, top, least) for at in searched[: len(pairs)]])
+    lengths = lengths.reshape(*variables["qualified"][1].shape, -1)
+    variables["called"] = (["place", *several, "method"], lengths, {"units": "position"})
+    for prefix, part in (("", windows), ("matched_", partners)):
+        variables[f"{prefix}first"] = ("place", [window.first for window in part])
+        variables[f"{prefix}last"] = ("place", [window.last for window in part])
+    return xr.Dataset(
+        variables,
+        {"place": [window.at for window in windows], **{name: hidden[name].values for name in ("method", *several)}},
+        {
+            "trained_length": trained_length,
+            "reference": reference,
+            "searched": searched[0].attrs["searched"],
+            "top": top,
+            "least": min(top, least),
+        },
+    )
+
+
+def false_predictions(control: xr.Dataset) -> xr.DataArray:
+    """By method, the share of the places at which a failure is predicted though it lies inside the window."""
+    return control["called"].notnull().mean("place")
+
+
+def as_many(control: xr.Dataset) -> xr.DataArray:
+    """The share of the places at which pairs qualify, no fewer than at M with as many positions."""
+    qualified = control["qualified"]
+    return ((qualified > 0) & (qualified >= control["matched"])).mean("place")
+
+
+def _pairs(
+    position: np.ndarray, trained: int, rule: CrossingRule, count: int
+) -> list[tuple[SearchWindow, SearchWindow]]:
+    """Of `count` places inside the window, those that can be searched, with their partners at M; ValueError if none."""
+    margin = max(8, rule.smoothing, 2 * rule.sustained)
+    low, high = rule.warm_up + margin, trained - margin
+    if low > high:
+        raise ValueError(
+            f"places inside the window lie {margin} positions behind the {rule.warm_up} left out at the start "
+            f"and as many before {trained}; there is no room"
+        )
+    pairs, reason = [], ""
+    for at in np.unique(np.linspace(low, high, count).round().astype(int)).tolist():
+        before, beyond = at - rule.warm_up, min(trained - at, int(position[-1]) - trained)
+        pair = (
+            SearchWindow(at, rule.warm_up, at + beyond),
+            SearchWindow(trained, trained - before, trained + beyond),
+        )
+        try:
+            for window in pair:
+                layout_of(position, window, rule)
+        except ValueError as error:
+            reason = reason or str(error)
+        else:
+            pairs.append(pair)
+    if not pairs:
+        raise ValueError(reason)
+    return pairs
+
+
+def _lengths(searched: xr.Dataset, top: int, least: int) -> list[list[float]]:
+    """The predicted lengths by prompt, one without any, and by method."""
+    prompts = searched["prompt"].values.tolist() if "prompt" in searched.dims else [None]
+    by_prompt = [searched if name is None else searched.sel(prompt=name) for name in prompts]
+    return [[np.nan if p.length is None else p.length for p in predict(at, top, least)] for at in by_prompt]

@@ -22,7 +22,7 @@ from probe.store.select import captured_ranges, run_bounds
 
 _WORKERS = 2  # layers at a time: numpy lets other threads run
 _BLOCK = 8  # dims smoothed at a time: their sums stay in the cache
-_CROSSED = ("crossing", "earliest", "inside")
+_CROSSED = ("crossing", "inside")
 _ONE_WAY, _ROUGH = 1.001, 10.0  # path over net motion: of a dim that never turns, and of one that does
 _TINY = np.finfo(np.float32).tiny
 
@@ -103,8 +103,7 @@ def search(hidden: xr.DataArray, trained_length: int, rule: CrossingRule, refere
       it moves one way only over I and B (path <= 1.001 |net|), in a layer whose moving dims mostly do not (path over
       |net|, its median, at least 10). What it crosses, it crosses once and not by noise, however smoothly
     - `crossing` (method): first position >= M from which x is beyond `limit` for `sustained` consecutive captured
-      positions; NaN if there is none. `earliest`: the first position it may really be at, smaller than `crossing`
-      where positions just before were not captured
+      positions; NaN if there is none
     - `inside` (method): share of I where that method is beyond `limit` already; its crossing then says little
     - `observable`: score >= minimum_score, and x is not beyond `limit` on `share` of I, crosses, and is beyond it on
       `share` of the positions from there on
@@ -130,10 +129,10 @@ def searches(
     methods = hidden["method"].values.tolist()
     if reference not in methods:
         raise ValueError(f"reference {reference!r} was not captured; captured methods: {', '.join(methods)}")
-    layouts = [_layout(hidden["position"].values, window, rule) for window in windows]
+    layouts = [layout_of(hidden["position"].values, window, rule) for window in windows]
     first = max(0, min(layout.inside.start for layout in layouts) - rule.smoothing + 1)
     hidden = hidden.isel(position=slice(first, max(layout.beyond.stop for layout in layouts)))
-    layouts = [_layout(hidden["position"].values, window, rule) for window in windows]
+    layouts = [layout_of(hidden["position"].values, window, rule) for window in windows]
     several = ["prompt"] if "prompt" in hidden.dims else []
     order = [methods.index(reference), *(row for row, name in enumerate(methods) if name != reference)]
 
@@ -170,12 +169,7 @@ def searches(
 
 def check_positions(position: Sequence[int], trained_length: int, rule: CrossingRule) -> None:
     """Raises ValueError, before anything is captured, if `search` could not work on these positions."""
-    check_window(np.asarray(position), _whole(position, trained_length, rule), rule)
-
-
-def check_window(position: np.ndarray, window: SearchWindow, rule: CrossingRule) -> None:
-    """Raises ValueError if the search cannot be made in this window."""
-    _layout(position, window, rule)
+    layout_of(np.asarray(position), _whole(position, trained_length, rule), rule)
 
 
 def smooth(values: xr.DataArray, smoothing: int) -> xr.DataArray:
@@ -201,8 +195,8 @@ def _labelled(hidden: xr.DataArray, several: list[str], layers: Sequence[dict[st
     sizes = [hidden.sizes[name] for name in (*several, "layer")]
     stacked = {name: np.stack([layer[name] for layer in layers]) for name in layers[0]}
     stacked = {name: values.reshape(*sizes, *values.shape[1:]) for name, values in stacked.items()}
-    units = dict.fromkeys(("threshold", "limit", "spread"), hidden.attrs.get("units", "activation"))
-    units |= dict.fromkeys(("crossing", "earliest"), "position")
+    units: dict[str, str] = dict.fromkeys(("threshold", "limit", "spread"), hidden.attrs.get("units", "activation"))
+    units |= {"crossing": "position"}
     variables: dict[str, Any] = {}
     for name, values in stacked.items():
         dims = [*several, "layer", *(["method"] if name in _CROSSED else []), "dim"]
@@ -220,9 +214,9 @@ def _score(x: np.ndarray, layout: _Layout, rule: CrossingRule) -> dict[str, np.n
     """What `search` says of the reference's smoothed values `x` (dim, position) of one layer: by dim."""
     trained, position, threshold = layout.trained, layout.position, x[:, layout.trained].copy()
     inside, outside = x[:, layout.inside], x[:, trained + 1 : layout.beyond.stop]
-    low, high = _quantiles(inside, (0.05, 0.95))
-    size = _medians(np.abs(inside))
-    motion = _medians(outside) - threshold
+    low, high = np.quantile(inside, (0.05, 0.95), axis=1)
+    size = np.median(np.abs(inside), axis=1)
+    motion = np.median(outside, axis=1) - threshold
     side = np.sign(motion)
     alone = _singled_out(x[:, layout.inside.start : layout.beyond.stop], size)
     spread = np.maximum((high - low) / 3.29, max(rule.floor * np.median(size), _TINY))
@@ -249,7 +243,7 @@ def _slope(inside: np.ndarray, position: np.ndarray) -> np.ndarray:
     half = len(position) // 2
     steps = position[half:] - position[: len(position) - half]
     moved, even = inside[:, half:] - inside[:, : len(position) - half], bool((steps == steps[0]).all())
-    return _medians(moved if even else moved / steps) / (steps[0] if even else 1)
+    return np.median(moved if even else moved / steps, axis=1) / (steps[0] if even else 1)
 
 
 def _singled_out(x: np.ndarray, size: np.ndarray) -> np.ndarray:
@@ -270,23 +264,16 @@ def _cross(
     """
     out, inside = (_beyond(x[:, part], side, limit) for part in (layout.beyond, layout.inside))
     index = _first_sustained(out, layout.stop[layout.beyond] - layout.trained, rule.sustained)
-    position, at = layout.position, index + layout.trained
-    before = np.concatenate([position[:1], position[:-1] + 1])
-    before[layout.trained] = position[layout.trained]
     return {
-        "crossing": np.where(index < 0, np.nan, position[at]),
-        "earliest": np.where(index < 0, np.nan, before[at]),
+        "crossing": np.where(index < 0, np.nan, layout.position[index + layout.trained]),
         "inside": inside.mean(axis=1),
         "share_beyond": np.array([row[i:].mean() if i >= 0 else 0.0 for row, i in zip(out, index, strict=True)]),
     }
 
 
 def _beyond(x: np.ndarray, side: np.ndarray, limit: np.ndarray) -> np.ndarray:
-    """side * (x - limit) > 0 by (dim, position), exactly, without widening `x` to the limits' float64."""
-    near = limit.astype(np.float32)
-    below = np.where((near > limit) | ((near == limit) & (side < 0)), np.nextafter(near, np.float32(-np.inf)), near)
-    below[side == 0] = np.inf
-    return (x > below[:, None]) != (side < 0)[:, None]
+    """side * (x - limit) > 0 by (dim, position); exact, though `x` is float32 and `limit` float64."""
+    return side[:, None] * x > (side * limit)[:, None]
 
 
 def _smooth(values: np.ndarray, start: np.ndarray, smoothing: int) -> np.ndarray:
@@ -302,28 +289,6 @@ def _smooth(values: np.ndarray, start: np.ndarray, smoothing: int) -> np.ndarray
     return mean
 
 
-def _medians(values: np.ndarray) -> np.ndarray:
-    """`np.median` of each row of finite values, to the bit; sooner, since numpy also looks for NaN."""
-    middle = values.shape[1] // 2
-    parted = np.partition(values, middle, axis=1)
-    if values.shape[1] % 2:
-        return parted[:, middle].copy()
-    return np.mean([parted[:, :middle].max(axis=1), parted[:, middle]], axis=0)
-
-
-def _quantiles(values: np.ndarray, shares: Sequence[float]) -> list[np.ndarray]:
-    """`np.quantile` of each row of two finite values or more, at rising shares below 1, likewise."""
-    last, rest, left_out, quantiles = values.shape[1] - 1, values, 0, []
-    for share in shares:
-        at = int(share * last)
-        rest = np.partition(rest, at - left_out, axis=1)[:, at - left_out :]
-        below, above, part = rest[:, 0], rest[:, 1:].min(axis=1), np.float64(share * last - at)
-        step = above - below
-        quantiles.append(below + step * part if part < 0.5 else above - step * (1 - part))
-        left_out = at
-    return quantiles
-
-
 def _first_sustained(out: np.ndarray, stop: np.ndarray, sustained: int) -> np.ndarray:
     """First index of `out` (dim, position) that begins `sustained` True in one run; -1 if there is none."""
     lasting, width = out, 1
@@ -334,7 +299,7 @@ def _first_sustained(out: np.ndarray, stop: np.ndarray, sustained: int) -> np.nd
     return np.where(lasting.any(axis=1), lasting.argmax(axis=1), -1)
 
 
-def _layout(position: np.ndarray, window: SearchWindow, rule: CrossingRule) -> _Layout:
+def layout_of(position: np.ndarray, window: SearchWindow, rule: CrossingRule) -> _Layout:
     """The layout of the captured positions in a window; ValueError names what is missing for the search."""
     needed = max(8, rule.smoothing)
     if window.at - window.first < needed:

@@ -118,7 +118,7 @@ def _row(summary: Mapping[str, Any], row: Mapping[str, Any], located: Located | 
 
 def _held(measured: Mapping[str, Any]) -> int | None:
     """The longest measured length at which the method works; 0: none, None: nothing can be judged."""
-    if not measured.get("judged"):
+    if not measured.get("judged_by"):
         return None
     return measured["longest"] if measured["length"] is None else measured["before"] or 0
 

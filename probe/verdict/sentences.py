@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probe.statistics import shown, wilson
 from probe.store.results import is_clear, percent
 from probe.thresholds.calls import ranges
-from probe.thresholds.failure import LEAST_ACCURACY, NLL, PASSKEY
+from probe.thresholds.failure import NLL, PASSKEY
 from probe.thresholds.stated_window import times_of_m
 from probe.verdict.rows import Rows, beats, is_worse, reference_of, to_crop
-from probe.verdict.table import difference_to_crop, position
+from probe.verdict.tables import difference, difference_to_crop, position
 
 NAMED = 4
 """More methods than these are counted."""
@@ -31,16 +29,14 @@ def broke(summary: Mapping[str, Any], rows: Rows) -> str:
     prompts = counted(summary)
     if measured["length"] is None:
         dips = f", but for a dip at {listed(measured['dips'])}" if measured["dips"] else ""
-        crop = beside_crop([reference]) if len(measured["judged"]) == 1 and not measured["chance"] else ""
         none = "Nothing that can be judged" if measured["chance"] else "Nothing"
-        text = f"{none}: {_lasting([reference], name)}{dips} ({prompts}){_open(measured)}."
-        return f"{text} {crop}" if crop else text
+        return f"{none}: {_lasting([reference])}{dips} ({prompts}){_open(measured)}."
     judged = f"by {_reasons(measured)}, at every length measured{_alone(measured)}"
     if measured["high"] is None:
         none = f"not at all up to {measured['longest']}: {prompts} cannot tell"
         return f"{name} may fail after {measured['after']} tokens, or {none}. Their means fail {judged}."
     times = times_of_m(summary, measured["after"], measured["high"])
-    one = "" if measured["share"] is not None else ", no interval over prompts"
+    one = "" if measured["sampled"] else ", no interval over prompts"
     return f"{name} fails in {_ends(measured)} tokens{times} ({prompts}{one}). It fails {judged}."
 
 
@@ -73,19 +69,20 @@ def mended(summary: Mapping[str, Any], rows: Rows) -> str:
     if reference["held"] is None:
         return f"{_AT_CHANCE}."
     if reference["measured"]["length"] is None:
-        failing = [row for row in others if row["measured"]["length"] is not None]
-        return " ".join([f"Nothing to mend: {_unfailing(reference)}.", *_failing(failing)])
+        return f"Nothing to mend: {_unfailing(reference)}."
     better = [row for row in others if row["held"] > reference["held"]]
     if not better:
         return f"No method lasts longer than {name} ({counted(summary)})."
-    unsure = reference["measured"]["high"] is None and reference["measured"]["share"] is not None
+    unsure = reference["measured"]["high"] is None
     whole = [row for row in better if row["measured"]["length"] is None]
     part = [row for row in better if row["measured"]["length"] is not None]
-    sentences = [_whole(summary, whole, reference)] if whole else []
-    sentences += [f"{several(part, reference)} last{verb(part)} longer than {name} and {_fails(part)}."] if part else []
-    crop = beside_crop(others, whole)
-    doubt = [f"Cannot tell whether {name} fails, so whether there is anything to mend."] if unsure else []
-    return " ".join([*doubt, *sentences, *([crop] if crop else [])])
+    sentences = [
+        f"Cannot tell whether {name} fails, so whether there is anything to mend." if unsure else "",
+        _whole(summary, whole, reference) if whole else "",
+        f"{several(part)} last{verb(part)} longer than {name} and {_fails(part)}." if part else "",
+        beside_crop(others, whole),
+    ]
+    return " ".join(filter(None, sentences))
 
 
 def _unfailing(reference: Mapping[str, Any]) -> str:
@@ -129,20 +126,15 @@ def _whole(summary: Mapping[str, Any], rows: Rows, reference: Mapping[str, Any])
     """Those that last up to the longest length, and the least tail NLL there."""
     open_ = [row for row in rows if row["measured"]["after"] is not None]
     doubt = f"; of {several(open_)} an earlier failure is not ruled out" if open_ else ""
-    alone = "; one prompt rules no failure out" if rows[0]["measured"]["share"] is None else ""
-    text = f"{_lasting(rows, several(rows))} ({counted(summary)}){doubt}{alone}"
-    difference = (rows[0]["nll"] or {}).get("difference")
-    if difference is None:
+    alone = "" if rows[0]["measured"]["sampled"] else "; one prompt rules no failure out"
+    text = f"{_lasting(rows)} ({counted(summary)}){doubt}{alone}"
+    less = (rows[0]["nll"] or {}).get("difference")
+    if less is None:
         return f"{text}."
-    less = shown(difference["mean"], difference["low"], difference["high"], "+z.2f")
     sharing = [row for row in rows if row["rank"] == rows[0]["rank"]]
     unclear = f" (not clearly below {several(sharing[1:])})" if len(sharing) > 1 else ""
     lowest = f"{rows[0]['method']} has the lowest mean tail NLL{unclear}," if len(rows) > 1 else "its mean tail NLL is"
-    return f"{text}; {lowest} {less} nats/token to {reference['method']}."
-
-
-def _failing(rows: Rows) -> list[str]:
-    return [f"{several(rows)} {_fails(rows)}."] if rows else []
+    return f"{text}; {lowest} {difference(less)} nats/token to {reference['method']}."
 
 
 def _fails(rows: Rows) -> str:
@@ -154,15 +146,15 @@ def _fails(rows: Rows) -> str:
     return f"fail{verb(rows)} {listed(ends)}"
 
 
-def _lasting(rows: Rows, names: str) -> str:
+def _lasting(rows: Rows) -> str:
     """That methods last up to the longest length; said to hold by tail NLL alone only where they beat crop."""
-    measured = rows[0]["measured"]
+    measured, names = rows[0]["measured"], several(rows)
     longest = f"up to {measured['longest']} tokens, the longest measured"
     fail = f"{names} {'does' if len(rows) == 1 else 'do'} not fail"
     if measured["chance"]:
         chance = "passkey accuracy" if measured["chance"][0] == PASSKEY else NLL
-        return f"{fail} by {measured['judged'][0]} {longest} ({chance} cannot be judged)"
-    if measured["judged"] == [NLL] and not all(map(beats, rows)):
+        return f"{fail} by {measured['judged_by'][0]} {longest} ({chance} cannot be judged)"
+    if measured["judged_by"] == [NLL] and not all(map(beats, rows)):
         return f"{fail} {longest}{_alone(measured)}"
     return f"{names} hold{verb(rows)} {longest}{_alone(measured)}"
 
@@ -171,7 +163,7 @@ def _open(measured: Mapping[str, Any]) -> str:
     """Of a method that does not fail, after which length its prompts do not rule a failure out."""
     if measured["after"] is not None:
         return f"; a failure after {measured['after']} is not ruled out"
-    return "" if measured["share"] is not None else "; one prompt rules no failure out"
+    return "" if measured["sampled"] else "; one prompt rules no failure out"
 
 
 def _ends(measured: Mapping[str, Any]) -> str:
@@ -187,7 +179,7 @@ def _reasons(measured: Mapping[str, Any]) -> str:
 
 def _alone(measured: Mapping[str, Any]) -> str:
     """That one measure judges alone, the other being at chance or not clear."""
-    return f", judged by {measured['judged'][0]} alone" if len(measured["judged"]) == 1 else ""
+    return f", judged by {measured['judged_by'][0]} alone" if len(measured["judged_by"]) == 1 else ""
 
 
 def sure(summary: Mapping[str, Any], rows: Rows) -> str:
@@ -199,28 +191,18 @@ def sure(summary: Mapping[str, Any], rows: Rows) -> str:
         f"chance: {level(summary, reference)}" if summary["level"] else "",
         f"not judged: {', '.join(unjudged)}" if unjudged else "everything was judged",
     ]
-    text = "; ".join(part for part in parts if part)
-    return f"{text[0].upper()}{text[1:]}."
+    return f"{'; '.join(filter(None, parts))}."
 
 
 def _false_alarms(rows: Rows) -> str:
-    """Of the (layer, window) pairs tried inside the window, those falsely called: by the reference, and the most."""
+    """Of the (layer, window) pairs tried inside the window, those falsely called."""
     tried = [row for row in rows if row["drift"] is not None and row["drift"]["tried"]]
     if not tried:
-        return "false alarms inside the window: unknown"
+        return "False alarms inside the window: unknown"
     alarms, pairs = (sum(row["drift"][name] for row in tried) for name in ("alarms", "tried"))
-    if not alarms:
-        judged = " in the layers judged" if any(row["drift"]["untrusted"] for row in rows if row["drift"]) else ""
-        of = f"0 of {pairs} (layer, window) pairs, under {several(tried)}"
-        return f"no false alarms inside the window{judged} ({of})"
-    worst = max(tried, key=lambda row: row["drift"]["alarms"] / row["drift"]["tried"])
-    rates = [f"{_rate(row)} under {row['method']}" for row in tried if row["is_reference"] or row is worst]
-    judged = ", in the layers judged" if any(row["drift"]["untrusted"] for row in rows if row["drift"]) else ""
-    return f"false alarms inside the window{judged}, of (layer, window) pairs: {', '.join(rates)}"
-
-
-def _rate(row: Mapping[str, Any]) -> str:
-    return f"{row['drift']['alarms']} of {row['drift']['tried']}"
+    judged = " in the layers judged" if any(row["drift"]["untrusted"] for row in rows if row["drift"]) else ""
+    of = f"{alarms} of {pairs} (layer, window) pairs, under {several(tried)}"
+    return f"{'False' if alarms else 'No false'} alarms inside the window{judged} ({of})"
 
 
 def level(summary: Mapping[str, Any], reference: str) -> str:
@@ -234,18 +216,13 @@ def level(summary: Mapping[str, Any], reference: str) -> str:
 
 
 def _unmeasured(summary: Mapping[str, Any]) -> list[str]:
-    """What failure is not judged by, and why: none of few passkeys says little, and less than half is no measure."""
-    level, chance = summary["level"], summary["at_chance"]
+    """What failure is not judged by, and why."""
+    level = summary["level"]
     if not level:
         return ["failure by length (not measured)"]
-    left = [f"{NLL} (at chance inside M)"] if NLL in chance else []
-    hits, tries = level.get("passkeys"), level["prompts"].get("sample", 0)
-    if PASSKEY in chance:
-        is_chance = wilson(0, tries)[1] < LEAST_ACCURACY
-        why = "at chance inside M" if is_chance else f"none of {tries} found inside M, too few to tell chance"
-        left.append(f"{PASSKEY} ({why})")
-    elif hits is not None and PASSKEY not in summary["judged_by"]:
-        left.append(f"{PASSKEY} ({hits} of {tries} found inside M, less than half)")
+    left = [f"{NLL} (at chance inside M)"] if NLL in summary["at_chance"] else []
+    if level.get("passkeys") is not None and PASSKEY not in summary["judged_by"]:
+        left.append(f"{PASSKEY} ({level['passkeys']} of {level['prompts']['sample']} found inside M)")
     return left
 
 
@@ -305,22 +282,9 @@ def _named(rows: Rows) -> str:
     return listed([f"{row['method']} ({difference_to_crop(row)} nats/token)" for row in rows])
 
 
-def several(rows: Rows, reference: Mapping[str, Any] | None = None) -> str:
-    """The methods, counted where they are many; with the doubt that they last longer than the reference."""
-    doubts = [_doubt(row, reference) if reference else "" for row in rows]
-    if len(rows) > NAMED:
-        doubted = sum(map(bool, doubts))
-        return f"{len(rows)} methods" + (f" ({doubted} not beyond doubt)" if doubted else "")
-    return listed([f"{row['method']}{doubt}" for row, doubt in zip(rows, doubts, strict=True)])
-
-
-def _doubt(row: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
-    """Said where the intervals of both failures meet, or there is none."""
-    ends, others = row["measured"], reference["measured"]
-    if ends["share"] is None:
-        return " (without an interval)"
-    after = math.inf if ends["after"] is None else ends["after"]
-    return " (not beyond doubt)" if after < (others["high"] or math.inf) else ""
+def several(rows: Rows) -> str:
+    """The methods, counted where they are many."""
+    return f"{len(rows)} methods" if len(rows) > NAMED else listed([row["method"] for row in rows])
 
 
 def counted(summary: Mapping[str, Any]) -> str:

@@ -11,11 +11,10 @@ import jinja2
 
 from probe.evaluation.summary import Table, plain_table
 from probe.store.results import VERDICT, Located
-from probe.thresholds.findings import table as score_tables
 from probe.thresholds.stated_window import FITS, TOO_SMALL
 from probe.verdict.rows import RANKED, ranked, same_model
 from probe.verdict.sentences import about_crop, broke, listed, measured_on, mended, sure, where
-from probe.verdict.table import table
+from probe.verdict.tables import difference_table, method_table, score_table
 
 _WIDTH = 110  # of the text in a terminal
 
@@ -35,11 +34,11 @@ def verdict(summary: Mapping[str, Any], located: Located | None) -> dict[str, An
         "How sure": sure(summary, rows),
     }
     sentences = checked(sentences, summary.get("stated_window"), measured_on(summary))
-    head, cells = table(summary, rows)
+    table = method_table(summary, rows)
     return {
         "sentences": [{"heading": heading, "text": text} for heading, text in sentences.items()],
-        "head": head,
-        "cells": cells,
+        "head": list(table.head),
+        "cells": list(map(list, table.rows)),
         "rows": rows,
         "notes": [RANKED, _heads(located, heads), *about_crop(summary, rows), *_following(summary)],
     }
@@ -65,9 +64,9 @@ def checked(sentences: dict[str, str], stated: Mapping[str, Any] | None, prompts
 
 def _following(summary: Mapping[str, Any]) -> list[str]:
     """Where positions or frequencies follow the prompt's length, that drift and prediction are of one length alone."""
-    if not summary.get("follows_length"):  # older ones do not tell
-        return []
     names = summary["follows_length"]
+    if not names:
+        return []
     return [
         f"The positions or frequencies of {listed(names)} follow the prompt's length: states, drift and "
         f"prediction here are of prompts of {summary['pass_length']} tokens, not of shorter ones; what is measured by "
@@ -100,7 +99,8 @@ class Verdict(dict[str, Any]):
 
 def terminal_text(summary: Mapping[str, Any]) -> str:
     """The verdict, then the scores it rests on, for a terminal."""
-    return f"{text(summary[VERDICT])}\n\n{score_tables(dict(summary))}"
+    tables = [score_table(summary), difference_table(summary)]
+    return "\n\n".join([text(summary[VERDICT]), *(plain_table(table) for table in tables if table)])
 
 
 def text(verdict: Mapping[str, Any]) -> str:

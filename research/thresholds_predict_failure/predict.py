@@ -21,10 +21,9 @@ from probe.capture.memory import check_memory, peak_bytes
 from probe.capture.spec import Selection
 from probe.store.store import check_values
 from probe.thresholds.calls import drift_calls
-from probe.thresholds.control import false_predictions, negative_control
-from probe.thresholds.drift import DriftRule, find_drift, of_plans
+from probe.thresholds.drift import DriftRule, find_drift
 from probe.thresholds.failure import onset
-from probe.thresholds.predict import best
+from probe.thresholds.predict import best, false_predictions, negative_control
 from probe.thresholds.predict import predict as predict_failure
 from probe.thresholds.search import CrossingRule, search
 from research.script import Journal
@@ -155,7 +154,7 @@ def threshold_lengths(
 def drift_length(hidden: xr.DataArray, trained: int, rule: DriftRule, plan: Any) -> tuple[int | None, dict[str, Any]]:
     """The same by the drift rule, and its whole call; None: it could not be judged. plan: the method's, of the pass."""
     method = str(hidden["method"].values[-1])
-    call = drift_calls(find_drift(hidden, trained, rule, **of_plans({method: plan})))[-1]
+    call = drift_calls(find_drift(hidden, trained, rule, plans={method: plan}))[-1]
     nowhere = None if call.reason else call.captured + 1
     row = {name: value for name, value in asdict(call).items() if name != "method"}
     return nowhere if call.length is None else call.length, row

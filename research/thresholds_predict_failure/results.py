@@ -13,8 +13,8 @@ import numpy as np
 import xarray as xr
 
 from probe.files import write
-from probe.thresholds.control import PLACES
 from probe.thresholds.failure import LEAST_ACCURACY, NATS_ABOVE, dipping, is_chance, onset
+from probe.thresholds.predict import PLACES
 
 REFERENCE = "origin"
 TASKS = ("nll", "passkey")

@@ -12,7 +12,7 @@ from probe.report import render, whole_summary, write_report
 from probe.store.reader import open_run
 from probe.thresholds.analysis import analyse, summarize
 from probe.thresholds.failure import measured_failure
-from probe.thresholds.findings import findings, table
+from probe.verdict.tables import difference_table, drift_table, score_table, threshold_doubt
 
 M = 64
 HOSTILE = "<script>alert(1)</script>"
@@ -36,14 +36,9 @@ def test_methods_that_follow_the_prompts_length_are_marked(tmp_path, monkeypatch
     monkeypatch.setattr("probe.report.write_figures", lambda *_: None)
     summary = write_report(run)
     assert (summary["follows_length"], summary["pass_length"]) == (["dynamic-ntk"], 320)
-    rows = table(summary).splitlines()
-    (text,) = [row for row in rows if row.startswith("dynamic-ntk") and "(in prompts of 320)" in row]
-    assert not any("in prompts of" in row for row in rows if row != text)
     note = "The positions or frequencies of dynamic-ntk follow the prompt's length: "
     assert summary["verdict"]["notes"][-1].startswith(note)
-    html = (run / "report.html").read_text()
-    assert "(in prompts of 320)" in html
-    assert "not of shorter ones; what is measured by length" in html
+    assert "not of shorter ones; what is measured by length" in (run / "report.html").read_text()
 
 
 def test_the_rules_are_strict():
@@ -92,35 +87,31 @@ def test_summary(summary, folder):
     assert summary["rule"]["smoothing"] == 1
 
 
-def test_table(summary):
-    lines = table(summary).splitlines()
-    assert (
-        lines[0].split()
-        == "method predicted NLL 64 NLL 128 NLL 256 NLL 320 passkey 64 passkey 128 passkey 256 passkey 320".split()
-    )
-    assert re.fullmatch(r"mesa +none up to 320 +(\d\.\d\d +){4}1\.00 +1\.00 +1\.00 +1\.00", lines[4])
-    assert lines[6] == "difference to origin on the same prompts [95% interval, paired]"
-    assert re.fullmatch(r"mesa .*-0\.8\d \[-0\.8\d, -0\.7\d\].* \+1\.00 \[\+0\.7[34], \+1\.00\]", lines[10])
+def test_tables(summary):
+    scores, less = score_table(summary), difference_table(summary)
+    lengths = ("64", "128", "256", "320")
+    columns = tuple(f"{name} {length}" for name in ("NLL", "passkey") for length in lengths)
+    assert scores.head == ("method", "predicted", *columns)
+    assert scores.rows[3][:2] == ("mesa", "none up to 320")
+    assert scores.rows[3][6:] == ("1.00",) * 4
+    assert less.title == "difference to origin on the same prompts [95% interval, paired]"
+    assert re.fullmatch(r"-0\.8\d \[-0\.8\d, -0\.7\d\]", less.rows[2][2])
+    assert re.fullmatch(r"\+1\.00 \[\+0\.7[34], \+1\.00\]", less.rows[2][-1])
+    calls = summary["drift"]["prompts"]["repeated"]["methods"]
+    origin, *others = drift_table(calls, "repeated").rows
+    assert (origin[0], origin[1].split()[0]) == ("origin", str(calls[0]["length"]))
+    assert origin[3:] == ("–", "–", "0.0%", "0%")
+    assert [row[1].split()[0] for row in others] == [call["text"].split()[0] for call in calls[1:]]
 
 
-def test_findings_agree_with_the_numbers(summary):
-    text = dict(findings(summary))
-    assert "On repeated, the states of origin leave their in-window range first at" in text["Drift, prompt by prompt"]
-    assert "show an observable threshold" in text["Thresholds, dim by dim"]
-    control = text["Negative control"]
-    assert "put at 16 positions from 24 to 56, where the model works, calls 0.0% to" in control
-    assert control.endswith("false prediction: origin 0%, rerope 0%, dynamic-ntk 0%, mesa 0%.")
-    assert "say nothing about M" in controlled(summary, as_many=0.6)
-    text = "At 25% of the positions no fewer are found than at M: M is not told from them."
-    assert text in controlled(summary, as_many=0.25)
-    none = dict(findings({**summary, "qualified": {"repeated": 0}}))["Negative control"]
-    assert none.endswith("No threshold was found, so nothing is predicted.")
-
-
-def controlled(summary, **changed):
+def test_threshold_dims_are_doubted_as_the_control_says(summary):
     control = summary["control"]
-    prompts = {name: {**counts, **changed} for name, counts in control["prompts"].items()}
-    return dict(findings({**summary, "control": {**control, "prompts": prompts}}))["Negative control"]
+    assert control["place"][0] == 24
+    for share, doubt in ((0.0, ""), (0.25, "chance: 25% of the positions inside M have as many")):
+        prompts = {"repeated": control["prompts"]["repeated"] | {"as_many": share}}
+        text = threshold_doubt(summary | {"control": control | {"prompts": prompts}})
+        assert doubt in text
+        assert bool(text) == bool(doubt)
 
 
 def test_report_stands_alone_and_escapes(summary, folder):
@@ -156,9 +147,9 @@ def test_a_run_without_scores_or_signal_still_reports(tmp_path):
     summary = whole_summary(analysis)
     text = render(analysis, summary)
     assert summary["methods"][0]["predicted"]["text"] == "no observable dim"
-    assert "could not be made: position 24" in dict(findings(summary))["Negative control"]
+    assert "no negative control (position 24" in threshold_doubt(summary)
     assert "Not measured in this run" in text
-    assert table(summary).splitlines()[1].split()[1:] == ["no", "observable", "dim"]
+    assert score_table(summary).rows[0] == ("origin", "no observable dim")
     assert json.loads(json.dumps(summary, allow_nan=False))["best"] == []
     with pytest.raises(ValueError, match="hook 'attn_out' was not captured; captured: resid_post"):
         analyse(run, "attn_out")

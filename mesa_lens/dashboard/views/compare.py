@@ -20,7 +20,7 @@ from probe.figures.export import Export, curves_export, safe_name, threshold_exp
 from probe.figures.figure_data import Chart, log_ticks
 from probe.figures.thresholds import threshold_chart
 from probe.thresholds.analysis import Analysis, summarize
-from probe.thresholds.control import ALPHA
+from probe.verdict.tables import threshold_doubt
 
 _SETTINGS = "model model_revision source_dtype trained_length length samples seed word".split()
 _UNLISTED = "complete spec method_configs versions inputs weights config tokenizer created lengths".split()
@@ -118,7 +118,7 @@ def _clearest(runs: Sequence[_Compared]) -> None:
         st.subheader(plain(entry.name), anchor=False)
         captured = f"M = {summary['trained_length']}, read up to {summary['captured_length']} tokens"
         st.caption(plain(f"{summary['model']}, {captured}"))
-        if doubt := _doubt(summary):
+        if doubt := threshold_doubt(summary):
             st.caption(plain(doubt))
         show(chart, chart.title, f"dim-{entry.name}")
         stem = file_stem(entry.name, run.analysis.prompt, "clearest-dim")
@@ -126,17 +126,6 @@ def _clearest(runs: Sequence[_Compared]) -> None:
     for run in runs:
         if run not in clear:
             st.info(plain(f"No dim of {run.entry.name} shows an observable threshold."))
-
-
-def _doubt(summary: dict[str, Any]) -> str:
-    """Whether the negative control leaves the run's observable dims in doubt; empty where it does not."""
-    control = summary["control"]
-    if isinstance(control, str):
-        return f"Cannot tell whether this dim is above chance: no negative control ({control})."
-    share = control["prompts"][summary["prompt"]]["as_many"]
-    if share <= ALPHA:
-        return ""
-    return f"Cannot tell this dim from chance: {share:.0%} of the positions inside M have as many observable dims as M."
 
 
 def _first_prompt(analysis: Analysis) -> tuple[xr.DataArray, xr.Dataset]:

@@ -13,6 +13,7 @@ from mesa_lens.dashboard.elements import FORMS, buttons, download, file_stem, pl
 from mesa_lens.dashboard.runs import Context, Entry, changed
 from mesa_lens.dashboard.state import NotComputed, analysed, drifted, offer, opened
 from mesa_lens.dashboard.views import anatomy, mechanism, progress
+from probe.evaluation.summary import Table
 from probe.figures.curves import curves_chart
 from probe.figures.drift import drift_map
 from probe.figures.export import Export, curves_export, drift_export
@@ -21,8 +22,8 @@ from probe.store.reader import Run
 from probe.store.results import LOCATED, VERDICT, find_located, run_summary
 from probe.thresholds.calls import Call
 from probe.thresholds.failure import measured_failure
-from probe.thresholds.findings import difference_table, findings
 from probe.thresholds.predict import Prediction
+from probe.verdict.tables import difference_table, drift_table, threshold_doubt
 from probe.verdict.verdict import html, verdict
 
 _SCORES = ("NLL", "passkey")
@@ -45,12 +46,9 @@ def page(context: Context) -> None:
     st.html(html(_verdict(context.run, summary)))
     _scores(summary)
     _curves(context.run, run, summary)
-    _drift(context.run)
+    _drift(context.run, summary)
     mechanism.overview(context)
     anatomy.overview(context)
-    for heading, text in findings(summary):
-        st.subheader(heading)
-        st.markdown(plain(text))
     _links(context, summary)
     _provenance(run, summary)
 
@@ -76,9 +74,7 @@ def _scores(summary: dict[str, Any]) -> None:
         alt = "Predicted failure length and scores of each method"
         sheet(rows, alt, column_config=formats, height="content")
         if compared := difference_table(summary):
-            st.markdown(plain(f"{compared.title[0].upper()}{compared.title[1:]}"))
-            rows = [dict(zip(compared.head, row, strict=True)) for row in compared.rows]
-            sheet(rows, "Differences to the reference with their intervals", height="content")
+            _table(compared)
 
 
 def _curves(entry: Entry, run: Run, summary: dict[str, Any]) -> None:
@@ -96,8 +92,14 @@ def _curves(entry: Entry, run: Run, summary: dict[str, Any]) -> None:
     buttons(lambda: curves_export(*inputs), file_stem(entry.name, "curves"), FORMS, ("csv",), entry)
 
 
-def _drift(entry: Entry) -> None:
-    """The map of the first prompt's drift by layer and position, or why there is none."""
+def _table(table: Table) -> None:
+    title = f"{table.title[0].upper()}{table.title[1:]}"
+    st.markdown(plain(title))
+    sheet([dict(zip(table.head, row, strict=True)) for row in table.rows], title, height="content")
+
+
+def _drift(entry: Entry, summary: dict[str, Any]) -> None:
+    """The map of the first prompt's drift by layer and position, or why there is none; every prompt's calls."""
     st.subheader("Where inside does it show?", anchor=False)
     try:
         drifts = drifted(entry)
@@ -112,6 +114,12 @@ def _drift(entry: Entry) -> None:
     show(figure, "; ".join(panel.title for panel in figure.maps), "drift-map")
     stem = file_stem(entry.name, prompt, "drift-map")
     buttons(lambda: Export({"drift-map": figure}, drift_export(drift, prompt).numbers), stem, FORMS, ("csv",), entry)
+    if not isinstance(summary["drift"], str):
+        with st.expander("Drift, prompt by prompt"):
+            for name, row in summary["drift"]["prompts"].items():
+                _table(drift_table(row["methods"], name))
+    if doubt := threshold_doubt(summary):
+        st.caption(plain(doubt))
 
 
 def _links(context: Context, summary: dict[str, Any]) -> None:

@@ -15,8 +15,7 @@ from probe.figures.export import threshold_export
 from probe.figures.thresholds import threshold_chart
 from probe.glossary import DIM, OBSERVABLE
 from probe.store.reader import Run
-from probe.thresholds.control import as_many, false_predictions
-from probe.thresholds.predict import LEAST, best, crossing_texts, predict
+from probe.thresholds.predict import LEAST, as_many, best, crossing_texts, false_predictions, predict
 from probe.thresholds.search import CrossingRule
 
 _RANKING, _PREDICTED, _CONTROL = "ranking of dims", "predictions", "negative control"

@@ -16,8 +16,8 @@ from probe.attention.positional import (
     reliability,
     share,
 )
-from probe.thresholds.control import false_predictions, negative_control
 from probe.thresholds.drift import find_drift
+from probe.thresholds.predict import false_predictions, negative_control
 from probe.thresholds.search import CrossingRule, search
 
 T = np.arange(LENGTH)

@@ -62,7 +62,7 @@ def test_lines_are_parted_where_nothing_was_captured(hidden):
     line = chart.panels[1].lines[2]
     assert np.flatnonzero(np.isnan(line.y)).tolist() == [40]
     assert (line.x[39], line.x[41]) == (79, 250)
-    assert line.label == "dynamic-ntk: crosses between 80 and 250"
+    assert line.label == "dynamic-ntk: crosses at 250"
     assert chart.panels[1].lines[1].label == "rerope: no crossing up to 300"
 
 

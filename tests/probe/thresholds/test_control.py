@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from probe.thresholds.control import ALPHA, as_many, false_predictions, negative_control
-from probe.thresholds.predict import predict
+from probe.thresholds.predict import ALPHA, as_many, false_predictions, negative_control, predict
 from probe.thresholds.search import CrossingRule, SearchWindow, search, searches
 
 M, LENGTH = 128, 320

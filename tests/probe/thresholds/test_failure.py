@@ -41,20 +41,17 @@ def test_a_coin_flip_is_told():
     failure = of(evaluation)
     assert (failure.length, failure.low, failure.high) == (512, 512, 768)
     assert str(failure) == "(384, 768]"
-    z = 0.01 / (at_512.std() / math.sqrt(20))
-    assert failure.share == pytest.approx(0.5 * (1 + math.erf(z / math.sqrt(2))), abs=0.03)
 
 
-def test_prompts_are_resampled_the_same_for_all_lengths_and_methods():
+def test_differences_are_paired_text_by_text():
     failure = of(scores(above=(0, 0, 0.6, 1.2, 1.8), spread=2.0))
-    assert (failure.length, failure.low, failure.high, failure.share) == (512, 512, 512, 1.0)
+    assert (failure.length, failure.low, failure.high) == (512, 512, 512)
 
 
 def test_windows_and_passkeys_both_count():
     failure = of(scores(above=(0, 0, 0, 0, 1), hits=((20, 20, 20, 9, 0, 0), (20,) * 6)))
     assert (failure.length, failure.by_nll, failure.by_passkey) == (512, 1024, 512)
     assert (failure.low, failure.high) == (512, 768)
-    assert failure.share == pytest.approx(0.5914, abs=0.03)  # P(at most 9 of 20) where each is found with 0.45
 
 
 def test_a_failure_that_does_not_last_is_a_dip():
@@ -90,7 +87,6 @@ def test_windows_that_agree_by_chance_are_not_sure():
     evaluation["tail_nll"][0, 3, :3] += np.array([-0.05, 0, 0.05])
     failure = of(evaluation.isel(window=slice(3)))
     assert str(failure) == "(384, 768]"  # Student's: 0.6 - 4.3 * 0.05 / sqrt(3), below one half
-    assert failure.share == 1.0  # however they are drawn, they fail
 
 
 @pytest.mark.parametrize("count", [3, 8])
@@ -100,7 +96,7 @@ def test_the_interval_holds_the_length_from_which_answers_are_found_in_less_than
     for _ in range(40):
         evaluation = scores().isel(sample=slice(count))
         evaluation["passkey"][:] = rng.random((1, len(LENGTHS), count)) < shares[:, None]
-        if PASSKEY in measured_failure(evaluation, M).judged:
+        if PASSKEY in measured_failure(evaluation, M).judged_by:
             failure = of(evaluation)
             held.append((failure.low or np.inf) <= 512 <= (failure.high or np.inf))
     assert len(held) > 30
@@ -110,7 +106,7 @@ def test_the_interval_holds_the_length_from_which_answers_are_found_in_less_than
 def test_one_prompt_has_no_interval():
     evaluation = scores(above=(0, 0, 0.8, 0.8, 0.8), windows=1)
     failure = of(evaluation)
-    assert (failure.length, failure.after, failure.high, failure.share) == (512, 384, 512, None)
+    assert (failure.length, failure.after, failure.high, failure.sampled) == (512, 384, 512, False)
     assert str(failure) == "(384, 512] on one prompt"
     evaluation = scores(windows=1, level=math.log(4096), hits=((20, 20, 20, 3, 0, 0), (20,) * 6))
     assert str(of(evaluation)) == "(384, 512]"  # the one text says nothing, and is not asked
@@ -132,7 +128,7 @@ def test_lengths_that_one_method_lacks_do_not_count_for_it():
 
 def test_a_model_at_chance_never_holds():
     measured = measured_failure(scores(level=math.log(4096) - 0.05, hits=((0,) * 6,) * 2), M)
-    assert (measured.judged, measured.chance) == ((), (NLL, PASSKEY))
+    assert (measured.judged_by, measured.chance) == ((), (NLL, PASSKEY))
     assert [str(one) for one in measured.failures] == ["not judged: at chance inside M"] * 2
     assert not any(one.holds for one in measured.failures)
     assert "not judged: that is chance" in measured.rule
@@ -162,12 +158,12 @@ def test_no_passkey_found_is_chance_however_few_were_asked(count):
 def test_few_passkeys_are_chance_where_wilsons_interval_ends_below_one_half(answers, chance):
     measured = measured_failure(scores(hits=((answers, answers, 0, 0, 0, 0), (20,) * 6)), M)
     assert measured.chance == chance  # 5 of 20: up to 0.469; 6: 0.519
-    assert measured.judged == (NLL,)
+    assert measured.judged_by == (NLL,)
 
 
 def test_half_of_the_passkeys_inside_judge():
     half = scores(hits=((20, 10, 10, 9, 9, 9), (20,) * 6))
-    assert measured_failure(half, M).judged == (NLL, PASSKEY)
+    assert measured_failure(half, M).judged_by == (NLL, PASSKEY)
     assert of(half).by_passkey == 512
 
 

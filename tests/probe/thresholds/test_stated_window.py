@@ -50,7 +50,7 @@ def test_a_window_stated_too_large_is_called_broken_and_nothing_is_judged_agains
         measured.stated
     )
     assert "origin works at 512 tokens and not at 768 by the measured lengths; `mesa-lens estim" in str(measured.stated)
-    assert (measured.judged, measured.chance) == ((), ())
+    assert (measured.judged_by, measured.chance) == ((), ())
     assert {str(one) for one in measured.failures} == {"not judged: M"}
     assert not any(one.holds for one in measured.failures)
     assert times_of_m({"stated_window": record(measured.stated)}, 1536, 2048) == ""
@@ -61,7 +61,7 @@ def test_a_window_stated_too_large_is_called_broken_and_nothing_is_judged_agains
 def test_a_window_that_fits_is_left_alone(stated):
     measured = measured_failure(scores(), stated)
     assert (measured.stated.outcome, str(measured.stated)) == (FITS, "")
-    assert measured.judged
+    assert measured.judged_by
     assert times_of_m({"stated_window": record(measured.stated)}, 2 * stated, 3 * stated) == ", 2 to 3 times M"
 
 

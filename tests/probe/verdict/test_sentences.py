@@ -41,7 +41,7 @@ def random_scores(rng):
 
 def call_without_drift(method):
     return Call(
-        method, None, None, None, None, {}, before=None, follows=False, untrusted=(), false_alarms=None, alarms=0,
+        method, None, None, None, None, {}, before=None, untrusted=(), false_alarms=None, alarms=0,
         tried=0, any_false_alarm=None, judged=768, beyond=768, until=M + 768, captured=M + 768, reason="",
     )  # fmt: skip
 
@@ -70,11 +70,12 @@ def random_summary(seed):
         "word": "hello",
         "drift": {"prompts": {"repeated": {"methods": [_in_words(call) for call in calls]}}},
         "methods": [_method_row(analysis, name) for name in methods],
-        "judged_by": list(measured.judged),
+        "judged_by": list(measured.judged_by),
         "at_chance": list(measured.chance),
         "level": _level(run, measured),
         "stated_window": record(measured.stated),
         "measured_lengths": LENGTHS,
+        "follows_length": [],
     }
     return summary, scores
 
@@ -123,7 +124,7 @@ def test_what_broke_has_the_references_interval_and_its_prompts(results):
     for result in results:
         reference = next(row for row in result.verdict["rows"] if row["is_reference"])
         text, measured = result.texts["What broke"], reference["measured"]
-        if not measured["judged"]:
+        if not measured["judged_by"]:
             assert text.startswith("Cannot tell")
             assert "hold" not in " ".join(result.texts.values())
             continue
@@ -151,13 +152,13 @@ def test_who_lasts_and_who_fails(results):
     for result in results:
         rows, text = result.verdict["rows"], result.texts["What mended it"]
         reference, others = (next(r for r in rows if r["is_reference"]), [r for r in rows if not r["is_reference"]])
-        if reference["measured"]["length"] is None or not reference["measured"]["judged"]:
+        if reference["measured"]["length"] is None or not reference["measured"]["judged_by"]:
             assert text.startswith(("Nothing to mend", "Cannot tell"))
             continue
         lasting = [row for row in others if row["measured"]["length"] is None]
         later = [r for r in others if r["measured"]["length"] is not None and r["held"] > reference["held"]]
         doubt = "Cannot tell whether origin fails, so whether there is anything to mend. "
-        may = reference["measured"]["high"] is None and reference["measured"]["share"] is not None
+        may = reference["measured"]["high"] is None and reference["measured"]["sampled"]
         assert text.startswith(doubt) == bool(may and (lasting or later))
         text = text.removeprefix(doubt)
         first = re.match(r"(.+?) (?:holds?|does not fail|do not fail) .*?\. ?", text)
