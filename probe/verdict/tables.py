@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probe.statistics import shown
 from probe.evaluation.summary import Table
+from probe.statistics import shown
 from probe.store.results import percent
 from probe.thresholds.calls import ranges
 from probe.thresholds.predict import ALPHA
