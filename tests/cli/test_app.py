@@ -95,7 +95,7 @@ def test_the_overview_shows_the_verdict_the_curves_and_where_inside(root, opened
     assert "(64, 128]" in verdict_of(app)
     assert "origin fails in (64, 128] tokens" in verdict_of(app)
     assert 64 <= int(table.loc["origin", "predicted"].removesuffix(" (descriptive)")) <= 80  # it leaves at 1.1 M
-    assert "On repeated, the states of origin leave their in-window range" in shown_texts(app)
+    assert "Drift on prompt repeated, in tokens" in shown_texts(app)
     assert {"origin", "rerope", "dynamic-ntk", "mesa"} <= {trace["name"] for trace in figures(app)[0]["data"]}
     scores, drift, located = titles(app)  # in this order
     assert scores.startswith("Measured by length")
