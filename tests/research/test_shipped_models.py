@@ -12,8 +12,7 @@ from transformers import AutoModelForCausalLM
 import mesa
 from mesa.models import load
 from mesa.support import trained_length
-from probe.tasks.base import Setting
-from research.shipped_models import card, key_values, making, quizzes, train
+from research.shipped_models import card, quizzes, train
 from research.shipped_models.mixture import ANSWER, PROMPT, SHARES, Mixture
 from research.shipped_models.run import main, parser
 
@@ -75,16 +74,6 @@ def test_an_interrupted_training_continues_to_the_same_weights(tmp_path, monkeyp
         run(parted)
 
 
-@pytest.mark.usefixtures("short")
-def test_minutes_stop_it_and_a_loss_that_is_no_number_ends_it(tmp_path, monkeypatch, capsys):
-    run(tmp_path / "slow", "--minutes", "0")
-    assert "stopped after 0 of 5 steps; the same command continues in" in capsys.readouterr().out
-    nothing = torch.full((), torch.nan, requires_grad=True)
-    monkeypatch.setattr(train, "loss_of", lambda model, *given: nothing + 0 * model.lm_head.weight.sum())
-    with pytest.raises(RuntimeError, match="the loss of step 0 is nan; try another --seed"):
-        run(tmp_path / "nan", "--seed", "3")
-
-
 TITLES = {"default": "a small Llama\n", "nope": "a small Llama without positions\n", "alibi": "a small MPT\n"}
 
 
@@ -107,19 +96,6 @@ def test_a_recipe_is_a_model_that_plain_transformers_loads(recipe, tmp_path):
         torch.testing.assert_close(loaded.model(ids).logits, plain(ids).logits, atol=1e-4, rtol=0)
 
 
-@torch.no_grad()
-def test_only_the_model_without_positions_sees_none():
-    ids = torch.randint(0, TINY.vocabulary, (1, 60))
-    apart = torch.arange(60)[None] * 1000
-    for name, moved in (("llama", True), ("nope", False)):
-        torch.manual_seed(0)
-        model = making.make_model(replace(TINY, architecture=name)).eval()
-        for weight in model.parameters():
-            weight *= 5  # attention that is not flat
-        difference = (model(ids, position_ids=apart).logits - model(ids).logits).abs().max()
-        assert (difference > 0.1) if moved else (difference == 0), name
-
-
 @pytest.fixture(scope="module")
 def mixture(read):
     return Mixture(read[0].tokenizer, read[0].text)
@@ -134,39 +110,3 @@ def test_rows_are_exactly_as_long_as_wanted_and_weigh_their_answers(mixture):
         assert (weights == ANSWER).any(axis=1).mean() > 0.3
     assert sum(SHARES.values()) == pytest.approx(1)
     assert set(SHARES) == {*quizzes.KINDS, "text", "copy"}
-
-
-@pytest.mark.parametrize("kind", quizzes.KINDS)
-def test_every_answer_stands_in_the_sentences_anywhere_before_its_question(kind, mixture):
-    """How far back it is must not help to find it."""
-    rng, places = np.random.default_rng(2), []
-    for _ in range(50):
-        quiz = quizzes.KINDS[kind](int(rng.integers(47, 256)), rng)
-        text = "".join(quiz.sentences)
-        assert all(part in text for _, answer in quiz.questions for part in answer.strip(' >".\n').split())
-    while len(places) < 60:
-        ids, weights = mixture._episode(kind, 200, rng)
-        answers = [index for index, weight in enumerate(weights) if weight == ANSWER]
-        if not answers:
-            continue  # it did not fit
-        first = ids[answers[0] : answers[0] + (3 if len(answers) > 2 else 1)]
-        where = [at for at in range(answers[0]) if ids[at : at + len(first)] == first]
-        places += [answers[0] - where[0]] if where else []
-    assert len(set(places)) > 25
-    assert np.std(places) > 15
-
-
-@pytest.mark.parametrize("task", [key_values.KEY_VALUE, key_values.TRACKING], ids=lambda task: task.name)
-def test_prompts_that_measure_are_exactly_as_long_as_wanted(task, mixture):
-    setting = Setting(trained_length=400, lengths=(400,))
-    for prompt in task.prepare(mixture.tokenizer, 400, setting, 5):
-        text = mixture.tokenizer.decode(prompt.ids)
-        assert (len(prompt.ids), prompt.ids[0]) == (400, 0)
-        assert mixture.tokenizer.decode(prompt.answer_ids).strip() == prompt.answer
-        if task is key_values.TRACKING:
-            assert [text.count(name) for name in prompt.answer.split()] == [2, 2, 2, 2, 1]
-        else:
-            name = text.rsplit('Key: "', 1)[1].split('"')[0]
-            assert f'"{name}": {prompt.answer}' in text
-    with pytest.raises(ValueError, match="length=60"):
-        task.build(mixture.tokenizer, 60, np.random.default_rng(0), setting)
