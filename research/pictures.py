@@ -16,7 +16,8 @@ from mesa_lens.cli import main
 from mesa_lens.dashboard.drawings import curves_drawing
 from research.thresholds_predict_failure.figures import write_study
 from research.thresholds_predict_failure.results import read_results
-from theory.report import Example, curves
+from theory.claims import Settings
+from theory.report import curves
 
 ROOT = Path(__file__).parents[1]
 STUDIES = ROOT / "research" / "thresholds_predict_failure" / "results"
@@ -74,7 +75,7 @@ def draw(runs: Path, docs: Path) -> list[str]:
 
 def draw_theory(docs: Path) -> None:
     """Draws the constructions' curves over the position."""
-    data = curves(Example())
+    data = curves(Settings())
     excess = data.excess.clip(max=4).assign_attrs(long_name="o_t - H (cut at 4)")
     for name, values, level in (("crossing", excess, 0.0), ("position", data.position, None)):
         drawing = curves_drawing(f"theory_{name}", values.assign_attrs(data.attrs), level)

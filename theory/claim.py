@@ -171,6 +171,12 @@ def crossing(o: np.ndarray, M: int, H: float) -> float:
     return float(min((o - H)[t < M].min(), (H - o)[t > M].min()))
 
 
+def first_below(o: np.ndarray, M: int, H: float) -> int | None:
+    """The first t > M with o_t <= H, o from t = 1 on."""
+    failing = np.flatnonzero(o[M:] <= H)
+    return int(failing[0]) + M + 1 if len(failing) else None
+
+
 def grid(values: Sequence[Any]) -> Any:
     """A grid of parameters as it is printed: one value, or all in braces."""
     return values[0] if len(values) == 1 else "{" + ", ".join(map(str, values)) + "}"

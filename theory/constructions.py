@@ -1,13 +1,14 @@
 """Theorems 3.1 to 3.3 and the corollary as models: one set of weights under a plain, a woven and a stair encoding.
 
-The builders of two layers differ in the encoding alone; the same arguments give the same weights.
+The builders of two layers take `plain_model`'s options and differ in the encoding alone; the same arguments give the
+same weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,40 +33,50 @@ from theory.recovery import KINDS, check_range
 from theory.rotary_model import rotary_model, rotary_nope_model
 
 
-class Options(TypedDict, total=False):
-    """Options of every builder of two layers.
-
-    recovers: K, how many positions the MLP tells apart; at least M - 1, and for `woven_model`, which does with them,
-        N + 1 (default: M, but not below 64).
-    recovery: the position MLP: steps (default), interpolating, naive or log (see theory.recovery).
-    slope: m in q.k - m * W(t - i), 1 in the paper. printed: take layer 2's W_Q and W_K as the paper prints them.
-    shape, seed, dtype: sizes, the free weights' random seed, and the precision that all is computed in.
-    """
-
-    recovers: int | None
-    recovery: str
-    slope: float
-    printed: bool
-    shape: Shape
-    seed: int
-    dtype: torch.dtype
-
-
 def identity(distance: Any) -> Any:
     """Every distance as it is."""
     return distance
 
 
-def plain_model(M: int, H: float = 0.5, **options: Unpack[Options]) -> Construction:
+def plain_model(
+    M: int,
+    H: float = 0.5,
+    *,
+    recovers: int | None = None,
+    recovery: str = "steps",
+    slope: float = 1.0,
+    printed: bool = False,
+    least: int | None = None,
+    shape: Shape | None = None,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> Construction:
     """Theorem 3.2: o_t > H for t < M and o_t < H for t > M, with scores q.k - (t - i).
 
     Layer 1 turns its attention on <bos>, 1 / A_t, into t; layer 2 uses t to cancel the position term, which leaves
     theorem 3.1's average. Raises ValueError for M < 2, H without digits, or more positions than the dtype can recover.
+
+    recovers: K, how many positions the MLP tells apart, `least` or more (default: M, but not below 64).
+    recovery: the position MLP: steps, interpolating, naive or log (see theory.recovery).
+    slope: m in q.k - m * W(t - i), 1 in the paper. printed: take layer 2's W_Q and W_K as the paper prints them.
+    least: the positions that the theorem needs (default: M - 1). shape, seed, dtype: sizes, the free weights' random
+    seed, and the precision that all is computed in.
     """
-    return _two_layers(M, H, M - 1, **options)
+    shape, rng, precision = shape or Shape(), np.random.default_rng(seed), float_name(dtype)
+    check_numbers(M, H, precision)
+    recovers, least = max(M, 64) if recovers is None else recovers, M - 1 if least is None else least
+    if recovers < least:
+        raise ValueError(f"recovers={recovers} positions are too few for M={M}; take recovers >= {least}")
+    check_range(recovery, precision, recovers, slope)
+    W_E = embedding(shape, rng)
+    mlp = LogSteps(recovers, slope) if recovery == "log" else KINDS[recovery](shape, recovers, slope)
+    others = [[free_head(shape, rng) for _ in range(shape.heads - 1)] for _ in range(2)]
+    second = printed_crossing_head(shape, rng, M, H) if printed else crossing_head(shape, rng, M, H, slope)
+    layers = [Layer([bos_head(shape, rng), *others[0]], mlp), Layer([second, *others[1]])]
+    return Construction(W_E, layers, Encoding(identity, slope=slope), dtype)
 
 
-def woven_model(M: int, N: int, H: float = 0.5, **options: Unpack[Options]) -> Construction:
+def woven_model(M: int, N: int, H: float = 0.5, **options: Any) -> Construction:
     """Theorem 3.3: the weights of `plain_model` with distances cut to N; o_t > H for M < t < T*(M, N).
 
     Distances from <bos> are N at most, so layer 1 recovers about N + 1 for every t > N, and layer 2 no longer cancels
@@ -73,17 +84,17 @@ def woven_model(M: int, N: int, H: float = 0.5, **options: Unpack[Options]) -> C
     Raises ValueError as `plain_model`, and for N >= M.
     """
     check_window(M, N)
-    return _two_layers(M, H, N + 1, **options).under(weave=partial(weave.rerope, window=N))
+    return plain_model(M, H, least=N + 1, **options).under(weave=partial(weave.rerope, window=N))
 
 
-def stair_model(M: int, N: int, E: int, H: float = 0.5, **options: Unpack[Options]) -> Construction:
+def stair_model(M: int, N: int, E: int, H: float = 0.5, **options: Any) -> Construction:
     """The corollary: the weights of `plain_model` under Stair PE; o_t > H for M < t < T*(M, N, E).
 
     Layer 1 recovers W(t - 1) + 1 while that is at most `recovers`: for T* to hold, recovers >= W(T* - 1) + 1.
     Raises ValueError as `plain_model`, and for N > M - 2 or E < 2.
     """
     check_window(M, N, E)
-    return _two_layers(M, H, M - 1, **options).under(weave=partial(weave.stair, window=N, width=E))
+    return plain_model(M, H, **options).under(weave=partial(weave.stair, window=N, width=E))
 
 
 def mesa_model(
@@ -96,7 +107,7 @@ def mesa_model(
     last: int,
     split_threshold: int = 1,
     middle: str = "local",
-    **options: Unpack[Options],
+    **options: Any,
 ) -> Construction:
     """The corollary for Mesa-Extrapolation itself: the weights of `plain_model` under its plan, chunks and all.
 
@@ -105,35 +116,7 @@ def mesa_model(
     prompt. Raises ValueError as `stair_model` and the method.
     """
     method = mesa_method(M, N, E, first, last, split_threshold, middle)
-    return _two_layers(M, H, M - 1, **options).under(distances=planned(method.plan))
-
-
-def _two_layers(
-    M: int,
-    H: float,
-    least: int,
-    *,
-    recovers: int | None = None,
-    recovery: str = "steps",
-    slope: float = 1.0,
-    printed: bool = False,
-    shape: Shape | None = None,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float64,
-) -> Construction:
-    """Theorem 3.2's model; `least`: the positions that must be recovered."""
-    shape, rng, precision = shape or Shape(), np.random.default_rng(seed), float_name(dtype)
-    check_numbers(M, H, precision)
-    recovers = max(M, 64) if recovers is None else recovers
-    if recovers < least:
-        raise ValueError(f"recovers={recovers} positions are too few for M={M}; take recovers >= {least}")
-    check_range(recovery, precision, recovers, slope)
-    W_E = embedding(shape, rng)
-    mlp = LogSteps(recovers, slope) if recovery == "log" else KINDS[recovery](shape, recovers, slope)
-    others = [[free_head(shape, rng) for _ in range(shape.heads - 1)] for _ in range(2)]
-    second = printed_crossing_head(shape, rng, M, H) if printed else crossing_head(shape, rng, M, H, slope)
-    layers = [Layer([bos_head(shape, rng), *others[0]], mlp), Layer([second, *others[1]])]
-    return Construction(W_E, layers, Encoding(identity, slope=slope), dtype)
+    return plain_model(M, H, **options).under(distances=planned(method.plan))
 
 
 def nope_model(

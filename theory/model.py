@@ -120,16 +120,11 @@ class Attention(nn.Module):
         scores = self.hook_attn_scores(_scores(q, k, encoding, table))
         pattern = self.hook_pattern(scores.softmax(-1))
         z = torch.einsum("pnqk,pknh->pqnh", pattern, v)
-        return z, self._log_output(scores[:, 0], pattern[:, 0], v[:, :, 0]) if self.logarithm else z
+        return z, self._log_output(scores[:, 0], v[:, :, 0]) if self.logarithm else z
 
-    def _log_output(self, scores: Tensor, pattern: Tensor, v: Tensor) -> Tensor:
-        """log of the sum of what each key's value adds to POSITION, times its weight (batch, position), by head 0.
-
-        Weights are taken in logarithms where they are what softmax makes of the scores, so that none underflows.
-        """
-        logs = scores.log_softmax(-1)
-        logs = torch.where(pattern == scores.softmax(-1), logs, pattern.log())
-        return (logs + (v @ self.W_O[0, POSITION]).log()[:, None]).logsumexp(-1)
+    def _log_output(self, scores: Tensor, v: Tensor) -> Tensor:
+        """log of the sum of what each key's value adds to POSITION, times its weight (batch, position), by head 0."""
+        return (scores.log_softmax(-1) + (v @ self.W_O[0, POSITION]).log()[:, None]).logsumexp(-1)
 
 
 def _scores(q: Tensor, k: Tensor, encoding: Encoding, table: Tensor | None) -> Tensor:

@@ -36,8 +36,31 @@ def pretrained(construction: Construction, M: int) -> PreTrainedModel:
     if any(block.mlp is not None and not isinstance(block.mlp, MLP) for block in blocks):
         raise ValueError("recovery='log' is a function, no matrices; take recovery 'steps', 'interpolating' or 'naive'")
     units = max([1, *(block.mlp.W_1.shape[1] for block in blocks if block.mlp is not None)])
-    rotary = construction.encoding.base > 0
-    model: Any = _llama(construction, M, units) if rotary else _mpt(construction, M, units)
+    encoding, rotary = construction.encoding, construction.encoding.base > 0
+    heads, head, width = blocks[0].attn.W_Q.shape
+    shared: dict[str, Any] = {"head_dim": head, "intermediate_size": units, "vocab_size": construction.W_E.shape[1]}
+    shared |= {"bos_token_id": 0, "dtype": construction.W_E.dtype}
+    model: Any
+    if rotary:
+        config = ConstructedLlamaConfig(
+            hidden_size=width,
+            num_hidden_layers=len(blocks),
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
+            hidden_act="relu",
+            max_position_embeddings=M,
+            rope_parameters={"rope_type": "default", "rope_theta": encoding.base},
+            eos_token_id=None,
+            tie_word_embeddings=False,
+            **shared,
+        )
+        model = ConstructedLlamaForCausalLM(config)
+    else:
+        slope = 0.0 if encoding.weave is None else encoding.slope
+        config = ConstructedConfig(
+            d_model=width, n_heads=heads, n_layers=len(blocks), max_seq_len=M, slope=slope, use_cache=True, **shared
+        )
+        model = ConstructedForCausalLM(config)
     model.to(construction.W_E.dtype).eval().requires_grad_(False)
     read = construction.W_E.T.clone()
     read[:, : ROTARY_FREE if rotary else FREE] = 0
@@ -60,27 +83,6 @@ def _padded(mlp: MLP | None, zeros: Tensor) -> tuple[Tensor, Tensor]:
     return weights
 
 
-def _shared_config(construction: Construction, units: int) -> dict[str, Any]:
-    """What both architectures call by the same names."""
-    head = construction.get_buffer("blocks.0.attn.W_Q").shape[1]
-    vocabulary, dtype = construction.W_E.shape[1], construction.W_E.dtype
-    return {"head_dim": head, "intermediate_size": units, "vocab_size": vocabulary, "bos_token_id": 0, "dtype": dtype}
-
-
-def _mpt(construction: Construction, M: int, units: int) -> PreTrainedModel:
-    encoding = construction.encoding
-    config = ConstructedConfig(
-        d_model=len(construction.W_E),
-        n_heads=len(construction.get_buffer("blocks.0.attn.W_Q")),
-        n_layers=len(construction.blocks),
-        max_seq_len=M,
-        slope=0.0 if encoding.weave is None else encoding.slope,
-        use_cache=True,
-        **_shared_config(construction, units),
-    )
-    return ConstructedForCausalLM(config)
-
-
 def _mpt_matrices(attn: Attention, W_1: Tensor, W_2: Tensor) -> dict[str, Tensor]:
     return {
         "attn.Wqkv": torch.cat([part.flatten(0, 1) for part in (attn.W_Q, attn.W_K, attn.W_V)]),
@@ -88,23 +90,6 @@ def _mpt_matrices(attn: Attention, W_1: Tensor, W_2: Tensor) -> dict[str, Tensor
         "ffn.up_proj": W_1.T,
         "ffn.down_proj": W_2,
     }
-
-
-def _llama(construction: Construction, M: int, units: int) -> PreTrainedModel:
-    model, heads = len(construction.W_E), len(construction.get_buffer("blocks.0.attn.W_Q"))
-    config = ConstructedLlamaConfig(
-        hidden_size=model,
-        num_hidden_layers=len(construction.blocks),
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        hidden_act="relu",
-        max_position_embeddings=M,
-        rope_parameters={"rope_type": "default", "rope_theta": construction.encoding.base},
-        eos_token_id=None,
-        tie_word_embeddings=False,
-        **_shared_config(construction, units),
-    )
-    return ConstructedLlamaForCausalLM(config)
 
 
 def _llama_matrices(attn: Attention, W_1: Tensor, W_2: Tensor) -> dict[str, Tensor]:

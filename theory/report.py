@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
@@ -33,31 +32,14 @@ from theory.model import Construction
 from theory.weave import rerope
 
 
-@dataclass(frozen=True)
-class Example:
-    """The parameters that figures are drawn for."""
+def curves(settings: Settings) -> xr.Dataset:
+    """o_t - H, the recovered position and the attention on <bos>, over (construction, t); T* in attrs.
 
-    M: int = 16
-    N: int = 3
-    E: int = 3
-    settings: Settings = field(default_factory=Settings)
-
-    @classmethod
-    def of(cls, settings: Settings) -> Example:
-        """The user's parameters, or the default example."""
-        if settings.M is None and settings.N is None and settings.E is None:
-            return cls(settings=settings)
-        return cls(*settings.triples()[0], settings=settings)
-
-    @property
-    def length(self) -> int:
-        """Tokens: beyond T* where that is within reach."""
-        return int(min(2.5 * extended_length(self.M, self.N), 2000))
-
-
-def curves(example: Example) -> xr.Dataset:
-    """o_t - H, the recovered position and the attention on <bos>, over (construction, t); T* in attrs."""
-    M, N, E, settings, length = example.M, example.N, example.E, example.settings, example.length
+    For the user's sizes, completed, or M = 16, N = E = 3; to beyond T* where that is within 2000 tokens.
+    """
+    stated = settings.M, settings.N, settings.E
+    M, N, E = (16, 3, 3) if stated == (None, None, None) else settings.triples()[0]
+    length = int(min(2.5 * extended_length(M, N), 2000))
     models: dict[str, Construction] = {
         NOPE: nope_model(M, settings.H, **settings.options(shape=ONE_HEAD)),
         PE: plain_model(M, settings.H, **settings.wide_mlp(length, shape=ONE_HEAD)),
@@ -79,13 +61,12 @@ def curves(example: Example) -> xr.Dataset:
 
 def write_report(claims: Sequence[Claim], settings: Settings, path: Path) -> None:
     """Writes the HTML report, plotly.js included (about 5 MB). Raises OSError where `path` cannot be written."""
-    example = Example.of(settings)
-    data = curves(example)
+    data = curves(settings)
     figures = [
         Markup(draw(data).to_html(full_html=False, include_plotlyjs=place == 0))
         for place, draw in enumerate((excess_figure, position_figure, attention_figure))
     ]
     template = jinja2.Environment(autoescape=True).from_string(files("theory").joinpath("report.html").read_text())
     sentence = summary([(claim.name, claim.verdict) for claim in claims])
-    values = {"claims": claims, "summary": sentence, "settings": settings, "example": example}
+    values = {"claims": claims, "summary": sentence, "settings": settings, "example": data.attrs}
     path.write_text(template.render(**values, figures=figures, safety=SAFETY))

@@ -144,16 +144,13 @@ def woven_reach(sizes: Rotary, N: int) -> float:
     """
     h = sizes.amplitude * np.sin(sizes.theta * np.arange(sizes.recovers))
     near = np.exp(-h[:N]).sum()
-    if sizes.reads == "rotation":
-        return _on_its_line(sizes, 2 * N, math.exp(h[N]) * (sizes.M - 2 * near))
-    K = sizes.recovers
-    ahead = sizes.amplitude * np.sin(sizes.theta * (np.arange(K - 1, -1, -1) - N))
-    ends = np.exp(ahead - ahead[0]).sum() + near * math.exp(-ahead[0])
-    return _on_its_line(sizes, K + N, math.exp(h[N] + ahead[0]) * (sizes.M - ends))
-
-
-def _on_its_line(sizes: Rotary, begins: int, further: float) -> float:
-    """T*, `further` tokens beyond where D becomes a line. Raises ValueError if that is before."""
+    K, begins = sizes.recovers, 2 * N
+    further = math.exp(h[N]) * (sizes.M - 2 * near)
+    if sizes.reads == "count":
+        begins = K + N
+        ahead = sizes.amplitude * np.sin(sizes.theta * (np.arange(K - 1, -1, -1) - N))
+        ends = np.exp(ahead - ahead[0]).sum() + near * math.exp(-ahead[0])
+        further = math.exp(h[N] + ahead[0]) * (sizes.M - ends)
     if further < 0:
         raise ValueError(
             f"slope={sizes.slope} is too small: D reaches M={sizes.M} before t={begins}; take a larger slope"
@@ -173,9 +170,9 @@ def fails_from(sizes: Rotary, distance: np.ndarray) -> int | None:
     return int(reached[0]) + 1 if len(reached) else None
 
 
-def most(sizes: Rotary, grown: float = 1.0) -> float:
+def most(sizes: Rotary) -> float:
     """M e^(2a): from here on D(t) >= M whatever distances and frequencies a method takes, since |s(t, i)| <= a."""
-    return sizes.M * math.exp(2 * grown * sizes.amplitude)
+    return sizes.M * math.exp(2 * sizes.amplitude)
 
 
 def ntk_factor(sizes: Rotary, s: float, n: Any) -> Any:

@@ -97,11 +97,18 @@ def rotary_model(
     reads .. pair: as for theory.rotary.Rotary. Raises ValueError as Rotary, for H without digits, and for more
     positions than the dtype tells apart.
     """
-    shape = _checked(shape)
+    shape = shape or Shape()
     rng, precision, half = np.random.default_rng(seed), float_name(dtype), shape.head // 2
     check_numbers(M, H, precision)
     sizes = Rotary(M=M, reads=reads, recovers=recovers, quarter=quarter, slope=slope, pairs=half, pair=pair)
-    mlp = _checked_steps(shape, sizes, precision)
+    mlp, t = turning_steps(shape, sizes), np.arange(1, sizes.recovers + 1)
+    looked = np.unique(np.linspace(0, len(t) - 1, _LOOKED).astype(int))
+    x = np.exp(-sizes.log_denominators(t - 1.0))[looked]
+    if (error := written_error(mlp, x, t[looked], precision)) > EXACT:
+        raise ValueError(
+            f"slope={sizes.slope} over recovers={sizes.recovers} positions leaves them {error:.1g} off in {precision}; "
+            "take float64, a smaller slope or fewer positions"
+        )
     W_E = embedding(shape, rng, FREE)
     others = [[free_head(shape, rng, FREE) for _ in range(shape.heads - 1)] for _ in range(2)]
     first, second = reading_head(shape, sizes), turning_head(shape, sizes, H)
@@ -113,32 +120,10 @@ def rotary_nope_model(
     M: int, H: float = 0.5, *, shape: Shape | None = None, seed: int = 0, dtype: torch.dtype = torch.float64
 ) -> Construction:
     """Theorem 3.1 under rotary embedding: keys of 0 stay 0 turned, so o_t = M / t - 1 + H under every method."""
-    shape, rng = _checked(shape), np.random.default_rng(seed)
+    shape, rng = shape or Shape(), np.random.default_rng(seed)
     check_numbers(M, H, float_name(dtype))
     W_E = embedding(shape, rng, FREE)
     head = averaging_head(shape, rng, M, H)
     head = replace(head, W_K=0 * head.W_K)
     heads = [head, *(free_head(shape, rng, FREE) for _ in range(shape.heads - 1))]
     return Construction(W_E, [Layer(heads)], Encoding(base=10000.0), dtype)
-
-
-def _checked_steps(shape: Shape, sizes: Rotary, dtype: str) -> Weights:
-    """`turning_steps`, where they recover every position in `dtype`."""
-    mlp, t = turning_steps(shape, sizes), np.arange(1, sizes.recovers + 1)
-    looked = np.unique(np.linspace(0, len(t) - 1, _LOOKED).astype(int))
-    x = np.exp(-sizes.log_denominators(t - 1.0))[looked]
-    if (error := written_error(mlp, x, t[looked], dtype)) > EXACT:
-        raise ValueError(
-            f"slope={sizes.slope} over recovers={sizes.recovers} positions leaves them {error:.1g} off in {dtype}; "
-            "take float64, a smaller slope or fewer positions"
-        )
-    return mlp
-
-
-def _checked(shape: Shape | None) -> Shape:
-    shape = shape or Shape()
-    if shape.head % 2 or shape.model < FREE:
-        raise ValueError(
-            f"head={shape.head}, model={shape.model} do not fit; take an even head size, for pairs, and model >= {FREE}"
-        )
-    return shape

@@ -5,14 +5,11 @@ import math
 import numpy as np
 import oracle
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mesa.engine.attention import EXECUTORS
-from mesa.engine.schedule import Schedule
 from mesa.methods.chunked import MIDDLES
-from mesa.plan import distances, token_index
+from mesa.plan import distances
 from theory.bounds import denominator, stair_is_recovered
 from theory.chunked import (
     chunk_denominator,
@@ -83,20 +80,6 @@ def test_models_do_what_the_closed_form_says(size, middle):
     assert model.head_output(prompt)[-1] == pytest.approx(M / mesa_denominator(method, prompt) - 0.5, abs=1e-9)
 
 
-@pytest.mark.parametrize("middle", MIDDLES)
-def test_shipped_executors_give_the_constructions_attention(middle):
-    M, N, E, first, last, split = SIZES[5]
-    model = mesa_model(M, N, E, first=first, last=last, split_threshold=split, middle=middle)
-    plan = mesa_method(*SIZES[5], middle).plan(70)
-    for layer in (0, 1):
-        names = [f"blocks.{layer}.attn.hook_{part}" for part in "qkvz"]
-        query, key, value, z = (part.transpose(0, 1)[None] for part in model.captured(70, *names).values())
-        slopes = torch.ones(query.shape[1], dtype=torch.float64)
-        for executor in ("dense", "fused"):
-            got = EXECUTORS[executor](Schedule(plan, 0, token_index, slopes=slopes), query, key, value, 1.0)[0]
-            torch.testing.assert_close(got, z, atol=1e-12, rtol=1e-12, msg=f"{executor} in layer {layer}")
-
-
 @pytest.mark.parametrize(
     ("size", "start", "woven"), [(SIZES[1], 22, 92), (SIZES[3], 27, 102), ((12, 5, 2, 6, 4, 1), 28, 77)]
 )
@@ -134,12 +117,8 @@ def test_bounds_anywhere(data):
 
 
 def test_a_prompt_inside_the_window_is_refused():
-    for case in (
-        lambda: mesa_denominator(mesa_method(*SIZES[1]), 16),
-        lambda: chunk_denominator(*rotary_case("16", "count"), 16),
-    ):
-        with pytest.raises(ValueError, match="prompt=16 is not cut into chunks; take more than M=16 tokens"):
-            case()
+    with pytest.raises(ValueError, match="prompt=16 is not cut into chunks; take more than M=16 tokens"):
+        mesa_denominator(mesa_method(*SIZES[1]), 16)
 
 
 def test_rounding_is_each_positions_own():
@@ -180,20 +159,6 @@ def test_closed_forms_are_what_all_pairs_of_the_plan_say(name, reads, middle):
         p, D = rotary_by_pairs(sizes, method, prompt)
         np.testing.assert_allclose(chunk_position(sizes, method, prompt), p, atol=1e-9)
         np.testing.assert_allclose(chunk_denominator(sizes, method, prompt), D, rtol=1e-10)
-
-
-def test_positions_by_hand():
-    """(M, N, E, F, L) = (16, 4, 2, 2, 4), 33 tokens: chunks end at 2, 15 and 28; the last one is beyond K = 16."""
-    read, local = rotary_case("16", "rotation")
-    assert local.chunks(33) == [0, 2, 15, 28, 33]
-    chunk = list(range(3, 16))
-    expected = [1, 2, *chunk, *chunk, *[16] * 5]
-    for reads in READS:
-        assert chunk_position(rotary_case("16", reads)[0], local, 33) == pytest.approx(expected)
-    woven = chunk_position(read, rotary_case("16", "rotation", "woven")[1], 33)
-    assert woven[2:15] == pytest.approx(chunk)  # the first chunk's neighbour
-    assert woven[15:18] == pytest.approx([8, 9.491, 11], abs=1e-3)
-    assert (woven[15:28] >= chunk).all()
 
 
 @pytest.mark.parametrize(("name", "reads", "bounds"), [

@@ -9,7 +9,7 @@ import pytest
 
 from theory.bounds import first_failure
 from theory.claim import Reading, crossing, deviation, summary
-from theory.claims import CLAIMS, Claim, Settings, Verdict, paper, selected, theorem1, theorem2
+from theory.claims import CLAIMS, Claim, Settings, Verdict, paper, theorem1, theorem2
 from theory.claims.paper import printed_split
 from theory.claims.theorem3 import woven_head_output
 from theory.model import MLP
@@ -110,14 +110,6 @@ def test_printed_split_leaves_a_last_chunk_below_L():
         printed_split(611, 4096, 100, 512, 200)
 
 
-def test_claims_are_selected_by_name_or_group():
-    assert list(selected("3.3"))[:5] == ["3.3", "3.3-closed-form", "3.3-recovery", "3.3-eq48", "3.3-printed"]
-    assert list(selected("corollary-order")) == ["corollary-order"]
-    assert selected(None) == CLAIMS
-    with pytest.raises(ValueError, match=r"unknown claim '3.9'; known: 3.1, 3.1-head-size"):
-        selected("3.9")
-
-
 @pytest.mark.parametrize(
     ("error", "text"), [(0, "0"), (2.78e-17, "below 1e-16"), (6e-13, "below 1e-12"), (0.02, "0.02")]
 )
@@ -130,12 +122,6 @@ def test_what_rounding_leaves_is_told_by_its_power_of_ten(error, text):
 def test_what_is_no_number_is_infinitely_wrong():
     """NaN compares with nothing, so it would be lost among other errors."""
     assert deviation(np.array([1.0, np.nan]), np.ones(2)) == deviation(np.array([1.0, np.inf]), np.ones(2)) == np.inf
-
-
-def test_settings_at_their_limits():
-    assert Settings(M=Settings().most_positions).M == 708
-    with pytest.raises(ValueError, match="leaves float64 no digits"):
-        Settings(H=-1e12)
 
 
 def test_the_sentence_is_grammatical():

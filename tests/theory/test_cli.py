@@ -11,7 +11,7 @@ from mesa_lens.cli import main
 from theory.claim import NOTHING, Reading
 from theory.claims import CLAIMS, Settings, rotary_reach
 from theory.figures import IDEAL, PE, STAIR, WEAVE, attention_figure, excess_figure, position_figure
-from theory.report import Example, curves, write_report
+from theory.report import curves
 
 
 def command(words: str) -> int:
@@ -107,20 +107,10 @@ def test_report_opens_offline(tmp_path, capsys):
     assert [claim["name"] for claim in json.loads((tmp_path / "report.json").read_text())] == ["3.3-eq48"]
 
 
-def test_the_claims_table_is_readable_on_a_phone(tmp_path):
-    """Below 760 pixels a claim's cells stand below each other, labelled; numbers may wrap at any width."""
-    write_report([CLAIMS["alibi-constant"](Settings(quick=True))], Settings(M=8, N=2, quick=True), tmp_path / "a.html")
-    style, _, body = (tmp_path / "a.html").read_text().partition("</style>")
-    assert re.search(r"table, tbody, tr, td \{ display: block; \}", style.partition("@media (max-width: 760px)")[2])
-    assert "nowrap" not in style
-    table = body[: body.index("</table>")]
-    assert re.findall('data-label="(.*?)"', table) == re.findall(r"<th>(.*?)</th>", table)[2:]
-
-
 @pytest.mark.parametrize("sizes", [(16, 3), (30, 11)])
 def test_figures_say_where_their_curves_stop(sizes):
     """At M = 30, N = 11 the weave's T* is 1.6 million tokens, of which 2000 are built."""
-    data = curves(Example(*sizes, E=2, settings=Settings(quick=True)))
+    data = curves(Settings(*sizes, E=2, quick=True))
     stops = data.T_weave > data.t[-1]
     assert stops == (sizes == (30, 11))
     for draw in (excess_figure, position_figure, attention_figure):
@@ -130,7 +120,7 @@ def test_figures_say_where_their_curves_stop(sizes):
 
 
 def test_curves_cross_where_the_closed_forms_say():
-    data = curves(Example(M=8, N=2, E=2, settings=Settings(quick=True)))
+    data = curves(Settings(M=8, N=2, E=2, quick=True))
     excess = data.excess.where(data.t > 8, drop=True)
     fails = {name: int(data.t[8:][excess.sel(construction=name) <= 0][0]) for name in (PE, IDEAL, STAIR)}
     assert fails == {PE: 9, IDEAL: 43, STAIR: 16}

@@ -149,7 +149,6 @@ def test_keys_alike_are_theorem_31_under_every_method(name, methods):
     [
         (lambda: theory.build("plain", M=M, recovery="log"), "recovery='log' is a function, no matrices; take"),
         (lambda: theory.save(theory.build("nope", M=M, shape=Shape()), "x"), "vocabulary=11 is not the 257 tokens"),
-        (lambda: theory.build("rotary", M=8, shape=Shape(head=3)), "head=3, model=8 do not fit; take an even head"),
     ],
 )
 def test_what_cannot_be_built_or_saved_is_refused(make, message):

@@ -6,7 +6,7 @@ import xarray as xr
 
 import theory
 from probe.thresholds.predict import predict
-from probe.thresholds.search import CrossingRule, search, smooth
+from probe.thresholds.search import CrossingRule, search
 from theory.parts import Shape
 
 M, N, LENGTH = 32, 2, 160
@@ -45,28 +45,3 @@ def test_its_threshold_is_H_and_it_is_crossed_just_beyond_M_unless_woven(crossin
     origin, rerope = predict(crossings, least=1)
     assert M + 1 <= origin.length <= M + 1 + crossings.attrs["late"]
     assert rerope.length is None
-
-
-@pytest.mark.parametrize("kind", ["white", "walk", "smooth"])
-def test_nothing_is_singled_out_of_noise_or_where_all_is_smooth(kind):
-    """1000 dims each: noise turns; and among dims that all fall as 1 / t, not turning says nothing."""
-    rng, t = np.random.default_rng(0), np.arange(1, LENGTH + 1)
-    values = rng.standard_normal((10, LENGTH, 100))
-    if kind == "walk":
-        values = values.cumsum(1)
-    if kind == "smooth":
-        values = M / t[:, None] * rng.standard_normal((10, 1, 100))
-    hidden = xr.DataArray(
-        values[None].astype(np.float32),
-        dims=("method", "layer", "position", "dim"),
-        coords={"method": ["origin"], "layer": range(10), "position": t, "dim": range(100)},
-        name="attn_out",
-    )
-    rule = RULES["default"]
-    inside = smooth(hidden[0], rule.smoothing).sel(position=slice(rule.warm_up, M - 1))
-    width = inside.quantile(0.95, "position") - inside.quantile(0.05, "position")
-    assert (search(hidden, M, rule)["spread"] * 3.29 >= width * 0.999).all()
-    planted = hidden.copy()
-    planted[0, :, :, 7] = 20 * (M / t - 0.5)
-    observable = search(planted, M, RULES["default"])["observable"].sel(dim=7)
-    assert observable.all() == (kind != "smooth")

@@ -11,7 +11,7 @@ from theory import rotary, rotary_model
 from theory.claims import CLAIMS, Settings, rotary_mesa, rotary_reach
 from theory.parts import BOS, CONST, POSITION
 from theory.rotary import Rotary
-from theory.rotary_model import COS, SIN
+from theory.rotary_model import SIN
 
 QUICK = Settings(quick=True)
 ALL = np.s_[:]
@@ -105,17 +105,3 @@ def test_wrong_formulas_turn_the_verdict(owner, name, wrong, claim, monkeypatch)
 def test_every_claim_has_a_mutation():
     noticed = {claim for *_, claims in WEIGHTS for claim in claims.split()} | {claim for *_, claim in FORMULAS.values()}
     assert noticed == {name for name in CLAIMS if name.startswith("rotary")}
-
-
-def test_turning_all_positions_alike_changes_nothing(monkeypatch):
-    """An equivalent: scores are of w_i conj(w_t), so writing e^(i theta (t - 1)) does the same."""
-    build = rotary_model.turning_steps
-
-    def earlier(*args):
-        W_1, W_2 = build(*args)
-        cos, sin = np.cos(args[1].theta), np.sin(args[1].theta)
-        W_2[[COS, SIN]] = [cos * W_2[COS] + sin * W_2[SIN], cos * W_2[SIN] - sin * W_2[COS]]
-        return W_1, W_2
-
-    monkeypatch.setattr(rotary_model, "turning_steps", earlier)
-    assert CLAIMS["rotary"](QUICK).ok

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-import mesa
-from mesa.plan import distances
 from theory import weave
 
 DISTANCES = list(range(11))
@@ -41,17 +39,3 @@ def test_self_extend_groups_positions_beyond_the_window(kind):
         [5, 5, 4, 4, 2, 1, 0],
         [5, 5, 4, 4, 3, 2, 1, 0],
     ]
-
-
-@pytest.mark.parametrize(
-    ("method", "woven"),
-    [
-        (mesa.ReRoPE(trained_length=64, window=5), lambda r: weave.rerope(r, 5)),
-        (mesa.LeakyReRoPE(trained_length=64, window=5, k=4), lambda r: weave.leaky_rerope(r, 5, 4)),
-        (mesa.StairPE(trained_length=64, window=5, width=3), lambda r: weave.stair(r, 5, 3)),
-    ],
-)
-def test_plans_weave_as_the_weave_functions_do(method, woven):
-    matrix = distances(method.plan(60))
-    query, key = np.tril_indices(60)
-    np.testing.assert_allclose(matrix[query, key], woven(query - key))

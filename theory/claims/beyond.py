@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from theory.bounds import bos_denominator, denominator, extended_length
-from theory.claim import HOLDS, NOTHING, Outcome, Reading, claim, crossing, deviation, grid
+from theory.claim import HOLDS, NOTHING, Outcome, Reading, claim, crossing, deviation, first_below, grid
 from theory.claims.settings import Settings
 from theory.claims.theorem2 import read_plain
 from theory.claims.theorem3 import ONE_HEAD, ideal_denominator
@@ -75,12 +75,12 @@ def other_weaves(settings: Settings) -> Outcome:
     for name, woven in weaves.items():
         D = by_pairs(woven.astype(float), K)
         excess = model.with_distances(np.where(t[:, None] < t, -1.0, woven)).head_output(length) - settings.H
-        failing = np.flatnonzero(excess[M:] <= 0)
-        first = int(failing[0]) + M if failing.size else length
-        beyond = float(excess[M:first].min()) if first > M else -1.0
-        ends = -float(excess[first]) if first < length else math.inf
+        fails = first_below(excess, M, 0.0)
+        held = excess[M : fails - 1 if fails else length]
+        beyond = float(held.min()) if len(held) else -1.0
+        ends = -float(excess[fails - 1]) if fails else math.inf
         reading &= Reading(min(beyond, ends), deviation(excess, M / D - 1))
-        failures.append(f"{name}: {first + 1}" if first < length else f"{name}: none up to {length}")
+        failures.append(f"{name}: {fails or f'none up to {length}'}")
     return Outcome(
         {"(M, N)": (M, N), "K": K, "H": settings.H},
         f"t = 1 .. {length}; first failures: {', '.join(failures)}",

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from theory.bounds import denominator, extended_length, first_failure, ideal_position, stair_is_recovered
-from theory.claim import CORRECTED, HOLDS, NOTHING, PRINTED, Outcome, Reading, claim, deviation, grid
+from theory.claim import CORRECTED, HOLDS, NOTHING, PRINTED, Outcome, Reading, claim, deviation, first_below, grid
 from theory.claims.settings import Settings
 from theory.claims.theorem3 import ONE_HEAD, woven_head_output
 from theory.constructions import plain_model, stair_model
@@ -116,7 +116,7 @@ def range_matters(settings: Settings) -> Outcome:
     length = 300
     options = settings.options(recovers=M, shape=ONE_HEAD)
     o = stair_model(M, N, E, settings.H, **options).head_output(length) - settings.H
-    fails = int(np.flatnonzero(o[M:] <= 0)[0]) + M + 1
+    fails = first_below(o, M, 0.0) or length
     wide = exact_stair_model(M, N, E, length, settings).head_output(length) - settings.H
     return Outcome(
         {"(M, N, E)": (M, N, E), "K": M},
@@ -140,7 +140,7 @@ def stair_against_weave(settings: Settings) -> Outcome:
     further = first_failure(M, N, E) - first_failure(M, N)
     stairs = exact_stair_model(M, N, E, 100, settings).head_output(100) - settings.H
     weave = woven_head_output(M, N, 100, settings) - settings.H
-    built = [int(np.flatnonzero(excess[M:] <= 0)[0]) + M + 1 for excess in (stairs, weave)]
+    built = [first_below(excess, M, 0.0) or 0 for excess in (stairs, weave)]
     return Outcome(
         {"N": "2 .. 8", "M": "N + 2 .. 4N + 7", "E": "2 .. N"},
         f"first failures by the closed forms, {tried} cases",

@@ -19,7 +19,7 @@ from mesa.methods import DynamicNTK, Origin, ReRoPE, StairPE, YaRN
 from mesa.methods.base import Method
 from theory import weave
 from theory.bounds import last_recovered
-from theory.claim import HOLDS, NOTHING, PRINTED, Outcome, Reading, claim, crossing, deviation, grid
+from theory.claim import HOLDS, NOTHING, PRINTED, Outcome, Reading, claim, crossing, deviation, first_below, grid
 from theory.claims.settings import Settings
 from theory.constructions import build, construction, woven_model
 from theory.model import Construction, random_tokens
@@ -82,6 +82,9 @@ SIZES = [
 
 NAMES = "(M, N, E, K, L, slope, head)"
 
+TRIED = {NAMES: grid([tuple(size) for size in SIZES])}
+"""The sizes as a claim's parameters."""
+
 LONGEST = 760
 """Tokens that a built model is run for here."""
 
@@ -119,12 +122,6 @@ def stair_pe(M: int, N: int, E: int) -> Method:
     return StairPE(trained_length=M, window=N, width=E, log_n=False)
 
 
-def first_below(o: np.ndarray, M: int, H: float) -> int | None:
-    """The first t > M with o_t <= H, o from t = 1 on."""
-    failing = np.flatnonzero(o[M:] <= H)
-    return int(failing[0]) + M + 1 if len(failing) else None
-
-
 def read_method(
     size: Size, reads: str, method: Method, length: int, settings: Settings, **more: Any
 ) -> tuple[int | None, Reading]:
@@ -157,7 +154,7 @@ def fails_beyond_M(settings: Settings) -> Outcome:
         model = llama(size, reads, settings, dtype=settings.torch_dtype)
         reading &= read_rotary(model, size.rotary(reads), settings.H, 6 * size.L + 1)
     return Outcome(
-        {NAMES: grid([tuple(size) for size in SIZES]), "reads": grid(READS), "dtype": settings.dtype},
+        {**TRIED, "reads": grid(READS), "dtype": settings.dtype},
         "t = 1 .. 6 L + 1, one and a half turns, by the fused executor",
         reading,
     )
@@ -319,7 +316,7 @@ def position_comes_back(settings: Settings) -> Outcome:
         margin = min(margin, 0.5 - float(np.abs(p - sizes.position(length)).max()))
         counterexample = counterexample or f"{tuple(size)}: at t = {lowest} it reads {p[lowest - 1]:.2f}"
     return Outcome(
-        {NAMES: grid([tuple(size) for size in SIZES])},
+        TRIED,
         "t = 1 .. 5 L",
         Reading(margin),
         unit="position",

@@ -11,7 +11,7 @@ import numpy as np
 from mesa.methods.chunked import MIDDLES, MesaExtrapolation
 from theory.chunked import chunk_denominator, chunk_position, chunks_fail_from, mesa_method, woven_distance
 from theory.claim import HOLDS, NOTHING, PRINTED, Outcome, Reading, claim, deviation, grid
-from theory.claims.rotary import LONGEST, NAMES, SIZES, Size, llama, measured
+from theory.claims.rotary import LONGEST, SIZES, TRIED, Size, llama, measured
 from theory.claims.settings import Settings
 from theory.rotary import READS, fails_from
 
@@ -76,7 +76,7 @@ def closed_form(settings: Settings) -> Outcome:
                 math.inf, deviation(o[-1:] - settings.H, np.array([closed_form_excess(case, middle, T)]))
             )
     return Outcome(
-        {NAMES: grid([tuple(size) for size in SIZES]), "(F, L, split)": grid(CHUNKS)},
+        {**TRIED, "(F, L, split)": grid(CHUNKS)},
         "p_i at every i and o at the end of T = 3 M + 1 tokens, both ways to read, both kinds of chunk",
         reading,
         unit="position, o; relative",
@@ -96,7 +96,7 @@ def reach_of_chunks(settings: Settings) -> Outcome:
             reading &= Reading(excess("local", held))
         lengths.append(f"{case[0][:3]} {case[2]}: {held} / {start} to {end}")
     return Outcome(
-        {NAMES: grid([tuple(size) for size in SIZES]), "(F, L, split)": grid(CHUNKS), "reads": grid(READS)},
+        {**TRIED, "(F, L, split)": grid(CHUNKS), "reads": grid(READS)},
         "last T that holds / fails for certain, built at all of these: " + "; ".join(lengths),
         reading,
         correction="while the last middle chunk's keys get less than M times what <bos> gets: it begins after b, "
@@ -125,7 +125,7 @@ def woven_chunks(settings: Settings) -> Outcome:
         reading &= Reading(min(held, -failed), abs(held - closed_form_excess(case, "woven", woven)))
         lengths.append(f"{case[0][:3]}: {woven} ({local})")
     return Outcome(
-        {NAMES: grid([tuple(size) for size in SIZES]), "(F, L, split)": grid(CHUNKS)},
+        {**TRIED, "(F, L, split)": grid(CHUNKS)},
         "by rotation, last T that holds (with local chunks): " + ", ".join(lengths) + "; by count o is the same",
         reading,
     )

@@ -9,14 +9,14 @@ import numpy as np
 
 from mesa.methods import PI, DynamicNTK, LeakyReRoPE, Method, YaRN
 from theory import weave
-from theory.claim import HOLDS, NOTHING, Outcome, Reading, claim, grid
+from theory.claim import HOLDS, NOTHING, Outcome, Reading, claim, first_below, grid
 from theory.claims.rotary import (
     LONGEST,
     NAMES,
     SIZES,
+    TRIED,
     Size,
     cases,
-    first_below,
     llama,
     measured,
     read_method,
@@ -44,7 +44,7 @@ def weave_extends(settings: Settings) -> Outcome:
         reading &= Reading(math.inf if fails is None else fails - reach)
         failures.append(f"{size[:2]} {reads}: {fails or f'none to {length}'} / {reach:.0f}")
     return Outcome(
-        {NAMES: grid([tuple(size) for size in SIZES]), "reads": grid(READS)},
+        {**TRIED, "reads": grid(READS)},
         "first failure built / T*: " + "; ".join(failures),
         reading,
     )
@@ -62,7 +62,7 @@ def stair_extends(settings: Settings) -> Outcome:
         reading &= Reading((certain or 0) - (fails or LONGEST) + 0.5)
         failures.append(f"{size[:3]} {reads}: {fails} / {certain}")
     return Outcome(
-        {NAMES: grid([tuple(size) for size in SIZES]), "reads": grid(READS)},
+        {**TRIED, "reads": grid(READS)},
         "first failure built / from which on for certain: " + "; ".join(failures),
         reading,
     )
@@ -87,7 +87,7 @@ def span_bounds(settings: Settings) -> Outcome:
             reading &= Reading(float(settings.H - o[start - 1 :].max()))
             reading &= Reading(float((o - settings.H)[M : M + 2].min()))  # it had held before
     return Outcome(
-        {NAMES: grid([tuple(size) for size in SIZES]), "method": "{stair, leaky-rerope, pi}"},
+        {**TRIED, "method": "{stair, leaky-rerope, pi}"},
         "every t of that range up to 760, by count; and that t = M + 1, M + 2 hold",
         Reading(reading.margin),
     )
@@ -136,7 +136,7 @@ def yarn_carries(settings: Settings) -> Outcome:
             row.append(f"{fails} / {certain}")
         failures.append(f"{size[:1] + size[3:5]} {reads}: {', '.join(row)}")
     return Outcome(
-        {NAMES: grid([tuple(size) for size in SIZES]), "reads": grid(READS), "s": grid(factors)},
+        {**TRIED, "reads": grid(READS), "s": grid(factors)},
         "(M, K, L), first failure built / bound: " + "; ".join(failures),
         reading,
     )
@@ -161,7 +161,7 @@ def ntk_carries(settings: Settings) -> Outcome:
             row.append(f"{fails or 'none'} / {bound[0] if len(bound) else 'none'}")
         failures.append(f"{size[:1] + size[3:5]} {reads}, c={size.rotary(reads).exponent}: {', '.join(row)}")
     return Outcome(
-        {NAMES: grid([tuple(size) for size in SIZES]), "c": "{0.5, 1}", "s": grid(NTK_FACTORS)},
+        {**TRIED, "c": "{0.5, 1}", "s": grid(NTK_FACTORS)},
         f"(M, K, L), first failure / bound up to {furthest}, that length and the one before built: "
         + "; ".join(failures),
         reading,

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from theory.bounds import denominator, extended_length, first_failure, last_recovered
-from theory.claim import CORRECTED, HOLDS, NOTHING, PRINTED, Outcome, Reading, claim, deviation, grid
+from theory.claim import CORRECTED, HOLDS, NOTHING, PRINTED, Outcome, Reading, claim, deviation, first_below, grid
 from theory.claims.settings import Settings
 from theory.constructions import plain_model, woven_model
 from theory.parts import Shape
@@ -37,7 +37,7 @@ def weave_extends(settings: Settings) -> Outcome:
     Left out: t so near T* that the dtype cannot tell (none of these in float64).
     """
     pairs = settings.pairs((4, 2), (8, 2), (5, 3), (8, 3), (6, 4), (3, 1), (12, 11))
-    reading, measured = NOTHING, {}
+    reading, measured = NOTHING, []
     for M, N in pairs:
         reach = extended_length(M, N)
         length = int(min(max(3 * reach, 1500), settings.longest_run))
@@ -49,12 +49,11 @@ def weave_extends(settings: Settings) -> Outcome:
         reading &= Reading(float((o - settings.H)[inside].min()))
         if beyond.any():
             reading &= Reading(float(1 - M / ideal[beyond].min()))
-        failing = t[(t > M) & (o <= settings.H)]
-        measured[f"N={N}, M={M}"] = {"T*": reach, "first failure": int(failing[0]) if failing.size else None}
+        measured.append(f"N={N}, M={M}: {first_below(o, M, settings.H)}")
     return Outcome(
         {"(M, N)": grid(pairs), "H": settings.H, "MLP": "steps", "dtype": settings.dtype},
         f"M < t < T* (real MLP), and up to max(3 T*, 1500) with ideal recovery, t <= {settings.longest_run}; "
-        "measured first failures: " + ", ".join(f"{key}: {row['first failure']}" for key, row in measured.items()),
+        "measured first failures: " + ", ".join(measured),
         reading,
         correction="for M < t < T* and N <= M - 1, M >= 3, not for all T > M",
     )
