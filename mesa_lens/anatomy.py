@@ -1,4 +1,4 @@
-"""`mesa-lens anatomy`: what the inside looks like under each method: heads, frequencies, logit lens, positions."""
+"""`mesa-lens anatomy`: what the heads attend to under each method, and which of them retrieve."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from mesa_lens.arguments import (
     WorkerOptions,
     add_command,
     print_estimate,
-    print_failed,
-    print_remaining,
-    resumable,
     runner_of,
 )
+from mesa_lens.locate import run_in_folder
 from probe.request import AnatomyRequest
 
 
@@ -26,7 +24,7 @@ def add(commands: Any) -> None:
         "anatomy",
         run,
         example="mesa-lens anatomy --out runs/demo",
-        help="measure heads, frequencies, logit lens and positional vectors under each method",
+        help="measure what every head attends to under each method",
         description=__doc__,
         out="runs/anatomy",
     )
@@ -49,31 +47,19 @@ def run(
         print_estimate(workers, estimate(planned), [(planned.config, work(planned))], request)
         return 0
     from probe.attention.results import write
-    from probe.attention.run import FOLDER, anatomy
-    from probe.experiment.lock import owned
-    from probe.files import json_text
+    from probe.attention.run import anatomy
+    from probe.attention.sentences import anatomy_findings, head_table
     from probe.mechanism_report import write_anatomy_report
-    from probe.report import write_report
-    from probe.store.reader import store_of
-    from probe.store.results import find_anatomy
 
-    with owned(output.out):
-        with resumable(output):
-            journal, failed = anatomy(planned, output.out, overwrite=output.overwrite, until=until, runner=runner)
-        summary, text = write(planned, journal, output.out)
-        stored = find_anatomy(output.out)
-        if stored is not None:
-            write_anatomy_report(stored, output.out)
-            if store_of(output.out).exists():
-                write_report(output.out)
-    if failed:
-        print_failed(output, f"{len(failed)} cells")
-    elif summary["tasks_left"] or summary["texts_left"]:
-        print_remaining(output, time_limit, f"{summary['tasks_left']} cells and {summary['texts_left']} texts are left")
-    if printing.json:
-        print(json_text(summary))
-        return 1 if failed else 0
-    print(text)
-    if stored is not None:
-        print(f"wrote {output.out / FOLDER}: report.html, summary.json, tables")
-    return 1 if failed else 0
+    def text(summary: Any) -> str:
+        return "\n".join(part for part in (head_table(summary), *anatomy_findings(summary)) if part)
+
+    return run_in_folder(
+        lambda: anatomy(planned, output.out, overwrite=output.overwrite, until=until, runner=runner),
+        lambda journal: write(planned, journal, output.out),
+        write_anatomy_report,
+        text,
+        output,
+        printing,
+        time_limit,
+    )

@@ -296,7 +296,7 @@ class FolderOptions(ExportOptions):
 
 @dataclass(frozen=True)
 class LocateOptions(FolderOptions):
-    """What methods, patches and clamps in one place restore, by layer and head."""
+    """What methods and clamps in one place restore, by layer and head."""
 
     measures: Names | None = option(None, "nll, passkey", unset="all")
 
@@ -310,22 +310,14 @@ class LocateOptions(FolderOptions):
 
 @dataclass(frozen=True)
 class AnatomyOptions(FolderOptions):
-    """Heads, unmet phases, logit lens and positional vectors under each method."""
-
-    layers: RangeText | None = option(
-        None, "e.g. 0-3, ends included", unset="all; of positional vectors the first, middle and last"
-    )
+    """What heads attend to under each method."""
 
     def export(self) -> Export:
         """What `mesa-lens anatomy` measured."""
         from probe.figures.mechanism_export import anatomy_export
         from probe.store.results import read_anatomy
 
-        stored, layers = read_anatomy(self.store), None
-        if self.layers is not None:
-            ranges = parse_ranges(self.layers)
-            layers = stored.summary["layers"] if ranges is None else [i for span in ranges for i in range(*span)]
-        return anatomy_export(stored, *self.selection, layers)
+        return anatomy_export(read_anatomy(self.store), *self.selection)
 
 
 KINDS = {

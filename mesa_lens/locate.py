@@ -1,7 +1,8 @@
-"""`mesa-lens locate`: where inside a model length breaks it, and which heads a method must reach to mend it."""
+"""`mesa-lens locate`: where inside a model length breaks it, and which heads a method must reach to restore it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mesa_lens.arguments import (
@@ -26,7 +27,7 @@ def add(commands: Any) -> None:
         "locate",
         run,
         example="mesa-lens locate --out runs/demo",
-        help="intervene layer by layer and head by head: where does length break the model, what mends it?",
+        help="intervene layer by layer and head by head: where does length break the model, what restores it?",
         description=__doc__,
         out="runs/locate",
     )
@@ -48,32 +49,58 @@ def run(
     if output.estimate:
         print_estimate(workers, estimate(planned), [(planned.config, work(planned))], request)
         return 0
-    from probe.experiment.lock import owned
-    from probe.files import json_text
     from probe.interventions.results import write
-    from probe.interventions.run import FOLDER, locate
+    from probe.interventions.run import locate
     from probe.interventions.sentences import located_findings
     from probe.mechanism_report import write_locate_report
+
+    def text(summary: Any) -> str:
+        return "\n\n".join("\n  ".join([heading, *lines]) for heading, lines in located_findings(summary))
+
+    return run_in_folder(
+        lambda: locate(planned, output.out, overwrite=output.overwrite, until=until, runner=runner),
+        lambda journal: write(planned, journal, output.out),
+        write_locate_report,
+        text,
+        output,
+        printing,
+        time_limit,
+    )
+
+
+def run_in_folder(
+    measure: Callable[[], tuple[Any, list[Any]]],
+    write: Callable[[Any], dict[str, Any]],
+    write_own_report: Callable[..., Any],
+    text: Callable[[Any], str],
+    output: OutputOptions,
+    printing: JsonOptions,
+    time_limit: MinutesOptions,
+) -> int:
+    """Measures into the folder --out, writes its reports anew and prints what was found; the exit status.
+
+    measure: gives the journal and the tasks that were lost. write: writes the summary. text: of the summary.
+    """
+    from probe.experiment.lock import owned
+    from probe.files import json_text
     from probe.report import write_report
     from probe.store.reader import store_of
 
     with owned(output.out):
         with resumable(output):
-            journal, failed = locate(planned, output.out, overwrite=output.overwrite, until=until, runner=runner)
-        summary = write(planned, journal, output.out)
-        if journal.rows:
-            write_locate_report(summary, output.out)
-            if store_of(output.out).exists():
-                write_report(output.out)
+            journal, failed = measure()
+        summary = write(journal)
+        report = write_own_report(summary, output.out) if journal.rows else None
+        if report is not None and store_of(output.out).exists():
+            write_report(output.out)
     if failed:
         print_failed(output, f"{len(failed)} cells")
-    elif summary["tasks_left"] and time_limit.minutes:
+    elif summary["tasks_left"]:
         print_remaining(output, time_limit, f"{summary['tasks_left']} tasks are left")
     if printing.json:
         print(json_text(summary))
         return 1 if failed else 0
-    for heading, sentences in located_findings(summary):
-        print("\n  ".join([heading, *sentences]) + "\n")
-    if journal.rows:
-        print(f"wrote {output.out / FOLDER}: report.html, summary.json, tables")
+    print(text(summary))
+    if report is not None:
+        print(f"wrote {report.parent}: report.html, summary.json, tables")
     return 1 if failed else 0

@@ -12,19 +12,14 @@ import xarray as xr
 from plotly.offline import get_plotlyjs
 
 from probe.attention.sentences import anatomy_findings
-from probe.figures.anatomy import lens_chart, share_chart
 from probe.figures.figure_data import Drawable
 from probe.figures.locate import MEASURES, about, at_length
 from probe.figures.mechanism_export import (
     TABLES,
-    anatomy_labels,
     anatomy_tables,
     common_figures,
-    displayed_layers,
     head_figures,
-    head_rows,
     judged_labels,
-    layer_figures,
     located_tables,
     method_figures,
 )
@@ -51,7 +46,6 @@ _COLUMNS = {
     "beyond M": ("mass_beyond", 2),
     "on token 0": ("sink", 2),
     "entropy (nats)": ("entropy", 2),
-    "unmet phases": ("attention", 2),
 }
 
 
@@ -76,12 +70,11 @@ def located_section(folder: Path) -> Section | None:
 
 
 def anatomy_section(folder: Path) -> Section | None:
-    """The section "Anatomy": the logit lens; None where `mesa-lens anatomy` was not run."""
-    anatomy = find_anatomy(folder)
-    if anatomy is None:
+    """The section "Anatomy"; None where `mesa-lens anatomy` was not run."""
+    summary = find_anatomy(folder)
+    if summary is None:
         return None
-    lens = lens_chart(anatomy, anatomy.summary["lengths"][-1], anatomy_labels(anatomy)["method"])
-    return Section(anatomy_findings(anatomy.summary), _html([lens]), _existing(folder, ANATOMY_REPORT))
+    return Section(anatomy_findings(summary), [], _existing(folder, ANATOMY_REPORT))
 
 
 def write_locate_report(summary: Located, out: Path) -> Path:
@@ -93,53 +86,47 @@ def write_locate_report(summary: Located, out: Path) -> Path:
     return out / LOCATE_REPORT
 
 
-def write_anatomy_report(anatomy: Anatomy, out: Path) -> Path:
+def write_anatomy_report(summary: Anatomy, out: Path) -> Path:
     """Writes anatomy/report.html, which opens offline, and its tables as csv beside it; returns the report's path."""
-    tables = _write_tables(anatomy_tables(anatomy, {}), (out / ANATOMY_REPORT).parent)
-    write(out / ANATOMY_REPORT, render_anatomy(anatomy, tables).encode())
+    tables = _write_tables(anatomy_tables(summary, {}), (out / ANATOMY_REPORT).parent)
+    write(out / ANATOMY_REPORT, render_anatomy(summary, tables).encode())
     return out / ANATOMY_REPORT
 
 
 def render_located(summary: Located, tables: Iterable[str] = ()) -> str:
     """The report's HTML: plotly.js inlined once, every text escaped. tables: names of csv files beside it."""
     clearest = headline(summary)
-    places = dict.fromkeys((gap["length"], gap["measure"]) for gap in summary["gaps"])
+    places = dict.fromkeys((gap["length"], gap["measure"]) for gap in summary["loss_gaps"])
     return template("locate_report.html").render(
         summary=summary,
         headline=located_findings(summary, **clearest) if clearest else [],
         map=_restoration_map(summary),
         parts=[_located_part(summary, length, measure) for length, measure in places],
-        gaps=[_gap_row(gap) for gap in summary["gaps"]],
+        gaps=[_gap_row(gap) for gap in summary["loss_gaps"]],
         tables=list(tables),
         plotly_js=get_plotlyjs(),
     )
 
 
-def render_anatomy(anatomy: Anatomy, tables: Iterable[str] = ()) -> str:
+def render_anatomy(summary: Anatomy, tables: Iterable[str] = ()) -> str:
     """The report's HTML: plotly.js inlined once, every text escaped. tables: names of csv files beside it."""
-    summary = anatomy.summary
     return template("anatomy_report.html").render(
         summary=summary,
         findings=anatomy_findings(summary),
         columns=list(_COLUMNS),
         heads=[
             {**{name: row[name] for name in ("method", "length", "span")}, "cells": list(head_texts(row).values())}
-            for row in head_rows(summary)
+            for row in summary["all_heads"]
         ],
-        parts=[part for length in summary["lengths"] if (part := _anatomy_part(anatomy, length))],
-        vectors=_vectors(anatomy),
-        reliable=summary["vectors"]["reliable"] if summary["vectors"] else None,
+        parts=[part for length in summary["lengths"] if (part := _anatomy_part(summary, length))],
         tables=list(tables),
         plotly_js=get_plotlyjs(),
     )
 
 
 def head_texts(row: Mapping[str, Any]) -> dict[str, str]:
-    """The numbers of one row of `head_rows` with their intervals, by column title; blank where not measured."""
-    return {
-        title: ranged(*row[column], digits=digits) if column in row else ""
-        for title, (column, digits) in _COLUMNS.items()
-    }
+    """The means over heads with their intervals, by column title."""
+    return {title: ranged(*row[column], digits=digits) for title, (column, digits) in _COLUMNS.items()}
 
 
 def template(name: str) -> jinja2.Template:
@@ -184,27 +171,18 @@ def _gap_row(gap: Mapping[str, Any]) -> dict[str, Any]:
         "length": gap["length"],
         "measure": MEASURES.get(gap["measure"], gap["measure"]),
         "items": gap["items"],
-        "broken": f"{number(gap['broken']):z.2f}",
-        "mended": f"{number(gap['mended']):z.2f}",
+        "baseline": f"{gap['baseline']:z.2f}",
+        "patched": f"{gap['patched']:z.2f}",
         "interval": "{:z.2f} to {:z.2f}".format(*interval) if all(end == end for end in interval) else "–",
         "judged": "yes" if gap["judged"] else "no",
     }
 
 
-def _anatomy_part(anatomy: Anatomy, length: int) -> dict[str, Any] | None:
-    """One length: the methods together, then every method's maps; None where there is nothing."""
-    methods = anatomy_labels(anatomy)["method"]
-    common = _html([lens_chart(anatomy, length, methods)])
-    maps = {name: _html(head_figures(anatomy, name, length).values()) for name in methods}
+def _anatomy_part(summary: Anatomy, length: int) -> dict[str, Any] | None:
+    """One length: every method's maps; None where there is nothing."""
+    maps = {name: _html(head_figures(summary, name, length).values()) for name in summary["methods"]}
     maps = {name: figures for name, figures in maps.items() if figures}
-    return {"title": at_length(anatomy.summary, length), "common": common, "methods": maps} if common or maps else None
-
-
-def _vectors(anatomy: Anatomy) -> dict[str, Any] | None:
-    methods = anatomy_labels(anatomy)["method"]
-    common = _html([share_chart(anatomy, methods)])
-    layers = {layer: _html(layer_figures(anatomy, layer, methods).values()) for layer in displayed_layers(anatomy)}
-    return {"common": common, "layers": layers} if common else None
+    return {"title": at_length(summary, length), "methods": maps} if maps else None
 
 
 def _html(figures: Iterable[Drawable | None]) -> list[str]:

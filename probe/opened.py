@@ -207,9 +207,9 @@ class Run(reader.Run):
 
     def anatomy(self) -> Result:
         """The tables of `mesa-lens anatomy` in the folder, by name; FileNotFoundError where it was not run."""
-        anatomy = read_anatomy(self.folder)
-        export = anatomy_export(anatomy)
-        return Result(export.numbers, "\n\n".join(anatomy_findings(anatomy.summary)), export)
+        summary = read_anatomy(self.folder)
+        export = anatomy_export(summary)
+        return Result(export.numbers, "\n\n".join(anatomy_findings(summary)), export)
 
     def __repr__(self) -> str:
         """Folder, model, sizes, and the methods for each part of the report."""

@@ -15,7 +15,6 @@ from mesa.support import check_config
 from mesa.support import trained_length as stated_length
 from probe.capture.spec import CaptureSpec
 from probe.options import (
-    MAX_COUNT,
     Count,
     CountOrZero,
     InputPath,
@@ -29,7 +28,6 @@ from probe.options import (
     Split,
     Text,
     Tokens,
-    Whole,
     Window,
     check,
     option,
@@ -44,12 +42,10 @@ _STORED = ("methods", "settings", "lengths")
 """Results are stored by method and length, with each method's parameters."""
 _TEXT = "text for NLL and essays: a file, folder or hub dataset"
 
-Kind = Literal["weave", "patch", "clamp", "attribution", "smallest"]
+Kind = Literal["weave", "clamp", "smallest"]
 Measure = Literal["nll", "passkey"]
-PatchHook = Literal["resid_pre", "resid_post", "attn_out", "mlp_out", "z"]
-Span = Literal["all", "inside", "beyond", "last"]
-Way = Literal["only", "without", "mend", "break"]
-Part = Literal["heads", "retrieval", "frequencies", "lens", "vectors", "all"]
+Way = Literal["only", "without"]
+Part = Literal["heads", "retrieval"]
 
 
 @dataclass(frozen=True)
@@ -218,16 +214,13 @@ class LocateRequest(MethodsRequest):
     """What is tried inside a model; lengths in tokens, 4 M if None. Each method is compared with Origin.
 
     layers: to go over. heads: 'all', 'none', or the layers whose heads are gone over; None: all, if they are at most
-    64. hooks, spans: of patches. ways: of weaves and patches. dims: clamped in a layer. candidates: heads that the
-    smallest set is chosen from. word: the repeated word whose threshold dims are clamped.
+    64. ways: of weaves. dims: clamped in a layer. candidates: heads that the smallest set is chosen from. word: the
+    repeated word whose threshold dims are clamped.
     """
 
     default_methods: ClassVar[str] = "rerope"
-    not_compared: ClassVar[tuple[str, ...]] = (
-        *_STORED,
-        *("kinds", "measures", "layers", "heads", "hooks", "spans", "ways", "candidates"),
-    )
-    kinds: Annotated[tuple[Kind, ...], Split] = option(("weave", "patch", "clamp"), "what to try", key="try")
+    not_compared: ClassVar[tuple[str, ...]] = (*_STORED, "kinds", "measures", "layers", "heads", "ways", "candidates")
+    kinds: Annotated[tuple[Kind, ...], Split] = option(("weave", "clamp"), "what to try", key="try")
     measures: Annotated[tuple[Measure, ...], Split] = option(("nll",), "of nll, passkey", key="measure")
     lengths: Lengths | None = option(None, _LENGTHS, unset="4 M")
     samples: Count = option(8, "prompts a length and method")
@@ -235,12 +228,8 @@ class LocateRequest(MethodsRequest):
     heads: RangeText | None = option(
         None, "layers whose heads are tried: e.g. 15-19, all, none", unset="all up to 64 heads"
     )
-    hooks: Annotated[tuple[PatchHook, ...], Split] = option(
-        ("resid_post", "attn_out", "mlp_out", "z"), "where to patch"
-    )
-    spans: Annotated[tuple[Span, ...], Split] = option(("all",), "positions to patch")
     ways: Annotated[tuple[Way, ...], Split] = option(
-        ("only", "without", "mend", "break"), "of weaves: only there, without it; of patches: mend, break"
+        ("only", "without"), "the method in one place only, or everywhere without that place"
     )
     dims: Count = option(10, "threshold dims that are clamped, a layer")
     candidates: Count = option(64, "best heads that the smallest set is chosen from")
@@ -252,21 +241,14 @@ class LocateRequest(MethodsRequest):
 class AnatomyRequest(MethodsRequest):
     """What is measured of attention; lengths in tokens, M and 4 M if None.
 
-    parts: 'all' leaves out what the model cannot have. texts: that slide, for positional vectors, which are taken at
-    the longest length; None: 256, or as many as there is text for. samples: prompts a length for the other parts.
-    layers: kept in every part.
+    samples: prompts a length. layers: kept in every part.
     """
 
     default_methods: ClassVar[str] = METHODS
-    not_compared: ClassVar[tuple[str, ...]] = (*_STORED, "parts", "texts")
-    parts: Annotated[tuple[Part, ...], Split] = option(("all",), "what to measure")
-    lengths: Lengths | None = option(
-        None, f"{_LENGTHS}; positional vectors are taken at the longest", unset="M and 4 M"
-    )
-    texts: Annotated[Whole, Field(ge=4, le=MAX_COUNT)] | None = option(
-        None, "that slide, for positional vectors; more can follow", unset="256, or all there are"
-    )
-    samples: Count = option(4, "prompts a length and method, for all but positional vectors")
+    not_compared: ClassVar[tuple[str, ...]] = (*_STORED, "parts")
+    parts: Annotated[tuple[Part, ...], Split] = option(("heads", "retrieval"), "what to measure")
+    lengths: Lengths | None = option(None, _LENGTHS, unset="M and 4 M")
+    samples: Count = option(4, "prompts a length and method")
     layers: RangeText = option("all", "layers to keep, e.g. 0-10, ends included")
     text: Text | None = option(None, _TEXT, unset="the shipped one")
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import zarr
@@ -206,7 +205,6 @@ def _folder_parts(folder: Path) -> Iterator[Part]:
         if (path := folder / command / "journal.jsonl").exists():
             journal, summary = read_journal(path), _summary(path, folder / command / "summary.json")
             yield _journal_part(command, "cells", path, journal, _total(journal, summary))
-    yield from _moments_part(folder / "anatomy")
 
 
 def _journal_part(
@@ -241,22 +239,6 @@ def _probe_parts(folder: Path) -> Iterator[Part]:
         total = 2 * len(methods) * len(lengths) + further  # tail likelihood and passkey
         yield _journal_part("probe", "measured cells", path, journal, total)
     yield Part("probe", "captured passes", captured, len(methods) * len(prompts))
-
-
-def _moments_part(folder: Path) -> Iterator[Part]:
-    paths = sorted(folder.glob("moments-*.npz"))
-    if not paths:
-        return
-    done, total = 0, None
-    for path in paths:
-        try:
-            with path.open("rb") as opened, np.load(opened) as file:
-                done += int(file["count"].sum())
-                total = json.loads(str(file["attrs"])).get("total", total)
-        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-            raise ValueError(f"{path} is damaged ({error})") from error
-    summary = _summary(max(paths, key=lambda path: path.stat().st_mtime), folder / "summary.json")
-    yield Part("anatomy", "texts", done, done + summary["texts_left"] if "texts_left" in summary else total)
 
 
 def _summary(path: Path, summary: Path) -> dict[str, Any]:

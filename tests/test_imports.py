@@ -69,8 +69,7 @@ WITHOUT_TORCH = """
     probe.figures.locate probe.figures.anatomy probe.figures.mechanism_export probe.figures.mobile_layout
     probe.figures.styles
     probe.interventions probe.interventions.loss_gap probe.interventions.sentences
-    probe.attention probe.attention.moments probe.attention.positional probe.attention.vectors
-    probe.attention.sentences probe.mechanism_report probe.report
+    probe.attention probe.attention.sentences probe.mechanism_report probe.report
     probe.verdict probe.verdict.verdict probe.opened
     probe.status mesa_lens.status
     mesa_lens.cli mesa_lens.export mesa_lens.report mesa_lens.fetching mesa_lens.paper.command

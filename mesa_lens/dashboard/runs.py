@@ -11,7 +11,7 @@ from typing import Any
 from probe.store.cache import DERIVED
 from probe.store.location import POINTER, Remote, as_path, store_in
 from probe.store.reader import partial_path
-from probe.store.results import ANATOMY, LOCATED, VECTORS
+from probe.store.results import ANATOMY, LOCATED
 
 ROOT_VARIABLE = "MESA_LENS_RUNS"
 """Environment variable that names the root folder."""
@@ -21,7 +21,7 @@ DEPTH = 3
 STORE = "store.zarr"
 PAPER, HARNESS, EVALUATION = "paper", "lm-eval", "eval"
 REPORT = "report.html"
-_READ = ("", STORE, POINTER, partial_path(Path(STORE)), DERIVED, "summary.json", LOCATED, ANATOMY, VECTORS)
+_READ = ("", STORE, POINTER, partial_path(Path(STORE)), DERIVED, "summary.json", LOCATED, ANATOMY)
 _RESULT_FILES = {  # by kind; the first is read
     PAPER: ("results.json", REPORT),
     HARNESS: ("harness.json",),

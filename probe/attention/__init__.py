@@ -1,5 +1,4 @@
-"""Attention analysis (`mesa-lens anatomy`): heads, rotary phases, logit lens and positional vectors by method.
+"""Attention analysis (`mesa-lens anatomy`): what every head attends to under each method, and which heads retrieve.
 
-In: a model, prompts and methods. Out: labelled arrays by layer, head or position. Open first: heads.py, then moments.py
-and positional.py (the positional vectors).
+In: a model, prompts and methods. Out: labelled arrays by layer and head. Open first: heads.py.
 """

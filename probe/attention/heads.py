@@ -50,14 +50,13 @@ def head_statistics(
     `mass` (prompt, layer, head, query, part): attention by true distance t - i in the disjoint `PARTS`; sums to 1.
     `entropy` (nats), `mean_distance` (tokens), `sink` and `previous` (shares on token 0 and on the token before):
     (prompt, layer, head, query). `by_span` averages over queries. near: N in tokens, M / 8 if None. queries: token
-    positions; `sampled_queries` if None. Raises ValueError for positions or an N out of range, and for prompts of
-    several lengths.
+    positions; `sampled_queries` if None. Raises ValueError for an N out of range, and for prompts of several lengths.
     """
     length, trained = common_length(prompts), method.trained_length
     near = max(1, trained // 8) if near is None else near
     if not 1 <= near < trained:
         raise ValueError(f"near={near} is not between 1 and the trained length {trained}")
-    chosen = checked_queries(queries, length, trained)
+    chosen = sampled_queries(length, trained) if queries is None else sorted(queries)
     parts = torch.from_numpy(_parts(np.array(chosen), length, near, trained))
 
     def measure(schedule: Schedule, query: Tensor, key: Tensor, scale: float) -> dict[str, Tensor]:
@@ -101,16 +100,6 @@ def sampled_queries(length: int, trained_length: int, count: int = 48) -> list[i
     within = min(length, trained_length)
     spans = [(within // 2, within - 1), (trained_length, length - 1)][: 1 + (length > trained_length)]
     return sorted({int(at) for span in spans for at in np.linspace(*span, count // len(spans)).round()})
-
-
-def checked_queries(queries: Sequence[int] | None, length: int, trained_length: int) -> list[int]:
-    """`queries` in rising order, or `sampled_queries`; ValueError for a position that the prompts do not have."""
-    if queries is None:
-        return sampled_queries(length, trained_length)
-    chosen = sorted({int(token) for token in queries})
-    if not chosen or chosen[0] < 0 or chosen[-1] >= length:
-        raise ValueError(f"queries={chosen} are not positions of a prompt of {length} tokens, 0 to {length - 1}")
-    return chosen
 
 
 def common_length(prompts: Sequence[Sequence[int]]) -> int:

@@ -2,55 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from mesa.fingerprints import identity, ids_fingerprint
 from mesa.methods import Method
 from mesa.models import bytes_a_number, tokenizer_of
-from mesa.support import no_phases
-from probe.attention.moments import moments_bytes, sliding_windows
 from probe.capture.memory import check_prompts, peak_bytes, prompt_bytes
-from probe.capture.spec import CaptureSpec, Selection
+from probe.capture.spec import CaptureSpec
 from probe.evaluation.plan import PROMPTS
 from probe.options import parse_ranges
 from probe.request import AnatomyRequest, tell_left_out
 from probe.tasks import sources
 from probe.tasks.base import Setting
 from probe.tasks.likelihood import TAIL
-from probe.tasks.retrieval import Prompt, first_ids
+from probe.tasks.retrieval import Prompt
 from probe.tasks.retrieval_tasks import PASSKEY
 from probe.tasks.score import heldout_ids
-from probe.thresholds.search import CrossingRule, check_positions
 
-PARTS = ("heads", "retrieval", "frequencies", "lens", "vectors")
+PARTS = ("heads", "retrieval")
 """What is measured, in this order."""
 Key = tuple[str, str, int, int]
 """Part, method, length and the number of the prompt."""
-LEAST_TEXTS = 4
-"""Two a half: fewer have no variance."""
-_TEXTS = 256
 _PASSKEYS = 2  # version of what retrieval reads; 1 had answers beyond the length
-_FLOAT64_BYTES = 2**30  # means above this are stored in float32
 
 
 @dataclass(frozen=True)
 class AnatomyPlan:
-    """A checked request: methods, lengths in rising order, prompts by length, and the texts that slide."""
+    """A checked request: methods, lengths in rising order, and prompts by length; without passkeys none is read."""
 
     request: AnatomyRequest
     config: Any
     methods: dict[str, Method]
-    parts: list[str]
     lengths: list[int]
     layers: list[int]
-    texts: dict[int, Sequence[np.ndarray]]
+    texts: dict[int, Sequence[Any]]
     passkeys: dict[int, Sequence[Prompt]]
-    sliding: list[np.ndarray]
-    stride: int
     documents: str
 
     @property
@@ -64,28 +52,12 @@ class AnatomyPlan:
         return "origin" if "origin" in self.methods else next(iter(self.methods))
 
     @property
-    def spec(self) -> CaptureSpec:
-        """What positional vectors are taken of."""
-        return CaptureSpec(layers=parse_ranges(self.request.layers, "--layers"))
-
-    @property
-    def indices(self) -> Selection:
-        """The same as indices."""
-        return self.spec.resolve(self.config, self.lengths[-1])
-
-    @property
-    def dtype(self) -> str:
-        """Of the stored means."""
-        return "float64" if 16 * self.indices.values <= _FLOAT64_BYTES else "float32"
-
-    @property
     def keys(self) -> Iterator[Key]:
         """The rows of the journal, in the order in which they are measured."""
-        for part in (part for part in self.parts if part != "vectors"):
-            for length in self.lengths:
-                prompts = self.passkeys if part == "retrieval" else self.texts
+        for part, by_length in zip(PARTS, (self.texts, self.passkeys), strict=True):
+            for length, prompts in by_length.items():
                 for name in self.methods:
-                    yield from ((part, name, length, number) for number in range(len(prompts[length])))
+                    yield from ((part, name, length, number) for number in range(len(prompts)))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -102,9 +74,12 @@ class AnatomyPlan:
 
 
 def plan(request: AnatomyRequest) -> AnatomyPlan:
-    """Checks the request and builds every prompt. Raises ValueError or FileNotFoundError, naming the value."""
+    """Checks the request and builds every prompt. Raises ValueError or FileNotFoundError, naming the value.
+
+    Where no length is given and passkeys do not fit into the default ones, retrieval is left out, with a note on
+    stderr.
+    """
     config, trained = request.checked_model()
-    parts = _parts(request, config)
     methods = request.checked_methods(config, trained)
     layers = list(CaptureSpec(layers=parse_ranges(request.layers, "--layers")).resolve(config, 1).layers)
     lengths = sorted(set(request.lengths or (trained, 4 * trained)))
@@ -112,52 +87,18 @@ def plan(request: AnatomyRequest) -> AnatomyPlan:
     tokenizer = tokenizer_of(request.model, **request.source)
     documents = tuple(heldout_ids(tokenizer, sources.texts(request.text)))
     setting = Setting(trained, tuple(lengths), request.samples, request.seed, documents)
-    texts: dict[int, Sequence[np.ndarray]] = {}
-    if {"heads", "frequencies", "lens"} & {*parts}:
+    texts: dict[int, Sequence[Any]] = {}
+    passkeys: dict[int, Sequence[Prompt]] = {}
+    if "heads" in request.parts:
         texts = {length: TAIL.prepare(tokenizer, length, setting, request.samples) for length in lengths}
-    build = {
-        "retrieval": lambda: {length: _passkeys(tokenizer, length, setting) for length in lengths},
-        "vectors": lambda: _sliding(request, tokenizer, documents, lengths[-1], trained),
-    }
-    wanted = {part: _unless_default(request, part, make) for part, make in build.items() if part in parts}
-    built = {part: prompts for part, prompts in wanted.items() if prompts}
-    return AnatomyPlan(
-        request,
-        config,
-        methods,
-        parts=[part for part in parts if part not in build or part in built],
-        lengths=lengths,
-        layers=layers,
-        texts=texts,
-        passkeys=built.get("retrieval", {}),
-        sliding=built.get("vectors", []),
-        stride=max(1, trained // 8),
-        documents=ids_fingerprint(documents),
-    )
-
-
-def _parts(request: AnatomyRequest, config: Any) -> list[str]:
-    """The parts, in order; without common phases of all layers, 'all' leaves frequencies out, with a note on stderr."""
-    parts = PARTS if "all" in request.parts else request.parts
-    reason = no_phases(config.model_type)
-    if reason and "frequencies" in parts:
-        problem = f"frequencies: model type {config.model_type!r} {reason}"
-        if "frequencies" in request.parts:
-            raise ValueError(f"--parts {problem}")
-        tell_left_out({"frequencies": problem})
-        parts = [part for part in parts if part != "frequencies"]
-    return [part for part in PARTS if part in parts]
-
-
-def _unless_default(request: AnatomyRequest, part: str, build: Callable[[], Any]) -> Any:
-    """What `build` makes for a part; None, with a note on stderr, where it fails by default parts and lengths."""
-    try:
-        return build()
-    except ValueError as error:
-        if request.lengths is not None or part in request.parts:
-            raise
-        tell_left_out({part: f"{part}: {error}"})
-        return None
+    if "retrieval" in request.parts:
+        try:
+            passkeys = {length: _passkeys(tokenizer, length, setting) for length in lengths}
+        except ValueError as error:
+            if request.lengths is not None or not texts:
+                raise
+            tell_left_out({"retrieval": f"retrieval: {error}"})
+    return AnatomyPlan(request, config, methods, lengths, layers, texts, passkeys, ids_fingerprint(documents))
 
 
 def _passkeys(tokenizer: Any, length: int, setting: Setting) -> Sequence[Prompt]:
@@ -171,77 +112,33 @@ def _passkeys(tokenizer: Any, length: int, setting: Setting) -> Sequence[Prompt]
         room = needed
 
 
-def _sliding(
-    request: AnatomyRequest, tokenizer: Any, documents: Sequence[np.ndarray], length: int, trained: int
-) -> list[np.ndarray]:
-    """The texts that slide by M / 8, with the tokenizer's special token before each."""
-    if length <= trained:
-        raise ValueError(
-            f"--lengths {length} is not beyond the trained length {trained}, and positional vectors are compared "
-            "there; give a longer one, or leave vectors out of --parts"
-        )
-    check_positions(range(length), trained, CrossingRule.scaled(trained))
-    first = np.array(first_ids(tokenizer), np.int64)
-    tokens, stride = length - len(first), max(1, trained // 8)
-    room = 2 * ((sum(map(len, documents)) // 2 - tokens) // stride + 1)
-    runs = sliding_windows(documents, tokens, request.texts or max(LEAST_TEXTS, min(_TEXTS, room)), stride)
-    return [np.concatenate([first, run]) for run in runs]
-
-
 def needed_bytes(plan: AnatomyPlan) -> int:
-    """Estimate of the memory beside the weights: one pass, and the vectors of all methods when they are read."""
-    needed = [pass_bytes(plan, part, plan.lengths[-1]) for part in plan.parts]
-    if "vectors" in plan.parts:
-        indices, number_bytes = plan.indices, bytes_a_number(plan.config, plan.request.load)
-        one_layer = (
-            4 * 8 * len(indices.positions) * len(indices.dims)
-        )  # float64: states, their deviations, before and after
-        stored = moments_bytes(indices, plan.dtype) + states_bytes(plan) + one_layer
-        needed += [peak_bytes(plan.config, plan.lengths[-1], number_bytes, stored), reading_bytes(plan)]
-    return max(needed)
+    """Estimate of the memory beside the weights."""
+    return max(pass_bytes(plan, part, plan.lengths[-1]) for part in plan.request.parts)
 
 
 def pass_bytes(plan: AnatomyPlan, part: str, length: int) -> int:
-    """The same, of one pass."""
+    """The same, of one pass; retrieval decodes with a cache."""
     number_bytes = bytes_a_number(plan.config, plan.request.load)
     cache = prompt_bytes(plan.config, length, number_bytes) * (part == "retrieval")
     return peak_bytes(plan.config, length, number_bytes, cache)
 
 
-def states_bytes(plan: AnatomyPlan) -> int:
-    """Memory of the states of one text, in float32."""
-    return 4 * plan.indices.values
-
-
-def reading_bytes(plan: AnatomyPlan) -> int:
-    """Memory for the results on vectors, which take no model."""
-    return plan.indices.values * (5 * np.dtype(plan.dtype).itemsize + 12 * len(plan.methods))
-
-
 def work(plan: AnatomyPlan) -> dict[tuple[Method, int], float]:
     """Passes of a run by method and length."""
     counts: dict[tuple[Method, int], float] = {}
-    passes = [(name, length, 1) for _, name, length, _ in plan.keys]
-    passes += [(name, plan.lengths[-1], len(plan.sliding)) for name in plan.methods if "vectors" in plan.parts]
-    for name, length, count in passes:
+    for _, name, length, _ in plan.keys:
         key = plan.methods[name], length
-        counts[key] = counts.get(key, 0.0) + count
+        counts[key] = counts.get(key, 0.0) + 1
     return counts
 
 
 def estimate(plan: AnatomyPlan) -> str:
-    """Passes, tokens, memory and disk of a run, as text."""
-    tokens = dict.fromkeys(plan.parts, 0)
-    for part, _, length, _ in plan.keys:
-        tokens[part] += length
-    disk = 0
-    if "vectors" in tokens:
-        tokens["vectors"] = sum(map(len, plan.sliding)) * len(plan.methods)
-        disk = 2 * plan.indices.values * np.dtype(plan.dtype).itemsize * len(plan.methods)
-    passes = sum(1 for _ in plan.keys) + len(plan.sliding) * len(plan.methods)
+    """Passes, tokens and memory of a run, as text."""
+    counts = work(plan)
+    tokens = sum(count * length for (_, length), count in counts.items())
     return (
-        f"{len(plan.methods)} methods, lengths {', '.join(map(str, plan.lengths))}: {passes:,} passes, "
-        f"{sum(tokens.values()):,} tokens ({', '.join(f'{part} {count:,}' for part, count in tokens.items())})\n"
-        f"memory beside the weights at {plan.lengths[-1]} tokens: about {needed_bytes(plan) / 2**20:,.0f} MiB\n"
-        f"disk: about {disk / 2**20:,.0f} MiB"
+        f"{len(plan.methods)} methods, lengths {', '.join(map(str, plan.lengths))}: {sum(counts.values()):,.0f} "
+        f"passes, {tokens:,.0f} tokens\nmemory beside the weights at {plan.lengths[-1]} tokens: about "
+        f"{needed_bytes(plan) / 2**20:,.0f} MiB"
     )

@@ -1,8 +1,7 @@
-"""The summary of an anatomy run, with intervals, from its journal and moments."""
+"""The summary of an anatomy run, with intervals, from its journal."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -11,34 +10,23 @@ from typing import Any
 import numpy as np
 
 from probe.attention.heads import PARTS as MASS_PARTS
-from probe.attention.phases import first_unmet
-from probe.attention.request import LEAST_TEXTS, AnatomyPlan
-from probe.attention.run import moments_path, texts_read
-from probe.attention.sentences import LEAST, RETRIEVES, text_of
-from probe.attention.vectors import vector_results
+from probe.attention.request import PARTS, AnatomyPlan
+from probe.attention.sentences import RETRIEVES
 from probe.experiment.journal import Journal
 from probe.files import write_json
-from probe.statistics import half_width, student, wilson
-from probe.store.results import ANATOMY, VECTORS
+from probe.statistics import half_width, wilson
+from probe.store.results import ANATOMY
 
 _OFFSETS = (0, 1)
 _UNBOUNDED = ("entropy", "mean_distance")  # all other values are shares
 
 
-def write(plan: AnatomyPlan, journal: Journal, out: Path) -> tuple[dict[str, Any], str]:
-    """The summary, which is written to the run's folder beside the vectors' arrays, and its main results as text."""
-    summary, texts = summarize(plan, journal), texts_read(plan, out)
-    summary["vectors"], arrays = _vectors(plan, out, texts)
-    wanted = plan.methods if "vectors" in plan.parts else {}
-    summary["texts_left"] = sum(max(0, len(plan.sliding) - texts[name]) for name in wanted)
-    if "vectors" not in plan.parts and (out / ANATOMY).exists():
-        earlier = json.loads((out / ANATOMY).read_text(encoding="utf-8"))
-        summary["vectors"] = earlier.get("vectors") if _has_settings_of(earlier, summary) else None
-    if arrays:
-        np.savez_compressed(out / VECTORS, allow_pickle=False, **arrays)
-    if journal.rows or arrays:
+def write(plan: AnatomyPlan, journal: Journal, out: Path) -> dict[str, Any]:
+    """The summary, which is written to the run's folder if there is a row to tell of."""
+    summary = summarize(plan, journal)
+    if journal.rows:
         write_json(out / ANATOMY, summary)
-    return summary, text_of(summary)
+    return summary
 
 
 def summarize(plan: AnatomyPlan, journal: Journal) -> dict[str, Any]:
@@ -53,60 +41,50 @@ def summarize(plan: AnatomyPlan, journal: Journal) -> dict[str, Any]:
         "seed": plan.request.seed,
         "executor": plan.request.executor,
         "versions": {package: version(package) for package in ("mesa-lens", "torch", "transformers")},
-        "parts": plan.parts,
         "lengths": plan.lengths,
         "layers": plan.layers,
         "reference": plan.reference,
         "methods": {name: method.describe() for name, method in plan.methods.items()},
         "tasks_left": sum(key not in journal.rows for key in plan.keys),
-        **{name: [] for name in ("heads", "all_heads", "retrieval", "unmet", "frequencies", "lens")},
+        **{name: [] for name in ("heads", "all_heads", "retrieval")},
     }
-    for part in ("heads", "frequencies", "retrieval", "lens"):
+    for part in PARTS:
         for length in plan.lengths:
             for name in plan.methods:
                 keys = ((part, name, length, number) for number in range(plan.request.samples))
                 rows = [journal.rows[key] for key in keys if key in journal.rows]
-                if rows:
-                    _add(summary, plan, part, {"method": name, "length": length, "n": len(rows)}, rows)
+                labels = {"method": name, "length": length, "n": len(rows)}
+                if rows and part == "heads":
+                    _add_heads(summary, plan, labels, rows)
+                elif rows:
+                    summary["retrieval"] += _retrieval(plan, labels, rows)
     summary["retrieval_heads"] = retrieval_heads(summary)
-    summary["lens_differs"] = lens_differences(plan, journal)
     return summary
 
 
-def _add(
-    summary: dict[str, Any],
-    plan: AnatomyPlan,
-    part: str,
-    labels: dict[str, Any],
-    rows: Sequence[Mapping[str, Any]],
+def _retrieval(plan: AnatomyPlan, labels: dict[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """An entry a head: its score at each offset, and at the better one."""
+    scores = np.array([row["score"] for row in rows])
+    entries = _by_head(plan, labels, {f"offset_{offset}": scores[..., offset] for offset in _OFFSETS})
+    for entry in entries:
+        best = max(_OFFSETS, key=lambda offset: entry[f"offset_{offset}"][0])
+        entry |= {"best_offset": best, "best": entry[f"offset_{best}"]}
+    return entries
+
+
+def _add_heads(
+    summary: dict[str, Any], plan: AnatomyPlan, labels: dict[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Adds one part's entries of a method and length to the summary."""
-    if part == "lens":
-        losses, ends = intervals(np.array([row["nll"] for row in rows])), rows[0]["ends"]
-        for row, layer in enumerate(plan.layers):
-            for column, (begin, end) in enumerate(zip([1, *ends[:-1]], ends, strict=True)):
-                entry = {**labels, "layer": layer, "begin": begin, "end": end, "nll": losses[row][column]}
-                summary["lens"].append(entry)
-        return
-    if part == "retrieval":
-        scores = np.array([row["score"] for row in rows])
-        for entry in _by_head(plan, labels, {f"offset_{offset}": scores[..., offset] for offset in _OFFSETS}):
-            best = max(_OFFSETS, key=lambda offset: entry[f"offset_{offset}"][0])
-            summary["retrieval"].append({**entry, "best_offset": best, "best": entry[f"offset_{best}"]})
-        return
-    if part == "heads":
-        names, whole, more = ("entropy", "mean_distance", "sink", "previous"), "all_heads", {}
-        mass = np.array([row["mass"] for row in rows])
-        values = {f"mass_{name}": mass[..., at] for at, name in enumerate(MASS_PARTS)}
-    else:
-        names, whole, values = ("norms", "attention"), "unmet", {}
-        more = {"first_unmet": first_unmet(plan.methods[labels["method"]], plan.config, labels["length"])}
+    """Adds the statistics of a method and length to the summary: by head, and means over all heads."""
+    mass = np.array([row["mass"] for row in rows])
+    values = {f"mass_{name}": mass[..., at] for at, name in enumerate(MASS_PARTS)}
+    names = ("entropy", "mean_distance", "sink", "previous")
     values |= {name: np.array([row[name] for row in rows]) for name in names}
     for at, span in enumerate(rows[0]["spans"]):
         here = {name: value[:, at] for name, value in values.items()}
         means = {name: intervals(value.mean((1, 2)), _largest(name)) for name, value in here.items()}
-        summary[whole].append({**labels, "span": span, **more, **means})
-        summary[part] += _by_head(plan, {**labels, "span": span}, here)
+        summary["all_heads"].append({**labels, "span": span, **means})
+        summary["heads"] += _by_head(plan, {**labels, "span": span}, here)
 
 
 def _by_head(plan: AnatomyPlan, labels: dict[str, Any], values: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
@@ -143,9 +121,9 @@ def _largest(name: str) -> float:
 def retrieval_heads(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The heads that retrieve at the longest length up to M under the reference, with their scores beyond it.
 
-    `inside`, and `beyond` by method, are [mean, low, high] at the offset that is better inside. `dies`: under the
-    reference the score is less than half, and the intervals are disjoint. `keeps`: its interval lies above half;
-    neither: the prompts do not decide. `revived`: by the methods whose score is at least half of that inside, with an
+    `inside`, and `beyond` by method, are [mean, low, high] at the offset that is better inside. `lost`: under the
+    reference the score is less than half, and the intervals are disjoint. `kept`: its interval lies above half;
+    neither: the prompts do not decide. `restored`: by the methods whose score is at least half of that inside, with an
     interval above the reference's.
     """
     trained, reference = summary["trained_length"], summary["reference"]
@@ -163,68 +141,14 @@ def retrieval_heads(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
             if reference not in beyond:
                 continue
             base = beyond[reference]
-            dies = base[0] < half and _is_above(row["best"], base)
-            keeps = base[1] is not None and base[1] >= half
-            revived = [by for by, score in beyond.items() if dies and score[0] >= half and _is_above(score, base)]
+            lost = base[0] < half and _is_above(row["best"], base)
+            kept = base[1] is not None and base[1] >= half
+            restored = [by for by, score in beyond.items() if lost and score[0] >= half and _is_above(score, base)]
             place = {"length": length, "layer": layer, "head": head, "offset": offset, "inside": row["best"]}
-            heads.append({**place, "beyond": beyond, "dies": dies, "keeps": keeps, "revived": revived})
+            heads.append({**place, "beyond": beyond, "lost": lost, "kept": kept, "restored": restored})
     return heads
 
 
 def _is_above(first: Sequence[float | None], second: Sequence[float | None]) -> bool:
     """Whether an interval lies above another; without intervals (one prompt) never."""
     return first[1] is not None and second[2] is not None and first[1] > second[2]
-
-
-def lens_differences(plan: AnatomyPlan, journal: Journal) -> list[dict[str, Any]]:
-    """By method and length beyond M: from which layer on the lens' NLL in the last bucket differs from the reference's.
-
-    It does where the reference's less the method's, paired by prompt, has a 95% interval without 0, is `LEAST` or more
-    and has one sign at this and every layer above. `half_from_layer`: where at this and every layer above it is half or
-    more of that after the last. `by_layer`: the differences, [mean, low, high], nats/token.
-    """
-    differences = []
-    places = [(length, name) for length in plan.lengths for name in plan.methods if name != plan.reference]
-    for length, name in (place for place in places if place[0] > plan.trained_length):
-        keys = [[("lens", of, length, n) for of in (plan.reference, name)] for n in range(plan.request.samples)]
-        pairs = [
-            [journal.rows[key]["nll"] for key in pair] for pair in keys if all(key in journal.rows for key in pair)
-        ]
-        if len(pairs) < 2:
-            continue
-        losses = np.array(pairs)[..., -1]  # (prompt, method, layer)
-        by_layer = [[float(less.mean()), *student(less.tolist())] for less in (losses[:, 0] - losses[:, 1]).T]
-        signs = [0 if low <= 0 <= high or abs(mean) < LEAST else np.sign(mean) for mean, low, high in by_layer]
-        is_half = [signs[-1] and mean / by_layer[-1][0] >= 0.5 for mean, _, _ in by_layer]
-        half = next((row for row in range(len(signs)) if all(is_half[row:])), None)
-        same = next((row for row in range(len(signs)) if signs[-1] and len({*signs[row:]}) == 1), None)
-        differences.append(
-            {
-                "method": name,
-                "length": length,
-                "n": len(pairs),
-                "from_layer": None if same is None else plan.layers[same],
-                "half_from_layer": None if half is None else plan.layers[half],
-                "by_layer": [[round(value, 4) for value in values] for values in by_layer],
-            }
-        )
-    return differences
-
-
-def _vectors(
-    plan: AnatomyPlan, out: Path, texts: Mapping[str, int]
-) -> tuple[dict[str, Any] | None, dict[str, np.ndarray]]:
-    """The results on positional vectors, of the methods that have enough texts; None without the reference's."""
-    length, names = plan.lengths[-1], [plan.reference, *(name for name in plan.methods if name != plan.reference)]
-    paths = {name: moments_path(out, name, length) for name in names if texts[name] >= LEAST_TEXTS}
-    if "vectors" not in plan.parts or plan.reference not in paths:
-        return None, {}
-    plans = {name: plan.methods[name].plan(length) for name in paths}
-    results, arrays = vector_results(paths, plan.stride, plan.trained_length, plans)
-    return {"length": length, **results}, {**arrays, "trained_length": np.array(plan.trained_length)}
-
-
-def _has_settings_of(earlier: Mapping[str, Any], summary: Mapping[str, Any]) -> bool:
-    """Whether an earlier summary is of the same settings: its moments, which hold them, may have been removed."""
-    names = ("model", "trained_length", "seed", "executor", "layers")
-    return earlier["lengths"][-1] == summary["lengths"][-1] and all(earlier[name] == summary[name] for name in names)

@@ -1,11 +1,10 @@
-"""What `mesa-lens locate` measured: maps of heads and hooks, effects by layer, smallest sets, clamps, attribution."""
+"""What `mesa-lens locate` measured: maps of heads, effects by layer, smallest sets, clamps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 
 from probe.figures.figure_data import (
     Block,
@@ -27,9 +26,6 @@ from probe.store.results import Located, Row, having, number, percent
 MEASURES = {"nll": "tail NLL", "passkey": "passkey answer"}
 SUFFICIENT = 0.9
 """Share of the loss that a sufficient set of heads restores."""
-_HOOKS = ("resid_pre", "attn_out", "mlp_out", "resid_post")
-_ATTENTION = ("z", "attn_out")
-_SPANS = {"all": "all positions", "inside": "inside M", "beyond": "beyond M", "last": "last tokens"}
 _WAYS = {"only": "enough: restored by that layer alone", "without": "needed: lost again without that layer"}
 _CLAMPS = {
     "at-M": "held at their values at M",
@@ -37,7 +33,6 @@ _CLAMPS = {
 }
 _CLAMPED_LOOKS: dict[str, Look] = {"observable": ("#0072B2", "none", "circle"), "random": (GREY, "none", "square")}
 _SHARE_ENDS = 2.0  # of what intervals of shares are drawn
-_LEAST_PLACES = 3  # in a panel of attribution
 _ZERO, _ALL = Rule(0, "", GREY, dash="dot"), Rule(1, "", GREY, dash="dot")
 
 
@@ -48,7 +43,7 @@ def baseline_name(summary: Located) -> str:
 
 def about(summary: Located, length: int, measure: str) -> str:
     """Model, length, measure and number of items, as in every title."""
-    items = max((gap["items"] for gap in having(summary["gaps"], length=length, measure=measure)), default=0)
+    items = max((gap["items"] for gap in having(summary["loss_gaps"], length=length, measure=measure)), default=0)
     counted = f", {items} item{'s' * (items > 1)}" if items else ""
     return f"{at_length(summary, length)}, {MEASURES.get(measure, measure)}{counted}"
 
@@ -76,40 +71,6 @@ def restoration_map(summary: Located, method: str, length: int, measure: str, wa
         else f"{method} everywhere except in one place: share of {baseline}'s loss that returns"
     )
     return _by_head(summary, rows, f"{text}. {about(summary, length, measure)}", _colour_title(way))
-
-
-def head_patch_map(summary: Located, method: str, length: int, measure: str, way: str = "mend") -> TileMap | None:
-    """Layers x heads: what the method's z written into the baseline run restores, or the reverse; None if not run."""
-    labels = {"method": method, "length": length, "measure": measure, "kind": "patch", "way": way, "hook": "z"}
-    span = next((span for span in _SPANS if having(summary["effects"], **labels, span=span)), None)
-    if span is None:
-        return None
-    title = _patched(summary, method, way, f"z of single heads, {_SPANS[span]}")
-    rows = having(summary["effects"], **labels, span=span)
-    return _by_head(summary, rows, f"{title}. {about(summary, length, measure)}", _colour_title(way))
-
-
-def patch_map(summary: Located, method: str, length: int, measure: str, way: str = "mend") -> TileMap | None:
-    """Layers x hooks, a block a span of positions: what patched activations restore or break; None if not run."""
-    labels = {"method": method, "length": length, "measure": measure, "kind": "patch", "way": way, "head": None}
-    rows = having(summary["effects"], **labels)
-    hooks = [hook for hook in _HOOKS if having(rows, hook=hook)]
-    spans = [span for span in _SPANS if having(rows, span=span)] if hooks else []
-    blocks = [
-        tile_block(
-            _SPANS[span],
-            hooks,
-            summary["layers"],
-            {
-                (row["layer"], n): triple(row)
-                for n, hook in enumerate(hooks)
-                for row in having(rows, span=span, hook=hook)
-            },
-        )
-        for span in spans
-    ]
-    title = f"{_patched(summary, method, way, 'activations of whole layers')}. {about(summary, length, measure)}"
-    return _tile_map(summary, title, _colour_title(way), blocks)
 
 
 def layer_chart(summary: Located, length: int, measure: str, methods: Sequence[str]) -> Chart | None:
@@ -161,34 +122,6 @@ def clamp_chart(summary: Located, method: str, length: int, measure: str, rule: 
     return _chart(f"{title}. {about(summary, length, measure)}", panels)
 
 
-def attribution_chart(summary: Located, method: str, length: int, measure: str, hook: str) -> Chart | None:
-    """Attribution of a hook's places against measured effects, with their rank correlation; None if not run.
-
-    Measured by patching, and, where attention is read, by the method in that place alone.
-    """
-    labels = {"method": method, "length": length, "measure": measure}
-    attributed = having(summary["attribution"], **labels, hook=hook)
-    measured = {"patched": having(summary["effects"], **labels, kind="patch", way="mend", hook=hook, span="all")}
-    if hook in _ATTENTION:
-        measured[f"{method} there alone"] = having(summary["effects"], **labels, kind="weave", way="only")
-    panels = []
-    for title, rows in measured.items():
-        by_place = {(row["layer"], row["head"]): row for row in rows if np.isfinite(number(row["share"]))}
-        # a share of the gap, or a value in other units
-        values = [(number(row.get("share", row.get("value"))), (row["layer"], row["head"])) for row in attributed]
-        pairs = [(value, by_place[place]) for value, place in values if place in by_place and np.isfinite(value)]
-        if len(pairs) >= _LEAST_PLACES:
-            panels.append(_scatter(pairs, title, style(method)[0]))
-    title = f"Attribution at {hook} of {method}'s run against measured effects. {about(summary, length, measure)}"
-    return Chart(title, tuple(panels)) if panels else None
-
-
-def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Spearman's, ties averaged; NaN where one side is constant."""
-    ranks = [pd.Series(values).rank() for values in (first, second)]
-    return float(np.corrcoef(ranks)[0, 1]) if all(rank.nunique() > 1 for rank in ranks) else float("nan")
-
-
 def _by_head(summary: Located, rows: Sequence[Row], title: str, colour_title: str) -> TileMap | None:
     layers, heads = summary["layers"], [str(head) for head in range(summary["heads"])]
     whole = {(row["layer"], 0): triple(row) for row in rows if row["head"] is None and row["layer"] is not None}
@@ -203,15 +136,7 @@ def _tile_map(summary: Located, title: str, colour_title: str, blocks: Sequence[
 
 
 def _colour_title(way: str) -> str:
-    return "share restored" if way in ("only", "mend") else "share lost again"
-
-
-def _patched(summary: Located, method: str, way: str, activations: str) -> str:
-    baseline = baseline_name(summary)
-    source, target = (method, baseline) if way == "mend" else (baseline, method)
-    effect = "restored" if way == "mend" else "that returns"
-    text = f"{activations[0].upper()}{activations[1:]} from {source}'s run written into {target}'s"
-    return f"{text}: share of the loss {effect}"
+    return "share restored" if way == "only" else "share lost again"
 
 
 def _chart(title: str, panels: Sequence[Panel]) -> Chart | None:
@@ -291,17 +216,3 @@ def _clamped(rows: Sequence[Row], places: Sequence[int | None], kind: str, shift
     x = [places.index(place) + shift for place in by_place]
     label = f"{kind} dims: mean and range of {sets} sets" if sets > 1 else f"{kind} dims, 95% interval"
     return _line(label, x, triples, _CLAMPED_LOOKS.get(kind, _CLAMPED_LOOKS["observable"]), texts)
-
-
-def _scatter(pairs: Sequence[tuple[float, Row]], title: str, colour: str) -> Panel:
-    x, triples = [value for value, _ in pairs], [triple(row) for _, row in pairs]
-    texts = [f"{_place(row)}: attribution {value:.3g}, measured {percent(*triple(row))}" for value, row in pairs]
-    line = _line("one place, measured with 95% interval", x, triples, (colour, "none", "circle"), texts)
-    rank = f"rank correlation {rank_correlation(x, line.y.tolist()):z.2f}, {len(pairs)} places"
-    rules = (_ZERO, Rule(0, "", GREY, dash="dot", vertical=True))
-    y_range = axis_range([line], rules, _SHARE_ENDS)
-    return Panel(f"{title}: {rank}", "attribution", "share restored", (line,), y_range, rules=rules)
-
-
-def _place(row: Row) -> str:
-    return f"layer {row['layer']}" if row["head"] is None else f"head {row['layer']}.{row['head']}"

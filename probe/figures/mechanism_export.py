@@ -7,23 +7,15 @@ from typing import Any, TypeVar
 
 import xarray as xr
 
-from probe.figures.anatomy import STATISTICS, component_chart, cosine_chart, head_map, lens_chart, share_chart
+from probe.figures.anatomy import STATISTICS, head_map
 from probe.figures.export import Export, safe_name
 from probe.figures.figure_data import Chart, Figure, TileMap
-from probe.figures.locate import (
-    attribution_chart,
-    clamp_chart,
-    head_patch_map,
-    layer_chart,
-    patch_map,
-    restoration_map,
-    smallest_chart,
-)
+from probe.figures.locate import clamp_chart, layer_chart, restoration_map, smallest_chart
 from probe.figures.tables import row_table
 from probe.store.results import Anatomy, Located, Row, having, number
 
-TABLES = ("gaps", "effects", "attribution", "agreement", "smallest")
-_ANATOMY_TABLES = ("heads", "all_heads", "unmet", "frequencies", "retrieval", "lens")
+TABLES = ("loss_gaps", "effects", "smallest")
+_ANATOMY_TABLES = ("heads", "all_heads", "retrieval")
 Labels = Mapping[str, Sequence[Any]]
 T = TypeVar("T")
 
@@ -34,13 +26,7 @@ def method_figures(summary: Located, method: str, length: int, measure: str) -> 
     figures: dict[str, Chart | TileMap | None] = {
         "map": restoration_map(*at),
         "map-without": restoration_map(*at, "without"),
-        "patch": patch_map(*at),
-        "patch-break": patch_map(*at, "break"),
-        "patch-heads": head_patch_map(*at),
-        "patch-heads-break": head_patch_map(*at, "break"),
     }
-    for hook in dict.fromkeys(row["hook"] for row in summary["attribution"]):
-        figures[f"attribution-{hook}"] = attribution_chart(*at, hook)
     for rule in dict.fromkeys(row.get("rule") for row in having(summary["effects"], kind="clamp")):
         figures[f"clamp-{safe_name(rule)}" if rule else "clamp"] = clamp_chart(*at, rule)
     return _present(figures)
@@ -54,7 +40,7 @@ def common_figures(summary: Located, length: int, measure: str, methods: Sequenc
 
 def judged_labels(summary: Located) -> dict[str, list[Any]]:
     """The methods, lengths and measures with a judged loss in the summary, each in its order."""
-    judged = [gap for gap in summary["gaps"] if gap["judged"]]
+    judged = [gap for gap in summary["loss_gaps"] if gap["judged"]]
     return {name: list(dict.fromkeys(gap[name] for gap in judged)) for name in ("method", "length", "measure")}
 
 
@@ -69,7 +55,7 @@ def located_export(
     Raises ValueError for a method, length or measure that is not there.
     """
     requested = {"method": methods, "length": lengths, "measure": measures}
-    known = {name: list(dict.fromkeys(gap[name] for gap in summary["gaps"])) for name in requested}
+    known = {name: list(dict.fromkeys(gap[name] for gap in summary["loss_gaps"])) for name in requested}
     chosen = _chosen(requested, known, judged_labels(summary), "located")
     figures: dict[str, Figure] = {}
     for length in chosen["length"]:
@@ -87,95 +73,45 @@ def located_export(
 
 
 def located_tables(summary: Located, chosen: Labels) -> dict[str, xr.Dataset]:
-    """Gaps, effects, smallest sets, attribution and agreement as tables; those without rows are left out."""
+    """Loss gaps, effects and smallest sets as tables; those without rows are left out."""
     tables = {name: summary.get(name, ()) for name in TABLES} | {"smallest": list(_by_size(summary["smallest"]))}
     return _tables(summary, tables, chosen)
 
 
-def head_figures(anatomy: Anatomy, method: str, length: int) -> dict[str, TileMap]:
+def head_figures(summary: Anatomy, method: str, length: int) -> dict[str, TileMap]:
     """The maps of one method at one length, by name; without those not run."""
-    return _present({name: head_map(anatomy, name, method, length) for name in STATISTICS})
+    return _present({name: head_map(summary, name, method, length) for name in STATISTICS})
 
 
-def layer_figures(anatomy: Anatomy, layer: int, methods: Sequence[str]) -> dict[str, Chart]:
-    """The positional vectors of one layer, by name; without those not run."""
-    figures = {"cosine": cosine_chart, "components": component_chart}
-    return _present({name: chart(anatomy, layer, methods) for name, chart in figures.items()})
-
-
-def displayed_layers(anatomy: Anatomy) -> list[int]:
-    """The first, the middle and the last layer."""
-    layers = anatomy.summary["layers"]
-    return list(dict.fromkeys(layers[at] for at in (0, len(layers) // 2, -1)))
-
-
-def anatomy_labels(anatomy: Anatomy) -> dict[str, list[Any]]:
-    """The methods, lengths and layers of the summary."""
-    summary = anatomy.summary
-    return {"method": list(summary["methods"]), "length": summary["lengths"], "layer": summary["layers"]}
+def anatomy_labels(summary: Anatomy) -> dict[str, list[Any]]:
+    """The methods and lengths of the summary."""
+    return {"method": list(summary["methods"]), "length": summary["lengths"]}
 
 
 def anatomy_export(
-    anatomy: Anatomy,
-    methods: Sequence[str] | None = None,
-    lengths: Sequence[int] | None = None,
-    layers: Sequence[int] | None = None,
+    summary: Anatomy, methods: Sequence[str] | None = None, lengths: Sequence[int] | None = None
 ) -> Export:
-    """Figures as `anatomy-NAME-METHOD-LENGTH` or `anatomy-NAME-layerN`, and their tables.
+    """Figures as `anatomy-NAME-METHOD-LENGTH`, and their tables; default: all.
 
-    Default: all; of figures by layer those of `displayed_layers`. Raises ValueError for a method, length or layer that
-    is not there.
+    Raises ValueError for a method or length that is not there.
     """
-    requested, known = {"method": methods, "length": lengths, "layer": layers}, anatomy_labels(anatomy)
-    chosen = _chosen(requested, known, known, "measured")
-    figures: dict[str, Chart | TileMap | None] = {}
+    known = anatomy_labels(summary)
+    chosen = _chosen({"method": methods, "length": lengths}, known, known, "measured")
+    figures: dict[str, Figure] = {}
     for length in chosen["length"]:
-        figures[f"anatomy-lens-{length}"] = lens_chart(anatomy, length, chosen["method"])
         for method in chosen["method"]:
-            for name, figure in head_figures(anatomy, method, length).items():
+            for name, figure in head_figures(summary, method, length).items():
                 figures[f"anatomy-{name}-{safe_name(method)}-{length}"] = figure
-    if _with_vectors(anatomy, chosen):
-        figures["anatomy-shares"] = share_chart(anatomy, chosen["method"])
-        for layer in layers or displayed_layers(anatomy):
-            for name, figure in layer_figures(anatomy, layer, chosen["method"]).items():
-                figures[f"anatomy-{name}-layer{layer}"] = figure
-    if not _present(figures):
+    if not figures:
         wanted = "; ".join(f"{name} {', '.join(map(str, values))}" for name, values in chosen.items())
         raise ValueError(f"nothing is there for {wanted}; run those --parts of `mesa-lens anatomy`")
-    return Export(_present(figures), anatomy_tables(anatomy, chosen))
+    return Export(figures, anatomy_tables(summary, chosen))
 
 
-def anatomy_tables(anatomy: Anatomy, chosen: Labels) -> dict[str, xr.Dataset]:
-    """The measurements as tables; those without rows are left out. chosen: labels to keep, all if empty.
-
-    `positions` has the positional vectors' curves, by method, layer and position.
-    """
-    summary, vectors = anatomy.summary, anatomy.vectors
+def anatomy_tables(summary: Anatomy, chosen: Labels) -> dict[str, xr.Dataset]:
+    """The measurements as tables; those without rows are left out. chosen: labels to keep, all if empty."""
     tables = {name: [_flat(row) for row in summary[name]] for name in _ANATOMY_TABLES}
-    tables["retrieval_heads"] = list(_retrieval_rows(summary))
-    tables["lens_differs"] = list(_lens_rows(summary))
-    if _with_vectors(anatomy, chosen):
-        tables["vectors"] = [_flat(row) for row in summary["vectors"]["layers"]]
-    datasets = _tables(summary, tables, chosen)
-    if vectors is not None and "vectors" in datasets:
-        components = vectors["component"].values
-        scores = {f"component_{n}": vectors["score"].sel(component=n, drop=True) for n in components}
-        curves = xr.Dataset({name: vectors[name] for name in ("cosine", "nearest")} | scores)
-        labels = {name: curves[name].values.tolist() for name in ("method", "layer")}
-        subset = {
-            name: [label for label in values if label in chosen.get(name, values)] for name, values in labels.items()
-        }
-        datasets["positions"] = curves.sel(subset).assign_attrs(datasets["vectors"].attrs)
-    return datasets
-
-
-def head_rows(summary: Mapping[str, Any], length: int | None = None) -> list[dict[str, Any]]:
-    """Means over all heads with their intervals, unmet phases among them: a row a length, method and span."""
-    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in (*summary["all_heads"], *summary["unmet"]):
-        if length in (None, row["length"]):
-            rows.setdefault((row["length"], row["method"], row["span"]), {}).update(row)
-    return list(rows.values())
+    return _tables(summary, tables | {"retrieval_heads": list(_retrieval_rows(summary))}, chosen)
 
 
 def _present(figures: Mapping[str, T | None]) -> dict[str, T]:
@@ -211,21 +147,11 @@ def _by_size(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
             yield labels | {"size": n + 1, "layer": layer, "head": head} | {name: row[name][n] for name in columns}
 
 
-def _with_vectors(anatomy: Anatomy, chosen: Labels) -> bool:
-    """Whether there are positional vectors, of a chosen length."""
-    vectors = anatomy.summary["vectors"]
-    return bool(vectors) and vectors["length"] in chosen.get("length", [vectors["length"]])
-
-
 def _flat(row: Row) -> dict[str, Any]:
-    """The row with a column for each number: intervals as _low and _high, parts under their names."""
+    """The row with a column for each number: intervals as _low and _high."""
     flat: dict[str, Any] = {}
     for name, value in row.items():
-        if isinstance(value, Mapping):
-            flat |= {f"{name}_{part}": score for part, score in value.items()}
-        elif name == "components":
-            flat |= {f"component_{at}": share for at, share in enumerate(value, 1)}
-        elif isinstance(value, list):
+        if isinstance(value, list):
             flat |= dict(zip((name, f"{name}_low", f"{name}_high"), map(number, value), strict=True))
         else:
             flat[name] = value
@@ -235,15 +161,7 @@ def _flat(row: Row) -> dict[str, Any]:
 def _retrieval_rows(summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """A row for each head that retrieves inside M and each method beyond it."""
     for head in summary["retrieval_heads"]:
-        labels = {name: head[name] for name in ("length", "layer", "head", "offset", "dies", "keeps")}
+        labels = {name: head[name] for name in ("length", "layer", "head", "offset", "lost", "kept")}
         for method, beyond in head["beyond"].items():
             scores = _flat({"inside": head["inside"], "beyond": beyond})
-            yield {"method": method, **labels, **scores, "revived": method in head["revived"]}
-
-
-def _lens_rows(summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """A row for each layer and method of what the method lowers the logit lens' NLL by."""
-    for row in summary["lens_differs"]:
-        labels = {name: row[name] for name in ("method", "length", "n")}
-        for layer, value in zip(summary["layers"], row["by_layer"], strict=True):
-            yield {**labels, "layer": layer, **_flat({"lower_by": value})}
+            yield {"method": method, **labels, **scores, "restored": method in head["restored"]}

@@ -108,8 +108,9 @@ class Clamp:
         begin = trained // 2 if self.inside else trained
         edits = []
         for layer, dims in self.dims:
-            point, at = ("resid_post", layer), list(dims)
-            edits.append(Edit(point, _clamping(begin, at, *_bounds(pair.donor(BASELINE, point)[:begin, at], self.way))))
+            at = list(dims)
+            low, high = _bounds(pair.states_after(BASELINE, layer)[:begin, at], self.way)
+            edits.append(Edit(("resid_post", layer), _clamping(begin, at, low, high)))
         return pair.run(BASELINE, self.dims[0][0], edits)
 
 

@@ -46,8 +46,8 @@ def set_key(group: Group, name: str, number: int, heads: Heads) -> Key:
 def paired(plan: LocatePlan, rows: Rows, group: Group, name: str, numbers: Sequence[int] | None = None) -> PairedLosses:
     """Origin's and a method's losses on a group's items (or those of `numbers`), whose plain runs must be there."""
     numbers = range(len(plan.items[group])) if numbers is None else numbers
-    baseline, method = ([rows[(*group, of, number, "run")]["nll"] for number in numbers] for of in (ORIGIN, name))
-    return PairedLosses(baseline, method)
+    baseline, patched = ([rows[(*group, of, number, "run")]["nll"] for number in numbers] for of in (ORIGIN, name))
+    return PairedLosses(baseline, patched)
 
 
 def has_runs(plan: LocatePlan, rows: Rows, group: Group, name: str) -> bool:

@@ -29,14 +29,14 @@ class LossGap:
     """Mean losses of both runs (nats/token), and the 95% interval of their difference."""
 
     baseline: float
-    method: float
+    patched: float
     low: float
     high: float
 
     @property
     def size(self) -> float:
-        """Baseline less method, nats/token."""
-        return self.baseline - self.method
+        """Baseline less patched, nats/token."""
+        return self.baseline - self.patched
 
     @property
     def judged(self) -> bool:
@@ -45,34 +45,34 @@ class LossGap:
 
 
 class PairedLosses:
-    """Losses (item, block) of the baseline and of the method, which interventions on the same items are compared with.
+    """Losses (item, block) of the baseline and of the patched run, for interventions on the same items.
 
     Intervals: 95% percentile intervals over resampled items, and over blocks of scored tokens within each item; at
     least as wide as Student's over items (of shares: Fieller's), since resampling few items is too narrow. One item
     alone has its blocks' interval, and none (NaN) where it is one block.
     """
 
-    def __init__(self, baseline: Sequence[Sequence[float]], method: Sequence[Sequence[float]]) -> None:
-        self.baseline, self.method = np.asarray(baseline, float), np.asarray(method, float)
-        if self.baseline.shape != self.method.shape or self.baseline.ndim != 2 or not self.baseline.size:
-            raise ValueError(f"losses of shapes {self.baseline.shape} and {self.method.shape} are not paired by block")
+    def __init__(self, baseline: Sequence[Sequence[float]], patched: Sequence[Sequence[float]]) -> None:
+        self.baseline, self.patched = np.asarray(baseline, float), np.asarray(patched, float)
+        if self.baseline.shape != self.patched.shape or self.baseline.ndim != 2 or not self.baseline.size:
+            raise ValueError(f"losses of shapes {self.baseline.shape} and {self.patched.shape} are not paired by block")
         self._weights = _weights(*self.baseline.shape)
 
     @property
     def gap(self) -> LossGap:
         """The gap between both runs."""
-        lost = self.baseline - self.method
+        lost = self.baseline - self.patched
         low, high = _widened(self._ends(self._resampled(lost)), student(lost.mean(1)))
-        return LossGap(float(self.baseline.mean()), float(self.method.mean()), low, high)
+        return LossGap(float(self.baseline.mean()), float(self.patched.mean()), low, high)
 
     def share(self, losses: Sequence[Sequence[float]], *, restores: bool = True) -> Share:
         """The share of the gap that an intervention restores or, without `restores`, loses again.
 
-        (baseline - losses) / gap, else (losses - method) / gap: a ratio of means over the same items and blocks. An
+        (baseline - losses) / gap, else (losses - patched) / gap: a ratio of means over the same items and blocks. An
         interval that a gap near 0 makes unbounded is NaN, and so is the share where the gap is below `LEAST`.
         """
         array = np.asarray(losses, float)
-        moved, lost = self.baseline - array if restores else array - self.method, self.baseline - self.method
+        moved, lost = self.baseline - array if restores else array - self.patched, self.baseline - self.patched
         if lost.mean() < LEAST:
             return Share(np.nan, np.nan, np.nan)
         above, below = self._resampled(moved), self._resampled(lost)

@@ -29,8 +29,8 @@ HookPoint = tuple[str, int]
 """A hook of `HOOK_NAMES`, and a layer."""
 HOOK_NAMES = {**HOOKS, "pattern": "blocks.{layer}.attn.hook_pattern"}
 """`probe.capture.spec.HOOKS`, and attention weights (head, query, key) under executor 'dense'."""
-BASELINE, METHOD = "baseline", "method"
-"""The two runs of a prompt: Origin, which fails beyond the trained length, and the method."""
+BASELINE, PATCHED = "baseline", "patched"
+"""The two runs of a prompt: Origin, which fails beyond the trained length, and the same under a method."""
 BLOCKS = 8
 """Parts that the scored tokens of a text are averaged in, so that one text has an interval too."""
 
@@ -166,54 +166,41 @@ def _from_layer(model: Any, first: int) -> Iterator[None]:
 
 @dataclass
 class RunPair:
-    """The baseline and the method's run of one item, which are computed when first needed.
-
-    Holds the residual stream of both runs before every layer, and the activations of one further hook.
-    """
+    """The baseline and the patched run of one item, computed when first needed, with the states before every layer."""
 
     bridge: TransformerBridge
     item: Item
     methods: dict[str, Method]
     executor: str = "fused"
     outcomes: dict[str, Outcome] = field(default_factory=dict)
-    _donors: dict[tuple[str, str], Outcome] = field(default_factory=dict)
 
     @property
-    def heads(self) -> list[int]:
-        """Attention heads by layer."""
-        config: Any = self.bridge.original_model.config
-        return [config.num_attention_heads] * config.num_hidden_layers
+    def depth(self) -> int:
+        """Layers."""
+        return self._config.num_hidden_layers
+
+    @property
+    def heads(self) -> int:
+        """Attention heads of a layer."""
+        return self._config.num_attention_heads
+
+    @property
+    def _config(self) -> Any:
+        return self.bridge.original_model.config
 
     def outcome(self, of: str) -> Outcome:
-        """The plain run, `of` BASELINE or METHOD."""
+        """The plain run, `of` BASELINE or PATCHED."""
         if of not in self.outcomes:
-            depth = len(self.heads)
-            record = [("resid_pre", layer) for layer in range(depth)] + [("resid_post", depth - 1)]
+            record = [("resid_pre", layer) for layer in range(self.depth)] + [("resid_post", self.depth - 1)]
             self.outcomes[of] = run(self.bridge, self.item, self.methods[of], record=record, executor=self.executor)
         return self.outcomes[of]
+
+    def states_after(self, of: str, layer: int) -> Tensor:
+        """The residual stream (token, dim) after a layer of the plain run `of`."""
+        point = ("resid_pre", layer + 1) if layer + 1 < self.depth else ("resid_post", layer)
+        return self.outcome(of).activations[point]
 
     def run(self, base: str, layer: int, edits: Sequence[Edit] = (), *, method: Method | None = None) -> Outcome:
         """A pass that equals the run `base` below `layer`, and goes on from there under `method` with `edits`."""
         start = Start(layer, self.outcome(base).activations["resid_pre", layer]) if layer else None
         return run(self.bridge, self.item, method or self.methods[base], edits, start=start, executor=self.executor)
-
-    def donor(self, of: str, point: HookPoint) -> Tensor:
-        """The activations (token, ...) of the run `of` at a hook point."""
-        hook, layer = point
-        if hook == "resid_post" and layer + 1 < len(self.heads):
-            point = ("resid_pre", layer + 1)
-        if point in self.outcome(of).activations:
-            return self.outcomes[of].activations[point]
-        if (of, hook) not in self._donors:
-            self._donors = {key: outcome for key, outcome in self._donors.items() if key[1] == hook}
-            record = [(hook, at) for at in range(len(self.heads))]
-            self._donors[of, hook] = run(
-                self.bridge, self.item, self.methods[of], record=record, executor=self.executor
-            )
-        return self._donors[of, hook].activations[point]
-
-    def span(self, name: str) -> tuple[int, int]:
-        """First and last position (exclusive) of an intervention's span."""
-        length, trained = len(self.item.ids), self.methods[METHOD].trained_length
-        begin = {"beyond": trained, "last": length - self.item.scored - 1}.get(name, 0)
-        return begin, trained if name == "inside" else length

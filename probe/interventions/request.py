@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from mesa.models import bytes_a_number, tokenizer_of
 from probe.capture.memory import check_prompts, peak_bytes
 from probe.capture.spec import CaptureSpec
 from probe.evaluation.plan import PROMPTS
-from probe.interventions import interventions
+from probe.interventions.interventions import weaves
 from probe.interventions.passes import Item, items
 from probe.options import parse_ranges
 from probe.request import LocateRequest
@@ -27,7 +26,6 @@ from probe.thresholds.search import CrossingRule, check_positions
 ORIGIN = "origin"
 Group = tuple[str, int]
 """A measure, and a length in tokens."""
-KINDS = ("weave", "patch", "clamp", "attribution", "smallest")
 _MANY_HEADS = 64  # up to which all are tried where none are named
 
 
@@ -64,15 +62,6 @@ class LocatePlan:
             **identity(self.request.model, self.config),
             "documents": ids_fingerprint(self.documents),
         }
-
-    @property
-    def swept(self) -> Iterator[interventions.Intervention]:
-        """The weaves and patches, in the order in which they run."""
-        request = self.request
-        if "weave" in request.kinds:
-            yield from interventions.weaves(self.layers, self.heads, request.ways)
-        if "patch" in request.kinds:
-            yield from interventions.patches(self.layers, self.heads, request.hooks, request.spans, request.ways)
 
 
 def plan(request: LocateRequest) -> LocatePlan:
@@ -134,7 +123,7 @@ def _places(request: LocateRequest, config: Any) -> tuple[list[int], list[tuple[
 
 
 def _check_places(request: LocateRequest, config: Any, layers: list[int], heads: list[tuple[int, int]]) -> None:
-    """Raises ValueError for an intervention that has no layer or head, or dims without controls."""
+    """Raises ValueError for a search without heads, or dims without controls."""
     if "smallest" in request.kinds and not heads:
         raise ValueError("--try smallest has no heads to choose from; name the layers of some with --heads")
     if "clamp" in request.kinds and 2 * request.dims > config.hidden_size:
@@ -142,64 +131,46 @@ def _check_places(request: LocateRequest, config: Any, layers: list[int], heads:
             f"--dims {request.dims} leaves too few of the {config.hidden_size} dims to draw as many controls from; "
             f"give at most {config.hidden_size // 2}"
         )
-    counts = {
-        "weave": sum(1 for _ in interventions.weaves(layers, heads, request.ways)),
-        "patch": sum(1 for _ in interventions.patches(layers, heads, request.hooks, request.spans, request.ways)),
-    }
-    empty = [kind for kind, count in counts.items() if kind in request.kinds and not count]
-    if empty and not {*request.kinds} - {*empty}:
-        raise ValueError(
-            f"--try {','.join(empty)} has nothing to try with --ways {','.join(request.ways)} and {len(heads)} heads; "
-            "weaves go only, without; patches mend, break; hook z needs --heads"
-        )
 
 
 def needed_bytes(plan: LocatePlan) -> int:
-    """Estimate of the memory beside the weights, of all kinds but attribution."""
+    """Estimate of the memory beside the weights, of all kinds."""
     longest = max(length for _, length in plan.items)
-    return max(task_bytes(plan, kind, longest) for kind in ("run", *plan.request.kinds) if kind != "attribution")
+    return max(task_bytes(plan, kind, longest) for kind in ("run", *plan.request.kinds))
 
 
 def task_bytes(plan: LocatePlan, kind: str, length: int) -> int:
-    """Estimate of the memory beside the weights of a task: the states of both runs, and of a hook, and one pass.
-
-    An attribution's backward pass: three (head, token, token) scores a layer, and twenty times the hidden states.
-    """
+    """Estimate of the memory beside the weights of a task: the states of both runs, and one pass."""
     config, depth = plan.config, plan.config.num_hidden_layers
     number_bytes = bytes_a_number(config, plan.request.load)
-    if kind == "attribution":
-        return depth * number_bytes * length * (3 * config.num_attention_heads * length + 20 * config.hidden_size)
     streams = {
-        "patch": 4 * depth + 2,
         "clamp": 6 * depth,  # the search for threshold dims
         "smallest": plan.request.samples * (depth + 2),  # every item's baseline at once
     }.get(kind, 2 * (depth + 1))
     return peak_bytes(config, length, number_bytes, streams * length * config.hidden_size * number_bytes)
 
 
-def passes(plan: LocatePlan) -> float:
-    """Whole passes that one item of one method takes for weaves and patches; a pass from a layer on is a part."""
-    depth = plan.config.num_hidden_layers
-    return 2 + sum((depth - intervention.layer) / depth for intervention in plan.swept)
-
-
 def work(plan: LocatePlan) -> dict[tuple[Method, int], float]:
-    """Passes of weaves and patches by method and length."""
+    """Passes of both runs and of weaves by method and length; a pass from a layer on is a part of one."""
+    depth, wanted = plan.config.num_hidden_layers, "weave" in plan.request.kinds
+    woven = weaves(plan.layers, plan.heads, plan.request.ways) if wanted else ()
+    passes = 2 + sum((depth - weave.layer) / depth for weave in woven)
     counts: dict[tuple[Method, int], float] = {}
     for name in plan.compared:
         for item in (item for prompts in plan.items.values() for item in prompts):
             key = plan.methods[name], len(item.ids)
-            counts[key] = counts.get(key, 0.0) + passes(plan)
+            counts[key] = counts.get(key, 0.0) + passes
     return counts
 
 
 def estimate(plan: LocatePlan) -> str:
     """Passes, tokens and memory of a run, as text."""
-    count, prompts = passes(plan) * len(plan.compared), [item for group in plan.items.values() for item in group]
-    beside = ", ".join(kind for kind in KINDS[2:] if kind in plan.request.kinds)
+    prompts, counts = sum(map(len, plan.items.values())), work(plan)
+    beside = ", ".join(kind for kind in ("clamp", "smallest") if kind in plan.request.kinds)
     return (
-        f"{len(plan.layers)} layers, {len(plan.heads)} heads, {len(plan.compared)} methods, {len(prompts)} prompts: "
-        f"about {count:,.0f} passes a prompt, {sum(count * len(item.ids) for item in prompts):,.0f} tokens"
-        f"{beside and f', beside {beside}'}\nmemory beside the weights at {max(length for _, length in plan.items)} "
-        f"tokens: about {needed_bytes(plan) / 2**20:,.0f} MiB"
+        f"{len(plan.layers)} layers, {len(plan.heads)} heads, {len(plan.compared)} methods, {prompts} prompts: "
+        f"about {sum(counts.values()) / prompts:,.0f} passes a prompt, "
+        f"{sum(count * length for (_, length), count in counts.items()):,.0f} tokens{beside and f', beside {beside}'}\n"
+        f"memory beside the weights at {max(length for _, length in plan.items)} tokens: about "
+        f"{needed_bytes(plan) / 2**20:,.0f} MiB"
     )

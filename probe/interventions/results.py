@@ -1,4 +1,4 @@
-"""The summary of a locate run: gaps, effects, smallest sets and attributions with their intervals."""
+"""The summary of a locate run: loss gaps, effects and smallest sets with their intervals."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ from probe.interventions.interventions import Heads, by_layer
 from probe.interventions.loss_gap import PairedLosses, Share
 from probe.interventions.request import ORIGIN, Group, LocatePlan
 from probe.interventions.tasks import remaining
-from probe.statistics import rank_correlation
 from probe.store.results import LOCATED
 
-_EFFECT = ("kind", "way", "hook", "span", "layer", "head")
+_WEAVE = ("kind", "way", "layer", "head")
 _CLAMP = ("kind", "way", "rule", "which", "span", "layer")
 _SET = ("share", "low", "high", "random_low", "random", "random_high")
 
@@ -39,7 +38,7 @@ def summarize(plan: LocatePlan, journal: Journal) -> dict[str, Any]:
 
     What is there for some items alone is scored on these; `items` says on how many.
     """
-    rows, tables = journal.rows, ("gaps", "effects", "inside", "smallest", "attribution", "agreement")
+    rows, tables = journal.rows, ("loss_gaps", "effects", "inside", "smallest")
     summary: dict[str, Any] = {
         "model": plan.request.model,
         "trained_length": plan.trained_length,
@@ -57,19 +56,12 @@ def summarize(plan: LocatePlan, journal: Journal) -> dict[str, Any]:
         for name in (name for name in plan.compared if has_runs(plan, rows, group, name)):
             gap = paired(plan, rows, group, name).gap
             labels = {"method": name, "length": group[1], "measure": group[0]}
-            values = {"broken": gap.baseline, "mended": gap.method, **_ends(gap.low, gap.high)}
-            summary["gaps"].append({**labels, **values, "judged": gap.judged, "items": len(plan.items[group])})
+            values = {"baseline": gap.baseline, "patched": gap.patched, **_ends(gap.low, gap.high)}
+            items = len(plan.items[group])
+            summary["loss_gaps"].append({**labels, **values, "judged": gap.judged, "items": items})
             if gap.judged:
-                effects = _effects(plan, rows, group, name)
-                attribution = _attribution(plan, rows, group, name)
-                entries = {
-                    "effects": effects,
-                    "attribution": attribution,
-                    "smallest": _smallest(plan, rows, group, name),
-                    "agreement": _agreement(effects, attribution),
-                }
-                for table, new in entries.items():
-                    summary[table] += [{**labels, **entry} for entry in new]
+                summary["effects"] += [{**labels, **row} for row in _effects(plan, rows, group, name)]
+                summary["smallest"] += [{**labels, **row} for row in _smallest(plan, rows, group, name)]
     return summary
 
 
@@ -82,20 +74,21 @@ def write(plan: LocatePlan, journal: Journal, out: Path) -> dict[str, Any]:
 
 
 def _effects(plan: LocatePlan, rows: Rows, group: Group, name: str) -> list[dict[str, Any]]:
-    """What each weave and patch of a method, and each clamp of Origin, restores or loses again."""
+    """What each weave of a method, and each clamp of Origin, restores or loses again."""
     numbers_of: dict[tuple[Any, ...], list[int]] = {}
     for key in rows:
-        is_effect = key[:2] == group and key[2] in (name, ORIGIN) and key[4] in ("weave", "patch", "clamp")
-        if is_effect and key[8] != "inside" and int(key[3]) < len(plan.items[group]):
+        is_effect = key[:2] == group and key[2] in (name, ORIGIN) and key[4] in ("weave", "clamp")
+        if is_effect and "inside" not in key and int(key[3]) < len(plan.items[group]):
             numbers_of.setdefault((key[2], *key[4:]), []).append(int(key[3]))
     effects, losses_of = [], dict[tuple[int, ...], PairedLosses]()
     for (method, *parts), unordered in numbers_of.items():
         numbers = tuple(sorted(unordered))
         if numbers not in losses_of:
             losses_of[numbers] = paired(plan, rows, group, name, numbers)
-        entry: dict[str, Any] = dict(zip(_CLAMP if parts[0] == "clamp" else _EFFECT, parts, strict=True))
+        entry: dict[str, Any] = dict(zip(_CLAMP if parts[0] == "clamp" else _WEAVE, parts, strict=True))
+        entry.pop("span", None)
         losses = [rows[(*group, method, number, *parts)]["nll"] for number in numbers]
-        share = losses_of[numbers].share(losses, restores=entry["way"] not in ("without", "break"))
+        share = losses_of[numbers].share(losses, restores=entry["way"] != "without")
         place = {key: None if entry.get(key, -1) == -1 else entry[key] for key in ("layer", "head")}
         effects.append({**entry, **place, "loss": float(np.mean(losses)), **_share(share), "items": len(numbers)})
     return effects
@@ -116,23 +109,6 @@ def _inside(plan: LocatePlan, rows: Rows, group: Group) -> list[dict[str, Any]]:
     return costs
 
 
-def _attribution(plan: LocatePlan, rows: Rows, group: Group, name: str) -> list[dict[str, Any]]:
-    """The share of the gap that each patch would restore to first order."""
-    falls: dict[tuple[Any, ...], dict[int, float]] = {}
-    for key, row in rows.items():
-        if key[:3] == (*group, name) and key[4] == "attribution" and int(key[3]) < len(plan.items[group]):
-            for *place, fall in row["falls"]:
-                falls.setdefault(tuple(place), {})[int(key[3])] = fall
-    shares = []
-    for (_, _, hook, _, layer, head), by_number in falls.items():
-        losses = paired(plan, rows, group, name, sorted(by_number))
-        means = PairedLosses(losses.baseline.mean(1, keepdims=True), losses.method.mean(1, keepdims=True))
-        reduced = means.baseline - np.array([by_number[number] for number in sorted(by_number)])[:, None]
-        place = {"hook": hook, "layer": layer, "head": None if head == -1 else head}
-        shares.append({**place, **_share(means.share(reduced.tolist())), "items": len(by_number)})
-    return shares
-
-
 def _smallest(plan: LocatePlan, rows: Rows, group: Group, name: str) -> list[dict[str, Any]]:
     """By candidates, most first: the greedy sets in order, and random ones, on the items that they were not chosen on.
 
@@ -148,10 +124,8 @@ def _smallest(plan: LocatePlan, rows: Rows, group: Group, name: str) -> list[dic
     if not is_searchable(plan, rows, group, name):
         return [{"heads": [], **{key: [] for key in _SET}, "candidates": 0, "finished": True, "enough": None}]
     choosing, scoring = halves(len(plan.items[group]))
-    scored, target = (
-        paired(plan, rows, group, name, scoring),
-        target_loss(paired(plan, rows, group, name, choosing).gap),
-    )
+    scored = paired(plan, rows, group, name, scoring)
+    target = target_loss(paired(plan, rows, group, name, choosing).gap)
 
     def losses(heads: Heads, numbers: Sequence[int]) -> list[list[float]]:
         return [rows[set_key(group, name, number, heads)]["nll"] for number in numbers]
@@ -178,25 +152,6 @@ def _smallest(plan: LocatePlan, rows: Rows, group: Group, name: str) -> list[dic
             }
         )
     return sorted(searches, key=lambda entry: -entry["candidates"])
-
-
-def _agreement(effects: Sequence[dict[str, Any]], attribution: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rank correlation of attribution with patching by hook, where both were run; interval over resampled places."""
-    patched = {
-        (row["hook"], row["layer"], row["head"]): row["share"]
-        for row in effects
-        if (row["kind"], row["way"], row["span"]) == ("patch", "mend", "all")
-    }
-    correlations = []
-    for hook in sorted({row["hook"] for row in attribution}):
-        rows = [row for row in attribution if row["hook"] == hook]
-        pairs = [(row["share"], patched.get((hook, row["layer"], row["head"]))) for row in rows]
-        pairs = [pair for pair in pairs if None not in pair]
-        if len(pairs) >= 3:
-            value, low, high = rank_correlation(*zip(*pairs, strict=True))
-            correlation = {"hook": hook, "spearman": value, "low": low, "high": high, "places": len(pairs)}
-            correlations.append({"what": "attribution", "with": "patch", **correlation})
-    return correlations
 
 
 def _share(share: Share) -> dict[str, float | None]:

@@ -1,49 +1,130 @@
-"""The experiment of a `LocatePlan`, and its folder."""
+"""The experiment of a `LocatePlan`: its worker, its folder, and what a worker does with a task."""
 
 from __future__ import annotations
 
 import json
-import math
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from transformer_lens.model_bridge import TransformerBridge
+
 from mesa.methods import Method
-from probe.capture.memory import check_beside, free_bytes
+from probe.capture.bridge import bridge_to
+from probe.capture.memory import check_beside
 from probe.experiment.journal import Journal, Rows
+from probe.experiment.model_spec import ModelSpec
 from probe.experiment.run import Experiment, run
 from probe.experiment.runner import LOCAL, Runner
-from probe.experiment.task import Task
+from probe.experiment.task import Key, Measure, Task
+from probe.interventions.clamp import threshold_dims
 from probe.interventions.head_search import has_runs, paired
 from probe.interventions.loss_gap import LEAST
-from probe.interventions.request import LocatePlan, needed_bytes, task_bytes
-from probe.interventions.tasks import ATTRIBUTION, BATCH, judged_methods, kinds, remaining, tasks
-from probe.interventions.worker import LocateWorker
+from probe.interventions.passes import BASELINE, PATCHED, RunPair, blocks
+from probe.interventions.request import ORIGIN, Group, LocatePlan, needed_bytes
+from probe.interventions.tasks import BATCH, CHOSEN, DIMS, SEARCH, judged_methods, kinds, remaining, tasks
 from probe.store.results import LOCATED
+from probe.tasks.retrieval import repeated_word
 
 FOLDER, JOURNAL = "locate", "journal.jsonl"
 """The folder of the results below --out, and the journal in it."""
 
 
 @dataclass(frozen=True)
+class LocateWorker:
+    """A plan (without its config) and its model, as plain data."""
+
+    plan: LocatePlan
+    source: ModelSpec
+
+    def start(self, memory_bytes: int | None = None) -> Measure:
+        """Loads the model; a task gives rows of the journal with their keys."""
+        loaded = self.source.loaded()
+        bridge = bridge_to(loaded.model, loaded.tokenizer)
+        return RunCache(replace(self.plan, config=loaded.model.config), bridge, loaded.tokenizer).measure
+
+
+class RunCache:
+    """Measures tasks; keeps the runs that interventions start from: of one item or, in a head search, of a group."""
+
+    def __init__(self, plan: LocatePlan, bridge: TransformerBridge, tokenizer: Any) -> None:
+        self.plan, self._bridge, self._tokenizer = plan, bridge, tokenizer
+        self._pairs: dict[tuple[int, str, bool], RunPair] = {}
+        self._scope: tuple[Any, ...] = ()
+
+    @torch.no_grad()
+    def measure(self, task: Task) -> list[tuple[Key, dict[str, Any]]]:
+        """The rows of a task."""
+        if task.kind == DIMS:
+            return [(task.key, {"rules": self._dims(int(task.key[1]))})]
+        if task.kind == CHOSEN:
+            ((chosen, candidates),) = task.inputs
+            return [(task.key, {"heads": chosen, "candidates": candidates})]
+        group, name, number = (str(task.key[0]), int(task.key[1])), str(task.key[2]), int(task.key[3])
+        is_search = task.kind == SEARCH
+        return [
+            ((*task.key[:4], *tried.key), {"nll": self._losses(group, name, number, tried, is_search)})
+            for tried in task.inputs
+        ]
+
+    def _losses(self, group: Group, name: str, number: int, intervention: Any, is_search: bool) -> list[float]:
+        """Losses by block of one item; name: the method, Origin for what serves all. RuntimeError if not finite."""
+        pair = self._pair(group, name, number, inside=getattr(intervention, "inside", False), is_search=is_search)
+        losses = blocks(group[0], intervention.run(pair).losses.double().cpu().numpy())
+        if not np.isfinite(losses).all():
+            raise RuntimeError(
+                f"the losses of {(*group, name, number, *intervention.key)} are not finite; try a wider --dtype "
+                "(float32, float64)"
+            )
+        return losses
+
+    def _dims(self, length: int) -> dict[str, list[Any]]:
+        plan, request = self.plan, self.plan.request
+        methods = [plan.methods[ORIGIN], plan.methods[plan.compared[0]]]
+        ids, _ = repeated_word(self._tokenizer, request.word, length)
+        return threshold_dims(self._bridge, ids, methods, request.dims, executor=request.executor)
+
+    def _pair(self, group: Group, name: str, number: int, *, inside: bool = False, is_search: bool = False) -> RunPair:
+        """The runs of an item, with the baseline of the item's other pairs; inside: Origin's on its last M tokens."""
+        plan, method = self.plan, self.plan.compared[0] if name == ORIGIN else name
+        scope = (group, method, is_search) if is_search else (group, number, is_search)
+        if self._scope != scope:
+            self._pairs, self._scope = {}, scope
+        key = (number, method, inside)
+        if key not in self._pairs:
+            item, origin = plan.items[group][number], plan.methods[ORIGIN]
+            if inside:
+                item = replace(item, ids=item.ids[-origin.trained_length :])
+            methods = {BASELINE: origin, PATCHED: origin if inside else plan.methods[method]}
+            pair = RunPair(self._bridge, item, methods, plan.request.executor)
+            for (other, _, cut), known in self._pairs.items():
+                if not inside and not cut and other == number and BASELINE in known.outcomes:
+                    pair.outcomes[BASELINE] = known.outcomes[BASELINE]
+            self._pairs[key] = pair
+        return self._pairs[key]
+
+
+@dataclass(frozen=True)
 class Locate(Experiment):
-    """A plan. batch: interventions a task; free_bytes: attributions that need more are left out."""
+    """A plan. batch: interventions a task."""
 
     plan: LocatePlan
     batch: int = 1
-    free_bytes: float = math.inf
     title, unit = "locating", "token"
 
     @property
     def worker(self) -> LocateWorker:
         """What measures the tasks."""
-        return LocateWorker.of(self.plan)
+        request = self.plan.request
+        source = ModelSpec.of(request.model, request.load, self.plan.config)
+        return LocateWorker(replace(self.plan, config=None), source)
 
     def tasks(self, rows: Rows) -> Sequence[Task]:
         """The tasks that can run now."""
-        return tasks(self.plan, rows, batch=self.batch, free_bytes=self.free_bytes)
+        return tasks(self.plan, rows, batch=self.batch)
 
     def all_tasks(self, rows: Rows) -> Sequence[Task]:
         """A task of each kind and length."""
@@ -51,7 +132,7 @@ class Locate(Experiment):
 
     def remaining(self, rows: Rows) -> int:
         """The rows that the journal lacks, as far as can be foreseen."""
-        return remaining(self.plan, rows, self.free_bytes)
+        return remaining(self.plan, rows)
 
     def open_journal(self, out: Path, *, overwrite: bool = False) -> Journal:
         """The folder's journal. FileExistsError for one of other settings, or with other parameters of a method."""
@@ -76,15 +157,9 @@ def locate(
     `run` and `Runner.check` raise.
     """
     runner.check(plan.request.load)
-    free = math.inf
     if runner.is_local:
-        check_beside(needed_bytes(plan), plan.request.load, "shorten --lengths or leave patch and clamp out of --try")
-        free = free_bytes(plan.request.load.get("device") or "cpu")
-        for length in dict.fromkeys(length for _, length in plan.items if ATTRIBUTION in plan.request.kinds):
-            if (needed := task_bytes(plan, ATTRIBUTION, length)) > free:
-                left_out = f"attribution at {length} tokens needs {needed / 2**30:.0f} GiB, {free / 2**30:.0f} are free"
-                sys.stderr.write(f"left out: {left_out}\n")
-    experiment = Locate(plan, 1 if runner.is_local else BATCH, free)
+        check_beside(needed_bytes(plan), plan.request.load, "shorten --lengths or leave clamp out of --try")
+    experiment = Locate(plan, 1 if runner.is_local else BATCH)
     journal, lost = run(experiment, out, overwrite=overwrite, until=until, runner=runner)
     rows = journal.rows
     if not (lost or experiment.tasks(rows) or any(judged_methods(plan, rows, group) for group in plan.items)):

@@ -11,7 +11,6 @@ from probe.store.results import Located, Row, having, is_clear, number, percent
 _MEASURES = {"nll": "tail NLL", "passkey": "the passkey's answer"}
 _ENOUGH = 0.9  # of the gap
 _NAMED = 3  # layers named in a sentence
-_WRITTEN_INTO = ("attn_out", "mlp_out")  # a late resid_* restores everything before it
 
 
 def located_findings(summary: Located, **labels: Any) -> list[tuple[str, list[str]]]:
@@ -21,13 +20,13 @@ def located_findings(summary: Located, **labels: Any) -> list[tuple[str, list[st
             f"{gap['method']} at {gap['length']} tokens, {_MEASURES.get(gap['measure'], gap['measure'])}",
             _sentences(summary, gap),
         )
-        for gap in having(summary["gaps"], **labels)
+        for gap in having(summary["loss_gaps"], **labels)
     ]
 
 
 def _sentences(summary: Located, gap: Row) -> list[str]:
     origin, method, at = next(iter(summary["methods"])), gap["method"], f"At {gap['length']} tokens"
-    size = f"{number(gap['broken']) - number(gap['mended']):z.2f} {_interval(gap)} nats/token"
+    size = f"{gap['baseline'] - gap['patched']:z.2f} {_interval(gap)} nats/token"
     items = "1 item, so the interval covers that text alone" if gap["items"] == 1 else f"{gap['items']} items"
     if number(gap["high"]) < 0:
         return [f"{at} {method} is worse than {origin} (gap {size}; {items}): there is nothing to restore."]
@@ -39,16 +38,13 @@ def _sentences(summary: Located, gap: Row) -> list[str]:
     weaves = having(effects, kind="weave")
     layers = [row for row in having(weaves, head=None) if row["layer"] is not None]
     heads = [row for row in having(weaves, way="only") if row["head"] is not None]
-    patches = having(effects, kind="patch", way="mend", span="all", head=None)
-    outputs = [row for row in patches if row["hook"] in _WRITTEN_INTO]
     fewer = min((row["items"] for row in effects), default=gap["items"])
     sentences = [
         f"{at} {origin}'s loss exceeds that of {method} by {size} ({items}).",
         _layers(having(layers, way="only"), f"{method} in one layer alone restores"),
         _layers(having(layers, way="without"), f"Leaving {method} out of one layer loses again"),
-        _best(heads, "single heads restores"),
+        _best(heads),
         _smallest(having(summary["smallest"], **labels)),
-        _best(outputs, f"layer outputs patched from {method} restores"),
         _clamps(effects, having(summary.get("inside", ()), length=gap["length"], measure=gap["measure"])),
         f"Some shares are over {fewer} item{'s' * (fewer > 1)}." if fewer < gap["items"] else "",
         f"{summary['tasks_left']} tasks are left to run." if summary.get("tasks_left") else "",
@@ -71,12 +67,12 @@ def _layers(rows: Sequence[Row], begin: str) -> str:
     return f"{begin}: {'; '.join(parts)}."
 
 
-def _best(rows: Sequence[Row], what: str) -> str:
-    """The largest share, as the map shows it; if it is not significant, the largest that is."""
+def _best(rows: Sequence[Row]) -> str:
+    """The largest share of a head, as the map shows it; if it is not significant, the largest that is."""
     if not rows:
         return ""
     rows = _ranked(rows)
-    text = f"The best of {len(rows)} {what} {_share(rows[0])} ({_place(rows[0])})"
+    text = f"The best of {len(rows)} single heads restores {_share(rows[0])} ({_place(rows[0])})"
     if is_clear(rows[0]):
         return f"{text}."
     clear = next((row for row in rows if is_clear(row) and row["share"] > 0), None)
@@ -142,9 +138,7 @@ def _numbers(rows: Sequence[Row]) -> str:
 
 
 def _place(row: Row) -> str:
-    if row["head"] is not None:
-        return f"{row['layer']}.{row['head']}"
-    return f"{row['hook']} of layer {row['layer']}" if row["hook"] else f"layer {row['layer']}"
+    return f"{row['layer']}.{row['head']}"
 
 
 def _interval(row: Row) -> str:

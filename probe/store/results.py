@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import xarray as xr
 
 from probe.store.reader import Run, open_run, store_mark
 
@@ -24,32 +19,16 @@ VERDICT = "verdict"
 LOCATED = Path("locate", "summary.json")
 """In the folder that `mesa-lens locate` writes to."""
 ANATOMY = Path("anatomy", "summary.json")
-VECTORS = ANATOMY.with_name("vectors.npz")
 """In the folder that `mesa-lens anatomy` writes to."""
 
 Row = Mapping[str, Any]
 Located = Mapping[str, Any]
+Anatomy = Mapping[str, Any]
 
-_LOCATED_KEYS = ("model", "trained_length", "layers", "methods", "gaps", "effects", "smallest", "attribution")
+_LOCATED_KEYS = ("model", "trained_length", "layers", "methods", "loss_gaps", "effects", "smallest")
 _ANATOMY_KEYS = (
-    "model trained_length reference lengths layers methods heads all_heads retrieval unmet frequencies lens "
-    "retrieval_heads lens_differs vectors"
-).split()
-_VECTOR_DIMS = {
-    "score": ("method", "layer", "component", "position"),
-    "cosine": ("method", "layer", "position"),
-    "nearest": ("method", "layer", "position"),
-    "share": ("method", "layer", "band"),
-    "reliability": ("method", "layer", "band"),
-}
-
-
-@dataclass(frozen=True)
-class Anatomy:
-    """The summary, and the statistics of positional vectors by method and layer; None where there are none."""
-
-    summary: Mapping[str, Any]
-    vectors: xr.Dataset | None
+    "model trained_length reference lengths layers methods heads all_heads retrieval retrieval_heads".split()
+)
 
 
 def run_summary(folder: Path, run: Run | None = None) -> dict[str, Any] | None:
@@ -77,7 +56,8 @@ def find_summary(folder: Path, name: Path, keys: Sequence[str], command: str) ->
         for key in keys:
             summary[key]
     except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(path, error, command, folder) from error
+        problem = f"{path} is damaged ({error!r}); write it anew: `mesa-lens {command} --out {folder}`"
+        raise ValueError(problem) from error
     return summary
 
 
@@ -95,10 +75,7 @@ def read_located(folder: Path) -> Located:
 
 def find_anatomy(folder: Path) -> Anatomy | None:
     """The results in the folder, None where `mesa-lens anatomy` was not run; ValueError for damaged ones."""
-    summary = find_summary(folder, ANATOMY, _ANATOMY_KEYS, "anatomy")
-    if summary is None:
-        return None
-    return Anatomy(summary, _vectors(folder) if summary["vectors"] else None)
+    return find_summary(folder, ANATOMY, _ANATOMY_KEYS, "anatomy")
 
 
 def read_anatomy(folder: Path) -> Anatomy:
@@ -106,20 +83,6 @@ def read_anatomy(folder: Path) -> Anatomy:
     if (anatomy := find_anatomy(folder)) is None:
         raise FileNotFoundError(f"{folder / ANATOMY} is not there; write it: `mesa-lens anatomy --out {folder}`")
     return anatomy
-
-
-def _vectors(folder: Path) -> xr.Dataset:
-    path = folder / VECTORS
-    try:
-        with np.load(path) as file:
-            labels = {name: file[name] for name in ("method", "layer", "component", "position", "band")}
-            return xr.Dataset({name: (dims, file[name]) for name, dims in _VECTOR_DIMS.items()}, labels)
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise _damaged(path, error, "anatomy", folder) from error
-
-
-def _damaged(path: Path, error: Exception, command: str, folder: Path) -> ValueError:
-    return ValueError(f"{path} is damaged ({error!r}); write it anew: `mesa-lens {command} --out {folder}`")
 
 
 def having(rows: Sequence[Row], **labels: Any) -> list[Row]:
@@ -139,7 +102,7 @@ def is_clear(row: Row) -> bool:
 
 def headline(summary: Located) -> dict[str, Any] | None:
     """Method, length and measure of the clearest loss, tail NLL before all else; None if nothing is judged."""
-    judged = [gap for gap in summary["gaps"] if gap["judged"]]
+    judged = [gap for gap in summary["loss_gaps"] if gap["judged"]]
     if not judged:
         return None
     clearest = max(judged, key=lambda gap: (gap["measure"] == "nll", number(gap["low"])))

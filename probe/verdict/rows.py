@@ -39,8 +39,10 @@ def same_model(summary: Mapping[str, Any], located: Located | None) -> Located |
     if located is None or any(located[name] != summary[name] for name in names):
         return None
     configs = summary.get("method_configs") or {}
-    gaps = [gap for gap in located["gaps"] if all(_is_same(located, configs, name) for name in _pair(located, gap))]
-    return {**located, "gaps": gaps}
+    gaps = [
+        gap for gap in located["loss_gaps"] if all(_is_same(located, configs, name) for name in _pair(located, gap))
+    ]
+    return {**located, "loss_gaps": gaps}
 
 
 def _pair(located: Located, gap: Row) -> tuple[str, str]:
@@ -82,7 +84,7 @@ def smallest_set(located: Located, method: str) -> dict[str, Any] | None:
     heads: (layer, head) pairs. share, low, high: restored of the loss, on so many items: the half that the set was not
     chosen on. random: by as many random heads. finished: whether the search ended.
     """
-    gaps = [gap for gap in having(located["gaps"], method=method) if gap["judged"]]
+    gaps = [gap for gap in having(located["loss_gaps"], method=method) if gap["judged"]]
     sets = [(gap, row) for gap in gaps for row in _sets(located, gap) if row["heads"]]
     if not sets:
         return None

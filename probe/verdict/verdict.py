@@ -77,7 +77,7 @@ def _following(summary: Mapping[str, Any]) -> list[str]:
 def _heads(located: Located | None, heads: Located | None) -> str:
     if heads is not None and not any(row["heads"] for row in heads["smallest"]):
         return "Heads: no smallest set was searched for in what was located in this folder."
-    if heads is not None and not heads["gaps"] and located is not None and located["gaps"]:
+    if heads is not None and not heads["loss_gaps"] and located is not None and located["loss_gaps"]:
         return "Heads: those located in this folder are of methods with other parameters."
     if heads is not None:
         return "Heads: the smallest set found that restores 90% of the loss, as layer.head, with its 95% interval."

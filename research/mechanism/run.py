@@ -14,14 +14,20 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import mesa
 from mesa_lens.cli import main
+from probe.attention.heads import by_span
+from probe.attention.request import plan
+from probe.request import AnatomyRequest
 from probe.store.results import percent
 from research.mechanism.rankings import rankings
+from research.phases import unmet_share
 from research.pictures import EXPORTS, ROOT, export
 
 METHODS = "--methods rerope,mesa,dynamic-ntk --samples 6"
@@ -29,20 +35,20 @@ RUNNING = {  # what is run, in this order, and its folder
     "anatomy": ("mechanism", ""),
     "locate": (
         "mechanism",
-        f"{METHODS} --lengths 512,1024,2048 --ways only,without,mend --try weave,patch,clamp,attribution,smallest",
+        f"{METHODS} --lengths 512,1024,2048 --try weave,clamp,smallest",
     ),
     "locate passkeys": (
         "mechanism-passkey",
-        f"{METHODS} --lengths 1024 --measure passkey --try weave,smallest --ways only,without",
+        f"{METHODS} --lengths 1024 --measure passkey --try weave,smallest",
     ),
     "locate masks": (
         "mechanism-mask",
-        "--methods lm-infinite,streaming-llm --samples 6 --lengths 1024 --try weave --ways only,without",
+        "--methods lm-infinite,streaming-llm --samples 6 --lengths 1024 --try weave",
     ),
 }
 TABLES = {  # table in a run's folder: its name in research/mechanism/results
-    "mechanism/anatomy": {name: name for name in ("all_heads", "heads", "lens_differs", "retrieval_heads", "unmet")},
-    "mechanism/locate": {name: name for name in ("agreement", "attribution", "effects", "gaps", "smallest")},
+    "mechanism/anatomy": {name: name for name in ("all_heads", "heads", "retrieval_heads")},
+    "mechanism/locate": {name: name for name in ("effects", "loss_gaps", "smallest")},
     "mechanism-passkey/locate": {"effects": "effects-passkey", "smallest": "smallest-passkey"},
     "mechanism-mask/locate": {"effects": "effects-mask"},
 }
@@ -69,25 +75,42 @@ def draw(runs: Path, docs: Path, results: Path) -> None:
     for stayed in export("mechanism", EXPORTS["mechanism"], runs, docs):
         print(stayed)
     summary = json.loads((runs / "mechanism/locate/summary.json").read_text(encoding="utf-8"))
-    add_rankings(summary, runs / "mechanism/anatomy/summary.json", results / "agreement.csv")
+    if (measured := runs / "mechanism/anatomy/summary.json").is_file():
+        anatomy = json.loads(measured.read_text(encoding="utf-8"))
+        write_rankings(summary, anatomy | {"unmet": unmet_by_head(anatomy)}, results / "agreement.csv")
     page = docs / "mechanism.md"
     page.write_text(with_table(page.read_text(encoding="utf-8"), share_table(summary)), encoding="utf-8")
 
 
-def add_rankings(summary: Mapping[str, Any], anatomy: Path, table: Path) -> None:
-    """Appends the rank correlations of heads to the table of agreements, where attention was analysed."""
-    if not anatomy.is_file():
-        return
-    measured = json.loads(anatomy.read_text(encoding="utf-8"))
-    with table.open("r+", newline="", encoding="utf-8") as file:
-        columns = next(csv.reader(file))
-        file.seek(0, 2)
-        writer = csv.DictWriter(file, columns)
-        for gap in summary["gaps"]:
-            labels = {name: gap[name] for name in ("method", "length", "measure")}
-            effects = [row for row in summary["effects"] if labels.items() <= row.items()]
-            for row in rankings(effects, gap["length"], measured, None):
-                writer.writerow(labels | row)
+def unmet_by_head(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """By head of the shipped model: the share of unmet rotary phases under Origin beyond M, at each measured length.
+
+    On the texts that `mesa-lens anatomy` reads; rows as in its summary, without intervals.
+    """
+    lengths = tuple(length for length in summary["lengths"] if length > summary["trained_length"])
+    planned, model = plan(AnatomyRequest(methods="origin", parts=("heads",), lengths=lengths)), mesa.load().model
+    rows = []
+    for length, texts in planned.texts.items():
+        measured = by_span(unmet_share(model, [ids.tolist() for ids in texts], planned.methods["origin"]))
+        means = measured.sel(span="beyond M").mean("prompt")
+        for layer, head in product(means["layer"].values.tolist(), means["head"].values.tolist()):
+            values = {name: [float(means[name].sel(layer=layer, head=head))] for name in ("norms", "attention")}
+            labels = {"method": "origin", "length": length, "span": "beyond M", "layer": layer, "head": head}
+            rows.append(labels | values)
+    return rows
+
+
+def write_rankings(summary: Mapping[str, Any], anatomy: Mapping[str, Any], table: Path) -> None:
+    """Writes the rank correlations of heads, by method, length and measure."""
+    rows = []
+    for gap in summary["loss_gaps"]:
+        labels = {name: gap[name] for name in ("method", "length", "measure")}
+        effects = [row for row in summary["effects"] if labels.items() <= row.items()]
+        rows += [labels | row for row in rankings(effects, gap["length"], anatomy)]
+    with table.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def with_table(page: str, lines: list[str]) -> str:
@@ -106,9 +129,9 @@ def share_table(summary: Mapping[str, Any]) -> list[str]:
         for row in summary["effects"]
         if (row["kind"], row["way"]) == ("weave", "only")
     }
-    for gap in summary["gaps"]:
+    for gap in summary["loss_gaps"]:
         here = gap["length"], gap["method"]
-        lost = f"{gap['broken'] - gap['mended']:z.2f} [{gap['low']:z.2f}, {gap['high']:z.2f}]"
+        lost = f"{gap['baseline'] - gap['patched']:z.2f} [{gap['low']:z.2f}, {gap['high']:z.2f}]"
         shares = [
             percent(*(alone[*here, *place][name] for name in ("share", "low", "high")))
             if (*here, *place) in alone

@@ -14,12 +14,12 @@ from mesa.models import check_placement, chosen_dtype, config_of
 from mesa.plan import BASE, follows_length, reach
 from mesa.settings import fitting_methods, method_settings
 from mesa.support import check_config, check_method, is_rotary, trained_length
-from probe.attention.phases import first_unmet
 from probe.capture.spec import CaptureSpec, Selection
 from probe.evaluation.by_length import check_lengths
 from probe.evaluation.plan import SCORED_PROMPTS
 from probe.thresholds.drift import DriftRule, resolution
 from probe.thresholds.search import CrossingRule, check_positions
+from research.phases import first_unmet
 from research.thresholds_predict_failure.results import BOUNDS, DRIFT, REFERENCE, TASKS
 
 PROMPTS = ("repeated", "text", "passkey")

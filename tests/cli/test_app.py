@@ -174,7 +174,7 @@ def test_where_inside_follows_its_selectors(opened):
     app.selectbox(key="locate_measure").set_value("passkey").run()
     assert all("512 tokens (2 x the trained length), passkey answer" in title for title in titles(app))
     assert "mesa in one layer alone restores: layer 2 70%" in shown_texts(app)
-    for kind, title in (("patches", "written into"), ("smallest set", "Heads added"), ("clamps", "held in")):
+    for kind, title in (("smallest set", "Heads added"), ("clamps", "held in")):
         app.segmented_control(key="locate_figures").set_value(kind).run()
         assert not app.exception
         assert title in titles(app)[0]
@@ -197,25 +197,17 @@ def test_anatomy_follows_its_selectors(opened):
     assert "not measured here" in shown_texts(app)
     app.selectbox(key="anatomy_statistic").set_value("keys within N").run()
     assert "Attention to keys at most N tokens away" in titles(app)[0]
-    for kind, title in (("unmet phases", "Unmet phases"), ("logit lens", "Logit lens")):
-        app.segmented_control(key="anatomy_figures").set_value(kind).run()
-        assert title in titles(app)[0]
-    app.selectbox(key="anatomy_after_layer").set_value(0).run()
-    assert "after layer 0: by position" in json.dumps(figures(app))
-    app.segmented_control(key="anatomy_figures").set_value("positional vectors").run()
-    app.selectbox(key="anatomy_layer").set_value(3).run()
-    assert ["layer 3" in titles(app)[1], len(titles(app))] == [True, 3]
     app.segmented_control(key="anatomy_figures").set_value("all heads").run()
     app.selectbox(key="anatomy_length").set_value(1024).run()
     table = app.dataframe[0].value.set_index(["method", "queries"])
-    assert table.loc[("origin", "beyond M"), "unmet phases"] == "0.25 [0.20, 0.30]"
+    assert table.loc[("origin", "beyond M"), "beyond M"] == "0.40 [0.36, 0.44]"
     assert not app.exception
 
 
 def test_pages_of_the_inside_name_the_command_or_the_damage(root, monkeypatch, tmp_path, opened):
     assert "mesa-lens anatomy --out" in shown_texts(opened("anatomy", run="nested/second"))
     shutil.copytree(root / "first", tmp_path / "run")
-    (tmp_path / "run" / "anatomy" / "vectors.npz").unlink()
+    (tmp_path / "run" / "anatomy" / "summary.json").write_text("{")
     (tmp_path / "run" / "locate" / "summary.json").write_text("{")
     for page in ("anatomy", "mechanism"):
         assert "is damaged" in run(tmp_path, monkeypatch, page).error[0].value
@@ -223,7 +215,7 @@ def test_pages_of_the_inside_name_the_command_or_the_damage(root, monkeypatch, t
     assert [len(app.warning), len(app.error), len(figures(app))] == [2, 0, 2]
 
 
-@pytest.mark.parametrize("name", ["locate/summary.json", "anatomy/summary.json", "anatomy/vectors.npz"])
+@pytest.mark.parametrize("name", ["locate/summary.json", "anatomy/summary.json"])
 def test_what_links_out_of_the_root_is_not_read(root, tmp_path, name):
     shutil.copytree(root / "first", tmp_path / "inside" / "run")
     path = tmp_path / "inside" / "run" / name

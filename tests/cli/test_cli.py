@@ -38,7 +38,7 @@ ESTIMATES = {  # options, and what the estimate says of them
         "8 cells (2 tasks x 2 methods), 2 samples each",
     ),
     "locate": ("--lengths 320 --samples 1 --try weave", ""),
-    "anatomy": ("--lengths 160,320 --samples 1 --parts lens", ""),
+    "anatomy": ("--lengths 160,320 --samples 1 --parts heads", ""),
     "estimate-window": ("--longest 256 --samples 2", "contexts of up to 256 tokens, 2 texts each"),
 }
 

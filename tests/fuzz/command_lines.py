@@ -26,7 +26,7 @@ BASES = {  # what is right, and ends without work
     "check": "--model {model} --methods origin --pretended 24",
     "estimate-window": "--model {model} --longest 256 --samples 2 --text {text} --estimate",
     "locate": "--model {model} --lengths 320 --samples 1 --text {text} --out {here}/out --estimate",
-    "anatomy": "--model {model} --lengths 160,320 --samples 1 --parts lens --text {text} --out {here}/out --estimate",
+    "anatomy": "--model {model} --lengths 160,320 --samples 1 --parts heads --text {text} --out {here}/out --estimate",
     "eval": "--model {model} --task nll --methods origin --lengths 160 --samples 1 --text {text} "
     "--out {here}/out --estimate",
     "paper": "--config {paper} --out {here}/out --estimate",
@@ -151,7 +151,6 @@ OTHERWISE = {  # where an option of this name means something else
     ("export drift", "layers"): RANGES,
     ("export anatomy", "methods"): None,
     ("export anatomy", "lengths"): None,
-    ("export anatomy", "layers"): None,
     ("export anatomy", "renderer"): ["", "nonsense"],
     ("export locate", "methods"): None,  # there is nothing located in this world: any line is refused for that
     ("export locate", "lengths"): None,

@@ -16,7 +16,7 @@ from probe.mechanism_report import (
     write_locate_report,
 )
 from probe.report import write_report
-from probe.store.results import Anatomy, read_anatomy, read_located
+from probe.store.results import read_anatomy, read_located
 
 HOSTILE = "<script>alert(1)</script>"
 SENTENCES = {
@@ -25,8 +25,8 @@ SENTENCES = {
 }
 HEADINGS = {"locate": "Where inside", "anatomy": "Anatomy"}
 TABLES = {
-    "locate": ("gaps", "effects", "smallest", "attribution", "agreement"),
-    "anatomy": ("heads", "all_heads", "retrieval", "unmet", "lens", "vectors", "positions", "retrieval_heads"),
+    "locate": ("loss_gaps", "effects", "smallest"),
+    "anatomy": ("heads", "all_heads", "retrieval", "retrieval_heads"),
 }
 
 
@@ -68,25 +68,22 @@ def test_the_report_of_locate_has_a_figure_for_every_method_length_and_measure(p
     assert "built-in method" not in page
     assert page.count("<h2>") == 4 + 3 + 1  # two lengths by two measures; lost, made, tables, provenance
     by_method, common = 3 * 4 - 2, 2 * 4  # methods by length and measure, less those not judged
-    assert figures_in(page) == 1 + by_method * 8 + common
+    assert figures_in(page) == 1 + by_method * 4 + common
 
 
 def test_the_report_of_anatomy_has_a_map_for_every_method_and_length(pages):
     page = pages["anatomy"]
     assert re.findall(r"<h2>(.*?)</h2>", page)[0] == "All heads"
-    assert page.count("<h2>") == 1 + 2 + 1 + 3  # heads; lengths; vectors; made, tables, provenance
-    maps = 3 * (8 + 9)  # methods by length; inside M no key is M away
-    assert figures_in(page) == maps + 2 + 1 + 3 * 2  # lens, shares, layers
+    assert page.count("<h2>") == 1 + 2 + 3  # heads; lengths; made, tables, provenance
+    assert figures_in(page) == 3 * (7 + 8)  # methods by length; inside M no key is M away
     assert "<td>0.40 [0.36, 0.44]</td>" in page
 
 
 def test_parts_of_anatomy_that_were_not_run_are_left_out():
-    parts = {name: [] for name in ("heads", "all_heads", "unmet", "frequencies", "lens", "lens_differs")}
-    text = render_anatomy(Anatomy(anatomized.summary() | parts | {"vectors": None}, None))
+    text = render_anatomy(anatomized.summary() | {"heads": [], "all_heads": []})
     assert SENTENCES["anatomy"] in text
     assert figures_in(text) == 3 * 2  # retrieval alone
     assert "All heads" not in text
-    assert "Positional vectors" not in text.replace(get_plotlyjs(), "")
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -99,7 +96,7 @@ def test_the_report_of_probe_has_sections_for_locate_and_anatomy(folder, pages):
     for begin, end, command in zip(order[1:], order[2:], HEADINGS, strict=False):
         section = text[begin:end]
         assert SENTENCES[command] in section
-        assert figures_in(section) == 1
+        assert figures_in(section) == (command == "locate")
         assert f'href="{command}/report.html"' in section
 
 
@@ -114,8 +111,8 @@ def test_a_run_without_locate_and_anatomy_has_no_such_sections(tmp_path):
 
 def test_where_nothing_is_judged_the_report_states_it(tmp_path):
     summary = located.summary()
-    for gap in summary["gaps"]:
+    for gap in summary["loss_gaps"]:
         gap |= {"judged": False, "low": -1.0}
-    text = write_locate_report(summary | {"effects": [], "smallest": [], "attribution": []}, tmp_path).read_text()
+    text = write_locate_report(summary | {"effects": [], "smallest": []}, tmp_path).read_text()
     assert "No loss is clear at any length and measure, so nothing is located." in text
     assert figures_in(text) == 0

@@ -137,7 +137,7 @@ def test_what_was_located_and_looked_at_is_shown(tmp_path):
     located.write(folder)
     anatomized.write(folder)
     run = probe.open_run(folder)
-    assert set(run.located().data) == {"gaps", "effects", "smallest", "attribution", "agreement"}
+    assert set(run.located().data) == {"loss_gaps", "effects", "smallest"}
     assert run.located().names[0].startswith("locate-map-")
     assert run.located()._repr_mimebundle_()["image/png"].startswith(PNG)
     assert "heads" in run.anatomy().data

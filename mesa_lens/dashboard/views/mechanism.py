@@ -1,4 +1,4 @@
-"""Where inside: what a method, a patch or a clamp in one place restores, by layer and head."""
+"""Where inside: what a method or a clamp in one place restores, by layer and head."""
 
 from __future__ import annotations
 
@@ -30,13 +30,11 @@ from probe.store.results import Located, find_located, having, headline
 
 _KINDS = {  # of figures, and how their names begin
     "maps": ("layers", "map"),
-    "patches": ("patch",),
     "smallest set": ("smallest",),
     "clamps": ("clamp",),
-    "attribution": ("attribution",),
 }
 _FIRST = 3  # sentences on the Overview: what was lost, which layers restore it, which are needed
-_COLUMNS = ("layer", "head", "kind", "way", "hook", "span", "rule", "which", "share", "low", "high", "items")
+_COLUMNS = ("layer", "head", "kind", "way", "rule", "which", "share", "low", "high", "items")
 
 
 def page(context: Context) -> None:
@@ -48,16 +46,16 @@ def page(context: Context) -> None:
     first = headline(summary)
     if first is None:
         st.info("No loss is clear at any length and measure, so nothing is located.")
-        sheet(summary["gaps"], "Losses by method, length and measure")
+        sheet(summary["loss_gaps"], "Losses by method, length and measure")
         return
-    known = {name: list(dict.fromkeys(gap[name] for gap in summary["gaps"])) for name in first}
+    known = {name: list(dict.fromkeys(gap[name] for gap in summary["loss_gaps"])) for name in first}
     chosen = choose_labels(known, first, "locate", lambda value: MEASURES.get(value, str(value)))
     for heading, sentences in located_findings(summary, **chosen):
         st.subheader(plain(heading), anchor=False)
         st.markdown(bullets(sentences))
     _figures(summary, chosen)
     _effects(summary, chosen)
-    if having(having(summary["gaps"], **chosen), judged=True):
+    if having(having(summary["loss_gaps"], **chosen), judged=True):
         labels = {f"{name}s": [value] for name, value in chosen.items()}
         stem = file_stem(context.run.name, "locate", *chosen.values())
         buttons(lambda: located_export(summary, **labels), stem, FORMS, FORMS)
@@ -84,7 +82,7 @@ def overview(context: Context) -> None:
         stem = file_stem(context.run.name, "restoration-map", *chosen.values())
         buttons(lambda: Export({"map": figure}, tables), stem, FORMS, ("csv",))
     query = {"run": context.run.name}
-    st.page_link(context.pages["mechanism"], label="Patches, clamps, smallest sets", query_params=query)
+    st.page_link(context.pages["mechanism"], label="Clamps, smallest sets", query_params=query)
 
 
 def _suggest_locate(entry: Entry) -> None:

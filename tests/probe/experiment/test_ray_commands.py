@@ -27,8 +27,8 @@ LOAD = {"revision": None, "dtype": None, "device": "cpu", "device_map": None, "t
 COMMANDS = {
     "eval": "--task passkey,nll --methods origin,mesa --lengths 96,150 --samples 2",
     "probe": "--methods origin,rerope --length 300 --texts 1 --samples 1 --lengths 80,160 --layers 0-1",
-    "locate": "--lengths 320 --samples 4 --try weave,patch,clamp,attribution,smallest --heads 1",
-    "anatomy": "--methods origin,rerope --lengths 160,320 --samples 2 --texts 6",
+    "locate": "--lengths 320 --samples 4 --try weave,clamp,smallest --heads 1",
+    "anatomy": "--methods origin,rerope --lengths 160,320 --samples 2",
     "paper": "--config paper.yaml",
     "harness": "--harness choose --include-path tasks --methods origin,mesa --lengths 300",
 }

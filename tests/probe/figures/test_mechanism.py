@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import re
 
 import anatomized
 import located
@@ -12,16 +11,7 @@ import pytest
 
 from mesa_lens.cli import main
 from probe.figures import interactive, static
-from probe.figures.locate import (
-    attribution_chart,
-    clamp_chart,
-    head_patch_map,
-    layer_chart,
-    patch_map,
-    rank_correlation,
-    restoration_map,
-    smallest_chart,
-)
+from probe.figures.locate import clamp_chart, layer_chart, restoration_map, smallest_chart
 from probe.figures.mechanism_export import method_figures
 from probe.figures.render import rendered
 from probe.store.results import having
@@ -72,24 +62,14 @@ def test_numbers_are_written_where_they_are_few(summary, large):
     assert layer.texts[2, 0] == "82"
     assert heads.texts[2, 3] == "41"
     assert heads.texts[0, 0] == ""
-    assert not any(patch_map(large, *AT).blocks[0].texts.flat)  # 120 cells
     assert restoration_map(large, *AT).blocks[1].texts[18, 3] == "41"
 
 
 def test_what_was_not_run_is_no_figure(summary):
-    nothing = summary | {"effects": [], "smallest": [], "attribution": []}
+    nothing = summary | {"effects": [], "smallest": []}
     assert method_figures(nothing, *AT) == {}
     assert restoration_map(summary, "dynamic-ntk", 512, "nll") is None
-    assert head_patch_map(summary, *AT, way="break") is None
     assert layer_chart(nothing, 1024, "nll", located.METHODS) is None
-
-
-def test_patches_stand_by_span_and_hook(summary):
-    cells = patch_map(summary, *AT)
-    assert [block.title for block in cells.blocks] == ["all positions", "inside M", "beyond M"]
-    assert cells.blocks[2].columns == ("resid_pre", "attn_out", "mlp_out", "resid_post")
-    (row,) = effects(summary, kind="patch", way="mend", hook="attn_out", span="beyond", layer=2)
-    assert cells.blocks[2].values[2, 1] == row["share"]
 
 
 def test_layers_are_compared_by_method(summary):
@@ -123,27 +103,10 @@ def test_random_dims_are_the_range_of_their_sets(summary):
     assert observable.y[-1] == next(row["share"] for row in rows if row["which"] == "observable")
 
 
-def test_attribution_is_held_against_the_same_places(summary):
-    patched, woven = attribution_chart(summary, *AT, hook="z").panels
-    assert len(woven.lines[0].x) == 31  # of 32 places one has no number
-    (row,) = having(summary["attribution"], method="rerope", length=1024, measure="nll", layer=2, head=3)
-    assert max(woven.lines[0].x) == row["share"]
-    assert max(woven.lines[0].y) == pytest.approx(0.41)
-    assert re.search(r"rank correlation 0\.\d\d, 31 places", woven.title)
-    assert patched.title.startswith("patched: rank correlation")
-
-
 def test_values_far_out_are_drawn_and_their_intervals_cut(summary):
     rows = [row | {"share": 3.0, "low": -9.0, "high": 30.0} for row in effects(summary, kind="weave", head=None)]
     low, high = layer_chart(summary | {"effects": rows}, 1024, "nll", ["rerope"]).panels[0].y_range
     assert (round(low), round(high)) == (-1, 3)
-
-
-def test_rank_correlation():
-    assert rank_correlation([1, 2, 3, 4], [1, 4, 9, 16]) == pytest.approx(1)
-    assert rank_correlation([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
-    assert rank_correlation([1, 2, 2, 3], [1, 3, 2, 4]) == pytest.approx(0.9486833)  # scipy.stats.spearmanr
-    assert np.isnan(rank_correlation([1, 1, 1], [1, 2, 3]))
 
 
 def test_both_renderers_draw_the_cells(summary):
@@ -176,7 +139,7 @@ def test_the_command_writes_figures_and_tables(tmp_path, capsys):
     options = ["--methods", "rerope", "--lengths", "1024", "--measures", "nll", "--format", "svg,csv"]
     assert main(["export", "locate", str(folder), *options]) == 0
     names = {path.name for path in (folder / "exports").iterdir()}
-    assert {"locate-map-rerope-1024-nll.svg", "locate-smallest-1024-nll.svg", "effects.csv", "gaps.csv"} <= names
+    assert {"locate-map-rerope-1024-nll.svg", "locate-smallest-1024-nll.svg", "effects.csv", "loss_gaps.csv"} <= names
     assert not [name for name in names if "mesa" in name or "512" in name]
     rows = list(csv.DictReader(io.StringIO((folder / "exports" / "effects.csv").read_text())))
     assert len(rows) == len(effects(json.loads((folder / "locate" / "summary.json").read_text())))
@@ -192,7 +155,6 @@ def test_the_command_writes_figures_and_tables(tmp_path, capsys):
         ("locate", ["--methods", "dynamic-ntk", "--lengths", "512"], "do not differ, or it was not run"),
         ("anatomy", ["--methods", "stair"], "method 'stair' was not measured; known: origin, rerope, mesa"),
         ("anatomy", ["--lengths", "3"], "length 3 was not measured; known: 256, 1024"),
-        ("anatomy", ["--layers", "4"], "layer 4 was not measured; known: 0, 1, 2, 3"),
     ],
 )
 def test_bad_options_of_the_export_are_one_line(tmp_path, capsys, command, options, message):

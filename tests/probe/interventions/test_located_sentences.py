@@ -34,7 +34,6 @@ def test_the_sentences_hold_the_numbers():
         "Leaving rerope out of one layer loses again: layer 2 66% [38, 93]",
         "The best of 31 single heads restores 41% [31, 51] (2.3).",
         "Smallest set found: 3 heads (2.3, 2.5, 2.0) restore 92% [80, 102] (random sets of 3: 6% [2, 16]).",
-        "The best of 8 layer outputs patched from rerope restores 82% [77, 87] (attn_out of layer 2).",
         "Clamping the threshold dims of all layers beyond M restores ",
         " (random dims -",
     ):
@@ -42,7 +41,7 @@ def test_the_sentences_hold_the_numbers():
 
 
 EVERY = {"low": -0.5, "high": 1.5}
-LOST = {"broken": 3.0, "mended": 3.5, "low": -0.7, "high": -0.3, "judged": False}
+LOST = {"baseline": 3.0, "patched": 3.5, "low": -0.7, "high": -0.3, "judged": False}
 
 
 @pytest.mark.parametrize(
@@ -68,10 +67,10 @@ LOST = {"broken": 3.0, "mended": 3.5, "low": -0.7, "high": -0.3, "judged": False
         ),
         (changed("smallest", {"heads": []}), "No head set was searched for: half of the items have no gap."),
         (
-            changed("gaps", LOST),
+            changed("loss_gaps", LOST),
             "At 1024 tokens rerope is worse than origin (gap -0.50 [-0.70, -0.30] nats/token; 12 items): there is",
         ),
-        (changed("gaps", {"items": 1}), "(1 item, so the interval covers that text alone)"),
+        (changed("loss_gaps", {"items": 1}), "(1 item, so the interval covers that text alone)"),
         (
             located.summary() | {"effects": [], "smallest": [], "tasks_left": 3},
             "nats/token (12 items). 3 tasks are left to run.",
@@ -107,7 +106,7 @@ def random_summary(seed):
     """Shares of any size, some unknown, some without an interval, some of fewer items; kinds that were not run."""
     rng = np.random.default_rng(seed)
     summary = located.summary(layers=int(rng.integers(2, 5)), heads=int(rng.integers(4, 8)) + 2, seed=seed)
-    kinds = rng.choice(["weave", "patch", "clamp"], rng.integers(0, 4), replace=False)
+    kinds = rng.choice(["weave", "clamp"], rng.integers(0, 3), replace=False)
     effects = [row for row in summary["effects"] if row["kind"] in kinds and rng.random() < 0.8]
     for row in effects:
         row |= _share(rng) | {"items": int(rng.integers(1, 13))}
@@ -116,11 +115,11 @@ def random_summary(seed):
         row |= {name: [share[name] for share in shares] for name in ("share", "low", "high")}
         known = shares[-1]["share"] is not None and shares[-1]["share"] >= 0.9
         row |= {"finished": bool(rng.random() < 0.8), "enough": len(shares) if known else None}
-    for gap in summary["gaps"]:
+    for gap in summary["loss_gaps"]:
         ends = sorted(rng.normal(0.5, 1, 2) - 9 * (not gap["judged"]))
         low, high = ends if rng.random() < 0.8 else (None, None)
         gap |= {"low": low, "high": high, "judged": low is not None and low > 0}
-        gap |= {"broken": 2 + np.mean(ends), "mended": 2.0, "items": int(rng.integers(1, 13))}
+        gap |= {"baseline": 2 + np.mean(ends), "patched": 2.0, "items": int(rng.integers(1, 13))}
     return summary | {"effects": effects}
 
 
@@ -134,10 +133,10 @@ def _share(rng):
     return {"share": value, "low": value - wide, "high": value + wide}
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_no_sentence_says_more_than_its_table(seed):
     summary = random_summary(seed)
-    for gap in summary["gaps"]:
+    for gap in summary["loss_gaps"]:
         labels = {name: gap[name] for name in ("method", "length", "measure")}
         ((_, sentences),) = located_findings(summary, **labels)
         assert f"{gap['items']} item" in sentences[0]
@@ -184,11 +183,11 @@ def _check_layers(sentences, effects):
 
 
 def test_the_headline_is_the_clearest_loss_by_nll():
-    summary = changed("gaps", {"low": 2.0}, measure="passkey")
-    for gap in having(summary["gaps"], measure="nll"):
+    summary = changed("loss_gaps", {"low": 2.0}, measure="passkey")
+    for gap in having(summary["loss_gaps"], measure="nll"):
         gap["low"] = 0.6 if (gap["method"], gap["length"]) == ("mesa", 512) else 0.5
     assert headline(summary) == {"method": "mesa", "length": 512, "measure": "nll"}
-    assert headline(summary | {"gaps": [gap | {"judged": False} for gap in summary["gaps"]]}) is None
+    assert headline(summary | {"loss_gaps": [gap | {"judged": False} for gap in summary["loss_gaps"]]}) is None
 
 
 def test_shares_with_and_without_intervals():

@@ -44,8 +44,8 @@ def test_a_share_of_an_insignificant_gap_has_no_interval():
 
 
 def test_a_share_of_no_gap_is_undefined():
-    for broken in (0.9, 1.0, 1.005):
-        assert np.isnan(PairedLosses([[broken] * 4], [[1.0] * 4]).share([[0.5] * 4]).value)
+    for baseline in (0.9, 1.0, 1.005):
+        assert np.isnan(PairedLosses([[baseline] * 4], [[1.0] * 4]).share([[0.5] * 4]).value)
     assert PairedLosses([[1.5] * 4], [[1.0] * 4]).share([[1.25] * 4]).value == 0.5
 
 

@@ -9,7 +9,7 @@ from probe.interventions.interventions import by_layer
 from probe.interventions.request import LocateRequest, needed_bytes, plan
 from probe.interventions.results import summarize
 from probe.interventions.run import config_of
-from probe.interventions.tasks import hooks_left, known_clamps, remaining, tasks
+from probe.interventions.tasks import known_clamps, remaining, tasks
 
 GROUP = ("nll", 320)
 HEADS = [(layer, head) for layer in range(3) for head in range(4)]
@@ -38,21 +38,21 @@ def add(journal, locate_plan, key, **row):
 
 
 def test_plain_runs_come_first_and_what_follows_is_foreseen(folder):
-    locate_plan = planned(folder, "weave", "clamp", "attribution", "smallest")
+    locate_plan = planned(folder, "weave", "clamp", "smallest")
     assert {task.kind for task in tasks(locate_plan, {})} == {"run"}
     assert len(tasks(locate_plan, {})) == 2 * 4
-    weaves, attributions = 2 * (3 + 12) * 4, 4 * 4
-    assert remaining(locate_plan, {}) == 2 * 4 + weaves + attributions + 2 + 1  # dims, and a search
+    weaves, first_round = 2 * (3 + 12) * 4, 12 * 2
+    assert remaining(locate_plan, {}) == 2 * 4 + weaves + 2 + first_round + 1  # 2: dims and what follows
 
 
-@pytest.mark.parametrize(("kind", "count"), [("clamp", 2), ("attribution", 4 * 4), ("smallest", 12 * 2 + 1)])
+@pytest.mark.parametrize(("kind", "count"), [("clamp", 2), ("smallest", 12 * 2 + 1)])
 def test_what_was_not_run_remains(folder, tmp_path, kind, count):
     locate_plan = planned(folder, kind)
     assert remaining(locate_plan, with_plain_runs(locate_plan, tmp_path).rows) == count
 
 
 def test_a_method_without_a_gap_is_not_tried(folder, tmp_path):
-    locate_plan = planned(folder, "weave", "clamp", "attribution", "smallest")
+    locate_plan = planned(folder, "weave", "clamp", "smallest")
     assert tasks(locate_plan, with_plain_runs(locate_plan, tmp_path, baseline=[2.0] * 4).rows) == []
 
 
@@ -86,22 +86,6 @@ def test_clamps_of_one_key_hold_the_same_dims(folder, tmp_path):
     some = {clamp.key: clamp.dims for clamp in known_clamps(other, journal.rows, GROUP)}
     assert some.items() < every.items()
     assert {dims for (*_, layer), dims in some.items() if layer == -1} >= {((1, (30, 31)), (2, (20, 21)))}
-
-
-def test_attributions_are_journaled_by_hook(folder, tmp_path):
-    locate_plan = planned(folder, "attribution", hooks=("attn_out", "mlp_out"))
-    journal = with_plain_runs(locate_plan, tmp_path)
-    for number, hook, fall in ((0, "attn_out", 0.5), (1, "mlp_out", 0.25)):
-        falls = [["patch", "mend", hook, "all", layer, -1, fall] for layer in range(3)]
-        add(journal, locate_plan, (*GROUP, "rerope", number, "attribution", hook), falls=falls)
-    left = [hooks_left(locate_plan, journal.rows, GROUP, "rerope", number) for number in range(3)]
-    assert left == [("mlp_out",), ("attn_out",), ("attn_out", "mlp_out")]
-    assert remaining(locate_plan, journal.rows) == 6
-    assert tasks(locate_plan, journal.rows, free_bytes=0) == []
-    by_place = {(row["hook"], row["layer"]): row for row in summarize(locate_plan, journal)["attribution"]}
-    for hook, share in (("attn_out", 0.5), ("mlp_out", 0.25)):
-        assert [by_place[hook, layer]["share"] for layer in range(3)] == pytest.approx([share] * 3)
-        assert (by_place[hook, 0]["items"], by_place[hook, 0]["low"]) == (1, None)
 
 
 def searched(locate_plan, journal, losses, journaled=3):
@@ -158,7 +142,7 @@ def test_no_set_is_searched_for_where_a_half_has_no_gap(folder, tmp_path):
     locate_plan = planned(folder, "smallest")
     journal = with_plain_runs(locate_plan, tmp_path, baseline=[2.03, 2.009, 2.03, 2.009])
     summary = summarize(locate_plan, journal)
-    assert summary["gaps"][0]["judged"]
+    assert summary["loss_gaps"][0]["judged"]
     assert summary["smallest"][0]["heads"] == []
     assert remaining(locate_plan, journal.rows) == 0
 
@@ -166,9 +150,9 @@ def test_no_set_is_searched_for_where_a_half_has_no_gap(folder, tmp_path):
 def test_one_text_has_a_summary(folder, tmp_path):
     locate_plan = planned(folder, "weave", samples=1)
     journal = with_plain_runs(locate_plan, tmp_path)
-    add(journal, locate_plan, (*GROUP, "rerope", 0, "weave", "only", "", "all", 1, -1), nll=[2.5] * 8)
+    add(journal, locate_plan, (*GROUP, "rerope", 0, "weave", "only", 1, -1), nll=[2.5] * 8)
     summary = summarize(locate_plan, journal)
-    assert summary["gaps"][0]["judged"]
+    assert summary["loss_gaps"][0]["judged"]
     assert [row["share"] for row in summary["effects"]] == [0.5]
 
 

@@ -27,7 +27,7 @@ from mesa.engine.schedule import Schedule
 from mesa.methods import Method
 from mesa.plan import Plan, relative_positions, rotary_base
 from mesa.support import ROTARY, check_method, no_phases
-from probe.attention.heads import checked_queries, common_length, labelled, recorded_attention
+from probe.attention.heads import common_length, labelled, recorded_attention, sampled_queries
 
 _CIRCLE = 2 * math.pi
 _BLOCK = 256  # queries
@@ -78,7 +78,7 @@ def unmet_share(
     """
     check_rotary(model.config, method)
     length = common_length(prompts)
-    chosen = checked_queries(queries, length, method.trained_length)
+    chosen = sampled_queries(length, method.trained_length) if queries is None else sorted(queries)
     decoder: Any = model.get_decoder()
     trained, in_use = frequencies(decoder.rotary_emb, method, length)
 

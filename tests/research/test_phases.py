@@ -6,17 +6,15 @@ So pair 1 meets a new phase at relative positions 8 to 12 (4 to 6) and at 13 is 
 
 import math
 
-import cases
 import numpy as np
 import pytest
-import tiny
 import torch
-from transformers import Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, MptConfig
+from transformers import LlamaConfig, LlamaForCausalLM, MptConfig
 
 import mesa
 from mesa.engine.attention import rows
 from probe.attention.heads import recorded_attention
-from probe.attention.phases import Phases, first_unmet, frequencies, unmet_by_position, unmet_share
+from research.phases import Phases, first_unmet, frequencies, unmet_by_position, unmet_share
 
 TRAINED = 8
 SIZES = {
@@ -60,13 +58,6 @@ def test_a_pair_one_step_short_of_a_round_has_met_the_circle():
     """7 steps of 0.8 reach 5.6: what is left of 6.28 is no wider than a step; 0.78 leaves more than one, 0.82."""
     plan = method("origin").plan(16)
     assert Phases.of(plan, *[np.array([0.8, 0.78])] * 2, TRAINED).open_pairs.tolist() == [1]
-
-
-def test_a_distance_may_be_met_beyond_one_that_is_not():
-    """Judged key by key, not by the farthest: queries from 13 on see the same five new distances, 8 to 12."""
-    assert first_unmet(method("origin"), CONFIG, 20) == 8
-    share = unmet_by_position(method("origin"), CONFIG, 20)
-    np.testing.assert_allclose(share[12:], [5 / (2 * (t + 1)) for t in range(12, 20)])
 
 
 @pytest.mark.parametrize(
@@ -128,33 +119,6 @@ def test_shares_equal_a_loop_over_pairs_and_keys(name):
             assert got > 0
 
 
-def test_origin_has_new_phases_beyond_m_only_rerope_none_and_ntk_less():
-    model, ids = tiny.model(), torch.randint(2, 97, (1, 96), generator=torch.Generator().manual_seed(0)).tolist()
-
-    def beyond(name, **parameters):
-        data = unmet_share(model, ids, cases.method(name, **parameters), queries=[10, 23, 24, 60, 95])
-        assert (data["norms"].sel(query=[10, 23]) == 0).all()
-        return data["norms"].sel(query=95)
-
-    origin, slowed = beyond("origin"), beyond("dynamic-ntk", factor=1.0)
-    assert (beyond("rerope") == 0).all()
-    assert (slowed > 0).all()
-    assert (slowed < origin).all()
-
-
-def test_the_base_follows_the_prompts_length():
-    first = [first_unmet(cases.method("dynamic-ntk", factor=1.0), tiny.model().config, n) for n in (24, 60, 200)]
-    assert first[0] is None
-    assert first[1] is not None
-    assert first[2] > first[1]
-
-
-def test_layers_left_as_trained_keep_their_phases():
-    ids = torch.randint(2, 97, (1, 60), generator=torch.Generator().manual_seed(0)).tolist()
-    data = unmet_share(tiny.model(), ids, cases.method("rerope", layers=(1,)), queries=[59])["norms"]
-    assert [bool((data.isel(layer=layer) > 0).all()) for layer in range(3)] == [True, False, True]
-
-
 def test_a_model_that_scales_by_itself_does_so_under_origin_only():
     config = LlamaConfig(
         **{**SIZES, "max_position_embeddings": TRAINED},
@@ -172,10 +136,4 @@ def test_a_model_that_scales_by_itself_does_so_under_origin_only():
 def test_alibi_has_no_phases():
     config = MptConfig(vocab_size=97, d_model=32, n_layers=1, n_heads=4)
     with pytest.raises(ValueError, match=r"model type 'mpt' has no rotary embeddings \(it has ALiBi\)"):
-        first_unmet(method("origin"), config, 16)
-
-
-def test_frequencies_by_layer_have_no_common_phases():
-    config = Gemma3TextConfig(**{**SIZES, "num_hidden_layers": 2}, pad_token_id=0)
-    with pytest.raises(ValueError, match="model type 'gemma3_text' has other rotary frequencies in other layers"):
         first_unmet(method("origin"), config, 16)
