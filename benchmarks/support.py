@@ -17,7 +17,7 @@ import tiny  # noqa: E402
 import mesa  # noqa: E402
 from mesa.checking.rows import FAILED, PASSED, Report  # noqa: E402
 from mesa.methods import registry  # noqa: E402
-from mesa.support import ALIBI, REFUSED, ROTARY, missing, written  # noqa: E402
+from mesa.support import ALIBI, REFUSED, ROTARY, missing, table  # noqa: E402
 
 PRETENDED = 32
 
@@ -51,4 +51,4 @@ def cells(reports: Iterable[tuple[str, Report]], refused: Sequence[str] = tuple(
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
-        print(written(cells(checked(family, Path(place)) for family in families.FAMILIES)))
+        print(table(cells(checked(family, Path(place)) for family in families.FAMILIES)))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -33,24 +32,13 @@ LARGEST = 2**31 - 1
 _PAIRS = 32  # rotary pairs that frequencies are compared at
 
 
-class Bounded:
-    """A part of a plan. ValueError, naming it, for a number beyond `LARGEST`."""
-
-    def __post_init__(self) -> None:
-        """Checks every number, also those in tuples."""
-        for name, value in vars(self).items():
-            for number in value if isinstance(value, tuple) else (value,):
-                if isinstance(number, Real) and not abs(float(number)) <= LARGEST:
-                    raise ValueError(f"{type(self).__name__}: {name}={value} exceeds {LARGEST}")
-
-
 def token_index(index: Any) -> Any:
     """Every token keeps its index as its position."""
     return index
 
 
 @dataclass(frozen=True)
-class Constant(Bounded):
+class Constant:
     """Every token is given the same position."""
 
     position: float
@@ -61,7 +49,7 @@ class Constant(Bounded):
 
 
 @dataclass(frozen=True)
-class Stepped(Bounded):
+class Stepped:
     """`offset` + (index + `shift`) // `width`: one position for every `width` tokens."""
 
     width: int
@@ -74,7 +62,7 @@ class Stepped(Bounded):
 
 
 @dataclass(frozen=True)
-class Slowed(Bounded):
+class Slowed:
     """`offset` + (index + `shift`) / `factor`: fractional positions."""
 
     factor: float
@@ -87,7 +75,7 @@ class Slowed(Bounded):
 
 
 @dataclass(frozen=True)
-class LogN(Bounded):
+class LogN:
     """max(1, ln(index + 1) / ln(`trained_length`)), as in the ReRoPE repository."""
 
     trained_length: int
@@ -109,7 +97,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Carry(Bounded):
+class Carry:
     """Whether (t + `shift`) % `width` < i % `width`, or whether not: where floor(a) - floor(b) is not floor(a - b)."""
 
     width: int
@@ -122,7 +110,7 @@ class Carry(Bounded):
 
 
 @dataclass(frozen=True)
-class Region(Bounded):
+class Region:
     """Some query-key pairs, and the positions they are given.
 
     The pair (t, i) belongs to the region when `queries[0] <= t < queries[1]`, `keys[0] <= i < keys[1]`,
@@ -155,7 +143,7 @@ class Region(Bounded):
 
 
 @dataclass(frozen=True)
-class Plan(Bounded):
+class Plan:
     """What a method does with `length` tokens: disjoint regions (pairs in none are masked), and rotary's base."""
 
     length: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mesa.methods import Method, meant, registry
+from mesa.methods import Method, registry
 
 ROTARY = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma3_text", "phi", "phi3", "olmo2")
 ROTARY += ("stablelm", "gpt_neox")
@@ -25,8 +25,6 @@ CONSTRUCTED = "constructed"
 CONSTRUCTED_LLAMA = "constructed_llama"
 """The model type of their rotary ones (mesa/constructed.py)."""
 
-_COUNTS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
-
 _CAPPED = "its attention scores are soft-capped, which parts of an attention cannot be merged through"
 _IMAGES = "its images see ahead; take its text model out of it (docs/models.md)"
 REFUSED = {"gemma2": _CAPPED, "gemma3": _IMAGES}
@@ -42,12 +40,6 @@ def check_config(config: Any) -> None:
     """Raises ValueError, naming what is supported, when no method can be attached to a model with this config."""
     kind = config.model_type
     reason = REFUSED.get(kind) or _unlike_its_family(config)
-    for name in () if reason else _COUNTS:
-        value = getattr(config, name, None)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(
-                f"{name} of this {kind} model's config is {value!r}, no number above 0; mend its config.json"
-            )
     if not reason:
         if is_rotary(kind) or kind == CONSTRUCTED or (kind in ALIBI and _uses_alibi(config)):
             return
@@ -60,7 +52,8 @@ def check_method(config: Any, method: Method) -> None:
     """As `check_config`, and ValueError when this method cannot be attached to such a model."""
     check_config(config)
     if not isinstance(method, Method):
-        raise ValueError(f"{method!r} is not a method: {_method_wanted(method, config)}")
+        example = f"mesa.make('rerope', trained_length={trained_length(config)})"
+        raise ValueError(f"{method!r} is not a method: give one, such as {example}")
     reason = unfit(config, type(method))
     if reason:
         raise ValueError(f"{method.name} cannot be attached to model type {config.model_type!r}: {reason}")
@@ -73,20 +66,6 @@ def check_method(config: Any, method: Method) -> None:
         if heads[-1] >= config.num_attention_heads:
             last = config.num_attention_heads - 1
             raise ValueError(f"head {heads[-1]} of layer {layer} is out of range; the model has heads 0-{last}")
-
-
-def _method_wanted(value: Any, config: Any) -> str:
-    """What to give in the place of something that is no method."""
-    try:
-        length = trained_length(config)
-    except ValueError:
-        length = 4096
-    if isinstance(value, type) and issubclass(value, Method):
-        return f"it is the class; give {value.__name__}(trained_length={length}), with the length of your model"
-    known, text = registry(), value if isinstance(value, str) else ""
-    note = f"; known: {', '.join(known)}{meant(text, known)}" if text not in known else ""
-    name = text if text in known else "rerope"
-    return f"give one, such as mesa.make({name!r}, trained_length={length}), with the length of your model{note}"
 
 
 def _check_parts(config: Any, method: Method) -> None:
@@ -154,18 +133,14 @@ def trained_length(config: Any) -> int:
     raise ValueError(f"the config of this {config.model_type} model states no trained length; give --trained-length")
 
 
-def cells() -> tuple[dict[str, dict[str, str]], list[str]]:
-    """'yes' or 'no (number)' by family and method, and the reasons by number, from 1."""
-    return numbered(
-        {
-            kind: {name: missing(kind, method) for name, method in registry().items()}
-            for kind in (*ROTARY, *ALIBI, *REFUSED)
-        }
-    )
+def cells(why: dict[str, dict[str, str]] | None = None) -> tuple[dict[str, dict[str, str]], list[str]]:
+    """'yes' or 'no (number)' by family and method, and the reasons by number, from 1.
 
-
-def numbered(why: dict[str, dict[str, str]]) -> tuple[dict[str, dict[str, str]], list[str]]:
-    """As `cells`, from why each family cannot have each method (empty: it can)."""
+    why: why each family cannot have each method (empty: it can); None: as `missing` says.
+    """
+    if why is None:
+        kinds = (*ROTARY, *ALIBI, *REFUSED)
+        why = {kind: {name: missing(kind, method) for name, method in registry().items()} for kind in kinds}
     reasons = list(dict.fromkeys(reason for row in why.values() for reason in row.values() if reason))
     rows = {
         kind: {name: f"no ({reasons.index(reason) + 1})" if reason else "yes" for name, reason in row.items()}
@@ -174,18 +149,9 @@ def numbered(why: dict[str, dict[str, str]]) -> tuple[dict[str, dict[str, str]],
     return rows, reasons
 
 
-def table() -> str:
-    """Families by methods, in Markdown, with the reason where not."""
-    return _markdown(*cells())
-
-
-def written(why: dict[str, dict[str, str]]) -> str:
-    """As `table`, from why each family cannot have each method."""
-    return _markdown(*numbered(why))
-
-
-def _markdown(rows: dict[str, dict[str, str]], reasons: list[str]) -> str:
-    names = list(registry())
+def table(why: dict[str, dict[str, str]] | None = None) -> str:
+    """Families by methods, in Markdown, with the reason where not; as `cells`."""
+    (rows, reasons), names = cells(why), list(registry())
     lines = [f"| | {' | '.join(f'`{name}`' for name in names)} |", "|---" * (len(names) + 1) + "|"]
     lines += [f"| {kind} | {' | '.join(row.values())} |" for kind, row in rows.items()]
     notes = [f"({number}) {reason}" for number, reason in enumerate(reasons, 1)]

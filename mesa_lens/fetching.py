@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from mesa.checkpoints.fetched import CACHE, PROVENANCE, Checkpoint
-from mesa.checkpoints.gguf_header import gguf_package
+from mesa.checkpoints.gguf_file import gguf_package
 from probe.experiment.lock import owned
 
 

@@ -59,7 +59,7 @@ PACKAGES = ("mesa", "probe", "theory", "mesa_lens")
 WITHOUT_TORCH = """
     mesa mesa.methods mesa.plan mesa.settings mesa.support
     mesa.fingerprints probe.options probe.request probe.experiment.lock
-    mesa.checkpoints mesa.checkpoints.fetched mesa.checkpoints.gguf_header mesa.checkpoints.place
+    mesa.checkpoints mesa.checkpoints.fetched mesa.checkpoints.gguf_file mesa.checkpoints.place
     probe probe.experiment.journal probe.statistics probe.evaluation.summary probe.evaluation.text
     probe.tasks.sources
     probe.store.store probe.store.reader probe.store.results probe.store.select probe.store.cache

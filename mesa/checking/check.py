@@ -75,8 +75,7 @@ def _steps(subject: Subject, methods: dict[str, Method], stated: int | None) -> 
     changing = [method for method in methods.values() if not method.as_trained]
     tried = changing[-1] if changing else ReRoPE(trained_length=subject.pretended)
     return [
-        _Step(("dtype and device",), lambda: [model_checks.dtype_and_device(subject)]),
-        _Step(("trained window",), lambda: [model_checks.window(subject, stated)]),
+        _Step(("model",), lambda: [model_checks.model_note(subject, stated)]),
         _Step(("first token",), lambda: [model_checks.first_token(subject)]),
         _Step(("weights are numbers",), lambda: [model_checks.weights(subject)], needed=True),
         _Step(("states are numbers",), lambda: [model_checks.states(subject)], needed=True),

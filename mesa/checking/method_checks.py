@@ -13,9 +13,8 @@ from transformers import DynamicCache
 
 from mesa.checking.oracle import Pair, Positions, attention_output, pairs
 from mesa.checking.recorded_attention import AttentionCall, Calls, before_rotation, record_method
-from mesa.checking.rounding import ALLOWED, perturbed, rounding_perturbed
 from mesa.checking.rows import Comparison, Row, worst_row
-from mesa.checking.subject import Setting, Subject, array, max_difference, run
+from mesa.checking.subject import ALLOWED, Setting, Subject, array, max_difference, perturbed, rounding_perturbed, run
 from mesa.engine.plug import Attachment, applied
 from mesa.methods import Method, NoPE
 from mesa.plan import Plan, rotary_base, turn_alike

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from mesa.checking.oracle import rotated
-from mesa.checking.rounding import ALLOWED, perturbed
 from mesa.checking.rows import FAILED, NOT_RUN, NOTE, PASSED, Comparison, Row, worst_row
-from mesa.checking.subject import Setting, Subject, array, max_difference, run
+from mesa.checking.subject import ALLOWED, Setting, Subject, array, max_difference, perturbed, run
 from mesa.engine.bridge import bridge
 from mesa.engine.plug import applied
+from mesa.finite import check_finite
 from mesa.methods import Method, NoPE, Origin
 from mesa.support import trained_length
 
@@ -24,32 +24,18 @@ HOOKS = "bridge against hidden states"
 """A check's name."""
 
 _NO_TOKENIZER = "no tokenizer was given; the rest does without"
-_STATED = ("max_position_embeddings", "max_seq_len", "original_max_position_embeddings", "sliding_window")
 
 
-def dtype_and_device(subject: Subject) -> Row:
-    """The model's dtype and devices."""
+def model_note(subject: Subject, stated: int | None) -> Row:
+    """The model's dtypes and devices, and the M that other commands will use."""
     weights = list(subject.model.parameters())
     dtypes = ", ".join(sorted({str(weight.dtype).removeprefix("torch.") for weight in weights}))
     devices = ", ".join(sorted({str(weight.device) for weight in weights}))
-    return Row("dtype and device", NOTE, f"{dtypes} on {devices}; what is allowed follows from the dtype")
-
-
-def window(subject: Subject, stated: int | None) -> Row:
-    """What the config says of M, and which M other commands will use."""
-    config = subject.model.config
-    stated_lengths = {name: getattr(config, name, None) for name in _STATED}
-    rope = dict(getattr(config, "rope_parameters", None) or {})
-    if rope.get("rope_type", "default") != "default":
-        stated_lengths["rope scaling"] = ", ".join(
-            f"{key} {value}" for key, value in rope.items() if isinstance(value, str | int | float)
-        )
-    words = "; ".join(f"{name} {value}" for name, value in stated_lengths.items() if value) or "nothing"
     try:
-        used = f"M = {stated or trained_length(config)} {'is stated' if stated else 'is used'}"
+        window = f"M = {stated}, as stated" if stated else f"M = {trained_length(subject.model.config)}, by the config"
     except ValueError:
-        used = "no M follows from it: give --trained-length"
-    return Row("trained window", NOTE, f"the config says {words}; {used}; configs can be wrong about it")
+        window = "no M in the config: give --trained-length"
+    return Row("model", NOTE, f"{dtypes} on {devices}; {window}")
 
 
 def first_token(subject: Subject) -> Row:
@@ -126,14 +112,11 @@ def _copied(value: Any) -> Any:
 
 def weights(subject: Subject) -> Row:
     """Whether all weights are numbers."""
-    named = {**dict(subject.model.named_parameters()), **dict(subject.model.named_buffers())}
-    read = [(name, values) for name, values in named.items() if values.is_floating_point() and not values.is_meta]
-    for name, values in read:
-        if not values.isfinite().all():
-            count = int((~values.isfinite()).sum())
-            detail = f"{count} of {values.numel()} numbers of {name} are not finite; get the checkpoint anew"
-            return Row("weights are numbers", FAILED, detail)
-    return Row("weights are numbers", PASSED, f"{len(read)} tensors")
+    try:
+        check_finite("checked", subject.model)
+    except ValueError as error:
+        return Row("weights are numbers", FAILED, str(error).removeprefix("model 'checked': "))
+    return Row("weights are numbers", PASSED, "every tensor of the checkpoint")
 
 
 def states(subject: Subject) -> Row:

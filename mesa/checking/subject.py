@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mesa.checking.oracle import Positions
 from mesa.checking.recorded_attention import AttentionCall, Calls, before_rotation, record_stock
-from mesa.checking.rounding import ALLOWED, rounding_perturbed
 from mesa.engine.plug import Attachment
 from mesa.support import is_rotary
+
+ALLOWED = 8.0
+"""How many times the effect of one more rounding two ways to compute the same may differ."""
 
 STEPS = 6
 """Tokens that are decoded one by one."""
@@ -128,3 +131,34 @@ def _positions(decoder: Any, cos: Tensor, sin: Tensor) -> Positions:
     used = [part[0, 1, :half].double().cpu() / scaled for part in (cos, sin)]
     off = [float((buffer.cos() - used[0]).abs().max() + (buffer.sin() - used[1]).abs().max()) for buffer in fitting]
     return Positions(fitting[int(np.argmin(off))].numpy(), scaled)
+
+
+def unit(dtype: torch.dtype) -> float:
+    """One unit in the last place of 1; of float64 that of float32, in which rotary's cos and sin are computed."""
+    return torch.finfo(torch.float32 if dtype == torch.float64 else dtype).eps
+
+
+@contextmanager
+def rounding_perturbed(model: nn.Module) -> Iterator[None]:
+    """Every parameterised module's output is off by one unit in the last place of its dtype, up or down at random."""
+    draw = torch.Generator().manual_seed(0)
+
+    def perturb(module: nn.Module, args: Any, output: Any) -> Any:
+        if not isinstance(output, Tensor) or not output.is_floating_point():
+            return None
+        sign = torch.randint(0, 2, output.shape, generator=draw, dtype=torch.int8).to(output.device) * 2 - 1
+        return output + output * (sign * unit(output.dtype)).to(output.dtype)
+
+    leaves = [leaf for leaf in model.modules() if not [*leaf.children()] and [*leaf.parameters(recurse=False)]]
+    handles = [leaf.register_forward_hook(perturb) for leaf in leaves]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def perturbed(states: np.ndarray, dtype: torch.dtype, seed: int) -> np.ndarray:
+    """Float64 states off by one unit in the last place of `dtype`, up or down at random."""
+    sign = np.random.default_rng(seed).choice((-1.0, 1.0), states.shape)
+    return states * (1 + sign * unit(dtype))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mesa.checkpoints.fetched import CHECKPOINTS, fetched, provenance_of
-from mesa.checkpoints.gguf_header import Header, read_header
+from mesa.checkpoints.gguf_file import Header, read_header
 
 DEFAULT = "default"
 SHIPPED = (DEFAULT, "nope", "alibi")

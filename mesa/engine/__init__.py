@@ -2,5 +2,5 @@
 
 In: a plan, and a model's queries, keys and values. Out: attention as planned, in prefill and while decoding.
 Open first: plug.py (`applied`), then attention.py, which follows a plan; kernels.py computes its parts,
-rope.py rotates queries and keys, alibi.py biases them, families.py knows the architectures.
+rope.py gives queries and keys their positions, families.py knows the architectures.
 """

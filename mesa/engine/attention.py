@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mesa.engine.alibi import biased, with_bias
 from mesa.engine.kernels import Mask, Merged, attend
+from mesa.engine.rope import biased, with_bias
 from mesa.engine.schedule import Schedule, calls
 from mesa.engine.stairs import FEW, Stair, stairs
 from mesa.plan import Region

@@ -1,4 +1,4 @@
-"""One forward pass under a method: its tokens' positions, and a schedule for each padding.
+"""One forward pass under a method: its tokens' positions, a schedule for each padding, and the caches it fills.
 
 A pass goes through the layers in the attention mask's place, so that every layer has its own pass's, whichever thread
 runs it, and gradient checkpointing, which computes a layer anew later, gives it the same one again.
@@ -6,12 +6,16 @@ runs it, and gradient checkpointing, which computes a layer anew later, gives it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import wraps
+from threading import local
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from mesa.engine.families import Kind
 from mesa.engine.rope import Rotation
@@ -171,3 +175,74 @@ def check_prompt(real: Tensor, past: int, prompt_length: int) -> None:
             f"row {row} ends before the prompt of {prompt_length} tokens, the first of which were given before; give a "
             "prompt that is padded on the right in one call, or set tokenizer.padding_side='left'"
         )
+
+
+@dataclass(eq=False)
+class Block:
+    """One `with` block of a method; open until it ends."""
+
+    method: str
+    open: bool = True
+
+    def __deepcopy__(self, memo: Any) -> Block:
+        """Itself: the copies of a cache were filled in the same block."""
+        return self
+
+
+class MethodCache(DynamicCache):
+    """A cache whose keys were made in a block; it takes no others after it."""
+
+    block: Block
+    prompt_length: int
+
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        """As the class above has it, in the block."""
+        if not self.block.open:
+            raise Bypassed(
+                f"the `with` block in which this cache of {self.get_seq_length()} tokens was filled has ended, and its "
+                "keys serve only there; let all passes end in the block, and start with a new cache after it"
+            )
+        return super().update(*args, **kwargs)
+
+
+def fill(cache: Any, block: Block, prompt_length: int) -> None:
+    """Notes in a cache, and so in its copies, the block that fills it and its prompt's length."""
+    cache.block, cache.prompt_length = block, prompt_length
+    if type(cache) is DynamicCache:
+        cache.__class__ = MethodCache
+
+
+def prompt_length_of(cache: Any, block: Block) -> int | None:
+    """Its prompt's length where the cache, or what it is a copy of, was filled in this block; else None."""
+    return cache.prompt_length if getattr(cache, "block", None) is block else None
+
+
+class Prompt(local):
+    """The length (tokens) of the prompt that this thread's `generate` was given; None outside of it."""
+
+    length: int | None = None
+
+
+@contextmanager
+def prompt_noted(model: Any, prompt: Prompt) -> Iterator[None]:
+    """`model.generate` writes its prompt's length into `prompt` while it runs, for as long as this lasts."""
+    generate, replaced = model.generate, model.__dict__.get("generate")
+
+    @wraps(generate)
+    def noting(inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+        prompts = (kwargs.get("inputs_embeds"), kwargs.get("input_ids"), inputs)
+        before = prompt.length
+        prompt.length = next((tokens.shape[1] for tokens in prompts if tokens is not None), 1)
+        try:
+            return generate(inputs, *args, **kwargs)
+        finally:
+            prompt.length = before
+
+    model.generate = noting
+    try:
+        yield
+    finally:
+        if replaced is None:
+            del model.generate
+        else:
+            model.generate = replaced

@@ -24,9 +24,21 @@ from transformers.masking_utils import AttentionMaskInterface
 from mesa.decoder import layers_of
 from mesa.engine import families
 from mesa.engine.attention import EXECUTORS, ScoreHooks, by_head, hooked_attention, scores_only
-from mesa.engine.caches import Block, Prompt, fill, prompt_length_of, prompt_noted
 from mesa.engine.families import Kind
-from mesa.engine.passes import Bypassed, Group, Pass, check_positions, check_prompt, real_tokens, taken
+from mesa.engine.passes import (
+    Block,
+    Bypassed,
+    Group,
+    Pass,
+    Prompt,
+    check_positions,
+    check_prompt,
+    fill,
+    prompt_length_of,
+    prompt_noted,
+    real_tokens,
+    taken,
+)
 from mesa.engine.rope import Rotary, Rotation, positions
 from mesa.engine.schedule import Schedule
 from mesa.methods import METHODS, Method, Origin

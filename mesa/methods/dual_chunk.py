@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from mesa.methods.base import SCALED, Method
-from mesa.plan import Bounded, Constant, Plan, Position, Region, Scale
+from mesa.plan import Constant, Plan, Position, Region, Scale
 
 
 @dataclass(frozen=True)
-class Wrapped(Bounded):
+class Wrapped:
     """`shift` + index % `period`, at most `most` where that is given."""
 
     period: int
@@ -28,7 +28,7 @@ class Wrapped(Bounded):
 
 
 @dataclass(frozen=True)
-class StepScale(Bounded):
+class StepScale:
     """0.05 ln(n / M) + 1 for n > M, n the tokens at the step of each token: the prompt's, or those up to itself."""
 
     trained_length: int

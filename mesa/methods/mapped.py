@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mesa.methods.base import SCALED, Method
-from mesa.plan import Bounded, Constant, Plan, Stepped
+from mesa.plan import Constant, Plan, Stepped
 
 SHARPER = Constant((0.1 * math.log(2) + 1) ** 2)
 """The factor on scores, at every length."""
@@ -42,7 +42,7 @@ class STRING(Method):
 
 
 @dataclass(frozen=True)
-class Mapped(Bounded):
+class Mapped:
     """`shift` + (`to` * index) // (`prompt` - 1), for tokens after the prompt that of its last; at most `most`."""
 
     to: int

@@ -43,6 +43,7 @@ GEMMA3 = {
         "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4},
     },
 }
+UNSCALED = {kind: {**rope, "rope_type": "default"} for kind, rope in GEMMA3["rope_parameters"].items()}
 MOE = {"head_dim": 8, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [0]}
 MPT = {"d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 128, "expansion_ratio": 2, "use_cache": False}
 TOKENS = {name: SIZES[name] for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")}
@@ -59,6 +60,7 @@ FAMILIES = {
     "gpt_neox": {**SIZES, **HALF},
     "gemma": {**GROUPED, "head_dim": 8},
     "gemma3_text": {**SLIDING, **GEMMA3},
+    "gemma3_text unscaled": {**SLIDING, **GEMMA3, "rope_parameters": UNSCALED},
     "phi": {**GROUPED, **HALF},
     "phi norms": {**GROUPED, **HALF, "qk_layernorm": True},
     "stablelm": {**GROUPED, **HALF},

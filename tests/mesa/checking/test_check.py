@@ -56,19 +56,11 @@ def test_every_family_passes(family, tmp_path):
 @pytest.mark.slow
 def test_the_readmes_table_is_made_of_checks(tmp_path):
     made = support.cells(support.checked(family, tmp_path) for family in FAMILIES)
-    assert support.written(made) == table()
+    assert table(made) == table()
     assert table() in README
 
 
-def test_the_table_names_what_failed(tokenizer):
-    model = tiny.model()
-    with torch.no_grad():
-        model.model.layers[1].self_attn.k_proj.weight[0, 0] = float("nan")
-    why = support.cells([("llama", checked(model, tokenizer))])["llama"]
-    assert why["rerope"] == "weights are numbers failed"
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_other_dtypes_pass_and_find_mistakes(dtype, tokenizer):
     report = checked(support.families.build("gpt_neox").to(dtype), tokenizer)
     assert not report.failed
@@ -96,6 +88,7 @@ def test_weights_that_are_no_numbers_are_named_and_nothing_is_passed_after_them(
     with torch.no_grad():
         model.model.layers[1].self_attn.k_proj.weight[0, 0] = float("nan")
     report = checked(model, tokenizer)
+    assert support.cells([("llama", report)])["llama"]["rerope"] == "weights are numbers failed"
     ((_, detail),) = rows(report, "failed").items()
     assert detail.startswith("1 of 512 numbers of model.layers.1.self_attn.k_proj.weight are not finite")
     assert not rows(report, "passed")
@@ -129,21 +122,6 @@ def test_a_layer_that_turns_otherwise_than_its_rotary_module_is_found(tokenizer)
     failed = rows(checked(model, tokenizer), "failed")
     assert "in layer 1" in failed["rotary", ""]
     assert "other positions" in failed["rotary", ""]
-
-
-def test_a_shifted_query_in_one_layer_is_found(tokenizer):
-    """Queries and keys of one layer are rotated one position too far."""
-
-    class Shifted(LlamaAttention):
-        def forward(self, hidden_states, position_embeddings, attention_mask=None, **kwargs):
-            cos, sin = (torch.cat([each[:, 1:], each[:, -1:]], 1) for each in position_embeddings)
-            return super().forward(hidden_states, (cos, sin), attention_mask, **kwargs)
-
-    model = tiny.model()
-    shifted = Shifted(model.config, 2)
-    shifted.load_state_dict(model.model.layers[2].self_attn.state_dict())
-    model.model.layers[2].self_attn = shifted.eval()
-    assert "in layer 2" in rows(checked(model.eval(), tokenizer), "failed")["rotary", ""]
 
 
 def test_an_executor_that_is_wrong_is_found(tokenizer, monkeypatch):
@@ -226,10 +204,7 @@ def test_what_needs_a_tokenizer_is_not_run_without_one(monkeypatch):
     monkeypatch.setattr("mesa.checking.model_checks.bridge", None)  # which would ask the hub for one
     report = checked(tiny.model(), None)
     assert not report.failed
-    assert [row.check for row in report.rows if row.result == "not run"] == [
-        "first token",
-        "bridge against hidden states",
-    ]
+    assert {check for check, _ in rows(report, "not run")} == {"first token", "bridge against hidden states"}
 
 
 def test_a_tokenizer_of_another_model_fails(tokenizer):

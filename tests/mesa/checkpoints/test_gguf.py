@@ -55,10 +55,6 @@ def test_the_loaded_model_and_tokenizer_can_be_saved_and_are_the_same(paths, tmp
     assert again.tokenizer.chat_template == tiny_gguf.TEMPLATE
 
 
-def test_dtype_is_the_users(paths):
-    assert load(str(paths[0]), dtype="bfloat16").model.dtype == torch.bfloat16
-
-
 def test_config_and_tokenizer_come_without_weights(paths):
     file, folder = paths
     config, stated = config_of(str(file)), config_of(str(folder))
@@ -95,7 +91,7 @@ def refusal(path, capsys):
     return errors
 
 
-@pytest.mark.parametrize("kept", [0, 3, 4, 20, 24, 60, 3000, 0.5, 0.999])
+@pytest.mark.parametrize("kept", [3, 20, 60, 0.5, 0.999])
 def test_a_file_that_is_cut_short_is_refused(paths, tmp_path, capsys, kept):
     whole = paths[0].read_bytes()
     file = tmp_path / "cut.gguf"
@@ -139,8 +135,3 @@ def test_without_the_package_its_extra_is_named(paths, monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ValueError, match=r"pip install 'mesa-lens\[gguf\]'"):
         config_of(str(paths[0]))
-
-
-def test_a_folder_is_named_as_before(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"give a folder, a .gguf file or a hub id"):
-        load(str(tmp_path))

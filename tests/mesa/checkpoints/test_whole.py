@@ -107,18 +107,6 @@ def test_states_that_are_no_numbers_end_the_run_with_the_layer_s_name(good, tmp_
     assert not (tmp_path / "out" / "journal.jsonl").exists()
 
 
-def test_logits_that_are_no_numbers_end_an_evaluation(good, tmp_path, capsys):
-    def change(weights):
-        weights["model.norm.weight"] *= 1e38
-        weights["lm_head.weight"] *= 1e10
-
-    folder = changed(good, tmp_path / "model", change)
-    asked = ["eval", "--model", folder, "--task", "passkey", "--methods", "origin", "--lengths", "96", "--samples", "1"]
-    assert main([*asked, "--out", str(tmp_path / "out")]) == 1
-    assert "the logits are not finite; run the model with --dtype float64" in capsys.readouterr().err
-    assert not (tmp_path / "out" / "journal.jsonl").exists()
-
-
 def test_the_check_leaves_no_hooks(good):
     model = load(str(good)).model
     with states_checked(model):

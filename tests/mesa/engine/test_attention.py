@@ -31,91 +31,63 @@ def rotate():
     return Rotation(rotary, own.inv_freq)
 
 
-def run(executor, method, tensors, start, prompt):
+def run(executor, method, tensors, start, prompt, slopes=None):
     query, key, value = tensors
-    cached, turn = method.cached_position, rotate()
-    index, plain = torch.arange(key.shape[2]), Plan(key.shape[2], ())
-    query, key = (turn(states, cached(index), plain) for states in (query, key))  # as the model's own module does
-    schedule = Schedule(method.plan(key.shape[2], prompt), start, cached, turn)
+    length, cached, turn = key.shape[2], method.cached_position, None
+    if slopes is None:
+        turn, index = rotate(), torch.arange(length)
+        query, key = (turn(part, cached(index), Plan(length, ())) for part in (query, key))  # as the model itself does
+    slopes = None if slopes is None else torch.tensor(slopes, dtype=torch.float64)
+    schedule = Schedule(method.plan(length, prompt), start, cached, turn, slopes=slopes)
     with torch.no_grad():
         return attention.EXECUTORS[executor](schedule, query[:, :, start:], key, value, DIM**-0.5)[0]
+
+
+def agree(name, length, prompt, slopes, log_n, **changes):
+    """Both executors, from the first, the first decoded and the last query on, against the formula; its output."""
+    tensors, method = states(length), cases.method(name, log_n=log_n, **changes)
+    parameters = {
+        **cases.oracle_parameters(name),
+        **changes,
+        "trained": cases.TRAINED,
+        "prompt": prompt,
+        "log_n": log_n,
+    }
+    arrays = [tensor[0].numpy() for tensor in tensors]
+    expected = np.stack(
+        [
+            oracle.attention(name, *(array[head] for array in arrays), slope=slope, **parameters)
+            for head, slope in enumerate(slopes or (None, None))
+        ]
+    )
+    for executor in ("dense", "fused"):
+        for start in {0, min(prompt, length - 1), length - 1}:
+            got = run(executor, method, tensors, start, prompt, slopes)[0].numpy()
+            # rotary tables are float32, as in transformers: 2e-5 on outputs of size 2
+            tolerance = 1e-9 if slopes else 5e-5
+            np.testing.assert_allclose(got, expected[:, start:], atol=tolerance, err_msg=f"{executor} from {start}")
+    return expected
 
 
 @pytest.mark.parametrize("log_n", [False, True])
 @pytest.mark.parametrize("name", list(cases.CASES))
 @pytest.mark.parametrize(("length", "prompt"), [(20, 20), (61, 61), (61, 55), (30, 20)])
 def test_executors_equal_the_formula_pair_by_pair(name, length, prompt, log_n):
-    tensors = states(length)
-    arrays = [tensor[0].numpy() for tensor in tensors]
-    expected = np.stack(
-        [
-            oracle.attention(
-                name,
-                *(array[head] for array in arrays),
-                trained=cases.TRAINED,
-                prompt=prompt,
-                log_n=log_n,
-                **cases.oracle_parameters(name),
-            )
-            for head in range(2)
-        ]
-    )
-    for executor in ("dense", "fused"):
-        for start in {0, min(prompt, length - 1), length - 1}:
-            got = run(executor, cases.method(name, log_n=log_n), tensors, start, prompt)[0].numpy()
-            # rotary tables are float32, as in transformers: 2e-5 on outputs of size 2
-            np.testing.assert_allclose(got, expected[:, start:], atol=5e-5, err_msg=f"{executor} from {start}")
+    agree(name, length, prompt, None, log_n)
 
 
 @pytest.mark.parametrize("log_n", [False, True])
 @pytest.mark.parametrize("name", list(cases.CASES))
 @pytest.mark.parametrize(("length", "prompt"), [(20, 20), (61, 55)])
 def test_alibi_equals_the_formula_pair_by_pair(name, length, prompt, log_n):
-    query, key, value = states(length)
-    slopes, method = [0.7, 0.05], cases.method(name, log_n=log_n)
-    for executor in ("dense", "fused"):
-        for start in {0, prompt, length - 1} - {length}:
-            schedule = Schedule(
-                method.plan(length, prompt),
-                start,
-                method.cached_position,
-                slopes=torch.tensor(slopes, dtype=torch.float64),
-            )
-            got = attention.EXECUTORS[executor](schedule, query[:, :, start:], key, value, DIM**-0.5)[0][0].numpy()
-            for head, slope in enumerate(slopes):
-                expected = oracle.attention(
-                    name,
-                    *(states[0, head].numpy() for states in (query, key, value)),
-                    trained=cases.TRAINED,
-                    prompt=prompt,
-                    log_n=log_n,
-                    slope=slope,
-                    **cases.oracle_parameters(name),
-                )
-                np.testing.assert_allclose(got[head], expected[start:], atol=1e-9, err_msg=f"{executor} from {start}")
+    agree(name, length, prompt, (0.7, 0.05), log_n)
 
 
 @pytest.mark.parametrize("weave", WEAVES)
-@pytest.mark.parametrize("slope", [None, 0.7])
-def test_woven_middle_chunks_equal_the_formula_pair_by_pair(weave, slope):
-    query, key, value = states(61)
-    changes = {"weave": weave, "middle": "woven"}
-    method = cases.method("mesa", log_n=True, **changes)
-    parameters = {"trained": cases.TRAINED, "prompt": 55, "log_n": True, "slope": slope}
-    parameters |= cases.oracle_parameters("mesa") | changes
-    expected = oracle.attention("mesa", *(part[0, 1].numpy() for part in (query, key, value)), **parameters)
-    for executor in ("dense", "fused"):
-        if slope is None:
-            got = run(executor, method, (query, key, value), 0, 55)
-        else:
-            slopes = torch.full((2,), slope, dtype=torch.float64)
-            schedule = Schedule(method.plan(61, 55), 0, method.cached_position, slopes=slopes)
-            got = attention.EXECUTORS[executor](schedule, query, key, value, DIM**-0.5)[0]
-        np.testing.assert_allclose(got[0, 1].numpy(), expected, atol=1e-9 if slope else 5e-5, err_msg=executor)
-    local = oracle.attention(
-        "mesa", *(part[0, 1].numpy() for part in (query, key, value)), **parameters | {"middle": "local"}
-    )
-    assert np.abs(local - expected).max() > 1e-2
+@pytest.mark.parametrize("slopes", [None, (0.7, 0.7)])
+def test_woven_middle_chunks_equal_the_formula_pair_by_pair(weave, slopes):
+    woven, local = (agree("mesa", 61, 55, slopes, True, weave=weave, middle=middle) for middle in ("woven", "local"))
+    assert np.abs(local - woven).max() > 1e-2
 
 
 @pytest.mark.parametrize("name", list(cases.CASES))

@@ -107,19 +107,16 @@ def test_gradients_reach_the_hooks_under_dense(model, tokenizer):
 @pytest.mark.parametrize("hook", ["pattern", "attn_scores"])
 def test_a_hook_that_fused_attention_does_not_reach_is_an_error(model, tokenizer, hook):
     bridge, method, own = mesa.bridge(model, tokenizer), cases.method("rerope"), name(hook, 1)
-    asked = [
-        lambda: bridge.run_with_cache(tokens(), names_filter=own),
+    calls = [
         lambda: bridge.run_with_cache(tokens(), names_filter=[own, "blocks.0.hook_resid_post"]),
-        lambda: bridge.run_with_cache(tokens(), names_filter=lambda each: each.endswith(hook)),
-        lambda: bridge.run_with_hooks(tokens(), fwd_hooks=[(own, print)]),
-        lambda: bridge.run_with_hooks(tokens(), fwd_hooks=[(lambda each: each.endswith(hook), print)]),
+        lambda: bridge.run_with_hooks(tokens(), fwd_hooks=[(lambda other: other.endswith(hook), print)]),
     ]
     with torch.no_grad():
-        for ask in asked:
+        for call in calls:
             with mesa.applied(model, method), pytest.raises(ValueError, match=r"hook_.* does not fire: .*'dense'"):
-                ask()
+                call()
             with pytest.raises(ValueError, match="executor='dense'"):  # no method attached
-                ask()
+                call()
         with mesa.applied(model, method):
             bridge(tokens())  # the errors leave nothing behind
 
@@ -154,21 +151,10 @@ def test_a_text_beyond_the_window_is_not_cut(wide, tokenizer, name):
     ids = torch.tensor(tokenizer([text])["input_ids"])
     assert ids.shape[1] > 2 * bridge.cfg.n_ctx
     assert torch.equal(bridge.to_tokens(text), ids)
-    assert len(bridge.to_str_tokens(text)) == len(bridge.to_str_tokens([text, "a"])[0]) == ids.shape[1]
-    assert bridge.get_token_position(int(ids[0, -1]), text, mode="last") == ids.shape[1] - 1
     with torch.no_grad(), attached(wide, name):
         expected = wide(ids).logits
-        for logits in (
-            bridge(text),
-            bridge([text]),
-            bridge.run_with_cache(text)[0],
-            bridge.run_with_cache(input=text)[0],
-            bridge.run_with_hooks(text),
-        ):
+        for logits in (bridge(text), bridge([text]), bridge.run_with_cache(text)[0], bridge.run_with_hooks(text)):
             assert torch.equal(logits, expected)
-        assert bridge.input_to_embed(text)[1].shape == ids.shape
-        losses = torch.nn.functional.cross_entropy(expected[0, :-1], ids[0, 1:])
-        torch.testing.assert_close(bridge(text, return_type="loss"), losses)
         said = bridge.generate(
             text, max_new_tokens=3, do_sample=False, stop_at_eos=False, verbose=False, return_type="tokens"
         )

@@ -50,16 +50,6 @@ def test_generate_continues_as_step_by_step_decoding_does(model, name):
     assert output[:, 50:].tolist() == torch.cat(chosen, 1).tolist()
 
 
-def test_dynamic_ntk_forgets_a_long_prompt(model):
-    """Hugging Face's own scaling keeps the base of the longest prompt; long, short, long must not matter."""
-    long, short = tokens(1, 80), tokens(1, 30)
-    with mesa.applied(model, cases.method("dynamic-ntk")):
-        fresh = logits(model, short), logits(model, long)
-        again = logits(model, short), logits(model, long)
-    assert torch.equal(fresh[0], again[0])
-    assert torch.equal(fresh[1], again[1])
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_model_is_as_before(model, fails):
     ids = tokens(1, 60)
@@ -133,7 +123,7 @@ def test_bad_input_is_refused(model):
     with pytest.raises(ValueError, match=message):
         mesa.applied(gpt, cases.method("rerope")).__enter__()
     cache = DynamicCache()
-    with mesa.applied(model, cases.method("rerope")):
+    with mesa.applied(model, cases.method("rerope")) as attachment:
         with pytest.raises(ValueError, match="use executor='dense'"):
             logits(model, tokens(1, 9), output_attentions=True)
         with pytest.raises(RuntimeError, match="no gradients"):
@@ -141,6 +131,7 @@ def test_bad_input_is_refused(model):
         with pytest.raises(ValueError, match="already attached"), mesa.applied(model, cases.method("mesa")):
             pass
         logits(model, tokens(1, 10), past_key_values=cache)
+        assert attachment.running is None
     message = "the cache of 10 tokens was not filled under mesa; start with a new one"
     with mesa.applied(model, cases.method("mesa")), pytest.raises(ValueError, match=message):
         logits(model, tokens(1, 1), past_key_values=cache)
@@ -165,12 +156,6 @@ def test_arguments_by_position_are_heeded(model):
         without = model.model(ids).last_hidden_state
     torch.testing.assert_close(by_place, by_name, atol=0, rtol=0)
     assert (without[0, 9:] - by_name[0, 9:]).abs().max() > 0.1
-
-
-def test_no_pass_runs_after_its_forward(model):
-    with mesa.applied(model, cases.method("rerope")) as attachment:
-        logits(model, tokens(1, 20))
-        assert attachment.running is None
 
 
 def test_rotary_tables_come_out_where_the_states_are():

@@ -38,13 +38,14 @@ def rms(error):
     return error.pow(2).mean((0, 2, 3)).sqrt().tolist()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("executor", ["fused", "dense"])
-def test_alibi_in_bfloat16_keeps_its_accuracy_at_32k(executor):
+def test_alibi_in_half_precision_keeps_its_accuracy_at_32k(executor, dtype):
     """An output's own rounding is 0.0016; biases in two parts make 0.04 of it, biases in bfloat16 much more."""
     slopes, given = [STEEPEST, GENTLE], states()
-    exact = EXECUTORS["dense"](alibi(torch.float64, slopes), *(each.double() for each in given), DIM**-0.5)[0]
-    got = EXECUTORS[executor](alibi(torch.float32, slopes), *given, DIM**-0.5)[0]
-    assert got.dtype == torch.bfloat16
+    exact = EXECUTORS["dense"](alibi(torch.float64, slopes), *(part.double() for part in given), DIM**-0.5)[0]
+    got = EXECUTORS[executor](alibi(torch.float32, slopes), *(part.to(dtype) for part in given), DIM**-0.5)[0]
+    assert got.dtype == dtype
     assert max(rms(got.double() - exact)) < 2.5e-3
 
 
@@ -65,7 +66,7 @@ def test_rows_of_alibi_in_bfloat16_are_as_accurate():
 
 def test_plain_operations_keep_a_large_bias_in_bfloat16(monkeypatch):
     monkeypatch.setattr("mesa.engine.attention.attend", attend_plainly)
-    test_alibi_in_bfloat16_keeps_its_accuracy_at_32k("fused")
+    test_alibi_in_half_precision_keeps_its_accuracy_at_32k("fused", torch.bfloat16)
 
 
 def tokens(batch, length):

@@ -68,13 +68,6 @@ def test_rows_of_a_pass_that_goes_on_from_a_cache(name):
         torch.testing.assert_close(found[layer], expected[layer][:, :, 60:], atol=1e-6, rtol=0)
 
 
-def test_the_test_would_see_another_window():
-    model, ids = tiny.model(), tokens(61)
-    expected = whole(model, cases.method("rerope", window=6), ids)
-    found = observed(model, cases.method("rerope"), ids, CHOSEN)
-    assert max(float((found[layer] - expected[layer][:, :, CHOSEN]).abs().max()) for layer in range(3)) > 1e-3
-
-
 @pytest.mark.parametrize("family", MODELS)
 def test_heads_with_a_plan_of_their_own_are_seen_with_it(family):
     model, ids = build(family).double(), tokens(61)
