@@ -1,28 +1,22 @@
-"""What a probe run reads: texts and prompts as token ids; and a short first pass that tries the values."""
+"""What a probe run reads: texts and prompts as token ids."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 import xarray as xr
 
-from mesa.decoder import layers_of
 from mesa.fingerprints import identity, ids_fingerprint
-from mesa.models import Loaded, tokenizer_of
+from mesa.models import tokenizer_of
 from probe.capture.capture import check_distinct
 from probe.plan import ProbePlan, evaluation_plan
-from probe.store import store
 from probe.store.reader import FINGERPRINTS
 from probe.tasks import score, sources
 from probe.tasks.likelihood import TAIL
 from probe.tasks.retrieval import first_ids, repeated_word
 from probe.tasks.retrieval_tasks import PASSKEY
-
-_TRIED = 64  # tokens
 
 
 def prepare(plan: ProbePlan) -> tuple[list[np.ndarray], dict[str, list[int]]]:
@@ -60,28 +54,6 @@ def fingerprints(
         "inputs": ids_fingerprint([*documents, *tokens.values()]),
         **{name: known[name] for name in FINGERPRINTS if name in known},
     }
-
-
-@torch.no_grad()
-def check_values(loaded: Loaded, plan: ProbePlan, ids: list[int]) -> None:
-    """Raises ValueError where a short pass shows values that the store cannot hold: before hours of measuring."""
-    model: Any = loaded.model
-    layers = layers_of(model)
-    dims, seen = torch.tensor(plan.kept.dims), {}
-
-    def keep(module: Any, args: Any, output: Any, layer: int) -> None:
-        states = output[0] if isinstance(output, tuple) else output
-        width = states.shape[-1]
-        seen[layer] = states[0][:, (dims[dims < width]).to(states.device)].float().cpu().numpy()
-
-    handles = [layers[layer].register_forward_hook(partial(keep, layer=layer)) for layer in plan.kept.layers]
-    try:
-        model(torch.tensor([ids[:_TRIED]], device=model.device), use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
-    for layer, values in seen.items():
-        store.check_values(values, np.dtype(plan.request.spec.dtype), f"layer {layer}")
 
 
 def _prompt_tokens(tokenizer: Any, plan: ProbePlan, documents: list[np.ndarray]) -> dict[str, list[int]]:

@@ -20,7 +20,6 @@ from probe.experiment.journal import Journal, Rows
 from probe.experiment.model_spec import ModelSpec
 from probe.experiment.run import Experiment
 from probe.experiment.task import Measure, Task
-from probe.inputs import check_values
 from probe.plan import ProbePlan
 from probe.store import store
 from probe.store.reader import partial_path
@@ -137,13 +136,11 @@ class ProbeWorker:
         return cls(replace(plan, config=None), replace(evaluation, config=None), dict(tokens), source)
 
     def start(self, memory_bytes: int | None = None) -> Measure:
-        """Loads the model and tries its values; a task gives its journal row, or hidden states by hook.
+        """Loads the model; a task gives its journal row, or hidden states by hook.
 
-        Capture wraps the model: nothing can be measured after it. Raises ValueError for values that the store cannot
-        hold.
+        Capture wraps the model: nothing can be measured after it.
         """
         loaded = self.source.loaded()
-        check_values(loaded, self.plan, next(iter(self.tokens.values())))
         measure, bridge = measure_with(self.evaluation, loaded, memory_bytes), None
 
         def result(task: Task) -> Any:

@@ -14,6 +14,7 @@ import zarr
 
 from probe.experiment.journal import JournalFile, read_journal
 from probe.experiment.lock import LOCK, journal_lines, lock_state
+from probe.experiment.progress import format_seconds
 from probe.store.location import zarr_store
 from probe.store.reader import is_half, partial_path, store_of
 from probe.store.regions import stored_array, whole_passes
@@ -126,13 +127,6 @@ def status_of(folder: Path) -> Status:
     whole = all(part.left == 0 and not part.damaged for part in parts) and not lacking
     state = "running" if running else "finished" if whole else "unfinished"
     return Status(folder, state, parts, holder, lacking)
-
-
-def format_seconds(seconds: float) -> str:
-    """A time in words, such as '4 min'."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def has_results(out: Path) -> bool:

@@ -17,6 +17,7 @@ from mesa.engine.schedule import calls
 from mesa.methods import Method
 from mesa.models import DTYPES, chosen_dtype
 from probe.capture.memory import check_memory
+from probe.experiment.progress import format_seconds
 
 Passes = Mapping[tuple[Method, int], float]
 """Number of passes by method and length in tokens."""
@@ -51,13 +52,8 @@ def time_of(models: Sequence[tuple[Any, Passes]], load: Mapping[str, Any], execu
 
 def format_range(low: float, high: float) -> str:
     """A range of seconds in words."""
-    if high < 10:
-        return "less than 10 s"
-    size, unit = next(
-        (size, unit) for size, unit in ((1, "s"), (60, "min"), (3600, "h")) if high < 100 * size or unit == "h"
-    )
-    first, last = (f"{value / size:z.0f}" if high >= 10 * size else f"{value / size:z.1f}" for value in (low, high))
-    return f"about {last} {unit}" if first == last else f"about {first} to {last} {unit}"
+    first, last = format_seconds(low), format_seconds(high)
+    return f"about {last}" if first == last else f"about {first} to {last}"
 
 
 def seconds(config: Any, load: Mapping[str, Any], executor: str, passes: Passes) -> tuple[float, float]:

@@ -51,6 +51,13 @@ def showing_progress(title: str, unit: str = "cell", *, verbose: bool = False) -
         yield Progress(bar, verbose=verbose)
 
 
+def format_seconds(seconds: float) -> str:
+    """A time in words, such as '4 min'."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def deadline(minutes: float | None) -> float | None:
     """The time of `time.monotonic` after `minutes`; None: no limit. Raises ValueError for 0 and less."""
     if minutes is None:

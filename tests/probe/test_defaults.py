@@ -8,12 +8,9 @@ import pytest
 from mesa.settings import fitting_methods
 from probe.attention import request as anatomy
 from probe.evaluation import plan as evaluation
-from probe.evaluation.plan import unfit_length
 from probe.inputs import prepare
 from probe.interventions import request as locating
 from probe.plan import ProbeRequest, plan, provenance
-from probe.tasks.base import Setting
-from probe.tasks.retrieval_tasks import PASSKEY
 
 PLANS = {
     "probe": (plan, ProbeRequest),
@@ -38,12 +35,6 @@ def test_default_methods_are_those_that_the_model_can_have(command, capsys):
         assert output.count(line) == (default == "all" or name in default)
     with pytest.raises(ValueError, match="dynamic-ntk cannot be attached to model type 'mpt'"):
         make_plan(replace(request, methods="origin,dynamic-ntk"))
-
-
-def test_what_scales_its_frequencies_already_has_no_yarn(capsys):
-    planned = evaluation.plan(evaluation.EvalRequest(model="nope", samples=2))
-    assert "yarn" not in planned.methods
-    assert "left out: yarn cannot be attached to model type 'llama': its config scales" in capsys.readouterr().err
 
 
 def test_a_run_records_what_its_default_left_out():
@@ -86,15 +77,6 @@ def test_lengths_too_short_for_a_prompt_are_left_out_of_a_default_alone(capsys):
     tasks = evaluation.plan(evaluation.EvalRequest(trained_length=64, samples=2, methods="origin"))
     assert tasks.setting.lengths == (128, 256, 512)
     assert line in capsys.readouterr().err
-
-
-def test_every_key_of_a_short_prompt_is_tried(monkeypatch):
-    """Numbers differ in tokens: another key than the first may not fit."""
-    tokenizer, setting = evaluation.tokenizer_of("default"), Setting(128, (80,), samples=20)
-    assert not unfit_length([PASSKEY], tokenizer, 80, setting)
-    keys = iter(["12345"] * 7 + ["12345" * 9] * 13)
-    monkeypatch.setattr("probe.tasks.retrieval.random_key", lambda rng: next(keys))
-    assert "--lengths 80: length=80 is below the task's" in unfit_length([PASSKEY], tokenizer, 80, setting)
 
 
 def test_anatomy_leaves_out_parts_that_the_window_is_too_small_for(capsys):

@@ -14,7 +14,6 @@ import probe
 from probe import opened
 from probe.opened import PLOTLY
 from probe.report import write_report
-from probe.store.reader import open_run as open_store
 from probe.thresholds.calls import drift_calls
 from probe.verdict.verdict import html, text
 
@@ -48,18 +47,6 @@ def test_the_verdict_is_that_of_the_summary(run, folder):
     assert json.loads(json.dumps(run.verdict())) == written
     assert repr(run.verdict()) == text(written)
     assert run.verdict()._repr_html_() == html(written)
-
-
-def test_without_a_report_the_verdict_is_worked_out(tmp_path, folder):
-    bare = write_run(tmp_path, hidden_states(), evaluation())
-    assert probe.open_run(bare).verdict() == json.loads((folder / "summary.json").read_text())["verdict"]
-
-
-def test_a_folder_and_its_store_open_alike(run, folder):
-    assert probe.open_run(folder / "store.zarr").folder == run.folder == folder
-    assert isinstance(run, type(open_store(folder)))
-    assert repr(run).startswith(f"run {folder} of tiny, M = 64: 4 methods, 2 prompts, 3 layers, 320 positions, 32 dims")
-    assert "verdict(), drift()" in repr(run)
 
 
 def test_drift_is_that_of_the_analysis(run):
@@ -106,13 +93,6 @@ def test_large_heatmaps_are_pooled_to_blocks(run, monkeypatch):
     assert "each value is the farthest from 0 of" in repr(few)
 
 
-def test_curves_list_measured_and_predicted_failures(run):
-    view = run.curves()
-    assert view.data.identical(run.evaluation)
-    origin = next(line for line in repr(view).splitlines() if line.startswith("origin"))
-    assert "(64, 128]" in origin
-
-
 @pytest.mark.parametrize("part", ["drift", "thresholds", "heatmap", "curves"])
 def test_every_view_has_a_png_a_text_and_a_plotly_figure(run, part):
     view = getattr(run, part)()
@@ -121,14 +101,6 @@ def test_every_view_has_a_png_a_text_and_a_plotly_figure(run, part):
     assert bundle["text/plain"] == repr(view)
     assert json.loads(json.dumps(bundle[PLOTLY]))["data"]
     assert len(view.figure().data) == len(bundle[PLOTLY]["data"])
-
-
-def test_figures_and_numbers_are_saved(run, tmp_path):
-    paths = run.thresholds([(1, 3)]).save(tmp_path / "new", "svg,csv")
-    assert sorted(path.suffix for path in paths) == [".csv", ".csv", ".svg"]
-    assert all(path.stat().st_size > 100 for path in paths)
-    with pytest.raises(ValueError, match="format 'gif'"):
-        run.curves().save(tmp_path, "gif")
 
 
 @pytest.mark.slow

@@ -217,19 +217,6 @@ def test_overwriting_removes_nothing_for_a_run_that_cannot_be(model, tmp_path, c
     assert main(command_line(model, out)) == 0
 
 
-def test_another_rule_rewrites_the_report_and_captures_nothing(model, uninterrupted, tmp_path, capsys, monkeypatch):
-    out = shutil.copytree(uninterrupted, tmp_path / "out")
-    monkeypatch.setattr(source, "load", None)
-    stored = json.loads((out / "summary.json").read_text())
-    (out / "summary.json").write_text(json.dumps({**stored, "predicted_by": "drift", "drift": []}))
-    assert main(command_line(model, out, "--rule", "paper")) == 0
-    assert json.loads((out / "summary.json").read_text())["predicted_by"] == "paper"
-    assert files(out / "store.zarr") == files(uninterrupted / "store.zarr")
-    capsys.readouterr()
-    assert main(command_line(model, out, "--rule", "paper")) == 0
-    assert f"finished already: {out}" in capsys.readouterr().err
-
-
 def test_a_probe_run_goes_on_after_a_length_between_was_lost_also_where_all_is_captured(model, tmp_path, monkeypatch):
     monkeypatch.setattr("probe.stages._between", lambda *_: {"rerope": 120})
     options = {"methods": "origin,rerope", "length": 300, "texts": 0, "samples": 1, "lengths": (80, 160), "refine": 1}

@@ -9,7 +9,8 @@ import streamlit as st
 from mesa_lens.dashboard.elements import plain, sheet
 from mesa_lens.dashboard.runs import STORE, folders, is_inside, name_of
 from probe.experiment.lock import LOCK
-from probe.status import Status, format_seconds, status_of
+from probe.experiment.progress import format_seconds
+from probe.status import Status, status_of
 from probe.store.location import POINTER, Remote
 from probe.store.reader import partial_path
 

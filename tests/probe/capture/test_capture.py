@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
 
 import mesa
 from mesa.models import load
@@ -40,12 +39,6 @@ def test_bridge_equals_the_plugged_model(loaded, name):
     for layer in (0, 1):  # hidden_states[i + 1] is block i's output, but for the last, which is normed
         hidden = expected.hidden_states[layer + 1][0].numpy()
         np.testing.assert_array_equal(states[layer], hidden[[0, 5, 69]][:, [3, 31]])
-
-
-def test_building_a_bridge_leaves_transformer_lens_as_it_was(loaded):
-    before = dict(ArchitectureAdapterFactory._adapters)
-    bridge_to(load(loaded.name).model, loaded.tokenizer)
-    assert ArchitectureAdapterFactory._adapters == before
 
 
 def test_heads_are_side_by_side_and_other_hooks_fire(loaded):
@@ -113,11 +106,6 @@ def test_gaps_or_none_the_same_values_are_kept(loaded, positions, dims):
 
 def _uncounted(attachment, module, query, *args, **kwargs):
     return query.transpose(1, 2), None
-
-
-def test_ranges_are_parsed_with_their_ends():
-    assert parse_ranges("4000-5000,7", "--positions") == ((7, 8), (4000, 5001))
-    assert parse_ranges("all", "--positions") is None
 
 
 @pytest.mark.parametrize(

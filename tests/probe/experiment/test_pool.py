@@ -74,17 +74,6 @@ def test_the_local_pool_begins_no_unwanted_task_and_after_the_first_none_once_st
     assert [task for task, _ in results(pool, stop=lambda: True)] == TASKS[:1]
 
 
-def test_what_was_begun_in_time_counts_also_where_an_earlier_task_was_not():
-    ended = []
-    queue = Queue(TASKS, max_ahead=10, stop=lambda: len(ended) > 1)
-    ended += [queue.take(0), queue.take(0)]
-    assert queue.take() is None
-    queue.end(ended[1], Outcome(2))
-    assert list(queue.due()) == []
-    queue.end(ended[0], Outcome(1))
-    assert list(queue.due()) == [(ended[0], Outcome(1)), (ended[1], Outcome(2))]
-
-
 def test_a_worker_gets_a_task_that_fits_its_memory():
     tasks = [Task("count", (size,), memory_bytes=size) for size in (50, 10, 30)]
     queue = Queue(tasks, max_ahead=10)

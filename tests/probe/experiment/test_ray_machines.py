@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import drawn
-import psutil
 import pytest
 from drawn import NOTHING, NoSource
 from tqdm import tqdm
@@ -93,19 +92,6 @@ class Squares(Toy):
         return cell.key[0] ** 2
 
 
-class Hogs(Toy):
-    """Squares; the first try of the third takes all the memory that it gets."""
-
-    kind = "hog"
-
-    def _hog(self, cell):
-        tries, taken = self._note(cell.key[0]), []
-        while cell.key[0] == 3 and tries == 1:
-            taken.append(b"1" * 2**26)
-            time.sleep(0.02)
-        return cell.key[0] ** 2
-
-
 class Devices(Toy):
     """The GPUs that a worker sees."""
 
@@ -144,18 +130,6 @@ def test_what_a_lost_machine_was_at_is_begun_again_on_the_others(machines, tmp_p
     assert 1 <= sum(begun(tmp_path)) - 6 <= 2  # what its two workers were at
     told = capsys.readouterr().err
     assert re.search(r"worker \d: its worker died \(.*\); begun again: ", told)
-
-
-def test_a_worker_that_is_ended_for_want_of_memory_is_told_and_its_cell_begun_again(tmp_path, capsys, monkeypatch):
-    memory = psutil.virtual_memory()
-    if memory.available < 4 * 2**30:
-        pytest.skip("the machine has less than 4 GiB free")
-    monkeypatch.setenv("RAY_memory_usage_threshold", str(1 - (memory.available - 2**30) / memory.total))
-    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "50")
-    found, _ = outcomes(Runner("ray", workers=2), Hogs(str(tmp_path)))
-    assert found == [number**2 for number in range(6)]
-    assert begun(tmp_path)[3] >= 2
-    assert "; begun again: (3,)" in capsys.readouterr().err
 
 
 def test_in_a_mixed_pool_workers_of_two_gpus_go_where_gpus_are_and_see_their_own_alone(machines, tmp_path):

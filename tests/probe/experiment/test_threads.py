@@ -12,7 +12,6 @@ import torch
 from mesa_lens.cli import main, parser
 from probe.experiment import ray_pool, threads
 from probe.experiment.ray_cluster import Node
-from probe.experiment.ray_pool import RayWorker
 from probe.experiment.runner import Runner
 from probe.experiment.task import Task
 
@@ -65,7 +64,7 @@ def test_threads_sleep_soon_unless_it_is_stated(policy, expected, monkeypatch):
     assert os.environ.get("GOMP_SPINCOUNT") == expected
 
 
-COMPUTING = ("probe", "eval", "locate", "anatomy", "paper", "check", "verify")
+COMPUTING = ("probe", "check", "verify")
 
 
 @pytest.mark.parametrize("command", COMPUTING)
@@ -126,12 +125,6 @@ def test_workers_ray_pool_are_given_theirs(workers, asked, environment, each, ma
 @contextmanager
 def pretended(*_, **__):
     yield None
-
-
-def test_a_worker_computes_with_its_threads():
-    worker = RayWorker()
-    assert worker.load(Squares(), 0, 3, "").error is None
-    assert torch.get_num_threads() == 3
 
 
 class Squares:

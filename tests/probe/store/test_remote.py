@@ -205,15 +205,6 @@ def test_what_is_no_url_of_a_store_is_refused(arguments, says, tmp_path, capsys)
         open_run(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00"])
-def test_a_file_that_names_no_url_is_named(content, tmp_path, capsys):
-    (tmp_path / POINTER).write_bytes(content)
-    assert main(["status", str(tmp_path)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"{tmp_path / POINTER} has to name the URL of this run's store" in line
-    assert "they begin with s3, " in line
-
-
 def test_what_is_gone_with_the_command_holds_no_store(tmp_path, capsys):
     assert main(["probe", "--store", "memory://bucket/run", "--out", str(tmp_path / "out")]) == 2
     assert "'memory://bucket/run' is gone as this command ends; give s3://" in capsys.readouterr().err
@@ -261,14 +252,3 @@ def test_a_missing_package_is_named(monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name in hidden_away else real(name, *a))
     assert main(["export", "drift", "s3://bucket/run"]) == 2
     assert "pip install 'mesa-lens[remote]'" in capsys.readouterr().err
-
-
-def test_the_dashboard_opens_a_run_at_a_url(url, monkeypatch):
-    pages = pytest.importorskip("pages")
-    values = synthetic.hidden_states(layers=2, dims=8)
-    synthetic.write_run(as_path(url), values, synthetic.evaluation())
-    monkeypatch.setenv("MESA_LENS_RUNS", url.removesuffix("/run"))
-    app = pages.unopened("heatmaps").run()
-    assert not app.exception
-    assert not app.error
-    assert app.selectbox(key="run").value == "run"

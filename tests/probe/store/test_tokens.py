@@ -5,7 +5,7 @@ from synthetic import hidden_states, tokens_of, write_run
 
 from probe.figures.drift import drift_dim_chart
 from probe.figures.export import heatmap_export, threshold_export
-from probe.figures.heatmap import heatmap_grid, pool, regions
+from probe.figures.heatmap import heatmap_grid, regions
 from probe.figures.interactive import draw
 from probe.figures.thresholds import threshold_chart
 from probe.store.reader import open_run
@@ -40,14 +40,6 @@ def test_hovering_a_text_prompt_shows_the_token(hidden):
     assert trace.customdata[70] == "token ' w70'"
     carrier = draw(drift_dim_chart(text, find_drift(text, M), 1, 3)).data[0]
     assert carrier.customdata[70] == "token ' w70'"
-
-
-def test_hovering_a_heatmap_shows_the_token_unless_positions_are_pooled(hidden):
-    panel = regions(one_prompt(hidden, "text-0"), [(60, 70)])
-    trace = draw(heatmap_grid(panel, M)).data[0]
-    assert trace.customdata[5][4] == "token ' w64'"
-    assert "<br>%{customdata}<br>value" in trace.hovertemplate
-    assert draw(heatmap_grid(pool(panel, 100), M)).data[0].customdata is None
 
 
 def test_a_repeated_word_is_not_shown_at_every_position(hidden):
