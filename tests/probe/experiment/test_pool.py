@@ -8,7 +8,7 @@ import pytest
 from tqdm import tqdm
 
 from probe.experiment.pool import LocalPool, Queue, ordered_results
-from probe.experiment.progress import Progress, showing_progress
+from probe.experiment.progress import Progress
 from probe.experiment.task import Outcome, Task
 
 TASKS = [Task("count", ("cell", number), weight=10) for number in range(6)]
@@ -104,26 +104,6 @@ def test_a_tasks_error_is_raised_after_the_results_before_it():
     assert [next(failing)[0] for _ in range(3)] == TASKS[:3]
     with pytest.raises(ValueError, match="no number"):
         next(failing)
-
-
-def test_the_bar_counts_a_task_when_it_ends_and_a_line_names_its_worker(capsys):
-    seen = []
-
-    class Noting(Backwards):
-        def run(self, queue, progress):
-            for task, outcome in super().run(queue, progress):
-                progress.began(task, 7)
-                yield task, outcome
-                seen.append(progress.bar.n)
-
-    with showing_progress("counting", verbose=True) as progress:
-        progress.expect(TASKS)
-        list(ordered_results(Noting(), TASKS, progress, wanted=lambda task: task != TASKS[4]))
-        assert (progress.bar.n, progress.bar.total) == (60, 60)
-    assert seen == [10, 20, 30, 40, 60]  # the unwanted one counts in its turn
-    written = capsys.readouterr().err
-    assert "worker 7: cell, 5 in 0.0 s" in written
-    assert "cell, 4 in" not in written
 
 
 def test_a_result_is_released_before_the_next_is_computed():

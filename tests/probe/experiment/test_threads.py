@@ -2,18 +2,13 @@
 
 import os
 import re
-from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 import tiny
 import torch
 
-from mesa_lens.cli import main, parser
-from probe.experiment import ray_pool, threads
-from probe.experiment.ray_cluster import Node
-from probe.experiment.runner import Runner
-from probe.experiment.task import Task
+from mesa_lens.cli import main
+from probe.experiment import threads
 
 EVAL = "eval --task nll --methods origin --lengths 96 --samples 1"
 
@@ -93,42 +88,11 @@ def test_the_option_reaches_torch_and_is_no_part_of_a_run(machine, tmp_path, cap
 
 
 @pytest.mark.parametrize(
-    ("workers", "asked", "environment", "each"),
-    [(2, 3, "", 3), (2, None, "", 4), (2, 3, "1", 3), (2, None, "1", 1), (None, 4, "", 4), (None, None, "", 1)],
+    ("workers", "stated", "environment", "threads_each"),
+    [(2, 3, "", 3), (2, None, "", 4), (2, 3, "1", 3), (2, None, "1", 1), (8, None, "", 1)],
 )
-def test_workers_ray_pool_are_given_theirs(workers, asked, environment, each, machine, monkeypatch):
-    machine(8)
+def test_workers_have_their_share_of_the_cpus_unless_threads_are_stated(
+    workers, stated, environment, threads_each, monkeypatch
+):
     monkeypatch.setenv("OMP_NUM_THREADS", environment)
-    given = []
-
-    class Given:
-        def __init__(self, ray, work, share, rooms, **_):
-            given.append((share.cpus, len(rooms)))
-
-        def wait(self):
-            pass
-
-        close = wait
-
-    monkeypatch.setattr(ray_pool, "ray_at", pretended)
-    monkeypatch.setattr(ray_pool, "nodes_of", lambda ray: [Node(8, 0, 2**30)])
-    monkeypatch.setattr(ray_pool, "RayPool", Given)
-    monkeypatch.setattr("probe.experiment.ray_cluster.check_ray", lambda *_: None)
-    work = type("Toy", (), {"source": type("Source", (), {"on_gpu": False, "weights_bytes": 0})})
-    args = parser().parse_args(EVAL.split() + ["--runner", "ray"] + (["--threads", str(asked)] if asked else []))
-    assert args.threads == asked
-    with Runner("ray", None, workers, threads=args.threads).pool(work, [Task("toy", (1,))]):
-        pass
-    assert given == [(each, workers or 8 // each)]
-
-
-@contextmanager
-def pretended(*_, **__):
-    yield None
-
-
-class Squares:
-    source = SimpleNamespace(on_gpu=False, check=lambda: None)
-
-    def start(self, memory_bytes=None):
-        return lambda cell: cell.key[0] ** 2
+    assert threads.worker_threads(workers, 8, stated) == threads_each

@@ -199,23 +199,6 @@ def test_float16_refuses_what_it_cannot_hold(path):
         store.write(path, "resid_post", "origin", "repeated", 0, values)
 
 
-def test_wrong_labels_and_shapes_are_named(path):
-    begin(path)
-    with pytest.raises(ValueError, match=r"layer 1 is not in the store, which holds \[0, 3\]"):
-        store.write(path, "resid_post", "origin", "repeated", 1, region("origin", 0))
-    with pytest.raises(ValueError, match=r"'resid_pre' is not in the store"):
-        store.write(path, "resid_pre", "origin", "repeated", 0, region("origin", 0))
-    with pytest.raises(ValueError, match=r"shape \(2, 3\), but the store holds \(3, 2\)"):
-        store.write(path, "resid_post", "origin", "repeated", 0, region("origin", 0).T)
-    for changes, message in [
-        ({"dims": []}, "no dim is chosen"),
-        ({"layers": [0, 0]}, "repeat one"),
-        ({"attrs": {}}, "no trained_length"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            begin(path, **changes)
-
-
 def test_a_disk_that_fills_up_loses_nothing_that_was_written(path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -5,7 +5,7 @@ from synthetic import hidden_states, tokens_of, write_run
 
 from probe.figures.drift import drift_dim_chart
 from probe.figures.export import heatmap_export, threshold_export
-from probe.figures.heatmap import heatmap_grid, regions
+from probe.figures.heatmap import regions
 from probe.figures.interactive import draw
 from probe.figures.thresholds import threshold_chart
 from probe.store.reader import open_run
@@ -40,12 +40,6 @@ def test_hovering_a_text_prompt_shows_the_token(hidden):
     assert trace.customdata[70] == "token ' w70'"
     carrier = draw(drift_dim_chart(text, find_drift(text, M), 1, 3)).data[0]
     assert carrier.customdata[70] == "token ' w70'"
-
-
-def test_a_repeated_word_is_not_shown_at_every_position(hidden):
-    panel = regions(one_prompt(hidden, "repeated"), [(60, 70)])
-    trace = draw(heatmap_grid(panel, M)).data[0]
-    assert (trace.customdata, "customdata" in trace.hovertemplate) == (None, False)
 
 
 def test_a_token_in_a_store_is_no_markup(hidden):
