@@ -16,7 +16,7 @@ import tiny  # noqa: E402
 
 import mesa  # noqa: E402
 from mesa.checking.rows import FAILED, PASSED, Report  # noqa: E402
-from mesa.methods import registry  # noqa: E402
+from mesa.methods import standard_methods  # noqa: E402
 from mesa.support import ALIBI, REFUSED, ROTARY, missing, table  # noqa: E402
 
 PRETENDED = 32
@@ -34,7 +34,7 @@ def cells(reports: Iterable[tuple[str, Report]], refused: Sequence[str] = tuple(
     cells_by_type: dict[str, dict[str, str]] = {}
     for kind, report in reports:
         whole = [row for row in report.rows if not row.method and row.result == FAILED]
-        for name, method in registry().items():
+        for name, method in standard_methods().items():
             rows = [row for row in report.rows if row.method == name]
             failed = [row for row in (*whole, *rows) if row.result == FAILED]
             passed = any(row.result == PASSED for row in rows)
@@ -44,7 +44,9 @@ def cells(reports: Iterable[tuple[str, Report]], refused: Sequence[str] = tuple(
                 row[name] = why
             elif not row[name].endswith("failed"):
                 row[name] = row[name] and why  # one config of a type that passed is enough
-    refused_rows = {kind: {name: missing(kind, method) for name, method in registry().items()} for kind in refused}
+    refused_rows = {
+        kind: {name: missing(kind, method) for name, method in standard_methods().items()} for kind in refused
+    }
     order = [*ROTARY, *ALIBI, *refused]
     return dict(sorted((cells_by_type | refused_rows).items(), key=lambda row: order.index(row[0])))
 

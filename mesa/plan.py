@@ -183,6 +183,20 @@ def restarts(plan: Plan) -> dict[int, int]:
     return {begin: int(after) for begin, (before, after) in zip(begins, pairs, strict=True) if after < before - 1}
 
 
+def query_scales(plan: Plan) -> np.ndarray:
+    """The largest factor on each query, (length,); 1 where no region sees it.
+
+    >>> from mesa import make
+    >>> query_scales(make("rerope", 4).plan(10)).round(2)
+    array([1.  , 1.  , 1.  , 1.  , 1.16, 1.29, 1.4 , 1.5 , 1.58, 1.66])
+    """
+    scales = np.full(plan.length, -np.inf)
+    for region in plan.regions:
+        queries = np.arange(region.queries[0], min(region.queries[1], plan.length))
+        scales[queries] = np.maximum(scales[queries], region.query_scale(queries) if region.query_scale else 1)
+    return np.where(np.isfinite(scales), scales, 1)
+
+
 def rotary_base(frequencies: Any) -> float:
     """The base b of inverse frequencies b^(-2 m / d), by the first and the last; inf where there is but one."""
     pairs = len(frequencies)

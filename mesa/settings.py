@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from mesa.methods import Method, make, registry
+from mesa.methods import Method, make, registry, standard_methods
 from mesa.support import check_method
 
 ALL = "all"
-"""Among names of methods: every one."""
+"""Among names of methods: every one but the experimental."""
 
 
 def method_settings(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -36,7 +36,9 @@ def method_settings(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def wanted_names(names: str) -> list[str]:
-    """The names in a comma-separated text, first the one named first; 'all': all that are not named themselves.
+    """The names in a comma-separated text, first the one named first.
+
+    'all': all that are not named themselves, and not experimental.
 
     ValueError for names that stand twice.
 
@@ -47,7 +49,7 @@ def wanted_names(names: str) -> list[str]:
     doubled = {name for name in named if named.count(name) > 1}
     if doubled:
         raise ValueError(f"--methods names {', '.join(sorted(doubled))} more than once")
-    others = [name for name in registry() if name not in named] if ALL in named else []
+    others = [name for name in standard_methods() if name not in named]
     return [chosen for name in named for chosen in (others if name == ALL else [name])]
 
 

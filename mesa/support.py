@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mesa.methods import Method, registry
+from mesa.methods import Method, standard_methods
 
 ROTARY = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma3_text", "phi", "phi3", "olmo2")
 ROTARY += ("stablelm", "gpt_neox")
@@ -140,7 +140,7 @@ def cells(why: dict[str, dict[str, str]] | None = None) -> tuple[dict[str, dict[
     """
     if why is None:
         kinds = (*ROTARY, *ALIBI, *REFUSED)
-        why = {kind: {name: missing(kind, method) for name, method in registry().items()} for kind in kinds}
+        why = {kind: {name: missing(kind, method) for name, method in standard_methods().items()} for kind in kinds}
     reasons = list(dict.fromkeys(reason for row in why.values() for reason in row.values() if reason))
     rows = {
         kind: {name: f"no ({reasons.index(reason) + 1})" if reason else "yes" for name, reason in row.items()}
@@ -151,7 +151,7 @@ def cells(why: dict[str, dict[str, str]] | None = None) -> tuple[dict[str, dict[
 
 def table(why: dict[str, dict[str, str]] | None = None) -> str:
     """Families by methods, in Markdown, with the reason where not; as `cells`."""
-    (rows, reasons), names = cells(why), list(registry())
+    (rows, reasons), names = cells(why), list(standard_methods())
     lines = [f"| | {' | '.join(f'`{name}`' for name in names)} |", "|---" * (len(names) + 1) + "|"]
     lines += [f"| {kind} | {' | '.join(row.values())} |" for kind, row in rows.items()]
     notes = [f"({number}) {reason}" for number, reason in enumerate(reasons, 1)]

@@ -64,6 +64,7 @@ def parser() -> Parser:
         fetch,
         locate,
         methods,
+        predict,
         probe,
         report,
         status,
@@ -79,8 +80,8 @@ def parser() -> Parser:
     top.add_argument("--version", action="version", version=f"mesa-lens {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in (
-        check, estimate_window, probe, report, locate, anatomy, eval, paper, status, app, export, methods, verify,
-        fetch,
+        check, estimate_window, probe, predict, report, locate, anatomy, eval, paper, status, app, export, methods,
+        verify, fetch,
     ):  # fmt: skip
         command.add(commands)
     return top

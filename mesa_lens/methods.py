@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from mesa.methods import Method, registry
+from mesa.methods import Method, make, registry
 from mesa.plan import distances
 from mesa.settings import drawing_sizes, make_methods
 from mesa.support import table
@@ -63,6 +63,7 @@ def run_list(options: ListOptions, printing: JsonOptions) -> int:
         print(table())
         return 0
     methods = make_methods("all", options.trained_length)
+    methods |= {name: make(name, options.trained_length) for name in registry() if name not in methods}
     if printing.json:
         print(json.dumps([_record(method) for method in methods.values()], indent=1))
         return 0
@@ -71,7 +72,8 @@ def run_list(options: ListOptions, printing: JsonOptions) -> int:
         "t: query, i: key, r = t - i, R: the distance it is given\n"
     )
     for method in methods.values():
-        print(f"{method.name:14s} {method.formula}")
+        note = " (experimental, not in `all`)" if method.experimental else ""
+        print(f"{method.name:14s} {method.formula}{note}")
         print(f"{'':14s} {_parameters(method)}")
         print(f"{'':14s} {method.source}\n")
     return 0

@@ -253,6 +253,25 @@ class AnatomyRequest(MethodsRequest):
     text: Text | None = option(None, _TEXT, unset="the shipped one")
 
 
+@dataclass(frozen=True)
+class PredictRequest(MethodsRequest):
+    """What is predicted, and from how many texts; lengths in tokens, 1.25, 1.5, 2, 3, 4, 6, 8 M if None."""
+
+    configs: Repeated = option(
+        (),
+        "a method with parameters, under a name of its own, e.g. leaky-rerope:k=2,log_n=false",
+        key="config",
+        metavar="METHOD:PARAMETER=VALUE,...",
+        repeated=True,
+        group=_METHODS,
+    )
+    lengths: Lengths | None = option(None, _LENGTHS, unset="1.25, 1.5, 2, 3, 4, 6, 8 M")
+    samples: Count = option(16, "texts, which all passes share")
+    text: Text | None = option(None, "text: a file, folder or hub dataset", unset="the shipped one")
+    check: bool = option(False, "measure every method too, and compare")
+    not_compared: ClassVar[tuple[str, ...]] = (*_STORED, "configs", "check")
+
+
 def tell_left_out(left_out: Mapping[str, str]) -> None:
     """Says on stderr why something of a default set is left out."""
     for reason in left_out.values():

@@ -195,7 +195,7 @@ def _folder_parts(folder: Path) -> Iterator[Part]:
         journal = read_journal(path)
         yield _journal_part("eval", "lm-eval tasks", path, journal, journal.expected)
     yield from _probe_parts(folder)
-    for command in ("locate", "anatomy"):
+    for command in ("locate", "anatomy", "predict"):
         if (path := folder / command / "journal.jsonl").exists():
             journal, summary = read_journal(path), _summary(path, folder / command / "summary.json")
             yield _journal_part(command, "cells", path, journal, _total(journal, summary))

@@ -16,6 +16,7 @@ from typing import Any
 from mesa.methods.base import Method
 from mesa.methods.chunked import MesaExtrapolation
 from mesa.methods.dual_chunk import DCA
+from mesa.methods.gap import Gap
 from mesa.methods.interpolated import PI, YaRN
 from mesa.methods.mapped import STRING, LaMPE
 from mesa.methods.plain import DynamicNTK, NoPE, NTKMixed, Origin
@@ -42,6 +43,7 @@ METHODS: dict[str, type[Method]] = {
         SelfExtend,
         StairPE,
         MesaExtrapolation,
+        Gap,
     )
 }
 """The methods that come with the package, by name."""
@@ -59,6 +61,11 @@ def registry() -> dict[str, type[Method]]:
             raise ValueError(f"{point.value} is called {method.name!r}, as another method is; rename it")
         known[method.name] = method
     return known
+
+
+def standard_methods() -> dict[str, type[Method]]:
+    """Those of `registry` that extend a window: all but the experimental."""
+    return {name: method for name, method in registry().items() if not method.experimental}
 
 
 @cache

@@ -43,6 +43,8 @@ class Method(ABC):
     """Whether it works on rotary frequencies, so that ALiBi models cannot have it."""
     needs_base: ClassVar[bool] = False
     """Whether it goes by the base of rotary frequencies, so that models that scale them already cannot have it."""
+    experimental: ClassVar[bool] = False
+    """Whether it serves a measurement and extends nothing; `all` leaves it out."""
     trained_length: int
     log_n: bool = False
     layers: tuple[int, ...] | None = None

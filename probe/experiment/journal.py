@@ -61,10 +61,12 @@ def read_journal(path: Path) -> JournalFile:
         checksum = row.pop(_CHECKSUM, None) if isinstance(row, dict) else None
         if checksum is None or checksum != _checksum(row):
             journal.damaged.append(number)
-        elif "cell" in row:
+        elif _is_key(row.get("cell")):
             journal.rows[tuple(row.pop("cell"))] = row
-        else:
+        elif isinstance(row.get(_EXPECTED), int):
             journal.expected = row[_EXPECTED]
+        else:
+            journal.damaged.append(number)
     return journal
 
 
@@ -146,6 +148,10 @@ class Journal:
     def _write(self, mode: str, row: Row) -> None:
         with self.path.open(mode, encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(part, int | str) for part in value)
 
 
 def _is_finite(value: Any) -> bool:

@@ -18,6 +18,7 @@ VERDICT = "verdict"
 """The key of a summary that holds its verdict."""
 LOCATED = Path("locate", "summary.json")
 """In the folder that `mesa-lens locate` writes to."""
+PREDICTION = Path("predict", "prediction.json")
 ANATOMY = Path("anatomy", "summary.json")
 """In the folder that `mesa-lens anatomy` writes to."""
 
@@ -64,6 +65,11 @@ def find_summary(folder: Path, name: Path, keys: Sequence[str], command: str) ->
 def find_located(folder: Path) -> Located | None:
     """The summary in the folder, None where `mesa-lens locate` was not run; ValueError for one that is damaged."""
     return find_summary(folder, LOCATED, _LOCATED_KEYS, "locate")
+
+
+def find_prediction(folder: Path) -> Mapping[str, Any] | None:
+    """The prediction in the folder, None where `mesa-lens predict` was not run; ValueError for one that is damaged."""
+    return find_summary(folder, PREDICTION, ("model", "trained_length", "lengths", "refusal", "methods"), "predict")
 
 
 def read_located(folder: Path) -> Located:

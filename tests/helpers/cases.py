@@ -21,6 +21,7 @@ CASES = {
     "streaming-llm": {"window": 7, "first": 3},
     "self-extend": {"window": 7, "group": 3},
     "stair": {"window": 5, "width": 3},
+    "gap": {"boundary": 7, "gap": 11},
     "mesa": {"window": 5, "width": 3, "first": 4, "last": 6, "split_threshold": 3},
 }
 

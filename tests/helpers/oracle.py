@@ -32,6 +32,8 @@ def _relative(
     split=0,
     k=0,
     group=0,
+    boundary=0,
+    gap=0,
     weave="stair",
     middle="local",
 ):
@@ -40,6 +42,8 @@ def _relative(
         return r
     if name == "nope":
         return 0
+    if name == "gap":
+        return r + gap if i < boundary <= t else r
     if name == "rerope":
         return min(r, window)
     if name == "leaky-rerope":

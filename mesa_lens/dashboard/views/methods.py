@@ -116,6 +116,6 @@ def _support() -> None:
     """The support table, methods down and families across."""
     st.subheader("Which model families take which methods")
     support, reasons = cells()
-    rows = [{"method": name, **{family: row[name] for family, row in support.items()}} for name in registry()]
+    rows = [{"method": name, **{family: row[name] for family, row in support.items()}} for name in support]
     sheet(rows, "Support of each method by model family", height="content")
     st.caption(plain("; ".join(f"({number}) {reason}" for number, reason in enumerate(reasons, 1)) + "."))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from mesa.methods import registry
+from mesa.methods import standard_methods
 from mesa_lens.dashboard import run_control
 from mesa_lens.dashboard.elements import plain
 from mesa_lens.dashboard.run_control import OPTIONS
@@ -117,7 +117,7 @@ def _values(inputs: tuple[Path, ...]) -> tuple[dict[str, str], str]:
             )
         if row[0] == "model":
             help = f"{OPTIONS['methods'].help}; first: the reference"
-            methods = st.multiselect("Methods", list(registry()), default, key="ask_methods", help=help)
+            methods = st.multiselect("Methods", list(standard_methods()), default, key="ask_methods", help=help)
             values["methods"] = "" if methods == default else ",".join(methods)
     typed = st.text_area("Or type a text", key="ask_typed", placeholder="in place of a text file")
     return {**values, "text": "" if typed else values["text"]}, typed

@@ -2,6 +2,7 @@
 
 import json
 import math
+import zlib
 
 import pytest
 
@@ -70,6 +71,17 @@ def test_a_flipped_bit_is_named_by_its_line_wherever_it_is(path, bit):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
         with pytest.raises(ValueError, match=r"journal\.jsonl, line 2 is damaged: .*; remove it, use --overwrite"):
             Journal(path, SETTINGS)
+
+
+@pytest.mark.parametrize("cell", [None, 5, [], [None], [["nll"]], ["nll", 64.5]], ids=str)
+def test_a_sealed_line_without_a_key_is_damaged(path, cell):
+    Journal(path, SETTINGS).add(KEY, ROW)
+    line = {"cell": cell, **ROW}
+    checksum = f"{zlib.crc32(json.dumps(line).encode()):08x}"
+    with path.open("a") as file:
+        file.write(json.dumps({**line, "crc32": checksum}) + "\n")
+    with pytest.raises(ValueError, match="line 3 is damaged"):
+        Journal(path, SETTINGS)
 
 
 def test_other_settings_and_other_parameters_of_a_method_are_refused(path):

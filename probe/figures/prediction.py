@@ -1,0 +1,93 @@
+"""Excess loss by length: predicted and measured; and of one method, beside its distances."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mesa.methods import Method
+from mesa.plan import relative_positions
+from probe.figures.figure_data import Chart, Line, Panel, Rule, axis_range, log_ticks, trained_rule
+from probe.figures.styles import RED, Look, style
+from probe.predict.law import Law, far_keys_by_length, finer
+from probe.thresholds.stated_window import NATS_ABOVE
+
+_EXCESS = "excess loss (nats/token)"
+_QUERIES = 8
+_FAILS = Rule(NATS_ABOVE, f"fails: {NATS_ABOVE} nats", RED)
+
+
+def prediction_chart(summary: Mapping[str, Any]) -> Chart:
+    """Excess by length: predicted as bands and lines, measured as markers with intervals."""
+    methods = {name: row for name, row in summary["methods"].items() if "predicted" in row}
+    looks = {name: style(name, methods) for name in methods}
+    panels = []
+    for side in ("predicted", "measured"):
+        lines = tuple(_line(name, row[side], looks[name], side) for name, row in methods.items() if side in row)
+        if len(lines) > 1:
+            panels.append((side, lines))
+    rules = (trained_rule(summary["trained_length"]), _FAILS)
+    every = [line for _, lines in panels for line in lines]
+    return Chart(
+        f"{summary['model']}: loss over lm-infinite by length",
+        tuple(
+            Panel(
+                title,
+                "length (tokens)",
+                _EXCESS,
+                lines,
+                axis_range(every, rules[1:]),
+                rules=rules,
+                x_ticks=log_ticks(summary["lengths"]),
+                log_x=True,
+            )
+            for title, lines in panels
+        ),
+    )
+
+
+def method_chart(law: Law, method: Method, lengths: Sequence[int], cost: float) -> Chart:
+    """The distances that the last query of the longest prompt gives its keys, and the predicted excess by length."""
+    trained, longest, look = method.trained_length, max(lengths), style(method.name)
+    keys = np.arange(longest)
+    distances = relative_positions(method.plan(longest), np.array([longest - 1]), keys)[0][::-1]
+    seen = Line(method.name, keys.astype(float), np.where(distances < 0, np.nan, distances), *look)
+    grid = finer(lengths, trained)
+    excess = law.at(far_keys_by_length(method, grid, _QUERIES)) + cost
+    line = Line(method.name, np.array(grid, float), excess, *look)
+    curve = Line("origin", *_origin(law, grid), *style("origin"))
+    rule = Rule(float(trained), "M", RED)
+    panels = (
+        Panel(
+            "distances of the last query",
+            "true distance (tokens)",
+            "distance given",
+            (seen,),
+            axis_range([seen], [rule]),
+            rules=(rule,),
+        ),
+        Panel(
+            "predicted loss",
+            "length (tokens)",
+            _EXCESS,
+            (curve, line),
+            axis_range([curve, line], [_FAILS]),
+            rules=(trained_rule(trained), _FAILS),
+            x_ticks=log_ticks(lengths),
+            log_x=True,
+        ),
+    )
+    return Chart(f"{method.name}: distances, and the loss that they predict", panels)
+
+
+def _origin(law: Law, lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    places = np.clip(np.array(lengths) - law.trained_length, 0, len(law.excess) - 1)
+    return np.array(lengths, float), law.excess[places]
+
+
+def _line(name: str, entries: Sequence[Mapping[str, Any]], look: Look, side: str) -> Line:
+    x, y = (np.array([entry[key] for entry in entries], float) for key in ("length", "excess"))
+    low, high = np.array([entry["excess_ends"] for entry in entries], float).T
+    return Line(name, x, y, *look, interval=(low, high), band=side == "predicted")

@@ -1,0 +1,116 @@
+"""A prediction as JSON, table and figure."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from probe.evaluation.summary import Table, plain_table
+from probe.experiment.journal import Rows
+from probe.figures.prediction import prediction_chart
+from probe.figures.render import rendered
+from probe.files import write as write_file
+from probe.files import write_json
+from probe.predict.calibration import ORIGIN, REFERENCE
+from probe.predict.plan import PredictPlan
+from probe.predict.prediction import predict
+from probe.predict.run import FOLDER, SUMMARY, losses_of
+from probe.thresholds.stated_window import NATS_ABOVE
+
+_COLUMNS = (
+    "method",
+    "length",
+    "predicted",
+    "predicted_low",
+    "predicted_high",
+    "measured",
+    "measured_low",
+    "measured_high",
+)
+
+
+def write(plan: PredictPlan, rows: Rows, out: Path) -> tuple[dict[str, Any], list[Path]]:
+    """Writes prediction.json, .csv (excess by length), .png and .html; returns the summary and the paths."""
+    summary = predict(plan, losses_of(plan, rows))
+    folder = out / FOLDER
+    paths = [folder / SUMMARY]
+    write_json(paths[0], summary)
+    if summary["refusal"]:
+        return summary, paths
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([_COLUMNS, *_csv_rows(summary)])
+    paths.append(folder / "prediction.csv")
+    write_file(paths[-1], text.getvalue().encode())
+    for form in ("png", "html"):
+        paths.append(folder / f"prediction.{form}")
+        write_file(paths[-1], rendered(prediction_chart(summary), form))
+    return summary, paths
+
+
+def sentences(summary: Mapping[str, Any]) -> Iterator[str]:
+    """The calibration, a table of failure lengths, and how it agrees with what was measured."""
+    if summary["refusal"]:
+        yield f"Nothing is predicted: {summary['refusal']}."
+        return
+    law, trained, longest = summary["law"], summary["trained_length"], max(summary["lengths"])
+    factor = f"scale^-{_with_ends(law['scale_power'])} x " if law["scale_power"]["value"] else ""
+    yield (
+        f"Origin loses {law['excess']['value'][-1]:.2f} nats/token over {REFERENCE} at {longest} tokens "
+        f"(M = {trained}, {summary['texts']} texts).\n"
+        f"Z = {factor}sum of (distance - M + 1)^p over far keys, p = {_with_ends(law['power'])} "
+        f"({law['power_over_no_gap']:.1f} by the loss over no gap, {law['power_over_masked']:.1f} over masked keys).\n"
+        f"Fails: {NATS_ABOVE} nats/token or more over {REFERENCE} from there on."
+    )
+    is_checked = any("measured" in row for name, row in summary["methods"].items() if name != ORIGIN)
+    measured = ("measured", "excess") if is_checked else ()
+    head = ("method", "predicted failure", "interval", f"excess at {longest}", *measured)
+    rows = [_table_row(name, row, longest, is_checked) for name, row in summary["methods"].items()]
+    yield plain_table(Table("", head, tuple(rows)))
+    for text, agreement in summary.get("agreement", {}).items():
+        if agreement["points"]:
+            rank = "" if agreement["auc"] is None else f", AUC of fails or holds {agreement['auc']:.2f}"
+            yield (
+                f"Predicted against measured, {text}: rms {agreement['rms']:.2f} nats/token, "
+                f"bias {agreement['bias']:+.2f}{rank};\n"
+                f"failure length within one step for {agreement['within_one_step']} of {agreement['methods']}."
+            )
+    refused = {name: row["refusal"] for name, row in summary["methods"].items() if row["refusal"]}
+    names = {reason: ", ".join(name for name in refused if refused[name] == reason) for reason in refused.values()}
+    if refused:
+        yield "\n".join(f"Not predicted: {names[reason]}: {reason}." for reason in names)
+
+
+def _csv_rows(summary: Mapping[str, Any]) -> Iterator[list[Any]]:
+    for name, row in summary["methods"].items():
+        for number, length in enumerate(summary["lengths"]):
+            entries = [row[side][number] if side in row else None for side in ("predicted", "measured")]
+            values = [[entry["excess"], *entry["excess_ends"]] if entry else [None] * 3 for entry in entries]
+            yield [name, length, *("" if value is None else f"{value:.4f}" for part in values for value in part)]
+
+
+def _table_row(name: str, row: Mapping[str, Any], longest: int, is_checked: bool) -> tuple[str, ...]:
+    predicted = ("-", "-", "-")
+    if name == ORIGIN:
+        predicted = ("(the curve)", "", "")
+    elif "predicted" in row:
+        ends = [_length(end, longest) for end in row["failure"]["ends"]]
+        interval = ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
+        predicted = (_length(row["failure"]["length"], longest), interval, f"{row['predicted'][-1]['excess']:z.2f}")
+    if not is_checked:
+        return (name, *predicted)
+    measured = ("-", "-")
+    if "measured" in row:
+        measured = (_length(row["measured_failure"], longest), f"{row['measured'][-1]['excess']:z.2f}")
+    return (name, *predicted, *measured)
+
+
+def _length(length: int | None, longest: int) -> str:
+    return f"none up to {longest}" if length is None else str(length)
+
+
+def _with_ends(value: Mapping[str, Any]) -> str:
+    return f"{value['value']:.1f} [{value['ends'][0]:.1f}, {value['ends'][1]:.1f}]"

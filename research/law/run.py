@@ -1,0 +1,89 @@
+"""Is a method's failure predicted by one curve? Fits p and q on half of the texts, judges on the others."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from research.script import run
+
+CONFIGS = {
+    "default": (
+        *(f"leaky-rerope:k={k},log_n=false" for k in (1.2, 2, 3, 6, 16)),
+        *(f"leaky-rerope:k={k}" for k in (1.2, 1.5, 4, 8)),
+        "leaky-rerope:k=3,log_n=false,window=128",
+        "leaky-rerope:k=2,window=128",
+        *(f"self-extend:group={group}" for group in (2, 4)),
+        *(f"self-extend:group={group},log_n=true" for group in (3, 8)),
+        "stair:width=2",
+        *(f"stair:width={width},log_n=false" for width in (4, 10)),
+        "rerope:window=32",
+        "rerope:window=128,log_n=false",
+    ),
+    "smollm2": (
+        "leaky-rerope:k=1.3,log_n=false",
+        "leaky-rerope:k=1.3",
+        "leaky-rerope:k=1.7,log_n=false",
+        "self-extend:group=2",
+    ),
+}
+FITTED = "leaky-rerope:k=2,log_n=false"
+RESULTS = Path(__file__).parent / "results"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The script's parser."""
+    top = argparse.ArgumentParser(prog="python research/law/run.py", description=__doc__)
+    top.add_argument("--model", default="default", help="default, nope, alibi, smollm2, or a folder")
+    top.add_argument("--lengths", help="tokens, as for `mesa-lens predict`")
+    top.add_argument("--samples", type=int, default=16, help="texts")
+    top.add_argument("--text", help="text file or folder")
+    top.add_argument("--minutes", help="stop after this; the same command continues")
+    top.add_argument("--out", type=Path, help="folder of the journal (None: runs/law/MODEL)")
+    return top
+
+
+def main(args: argparse.Namespace) -> None:
+    """Runs every pass, then judges."""
+    from mesa_lens.cli import main as mesa_lens
+    from probe.experiment.journal import read_journal
+    from probe.files import write_json
+    from probe.options import parse_lengths
+    from probe.predict.plan import plan
+    from probe.predict.run import FOLDER, JOURNAL, losses_of
+    from probe.request import PredictRequest
+    from research.law.judge import judge
+
+    name = Path(args.model).name
+    out = args.out or Path("runs/law") / name
+    configs = CONFIGS.get(name, CONFIGS["default"])
+    words = ["predict", "--model", args.model, "--methods", "origin", "--check", "--out", str(out)]
+    words += [word for config in configs for word in ("--config", config)]
+    for flag in ("lengths", "samples", "text", "minutes"):
+        if value := getattr(args, flag):
+            words += [f"--{flag}", str(value)]
+    if mesa_lens(words):
+        raise RuntimeError(f"mesa-lens {' '.join(words)} failed")
+    lengths = parse_lengths(args.lengths) if args.lengths else None
+    request = PredictRequest(
+        model=args.model, methods="origin", configs=configs, check=True, lengths=lengths, samples=args.samples,
+        text=args.text,
+    )  # fmt: skip
+    planned = plan(request)
+    losses = losses_of(planned, read_journal(out / FOLDER / JOURNAL).rows)
+    if missing := planned.passes.keys() - losses.keys():
+        print(f"{len(missing)} passes are left; the same command continues")
+        return
+    result: dict[str, Any] = judge(planned, losses, FITTED)
+    RESULTS.mkdir(exist_ok=True)
+    write_json(RESULTS / f"{name}.json", result)
+    print(json.dumps(result.get("rules", result), indent=1))
+
+
+if __name__ == "__main__":
+    run(main, parser())

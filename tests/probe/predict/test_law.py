@@ -1,0 +1,120 @@
+"""The law: far keys, the curve, and planted losses that it must read back."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import mesa
+from probe.predict.calibration import LOG_N, ORIGIN, REFERENCE, Calibration, gap_methods
+from probe.predict.law import POWERS, FarKeys, Law, excess_curve, failure_length, far_keys, scored_queries
+from probe.predict.prediction import auc
+
+M, LONGEST, TEXTS = 64, 512, 6
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        mesa.LeakyReRoPE(trained_length=M, k=1.5),
+        mesa.SelfExtend(trained_length=M, group=2),
+        mesa.make("gap", M, boundary=10, gap=100),
+        mesa.MesaExtrapolation(trained_length=M),
+        mesa.ReRoPE(trained_length=M),
+    ],
+)
+def test_far_keys_are_summed_as_written(method):
+    plan, queries = method.plan(160), [63, 64, 100, 159]
+    far = far_keys(plan, queries, M)
+    matrix = mesa.distances(plan)
+    for number, power in enumerate(POWERS):
+        expected = [sum((d - M + 1.0) ** power for d in matrix[query] if d >= M) for query in queries]
+        np.testing.assert_allclose(far.sums[number], expected, rtol=1e-9)
+
+
+def test_sums_between_two_powers_are_close_to_exact():
+    far = far_keys(mesa.Origin(trained_length=M).plan(400), [70, 200, 399], M)
+    for power in (0.05, 0.77, 1.95):
+        exact = [sum((d - M + 1.0) ** power for d in range(M, query + 1)) for query in (70, 200, 399)]
+        np.testing.assert_allclose(far.weighted(power, 0), exact, rtol=5e-3)
+
+
+@pytest.mark.parametrize("power", [0.0, 0.6, 2.0, 12.0])
+def test_origin_is_given_its_curve(power):
+    curve = excess_curve(np.linspace(-1, 3, LONGEST), M)
+    queries = [M - 1, M, 100, LONGEST - 1]
+    far = FarKeys.grouped([far_keys(mesa.Origin(trained_length=M).plan(LONGEST), [query], M) for query in queries])
+    expected = [0, *curve[[1, 100 - M + 1, LONGEST - M]]]
+    np.testing.assert_allclose(Law(M, curve, power).at(far), expected, atol=1e-9)
+
+
+def test_the_curve_does_not_fall_and_begins_at_zero():
+    noisy = np.concatenate([np.full(M, 9.0), [-0.5, 1.0, 0.2, 0.4, 2.0]])
+    curve = excess_curve(noisy, M)
+    assert curve[0] == 0
+    assert (np.diff(curve) >= 0).all()
+    assert curve[-1] == 2
+
+
+@pytest.mark.parametrize(
+    ("excess", "length"),
+    [([0, 0.6, 0.7], 20), ([0.6, 0, 0.7], 30), ([0.7, 0.6, 0.5], 10), ([0.7, 0.6, 0.4], None)],
+)
+def test_a_failure_lasts_to_the_longest_length(excess, length):
+    assert failure_length([10, 20, 30], np.array(excess)) == length
+
+
+def test_auc():
+    assert auc(np.array([1, 2, 3, 3]), np.array([False, False, True, False])) == pytest.approx(2.5 / 3)
+    assert auc(np.array([1, 2]), np.array([True, True])) is None
+
+
+def planted(power: float, scale_power: float, noise: float = 0.02, steepness: float = 2.5) -> dict:
+    """Losses of a calibration under a law with these powers; masking costs nothing."""
+    rng = np.random.default_rng(1)
+    curve = steepness * np.linspace(0, 1, LONGEST - M + 1) ** 1.3
+    law = Law(M, curve, power, scale_power)
+    level = 2 + rng.normal(0, 0.3, (TEXTS, LONGEST - 1))
+
+    def losses(method: mesa.Method, length: int, scored: int) -> np.ndarray:
+        queries = np.arange(length - 1 - scored, length - 1)
+        far = replace(far_keys(method.plan(length), queries, M), groups=tuple(range(scored)))
+        return level[:, queries] + law.at(far) + rng.normal(0, noise, (TEXTS, scored))
+
+    passes = {
+        (ORIGIN, LONGEST): mesa.Origin(trained_length=M),
+        (REFERENCE, LONGEST): mesa.LMInfinite(trained_length=M),
+        (LOG_N, LONGEST): mesa.Origin(trained_length=M, log_n=True),
+    }
+    result = {key: losses(method, key[1], key[1] - 1) for key, method in passes.items()}
+    for name, method in gap_methods(M, M, LONGEST).items():
+        result[name, M] = losses(method, M, M // 4)
+    return result
+
+
+@pytest.mark.parametrize(("power", "scale_power"), [(0.5, 2.0), (1.2, 0.0), (0.0, 4.0)])
+def test_planted_powers_are_read_back(power, scale_power):
+    calibration = Calibration.of(M, M, LONGEST, planted(power, scale_power))
+    law = calibration.law(np.ones(TEXTS))
+    assert calibration.refusal() == ""
+    assert abs(law.power - power) <= 0.15
+    assert abs(law.scale_power - scale_power) <= 0.3
+
+
+def test_no_excess_is_nothing_to_predict():
+    refusal = Calibration.of(M, M, LONGEST, planted(0.5, 0, steepness=0)).refusal()
+    assert "there is no failure to predict" in refusal
+
+
+def test_a_model_that_does_not_read_distance_is_refused():
+    losses = planted(0.5, 0)
+    for name, length in losses:
+        if name.startswith("gap "):
+            losses[name, length] = losses["no gap", length]
+    assert "not seen to follow distance" in Calibration.of(M, M, LONGEST, losses).refusal()
+
+
+def test_scored_queries_are_those_of_the_last_quarter():
+    queries = scored_queries(200, M, 16)
+    assert queries[0] == 200 - M // 4 - 1
+    assert queries[-1] == 198
