@@ -57,7 +57,7 @@ def test_other_runners_write_the_same_bytes(checkpoint, tmp_path):
         assert locate(locate_plan, tmp_path / name, runner=runner)[1] == []
     one, other = ((tmp_path / name / "locate" / "journal.jsonl").read_bytes() for name in ("local", "other"))
     assert one == other
-    for kind in ("weave", "clamp", "dims", "chosen"):
+    for kind in ("weave", "dims", "chosen"):
         assert f'"{kind}"'.encode() in one
 
 
