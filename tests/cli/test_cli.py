@@ -39,6 +39,7 @@ ESTIMATES = {  # options, and what the estimate says of them
     ),
     "locate": ("--lengths 320 --samples 1 --try weave", ""),
     "anatomy": ("--lengths 160,320 --samples 1 --parts heads", ""),
+    "predict": ("--lengths 512 --samples 2 --methods rerope", "2 texts, 18 passes each"),
     "estimate-window": ("--longest 256 --samples 2", "contexts of up to 256 tokens, 2 texts each"),
 }
 
@@ -101,7 +102,7 @@ def test_check_prints_a_table_and_fails_where_a_row_does(model, capsys, monkeypa
     assert main(words) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"{model}: 10 passed, 0 failed, 0 not run\n")
-    assert "M = 99 is stated" in text
+    assert "M = 99, as stated" in text
     monkeypatch.setitem(EXECUTORS, "fused", lambda *args: (args[3].repeat_interleave(2, 1) * 0, None))
     assert main([*words, "--json"]) == 1
     record = json.loads(capsys.readouterr().out)
