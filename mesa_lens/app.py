@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import socket
 import subprocess
@@ -15,10 +14,11 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from mesa_lens.arguments import add_command
-from probe.options import InputPath, Place, Text, Whole, option
+from probe.options import Place, Text, Whole, option
 
 FEW_ARENAS = {"MALLOC_ARENA_MAX": "2"}
 """Environment of the server: with an arena a thread, glibc keeps hundreds of MB of what was read and let go."""
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,7 @@ class AppOptions:
     store: Place = option(Path("runs"), "folder of runs, or one run; or the URL of either")
     host: Text = option("127.0.0.1", "address to listen on; any but this one is open to others")
     port: Annotated[Whole, Field(ge=1, le=65535)] = option(8501, "port to listen on")
-    allow_runs: bool = option(False, "let the page New run start `mesa-lens probe` in the folder of runs")
-    inputs: tuple[InputPath, ...] = option(
-        (), "with --allow-runs: read models and texts from this folder too", metavar="FOLDER", repeated=True
-    )
+    allow_runs: bool = option(False, "let the page New run start `mesa-lens probe`")
     no_browser: bool = option(False, "do not open a browser")
 
 
@@ -55,7 +52,6 @@ def run(options: AppOptions) -> int:
     if importlib.util.find_spec("streamlit") is None:
         raise ValueError("the dashboard needs Streamlit; pip install 'mesa-lens[app]'")
     store = _store(options)
-    inputs = _input_folders(options)
     try:
         socket.getaddrinfo(options.host, options.port)
     except (OSError, UnicodeError) as error:
@@ -78,7 +74,7 @@ def run(options: AppOptions) -> int:
     environment = {**FEW_ARENAS, **os.environ, ROOT_VARIABLE: str(store.resolve())}
     environment.pop(ALLOWED_VARIABLE, None)
     if options.allow_runs:
-        environment[ALLOWED_VARIABLE] = json.dumps([str(store.resolve()), *inputs])
+        environment[ALLOWED_VARIABLE] = "yes"
     try:
         return subprocess.call([sys.executable, "-m", "streamlit", "run", str(script), *flags], env=environment)
     except KeyboardInterrupt:
@@ -86,21 +82,13 @@ def run(options: AppOptions) -> int:
 
 
 def _store(options: AppOptions) -> Path:
-    """The folder or URL that --store names."""
+    """The folder or URL that --store names; ValueError where no run could, or should, be started in it."""
     from probe.store.location import as_path
 
+    if options.allow_runs and options.host not in _LOOPBACK:
+        raise ValueError(f"--allow-runs is for this machine alone; --host {options.host} opens the page to others")
     if isinstance(options.store, str) and options.allow_runs:
         raise ValueError(f"--allow-runs starts runs in a folder; --store {options.store} is a URL")
     if isinstance(options.store, Path) and options.store.exists() and not options.store.is_dir():
         raise NotADirectoryError(f"--store {options.store} is not a folder; give the folder that holds the runs")
     return as_path(options.store)
-
-
-def _input_folders(options: AppOptions) -> list[str]:
-    """The folders beside the store that a new run may read models and texts from."""
-    if options.inputs and not options.allow_runs:
-        raise ValueError(f"--inputs {options.inputs[0]} is for --allow-runs, which is not given")
-    for folder in options.inputs:
-        if not folder.is_dir():
-            raise NotADirectoryError(f"--inputs {folder} is not a folder; give one that holds models or texts")
-    return [str(folder.resolve()) for folder in options.inputs]

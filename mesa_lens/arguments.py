@@ -104,7 +104,7 @@ def add_command(
     """
     if not option_classes:
         option_classes = [cls for name, cls in get_type_hints(run).items() if name != "return"]
-    command = commands.add_parser(name, example=example, help=help, description=description)
+    command = commands.add_parser(name, epilog=f"example: {example}", help=help, description=description)
     add_options(command, *option_classes, **defaults)
     command.set_defaults(run=lambda args: run(*(read_options(args, cls) for cls in option_classes)))
     return command

@@ -20,29 +20,19 @@ class _Once(argparse._StoreAction):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """Raises ArgumentError for the second value."""
-        if option_string and self.dest in parser.seen:
+        given = vars(namespace).setdefault("given", set())
+        if option_string and self.dest in given:
             raise argparse.ArgumentError(None, f"{option_string} is given twice; give one value")
-        parser.seen.add(self.dest)
+        given.add(self.dest)
         super().__call__(parser, namespace, values, option_string)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are one line, as all others, and whose help begins with an example that runs."""
+    """A parser whose complaints are one line, as all others, and that takes an option once."""
 
-    def __init__(self, *args: Any, example: str = "", **options: Any) -> None:
+    def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.example = example
-        self.seen: set[str] = set()
         self.register("action", None, _Once)
-
-    def parse_known_args(self, *args: Any, **options: Any) -> Any:  # argparse's types differ between versions
-        """As argparse does; options of an earlier line are forgotten."""
-        self.seen.clear()
-        return super().parse_known_args(*args, **options)
-
-    def format_help(self) -> str:
-        """The example, then what argparse says."""
-        return f"example: {self.example}\n\n{super().format_help()}"
 
     def error(self, message: str) -> NoReturn:
         """Raises ValueError, naming the option as it is written."""
@@ -74,7 +64,7 @@ def parser() -> Parser:
 
     top = Parser(
         prog="mesa-lens",
-        example="mesa-lens probe --length 2048 --out runs/demo",
+        epilog="example: mesa-lens probe --length 2048 --out runs/demo",
         description="At which length does a language model break, where inside does it show, which method mends it?",
     )
     top.add_argument("--version", action="version", version=f"mesa-lens {__version__}")

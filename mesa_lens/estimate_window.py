@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from mesa_lens.arguments import JsonOptions, ThreadOptions, add_command, print_estimate
+from mesa_lens.arguments import JsonOptions, ThreadOptions, add_command
 from probe.options import MAX_COUNT, MAX_TOKENS, InputPath, Whole, option
 from probe.request import ModelOptions
 
@@ -26,7 +26,6 @@ class WindowRequest(ModelOptions):
     )
     samples: Annotated[Whole, Field(ge=2, le=MAX_COUNT)] = option(20, "texts a length")
     text: InputPath | None = option(None, "a text file", unset="the shipped held-out text")
-    estimate: bool = option(False, "print the time and memory it takes, and stop", group="output")
 
 
 def add(commands: Any) -> None:
@@ -65,27 +64,9 @@ def run(request: WindowRequest, printing: JsonOptions, cpu: ThreadOptions) -> in
     windows = score.text_windows(score.heldout_ids(tokenizer, texts), longest, request.samples, _TAIL)
     if len(windows) < 2:
         raise ValueError(f"--longest {longest}: the text has {len(windows)} run of so many tokens, 2 are needed")
-    if request.estimate:
-        return _print_time(cpu, request, config, longest, needed, len(windows))
     with computing(cpu.threads):
         estimate = _measured(request, config, longest, windows)
     print(json.dumps(estimate.record(), indent=1) if printing.json else f"{estimate}\n\n{estimate.table()}")
-    return 0
-
-
-def _print_time(cpu: ThreadOptions, request: WindowRequest, config: Any, longest: int, needed: int, texts: int) -> int:
-    """Prints the time of the lengths tried first, and of four more."""
-    from mesa.methods import make
-    from probe.thresholds.window_estimate import doubled
-
-    origin = make("origin", longest)
-    work = {(origin, length): float(texts) for length in doubled(longest)}
-    work[origin, longest] *= 2
-    text = (
-        f"model {request.model}, contexts of up to {longest} tokens, {texts} texts each\n"
-        f"memory for one pass, beside the weights: about {needed / 2**20:.0f} MiB"
-    )
-    print_estimate(cpu, text, [(config, work)], request)
     return 0
 
 

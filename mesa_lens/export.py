@@ -334,7 +334,10 @@ KINDS = {
 def add(commands: Any) -> None:
     """Adds the subcommand, with one for each kind of export."""
     command = commands.add_parser(
-        "export", example=KINDS["drift"][1], help="write a run's figures and numbers as files", description=__doc__
+        "export",
+        epilog=f"example: {KINDS['drift'][1]}",
+        help="write a run's figures and numbers as files",
+        description=__doc__,
     )
     kinds = command.add_subparsers(title="kinds", required=True, metavar="KIND")
     for name, (cls, example) in KINDS.items():

@@ -9,14 +9,18 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from textwrap import wrap
+
+import xarray as xr
+from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mesa_lens.cli import main
-from mesa_lens.dashboard.drawings import curves_drawing
 from research.thresholds_predict_failure.figures import write_study
 from research.thresholds_predict_failure.results import read_results
 from theory.claims import Settings
+from theory.figures import STYLES, curve_end
 from theory.report import curves
 
 ROOT = Path(__file__).parents[1]
@@ -78,9 +82,26 @@ def draw_theory(docs: Path) -> None:
     data = curves(Settings())
     excess = data.excess.clip(max=4).assign_attrs(long_name="o_t - H (cut at 4)")
     for name, values, level in (("crossing", excess, 0.0), ("position", data.position, None)):
-        drawing = curves_drawing(f"theory_{name}", values.assign_attrs(data.attrs), level)
-        for file, content in drawing.files("png"):
-            (docs / file).write_bytes(content)
+        draw_curves(values.assign_attrs(data.attrs), level, docs / f"theory_{name}.png")
+
+
+def draw_curves(values: xr.DataArray, level: float | None, path: Path) -> None:
+    """Draws a quantity (construction, t) of the theory over t; `level`: where success ends."""
+    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for name in values["construction"].values.tolist():
+        axes.plot(values["t"], values.sel(construction=name), label=name, **STYLES[name])
+    if level is not None:
+        axes.axhline(level, color="black", lw=0.8)
+    for name, colour in (("M", "#D55E00"), ("T_stair", "#009E73"), ("T_weave", "#0072B2")):
+        at = values.attrs[name]
+        axes.axvline(at, color=colour, ls=":", label=f"{name.replace('T_', 'T* ')} = {at:.5g}")
+    axes.set(xscale="log", xlabel="position t (tokens)", ylabel=values.attrs["long_name"])
+    if float(values.min()) > 0:
+        axes.set_yscale("log")
+    axes.set_title("\n".join(wrap(curve_end(values), 75)), fontsize=8, loc="left")
+    axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(path, dpi=200)
 
 
 def export(run: str, exports: Exports, runs: Path, docs: Path) -> list[str]:

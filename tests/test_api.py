@@ -19,34 +19,32 @@ def test_every_package_has_its_section():
 
 @pytest.mark.parametrize("package", list(SECTIONS))
 def test_the_page_lists_every_public_name(package):
-    door = importlib.import_module(package)
+    public = importlib.import_module(package)
     rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", SECTIONS[package], re.MULTILINE)
-    assert sorted(name for name, _ in rows) == sorted(door.__all__)
+    assert sorted(name for name, _ in rows) == sorted(public.__all__) == dir(public)
     assert all(line for _, line in rows)
-    assert dir(door) == sorted(door.__all__)
 
 
 @pytest.mark.parametrize("package", list(SECTIONS))
 def test_public_names_are_there_and_none_is_a_folders_or_a_files(package):
-    door = importlib.import_module(package)
-    for name in door.__all__:
-        assert getattr(door, name) is not None
+    public = importlib.import_module(package)
+    for name in public.__all__:
+        assert getattr(public, name) is not None
         assert not (ROOT / package / name).exists()
         assert not (ROOT / package / f"{name}.py").exists()
     with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'serach'"):
-        _ = door.serach
+        _ = public.serach
 
 
-def test_names_for_type_checkers_are_those_loaded_lazily():
-    """Both tables of a door say the same: what pyright sees is what is loaded."""
-    for package in SECTIONS:
-        door, text = importlib.import_module(package), (ROOT / package / "__init__.py").read_text(encoding="utf-8")
-        block = text.partition("if TYPE_CHECKING:\n")[2].partition("\n\n")[0]
-        stated = {}
-        for module, names in re.findall(r"from ([\w.]+) import (.*)", block):
-            for name, _, alias in (each.partition(" as ") for each in names.split(", ")):
-                stated[alias or name] = f"{module}:{name}" if alias else module
-        assert stated == door._LAZY
+@pytest.mark.parametrize("package", list(SECTIONS))
+def test_names_for_type_checkers_are_those_loaded_lazily(package):
+    text = (ROOT / package / "__init__.py").read_text(encoding="utf-8")
+    block = text.partition("if TYPE_CHECKING:\n")[2].partition("\n\n")[0]
+    stated = {}
+    for module, names in re.findall(r"from ([\w.]+) import (.*)", block):
+        for name, _, alias in (item.partition(" as ") for item in names.split(", ")):
+            stated[alias or name] = f"{module}:{name}" if alias else module
+    assert stated == importlib.import_module(package)._LAZY
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -54,11 +52,11 @@ def test_names_for_type_checkers_are_those_loaded_lazily():
 def test_examples_print_what_they_say(package, tmp_path, monkeypatch, capsys):
     """The blocks of a section run one after another, in one session."""
     code = "\n".join(re.findall(r"^```python\n(.*?)^```$", SECTIONS[package], re.MULTILINE | re.DOTALL))
-    said = re.findall(r"^\s*print\(.*\)  # (.*)$", code, re.MULTILINE)
-    assert len(said) == code.count("print(") >= 1
+    printed = re.findall(r"^\s*print\(.*\)  # (.*)$", code, re.MULTILINE)
+    assert len(printed) == code.count("print(") >= 1
     monkeypatch.chdir(tmp_path)
     exec(compile(code, f"docs/api.md, {package}", "exec"), {})
-    assert capsys.readouterr().out.splitlines() == said
+    assert capsys.readouterr().out.splitlines() == printed
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -5,17 +5,15 @@ from __future__ import annotations
 import io
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import plotly.graph_objects as go
 import streamlit as st
 from streamlit.components.v2 import component
 
-from mesa_lens.dashboard.runs import Entry
-from probe.figures.export import safe_name
+from probe.figures.export import Export, safe_name
 from probe.figures.figure_data import Drawable
 from probe.figures.mobile_layout import LEAST, NARROW, least_width, mobile_layout
 from probe.figures.render import untitled
@@ -30,7 +28,6 @@ _BOTH_THEMES = {  # at least 3:1 on white and on Streamlit's dark background
     "rgba(255, 255, 255, 0.8)": "rgba(0, 0, 0, 0)",
 }
 _EMPTY = "–"
-T = TypeVar("T")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|<>$~:&])")
 _WIDTH_KEY = "page width"
 _WIDTH = component(
@@ -46,24 +43,6 @@ _WIDTH = component(
 
 FORMS = ("png", "svg", "pdf", "csv")
 """The file formats of every figure."""
-_MIMES = {
-    "png": "image/png",
-    "svg": "image/svg+xml",
-    "html": "text/html",
-    "pdf": "application/pdf",
-    "csv": "text/csv",
-    "json": "application/json",
-    "npz": "application/octet-stream",
-    "zip": "application/zip",
-}
-
-
-class Exported(Protocol):
-    """Anything with files, such as `probe.figures.export.Export`."""
-
-    def files(self, form: str) -> Iterator[tuple[str, bytes]]:
-        """Names and contents of the files in format `form`."""
-        ...
 
 
 # Text
@@ -89,9 +68,8 @@ def suggest(text: str, command: str) -> None:
 
 
 def is_narrow() -> bool:
-    """Whether the page is as narrow as a phone: from the browser's width, before that from its user agent."""
-    narrow = getattr(st.session_state.get(_WIDTH_KEY), "narrow", None)
-    return "Mobi" in st.context.headers.get("User-Agent", "") if narrow is None else narrow
+    """Whether the page is as narrow as a phone, by the browser's width."""
+    return bool(getattr(st.session_state.get(_WIDTH_KEY), "narrow", False))
 
 
 def watch_width() -> None:
@@ -129,17 +107,10 @@ def show(figure: Drawable | go.Figure, alt: str, key: str) -> None:
     if is_narrow():
         drawn.plotly_relayout(mobile_layout(figure, drawn))
         width = LEAST
-    with _scrolling(key, width):
-        _plot(drawn, alt, key)
-
-
-@contextmanager
-def _scrolling(key: str, width: int) -> Iterator[None]:
-    """A container whose content is at least `width` pixels wide; a narrower page scrolls it sideways."""
-    name = f"room-{safe_name(key)}"
-    with st.container(key=name):
+    name = f"wide-{safe_name(key)}"
+    with st.container(key=name):  # a page narrower than `width` pixels scrolls it sideways
         st.html(f"<style>.st-key-{name} {{overflow-x: auto}} .st-key-{name} > * {{min-width: {width}px}}</style>")
-        yield
+        _plot(drawn, alt, key)
 
 
 def _plot(figure: go.Figure, alt: str, key: str) -> None:
@@ -201,31 +172,19 @@ def file_stem(*parts: object) -> str:
 
 
 def download(label: str, data: str | Callable[[], bytes], name: str, key: str | None = None) -> None:
-    """A download button for one file; the suffix of `name` is its format."""
-    st.download_button(
-        label, data, name, _MIMES[name.rpartition(".")[2]], key=key, on_click="ignore", icon=":material/download:"
-    )
+    """A download button for one file."""
+    st.download_button(label, data, name, key=key, on_click="ignore", icon=":material/download:")
 
 
-def buttons(
-    make: Callable[[], Exported],
-    stem: str,
-    forms: Sequence[str] = FORMS,
-    several: Sequence[str] = (),
-    entry: Entry | None = None,
-) -> None:
-    """A download button for each format; those in `several` have more than one file and come as a zip.
-
-    entry: the run behind the files; a download fails where it was captured anew since the page was drawn.
-    """
-    make = make if entry is None else unchanged(entry, make)
+def buttons(make: Callable[[], Export], stem: str, forms: Sequence[str] = FORMS, several: Sequence[str] = ()) -> None:
+    """A download button for each format; those in `several` have more than one file and come as a zip."""
     with st.container(horizontal=True):
         for form in forms:
             name = f"{stem}-{form}.zip" if form in several else f"{stem}.{form}"
             download(form.upper(), partial(content, make, form, form in several), name, f"{stem}.{form}")
 
 
-def content(make: Callable[[], Exported], form: str, several: bool) -> bytes:
+def content(make: Callable[[], Export], form: str, several: bool) -> bytes:
     """The one file of a format, or a zip of all its files."""
     files = list(make().files(form))
     if not several:
@@ -235,15 +194,3 @@ def content(make: Callable[[], Exported], form: str, several: bool) -> bytes:
         for name, data in files:
             archive.writestr(name, data)
     return packed.getvalue()
-
-
-def unchanged(entry: Entry, make: Callable[[], T]) -> Callable[[], T]:
-    """`make`, for later; it raises ValueError if the run was captured anew in between."""
-    stamp = entry.stamp
-
-    def make_unchanged() -> T:
-        if entry.stamp != stamp:
-            raise ValueError(f"run {entry.name} was captured anew since this page was drawn; reload the page")
-        return make()
-
-    return make_unchanged

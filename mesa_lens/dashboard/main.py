@@ -7,13 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import streamlit as st
-from PIL import Image
 
 from mesa_lens.dashboard.elements import plain, suggest, watch_width
 from mesa_lens.dashboard.runs import Context, Entry, entries, root_folder
-from mesa_lens.dashboard.state import NotComputed, can_open, offer
+from mesa_lens.dashboard.state import can_open
 from mesa_lens.dashboard.views import (
     anatomy,
     compare,
@@ -50,28 +48,11 @@ _STYLE = """<style>
 h1 {padding-top: 0}
 </style>"""
 
-_BACK = """<script>
-if (!window.mesaLensBack) {  // a changed widget would replace the address, so that Back left the page
-  window.mesaLensBack = true;
-  let returning = false, acted = false;
-  const [replace, push] = [history.replaceState.bind(history), history.pushState.bind(history)];
-  history.pushState = (...to) => (acted ? push : replace)(...to);
-  history.replaceState = (state, title, url) => {
-    const to = new URL(url ?? location.href, location.href);
-    const changed = to.pathname === location.pathname && to.search !== location.search;
-    (changed && acted && !returning ? push : replace)(state, title, url);
-  };
-  addEventListener("popstate", () => { returning = true; }, true);
-  for (const act of ["pointerdown", "keydown"]) addEventListener(act, () => { returning = false; acted = true; }, true);
-}
-</script>"""
-
 
 def main(start: str = "overview") -> None:
     """Draws the page in the address, or `start`."""
-    st.set_page_config("Mesa Lens", _icon(), layout="wide")
+    st.set_page_config("Mesa Lens", ":material/grid_on:", layout="wide")
     st.html(_STYLE)
-    st.html(_BACK, unsafe_allow_javascript=True)
     root = root_folder()
     runs = tuple(entries(root))
     pages: dict[str, Any] = {}
@@ -123,22 +104,12 @@ def _guarded(draw: Callable[[Context], None], context: Context, title: str, need
             suggest(f"There is no run under {context.root} yet. Make one, then reload this page:", _HOW)
         else:
             draw(context)
-    except NotComputed as missing:
-        offer(missing)
     except (ValueError, OSError) as error:
         st.error(plain(error))
     except Exception as error:
         _LOG.exception("%s could not be drawn", title)
         remedy = "if the run is damaged, capture it again"
         st.error(plain(f"{title} could not be drawn ({type(error).__name__}: {error}); {remedy}"))
-
-
-def _icon() -> Image.Image:
-    """The mask of Mesa's chunks as an image: each sees itself and the first, the last sees all."""
-    chunk = np.arange(32) // 8
-    visible = (chunk[:, None] == chunk[None]) | (chunk[None] == 0) | (chunk[:, None] == 3)
-    visible &= np.arange(32)[:, None] >= np.arange(32)[None]
-    return Image.fromarray(np.where(visible[..., None], (0, 114, 178), (222, 235, 247)).astype(np.uint8))
 
 
 if __name__ == "__main__":  # run by Streamlit for `mesa-lens app`

@@ -1,4 +1,4 @@
-"""Runs and results under the root folder, and what a page gets. Nothing outside the root is ever opened."""
+"""Runs and results under the root folder, and what a page gets."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from probe.store.cache import DERIVED
+from probe.status import Status, status_of
 from probe.store.location import POINTER, Remote, as_path, store_in
 from probe.store.reader import partial_path
-from probe.store.results import ANATOMY, LOCATED
 
 ROOT_VARIABLE = "MESA_LENS_RUNS"
 """Environment variable that names the root folder."""
@@ -21,7 +20,6 @@ DEPTH = 3
 STORE = "store.zarr"
 PAPER, HARNESS, EVALUATION = "paper", "lm-eval", "eval"
 REPORT = "report.html"
-_READ = ("", STORE, POINTER, partial_path(Path(STORE)), DERIVED, "summary.json", LOCATED, ANATOMY)
 _RESULT_FILES = {  # by kind; the first is read
     PAPER: ("results.json", REPORT),
     HARNESS: ("harness.json",),
@@ -97,29 +95,41 @@ def root_folder() -> Path:
 
 
 def entries(root: Path) -> list[Entry]:
-    """The runs at most three folders below `root`, finished or not, newest first.
-
-    A run whose folder, store or results are a link out of `root` is left out.
-    """
+    """The runs at most three folders below `root`, finished or not, newest first."""
     if isinstance(root, Remote):
         return [Entry(place.name, place) for place in (as_path(root), *root.folders()) if (place / STORE).exists()]
-    runs = [
-        Entry(name_of(folder, root), folder)
-        for folder in folders(root)
-        if holds_run(folder) and all(is_inside(folder / part, root) for part in _READ)
-    ]
+    runs = [Entry(name_of(folder, root), folder) for folder in folders(root) if holds_run(folder)]
     return sorted(runs, key=lambda entry: (-max(entry.stamp), entry.name))
 
 
 def results(root: Path) -> list[Result]:
-    """The results at most three folders below `root`, newest first; none with a file that is a link out of `root`."""
+    """The results at most three folders below `root`, newest first."""
     finished = [
         Result(kind, name_of(folder, root), folder)
         for folder in folders(root)
         for kind, names in _RESULT_FILES.items()
-        if not holds_run(folder) and all((folder / name).is_file() and is_inside(folder / name, root) for name in names)
+        if not holds_run(folder) and all((folder / name).is_file() for name in names)
     ]
     return sorted(finished, key=lambda result: (-changed(result.file), result.label))
+
+
+def unfinished(root: Path) -> list[Status]:
+    """Status of the runs under `root` that are not finished; a paper run's sections stand in its own."""
+    running: list[Status] = []
+    for folder in folders(root):
+        status = find_status(folder)
+        inside = any(above.path in folder.parents for above in running)
+        if status is not None and status.state != "finished" and not inside:
+            running.append(status)
+    return running
+
+
+def find_status(folder: Path) -> Status | None:
+    """The status of the run in a folder; None where there is none, it is damaged, or the folder is a URL."""
+    try:
+        return None if isinstance(folder, Remote) else status_of(folder)
+    except (ValueError, OSError):
+        return None
 
 
 def folders(root: Path) -> list[Path]:
@@ -146,11 +156,6 @@ def changed(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def is_inside(path: Path, root: Path) -> bool:
-    """Whether `path`, its links followed, lies in `root` or is it."""
-    return path.resolve().is_relative_to(root.resolve())
 
 
 def _folders(folder: Path, depth: int) -> Iterator[Path]:

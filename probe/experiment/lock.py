@@ -31,7 +31,7 @@ def owned(*folders: Path, option: str = "--out") -> Iterator[None]:
 
     The lock is the operating system's: a process that died blocks nobody. The same thread may lock a folder several
     times. option: what the command calls the folder. Raises FileExistsError, naming the holder, for a folder that
-    another run writes to, NotADirectoryError for a file.
+    another run writes to, NotADirectoryError for a file, ValueError for a folder with a link that leads out of it.
     """
     with ExitStack() as stack:
         for folder in folders:
@@ -41,6 +41,7 @@ def owned(*folders: Path, option: str = "--out") -> Iterator[None]:
 
 @contextmanager
 def _owned(folder: Path, option: str) -> Iterator[None]:
+    _check_links(folder, option)
     created = _create(folder, option)
     path = folder.resolve() / LOCK
     lock = FileLock(path, timeout=_PATIENCE, is_singleton=True)
@@ -64,6 +65,15 @@ def _owned(folder: Path, option: str) -> Iterator[None]:
         for created_folder in created:
             with suppress(OSError):  # it holds something now
                 created_folder.rmdir()
+
+
+def _check_links(folder: Path, option: str) -> None:
+    """Raises ValueError for a link in the folder, at any depth, that leads out of it."""
+    root = folder.resolve()
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place, name) for name in (*folders, *files)):
+            if path.is_symlink() and not path.resolve().is_relative_to(root):
+                raise ValueError(f"{option} {folder}: {path} is a link to {path.resolve()}, outside; remove the link")
 
 
 def _create(folder: Path, option: str) -> list[Path]:

@@ -1,7 +1,6 @@
 """Figures on a narrow page."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -54,14 +53,3 @@ def test_a_narrow_page_gets_panels_below_each_other(chart, monkeypatch, narrow):
         assert [ends[0], ends[-1]] == pytest.approx([1, 0])
         assert [title.y for title in layout.annotations] == pytest.approx(ends[::2])  # above their panels
         assert layout.height > untitled(chart).layout.height
-
-
-@pytest.mark.parametrize(
-    ("agent", "width", "narrow"), [("Mobile", None, True), ("X11", None, False), ("Mobile", False, False)]
-)
-def test_a_phone_is_known_before_its_width(monkeypatch, agent, width, narrow):
-    monkeypatch.setattr(elements.st, "context", SimpleNamespace(headers={"User-Agent": f"Mozilla/5.0 ({agent})"}))
-    monkeypatch.setattr(
-        elements.st, "session_state", {} if width is None else {"page width": SimpleNamespace(narrow=width)}
-    )
-    assert elements.is_narrow() == narrow

@@ -7,25 +7,25 @@ from mesa_lens.cli import main as command
 
 def parsers(top):
     """Every parser of the command, by what is typed before its options."""
-    found = {top.prog: top}
+    inner = {top.prog: top}
     for action in top._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for each in action.choices.values():
-                found |= parsers(each)
-    return found
+            for parser in action.choices.values():
+                inner |= parsers(parser)
+    return inner
 
 
-def overridden(words):
+def last_of_each(words):
     """The words of a command line without the options, and their values, that stand again further on."""
-    found = [str(word) for word in words]
-    for option in {word for word in found if word.startswith("--") and word != "--set"}:
-        while found.count(option) > 1:
-            begin = found.index(option)
-            end = next((at for at in range(begin + 1, len(found)) if found[at].startswith("--")), len(found))
-            del found[begin:end]
-    return found
+    kept = [str(word) for word in words]
+    for option in {word for word in kept if word.startswith("--") and word != "--set"}:
+        while kept.count(option) > 1:
+            begin = kept.index(option)
+            end = next((at for at in range(begin + 1, len(kept)) if kept[at].startswith("--")), len(kept))
+            del kept[begin:end]
+    return kept
 
 
 def main(words):
-    """`mesa-lens`, where the last of an option counts: a test varies a line that others share."""
-    return command(overridden(words))
+    """`mesa-lens` with these words, where the last of an option counts: a test varies a line that others share."""
+    return command(last_of_each(words))

@@ -32,29 +32,29 @@ def run_cells(cells):
 def bundle(value):
     """What Jupyter would show of a value, in the MIME types of `STORED`."""
     if hasattr(value, "_repr_mimebundle_"):
-        found = value._repr_mimebundle_()
+        types = value._repr_mimebundle_()
     else:
-        found = {"text/plain": repr(value)}
+        types = {"text/plain": repr(value)}
         if page := getattr(value, "_repr_html_", lambda: None)():
-            found["text/html"] = page
-    kept = {name: found[name] for name in STORED if name in found}
-    return {name: b64encode(each).decode() if isinstance(each, bytes) else each for name, each in kept.items()}
+            types["text/html"] = page
+    kept = {name: types[name] for name in STORED if name in types}
+    return {name: b64encode(data).decode() if isinstance(data, bytes) else data for name, data in kept.items()}
 
 
 def _run(code, number, names):
-    tree, said = ast.parse(code), io.StringIO()
+    tree, stdout = ast.parse(code), io.StringIO()
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     value = None
-    with contextlib.redirect_stdout(said):
+    with contextlib.redirect_stdout(stdout):
         exec(compile(tree, f"cell {number}", "exec"), names)
         if last is not None:
             value = eval(compile(ast.Expression(last.value), f"cell {number}", "eval"), names)
     outputs = []
-    if said.getvalue():
-        outputs.append({"name": "stdout", "output_type": "stream", "text": said.getvalue().splitlines(keepends=True)})
+    if text := stdout.getvalue().splitlines(keepends=True):
+        outputs.append({"name": "stdout", "output_type": "stream", "text": text})
     if value is not None:
-        made = {"data": bundle(value), "execution_count": number, "metadata": {}, "output_type": "execute_result"}
-        outputs.append(made)
+        result = {"data": bundle(value), "execution_count": number, "metadata": {}, "output_type": "execute_result"}
+        outputs.append(result)
     return outputs
 
 

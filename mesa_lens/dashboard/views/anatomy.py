@@ -72,7 +72,7 @@ def page(context: Context) -> None:
 
 
 def overview(context: Context) -> None:
-    """The first finding and a link to the page; nothing where `mesa-lens anatomy` was not run."""
+    """The first finding; nothing where `mesa-lens anatomy` was not run."""
     try:
         anatomy = find_anatomy(context.run.path)
     except ValueError as error:
@@ -82,7 +82,6 @@ def overview(context: Context) -> None:
         return
     st.subheader("What does the inside look like?", anchor=False)
     st.markdown(plain(next(iter(anatomy_findings(anatomy)), "")))
-    st.page_link(context.pages["anatomy"], label="Every head", query_params={"run": context.run.name})
 
 
 def _choose(anatomy: Anatomy, kind: str) -> dict[str, Any]:

@@ -59,10 +59,8 @@ def page(context: Context) -> None:
     entry = context.run
     run = opened(entry)
     hook, prompt = choose_states(run)
-    first, raw = _defaults(entry, run, hook, prompt)
-    place = st.container()
+    first = _defaults(entry, run, hook, prompt)
     methods, minus = _methods(run, first["minus"])
-    _switch_view(place, minus, first, raw)
     st.caption(plain(DIM))
     left, right = st.columns(2)
     layers = _span(left, "Layers", "layers", run.hidden["layer"].values, first.get("layers"))
@@ -87,27 +85,18 @@ def page(context: Context) -> None:
     _downloads(entry, run, choice)
 
 
-def _defaults(entry: Entry, run: Run, hook: str, prompt: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Widgets of the first view, the difference to the reference where its drift begins, and of the raw view."""
+def _defaults(entry: Entry, run: Run, hook: str, prompt: str) -> dict[str, Any]:
+    """Widgets of the first view: the difference to the reference, at the layer where its drift begins."""
     layers = run.hidden["layer"].values.tolist()
     drifts = drifted(entry, hook)
     first: dict[str, Any] = {"minus": reference_of(run) if run.hidden.sizes["method"] > 1 else _NOTHING}
-    raw: dict[str, Any] = {"minus": _NOTHING}
     if len(layers) > 1:  # else there is no slider
-        raw["layers"] = first["layers"] = (layers[0], layers[-1])
+        first["layers"] = (layers[0], layers[-1])
         if not isinstance(drifts, str):
             layer = drift_layers(drifts.get(prompt, next(iter(drifts.values()))))[-1]
             first["layers"] = (layer, layer)
     follow("heatmaps", entry.name, first)
-    return first, raw
-
-
-def _switch_view(place: Any, minus: str | None, first: dict[str, Any], raw: dict[str, Any]) -> None:
-    """The button to the other view; none where there is a single method."""
-    if first["minus"] != _NOTHING:
-        text = f"Show the difference from {first['minus']}" if minus is None else "Show raw values"
-        defaults = first if minus is None else raw
-        place.button(text, on_click=lambda: st.session_state.update(defaults))
+    return first
 
 
 def _methods(run: Run, first: str) -> tuple[list[str], str | None]:
@@ -172,19 +161,17 @@ def _panel(entry: Entry, choice: _Choice) -> tuple[xr.DataArray, xr.DataArray]:
 
 
 def _downloads(entry: Entry, run: Run, choice: _Choice) -> None:
-    """The figure and its numbers, and images of one pixel a value."""
+    """The figure and its numbers."""
 
-    def export(native: bool) -> Export:
+    def export() -> Export:
         values = _select(run, choice).load()
         values = values if choice.minus is None else difference(values, choice.minus)
-        return heatmap_export(values, run.trained_length, layer_limits(values, choice.quantile), native=native)
+        return heatmap_export(values, run.trained_length, layer_limits(values, choice.quantile))
 
     several = ("png", "svg", "pdf", "html") if len(choice.methods) > SIDE_BY_SIDE else ()
     minus = [] if choice.minus is None else ["minus", choice.minus]
     stem = file_stem(entry.name, choice.prompt, "heatmap", choice.hook, *minus)
-    buttons(lambda: export(False), stem, (*FORMS, "html", "npz"), several, entry)
-    st.caption("As captured, one pixel a value and a picture a method:")
-    buttons(lambda: export(True), f"{stem}-native", ("png", "npz"), ("png",), entry)
+    buttons(export, stem, (*FORMS, "html", "npz"), several)
 
 
 def _scale(panel: xr.DataArray, limits: xr.DataArray) -> None:

@@ -21,10 +21,9 @@ from mesa_lens.dashboard.elements import (
     suggest,
 )
 from mesa_lens.dashboard.runs import Context, Entry
-from probe.figures.export import Export
 from probe.figures.figure_data import Chart, TileMap
 from probe.figures.locate import MEASURES
-from probe.figures.mechanism_export import common_figures, judged_labels, located_export, located_tables, method_figures
+from probe.figures.mechanism_export import common_figures, judged_labels, located_export, method_figures
 from probe.interventions.sentences import located_findings
 from probe.store.results import Located, find_located, having, headline
 
@@ -76,13 +75,8 @@ def overview(context: Context) -> None:
     for _, sentences in located_findings(summary, **(chosen or {})):
         st.markdown(bullets(sentences[:_FIRST]))
     figure = method_figures(summary, **chosen).get("map") if chosen else None
-    if chosen is not None and figure is not None:
+    if figure is not None:
         show(figure, _alt(figure), "located")
-        tables = located_tables(summary, {name: [value] for name, value in chosen.items()})
-        stem = file_stem(context.run.name, "restoration-map", *chosen.values())
-        buttons(lambda: Export({"map": figure}, tables), stem, FORMS, ("csv",))
-    query = {"run": context.run.name}
-    st.page_link(context.pages["mechanism"], label="Clamps, smallest sets", query_params=query)
 
 
 def _suggest_locate(entry: Entry) -> None:

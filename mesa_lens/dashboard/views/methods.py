@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import streamlit as st
+import xarray as xr
 
 from mesa.methods import Method, make, registry
 from mesa.plan import distances
 from mesa.settings import drawing_sizes
-from mesa.support import cells
-from mesa_lens.dashboard.drawings import matrix_drawing
-from mesa_lens.dashboard.elements import buttons, file_stem, follow, plain, sheet, show
+from mesa_lens.dashboard.elements import download, file_stem, follow, plain, show
 from mesa_lens.dashboard.runs import Context
+from probe.figures.tables import csv_bytes
 from probe.glossary import WEAVE
 
 _NUMBERED = 24  # tokens up to which numbers stand in the cells
@@ -23,23 +23,17 @@ _SIDES = {"a": "rerope", "b": "mesa"}  # and the methods drawn at first
 
 
 def page(context: Context) -> None:
-    """Two methods side by side, and the support table."""
+    """Two methods side by side."""
     st.caption(plain(WEAVE))
     left, right = st.columns(2)
     length = int(left.slider("Length (tokens)", 4, 256, 24, key="length", bind="query-params"))
     trained = int(right.slider("Trained window M (tokens)", 2, 256, 16, key="window", bind="query-params"))
-    methods = {
-        side: _choose(place, side, default, trained)
-        for place, (side, default) in zip(st.columns(2), _SIDES.items(), strict=True)
-    }
-    for place, method in zip(st.columns(2), methods.values(), strict=True):
-        if method is not None:
-            place.markdown(f"`{method.formula}`  \n{plain(method.source)}")
-    for place, (side, method) in zip(st.columns(2), methods.items(), strict=True):
+    places = st.columns(2)
+    methods = [_choose(place, *side, trained) for place, side in zip(places, _SIDES.items(), strict=True)]
+    for place, side, method in zip(st.columns(2), _SIDES, methods, strict=True):
         if method is not None:
             with place:
                 _draw(method, f"{method.name}-{side}", length, trained)
-    _support()
 
 
 def _choose(place: Any, side: str, default: str, trained: int) -> Method | None:
@@ -59,7 +53,7 @@ def _choose(place: Any, side: str, default: str, trained: int) -> Method | None:
 
 
 def _draw(method: Method, key: str, length: int, trained: int) -> None:
-    """The matrix, its largest position, and how many pairs were never trained or are masked."""
+    """Formula, matrix, its largest position, and how many pairs were never trained or are masked."""
     plan = method.plan(length)
     matrix = distances(plan)
     masked = int((matrix < 0).sum()) - length * (length - 1) // 2
@@ -68,14 +62,16 @@ def _draw(method: Method, key: str, length: int, trained: int) -> None:
         f"The largest relative position is {largest:.4g}, {'at or beyond' if beyond else 'inside'} M = {trained}; "
         f"pairs at M or beyond, where the model was never trained: {beyond:,}; causal pairs masked: {masked:,}."
     )
-    st.markdown(f"**{plain(method.name)}**")  # on narrow pages both figures stand below both formulas
+    st.markdown(f"**{plain(method.name)}** `{method.formula}`  \n{plain(method.source)}")
     show(matrix_figure(matrix, trained), f"Relative positions of {method.name} for {length} tokens. {facts}", key)
     st.markdown(plain(facts))
-    stem = file_stem("methods", key, length, "M", trained)
-    top = max(float(matrix.max()), trained)
-    buttons(lambda: matrix_drawing(stem, method, matrix, trained, _scale(trained / top)), stem)
     if plan.frequency_scale is not None:
         st.caption("Rotary frequencies are changed at this length; the positions above are not.")
+    labels = {"query": range(length), "key": range(length)}
+    numbers = xr.Dataset({"relative_position": (("query", "key"), np.where(matrix < 0, np.nan, matrix))}, labels)
+    download(
+        "CSV", lambda: csv_bytes(numbers), f"{file_stem('methods', key, length, 'M', trained)}.csv", key=f"{key} csv"
+    )
 
 
 def matrix_figure(matrix: np.ndarray, trained: int) -> go.Figure:
@@ -110,12 +106,3 @@ def _scale(window: float) -> list[list[Any]]:
     """Blues up to M, the share `window` of the scale; oranges beyond."""
     inside = [[0, "#deebf7"], [min(window, 1), "#6baed6"]]
     return inside if window >= 1 else [*inside, [window, "#fdae6b"], [1, "#d94801"]]
-
-
-def _support() -> None:
-    """The support table, methods down and families across."""
-    st.subheader("Which model families take which methods")
-    support, reasons = cells()
-    rows = [{"method": name, **{family: row[name] for family, row in support.items()}} for name in support]
-    sheet(rows, "Support of each method by model family", height="content")
-    st.caption(plain("; ".join(f"({number}) {reason}" for number, reason in enumerate(reasons, 1)) + "."))

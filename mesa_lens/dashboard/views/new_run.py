@@ -2,136 +2,92 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import streamlit as st
 
-from mesa.methods import standard_methods
 from mesa_lens.dashboard import run_control
-from mesa_lens.dashboard.elements import plain
-from mesa_lens.dashboard.run_control import OPTIONS
-from mesa_lens.dashboard.runs import Context, name_of
-from probe.request import METHODS
+from mesa_lens.dashboard.elements import plain, suggest
+from mesa_lens.dashboard.runs import Context, find_status, name_of
 
 _INTERVAL = 2  # seconds
 _LINES = 30  # of a log
-_STARTED = "started"
-_ROWS = (("model", "trained_length"), ("set",), ("length", "lengths"), ("samples", "texts"), ("prompt", "text"))
 
 
 def page(context: Context) -> None:
     """The runs that were started here, the newest first, and the form."""
-    inputs, root = run_control.input_folders(), Path(context.root)
-    if inputs is None:
-        st.info("Runs are started from here only where the dashboard was opened with \\-\\-allow-runs:")
-        st.code(f"mesa-lens app --store {root} --allow-runs", language="bash")
+    root = Path(context.root)
+    if run_control.ALLOWED_VARIABLE not in os.environ:
+        text = "Runs are started from here only where the dashboard was opened with --allow-runs:"
+        suggest(text, f"mesa-lens app --store {root} --allow-runs")
         return
-    _started(context, root, inputs)
-    _form(root, inputs)
-
-
-def _started(context: Context, root: Path, inputs: tuple[Path, ...]) -> None:
-    """The chosen one of the runs started here, read again and again while it runs."""
     runs = {name_of(folder, root): folder for folder in run_control.started_runs(root)}
-    if not runs:
-        return
-    st.subheader("Started here", anchor=False)
-    if st.session_state.get(_STARTED) not in runs:
-        st.session_state[_STARTED] = next(iter(runs))
-    name = st.selectbox("Started run", list(runs), key=_STARTED, help="Newest first")
-    running = run_control.progress(runs[name]).running
-    draw = partial(_progress, context, root, runs[name], name, inputs, running)
-    st.fragment(draw, run_every=_INTERVAL if running else None)()
+    if runs:
+        st.subheader("Started here", anchor=False)
+        name = str(st.selectbox("Started run", list(runs), help="Newest first"))
+        running = run_control.is_running(runs[name])
+        draw = partial(_progress, context, name, runs[name], running)
+        st.fragment(draw, run_every=_INTERVAL if running else None)()
+    _form(root)
 
 
-def _progress(context: Context, root: Path, folder: Path, name: str, inputs: tuple[Path, ...], running: bool) -> None:
-    """Progress, log and what can be done; the whole page is drawn anew when the run begins or ends."""
-    now = run_control.progress(folder)
-    if now.running != running:
+def _progress(context: Context, name: str, folder: Path, running: bool) -> None:
+    """Status, log and what can be done; the whole page is drawn anew when the run begins or ends."""
+    if run_control.is_running(folder) != running:
         st.rerun()
-    if now.running:
-        st.progress(now.share, plain(now.text))
+    status, lines = find_status(folder), run_control.last_log(folder)
+    if status is not None:
+        st.code(status.text(), language=None, wrap_lines=True)
+    if running:
         if st.button("Stop", key="stop", icon=":material/stop:", help="As Ctrl-C does; finished tasks are kept"):
             run_control.stop(folder)
             st.info("Stopping: finished tasks are kept.")
-    elif now.finished:
+    elif status is not None and status.state == "finished":
         st.success("The run is finished.")
         st.page_link(context.pages["overview"], label=f"Overview of {plain(name)}", query_params={"run": name})
     else:
-        st.warning(plain(now.error or "It ended without an error; see the log."))
+        st.warning(plain(run_control.last_error(lines) or "It ended without an error; see the log."))
         if st.button("Resume", key="resume", icon=":material/play_arrow:", help="The same command continues"):
-            _act(partial(run_control.resume, root, folder, inputs))
-    with st.expander("Log", expanded=now.running):
-        st.code("\n".join(now.lines[-_LINES:]) or "nothing yet", language=None, wrap_lines=True)
+            run_control.resume(folder)
+            st.rerun()
+    with st.expander("Log", expanded=running):
+        st.code("\n".join(lines[-_LINES:]), language=None, wrap_lines=True)
 
 
-def _act(act: partial) -> None:
-    """Does what changes a run and draws the page anew, or prints why it could not be done."""
-    try:
-        act()
-    except (ValueError, OSError) as error:
-        st.error(plain(error))
-    else:
-        st.rerun()
-
-
-def _form(root: Path, inputs: tuple[Path, ...]) -> None:
+def _form(root: Path) -> None:
     """What to run; its command line, estimate and start."""
     st.subheader("Start one", anchor=False)
     name = st.text_input("Name", "mine", key="ask_name", help="Its folder below the folder of runs, e.g. my/run")
-    values, typed = _values(inputs)
+    values = {
+        key: column.text_input(option.label, key=f"ask_{key}", placeholder=option.default_text, help=option.help)
+        for (key, option), column in zip(run_control.OPTIONS.items(), cycle(st.columns(2)), strict=False)
+    }
     try:
-        words = run_control.arguments(values, run_control.run_folder(root, name), inputs)
-    except (ValueError, OSError) as error:
+        folder = run_control.run_folder(root, name)
+        words = run_control.arguments(values, folder)
+    except ValueError as error:
         st.error(plain(error))
         return
-    st.caption("The same in a terminal" + (", with the text in a file named by \\-\\-text" if typed else ""))
     st.code(run_control.command_line(words), language="bash", wrap_lines=True)
-    above, below = (place.empty() for place in (st.container(), st.container()))
     with st.container(horizontal=True):
         estimating = st.button("Estimate", key="estimate", icon=":material/straighten:")
         starting = st.button("Start", key="start", icon=":material/play_arrow:", type="primary")
     if estimating:
-        with above, st.spinner("Estimating …"):
-            _print_estimate(root, name, values, typed, inputs)
-    if starting:
-        with below, st.spinner("Checking, then starting …"):
-            _act(partial(_begin, root, name, values, typed, inputs))
+        _act("Estimating …", lambda: st.code(run_control.estimate(words), language=None, wrap_lines=True))
+    if starting and _act("Checking, then starting …", lambda: run_control.start(folder, words)):
+        st.rerun()
 
 
-def _values(inputs: tuple[Path, ...]) -> tuple[dict[str, str], str]:
-    """The options by key as texts, and a text that is typed."""
-    where = f"; paths are read from {', '.join(map(str, inputs))}"
-    default = METHODS.split(",")
-    values = {}
-    for row in _ROWS:
-        for key, column in zip(row, st.columns(len(row)), strict=True):
-            option = OPTIONS[key]
-            values[key] = column.text_input(
-                option.label,
-                "" if option.default in (None, ()) else option.default_text,
-                key=f"ask_{key}",
-                placeholder=option.unset or option.help,
-                help=f"{option.help}{where if key in ('model', 'text') else ''}",
-            )
-        if row[0] == "model":
-            help = f"{OPTIONS['methods'].help}; first: the reference"
-            methods = st.multiselect("Methods", list(standard_methods()), default, key="ask_methods", help=help)
-            values["methods"] = "" if methods == default else ",".join(methods)
-    typed = st.text_area("Or type a text", key="ask_typed", placeholder="in place of a text file")
-    return {**values, "text": "" if typed else values["text"]}, typed
-
-
-def _print_estimate(root: Path, name: str, values: dict[str, str], typed: str, inputs: tuple[Path, ...]) -> None:
+def _act(label: str, act: Callable[[], object]) -> bool:
+    """Whether it could be done; else why not is printed."""
     try:
-        text = run_control.estimate(root, name, values, typed, inputs)
+        with st.spinner(label):
+            act()
     except (ValueError, OSError) as error:
         st.error(plain(error))
-    else:
-        st.code(text, language=None, wrap_lines=True)
-
-
-def _begin(root: Path, name: str, values: dict[str, str], typed: str, inputs: tuple[Path, ...]) -> None:
-    run_control.start(root, name, values, typed, inputs)
-    st.session_state.pop(_STARTED, None)  # the newest is displayed
+        return False
+    return True

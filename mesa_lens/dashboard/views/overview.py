@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
 import streamlit as st
 
 from mesa_lens.dashboard.elements import FORMS, buttons, download, file_stem, plain, sheet, show
-from mesa_lens.dashboard.runs import Context, Entry, changed
-from mesa_lens.dashboard.state import NotComputed, analysed, drifted, offer, opened
-from mesa_lens.dashboard.views import anatomy, mechanism, progress
+from mesa_lens.dashboard.runs import Context, Entry, find_status
+from mesa_lens.dashboard.state import drifted, opened, summary_of
+from mesa_lens.dashboard.views import anatomy, mechanism
 from probe.evaluation.summary import Table
 from probe.figures.curves import curves_chart
 from probe.figures.drift import drift_map
 from probe.figures.export import Export, curves_export, drift_export
-from probe.report import provenance, whole_summary
+from probe.report import provenance
 from probe.store.reader import Run
-from probe.store.results import LOCATED, VERDICT, find_located, run_summary
+from probe.store.results import VERDICT
 from probe.thresholds.calls import Call
-from probe.thresholds.failure import measured_failure
+from probe.thresholds.failure import Measured, measured_failure
 from probe.thresholds.predict import Prediction
 from probe.verdict.tables import difference_table, drift_table, threshold_doubt
-from probe.verdict.verdict import html, verdict
+from probe.verdict.verdict import html
 
 _SCORES = ("NLL", "passkey")
 _PREDICTED = (
@@ -34,16 +33,17 @@ _PREDICTED = (
 
 
 def page(context: Context) -> None:
-    """The verdict, scores over length, where drift and loss arise, findings, links and provenance."""
-    progress.overview(context.run.path)
-    run = opened(context.run)
-    summary = run_summary(context.run.path, run) or whole_summary(analysed(context.run))
+    """The verdict, scores over length, where drift and loss arise, links and provenance."""
+    status = find_status(context.run.path)
+    if status is not None and status.state != "finished":
+        st.code(status.text(), language=None)
+    run, summary = opened(context.run), summary_of(context.run)
     trained, captured = summary["trained_length"], summary["captured_length"]
     st.markdown(
         f"Model **{plain(summary['model'])}**, trained window **M = {trained}** tokens, "
         f"read up to **{captured}** tokens under {len(summary['methods'])} methods."
     )
-    st.html(html(_verdict(context.run, summary)))
+    st.html(html(summary[VERDICT]))
     _scores(summary)
     _curves(context.run, run, summary)
     _drift(context.run, summary)
@@ -51,14 +51,6 @@ def page(context: Context) -> None:
     anatomy.overview(context)
     _links(context, summary)
     _provenance(run, summary)
-
-
-def _verdict(entry: Entry, summary: dict[str, Any]) -> dict[str, Any]:
-    """The verdict, with what was located since; damage is reported further down."""
-    if changed(entry.path / LOCATED) > changed(entry.path / "summary.json"):
-        with suppress(ValueError):
-            return verdict(summary, find_located(entry.path))
-    return summary[VERDICT]
 
 
 def _scores(summary: dict[str, Any]) -> None:
@@ -77,19 +69,26 @@ def _scores(summary: dict[str, Any]) -> None:
             _table(compared)
 
 
-def _curves(entry: Entry, run: Run, summary: dict[str, Any]) -> None:
+def curves_inputs(run: Run, summary: dict[str, Any]) -> tuple[Any, Measured, int, list[Call | Prediction]] | None:
+    """What `curves_chart` and `curves_export` take; None for a run without measured scores."""
     if run.evaluation is None:
-        st.info("Nothing was measured by length: the run was made with \\-\\-samples 0.")
-        return
+        return None
     kind = Call if summary.get("predicted_by") == "drift" else Prediction
     names = [field.name for field in fields(kind)]
     predictions = [kind(**{name: row["predicted"][name] for name in names}) for row in summary["methods"]]
     measured = measured_failure(run.evaluation, run.trained_length, summary["reference"])
-    failing = ", ".join(f"{failure.method} {failure}" for failure in measured.failures)
-    inputs = (run.evaluation, measured, run.trained_length, predictions)
+    return run.evaluation, measured, run.trained_length, predictions
+
+
+def _curves(entry: Entry, run: Run, summary: dict[str, Any]) -> None:
+    inputs = curves_inputs(run, summary)
+    if inputs is None:
+        st.info("Nothing was measured by length: the run was started with \\-\\-samples 0.")
+        return
+    failing = ", ".join(f"{failure.method} {failure}" for failure in inputs[1].failures)
     alt = f"Tail NLL and passkey accuracy over length by method. Measured failure: {failing}"
     show(curves_chart(*inputs), alt, "curves")
-    buttons(lambda: curves_export(*inputs), file_stem(entry.name, "curves"), FORMS, ("csv",), entry)
+    buttons(lambda: curves_export(*inputs), file_stem(entry.name, "curves"), FORMS, ("csv",))
 
 
 def _table(table: Table) -> None:
@@ -101,11 +100,7 @@ def _table(table: Table) -> None:
 def _drift(entry: Entry, summary: dict[str, Any]) -> None:
     """The map of the first prompt's drift by layer and position, or why there is none; every prompt's calls."""
     st.subheader("Where inside does it show?", anchor=False)
-    try:
-        drifts = drifted(entry)
-    except NotComputed as missing:
-        offer(missing)
-        return
+    drifts = drifted(entry)
     if isinstance(drifts, str):
         st.info(plain(f"Drift could not be judged: {drifts}."))
         return
@@ -113,7 +108,7 @@ def _drift(entry: Entry, summary: dict[str, Any]) -> None:
     figure = drift_map(drift, prompt)
     show(figure, "; ".join(panel.title for panel in figure.maps), "drift-map")
     stem = file_stem(entry.name, prompt, "drift-map")
-    buttons(lambda: Export({"drift-map": figure}, drift_export(drift, prompt).numbers), stem, FORMS, ("csv",), entry)
+    buttons(lambda: Export({"drift-map": figure}, drift_export(drift, prompt).numbers), stem, FORMS, ("csv",))
     if not isinstance(summary["drift"], str):
         with st.expander("Drift, prompt by prompt"):
             for name, row in summary["drift"]["prompts"].items():
@@ -129,6 +124,8 @@ def _links(context: Context, summary: dict[str, Any]) -> None:
     prompt, best = run | {"prompt": summary["prompt"]}, summary["best"]
     pairs = {"pairs": f"{best[0]['layer']}:{best[0]['dim']}"} if best else {}
     links = (
+        ("mechanism", "Clamps, smallest sets", run),
+        ("anatomy", "What every head attends to", run),
         ("thresholds", "The clearest dim over position", prompt | pairs),
         ("heatmaps", "Hidden states, method by method", prompt),
         ("compare", "Beside another run", run),

@@ -10,8 +10,7 @@ from typing import Any
 import streamlit as st
 
 from mesa_lens.dashboard.elements import FORMS, buttons, download, file_stem, is_narrow, plain, sheet, show, suggest
-from mesa_lens.dashboard.runs import EVALUATION, HARNESS, PAPER, REPORT, Context, Result, results
-from mesa_lens.dashboard.views import progress
+from mesa_lens.dashboard.runs import EVALUATION, HARNESS, PAPER, REPORT, Context, Result, results, unfinished
 from mesa_lens.paper.sections import SECTIONS, Section
 from probe.evaluation.effective import effective_table
 from probe.evaluation.summary import Table, difference_tables, longppl_table, mean_tables
@@ -35,7 +34,9 @@ def page(context: Context) -> None:
     """The chosen result, by default the newest; or the commands that make one."""
     root = as_path(context.root)
     known = {result.label: result for result in results(root)}
-    progress.unfinished(root)
+    if running := unfinished(root):
+        with st.expander(f"Not finished: {len(running)}"):
+            st.code("\n".join(status.text() for status in running), language=None)
     if not known:
         suggest(f"There is no evaluation or paper run under {root}. Make one, e.g.:", _HOW.format(root))
         return

@@ -10,9 +10,9 @@ import numpy as np
 import streamlit as st
 import xarray as xr
 
-from mesa_lens.dashboard.drawings import curves_drawing
-from mesa_lens.dashboard.elements import buttons, file_stem, plain, sheet, show
-from mesa_lens.dashboard.runs import Context, is_inside
+from mesa_lens.dashboard.elements import download, file_stem, plain, sheet, show, suggest
+from mesa_lens.dashboard.runs import Context
+from probe.figures.tables import csv_bytes
 from probe.glossary import WEAVE
 from theory.bounds import check_window, denominator, extended_length, first_failure, ideal_position
 from theory.claim import summary
@@ -54,13 +54,13 @@ def page(context: Context) -> None:
         show(output_figure(data), f"Head output o_t over position t: fails below H = {H:g}. {reach}", "output")
         st.caption(plain("How far o_t is above H, M / D(t) - 1, is the same for every H."))
         raised = (data["excess"] + H).assign_attrs(data.attrs, long_name="head output o_t").rename("output")
-        _downloads(raised, H)
+        _download(raised)
     with position:
         show(position_figure(data), f"The position that layer 1 recovers at t. {reach}", "position")
-        _downloads(data["position"].assign_attrs(data.attrs))
+        _download(data["position"].assign_attrs(data.attrs))
     with attention:
         show(attention_figure(data), f"Attention on bos over t: above 1/M succeeds. {reach}", "attention")
-        _downloads(data["attention"].assign_attrs(data.attrs), 1 / M)
+        _download(data["attention"].assign_attrs(data.attrs))
     _claims(Path(context.root))
 
 
@@ -77,11 +77,11 @@ def first_failures(M: int, N: int, E: int) -> str:
     return "With positions recovered ideally, " + "; ".join(sentences) + "."
 
 
-def _downloads(values: xr.DataArray, level: float | None = None) -> None:
-    """The figure and its numbers, named by what is drawn and the sliders."""
+def _download(values: xr.DataArray) -> None:
+    """The numbers of a figure, named by what is drawn and the sliders."""
     sliders = (f"{name}{values.attrs[name]:g}" for name in ("M", "N", "E", "H"))
-    stem = file_stem("theory", values.name, *sliders)
-    buttons(lambda: curves_drawing(stem, values, level), stem)
+    name = f"{file_stem('theory', values.name, *sliders)}.csv"
+    download("CSV", lambda: csv_bytes(values.to_dataset(name=str(values.name))), name, key=name)
 
 
 def _parameters() -> tuple[int, float, int, int]:
@@ -108,9 +108,9 @@ def _claims(root: Path) -> None:
     """The verification's table, where it was run."""
     st.subheader("What the verification found")
     path = root / REPORT
-    if not (path.is_file() and is_inside(path, root)):
-        st.info(plain(f"There is no {path} yet. Run the verification (20 seconds), then reload this page:"))
-        st.code(f"mesa-lens verify --html {path.with_suffix('')}", language="bash")
+    if not path.is_file():
+        text = f"There is no {path} yet. Run the verification (20 seconds), then reload this page:"
+        suggest(text, f"mesa-lens verify --html {path.with_suffix('')}")
         return
     claims = json.loads(path.read_text(encoding="utf-8"))
     st.markdown(plain(summary([(claim["name"], claim["verdict"]) for claim in claims])))

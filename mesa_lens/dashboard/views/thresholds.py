@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import streamlit as st
 import xarray as xr
 
@@ -15,12 +14,12 @@ from probe.figures.export import threshold_export
 from probe.figures.thresholds import threshold_chart
 from probe.glossary import DIM, OBSERVABLE
 from probe.store.reader import Run
-from probe.thresholds.predict import LEAST, as_many, best, crossing_texts, false_predictions, predict
+from probe.thresholds.predict import as_many, best, crossing_texts, false_predictions
 from probe.thresholds.search import CrossingRule
 
-_RANKING, _PREDICTED, _CONTROL = "ranking of dims", "predictions", "negative control"
+_RANKING, _CONTROL = "ranking of dims", "negative control"
 _MOST = 6  # figures drawn at once
-_ROWS, _ALL_ROWS = 100, 1000  # dims in the table
+_ROWS = 1000  # dims in the table
 _EXCLUDED = "excluded: beyond the threshold already inside the window, so that its crossing is not counted"
 _LABELS = {
     "M": "M, the trained window (tokens)",
@@ -35,7 +34,7 @@ _LABELS = {
 
 
 def page(context: Context) -> None:
-    """Widgets, one figure a chosen (layer, dim), predictions, ranking and control."""
+    """Widgets, one figure a chosen (layer, dim), ranking or control."""
     entry = context.run
     run = opened(entry)
     hook, prompt = choose_states(run)
@@ -55,12 +54,9 @@ def page(context: Context) -> None:
     if pairs:
         several = ("csv",) if len(pairs) == 1 else (*FORMS, "html")  # csv: crossings, and values
         stem = file_stem(entry.name, prompt, "thresholds", *(f"{layer}-{dim}" for layer, dim in pairs))
-        buttons(lambda: threshold_export(hidden, crossings, pairs), stem, (*FORMS, "html"), several, entry)
-    table = choose_one("Below", [_RANKING, _PREDICTED, _CONTROL], "below")
-    if table == _CONTROL:  # many more searches, so only on demand
-        _negative_control(control(entry, hook, prompt, trained, rule), prompt)
-    elif table == _PREDICTED:
-        _predictions(crossings)
+        buttons(lambda: threshold_export(hidden, crossings, pairs), stem, (*FORMS, "html"), several)
+    if choose_one("Below", [_RANKING, _CONTROL], "below") == _CONTROL:  # many more searches, so only on demand
+        _negative_control(control(entry, hook, prompt, trained, rule))
     else:
         _ranking(crossings)
 
@@ -89,21 +85,14 @@ def _rule(run: Run, name: str) -> tuple[int, CrossingRule]:
         values[key] = column.number_input(
             _LABELS[key], least, max(most, default), default, step, key=key, bind="query-params", help=help
         )
-    with changes:
-        _list_changes(values, defaults)
-    return values.pop("M"), CrossingRule(**values)
-
-
-def _list_changes(values: dict[str, Any], defaults: dict[str, Any]) -> None:
-    """What was changed of the run's rule, and a button that resets it."""
     changed = [
-        f"{_LABELS[name]} is {values[name]:g} ({default:g})"
-        for name, default in defaults.items()
-        if values[name] != default
+        f"{_LABELS[key]} is {values[key]:g} ({default:g})"
+        for key, default in defaults.items()
+        if values[key] != default
     ]
     if changed:
-        st.warning(plain(f"The rule is changed: {'; '.join(changed)}. In brackets: the run's rule."))
-        st.button("Reset the rule", on_click=lambda: st.session_state.update(defaults))
+        changes.warning(plain(f"The rule is changed: {'; '.join(changed)}. In brackets: the run's rule."))
+    return values.pop("M"), CrossingRule(**values)
 
 
 def _pairs(crossings: xr.Dataset) -> list[tuple[int, int]]:
@@ -141,15 +130,10 @@ def _crossing_text(crossings: xr.Dataset, layer: int, dim: int) -> str:
 
 
 def _ranking(crossings: xr.Dataset) -> None:
-    """Every observable pair, or all of them, sortable and searchable; a ticked row is drawn above."""
-    with st.container(horizontal=True):
-        every = st.toggle("Also dims that are not observable", key="every", bind="query-params")
-        most = _ALL_ROWS if st.toggle(f"List up to {_ALL_ROWS}", key="long", bind="query-params") else _ROWS
+    """The observable pairs, sortable and searchable; a ticked row is drawn above."""
     names = ["rank", "score", "threshold", "limit", "spread"]
     table = crossings[[*names, "observable"]].to_dataframe().reset_index()
-    order = np.lexsort((-table["score"], ~table["observable"]))
-    order = order if every else order[: int(crossings["qualified"])]
-    table = table.iloc[order[:most]]
+    table = table.query("observable").sort_values("rank").head(_ROWS)
     table["score"] = table["score"].round(1) + 0.0  # no -0.0
     at = {name: xr.DataArray(table[name].to_numpy(), dims="pair") for name in ("layer", "dim")}
     texts = crossing_texts(crossings.sel(at))
@@ -164,14 +148,12 @@ def _ranking(crossings: xr.Dataset) -> None:
         key=key,
         on_select=lambda: _draw(key, pairs),
         column_config={
-            "rank": st.column_config.NumberColumn(help="1: the highest score; 0: not observable"),
+            "rank": st.column_config.NumberColumn(help="1: the highest score"),
             "score": st.column_config.NumberColumn(format="%.1f", help="Motion beyond M, in in-window spreads"),
             **{name: st.column_config.NumberColumn(format="%.3g") for name in ("threshold", "limit", "spread")},
             **{name: st.column_config.TextColumn(alignment="right", help=_EXCLUDED) for name in methods.values()},
         },
     )
-    if len(order) > most:
-        st.caption(f"The first {most} of {len(order)} are listed.")
 
 
 def _draw(key: str, pairs: list[str]) -> None:
@@ -179,31 +161,13 @@ def _draw(key: str, pairs: list[str]) -> None:
     st.session_state["pairs"] = ", ".join(pairs[row] for row in st.session_state[key].selection.rows[:_MOST])
 
 
-def _predictions(crossings: xr.Dataset) -> None:
-    rows = [
-        {
-            "method": prediction.method,
-            "predicted failure": str(prediction),
-            "dims judged": prediction.judged,
-            "of them cross": prediction.crossed,
-        }
-        for prediction in predict(crossings)
-    ]
-    st.markdown(
-        f"Predicted failure length: the median crossing over the ten clearest dims, at the best layer of each, if "
-        f"{LEAST} or more are judged. The reference's prediction is descriptive: dims are chosen on it."
-    )
-    sheet(rows, "Predicted failure length of each method")
-
-
-def _negative_control(places: xr.Dataset | str, prompt: str) -> None:
+def _negative_control(places: xr.Dataset | str) -> None:
     st.markdown(
         "**Negative control**: the same search at positions inside the window, where the model works. Crossings there "
-        "are drift alone, and what they predict is false; *at M* is the search at M with as many positions as the "
-        "control has."
+        "are drift alone, and what they predict is false."
     )
     if isinstance(places, str):
-        st.info(plain(f"The control could not be made: {places}."))
+        st.info(plain(f"The control could not be computed: {places}."))
         return
     rates = false_predictions(places)
     methods = rates["method"].values.tolist()
@@ -214,18 +178,3 @@ def _negative_control(places: xr.Dataset | str, prompt: str) -> None:
             f"{float(as_many(places)):.0%} of them as many dims are observable as at M, or more."
         )
     )
-    rows = [
-        {
-            "position": int(place["place"]),
-            "positions seen": f"{int(place['first'])} to {int(place['last'])}",
-            "observable": int(place["qualified"]),
-            "at M": int(place["matched"]),
-            **{f"{name} falsely fails at": _whole(place["called"].sel({"method": name})) for name in methods},
-        }
-        for place in (places.isel(place=index) for index in range(places.sizes["place"]))
-    ]
-    sheet(rows, f"Observable dims inside the window and at M, prompt {prompt}")
-
-
-def _whole(value: xr.DataArray) -> int | None:
-    return int(value) if np.isfinite(value) else None
