@@ -7,7 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import streamlit as st
+from PIL import Image
 
 from mesa_lens.dashboard.elements import plain, suggest, watch_width
 from mesa_lens.dashboard.runs import Context, Entry, entries, root_folder
@@ -51,7 +53,7 @@ h1 {padding-top: 0}
 
 def main(start: str = "overview") -> None:
     """Draws the page in the address, or `start`."""
-    st.set_page_config("Mesa Lens", ":material/grid_on:", layout="wide")
+    st.set_page_config("Mesa Lens", _icon(), layout="wide")
     st.html(_STYLE)
     root = root_folder()
     runs = tuple(entries(root))
@@ -110,6 +112,14 @@ def _guarded(draw: Callable[[Context], None], context: Context, title: str, need
         _LOG.exception("%s could not be drawn", title)
         remedy = "if the run is damaged, capture it again"
         st.error(plain(f"{title} could not be drawn ({type(error).__name__}: {error}); {remedy}"))
+
+
+def _icon() -> Image.Image:
+    """The mask of Mesa's chunks: each sees itself and the first, the last sees all. Streamlit fetches its own icons."""
+    chunk = np.arange(32) // 8
+    visible = (chunk[:, None] == chunk[None]) | (chunk[None] == 0) | (chunk[:, None] == 3)
+    visible &= np.arange(32)[:, None] >= np.arange(32)[None]
+    return Image.fromarray(np.where(visible[..., None], (0, 114, 178), (222, 235, 247)).astype(np.uint8))
 
 
 if __name__ == "__main__":  # run by Streamlit for `mesa-lens app`

@@ -177,18 +177,13 @@ def act(page, action):
 
 def test_three_runs_are_compared(visit):
     page = visit("compare?run=demo&with=second&with=third", 1440)
-    page.wait_for_function(
-        """() => [...document.querySelectorAll('[data-testid=stPlotlyChart]')].filter(e => e.querySelector('.main-svg'))
-        .length === 4"""
-    )
+    page.wait_for_function("() => document.querySelector('[data-testid=stPlotlyChart] .main-svg')")
     charts = page.get_by_test_id("stPlotlyChart").locator(".js-plotly-plot")
-    assert charts.count() == 1 + 3  # scores overlaid, then the clearest dim of each
+    assert charts.count() == 1  # scores overlaid
     titles = charts.first.evaluate("e => e._fullLayout.annotations.map(note => note.text)")
     assert sum("tail NLL" in title for title in titles) == 2  # the third run is of another model
-    axes = charts.evaluate_all("all => all.map(e => [e._fullLayout.xaxis.range, e._fullLayout.yaxis.range])")
-    assert axes[1] == axes[2] == axes[3]
     headings = page.get_by_test_id("stHeading").all_inner_texts()
-    assert [heading.strip() for heading in headings][-4:] == ["Scores over length", "demo", "second", "third"]
+    assert headings[-1].strip() == "Scores over length"
 
 
 def write(page, label, value):
@@ -259,28 +254,6 @@ def test_the_chosen_run_outlives_pages_that_need_none(visit):
         settle(page)
         assert page.get_by_test_id("stSelectbox").filter(has_text="Run").count() == (label == "Run")
     assert page.get_by_role("combobox").first.input_value() == "second"
-
-
-def test_back_undoes_the_last_choice(visit):
-    page = visit("theory?run=demo")
-    slider = page.get_by_role("slider").first
-    slider.focus()
-    slider.press("ArrowRight")
-    until(page, "theory_M=17")
-    settle(page)
-    page.get_by_role("tab", name="Recovered position").click()
-    until(page, "theory_tab=Recovered")
-    settle(page)
-    page.go_back()
-    page.wait_for_function("() => !location.href.includes('theory_tab')")
-    page.wait_for_function(
-        "() => document.querySelector('[role=tab][aria-selected=true]').innerText.startsWith('Head output')"
-    )
-    assert "theory_M=17" in page.url
-    page.go_back()
-    page.wait_for_function("() => !location.href.includes('theory_M')")
-    settle(page)
-    assert page.get_by_test_id("stMetricValue").first.inner_text() == "16"
 
 
 def test_the_report_fits_a_phone(browser, tmp_path):
