@@ -13,11 +13,13 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.utils import logging as transformers_logging
 
+from mesa.checkpoints.config_file import check_stated
 from mesa.checkpoints.gguf_file import as_plain, mend_tokenizer, reading
 from mesa.checkpoints.place import DEFAULT, Place, place_of
 from mesa.constructed import ConstructedConfig, ConstructedLlamaConfig  # transformers knows them from then on
@@ -74,6 +76,7 @@ def load(
     _check_revision(place, revision)
     options = {"revision": revision, "trust_remote_code": trust_remote_code, **place.arguments}
     with _loading(name, place, "tokenizer", "weights"):
+        _check_stated(place, options)
         tokenizer = _tokenizer(place, options)
         if dtype is None and place.file:
             dtype = "float32"
@@ -169,7 +172,19 @@ def config_of(name: str, *, revision: str | None = None, trust_remote_code: bool
     _check_revision(place, revision)
     options = {"revision": revision, "trust_remote_code": bool(trust_remote_code), **place.arguments}
     with _loading(name, place):
+        _check_stated(place, options)
         return AutoConfig.from_pretrained(place.where, **options)
+
+
+def _check_stated(place: Place, options: Mapping[str, Any]) -> None:
+    """As `check_stated`; a GGUF file's header is checked as it is read."""
+    if place.file:
+        return
+    try:
+        stated: Any = PreTrainedConfig.get_config_dict(place.where, **options)[0]
+    except TypeError:  # of a file that holds null, or a number
+        stated = None
+    check_stated(stated)
 
 
 def tokenizer_of(name: str, *, revision: str | None = None, trust_remote_code: bool | None = None) -> Any:
@@ -231,7 +246,7 @@ def _check_parts(name: str, place: Place, parts: Sequence[str]) -> None:
     folder = Path(place.where)
     for part in parts if folder.is_dir() and not place.file else ():
         files, remedy = _PARTS[part]
-        if not any(any(folder.glob(file)) for file in files):
+        if not any(path.is_file() for file in files for path in folder.glob(file)):
             raise FileNotFoundError(
                 f"cannot load model {name!r}: no {part} in {folder} ({', '.join(files)}); {remedy}"
             ) from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -32,13 +33,24 @@ LARGEST = 2**31 - 1
 _PAIRS = 32  # rotary pairs that frequencies are compared at
 
 
+class Bounded:
+    """A part of a plan. ValueError, naming it, for a number beyond `LARGEST`."""
+
+    def __post_init__(self) -> None:
+        """Checks every number, also those in tuples."""
+        for name, value in vars(self).items():
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, Real) and not abs(float(number)) <= LARGEST:
+                    raise ValueError(f"{type(self).__name__}: {name}={value} exceeds {LARGEST}")
+
+
 def token_index(index: Any) -> Any:
     """Every token keeps its index as its position."""
     return index
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Bounded):
     """Every token is given the same position."""
 
     position: float
@@ -49,7 +61,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Stepped:
+class Stepped(Bounded):
     """`offset` + (index + `shift`) // `width`: one position for every `width` tokens."""
 
     width: int
@@ -62,7 +74,7 @@ class Stepped:
 
 
 @dataclass(frozen=True)
-class Slowed:
+class Slowed(Bounded):
     """`offset` + (index + `shift`) / `factor`: fractional positions."""
 
     factor: float
@@ -75,7 +87,7 @@ class Slowed:
 
 
 @dataclass(frozen=True)
-class LogN:
+class LogN(Bounded):
     """max(1, ln(index + 1) / ln(`trained_length`)), as in the ReRoPE repository."""
 
     trained_length: int
@@ -97,7 +109,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Carry:
+class Carry(Bounded):
     """Whether (t + `shift`) % `width` < i % `width`, or whether not: where floor(a) - floor(b) is not floor(a - b)."""
 
     width: int
@@ -110,7 +122,7 @@ class Carry:
 
 
 @dataclass(frozen=True)
-class Region:
+class Region(Bounded):
     """Some query-key pairs, and the positions they are given.
 
     The pair (t, i) belongs to the region when `queries[0] <= t < queries[1]`, `keys[0] <= i < keys[1]`,
@@ -143,7 +155,7 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Bounded):
     """What a method does with `length` tokens: disjoint regions (pairs in none are masked), and rotary's base."""
 
     length: int

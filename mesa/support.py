@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mesa.methods import Method, standard_methods
+from mesa.methods import Method, meant, registry, standard_methods
 
 ROTARY = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma3_text", "phi", "phi3", "olmo2")
 ROTARY += ("stablelm", "gpt_neox")
@@ -52,8 +52,11 @@ def check_method(config: Any, method: Method) -> None:
     """As `check_config`, and ValueError when this method cannot be attached to such a model."""
     check_config(config)
     if not isinstance(method, Method):
-        example = f"mesa.make('rerope', trained_length={trained_length(config)})"
-        raise ValueError(f"{method!r} is not a method: give one, such as {example}")
+        known, text = registry(), getattr(method, "name", method)
+        name = text if text in known else "rerope"
+        hint = meant(text, known) if isinstance(text, str) and text not in known else ""
+        example = f"mesa.make({name!r}, trained_length=4096), with the length of your model"
+        raise ValueError(f"{method!r} is not a method: give one, such as {example}{hint}")
     reason = unfit(config, type(method))
     if reason:
         raise ValueError(f"{method.name} cannot be attached to model type {config.model_type!r}: {reason}")

@@ -13,6 +13,7 @@ from typing import Any
 from probe.capture.memory import check_memory
 from probe.evaluation import by_length
 from probe.evaluation.plan import EvalPlan
+from probe.evaluation.run import checked_journal
 from probe.evaluation.worker import eval_tasks
 from probe.experiment.journal import Journal
 from probe.experiment.lock import how_to_resume, owned, tell_finished
@@ -108,7 +109,7 @@ def _measure_and_capture(plan: ProbePlan, out: Path, overwrite: bool, runner: Ru
         (out / by_length.JOURNAL).unlink(missing_ok=True)
     journal = None
     if plan.request.samples:
-        journal = Journal(out / by_length.JOURNAL, evaluation.settings, plan.methods)
+        journal = checked_journal(out / by_length.JOURNAL, evaluation)
     if not overwrite:
         store.create(path, **layout)
     store.write_tokens(path, token_texts(plan, tokens))

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformer_lens.ActivationCache import ActivationCache
 from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
@@ -86,10 +87,7 @@ class MethodAttention(AttentionBridge):
         for name in _unreached("dense" if dense else None):
             point = getattr(self, name, None)
             if point is not None and point.has_hooks(dir="both"):
-                remedy = (
-                    _DENSE if name in _INSIDE else "hook hook_q, hook_k, hook_v or hook_z of the module's own attention"
-                )
-                raise ValueError(f"{point.name} does not fire: {remedy}")
+                raise ValueError(f"{point.name} does not fire: {_remedy(name)}")
         return super().forward(*args, **kwargs)
 
     def _fire_post_hoc_hook(self, hook: HookPoint, tensor: Tensor, hook_label: str) -> Tensor:
@@ -100,6 +98,39 @@ class MethodAttention(AttentionBridge):
 def _unreached(executor: str | None) -> tuple[str, ...]:
     """The hooks of attention that a pass under `executor` (None: no method) does not reach."""
     return _NEVER if executor == "dense" else (*_INSIDE, *_NEVER)
+
+
+def _remedy(name: str) -> str:
+    """What to do where a hook of attention is not reached."""
+    inside = name.endswith(_INSIDE)
+    return _DENSE if inside else "hook hook_q, hook_k, hook_v or hook_z of the module's own attention"
+
+
+class MethodCache(ActivationCache):
+    """An ActivationCache whose KeyErrors say why a hook is not in it. executor: of the method attached to the pass."""
+
+    executor: str | None
+
+    def __getitem__(self, key: Any) -> Tensor:
+        """As TransformerLens has it."""
+        try:
+            return super().__getitem__(key)
+        except KeyError as error:
+            raise KeyError(self._absence(str(error.args[0]))) from None
+
+    def _absence(self, name: str) -> str:
+        bridge: Any = self.model
+        point = bridge.hook_dict.get(name)
+        if point is None:
+            return f"{name} is no hook of this model; give one of bridge.hook_dict, or a part and a layer"
+        full = point.name or name
+        if full.startswith("rotary_emb.") and self.executor:
+            return f"{name} does not fire: positions are the attached method's"
+        if switch := bridge._gated_hook_reason(full):
+            return f"{name} does not fire while {switch} is False; call set_{switch}(True) first"
+        if ".attn." in full and full.endswith(_unreached(self.executor)):
+            return f"{name} does not fire: {_remedy(full)}"
+        return f"{name} is not in this cache; names_filter or stop_at_layer left it out"
 
 
 class MethodBridge(TransformerBridge):
@@ -140,7 +171,11 @@ class MethodBridge(TransformerBridge):
         executor = self._executor()
         run: Any = super().run_with_cache
         with torch.no_grad() if executor == "fused" and not kwargs.get("incl_bwd") else nullcontext():
-            return run(input, return_cache_object, remove_batch_dim, names_filter, *args, **kwargs)
+            output, cache = run(input, return_cache_object, remove_batch_dim, names_filter, *args, **kwargs)
+        if isinstance(cache, ActivationCache):
+            cache = MethodCache(cache.cache_dict, self, cache.has_batch_dim)
+            cache.executor = executor
+        return output, cache
 
     def run_with_hooks(self, input: Any, fwd_hooks: Any = (), bwd_hooks: Any = (), *args: Any, **kwargs: Any) -> Any:
         """As TransformerLens has it."""

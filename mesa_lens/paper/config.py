@@ -38,6 +38,17 @@ class PaperConfig(MethodsRequest):
     sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
+class _Loader(yaml.BaseLoader):
+    """Reads every value as text, so that 4:16:4, 012 or yes stay what is written; refuses keys that stand twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        doubled = [key for key, count in Counter(key.value for key, _ in node.value).items() if count > 1]
+        if doubled:
+            problem = f"the key {doubled[0]!r} stands twice, keep one"
+            raise yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def read(name: str | Path) -> PaperConfig:
     """The config in a YAML file, or the shipped one of that name.
 
@@ -49,7 +60,7 @@ def read(name: str | Path) -> PaperConfig:
     if not path.is_file():
         raise FileNotFoundError(f"--config {name} is no file and not one of {', '.join(shipped)}")
     try:
-        raw = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)
+        raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (RecursionError, yaml.YAMLError, ValueError) as error:  # also text that is not UTF-8
         raise ValueError(f"{path} is not YAML: {in_short(error)}") from error
     if not isinstance(raw, dict):

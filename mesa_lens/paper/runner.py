@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from probe.evaluation.harness import JOURNAL as HARNESS_JOURNAL
 from probe.evaluation.harness import Harness, checked_tasks, remove_results, run_harness
 from probe.evaluation.run import JOURNAL, Evaluation
 from probe.evaluation.run import run as run_cells
+from probe.evaluation.worker import EvalWorker
+from probe.experiment.model_spec import ModelSpec
 from probe.experiment.progress import is_over
 from probe.experiment.runner import LOCAL, Runner
-from probe.experiment.task import TasksLost
+from probe.experiment.task import Task, TasksLost
 from probe.files import write
 from probe.plan import ProbePlan
-from probe.run import is_whole, remove_run, run_probe
+from probe.run import check_fits, is_whole, remove_run, run_probe
 from probe.status import SECTIONS as PLANNED
 from probe.store.results import run_summary
 
@@ -39,12 +42,14 @@ def run_sections(
 
     They run in the config's order; nothing begins after the `deadline` `until`. What no worker could finish is in a
     section's 'failed', and the others go on. Raises FileExistsError, before anything runs, for folders of another run,
-    unless `overwrite`, which removes what they hold; also what `Runner.check` raises.
+    unless `overwrite`, which removes what they hold once the model was loaded; also what `Runner.check` raises.
     """
     runner.check(config.load)
     if "longbench" in plans:
         values = config.sections["longbench"]
         checked_tasks(plans["longbench"], values["tasks"], values.get("include_path"))
+    if overwrite:
+        _check_before_removal(config, plans, out, runner)
     for name, plan in plans.items():
         (_remove if overwrite else _check_folder)(config, name, plan, out / name)
     if overwrite:
@@ -54,6 +59,17 @@ def run_sections(
     write(out / PLANNED, (json.dumps({name: _cells(config, name, plans[name]) for name in plans}) + "\n").encode())
     results = {name: _section(config, plans, name, out / name, until, runner) for name in config.sections}
     return {name: results[name] for name in SECTIONS if name in results}
+
+
+def _check_before_removal(config: PaperConfig, plans: Mapping[str, Any], out: Path, runner: Runner) -> None:
+    """Checks the probe's memory and loads the model once, where there is something to remove."""
+    if runner.is_local and "probe" in plans:
+        check_fits(plans["probe"])
+    for name, plan in plans.items():
+        if (out / name).exists():
+            worker = EvalWorker(plan, ModelSpec(config.model, config.load))
+            with replace(runner, workers=None if runner.is_local else 1).pool(worker, [Task("load", ())]):
+                return
 
 
 def _check_folder(config: PaperConfig, name: str, plan: Any, folder: Path) -> None:

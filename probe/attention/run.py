@@ -87,7 +87,7 @@ class AnatomyExperiment(Experiment):
         if overwrite:
             for old in (path, out / ANATOMY, folder / "report.html", *folder.glob("*.csv")):
                 old.unlink(missing_ok=True)
-        return Journal(path, plan.settings, plan.methods)
+        return Journal(path, plan.settings, plan.methods, ("spans", "score"))
 
 
 def anatomy(

@@ -94,7 +94,7 @@ class Harness(Experiment):
         settings["lengths"] = plan.setting.lengths
         settings |= {key: value for key, value in plan.request.load.items() if value is not None}
         settings |= {"include_path": self.include_path and str(self.include_path), "limit": self.limit}
-        return Journal(out / JOURNAL, settings, plan.methods)
+        return Journal(out / JOURNAL, settings, plan.methods, ("results",))
 
     def tasks(self, rows: Rows) -> Sequence[Task]:
         """Those without a row, with the memory of one prompt and the logits of all its tokens."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ from probe.evaluation.effective import effective_lengths
 from probe.evaluation.plan import TASKS, EvalPlan
 from probe.evaluation.summary import pooled_longppl, summarize
 from probe.evaluation.worker import EvalKey, EvalWorker, eval_tasks
-from probe.experiment.journal import Journal, Rows
+from probe.experiment.journal import Journal, Rows, bad_row
 from probe.experiment.progress import is_over
 from probe.experiment.run import Experiment, opened, run_tasks
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Task
 from probe.files import write_json
-from probe.tasks.ruler import RULER
+from probe.tasks.retrieval_tasks import RetrievalTask
+from probe.tasks.ruler import RULER, RulerTask
 
 JOURNAL = "journal.jsonl"
 TABLES = ("samples.csv", "summary.json")
@@ -47,7 +48,7 @@ class Evaluation(Experiment):
         if overwrite:
             for name in (JOURNAL, *TABLES, *(f"{task}.{form}" for task in TASKS for form in ("png", "html"))):
                 (out / name).unlink(missing_ok=True)
-        return Journal(out / JOURNAL, self.plan.settings, self.plan.methods)
+        return checked_journal(out / JOURNAL, self.plan)
 
     def tasks(self, rows: Rows) -> Sequence[Task]:
         """Those without a row, or with scores of other lengths than the plan's."""
@@ -85,6 +86,39 @@ class Evaluation(Experiment):
 def _eval_key(task: Task) -> EvalKey:
     name, method, length = task.key
     return str(name), str(method), int(length)
+
+
+def checked_journal(path: Path, plan: EvalPlan) -> Journal:
+    """The journal at `path`. As for `Journal`, and ValueError for scores that are not those of their task."""
+    journal = Journal(path, plan.settings, plan.methods, ("scores",))
+    counts: dict[Any, int] = {}
+    for key, row in journal.rows.items():
+        task = TASKS.get(str(key[0]))
+        if task is None or len(key) != 3:
+            raise bad_row(path, key, "is of no task, method and length")
+        if "peak_mib" not in row:
+            raise bad_row(path, key, "holds no 'peak_mib'")
+        known = [metric.name for metric in task.metrics]
+        scores = row["scores"] if isinstance(row["scores"], list) else [row["scores"]]
+        if wrong := [score for score in scores if not _is_score(score, known)]:
+            raise bad_row(path, key, f"holds {wrong[0]!r}, no score of {task.name}")
+        counts[key] = len({score["sample"] for score in row["scores"]})
+    for key, count in counts.items():
+        same = [other for (task, _, length), other in counts.items() if (task, length) == (key[0], key[2])]
+        is_drawn = isinstance(TASKS[key[0]], RetrievalTask | RulerTask)  # else texts or documents may be fewer
+        if count < (most := max([1, *same, plan.setting.samples * is_drawn])):
+            raise bad_row(path, key, f"holds {count} of {most} samples")
+    return journal
+
+
+def _is_score(score: Any, metrics: Collection[str]) -> bool:
+    if not isinstance(score, dict) or not {"length", "sample", "metric", "value", "seconds"} <= {*score}:
+        return False
+    return (
+        score["metric"] in metrics
+        and all(isinstance(score[key], int) for key in ("length", "sample"))
+        and (isinstance(score["value"], int | float) and isinstance(score["seconds"], int | float | None))
+    )
 
 
 def run(

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,17 +89,28 @@ def check_methods(path: Path, configs: Iterable[Mapping[str, Any]], methods: Map
             )
 
 
+def bad_row(path: Path, key: Key, problem: str) -> ValueError:
+    """The error for a row that is sealed and yet not what a command writes."""
+    return ValueError(f"{path}: the row of {list(key)} {problem}; remove its line, use --overwrite or another --out")
+
+
 class Journal:
     """Rows of finished tasks in a file of JSON lines; the first line holds the run's settings.
 
     The file appears with the first row. Every later line ends with its checksum. A line that an interrupt cut short is
     dropped; a journal without rows binds to nothing. Raises FileExistsError, naming what differs, for the journal of a
-    run with other settings, or with other parameters of one of `methods`; ValueError for a file that is no journal or
-    has a damaged line.
+    run with other settings, or with other parameters of one of `methods`; ValueError for a file that is no journal, has
+    a damaged line, or a row without a method's config or without any of the values `needed`.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Any], methods: Mapping[str, Method] | None = None) -> None:
-        self.path, self.settings = path, dict(settings)
+    def __init__(
+        self,
+        path: Path,
+        settings: Mapping[str, Any],
+        methods: Mapping[str, Method] | None = None,
+        needed: Sequence[str] = (),
+    ) -> None:
+        self.path, self.settings, self.needed = path, dict(settings), needed
         self.rows: dict[Key, dict[str, Any]] = {}
         self._expected: int | None = None
         self._written: int | None = None
@@ -135,6 +146,9 @@ class Journal:
                 f"{self.path}, line {file.damaged[0]} is damaged: it is not what was written; remove it, use "
                 "--overwrite or another --out"
             )
+        for key, row in file.rows.items() if self.needed else ():
+            if problem := _problem(row, self.needed):
+                raise bad_row(self.path, key, problem)
         if file.rows:
             check_settings(self.path, file.settings, self.settings)
             check_methods(self.path, (row["config"] for row in file.rows.values() if "config" in row), methods)
@@ -152,6 +166,17 @@ class Journal:
 
 def _is_key(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(part, int | str) for part in value)
+
+
+def _problem(row: Row, needed: Sequence[str]) -> str:
+    """What is wrong with a row that must tell its method and hold one of the values `needed`; empty for nothing."""
+    if not isinstance(row.get("config"), dict) or "name" not in row["config"]:
+        return "has no 'config' of a method"
+    if not any(row.get(name) is not None for name in needed):
+        return f"holds no {' or '.join(map(repr, needed))}"
+    nll = row.get("nll", [])
+    numbers = isinstance(nll, list) and all(isinstance(value, int | float) for value in nll)
+    return "" if numbers and _is_finite(nll) else "has an 'nll' that is no list of numbers"
 
 
 def _is_finite(value: Any) -> bool:

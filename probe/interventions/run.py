@@ -140,7 +140,7 @@ class Locate(Experiment):
         if overwrite:
             for old in (path, out / LOCATED, (out / LOCATED).with_name("report.html")):
                 old.unlink(missing_ok=True)
-        return Journal(path, plan.settings, plan.methods)
+        return Journal(path, plan.settings, plan.methods, ("nll", "rules", "heads"))
 
     def record(self, journal: Journal, task: Task, value: Any) -> None:
         """Journals a task's rows."""

@@ -8,7 +8,7 @@ from commands import main
 
 import mesa
 from mesa.methods import METHODS
-from mesa.plan import LARGEST
+from mesa.plan import LARGEST, Stepped
 from mesa.settings import wanted_names
 from mesa_lens import cli
 
@@ -78,7 +78,11 @@ def test_sizes_beyond_what_integers_hold_are_refused_when_a_config_is_made(name)
                 METHODS[name](**{"trained_length": 256, field.name: size})
 
 
-def test_the_widest_stair_is_exact():
+def test_the_widest_stair_is_exact_and_wider_steps_are_refused():
+    with pytest.raises(ValueError, match=f"Stepped: width={2**63} exceeds {LARGEST}"):
+        Stepped(2**63)
+    with pytest.raises(ValueError, match=f"exceeds {LARGEST}"):
+        mesa.make("rerope", 256).plan(2**62)
     widest = mesa.StairPE(trained_length=256, window=32, width=LARGEST).plan(400)
     far = mesa.distances(widest)[np.subtract.outer(range(400), range(400)) > 32]
     assert set(far.tolist()) == {33}

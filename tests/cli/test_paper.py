@@ -18,6 +18,7 @@ from mesa_lens.paper.config import check, estimate, plan_section, read, section_
 from mesa_lens.paper.sections import SECTIONS
 from probe.evaluation import run as running
 from probe.evaluation import worker
+from probe.experiment import model_spec
 from probe.experiment import run as experiment
 from probe.experiment.task import TasksLost
 from probe.statistics import shown
@@ -232,7 +233,12 @@ def test_after_its_minutes_a_run_ends_and_the_same_command_goes_on(paper, monkey
     assert len(paper.results["nll"]["cells"]) == 4
 
 
-def test_overwriting_leaves_nothing_old(finished, monkeypatch, capsys):
+def test_overwriting_leaves_nothing_old_once_the_model_was_loaded(finished, monkeypatch, capsys):
+    before = sorted(finished.out.rglob("*"))
+    with monkeypatch.context() as patch:
+        patch.setattr(model_spec, "load", lambda *_, **__: (_ for _ in ()).throw(OSError("no weights")))
+        assert finished.run("--overwrite") == 1
+    assert sorted(finished.out.rglob("*")) == before
     with monkeypatch.context() as patch:
         for module in (runner, running):
             patch.setattr(module, "is_over", lambda until: until is not None)
@@ -284,6 +290,18 @@ def test_bad_configs_are_refused_before_anything_runs(paper, changes, message, c
     assert paper.run() == 2
     assert message in capsys.readouterr().err
     assert not paper.out.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("seed: 1\nseed: 2\n", "config.yaml is not YAML: the key 'seed' stands twice"), ("[" * 5000, "is not YAML: ")],
+)
+def test_yaml_that_cannot_be_read_is_one_line(paper, capsys, text, message):
+    paper.config.write_text(text)
+    assert paper.run() == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("value", ["4:16:4", "yes", "012", "1_000"])

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mesa.finite import states_checked
-from mesa.models import load
+from mesa.models import config_of, load
 from mesa_lens.cli import main
 
 QUERY = "model.layers.1.self_attn.q_proj.weight"
@@ -65,8 +65,32 @@ def test_a_folder_without_a_part_says_which(good, tmp_path, files, message):
     shutil.copytree(good, tmp_path / "model")
     for file in (tmp_path / "model").glob(files):
         file.rename(file.with_suffix(".bin"))
+        file.mkdir()  # a folder in a file's place is none
     with pytest.raises(FileNotFoundError, match=message):
         load(str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, not within 1 to 10000"),
+        ({"model_type": "qwen2", "num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads is 0"),
+        ({"num_key_value_heads": 3}, "no multiple of num_key_value_heads, 3"),
+        ({"rope_theta": 0}, "rope_theta is 0, no finite number above 0"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": float("nan")}}, "rope_theta is nan"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps is inf"),
+        (None, "holds no keys and values"),
+    ],
+    ids=str,
+)
+def test_a_config_that_no_model_can_have_is_named(good, tmp_path, changes, complaint):
+    folder = shutil.copytree(good, tmp_path / "model")
+    stored = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(None if changes is None else {**stored, **changes}))
+    with pytest.raises(ValueError, match=f"{folder}.*{complaint}") as error:
+        config_of(str(folder))
+    assert "config.json" in str(error.value)
 
 
 def test_a_key_that_transformers_does_not_know_is_told_as_that(good, tmp_path):

@@ -183,3 +183,23 @@ def test_a_batch_of_texts_is_its_rows(wide, tokenizer, name, side):
         for row, each in zip(rows, ids, strict=True)
     ]
     torch.testing.assert_close(by_token, torch.cat(losses).mean(), atol=1e-5, rtol=1e-5)
+
+
+def test_what_a_cache_lacks_is_explained(model, tokenizer):
+    bridge, method = mesa.bridge(model, tokenizer), cases.method("rerope")
+    fused, dense = cached(bridge, method, executor="fused")[1], cached(bridge, method, stop_at_layer=2)[1]
+    with torch.no_grad():
+        plain = bridge.run_with_cache(tokens())[1]
+    for cache in (fused, plain, fused.to("cpu"), fused.remove_batch_dim()):
+        with pytest.raises(KeyError, match=r"hook_pattern does not fire: .*executor='dense'"):
+            cache["pattern", 1]
+    for cache, key, reason in (
+        (fused, ("rot_q", 0), "hook hook_q"),
+        (fused, ("result", 0, "attn"), r"call set_use_attn_result\(True\)"),
+        (fused, "rotary_emb.hook_cos", "positions are the attached method's"),
+        (fused, ("resid_post", 9), "no hook of this model"),
+        (dense, ("pattern", 2), "names_filter or stop_at_layer left it out"),
+    ):
+        with pytest.raises(KeyError, match=reason):
+            cache[key]
+    assert dense["pattern", 1].shape == (1, 4, 40, 40)

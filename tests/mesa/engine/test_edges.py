@@ -162,9 +162,18 @@ class TestForeignPlans:
                 check_plan("foreign", plan, length)
 
 
-@pytest.mark.parametrize("given", ["rerope", None, mesa.ReRoPE])
-def test_what_is_no_method_is_refused(given):
-    refused(tiny.model(), given, r"is not a method: give one, such as mesa.make\('rerope', trained_length=24\)")
+@pytest.mark.parametrize(
+    ("given", "name", "end"),
+    [
+        ("yarn", "yarn", "$"),
+        ("reroope", "rerope", r"; did you mean 'rerope'\?"),
+        (None, "rerope", "$"),
+        (mesa.PI, "pi", "$"),
+    ],
+)
+def test_what_is_no_method_is_refused(given, name, end):
+    example = rf"is not a method: give one, such as mesa.make\('{name}', trained_length=4096\), with .* your model"
+    refused(tiny.model(), given, f"{example}{end}")
 
 
 def test_names_that_are_misspelt():

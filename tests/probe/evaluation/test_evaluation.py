@@ -1,7 +1,9 @@
 """An evaluation is checked before it runs, is the same for every method, and goes on where it was interrupted."""
 
 import csv
+import json
 import shutil
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -185,6 +187,31 @@ def test_an_interrupted_run_goes_on_to_the_same_table(eval_request, finished, tm
     assert len(calls) == 5
     assert rows(tmp_path) == rows(finished)
     assert (tmp_path / "summary.json").read_bytes() == (finished / "summary.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda row: row.pop("config"), "has no 'config' of a method"),
+        (lambda row: row.update(scores=None), "holds no 'scores'"),
+        (lambda row: row.pop("peak_mib"), "holds no 'peak_mib'"),
+        (lambda row: row["scores"][0].update(metric="nonsense"), "'nonsense', .*no score of"),
+        (lambda row: row["scores"][0].update(value=None), "'value': None, .*no score of"),
+        (lambda row: row["scores"].pop(), "holds 1 of 2 samples"),
+    ],
+)
+def test_a_sealed_row_that_is_not_as_written_is_named(eval_request, finished, tmp_path, change, problem):
+    path = shutil.copytree(finished, tmp_path / "out") / "journal.jsonl"
+    lines = path.read_text().splitlines()
+    row = json.loads(lines[-1])
+    del row["crc32"]
+    change(row)
+    lines[-1] = json.dumps({**row, "crc32": f"{zlib.crc32(json.dumps(row).encode()):08x}"})
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(
+        ValueError, match=rf"journal\.jsonl: the row of \['{row['cell'][0]}', .*{problem}.*; remove its"
+    ):
+        run(plan(eval_request), path.parent)
 
 
 def test_a_finished_run_loads_no_model(eval_request, finished, monkeypatch):

@@ -94,6 +94,23 @@ def test_other_settings_and_other_parameters_of_a_method_are_refused(path):
         Journal(path, {"seed": 1, "model": "m"}, {"origin": Origin(trained_length=96)})
 
 
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"nll": [0.5]}, "has no 'config'"),
+        ({"config": None, "nll": [0.5]}, "has no 'config'"),
+        ({"config": {"name": "origin"}, "nll": None}, "holds no 'nll' or 'rules'"),
+        ({"config": {"name": "origin"}, "nll": [None]}, "'nll' that is no list of numbers"),
+    ],
+)
+def test_a_row_without_what_is_needed_is_named_by_file_and_key(path, row, problem):
+    Journal(path, SETTINGS).add(KEY, row)
+    with pytest.raises(
+        ValueError, match=rf"journal\.jsonl: the row of \['nll', 'origin', 64\] .*{problem}.*; remove its"
+    ):
+        Journal(path, SETTINGS, needed=("nll", "rules"))
+
+
 def test_a_journal_without_rows_binds_to_nothing(path):
     Journal(path, {"seed": 1})
     Journal(path, {"seed": 2}).add(KEY, ROW)
