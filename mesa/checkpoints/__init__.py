@@ -1,6 +1,6 @@
 """Where weights lie and what is known of them before a model is loaded, which `mesa.models` does.
 
 In: a model's name, as `--model` takes it. Out: its place, with revision and quantization; GGUF files made readable.
-Open first: place.py, then fetched.py (what `mesa-lens fetch` keeps); config_file.py checks a config, gguf_file.py a file
-in GGUF, before transformers reads it.
+Open first: place.py, then fetched.py (what `mesa-lens fetch` keeps); config_file.py checks configs, gguf_file.py files
+in GGUF, before transformers reads them.
 """
