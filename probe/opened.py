@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +25,7 @@ from probe.files import write
 from probe.interventions.sentences import located_findings
 from probe.report import whole_summary
 from probe.store import reader
+from probe.store.cache import cached
 from probe.store.results import find_located, headline, read_anatomy, read_located, run_summary
 from probe.store.select import check_labels, hook_values, one_prompt
 from probe.thresholds.analysis import Analysis, analyse
@@ -107,15 +108,23 @@ class Run(reader.Run):
     def analysis(self, hook: str | None = None) -> Analysis:
         """`analyse` of the run, computed once a hook (default: the run's first)."""
         if hook not in self._analyses:
-            self._analyses[hook] = analyse(self, hook)
+            self._analyses[hook] = analyse(self, hook, work=partial(cached, self))
         return self._analyses[hook]
 
     def verdict(self) -> Verdict:
         """Methods ranked, what broke, where, what mended it, how sure: as in summary.json, with located heads."""
         return Verdict(verdict(self.summary, find_located(self.folder)))
 
-    def drift(self, prompt: str | None = None, layers: Sequence[int] | None = None, hook: str | None = None) -> Result:
+    def drift(
+        self,
+        prompt: str | None = None,
+        layers: Sequence[int] | None = None,
+        hook: str | None = None,
+        methods: Sequence[str] | None = None,
+    ) -> Result:
         """`find_drift` of a prompt (default: the first); drawn are `layers`, by default where drift begins.
+
+        methods: those in figures and files; default: all.
 
         Raises ValueError for a prompt that is not judged, and where too few positions were captured.
         """
@@ -126,7 +135,9 @@ class Run(reader.Run):
         if name not in drifts:
             raise ValueError(f"drift of prompt {name!r} is not judged; judged: {', '.join(drifts)}")
         calls = [asdict(call) | {"text": str(call)} for call in drift_calls(drifts[name])]
-        return Result(drifts[name], plain_table(drift_table(calls, name)), drift_export(drifts[name], name, layers))
+        return Result(
+            drifts[name], plain_table(drift_table(calls, name)), drift_export(drifts[name], name, layers, methods)
+        )
 
     def thresholds(
         self,
@@ -134,8 +145,12 @@ class Run(reader.Run):
         top: int = 4,
         prompt: str | None = None,
         hook: str | None = None,
+        methods: Sequence[str] | None = None,
     ) -> Result:
-        """`search` of a prompt (default: the first); drawn are the (layer, dim) `pairs`, by default the `top` best."""
+        """`search` of a prompt (default: the first); drawn are the (layer, dim) `pairs`, by default the `top` best.
+
+        methods: those in figures and files; default: all.
+        """
         analysis = self.analysis(hook)
         hidden = one_prompt(analysis.hidden, prompt)
         name = str(hidden["prompt"].item())
@@ -144,7 +159,9 @@ class Run(reader.Run):
         if not pairs:
             text = f"no observable dim among {search.attrs['searched']} on prompt {name}"
             return Result(search, text, Export({}, {}))
-        export = threshold_export(hidden, search, pairs)
+        names = search["method"].values.tolist() if methods is None else list(methods)
+        check_labels(hidden, "method", names)
+        export = threshold_export(hidden.sel({"method": names}), search.sel({"method": names}), pairs)
         predicted = "; ".join(f"{prediction.method} {prediction}" for prediction in analysis.predictions[name])
         return Result(search, f"{_pair_table(search, pairs)}\npredicted failure: {predicted}", export)
 
@@ -157,11 +174,13 @@ class Run(reader.Run):
         positions: Sequence[tuple[int, int]] | None = None,
         prompt: str | None = None,
         hook: str | None = None,
+        cells: int | None = _CELLS,
     ) -> Result:
         """Hidden states (method, layer, dim, position) in memory, less those under `minus`; default: all there is.
 
         positions: half-open (start, stop), side by side; default: around M, and the last M. Only these values are read;
-        more than 25 million are pooled layer by layer: each block becomes its value farthest from 0.
+        more than 25 million are pooled layer by layer: each block becomes its value farthest from 0. cells: values of a
+        figure, at most; None: a picture a method, one pixel a value, and nothing pooled.
         """
         hidden = one_prompt(hook_values(self, hook), prompt)
         for name, labels in {"layer": layers, "dim": dims}.items():
@@ -171,25 +190,33 @@ class Run(reader.Run):
         bounds = default_regions(hidden["position"].values, self.trained_length) if positions is None else positions
         names = hidden["method"].values.tolist() if methods is None else methods
         panel, limits = side_by_side(hidden, bounds, names, minus), None
-        if large := panel.size > _WHOLE:
-            panel, limits = survey(panel, [[name for name in names if name != minus]], _CELLS, minus=minus)
+        large = panel.size > _WHOLE
+        if cells is not None and large:
+            panel, limits = survey(panel, [[name for name in names if name != minus]], cells, minus=minus)
         else:
             panel = less(panel, minus)
         text = f"{describe(panel)}; methods {', '.join(panel['method'].values)}"
         if large:
             block = f"{block_size(panel, 'dim')} dims x {block_size(panel, 'position')} positions"
             text += f"; each value is the farthest from 0 of {block}; choose fewer layers, dims or positions for all"
-        return Result(panel, text, heatmap_export(panel, self.trained_length, limits, _CELLS))
+        return Result(panel, text, heatmap_export(panel, self.trained_length, limits, cells))
 
-    def curves(self) -> Result:
-        """Scores by length, with measured and predicted failures; ValueError for a run that measured none."""
+    def curves(self, methods: Sequence[str] | None = None) -> Result:
+        """Scores by length, with measured and predicted failures; ValueError for a run that measured none.
+
+        methods: those in the figure and files; default: all.
+        """
         analysis = self.analysis()
         if self.evaluation is None or analysis.measured is None:
             raise ValueError(f"{self.path} holds no scores by length; probe with --samples above 0")
         predicted = {prediction.method: str(prediction) for prediction in analysis.headline}
         failures = analysis.measured.failures
         rows = tuple((failure.method, str(failure), predicted[failure.method]) for failure in failures)
-        export = curves_export(self.evaluation, analysis.measured, self.trained_length, analysis.headline)
+        scores = self.evaluation
+        if methods is not None:
+            check_labels(scores, "method", methods)
+            scores = scores.sel({"method": list(methods)})
+        export = curves_export(scores, analysis.measured, self.trained_length, analysis.headline)
         table = Table("", ("method", "measured failure", "predicted"), rows)
         return Result(self.evaluation, plain_table(table), export)
 

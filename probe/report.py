@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from probe import glossary
 from probe.figures.curves import curves_chart
-from probe.figures.drift import drift_chart, drift_dim_chart, drift_layers, drift_map
+from probe.figures.drift import drift_chart, drift_layers, drift_map
 from probe.figures.export import SIDE_BY_SIDE, safe_name
-from probe.figures.figure_data import Chart, Drawable, DriftMap, Grid, Raster
+from probe.figures.figure_data import Chart, Drawable, Heatmaps, Raster
 from probe.figures.heatmap import (
     OPENING,
     default_regions,
@@ -40,7 +40,6 @@ from probe.store.location import Remote
 from probe.store.reader import Run, open_run, store_mark
 from probe.store.results import MARK, REPORTED, VERDICT, find_located
 from probe.thresholds.analysis import Analysis, analyse, summarize
-from probe.thresholds.calls import top_dims
 from probe.thresholds.predict import LEAST, TOP
 from probe.verdict.tables import difference_table, drift_table, score_text, threshold_doubt
 from probe.verdict.verdict import html, verdict
@@ -223,12 +222,9 @@ def _curves(analysis: Analysis) -> list[Chart]:
 
 
 def _drift(analysis: Analysis) -> list[Chart]:
-    """The layer where drift begins, by prompt; then the dims that carry it, of the headline prompt."""
-    if isinstance(analysis.drifts, str):
-        return []
-    charts = [drift_chart(drift, prompt=name) for name, drift in analysis.drifts.items()]
-    hidden, drift = analysis.hidden.sel(prompt=analysis.prompt), analysis.drifts[analysis.prompt]
-    return charts + [drift_dim_chart(hidden, drift, layer, dim) for layer, dim in top_dims(drift, _THRESHOLDS)]
+    """The layer where drift begins, by prompt; none where drift could not be judged."""
+    drifts = {} if isinstance(analysis.drifts, str) else analysis.drifts
+    return [drift_chart(drift, prompt=name) for name, drift in drifts.items()]
 
 
 def _best(analysis: Analysis) -> list[tuple[int, int]]:
@@ -240,12 +236,12 @@ def _threshold(analysis: Analysis, layer: int, dim: int) -> Chart:
     return threshold_chart(hidden, search, layer, dim)
 
 
-def _drift_map(analysis: Analysis) -> list[DriftMap]:
+def _drift_map(analysis: Analysis) -> list[Heatmaps]:
     """The headline prompt's map; none where drift could not be judged."""
     return [] if isinstance(analysis.drifts, str) else [drift_map(analysis.drifts[analysis.prompt], analysis.prompt)]
 
 
-def _differences(analysis: Analysis, maps: Maps) -> list[Grid]:
+def _differences(analysis: Analysis, maps: Maps) -> list[Heatmaps]:
     """Heatmaps less the reference's, at the layer where drift begins; none of a single method, or without drift."""
     methods = [name for name in maps.panel["method"].values.tolist() if name != analysis.reference]
     if not methods or isinstance(analysis.drifts, str):

@@ -11,12 +11,10 @@ from typing import Any
 
 import plotly.graph_objects as go
 import streamlit as st
-from streamlit.components.v2 import component
 
 from probe.figures.export import Export, safe_name
 from probe.figures.figure_data import Drawable
-from probe.figures.mobile_layout import LEAST, NARROW, least_width, mobile_layout
-from probe.figures.render import untitled
+from probe.figures.render import least_width, untitled
 from probe.figures.styles import BLACK, GREY, RED
 
 _BOTH_THEMES = {  # at least 3:1 on white and on Streamlit's dark background
@@ -29,17 +27,6 @@ _BOTH_THEMES = {  # at least 3:1 on white and on Streamlit's dark background
 }
 _EMPTY = "–"
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|<>$~:&])")
-_WIDTH_KEY = "page width"
-_WIDTH = component(
-    "mesa_lens_width",
-    js=f"""export default function({{ data, setStateValue }}) {{
-  const query = matchMedia("(max-width: {NARROW}px)");
-  const send = () => {{ if (query.matches !== data.narrow) setStateValue("narrow", query.matches); }};
-  query.addEventListener("change", send);
-  send();
-  return () => query.removeEventListener("change", send);
-}}""",
-)
 
 FORMS = ("png", "svg", "pdf", "csv")
 """The file formats of every figure."""
@@ -67,16 +54,6 @@ def suggest(text: str, command: str) -> None:
 # Figures and tables
 
 
-def is_narrow() -> bool:
-    """Whether the page is as narrow as a phone, by the browser's width."""
-    return bool(getattr(st.session_state.get(_WIDTH_KEY), "narrow", False))
-
-
-def watch_width() -> None:
-    """Draws the page again when the browser's width passes that of a phone."""
-    _WIDTH(key=_WIDTH_KEY, data={"narrow": is_narrow()}, on_narrow_change=lambda: None, height=1)
-
-
 def on_both_themes(figure: go.Figure) -> go.Figure:
     """The figure in colours that read on light and dark; text and background are left to the theme."""
     parts = figure.to_dict()
@@ -95,22 +72,15 @@ def _recoloured(part: Any) -> Any:
 
 
 def show(figure: Drawable | go.Figure, alt: str, key: str) -> None:
-    """Draws a figure over the page's width, its title above it as text; `alt` describes it to screen readers.
-
-    On a narrow page panels stand below each other.
-    """
+    """Draws a figure over the page's width, its title above it as text; `alt` describes it to screen readers."""
     if isinstance(figure, go.Figure):
         _plot(figure, alt, key)
         return
     st.markdown(f"**{plain(figure.title)}**")
-    drawn, width = untitled(figure), least_width(figure)
-    if is_narrow():
-        drawn.plotly_relayout(mobile_layout(figure, drawn))
-        width = LEAST
-    name = f"wide-{safe_name(key)}"
+    name, width = f"wide-{safe_name(key)}", least_width(figure)
     with st.container(key=name):  # a page narrower than `width` pixels scrolls it sideways
         st.html(f"<style>.st-key-{name} {{overflow-x: auto}} .st-key-{name} > * {{min-width: {width}px}}</style>")
-        _plot(drawn, alt, key)
+        _plot(untitled(figure), alt, key)
 
 
 def _plot(figure: go.Figure, alt: str, key: str) -> None:

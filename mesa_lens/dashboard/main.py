@@ -11,7 +11,7 @@ import numpy as np
 import streamlit as st
 from PIL import Image
 
-from mesa_lens.dashboard.elements import plain, suggest, watch_width
+from mesa_lens.dashboard.elements import plain, suggest
 from mesa_lens.dashboard.runs import Context, Entry, entries, root_folder
 from mesa_lens.dashboard.state import can_open
 from mesa_lens.dashboard.views import (
@@ -71,7 +71,6 @@ def main(start: str = "overview") -> None:
         header.selectbox("Run", list(labels), key="run", width=260, help="Newest first", format_func=labels.__getitem__)
     page.run()
     _write_address(context.entry)
-    watch_width()
 
 
 def _choose(runs: tuple[Entry, ...]) -> Entry | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from probe.figures.figure_data import Scale, TileMap, tile_block
+from probe.figures.figure_data import Heatmaps, Scale, tile_map, tiles
 from probe.figures.locate import at_length
 from probe.store.results import Anatomy, Row, having, number
 
@@ -49,7 +49,7 @@ STATISTICS = {
 """The maps, by name."""
 
 
-def head_map(summary: Anatomy, name: str, method: str, length: int) -> TileMap | None:
+def head_map(summary: Anatomy, name: str, method: str, length: int) -> Heatmaps | None:
     """Layers x heads: a statistic of the reference inside and beyond M, and beside it the method's; None if not run.
 
     One colour scale for all methods at the length.
@@ -66,10 +66,10 @@ def head_map(summary: Anatomy, name: str, method: str, length: int) -> TileMap |
     blocks = []
     for title, subset in subsets.items():
         triples = {(row["layer"], row["head"]): map(number, row[statistic.column]) for row in subset}
-        blocks.append(tile_block(title, heads, summary["layers"], triples, scale))
+        blocks.append(tiles(title, heads, summary["layers"], triples, scale))
     prompts = max(row["n"] for subset in subsets.values() for row in subset)
     title = f"{statistic.title}. {at_length(summary, length)}, {prompts} prompt{'s' * (prompts > 1)}"
-    return TileMap(title, statistic.unit, "layer", tuple(map(str, summary["layers"])), tuple(blocks))
+    return tile_map(title, statistic.unit, blocks, scale)
 
 
 def _blocks(

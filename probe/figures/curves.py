@@ -94,7 +94,7 @@ def _score_panel(
     by_method = {  # refined lengths are one method's
         method: means.sel({"method": method}).dropna("length") for method in means["method"].values.tolist()
     }
-    looks = {method: style(method, by_method) for method in by_method}
+    looks = {method: style(method) for method in by_method}
     lines = [
         Line(name, row["length"].values.astype(float), row.values, *looks[name]) for name, row in by_method.items()
     ]
@@ -153,13 +153,12 @@ def _symbol(number: int, line: Line) -> str:
 def _metric_panel(cells: Rows, metric: str, trained: int) -> Panel:
     rows = [cell for cell in cells if cell["metric"] == metric]
     labels = list(dict.fromkeys(row["method"] for row in rows))
-    names = [label.rpartition(", ")[2] for label in labels]  # of a variant such as 'mesa, rerope'
     lines = []
-    for label, name in zip(labels, names, strict=True):
+    for label in labels:
         points = sorted((row for row in rows if row["method"] == label), key=lambda row: row["length"])
         columns = ("length", "mean", "low", "high")
         x, y, low, high = (np.array([point[column] for point in points], float) for column in columns)
-        lines.append(Line(label, x, y, *style(name, names), interval=(low, high)))
+        lines.append(Line(label, x, y, *style(label.rpartition(", ")[2]), interval=(low, high)))
     ends = _ends(rows)
     pad = 0.06 * (max(ends) - min(ends) or 1)
     return Panel(

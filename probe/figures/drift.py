@@ -1,4 +1,4 @@
-"""Drift: a layer's distance from its in-window range by position, the dims with most of it, and all layers as a map."""
+"""Drift: a layer's distance from its in-window range by position, and that of all layers as a map."""
 
 from __future__ import annotations
 
@@ -7,23 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from probe.figures.figure_data import (
-    Chart,
-    DriftMap,
-    Line,
-    MethodDrift,
-    Panel,
-    Point,
-    Rule,
-    line_of_positions,
-    trained_rule,
-    value_name,
-    value_title,
-)
+from probe.figures.figure_data import Chart, Heatmap, Heatmaps, Line, Panel, Point, Rule, trained_rule
 from probe.figures.styles import RED, style
-from probe.figures.thresholds import central_ranges, same_span
 from probe.thresholds.calls import Call, drift_calls
 
+TICKS = {-2.0: "1/4", -1.0: "1/2", 0.0: "limit", 1.0: "2 x", 2.0: "4 x", 3.0: "8 x"}
+"""Colours of a drift map are doublings of a layer's limit."""
+COLOURS = ((0.0, "#F4F8FB"), (0.4, "#C6DBEF"), (0.4, "#FDCDB5"), (0.6, "#EF6548"), (0.8, "#B2182B"), (1.0, "#4A0012"))
+"""By share of the scale: pale blue up to the limit, red beyond it."""
+NOTE = ("judged from M on", "circle: drift begins", "grey: warm-up, too many false alarms, or not captured")
 COLUMNS = 256
 """Columns of a drift map; of the runs in one column the largest distance is drawn."""
 
@@ -71,50 +63,28 @@ def drift_chart(
     return Chart(f"{title}; red: {reference}'s limit; judged from M on", tuple(panels))
 
 
-def drift_dim_chart(hidden: xr.DataArray, drift: xr.Dataset, layer: int, dim: int) -> Chart:
-    """One dim's value over position under every method, at the first captured layer and at `layer`, where it drifts.
+def drift_map(drift: xr.Dataset, prompt: str = "") -> Heatmaps:
+    """How far every layer is from its in-window range over position, in doublings of its limit; a map a method.
 
-    hidden (method, layer, position, dim) is of the prompt that `drift` (`find_drift`) is of. Red: the threshold, the
-    reference's value at M; dotted: its in-window range. Both panels span as many units.
+    drift: of one prompt, from `find_drift`.
     """
-    reference, trained = drift.attrs["reference"], drift.attrs["trained_length"]
-    layers = sorted({int(hidden["layer"].values[0]), layer})
-    values = hidden.sel(layer=layers, dim=dim).load()
-    methods = values["method"].values.tolist()
-    share = float(drift["share"].sel({"method": reference, "layer": layer, "dim": dim}))
-    y_ranges = same_span(central_ranges(values, drift.attrs["warm_up"], 0.002))
-    panels = []
-    for shown_layer, y_range in zip(layers, y_ranges, strict=True):
-        here = values.sel(layer=shown_layer)
-        at = drift.sel({"method": reference, "layer": shown_layer, "dim": dim})
-        centre, width = float(at["centre"]), float(at["range"])
-        threshold = float(here.sel({"method": reference}).sel(position=trained, method="nearest"))
-        edges = (Rule(edge, "", RED, dash="dot") for edge in (centre - width, centre + width))
-        lines = (line_of_positions(here.sel({"method": name}), name, style(name, methods)) for name in methods)
-        panels.append(
-            Panel(
-                title=f"layer {shown_layer}, dim {dim}",
-                x_title="position (tokens)",
-                y_title=value_title(hidden),
-                lines=tuple(lines),
-                y_range=y_range,
-                rules=(trained_rule(trained), Rule(threshold, "", RED), *edges),
-            )
-        )
-    title = f"{value_name(hidden)}, dim {dim}: {share:.1%} of layer {layer}'s drift under {reference}"
-    return Chart(title, tuple(panels))
-
-
-def drift_map(drift: xr.Dataset, prompt: str = "") -> DriftMap:
-    """The maps of one prompt's `drift` (from `find_drift`): how far each layer is from its in-window range."""
-    run, begin = drift.attrs["run"], drift["run"].values
+    run, begin, layers = drift.attrs["run"], drift["run"].values, drift["layer"].values.tolist()
     columns = (begin - begin[0]) // run
     block = -(-(int(columns[-1]) + 1) // COLUMNS)
     edges = begin[0] + run * block * np.arange(int(columns[-1]) // block + 2)
-    maps = tuple(_map(drift.sel({"method": call.method}), call, columns // block) for call in drift_calls(drift))
     where = f", prompt {prompt}" if prompt else ""
-    title = f"Drift of {drift.attrs['hook']} by layer and position{where}; red: beyond the layer's limit"
-    return DriftMap(title, tuple(drift["layer"].values.tolist()), edges, maps, drift.attrs["trained_length"])
+    maps = (_map(drift.sel({"method": call.method}), call, columns // block, edges) for call in drift_calls(drift))
+    return Heatmaps(
+        f"Drift of {drift.attrs['hook']} by layer and position{where}; red: beyond the layer's limit",
+        "rms distance from in-window range",
+        COLOURS,
+        TICKS,
+        tuple((one,) for one in maps),
+        width=6.4,
+        height=int(np.clip(16 * len(layers), 70, 260)),
+        columns=(1.0,),
+        note=NOTE,
+    )
 
 
 def _line(at: xr.Dataset, call: Call) -> Line:
@@ -122,26 +92,44 @@ def _line(at: xr.Dataset, call: Call) -> Line:
     drift = at.sel({"method": call.method})
     label = f"{call.method}: excluded, {call.reason}" if call.reason else call.method
     level = np.where(drift["warm_up"].values, np.nan, drift["level"].values)
-    look = style(call.method, at["method"].values)
+    look = style(call.method)
     return Line(label, at["run"].values.astype(float), np.sqrt(level), *look, faint=bool(call.reason))
 
 
 def _point(at: xr.Dataset, call: Call, layer: int) -> Point:
     first = call.layers[layer]
     y = float(np.sqrt(at["level"].sel({"method": call.method}).sel(run=first, method="pad")))
-    return Point(
-        f"layer {layer}, {call.method}: first at {first}", first, y, style(call.method, at["method"].values)[0]
-    )
+    return Point(f"layer {layer}, {call.method}: first at {first}", first, y, style(call.method)[0])
 
 
-def _map(at: xr.Dataset, call: Call, columns: np.ndarray) -> MethodDrift:
+def _map(at: xr.Dataset, call: Call, columns: np.ndarray, edges: np.ndarray) -> Heatmap:
     judged = at["trusted"].values[:, None] & ~at["warm_up"].values
-    distance = np.full((len(judged), int(columns[-1]) + 1), np.nan)
+    distance = np.full((len(judged), len(edges) - 1), np.nan)
     for number, level in zip(columns, np.where(judged, np.sqrt(at["level"].values), np.nan).T, strict=True):
         distance[:, number] = np.fmax(distance[:, number], level)
-    limits = np.sqrt(at["limit"].values)
-    doublings = np.log2(np.maximum(distance, np.finfo(float).tiny) / limits[:, None])
-    layers = at["layer"].values.tolist()
-    first = None if call.length is None or call.layer is None else (call.length, layers.index(call.layer))
-    text = f"first at {call.length}, in layer {call.layer}" if first else str(call)
-    return MethodDrift(call.method, f"{call.method}: {text}", doublings, distance, limits, first)
+    limits, layers = np.sqrt(at["limit"].values), at["layer"].values.tolist()
+    texts = np.full(distance.shape, "", dtype=object)
+    for row, column in np.argwhere(np.isfinite(distance)):
+        where = f"{call.method}, layer {layers[row]}, positions {edges[column]} to {edges[column + 1] - 1}"
+        texts[row, column] = f"{where}: {distance[row, column]:.2g} ranges, limit {limits[row]:.2g}"
+    text, mark = str(call), None
+    if call.length is not None and call.layer is not None:
+        text = f"first at {call.length}, in layer {call.layer}"
+        words = f"{call.method} drifts first at position {call.length}, in layer {call.layer}"
+        mark = Point(words, call.length, layers.index(call.layer), "#111111")
+    ticks = range(0, len(layers), -(-len(layers) // 6))
+    return Heatmap(
+        f"{call.method}: {text}",
+        np.log2(np.maximum(distance, np.finfo(float).tiny) / limits[:, None]),
+        (edges[:-1] + edges[1:]) / 2,
+        np.arange(len(layers)),
+        (float(edges[0]), float(edges[-1]), len(layers) - 0.5, -0.5),
+        min(TICKS),
+        max(TICKS),
+        x_title=f"position (tokens); dashed: M = {at.attrs['trained_length']}",
+        y_title="layer",
+        y_ticks={row: str(layers[row]) for row in ticks},
+        texts=texts,
+        mark=mark,
+        m=at.attrs["trained_length"],
+    )

@@ -40,11 +40,11 @@ class Export:
     figures: Mapping[str, Figure]
     numbers: Mapping[str, xr.Dataset]
 
-    def files(self, form: str, renderer: str = "matplotlib") -> Iterator[tuple[str, bytes]]:
+    def files(self, form: str) -> Iterator[tuple[str, bytes]]:
         """Names and contents of the files in format `form`; raises what `rendered` and `csv_bytes` raise."""
         if form in PICTURES:
             for name, figure in self.figures.items():
-                yield f"{name}.{form}", rendered(figure, form, renderer)
+                yield f"{name}.{form}", rendered(figure, form)
         else:
             check_format("heatmap", form)
             for name, numbers in self.numbers.items():
@@ -70,21 +70,20 @@ def heatmap_export(
     panel: xr.DataArray,
     trained_length: int,
     limits: xr.DataArray | None = None,
-    cells: int = CELLS,
-    native: bool = False,
+    cells: int | None = CELLS,
 ) -> Export:
     """Heatmaps of one prompt's `panel` (method, layer, dim, position), from `regions` or their `difference`.
 
-    Four methods stand side by side, pooled to at most `cells` values. native: a picture a method, one pixel a cell,
-    and numbers that are not pooled. `limits`: ends of the layers' colour scales (default: `layer_limits`). Raises
+    Four methods stand side by side, pooled to at most `cells` values. None: a picture a method, one pixel a cell, and
+    numbers that are not pooled. `limits`: ends of the layers' colour scales (default: `layer_limits`). Raises
     ValueError for values that are not finite, as `search` does where thresholds are exported.
     """
     if count := int(np.count_nonzero(~np.isfinite(panel.values))):
         raise ValueError(f"{count} of {panel.size} values of {panel.name} are not finite; capture them again")
     stem = _file_name("heatmap", panel, *(["minus", str(panel["minus"].item())] if "minus" in panel.coords else []))
     limits = layer_limits(panel) if limits is None else limits
-    values = panel if native else pool(panel, cells)
-    figures = _rasters(stem, values, limits) if native else _grids(stem, values, limits, trained_length)
+    values = panel if cells is None else pool(panel, cells)
+    figures = _rasters(stem, values, limits) if cells is None else _grids(stem, values, limits, trained_length)
     numbers = values.to_dataset(name=str(panel.name)).assign_attrs(panel.attrs, trained_length=trained_length)
     return Export(figures, {stem: numbers})
 
@@ -120,8 +119,8 @@ def drift_export(
     by method, layer and dim: level, range and share. Both have each layer's limit, call and false alarms.
     methods: those drawn and in the tables; `drift` also has the reference.
     """
-    for layer in layers or ():
-        check_labels(drift, "layer", [layer])
+    check_labels(drift, "layer", layers or ())
+    check_labels(drift, "method", methods or ())
     chart = drift_chart(drift, None if layers is None else list(layers), prompt, methods)
     drift = drift if methods is None else drift.sel({"method": list(methods)})
     by_layer = ["limit", "first", "low", "high", "before", "false_alarms"]

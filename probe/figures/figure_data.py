@@ -1,9 +1,11 @@
-"""What figures show, worked out once for any renderer: line charts, heatmaps, maps of tiles and of drift."""
+"""What figures show, worked out once for both renderers: charts of lines, and heatmaps."""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import xarray as xr
@@ -14,20 +16,7 @@ from probe.store.results import percent, ranged
 WRITTEN = 64
 """Tiles of a block in which numbers are written; with more of them numbers appear on hovering only."""
 MUTED = "#333333"  # numbers on hatched tiles, at least 3:1 on the darkest colour that is not `dark`
-NOTE = "hatched: 95% interval includes 0 or is missing; empty: not run"
-DRIFT_TICKS = {-2.0: "1/4", -1.0: "1/2", 0.0: "limit", 1.0: "2 x", 2.0: "4 x", 3.0: "8 x"}
-"""Colours of a drift map are doublings of a layer's limit."""
-DRIFT_COLOURS = (
-    (0.0, "#F4F8FB"),
-    (0.4, "#C6DBEF"),
-    (0.4, "#FDCDB5"),
-    (0.6, "#EF6548"),
-    (0.8, "#B2182B"),
-    (1.0, "#4A0012"),
-)
-"""By share of the scale: pale blue up to the limit, red beyond it."""
-DRIFT_COLOUR_TITLE = "rms distance from in-window range"
-DRIFT_NOTE = "judged from M on; circle: drift begins; grey: warm-up, too many false alarms, or not captured"
+NOTE = ("hatched: 95% interval includes 0 or is missing", "empty: not run")
 _CROWDED = 64  # values of a line
 _MOST_TICKS = 12
 
@@ -113,17 +102,57 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Grid:
-    """Heatmaps in rows (layers) and columns (method and region), coloured from -limit to limit of their row."""
+class Heatmap:
+    """Values by row and column on one pair of axes, coloured from `low` to `high`; NaN is blank.
+
+    x, y: what columns and rows stand for, numbers or texts. ends: left, right, bottom and top of the axes. texts:
+    hover text of each value; template: plotly's, in place of it. ticks: places and labels, default plotly's.
+    numbers: texts written on the values. muted: hatched values. mark: a circled place. m: dashed line at this x.
+    """
+
+    title: str
+    values: np.ndarray
+    x: np.ndarray
+    y: np.ndarray
+    ends: tuple[float, float, float, float]
+    low: float
+    high: float
+    x_title: str = ""
+    y_title: str = ""
+    x_ticks: Mapping[float, str] | None = None
+    y_ticks: Mapping[float, str] | None = None
+    texts: np.ndarray | None = None
+    template: str = "%{customdata}"
+    numbers: np.ndarray | None = None
+    muted: np.ndarray | None = None
+    mark: Point | None = None
+    m: int | None = None
+
+    @property
+    def number_colours(self) -> np.ndarray:
+        """Colours of `numbers` that read on the values' own."""
+        dark, muted = np.abs(self.values) > 0.6 * self.high, np.zeros(1, bool) if self.muted is None else self.muted
+        return np.where(dark, "#FFFFFF", np.where(muted, MUTED, "#111111"))
+
+
+@dataclass(frozen=True)
+class Heatmaps:
+    """Heatmaps in rows and columns over one colour scale; rows share their y axis, columns their x axis.
+
+    colours: the name of a scale that plotly and matplotlib know, or (share, colour) stops. ticks: texts at values of
+    the first heatmap's scale. width: inches of all columns, which are as wide as `columns` says; height: pixels of a
+    row. note: lines below.
+    """
 
     title: str
     colour_title: str
-    limits: tuple[float, ...]
-    cells: tuple[tuple[xr.DataArray, ...], ...]
-    row_titles: tuple[str, ...]
-    group_titles: tuple[str, ...]
-    region_titles: tuple[str, ...]
-    trained_length: int
+    colours: str | tuple[tuple[float, str], ...]
+    ticks: Mapping[float, str]
+    cells: tuple[tuple[Heatmap, ...], ...]
+    width: float
+    height: int
+    columns: tuple[float, ...]
+    note: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -142,111 +171,20 @@ class Scale:
     high: float = 1.0
     digits: int | None = None
 
-    @property
-    def ticks(self) -> dict[float, str]:
-        """Five values and their texts."""
-        sign = "%" if self.digits is None else ""
-        return {float(value): f"{self.written(value)}{sign}" for value in np.linspace(self.low, self.high, 5)}
-
     def written(self, value: float) -> str:
         """A value as a tile shows it."""
         return str(round(100 * value)) if self.digits is None else f"{value:z.{self.digits}f}"
 
-    def with_interval(self, value: float, low: float, high: float) -> str:
-        """A value with its interval."""
-        return percent(value, low, high) if self.digits is None else ranged(value, low, high, self.digits)
-
 
 SHARES = Scale()
 """0: nothing, 1: all of the loss."""
-
-
-@dataclass(frozen=True)
-class Block:
-    """Tiles (row, column) under one title: values and the ends of their 95% intervals, NaN for missing ones."""
-
-    title: str
-    columns: tuple[str, ...]
-    values: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    scale: Scale = SHARES
-
-    @property
-    def muted(self) -> np.ndarray:
-        """Where a value is not clearly different from 0."""
-        exactly_zero = (self.low == 0) & (self.high == 0)
-        return np.isfinite(self.values) & ~((self.low > 0) | (self.high < 0) | exactly_zero)
-
-    @property
-    def dark(self) -> np.ndarray:
-        """Where the colour is dark."""
-        return np.abs(self.values) > 0.6 * self.scale.high
-
-    @property
-    def texts(self) -> np.ndarray:
-        """The numbers written on the tiles; none where there are too many."""
-        present = np.isfinite(self.values)
-        texts = np.full(self.values.shape, "", dtype=object)
-        if present.sum() <= WRITTEN:
-            texts[present] = [self.scale.written(value) for value in self.values[present]]
-        return texts
-
-    def text(self, row: int, column: int) -> str:
-        """A tile's value with its interval."""
-        return self.scale.with_interval(self.values[row, column], self.low[row, column], self.high[row, column])
-
-
-@dataclass(frozen=True)
-class TileMap:
-    """Blocks of one scale side by side over the same rows."""
-
-    title: str
-    colour_title: str
-    row_title: str
-    rows: tuple[str, ...]
-    blocks: tuple[Block, ...]
-
-    @property
-    def scale(self) -> Scale:
-        """The colour scale of all blocks."""
-        return self.blocks[0].scale
-
-
-@dataclass(frozen=True)
-class MethodDrift:
-    """One method's drift: doublings of the limit and rms distance in ranges (layer, column), NaN where not judged.
-
-    first: position and row of the layer where drift begins; None: nowhere. limits: by layer, in ranges.
-    """
-
-    method: str
-    title: str
-    doublings: np.ndarray
-    distance: np.ndarray
-    limits: np.ndarray
-    first: tuple[int, int] | None
-
-
-@dataclass(frozen=True)
-class DriftMap:
-    """Maps over the same layers and columns; `edges` are the positions between the columns."""
-
-    title: str
-    layers: tuple[int, ...]
-    edges: np.ndarray
-    maps: tuple[MethodDrift, ...]
-    trained_length: int
-
-    def text(self, drift: MethodDrift, row: int, column: int) -> str:
-        """A cell in words: method, layer, positions, distance and limit."""
-        first, last = int(self.edges[column]), int(self.edges[column + 1]) - 1
-        where = f"{drift.method}, layer {self.layers[row]}, positions {first} to {last}"
-        return f"{where}: {drift.distance[row, column]:.2g} ranges, limit {drift.limits[row]:.2g}"
-
-
-Drawable = Chart | Grid | TileMap | DriftMap
+Drawable = Chart | Heatmaps
 Figure = Drawable | Raster
+
+
+def escaped(text: str) -> str:
+    """A text in which plotly sees no markup."""
+    return html.escape(text, quote=False)
 
 
 def value_name(values: xr.DataArray) -> str:
@@ -322,17 +260,59 @@ def offset(index: int, count: int) -> float:
     return 0.14 * (index - (count - 1) / 2)
 
 
-def tile_block(
+def tiles(
     title: str,
     columns: Sequence[str],
     layers: Sequence[int],
     triples: Mapping[tuple[int, int], Iterable[float]],
     scale: Scale = SHARES,
-) -> Block:
-    """Tiles of (value, low, high) by layer and number of the column; NaN for the others."""
+) -> Heatmap:
+    """Tiles of (value, low, high) by layer and number of the column; NaN, and blank, for the others.
+
+    Hatched where a value is not clearly different from 0.
+    """
     values, low, high = np.full((3, len(layers), len(columns)), np.nan)
+    numbers, texts = np.full((2, *values.shape), "", dtype=object)
     for (layer, column), triple in triples.items():
         if layer in layers and 0 <= column < len(columns):
             at = layers.index(layer), column
             values[at], low[at], high[at] = triple
-    return Block(title, tuple(columns), values, low, high, scale)
+            interval = percent if scale.digits is None else partial(ranged, digits=scale.digits)
+            where = f"layer {layer}, {f'{title} {columns[column]}'.strip()}"
+            texts[at] = f"{where}: {interval(values[at], low[at], high[at])}"
+            numbers[at] = scale.written(values[at]) if np.isfinite(values[at]) else ""
+    if np.isfinite(values).sum() > WRITTEN:
+        numbers[:] = ""
+    clear = (low > 0) | (high < 0) | ((low == 0) & (high == 0))
+    return Heatmap(
+        title,
+        values,
+        np.arange(len(columns)),
+        np.arange(len(layers)),
+        (-0.5, len(columns) - 0.5, len(layers) - 0.5, -0.5),
+        scale.low,
+        scale.high,
+        y_title="layer",
+        x_ticks=dict(enumerate(columns)),
+        y_ticks=dict(enumerate(map(str, layers))),
+        texts=texts,
+        numbers=numbers,
+        muted=np.isfinite(values) & ~clear,
+    )
+
+
+def tile_map(title: str, colour_title: str, blocks: Sequence[Heatmap], scale: Scale = SHARES) -> Heatmaps:
+    """Blocks of `tiles` side by side over the same layers."""
+    columns = tuple(float(len(block.x)) for block in blocks)
+    sign = "%" if scale.digits is None else ""
+    return Heatmaps(
+        title,
+        colour_title,
+        "RdBu_r" if scale.low < 0 else "Blues",
+        {float(value): scale.written(value) + sign for value in np.linspace(scale.low, scale.high, 5)},
+        (tuple(blocks),),
+        width=sum(columns) * float(np.clip(6.4 / sum(columns), 0.14, 0.4)),
+        height=26 * len(blocks[0].y),
+        columns=columns,
+        note=NOTE,
+    )

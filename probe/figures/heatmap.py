@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import numpy as np
 import xarray as xr
 
-from probe.figures.figure_data import Grid, value_name, value_title
+from probe.figures.figure_data import Heatmap, Heatmaps, escaped, spaced_ticks, token_texts, value_name, value_title
 from probe.store.select import captured_ranges, check_labels
 
 CELLS = 300_000
@@ -18,9 +18,9 @@ FIRST_METHODS = 5
 """Methods displayed at first."""
 LIMIT = 0.99
 """Quantile of a layer's absolute values at which its colour scale ends."""
+_SAMPLED = 100_000  # values
 OPENING = "opening"
 """Name under which `opening` is stored."""
-_SAMPLED = 100_000  # values
 
 
 def default_regions(position: np.ndarray, trained_length: int) -> list[tuple[int, int]]:
@@ -161,29 +161,64 @@ def layer_limits(panel: xr.DataArray, quantile: float = LIMIT) -> xr.DataArray:
     return _limits(panel, [upper_quantile(np.abs(values), quantile) for values in layers])
 
 
-def heatmap_grid(panel: xr.DataArray, trained_length: int, limits: xr.DataArray | None = None) -> Grid:
-    """A grid of `panel` ([method,] layer, dim, position), from `regions` or `pool`: one row a layer.
+def heatmap_grid(panel: xr.DataArray, trained_length: int, limits: xr.DataArray | None = None) -> Heatmaps:
+    """`panel` ([method,] layer, dim, position), from `regions` or `pool`: one row a layer, methods side by side.
 
-    Methods stand side by side. Default `limits` of the colour scales: the panel's `layer_limits`.
+    Default `limits` of the colour scales: the panel's `layer_limits`.
     """
     panel = panel.transpose(..., "layer", "dim", "position")
     methods = [panel.sel({"method": m}) for m in panel["method"].values] if "method" in panel.dims else [panel]
-    numbers = np.unique(panel["region"].values)
     limits = layer_limits(panel) if limits is None else limits
-    labels = zip(panel["layer"].values, limits.values, strict=True)
     prompt = f", prompt {panel['prompt'].item()}" if "prompt" in panel.coords else ""
-    return Grid(
-        title=f"{value_name(panel)} by dim and position{prompt} (dashed: M = {trained_length})",
-        colour_title=value_title(panel),
-        limits=tuple(limits.values.tolist()),
-        cells=tuple(
-            tuple(one.isel(layer=row, position=one["region"].values == number) for one in methods for number in numbers)
-            for row in range(panel.sizes["layer"])
-        ),
-        row_titles=tuple(f"layer {layer}: dim (limit {limit:.2g})" for layer, limit in labels),
-        group_titles=tuple(str(one["method"].item()) if "method" in one.coords else "" for one in methods),
-        region_titles=tuple(region_names(panel)),
-        trained_length=trained_length,
+    cells = tuple(
+        tuple(
+            _cell(
+                one.isel(layer=row, position=one["region"].values == number), limit, trained_length, row + number == 0
+            )
+            for one in methods
+            for number in np.unique(panel["region"].values)
+        )
+        for row, limit in enumerate(limits.values.tolist())
+    )
+    return Heatmaps(
+        f"{value_name(panel)} by dim and position{prompt} (dashed: M = {trained_length})",
+        value_title(panel),
+        "RdBu_r",
+        dict(zip((-cells[0][0].high, 0, cells[0][0].high), ("-limit", "0", "limit"), strict=True)),
+        cells,
+        width=0.8 * len(cells[0]),
+        height=140,
+        columns=(1.0,) * len(cells[0]),
+    )
+
+
+def _cell(values: xr.DataArray, limit: float, trained_length: int, titled: bool) -> Heatmap:
+    """One layer and region of one method; titled: with the method's name above."""
+    dims, positions = values["dim"].values, values["position"].values
+    method = str(values["method"].item()) if "method" in values.coords else ""
+    layer = values["layer"].item()
+    hover = [method, f"layer {layer}"]
+    for name, axis in {"dim": "y", "position": "x"}.items():
+        size = block_size(values, name)
+        hover.append(f"{name if size == 1 else f'{size} {name}s from'} %{{{axis}}}")
+    tokens = token_texts(values) if block_size(values, "position") == 1 else ()
+    hover += [*(["%{customdata}"] if tokens else []), "value %{z:.4g} " + values.attrs.get("units", "activation")]
+    regular = len(np.unique(np.diff(dims))) < 2  # else one row a dim, under its own label
+    top, bottom = (dims[0] - 0.5, _last(values, "dim")[-1] + 0.5) if regular else (-0.5, len(dims) - 0.5)
+    return Heatmap(
+        method if titled else "",
+        values.values,
+        positions,
+        dims if regular else dims.astype(str),
+        (positions[0] - 0.5, _last(values, "position")[-1] + 0.5, bottom, top),
+        -limit,
+        limit,
+        x_title=f"positions\n{region_names(values)[0]}",
+        y_title=f"layer {layer}: dim (limit {limit:.2g})",
+        y_ticks=None if regular else {at: str(dims[at]) for at in spaced_ticks(len(dims))},
+        texts=np.broadcast_to(np.array(tokens, object), values.shape) if tokens else None,
+        template="<br>".join(map(escaped, hover)),
+        m=trained_length,
     )
 
 
@@ -205,11 +240,6 @@ def region_names(panel: xr.DataArray) -> list[str]:
 def block_size(panel: xr.DataArray, name: str) -> int:
     """How many dims or positions a value of a pooled panel stands for; the last of a region may stand for fewer."""
     return int(np.median(_last(panel, name) - panel[name].values)) + 1  # a block across a gap looks larger
-
-
-def is_regular(panel: xr.DataArray) -> bool:
-    """Whether the dims are evenly spaced, so that rows of one height stand where their labels do."""
-    return len(np.unique(np.diff(panel["dim"].values))) < 2
 
 
 def _last(panel: xr.DataArray, name: str) -> np.ndarray:
@@ -278,16 +308,11 @@ def farthest(values: np.ndarray, starts: tuple[np.ndarray, np.ndarray]) -> np.nd
 
 
 def upper_quantile(values: np.ndarray, quantile: float) -> np.floating:
-    """np.quantile of all `values`, in their precision or float32; for a high `quantile` few of them are sorted."""
-    flat, kind = values.ravel(), np.result_type(values, np.float32).type
-    place = (len(flat) - 1) * quantile
-    rank = int(place)
-    guess = np.quantile(flat[:: -(-len(flat) // _SAMPLED)].astype(kind), max(0.0, quantile - 0.01))
-    upper = flat[flat >= guess]
-    if len(flat) - len(upper) > rank:
-        upper = flat
-    first = rank - (len(flat) - len(upper))
-    last = min(first + 1, len(upper) - 1)
-    low, high = np.partition(upper, (first, last))[[first, last]].astype(kind)
-    share = place - rank
-    return low + (high - low) * share if share < 0.5 else high - (high - low) * (1 - share)
+    """np.quantile of all `values`, in their precision or float32; only those above a sample's quantile are sorted."""
+    flat, kind = values.ravel(), np.result_type(values, np.float32)
+    sample = flat[:: -(-len(flat) // _SAMPLED)].astype(kind)
+    upper = flat[flat >= np.quantile(sample, max(0.0, quantile - 0.01))].astype(kind)
+    place = (len(flat) - 1) * quantile - (len(flat) - len(upper))
+    if place < 0 or len(upper) < 2:
+        return np.quantile(flat.astype(kind), quantile)
+    return np.quantile(upper, place / (len(upper) - 1))

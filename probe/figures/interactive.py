@@ -8,75 +8,165 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-import xarray as xr
+from plotly.subplots import make_subplots
 
-from probe.figures.figure_data import (
-    Chart,
-    Drawable,
-    DriftMap,
-    Grid,
-    Line,
-    Panel,
-    Point,
-    Rule,
-    TileMap,
-    token_texts,
-)
-from probe.figures.heatmap import block_size, is_regular
-from probe.figures.interactive_maps import draw_drift_map, draw_tile_map
-from probe.figures.plotly_theme import colour_bar, colour_title, escaped, subplots, top_title
-from probe.figures.styles import BLACK
+from probe.figures.figure_data import Chart, Drawable, Heatmap, Heatmaps, Line, Panel, Point, Rule, escaped
+from probe.figures.styles import BLACK, GREY
 
-_ROW_PIXELS, _LEAST_PIXELS, _EDGE_PIXELS, _BELOW = 150, 330, 230, 140
+_FONT = {"family": "Helvetica, Arial, sans-serif", "size": 13, "color": "#222222"}
+_AXIS = {
+    "automargin": True,
+    "gridcolor": "#EBF0F8",
+    "linecolor": "#EBF0F8",
+    "ticks": "",
+    "title": {"standoff": 15},
+    "zerolinecolor": "#EBF0F8",
+    "zerolinewidth": 2,
+}
+_TEMPLATE = {  # the part of `plotly_white` that is used: the whole one would put 7 kB into every figure
+    "data": {"heatmap": [{"type": "heatmap", "colorbar": {"outlinewidth": 0, "ticks": ""}}]},
+    "layout": {
+        "autotypenumbers": "strict",
+        "hoverlabel": {"align": "left"},
+        "hovermode": "closest",
+        "paper_bgcolor": "white",
+        "plot_bgcolor": "white",
+        "title": {"x": 0.05},
+        "xaxis": _AXIS,
+        "yaxis": _AXIS,
+    },
+}
 _ENTRY = 42  # characters in a line of the legend, which has room on a phone
 _MARKERS = 9  # of a line with too many values for one at each
+_LEAST, _TOP, _BELOW, _NOTE = 190, 90, 145, 18  # pixels: least height of heatmaps, margins, a line of the note
+_BETWEEN, _BETWEEN_TITLED = 12, 34  # pixels between rows of heatmaps
+_GROUND = "rgba(128, 128, 128, 0.2)"
 
 
 def draw(figure: Drawable) -> go.Figure:
     """The plotly figure of what `probe.figures.figure_data` holds."""
-    if isinstance(figure, TileMap):
-        return draw_tile_map(figure)
-    if isinstance(figure, DriftMap):
-        return draw_drift_map(figure)
-    return _draw_grid(figure) if isinstance(figure, Grid) else _draw_chart(figure)
+    return _draw_chart(figure) if isinstance(figure, Chart) else _draw_heatmaps(figure)
 
 
-def _draw_grid(grid: Grid) -> go.Figure:
-    rows, columns = len(grid.cells), len(grid.cells[0])
-    figure = subplots(
+def _subplots(rows: int, columns: int, **options: Any) -> go.Figure:
+    figure = go.Figure(layout={"template": _TEMPLATE, "font": _FONT})
+    return make_subplots(rows, columns, figure=figure, **options)
+
+
+def _draw_heatmaps(maps: Heatmaps) -> go.Figure:
+    rows, columns = len(maps.cells), len(maps.columns)
+    between = _BETWEEN_TITLED if any(cell.title for row in maps.cells[1:] for cell in row) else _BETWEEN
+    inner = max(_LEAST, rows * maps.height + (rows - 1) * between)
+    figure = _subplots(
         rows,
         columns,
         shared_xaxes=True,
         shared_yaxes=True,
-        horizontal_spacing=min(0.012, 0.3 / columns),
-        vertical_spacing=0.12 / rows,
+        column_widths=list(maps.columns),
+        horizontal_spacing=min(0.02, 0.3 / columns),
+        vertical_spacing=between / inner,
     )
+    below = _BELOW + _NOTE * len(maps.note)
     shapes: list[dict[str, Any]] = []
-    for row, cells in enumerate(grid.cells, 1):
-        for column, cell in enumerate(cells, 1):
-            method = grid.group_titles[(column - 1) // len(grid.region_titles)]
-            unit = grid.colour_title.rpartition("(")[2].rstrip(")")
-            figure.add_trace(_heatmap(cell, grid.limits[row - 1], row == column == 1, method, unit), row, column)
-            first, last = cell["position"].values[[0, -1]]
-            if first < grid.trained_length < last:
-                shapes.append(_trained_line(grid.trained_length, (row - 1) * columns + column))
-        figure.update_yaxes(title_text=grid.row_titles[row - 1], row=row, col=1)
-    if not is_regular(grid.cells[0][0]):
-        figure.update_yaxes(type="category")
-    figure.update_layout(shapes=shapes)  # all at once: `add_vline` takes longer than everything else
-    _grid_layout(figure, grid, rows, columns)
-    return figure
+    beside = {"x": 0, "xanchor": "left", "showarrow": False, "align": "left"}
+    notes = [
+        {**beside, "xref": "paper", "y": 0, "yref": "paper", "yanchor": "bottom", "yshift": 40 - below}
+        | {"text": escaped(maps.colour_title), "font": {"size": 12}}  # plotly loses a horizontal scale's own title
+    ]
+    if maps.note:
+        place = {"xref": "paper", "y": 0, "yref": "paper", "yanchor": "top", "yshift": -65}
+        notes.append({**beside, **place, "text": "<br>".join(maps.note), "font": {"size": 12, "color": GREY}})
+    for at, cell in enumerate(cell for row in maps.cells for cell in row):
+        row, column = divmod(at, columns)
+        axis = str(at + 1) if at else ""
+        figure.add_traces(_traces(cell, maps, at == 0), rows=row + 1, cols=column + 1)
+        titles = escaped(cell.x_title) if row == rows - 1 else "", escaped(cell.y_title) if column == 0 else ""
+        layout: Any = figure.layout
+        layout[f"xaxis{axis}"].update(_axis(titles[0], cell.x_ticks, cell.ends[:2], 2 if columns > 2 else 8))
+        layout[f"yaxis{axis}"].update(_axis(titles[1], cell.y_ticks, cell.ends[2:], 4))
+        if cell.y.dtype.kind == "U":  # one row a text
+            layout[f"yaxis{axis}"].update(type="category", tickvals=list((cell.y_ticks or {}).values()))
+        place = {"xref": f"x{axis} domain", "y": 1, "yref": f"y{axis} domain", "yanchor": "bottom"}
+        if cell.title:
+            notes.append({**beside, **place, "text": escaped(cell.title), "font": {"size": 13}})
+        if cell.m is not None and cell.ends[0] < cell.m < cell.ends[1]:
+            line = {"type": "line", "line": {"color": BLACK, "width": 1.5, "dash": "dash"}}
+            shapes.append({**line, "x0": cell.m, "x1": cell.m, "y0": 0, "y1": 1} | {"xref": f"x{axis}"}
+                          | {"yref": f"y{axis} domain"})  # fmt: skip
+    return figure.update_layout(  # shapes all at once: `add_vline` takes longer than everything else
+        title={"text": escaped(maps.title), "x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 16}},
+        shapes=shapes,
+        annotations=notes,
+        plot_bgcolor=_GROUND,
+        height=inner + _TOP + below,
+        margin={"t": _TOP, "b": below, "l": 80, "r": 30},
+        showlegend=False,
+    )
 
 
-def _trained_line(trained_length: int, number: int) -> dict[str, Any]:
-    """The line at M in the subplot of that number, from 1."""
-    axis = "" if number == 1 else number
-    ends = {"x0": trained_length, "x1": trained_length, "xref": f"x{axis}", "y0": 0, "y1": 1, "yref": f"y{axis} domain"}
-    return {"type": "line", "line": {"color": BLACK, "width": 1.5, "dash": "dash"}, **ends}
+def _axis(title: str, ticks: Any, ends: tuple[float, float], most: int) -> dict[str, Any]:
+    """An axis of a heatmap: labels at `ticks`, else `most` of plotly's own."""
+    labels = {"nticks": most} if ticks is None else {
+        "tickvals": list(ticks), "ticktext": [escaped(text) for text in ticks.values()]
+    }  # fmt: skip
+    look = {"showgrid": False, "zeroline": False, "tickfont": {"size": 11}}
+    return {**look, **labels, "title": {"text": title.replace("\n", "<br>"), "font": {"size": 12}}, "range": list(ends)}
+
+
+def _traces(cell: Heatmap, maps: Heatmaps, scale: bool) -> list[go.Heatmap | go.Scatter]:
+    """A heatmap with its strokes, numbers and mark; scale: with the colour scale, along the figure's lower edge."""
+    place = {"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"}
+    size = {"lenmode": "pixels", "len": 240, "thickness": 12}
+    tiles = 0 if cell.muted is None else 1
+    texts = None if cell.texts is None else np.vectorize(escaped, otypes=[object])(cell.texts)
+    colours = maps.colours if isinstance(maps.colours, str) else [list(stop) for stop in maps.colours]
+    traces: list[go.Heatmap | go.Scatter] = [
+        go.Heatmap(
+            z=cell.values.astype(np.float32),
+            x=cell.x,
+            y=cell.y,
+            zmin=cell.low,
+            zmax=cell.high,
+            colorscale=colours,
+            showscale=scale,
+            colorbar=place | size | {"tickvals": list(maps.ticks), "ticktext": list(maps.ticks.values())},
+            customdata=texts,
+            hovertemplate=f"{cell.template}<extra></extra>",
+            hoverongaps=False,
+            xgap=tiles,
+            ygap=tiles,
+        )
+    ]
+    if cell.muted is not None and cell.muted.any():
+        traces.append(_hatching(cell.muted))
+    if cell.numbers is not None and (cell.numbers != "").any():
+        rows, columns = np.nonzero(cell.numbers != "")
+        font = {"size": 12, "color": cell.number_colours[rows, columns].tolist()}
+        texts = cell.numbers[rows, columns].tolist()
+        traces.append(go.Scatter(x=columns, y=rows, text=texts, mode="text", textfont=font, hoverinfo="skip"))
+    if cell.mark is not None:
+        marker = {"symbol": "circle-open", "size": 14, "color": cell.mark.colour, "line": {"width": 2.5}}
+        hover = f"{escaped(cell.mark.text)}<extra></extra>"
+        x, y = [cell.mark.x], [cell.mark.y]
+        traces.append(go.Scatter(x=x, y=y, mode="markers", marker=marker, hovertemplate=hover))
+    return traces
+
+
+def _hatching(muted: np.ndarray) -> go.Scatter:
+    """Strokes over the muted values, as one broken line."""
+    rows, columns = np.nonzero(muted)
+    ends = np.array([(-0.5, 0.0, 0.0, -0.5), (-0.5, 0.5, 0.5, -0.5), (0.0, 0.5, 0.5, 0.0)])  # x, y of both ends
+    blank = np.full((len(rows), len(ends)), np.nan)
+    x, y = (
+        np.stack([at[:, None] + ends[:, axis], at[:, None] + ends[:, axis + 2], blank], axis=-1).ravel()
+        for axis, at in enumerate((columns, rows))
+    )
+    line = {"color": "rgba(128, 128, 128, 0.35)", "width": 1}
+    return go.Scatter(x=x, y=y, mode="lines", line=line, hoverinfo="skip")
 
 
 def _draw_chart(chart: Chart) -> go.Figure:
-    figure = subplots(
+    figure = _subplots(
         1, len(chart.panels), horizontal_spacing=0.12, subplot_titles=[escaped(p.title) for p in chart.panels]
     )
     listed: set[Any] = set()
@@ -191,48 +281,3 @@ def _axes(figure: go.Figure, panel: Panel, column: int) -> None:
     elif panel.x_ticks:
         labels = [escaped(label) for label in panel.x_labels or map(str, panel.x_ticks)]
         figure.update_xaxes(tickvals=list(panel.x_ticks), ticktext=labels, tickangle=0, row=1, col=column)
-
-
-def _heatmap(cell: xr.DataArray, limit: float, scale: bool, method: str, unit: str) -> go.Heatmap:
-    """One cell, coloured from -limit to limit; scale: with the colour scale."""
-    spans = {name: _span_text(cell, name) for name in ("dim", "position")}
-    tokens = token_texts(cell) if block_size(cell, "position") == 1 else ()
-    texts = np.broadcast_to(np.array(list(map(escaped, tokens)), object), cell.shape) if tokens else None
-    return go.Heatmap(
-        z=cell.values.astype(np.float32),
-        x=cell["position"].values,
-        y=cell["dim"].values,
-        zmin=-limit,
-        zmax=limit,
-        colorscale="RdBu_r",
-        showscale=scale,
-        colorbar=colour_bar({-limit: "-limit", 0: "0", limit: "limit"}),
-        customdata=texts,
-        hovertemplate=f"{escaped(method)}<br>layer {cell['layer'].item()}<br>{spans['dim']} %{{y}}"
-        f"<br>{spans['position']} %{{x}}{'<br>%{customdata}' if tokens else ''}"
-        f"<br>value %{{z:.4g}} {escaped(unit)}<extra></extra>",
-    )
-
-
-def _span_text(cell: xr.DataArray, name: str) -> str:
-    """What a label on hovering means: one dim or position, or the first of a block."""
-    block = block_size(cell, name)
-    return name if block == 1 else f"{block} {name}s from"
-
-
-def _grid_layout(figure: go.Figure, grid: Grid, rows: int, columns: int) -> None:
-    regions = len(grid.region_titles)
-    for column in range(1, columns + 1):
-        title = f"positions<br>{grid.region_titles[(column - 1) % regions]}"
-        figure.update_xaxes(title_text=title, title_font_size=12, nticks=2, tickangle=0, row=rows, col=column)
-    for group, title in enumerate(grid.group_titles):
-        place = {"x": 0, "xref": f"x{group * regions + 1 if group else ''} domain", "y": 1, "yref": "paper"}
-        anchors = {"xanchor": "left", "yanchor": "bottom"}
-        figure.add_annotation(text=f"<b>{escaped(title)}</b>", showarrow=False, font_size=14, **place, **anchors)
-    figure.add_annotation(**colour_title(grid.colour_title, _BELOW))
-    figure.update_yaxes(autorange="reversed", nticks=4)
-    figure.update_layout(
-        title=top_title(grid.title),
-        height=max(rows * _ROW_PIXELS, _LEAST_PIXELS) + _EDGE_PIXELS,
-        margin={"t": 90, "b": _BELOW, "l": 80, "r": 30},
-    )

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from probe.figures.figure_data import (
-    Block,
     Chart,
+    Heatmaps,
     Line,
     Panel,
     Point,
     Rule,
-    TileMap,
     axis_range,
     offset,
     same_range,
     spaced_ticks,
-    tile_block,
+    tile_map,
+    tiles,
 )
 from probe.figures.styles import GREY, RED, Look, style
 from probe.store.results import Located, Row, having, number, percent
@@ -58,19 +58,23 @@ def triple(row: Row) -> list[float]:
     return [number(row[name]) for name in ("share", "low", "high")]
 
 
-def restoration_map(summary: Located, method: str, length: int, measure: str, way: str = "only") -> TileMap | None:
+def restoration_map(summary: Located, method: str, length: int, measure: str, way: str = "only") -> Heatmaps | None:
     """Layers x heads: what the method in that place alone restores, or what is lost without it there; None if not run.
 
     Whole layers stand in a column beside their heads. way: "only" or "without".
     """
     rows = having(summary["effects"], kind="weave", way=way, method=method, length=length, measure=measure)
     baseline = baseline_name(summary)
-    text = (
-        f"{method} in one place only, {baseline} elsewhere: share of {baseline}'s loss restored"
-        if way == "only"
-        else f"{method} everywhere except in one place: share of {baseline}'s loss that returns"
-    )
-    return _by_head(summary, rows, f"{text}. {about(summary, length, measure)}", _colour_title(way))
+    text = f"{method} in one place only, {baseline} elsewhere: share of {baseline}'s loss restored"
+    if way == "without":
+        text = f"{method} everywhere except in one place: share of {baseline}'s loss that returns"
+    layers, heads = summary["layers"], [str(head) for head in range(summary["heads"])]
+    whole = {(row["layer"], 0): triple(row) for row in rows if row["head"] is None and row["layer"] is not None}
+    single = {(row["layer"], row["head"]): triple(row) for row in rows if row["head"] is not None}
+    blocks = [tiles("layer", ["all"], layers, whole)] if whole else []
+    blocks += [tiles("head", heads, layers, single)] if single else []
+    colour_title = "share lost again" if way == "without" else "share restored"
+    return tile_map(f"{text}. {about(summary, length, measure)}", colour_title, blocks) if blocks else None
 
 
 def layer_chart(summary: Located, length: int, measure: str, methods: Sequence[str]) -> Chart | None:
@@ -84,7 +88,7 @@ def layer_chart(summary: Located, length: int, measure: str, methods: Sequence[s
             ordered = sorted((row for row in subset if row["layer"] in layers), key=lambda row: row["layer"])
             x = [row["layer"] + offset(index, len(by_method)) for row in ordered]
             texts = [f"{name}, layer {row['layer']}: {percent(*triple(row))}" for row in ordered]
-            lines.append(_line(name, x, [triple(row) for row in ordered], style(name, by_method), texts))
+            lines.append(_line(name, x, [triple(row) for row in ordered], style(name), texts))
         if lines:
             panels.append(_panel(title, "layer", lines, layers, rules=(_ZERO, _ALL)))
     title = f"One layer at a time: share of {baseline_name(summary)}'s loss, 95% intervals"
@@ -94,7 +98,7 @@ def layer_chart(summary: Located, length: int, measure: str, methods: Sequence[s
 def smallest_chart(summary: Located, length: int, measure: str, methods: Sequence[str]) -> Chart | None:
     """Share restored by heads added one by one, beside random sets of the same size; a panel a method."""
     rows = having(summary["smallest"], length=length, measure=measure)
-    panels = [_smallest(row, methods) for name in methods for row in having(rows, method=name) if row["heads"]]
+    panels = [_smallest(row) for name in methods for row in having(rows, method=name) if row["heads"]]
     title = f"Heads added one by one, scored on held-out items. {about(summary, length, measure)}"
     return _chart(title, panels)
 
@@ -120,23 +124,6 @@ def clamp_chart(summary: Located, method: str, length: int, measure: str, rule: 
     by = f" by the rule “{rule}”" if rule else ""
     title = f"Dims{by} held in {baseline_name(summary)}'s run beyond M: share of its loss to {method} restored"
     return _chart(f"{title}. {about(summary, length, measure)}", panels)
-
-
-def _by_head(summary: Located, rows: Sequence[Row], title: str, colour_title: str) -> TileMap | None:
-    layers, heads = summary["layers"], [str(head) for head in range(summary["heads"])]
-    whole = {(row["layer"], 0): triple(row) for row in rows if row["head"] is None and row["layer"] is not None}
-    single = {(row["layer"], row["head"]): triple(row) for row in rows if row["head"] is not None}
-    blocks = [tile_block("layer", ["all"], layers, whole)] if whole else []
-    blocks += [tile_block("head", heads, layers, single)] if single else []
-    return _tile_map(summary, title, colour_title, blocks)
-
-
-def _tile_map(summary: Located, title: str, colour_title: str, blocks: Sequence[Block]) -> TileMap | None:
-    return TileMap(title, colour_title, "layer", tuple(map(str, summary["layers"])), tuple(blocks)) if blocks else None
-
-
-def _colour_title(way: str) -> str:
-    return "share restored" if way == "only" else "share lost again"
 
 
 def _chart(title: str, panels: Sequence[Panel]) -> Chart | None:
@@ -179,12 +166,12 @@ def _line(
     return Line(label, np.array(x, float), y, *look, interval=(low, high), band=band, texts=tuple(texts))
 
 
-def _smallest(row: Row, methods: Sequence[str]) -> Panel:
+def _smallest(row: Row) -> Panel:
     method, sizes = row["method"], [*range(1, len(row["share"]) + 1)]
     columns = [[number(value) for value in row[name]] for name in ("share", "low", "high")]
     triples = [*zip(*columns, strict=True)]
     random = [[number(value) for value in row[name]] for name in ("random", "random_low", "random_high")]
-    look = style(method, methods)
+    look = style(method)
     texts = [
         f"{size} heads, {layer}.{head} added: {percent(*values)}"
         for size, (layer, head), values in zip(sizes, row["heads"], triples, strict=True)

@@ -9,7 +9,7 @@ import xarray as xr
 
 from probe.figures.anatomy import STATISTICS, head_map
 from probe.figures.export import Export, safe_name
-from probe.figures.figure_data import Chart, Figure, TileMap
+from probe.figures.figure_data import Chart, Figure, Heatmaps
 from probe.figures.locate import clamp_chart, layer_chart, restoration_map, smallest_chart
 from probe.figures.tables import row_table
 from probe.store.results import Anatomy, Located, Row, having, number
@@ -20,10 +20,10 @@ Labels = Mapping[str, Sequence[Any]]
 T = TypeVar("T")
 
 
-def method_figures(summary: Located, method: str, length: int, measure: str) -> dict[str, Chart | TileMap]:
+def method_figures(summary: Located, method: str, length: int, measure: str) -> dict[str, Chart | Heatmaps]:
     """The located figures of one method at one length, by name, the restoration map first; without those not run."""
     at = (summary, method, length, measure)
-    figures: dict[str, Chart | TileMap | None] = {
+    figures: dict[str, Chart | Heatmaps | None] = {
         "map": restoration_map(*at),
         "map-without": restoration_map(*at, "without"),
     }
@@ -78,7 +78,7 @@ def located_tables(summary: Located, chosen: Labels) -> dict[str, xr.Dataset]:
     return _tables(summary, tables, chosen)
 
 
-def head_figures(summary: Anatomy, method: str, length: int) -> dict[str, TileMap]:
+def head_figures(summary: Anatomy, method: str, length: int) -> dict[str, Heatmaps]:
     """The maps of one method at one length, by name; without those not run."""
     return _present({name: head_map(summary, name, method, length) for name in STATISTICS})
 

@@ -8,33 +8,14 @@ import threading
 from typing import Any
 
 import numpy as np
-import xarray as xr
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Rectangle
 
-from probe.figures.figure_data import (
-    DRIFT_COLOUR_TITLE,
-    DRIFT_COLOURS,
-    DRIFT_NOTE,
-    DRIFT_TICKS,
-    MUTED,
-    NOTE,
-    Block,
-    Chart,
-    Drawable,
-    DriftMap,
-    Grid,
-    Line,
-    Panel,
-    Rule,
-    TileMap,
-)
-from probe.figures.heatmap import is_regular, merged
-from probe.figures.raster import COLORMAP
+from probe.figures.figure_data import Chart, Drawable, Heatmap, Heatmaps, Line, Panel, Rule
+from probe.figures.heatmap import farthest
 from probe.figures.styles import BLACK, GREY
 
 DPI = 300
@@ -67,32 +48,11 @@ MARKERS = {"circle": "o", "square": "s", "diamond": "D", "x": "x", "cross": "P",
 MARKERS |= {"pentagon": "p", "hexagon": "h"} | _TRIANGLES
 """Matplotlib's, by the names of `styles`."""
 _PANEL, _LINE_INCHES, _LEAST_INCHES = (3.6, 3.1), 0.135, 5.5
-_CELL_INCHES = (0.8, 0.95)
 _LEVEL = 6  # labels of lengths, at most, that have room side by side
-_TILE, _TILES_WIDTH, _TILES_MARGINS, _TILES_GROUND = (0.4, 0.23), 6.4, (1.5, 1.25), "#F2F2F2"
-_DRIFT_WIDTH, _DRIFT_LAYER, _DRIFT_HEIGHT, _DRIFT_MARGINS, _DRIFT_GROUND = 6.4, 0.12, (0.55, 2.0), 1.0, "#D9D9D9"
-_DRIFT_SHADES = LinearSegmentedColormap.from_list("drift", list(DRIFT_COLOURS))
+_PER_INCH, _GROUND = 130, "#DDDDDD"  # pixels of `Heatmaps.height`; where heatmaps are blank
+_LEFT, _RIGHT, _BESIDE, _BETWEEN, _BETWEEN_TITLED, _LINE = 0.75, 0.95, 0.12, 0.1, 0.32, 0.15  # inches
+_LONG = 5  # characters of a label that stands upright
 _ONE_AT_A_TIME = threading.Lock()  # matplotlib's settings are the process's
-
-
-class _BordersLayout(ConstrainedLayoutEngine):
-    """Constrained layout of a grid by its first column and its first and last row; the rest has ticks only.
-
-    Measuring every one of hundreds of panels took longer than drawing them.
-    """
-
-    def __init__(self, axes: np.ndarray) -> None:
-        super().__init__()
-        self._axes = axes
-        for axis in axes[1:-1, 1:].flat:
-            axis.set_in_layout(False)
-
-    def execute(self, fig: Figure) -> None:
-        super().execute(fig)
-        for row in self._axes[1:-1]:
-            for axis, above in zip(row[1:], self._axes[0, 1:], strict=True):
-                across, down = above.get_position(), row[0].get_position()
-                axis.set_position((across.x0, down.y0, across.width, down.height))
 
 
 def picture(figure: Drawable, form: str, dpi: int = DPI) -> bytes:
@@ -105,55 +65,92 @@ def picture(figure: Drawable, form: str, dpi: int = DPI) -> bytes:
 
 def draw(figure: Drawable) -> Figure:
     """The matplotlib figure of what `probe.figures.figure_data` holds."""
-    if isinstance(figure, TileMap):
-        return _draw_tile_map(figure)
-    if isinstance(figure, DriftMap):
-        return _draw_drift_map(figure)
-    return _draw_grid(figure) if isinstance(figure, Grid) else _draw_chart(figure)
+    return _draw_chart(figure) if isinstance(figure, Chart) else _draw_heatmaps(figure)
 
 
-def _draw_grid(grid: Grid) -> Figure:
-    rows, columns = len(grid.cells), len(grid.cells[0])
-    width = max(_LEAST_INCHES, 1.2 + columns * _CELL_INCHES[0])
-    height = max(2.5, rows * _CELL_INCHES[1]) + 0.8
-    figure = _figure(grid.title, width, height)
-    axes = figure.subplots(rows, columns, squeeze=False)
-    room = (int(DPI * (height - 1) / rows), int(DPI * (width - 1.5) / columns))
-    figure.set_layout_engine(_BordersLayout(axes))
-    regions = len(grid.region_titles)
-    for row, cells in enumerate(grid.cells):
-        for column, cell in enumerate(cells):
-            axis = axes[row, column]
-            _draw_cell(axis, cell, grid.limits[row], grid.trained_length, room)
-            axis.tick_params(labelsize=6.5, labelleft=column == 0, labelbottom=row == rows - 1)
-            axis.locator_params("y", nbins=3)
-            axis.locator_params("x", nbins=3 if cell["position"].values[-1] < 1000 else 2)
-        axes[row, 0].set_ylabel(textwrap.fill(grid.row_titles[row], 13), fontsize=7)
-    for column in range(columns):
-        axes[-1, column].set_xlabel(f"positions\n{grid.region_titles[column % regions]}", fontsize=7)
-    for group, title in enumerate(grid.group_titles):
-        axes[0, group * regions].set_title(title, loc="left", fontweight="bold")
-    bar = figure.colorbar(axes[0, 0].images[0], ax=axes, label=grid.colour_title, aspect=30, pad=0.01, ticks=[-1, 0, 1])
-    bar.ax.set_yticklabels(["-limit", "0", "limit"])
+def _draw_heatmaps(maps: Heatmaps) -> Figure:
+    """All heatmaps in margins of so many inches: a layout engine is slow where there are hundreds of axes."""
+    rows, columns = len(maps.cells), len(maps.columns)
+    labels = [label for cell in maps.cells[-1] for label in (cell.x_ticks or {}).values()]
+    longest = max(map(len, labels), default=0)
+    upright = 0.055 * longest if longest > _LONG else 0.0
+    between = _BETWEEN_TITLED if any(cell.title for row in maps.cells[1:] for cell in row) else _BETWEEN
+    width = max(_LEAST_INCHES, maps.width + _LEFT + _RIGHT)
+    title = textwrap.wrap(maps.title, int(width / 0.07))
+    top, below = 0.36 + _LINE * len(title), 0.3 + upright
+    below += _LINE * (bool(maps.note) + max(cell.x_title.count("\n") + bool(cell.x_title) for cell in maps.cells[-1]))
+    high = maps.height / _PER_INCH
+    inner = rows * high + (rows - 1) * between
+    height = top + inner + below
+    figure = Figure(figsize=(width, height))
+    figure.suptitle("\n".join(title), y=1 - 0.08 / height, va="top")
+    wide = width - _LEFT - _RIGHT
+    sides = {"left": _LEFT / width, "right": 1 - _RIGHT / width, "top": 1 - top / height, "bottom": below / height}
+    spaces = {"hspace": between / high, "wspace": _BESIDE / max(0.1, wide / columns - _BESIDE)}
+    shared: Any = {"sharex": "col", "sharey": "row", "width_ratios": maps.columns, "gridspec_kw": sides | spaces}
+    axes = figure.subplots(rows, columns, squeeze=False, **shared)
+    colours = maps.colours if isinstance(maps.colours, str) else LinearSegmentedColormap.from_list("", maps.colours)
+    room = int(DPI * high), int(DPI * (wide / columns - _BESIDE))
+    for row, cells in enumerate(maps.cells):
+        for axis, cell in zip(axes[row], cells, strict=True):
+            _draw_heatmap(axis, cell, colours, room, 90 if upright else 0)
+        axes[row, 0].set_ylabel(textwrap.fill(cells[0].y_title, 13), fontsize=7)
+    for axis, cell in zip(axes[-1], maps.cells[-1], strict=True):
+        axis.set_xlabel(cell.x_title, fontsize=7)
+    long = min(inner, 3)
+    place = 1 - (_RIGHT - 0.12) / width, (below + inner - long) / height, 0.1 / width, long / height
+    extend = "both" if maps.cells[0][0].low < 0 else "neither"
+    bar = figure.colorbar(axes[0, 0].images[0], cax=figure.add_axes(place), ticks=list(maps.ticks), extend=extend)
+    bar.ax.set_yticklabels(maps.ticks.values(), fontsize=7)
+    bar.set_label(maps.colour_title, fontsize=7)
+    note = "; ".join(maps.note)
+    figure.text(sides["left"], 0.06 / height, note, fontsize=7, color=GREY)
     return figure
 
 
-def _draw_cell(axis: Axes, cell: xr.DataArray, limit: float, trained_length: int, room: tuple[int, int]) -> None:
+def _draw_heatmap(axis: Axes, cell: Heatmap, colours: Any, room: tuple[int, int], rotation: int) -> None:
     """One heatmap, its values merged where there would be more than pixels: a renderer drops some of them instead."""
-    values = merged(cell, *(-(-size // pixels) for size, pixels in zip(cell.shape, room, strict=True)))
-    (left, right), (top, bottom) = _edges(values, "position"), _edges(values, "dim")
-    if not is_regular(values):  # one row a dim, under its own label
-        top, bottom = -0.5, values.sizes["dim"] - 0.5
-        labels = dict(enumerate(values["dim"].values))
-        axis.yaxis.set_major_formatter(lambda row, _: str(labels.get(int(row), "") if row == int(row) else ""))
-    look: dict[str, Any] = {"cmap": COLORMAP, "aspect": "auto", "interpolation": "none", "vmin": -1, "vmax": 1}
-    axis.imshow(values.values / limit, extent=(left, right, bottom, top), **look)
-    if left < trained_length < right:
-        axis.axvline(trained_length, color=BLACK, linestyle="--", linewidth=0.8)
+    rows, columns = (
+        np.arange(0, size, -(-size // pixels)) for size, pixels in zip(cell.values.shape, room, strict=True)
+    )
+    left, right, bottom, top = cell.ends
+    most = 3 * -(-room[1] // (2 * DPI))  # labels of positions
+    look: dict[str, Any] = {"cmap": colours, "aspect": "auto", "interpolation": "none"}
+    values = np.ma.masked_invalid(farthest(cell.values, (rows, columns)))
+    axis.imshow(values, extent=(left, right, bottom, top), vmin=cell.low, vmax=cell.high, **look)
+    axis.set_facecolor(_GROUND)
+    axis.set_title(cell.title, loc="left")
+    axis.tick_params(labelsize=6.5)
+    if cell.x_ticks is None:
+        axis.locator_params("x", nbins=most if right < 1000 else max(2, most - 1))
+    else:
+        axis.set_xticks(list(cell.x_ticks), list(cell.x_ticks.values()), rotation=rotation)
+    if cell.y_ticks is None:
+        axis.locator_params("y", nbins=3)
+    else:
+        axis.set_yticks(list(cell.y_ticks), list(cell.y_ticks.values()))
+    if cell.m is not None and left < cell.m < right:
+        axis.axvline(cell.m, color=BLACK, linestyle="--", linewidth=0.8)
+    if cell.mark is not None:
+        marks: dict[str, Any] = {"markersize": 6, "markerfacecolor": "none", "markeredgewidth": 1.4}
+        axis.plot(cell.mark.x, cell.mark.y, "o", color=cell.mark.colour, **marks)
+    if cell.muted is not None and cell.numbers is not None:
+        _draw_tiles(axis, cell, cell.muted, cell.numbers)
 
 
-def _edges(cell: xr.DataArray, name: str) -> tuple[float, float]:
-    return float(cell[name].values[0]) - 0.5, float(cell[f"{name}_last"].values[-1]) + 0.5
+def _draw_tiles(axis: Axes, cell: Heatmap, muted: np.ndarray, numbers: np.ndarray) -> None:
+    """White lines between the values, strokes over the muted ones, and numbers."""
+    axis.set_xticks(np.arange(-0.5, muted.shape[1]), minor=True)
+    axis.set_yticks(np.arange(-0.5, muted.shape[0]), minor=True)
+    axis.grid(which="minor", color="white", linewidth=0.8)
+    axis.tick_params(which="both", length=0)
+    axis.spines[:].set_visible(False)
+    hatch: dict[str, Any] = {"fill": False, "hatch": "/////", "edgecolor": "#00000030", "linewidth": 0}
+    for row, column in np.argwhere(muted):
+        axis.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **hatch))
+    for row, column in np.argwhere(numbers != ""):
+        look = {"ha": "center", "va": "center", "fontsize": 6.5, "color": cell.number_colours[row, column]}
+        axis.text(column, row, str(numbers[row, column]), **look)
 
 
 def _draw_chart(chart: Chart) -> Figure:
@@ -228,74 +225,3 @@ def _draw_rule(axis: Axes, rule: Rule, panel: Panel) -> None:
         below = rule.at > sum(panel.y_range) / 2
         place = {"xytext": (3, -3 if below else 3), "ha": "left", "va": "top" if below else "bottom"}
         axis.annotate(rule.text, (0, rule.at), xycoords=("axes fraction", "data"), **place, **look)
-
-
-def _draw_tile_map(tiles: TileMap) -> Figure:
-    """Blocks side by side, with one colour scale and the note below; tiles as large as numbers need, or smaller."""
-    widths = [len(block.columns) for block in tiles.blocks]
-    rows, columns = len(tiles.rows), sum(widths)
-    width = columns * float(np.clip(_TILES_WIDTH / columns, 0.14, _TILE[0])) + 0.15 * len(widths)
-    height = rows * (_TILE[1] if rows < 16 else 0.19) + _TILES_MARGINS[1]
-    figure = _figure(tiles.title, max(4.6, width + _TILES_MARGINS[0]), height)
-    axes = figure.subplots(1, len(widths), squeeze=False, sharey=True, width_ratios=widths)[0]
-    for axis, block in zip(axes, tiles.blocks, strict=True):
-        _draw_block(axis, block)
-    axes[0].set_yticks(range(rows), tiles.rows, fontsize=7)
-    axes[0].set_ylim(rows - 0.5, -0.5)
-    axes[0].set_ylabel(tiles.row_title)
-    ticks, extend = tiles.scale.ticks, "both" if tiles.scale.low < 0 else "neither"
-    look: dict[str, Any] = {"extend": extend, "aspect": 20, "pad": 0.015, "anchor": (0, 1)}
-    bar = figure.colorbar(axes[0].images[0], ax=axes, shrink=min(1.0, 10 / rows), ticks=list(ticks), **look)
-    bar.ax.set_yticklabels(ticks.values(), fontsize=7)
-    bar.set_label(tiles.colour_title, fontsize=7)
-    figure.supxlabel(NOTE, fontsize=7, color=GREY)
-    return figure
-
-
-def _draw_block(axis: Axes, block: Block) -> None:
-    axis.set_facecolor(_TILES_GROUND)
-    ends: dict[str, Any] = {"vmin": block.scale.low, "vmax": block.scale.high}
-    colours = COLORMAP if block.scale.low < 0 else "Blues"
-    axis.imshow(np.ma.masked_invalid(block.values), cmap=colours, aspect="auto", **ends)
-    rotation = 90 if max(map(len, block.columns)) > 5 else 0
-    axis.set_xticks(np.arange(len(block.columns)), block.columns, fontsize=7, rotation=rotation)
-    axis.set_title(block.title, fontsize=7.5)
-    axis.set_xticks(np.arange(-0.5, len(block.columns)), minor=True)
-    axis.set_yticks(np.arange(-0.5, len(block.values)), minor=True)
-    axis.grid(which="minor", color="white", linewidth=0.8)
-    axis.tick_params(which="both", length=0)
-    axis.spines[:].set_visible(False)
-    hatch: dict[str, Any] = {"fill": False, "hatch": "/////", "edgecolor": "#00000030", "linewidth": 0}
-    for row, column in np.argwhere(block.muted):
-        axis.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **hatch))
-    for (row, column), text in np.ndenumerate(block.texts):
-        if text:
-            colour = "white" if block.dark[row, column] else MUTED if block.muted[row, column] else "black"
-            axis.text(column, row, text, ha="center", va="center", fontsize=6.5, color=colour)
-
-
-def _draw_drift_map(drift: DriftMap) -> Figure:
-    """Maps one below the other, with one colour scale and the note below."""
-    layers = len(drift.layers)
-    height = float(np.clip(_DRIFT_LAYER * layers, *_DRIFT_HEIGHT)) + 0.22
-    figure = _figure(drift.title, _DRIFT_WIDTH, height * len(drift.maps) + _DRIFT_MARGINS)
-    axes = figure.subplots(len(drift.maps), 1, squeeze=False, sharex=True)[:, 0]
-    rows = np.arange(layers + 1) - 0.5
-    ticks = range(0, layers, -(-layers // 6))
-    for axis, one in zip(axes, drift.maps, strict=True):
-        axis.set_facecolor(_DRIFT_GROUND)
-        look: dict[str, Any] = {"vmin": min(DRIFT_TICKS), "vmax": max(DRIFT_TICKS), "cmap": _DRIFT_SHADES}
-        axis.pcolormesh(drift.edges, rows, np.ma.masked_invalid(one.doublings), rasterized=True, **look)
-        axis.axvline(drift.trained_length, color=BLACK, linestyle="--", linewidth=0.8)
-        if one.first is not None:
-            axis.plot(*one.first, "o", color="#111111", markersize=6, markerfacecolor="none", markeredgewidth=1.4)
-        axis.set_title(one.title, loc="left")
-        axis.set_yticks(ticks, [str(drift.layers[at]) for at in ticks], fontsize=7)
-        axis.set_ylim(rows[-1], rows[0])
-        axis.set_ylabel("layer")
-    axes[-1].set_xlabel(f"position (tokens); dashed: M = {drift.trained_length}")
-    bar = figure.colorbar(axes[0].collections[0], ax=axes, aspect=30, pad=0.015, ticks=list(DRIFT_TICKS), extend="both")
-    bar.ax.set_yticklabels(DRIFT_TICKS.values(), fontsize=7)
-    bar.set_label(DRIFT_COLOUR_TITLE, fontsize=7)
-    figure.supxlabel(DRIFT_NOTE, fontsize=7, color=GREY)
-    return figure

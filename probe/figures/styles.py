@@ -1,9 +1,8 @@
-"""What a method looks like: the same colour, dash and marker in every figure, and no two of them the same in grey."""
+"""What a method looks like: the same colour, dash and marker in every figure, also in grey."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from itertools import product
@@ -41,9 +40,9 @@ _OTHERS = tuple(
 )
 
 
-def style(method: str, methods: Iterable[str] = ()) -> Look:
-    """A method's colour, dash and symbol, unlike those of `methods`, drawn beside it."""
-    return STYLES.get(method) or _others((*methods, method))[method]
+def style(method: str) -> Look:
+    """A method's colour, dash and symbol: those of an installed one differ from all others'."""
+    return STYLES.get(method) or _installed().get(method) or nth(zlib.crc32(method.encode()))
 
 
 def rank(colour: str) -> int:
@@ -56,23 +55,7 @@ def nth(number: int) -> Look:
     return _OTHERS[number % len(_OTHERS)]
 
 
-def _others(methods: Sequence[str]) -> dict[str, Look]:
-    """Looks of the methods of other packages: the installed ones, then those that only a store names, in its order."""
-    installed = _installed()
-    return installed | _apart([name for name in methods if name not in installed and name not in STYLES], installed)
-
-
 @cache
 def _installed() -> dict[str, Look]:
     """Looks of the methods that installed packages name."""
-    return _apart(sorted(point.name for point in entry_points(group=ENTRY_POINTS)), {})
-
-
-def _apart(methods: Iterable[str], taken: Mapping[str, Look]) -> dict[str, Look]:
-    """A look a method, the same on every machine where it is free; where it is not, the next that is."""
-    looks: dict[str, Look] = {}
-    for name in dict.fromkeys(methods):
-        first = zlib.crc32(name.encode()) % len(_OTHERS)
-        order, used = (*_OTHERS[first:], *_OTHERS[:first]), {*taken.values(), *looks.values()}
-        looks[name] = next((look for look in order if look not in used), order[0])
-    return looks
+    return {name: nth(at) for at, name in enumerate(sorted(point.name for point in entry_points(group=ENTRY_POINTS)))}

@@ -73,7 +73,7 @@ def same_span(ranges: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def _line(values: xr.DataArray, at: xr.Dataset) -> Line:
     method = str(values["method"].item())
-    return line_of_positions(values, _label(at, method), style(method, at["method"].values), _is_excluded(at, method))
+    return line_of_positions(values, _label(at, method), style(method), _is_excluded(at, method))
 
 
 def _crossings(values: xr.DataArray, at: xr.Dataset) -> tuple[Point, ...]:
@@ -82,7 +82,7 @@ def _crossings(values: xr.DataArray, at: xr.Dataset) -> tuple[Point, ...]:
         crossing = float(at["crossing"].sel({"method": method}))
         if np.isfinite(crossing) and not _is_excluded(at, method):
             y = float(values.sel({"method": method, "position": int(crossing)}))
-            points.append(Point(_label(at, method), crossing, y, style(method, at["method"].values)[0]))
+            points.append(Point(_label(at, method), crossing, y, style(method)[0]))
     return tuple(points)
 
 

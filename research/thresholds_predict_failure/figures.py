@@ -91,7 +91,7 @@ def _lengths_panel(axes: Axes, results: xr.Dataset, predicted: np.ndarray, title
             continue
         x = np.where(x > length, aside, x)
         label = f"{method} (descriptive)" if method == REFERENCE else method
-        colour, _, symbol = style(method, methods)
+        colour, _, symbol = style(method)
         bars = {
             name: [[np.median(values) - values.min()], [values.max() - np.median(values)]]
             for name, values in (("xerr", x), ("yerr", y))

@@ -147,15 +147,12 @@ OTHERWISE = {  # where an option of this name means something else
     ("fetch", "wheel"): None,  # looked at only where a checkpoint is fetched
     ("fetch", "cache"): FOLDERS,
     ("locate", "dims"): [*WHOLE, "0"],
-    ("export heatmap", "limit"): [*NUMBERS, "0", "-1"],
     ("export drift", "layers"): RANGES,
     ("export anatomy", "methods"): None,
     ("export anatomy", "lengths"): None,
-    ("export anatomy", "renderer"): ["", "nonsense"],
     ("export locate", "methods"): None,  # there is nothing located in this world: any line is refused for that
     ("export locate", "lengths"): None,
     ("export locate", "measures"): None,
-    ("export locate", "renderer"): ["", "nonsense"],
     ("verify", "dtype"): ["", "int8"],
 }
 AT_WORK = {"text": "probe", "config": "paper", "data": ""}

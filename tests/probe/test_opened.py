@@ -84,8 +84,7 @@ def test_a_heatmap_less_the_reference(run):
 def test_large_heatmaps_are_pooled_to_blocks(run, monkeypatch):
     whole = run.heatmap(minus="origin", dims=range(8))
     monkeypatch.setattr(opened, "_WHOLE", whole.data.size - 1)
-    monkeypatch.setattr(opened, "_CELLS", 400)
-    few = run.heatmap(minus="origin", dims=range(8))
+    few = run.heatmap(minus="origin", dims=range(8), cells=400)
     assert few.data.size <= 400
     assert few.data["method"].values.tolist() == whole.data["method"].values.tolist()
     ends = [item.data.sel({"method": "mesa"}).values for item in (few, whole)]

@@ -120,9 +120,7 @@ def test_report_stands_alone_and_escapes(summary, folder):
     assert "&lt;script&gt;alert(1)" in text
     assert text.count("plotly.js v") == 1
     assert not re.search(r"<(script|link|img)[^>]*(src|href)=", text)
-    assert (
-        text.count('class="plotly-graph-div"') == 2 + 2 + 4 + 4 + 2
-    )  # curves, map, drift, dims, thresholds, both heatmaps
+    assert text.count('class="plotly-graph-div"') == 2 + 2 + 4 + 2  # curves, map, drift, thresholds, both heatmaps
     assert (
         text.index("Measured by length</h2>") < text.index("Where inside drift shows</h2>") < text.index("Drift</h2>")
     )

@@ -21,7 +21,7 @@ from mesa_lens.dashboard.elements import (
     suggest,
 )
 from mesa_lens.dashboard.runs import Context, Entry
-from probe.figures.figure_data import Chart, TileMap
+from probe.figures.figure_data import Chart, Heatmaps
 from probe.figures.locate import MEASURES
 from probe.figures.mechanism_export import common_figures, judged_labels, located_export, method_figures
 from probe.interventions.sentences import located_findings
@@ -105,10 +105,10 @@ def _effects(summary: Located, chosen: Mapping[str, Any]) -> None:
             sheet(rows, "Every effect with its interval", column_config=formats)
 
 
-def _alt(figure: Chart | TileMap) -> str:
+def _alt(figure: Chart | Heatmaps) -> str:
     """The title; of a map also its largest share."""
     if isinstance(figure, Chart):
         return figure.title
-    values = np.concatenate([block.values.ravel() for block in figure.blocks])
+    values = np.concatenate([cell.values.ravel() for cell in figure.cells[0]])
     known = values[np.isfinite(values)]
     return f"{figure.title}. Largest: {known.max():.0%}" if known.size else figure.title

@@ -106,7 +106,7 @@ def _drift(entry: Entry, summary: dict[str, Any]) -> None:
         return
     prompt, drift = next(iter(drifts.items()))
     figure = drift_map(drift, prompt)
-    show(figure, "; ".join(panel.title for panel in figure.maps), "drift-map")
+    show(figure, "; ".join(one.title for (one,) in figure.cells), "drift-map")
     stem = file_stem(entry.name, prompt, "drift-map")
     buttons(lambda: Export({"drift-map": figure}, drift_export(drift, prompt).numbers), stem, FORMS, ("csv",))
     if not isinstance(summary["drift"], str):

@@ -9,7 +9,7 @@ from typing import Any
 
 import streamlit as st
 
-from mesa_lens.dashboard.elements import FORMS, buttons, download, file_stem, is_narrow, plain, sheet, show, suggest
+from mesa_lens.dashboard.elements import FORMS, buttons, download, file_stem, plain, sheet, show, suggest
 from mesa_lens.dashboard.runs import EVALUATION, HARNESS, PAPER, REPORT, Context, Result, results, unfinished
 from mesa_lens.paper.sections import SECTIONS, Section
 from probe.evaluation.effective import effective_table
@@ -128,13 +128,12 @@ def _section(context: Context, result: Result, section: Section, measured: Mappi
 
 
 def table(values: Table) -> None:
-    """A table under its title; on a narrow page, columns of long names are cut so that numbers are visible."""
+    """A table under its title; columns of long names are as wide as these."""
     st.markdown(plain(values.title))
     columns = {name: [row[index] for row in values.rows] for index, name in enumerate(values.head)}
     longest = {name: max(map(len, (name, *column))) for name, column in columns.items()}
-    most = _LONG if is_narrow() else max(longest.values(), default=0)
     wide = {
-        name: st.column_config.TextColumn(width=_CHARACTER * min(length, most))
+        name: st.column_config.TextColumn(width=_CHARACTER * length)
         for name, length in longest.items()
         if length > _LONG
     }

@@ -1,4 +1,4 @@
-"""Figures of anatomy: what stands in the maps, what lines hold, the tables, and the export."""
+"""Figures of anatomy: what stands in the maps, the tables, and the export."""
 
 import csv
 import io
@@ -19,47 +19,42 @@ def attention(tmp_path_factory):
     return read_anatomy(anatomized.write(tmp_path_factory.mktemp("run")))
 
 
+def blocks(*names):
+    return head_map(*names).cells[0]
+
+
 def test_the_reference_inside_and_beyond_stands_beside_the_method(attention):
-    inside, beyond, method_values = head_map(attention, "retrieval", "rerope", 1024).blocks
+    inside, beyond, method_values = blocks(attention, "retrieval", "rerope", 1024)
     assert (inside.title, method_values.title) == ("origin at 256 tokens, head", "rerope at 1024 tokens, head")
     assert [block.values[LAYER, HEAD] for block in (inside, beyond, method_values)] == [0.75, 0.1, 0.75]
-    assert method_values.texts[LAYER, HEAD] == "75"
-    assert method_values.text(LAYER, HEAD) == "75% [65, 85]"
-    titles = [block.title for block in head_map(attention, "distance", "mesa", 1024).blocks]
+    assert method_values.numbers[LAYER, HEAD] == "75"
+    assert method_values.texts[LAYER, HEAD].endswith(": 75% [65, 85]")
+    titles = [block.title for block in blocks(attention, "distance", "mesa", 1024)]
     assert titles == ["origin inside M, head", "origin beyond M, head", "mesa beyond M, head"]
-    assert len(head_map(attention, "distance", "origin", 1024).blocks) == 2
-    assert len(head_map(attention, "distance", "mesa", 256).blocks) == 2  # both inside M
-
-
-def test_every_number_is_in_its_cell(attention):
-    for name, statistic in STATISTICS.items():
-        block = head_map(attention, name, "rerope", 1024).blocks[-1]
-        rows = [
-            row
-            for row in having(attention[statistic.table], method="rerope", length=1024)
-            if row.get("span") != "inside M"
-        ]
-        assert len(rows) == block.values.size == 32
-        for row in rows:
-            index = row["layer"], row["head"]
-            assert [array[index] for array in (block.values, block.low, block.high)] == row[statistic.column]
-
-
-def test_the_scale_holds_all_methods_and_fits_what_is_shown(attention):
-    for name in STATISTICS:
-        origin, mesa = (head_map(attention, name, method, 1024) for method in ("origin", "mesa"))
-        assert origin.scale == mesa.scale
-        assert origin.scale.low == 0
-    distances = [row["mean_distance"][0] for row in attention["heads"] if row["span"] == "beyond M"]
-    assert max(distances) <= head_map(attention, "distance", "mesa", 1024).scale.high <= 2 * max(distances)
-    assert list(head_map(attention, "retrieval", "mesa", 1024).scale.ticks.values())[::2] == ["0%", "50%", "100%"]
-
-
-def test_only_what_has_no_clear_interval_is_muted(attention):
-    inside, beyond, _ = head_map(attention, "retrieval", "rerope", 1024).blocks
+    assert len(blocks(attention, "distance", "origin", 1024)) == 2
+    assert len(blocks(attention, "distance", "mesa", 256)) == 2  # both inside M
     assert not inside.muted.any()  # 0 [0, 0], and 0.75 [0.65, 0.85]
     assert beyond.muted.sum() == 1  # 0.1 [0, 0.2]
-    assert head_map(attention, "entropy", "mesa", 1024).blocks[-1].muted.all()
+    assert blocks(attention, "entropy", "mesa", 1024)[-1].muted.all()
+
+
+@pytest.mark.parametrize(("name", "statistic"), STATISTICS.items())
+def test_every_number_is_in_its_cell_on_one_scale(attention, name, statistic):
+    block = blocks(attention, name, "rerope", 1024)[-1]
+    rows = having(attention[statistic.table], method="rerope", length=1024)
+    rows = [row for row in rows if row.get("span") != "inside M"]
+    assert len(rows) == block.values.size == 32
+    assert all(block.values[row["layer"], row["head"]] == row[statistic.column][0] for row in rows)
+    scales = {
+        (block.low, block.high) for method in ("origin", "mesa") for block in blocks(attention, name, method, 1024)
+    }
+    assert scales == {(0, block.high)}
+
+
+def test_the_scale_fits_what_is_shown(attention):
+    distances = [row["mean_distance"][0] for row in attention["heads"] if row["span"] == "beyond M"]
+    assert max(distances) <= blocks(attention, "distance", "mesa", 1024)[0].high <= 2 * max(distances)
+    assert list(head_map(attention, "retrieval", "mesa", 1024).ticks.values())[::2] == ["0%", "50%", "100%"]
 
 
 def test_what_was_not_run_is_no_figure(attention):

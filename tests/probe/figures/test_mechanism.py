@@ -35,34 +35,32 @@ def effects(summary, **labels):
     return having(summary["effects"], **dict(zip(("method", "length", "measure"), AT, strict=True)), **labels)
 
 
+def blocks(figure):
+    return figure.cells[0]
+
+
 def test_the_map_holds_the_shares_of_layers_and_heads(summary):
-    layer, heads = restoration_map(summary, *AT).blocks
+    layer, heads = blocks(restoration_map(summary, *AT))
     assert (layer.values.shape, heads.values.shape) == ((4, 1), (4, 8))
     for row in effects(summary, kind="weave", way="only"):
         block, column = (layer, 0) if row["head"] is None else (heads, row["head"])
-        for name, values in (("share", block.values), ("low", block.low), ("high", block.high)):
-            expected = np.nan if row[name] is None else row[name]
-            np.testing.assert_equal(values[row["layer"], column], expected)
-    without = restoration_map(summary, *AT, way="without").blocks[0]
+        share = np.nan if row["share"] is None else row["share"]
+        np.testing.assert_equal(block.values[row["layer"], column], share)
+        low, high = (np.nan if row[end] is None else row[end] for end in ("low", "high"))
+        clear = low > 0 or high < 0 or low == high == 0
+        assert block.muted[row["layer"], column] == (np.isfinite(share) and not clear)
+    without = blocks(restoration_map(summary, *AT, way="without"))[0]
     np.testing.assert_allclose(without.values, 0.8 * layer.values)
-
-
-def test_what_is_not_clear_is_muted(summary):
-    _, heads = restoration_map(summary, *AT).blocks
-    assert not heads.muted[2, 3]
     assert heads.muted[0, 1]  # a share without an interval
+    assert heads.texts[0, 1].endswith("(no interval)")
     assert not heads.muted[0, 0]  # no share: empty
-    assert heads.text(0, 1).endswith("(no interval)")
-    clear = (heads.low > 0) | (heads.high < 0)
-    np.testing.assert_array_equal(heads.muted, np.isfinite(heads.values) & ~clear)
 
 
 def test_numbers_are_written_where_they_are_few(summary, large):
-    layer, heads = restoration_map(summary, *AT).blocks
-    assert layer.texts[2, 0] == "82"
-    assert heads.texts[2, 3] == "41"
-    assert heads.texts[0, 0] == ""
-    assert restoration_map(large, *AT).blocks[1].texts[18, 3] == "41"
+    layer, heads = blocks(restoration_map(summary, *AT))
+    assert (layer.numbers[2, 0], heads.numbers[2, 3], heads.numbers[0, 0]) == ("82", "41", "")
+    assert blocks(restoration_map(large, *AT))[1].numbers[18, 3] == "41"
+    assert not any(blocks(restoration_map(located.summary(30, 9, range(30)), *AT))[1].numbers.flat)  # 270 cells
 
 
 def test_what_was_not_run_is_no_figure(summary):
@@ -113,18 +111,17 @@ def test_both_renderers_draw_the_cells(summary):
     cells = restoration_map(summary, *AT)
     figure = interactive.draw(cells)
     heatmaps = [trace for trace in figure.data if trace.type == "heatmap"]
-    np.testing.assert_array_equal(heatmaps[1].z, cells.blocks[1].values)
+    np.testing.assert_allclose(heatmaps[1].z, blocks(cells)[1].values)
     assert {(trace.zmin, trace.zmax) for trace in heatmaps} == {(-1, 1)}
     assert heatmaps[1].customdata[2][3].startswith("layer 2, head 3: 41% [")
     drawn = [trace for trace in figure.data if trace.type == "scatter"]
     strokes = [len(trace.x) for trace in drawn if trace.mode == "lines"]
-    assert strokes == [9 * block.muted.sum() for block in cells.blocks]  # three strokes: two ends and a break
-    written = [list(trace.text) for trace in drawn if trace.mode == "text"]
-    assert written == [[text for text in block.texts.flat if text] for block in cells.blocks]
-    axes = static.draw(cells).axes
-    for axis, block in zip(axes, cells.blocks, strict=False):
+    assert strokes == [9 * block.muted.sum() for block in blocks(cells)]  # three strokes: two ends and a break
+    numbers = [[text for text in block.numbers.flat if text] for block in blocks(cells)]
+    assert [list(trace.text) for trace in drawn if trace.mode == "text"] == numbers
+    for axis, block, written in zip(static.draw(cells).axes, blocks(cells), numbers, strict=False):
         assert len(axis.patches) == block.muted.sum()
-        assert [text.get_text() for text in axis.texts] == [text for text in block.texts.flat if text]
+        assert [text.get_text() for text in axis.texts] == written
         assert axis.images[0].get_clim() == (-1, 1)
 
 

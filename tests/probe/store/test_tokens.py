@@ -3,14 +3,12 @@
 import pytest
 from synthetic import hidden_states, tokens_of, write_run
 
-from probe.figures.drift import drift_dim_chart
 from probe.figures.export import heatmap_export, threshold_export
 from probe.figures.heatmap import regions
 from probe.figures.interactive import draw
 from probe.figures.thresholds import threshold_chart
 from probe.store.reader import open_run
 from probe.store.select import hook_values, one_prompt
-from probe.thresholds.drift import find_drift
 from probe.thresholds.search import CrossingRule, search
 
 M = 64
@@ -38,8 +36,6 @@ def test_hovering_a_text_prompt_shows_the_token(hidden):
     trace = figure.data[0]
     assert trace.hovertemplate.endswith("<br>%{customdata}<extra></extra>")
     assert trace.customdata[70] == "token ' w70'"
-    carrier = draw(drift_dim_chart(text, find_drift(text, M), 1, 3)).data[0]
-    assert carrier.customdata[70] == "token ' w70'"
 
 
 def test_a_token_in_a_store_is_no_markup(hidden):
