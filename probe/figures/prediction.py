@@ -22,10 +22,9 @@ _FAILS = Rule(NATS_ABOVE, f"fails: {NATS_ABOVE} nats", RED)
 def prediction_chart(summary: Mapping[str, Any]) -> Chart:
     """Excess by length: predicted as bands and lines, measured as markers with intervals."""
     methods = {name: row for name, row in summary["methods"].items() if "predicted" in row}
-    looks = {name: style(name, methods) for name in methods}
     panels = []
     for side in ("predicted", "measured"):
-        lines = tuple(_line(name, row[side], looks[name], side) for name, row in methods.items() if side in row)
+        lines = tuple(_line(name, row[side], style(name), side) for name, row in methods.items() if side in row)
         if len(lines) > 1:
             panels.append((side, lines))
     rules = (trained_rule(summary["trained_length"]), _FAILS)
