@@ -7,11 +7,12 @@ REAL := --model smollm2 --length 16384 --methods origin,rerope,dynamic-ntk,mesa,
 
 .PHONY: demo real app test test-slow test-ray test-fuzz test-browser mutants check bench pictures mechanism counterpart format clean
 
-demo: .venv/installed  ## set up, then probe the shipped model, find the heads that break, ask it passkeys: runs/demo/report.html
+demo: .venv/installed  ## set up, then probe the shipped model, predict who fails, find the heads that break, ask it passkeys: runs/demo/report.html
 	mkdir -p $(dir $(OUT)) && cp -R examples/. $(dir $(OUT))
 	$(BIN)/mesa-lens report $(dir $(OUT))smollm2-16k > /dev/null
 	$(BIN)/mesa-lens probe --length 2048 --out $(OUT) $(if $(wildcard $(OUT)/report.html),--overwrite)
 	$(BIN)/mesa-lens locate --methods rerope --lengths 1024 --samples 4 --try weave --ways only --out $(OUT)
+	$(BIN)/mesa-lens predict --samples 8 --config leaky-rerope:k=2,log_n=false --out $(OUT)
 	$(BIN)/mesa-lens anatomy --parts heads --methods origin,rerope --lengths 256,1024 --samples 2 --out $(OUT)
 	$(BIN)/mesa-lens eval --task passkey --methods origin,rerope,mesa --lengths 256,1k --samples 4 --out $(dir $(OUT))eval
 	$(BIN)/mesa-lens verify --quick --html $(dir $(OUT))theory > /dev/null

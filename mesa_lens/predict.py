@@ -41,7 +41,7 @@ def run(
 ) -> int:
     """Checks everything that can be checked, then runs."""
     from probe.experiment.progress import deadline
-    from probe.predict.plan import estimate, plan, work
+    from probe.law.plan import estimate, plan, work
 
     runner, until = runner_of(workers, request.load), deadline(time_limit.minutes)
     planned = plan(request)
@@ -49,9 +49,11 @@ def run(
         print_estimate(workers, estimate(planned), [(planned.config, work(planned))], request)
         return 0
     from probe.files import json_text
-    from probe.predict.report import sentences, write
-    from probe.predict.run import FOLDER
-    from probe.predict.run import run as run_passes
+    from probe.law.report import sentences, write
+    from probe.law.run import FOLDER
+    from probe.law.run import run as run_passes
+    from probe.report import write_report
+    from probe.store.reader import store_of
 
     with resumable(output):
         journal, failed = run_passes(planned, output.out, overwrite=output.overwrite, until=until, runner=runner)
@@ -62,6 +64,8 @@ def run(
         print_remaining(output, time_limit, f"{remaining} passes are left")
         return 0
     summary, written = write(planned, journal.rows, output.out)
+    if store_of(output.out).exists():
+        write_report(output.out)
     if printing.json:
         print(json_text(summary))
         return 0

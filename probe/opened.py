@@ -26,7 +26,7 @@ from probe.interventions.sentences import located_findings
 from probe.report import whole_summary
 from probe.store import reader
 from probe.store.cache import cached
-from probe.store.results import find_located, headline, read_anatomy, read_located, run_summary
+from probe.store.results import find_located, find_prediction, headline, read_anatomy, read_located, run_summary
 from probe.store.select import check_labels, hook_values, one_prompt
 from probe.thresholds.analysis import Analysis, analyse
 from probe.thresholds.calls import drift_calls
@@ -113,7 +113,7 @@ class Run(reader.Run):
 
     def verdict(self) -> Verdict:
         """Methods ranked, what broke, where, what mended it, how sure: as in summary.json, with located heads."""
-        return Verdict(verdict(self.summary, find_located(self.folder)))
+        return Verdict(verdict(self.summary, find_located(self.folder), find_prediction(self.folder)))
 
     def drift(
         self,

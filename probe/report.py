@@ -38,7 +38,7 @@ from probe.mechanism_report import anatomy_section, located_section, template
 from probe.store.cache import DERIVED, Derived, save
 from probe.store.location import Remote
 from probe.store.reader import Run, open_run, store_mark
-from probe.store.results import MARK, REPORTED, VERDICT, find_located
+from probe.store.results import MARK, REPORTED, VERDICT, find_located, find_prediction
 from probe.thresholds.analysis import Analysis, analyse, summarize
 from probe.thresholds.predict import LEAST, TOP
 from probe.verdict.tables import difference_table, drift_table, score_text, threshold_doubt
@@ -133,7 +133,11 @@ def _openings(analysis: Analysis) -> dict[str, Derived]:
 def whole_summary(analysis: Analysis) -> dict[str, Any]:
     """The summary as summary.json has it: with the verdict, and the mark of the store that it is of."""
     summary, run = summarize(analysis), analysis.run
-    return {VERDICT: verdict(summary, find_located(run.folder)), **summary, MARK: store_mark(run.hidden.attrs)}
+    return {
+        VERDICT: verdict(summary, find_located(run.folder), find_prediction(run.folder)),
+        **summary,
+        MARK: store_mark(run.hidden.attrs),
+    }
 
 
 def provenance(run: Run) -> dict[str, Any]:

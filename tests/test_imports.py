@@ -28,9 +28,9 @@ LAYERS = """
     probe.evaluation      <- mesa probe.statistics probe.options probe.request probe.tasks probe.capture probe.files probe.experiment
     probe.store           <- probe.files probe.options
     probe.thresholds      <- mesa probe.statistics probe.tasks probe.capture probe.evaluation probe.store
-    probe.predict.law     <- mesa probe.thresholds
-    probe.figures         <- mesa probe.files probe.capture probe.store probe.thresholds probe.predict.law
-    probe.predict         <- mesa probe.statistics probe.request probe.tasks probe.capture probe.files probe.experiment probe.evaluation probe.store probe.thresholds probe.predict.law probe.figures
+    probe.law.formula     <- mesa probe.thresholds
+    probe.figures         <- mesa probe.files probe.capture probe.store probe.thresholds probe.law.formula
+    probe.law             <- mesa probe.statistics probe.request probe.tasks probe.capture probe.files probe.experiment probe.evaluation probe.store probe.thresholds probe.law.formula probe.figures
     probe.attention       <- mesa probe.statistics probe.options probe.files probe.request probe.tasks probe.capture probe.experiment probe.evaluation probe.store probe.thresholds
     probe.interventions   <- mesa probe.statistics probe.options probe.files probe.request probe.tasks probe.capture probe.experiment probe.evaluation probe.store probe.thresholds
     probe.status          <- probe.experiment probe.store

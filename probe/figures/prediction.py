@@ -11,7 +11,7 @@ from mesa.methods import Method
 from mesa.plan import relative_positions
 from probe.figures.figure_data import Chart, Line, Panel, Rule, axis_range, log_ticks, trained_rule
 from probe.figures.styles import RED, Look, style
-from probe.predict.law import Law, far_keys_by_length, finer
+from probe.law.formula import Law, far_keys_by_length, finer
 from probe.thresholds.stated_window import NATS_ABOVE
 
 _EXCESS = "excess loss (nats/token)"

@@ -18,9 +18,11 @@ RANKED = (
 """The rule that `ranked` obeys."""
 
 
-def ranked(summary: Mapping[str, Any], located: Located | None) -> list[dict[str, Any]]:
+def ranked(
+    summary: Mapping[str, Any], located: Located | None, prediction: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
     """A row a method, the best first; `rank` is None where nothing was measured, or the model is at chance."""
-    rows = sorted((_row(summary, row, located) for row in summary["methods"]), key=_key)
+    rows = sorted((_row(summary, row, located, prediction) for row in summary["methods"]), key=_key)
     sharing: list[dict[str, Any]] = []
     for place, row in enumerate(rows, 1):
         if row["held"] is None:
@@ -105,7 +107,12 @@ def _sets(located: Located, gap: Row) -> list[Row]:
     return having(located["smallest"], **{name: gap[name] for name in ("method", "length", "measure")})
 
 
-def _row(summary: Mapping[str, Any], row: Mapping[str, Any], located: Located | None) -> dict[str, Any]:
+def _row(
+    summary: Mapping[str, Any],
+    row: Mapping[str, Any],
+    located: Located | None,
+    prediction: Mapping[str, Any] | None,
+) -> dict[str, Any]:
     measured = row["measured"]
     return {
         "method": row["method"],
@@ -113,9 +120,24 @@ def _row(summary: Mapping[str, Any], row: Mapping[str, Any], located: Located | 
         "measured": measured,
         "held": _held(measured),
         "nll": _nll(row["longest"], row["method"] == summary["reference"]),
+        "predicted": _predicted(summary, row["method"], prediction),
         "drift": _drift(summary, row["method"]),
         "heads": None if located is None else smallest_set(located, row["method"]),
     }
+
+
+def _predicted(summary: Mapping[str, Any], method: str, prediction: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The predicted failure length with its ends and the longest length; None for another model, M or parameters.
+
+    The reference has none: its own losses are what the prediction rests on.
+    """
+    names = ("model", "trained_length")
+    if prediction is None or method == summary["reference"] or any(prediction[key] != summary[key] for key in names):
+        return None
+    row = prediction["methods"].get(method, {})
+    if "failure" not in row or row["config"] != (summary.get("method_configs") or {}).get(method):
+        return None
+    return {**row["failure"], "longest": max(prediction["lengths"])}
 
 
 def _held(measured: Mapping[str, Any]) -> int | None:

@@ -25,6 +25,7 @@ def method_table(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) 
         "rank": [str(row["rank"] or _NONE) for row in rows],
         "method": [row["method"] for row in rows],
         "measured failure": [row["measured"]["text"] for row in rows],
+        **({"predicted failure": [_predicted(row) for row in rows]} if any(row["predicted"] for row in rows) else {}),
         f"NLL at {longest} (less {reference}'s)" if longest else "NLL": [_nll(row) for row in rows],
         **({"NLL less crop's": [difference_to_crop(row) for row in rows]} if any(map(to_crop, rows)) else {}),
         "drifts from": [_drifts_from(row["drift"]) for row in rows],
@@ -113,6 +114,17 @@ def score_text(scores: Mapping[str, Any], name: str) -> str:
     """A score with its interval, where it has one; a dash where it was not measured."""
     low, high = scores.get(f"{name}_interval", (None, None))
     return _NONE if scores[name] is None else shown(scores[name], low, high, "z.2f")
+
+
+def _predicted(row: Mapping[str, Any]) -> str:
+    """The predicted failure length with its interval; a dash where there is none."""
+    predicted = row["predicted"]
+    if predicted is None:
+        return _NONE
+    if predicted["length"] is None:
+        return f"none up to {predicted['longest']}"
+    low, high = (end or f"none up to {predicted['longest']}" for end in predicted["ends"])
+    return f"{predicted['length']} [{low}, {high}]"
 
 
 def _heads(smallest: Mapping[str, Any] | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import jinja2
 
 from probe.evaluation.summary import Table, plain_table
 from probe.store.results import VERDICT, Located
-from probe.thresholds.stated_window import FITS, TOO_SMALL
+from probe.thresholds.stated_window import FITS, NATS_ABOVE, TOO_SMALL
 from probe.verdict.rows import RANKED, ranked, same_model
 from probe.verdict.sentences import about_crop, broke, listed, measured_on, mended, sure, where
 from probe.verdict.tables import difference_table, method_table, score_table
@@ -19,14 +19,16 @@ from probe.verdict.tables import difference_table, method_table, score_table
 _WIDTH = 110  # of the text in a terminal
 
 
-def verdict(summary: Mapping[str, Any], located: Located | None) -> dict[str, Any]:
-    """Of a run's summary, and of what `mesa-lens locate` wrote into its folder (None: nothing):
+def verdict(
+    summary: Mapping[str, Any], located: Located | None, prediction: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Of a run's summary, and of what `mesa-lens locate` and `predict` wrote into its folder (None: nothing):
 
     sentences: heading and text of what broke, where, what mended it, how sure that is. rows: the methods, ranked, in
     numbers. head, cells: the same as a table of texts. notes: how they came about, what is missing and how to get it.
     """
     heads = same_model(summary, located)
-    rows = ranked(summary, heads)
+    rows = ranked(summary, heads, prediction)
     sentences = {
         "What broke": broke(summary, rows),
         "Where": where(summary, rows),
@@ -40,7 +42,13 @@ def verdict(summary: Mapping[str, Any], located: Located | None) -> dict[str, An
         "head": list(table.head),
         "cells": list(map(list, table.rows)),
         "rows": rows,
-        "notes": [RANKED, _heads(located, heads), *about_crop(summary, rows), *_following(summary)],
+        "notes": [
+            RANKED,
+            *predicted_by(rows, prediction),
+            _heads(located, heads),
+            *about_crop(summary, rows),
+            *_following(summary),
+        ],
     }
 
 
@@ -71,6 +79,17 @@ def _following(summary: Mapping[str, Any]) -> list[str]:
         f"The positions or frequencies of {listed(names)} follow the prompt's length: states, drift and "
         f"prediction here are of prompts of {summary['pass_length']} tokens, not of shorter ones; what is measured by "
         f"length has those of each length, and docs/findings.md predicts by prompt length."
+    ]
+
+
+def predicted_by(rows: Sequence[Mapping[str, Any]], prediction: Mapping[str, Any] | None) -> list[str]:
+    """What predicted failures rest on; nothing where no method has one."""
+    if prediction is None or not any(row["predicted"] for row in rows):
+        return []
+    return [
+        f"Predicted failure: where the loss is {NATS_ABOVE} nats/token above a method's that holds, from Origin's "
+        f"losses on {prediction['texts']} texts and the method's distances, up to {max(prediction['lengths'])} tokens "
+        "(docs/law.md)."
     ]
 
 

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from mesa.plan import reach
-from probe.predict.calibration import ORIGIN, QUERIES, REFERENCE, Calibration, Losses, window_means
-from probe.predict.law import POWERS, Law, excess_curve, failure_length, far_keys_by_length
-from probe.predict.plan import PredictPlan
-from probe.predict.prediction import auc
+from probe.law.calibration import ORIGIN, QUERIES, REFERENCE, Calibration, Losses, window_means
+from probe.law.formula import POWERS, Law, excess_curve, failure_length, far_keys_by_length
+from probe.law.plan import PredictPlan
+from probe.law.prediction import auc
+from probe.statistics import student
 from probe.thresholds.stated_window import NATS_ABOVE
 
 DRAWS = 1000
+GAPS = "p by gaps"
+SCORES = ("rms", "auc", "within_one_step")
+BOUNDS = {
+    "arithmetic: largest distance at least M": np.greater_equal,
+    "arithmetic: largest distance more than M": np.greater,
+}
 
 
 def judge(plan: PredictPlan, losses: Losses, fitted: str) -> dict[str, Any]:
@@ -25,71 +33,91 @@ def judge(plan: PredictPlan, losses: Losses, fitted: str) -> dict[str, Any]:
     refusals = [half.refusal() for half in (fit, test)]
     if any(refusals):
         return {"model": plan.request.model, "texts": len(plan.texts), "refusals": refusals}
-    law = fit.law(np.ones(fit.texts))
-    powers = {"p by gaps": law.power, "count of far keys (p = 0)": 0.0, "largest distance (p = 12)": 12.0}
-    if fitted in plan.methods:
-        powers["p by Leaky-ReRoPE, k = 2"] = fitted_power(plan, halves[0], law, fitted)
+    ones = np.ones(fit.texts)
+    law = fit.law(ones)
     names = [name for name in plan.methods if name not in (ORIGIN, fitted)]
     far = {name: far_keys_by_length(plan.methods[name], lengths, QUERIES) for name in plan.methods}
-    weights = np.ones(test.texts)
     measured = {name: _measured(plan, halves[1], name) for name in plan.methods}
     costs = {name: _cost(plan, halves[1], name) for name in plan.methods}
+    powers = {GAPS: law.power, "count of far keys (p = 0)": 0.0, "largest distance (p = 12)": 12.0}
+    if fitted in plan.methods:
+        powers["p by Leaky-ReRoPE, k = 2"] = fitted_power(plan, halves[0], law, fitted)
+    laws = {rule: fit.with_scale(replace(law, power=power), ones) for rule, power in powers.items()}
 
-    def predicted(power: float, counts: np.ndarray) -> np.ndarray:
+    def predicted(rule: Law, counts: np.ndarray) -> np.ndarray:
         curve = excess_curve(np.average(test.differences(), axis=0, weights=counts), trained)
-        rule = Law(trained, curve, power, law.scale_power)
-        return np.array([rule.at(far[name]) + np.average(costs[name], weights=counts) for name in names])
+        excess = [replace(rule, excess=curve).at(far[name]) for name in names]
+        return np.array(
+            [part + np.average(costs[name], weights=counts) for part, name in zip(excess, names, strict=True)]
+        )
+
+    def truth(counts: np.ndarray) -> np.ndarray:
+        return np.array([np.average(measured[name], axis=0, weights=counts) for name in names])
 
     rng = np.random.default_rng(0)
-    draws = [
-        (rng.integers(0, len(names), len(names)), rng.multinomial(test.texts, np.full(test.texts, 1 / test.texts)))
-        for _ in range(DRAWS)
-    ]
-    truth = [np.array([np.average(measured[name], axis=0, weights=counts) for name in names]) for _, counts in draws]
-    whole = np.array([measured[name].mean(0) for name in names])
-    rules = {}
-    for rule, power in powers.items():
-        estimates = [predicted(power, counts) for _, counts in draws]
-        resampled = [
-            _scores(estimate[rows], values[rows], lengths)
-            for estimate, values, (rows, _) in zip(estimates, truth, draws, strict=True)
-        ]
-        rules[rule] = {"power": power, **_summary(_scores(predicted(power, weights), whole, lengths), resampled)}
-    bounds = {
-        f"arithmetic: largest distance {word} M": _bound(plan, names, compare)
-        for word, compare in (("at least", np.greater_equal), ("more than", np.greater))
-    }
-    for rule, excess in bounds.items():
-        resampled = [
-            _scores(excess[rows], values[rows], lengths) for values, (rows, _) in zip(truth, draws, strict=True)
-        ]
-        rules[rule] = _summary(_scores(excess, whole, lengths), resampled)
-        del rules[rule]["rms"]
-    best = predicted(law.power, weights)
+    draws = [(np.arange(len(names)), np.ones(test.texts))]
+    for _ in range(DRAWS):
+        counts = rng.multinomial(test.texts, np.full(test.texts, 1 / test.texts)).astype(float)
+        draws.append((rng.integers(0, len(names), len(names)), counts))
+    scores: dict[str, list[dict[str, float]]] = {rule: [] for rule in (*laws, *BOUNDS)}
+    bounds = {rule: _bound(plan, names, compare) for rule, compare in BOUNDS.items()}
+    for rows, counts in draws:
+        values = truth(counts)
+        for rule in laws:
+            scores[rule].append(_scores(predicted(laws[rule], counts)[rows], values[rows], lengths))
+        for rule in bounds:
+            scores[rule].append(_scores(bounds[rule][rows], values[rows], lengths))
+    best, whole = predicted(laws[GAPS], draws[0][1]), truth(draws[0][1])
+    curve = excess_curve(test.differences().mean(0), trained)
+    final = replace(laws[GAPS], excess=curve)
     return {
         "model": plan.request.model,
         "trained_length": trained,
         "lengths": lengths,
         "texts": {"fitted": fit.texts, "judged": test.texts},
-        "power": law.power,
-        "power_over_no_gap_and_masked": fit.powers(law.excess, np.ones(fit.texts)),
-        "scale_power": law.scale_power,
-        "rules": rules,
+        "power_over_no_gap_and_masked": fit.powers(law.excess, ones),
+        "rules": {
+            rule: {
+                **({"power": laws[rule].power, "scale_power": laws[rule].scale_power} if rule in laws else {}),
+                **{
+                    name: _ends([draw[name] for draw in scores[rule]])
+                    for name in SCORES
+                    if rule in laws or name != "rms"
+                },
+            }
+            for rule in scores
+        },
+        "less_arithmetic": {
+            name: _ends(
+                [one[name] - max(scores[rule][at][name] for rule in BOUNDS) for at, one in enumerate(scores[GAPS])]
+            )
+            for name in SCORES[1:]
+        },
+        "curve": {"position": list(range(trained - 1, plan.longest - 1)), "excess": curve.round(4).tolist()},
         "configs": {
             name: {
+                "z": far[name].mean(far[name].weighted(final.power, final.scale_power)).round(1).tolist(),
                 "predicted": best[number].round(4).tolist(),
                 "measured": whole[number].round(4).tolist(),
                 "failure": [failure_length(lengths, side[number]) for side in (best, whole)],
             }
             for number, name in enumerate(names)
         },
-        "origin": measured[ORIGIN].mean(0).round(4).tolist(),
-        "gaps": {
-            f"{boundary} {gap}": [
-                round(float(test.harm((boundary, gap), masked=masked).mean()), 4) for masked in (False, True)
-            ]
-            for boundary, gap in test.gaps
-        },
+        "gaps": [
+            {
+                "boundary": at[0],
+                "gap": at[1],
+                "predicted": round(value, 4),
+                **{
+                    word: [*map(_rounded, (harm.mean(), *student(harm.tolist())))]
+                    for word, harm in (
+                        (word, test.harm(at, masked=masked))
+                        for word, masked in (("over_no_gap", False), ("over_masked", True))
+                    )
+                },
+            }
+            for at, value in zip(test.gaps, final.at(test.gap_keys).tolist(), strict=True)
+        ],
     }
 
 
@@ -153,9 +181,10 @@ def _scores(predicted: np.ndarray, measured: np.ndarray, lengths: Sequence[int])
     }
 
 
-def _summary(value: Mapping[str, float], resampled: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """Each score with its 95% interval over configs and texts."""
-    return {
-        name: [value[name], *np.nanquantile([draw[name] for draw in resampled], [0.025, 0.975]).tolist()]
-        for name in value
-    }
+def _ends(values: Sequence[float]) -> list[float]:
+    """The first value, of all configs and texts, and the 95% interval of the others, resampled."""
+    return [_rounded(values[0]), *map(_rounded, np.nanquantile(values[1:], [0.025, 0.975]))]
+
+
+def _rounded(value: float | None) -> float:
+    return round(float("nan") if value is None else float(value), 4)

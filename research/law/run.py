@@ -50,12 +50,14 @@ def parser() -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> None:
     """Runs every pass, then judges."""
+    import pandas as pd
+
     from mesa_lens.cli import main as mesa_lens
     from probe.experiment.journal import read_journal
     from probe.files import write_json
+    from probe.law.plan import plan
+    from probe.law.run import FOLDER, JOURNAL, losses_of
     from probe.options import parse_lengths
-    from probe.predict.plan import plan
-    from probe.predict.run import FOLDER, JOURNAL, losses_of
     from probe.request import PredictRequest
     from research.law.judge import judge
 
@@ -82,6 +84,14 @@ def main(args: argparse.Namespace) -> None:
     result: dict[str, Any] = judge(planned, losses, FITTED)
     RESULTS.mkdir(exist_ok=True)
     write_json(RESULTS / f"{name}.json", result)
+    if "rules" in result:
+        scores = [
+            {"rule": rule, "score": score, **dict(zip(("value", "low", "high"), values[score], strict=True))}
+            for rule, values in {**result["rules"], "less arithmetic": result["less_arithmetic"]}.items()
+            for score in values
+            if isinstance(values[score], list)
+        ]
+        pd.DataFrame(scores).to_csv(RESULTS / f"{name}-rules.csv", index=False)
     print(json.dumps(result.get("rules", result), indent=1))
 
 

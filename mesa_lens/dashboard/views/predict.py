@@ -12,7 +12,7 @@ from mesa_lens.dashboard.elements import FORMS, buttons, file_stem, plain, show,
 from mesa_lens.dashboard.runs import Context
 from probe.figures.export import Export
 from probe.figures.prediction import method_chart, prediction_chart
-from probe.predict.law import failure_length, far_keys_by_length, finer, stored_law
+from probe.law.formula import failure_length, far_keys_by_length, finer, stored_law
 from probe.store.results import find_prediction
 
 _QUERIES = 8

@@ -101,7 +101,7 @@ def test_finished_tasks_are_not_run_again(folder, finished, capsys, monkeypatch)
     }
     for options, message in {
         ("--limit", "1"): "holds a run with another limit (None there, 1 now); use --overwrite",
-        ("--set", "mesa.width=7"): "holds choose of mesa at 300 with other parameters",
+        ("--set", "mesa.width=7"): "holds mesa with other parameters",
     }.items():
         assert main(command(folder, "choose", *options)) == 2
         assert message in capsys.readouterr().err

@@ -50,6 +50,10 @@ class FarKeys:
         sums = np.exp((1 - share) * logs[0] + share * logs[1]) if share else self.sums[low]
         return sums * self.scales**-scale_power
 
+    def mean(self, values: np.ndarray) -> np.ndarray:
+        """Of each group; values: (query,)."""
+        return np.add.reduceat(values, self.groups) / np.diff([*self.groups, len(values)])
+
 
 def far_keys(plan: Plan, queries: Sequence[int] | np.ndarray, trained_length: int) -> FarKeys:
     """The far keys of these queries under a plan; trained_length: M, in tokens."""
@@ -88,7 +92,7 @@ class Law:
         """
         origin = np.cumsum(np.arange(1.0, len(self.excess)) ** self.power)
         excess = np.interp(far.weighted(self.power, self.scale_power), np.concatenate([[0], origin]), self.excess)
-        return np.add.reduceat(excess, far.groups) / np.diff([*far.groups, len(excess)])
+        return far.mean(excess)
 
 
 def excess_curve(differences: np.ndarray, trained_length: int) -> np.ndarray:

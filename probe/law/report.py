@@ -14,10 +14,10 @@ from probe.figures.prediction import prediction_chart
 from probe.figures.render import rendered
 from probe.files import write as write_file
 from probe.files import write_json
-from probe.predict.calibration import ORIGIN, REFERENCE
-from probe.predict.plan import PredictPlan
-from probe.predict.prediction import predict
-from probe.predict.run import FOLDER, SUMMARY, losses_of
+from probe.law.calibration import ORIGIN, REFERENCE
+from probe.law.plan import PredictPlan
+from probe.law.prediction import predict
+from probe.law.run import FOLDER, SUMMARY, losses_of
 from probe.thresholds.stated_window import NATS_ABOVE
 
 _COLUMNS = (

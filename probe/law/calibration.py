@@ -10,7 +10,7 @@ import numpy as np
 
 from mesa.methods import Method, make
 from mesa.methods.gap import Gap
-from probe.predict.law import POWERS, FarKeys, Law, excess_curve, far_keys, scored_queries
+from probe.law.formula import POWERS, FarKeys, Law, excess_curve, far_keys, scored_queries
 from probe.statistics import student
 
 ORIGIN, REFERENCE, LOG_N = "origin", "lm-infinite", "origin.log_n"
@@ -99,7 +99,7 @@ class Calibration:
         """The law that fits the texts best, each counted as `weights` (text,) says."""
         curve = excess_curve(_mean(self.differences(), weights), self.trained_length)
         raw, controlled = self.powers(curve, weights)
-        return self._with_scale(Law(self.trained_length, curve, (raw + controlled) / 2), weights)
+        return self.with_scale(Law(self.trained_length, curve, (raw + controlled) / 2), weights)
 
     def powers(self, curve: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
         """The powers that fit the gaps' loss best: over no gap, and over the same keys masked."""
@@ -120,7 +120,7 @@ class Calibration:
         ]
         return losses[0] - losses[1]
 
-    def _with_scale(self, law: Law, weights: np.ndarray) -> Law:
+    def with_scale(self, law: Law, weights: np.ndarray) -> Law:
         """The law with the `scale_power` that fits Origin with log n best; as it is where that was not run."""
         if (LOG_N, self.longest) not in self.losses:
             return law

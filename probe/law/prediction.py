@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from mesa.methods import Method
-from probe.predict.calibration import ORIGIN, QUERIES, REFERENCE, Calibration, Losses, resampled, window_means
-from probe.predict.law import Law, failure_length, far_keys_by_length, finer
-from probe.predict.plan import PredictPlan
+from probe.law.calibration import ORIGIN, QUERIES, REFERENCE, Calibration, Losses, resampled, window_means
+from probe.law.formula import Law, failure_length, far_keys_by_length, finer
+from probe.law.plan import PredictPlan
 from probe.statistics import student
 from probe.thresholds.stated_window import NATS_ABOVE
 

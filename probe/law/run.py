@@ -18,8 +18,8 @@ from probe.experiment.run import Experiment
 from probe.experiment.run import run as run_experiment
 from probe.experiment.runner import LOCAL, Runner
 from probe.experiment.task import Task
-from probe.predict.calibration import Losses
-from probe.predict.plan import PredictPlan, needed_bytes
+from probe.law.calibration import Losses
+from probe.law.plan import PredictPlan, needed_bytes
 from probe.store.results import PREDICTION
 from probe.tasks.score import nll
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from mesa_lens.cli import main
-from probe.predict.plan import configs, plan
+from probe.law.plan import configs, plan
 from probe.request import PredictRequest
 
 K2 = "leaky-rerope:k=1.2,log_n=false"

@@ -1,5 +1,5 @@
 """`mesa-lens predict`: every method's failure, predicted from one measured curve and the distances of its plan.
 
 In: losses of Origin, of a method that holds, and under gaps. Out: excess loss by length and failure length of any plan.
-Open first: law.py, the formula; then calibration.py, prediction.py, run.py. Why: docs/law.md.
+Open first: formula.py; then calibration.py, prediction.py, run.py. Why: docs/law.md.
 """

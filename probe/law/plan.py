@@ -15,8 +15,8 @@ from mesa.plan import follows_length, query_scales, relative_positions
 from mesa.settings import method_settings
 from mesa.support import check_method
 from probe.capture.memory import check_prompts, peak_bytes
-from probe.predict.calibration import LOG_N, ORIGIN, REFERENCE, Key, gap_methods
-from probe.predict.law import scored_queries
+from probe.law.calibration import LOG_N, ORIGIN, REFERENCE, Key, gap_methods
+from probe.law.formula import scored_queries
 from probe.request import PredictRequest
 from probe.tasks import sources
 from probe.tasks.retrieval import first_ids

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import mesa
-from probe.predict.calibration import LOG_N, ORIGIN, REFERENCE, Calibration, gap_methods
-from probe.predict.law import POWERS, FarKeys, Law, excess_curve, failure_length, far_keys, scored_queries
-from probe.predict.prediction import auc
+from probe.law.calibration import LOG_N, ORIGIN, REFERENCE, Calibration, gap_methods
+from probe.law.formula import POWERS, FarKeys, Law, excess_curve, failure_length, far_keys, scored_queries
+from probe.law.prediction import auc
 
 M, LONGEST, TEXTS = 64, 512, 6
 

@@ -1,0 +1,65 @@
+"""The dashboard's page Predict: any method's failure length from a stored curve."""
+
+import json
+
+import numpy as np
+import pytest
+from pages import shown_texts, unopened
+from synthetic import hidden_states, write_run
+
+import mesa
+
+M, LENGTHS = 64, [128, 256, 512]
+
+
+def prediction(refusal: str = "") -> dict:
+    """What `mesa-lens predict` writes, of a model that loses 1 nat/token every 100 tokens beyond M."""
+    positions = list(range(M - 1, 511))
+    method = mesa.ReRoPE(trained_length=M)
+    ends = {"excess_ends": [0.0, 0.2], "nll": {"value": 2.0, "ends": [1.9, 2.1]}}
+    row = {
+        "config": method.describe(),
+        "refusal": "",
+        "cost_inside": 0.1,
+        "predicted": [{"length": length, "excess": 0.1, **ends} for length in LENGTHS],
+        "failure": {"length": None, "ends": [None, None]},
+    }
+    law = {
+        "power": {"value": 0.5, "ends": [0.4, 0.6]},
+        "scale_power": {"value": 0.0, "ends": [0, 0]},
+        "excess": {"position": positions, "value": (np.arange(len(positions)) / 100).tolist()},
+    }
+    base = {"model": "m", "trained_length": M, "lengths": LENGTHS, "texts": 8, "refusal": refusal}
+    return {**base, "law": law, "methods": {"origin": {"config": {}, "refusal": ""}, "rerope": row, "lm-infinite": row}}
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    write_run(tmp_path / "run", hidden_states(layers=1))
+    monkeypatch.setenv("MESA_LENS_RUNS", str(tmp_path))
+    return tmp_path
+
+
+def test_without_a_prediction_the_page_names_the_command(root):
+    assert "mesa-lens predict --out" in shown_texts(unopened("predict").run())
+
+
+def test_moving_a_parameter_moves_the_failure(root):
+    (root / "run" / "predict").mkdir()
+    (root / "run" / "predict" / "prediction.json").write_text(json.dumps(prediction()))
+    app = unopened("predict").run()
+    assert not app.exception
+    assert "Predicted: leaky-rerope holds up to 512 tokens" in shown_texts(app)
+    app.slider(key="predict.leaky-rerope.k").set_value(1.2).run()
+    assert "Predicted: leaky-rerope fails at" in shown_texts(app)
+    app.selectbox(key="predicted").set_value("rerope").run()
+    assert "its measured cost inside M is +0.10 nats/token" in shown_texts(app)
+    app.slider(key="predict.rerope.window").set_value(200).run()
+    assert "is not below the trained length 64" in shown_texts(app)
+    assert not app.exception
+
+
+def test_a_refusal_is_displayed(root):
+    (root / "run" / "predict").mkdir()
+    (root / "run" / "predict" / "prediction.json").write_text(json.dumps(prediction("nothing is lost")))
+    assert "Nothing is predicted: nothing is lost." in shown_texts(unopened("predict").run())
