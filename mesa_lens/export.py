@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from probe.options import (
     OutputFolder,
     Place,
     RangeList,
+    Ranges,
     Text,
     Tokens,
     option,
@@ -40,11 +40,6 @@ def _pairs(text: Any) -> tuple[tuple[int, int], ...]:
     if not all(re.fullmatch("[0-9]{1,9}:[0-9]{1,9}", f"{layer}:{dim}") for layer, _, dim in pairs):
         raise ValueError(f"{text!r} is no list of layer:dim; write e.g. 1:234,2:17")
     return tuple((int(layer), int(dim)) for layer, _, dim in pairs)
-
-
-def _listed(ranges: Sequence[tuple[int, int]] | None) -> list[int] | None:
-    """All numbers of half-open ranges; None stays."""
-    return None if ranges is None else [number for bounds in ranges for number in range(*bounds)]
 
 
 Pairs = Annotated[tuple[tuple[int, int], ...], BeforeValidator(_pairs)]
@@ -106,6 +101,12 @@ class StateOptions(StoreOptions):
     hook: Text | None = option(None, "e.g. resid_post", unset="the first captured")
     prompt: Text | None = option(None, "e.g. text-0", unset="the first captured")
 
+    def captured(self, dim: str, ranges: Ranges | None) -> list[int] | None:
+        """The labels in half-open ranges; None stays. ValueError if one of a range was not captured."""
+        from probe.store.select import hook_values, in_ranges
+
+        return None if ranges is None else in_ranges(hook_values(self.run, self.hook), dim, ranges)[dim].values.tolist()
+
 
 @dataclass(frozen=True)
 class HeatmapOptions(StateOptions):
@@ -124,8 +125,8 @@ class HeatmapOptions(StateOptions):
         return self.run.heatmap(
             self.minus,
             self.chosen,
-            _listed(self.layers),
-            _listed(self.dims),
+            self.captured("layer", self.layers),
+            self.captured("dim", self.dims),
             self.positions,
             self.prompt,
             self.hook,
@@ -141,7 +142,7 @@ class DriftOptions(StateOptions):
 
     def export(self) -> Export:
         """The drift of one prompt."""
-        return self.run.drift(self.prompt, _listed(self.layers), self.hook, self.chosen).export
+        return self.run.drift(self.prompt, self.captured("layer", self.layers), self.hook, self.chosen).export
 
 
 @dataclass(frozen=True)

@@ -74,8 +74,12 @@ def read(name: str | Path) -> PaperConfig:
     sections = _mapping(raw, "sections", str(path))
     _only(sections, tuple(SECTIONS), f"{path}: sections")
     settings = top.pop("set", ())
-    _only(method_settings(settings), tuple(registry()), f"{path}: set")
-    for method, parameters in method_settings(settings).items():  # also of methods that no section has
+    try:
+        by_method = method_settings(settings)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    _only(by_method, tuple(registry()), f"{path}: set")
+    for method, parameters in by_method.items():  # also of methods that no section has
         try:
             make(method, top["trained_length"], **parameters)
         except ValueError as error:

@@ -141,7 +141,7 @@ class Calibration:
         excess = _quarters(self.differences()[:, end - last : end])
         if (low := student(excess.tolist())[0]) is None or low <= 0:
             return (
-                f"Origin's loss is not told from that of {REFERENCE} at {self.longest} tokens ({excess.mean():+.2f} "
+                f"Origin's loss is not told from that of {REFERENCE} at {self.longest} tokens ({excess.mean():+z.2f} "
                 f"nats/token, the 95% interval holds 0; {self.texts} texts): there is no failure to predict; try "
                 "longer --lengths or more --samples"
             )
@@ -152,7 +152,7 @@ class Calibration:
         harm = _quarters(np.mean(losses[0], axis=0) - np.mean(losses[1], axis=0))
         if (low := student(harm.tolist())[0]) is None or low <= 0:
             return (
-                f"a gap of {largest} tokens costs no more than masking the same keys ({harm.mean():+.2f} nats/token, "
+                f"a gap of {largest} tokens costs no more than masking the same keys ({harm.mean():+z.2f} nats/token, "
                 f"the 95% interval holds 0; {self.texts} texts): this model's loss is not seen to follow distance"
             )
         return ""

@@ -59,10 +59,10 @@ def sentences(summary: Mapping[str, Any]) -> Iterator[str]:
     law, trained, longest = summary["law"], summary["trained_length"], max(summary["lengths"])
     factor = f"scale^-{_with_ends(law['scale_power'])} x " if law["scale_power"]["value"] else ""
     yield (
-        f"Origin loses {law['excess']['value'][-1]:.2f} nats/token over {REFERENCE} at {longest} tokens "
+        f"Origin loses {law['excess']['value'][-1]:z.2f} nats/token over {REFERENCE} at {longest} tokens "
         f"(M = {trained}, {summary['texts']} texts).\n"
-        f"Z = {factor}sum of (distance - M + 1)^p over far keys, p = {_with_ends(law['power'])} "
-        f"({law['power_over_no_gap']:.1f} by the loss over no gap, {law['power_over_masked']:.1f} over masked keys).\n"
+        f"Z = {factor}sum of (distance - M + 1)^p over far keys, p = {_with_ends(law['power'])} ("
+        f"{law['power_over_no_gap']:z.1f} by the loss over no gap, {law['power_over_masked']:z.1f} over masked keys).\n"
         f"Fails: {NATS_ABOVE} nats/token or more over {REFERENCE} from there on."
     )
     is_checked = any("measured" in row for name, row in summary["methods"].items() if name != ORIGIN)
@@ -72,10 +72,10 @@ def sentences(summary: Mapping[str, Any]) -> Iterator[str]:
     yield plain_table(Table("", head, tuple(rows)))
     for text, agreement in summary.get("agreement", {}).items():
         if agreement["points"]:
-            rank = "" if agreement["auc"] is None else f", AUC of fails or holds {agreement['auc']:.2f}"
+            rank = "" if agreement["auc"] is None else f", AUC of fails or holds {agreement['auc']:z.2f}"
             yield (
-                f"Predicted against measured, {text}: rms {agreement['rms']:.2f} nats/token, "
-                f"bias {agreement['bias']:+.2f}{rank};\n"
+                f"Predicted against measured, {text}: rms {agreement['rms']:z.2f} nats/token, "
+                f"bias {agreement['bias']:+z.2f}{rank};\n"
                 f"failure length within one step for {agreement['within_one_step']} of {agreement['methods']}."
             )
     refused = {name: row["refusal"] for name, row in summary["methods"].items() if row["refusal"]}
@@ -89,7 +89,7 @@ def _csv_rows(summary: Mapping[str, Any]) -> Iterator[list[Any]]:
         for number, length in enumerate(summary["lengths"]):
             entries = [row[side][number] if side in row else None for side in ("predicted", "measured")]
             values = [[entry["excess"], *entry["excess_ends"]] if entry else [None] * 3 for entry in entries]
-            yield [name, length, *("" if value is None else f"{value:.4f}" for part in values for value in part)]
+            yield [name, length, *("" if value is None else f"{value:z.4f}" for part in values for value in part)]
 
 
 def _table_row(name: str, row: Mapping[str, Any], longest: int, is_checked: bool) -> tuple[str, ...]:
@@ -113,4 +113,4 @@ def _length(length: int | None, longest: int) -> str:
 
 
 def _with_ends(value: Mapping[str, Any]) -> str:
-    return f"{value['value']:.1f} [{value['ends'][0]:.1f}, {value['ends'][1]:.1f}]"
+    return f"{value['value']:z.1f} [{value['ends'][0]:z.1f}, {value['ends'][1]:z.1f}]"

@@ -26,8 +26,12 @@ BOUNDS = {
 
 
 def judge(plan: PredictPlan, losses: Losses, fitted: str) -> dict[str, Any]:
-    """Laws from the even texts, judged on the odd ones; the config `fitted` is judged apart from the others."""
-    halves = [{key: values[begin::2] for key, values in losses.items()} for begin in (0, 1)]
+    """Laws from the even texts, judged on the odd ones; the config `fitted` is judged apart from the others.
+
+    A single text serves both: then p and q rest on its gaps and on Origin alone, and intervals are over configs.
+    """
+    step = min(2, len(plan.texts))
+    halves = [{key: values[begin % step :: step] for key, values in losses.items()} for begin in (0, 1)]
     trained, lengths = plan.trained_length, plan.lengths
     fit, test = (Calibration.of(trained, plan.gap_tokens, plan.longest, half) for half in halves)
     refusals = [half.refusal() for half in (fit, test)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,14 @@ def main(args: argparse.Namespace) -> None:
         text=args.text,
     )  # fmt: skip
     planned = plan(request)
-    losses = losses_of(planned, read_journal(out / FOLDER / JOURNAL).rows)
-    if missing := planned.passes.keys() - losses.keys():
-        print(f"{len(missing)} passes are left; the same command continues")
+    rows = read_journal(out / FOLDER / JOURNAL).rows
+    texts = range(len(planned.texts))
+    finished = sum(all((*key, text) in rows for key in planned.passes) for text in texts)  # they run text by text
+    if not finished:
+        print("no text has all its passes yet; the same command continues")
         return
+    planned = replace(planned, texts=planned.texts[:finished])
+    losses = losses_of(planned, rows)
     result: dict[str, Any] = judge(planned, losses, FITTED)
     RESULTS.mkdir(exist_ok=True)
     write_json(RESULTS / f"{name}.json", result)

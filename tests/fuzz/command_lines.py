@@ -24,7 +24,8 @@ SECONDS = 10
 BASES = {  # what is right, and ends without work
     "probe": "--model {model} --length 400 --texts 0 --samples 0 --out {here}/out --estimate",
     "check": "--model {model} --methods origin --pretended 24",
-    "estimate-window": "--model {model} --longest 256 --samples 2 --text {text} --estimate",
+    "estimate-window": "--model {model} --longest 256 --samples 2 --text {text}",
+    "predict": "--model {model} --methods rerope --lengths 320 --samples 2 --text {text} --out {here}/out --estimate",
     "locate": "--model {model} --lengths 320 --samples 1 --text {text} --out {here}/out --estimate",
     "anatomy": "--model {model} --lengths 160,320 --samples 1 --parts heads --text {text} --out {here}/out --estimate",
     "eval": "--model {model} --task nll --methods origin --lengths 160 --samples 1 --text {text} "
@@ -147,6 +148,19 @@ OTHERWISE = {  # where an option of this name means something else
     ("fetch", "wheel"): None,  # looked at only where a checkpoint is fetched
     ("fetch", "cache"): FOLDERS,
     ("locate", "dims"): [*WHOLE, "0"],
+    ("predict", "config"): [
+        "",
+        "rerope",
+        "rerope:",
+        ":window=3",
+        "rerope:window",
+        "rerope:windw=3",
+        "rerop:window=3",
+        "rerope:window=a",
+        "rerope:window=-1",
+        f"rerope:window={2**63}",
+        "\udcff",
+    ],
     ("export drift", "layers"): RANGES,
     ("export anatomy", "methods"): None,
     ("export anatomy", "lengths"): None,
@@ -201,7 +215,7 @@ def all_lines(world: dict[str, str], seed: int = 0) -> list[Line]:
         for line in [*_misspelt(head, base, actions, draw), *_mistaken(command, head, base, actions, world)]:
             lines[line.words] = line
     for name in (*CONFIGS, *WEIGHTS):
-        for command in ("check", "probe", "locate", "anatomy", "eval"):
+        for command in ("check", "probe", "predict", "locate", "anatomy", "eval"):
             words = [world[name] if word == world["model"] else word for word in BASES[command].format(**world).split()]
             if name in WEIGHTS or name == "model-vocabulary-small":
                 words = [word for word in words if word != "--estimate"]

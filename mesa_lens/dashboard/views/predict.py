@@ -43,7 +43,7 @@ def page(context: Context) -> None:
     failure = failure_length(grid, law.at(far_keys_by_length(method, grid, _QUERIES)) + cost)
     longest = max(lengths)
     answer = f"holds up to {longest} tokens, the longest measured" if failure is None else f"fails at {failure} tokens"
-    inside = f"its measured cost inside M is {cost:+.2f} nats/token" if known else "a cost inside M is not included"
+    inside = f"its measured cost inside M is {cost:+z.2f} nats/token" if known else "a cost inside M is not included"
     st.markdown(plain(f"Predicted: {name} {answer} (M = {trained}; {inside})."))
     chart = method_chart(law, method, lengths, cost)
     show(chart, chart.title, "method")

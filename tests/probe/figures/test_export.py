@@ -256,7 +256,7 @@ def test_a_csv_of_too_many_rows_is_refused_before_it_is_written(folder, tmp_path
         ),
         (["heatmap", "--prompt", "z"], "prompt 'z' was not captured; captured: repeated, text-0"),
         (["heatmap", "--minus", "rope"], "method 'rope' was not captured; captured: origin"),
-        (["heatmap", "--layers", "0-2"], "layer 2 was not captured; captured: 0-1"),
+        (["heatmap", "--layers", "0-2"], "layers 0-2 were not all captured; captured: 0-1"),
         (["heatmap", "--positions", "999"], "region 999-999 holds no captured position; captured: 0-191"),
         (["thresholds", "--pairs", "1:99"], "dim 99 was not captured; captured: 0-11"),
         (["thresholds", "--pairs", "1-2"], "--pairs '1-2' is no list of layer:dim; write e.g. 1:234,2:17"),
