@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,12 @@ except ImportError:  # Windows
 
 LOCK = ".mesa-lens.lock"
 """The file in a folder that is locked while a run writes there, and that says who does."""
+RUNS = (
+    *("*.zarr", "*.zarr.*", "store.*", "*.jsonl", "harness.json*", "sections.json", "new-run.*"),
+    *("locate", "anatomy", "predict"),
+)
+"""What a folder of ours holds, one of these at least: patterns of names."""
+_LISTED = 3  # names of what else it holds
 _PATIENCE = 0.2  # seconds: another's file may just have been removed
 
 
@@ -31,7 +38,8 @@ def owned(*folders: Path, option: str = "--out") -> Iterator[None]:
 
     The lock is the operating system's: a process that died blocks nobody. The same thread may lock a folder several
     times. option: what the command calls the folder. Raises FileExistsError, naming the holder, for a folder that
-    another run writes to, NotADirectoryError for a file, ValueError for a folder with a link that leads out of it.
+    another run writes to, or an --out that holds other things than runs do; NotADirectoryError for a file; ValueError
+    for a folder with a link that leads out of it.
     """
     with ExitStack() as stack:
         for folder in folders:
@@ -41,6 +49,8 @@ def owned(*folders: Path, option: str = "--out") -> Iterator[None]:
 
 @contextmanager
 def _owned(folder: Path, option: str) -> Iterator[None]:
+    if option == "--out":
+        check_run_folder(folder)
     _check_links(folder, option)
     created = _create(folder, option)
     path = folder.resolve() / LOCK
@@ -65,6 +75,17 @@ def _owned(folder: Path, option: str) -> Iterator[None]:
         for created_folder in created:
             with suppress(OSError):  # it holds something now
                 created_folder.rmdir()
+
+
+def check_run_folder(folder: Path) -> None:
+    """Raises FileExistsError for a folder with files, none of them a run's; hidden files do not count."""
+    try:
+        names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError:  # missing, no folder, or unreadable: reported when it is written to
+        return
+    if names and not any(fnmatch(name, pattern) for name in names for pattern in RUNS):
+        listed = ", ".join([*names[:_LISTED], *(["..."] if len(names) > _LISTED else [])])
+        raise FileExistsError(f"--out {folder} holds other things than a run ({listed}); name a new or empty folder")
 
 
 def _check_links(folder: Path, option: str) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from mesa.plan import reach
+from mesa.plan import relative_positions
 from probe.law.calibration import ORIGIN, QUERIES, REFERENCE, Calibration, Losses, window_means
-from probe.law.formula import POWERS, Law, excess_curve, failure_length, far_keys_by_length
+from probe.law.formula import POWERS, Law, excess_curve, failure_length, far_keys_by_length, scored_queries
 from probe.law.plan import PredictPlan
 from probe.law.prediction import auc
 from probe.statistics import student
@@ -156,15 +156,14 @@ def _cost(plan: PredictPlan, losses: Losses, name: str) -> np.ndarray:
 
 
 def _bound(plan: PredictPlan, names: Sequence[str], compare: Callable[..., Any]) -> np.ndarray:
-    """1 where a query of the prompt sees such a distance, else 0: (config, length), for `_scores`."""
+    """1 where a scored query sees such a distance, else 0: (config, length), for `_scores`."""
+
+    def largest(name: str, length: int) -> float:
+        queries = scored_queries(length, plan.trained_length, QUERIES)
+        return float(relative_positions(plan.methods[name].plan(length), queries, np.arange(length)).max())
+
     return np.array(
-        [
-            [
-                float(compare(float(reach(plan.methods[name].plan(length)).max()), plan.trained_length))
-                for length in plan.lengths
-            ]
-            for name in names
-        ]
+        [[float(compare(largest(name, length), plan.trained_length)) for length in plan.lengths] for name in names]
     )
 
 

@@ -137,3 +137,29 @@ def test_a_link_out_of_a_run_is_not_written_through(capsys, model, tmp_path):
     line = refused(capsys, "probe", "--methods", "origin", "--model", model, "--out", out, "--overwrite")
     assert f"{out / 'store.zarr'} is a link to {elsewhere}, outside" in line
     assert (elsewhere / "zarr.json").read_text() == "kept"
+
+
+PROBE = "probe --methods origin --samples 0 --texts 0 --length 400"
+
+
+@pytest.mark.parametrize(
+    ("words", "content"),
+    [
+        (f"{PROBE} --model", "model"),
+        (f"{PROBE} --model", "notes"),
+        ("eval --task latency --methods origin --samples 1 --lengths 40 --trained-length 40 --model", "notes"),
+        ("locate --methods rerope --lengths 400 --model", "notes"),
+    ],
+)
+def test_a_folder_that_holds_other_things_is_not_written_to(capsys, model, tmp_path, words, content):
+    out = tmp_path / "out"
+    if content == "model":
+        shutil.copytree(model, out)
+    else:
+        out.mkdir()
+        (out / "notes.md").write_text("mine")
+    before = sorted(path.name for path in out.iterdir())
+    line = refused(capsys, *words.split(), *([model] if words.endswith("--model") else []), "--out", out)
+    assert str(out) in line
+    assert ("holds a model" if content == "model" else "holds other things than a run (notes.md)") in line
+    assert sorted(path.name for path in out.iterdir()) == before
