@@ -48,24 +48,26 @@ def run(
     if output.estimate:
         print_estimate(workers, estimate(planned), [(planned.config, work(planned))], request)
         return 0
+    from probe.experiment.lock import owned
     from probe.files import json_text
     from probe.law.report import sentences, write
-    from probe.law.run import FOLDER
+    from probe.law.run import FOLDER, Predict
     from probe.law.run import run as run_passes
     from probe.report import write_report
     from probe.store.reader import store_of
 
-    with resumable(output):
-        journal, failed = run_passes(planned, output.out, overwrite=output.overwrite, until=until, runner=runner)
-    if failed:
-        print_failed(output, f"{len(failed)} passes")
-        return 1
-    if remaining := len(planned.passes) * len(planned.texts) - len(journal.rows):
-        print_remaining(output, time_limit, f"{remaining} passes are left")
-        return 0
-    summary, written = write(planned, journal.rows, output.out)
-    if store_of(output.out).exists():
-        write_report(output.out)
+    with owned(output.out):
+        with resumable(output):
+            journal, failed = run_passes(planned, output.out, overwrite=output.overwrite, until=until, runner=runner)
+        if failed:
+            print_failed(output, f"{len(failed)} passes")
+            return 1
+        if remaining := len(Predict(planned).tasks(journal.rows)):
+            print_remaining(output, time_limit, f"{remaining} passes are left")
+            return 0
+        summary, written = write(planned, journal.rows, output.out)
+        if store_of(output.out).exists():
+            write_report(output.out)
     if printing.json:
         print(json_text(summary))
         return 0

@@ -11,7 +11,7 @@ from mesa.methods import Method
 from mesa.plan import relative_positions
 from probe.figures.figure_data import Chart, Line, Panel, Rule, axis_range, log_ticks, trained_rule
 from probe.figures.styles import RED, Look, style
-from probe.law.formula import Law, far_keys_by_length, finer
+from probe.law.formula import Law, far_keys_by_length, length_grid
 from probe.thresholds.stated_window import NATS_ABOVE
 
 _EXCESS = "excess loss (nats/token)"
@@ -53,7 +53,7 @@ def method_chart(law: Law, method: Method, lengths: Sequence[int], cost: float) 
     keys = np.arange(longest)
     distances = relative_positions(method.plan(longest), np.array([longest - 1]), keys)[0][::-1]
     seen = Line(method.name, keys.astype(float), np.where(distances < 0, np.nan, distances), *look)
-    grid = finer(lengths, trained)
+    grid = length_grid(lengths, trained)
     excess = law.at(far_keys_by_length(method, grid, _QUERIES)) + cost
     line = Line(method.name, np.array(grid, float), excess, *look)
     curve = Line("origin", *_origin(law, grid), *style("origin"))

@@ -98,12 +98,12 @@ class Calibration:
     def law(self, weights: np.ndarray) -> Law:
         """The law that fits the texts best, each counted as `weights` (text,) says."""
         curve = excess_curve(_mean(self.differences(), weights), self.trained_length)
-        raw, controlled = self.powers(curve, weights)
-        return self.with_scale(Law(self.trained_length, curve, (raw + controlled) / 2), weights)
+        raw, controlled = self.fit_powers(curve, weights)
+        return self.fit_scale_power(Law(self.trained_length, curve, (raw + controlled) / 2), weights)
 
-    def powers(self, curve: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+    def fit_powers(self, curve: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
         """The powers that fit the gaps' loss best: over no gap, and over the same keys masked."""
-        harms = [[_mean(self.harm(at, masked=masked), weights) for at in self.gaps] for masked in (False, True)]
+        harms = [[_mean(self.gap_cost(at, masked=masked), weights) for at in self.gaps] for masked in (False, True)]
         squares = np.zeros((2, len(POWERS)))
         for number, power in enumerate(POWERS):
             law = Law(self.trained_length, curve, float(power))
@@ -111,7 +111,7 @@ class Calibration:
         raw, controlled = POWERS[squares.argmin(1)]
         return float(raw), float(controlled)
 
-    def harm(self, gap: tuple[int, int], *, masked: bool) -> np.ndarray:
+    def gap_cost(self, gap: tuple[int, int], *, masked: bool) -> np.ndarray:
         """The loss under a gap (text,) less that without one, or with the same keys masked."""
         other = gap_name(gap[0]) if masked else gap_name()
         losses = [
@@ -120,7 +120,7 @@ class Calibration:
         ]
         return losses[0] - losses[1]
 
-    def with_scale(self, law: Law, weights: np.ndarray) -> Law:
+    def fit_scale_power(self, law: Law, weights: np.ndarray) -> Law:
         """The law with the `scale_power` that fits Origin with log n best; as it is where that was not run."""
         if (LOG_N, self.longest) not in self.losses:
             return law
@@ -141,8 +141,8 @@ class Calibration:
         excess = _quarters(self.differences()[:, end - last : end])
         if (low := student(excess.tolist())[0]) is None or low <= 0:
             return (
-                f"Origin's loss is not told from that of {REFERENCE} at {self.longest} tokens ({excess.mean():+z.2f} "
-                f"nats/token, the 95% interval holds 0; {self.texts} texts): there is no failure to predict; try "
+                f"Origin is not clearly worse than {REFERENCE} at {self.longest} tokens ({excess.mean():+z.2f} "
+                f"nats/token; the 95% interval contains 0; {self.texts} texts), so there is no failure to predict; try "
                 "longer --lengths or more --samples"
             )
         largest, boundaries = max(gap for _, gap in self.gaps), sorted({boundary for boundary, _ in self.gaps})[:2]
@@ -152,8 +152,8 @@ class Calibration:
         harm = _quarters(np.mean(losses[0], axis=0) - np.mean(losses[1], axis=0))
         if (low := student(harm.tolist())[0]) is None or low <= 0:
             return (
-                f"a gap of {largest} tokens costs no more than masking the same keys ({harm.mean():+z.2f} nats/token, "
-                f"the 95% interval holds 0; {self.texts} texts): this model's loss is not seen to follow distance"
+                f"a gap of {largest} tokens does not clearly cost more than masking the same keys ({harm.mean():+z.2f} "
+                f"nats/token; the 95% interval contains 0; {self.texts} texts): no effect of distance on this model's loss is seen"
             )
         return ""
 

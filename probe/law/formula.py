@@ -40,7 +40,7 @@ class FarKeys:
         )
         return cls(sums, scales, tuple(starts.tolist()))
 
-    def weighted(self, power: float, scale_power: float) -> np.ndarray:
+    def weighted_sums(self, power: float, scale_power: float) -> np.ndarray:
         """Z (query,): the sums at `power`, between `POWERS` in logarithms, times scale^-`scale_power`."""
         place = float(np.interp(power, POWERS, np.arange(len(POWERS))))
         low, share = int(place), place - int(place)
@@ -91,7 +91,7 @@ class Law:
         A query's is that of Origin where Z is the same, and at most the curve's last.
         """
         origin = np.cumsum(np.arange(1.0, len(self.excess)) ** self.power)
-        excess = np.interp(far.weighted(self.power, self.scale_power), np.concatenate([[0], origin]), self.excess)
+        excess = np.interp(far.weighted_sums(self.power, self.scale_power), np.concatenate([[0], origin]), self.excess)
         return far.mean(excess)
 
 
@@ -129,7 +129,7 @@ def failure_length(lengths: Sequence[int], excess: np.ndarray) -> int | None:
     return int(lengths[first]) if first < len(lengths) else None
 
 
-def finer(lengths: Sequence[int], trained_length: int, count: int = 40) -> list[int]:
+def length_grid(lengths: Sequence[int], trained_length: int, count: int = 40) -> list[int]:
     """These lengths, and others between M and the longest, spaced by equal factors."""
     between = np.geomspace(trained_length, max(lengths), count).round().astype(int).tolist()
     return sorted({*lengths, *(length for length in between if length > trained_length)})

@@ -116,10 +116,16 @@ def plan(request: PredictRequest) -> PredictPlan:
         raise ValueError(f"--samples {request.samples}: one text has no interval; give at least 2")
     check_prompts(lengths[-1], request.samples)
     methods = {ORIGIN: make(ORIGIN, trained), **request.checked_methods(config, trained)}
+    for name in (ORIGIN, REFERENCE):  # their losses are what predictions rest on
+        if methods.get(name, make(name, trained)) != make(name, trained):
+            raise ValueError(
+                f"--set gives {name} parameters, but predictions rest on it as it is; give the variant a line of its "
+                f"own, such as --config {name}:log_n=true"
+            )
     methods |= configs(request.configs, trained)
     for method in methods.values():
         check_method(config, method)
-    refused = {name: reason for name, method in methods.items() if (reason := why_not(method))}
+    refused = {name: reason for name, method in methods.items() if (reason := unsupported_reason(method))}
     tokenizer = tokenizer_of(request.model, **request.source)
     first = np.array(first_ids(tokenizer), np.int64)
     documents = heldout_ids(tokenizer, sources.texts(request.text))
@@ -147,12 +153,12 @@ def configs(texts: Sequence[str], trained_length: int) -> dict[str, Method]:
     return methods
 
 
-def why_not(method: Method) -> str:
+def unsupported_reason(method: Method) -> str:
     """Why the law says nothing of a method; empty where it does."""
     if method.needs_rotary:
-        return "it changes rotary frequencies, and the law speaks of distances"
+        return "it changes rotary frequencies, and predictions use distances alone"
     if method.layers is not None or method.heads is not None:
-        return "it is applied to some layers or heads, and the law speaks of all"
+        return "it is applied to some layers or heads, and predictions are for all of them"
     return ""
 
 

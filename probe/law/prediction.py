@@ -9,7 +9,7 @@ import numpy as np
 
 from mesa.methods import Method
 from probe.law.calibration import ORIGIN, QUERIES, REFERENCE, Calibration, Losses, resampled, window_means
-from probe.law.formula import Law, failure_length, far_keys_by_length, finer
+from probe.law.formula import Law, failure_length, far_keys_by_length, length_grid
 from probe.law.plan import PredictPlan
 from probe.statistics import student
 from probe.thresholds.stated_window import NATS_ABOVE
@@ -97,7 +97,7 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
 def _law(calibration: Calibration, draws: Sequence[Law]) -> dict[str, Any]:
     first = draws[0]
     ones = np.ones(calibration.texts)
-    raw, controlled = calibration.powers(first.excess, ones)
+    raw, controlled = calibration.fit_powers(first.excess, ones)
     positions = np.unique(np.geomspace(1, len(first.excess), _CURVE).round().astype(int)) - 1
     return {
         "power": _with_ends([law.power for law in draws]),
@@ -114,8 +114,8 @@ def _law(calibration: Calibration, draws: Sequence[Law]) -> dict[str, Any]:
                 "boundary": boundary,
                 "gap": gap,
                 "predicted": value,
-                "over_no_gap": float(calibration.harm((boundary, gap), masked=False).mean()),
-                "over_masked": float(calibration.harm((boundary, gap), masked=True).mean()),
+                "over_no_gap": float(calibration.gap_cost((boundary, gap), masked=False).mean()),
+                "over_masked": float(calibration.gap_cost((boundary, gap), masked=True).mean()),
             }
             for (boundary, gap), value in zip(calibration.gaps, first.at(calibration.gap_keys).tolist(), strict=True)
         ],
@@ -129,7 +129,7 @@ def _predicted(
     trained, longest = plan.trained_length, plan.longest
     inside = [window_means(losses[key, trained], trained, trained, trained) for key in (name, ORIGIN)]
     costs = [float(np.average(inside[0] - inside[1], weights=weight)) for weight in weights]
-    grid = finer(plan.lengths, trained)
+    grid = length_grid(plan.lengths, trained)
     far = far_keys_by_length(method, grid, QUERIES)
     excess = np.array([law.at(far) + cost for law, cost in zip(draws, costs, strict=True)])
     rows = []

@@ -95,7 +95,7 @@ def _csv_rows(summary: Mapping[str, Any]) -> Iterator[list[Any]]:
 def _table_row(name: str, row: Mapping[str, Any], longest: int, is_checked: bool) -> tuple[str, ...]:
     predicted = ("-", "-", "-")
     if name == ORIGIN:
-        predicted = ("(the curve)", "", "")
+        predicted = ("(measured)", "", "")
     elif "predicted" in row:
         ends = [_length(end, longest) for end in row["failure"]["ends"]]
         interval = ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"

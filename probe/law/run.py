@@ -77,7 +77,7 @@ class Predict(Experiment):
         if overwrite:
             for name in (JOURNAL, SUMMARY, *(f"prediction.{form}" for form in ("csv", "png", "html"))):
                 (folder / name).unlink(missing_ok=True)
-        journal = Journal(folder / JOURNAL, self.plan.settings)
+        journal = Journal(folder / JOURNAL, self.plan.settings, needed=("nll",))
         for (name, length, *_), row in journal.rows.items():
             part = self.plan.passes.get((str(name), int(length)))
             if part and row["config"] != json.loads(json.dumps(part.method.describe())):

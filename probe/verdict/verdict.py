@@ -87,9 +87,9 @@ def predicted_by(rows: Sequence[Mapping[str, Any]], prediction: Mapping[str, Any
     if prediction is None or not any(row["predicted"] for row in rows):
         return []
     return [
-        f"Predicted failure: where the loss is {NATS_ABOVE} nats/token above a method's that holds, from Origin's "
-        f"losses on {prediction['texts']} texts and the method's distances, up to {max(prediction['lengths'])} tokens "
-        "(docs/law.md)."
+        f"Predicted failure: the length from which on a method loses {NATS_ABOVE} nats/token more than lm-infinite, "
+        f"computed from Origin's losses on {prediction['texts']} texts and the method's distances, up to "
+        f"{max(prediction['lengths'])} tokens (docs/law.md)."
     ]
 
 

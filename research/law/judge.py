@@ -46,7 +46,7 @@ def judge(plan: PredictPlan, losses: Losses, fitted: str) -> dict[str, Any]:
     powers = {GAPS: law.power, "count of far keys (p = 0)": 0.0, "largest distance (p = 12)": 12.0}
     if fitted in plan.methods:
         powers["p by Leaky-ReRoPE, k = 2"] = fitted_power(plan, halves[0], law, fitted)
-    laws = {rule: fit.with_scale(replace(law, power=power), ones) for rule, power in powers.items()}
+    laws = {rule: fit.fit_scale_power(replace(law, power=power), ones) for rule, power in powers.items()}
 
     def predicted(rule: Law, counts: np.ndarray) -> np.ndarray:
         curve = excess_curve(np.average(test.differences(), axis=0, weights=counts), trained)
@@ -79,7 +79,7 @@ def judge(plan: PredictPlan, losses: Losses, fitted: str) -> dict[str, Any]:
         "trained_length": trained,
         "lengths": lengths,
         "texts": {"fitted": fit.texts, "judged": test.texts},
-        "power_over_no_gap_and_masked": fit.powers(law.excess, ones),
+        "power_over_no_gap_and_masked": fit.fit_powers(law.excess, ones),
         "rules": {
             rule: {
                 **({"power": laws[rule].power, "scale_power": laws[rule].scale_power} if rule in laws else {}),
@@ -100,7 +100,7 @@ def judge(plan: PredictPlan, losses: Losses, fitted: str) -> dict[str, Any]:
         "curve": {"position": list(range(trained - 1, plan.longest - 1)), "excess": curve.round(4).tolist()},
         "configs": {
             name: {
-                "z": far[name].mean(far[name].weighted(final.power, final.scale_power)).round(1).tolist(),
+                "z": far[name].mean(far[name].weighted_sums(final.power, final.scale_power)).round(1).tolist(),
                 "predicted": best[number].round(4).tolist(),
                 "measured": whole[number].round(4).tolist(),
                 "failure": [failure_length(lengths, side[number]) for side in (best, whole)],
@@ -115,7 +115,7 @@ def judge(plan: PredictPlan, losses: Losses, fitted: str) -> dict[str, Any]:
                 **{
                     word: [*map(_rounded, (harm.mean(), *student(harm.tolist())))]
                     for word, harm in (
-                        (word, test.harm(at, masked=masked))
+                        (word, test.gap_cost(at, masked=masked))
                         for word, masked in (("over_no_gap", False), ("over_masked", True))
                     )
                 },

@@ -12,7 +12,7 @@ from mesa_lens.dashboard.elements import FORMS, buttons, file_stem, plain, show,
 from mesa_lens.dashboard.runs import Context
 from probe.figures.export import Export
 from probe.figures.prediction import method_chart, prediction_chart
-from probe.law.formula import failure_length, far_keys_by_length, finer, stored_law
+from probe.law.formula import failure_length, far_keys_by_length, length_grid, stored_law
 from probe.store.results import find_prediction
 
 _QUERIES = 8
@@ -39,7 +39,7 @@ def page(context: Context) -> None:
         return
     known = [row for row in summary["methods"].values() if row["config"] == _config(method) and "cost_inside" in row]
     cost = known[0]["cost_inside"] if known else 0.0
-    grid = finer(lengths, trained)
+    grid = length_grid(lengths, trained)
     failure = failure_length(grid, law.at(far_keys_by_length(method, grid, _QUERIES)) + cost)
     longest = max(lengths)
     answer = f"holds up to {longest} tokens, the longest measured" if failure is None else f"fails at {failure} tokens"

@@ -59,6 +59,14 @@ def test_other_parameters_under_the_same_name_are_refused(out, capsys):
     assert "rerope at 256 with other parameters" in capsys.readouterr().err
 
 
+def test_fewer_methods_in_a_finished_folder_are_predicted_from_its_journal(out, capsys):
+    words = ["--lengths", "512,2048", "--samples", "3", "--methods", "rerope"]
+    assert main(["predict", "--out", str(out.parent), *words]) == 0
+    printed = capsys.readouterr()
+    assert "none up to 2048" in printed.out
+    assert "are left" not in printed.err
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -79,6 +87,8 @@ def test_a_wrong_config_is_named(text, complaint):
     [
         ({"lengths": (200, 512)}, "--lengths 200 is not beyond the trained length 256"),
         ({"samples": 1}, "--samples 1: one text has no interval"),
+        ({"settings": ("lm-infinite.window=100",)}, "--set gives lm-infinite parameters"),
+        ({"settings": ("origin.log_n=true",)}, "such as --config origin:log_n=true"),
         ({"lengths": (400_000,)}, "are needed; give a longer text"),
     ],
 )
