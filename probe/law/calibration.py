@@ -153,7 +153,8 @@ class Calibration:
         if (low := student(harm.tolist())[0]) is None or low <= 0:
             return (
                 f"a gap of {largest} tokens does not clearly cost more than masking the same keys ({harm.mean():+z.2f} "
-                f"nats/token; the 95% interval contains 0; {self.texts} texts): no effect of distance on this model's loss is seen"
+                f"nats/token; the 95% interval contains 0; {self.texts} texts): no effect of distance on its "
+                "loss is seen"
             )
         return ""
 

@@ -111,7 +111,7 @@ def test_a_model_that_does_not_read_distance_is_refused():
     for name, length in losses:
         if name.startswith("gap "):
             losses[name, length] = losses["no gap", length]
-    assert "no effect of distance" in Calibration.of(M, M, LONGEST, losses).refusal()
+    assert "no effect of distance on its loss is seen" in Calibration.of(M, M, LONGEST, losses).refusal()
 
 
 def test_scored_queries_are_those_of_the_last_quarter():
